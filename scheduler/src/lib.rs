@@ -1,0 +1,3 @@
+//! Conductor core.
+#![no_std]
+extern crate alloc;

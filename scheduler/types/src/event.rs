@@ -1,0 +1,39 @@
+//! What an instance says about the blocks that it holds.
+
+use alloc::vec::Vec;
+
+use crate::{BlockHash, Epoch, InstanceId, Tier};
+
+/// A change of an instance's cache, as told to the conductor's index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheEvent {
+    /// Who speaks.
+    pub instance: InstanceId,
+    /// Which life of that instance; older epochs are ignored (I12).
+    pub epoch: Epoch,
+    /// What changed.
+    pub change: CacheChange,
+}
+
+/// The change itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CacheChange {
+    /// Blocks became readable in `tier`; `hashes` continue the chain below `parent`.
+    Stored {
+        /// The block before the first of `hashes`; `None` at the root of a chain.
+        parent: Option<BlockHash>,
+        /// The blocks, each the parent of the next.
+        hashes: Vec<BlockHash>,
+        /// Where they rest.
+        tier: Tier,
+    },
+    /// Blocks left `tier`.
+    Removed {
+        /// The blocks, in any order.
+        hashes: Vec<BlockHash>,
+        /// The tier that they left.
+        tier: Tier,
+    },
+    /// Every block of the instance is gone.
+    Cleared,
+}

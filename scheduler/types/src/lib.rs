@@ -1,0 +1,27 @@
+//! Words shared by Baton's three cores: ids, block hashes, tiers, roles, service classes,
+//! cost profiles and a small seeded generator.
+//!
+//! Everything here is plain data: no clocks, threads, files or sockets (`no_std`). Time is an
+//! integer count of microseconds (`_us`), sizes carry their unit last (`_tokens`, `_bytes`).
+#![no_std]
+extern crate alloc;
+
+mod block;
+mod event;
+mod hash;
+mod id;
+mod profile;
+mod rng;
+mod role;
+mod slo;
+mod tier;
+
+pub use block::{BlockHash, BlockKey, blocks_for};
+pub use event::{CacheChange, CacheEvent};
+pub use hash::ChainHasher;
+pub use id::{ClassId, Epoch, InstanceId, RequestId, TenantId, TransferId};
+pub use profile::{CostProfile, DecodeCost, FitReport, PrefillCost, ProfileError, StepCost, ValidRange};
+pub use rng::Rng;
+pub use role::Role;
+pub use slo::SloClass;
+pub use tier::Tier;

@@ -1,0 +1,331 @@
+//! Cost profiles: what a prefill pass and a decode step cost on one kind of node.
+//!
+//! Shapes. A prefill of `new` tokens behind `prefix` cached ones costs a piecewise linear function
+//! of `new` (matrix products, launch overhead) plus an attention term in
+//! `new · (prefix + new / 2)` token pairs. A decode step over a batch of `b` requests holding `c`
+//! context tokens together costs `base(b) + slope(b) · c`, both interpolated over the batch sizes
+//! that were measured. Every profile file names the measurements it was fitted to, the fit's
+//! error and the range in which it holds.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
+
+/// Picoseconds in a microsecond.
+const PS_PER_US: f64 = 1e6;
+
+/// What one kind of node costs, and how much KV it holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CostProfile {
+    /// Short name, as used in configs.
+    pub name: String,
+    /// Where the measurements come from.
+    pub source: String,
+    /// Bytes of KV for one token, over all layers.
+    pub kv_bytes_per_token: u64,
+    /// KV tokens that fit in HBM beside the weights.
+    pub kv_capacity_tokens: u64,
+    /// Transformer layers: the grain of a layer-wise hand-off.
+    pub layers: u32,
+    /// Cost that a mixed step (decodes and a prefill chunk together) pays once instead of twice, µs.
+    pub shared_us: f64,
+    /// How well the formulas fit the measurements.
+    pub fit: FitReport,
+    /// Where the formulas hold.
+    pub valid: ValidRange,
+    /// Prefill formula.
+    pub prefill: PrefillCost,
+    /// Decode formula.
+    pub decode: DecodeCost,
+}
+
+/// Fit errors against the measurements named in `source`, in per cent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FitReport {
+    /// Measurements used for the prefill formula.
+    pub prefill_points: u32,
+    /// Mean absolute percentage error over them.
+    pub prefill_mape_pct: f64,
+    /// Worst absolute percentage error over them.
+    pub prefill_worst_pct: f64,
+    /// Measurements used for the decode formula.
+    pub decode_points: u32,
+    /// Mean absolute percentage error over them.
+    pub decode_mape_pct: f64,
+    /// Worst absolute percentage error over them.
+    pub decode_worst_pct: f64,
+}
+
+/// The range of the measurements; outside it the formulas extrapolate.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ValidRange {
+    /// Longest prompt measured, tokens.
+    pub max_prompt_tokens: u64,
+    /// Largest decode batch measured.
+    pub max_batch: u32,
+    /// Longest context of one decoding request measured, tokens.
+    pub max_context_tokens: u64,
+}
+
+/// Prefill formula: `knots(new) + attention_ps_per_pair · new · (prefix + new / 2)`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrefillCost {
+    /// New tokens at each knot, ascending.
+    pub knots_tokens: Vec<u32>,
+    /// Cost without attention at each knot, µs, ascending.
+    pub knots_us: Vec<f64>,
+    /// Attention cost of one (query, key) pair, ps.
+    pub attention_ps_per_pair: f64,
+}
+
+/// Decode formula: `base_us(batch) + context_ps_per_token(batch) · context_tokens`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecodeCost {
+    /// Batch sizes measured, ascending.
+    pub batches: Vec<u32>,
+    /// Cost of a step at zero context for each batch size, µs.
+    pub base_us: Vec<f64>,
+    /// Cost of one more context token anywhere in the batch, ps.
+    pub context_ps_per_token: Vec<f64>,
+}
+
+/// A decode step's cost at one batch size: linear in the batch's context, in integer
+/// picoseconds so that a sum over many steps is exact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepCost {
+    /// At zero context, ps.
+    pub base_ps: u64,
+    /// For each context token, ps.
+    pub slope_ps: u64,
+}
+
+impl StepCost {
+    /// One step over `context_tokens`, ps.
+    #[must_use]
+    pub const fn step_ps(self, context_tokens: u64) -> u64 {
+        self.base_ps + self.slope_ps * context_tokens
+    }
+
+    /// `steps` steps in a row, the context growing by `batch` tokens at each, ps. Exactly the sum
+    /// of [`StepCost::step_ps`] over those steps.
+    #[must_use]
+    pub const fn run_ps(self, context_tokens: u64, batch: u64, steps: u64) -> u64 {
+        if steps == 0 {
+            return 0;
+        }
+        steps * self.step_ps(context_tokens) + self.slope_ps * batch * (steps * (steps - 1) / 2)
+    }
+}
+
+/// Why a profile cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProfileError(pub String);
+
+impl core::fmt::Display for ProfileError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "cost profile: {}", self.0)
+    }
+}
+
+impl CostProfile {
+    /// Checks the shape of the tables: equal lengths, ascending, finite, not negative.
+    ///
+    /// # Errors
+    /// Names the table and the rule that it breaks.
+    pub fn validate(&self) -> Result<(), ProfileError> {
+        let fail = |what: &str| Err(ProfileError(String::from(what)));
+        let ok = |v: &[f64]| v.iter().all(|x| x.is_finite() && *x >= 0.0);
+        let (p, d) = (&self.prefill, &self.decode);
+        if p.knots_tokens.len() < 2 || p.knots_tokens.len() != p.knots_us.len() {
+            return fail("prefill.knots_tokens and prefill.knots_us need the same length, at least 2");
+        }
+        if !p.knots_tokens.is_sorted_by(|a, b| a < b) || !p.knots_us.is_sorted() || !ok(&p.knots_us) {
+            return fail("prefill knots must ascend and be finite and not negative");
+        }
+        if d.batches.is_empty()
+            || d.batches.len() != d.base_us.len()
+            || d.batches.len() != d.context_ps_per_token.len()
+        {
+            return fail("decode.batches, base_us and context_ps_per_token need the same length, at least 1");
+        }
+        if !d.batches.is_sorted_by(|a, b| a < b) || !ok(&d.base_us) || !ok(&d.context_ps_per_token) {
+            return fail("decode batches must ascend, costs must be finite and not negative");
+        }
+        if !ok(&[p.attention_ps_per_pair, self.shared_us]) {
+            return fail("attention_ps_per_pair and shared_us must be finite and not negative");
+        }
+        if self.kv_bytes_per_token == 0 || self.kv_capacity_tokens == 0 || self.layers == 0 {
+            return fail("kv_bytes_per_token, kv_capacity_tokens and layers must be at least 1");
+        }
+        Ok(())
+    }
+
+    /// Time to prefill `new` tokens behind `prefix` cached ones in one pass, µs.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
+    pub fn prefill_us(&self, new: u64, prefix: u64) -> f64 {
+        if new == 0 {
+            return 0.0;
+        }
+        let n = new as f64;
+        let pairs = n * (prefix as f64 + (n + 1.0) / 2.0);
+        self.dense_us(n) + self.prefill.attention_ps_per_pair * pairs / PS_PER_US
+    }
+
+    /// Time to prefill `new` tokens behind `prefix` cached ones in passes of at most
+    /// `pass_tokens`, µs.
+    #[must_use]
+    pub fn chunked_prefill_us(&self, new: u64, prefix: u64, pass_tokens: u64) -> f64 {
+        let pass = if pass_tokens == 0 { new } else { pass_tokens };
+        if new <= pass {
+            return self.prefill_us(new, prefix);
+        }
+        let full = new / pass;
+        let rest = new % pass;
+        #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
+        let (f, p, pre) = (full as f64, pass as f64, prefix as f64);
+        // Σ over full passes of pass · (prefix + i·pass + (pass + 1)/2)
+        let pairs = f * p * (pre + (p + 1.0) / 2.0) + p * p * f * (f - 1.0) / 2.0;
+        let dense = f * self.dense_us(p);
+        dense
+            + self.prefill.attention_ps_per_pair * pairs / PS_PER_US
+            + self.prefill_us(rest, prefix + full * pass)
+    }
+
+    /// Piecewise linear over the knots, the last slope beyond them.
+    fn dense_us(&self, new: f64) -> f64 {
+        let (x, y) = (&self.prefill.knots_tokens, &self.prefill.knots_us);
+        let upper = x.partition_point(|&k| f64::from(k) < new).clamp(1, x.len() - 1);
+        let (x0, x1) = (f64::from(x[upper - 1]), f64::from(x[upper]));
+        let (y0, y1) = (y[upper - 1], y[upper]);
+        let value = y0 + (y1 - y0) * (new - x0) / (x1 - x0);
+        if value > 0.0 { value } else { 0.0 }
+    }
+
+    /// Cost of a decode step at batch size `batch`.
+    #[must_use]
+    pub fn step_cost(&self, batch: u32) -> StepCost {
+        let d = &self.decode;
+        let last = d.batches.len() - 1;
+        let upper = d.batches.partition_point(|&b| b < batch).min(last);
+        let lower = upper.saturating_sub(1);
+        let mix = |v: &[f64], extrapolate: bool| {
+            let (x0, x1) = (f64::from(d.batches[lower]), f64::from(d.batches[upper]));
+            if lower == upper {
+                return v[upper];
+            }
+            let t = (f64::from(batch) - x0) / (x1 - x0);
+            let t = if extrapolate { t } else { t.clamp(0.0, 1.0) };
+            v[lower] + (v[upper] - v[lower]) * t
+        };
+        let to_ps = |x: f64| if x > 0.0 { x } else { 0.0 };
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped above zero, far below 2^63")]
+        StepCost {
+            base_ps: to_ps(mix(&d.base_us, true) * PS_PER_US) as u64,
+            slope_ps: to_ps(mix(&d.context_ps_per_token, false)) as u64,
+        }
+    }
+
+    /// Time of one decode step, µs.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "step times are far below 2^53 ps")]
+    pub fn decode_us(&self, batch: u32, context_tokens: u64) -> f64 {
+        if batch == 0 {
+            return 0.0;
+        }
+        self.step_cost(batch).step_ps(context_tokens) as f64 / PS_PER_US
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use proptest::prelude::*;
+
+    fn profile() -> CostProfile {
+        CostProfile {
+            name: String::from("test"),
+            source: String::from("made up"),
+            kv_bytes_per_token: 1000,
+            kv_capacity_tokens: 1_000_000,
+            layers: 10,
+            shared_us: 10.0,
+            fit: FitReport::default(),
+            valid: ValidRange::default(),
+            prefill: PrefillCost {
+                knots_tokens: vec![0, 100, 1100],
+                knots_us: vec![50.0, 150.0, 2150.0],
+                attention_ps_per_pair: 1_000_000.0,
+            },
+            decode: DecodeCost {
+                batches: vec![1, 3],
+                base_us: vec![10.0, 20.0],
+                context_ps_per_token: vec![5.0, 1.0],
+            },
+        }
+    }
+
+    #[test]
+    fn prefill_interpolates_and_charges_pairs() {
+        let p = profile();
+        assert_eq!(p.prefill_us(0, 99), 0.0);
+        let dense = 150.0 + 2.0 * 500.0;
+        let pairs = 600.0 * (10.0 + 601.0 / 2.0);
+        assert!((p.prefill_us(600, 10) - dense - pairs).abs() < 1e-6);
+    }
+
+    #[test]
+    fn decode_interpolates_between_batches_and_extends_the_base_beyond() {
+        let p = profile();
+        assert_eq!(p.step_cost(2), StepCost { base_ps: 15_000_000, slope_ps: 3 });
+        assert_eq!(p.step_cost(5), StepCost { base_ps: 30_000_000, slope_ps: 1 });
+        assert_eq!(p.decode_us(0, 5), 0.0);
+    }
+
+    #[test]
+    fn broken_tables_are_named() {
+        let mut p = profile();
+        p.prefill.knots_us = vec![3.0];
+        assert!(p.validate().is_err_and(|e| e.0.contains("knots")));
+        let mut p = profile();
+        p.decode.base_us[0] = f64::NAN;
+        assert!(p.validate().is_err_and(|e| e.0.contains("decode")));
+        let mut p = profile();
+        p.layers = 0;
+        assert!(p.validate().is_err_and(|e| e.0.contains("layers")));
+        assert_eq!(profile().validate(), Ok(()));
+    }
+
+    proptest! {
+        #[test]
+        fn a_run_of_steps_is_the_sum_of_its_steps(
+            base in 0u64..1_000_000_000, slope in 0u64..100_000,
+            context in 0u64..2_000_000, batch in 1u64..256, steps in 0u64..300,
+        ) {
+            let cost = StepCost { base_ps: base, slope_ps: slope };
+            let stepped: u64 = (0..steps).map(|i| cost.step_ps(context + i * batch)).sum();
+            prop_assert_eq!(cost.run_ps(context, batch, steps), stepped);
+        }
+
+        #[test]
+        fn chunked_prefill_is_the_sum_of_its_passes(
+            new in 1u64..5_000, prefix in 0u64..5_000, pass in 1u64..2_000,
+        ) {
+            let p = profile();
+            let (mut done, mut sum) = (0, 0.0);
+            while done < new {
+                let n = pass.min(new - done);
+                sum += p.prefill_us(n, prefix + done);
+                done += n;
+            }
+            let got = p.chunked_prefill_us(new, prefix, pass);
+            prop_assert!((got - sum).abs() <= 1e-6 * sum.max(1.0), "{} vs {}", got, sum);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What an instance does.
+
+use serde::{Deserialize, Serialize};
+
+/// The part that an instance plays in the pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Runs prefills and hands their KV to a decode instance.
+    Prefill,
+    /// Runs decodes; may prefill locally in chunks when the policy says so (D25).
+    Decode,
+    /// Runs both phases of its own requests (an engine without disaggregation).
+    Both,
+    /// Lends DRAM and SSD and computes nothing.
+    Store,
+}
+
+impl Role {
+    /// Whether a request's prefill may be placed here as the first leg of a pair.
+    #[must_use]
+    pub const fn prefills(self) -> bool {
+        matches!(self, Self::Prefill | Self::Both)
+    }
+
+    /// Whether decodes run here.
+    #[must_use]
+    pub const fn decodes(self) -> bool {
+        matches!(self, Self::Decode | Self::Both)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_say_what_runs_where() {
+        assert!(Role::Prefill.prefills() && !Role::Prefill.decodes());
+        assert!(!Role::Decode.prefills() && Role::Decode.decodes());
+        assert!(Role::Both.prefills() && Role::Both.decodes());
+        assert!(!Role::Store.prefills() && !Role::Store.decodes());
+    }
+}

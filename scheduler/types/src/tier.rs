@@ -1,0 +1,52 @@
+//! Where a block's bytes rest.
+
+use serde::{Deserialize, Serialize};
+
+/// A storage tier, fastest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// GPU memory, where the engine computes.
+    Hbm,
+    /// Host memory.
+    Dram,
+    /// Local flash.
+    Ssd,
+    /// Another node or an object store.
+    Remote,
+}
+
+impl Tier {
+    /// The tiers that an instance owns itself, fastest first.
+    pub const LOCAL: [Self; 3] = [Self::Hbm, Self::Dram, Self::Ssd];
+
+    /// Position in [`Tier::LOCAL`]; `Remote` follows the last.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The word used in configs, metrics and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hbm => "hbm",
+            Self::Dram => "dram",
+            Self::Ssd => "ssd",
+            Self::Remote => "remote",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_tiers_are_indexed_in_order() {
+        for (position, tier) in Tier::LOCAL.iter().enumerate() {
+            assert_eq!(tier.index(), position);
+        }
+        assert_eq!(Tier::Remote.name(), "remote");
+    }
+}

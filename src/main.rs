@@ -1,0 +1,5 @@
+//! The `baton` binary.
+#[global_allocator]
+static GLOBAL: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() {}

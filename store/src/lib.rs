@@ -1,0 +1,3 @@
+//! Pure core.
+#![no_std]
+extern crate alloc;
