@@ -1,3 +1,37 @@
-//! Conductor core.
+//! Baton's conductor: where each request prefills and decodes, when it is refused, and which
+//! blocks are fetched or recomputed.
+//!
+//! A pure core: [`Conductor::step`] takes *(now, input)* and emits [`Effect`]s. The live service
+//! and the simulator drive the same code. See `ARCHITECTURE.md` for a request's stops.
 #![no_std]
 extern crate alloc;
+
+mod admission;
+mod conductor;
+mod config;
+mod effect;
+mod estimate;
+mod explain;
+mod fleet;
+pub mod index;
+mod input;
+mod invariants;
+mod lifecycle;
+mod placement;
+mod queue;
+mod replicate;
+mod request;
+mod stats;
+mod timers;
+
+#[cfg(test)]
+mod testing;
+
+pub use conductor::Conductor;
+pub use config::{AdmissionMode, ConfigError, PolicyName, SchedulerConfig};
+pub use effect::{Effect, FetchPlan, RejectReason, Rejection};
+pub use explain::{CandidateTerms, Decision};
+pub use fleet::{InstanceSpec, InstanceState};
+pub use input::Input;
+pub use request::Request;
+pub use stats::{InstanceLoad, SchedulerStats, Snapshot};

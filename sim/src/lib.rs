@@ -1,1 +1,20 @@
-//! Simulator.
+//! Baton's simulator: the real cores, driven by discrete events over traces.
+//!
+//! [`World`] carries the cores' effects out against models of engines, links and disks; a run is
+//! repeatable bit for bit from its [`Setup`] and workload. No threads inside a run, no clock.
+
+pub mod engine;
+pub mod events;
+pub mod faults;
+pub mod fit;
+pub mod metrics;
+pub mod oracle;
+pub mod profiles;
+pub mod setup;
+pub mod workload;
+mod world;
+
+pub use metrics::RunResult;
+pub use setup::{Clients, Handoff, Pool, Setup};
+pub use workload::{TraceWorkload, Workload};
+pub use world::World;

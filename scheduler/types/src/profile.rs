@@ -172,9 +172,33 @@ impl CostProfile {
         if new == 0 {
             return 0.0;
         }
+        self.dense_us(new as f64) + self.attention_us(new, prefix)
+    }
+
+    /// The attention part of [`CostProfile::prefill_us`]: it adds up over the prompts of a pass,
+    /// while the rest depends on the tokens of the pass together, µs.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
+    pub fn attention_us(&self, new: u64, prefix: u64) -> f64 {
         let n = new as f64;
         let pairs = n * (prefix as f64 + (n + 1.0) / 2.0);
-        self.dense_us(n) + self.prefill.attention_ps_per_pair * pairs / PS_PER_US
+        self.prefill.attention_ps_per_pair * pairs / PS_PER_US
+    }
+
+    /// The largest number of new tokens, at most `cap`, whose prefill behind `prefix` cached ones
+    /// fits in `budget_us`; 0 when none does.
+    #[must_use]
+    pub fn chunk_within(&self, budget_us: f64, prefix: u64, cap: u64) -> u64 {
+        let (mut low, mut high) = (0, cap);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            if self.prefill_us(middle, prefix) <= budget_us {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        low
     }
 
     /// Time to prefill `new` tokens behind `prefix` cached ones in passes of at most
@@ -197,8 +221,10 @@ impl CostProfile {
             + self.prefill_us(rest, prefix + full * pass)
     }
 
-    /// Piecewise linear over the knots, the last slope beyond them.
-    fn dense_us(&self, new: f64) -> f64 {
+    /// The part of a pass that depends only on its new tokens, piecewise linear over the knots,
+    /// the last slope beyond them, µs.
+    #[must_use]
+    pub fn dense_us(&self, new: f64) -> f64 {
         let (x, y) = (&self.prefill.knots_tokens, &self.prefill.knots_us);
         let upper = x.partition_point(|&k| f64::from(k) < new).clamp(1, x.len() - 1);
         let (x0, x1) = (f64::from(x[upper - 1]), f64::from(x[upper]));
@@ -224,7 +250,11 @@ impl CostProfile {
             v[lower] + (v[upper] - v[lower]) * t
         };
         let to_ps = |x: f64| if x > 0.0 { x } else { 0.0 };
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped above zero, far below 2^63")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "clamped above zero, far below 2^63"
+        )]
         StepCost {
             base_ps: to_ps(mix(&d.base_us, true) * PS_PER_US) as u64,
             slope_ps: to_ps(mix(&d.context_ps_per_token, false)) as u64,
@@ -311,6 +341,15 @@ mod tests {
             let cost = StepCost { base_ps: base, slope_ps: slope };
             let stepped: u64 = (0..steps).map(|i| cost.step_ps(context + i * batch)).sum();
             prop_assert_eq!(cost.run_ps(context, batch, steps), stepped);
+        }
+
+        #[test]
+        fn a_chunk_is_the_largest_that_fits(budget in 0f64..5000.0, prefix in 0u64..500, cap in 0u64..3000) {
+            let p = profile();
+            let n = p.chunk_within(budget, prefix, cap);
+            prop_assert!(n <= cap);
+            prop_assert!(n == 0 || p.prefill_us(n, prefix) <= budget);
+            prop_assert!(n == cap || p.prefill_us(n + 1, prefix) > budget);
         }
 
         #[test]

@@ -1,0 +1,48 @@
+# Everything one does with Baton in one command each. `make` alone lists them.
+# Nothing is asked for: every target runs without a terminal.
+
+CARGO ?= cargo
+N ?= 100
+TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
+BATON = $(TARGET_DIR)/release/baton
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check fmt bench paper seeds build ready ready-lints
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
+		printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+run: build ## Build, then replay the conversation trace on the default cluster and print the report
+	$(BATON) replay
+
+test: ready ## Run the tests of every crate
+	$(CARGO) test --workspace --locked
+
+check: ready ready-lints ## Check format, lints, documentation and the rules of the house
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	for script in scripts/*.sh .ci/run; do bash -n "$$script" || exit 1; done
+	$(CARGO) test --locked --package baton --test architecture
+
+fmt: ready-lints ## Format every crate
+	$(CARGO) fmt --all
+
+bench: ready ## Run the benchmarks of every crate
+	$(CARGO) bench --workspace --locked
+
+paper: build ## Repeat the published experiments in the simulator and print them beside the published figures
+	$(BATON) paper
+
+seeds: ready ## Run N seeded simulations with faults and their oracle (make seeds N=1000)
+	CARGO="$(CARGO)" scripts/seeds.sh "$(N)"
+
+build: ready
+	$(CARGO) build --release --locked --package baton --bin baton
+
+ready:
+	@CARGO="$(CARGO)" scripts/ready.sh compiler
+
+ready-lints:
+	@CARGO="$(CARGO)" scripts/ready.sh lints

@@ -1,0 +1,234 @@
+//! Whether a request is let in, and if not, when it may come back.
+
+use alloc::vec::Vec;
+use baton_types::{Role, SloClass};
+
+use crate::conductor::Conductor;
+use crate::estimate::NEVER_US;
+use crate::placement::{DecodeChoice, Placement, Refusal};
+use crate::request::{Entry, Stage};
+use crate::{AdmissionMode, Effect, PolicyName, RejectReason, Rejection, Request};
+
+impl Conductor {
+    /// The request's class; an unknown one counts as the first.
+    pub(crate) fn class(&self, request: &Request) -> &SloClass {
+        self.config.classes.get(request.class.index()).unwrap_or(&self.config.classes[0])
+    }
+
+    /// Latest moment for the first token of a request that arrived at `arrived_us`: the objective
+    /// less the configured margin and less the room kept for higher bands, µs.
+    pub(crate) fn deadline_us(&self, request: &Request, arrived_us: u64) -> u64 {
+        let class = self.class(request);
+        let permille = u64::from(self.config.ttft_margin_permille) * u64::from(1000 - class.headroom_permille) / 1000;
+        arrived_us + class.ttft_us / 1000 * permille
+    }
+
+    pub(crate) fn request_arrived(&mut self, request: Request, effects: &mut Vec<Effect>) {
+        self.stats.arrived += 1;
+        if request.prompt_tokens == 0 || self.requests.contains(request.id) {
+            self.stats.stale_inputs += 1;
+            return;
+        }
+        let entry = self.fresh_entry(request);
+        if let Some(refusal) = self.hopeless(&entry.request) {
+            self.reject(&entry, refusal, effects);
+            return;
+        }
+        if self.config.policy == PolicyName::DynamoWspt {
+            self.park(entry);
+            return;
+        }
+        self.admit(entry, effects);
+    }
+
+    fn fresh_entry(&self, request: Request) -> Entry {
+        Entry {
+            deadline_us: self.deadline_us(&request, self.now_us),
+            request,
+            stage: Stage::Unplaced,
+            arrived_us: self.now_us,
+            prefill: baton_types::InstanceId(0),
+            decode: None,
+            fetch: None,
+            work_us: 0,
+            new_tokens: 0,
+            room_tokens: 0,
+            decode_at_us: 0,
+            finish_us: 0,
+            retries: 0,
+            foreign: false,
+        }
+    }
+
+    /// Refusals that no placement can change: bounds, and prompts that fit nowhere.
+    fn hopeless(&self, request: &Request) -> Option<Refusal> {
+        let refusal = |reason, retry_after_us| {
+            Some(Refusal { reason, retry_after_us, predicted_ttft_us: NEVER_US })
+        };
+        if self.requests.len() >= self.config.max_waiting_requests as usize {
+            return refusal(RejectReason::QueueFull, 1_000_000);
+        }
+        if self.fleet.prefills.is_empty() || self.fleet.decodes.is_empty() {
+            return refusal(RejectReason::NoInstance, 1_000_000);
+        }
+        let most = |ids: &[baton_types::InstanceId]| {
+            ids.iter().filter_map(|id| self.fleet.get(*id)).map(|i| i.spec.capacity_tokens).max().unwrap_or(0)
+        };
+        if request.prompt_tokens >= most(&self.fleet.prefills).min(most(&self.fleet.decodes)) {
+            return refusal(RejectReason::TooLong, 0);
+        }
+        None
+    }
+
+    /// Places an entry under the admission mode in force, or refuses it.
+    pub(crate) fn admit(&mut self, entry: Entry, effects: &mut Vec<Effect>) {
+        let mode = self.config.effective_admission();
+        let only_feasible = mode == AdmissionMode::Slo;
+        let request = &entry.request;
+        let verdict = self.place_for(request, entry.deadline_us, only_feasible);
+        if let Some(decision) = self.stats.last_decision.take() {
+            effects.push(Effect::Explain(decision));
+        }
+        self.judge_shadows(request, &verdict);
+        match verdict {
+            Err(refusal) => self.reject(&entry, refusal, effects),
+            Ok(placement) => match self.refusal_under(mode, request, &placement) {
+                Some(refusal) => self.reject(&entry, refusal, effects),
+                None => {
+                    self.stats.admitted += 1;
+                    self.replicator.note(&self.hits, &entry.request);
+                    self.commit(entry, &placement, effects);
+                    self.replicate_hot(effects);
+                }
+            },
+        }
+    }
+
+    fn place_for(&mut self, request: &Request, deadline_us: u64, only_feasible: bool) -> Result<Placement, Refusal> {
+        // The borrow of the entry's request is independent of the conductor's own state.
+        let placed = self.place(request, deadline_us, only_feasible)?;
+        if let Some(bound_us) = request.known_work_bound_us
+            && placed.candidate.plan.work_us > bound_us
+        {
+            return Err(Refusal {
+                reason: RejectReason::Costly,
+                retry_after_us: self.class(request).ttft_us,
+                predicted_ttft_us: placed.candidate.ttft_us,
+            });
+        }
+        Ok(placed)
+    }
+
+    /// What an admission mode of the paper says of a placement.
+    fn refusal_under(&self, mode: AdmissionMode, request: &Request, placement: &Placement) -> Option<Refusal> {
+        if matches!(mode, AdmissionMode::None | AdmissionMode::Auto | AdmissionMode::Slo) {
+            return None;
+        }
+        let class = self.class(request);
+        let ttft_us = placement.candidate.ttft_us;
+        let refusal = |reason, retry_after_us: u64| {
+            Some(Refusal { reason, retry_after_us: retry_after_us.max(1000), predicted_ttft_us: ttft_us })
+        };
+        if ttft_us > class.ttft_us {
+            return refusal(RejectReason::Ttft, ttft_us - class.ttft_us);
+        }
+        let (reason, wait_us) = match mode {
+            AdmissionMode::Early => self.decode_overload_now(request)?,
+            AdmissionMode::EarlyPredict => self.decode_overload_at(request, self.now_us + ttft_us)?,
+            _ => return None,
+        };
+        refusal(reason, wait_us)
+    }
+
+    /// Why no decode instance could take the request at this moment, judging only those that
+    /// decode now; with the predicted wait, µs.
+    pub(crate) fn decode_overload_now(&self, request: &Request) -> Option<(RejectReason, u64)> {
+        let need = self.decode_need(request, self.now_us);
+        let mut worst = (RejectReason::NoInstance, u64::MAX);
+        for instance in self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id)) {
+            let (batch, context, reserved) = instance.decode.now();
+            let step_us = instance.spec.profile.decode_us(batch + 1, context + need.context_tokens);
+            #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+            let slow = step_us > need.tbt_us as f64;
+            let full = reserved + need.tokens > instance.spec.capacity_tokens;
+            if !slow && !full {
+                return None;
+            }
+            let wait_us = instance.decode.room_at_us(self.now_us, need.tokens, instance.spec.capacity_tokens) - self.now_us;
+            let reason = if full { RejectReason::Room } else { RejectReason::Tbt };
+            worst = (reason, worst.1.min(wait_us));
+        }
+        Some((worst.0, worst.1.min(60_000_000)))
+    }
+
+    /// The paper's system-level prediction: decode load of the whole pool at `at_us`, every decode
+    /// being taken to last the same, evenly spread.
+    fn decode_overload_at(&self, request: &Request, at_us: u64) -> Option<(RejectReason, u64)> {
+        let need = self.decode_need(request, at_us);
+        let pool = || self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id));
+        let count = u32::try_from(pool().count()).unwrap_or(u32::MAX).max(1);
+        let (mut batch, mut context, mut reserved) = (0u32, 0, 0);
+        for instance in pool() {
+            let (b, c, r) = instance.decode.at(self.now_us, at_us);
+            (batch, context, reserved) = (batch + b, context + c, reserved + r);
+        }
+        let first = pool().next()?;
+        let (batch, context) = (batch.div_ceil(count), context / u64::from(count));
+        let step_us = first.spec.profile.decode_us(batch + 1, context + need.context_tokens);
+        let duration_us = self.decode_duration_us(request, step_us);
+        if reserved / u64::from(count) + need.tokens > first.spec.capacity_tokens {
+            return Some((RejectReason::Room, duration_us / 2));
+        }
+        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+        (step_us > need.tbt_us as f64).then_some((RejectReason::Tbt, duration_us / 2))
+    }
+
+    /// Counts what the shadow modes would have said (D13).
+    fn judge_shadows(&mut self, request: &Request, verdict: &Result<Placement, Refusal>) {
+        for at in 0..self.config.shadow.len() {
+            let mode = self.config.shadow[at];
+            let refused = match (mode, verdict) {
+                (AdmissionMode::Slo, Err(_)) => true,
+                (AdmissionMode::Slo, Ok(p)) => {
+                    p.candidate.latest_us > self.deadline_us(request, self.now_us) - self.now_us
+                        || self.shadow_decode_refuses(request, p)
+                }
+                (_, Err(_)) => false,
+                (_, Ok(p)) => self.refusal_under(mode, request, p).is_some(),
+            };
+            self.stats.count_shadow(mode, refused);
+        }
+    }
+
+    fn shadow_decode_refuses(&self, request: &Request, placement: &Placement) -> bool {
+        let at_us = self.now_us + placement.candidate.ttft_us;
+        let role = self.fleet.get(placement.candidate.instance).map(|i| i.spec.role);
+        role == Some(Role::Prefill) && matches!(self.choose_decode(request, at_us, false), DecodeChoice::Never(..))
+    }
+
+    /// Keeps a request in the router's queue.
+    fn park(&mut self, mut entry: Entry) {
+        self.look_up(&entry.request);
+        let best = self.fleet.prefills.iter().map(|id| self.hits.of(*id).blocks).max().unwrap_or(0);
+        entry.new_tokens = entry.request.prompt_tokens - self.tokens_of(&entry.request, best);
+        self.unplaced.push(entry.request.id);
+        self.requests.insert(entry);
+    }
+
+    /// Places an entry that leaves the router's queue.
+    pub(crate) fn place_unplaced(&mut self, entry: Entry, effects: &mut Vec<Effect>) {
+        self.admit(entry, effects);
+    }
+
+    /// Refuses an entry that holds nothing.
+    pub(crate) fn reject(&mut self, entry: &Entry, refusal: Refusal, effects: &mut Vec<Effect>) {
+        self.stats.count_rejection(refusal.reason);
+        effects.push(Effect::Reject(Rejection {
+            request: entry.request.id,
+            reason: refusal.reason,
+            retry_after_us: refusal.retry_after_us,
+            predicted_ttft_us: refusal.predicted_ttft_us,
+            wasted_tokens: 0,
+        }));
+    }
+}

@@ -1,0 +1,191 @@
+//! The core itself: one mutator, one wake-up time, plain statistics.
+
+use alloc::vec::Vec;
+use baton_types::{CacheChange, CacheEvent, Epoch, InstanceId, RequestId, Rng};
+use core::hash::{BuildHasher, Hasher};
+
+use crate::estimate::LengthEstimator;
+use crate::fleet::Fleet;
+use crate::index::{MatchScratch, PrefixIndex};
+use crate::placement::Hits;
+use crate::queue::FairShares;
+use crate::replicate::Replicator;
+use crate::request::Requests;
+use crate::stats::SchedulerStats;
+use crate::timers::Timers;
+use crate::{ConfigError, Effect, Input, InstanceState, SchedulerConfig};
+
+/// A hasher for ids that are dense or already hashed: the same on every machine (I10).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FixedState;
+
+/// See [`FixedState`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FixedHasher(u64);
+
+impl BuildHasher for FixedState {
+    type Hasher = FixedHasher;
+    fn build_hasher(&self) -> FixedHasher {
+        FixedHasher(0)
+    }
+}
+
+impl Hasher for FixedHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0 ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}
+
+/// Decides where each request goes. See the crate's documentation.
+#[derive(Debug)]
+pub struct Conductor {
+    pub(crate) config: SchedulerConfig,
+    pub(crate) now_us: u64,
+    pub(crate) fleet: Fleet,
+    pub(crate) index: PrefixIndex,
+    pub(crate) scratch: MatchScratch,
+    pub(crate) hits: Hits,
+    pub(crate) requests: Requests,
+    /// Requests not yet placed, in order of arrival (`dynamo_wspt` only).
+    pub(crate) unplaced: Vec<RequestId>,
+    /// Requests placed on an instance's queue at this step.
+    pub(crate) fair: FairShares,
+    pub(crate) lengths: LengthEstimator,
+    pub(crate) replicator: Replicator,
+    pub(crate) timers: Timers,
+    pub(crate) rng: Rng,
+    pub(crate) turn: u64,
+    pub(crate) sequence: u64,
+    pub(crate) stats: SchedulerStats,
+}
+
+impl Conductor {
+    /// A conductor without instances.
+    ///
+    /// # Errors
+    /// Names the setting that is out of bounds.
+    pub fn new(config: SchedulerConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let lengths = LengthEstimator::new(config.classes.len(), config.prior_output_tokens);
+        let rng = Rng::fork(config.seed, 1);
+        Ok(Self {
+            now_us: 0,
+            fleet: Fleet::default(),
+            index: PrefixIndex::new(),
+            scratch: MatchScratch::default(),
+            hits: Hits::default(),
+            requests: Requests::default(),
+            unplaced: Vec::new(),
+            fair: FairShares::default(),
+            lengths,
+            replicator: Replicator::default(),
+            timers: Timers::default(),
+            rng,
+            turn: 0,
+            sequence: 0,
+            stats: SchedulerStats::default(),
+            config,
+        })
+    }
+
+    /// Takes in one fact and says what to do about it. Total: an input that does not fit the
+    /// state (an unknown request, an older epoch) is counted and otherwise ignored. Time never
+    /// goes back: an earlier `now_us` is taken for the latest seen (I11).
+    pub fn step(&mut self, now_us: u64, input: Input, effects: &mut Vec<Effect>) {
+        self.now_us = self.now_us.max(now_us);
+        match input {
+            Input::InstanceJoined(spec) => self.instance_joined(spec, effects),
+            Input::InstanceDrained { instance } => {
+                self.fleet.set_state(instance, InstanceState::Draining);
+            }
+            Input::InstanceLost { instance, epoch } => self.instance_lost(instance, epoch, effects),
+            Input::RequestArrived(request) => self.request_arrived(request, effects),
+            Input::RequestCancelled { request } => self.request_cancelled(request, effects),
+            Input::Cache(event) => self.cache_changed(&event),
+            Input::PrefillFinished { request, compute_us, cached_tokens } => {
+                self.prefill_finished(request, (compute_us, cached_tokens), effects);
+            }
+            Input::HandoffFinished { request } => self.handoff_finished(request, effects),
+            Input::HandoffFailed { request } => self.handoff_failed(request, effects),
+            Input::FetchFinished { request, ok } => self.fetch_finished(request, ok),
+            Input::DecodeFinished { request, output_tokens } => {
+                self.decode_finished(request, output_tokens, effects);
+            }
+            Input::ReplicateFinished { to } => self.replicate_finished(to),
+            Input::PeerPlaced { request, prefill, decode, work_us } => {
+                self.peer_placed(request, (prefill, decode), work_us);
+            }
+            Input::TimerFired => {}
+        }
+        self.run_queues(effects);
+    }
+
+    /// When the conductor wants to be stepped with [`Input::TimerFired`] at the latest.
+    pub fn next_deadline(&mut self) -> Option<u64> {
+        self.timers.next()
+    }
+
+    /// Whether a request is live here.
+    #[must_use]
+    pub fn knows(&self, request: RequestId) -> bool {
+        self.requests.contains(request)
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub const fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// The prefix index, for questions about replicas and memory.
+    #[must_use]
+    pub const fn index(&self) -> &PrefixIndex {
+        &self.index
+    }
+
+    fn instance_joined(&mut self, spec: crate::InstanceSpec, effects: &mut Vec<Effect>) {
+        let (id, epoch) = (spec.id, spec.epoch);
+        if let Some(known) = self.fleet.get(id).map(|i| i.spec.epoch)
+            && known < epoch
+        {
+            self.instance_lost(id, known, effects);
+        }
+        if !self.fleet.join(spec) {
+            self.stats.stale_inputs += 1;
+        }
+    }
+
+    fn cache_changed(&mut self, event: &CacheEvent) {
+        if !self.is_current(event.instance, event.epoch) {
+            self.stats.stale_inputs += 1;
+            return;
+        }
+        match &event.change {
+            CacheChange::Stored { parent, hashes, tier } => {
+                self.index.insert(*parent, hashes, event.instance, *tier);
+            }
+            CacheChange::Removed { hashes, tier } => {
+                self.index.remove(hashes, event.instance, *tier);
+            }
+            CacheChange::Cleared => {
+                self.index.clear(event.instance);
+            }
+        }
+    }
+
+    /// Whether `epoch` is the present life of a living instance (I12).
+    pub(crate) fn is_current(&self, instance: InstanceId, epoch: Epoch) -> bool {
+        self.fleet
+            .get(instance)
+            .is_some_and(|i| i.spec.epoch == epoch && i.state != InstanceState::Lost)
+    }
+}

@@ -1,0 +1,273 @@
+//! Settings of the conductor: one struct, unit in each name, bounds checked in one place.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec;
+use alloc::vec::Vec;
+use baton_types::SloClass;
+use serde::{Deserialize, Serialize};
+
+/// How a request finds its instances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyName {
+    /// Uniformly at random.
+    Random,
+    /// In turn.
+    RoundRobin,
+    /// Least predicted backlog; the cache is not looked at.
+    LeastLoaded,
+    /// Least predicted TTFT counting each instance's own cache; nothing is fetched.
+    LocalCache,
+    /// As `mooncake`, fetching whenever any other instance holds more (no balancing threshold).
+    GlobalCache,
+    /// Algorithm 1 of the Mooncake paper as published.
+    Mooncake,
+    /// Block-count cost after NVIDIA Dynamo's KV router, first come first served.
+    Dynamo,
+    /// The same cost behind a router queue that serves the shortest work first.
+    DynamoWspt,
+    /// LMetric: outstanding new prefill tokens times batch size.
+    Lmetric,
+    /// Baton's own.
+    Baton,
+    /// Baton's own with knowledge of output lengths and of the near future: a bound, for the simulator only.
+    Foresight,
+}
+
+impl PolicyName {
+    /// Every policy, in the order of reports.
+    pub const ALL: [Self; 11] = [
+        Self::Random,
+        Self::RoundRobin,
+        Self::LeastLoaded,
+        Self::LocalCache,
+        Self::GlobalCache,
+        Self::Mooncake,
+        Self::Dynamo,
+        Self::DynamoWspt,
+        Self::Lmetric,
+        Self::Baton,
+        Self::Foresight,
+    ];
+
+    /// The word used in configs and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::RoundRobin => "round_robin",
+            Self::LeastLoaded => "least_loaded",
+            Self::LocalCache => "local_cache",
+            Self::GlobalCache => "global_cache",
+            Self::Mooncake => "mooncake",
+            Self::Dynamo => "dynamo",
+            Self::DynamoWspt => "dynamo_wspt",
+            Self::Lmetric => "lmetric",
+            Self::Baton => "baton",
+            Self::Foresight => "foresight",
+        }
+    }
+
+    /// Whether the conductor holds prefills back and orders them itself.
+    #[must_use]
+    pub const fn orders_queues(self) -> bool {
+        matches!(self, Self::Baton | Self::Foresight)
+    }
+}
+
+/// When a request that cannot meet its objective is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AdmissionMode {
+    /// `slo` for the policy `baton`, `none` for every other.
+    Auto,
+    /// Never, except when a bound is full.
+    None,
+    /// TTFT at arrival, decode load only after the prefill: the paper's baseline.
+    AtDecode,
+    /// TTFT and the decode load of this moment, both at arrival.
+    Early,
+    /// TTFT, and the decode load predicted for the moment when this prefill ends.
+    EarlyPredict,
+    /// Baton's: every placement is checked for the request and for those already promised.
+    Slo,
+}
+
+impl AdmissionMode {
+    /// The word used in configs and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::None => "none",
+            Self::AtDecode => "at_decode",
+            Self::Early => "early",
+            Self::EarlyPredict => "early_predict",
+            Self::Slo => "slo",
+        }
+    }
+}
+
+/// A setting outside its bounds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError(pub String);
+
+impl core::fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Everything that an operator may set about scheduling.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SchedulerConfig {
+    /// Placement policy.
+    pub policy: PolicyName,
+    /// Admission mode.
+    pub admission: AdmissionMode,
+    /// Modes that are judged beside the real one and only counted (D13).
+    pub shadow: Vec<AdmissionMode>,
+    /// Tokens in a KV block, 1–65,536.
+    pub block_tokens: u32,
+    /// `kvcache_balancing_threshold` of Algorithm 1, in thousandths, ≥ 1000: fetch when the best
+    /// prefix is longer than the local one by more than this factor.
+    pub balancing_threshold_permille: u32,
+    /// Whether prefixes are fetched from other instances (policies that know how).
+    pub fetch: bool,
+    /// Whether a decode instance may prefill a request itself, in chunks between its steps (D25).
+    pub local_prefill: bool,
+    /// Share of the TBT objective that a mixed step may fill, per mille, 100–1000.
+    pub mixed_step_permille: u32,
+    /// Share of the TTFT objective that a placement may be predicted to use, per mille, 100–1000.
+    pub ttft_margin_permille: u32,
+    /// How long before an instance runs dry its next prefill is sent to it, µs.
+    pub dispatch_ahead_us: u64,
+    /// A waiting request older than this is served before shorter ones, µs (D19).
+    pub ageing_us: u64,
+    /// Requests that may wait in the conductor; more are refused (I9).
+    pub max_waiting_requests: u32,
+    /// Assumed decode duration of `early_predict`, µs; 0 learns the mean.
+    pub decode_duration_us: u64,
+    /// Assumed output length before any was seen, tokens.
+    pub prior_output_tokens: u32,
+    /// Busy threshold of `dynamo_wspt`: active prefill tokens per instance over tokens a pass, per mille.
+    pub queue_threshold_permille: u32,
+    /// Whether popular prefixes are copied to idle instances ahead of demand.
+    pub replicate: bool,
+    /// Times that a request may be placed again after losing an instance.
+    pub max_retries: u32,
+    /// One decision in this many is recorded with every candidate's terms; 0 records none (D36).
+    pub explain_every: u32,
+    /// Seed of every tie-break.
+    pub seed: u64,
+    /// Service classes; the first is the default.
+    pub classes: Vec<SloClass>,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            policy: PolicyName::Baton,
+            admission: AdmissionMode::Auto,
+            shadow: Vec::new(),
+            block_tokens: 512,
+            balancing_threshold_permille: 1300,
+            fetch: true,
+            local_prefill: true,
+            mixed_step_permille: 900,
+            ttft_margin_permille: 960,
+            dispatch_ahead_us: 400_000,
+            ageing_us: 20_000_000,
+            max_waiting_requests: 100_000,
+            decode_duration_us: 0,
+            prior_output_tokens: 256,
+            queue_threshold_permille: 1000,
+            replicate: true,
+            max_retries: 2,
+            explain_every: 0,
+            seed: 1,
+            classes: vec![SloClass::default()],
+        }
+    }
+}
+
+impl SchedulerConfig {
+    /// The admission mode in force once `auto` is resolved.
+    #[must_use]
+    pub fn effective_admission(&self) -> AdmissionMode {
+        match (self.admission, self.policy) {
+            (AdmissionMode::Auto, PolicyName::Baton | PolicyName::Foresight) => AdmissionMode::Slo,
+            (AdmissionMode::Auto, _) => AdmissionMode::None,
+            (mode, _) => mode,
+        }
+    }
+
+    /// Checks every bound.
+    ///
+    /// # Errors
+    /// Names the setting, its value and the bound.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let within = |name: &str, value: u64, low: u64, high: u64| {
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(ConfigError(format!("scheduler.{name} = {value} is outside {low}..={high}")))
+            }
+        };
+        within("block_tokens", self.block_tokens.into(), 1, 65_536)?;
+        within("balancing_threshold_permille", self.balancing_threshold_permille.into(), 1000, 1_000_000)?;
+        within("mixed_step_permille", self.mixed_step_permille.into(), 100, 1000)?;
+        within("ttft_margin_permille", self.ttft_margin_permille.into(), 100, 1000)?;
+        within("dispatch_ahead_us", self.dispatch_ahead_us, 0, 60_000_000)?;
+        within("ageing_us", self.ageing_us, 1000, 86_400_000_000)?;
+        within("max_waiting_requests", self.max_waiting_requests.into(), 1, 10_000_000)?;
+        within("prior_output_tokens", self.prior_output_tokens.into(), 1, 1_000_000)?;
+        within("queue_threshold_permille", self.queue_threshold_permille.into(), 1, 1_000_000)?;
+        within("max_retries", self.max_retries.into(), 0, 16)?;
+        within("classes (count)", self.classes.len() as u64, 1, 1024)?;
+        for class in &self.classes {
+            let named = |setting: &str| format!("classes[{}].{setting}", class.name);
+            within(&named("ttft_us"), class.ttft_us, 1000, 86_400_000_000)?;
+            within(&named("tbt_us"), class.tbt_us, 100, 3_600_000_000)?;
+            within(&named("weight"), class.weight.into(), 1, 1_000_000)?;
+            within(&named("headroom_permille"), class.headroom_permille.into(), 0, 999)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid_and_auto_follows_the_policy() {
+        let mut config = SchedulerConfig::default();
+        assert_eq!(config.validate(), Ok(()));
+        assert_eq!(config.effective_admission(), AdmissionMode::Slo);
+        config.policy = PolicyName::Mooncake;
+        assert_eq!(config.effective_admission(), AdmissionMode::None);
+        config.admission = AdmissionMode::Early;
+        assert_eq!(config.effective_admission(), AdmissionMode::Early);
+    }
+
+    #[test]
+    fn an_impossible_value_is_named_with_its_bound() {
+        let config = SchedulerConfig { block_tokens: 0, ..SchedulerConfig::default() };
+        let error = config.validate().expect_err("zero is out of bounds");
+        assert!(error.0.contains("block_tokens = 0") && error.0.contains("1..=65536"), "{error}");
+        let mut config = SchedulerConfig::default();
+        config.classes[0].ttft_us = 1;
+        assert!(config.validate().is_err_and(|e| e.0.contains("classes[default].ttft_us")));
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<_> = PolicyName::ALL.iter().map(|p| p.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), PolicyName::ALL.len());
+    }
+}

@@ -1,0 +1,131 @@
+//! What the conductor wants done: imperatives.
+
+use alloc::vec::Vec;
+use baton_types::{BlockHash, InstanceId, RequestId};
+
+use crate::Decision;
+
+/// One order to the driver.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Send the request's prefill to an instance.
+    StartPrefill {
+        /// Which request.
+        request: RequestId,
+        /// Where it prefills.
+        instance: InstanceId,
+        /// Where it decodes; the KV is handed off layer by layer. Equal to `instance` when the
+        /// prefill is local.
+        decode: InstanceId,
+        /// Blocks to bring from another instance first.
+        fetch: Option<FetchPlan>,
+        /// Output tokens for which room is reserved on the decode instance.
+        room_tokens: u32,
+        /// Prefills of an instance run in ascending order of this key (ties: in order of arrival there).
+        order: u64,
+    },
+    /// Begin decoding: the KV is there.
+    StartDecode {
+        /// Which request.
+        request: RequestId,
+        /// Where.
+        instance: InstanceId,
+    },
+    /// Hand the KV, complete on `from`, to another decode instance than first planned.
+    Handoff {
+        /// Which request.
+        request: RequestId,
+        /// The holder.
+        from: InstanceId,
+        /// The new decode instance.
+        to: InstanceId,
+        /// Output tokens for which room is reserved there.
+        room_tokens: u32,
+    },
+    /// Copy a popular chain ahead of demand.
+    Replicate {
+        /// A holder.
+        from: InstanceId,
+        /// The instance that should hold it too.
+        to: InstanceId,
+        /// The chain from its root.
+        chain: Vec<BlockHash>,
+    },
+    /// Give back whatever the request holds on an instance: queue place, pins, room.
+    Release {
+        /// Which request.
+        request: RequestId,
+        /// Where.
+        instance: InstanceId,
+    },
+    /// Refuse the request.
+    Reject(Rejection),
+    /// The request cannot be served although it was admitted.
+    Fail {
+        /// Which request.
+        request: RequestId,
+        /// The stage that failed, for the error's text.
+        stage: &'static str,
+    },
+    /// The arithmetic of one decision (D36).
+    Explain(Decision),
+}
+
+/// Blocks to bring from another instance before a prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FetchPlan {
+    /// The holder.
+    pub from: InstanceId,
+    /// Leading blocks of the chain that the holder has; the driver brings those missing.
+    pub blocks: u32,
+}
+
+/// A refusal, with what the client needs to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    /// Which request.
+    pub request: RequestId,
+    /// Which predicate failed.
+    pub reason: RejectReason,
+    /// When the same request is predicted to be admissible, from now, µs (D14).
+    pub retry_after_us: u64,
+    /// Best TTFT that any placement was predicted to give, µs.
+    pub predicted_ttft_us: u64,
+    /// Prefill work already spent on it, tokens: nonzero only for refusals after the prefill.
+    pub wasted_tokens: u64,
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RejectReason {
+    /// No placement is predicted to meet the TTFT objective.
+    Ttft,
+    /// Decode load would break the TBT objective.
+    Tbt,
+    /// No decode instance has room for the KV.
+    Room,
+    /// The conductor's queue is full (I9).
+    QueueFull,
+    /// No instance can serve it at all.
+    NoInstance,
+    /// The prompt exceeds what any instance can hold.
+    TooLong,
+    /// Its work would cost more requests their place than it is worth under the present overload.
+    Costly,
+}
+
+impl RejectReason {
+    /// The word used in errors, headers and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ttft => "ttft",
+            Self::Tbt => "tbt",
+            Self::Room => "room",
+            Self::QueueFull => "queue_full",
+            Self::NoInstance => "no_instance",
+            Self::TooLong => "too_long",
+            Self::Costly => "costly",
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Estimators: priors from cost profiles, corrected by what was measured.
+
+mod correct;
+mod decode;
+mod length;
+mod prefill;
+mod transfer;
+
+pub(crate) use correct::Residual;
+pub(crate) use decode::{DecodeLedger, DecodeSlot};
+pub(crate) use length::LengthEstimator;
+pub(crate) use prefill::{mixed_rate, prefill_work_us};
+pub(crate) use transfer::{fetch_us, load_us};
+
+/// A prediction that no placement can keep: far beyond any objective, small enough to add.
+pub(crate) const NEVER_US: u64 = 1 << 52;

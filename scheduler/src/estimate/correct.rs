@@ -1,0 +1,83 @@
+//! Online correction: the running ratio of measured over predicted time.
+
+/// Measured over predicted work, both fading, so that the ratio is of sums: a tiny prefill that
+/// rode along in another's pass weighs as little as it costs (D29).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Residual {
+    measured_us: f64,
+    prior_us: f64,
+    /// Sum of |measured − corrected prediction|, and of what was measured, for the error figure.
+    error_us: f64,
+    total_us: f64,
+}
+
+/// How much of the past each new sample leaves standing.
+const FADE: f64 = 0.95;
+/// Weight of the prior's own claim (that the ratio is 1), µs of work.
+const PRIOR_US: f64 = 1_000_000.0;
+/// Corrections outside this factor are taken for faults, not for cost.
+const BOUND: f64 = 8.0;
+
+impl Default for Residual {
+    fn default() -> Self {
+        Self { measured_us: PRIOR_US, prior_us: PRIOR_US, error_us: 0.0, total_us: 0.0 }
+    }
+}
+
+impl Residual {
+    /// The factor to multiply a prior with.
+    pub(crate) fn ratio(&self) -> f64 {
+        (self.measured_us / self.prior_us).clamp(1.0 / BOUND, BOUND)
+    }
+
+    /// Error of the corrected predictions so far: Σ|measured − predicted| / Σ measured.
+    pub(crate) fn mean_error(&self) -> f64 {
+        if self.total_us <= 0.0 { 0.0 } else { self.error_us / self.total_us }
+    }
+
+    /// Takes in one pair; `prior_us` is the uncorrected prediction.
+    pub(crate) fn observe(&mut self, prior_us: f64, measured_us: f64) {
+        if prior_us <= 0.0 || measured_us <= 0.0 {
+            return;
+        }
+        self.error_us += libm::fabs(measured_us - prior_us * self.ratio());
+        self.total_us += measured_us;
+        self.measured_us = self.measured_us * FADE + measured_us.min(prior_us * BOUND);
+        self.prior_us = self.prior_us * FADE + prior_us;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_twice_as_slow_is_learnt() {
+        let mut residual = Residual::default();
+        for _ in 0..100 {
+            residual.observe(1e6, 2e6);
+        }
+        assert!((residual.ratio() - 2.0).abs() < 0.02, "{}", residual.ratio());
+        assert!(residual.mean_error() > 0.0 && residual.mean_error() < 0.5);
+    }
+
+    #[test]
+    fn nonsense_is_ignored_and_outliers_are_bounded() {
+        let mut residual = Residual::default();
+        residual.observe(0.0, 5.0);
+        residual.observe(5.0, 0.0);
+        assert_eq!(residual, Residual::default());
+        residual.observe(1e6, 1e15);
+        assert!(residual.ratio() <= BOUND);
+    }
+
+    #[test]
+    fn a_tiny_sample_moves_the_ratio_as_little_as_it_costs() {
+        let mut residual = Residual::default();
+        for _ in 0..20 {
+            residual.observe(1e6, 1e6);
+            residual.observe(13_000.0, 100.0);
+        }
+        assert!((residual.ratio() - 1.0).abs() < 0.03, "{}", residual.ratio());
+    }
+}

@@ -1,0 +1,205 @@
+//! What a decode instance has promised, and what its step time will be at a later moment.
+
+use alloc::vec::Vec;
+use baton_types::{CostProfile, RequestId};
+
+/// One request that decodes there, or will.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DecodeSlot {
+    pub request: RequestId,
+    /// When its decode started, or is predicted to, µs.
+    pub start_us: u64,
+    /// When it is predicted to end, µs.
+    pub finish_us: u64,
+    /// Prompt plus half the predicted output: its mean share of the batch's context, tokens.
+    pub context_tokens: u64,
+    /// Prompt plus room reserved for the output, tokens.
+    pub reserved_tokens: u64,
+    /// Whether it decodes already.
+    pub running: bool,
+}
+
+/// Every promise of one decode instance. Small (a batch), so it is scanned.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DecodeLedger {
+    slots: Vec<DecodeSlot>,
+    context_tokens: u64,
+    reserved_tokens: u64,
+    running: u32,
+}
+
+impl DecodeLedger {
+    /// Requests promised and the context that they hold together.
+    pub(crate) fn all(&self) -> (u32, u64) {
+        (u32::try_from(self.slots.len()).unwrap_or(u32::MAX), self.context_tokens)
+    }
+
+    pub(crate) const fn reserved_tokens(&self) -> u64 {
+        self.reserved_tokens
+    }
+
+    pub(crate) const fn running(&self) -> u32 {
+        self.running
+    }
+
+    pub(crate) fn slots(&self) -> &[DecodeSlot] {
+        &self.slots
+    }
+
+    pub(crate) fn reserve(&mut self, slot: DecodeSlot) {
+        self.context_tokens += slot.context_tokens;
+        self.reserved_tokens += slot.reserved_tokens;
+        self.running += u32::from(slot.running);
+        self.slots.push(slot);
+    }
+
+    /// Marks a request as decoding from `now_us`; its predicted duration is kept.
+    pub(crate) fn start(&mut self, request: RequestId, now_us: u64) {
+        if let Some(slot) = self.slots.iter_mut().find(|s| s.request == request && !s.running) {
+            let duration = slot.finish_us.saturating_sub(slot.start_us);
+            (slot.start_us, slot.finish_us, slot.running) = (now_us, now_us + duration, true);
+            self.running += 1;
+        }
+    }
+
+    /// Takes a request out; false when it holds nothing here.
+    pub(crate) fn release(&mut self, request: RequestId) -> bool {
+        let Some(at) = self.slots.iter().position(|s| s.request == request) else {
+            return false;
+        };
+        let slot = self.slots.swap_remove(at);
+        self.context_tokens -= slot.context_tokens;
+        self.reserved_tokens -= slot.reserved_tokens;
+        self.running -= u32::from(slot.running);
+        true
+    }
+
+    /// Batch, context and reserved tokens that are predicted for `at_us`: those that will have
+    /// started and not yet ended. A request that overstays its prediction counts as still there.
+    pub(crate) fn at(&self, now_us: u64, at_us: u64) -> (u32, u64, u64) {
+        let mut load = (0, 0, 0);
+        for slot in &self.slots {
+            let overdue = slot.running && slot.finish_us <= now_us;
+            if slot.start_us <= at_us && (slot.finish_us > at_us || overdue) {
+                load = (load.0 + 1, load.1 + slot.context_tokens, load.2 + slot.reserved_tokens);
+            }
+        }
+        load
+    }
+
+    /// Batch and context of those that decode at this moment.
+    pub(crate) fn now(&self) -> (u32, u64, u64) {
+        let mut load = (0, 0, 0);
+        for slot in self.slots.iter().filter(|s| s.running) {
+            load = (load.0 + 1, load.1 + slot.context_tokens, load.2 + slot.reserved_tokens);
+        }
+        load
+    }
+
+    /// Whether `tokens` more fit at `at_us`, under `capacity_tokens`.
+    pub(crate) fn fits(&self, when: (u64, u64), tokens: u64, capacity_tokens: u64) -> bool {
+        // Everything promised fits together: no need to look at when each ends.
+        self.reserved_tokens + tokens <= capacity_tokens
+            || self.at(when.0, when.1).2 + tokens <= capacity_tokens
+    }
+
+    /// Predicted step time with one more request of `context_tokens`, at `at_us`, µs.
+    pub(crate) fn step_us(&self, profile: &CostProfile, when: (u64, u64), context_tokens: u64) -> f64 {
+        let (batch, context, _) = self.at(when.0, when.1);
+        profile.decode_us(batch + 1, context + context_tokens)
+    }
+
+    /// When `tokens` could be reserved at the earliest by the predicted ends, µs.
+    pub(crate) fn room_at_us(&self, now_us: u64, tokens: u64, capacity_tokens: u64) -> u64 {
+        let mut ends: Vec<(u64, u64)> = self.slots.iter().map(|s| (s.finish_us, s.reserved_tokens)).collect();
+        ends.sort_unstable();
+        let mut held = self.reserved_tokens;
+        for (finish_us, reserved) in ends {
+            if held + tokens <= capacity_tokens {
+                break;
+            }
+            held -= reserved;
+            if held + tokens <= capacity_tokens {
+                return finish_us.max(now_us);
+            }
+        }
+        now_us
+    }
+
+    #[cfg(test)]
+    pub(crate) fn add_for_test(&mut self, count: u64, context_tokens: u64) {
+        for i in 0..count {
+            self.reserve(DecodeSlot {
+                request: RequestId(1_000_000 + i),
+                start_us: 0,
+                finish_us: 1_000_000,
+                context_tokens: context_tokens / count,
+                reserved_tokens: context_tokens / count,
+                running: true,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn slot(id: u64, start_us: u64, finish_us: u64, tokens: u64) -> DecodeSlot {
+        DecodeSlot {
+            request: RequestId(id),
+            start_us,
+            finish_us,
+            context_tokens: tokens,
+            reserved_tokens: tokens * 2,
+            running: false,
+        }
+    }
+
+    #[test]
+    fn load_counts_those_alive_at_the_moment_asked_for() {
+        let mut ledger = DecodeLedger::default();
+        ledger.reserve(slot(1, 0, 100, 10));
+        ledger.reserve(slot(2, 50, 200, 20));
+        assert_eq!(ledger.at(0, 60), (2, 30, 60));
+        assert_eq!(ledger.at(0, 150), (1, 20, 40));
+        assert_eq!(ledger.at(0, 10), (1, 10, 20));
+        ledger.start(RequestId(1), 30);
+        assert_eq!(ledger.now(), (1, 10, 20));
+        assert_eq!(ledger.at(200, 250).0, 1, "an overdue decode is still there");
+        assert!(ledger.release(RequestId(1)) && !ledger.release(RequestId(1)));
+        assert_eq!(ledger.all(), (1, 20));
+    }
+
+    #[test]
+    fn room_frees_in_order_of_predicted_ends() {
+        let mut ledger = DecodeLedger::default();
+        ledger.reserve(slot(1, 0, 100, 10));
+        ledger.reserve(slot(2, 0, 300, 10));
+        assert!(ledger.fits((0, 0), 10, 50) && !ledger.fits((0, 0), 11, 50));
+        assert!(ledger.fits((0, 150), 11, 50), "by then the first has ended");
+        assert_eq!(ledger.room_at_us(7, 11, 50), 100);
+        assert_eq!(ledger.room_at_us(7, 45, 50), 300);
+        assert_eq!(ledger.room_at_us(7, 1, 50), 7);
+    }
+
+    proptest! {
+        #[test]
+        fn totals_equal_the_sum_of_slots(ops in proptest::collection::vec((0u64..8, 1u64..50, any::<bool>()), 0..60)) {
+            let mut ledger = DecodeLedger::default();
+            for (id, tokens, add) in ops {
+                if add && !ledger.slots().iter().any(|s| s.request == RequestId(id)) {
+                    ledger.reserve(slot(id, 0, tokens, tokens));
+                } else if add {
+                    ledger.start(RequestId(id), 3);
+                } else {
+                    ledger.release(RequestId(id));
+                }
+                prop_assert_eq!(ledger.all().1, ledger.slots().iter().map(|s| s.context_tokens).sum::<u64>());
+                prop_assert_eq!(ledger.reserved_tokens(), ledger.slots().iter().map(|s| s.reserved_tokens).sum::<u64>());
+                prop_assert_eq!(ledger.running() as usize, ledger.slots().iter().filter(|s| s.running).count());
+            }
+        }
+    }
+}

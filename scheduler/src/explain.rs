@@ -1,0 +1,40 @@
+//! Decision records: every candidate with its terms, so that "why there?" has an answer (D36).
+
+use alloc::vec::Vec;
+use baton_types::{InstanceId, RequestId};
+
+/// One candidate's arithmetic, µs and tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CandidateTerms {
+    /// The instance.
+    pub instance: InstanceId,
+    /// Predicted wait behind work already there, µs.
+    pub queue_us: u64,
+    /// Predicted time to bring blocks (fetch or onboard), µs.
+    pub load_us: u64,
+    /// Predicted time to compute the rest, µs.
+    pub compute_us: u64,
+    /// Prompt tokens that need no computing.
+    pub cached_tokens: u64,
+    /// The holder that blocks would come from.
+    pub fetch_from: Option<InstanceId>,
+    /// Predicted TTFT, µs.
+    pub ttft_us: u64,
+    /// What the policy minimised.
+    pub score: f64,
+    /// Whether the placement keeps every promise.
+    pub feasible: bool,
+}
+
+/// One decision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// Which request.
+    pub request: RequestId,
+    /// When, µs.
+    pub at_us: u64,
+    /// The winner; `None` when the request was refused.
+    pub chosen: Option<InstanceId>,
+    /// Everything that was considered, in instance order.
+    pub candidates: Vec<CandidateTerms>,
+}

@@ -1,0 +1,184 @@
+//! The instances: what each can do, what it has been given, and how far its clock is off.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use baton_types::{CostProfile, Epoch, InstanceId, Role};
+
+use crate::estimate::Residual;
+use crate::queue::PrefillLedger;
+use crate::estimate::DecodeLedger;
+
+/// What an instance says of itself when it joins.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InstanceSpec {
+    /// Its id, dense from zero.
+    pub id: InstanceId,
+    /// This life of it.
+    pub epoch: Epoch,
+    /// Its part.
+    pub role: Role,
+    /// Its cost profile: the prior of every estimate about it.
+    pub profile: Arc<CostProfile>,
+    /// KV tokens that fit in its HBM.
+    pub capacity_tokens: u64,
+    /// Prompt tokens that it computes in one pass at most.
+    pub pass_tokens: u32,
+    /// Nodes that form this instance as a chunked pipeline (CPP); 1 for a single node.
+    pub pipeline_nodes: u32,
+    /// Prompt tokens that it mixes into each decode step: `None` lets it fill the step up to the
+    /// TBT target, `Some(0)` means that it never mixes.
+    pub mixed_chunk_tokens: Option<u32>,
+    /// Network rate, each way, bytes/s.
+    pub net_bytes_per_s: u64,
+    /// Rate between its DRAM and HBM, bytes/s.
+    pub host_bytes_per_s: u64,
+    /// Read rate of its SSD, bytes/s; 0 when it has none.
+    pub ssd_bytes_per_s: u64,
+}
+
+/// Whether an instance takes work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstanceState {
+    /// Takes new work.
+    Serving,
+    /// Finishes what it has.
+    Draining,
+    /// Gone.
+    Lost,
+}
+
+/// An instance with its ledgers.
+#[derive(Clone, Debug)]
+pub(crate) struct Instance {
+    pub spec: InstanceSpec,
+    pub state: InstanceState,
+    pub prefill: PrefillLedger,
+    pub decode: DecodeLedger,
+    /// Measured over predicted prefill time.
+    pub prefill_residual: Residual,
+    pub egress_flights: u32,
+    pub ingress_flights: u32,
+    /// A copy of a popular prefix is on its way here.
+    pub replicating: bool,
+    /// Dispatch found no decode room; look again when some is freed.
+    pub starved: bool,
+}
+
+impl Instance {
+    fn new(spec: InstanceSpec) -> Self {
+        Self {
+            spec,
+            state: InstanceState::Serving,
+            prefill: PrefillLedger::default(),
+            decode: DecodeLedger::default(),
+            prefill_residual: Residual::default(),
+            egress_flights: 0,
+            ingress_flights: 0,
+            replicating: false,
+            starved: false,
+        }
+    }
+
+    pub(crate) fn serves(&self) -> bool {
+        self.state == InstanceState::Serving
+    }
+
+    /// Bytes of KV for `tokens` tokens of this instance's model.
+    pub(crate) fn kv_bytes(&self, tokens: u64) -> u64 {
+        tokens.saturating_mul(self.spec.profile.kv_bytes_per_token)
+    }
+
+    /// Backlog in front of new work that would be appended, µs.
+    pub(crate) fn backlog_us(&self, now_us: u64) -> u64 {
+        self.prefill.dispatched_left_us(now_us) + self.prefill.waiting_us()
+    }
+}
+
+/// Every instance ever seen, by id; lost ones keep their place.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fleet {
+    instances: Vec<Option<Instance>>,
+    /// Ids that may take a prefill as the first leg, ascending.
+    pub prefills: Vec<InstanceId>,
+    /// Ids that may decode, ascending.
+    pub decodes: Vec<InstanceId>,
+}
+
+impl Fleet {
+    /// Adds or replaces an instance; false when the epoch is not newer than the known one.
+    pub(crate) fn join(&mut self, spec: InstanceSpec) -> bool {
+        let at = spec.id.index();
+        if at >= self.instances.len() {
+            self.instances.resize_with(at + 1, || None);
+        }
+        if self.instances[at].as_ref().is_some_and(|known| known.spec.epoch >= spec.epoch) {
+            return false;
+        }
+        self.instances[at] = Some(Instance::new(spec));
+        self.rebuild_pools();
+        true
+    }
+
+    /// Changes an instance's state.
+    pub(crate) fn set_state(&mut self, id: InstanceId, state: InstanceState) {
+        if let Some(instance) = self.get_mut(id) {
+            instance.state = state;
+        }
+        self.rebuild_pools();
+    }
+
+    fn rebuild_pools(&mut self) {
+        let pool = |wanted: fn(Role) -> bool| {
+            self.iter().filter(|i| i.serves() && wanted(i.spec.role)).map(|i| i.spec.id).collect()
+        };
+        let (prefills, decodes) = (pool(Role::prefills), pool(Role::decodes));
+        self.prefills = prefills;
+        self.decodes = decodes;
+    }
+
+    pub(crate) fn get(&self, id: InstanceId) -> Option<&Instance> {
+        self.instances.get(id.index())?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, id: InstanceId) -> Option<&mut Instance> {
+        self.instances.get_mut(id.index())?.as_mut()
+    }
+
+    /// One past the highest id.
+    pub(crate) fn bound(&self) -> usize {
+        self.instances.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Instance> {
+        self.instances.iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::spec;
+
+    #[test]
+    fn pools_follow_roles_and_states() {
+        let mut fleet = Fleet::default();
+        assert!(fleet.join(spec(0, Role::Prefill)));
+        assert!(fleet.join(spec(2, Role::Decode)));
+        assert!(fleet.join(spec(3, Role::Both)));
+        assert_eq!(fleet.prefills, [InstanceId(0), InstanceId(3)]);
+        assert_eq!(fleet.decodes, [InstanceId(2), InstanceId(3)]);
+        fleet.set_state(InstanceId(3), InstanceState::Draining);
+        assert_eq!(fleet.decodes, [InstanceId(2)]);
+        assert!(fleet.get(InstanceId(1)).is_none() && fleet.bound() == 4);
+    }
+
+    #[test]
+    fn an_older_epoch_does_not_replace_a_newer_life() {
+        let mut fleet = Fleet::default();
+        let newer = InstanceSpec { epoch: Epoch(5), ..spec(0, Role::Prefill) };
+        assert!(fleet.join(newer));
+        assert!(!fleet.join(spec(0, Role::Prefill)));
+        assert!(!fleet.join(InstanceSpec { epoch: Epoch(5), ..spec(0, Role::Prefill) }));
+        assert!(fleet.join(InstanceSpec { epoch: Epoch(6), ..spec(0, Role::Prefill) }));
+    }
+}

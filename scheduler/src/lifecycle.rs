@@ -1,0 +1,300 @@
+//! What happens to a request after it was placed: each reservation is released exactly once (I5).
+
+use alloc::vec::Vec;
+use baton_types::{Epoch, InstanceId, RequestId};
+
+use crate::conductor::Conductor;
+use crate::request::{Entry, Stage};
+use crate::{AdmissionMode, Effect, InstanceState, Rejection, Request};
+
+impl Conductor {
+    pub(crate) fn prefill_finished(&mut self, id: RequestId, measured: (u64, u64), effects: &mut Vec<Effect>) {
+        let Some(entry) = self.requests.get_mut(id).filter(|e| e.stage == Stage::Prefilling) else {
+            self.stats.stale_inputs += 1;
+            return;
+        };
+        entry.stage = Stage::HandingOff;
+        let (at, prompt_tokens, fetch) = (entry.prefill, entry.request.prompt_tokens, entry.fetch.take());
+        let foreign = entry.foreign;
+        if let Some(fetch) = fetch {
+            self.end_fetch(fetch.from, at);
+        }
+        let now_us = self.now_us;
+        let (compute_us, cached_tokens) = measured;
+        self.stats.cached_tokens += cached_tokens;
+        self.stats.prefilled_tokens += prompt_tokens.saturating_sub(cached_tokens);
+        if let Some(instance) = self.fleet.get_mut(at) {
+            instance.prefill.finish(now_us, id);
+            if !instance.spec.role.decodes() {
+                let spec = &instance.spec;
+                let new = prompt_tokens.saturating_sub(cached_tokens);
+                let nodes = f64::from(spec.pipeline_nodes.max(1));
+                let prior_us = spec.profile.chunked_prefill_us(new, cached_tokens, spec.pass_tokens.into()) / nodes;
+                #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+                instance.prefill_residual.observe(prior_us, compute_us as f64);
+            }
+        }
+        self.timers.set(at, now_us);
+        let local = self.requests.get(id).is_some_and(|e| e.decode == Some(at));
+        if local && !foreign {
+            self.handoff_finished(id, effects);
+        }
+    }
+
+    pub(crate) fn handoff_finished(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
+        let Some(entry) = self.requests.get(id).filter(|e| e.stage == Stage::HandingOff) else {
+            self.stats.stale_inputs += 1;
+            return;
+        };
+        let Some(decode) = entry.decode else { return };
+        if !entry.foreign
+            && let Some(rejection) = self.refused_at_decode(entry)
+        {
+            let entry = self.requests.remove(id).expect("looked up above");
+            self.let_go(&entry, effects);
+            self.stats.count_rejection(rejection.reason);
+            self.stats.wasted_prefill_tokens += rejection.wasted_tokens;
+            effects.push(Effect::Reject(rejection));
+            return;
+        }
+        let now_us = self.now_us;
+        if let Some(instance) = self.fleet.get_mut(decode) {
+            instance.decode.start(id, now_us);
+        }
+        if let Some(entry) = self.requests.get_mut(id) {
+            entry.stage = Stage::Decoding;
+            entry.decode_at_us = now_us;
+            if !entry.foreign {
+                effects.push(Effect::StartDecode { request: id, instance: decode });
+            }
+        }
+    }
+
+    /// The paper's second look, by the decode instance itself, once the prefill is already spent.
+    fn refused_at_decode(&self, entry: &Entry) -> Option<Rejection> {
+        let mode = self.config.effective_admission();
+        if !matches!(mode, AdmissionMode::AtDecode | AdmissionMode::Early | AdmissionMode::EarlyPredict) {
+            return None;
+        }
+        let instance = self.fleet.get(entry.decode?)?;
+        let (batch, context, _) = instance.decode.now();
+        let need = self.decode_need(&entry.request, self.now_us);
+        let step_us = instance.spec.profile.decode_us(batch + 1, context + need.context_tokens);
+        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+        let slow = step_us > need.tbt_us as f64;
+        slow.then(|| Rejection {
+            request: entry.request.id,
+            reason: crate::RejectReason::Tbt,
+            retry_after_us: self.lengths.mean_duration_us(5_000_000) / 2,
+            predicted_ttft_us: self.now_us - entry.arrived_us,
+            wasted_tokens: entry.new_tokens,
+        })
+    }
+
+    pub(crate) fn handoff_failed(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
+        let Some(entry) = self.requests.get(id).filter(|e| matches!(e.stage, Stage::HandingOff | Stage::Prefilling)) else {
+            self.stats.stale_inputs += 1;
+            return;
+        };
+        if entry.stage == Stage::Prefilling {
+            // The other side fell over while layers were still being computed: start over.
+            let mut entry = self.requests.remove(id).expect("looked up above");
+            self.let_go(&entry, effects);
+            entry.retries += 1;
+            self.retry(entry, effects);
+            return;
+        }
+        let mut entry = self.requests.remove(id).expect("looked up above");
+        let (from, old) = (entry.prefill, entry.decode.take());
+        if let Some(old) = old {
+            self.release_decode(id, old);
+            effects.push(Effect::Release { request: id, instance: old });
+        }
+        entry.retries += 1;
+        let target = self.decode_with_room(&entry.request, self.now_us).filter(|_| entry.retries <= self.config.max_retries);
+        let Some(to) = target else {
+            effects.push(Effect::Release { request: id, instance: from });
+            self.fail(&entry, "handoff", effects);
+            return;
+        };
+        let now_us = self.now_us;
+        self.reserve_decode(&mut entry, to, now_us);
+        effects.push(Effect::Handoff { request: id, from, to, room_tokens: entry.room_tokens });
+        self.requests.insert(entry);
+    }
+
+    pub(crate) fn fetch_finished(&mut self, id: RequestId, ok: bool) {
+        let Some(entry) = self.requests.get_mut(id) else {
+            self.stats.stale_inputs += 1;
+            return;
+        };
+        let Some(fetch) = entry.fetch.take() else { return };
+        let to = entry.prefill;
+        self.end_fetch(fetch.from, to);
+        self.stats.fetches += 1;
+        self.stats.fetches_failed += u64::from(!ok);
+    }
+
+    fn end_fetch(&mut self, from: InstanceId, to: InstanceId) {
+        if let Some(source) = self.fleet.get_mut(from) {
+            source.egress_flights = source.egress_flights.saturating_sub(1);
+        }
+        if let Some(target) = self.fleet.get_mut(to) {
+            target.ingress_flights = target.ingress_flights.saturating_sub(1);
+        }
+    }
+
+    pub(crate) fn decode_finished(&mut self, id: RequestId, output_tokens: u32, effects: &mut Vec<Effect>) {
+        let _ = effects;
+        if !self.requests.get(id).is_some_and(|e| e.stage == Stage::Decoding) {
+            self.stats.stale_inputs += 1;
+            return;
+        }
+        let entry = self.requests.remove(id).expect("looked up above");
+        let duration_us = self.now_us - entry.decode_at_us.min(self.now_us);
+        self.lengths.observe(entry.request.class, entry.request.prompt_tokens, output_tokens, duration_us);
+        if let Some(decode) = entry.decode {
+            self.release_decode(id, decode);
+        }
+        self.stats.finished += u64::from(!entry.foreign);
+    }
+
+    pub(crate) fn request_cancelled(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
+        let Some(entry) = self.requests.remove(id) else {
+            self.stats.stale_inputs += 1;
+            return;
+        };
+        self.unplaced.retain(|u| *u != id);
+        self.let_go(&entry, effects);
+        self.stats.cancelled += u64::from(!entry.foreign);
+    }
+
+    fn release_decode(&mut self, id: RequestId, decode: InstanceId) {
+        let released = self.fleet.get_mut(decode).is_some_and(|i| i.decode.release(id));
+        if released {
+            self.wake_starved();
+        }
+    }
+
+    /// Releases everything that an entry holds, on both legs, whatever its stage (I13).
+    pub(crate) fn let_go(&mut self, entry: &Entry, effects: &mut Vec<Effect>) {
+        let id = entry.request.id;
+        let now_us = self.now_us;
+        match entry.stage {
+            Stage::Unplaced => return,
+            Stage::Waiting => {
+                if let Some(instance) = self.fleet.get_mut(entry.prefill) {
+                    instance.prefill.remove_waiting(id);
+                }
+                return;
+            }
+            Stage::Prefilling => {
+                if let Some(fetch) = entry.fetch {
+                    self.end_fetch(fetch.from, entry.prefill);
+                }
+                if let Some(instance) = self.fleet.get_mut(entry.prefill) {
+                    instance.prefill.finish(now_us, id);
+                }
+                self.timers.set(entry.prefill, now_us);
+            }
+            Stage::HandingOff | Stage::Decoding => {}
+        }
+        if let Some(decode) = entry.decode {
+            self.release_decode(id, decode);
+        }
+        if !entry.foreign {
+            if entry.stage != Stage::Decoding || entry.decode == Some(entry.prefill) {
+                effects.push(Effect::Release { request: id, instance: entry.prefill });
+            }
+            if let Some(decode) = entry.decode.filter(|d| *d != entry.prefill) {
+                effects.push(Effect::Release { request: id, instance: decode });
+            }
+        }
+    }
+
+    /// Places an entry again after its instance was lost, or gives it up.
+    fn retry(&mut self, mut entry: Entry, effects: &mut Vec<Effect>) {
+        if entry.retries > self.config.max_retries {
+            self.fail(&entry, "placement", effects);
+            return;
+        }
+        entry.stage = Stage::Unplaced;
+        entry.decode = None;
+        entry.fetch = None;
+        // An admitted request is not refused for being late through our fault.
+        match self.place(&entry.request, entry.deadline_us, false) {
+            Ok(placement) => {
+                self.stats.retried += 1;
+                self.commit(entry, &placement, effects);
+            }
+            Err(_) => self.fail(&entry, "placement", effects),
+        }
+    }
+
+    fn fail(&mut self, entry: &Entry, stage: &'static str, effects: &mut Vec<Effect>) {
+        self.stats.failed += 1;
+        effects.push(Effect::Fail { request: entry.request.id, stage });
+    }
+
+    pub(crate) fn instance_lost(&mut self, id: InstanceId, epoch: Epoch, effects: &mut Vec<Effect>) {
+        if !self.is_current(id, epoch) {
+            self.stats.stale_inputs += 1;
+            return;
+        }
+        self.fleet.set_state(id, InstanceState::Lost);
+        self.index.clear(id);
+        self.timers.unset(id);
+        // Slot order: the same on every run.
+        let touched: Vec<RequestId> = self
+            .requests
+            .iter()
+            .filter(|e| e.stage != Stage::Unplaced)
+            .filter(|e| match e.stage {
+                Stage::Decoding => e.decode == Some(id),
+                _ => e.prefill == id || e.decode == Some(id),
+            })
+            .map(|e| e.request.id)
+            .collect();
+        for request in touched {
+            let Some(mut entry) = self.requests.remove(request) else { continue };
+            self.let_go(&entry, effects);
+            if entry.foreign {
+                continue;
+            }
+            entry.retries += 1;
+            self.retry(entry, effects);
+        }
+    }
+
+    pub(crate) fn peer_placed(&mut self, request: Request, at: (InstanceId, InstanceId), work_us: u64) {
+        if request.prompt_tokens == 0 || self.requests.contains(request.id) {
+            self.stats.stale_inputs += 1;
+            return;
+        }
+        let (prefill, decode) = at;
+        let now_us = self.now_us;
+        let mut entry = Entry {
+            deadline_us: u64::MAX,
+            stage: Stage::Prefilling,
+            arrived_us: now_us,
+            prefill,
+            decode: None,
+            fetch: None,
+            work_us,
+            new_tokens: request.prompt_tokens,
+            room_tokens: 0,
+            decode_at_us: 0,
+            finish_us: 0,
+            retries: 0,
+            foreign: true,
+            request,
+        };
+        let ahead = self.fleet.get(prefill).map_or(0, |i| i.backlog_us(now_us));
+        self.reserve_decode(&mut entry, decode, now_us + ahead + work_us);
+        if let Some(instance) = self.fleet.get_mut(prefill) {
+            let work = crate::queue::Dispatched { request: entry.request.id, work_us, new_tokens: entry.new_tokens };
+            instance.prefill.dispatch(now_us, work);
+        }
+        self.requests.insert(entry);
+    }
+}

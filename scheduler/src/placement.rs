@@ -1,0 +1,137 @@
+//! Where a request goes: candidates, their terms, and the pick.
+
+mod decode;
+mod dispatch;
+mod pick;
+mod prefill;
+mod scorers;
+
+use alloc::vec::Vec;
+use baton_types::InstanceId;
+
+use crate::{FetchPlan, RejectReason};
+
+pub(crate) use decode::DecodeChoice;
+
+/// What the index said about one instance for the request at hand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Hit {
+    pub blocks: u32,
+    pub by_tier: [u32; 3],
+}
+
+/// The answer of one look-up, by instance; reused from request to request.
+#[derive(Debug, Default)]
+pub(crate) struct Hits {
+    by_instance: Vec<Hit>,
+    touched: Vec<InstanceId>,
+    /// Holders by length, longest first, at most [`Hits::TOP`].
+    top: Vec<(u32, InstanceId)>,
+}
+
+impl Hits {
+    /// Holders remembered as fetch sources.
+    const TOP: usize = 8;
+
+    pub(crate) fn reset(&mut self, bound: usize) {
+        for id in self.touched.drain(..) {
+            self.by_instance[id.index()] = Hit::default();
+        }
+        if self.by_instance.len() < bound {
+            self.by_instance.resize(bound, Hit::default());
+        }
+        self.top.clear();
+    }
+
+    pub(crate) fn record(&mut self, instance: InstanceId, hit: Hit) {
+        if let Some(slot) = self.by_instance.get_mut(instance.index()) {
+            *slot = hit;
+            self.touched.push(instance);
+        }
+    }
+
+    /// Remembers a possible fetch source.
+    pub(crate) fn offer_source(&mut self, instance: InstanceId, blocks: u32) {
+        let at = self.top.partition_point(|(b, _)| *b >= blocks);
+        if at < Self::TOP {
+            self.top.insert(at, (blocks, instance));
+            self.top.truncate(Self::TOP);
+        }
+    }
+
+    pub(crate) fn of(&self, instance: InstanceId) -> Hit {
+        self.by_instance.get(instance.index()).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn sources(&self) -> &[(u32, InstanceId)] {
+        &self.top
+    }
+
+    pub(crate) fn touched(&self) -> &[InstanceId] {
+        &self.touched
+    }
+}
+
+/// One way to prefill the request: which blocks are reused, from where, at what cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Plan {
+    pub cached_tokens: u64,
+    pub new_tokens: u64,
+    pub load_us: u64,
+    pub work_us: u64,
+    pub fetch: Option<FetchPlan>,
+}
+
+/// A candidate instance with its arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Candidate {
+    pub instance: InstanceId,
+    pub plan: Plan,
+    /// Expected wait before its first pass, µs.
+    pub queue_us: u64,
+    /// Predicted TTFT by the order of service, µs.
+    pub ttft_us: u64,
+    /// Predicted TTFT at the latest that the order of service allows, µs.
+    pub latest_us: u64,
+    /// What the policy minimises.
+    pub score: f64,
+    pub feasible: bool,
+}
+
+/// A placement.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Placement {
+    pub candidate: Candidate,
+    pub decode: InstanceId,
+    pub room_tokens: u32,
+}
+
+/// Why there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub reason: RejectReason,
+    pub retry_after_us: u64,
+    pub predicted_ttft_us: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hits_forget_the_last_request_and_keep_the_longest_sources() {
+        let mut hits = Hits::default();
+        hits.reset(12);
+        for id in 0..12 {
+            hits.record(InstanceId(id), Hit { blocks: id, by_tier: [id, 0, 0] });
+            hits.offer_source(InstanceId(id), id);
+        }
+        hits.record(InstanceId(99), Hit { blocks: 9, by_tier: [9, 0, 0] });
+        assert_eq!(hits.sources().len(), Hits::TOP);
+        assert_eq!(hits.sources()[0], (11, InstanceId(11)));
+        assert_eq!(hits.of(InstanceId(5)).blocks, 5);
+        hits.reset(12);
+        assert_eq!(hits.of(InstanceId(5)), Hit::default());
+        assert!(hits.sources().is_empty() && hits.touched().is_empty());
+    }
+}

@@ -1,0 +1,154 @@
+//! Which decode instance takes the request, by its predicted TBT when the prefill ends.
+
+use baton_types::InstanceId;
+
+use crate::conductor::Conductor;
+use crate::fleet::Instance;
+use crate::request::Entry;
+use crate::{RejectReason, Request};
+
+/// The outcome of choosing a decode instance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum DecodeChoice {
+    /// This one, with its predicted step time, µs.
+    At(InstanceId, f64),
+    /// None: why, and when one is predicted to be free, µs from now.
+    Never(RejectReason, u64),
+}
+
+/// What a request will ask of a decode instance.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DecodeNeed {
+    /// When it will start, µs.
+    pub at_us: u64,
+    /// Prompt and room, tokens.
+    pub tokens: u64,
+    /// Mean context, tokens.
+    pub context_tokens: u64,
+    /// TBT objective, µs.
+    pub tbt_us: u64,
+}
+
+impl Conductor {
+    /// Output tokens to keep room for: what most answers of its kind do not exceed.
+    pub(crate) fn room_tokens(&self, request: &Request) -> u32 {
+        match request.known_output_tokens {
+            Some(known) => known,
+            None => self.lengths.quantile_tokens((request.class, request.prompt_tokens), request.emitted_tokens, 800),
+        }
+    }
+
+    /// Output tokens expected.
+    pub(crate) fn expected_tokens(&self, request: &Request) -> u32 {
+        request.known_output_tokens.unwrap_or_else(|| self.lengths.mean_tokens(request.class, request.prompt_tokens))
+    }
+
+    pub(crate) fn decode_need(&self, request: &Request, at_us: u64) -> DecodeNeed {
+        DecodeNeed {
+            at_us,
+            tokens: request.prompt_tokens + u64::from(self.room_tokens(request)),
+            context_tokens: request.prompt_tokens + u64::from(self.expected_tokens(request)) / 2,
+            tbt_us: self.class(request).tbt_us,
+        }
+    }
+
+    /// Predicted step time there with the request in it, µs; a step stretched by local prefills
+    /// counts at its target.
+    pub(crate) fn predicted_step_us(&self, instance: &Instance, need: &DecodeNeed) -> f64 {
+        let profile = &instance.spec.profile;
+        let alone = instance.decode.step_us(profile, (self.now_us, need.at_us), need.context_tokens);
+        let left = instance.backlog_us(self.now_us);
+        let mixed = self.config.local_prefill && left > need.at_us.saturating_sub(self.now_us);
+        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+        let target = (need.tbt_us / 1000 * u64::from(self.config.mixed_step_permille)) as f64;
+        if mixed && alone < target { target } else { alone }
+    }
+
+    /// Whether an instance can take the request at all, and if not, why.
+    pub(crate) fn decode_fits(&self, instance: &Instance, need: &DecodeNeed, hard: bool) -> Result<f64, RejectReason> {
+        let capacity = instance.spec.capacity_tokens;
+        let room = if hard {
+            instance.decode.reserved_tokens() + need.tokens <= capacity
+        } else {
+            instance.decode.fits((self.now_us, need.at_us), need.tokens, capacity)
+        };
+        if !room {
+            return Err(RejectReason::Room);
+        }
+        let step_us = self.predicted_step_us(instance, need);
+        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+        if step_us > need.tbt_us as f64 { Err(RejectReason::Tbt) } else { Ok(step_us) }
+    }
+
+    /// The decode instance with the least predicted step time that keeps the objective.
+    /// `hard` asks for room at this moment rather than when the prefill will have ended.
+    pub(crate) fn choose_decode(&self, request: &Request, at_us: u64, hard: bool) -> DecodeChoice {
+        let need = self.decode_need(request, at_us);
+        let mut best: Option<(f64, InstanceId)> = None;
+        let mut reason = RejectReason::NoInstance;
+        let mut free_at_us = u64::MAX;
+        for id in &self.fleet.decodes {
+            let Some(instance) = self.fleet.get(*id) else { continue };
+            match self.decode_fits(instance, &need, hard) {
+                Ok(step_us) => {
+                    if best.is_none_or(|(least, _)| step_us < least) {
+                        best = Some((step_us, *id));
+                    }
+                }
+                Err(why) => {
+                    reason = why;
+                    let free = instance.decode.room_at_us(self.now_us, need.tokens, instance.spec.capacity_tokens);
+                    free_at_us = free_at_us.min(free);
+                }
+            }
+        }
+        match best {
+            Some((step_us, id)) => DecodeChoice::At(id, step_us),
+            None => DecodeChoice::Never(reason, free_at_us.saturating_sub(self.now_us)),
+        }
+    }
+
+    /// The decode instance with the least promised context, whatever its state: for policies that
+    /// do not look at objectives.
+    pub(crate) fn least_loaded_decode(&self) -> Option<InstanceId> {
+        let load = |i: &Instance| (i.decode.reserved_tokens(), i.decode.all().0, i.spec.id);
+        self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id)).min_by_key(|i| load(i)).map(|i| i.spec.id)
+    }
+
+    /// How long the decode of this request is predicted to take, µs.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive product far below 2^53")]
+    pub(crate) fn decode_duration_us(&self, request: &Request, step_us: f64) -> u64 {
+        if !self.config.policy.orders_queues() {
+            // The paper's system-level prediction: every decode lasts the same.
+            return match self.config.decode_duration_us {
+                0 => self.lengths.mean_duration_us(5_000_000),
+                fixed => fixed,
+            };
+        }
+        (f64::from(self.expected_tokens(request)) * step_us) as u64
+    }
+
+    /// Reserves room for an entry that is about to be prefilled for `decode` (I8).
+    pub(crate) fn reserve_decode(&mut self, entry: &mut Entry, decode: InstanceId, at_us: u64) {
+        let need = self.decode_need(&entry.request, at_us);
+        let room = self.room_tokens(&entry.request);
+        let Some(instance) = self.fleet.get(decode) else { return };
+        let step_us = self.predicted_step_us(instance, &need);
+        let duration = self.decode_duration_us(&entry.request, step_us);
+        entry.decode = Some(decode);
+        entry.room_tokens = room;
+        entry.decode_at_us = at_us;
+        entry.finish_us = at_us + duration;
+        let slot = crate::estimate::DecodeSlot {
+            request: entry.request.id,
+            start_us: at_us,
+            finish_us: entry.finish_us,
+            context_tokens: need.context_tokens,
+            reserved_tokens: need.tokens,
+            running: false,
+        };
+        if let Some(instance) = self.fleet.get_mut(decode) {
+            instance.decode.reserve(slot);
+        }
+    }
+}

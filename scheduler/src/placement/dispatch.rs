@@ -1,0 +1,189 @@
+//! Sending placed work to engines: at once for policies that leave the order to the engine, just
+//! in time for those that order queues themselves.
+
+use alloc::vec::Vec;
+use baton_types::{InstanceId, RequestId};
+
+use super::{DecodeChoice, Placement};
+use crate::conductor::Conductor;
+use crate::queue::{Dispatched, Waiting};
+use crate::request::{Entry, Stage};
+use crate::{Effect, PolicyName, Request};
+
+impl Conductor {
+    /// Puts an admitted request on its instance's queue, or straight on its engine.
+    pub(crate) fn commit(&mut self, mut entry: Entry, placement: &Placement, effects: &mut Vec<Effect>) {
+        let plan = &placement.candidate.plan;
+        let id = placement.candidate.instance;
+        entry.prefill = id;
+        entry.work_us = plan.work_us;
+        entry.new_tokens = plan.new_tokens;
+        entry.fetch = plan.fetch;
+        if self.config.policy.orders_queues() {
+            entry.stage = Stage::Waiting;
+            let waiting = self.waiting_of(&entry);
+            if let Some(instance) = self.fleet.get_mut(id) {
+                instance.prefill.enqueue(waiting);
+            }
+            self.timers.set(id, self.now_us);
+            self.requests.insert(entry);
+        } else {
+            let at_us = self.now_us + placement.candidate.ttft_us;
+            self.reserve_decode(&mut entry, placement.decode, at_us);
+            self.send(entry, placement.decode, effects);
+        }
+    }
+
+    fn waiting_of(&self, entry: &Entry) -> Waiting {
+        let class = self.class(&entry.request);
+        let tail_us = self.fleet.get(entry.prefill).map_or(0, |i| self.handoff_tail_us(i));
+        Waiting {
+            request: entry.request.id,
+            work_us: entry.work_us,
+            arrived_us: entry.arrived_us,
+            deadline_us: entry.deadline_us.saturating_sub(tail_us),
+            priority: class.priority,
+            tenant: entry.request.tenant,
+            weight: class.weight,
+        }
+    }
+
+    /// Emits `StartPrefill` for an entry whose plan and decode room are settled.
+    fn send(&mut self, mut entry: Entry, decode: InstanceId, effects: &mut Vec<Effect>) {
+        entry.stage = Stage::Prefilling;
+        let work = Dispatched { request: entry.request.id, work_us: entry.work_us, new_tokens: entry.new_tokens };
+        let now_us = self.now_us;
+        if let Some(instance) = self.fleet.get_mut(entry.prefill) {
+            instance.prefill.dispatch(now_us, work);
+        }
+        self.count_flights(&entry, 1);
+        self.sequence += 1;
+        effects.push(Effect::StartPrefill {
+            request: entry.request.id,
+            instance: entry.prefill,
+            decode,
+            fetch: entry.fetch,
+            room_tokens: entry.room_tokens,
+            order: self.sequence,
+        });
+        self.requests.insert(entry);
+    }
+
+    /// Looks at every queue whose time has come.
+    pub(crate) fn run_queues(&mut self, effects: &mut Vec<Effect>) {
+        while let Some(id) = self.timers.pop_due(self.now_us) {
+            self.run_queue(id, effects);
+        }
+        if self.config.policy == PolicyName::DynamoWspt {
+            self.run_unplaced(effects);
+        }
+    }
+
+    /// Sends waiting work of one instance until its engine has enough for a while.
+    fn run_queue(&mut self, id: InstanceId, effects: &mut Vec<Effect>) {
+        loop {
+            let (now_us, ageing_us) = (self.now_us, self.config.ageing_us);
+            let Some(instance) = self.fleet.get(id) else { return };
+            let Some(at) = instance.prefill.next(now_us, ageing_us, &self.fair) else { return };
+            let ahead_us = self.config.dispatch_ahead_us;
+            if instance.prefill.dispatched_left_us(now_us) > ahead_us {
+                let wake_us = instance.prefill.runs_low_at_us(ahead_us);
+                self.timers.set(id, wake_us.max(now_us + 1));
+                return;
+            }
+            let request = instance.prefill.waiting()[at].request;
+            if !self.send_waiting(id, at, request, effects) {
+                return;
+            }
+        }
+    }
+
+    /// Sends one waiting request; false when no decode instance has room now.
+    fn send_waiting(&mut self, id: InstanceId, at: usize, request: RequestId, effects: &mut Vec<Effect>) -> bool {
+        let Some(mut entry) = self.requests.remove(request) else {
+            // Cannot happen while the ledgers agree (`check`); dropping the ghost keeps the queue alive.
+            if let Some(instance) = self.fleet.get_mut(id) {
+                instance.prefill.take_waiting(at);
+            }
+            return true;
+        };
+        self.look_up(&entry.request);
+        let Some(instance) = self.fleet.get(id) else { return false };
+        let plan = self.plan(instance, &entry.request);
+        let at_us = self.now_us + plan.work_us + instance.prefill.dispatched_left_us(self.now_us);
+        let decode = if instance.spec.role.decodes() {
+            let need = self.decode_need(&entry.request, at_us);
+            let fits = instance.decode.reserved_tokens() + need.tokens <= instance.spec.capacity_tokens;
+            fits.then_some(id)
+        } else {
+            self.decode_with_room(&entry.request, at_us)
+        };
+        let Some(decode) = decode else {
+            self.requests.insert(entry);
+            if let Some(instance) = self.fleet.get_mut(id) {
+                instance.starved = true;
+            }
+            return false;
+        };
+        entry.fetch = plan.fetch;
+        entry.work_us = plan.work_us.min(crate::estimate::NEVER_US);
+        entry.new_tokens = plan.new_tokens;
+        if let Some(instance) = self.fleet.get_mut(id) {
+            let waiting = instance.prefill.take_waiting(at);
+            self.fair.charge(waiting.tenant, waiting.weight, waiting.work_us);
+        }
+        self.reserve_decode(&mut entry, decode, at_us);
+        self.send(entry, decode, effects);
+        true
+    }
+
+    /// A decode instance with room at this moment: within the TBT objective if there is one, else
+    /// the least loaded (the objective was judged at admission; waiting would break TTFT too).
+    pub(crate) fn decode_with_room(&self, request: &Request, at_us: u64) -> Option<InstanceId> {
+        if let DecodeChoice::At(id, _) = self.choose_decode(request, at_us, true) {
+            return Some(id);
+        }
+        let need = self.decode_need(request, at_us);
+        let free = |i: &&crate::fleet::Instance| i.decode.reserved_tokens() + need.tokens <= i.spec.capacity_tokens;
+        let roomy = self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id)).filter(free);
+        roomy.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id)
+    }
+
+    /// Room was freed somewhere: instances that starved for it may go on.
+    pub(crate) fn wake_starved(&mut self) {
+        let now_us = self.now_us;
+        for id in 0..self.fleet.bound() {
+            let id = InstanceId(u32::try_from(id).expect("ids are u32"));
+            if let Some(instance) = self.fleet.get_mut(id)
+                && instance.starved
+            {
+                instance.starved = false;
+                self.timers.set(id, now_us);
+            }
+        }
+    }
+
+    /// The router queue of `dynamo_wspt`: nothing is placed while every instance is busy; then the
+    /// request with the least uncached work goes first.
+    fn run_unplaced(&mut self, effects: &mut Vec<Effect>) {
+        while !self.unplaced.is_empty() && self.any_instance_free() {
+            let Some(at) = self.shortest_unplaced() else { return };
+            let id = self.unplaced.remove(at);
+            let Some(entry) = self.requests.remove(id) else { continue };
+            self.place_unplaced(entry, effects);
+        }
+    }
+
+    fn any_instance_free(&self) -> bool {
+        let permille = u64::from(self.config.queue_threshold_permille);
+        self.fleet.prefills.iter().filter_map(|id| self.fleet.get(*id)).any(|i| {
+            i.prefill.active_tokens() * 1000 <= u64::from(i.spec.pass_tokens) * permille
+        })
+    }
+
+    /// Keys are worked out once at arrival (`new_tokens`), as the peer does within its refresh age.
+    fn shortest_unplaced(&self) -> Option<usize> {
+        let key = |(at, id): &(usize, &RequestId)| self.requests.get(**id).map_or((0, *at), |e| (e.new_tokens, *at));
+        self.unplaced.iter().enumerate().min_by_key(key).map(|(at, _)| at)
+    }
+}

@@ -1,0 +1,180 @@
+//! Terms of a prefill on one instance: what is reused, what is fetched, what is computed.
+
+use baton_types::InstanceId;
+
+use super::{Candidate, Hit, Plan};
+use crate::conductor::Conductor;
+use crate::estimate::{fetch_us, load_us, prefill_work_us};
+use crate::fleet::Instance;
+use crate::request::Entry;
+use crate::{FetchPlan, PolicyName, Request};
+
+/// When a longer prefix elsewhere is worth looking at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FetchRule {
+    Never,
+    /// When it is longer by the balancing threshold, and then always (Algorithm 1).
+    Threshold(u32),
+    /// When fetching is predicted to be sooner than recomputing.
+    Sooner,
+}
+
+impl Conductor {
+    fn fetch_rule(&self) -> FetchRule {
+        if !self.config.fetch {
+            return FetchRule::Never;
+        }
+        match self.config.policy {
+            PolicyName::Baton | PolicyName::Foresight => FetchRule::Sooner,
+            PolicyName::Mooncake => FetchRule::Threshold(self.config.balancing_threshold_permille),
+            PolicyName::GlobalCache => FetchRule::Threshold(1000),
+            _ => FetchRule::Never,
+        }
+    }
+
+    /// Looks the request's chain up and remembers who holds what.
+    pub(crate) fn look_up(&mut self, request: &Request) {
+        self.hits.reset(self.fleet.bound());
+        let (hits, fleet) = (&mut self.hits, &self.fleet);
+        let anywhere = self.config.policy.orders_queues();
+        self.index.matches(&request.chain, &mut self.scratch, |m| {
+            hits.record(m.instance, Hit { blocks: m.blocks, by_tier: m.by_tier });
+            let source = fleet.get(m.instance).is_some_and(|i| {
+                i.state != crate::InstanceState::Lost && (anywhere || i.spec.role.prefills())
+            });
+            if source {
+                hits.offer_source(m.instance, m.blocks);
+            }
+        });
+    }
+
+    /// Prompt tokens that `blocks` leading blocks hold; the last token is always computed.
+    pub(crate) fn tokens_of(&self, request: &Request, blocks: u32) -> u64 {
+        (u64::from(blocks) * u64::from(self.config.block_tokens)).min(request.prompt_tokens - 1)
+    }
+
+    /// TBT that a mixed step on a decode instance may take, µs.
+    pub(crate) fn mixed_target_us(&self, request: &Request) -> u64 {
+        let tightest = self.config.classes.iter().map(|c| c.tbt_us).min().unwrap_or(u64::MAX);
+        let own = self.class(request).tbt_us;
+        own.min(tightest) / 1000 * u64::from(self.config.mixed_step_permille)
+    }
+
+    /// The best plan on `instance` by the policy's fetch rule, from the last look-up.
+    pub(crate) fn plan(&self, instance: &Instance, request: &Request) -> Plan {
+        let hit = self.hits.of(instance.spec.id);
+        let target_us = self.mixed_target_us(request);
+        let cached = self.tokens_of(request, hit.blocks);
+        let block = u64::from(self.config.block_tokens);
+        let local_load = load_us(instance, u64::from(hit.by_tier[1]) * block, u64::from(hit.by_tier[2]) * block);
+        let local = Plan {
+            cached_tokens: cached,
+            new_tokens: request.prompt_tokens - cached,
+            load_us: local_load,
+            work_us: prefill_work_us(instance, request.prompt_tokens - cached, cached, target_us),
+            fetch: None,
+        };
+        let rule = self.fetch_rule();
+        if rule == FetchRule::Never {
+            return local;
+        }
+        let Some((blocks, source)) = self.best_source(instance.spec.id, hit.blocks) else {
+            return local;
+        };
+        let far = self.tokens_of(request, blocks);
+        let fetched = Plan {
+            cached_tokens: far,
+            new_tokens: request.prompt_tokens - far,
+            load_us: local_load + fetch_us(source, instance, far - cached),
+            work_us: prefill_work_us(instance, request.prompt_tokens - far, far, target_us),
+            fetch: Some(FetchPlan { from: source.spec.id, blocks }),
+        };
+        let take = match rule {
+            FetchRule::Never => false,
+            FetchRule::Threshold(permille) => {
+                u64::from(blocks) * 1000 > u64::from(hit.blocks.max(1)) * u64::from(permille)
+                    || (hit.blocks == 0 && blocks > 0)
+            }
+            FetchRule::Sooner => fetched.load_us + fetched.work_us < local.load_us + local.work_us,
+        };
+        if take { fetched } else { local }
+    }
+
+    /// The holder of the longest prefix beyond `blocks`, the one with fewest transfers among equals.
+    fn best_source(&self, target: InstanceId, blocks: u32) -> Option<(u32, &Instance)> {
+        let usable = self.hits.sources().iter().filter(|(b, id)| *id != target && *b > blocks);
+        let longest = usable.clone().map(|(b, _)| *b).max()?;
+        usable
+            .filter(|(b, _)| *b == longest)
+            .filter_map(|(b, id)| self.fleet.get(*id).map(|i| (*b, i)))
+            .min_by_key(|(_, i)| (i.egress_flights, i.spec.id))
+    }
+
+    /// A candidate's terms, without score.
+    pub(crate) fn candidate(&self, instance: &Instance, request: &Request, deadline_us: u64) -> Candidate {
+        let plan = self.plan(instance, request);
+        let now = self.now_us;
+        let latency = self.pipeline_latency_us(instance, &plan);
+        let (queue_us, latest_us, behind_us, keeps) = if self.config.policy.orders_queues() {
+            let o = instance.prefill.outlook(now, plan.work_us, deadline_us);
+            let behind_us = u64::from(o.behind) * plan.work_us;
+            (o.expected_wait_us, o.deadline_wait_us, behind_us, o.keeps_promises)
+        } else {
+            let queue_us = instance.backlog_us(now);
+            (queue_us, queue_us, 0, true)
+        };
+        let tail_us = self.handoff_tail_us(instance) + latency;
+        let ttft_us = queue_us.max(plan.load_us) + plan.work_us + tail_us;
+        let latest_us = latest_us.max(plan.load_us) + plan.work_us + tail_us;
+        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+        let score = (ttft_us + behind_us) as f64;
+        Candidate {
+            instance: instance.spec.id,
+            plan,
+            queue_us,
+            ttft_us,
+            latest_us,
+            score,
+            feasible: keeps && now + latest_us <= deadline_us,
+        }
+    }
+
+    /// A pipeline is free for the next chunk before the last one has left it, µs.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are positive and small")]
+    fn pipeline_latency_us(&self, instance: &Instance, plan: &Plan) -> u64 {
+        let nodes = instance.spec.pipeline_nodes;
+        if nodes <= 1 {
+            return 0;
+        }
+        let last = plan.new_tokens.min(instance.spec.pass_tokens.into());
+        let pass_us = instance.spec.profile.prefill_us(last, plan.cached_tokens + plan.new_tokens - last);
+        (pass_us * f64::from(nodes - 1) / f64::from(nodes)) as u64
+    }
+
+    /// Time from the end of a prefill to the first token on the decode side: the last layer's KV
+    /// and about one and a half decode steps. Nothing where the prefill is local.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are positive and small")]
+    pub(crate) fn handoff_tail_us(&self, instance: &Instance) -> u64 {
+        if instance.spec.role.decodes() {
+            return 0;
+        }
+        let step_us = self.fleet.decodes.first().and_then(|id| self.fleet.get(*id)).map_or(0.0, |d| {
+            let (batch, context, _) = d.decode.now();
+            d.spec.profile.decode_us(batch + 1, context)
+        });
+        (step_us * 1.5) as u64
+    }
+
+    /// Adds a waiting or dispatched request's transfers to the links that it uses.
+    pub(crate) fn count_flights(&mut self, entry: &Entry, delta: i32) {
+        let add = |flights: &mut u32| *flights = flights.saturating_add_signed(delta);
+        if let Some(fetch) = entry.fetch {
+            if let Some(source) = self.fleet.get_mut(fetch.from) {
+                add(&mut source.egress_flights);
+            }
+            if let Some(target) = self.fleet.get_mut(entry.prefill) {
+                add(&mut target.ingress_flights);
+            }
+        }
+    }
+}

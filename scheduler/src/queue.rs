@@ -1,0 +1,345 @@
+//! What an instance has been given to prefill, and which of it goes next.
+//!
+//! Order of service: strict priority bands; inside a band the tenant with the least service so
+//! far; inside a tenant the shortest predicted work, unless serving it first would break a
+//! promise to another (then the earliest deadline) or something has waited past the ageing bound
+//! (then the oldest). So short work does not wait behind long, and nothing starves (D18, D19).
+
+use alloc::vec::Vec;
+use baton_types::{RequestId, TenantId};
+
+/// Placed on an instance, held back by the conductor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    pub request: RequestId,
+    pub work_us: u64,
+    pub arrived_us: u64,
+    /// Latest moment for its prefill to end, µs.
+    pub deadline_us: u64,
+    pub priority: i32,
+    pub tenant: TenantId,
+    /// Weight of its class.
+    pub weight: u32,
+}
+
+/// Sent to the engine, not yet finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dispatched {
+    pub request: RequestId,
+    pub work_us: u64,
+    pub new_tokens: u64,
+}
+
+/// What a new piece of work would meet in a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Outlook {
+    /// Wait by the order of service, µs.
+    pub expected_wait_us: u64,
+    /// Wait if served by deadline, the latest that it can be, µs.
+    pub deadline_wait_us: u64,
+    /// How many would be served after it.
+    pub behind: u32,
+    /// Whether everything that now meets its deadline still would.
+    pub keeps_promises: bool,
+}
+
+/// One instance's prefill work.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PrefillLedger {
+    /// By deadline, then arrival.
+    waiting: Vec<Waiting>,
+    waiting_us: u64,
+    dispatched: Vec<Dispatched>,
+    dispatched_us: u64,
+    active_tokens: u64,
+    /// Since when the engine works on what is dispatched, µs.
+    head_since_us: u64,
+}
+
+impl PrefillLedger {
+    pub(crate) fn waiting(&self) -> &[Waiting] {
+        &self.waiting
+    }
+
+    pub(crate) fn dispatched(&self) -> &[Dispatched] {
+        &self.dispatched
+    }
+
+    pub(crate) const fn waiting_us(&self) -> u64 {
+        self.waiting_us
+    }
+
+    /// New prompt tokens sent to the engine and not finished.
+    pub(crate) const fn active_tokens(&self) -> u64 {
+        self.active_tokens
+    }
+
+    /// Work left at the engine if it keeps to the predictions, µs.
+    pub(crate) fn dispatched_left_us(&self, now_us: u64) -> u64 {
+        self.dispatched_us.saturating_sub(now_us.saturating_sub(self.head_since_us))
+    }
+
+    pub(crate) fn enqueue(&mut self, waiting: Waiting) {
+        let key = (waiting.deadline_us, waiting.arrived_us, waiting.request);
+        let at = self.waiting.partition_point(|w| (w.deadline_us, w.arrived_us, w.request) < key);
+        self.waiting_us += waiting.work_us;
+        self.waiting.insert(at, waiting);
+    }
+
+    pub(crate) fn take_waiting(&mut self, at: usize) -> Waiting {
+        let waiting = self.waiting.remove(at);
+        self.waiting_us -= waiting.work_us;
+        waiting
+    }
+
+    pub(crate) fn remove_waiting(&mut self, request: RequestId) -> bool {
+        let found = self.waiting.iter().position(|w| w.request == request);
+        found.map(|at| self.take_waiting(at)).is_some()
+    }
+
+    pub(crate) fn dispatch(&mut self, now_us: u64, work: Dispatched) {
+        if self.dispatched.is_empty() {
+            self.head_since_us = now_us;
+        }
+        self.dispatched_us += work.work_us;
+        self.active_tokens += work.new_tokens;
+        self.dispatched.push(work);
+    }
+
+    /// Takes finished (or given up) work out and restarts the clock of what is left.
+    pub(crate) fn finish(&mut self, now_us: u64, request: RequestId) -> Option<Dispatched> {
+        let at = self.dispatched.iter().position(|d| d.request == request)?;
+        let done = self.dispatched.remove(at);
+        // Time beyond this work's prediction was spent on the others (they share passes).
+        self.head_since_us = (self.head_since_us + done.work_us).min(now_us);
+        self.dispatched_us -= done.work_us;
+        self.active_tokens -= done.new_tokens;
+        Some(done)
+    }
+
+    /// When the engine will have at most `ahead_us` of work left, if it keeps to the predictions.
+    pub(crate) const fn runs_low_at_us(&self, ahead_us: u64) -> u64 {
+        self.head_since_us + self.dispatched_us.saturating_sub(ahead_us)
+    }
+
+    /// What work of `work_us` due at `deadline_us` would meet here.
+    pub(crate) fn outlook(&self, now_us: u64, work_us: u64, deadline_us: u64) -> Outlook {
+        let left = self.dispatched_left_us(now_us);
+        let (mut shorter, mut behind, mut by_deadline) = (left, 0, left);
+        let mut clock = now_us + left;
+        let mut keeps_promises = true;
+        for w in &self.waiting {
+            if w.work_us <= work_us {
+                shorter += w.work_us;
+            } else {
+                behind += 1;
+            }
+            clock += w.work_us;
+            if w.deadline_us <= deadline_us {
+                by_deadline += w.work_us;
+            } else if clock <= w.deadline_us && clock + work_us > w.deadline_us {
+                keeps_promises = false;
+            }
+        }
+        Outlook { expected_wait_us: shorter, deadline_wait_us: by_deadline, behind, keeps_promises }
+    }
+
+    /// Which waiting work goes next.
+    pub(crate) fn next(&self, now_us: u64, ageing_us: u64, fair: &FairShares) -> Option<usize> {
+        let band = self.waiting.iter().map(|w| w.priority).max()?;
+        let in_band = |w: &&Waiting| w.priority == band;
+        let oldest = self.waiting.iter().filter(in_band).map(|w| w.arrived_us).min()?;
+        if now_us.saturating_sub(oldest) > ageing_us {
+            return self.waiting.iter().position(|w| w.priority == band && w.arrived_us == oldest);
+        }
+        let tenant = self.waiting.iter().filter(in_band).map(|w| (fair.served(w.tenant), w.tenant)).min()?.1;
+        let shortest = self
+            .waiting
+            .iter()
+            .enumerate()
+            .filter(|(_, w)| w.priority == band && w.tenant == tenant)
+            .min_by_key(|(at, w)| (w.work_us, *at))?
+            .0;
+        if self.breaks_promise(now_us, shortest) {
+            return self.waiting.iter().position(|w| w.priority == band);
+        }
+        Some(shortest)
+    }
+
+    /// Whether serving `first` before all others makes any of them late that would not be.
+    fn breaks_promise(&self, now_us: u64, first: usize) -> bool {
+        let start = now_us + self.dispatched_left_us(now_us);
+        let extra = self.waiting[first].work_us;
+        let mut clock = start;
+        for (at, w) in self.waiting.iter().enumerate() {
+            if at == first {
+                return false;
+            }
+            clock += w.work_us;
+            if clock <= w.deadline_us && clock + extra > w.deadline_us {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Gives up everything, in a stable order.
+    pub(crate) fn drain(&mut self) -> Vec<RequestId> {
+        let all = self.dispatched.iter().map(|d| d.request).chain(self.waiting.iter().map(|w| w.request));
+        let all = all.collect();
+        *self = Self::default();
+        all
+    }
+}
+
+/// Service received by each tenant, weighted; a newcomer starts at the least of those known.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FairShares {
+    served: Vec<u64>,
+    floor: u64,
+}
+
+/// Tenants beyond this share one account (I9).
+const MAX_TENANTS: usize = 4096;
+
+impl FairShares {
+    fn slot(tenant: TenantId) -> usize {
+        tenant.index().min(MAX_TENANTS - 1)
+    }
+
+    /// Weighted service that a tenant has had, µs; an idle tenant does not save up.
+    pub(crate) fn served(&self, tenant: TenantId) -> u64 {
+        self.served.get(Self::slot(tenant)).copied().unwrap_or(0).max(self.floor)
+    }
+
+    /// Charges a tenant for work just dispatched.
+    pub(crate) fn charge(&mut self, tenant: TenantId, weight: u32, work_us: u64) {
+        let slot = Self::slot(tenant);
+        if self.served.len() <= slot {
+            self.served.resize(slot + 1, 0);
+        }
+        let before = self.served[slot].max(self.floor);
+        self.served[slot] = before + work_us / u64::from(weight.max(1));
+        // The tenant just served was the least served one that waits: nobody may lag behind it.
+        self.floor = before;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use proptest::prelude::*;
+
+    fn waiting(id: u64, work_us: u64, deadline_us: u64) -> Waiting {
+        Waiting {
+            request: RequestId(id),
+            work_us,
+            arrived_us: id,
+            deadline_us,
+            priority: 0,
+            tenant: TenantId(0),
+            weight: 1,
+        }
+    }
+
+    fn ledger(all: &[Waiting]) -> PrefillLedger {
+        let mut ledger = PrefillLedger::default();
+        all.iter().for_each(|w| ledger.enqueue(*w));
+        ledger
+    }
+
+    fn next_id(ledger: &PrefillLedger, now_us: u64, ageing_us: u64) -> u64 {
+        let at = ledger.next(now_us, ageing_us, &FairShares::default()).expect("something waits");
+        ledger.waiting()[at].request.0
+    }
+
+    #[test]
+    fn short_work_goes_first_while_promises_allow() {
+        let l = ledger(&[waiting(1, 1000, 5000), waiting(2, 10, 6000)]);
+        assert_eq!(next_id(&l, 100, 1_000_000), 2);
+        let tight = ledger(&[waiting(1, 1000, 1105), waiting(2, 10, 6000)]);
+        assert_eq!(next_id(&tight, 100, 1_000_000), 1, "ten more would break the first promise");
+        let lost = ledger(&[waiting(1, 1000, 500), waiting(2, 10, 6000)]);
+        assert_eq!(next_id(&lost, 100, 1_000_000), 2, "a promise already broken holds nobody back");
+    }
+
+    #[test]
+    fn nothing_waits_past_the_ageing_bound() {
+        let l = ledger(&[waiting(1, 1_000_000, 10_000_000), waiting(50, 1, 10_000_000)]);
+        assert_eq!(next_id(&l, 60, 100), 50);
+        assert_eq!(next_id(&l, 102, 100), 1);
+    }
+
+    #[test]
+    fn bands_are_strict_and_tenants_take_turns() {
+        let urgent = Waiting { priority: 1, ..waiting(9, 500, 9000) };
+        assert_eq!(next_id(&ledger(&[waiting(1, 1, 9000), urgent]), 0, 1_000_000), 9);
+        let mut fair = FairShares::default();
+        let mut l = ledger(&[]);
+        for id in 0..6 {
+            l.enqueue(Waiting { tenant: TenantId(u32::from(id >= 4)), ..waiting(id, 100, 100_000) });
+        }
+        let mut order = vec![];
+        while let Some(at) = l.next(0, 1_000_000, &fair) {
+            let w = l.take_waiting(at);
+            fair.charge(w.tenant, w.weight, w.work_us);
+            order.push(w.tenant.0);
+        }
+        assert_eq!(order[..4], [0, 1, 0, 1], "{order:?}");
+    }
+
+    #[test]
+    fn an_idle_tenant_does_not_save_up_service() {
+        let mut fair = FairShares::default();
+        for _ in 0..10 {
+            fair.charge(TenantId(0), 1, 100);
+        }
+        assert!(fair.served(TenantId(1)) >= 900);
+    }
+
+    #[test]
+    fn outlook_counts_what_is_ahead_and_behind() {
+        let mut l = ledger(&[waiting(1, 100, 1000), waiting(2, 300, 2000)]);
+        l.dispatch(0, Dispatched { request: RequestId(7), work_us: 50, new_tokens: 5 });
+        let o = l.outlook(10, 200, 1500);
+        assert_eq!((o.expected_wait_us, o.deadline_wait_us, o.behind), (140, 140, 1));
+        assert!(o.keeps_promises);
+        assert!(!l.outlook(10, 1700, 1500).keeps_promises);
+        assert_eq!((l.active_tokens(), l.runs_low_at_us(20)), (5, 30));
+    }
+
+    #[test]
+    fn finishing_restarts_the_clock() {
+        let mut l = PrefillLedger::default();
+        l.dispatch(100, Dispatched { request: RequestId(1), work_us: 50, new_tokens: 5 });
+        l.dispatch(110, Dispatched { request: RequestId(2), work_us: 70, new_tokens: 7 });
+        assert_eq!(l.dispatched_left_us(130), 90);
+        assert!(l.finish(160, RequestId(1)).is_some() && l.finish(160, RequestId(1)).is_none());
+        assert_eq!(l.dispatched_left_us(160), 60, "the ten beyond the first were spent on the second");
+        assert_eq!(l.drain(), [RequestId(2)]);
+        assert_eq!(l.dispatched_left_us(0) + l.active_tokens(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn with_enough_capacity_for_all_nobody_is_late(
+            jobs in proptest::collection::vec((1u64..100, 0u64..2000), 1..30),
+        ) {
+            // Deadlines are set so that serving by deadline is feasible; the real order must be too.
+            let mut sorted: Vec<(u64, u64)> = jobs.clone();
+            sorted.sort_by_key(|j| j.1);
+            let (mut clock, mut l) = (0, PrefillLedger::default());
+            for (id, (work, slack)) in sorted.iter().enumerate() {
+                clock += work;
+                l.enqueue(waiting(id as u64, *work, clock + slack));
+            }
+            let mut now = 0;
+            while let Some(at) = l.next(now, u64::MAX, &FairShares::default()) {
+                let w = l.take_waiting(at);
+                now += w.work_us;
+                prop_assert!(now <= w.deadline_us, "{w:?} ended at {now}");
+            }
+        }
+    }
+}

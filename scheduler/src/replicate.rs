@@ -1,0 +1,138 @@
+//! Hot prefixes: a chain that many requests share should not depend on one holder.
+//!
+//! Fetching at placement already leaves replicas where the demand is. This adds what fetching
+//! cannot: an instance that has room and no work gets a copy before it is asked for.
+
+use alloc::vec::Vec;
+use baton_types::{BlockHash, InstanceId, Role};
+
+use crate::conductor::Conductor;
+use crate::placement::Hits;
+use crate::{Effect, Request};
+
+/// Prefixes whose popularity is followed (a bound, I9).
+const FOLLOWED: usize = 64;
+/// Blocks of a prefix that are worth copying at least.
+const MIN_BLOCKS: u32 = 4;
+/// Matches before a prefix counts as hot.
+const HOT: u32 = 16;
+
+/// One popular prefix.
+#[derive(Clone, Debug)]
+struct Followed {
+    head: BlockHash,
+    chain: Vec<BlockHash>,
+    count: u32,
+}
+
+/// Counts which prefixes are matched, keeping the most frequent (space-saving, Metwally 2005).
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Replicator {
+    followed: Vec<Followed>,
+    noted: u64,
+    last: Option<usize>,
+}
+
+impl Replicator {
+    /// Takes in one request's match.
+    pub(crate) fn note(&mut self, hits: &Hits, request: &Request) {
+        self.last = None;
+        let blocks = hits.sources().first().map_or(0, |(b, _)| *b);
+        if blocks < MIN_BLOCKS || blocks as usize > request.chain.len() {
+            return;
+        }
+        self.noted += 1;
+        if self.noted.is_multiple_of(1024) {
+            self.followed.iter_mut().for_each(|f| f.count /= 2);
+        }
+        let head = request.chain[blocks as usize - 1];
+        if let Some(at) = self.followed.iter().position(|f| f.head == head) {
+            self.followed[at].count += 1;
+            self.last = Some(at);
+            return;
+        }
+        let fresh = |count| Followed { head, chain: request.chain[..blocks as usize].to_vec(), count };
+        if self.followed.len() < FOLLOWED {
+            self.followed.push(fresh(1));
+        } else if let Some(least) = self.followed.iter_mut().min_by_key(|f| f.count) {
+            *least = fresh(least.count + 1);
+        }
+    }
+
+    /// The chain that has just become hotter, if it is hot.
+    fn hot(&self) -> Option<&[BlockHash]> {
+        let followed = &self.followed[self.last?];
+        (followed.count >= HOT).then_some(followed.chain.as_slice())
+    }
+}
+
+impl Conductor {
+    /// Copies the chain just matched to an idle instance that lacks it, if it is hot.
+    pub(crate) fn replicate_hot(&mut self, effects: &mut Vec<Effect>) {
+        if !self.config.replicate || !self.config.policy.orders_queues() {
+            return;
+        }
+        let Some(chain) = self.replicator.hot() else { return };
+        let blocks = u32::try_from(chain.len()).unwrap_or(u32::MAX);
+        let idle = |i: &&crate::fleet::Instance| {
+            i.serves() && i.spec.role == Role::Prefill && !i.replicating && i.backlog_us(self.now_us) == 0
+        };
+        let lacks = |i: &&crate::fleet::Instance| self.hits.of(i.spec.id).blocks * 2 < blocks;
+        let pool = self.fleet.prefills.iter().filter_map(|id| self.fleet.get(*id));
+        let Some(to) = pool.filter(idle).filter(lacks).map(|i| i.spec.id).next() else { return };
+        let holder = self.hits.sources().iter().find(|(b, id)| *b >= blocks && *id != to).map(|(_, id)| *id);
+        let Some(from) = holder else { return };
+        let chain = chain.to_vec();
+        self.stats.replications += 1;
+        if let Some(instance) = self.fleet.get_mut(to) {
+            instance.replicating = true;
+            instance.ingress_flights += 1;
+        }
+        effects.push(Effect::Replicate { from, to, chain });
+    }
+
+    pub(crate) fn replicate_finished(&mut self, to: InstanceId) {
+        if let Some(instance) = self.fleet.get_mut(to).filter(|i| i.replicating) {
+            instance.replicating = false;
+            instance.ingress_flights = instance.ingress_flights.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    #[test]
+    fn only_repeated_long_matches_become_hot() {
+        let mut replicator = Replicator::default();
+        let request = Request { chain: (0..10).map(BlockHash).collect(), ..Request::default() };
+        let mut hits = Hits::default();
+        hits.reset(1);
+        hits.offer_source(InstanceId(0), 3);
+        replicator.note(&hits, &request);
+        assert!(replicator.followed.is_empty(), "three blocks are not worth a copy");
+        hits.reset(1);
+        hits.offer_source(InstanceId(0), 6);
+        for _ in 0..HOT - 1 {
+            replicator.note(&hits, &request);
+            assert!(replicator.hot().is_none());
+        }
+        replicator.note(&hits, &request);
+        assert_eq!(replicator.hot(), Some(&request.chain[..6]));
+    }
+
+    #[test]
+    fn the_followed_set_is_bounded() {
+        let mut replicator = Replicator::default();
+        let mut hits = Hits::default();
+        for n in 0..(FOLLOWED as u64 * 3) {
+            let request = Request { chain: vec![BlockHash(n); 5], ..Request::default() };
+            hits.reset(1);
+            hits.offer_source(InstanceId(0), 5);
+            replicator.note(&hits, &request);
+        }
+        assert_eq!(replicator.followed.len(), FOLLOWED);
+    }
+}

@@ -1,0 +1,158 @@
+//! Requests as the conductor knows them, and the life of each.
+
+use alloc::vec::Vec;
+use baton_types::{BlockHash, ClassId, InstanceId, RequestId, TenantId};
+use hashbrown::HashMap;
+
+/// A request, parsed and hashed before it reaches the conductor.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Request {
+    /// Its id.
+    pub id: RequestId,
+    /// Its service class.
+    pub class: ClassId,
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// Prompt length, tokens, at least 1.
+    pub prompt_tokens: u64,
+    /// Short names of the prompt's blocks, the last one possibly partial.
+    pub chain: Vec<BlockHash>,
+    /// Tokens already emitted to the client by an earlier placement; they are part of the prompt now.
+    pub emitted_tokens: u32,
+    /// Output length, when it is known beforehand (the foresight policy only).
+    pub known_output_tokens: Option<u32>,
+    /// The longest admissible work per this request's value, µs (the foresight policy only).
+    pub known_work_bound_us: Option<u64>,
+}
+
+/// Where a request is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Waits in the router's queue, not yet placed.
+    Unplaced,
+    /// Placed, held back by the conductor.
+    Waiting,
+    /// Sent to its prefill instance.
+    Prefilling,
+    /// Prefilled; the rest of its KV is on the way.
+    HandingOff,
+    /// Decoding.
+    Decoding,
+}
+
+/// A live request.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub request: Request,
+    pub stage: Stage,
+    pub arrived_us: u64,
+    pub deadline_us: u64,
+    pub prefill: InstanceId,
+    pub decode: Option<InstanceId>,
+    pub fetch: Option<crate::FetchPlan>,
+    /// Predicted prefill work on `prefill`, µs.
+    pub work_us: u64,
+    /// Predicted tokens to compute.
+    pub new_tokens: u64,
+    /// Predicted output tokens reserved for.
+    pub room_tokens: u32,
+    /// When the decode started or is predicted to start, µs.
+    pub decode_at_us: u64,
+    /// When its decode is predicted to end, µs.
+    pub finish_us: u64,
+    pub retries: u32,
+    /// Another router's request: counted, never acted upon.
+    pub foreign: bool,
+}
+
+/// Live requests by id: a slab with a map for look-up. The map is never iterated.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    slots: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    by_id: HashMap<RequestId, u32, crate::conductor::FixedState>,
+}
+
+impl Requests {
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub(crate) fn contains(&self, id: RequestId) -> bool {
+        self.by_id.contains_key(&id)
+    }
+
+    /// Adds an entry; false (and nothing done) when the id is already live.
+    pub(crate) fn insert(&mut self, entry: Entry) -> bool {
+        let id = entry.request.id;
+        if self.by_id.contains_key(&id) {
+            return false;
+        }
+        let slot = if let Some(slot) = self.free.pop() {
+            self.slots[slot as usize] = Some(entry);
+            slot
+        } else {
+            self.slots.push(Some(entry));
+            u32::try_from(self.slots.len() - 1).expect("live requests are bounded far below 2^32")
+        };
+        self.by_id.insert(id, slot);
+        true
+    }
+
+    pub(crate) fn get(&self, id: RequestId) -> Option<&Entry> {
+        self.slots[*self.by_id.get(&id)? as usize].as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, id: RequestId) -> Option<&mut Entry> {
+        self.slots[*self.by_id.get(&id)? as usize].as_mut()
+    }
+
+    pub(crate) fn remove(&mut self, id: RequestId) -> Option<Entry> {
+        let slot = self.by_id.remove(&id)?;
+        self.free.push(slot);
+        self.slots[slot as usize].take()
+    }
+
+    /// Live entries in slot order (deterministic: slots follow the order of inputs).
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.slots.iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(id: u64) -> Entry {
+        Entry {
+            request: Request { id: RequestId(id), ..Request::default() },
+            stage: Stage::Waiting,
+            arrived_us: 0,
+            deadline_us: 0,
+            prefill: InstanceId(0),
+            decode: None,
+            fetch: None,
+            work_us: 0,
+            new_tokens: 0,
+            room_tokens: 0,
+            decode_at_us: 0,
+            finish_us: 0,
+            retries: 0,
+            foreign: false,
+        }
+    }
+
+    #[test]
+    fn an_id_lives_once_and_slots_are_reused() {
+        let mut requests = Requests::default();
+        assert!(requests.insert(entry(1)) && requests.insert(entry(2)));
+        assert!(!requests.insert(entry(1)), "a live id is not replaced");
+        assert_eq!(requests.remove(RequestId(1)).map(|e| e.request.id), Some(RequestId(1)));
+        assert!(requests.remove(RequestId(1)).is_none());
+        assert!(requests.insert(entry(3)));
+        assert_eq!((requests.len(), requests.slots.len()), (2, 2));
+        assert!(requests.contains(RequestId(3)) && requests.get(RequestId(1)).is_none());
+        let order: Vec<_> = requests.iter().map(|e| e.request.id.0).collect();
+        assert_eq!(order, [3, 2]);
+    }
+}

@@ -1,0 +1,129 @@
+//! Plain integers about what the conductor did; whoever exports them names them.
+
+use alloc::vec::Vec;
+use baton_types::InstanceId;
+
+use crate::conductor::Conductor;
+use crate::{AdmissionMode, Decision, RejectReason};
+
+/// Counters since the start.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SchedulerStats {
+    /// Requests seen.
+    pub arrived: u64,
+    /// Requests placed.
+    pub admitted: u64,
+    /// Requests that finished.
+    pub finished: u64,
+    /// Requests that clients gave up.
+    pub cancelled: u64,
+    /// Requests that could not be served after being admitted.
+    pub failed: u64,
+    /// Placements repeated after a loss.
+    pub retried: u64,
+    /// Refusals by reason, in the order of [`RejectReason`].
+    pub rejected: [u64; 7],
+    /// What each shadow mode would have refused, with how many it judged.
+    pub shadow: Vec<(AdmissionMode, u64, u64)>,
+    /// Prompt tokens computed for requests that were refused afterwards.
+    pub wasted_prefill_tokens: u64,
+    /// Prompt tokens taken from caches.
+    pub cached_tokens: u64,
+    /// Prompt tokens computed.
+    pub prefilled_tokens: u64,
+    /// Fetches that ended.
+    pub fetches: u64,
+    /// Fetches that brought nothing.
+    pub fetches_failed: u64,
+    /// Copies made ahead of demand.
+    pub replications: u64,
+    /// Inputs that did not fit the state and were ignored.
+    pub stale_inputs: u64,
+    pub(crate) last_decision: Option<Decision>,
+}
+
+impl SchedulerStats {
+    /// Refusals in all.
+    #[must_use]
+    pub fn rejected_total(&self) -> u64 {
+        self.rejected.iter().sum()
+    }
+
+    pub(crate) const fn count_rejection(&mut self, reason: RejectReason) {
+        self.rejected[reason as usize] += 1;
+    }
+
+    pub(crate) fn count_shadow(&mut self, mode: AdmissionMode, refused: bool) {
+        let at = self.shadow.iter().position(|(m, ..)| *m == mode).unwrap_or_else(|| {
+            self.shadow.push((mode, 0, 0));
+            self.shadow.len() - 1
+        });
+        self.shadow[at].1 += u64::from(refused);
+        self.shadow[at].2 += 1;
+    }
+}
+
+/// What one instance has been given, for pages and bug reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InstanceLoad {
+    /// The instance.
+    pub instance: InstanceId,
+    /// Prefill backlog, µs.
+    pub backlog_us: u64,
+    /// Prefills held back.
+    pub waiting: u32,
+    /// Prefills sent.
+    pub dispatched: u32,
+    /// Decodes promised.
+    pub decodes: u32,
+    /// Decodes running.
+    pub running: u32,
+    /// KV tokens promised to decodes.
+    pub reserved_tokens: u64,
+    /// Predicted step time with what runs now, µs.
+    pub step_us: u64,
+}
+
+/// The state as the outside may see it, in instance order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Live requests.
+    pub requests: u64,
+    /// Every instance.
+    pub instances: Vec<InstanceLoad>,
+}
+
+impl Conductor {
+    /// Counters since the start.
+    #[must_use]
+    pub const fn stats(&self) -> &SchedulerStats {
+        &self.stats
+    }
+
+    /// Loads of every living instance.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "step times are positive and small")]
+        let load = |i: &crate::fleet::Instance| {
+            let (batch, context, _) = i.decode.now();
+            InstanceLoad {
+                instance: i.spec.id,
+                backlog_us: i.backlog_us(self.now_us),
+                waiting: small(i.prefill.waiting().len()),
+                dispatched: small(i.prefill.dispatched().len()),
+                decodes: i.decode.all().0,
+                running: i.decode.running(),
+                reserved_tokens: i.decode.reserved_tokens(),
+                step_us: i.spec.profile.decode_us(batch, context) as u64,
+            }
+        };
+        Snapshot { requests: self.requests.len() as u64, instances: self.fleet.iter().map(load).collect() }
+    }
+
+    /// Mean absolute relative error of the prefill predictions, per instance in order.
+    #[must_use]
+    pub fn prefill_errors(&self) -> Vec<(InstanceId, f64)> {
+        self.fleet.iter().map(|i| (i.spec.id, i.prefill_residual.mean_error())).collect()
+    }
+}

@@ -1,0 +1,309 @@
+//! What a run measured. Definitions (also in `docs/metrics.md`):
+//!
+//! - *TTFT*: from the offer of the request (its last attempt) to its first token.
+//! - *TBT*: the mean of the longest tenth of a request's token gaps (at least one gap).
+//! - *in SLO*: completed with TTFT and TBT within its class's objectives.
+//! - *goodput*: requests in SLO over requests offered; rejected, failed and late ones all count
+//!   against it, each under its own name.
+//! - *block hit ratio*: prompt blocks that needed no computing over prompt blocks of admitted
+//!   requests that were prefilled.
+//! - *wasted prefill*: prompt tokens computed for requests that were refused afterwards.
+
+mod result;
+mod series;
+
+use baton_scheduler::{Decision, RejectReason, Rejection, SchedulerStats};
+use baton_store::TierStats;
+use baton_types::{InstanceId, SloClass};
+
+use crate::engine::{Engine, GapSummary};
+use crate::setup::Setup;
+use crate::workload::{Arrival, Workload};
+
+pub use result::{InstanceResult, LatencySummary, RunResult, summary};
+pub use series::{LoadSample, Series};
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It got all its tokens.
+    Completed,
+    /// It was refused, and its client gave up.
+    Rejected,
+    /// It was admitted and could not be served.
+    Failed,
+    /// Its client left.
+    Cancelled,
+}
+
+impl Status {
+    /// The word used in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Rejected => "rejected",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// One request's story.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// Its class, by index.
+    pub class: u16,
+    /// When it was first offered, µs.
+    pub first_offer_us: u64,
+    /// When it was last offered, µs.
+    pub offer_us: u64,
+    /// When it ended, µs.
+    pub end_us: u64,
+    /// Prompt tokens.
+    pub prompt_tokens: u64,
+    /// Output tokens.
+    pub output_tokens: u32,
+    /// Prompt tokens that needed no computing.
+    pub cached_tokens: u64,
+    /// Prompt blocks that needed no computing.
+    pub hit_blocks: u32,
+    /// Prompt blocks.
+    pub blocks: u32,
+    /// Time to first token, µs.
+    pub ttft_us: u64,
+    /// Its token gaps.
+    pub gaps: GapSummary,
+    /// Times offered.
+    pub attempts: u32,
+    /// What it was last told to wait, µs.
+    pub retry_after_us: u64,
+    /// Prefill instance.
+    pub prefill: u32,
+    /// Decode instance.
+    pub decode: u32,
+    /// Prompt tokens computed for nothing.
+    pub wasted_tokens: u64,
+}
+
+/// Gathers a run's figures.
+#[derive(Debug)]
+pub struct Collector {
+    classes: Vec<SloClass>,
+    keep: bool,
+    /// Every outcome in order of ending, when they are kept.
+    pub outcomes: Vec<Outcome>,
+    /// Decisions recorded.
+    pub decisions: Vec<Decision>,
+    ttft_us: Vec<f32>,
+    tbt_us: Vec<f32>,
+    gap_sum_us: u128,
+    gap_count: u64,
+    retry_after_us: Vec<f32>,
+    late_us: u64,
+    counts: Counts,
+    reasons: [u64; 7],
+    /// Loads over time.
+    pub series: Series,
+    instances: Vec<InstanceResult>,
+    scheduler: SchedulerStats,
+    prefill_error: f64,
+    /// For gap summaries.
+    pub scratch: Vec<u32>,
+}
+
+/// Plain sums.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    arrived: u64,
+    input_tokens: u64,
+    output_tokens: u64,
+    completed: u64,
+    rejected: u64,
+    failed: u64,
+    cancelled: u64,
+    in_slo: u64,
+    in_slo_input_tokens: u64,
+    ttft_ok: u64,
+    tbt_ok: u64,
+    refusals: u64,
+    retried_in_slo: u64,
+    retried: u64,
+    readmitted: u64,
+    hit_blocks: u64,
+    blocks: u64,
+    cached_tokens: u64,
+    prompt_tokens: u64,
+    wasted_tokens: u64,
+    prefill_us: u64,
+    fetched_bytes: u64,
+    handoff_bytes: u64,
+    overcommitted_blocks: u64,
+    outside_profile: u64,
+}
+
+impl Collector {
+    /// An empty collector for a run.
+    #[must_use]
+    pub fn new(setup: &Setup, workload: &dyn Workload) -> Self {
+        Self {
+            classes: setup.scheduler.classes.clone(),
+            keep: setup.keep_outcomes,
+            outcomes: Vec::new(),
+            decisions: Vec::new(),
+            ttft_us: Vec::new(),
+            tbt_us: Vec::new(),
+            gap_sum_us: 0,
+            gap_count: 0,
+            retry_after_us: Vec::new(),
+            late_us: 0,
+            counts: Counts::default(),
+            reasons: [0; 7],
+            series: Series::new(workload.span_us(), setup.instances()),
+            instances: Vec::new(),
+            scheduler: SchedulerStats::default(),
+            prefill_error: 0.0,
+            scratch: Vec::new(),
+        }
+    }
+
+    pub(crate) fn arrived(&mut self, now_us: u64, arrival: &Arrival) {
+        self.counts.arrived += 1;
+        self.counts.input_tokens += arrival.prompt_tokens;
+        self.series.at(now_us).arrived += 1;
+    }
+
+    pub(crate) fn refused(&mut self, now_us: u64, rejection: &Rejection, returns: bool) {
+        self.counts.refusals += 1;
+        self.counts.wasted_tokens += rejection.wasted_tokens;
+        self.counts.retried += u64::from(returns);
+        self.reasons[rejection.reason as usize] += 1;
+        #[expect(clippy::cast_precision_loss, reason = "a figure for a report")]
+        self.retry_after_us.push(rejection.retry_after_us as f32);
+        self.series.at(now_us).rejected += 1;
+    }
+
+    pub(crate) fn prefilled(&mut self, now_us: u64, instance: u32, tokens: u64, compute_us: u64) {
+        self.counts.prefill_us += compute_us;
+        self.series.prefill(now_us, instance, tokens, compute_us);
+    }
+
+    pub(crate) const fn fetched(&mut self, bytes: u64) {
+        self.counts.fetched_bytes += bytes;
+    }
+
+    pub(crate) const fn handed_off(&mut self, bytes: u64) {
+        self.counts.handoff_bytes += bytes;
+    }
+
+    pub(crate) const fn overcommitted(&mut self, blocks: u64) {
+        self.counts.overcommitted_blocks += blocks;
+    }
+
+    pub(crate) fn explained(&mut self, decision: Decision) {
+        self.decisions.push(decision);
+    }
+
+    pub(crate) fn sampled(&mut self, now_us: u64, load: &LoadSample) {
+        self.series.sample(now_us, load);
+    }
+
+    /// Share of prompt tokens that needed no computing so far.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    pub fn token_hit_ratio(&self) -> f64 {
+        self.counts.cached_tokens as f64 / (self.counts.prompt_tokens.max(1)) as f64
+    }
+
+    pub(crate) fn ended(&mut self, outcome: &Outcome) {
+        let c = &mut self.counts;
+        match outcome.status {
+            Status::Completed => c.completed += 1,
+            Status::Rejected => c.rejected += 1,
+            Status::Failed => c.failed += 1,
+            Status::Cancelled => c.cancelled += 1,
+        }
+        if outcome.status == Status::Completed {
+            self.completed(outcome);
+        }
+        if self.keep {
+            self.outcomes.push(*outcome);
+        }
+    }
+
+    fn completed(&mut self, outcome: &Outcome) {
+        let class = &self.classes[usize::from(outcome.class).min(self.classes.len() - 1)];
+        let c = &mut self.counts;
+        c.output_tokens += u64::from(outcome.output_tokens);
+        c.hit_blocks += u64::from(outcome.hit_blocks);
+        c.blocks += u64::from(outcome.blocks);
+        c.cached_tokens += outcome.cached_tokens;
+        c.prompt_tokens += outcome.prompt_tokens;
+        #[expect(clippy::cast_precision_loss, reason = "figures for percentiles")]
+        {
+            self.ttft_us.push(outcome.ttft_us as f32);
+            self.tbt_us.push(outcome.gaps.worst_tenth_us as f32);
+        }
+        self.gap_sum_us += u128::from(outcome.gaps.mean_us) * u128::from(outcome.gaps.count);
+        self.gap_count += outcome.gaps.count;
+        let (ttft_ok, tbt_ok) = (outcome.ttft_us <= class.ttft_us, outcome.gaps.worst_tenth_us <= class.tbt_us);
+        c.ttft_ok += u64::from(ttft_ok);
+        c.tbt_ok += u64::from(tbt_ok);
+        c.readmitted += u64::from(outcome.attempts > 1);
+        self.late_us = self.late_us.max(outcome.ttft_us.saturating_sub(class.ttft_us));
+        if ttft_ok && tbt_ok {
+            c.in_slo += 1;
+            c.in_slo_input_tokens += outcome.prompt_tokens;
+            c.retried_in_slo += u64::from(outcome.attempts > 1);
+        }
+        let bin = self.series.at(outcome.offer_us);
+        bin.completed += 1;
+        bin.in_slo += u64::from(ttft_ok && tbt_ok);
+        bin.ttft_us += outcome.ttft_us;
+        bin.hit_blocks += u64::from(outcome.hit_blocks);
+        bin.blocks += u64::from(outcome.blocks);
+    }
+
+    pub(crate) fn node_closed(&mut self, instance: u32, engine: &Engine, tiers: [TierStats; 3]) {
+        self.counts.outside_profile += engine.outside_steps;
+        self.instances.push(InstanceResult {
+            instance,
+            prefill_busy_s: seconds(engine.prefill_busy_ps / 1_000_000),
+            decode_busy_s: seconds(engine.decode_busy_ps / 1_000_000),
+            tier_hit_blocks: tiers.map(|t| t.hit_blocks),
+            tier_evicted_blocks: tiers.map(|t| t.evicted_blocks),
+            tier_used_blocks: tiers.map(|t| t.used_blocks),
+        });
+    }
+
+    pub(crate) fn conductor_closed(&mut self, stats: SchedulerStats, errors: Vec<(InstanceId, f64)>) {
+        self.scheduler = stats;
+        let seen: Vec<f64> = errors.into_iter().map(|(_, e)| e).filter(|e| *e > 0.0).collect();
+        #[expect(clippy::cast_precision_loss, reason = "a mean")]
+        let mean = seen.iter().sum::<f64>() / seen.len().max(1) as f64;
+        self.prefill_error = mean;
+    }
+
+    /// Refusals by reason, with their names.
+    #[must_use]
+    pub fn refusals_by_reason(&self) -> Vec<(&'static str, u64)> {
+        const ALL: [RejectReason; 7] = [
+            RejectReason::Ttft,
+            RejectReason::Tbt,
+            RejectReason::Room,
+            RejectReason::QueueFull,
+            RejectReason::NoInstance,
+            RejectReason::TooLong,
+            RejectReason::Costly,
+        ];
+        ALL.iter().map(|r| (r.name(), self.reasons[*r as usize])).filter(|(_, n)| *n > 0).collect()
+    }
+}
+
+/// Microseconds as seconds.
+#[expect(clippy::cast_precision_loss, reason = "a figure for a report")]
+pub(crate) fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}

@@ -1,0 +1,212 @@
+//! A run's figures as scripts read them.
+
+use serde::Serialize;
+
+use super::{Collector, Series, seconds};
+
+/// Mean and percentiles; `None` where there was nothing to measure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct LatencySummary {
+    /// Mean.
+    pub mean: Option<f64>,
+    /// Median.
+    pub p50: Option<f64>,
+    /// 90th percentile.
+    pub p90: Option<f64>,
+    /// 99th percentile.
+    pub p99: Option<f64>,
+    /// Largest.
+    pub max: Option<f64>,
+}
+
+/// Summary of samples in µs, divided by `unit`.
+#[must_use]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "ranks of a sorted list")]
+pub fn summary(samples: &[f32], unit: f64) -> LatencySummary {
+    if samples.is_empty() {
+        return LatencySummary::default();
+    }
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable_by(f32::total_cmp);
+    // Nearest rank: the smallest value that at least this share does not exceed.
+    let rank = |q: f64| ((q * sorted.len() as f64).ceil() as usize).clamp(1, sorted.len()) - 1;
+    let at = |q: f64| Some(f64::from(sorted[rank(q)]) / unit);
+    let mean = sorted.iter().map(|x| f64::from(*x)).sum::<f64>() / sorted.len() as f64;
+    LatencySummary { mean: Some(mean / unit), p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) }
+}
+
+/// One instance's totals.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct InstanceResult {
+    /// Which.
+    pub instance: u32,
+    /// Time in prefill passes and mixed steps.
+    pub prefill_busy_s: f64,
+    /// Time in pure decode steps.
+    pub decode_busy_s: f64,
+    /// Blocks found by tier: HBM, DRAM, SSD.
+    pub tier_hit_blocks: [u64; 3],
+    /// Blocks evicted by tier.
+    pub tier_evicted_blocks: [u64; 3],
+    /// Blocks held at the end, by tier.
+    pub tier_used_blocks: [u64; 3],
+}
+
+/// Everything that a run measured. The names are relied upon by scripts.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunResult {
+    /// Placement policy.
+    pub policy: String,
+    /// Admission mode in force.
+    pub admission: String,
+    /// Speed-up of the trace.
+    pub speed: f64,
+    /// Seed.
+    pub seed: u64,
+    /// Requests offered.
+    pub requests: u64,
+    /// Requests that got all their tokens.
+    pub completed: u64,
+    /// Requests refused for good.
+    pub rejected: u64,
+    /// Requests admitted that could not be served.
+    pub failed: u64,
+    /// Requests whose client left.
+    pub cancelled: u64,
+    /// Requests in SLO.
+    pub in_slo: u64,
+    /// `in_slo` over `requests`.
+    pub goodput: f64,
+    /// Completed requests within the TTFT objective.
+    pub ttft_ok: u64,
+    /// Completed requests within the TBT objective.
+    pub tbt_ok: u64,
+    /// Prompt tokens offered.
+    pub input_tokens: u64,
+    /// Prompt tokens of requests in SLO.
+    pub input_tokens_in_slo: u64,
+    /// Tokens emitted to requests that completed.
+    pub output_tokens: u64,
+    /// Time to first token.
+    pub ttft_s: LatencySummary,
+    /// Mean of the longest tenth of a request's gaps.
+    pub tbt_ms: LatencySummary,
+    /// Mean of all gaps.
+    pub itl_ms_mean: f64,
+    /// Latest first token past its objective.
+    pub worst_lateness_s: f64,
+    /// Prompt blocks reused over prompt blocks of completed requests.
+    pub block_hit_ratio: f64,
+    /// Prompt tokens reused over prompt tokens of completed requests.
+    pub token_hit_ratio: f64,
+    /// Engine time spent on prefills.
+    pub prefill_busy_s: f64,
+    /// See `Series::oscillation_index`.
+    pub oscillation_index: f64,
+    /// Prompt tokens computed for requests refused afterwards.
+    pub wasted_prefill_tokens: u64,
+    /// Refusals in all, those that were followed by a retry among them.
+    pub refusals: u64,
+    /// Refusals by reason.
+    pub refusals_by_reason: Vec<(&'static str, u64)>,
+    /// What refused clients were told.
+    pub retry_after_s: LatencySummary,
+    /// Refusals whose client came back.
+    pub retries: u64,
+    /// Requests that completed after coming back.
+    pub readmitted: u64,
+    /// Of those, in SLO.
+    pub readmitted_in_slo: u64,
+    /// What shadow modes would have refused: mode, refused, judged.
+    pub shadow: Vec<(&'static str, u64, u64)>,
+    /// Bytes fetched between instances.
+    pub fetched_bytes: u64,
+    /// Bytes handed from prefill to decode.
+    pub handoff_bytes: u64,
+    /// Copies made ahead of demand.
+    pub replications: u64,
+    /// Blocks of output that grew past their reservation into no room.
+    pub overcommitted_blocks: u64,
+    /// Mean relative error of the conductor's prefill predictions.
+    pub prefill_prediction_error: f64,
+    /// Decode strides outside the profile's measured range.
+    pub strides_outside_profile: u64,
+    /// Requests whose prompt lies outside the profile's measured range.
+    pub prompts_outside_profile: u64,
+    /// Processor time of the run.
+    pub cpu_s: f64,
+    /// Per instance.
+    pub instances: Vec<InstanceResult>,
+    /// Over time.
+    pub series: Series,
+}
+
+impl Collector {
+    /// The figures, under the names of the run.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "figures for a report")]
+    pub fn result(&self, names: (&str, &str), speed: f64, seed: u64) -> RunResult {
+        let c = &self.counts;
+        let ratio = |a: u64, b: u64| if b == 0 { 0.0 } else { a as f64 / b as f64 };
+        let busy_us: f64 = self.instances.iter().map(|i| i.prefill_busy_s).sum();
+        RunResult {
+            policy: names.0.into(),
+            admission: names.1.into(),
+            speed,
+            seed,
+            requests: c.arrived,
+            completed: c.completed,
+            rejected: c.rejected,
+            failed: c.failed,
+            cancelled: c.cancelled,
+            in_slo: c.in_slo,
+            goodput: ratio(c.in_slo, c.arrived),
+            ttft_ok: c.ttft_ok,
+            tbt_ok: c.tbt_ok,
+            input_tokens: c.input_tokens,
+            input_tokens_in_slo: c.in_slo_input_tokens,
+            output_tokens: c.output_tokens,
+            ttft_s: summary(&self.ttft_us, 1e6),
+            tbt_ms: summary(&self.tbt_us, 1e3),
+            itl_ms_mean: if self.gap_count == 0 { 0.0 } else { self.gap_sum_us as f64 / self.gap_count as f64 / 1e3 },
+            worst_lateness_s: seconds(self.late_us),
+            block_hit_ratio: ratio(c.hit_blocks, c.blocks),
+            token_hit_ratio: ratio(c.cached_tokens, c.prompt_tokens),
+            prefill_busy_s: busy_us,
+            oscillation_index: self.series.oscillation_index(),
+            wasted_prefill_tokens: c.wasted_tokens,
+            refusals: c.refusals,
+            refusals_by_reason: self.refusals_by_reason(),
+            retry_after_s: summary(&self.retry_after_us, 1e6),
+            retries: c.retried,
+            readmitted: c.readmitted,
+            readmitted_in_slo: c.retried_in_slo,
+            shadow: self.scheduler.shadow.iter().map(|(m, refused, judged)| (m.name(), *refused, *judged)).collect(),
+            fetched_bytes: c.fetched_bytes,
+            handoff_bytes: c.handoff_bytes,
+            replications: self.scheduler.replications,
+            overcommitted_blocks: c.overcommitted_blocks,
+            prefill_prediction_error: self.prefill_error,
+            strides_outside_profile: c.outside_profile,
+            prompts_outside_profile: 0,
+            cpu_s: 0.0,
+            instances: self.instances.clone(),
+            series: self.series.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_nearest_rank() {
+        let samples: Vec<f32> = (1..=100).map(|x| x as f32).collect();
+        let s = summary(&samples, 1.0);
+        assert_eq!((s.p50, s.p90, s.p99, s.max), (Some(50.0), Some(90.0), Some(99.0), Some(100.0)));
+        assert_eq!(s.mean, Some(50.5));
+        assert_eq!(summary(&[], 1.0), LatencySummary::default());
+        assert_eq!(summary(&[3.0], 1.0).p99, Some(3.0));
+    }
+}

@@ -1,0 +1,60 @@
+//! The independent witness: counts ends by itself and says when whole cores are to be audited.
+
+use crate::metrics::Status;
+
+/// See the module's documentation.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Oracle {
+    every: u64,
+    steps: u64,
+    ends: [u64; 4],
+}
+
+impl Oracle {
+    /// An oracle that audits every `every` moments; 0 audits only at rest.
+    #[must_use]
+    pub const fn new(every: u64) -> Self {
+        Self { every, steps: 0, ends: [0; 4] }
+    }
+
+    /// Whether this moment is audited.
+    pub const fn is_due(&mut self) -> bool {
+        self.steps += 1;
+        self.every > 0 && self.steps.is_multiple_of(self.every)
+    }
+
+    /// A request ended.
+    pub const fn ended(&mut self, status: Status) {
+        self.ends[status as usize] += 1;
+    }
+
+    /// Conservation: accepted = completed + rejected + failed + cancelled (I5).
+    ///
+    /// # Errors
+    /// When the sum is off.
+    pub fn at_rest(&self, arrived: u64) -> Result<(), String> {
+        let ended: u64 = self.ends.iter().sum();
+        if ended == arrived {
+            Ok(())
+        } else {
+            Err(format!("oracle at rest: I5: {arrived} requests arrived, {ended} ended ({:?})", self.ends))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_or_doubled_end_is_noticed() {
+        let mut oracle = Oracle::new(2);
+        oracle.ended(Status::Completed);
+        assert_eq!(oracle.at_rest(1), Ok(()));
+        assert!(oracle.at_rest(2).is_err());
+        oracle.ended(Status::Rejected);
+        assert!(oracle.at_rest(1).is_err());
+        assert!(!oracle.is_due() && oracle.is_due());
+        assert!(!Oracle::new(0).is_due());
+    }
+}

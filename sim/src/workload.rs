@@ -1,0 +1,185 @@
+//! Requests as they arrive: a trace, speeded up, repeated or copied, one row at a time.
+
+use std::sync::Arc;
+
+use baton_traces::{Record, Trace};
+
+/// One arrival.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arrival {
+    /// When, µs from the start of the run.
+    pub at_us: u64,
+    /// Prompt tokens, at least 1.
+    pub prompt_tokens: u64,
+    /// Tokens that the answer will have, at least 1.
+    pub output_tokens: u32,
+    /// Ids of its blocks in the trace.
+    pub ids: Vec<u64>,
+    /// Service class, by index.
+    pub class: u16,
+    /// Tenant, by index.
+    pub tenant: u32,
+    /// The client leaves this long after arriving, µs.
+    pub cancel_after_us: Option<u64>,
+}
+
+/// A source of arrivals in order of time.
+pub trait Workload: Send {
+    /// The next arrival.
+    fn next(&mut self) -> Option<Arrival>;
+    /// Time from the first arrival to the last, as far as known beforehand, µs.
+    fn span_us(&self) -> u64;
+    /// How many there will be.
+    fn len(&self) -> u64;
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A trace in memory, replayed `repeat` times in a row, each time with block ids of its own.
+#[derive(Clone, Debug)]
+pub struct TraceWorkload {
+    trace: Arc<Trace>,
+    classes: Arc<Vec<String>>,
+    tenants: Vec<String>,
+    speed: f64,
+    next: usize,
+    round: u64,
+    repeat: u64,
+    limit: usize,
+}
+
+impl TraceWorkload {
+    /// The trace at `speed` times its pace.
+    #[must_use]
+    pub fn new(trace: Arc<Trace>, speed: f64) -> Self {
+        let limit = trace.records.len();
+        Self { trace, classes: Arc::new(Vec::new()), tenants: Vec::new(), speed, next: 0, round: 0, repeat: 1, limit }
+    }
+
+    /// Class names, so that rows that name one find it.
+    #[must_use]
+    pub fn with_classes(mut self, classes: Vec<String>) -> Self {
+        self.classes = Arc::new(classes);
+        self
+    }
+
+    /// Replays it this many times in a row; blocks are not shared between rounds.
+    #[must_use]
+    pub const fn repeated(mut self, times: u64) -> Self {
+        self.repeat = if times == 0 { 1 } else { times };
+        self
+    }
+
+    /// Takes only the first `rows` rows of each round.
+    #[must_use]
+    pub fn limited(mut self, rows: usize) -> Self {
+        self.limit = rows.min(self.trace.records.len());
+        self
+    }
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "times are positive and far below 2^53")]
+    fn time_us(&self, record: &Record, round: u64) -> u64 {
+        let first = self.trace.records.first().map_or(0.0, |r| r.timestamp_ms);
+        let offset = round as f64 * self.round_ms();
+        ((record.timestamp_ms - first + offset) * 1000.0 / self.speed).max(0.0) as u64
+    }
+
+    /// Length of a round: to the last arrival and one mean gap more.
+    #[expect(clippy::cast_precision_loss, reason = "row counts are far below 2^53")]
+    fn round_ms(&self) -> f64 {
+        let records = &self.trace.records[..self.limit];
+        match (records.first(), records.last()) {
+            (Some(first), Some(last)) => {
+                let span = last.timestamp_ms - first.timestamp_ms;
+                span + span / (records.len() as f64).max(1.0)
+            }
+            _ => 0.0,
+        }
+    }
+
+    fn class_of(&self, record: &Record) -> u16 {
+        let named = record.extra.as_ref().and_then(|e| e.class.as_ref());
+        let at = named.and_then(|name| self.classes.iter().position(|c| c == name));
+        u16::try_from(at.unwrap_or(0)).unwrap_or(0)
+    }
+
+    fn tenant_of(&mut self, at: usize) -> u32 {
+        let Some(name) = self.trace.records[at].extra.as_ref().and_then(|e| e.tenant.clone()) else { return 0 };
+        let known = self.tenants.iter().position(|t| *t == name).unwrap_or_else(|| {
+            self.tenants.push(name);
+            self.tenants.len() - 1
+        });
+        u32::try_from(known + 1).unwrap_or(u32::MAX)
+    }
+}
+
+impl Workload for TraceWorkload {
+    fn next(&mut self) -> Option<Arrival> {
+        if self.next >= self.limit {
+            self.next = 0;
+            self.round += 1;
+        }
+        if self.round >= self.repeat || self.limit == 0 {
+            return None;
+        }
+        let at = self.next;
+        self.next += 1;
+        let tenant = self.tenant_of(at);
+        let record = &self.trace.records[at];
+        let salt = self.round << 40;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive time")]
+        let cancel = |ms: f64| (ms.max(0.0) * 1000.0) as u64;
+        Some(Arrival {
+            at_us: self.time_us(record, self.round),
+            prompt_tokens: record.input_length.max(1),
+            output_tokens: u32::try_from(record.output_length.max(1)).unwrap_or(u32::MAX),
+            ids: record.hash_ids.iter().map(|id| id ^ salt).collect(),
+            class: self.class_of(record),
+            tenant,
+            cancel_after_us: record.extra.as_ref().and_then(|e| e.cancel_after_ms).map(cancel),
+        })
+    }
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "times are positive and far below 2^53")]
+    fn span_us(&self) -> u64 {
+        (self.round_ms() * self.repeat as f64 * 1000.0 / self.speed) as u64
+    }
+
+    fn len(&self) -> u64 {
+        self.limit as u64 * self.repeat
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(rows: &[(f64, u64, u64)]) -> Arc<Trace> {
+        let record = |&(timestamp_ms, input_length, output_length): &(f64, u64, u64)| Record {
+            timestamp_ms,
+            input_length,
+            output_length,
+            hash_ids: (0..input_length.div_ceil(512)).collect(),
+            extra: None,
+        };
+        Arc::new(Trace {
+            block_tokens: 512,
+            records: rows.iter().map(record).collect(),
+            assumptions: vec![],
+            dialect: baton_traces::Dialect::Mooncake,
+        })
+    }
+
+    #[test]
+    fn speed_divides_time_and_repeats_do_not_share_blocks() {
+        let mut w = TraceWorkload::new(trace(&[(100.0, 600, 0), (300.0, 5, 7)]), 2.0).repeated(2);
+        let all: Vec<Arrival> = std::iter::from_fn(|| w.next()).collect();
+        let times: Vec<u64> = all.iter().map(|a| a.at_us).collect();
+        assert_eq!(times, [0, 100_000, 150_000, 250_000]);
+        assert_eq!((all[0].output_tokens, all[1].output_tokens), (1, 7));
+        assert_ne!(all[0].ids, all[2].ids);
+        assert_eq!((w.len(), w.next()), (4, None));
+    }
+}

@@ -1,0 +1,114 @@
+//! One simulated instance: its engine model, its store, and who waits at its door.
+
+use baton_scheduler::InstanceSpec;
+use baton_store::{Store, StoreConfig};
+use baton_transfer::{LinkId, LinkSpec};
+use baton_types::{Epoch, InstanceId, Role};
+
+use crate::engine::{Engine, Mix};
+use crate::setup::{Pool, Setup};
+
+/// Rate that stands for "not shared": the per-transfer cap decides.
+const AMPLE_BYTES_PER_S: u64 = 1_000_000_000_000_000;
+
+/// See the module's documentation.
+pub(crate) struct Node {
+    pub spec: InstanceSpec,
+    pub engine: Engine,
+    pub store: Store,
+    pub alive: bool,
+    pub prefix_cache: bool,
+    /// Prefills sent here whose blocks are not pinned yet: (order, slot), ascending.
+    pub incoming: Vec<(u64, u32)>,
+    /// Tokens of prefills that are pinned and not finished.
+    pub opened_tokens: u64,
+    /// Prefills whose blocks are pinned and that wait for blocks which another one computes.
+    pub sharing: Vec<u32>,
+    /// Requests that wait for HBM room to decode here.
+    pub crowded: Vec<u32>,
+    pub dirty: bool,
+}
+
+impl Node {
+    /// Egress, ingress, host and SSD links.
+    pub(crate) fn links(&self, setup: &Setup) -> [LinkSpec; 4] {
+        let rate = |own: u64| if setup.shared_links { own } else { AMPLE_BYTES_PER_S };
+        let link = |bytes_per_s, latency_us| LinkSpec { bytes_per_s, latency_us };
+        [
+            link(rate(self.spec.net_bytes_per_s), setup.net_latency_us),
+            link(rate(self.spec.net_bytes_per_s), 0),
+            link(self.spec.host_bytes_per_s.max(1), 0),
+            link(self.spec.ssd_bytes_per_s.max(1), 0),
+        ]
+    }
+
+    pub(crate) const fn link(&self, which: u32) -> LinkId {
+        LinkId(self.spec.id.0 * 4 + which)
+    }
+}
+
+pub(crate) const EGRESS: u32 = 0;
+pub(crate) const INGRESS: u32 = 1;
+pub(crate) const HOST: u32 = 2;
+pub(crate) const SSD: u32 = 3;
+
+/// Every instance of a setup, pool by pool.
+pub(crate) fn build(setup: &Setup) -> Result<Vec<Node>, String> {
+    let mut nodes = Vec::new();
+    for pool in &setup.pools {
+        for _ in 0..pool.count {
+            let id = u32::try_from(nodes.len()).map_err(|e| e.to_string())?;
+            nodes.push(node(id, pool, setup)?);
+        }
+    }
+    Ok(nodes)
+}
+
+fn node(id: u32, pool: &Pool, setup: &Setup) -> Result<Node, String> {
+    let nodes = u64::from(pool.pipeline_nodes);
+    let hbm_tokens = pool.hbm_tokens.unwrap_or(pool.profile.kv_capacity_tokens) * nodes;
+    let block = u64::from(setup.scheduler.block_tokens);
+    let config = StoreConfig {
+        hbm_blocks: hbm_tokens / block,
+        dram_blocks: pool.dram_tokens * nodes / block,
+        ssd_blocks: pool.ssd_tokens * nodes / block,
+        eviction: setup.eviction,
+        offload: setup.offload,
+        ssd_second_touch: setup.ssd_second_touch,
+    };
+    let chunk = match (pool.role, pool.mix) {
+        (Role::Prefill, _) | (_, Mix::PrefillFirst) => Some(0),
+        (_, Mix::Fixed(tokens)) => Some(tokens),
+        (_, Mix::Target(_)) => None,
+    };
+    let spec = InstanceSpec {
+        id: InstanceId(id),
+        epoch: Epoch(1),
+        role: pool.role,
+        profile: pool.profile.clone(),
+        capacity_tokens: hbm_tokens,
+        pass_tokens: pool.pass_tokens,
+        pipeline_nodes: pool.pipeline_nodes,
+        mixed_chunk_tokens: chunk,
+        net_bytes_per_s: pool.net_bytes_per_s,
+        host_bytes_per_s: pool.host_bytes_per_s,
+        ssd_bytes_per_s: pool.ssd_bytes_per_s,
+    };
+    let mix = if pool.role == Role::Prefill { Mix::PrefillFirst } else { pool.mix };
+    let mut engine = Engine::new(pool.profile.clone(), mix, pool.pass_tokens, pool.pipeline_nodes);
+    if setup.step_once {
+        engine.step_once();
+    }
+    Ok(Node {
+        engine,
+        store: Store::new(config).map_err(|e| e.to_string())?,
+        alive: true,
+        prefix_cache: pool.prefix_cache,
+        incoming: Vec::new(),
+        opened_tokens: 0,
+        sharing: Vec::new(),
+        crowded: Vec::new(),
+        dirty: false,
+        spec,
+    })
+}

@@ -1,0 +1,313 @@
+//! The prefill side of a request: pin, bring what is missing, compute, seal.
+
+use baton_scheduler::Input;
+use baton_store::{Effect as StoreEffect, Input as StoreInput};
+use baton_types::{CacheChange, RequestId};
+
+use super::World;
+use super::requests::{Phase, READER};
+use crate::engine::Job;
+use crate::setup::Handoff;
+
+impl World {
+    /// A prefill was sent to its node.
+    pub(crate) fn enter_prefill(&mut self, slot: u32) {
+        let live = &mut self.live[slot as usize];
+        live.phase = Phase::Incoming;
+        (live.prefilled, live.landed, live.cached_tokens) = (false, false, 0);
+        let (at, order) = (live.prefill, live.order);
+        let node = &mut self.nodes[at as usize];
+        if !node.alive {
+            return;
+        }
+        let place = node.incoming.partition_point(|(o, _)| *o <= order);
+        node.incoming.insert(place, (order, slot));
+        self.door(at);
+    }
+
+    /// Lets in whoever waits at a node, as far as there is room.
+    pub(crate) fn door(&mut self, at: u32) {
+        self.let_decodes_in(at);
+        loop {
+            let node = &self.nodes[at as usize];
+            let ahead = 2 * u64::from(node.spec.pass_tokens) * u64::from(node.spec.pipeline_nodes);
+            if !node.alive || node.opened_tokens >= ahead {
+                return;
+            }
+            let Some((_, slot)) = node.incoming.first().copied() else { return };
+            if !self.open_prefill(at, slot) {
+                return;
+            }
+        }
+    }
+
+    /// Pins a prefill's blocks; false when there is no room for them yet.
+    fn open_prefill(&mut self, at: u32, slot: u32) -> bool {
+        let live = &mut self.live[slot as usize];
+        let (id, local) = (live.id, live.prefill == live.decode);
+        let block = self.setup.scheduler.block_tokens;
+        let room_blocks = if local { live.room_tokens.div_ceil(block) } else { 0 };
+        let keys = std::mem::take(&mut live.keys);
+        let opened = self.open_store(at, id, &keys, room_blocks);
+        let live = &mut self.live[slot as usize];
+        live.keys = keys;
+        let Some(opened) = opened else { return false };
+        live.prefill_open = true;
+        live.decode_open = local;
+        live.phase = Phase::Loading;
+        live.hit_blocks = opened.hits;
+        live.shares = opened.pending > 0;
+        let cached = self.tokens_of(slot, opened.hits);
+        let live = &mut self.live[slot as usize];
+        live.cached_tokens = cached;
+        let left = live.prompt_tokens - cached;
+        let node = &mut self.nodes[at as usize];
+        node.incoming.remove(0);
+        node.opened_tokens += left;
+        if opened.pending > 0 {
+            node.sharing.push(slot);
+        }
+        self.begin_onboard(slot, at, opened.onboard);
+        self.begin_fetch(slot, at);
+        self.maybe_ready(slot);
+        true
+    }
+
+    /// Prompt tokens in `blocks` leading blocks; the last token is always computed.
+    pub(crate) fn tokens_of(&self, slot: u32, blocks: u32) -> u64 {
+        let prompt = self.live[slot as usize].prompt_tokens;
+        (u64::from(blocks) * u64::from(self.setup.scheduler.block_tokens)).min(prompt - 1)
+    }
+
+    /// Brings blocks from the holder that the conductor named, if that still saves work.
+    fn begin_fetch(&mut self, slot: u32, at: u32) {
+        let live = &self.live[slot as usize];
+        let Some(fetch) = live.fetch else { return };
+        let (id, hits, from) = (live.id, live.hit_blocks, fetch.from.0);
+        let blocks = (fetch.blocks as usize).min(live.keys.len());
+        let source_alive = self.nodes.get(fetch.from.index()).is_some_and(|n| n.alive);
+        if fetch.blocks <= hits || !source_alive || from == at {
+            self.tell_fetch(slot, true);
+            return;
+        }
+        let owner = RequestId(id.0 | READER);
+        let keys = std::mem::take(&mut self.live[slot as usize].keys);
+        let readable = self.read_store(from, owner, &keys[..blocks]);
+        self.live[slot as usize].keys = keys;
+        if readable <= hits {
+            self.step_store(from, StoreInput::Close { owner });
+            self.tell_fetch(slot, false);
+            return;
+        }
+        let far = self.tokens_of(slot, readable);
+        let live = &mut self.live[slot as usize];
+        let missing = far - live.cached_tokens;
+        live.reading_from = Some(from);
+        live.hit_blocks = readable;
+        live.cached_tokens = far;
+        live.loads += 1;
+        let node = &mut self.nodes[at as usize];
+        node.opened_tokens = node.opened_tokens.saturating_sub(missing);
+        self.fly_fetch(slot, (from, at), missing);
+    }
+
+    pub(crate) fn tell_fetch(&mut self, slot: u32, ok: bool) {
+        let (router, request) = (self.live[slot as usize].router, self.live[slot as usize].id);
+        self.tell(router, Input::FetchFinished { request, ok });
+    }
+
+    /// A fetch or an onboard ended; on failure `lost_blocks` says what must be computed after all.
+    pub(crate) fn load_ended(&mut self, slot: u32, cached_blocks: Option<u32>) {
+        if let Some(blocks) = cached_blocks {
+            let cached = self.tokens_of(slot, blocks);
+            let live = &mut self.live[slot as usize];
+            let more = live.cached_tokens.saturating_sub(cached);
+            live.cached_tokens -= more;
+            live.hit_blocks = live.hit_blocks.min(blocks);
+            let at = live.prefill as usize;
+            self.nodes[at].opened_tokens += more;
+        }
+        let live = &mut self.live[slot as usize];
+        live.loads = live.loads.saturating_sub(1);
+        self.maybe_ready(slot);
+    }
+
+    /// Gives a prefill to its engine once everything that it reuses is there.
+    pub(crate) fn maybe_ready(&mut self, slot: u32) {
+        let live = &mut self.live[slot as usize];
+        if live.phase != Phase::Loading || live.loads > 0 || live.shares {
+            return;
+        }
+        live.phase = Phase::Prefilling;
+        let job = Job {
+            slot,
+            order: live.order,
+            left_tokens: live.prompt_tokens - live.cached_tokens,
+            prefix_tokens: live.cached_tokens,
+            started: false,
+            spent_ps: 0,
+        };
+        let at = live.prefill;
+        let now_us = self.now_us;
+        self.nodes[at as usize].engine.add_job(now_us, job);
+        self.touch(at);
+    }
+
+    /// Prefills that waited for blocks of another look again.
+    fn look_at_shared(&mut self, at: u32) {
+        let waiting = std::mem::take(&mut self.nodes[at as usize].sharing);
+        for slot in waiting {
+            let live = &self.live[slot as usize];
+            let readable = self.nodes[at as usize].store.lookup(&live.keys).total;
+            if readable >= live.hit_blocks.min(u32::try_from(live.keys.len()).unwrap_or(u32::MAX)) {
+                self.live[slot as usize].shares = false;
+                self.maybe_ready(slot);
+            } else {
+                self.nodes[at as usize].sharing.push(slot);
+            }
+        }
+    }
+
+    /// The owner that was to fill shared blocks is gone: this request computes them itself.
+    pub(crate) fn inherited(&mut self, slot: u32, at: u32) {
+        let live = &self.live[slot as usize];
+        if !live.used || live.prefill != at || !live.prefill_open || live.prefilled {
+            return;
+        }
+        let readable = self.nodes[at as usize].store.lookup(&live.keys).total;
+        let cached = self.tokens_of(slot, readable);
+        let live = &mut self.live[slot as usize];
+        let more = live.cached_tokens.saturating_sub(cached);
+        live.cached_tokens -= more;
+        live.hit_blocks = live.hit_blocks.min(readable);
+        live.shares = false;
+        let node = &mut self.nodes[at as usize];
+        node.opened_tokens += more;
+        node.sharing.retain(|s| *s != slot);
+        self.maybe_ready(slot);
+    }
+
+    /// The first pass of a prefill begins: its KV may flow from now on.
+    pub(crate) fn prefill_started(&mut self, slot: u32) {
+        let live = &self.live[slot as usize];
+        if live.used && live.phase == Phase::Prefilling && live.prefill != live.decode && self.setup.handoff == Handoff::Layerwise {
+            self.begin_handoff(slot);
+        }
+    }
+
+    /// A prefill ended.
+    pub(crate) fn prefilled(&mut self, at: u32, slot: u32, compute_us: u64) {
+        let live = &mut self.live[slot as usize];
+        if !live.used || live.phase != Phase::Prefilling || live.prefill != at {
+            return;
+        }
+        live.phase = Phase::HandingOff;
+        live.prefilled = true;
+        let local = live.prefill == live.decode;
+        if local {
+            live.first_token_us = self.now_us;
+        }
+        let (id, router, cached) = (live.id, live.router, live.cached_tokens);
+        let new = live.prompt_tokens - cached;
+        let all = u32::try_from(live.keys.len()).unwrap_or(u32::MAX);
+        let node = &mut self.nodes[at as usize];
+        node.opened_tokens = node.opened_tokens.saturating_sub(new);
+        self.metrics.prefilled(self.now_us, at, new, compute_us);
+        self.step_store(at, StoreInput::Seal { owner: id, upto_blocks: all });
+        if let Some(source) = self.live[slot as usize].reading_from.take() {
+            self.step_store(source, StoreInput::Close { owner: RequestId(id.0 | READER) });
+        }
+        self.look_at_shared(at);
+        if !local {
+            self.handoff_produced(slot);
+        }
+        let input = Input::PrefillFinished { request: id, compute_us, cached_tokens: cached };
+        self.tell_of(router, input);
+        if self.live[slot as usize].landed && self.live[slot as usize].phase == Phase::HandingOff {
+            self.handoff_done(slot);
+        }
+        self.door(at);
+    }
+
+    /// Steps a node's store, publishes its news and carries its orders out.
+    pub(crate) fn step_store(&mut self, at: u32, input: StoreInput<'_>) {
+        let mut effects = std::mem::take(&mut self.store_effects);
+        self.nodes[at as usize].store.step(self.now_us, input, &mut effects);
+        for effect in effects.drain(..) {
+            self.store_said(at, effect);
+        }
+        self.store_effects = effects;
+    }
+
+    pub(crate) fn store_said(&mut self, at: u32, effect: StoreEffect) {
+        match effect {
+            StoreEffect::Stored { parent, hashes, tier } => {
+                self.publish(at, CacheChange::Stored { parent, hashes, tier });
+            }
+            StoreEffect::Removed { hashes, tier } => self.publish(at, CacheChange::Removed { hashes, tier }),
+            StoreEffect::Cleared => self.publish(at, CacheChange::Cleared),
+            StoreEffect::Offload { ticket, from, to, blocks } => self.fly_offload(at, ticket, (from, to), blocks),
+            StoreEffect::Inherited { owner, .. } | StoreEffect::OnboardFailed { owner, .. } => {
+                if let Some(slot) = self.slot_of(owner) {
+                    self.inherited(slot, at);
+                }
+            }
+            StoreEffect::Onboard { owner, dram_blocks, ssd_blocks } => {
+                // Outside an `Open`: blocks that another owner gave up bringing.
+                if let Some(slot) = self.slot_of(owner) {
+                    self.begin_onboard(slot, at, (dram_blocks, ssd_blocks));
+                }
+            }
+            StoreEffect::GrowRefused { needed_blocks, .. } => self.metrics.overcommitted(needed_blocks),
+            StoreEffect::Opened { .. } | StoreEffect::Refused { .. } | StoreEffect::AlreadyOpen { .. } | StoreEffect::Grown { .. } => {}
+        }
+    }
+
+    /// Opens a hold; `None` when the store has no room. Orders and news are carried out.
+    pub(crate) fn open_store(&mut self, at: u32, owner: RequestId, keys: &[baton_types::BlockKey], room_blocks: u32) -> Option<Opened> {
+        let mut effects = std::mem::take(&mut self.store_effects);
+        self.nodes[at as usize].store.step(self.now_us, StoreInput::Open { owner, chain: keys, room_blocks }, &mut effects);
+        let mut opened = None;
+        let mut onboarding = (0, 0);
+        for effect in effects.drain(..) {
+            match effect {
+                StoreEffect::Opened { hbm, dram, ssd, pending, .. } => {
+                    opened = Some(Opened { hits: hbm + dram + ssd + pending, hbm, pending, onboard: (0, 0) });
+                }
+                StoreEffect::Onboard { dram_blocks, ssd_blocks, .. } => onboarding = (dram_blocks, ssd_blocks),
+                other => self.store_said(at, other),
+            }
+        }
+        self.store_effects = effects;
+        opened.map(|o| Opened { onboard: onboarding, ..o })
+    }
+
+    /// Pins a readable prefix as a source; returns its length in blocks.
+    pub(crate) fn read_store(&mut self, at: u32, owner: RequestId, keys: &[baton_types::BlockKey]) -> u32 {
+        let mut effects = std::mem::take(&mut self.store_effects);
+        self.nodes[at as usize].store.step(self.now_us, StoreInput::Read { owner, chain: keys }, &mut effects);
+        let mut readable = 0;
+        for effect in effects.drain(..) {
+            if let StoreEffect::Opened { hbm, dram, ssd, .. } = effect {
+                readable = hbm + dram + ssd;
+            } else {
+                self.store_said(at, effect);
+            }
+        }
+        self.store_effects = effects;
+        readable
+    }
+}
+
+/// What a store granted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Opened {
+    /// Leading blocks that need no computing here: in any tier, or being filled by another.
+    pub hits: u32,
+    /// Of those, in HBM already.
+    pub hbm: u32,
+    /// Of those, being filled by another.
+    pub pending: u32,
+    /// Blocks to bring up from DRAM and SSD.
+    pub onboard: (u32, u32),
+}

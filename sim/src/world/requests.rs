@@ -1,0 +1,267 @@
+//! Clients: requests arrive, are offered to a conductor, come back or give up, and end once.
+
+use baton_scheduler::{FetchPlan, Input, Rejection, Request};
+use baton_types::{BlockKey, ClassId, RequestId, TenantId};
+
+use super::World;
+use crate::events::Event;
+use crate::metrics::{Outcome, Status};
+
+/// Reads of a fetch source are held under an id of their own: its request may hold blocks there too.
+pub(crate) const READER: u64 = 1 << 63;
+
+/// Where a live request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// With its client (before, or between attempts) or in the conductor.
+    Outside,
+    /// At its prefill node, blocks not pinned yet.
+    Incoming,
+    /// Blocks pinned, some on their way.
+    Loading,
+    /// In the engine's queue or computing.
+    Prefilling,
+    /// Prefilled; KV on its way, or waiting for the conductor's word.
+    HandingOff,
+    /// Decoding.
+    Decoding,
+}
+
+/// A request that has not ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Live {
+    pub id: RequestId,
+    pub used: bool,
+    pub router: u32,
+    pub phase: Phase,
+    pub keys: Vec<BlockKey>,
+    pub prompt_tokens: u64,
+    pub output_tokens: u32,
+    pub emitted_tokens: u32,
+    pub class: u16,
+    pub tenant: u32,
+    pub first_offer_us: u64,
+    pub offer_us: u64,
+    pub attempts: u32,
+    pub retry_after_us: u64,
+    pub prefill: u32,
+    pub decode: u32,
+    pub order: u64,
+    pub room_tokens: u32,
+    pub fetch: Option<FetchPlan>,
+    /// Blocks found at the prefill node.
+    pub hit_blocks: u32,
+    pub cached_tokens: u64,
+    pub loads: u8,
+    pub shares: bool,
+    pub prefill_open: bool,
+    pub decode_open: bool,
+    pub reading_from: Option<u32>,
+    pub prefilled: bool,
+    pub landed: bool,
+    pub handoff: Option<u64>,
+    pub first_token_us: u64,
+    pub wasted_tokens: u64,
+}
+
+impl World {
+    /// Makes the next arrival of the workload an event.
+    pub(crate) fn pull_arrival(&mut self) {
+        let horizon_us = self.setup.foresight_us;
+        if horizon_us > 0 {
+            self.look_ahead(horizon_us);
+            self.upcoming = self.foreseen.pop_front();
+        } else {
+            self.upcoming = self.workload.next();
+        }
+        if let Some(arrival) = &self.upcoming {
+            self.events.push(arrival.at_us.max(self.now_us), Event::Arrival);
+        }
+    }
+
+    fn look_ahead(&mut self, horizon_us: u64) {
+        let until = |w: &Self| w.foreseen.front().map_or(0, |a| a.at_us) + horizon_us;
+        while self.foreseen.back().is_none_or(|last| last.at_us <= until(self)) {
+            let Some(next) = self.workload.next() else { break };
+            self.foreseen.push_back(next);
+        }
+    }
+
+    pub(crate) fn arrive(&mut self) {
+        let Some(arrival) = self.upcoming.take() else { return };
+        let mut hasher = super::chain_hasher();
+        let mut keys: Vec<BlockKey> = arrival.ids.iter().map(|id| hasher.push_id(*id)).collect();
+        let slot = self.free_slot();
+        if self.nodes.iter().any(|n| !n.prefix_cache) {
+            // Without a prefix cache no block is like any other.
+            let own = u128::from(self.arrivals + 1) << 64;
+            keys.iter_mut().for_each(|k| k.0 ^= own.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (own >> 64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        }
+        self.metrics.arrived(self.now_us, &arrival);
+        let generation = self.live[slot as usize].id.0 >> 32;
+        let id = RequestId((generation + 1) << 32 | u64::from(slot));
+        let live = &mut self.live[slot as usize];
+        *live = fresh(id, keys);
+        live.prompt_tokens = arrival.prompt_tokens;
+        live.output_tokens = match self.setup.cut_outputs {
+            0 => arrival.output_tokens,
+            cut => arrival.output_tokens.min(cut),
+        };
+        (live.class, live.tenant) = (arrival.class, arrival.tenant);
+        live.first_offer_us = self.now_us;
+        live.router = u32::try_from(self.arrivals % u64::from(self.setup.routers)).expect("few routers");
+        self.arrivals += 1;
+        self.in_flight += 1;
+        self.plan_departure(slot, arrival.cancel_after_us);
+        self.offer(slot);
+        self.pull_arrival();
+    }
+
+    fn free_slot(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            let slot = u32::try_from(self.live.len()).expect("live requests are far below 2^32");
+            self.live.push(fresh(RequestId(u64::from(slot)), Vec::new()));
+            slot
+        })
+    }
+
+    /// Some clients leave: as their trace says, or at random.
+    fn plan_departure(&mut self, slot: u32, told_us: Option<u64>) {
+        let random = self.rng.chance_permille(self.setup.clients.leave_permille);
+        let patience_us = self.setup.scheduler.classes[0].ttft_us;
+        let after_us = told_us.or_else(|| random.then(|| self.rng.below(patience_us)));
+        if let Some(after_us) = after_us {
+            let generation = u32::try_from(self.live[slot as usize].id.0 >> 32 & 0xFFFF_FFFF).unwrap_or(0);
+            self.events.push(self.now_us + after_us, Event::Cancel(slot, generation));
+        }
+    }
+
+    /// Hands a request to its conductor.
+    pub(crate) fn offer(&mut self, slot: u32) {
+        let live = &mut self.live[slot as usize];
+        if !live.used {
+            return;
+        }
+        live.offer_us = self.now_us;
+        live.attempts += 1;
+        let request = Request {
+            id: live.id,
+            class: ClassId(live.class),
+            tenant: TenantId(live.tenant),
+            prompt_tokens: live.prompt_tokens,
+            chain: live.keys.iter().map(|k| k.short()).collect(),
+            emitted_tokens: live.emitted_tokens,
+            known_output_tokens: None,
+            known_work_bound_us: None,
+        };
+        let router = live.router;
+        let request = self.foresee(slot, request);
+        self.tell(router, Input::RequestArrived(request));
+    }
+
+    pub(crate) fn slot_of(&self, id: RequestId) -> Option<u32> {
+        #[expect(clippy::cast_possible_truncation, reason = "the low half is the slot")]
+        let slot = id.0 as u32;
+        self.live.get(slot as usize).filter(|l| l.used && l.id == id).map(|_| slot)
+    }
+
+    /// The conductor refused.
+    pub(crate) fn rejected(&mut self, slot: u32, rejection: &Rejection) {
+        let clients = self.setup.clients;
+        let live = &mut self.live[slot as usize];
+        live.wasted_tokens += rejection.wasted_tokens;
+        live.retry_after_us = rejection.retry_after_us;
+        live.phase = Phase::Outside;
+        let returns = live.attempts <= clients.retries;
+        self.metrics.refused(self.now_us, rejection, returns);
+        if !returns {
+            self.end(slot, Status::Rejected, None);
+            return;
+        }
+        let wait_us = rejection.retry_after_us.max(1000);
+        let jitter_us = self.rng.below(wait_us / 1000 * u64::from(clients.jitter_permille) + 1);
+        self.events.push(self.now_us + wait_us + jitter_us, Event::Retry(slot));
+    }
+
+    pub(crate) fn client_leaves(&mut self, slot: u32, generation: u32) {
+        let live = &self.live[slot as usize];
+        if !live.used || u32::try_from(live.id.0 >> 32).ok() != Some(generation) {
+            return;
+        }
+        let (router, id) = (live.router, live.id);
+        if live.phase != Phase::Outside || self.conductors[router as usize].knows(id) {
+            self.tell(router, Input::RequestCancelled { request: id });
+        }
+        if self.slot_of(id).is_some() {
+            self.release_all(slot);
+            self.end(slot, Status::Cancelled, None);
+        }
+    }
+
+    /// A request ends, exactly once.
+    pub(crate) fn end(&mut self, slot: u32, status: Status, gaps: Option<crate::engine::GapSummary>) {
+        let live = &mut self.live[slot as usize];
+        debug_assert!(live.used, "a request ends once (I5)");
+        live.used = false;
+        let outcome = Outcome {
+            status,
+            class: live.class,
+            first_offer_us: live.first_offer_us,
+            offer_us: live.offer_us,
+            end_us: self.now_us,
+            prompt_tokens: live.prompt_tokens,
+            output_tokens: live.output_tokens,
+            cached_tokens: live.cached_tokens,
+            hit_blocks: live.hit_blocks,
+            blocks: u32::try_from(live.keys.len()).unwrap_or(u32::MAX),
+            ttft_us: live.first_token_us.saturating_sub(live.offer_us),
+            gaps: gaps.unwrap_or_default(),
+            attempts: live.attempts,
+            retry_after_us: live.retry_after_us,
+            prefill: live.prefill,
+            decode: live.decode,
+            wasted_tokens: live.wasted_tokens,
+        };
+        live.keys = Vec::new();
+        self.free.push(slot);
+        self.in_flight -= 1;
+        self.oracle.ended(status);
+        self.metrics.ended(&outcome);
+    }
+}
+
+fn fresh(id: RequestId, keys: Vec<BlockKey>) -> Live {
+    Live {
+        id,
+        used: !keys.is_empty(),
+        router: 0,
+        phase: Phase::Outside,
+        keys,
+        prompt_tokens: 0,
+        output_tokens: 0,
+        emitted_tokens: 0,
+        class: 0,
+        tenant: 0,
+        first_offer_us: 0,
+        offer_us: 0,
+        attempts: 0,
+        retry_after_us: 0,
+        prefill: 0,
+        decode: 0,
+        order: 0,
+        room_tokens: 0,
+        fetch: None,
+        hit_blocks: 0,
+        cached_tokens: 0,
+        loads: 0,
+        shares: false,
+        prefill_open: false,
+        decode_open: false,
+        reading_from: None,
+        prefilled: false,
+        landed: false,
+        handoff: None,
+        first_token_us: 0,
+        wasted_tokens: 0,
+    }
+}

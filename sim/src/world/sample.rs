@@ -1,0 +1,125 @@
+//! Sampling loads over time, looking ahead for the foresight policy, and closing the books.
+
+use baton_scheduler::{PolicyName, Request};
+use baton_types::Tier;
+
+use super::World;
+use super::requests::Phase;
+use crate::events::Event;
+use crate::metrics::LoadSample;
+
+impl World {
+    pub(crate) fn sample(&mut self) {
+        let snapshot = self.conductors[0].snapshot();
+        for (load, node) in snapshot.instances.iter().zip(&self.nodes) {
+            self.metrics.sampled(
+                self.now_us,
+                &LoadSample {
+                    backlog_us: load.backlog_us,
+                    batch: u32::try_from(node.engine.batch()).unwrap_or(u32::MAX),
+                    context_tokens: node.engine.context_tokens(),
+                    step_us: load.step_us,
+                    instance: load.instance.0,
+                    prefills: node.spec.role.prefills(),
+                    decodes: node.spec.role.decodes(),
+                },
+            );
+        }
+        if self.in_flight > 0 || self.upcoming.is_some() {
+            self.events.push(self.now_us + self.setup.sample_us, Event::Sample);
+        }
+    }
+
+    /// What only the foresight policy may know: the answer's length, and whether the request's
+    /// work is among the cheapest that the near future can carry.
+    pub(crate) fn foresee(&self, slot: u32, mut request: Request) -> Request {
+        if self.setup.scheduler.policy != PolicyName::Foresight {
+            return request;
+        }
+        request.known_output_tokens = Some(self.live[slot as usize].output_tokens);
+        request.known_work_bound_us = self.work_bound_us();
+        request
+    }
+
+    /// The largest work that still fits when the next minute's requests are served cheapest first,
+    /// each counted at its mean cost with the hit ratio seen so far; `None` while all of it fits.
+    fn work_bound_us(&self) -> Option<u64> {
+        let horizon_us = self.setup.foresight_us.max(1);
+        let mut works: Vec<u64> = self.foreseen.iter().map(|a| self.expected_work_us(a.prompt_tokens)).collect();
+        works.sort_unstable();
+        let backlog_us: u64 = self.conductors[0].snapshot().instances.iter().map(|i| i.backlog_us).sum();
+        let patience_us = self.setup.scheduler.classes[0].ttft_us;
+        let workers = self.foresight_workers_permille();
+        let room_us = ((horizon_us + patience_us) * workers / 1000).saturating_sub(backlog_us);
+        let mut spent_us = 0;
+        for work_us in works {
+            spent_us += work_us;
+            if spent_us > room_us {
+                return Some(work_us);
+            }
+        }
+        None
+    }
+
+    /// Prefill capacity in instances, per mille; a mixing decode instance counts for six tenths.
+    fn foresight_workers_permille(&self) -> u64 {
+        self.nodes.iter().map(|n| if n.spec.role.prefills() { 1000 } else { 600 }).sum()
+    }
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "positive times")]
+    fn expected_work_us(&self, prompt_tokens: u64) -> u64 {
+        let new = (prompt_tokens as f64 * (1.0 - self.metrics.token_hit_ratio())) as u64;
+        let spec = &self.nodes[0].spec;
+        spec.profile.chunked_prefill_us(new.max(1), prompt_tokens - new, spec.pass_tokens.into()) as u64
+    }
+
+    /// Live requests and holds agree (the oracle's part that the cores cannot see).
+    pub(crate) fn audit_requests(&self) -> Result<(), String> {
+        let used = self.live.iter().filter(|l| l.used).count() as u64;
+        if used != self.in_flight {
+            return Err(format!("I5: {} requests in flight, {used} slots in use", self.in_flight));
+        }
+        for live in self.live.iter().filter(|l| l.used) {
+            if live.phase == Phase::Decoding && !live.decode_open {
+                return Err(format!("I8: request {} decodes without a hold", live.id));
+            }
+        }
+        Ok(())
+    }
+
+    /// At rest nothing may be held anywhere, and every request has ended (I3, I5).
+    pub(crate) fn oracle_at_rest(&mut self) -> Result<(), String> {
+        if self.in_flight > 0 {
+            let stuck = self.live.iter().find(|l| l.used);
+            let what = stuck.map_or_else(String::new, |l| format!("{} in phase {:?} at node {}", l.id, l.phase, l.prefill));
+            return Err(format!("oracle at rest: {} requests never ended, the first {what}", self.in_flight));
+        }
+        self.oracle.at_rest(self.arrivals)?;
+        for node in &self.nodes {
+            let pinned = node.store.pinned_total();
+            if pinned > 0 {
+                return Err(format!("oracle at rest: I3: {pinned} blocks are still pinned on instance {}", node.spec.id));
+            }
+            node.store.check().map_err(|e| format!("oracle at rest: {e}"))?;
+        }
+        for conductor in &self.conductors {
+            conductor.check().map_err(|e| format!("oracle at rest: {e}"))?;
+        }
+        self.transfers.check().map_err(|e| format!("oracle at rest: {e}"))
+    }
+
+    /// Final figures of the nodes.
+    pub(crate) fn close_books(&mut self) {
+        for node in &self.nodes {
+            let stats = node.store.stats();
+            let tiers = Tier::LOCAL.map(|t| stats.tiers[t.index()]);
+            self.metrics.node_closed(node.spec.id.0, &node.engine, tiers);
+        }
+        let mut replicas: Vec<(u64, u32)> = Vec::new();
+        for conductor in &self.conductors[..1] {
+            self.metrics.conductor_closed(conductor.stats().clone(), conductor.prefill_errors());
+            replicas.clear();
+        }
+        let _ = replicas;
+    }
+}

@@ -1,0 +1,48 @@
+//! Least frequently used: one list for each frequency. Frequencies are halved now and then, so
+//! that what was popular long ago can go.
+
+use super::{Facts, RANKS};
+
+/// The list of a block.
+pub(super) fn rank(facts: Facts) -> usize {
+    usize::from(facts.frequency).min(RANKS - 1)
+}
+
+/// Where a list's blocks belong once all frequencies are halved.
+pub(super) const fn halved(rank: usize) -> usize {
+    rank / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Resting;
+    use super::*;
+    use crate::config::Eviction;
+
+    fn facts(frequency: u8) -> Facts {
+        Facts { frequency, ..Facts::default() }
+    }
+
+    #[test]
+    fn the_least_frequent_goes_first_and_halving_keeps_the_order() {
+        let mut resting = Resting::new(Eviction::Lfu, 8);
+        for (block, frequency) in [(0, 9), (1, 2), (2, 3), (3, 200)] {
+            resting.rest(block, facts(frequency));
+        }
+        assert_eq!(resting.victim(|_| true), Some(1));
+        resting.halve();
+        resting.rest(4, facts(1));
+        let mut order = [0; 5];
+        for slot in &mut order {
+            *slot = resting.victim(|_| true).unwrap();
+            resting.lift(*slot);
+        }
+        assert_eq!(order, [1, 2, 4, 0, 3], "2 and 3 uses are both 1 after halving, and older than block 4");
+    }
+
+    #[test]
+    fn frequencies_beyond_the_last_list_share_it() {
+        assert_eq!(rank(facts(u8::MAX)), RANKS - 1);
+        assert_eq!(halved(RANKS - 1), (RANKS - 1) / 2);
+    }
+}

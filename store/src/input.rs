@@ -1,0 +1,74 @@
+//! What the store is told.
+
+use baton_types::{BlockKey, RequestId};
+
+/// Who holds blocks. One owner has at most one hold on a store; a request that both fills blocks
+/// and is read from on the same node uses two ids.
+pub type Owner = RequestId;
+
+/// A fact for the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input<'a> {
+    /// `owner` will compute over `chain` here. Pins what exists of the chain in any tier, reserves
+    /// HBM slots for the rest of it, for blocks to be brought up from slower tiers, and for
+    /// `room_blocks` private ones. Answered by `Opened` (then perhaps `Onboard`), or by `Refused`
+    /// or `AlreadyOpen`, which change nothing.
+    Open {
+        /// Who asks.
+        owner: Owner,
+        /// The prompt's blocks from the root; a partial last block is a key like any other.
+        chain: &'a [BlockKey],
+        /// Slots for blocks that will never be shared: generated tokens.
+        room_blocks: u32,
+    },
+    /// `owner` will read `chain` here for another node. Pins the readable prefix, reserves
+    /// nothing. Answered by `Opened` or `AlreadyOpen`.
+    Read {
+        /// Who asks.
+        owner: Owner,
+        /// The blocks wanted, from the root.
+        chain: &'a [BlockKey],
+    },
+    /// The oldest unanswered `Onboard` of `owner` ended.
+    OnboardDone {
+        /// As in the effect.
+        owner: Owner,
+        /// Whether the blocks now rest in HBM, verified. If not, the owner must compute them, and
+        /// their copies below are given up unless another owner pins them.
+        ok: bool,
+    },
+    /// An `Offload` ended; tickets may end in any order.
+    OffloadDone {
+        /// As in the effect.
+        ticket: u64,
+        /// Whether the copies are complete.
+        ok: bool,
+    },
+    /// The first `upto_blocks` of the owner's chain are filled in HBM and verified.
+    Seal {
+        /// Who filled them.
+        owner: Owner,
+        /// How many, from the root; what was sealed before stays so.
+        upto_blocks: u32,
+    },
+    /// `owner` wants `room_blocks` more private blocks. Answered by `Grown` or `GrowRefused`.
+    GrowRoom {
+        /// Who asks.
+        owner: Owner,
+        /// How many more.
+        room_blocks: u32,
+    },
+    /// `owner` is done or gone: pins and private room are given back, what nobody sealed is
+    /// dropped or handed to the next owner that waits for it. A second one is counted, no more.
+    Close {
+        /// Who ends.
+        owner: Owner,
+    },
+    /// An operator removes blocks, with all that continue them, from every tier. Pinned ones stay.
+    Evict {
+        /// Which.
+        keys: &'a [BlockKey],
+    },
+    /// Everything is gone: owners, blocks, copies under way.
+    Clear,
+}

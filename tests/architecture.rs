@@ -1,0 +1,38 @@
+//! The rules of the house as tests.
+//!
+//! Each rule is a function from data (a source, a crate table, a changelog) to findings, so that it is tried
+//! on a planted violation as well as on the workspace: a guard that has never fired proves nothing.
+//! A finding names file and line, the rule, and what to do about it.
+
+#[path = "architecture/balance.rs"]
+mod balance;
+#[path = "architecture/changelog.rs"]
+mod changelog;
+#[path = "architecture/documents.rs"]
+mod documents;
+#[path = "architecture/finding.rs"]
+mod finding;
+#[path = "architecture/graph.rs"]
+mod graph;
+#[path = "architecture/house.rs"]
+mod house;
+#[path = "architecture/lex.rs"]
+mod lex;
+#[path = "architecture/licences.rs"]
+mod licences;
+#[path = "architecture/lints.rs"]
+mod lints;
+#[path = "architecture/names.rs"]
+mod names;
+#[path = "architecture/outline.rs"]
+mod outline;
+#[path = "architecture/purity.rs"]
+mod purity;
+#[path = "architecture/reach.rs"]
+mod reach;
+#[path = "architecture/sizes.rs"]
+mod sizes;
+#[path = "architecture/spdx.rs"]
+mod spdx;
+#[path = "architecture/words.rs"]
+mod words;

@@ -1,0 +1,163 @@
+//! `baton replay`: the report and what must always be true of it.
+
+use crate::program::Place;
+use crate::rows::{self, Row};
+use serde_json::Value;
+
+const COUNTS: [&str; 8] = [
+    "requests",
+    "completed",
+    "rejected",
+    "failed",
+    "in_slo",
+    "input_tokens",
+    "input_tokens_in_slo",
+    "wasted_prefill_tokens",
+];
+const RATIOS: [&str; 2] = ["block_hit_ratio", "oscillation_index"];
+const SUMMARIES: [&str; 3] = ["ttft_s", "tbt_ms", "retry_after_s"];
+
+/// The runs of a replay of `rows` with further arguments.
+#[track_caller]
+fn runs(rows: &[Row], more: &[&str]) -> Vec<Value> {
+    let place = Place::new();
+    place.write("t.jsonl", &rows::text(rows));
+    let args: Vec<&str> = ["replay", "t.jsonl", "--json", "out.json"].iter().chain(more).copied().collect();
+    place.baton(&args).succeeded();
+    let report = place.json("out.json");
+    report["runs"].as_array().unwrap_or_else(|| panic!("no runs in {report:#}")).clone()
+}
+
+#[track_caller]
+fn number(run: &Value, name: &str) -> f64 {
+    run.pointer(name).and_then(Value::as_f64).unwrap_or_else(|| panic!("{name} is not a number: {run:#}"))
+}
+
+#[track_caller]
+fn count(run: &Value, name: &str) -> u64 {
+    run[name].as_u64().unwrap_or_else(|| panic!("{name} is not a count: {run:#}"))
+}
+
+#[test]
+fn a_run_has_every_key_with_its_type() {
+    let runs = runs(&rows::easy(), &["--policy", "baton"]);
+    assert_eq!(runs.len(), 1);
+    let run = &runs[0];
+    for name in COUNTS {
+        count(run, name);
+    }
+    for name in RATIOS {
+        assert!(number(run, &format!("/{name}")) >= 0.0, "{name} is negative: {run:#}");
+    }
+    for name in SUMMARIES {
+        // A figure of nothing (retry_after_s with no rejection) is null, but its key is there.
+        for part in ["mean", "p50", "p90", "p99"] {
+            let value = run[name].get(part).unwrap_or_else(|| panic!("{name}.{part} is missing: {run:#}"));
+            assert!(value.is_number() || value.is_null(), "{name}.{part} is {value}");
+        }
+    }
+    assert_eq!(run["policy"], "baton");
+    assert!(run["admission"].is_string(), "{run:#}");
+    assert!((number(run, "/speed") - 1.0).abs() < 1e-9, "{run:#}");
+    assert!(number(run, "/cpu_s") >= 0.0, "{run:#}");
+}
+
+#[test]
+fn every_request_ends_once_and_every_token_is_counted() {
+    for rows in [rows::easy(), rows::tree(150), rows::flood()] {
+        for run in runs(&rows, &["--policy", "random,mooncake,baton"]) {
+            let ended = count(&run, "completed") + count(&run, "rejected") + count(&run, "failed");
+            assert_eq!(ended, rows.len() as u64, "{run:#}");
+            assert_eq!(count(&run, "requests"), rows.len() as u64, "{run:#}");
+            assert_eq!(
+                count(&run, "input_tokens"),
+                rows.iter().map(|row| row.input_tokens).sum::<u64>(),
+                "{run:#}"
+            );
+            assert!(count(&run, "in_slo") <= count(&run, "completed"), "{run:#}");
+            assert!(count(&run, "input_tokens_in_slo") <= count(&run, "input_tokens"), "{run:#}");
+            assert!(number(&run, "/block_hit_ratio") <= 1.0, "{run:#}");
+        }
+    }
+}
+
+#[test]
+fn easy_requests_are_all_served_in_time() {
+    let rows = rows::easy();
+    for run in runs(&rows, &["--policy", "round_robin,mooncake,baton"]) {
+        assert_eq!(count(&run, "completed"), rows.len() as u64, "{run:#}");
+        assert_eq!(count(&run, "in_slo"), rows.len() as u64, "{run:#}");
+        assert_eq!(count(&run, "input_tokens_in_slo"), count(&run, "input_tokens"), "{run:#}");
+        assert!(number(&run, "/ttft_s/mean") > 0.0, "{run:#}");
+        assert!(number(&run, "/tbt_ms/mean") > 0.0, "{run:#}");
+    }
+}
+
+#[test]
+fn percentiles_ascend() {
+    for run in runs(&rows::tree(150), &["--policy", "random,baton"]) {
+        for name in ["ttft_s", "tbt_ms"] {
+            let part = |part: &str| number(&run, &format!("/{name}/{part}"));
+            assert!(part("p50") <= part("p90") && part("p90") <= part("p99"), "{name} of {run:#}");
+        }
+    }
+}
+
+#[test]
+fn policies_run_in_the_order_given_under_the_admission_and_speed_given() {
+    let runs =
+        runs(&rows::easy(), &["--policy", "mooncake,random,baton", "--admission", "early", "--speed", "2"]);
+    let names: Vec<_> = runs.iter().map(|run| run["policy"].as_str().unwrap_or_default()).collect();
+    assert_eq!(names, ["mooncake", "random", "baton"]);
+    for run in &runs {
+        assert_eq!(run["admission"], "early", "{run:#}");
+        assert!((number(run, "/speed") - 2.0).abs() < 1e-9, "{run:#}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_report() {
+    let run = |seed| {
+        let mut runs = runs(&rows::tree(150), &["--policy", "random,mooncake,baton", "--seed", seed]);
+        for run in &mut runs {
+            // The one figure that is about this machine and not about the simulated one.
+            run.as_object_mut().unwrap().remove("cpu_s").expect("cpu_s is reported");
+        }
+        runs
+    };
+    assert_eq!(run("7"), run("7"));
+    assert_ne!(run("7")[0], run("8")[0], "the seed does not reach the random policy");
+}
+
+#[test]
+fn repeated_prompts_hit_and_distinct_ones_do_not() {
+    let same: Vec<Row> = (0..10).map(|i| Row::full(i * 20_000, 10, 1..9)).collect();
+    let distinct: Vec<Row> = (0..10).map(|i| Row::full(i * 20_000, 10, 100 * i + 1..100 * i + 9)).collect();
+    let ratio = |rows: &[Row]| number(&runs(rows, &["--policy", "baton"])[0], "/block_hit_ratio");
+    // Nine of ten could hit; an engine recomputes at least the last token, so the last block may not count.
+    assert!(ratio(&same) > 0.7, "{}", ratio(&same));
+    assert!(ratio(&distinct).abs() < 1e-12, "{}", ratio(&distinct));
+}
+
+#[test]
+fn a_flood_is_not_served_as_if_it_were_easy() {
+    let runs = runs(&rows::flood(), &["--policy", "baton", "--admission", "none"]);
+    assert!(count(&runs[0], "in_slo") * 2 < count(&runs[0], "requests"), "{:#}", runs[0]);
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_an_error_with_its_path() {
+    let place = Place::new();
+    place.write("t.jsonl", &rows::text(&rows::easy()));
+    place.baton(&["replay", "t.jsonl", "--json", "no/such/out.json"]).refused(1, &["no/such/out.json"]);
+}
+
+#[test]
+fn without_json_the_report_is_for_people() {
+    let place = Place::new();
+    place.write("t.jsonl", &rows::text(&rows::easy()));
+    let report = place.baton(&["replay", "t.jsonl", "--policy", "mooncake,baton"]).succeeded();
+    for word in ["mooncake", "baton", "TTFT"] {
+        assert!(report.stdout.contains(word), "'{word}' is missing: {report:#?}");
+    }
+}
