@@ -1,5 +1,19 @@
-//! The `baton` binary.
+//! The `baton` binary: one command a job; see `baton --help`.
+
+mod cli;
+mod config;
+
+use clap::Parser as _;
+
 #[global_allocator]
 static GLOBAL: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    match cli::run(cli::Cli::parse()) {
+        Ok(code) => code,
+        Err(message) => {
+            eprintln!("baton: {message}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

@@ -116,10 +116,8 @@ impl PrefixIndex {
         if tier == Tier::Remote {
             return outcome;
         }
-        if instance.0 >= MAX_INSTANCES {
-            outcome.refused = hashes.len();
-            outcome.refusal = Some(Refusal::InstanceOutOfRange);
-            return outcome;
+        if let Some(refusal) = self.refusal(instance) {
+            return InsertOutcome { refused: hashes.len(), refusal: Some(refusal), ..outcome };
         }
         self.warm(hashes);
         let mut step = Step::start(parent, parent.and_then(|hash| self.find(hash)));
@@ -219,7 +217,8 @@ impl PrefixIndex {
         self.runs.len()
     }
 
-    /// Bytes of heap in use, by capacity; never above the bound.
+    /// Bytes of heap in use, by capacity. Inserts keep it below the bound; a removal is never
+    /// refused, and may add the headers of the runs that it cuts.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.blocks.memory_bytes()
@@ -229,7 +228,7 @@ impl PrefixIndex {
             + self.holdings.memory_bytes()
     }
 
-    /// The bound that `memory_bytes` keeps.
+    /// The bound that inserts keep.
     #[must_use]
     pub const fn capacity_bytes(&self) -> usize {
         self.capacity_bytes
@@ -241,6 +240,15 @@ impl PrefixIndex {
     /// The first invariant found broken, in words; the remedy is to rebuild the index.
     pub fn check(&self) -> Result<(), String> {
         self.audit()
+    }
+
+    /// Why an instance cannot be taken in at all, if so.
+    fn refusal(&self, instance: InstanceId) -> Option<Refusal> {
+        if instance.0 >= MAX_INSTANCES {
+            return Some(Refusal::InstanceOutOfRange);
+        }
+        let growth_bytes = self.holdings.growth_bytes(instance);
+        (growth_bytes > 0 && growth_bytes > self.room_bytes()).then_some(Refusal::Full)
     }
 
     fn find(&self, hash: BlockHash) -> Option<u32> {

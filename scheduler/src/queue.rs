@@ -110,8 +110,9 @@ impl PrefillLedger {
     pub(crate) fn finish(&mut self, now_us: u64, request: RequestId) -> Option<Dispatched> {
         let at = self.dispatched.iter().position(|d| d.request == request)?;
         let done = self.dispatched.remove(at);
-        // Time beyond this work's prediction was spent on the others (they share passes).
-        self.head_since_us = (self.head_since_us + done.work_us).min(now_us);
+        // Whatever the engine has done of the others already is not credited to them: an engine that
+        // runs late would otherwise look ever less loaded than it is, and draw ever more work.
+        self.head_since_us = now_us;
         self.dispatched_us -= done.work_us;
         self.active_tokens -= done.new_tokens;
         Some(done)
@@ -316,7 +317,8 @@ mod tests {
         l.dispatch(110, Dispatched { request: RequestId(2), work_us: 70, new_tokens: 7 });
         assert_eq!(l.dispatched_left_us(130), 90);
         assert!(l.finish(160, RequestId(1)).is_some() && l.finish(160, RequestId(1)).is_none());
-        assert_eq!(l.dispatched_left_us(160), 60, "the ten beyond the first were spent on the second");
+        assert_eq!(l.dispatched_left_us(160), 70);
+        assert_eq!(l.dispatched_left_us(190), 40);
         assert_eq!(l.drain(), [RequestId(2)]);
         assert_eq!(l.dispatched_left_us(0) + l.active_tokens(), 0);
     }

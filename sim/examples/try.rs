@@ -30,6 +30,7 @@ fn main() {
         let el = t.elapsed();
         let m = w.into_metrics();
         let r2 = m.result((name, "?"), speed, 1);
+        if std::env::var("INST").is_ok() { for i in &r2.instances { print!("{}:{:.0}/{:.0} ", i.instance, i.prefill_busy_s, i.decode_busy_s); } println!(); for o in 0..10 { print!("{} ", r2.series.bins.get(o*12).map_or(0, |b| b.backlog_us / b.samples.max(1) / 1000)); } println!(); }
         println!("{name:12} x{speed} done {} rej {} fail {} inslo {} tok {:.3} ttft {:.2}/{:.2}/{:.2}/{:.1} tbt {:.1}/{:.1}/{:.1} itl {:.1} hit {:.3} busy {:.0} osc {:.3} late {:.1} waste {} over {} repl {} perr {:.3} retry {:.1?}/{:.1?} reasons {:?} wall {:?} {:?}",
           r2.completed, r2.rejected, r2.failed, r2.in_slo, r2.input_tokens_in_slo as f64 / r2.input_tokens as f64,
           r2.ttft_s.mean.unwrap_or(0.), r2.ttft_s.p50.unwrap_or(0.), r2.ttft_s.p99.unwrap_or(0.), r2.ttft_s.max.unwrap_or(0.),

@@ -48,6 +48,12 @@ impl Events {
         self.heap.peek().map(|Reverse((at_us, ..))| *at_us)
     }
 
+    /// Whether nothing will happen any more.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.heap.is_empty()
+    }
+
     /// Takes the next event if it is due at `now_us`.
     pub fn pop_at(&mut self, now_us: u64) -> Option<Event> {
         if self.next_us()? > now_us {

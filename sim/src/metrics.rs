@@ -9,19 +9,23 @@
 //!   requests that were prefilled.
 //! - *wasted prefill*: prompt tokens computed for requests that were refused afterwards.
 
+mod hot;
 mod result;
+mod samples;
 mod series;
 
 use baton_scheduler::{Decision, RejectReason, Rejection, SchedulerStats};
 use baton_store::TierStats;
-use baton_types::{InstanceId, SloClass};
+use baton_types::{BlockHash, BlockKey, InstanceId, Role, SloClass};
 
 use crate::engine::{Engine, GapSummary};
 use crate::setup::Setup;
 use crate::workload::{Arrival, Workload};
 
-pub use result::{InstanceResult, LatencySummary, RunResult, summary};
-pub use series::{LoadSample, Series};
+pub use hot::{HotBlocks, Popularity};
+pub use result::{InstanceResult, LatencySummary, Objective, RunResult};
+pub use samples::Samples;
+pub use series::{Bin, LoadSample, Series};
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,17 +101,21 @@ pub struct Collector {
     pub outcomes: Vec<Outcome>,
     /// Decisions recorded.
     pub decisions: Vec<Decision>,
-    ttft_us: Vec<f32>,
-    tbt_us: Vec<f32>,
+    ttft_us: Samples,
+    tbt_us: Samples,
     gap_sum_us: u128,
     gap_count: u64,
-    retry_after_us: Vec<f32>,
+    retry_after_us: Samples,
     late_us: u64,
     counts: Counts,
     reasons: [u64; 7],
     /// Loads over time.
     pub series: Series,
     instances: Vec<InstanceResult>,
+    /// What each instance does, by its number.
+    roles: Vec<Role>,
+    popularity: Popularity,
+    hot_blocks: Vec<HotBlocks>,
     scheduler: SchedulerStats,
     prefill_error: f64,
     /// For gap summaries.
@@ -153,16 +161,19 @@ impl Collector {
             keep: setup.keep_outcomes,
             outcomes: Vec::new(),
             decisions: Vec::new(),
-            ttft_us: Vec::new(),
-            tbt_us: Vec::new(),
+            ttft_us: Samples::default(),
+            tbt_us: Samples::default(),
             gap_sum_us: 0,
             gap_count: 0,
-            retry_after_us: Vec::new(),
+            retry_after_us: Samples::default(),
             late_us: 0,
             counts: Counts::default(),
             reasons: [0; 7],
             series: Series::new(workload.span_us(), setup.instances()),
             instances: Vec::new(),
+            roles: setup.pools.iter().flat_map(|p| (0..p.count).map(|_| p.role)).collect(),
+            popularity: Popularity::new(),
+            hot_blocks: Vec::new(),
             scheduler: SchedulerStats::default(),
             prefill_error: 0.0,
             scratch: Vec::new(),
@@ -175,13 +186,24 @@ impl Collector {
         self.series.at(now_us).arrived += 1;
     }
 
+    /// A request names the blocks of its prompt: popular ones are counted.
+    pub fn asked(&mut self, keys: &[BlockKey]) {
+        for key in keys {
+            self.popularity.asked(key.short());
+        }
+    }
+
+    /// At the end of a run, finds out how many instances hold the popular blocks.
+    pub fn replicas_closed(&mut self, holders: impl Fn(BlockHash) -> usize) {
+        self.hot_blocks = self.popularity.ranked(holders);
+    }
+
     pub(crate) fn refused(&mut self, now_us: u64, rejection: &Rejection, returns: bool) {
         self.counts.refusals += 1;
         self.counts.wasted_tokens += rejection.wasted_tokens;
         self.counts.retried += u64::from(returns);
         self.reasons[rejection.reason as usize] += 1;
-        #[expect(clippy::cast_precision_loss, reason = "a figure for a report")]
-        self.retry_after_us.push(rejection.retry_after_us as f32);
+        self.retry_after_us.push(rejection.retry_after_us);
         self.series.at(now_us).rejected += 1;
     }
 
@@ -241,11 +263,8 @@ impl Collector {
         c.blocks += u64::from(outcome.blocks);
         c.cached_tokens += outcome.cached_tokens;
         c.prompt_tokens += outcome.prompt_tokens;
-        #[expect(clippy::cast_precision_loss, reason = "figures for percentiles")]
-        {
-            self.ttft_us.push(outcome.ttft_us as f32);
-            self.tbt_us.push(outcome.gaps.worst_tenth_us as f32);
-        }
+        self.ttft_us.push(outcome.ttft_us);
+        self.tbt_us.push(outcome.gaps.worst_tenth_us);
         self.gap_sum_us += u128::from(outcome.gaps.mean_us) * u128::from(outcome.gaps.count);
         self.gap_count += outcome.gaps.count;
         let (ttft_ok, tbt_ok) = (outcome.ttft_us <= class.ttft_us, outcome.gaps.worst_tenth_us <= class.tbt_us);
@@ -270,6 +289,7 @@ impl Collector {
         self.counts.outside_profile += engine.outside_steps;
         self.instances.push(InstanceResult {
             instance,
+            role: self.roles.get(instance as usize).copied().unwrap_or(Role::Both),
             prefill_busy_s: seconds(engine.prefill_busy_ps / 1_000_000),
             decode_busy_s: seconds(engine.decode_busy_ps / 1_000_000),
             tier_hit_blocks: tiers.map(|t| t.hit_blocks),

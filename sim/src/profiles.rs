@@ -81,29 +81,11 @@ pub fn to_toml(profile: &CostProfile) -> Result<String, ProfileError> {
 
 fn unknown(name: &str) -> ProfileError {
     let known: Vec<&str> = names().collect();
-    let nearest = known.iter().min_by_key(|k| edit_distance(k, name));
-    let meant = match nearest {
-        Some(k) if edit_distance(k, name) <= name.len().max(6) / 2 => format!(" Did you mean {k}?"),
-        _ => String::new(),
-    };
+    let meant = baton_types::nearest(name, names()).map(|k| format!(" Did you mean {k}?")).unwrap_or_default();
     ProfileError(format!(
         "no profile is called {name:?}.{meant} Known: {}. A file is named by its path, ending in .toml",
         known.join(", ")
     ))
-}
-
-/// Letters to insert, delete or replace to turn `a` into `b`.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let mut above: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, y) in b.chars().enumerate() {
-            let replaced = above[j] + usize::from(x != y);
-            row.push(replaced.min(above[j + 1] + 1).min(row[j] + 1));
-        }
-        above = row;
-    }
-    above[above.len() - 1]
 }
 
 #[cfg(test)]

@@ -141,7 +141,21 @@ impl World {
     /// What the oracle found, with the time.
     pub fn run(&mut self) -> Result<(), String> {
         while self.advance()? {}
+        self.rest()
+    }
+
+    /// Checks a world that has come to rest: every request has ended, nothing is held.
+    ///
+    /// # Errors
+    /// What the oracle found.
+    pub fn rest(&mut self) -> Result<(), String> {
         self.oracle_at_rest()
+    }
+
+    /// Requests that have arrived so far.
+    #[must_use]
+    pub const fn arrived(&self) -> u64 {
+        self.arrivals
     }
 
     /// Handles everything at the next moment; false when there is none.
@@ -257,6 +271,18 @@ impl World {
             }
         }
         self.nodes[at as usize].engine.forget_gaps();
+    }
+
+    /// Prefill instances that, by the conductor's index, hold the last block of a chain and all before it.
+    #[must_use]
+    pub fn replicas(&self, chain: &[baton_types::BlockHash]) -> u32 {
+        let mut scratch = baton_scheduler::index::MatchScratch::default();
+        let mut holders = 0;
+        self.conductors[0].index().matches(chain, &mut scratch, |m| {
+            let prefills = self.nodes[m.instance.index()].spec.role.prefills();
+            holders += u32::from(prefills && m.blocks as usize == chain.len());
+        });
+        holders
     }
 
     /// What was measured.

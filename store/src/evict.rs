@@ -158,8 +158,14 @@ impl Resting {
         self.lists.check()?;
         let condemned = self.lists.iter(CONDEMNED).filter(|&block| self.is_condemned(block)).count();
         let flagged = self.is_condemned.iter().filter(|&&flag| flag).count();
-        if condemned != self.condemned || flagged != self.condemned || self.lists.iter(CONDEMNED).count() != condemned {
-            return Err(alloc::format!("{condemned} condemned, {flagged} flagged, {} counted", self.condemned));
+        if condemned != self.condemned
+            || flagged != self.condemned
+            || self.lists.iter(CONDEMNED).count() != condemned
+        {
+            return Err(alloc::format!(
+                "{condemned} condemned, {flagged} flagged, {} counted",
+                self.condemned
+            ));
         }
         if self.policy == Eviction::S3Fifo { self.s3.check(&self.lists) } else { Ok(()) }
     }

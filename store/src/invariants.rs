@@ -113,7 +113,12 @@ impl Store {
             ensure!(hbm, "{:?} is filled by {} owners, expected {expected}", known.key, found[HBM]);
             for tier in [DRAM, SSD] {
                 let filling = u32::from(known.slots[tier] == Slot::Filling);
-                ensure!(found[tier] == filling, "{:?} has {} copies coming, expected {filling}", known.key, found[tier]);
+                ensure!(
+                    found[tier] == filling,
+                    "{:?} has {} copies coming, expected {filling}",
+                    known.key,
+                    found[tier]
+                );
             }
         }
         Ok(())
@@ -122,7 +127,8 @@ impl Store {
     fn check_tier(&self, tier: usize) -> Result<(), String> {
         let state = &self.tiers[tier];
         let space = state.space;
-        let with = |slot| self.table.numbers().filter(|&block| self.table[block].slots[tier] == slot).count() as u64;
+        let with =
+            |slot| self.table.numbers().filter(|&block| self.table[block].slots[tier] == slot).count() as u64;
         let reserved = if tier == HBM {
             with(Slot::Filling) + self.holds.iter().map(|hold| u64::from(hold.room)).sum::<u64>()
         } else {
@@ -131,7 +137,11 @@ impl Store {
         };
         let (used, capacity) = (with(Slot::Ready), space.capacity());
         ensure!(space.used() == used, "I4: tier {tier} uses {used}, counted {}", space.used());
-        ensure!(space.reserved() == reserved, "I4: tier {tier} reserves {reserved}, counted {}", space.reserved());
+        ensure!(
+            space.reserved() == reserved,
+            "I4: tier {tier} reserves {reserved}, counted {}",
+            space.reserved()
+        );
         ensure!(used + reserved <= capacity, "I4: tier {tier} holds {used} + {reserved} of {capacity}");
         ensure!(state.outgoing.is_empty() && state.removed.is_empty(), "tier {tier} kept news to itself");
         state.resting.check()?;

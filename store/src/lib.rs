@@ -28,6 +28,8 @@ mod snapshot;
 mod stats;
 mod store;
 mod table;
+#[cfg(test)]
+mod testing;
 mod tiering;
 
 pub use config::{ConfigError, Eviction, Offload, StoreConfig};

@@ -67,7 +67,7 @@ pub(crate) struct Block {
 
 impl Block {
     /// A block in use for the first time, without copies.
-    pub(crate) const fn new(key: BlockKey, parent: u32, generation: u32, age: u16) -> Self {
+    pub(crate) const fn new(key: BlockKey, parent: u32, age: u16) -> Self {
         Self {
             key,
             parent,
@@ -76,7 +76,7 @@ impl Block {
             prev_sibling: NONE,
             kids: [0; 2],
             pins: 0,
-            generation,
+            generation: 0,
             age,
             slots: [Slot::Empty; TIERS],
             frequency: 1,
@@ -111,6 +111,13 @@ impl Block {
         (tier + 1..TIERS).find(|&slower| self.slots[slower] == Slot::Ready).unwrap_or(TIERS)
     }
 
+    /// Whether its readable copy in `tier` is all there is of it and of what continues it.
+    pub(crate) fn is_last_leaf_copy(&self, tier: usize) -> bool {
+        let mut alone = [Slot::Empty; TIERS];
+        alone[tier] = Slot::Ready;
+        self.first_child == NONE && self.slots == alone
+    }
+
     /// Counts one more request for it; `age` is the number of halvings so far.
     pub(crate) fn touch(&mut self, age: u16) {
         self.frequency = (self.frequency_at(age) + 1).min(MAX_FREQUENCY);
@@ -141,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_fastest_tier_counts_a_reserved_hbm_slot_but_no_unfinished_copy_below() {
-        let mut block = Block::new(BlockKey(1), NONE, 0, 0);
+        let mut block = Block::new(BlockKey(1), NONE, 0);
         assert_eq!((block.fastest(), block.readable()), (TIERS, None));
         block.slots = [Slot::Filling, Slot::Ready, Slot::Filling];
         assert_eq!((block.fastest(), block.readable()), (HBM, Some(DRAM)));
@@ -154,7 +161,7 @@ mod tests {
 
     #[test]
     fn frequencies_halve_lazily_and_saturate() {
-        let mut block = Block::new(BlockKey(1), NONE, 0, 0);
+        let mut block = Block::new(BlockKey(1), NONE, 0);
         for _ in 0..100 {
             block.touch(0);
         }

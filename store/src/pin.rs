@@ -4,7 +4,7 @@ use crate::config::Offload;
 use crate::effect::Effect;
 use crate::evict::Facts;
 use crate::input::Owner;
-use crate::lifecycle::{HBM, NONE, Slot, TIERS, depth_class};
+use crate::lifecycle::{HBM, NONE, Slot, depth_class};
 use crate::single_flight::Duty;
 use crate::stats::Hits;
 use crate::store::Store;
@@ -165,7 +165,14 @@ impl Store {
         self.insert_missing(chain, &mut hold);
         self.count_opened(census, chain.len());
         let Hits { hbm, dram, ssd, .. } = census.hits;
-        effects.push(Effect::Opened { owner, hbm, dram, ssd, pending: census.pending, reserved: missing as u32 });
+        effects.push(Effect::Opened {
+            owner,
+            hbm,
+            dram,
+            ssd,
+            pending: census.pending,
+            reserved: missing as u32,
+        });
         if dram + ssd > 0 {
             effects.push(Effect::Onboard { owner, dram_blocks: dram, ssd_blocks: ssd });
         }
@@ -325,7 +332,6 @@ impl Store {
         let mut parent = hold.blocks.last().copied().unwrap_or(NONE);
         for (position, &key) in chain.iter().enumerate().skip(from) {
             let block = self.table.insert(key, parent, self.age);
-            self.table.set_slot(block, HBM, Slot::Filling);
             let known = &mut self.table[block];
             known.depth_class = depth_class(position);
             known.pins = 1;
@@ -344,7 +350,7 @@ impl Store {
         }
         let facts = self.facts(block);
         let slots = self.table[block].slots;
-        for (tier, slot) in slots.into_iter().enumerate().take(TIERS) {
+        for (tier, slot) in slots.into_iter().enumerate() {
             if slot == Slot::Ready {
                 self.tiers[tier].resting.rest(block, facts);
             }
@@ -363,5 +369,146 @@ impl Store {
         self.counts.shared_fill_blocks += u64::from(census.pending);
         self.counts.missed_blocks += asked as u64 - u64::from(total) - u64::from(census.pending);
         self.count_touches(asked);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Input;
+    use crate::testing::{Rig, owner};
+    use baton_types::{BlockHash, Tier};
+
+    fn rig(hbm_blocks: u64) -> Rig {
+        Rig::new([hbm_blocks, 0, 0], Offload::Off)
+    }
+
+    fn opened(of: u64, hbm: u32, pending: u32, reserved: u32) -> Effect {
+        Effect::Opened { owner: owner(of), hbm, dram: 0, ssd: 0, pending, reserved }
+    }
+
+    fn refused(of: u64, needed_blocks: u64, free_or_evictable_blocks: u64) -> Effect {
+        Effect::Refused { owner: owner(of), needed_blocks, free_or_evictable_blocks }
+    }
+
+    #[test]
+    fn a_block_is_readable_only_after_its_seal() {
+        let mut rig = rig(8);
+        assert_eq!(rig.open(1, &[1, 2, 3], 2), [opened(1, 0, 0, 5)]);
+        assert_eq!(rig.hits(&[1, 2, 3]), (0, 0, 0));
+        let hashes = alloc::vec![BlockHash(1), BlockHash(2)];
+        assert_eq!(rig.seal(1, 2), [Effect::Stored { parent: None, hashes, tier: Tier::Hbm }]);
+        assert_eq!(rig.hits(&[1, 2, 3]), (2, 0, 0));
+        assert_eq!(rig.seal(1, 1), [], "sealing less changes nothing");
+        let hashes = alloc::vec![BlockHash(3)];
+        assert_eq!(rig.seal(1, 99), [Effect::Stored { parent: Some(BlockHash(2)), hashes, tier: Tier::Hbm }]);
+    }
+
+    #[test]
+    fn a_close_drops_what_was_not_sealed_and_gives_everything_back() {
+        let mut rig = rig(8);
+        rig.open(1, &[1, 2, 3], 4);
+        rig.seal(1, 1);
+        assert_eq!(rig.store.pinned_total(), 3);
+        assert_eq!(rig.close(1), [], "nobody had been told of the others");
+        let hbm = rig.store.stats().tiers[0];
+        assert_eq!((hbm.used_blocks, hbm.reserved_blocks, hbm.pinned_blocks), (1, 0, 0));
+        assert_eq!(rig.store.pinned_total(), 0);
+        assert_eq!(rig.close(1), [], "a second close is counted, no more");
+        assert_eq!(rig.store.stats().stale_inputs, 1);
+    }
+
+    #[test]
+    fn within_a_request_the_last_block_goes_first_and_the_root_last() {
+        let mut rig = rig(6);
+        rig.serve(1, &[1, 2, 3]);
+        rig.serve(2, &[7, 8, 9]);
+        rig.open(3, &[20, 21], 0);
+        assert_eq!((rig.hits(&[1, 2, 3]), rig.hits(&[7, 8, 9])), ((1, 0, 0), (3, 0, 0)));
+        rig.open(4, &[30, 31], 0);
+        assert_eq!((rig.hits(&[1, 2, 3]), rig.hits(&[7, 8, 9])), ((0, 0, 0), (2, 0, 0)));
+    }
+
+    #[test]
+    fn a_use_makes_a_chain_newer_and_the_news_is_batched() {
+        let mut rig = rig(4);
+        rig.serve(1, &[1, 2]);
+        rig.serve(2, &[7, 8]);
+        assert_eq!(rig.serve(3, &[1, 2])[0], opened(3, 2, 0, 0));
+        let effects = rig.open(4, &[30, 31], 0);
+        let hashes = alloc::vec![BlockHash(8), BlockHash(7)];
+        assert_eq!(effects, [opened(4, 0, 0, 2), Effect::Removed { hashes, tier: Tier::Hbm }]);
+    }
+
+    #[test]
+    fn pinned_blocks_are_never_evicted_and_refusals_change_nothing() {
+        let mut rig = rig(4);
+        rig.serve(1, &[1, 2]);
+        rig.open(2, &[1], 0);
+        rig.seal(2, 1);
+        assert_eq!(rig.open(3, &[5, 6, 7, 8], 0), [refused(3, 4, 3)]);
+        assert_eq!(rig.open(3, &[1, 2, 7], 2), [refused(3, 3, 2)], "its own prefix is no room for it");
+        assert_eq!(rig.hits(&[1, 2]), (2, 0, 0));
+        assert_eq!(
+            rig.open(3, &[5, 6], 1),
+            [opened(3, 0, 0, 3), Effect::Removed { hashes: alloc::vec![BlockHash(2)], tier: Tier::Hbm }]
+        );
+        assert_eq!(rig.hits(&[1, 2]), (1, 0, 0));
+        assert_eq!(rig.store.stats().refused, 2);
+    }
+
+    #[test]
+    fn an_owner_has_one_hold() {
+        let mut rig = rig(8);
+        rig.open(1, &[1], 0);
+        assert_eq!(rig.open(1, &[2], 0), [Effect::AlreadyOpen { owner: owner(1) }]);
+        assert_eq!(rig.read(1, &[1]), [Effect::AlreadyOpen { owner: owner(1) }]);
+        assert_eq!(rig.store.stats().double_opens, 2);
+    }
+
+    #[test]
+    fn a_reader_pins_the_readable_prefix_and_reserves_nothing() {
+        let mut rig = rig(3);
+        rig.serve(1, &[1, 2]);
+        assert_eq!(rig.read(2, &[1, 2, 3]), [opened(2, 2, 0, 0)]);
+        assert_eq!(rig.open(3, &[7, 8], 0), [refused(3, 2, 1)]);
+        assert_eq!(rig.seal(2, 3), [], "a reader fills nothing");
+        let grow = Input::GrowRoom { owner: owner(2), room_blocks: 1 };
+        let refusal = Effect::GrowRefused { owner: owner(2), needed_blocks: 1, free_or_evictable_blocks: 0 };
+        assert_eq!(rig.step(grow), [refusal]);
+        rig.close(2);
+        assert_eq!(rig.open(3, &[7, 8], 0)[0], opened(3, 0, 0, 2));
+    }
+
+    #[test]
+    fn room_grows_by_evicting_and_is_refused_beyond_that() {
+        let mut rig = rig(4);
+        rig.serve(1, &[1, 2]);
+        rig.open(2, &[7], 1);
+        let grow = |room_blocks| Input::GrowRoom { owner: owner(2), room_blocks };
+        assert_eq!(
+            rig.step(grow(1)),
+            [
+                Effect::Grown { owner: owner(2), room_blocks: 2 },
+                Effect::Removed { hashes: alloc::vec![BlockHash(2)], tier: Tier::Hbm }
+            ]
+        );
+        let refusal = Effect::GrowRefused { owner: owner(2), needed_blocks: 2, free_or_evictable_blocks: 1 };
+        assert_eq!(rig.step(grow(2)), [refusal]);
+        rig.close(2);
+        assert_eq!(rig.store.stats().tiers[0].reserved_blocks, 0);
+    }
+
+    #[test]
+    fn chains_that_contradict_each_other_cannot_knot_the_tree() {
+        let mut rig = rig(8);
+        rig.serve(1, &[1, 2]);
+        let mut effects = Vec::new();
+        let wrong = [BlockKey(2), BlockKey(1)];
+        rig.store.step(9, Input::Open { owner: owner(2), chain: &wrong, room_blocks: 0 }, &mut effects);
+        assert_eq!(effects, [opened(2, 0, 0, 2)], "a key under another parent is another block");
+        rig.store.step(9, Input::Close { owner: owner(2) }, &mut effects);
+        assert_eq!(rig.hits(&[1, 2]), (2, 0, 0));
+        assert_eq!(rig.store.check(), Ok(()));
     }
 }

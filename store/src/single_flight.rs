@@ -40,7 +40,8 @@ impl Store {
         }
         for &block in &hold.blocks[first as usize..] {
             let known = &mut self.table[block];
-            let claimed = known.slots[HBM] == Slot::Ready || (known.slots[HBM] == Slot::Filling && !known.unclaimed);
+            let claimed =
+                known.slots[HBM] == Slot::Ready || (known.slots[HBM] == Slot::Filling && !known.unclaimed);
             if !claimed {
                 let tier = known.below_hbm();
                 known.read[tier] = true;
@@ -79,7 +80,7 @@ impl Store {
                 settled.push(block);
             }
         }
-        send_stored(&self.table, HBM, settled.iter().copied(), effects);
+        send_stored(&self.table, HBM, &settled, effects);
         if self.config.offload == Offload::WriteThrough {
             self.copy_down(HBM, &settled);
         }
@@ -174,5 +175,150 @@ impl Store {
         let hold = self.holds.get_mut(number);
         hold.duties.push(Duty { is_load: false, ..duty });
         effects.push(Effect::OnboardFailed { owner: hold.owner, blocks });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Input;
+    use crate::testing::{Rig, owner};
+
+    /// DRAM holds 1–2–3, HBM has been taken by others and is free again.
+    fn rig_with_chain_in_dram() -> Rig {
+        let mut rig = Rig::new([8, 16, 0], Offload::WriteThrough);
+        rig.serve(1, &[1, 2, 3]);
+        rig.offloaded(0, true);
+        rig.open(2, &[], 8);
+        rig.close(2);
+        assert_eq!(rig.hits(&[1, 2, 3]), (0, 3, 0));
+        rig
+    }
+
+    fn opened(of: u64, dram: u32, pending: u32, reserved: u32) -> Effect {
+        Effect::Opened { owner: owner(of), hbm: 0, dram, ssd: 0, pending, reserved }
+    }
+
+    fn onboard(of: u64, dram_blocks: u32) -> Effect {
+        Effect::Onboard { owner: owner(of), dram_blocks, ssd_blocks: 0 }
+    }
+
+    fn inherited(of: u64, blocks: u32) -> Effect {
+        Effect::Inherited { owner: owner(of), blocks }
+    }
+
+    #[test]
+    fn two_owners_of_a_chain_share_its_slots() {
+        let mut rig = Rig::new([6, 0, 0], Offload::Off);
+        assert_eq!(rig.open(1, &[1, 2, 3], 0), [opened(1, 0, 0, 3)]);
+        assert_eq!(rig.open(2, &[1, 2, 4], 1), [opened(2, 0, 2, 2)]);
+        rig.seal(1, 3);
+        assert_eq!(rig.hits(&[1, 2, 4]), (2, 0, 0));
+        rig.close(1);
+        rig.seal(2, 3);
+        assert_eq!(rig.close(2), []);
+        assert_eq!(rig.store.stats().shared_fill_blocks, 2);
+        assert_eq!(rig.hits(&[1, 2, 4]), (3, 0, 0));
+    }
+
+    #[test]
+    fn the_longest_waiting_owner_takes_over_what_it_shares() {
+        let mut rig = Rig::new([16, 0, 0], Offload::Off);
+        rig.open(1, &[1, 2, 3, 4], 0);
+        rig.open(2, &[1, 2, 9], 0);
+        rig.open(3, &[1, 2, 3], 0);
+        rig.seal(1, 1);
+        assert_eq!(rig.close(1), [inherited(2, 1), inherited(3, 1)]);
+        assert_eq!(rig.close(2), [inherited(3, 1)], "a duty that was inherited is inherited again");
+        rig.seal(3, 3);
+        assert_eq!(rig.hits(&[1, 2, 3, 4]), (3, 0, 0));
+        assert_eq!(rig.close(3), []);
+    }
+
+    #[test]
+    fn who_only_waited_leaves_no_duty_behind() {
+        let mut rig = Rig::new([16, 0, 0], Offload::Off);
+        rig.open(1, &[1, 2], 0);
+        rig.open(2, &[1, 2], 0);
+        assert_eq!(rig.close(2), []);
+        assert_eq!(rig.seal(1, 2).len(), 1);
+    }
+
+    #[test]
+    fn blocks_are_brought_up_once() {
+        let mut rig = rig_with_chain_in_dram();
+        assert_eq!(rig.open(3, &[1, 2], 0), [opened(3, 2, 0, 0), onboard(3, 2)]);
+        assert_eq!(rig.open(4, &[1, 2, 3, 5], 0), [opened(4, 1, 2, 1), onboard(4, 1)]);
+        assert_eq!(rig.hits(&[1, 2, 3]), (0, 3, 0), "still readable from below");
+        assert_eq!(rig.onboarded(4, true).len(), 1);
+        assert_eq!(rig.onboarded(3, true).len(), 1);
+        assert_eq!(rig.hits(&[1, 2, 3]), (3, 0, 0));
+        assert_eq!(rig.store.stats().tiers[DRAM].onboarded_blocks, 3);
+        assert_eq!(rig.onboarded(3, true), [], "one answer for each order");
+        assert_eq!(rig.store.stats().stale_inputs, 1);
+    }
+
+    #[test]
+    fn a_load_is_taken_over_as_a_load() {
+        let mut rig = rig_with_chain_in_dram();
+        rig.open(3, &[1, 2, 3], 0);
+        rig.open(4, &[1, 2], 0);
+        assert_eq!(rig.close(3), [onboard(4, 2)]);
+        assert_eq!(rig.hits(&[1, 2, 3]), (0, 3, 0));
+        rig.onboarded(4, true);
+        assert_eq!(rig.hits(&[1, 2, 3]), (2, 1, 0));
+    }
+
+    #[test]
+    fn a_failed_load_must_be_computed_and_is_not_offered_again() {
+        let mut rig = rig_with_chain_in_dram();
+        rig.open(3, &[1, 2, 3, 4], 0);
+        let effects = rig.onboarded(3, false);
+        assert_eq!(effects[0], Effect::OnboardFailed { owner: owner(3), blocks: 3 });
+        assert!(matches!(&effects[1], Effect::Removed { hashes, .. } if hashes.len() == 3));
+        assert_eq!(rig.hits(&[1]), (0, 0, 0));
+        assert_eq!(rig.open(4, &[1, 2], 0), [opened(4, 0, 2, 0)]);
+        assert_eq!(rig.close(3), [inherited(4, 2)]);
+        rig.seal(4, 2);
+        assert_eq!(rig.hits(&[1, 2]), (2, 0, 0));
+    }
+
+    #[test]
+    fn a_failed_load_leaves_copies_that_a_reader_pins() {
+        let mut rig = rig_with_chain_in_dram();
+        rig.read(9, &[1, 2]);
+        rig.open(3, &[1, 2, 3], 0);
+        rig.onboarded(3, false);
+        assert_eq!(rig.hits(&[1, 2, 3]), (0, 2, 0));
+    }
+
+    #[test]
+    fn a_slot_that_only_readers_are_left_with_goes_to_the_next_owner() {
+        let mut rig = rig_with_chain_in_dram();
+        rig.read(9, &[1, 2, 3]);
+        rig.open(3, &[1, 2], 0);
+        assert_eq!(rig.close(3), []);
+        assert_eq!(rig.hits(&[1, 2, 3]), (0, 3, 0));
+        let reserved = rig.store.stats().tiers[HBM].reserved_blocks;
+        assert_eq!(rig.open(4, &[1, 2, 3], 6 - 1), [opened(4, 3, 0, 5), onboard(4, 3)]);
+        assert_eq!(rig.store.stats().tiers[HBM].reserved_blocks, reserved + 1 + 5, "two slots were there");
+        rig.onboarded(4, true);
+        assert_eq!(rig.hits(&[1, 2, 3]), (3, 0, 0));
+        rig.close(4);
+        rig.close(9);
+        assert_eq!(rig.store.pinned_total(), 0);
+    }
+
+    #[test]
+    fn a_slot_that_nobody_takes_over_goes_with_the_last_reader() {
+        let mut rig = rig_with_chain_in_dram();
+        rig.read(9, &[1, 2, 3]);
+        rig.open(3, &[1, 2], 0);
+        rig.close(3);
+        rig.close(9);
+        assert_eq!(rig.store.stats().tiers[HBM].reserved_blocks, 0);
+        assert_eq!(rig.hits(&[1, 2, 3]), (0, 3, 0));
+        rig.step(Input::Clear);
+        assert_eq!(rig.hits(&[1, 2, 3]), (0, 0, 0));
     }
 }

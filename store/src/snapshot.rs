@@ -113,7 +113,10 @@ mod tests {
         }
         store.step(0, Input::Seal { owner: RequestId(8), upto_blocks: 1 }, &mut Vec::new());
         let snapshot = store.snapshot();
-        assert_eq!(snapshot.owners.iter().map(|o| (o.owner.0, o.sealed_blocks)).collect::<Vec<_>>(), [(2, 0), (8, 1)]);
+        assert_eq!(
+            snapshot.owners.iter().map(|o| (o.owner.0, o.sealed_blocks)).collect::<Vec<_>>(),
+            [(2, 0), (8, 1)]
+        );
         let leaf = &snapshot.blocks[0];
         assert_eq!((leaf.key, leaf.parent, leaf.pins), (chain[1], Some(chain[0]), 2));
         assert_eq!((&leaf.readable_in, &leaf.filling_in), (&vec![], &vec![Tier::Hbm]));

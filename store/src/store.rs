@@ -225,7 +225,8 @@ mod tests {
 
     #[test]
     fn clear_forgets_owners_blocks_and_tickets() {
-        let mut store = Store::new(StoreConfig { offload: Offload::WriteThrough, ..StoreConfig::default() }).unwrap();
+        let mut store =
+            Store::new(StoreConfig { offload: Offload::WriteThrough, ..StoreConfig::default() }).unwrap();
         let mut effects = Vec::new();
         let (owner, chain) = (RequestId(1), [BlockKey(10)]);
         store.step(0, Input::Open { owner, chain: &chain, room_blocks: 5 }, &mut effects);

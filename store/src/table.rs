@@ -1,6 +1,6 @@
 //! All known blocks: a slab, an index by key, and the tree of which block continues which.
 
-use crate::lifecycle::{Block, DRAM, NONE, SSD, Slot};
+use crate::lifecycle::{Block, DRAM, HBM, NONE, SSD, Slot, TIERS};
 use alloc::vec::Vec;
 use baton_types::BlockKey;
 use core::ops::{Index, IndexMut};
@@ -45,23 +45,27 @@ impl Table {
         self.find(key).filter(|&block| self[block].parent == parent)
     }
 
-    /// Adds a block that is not there yet, without copies, as a child of `parent`.
+    /// Adds a block that is not there yet, as a child of `parent`, with an HBM slot to be filled.
     pub(crate) fn insert(&mut self, key: BlockKey, parent: u32, age: u16) -> u32 {
+        let mut block = Block::new(key, parent, age);
+        block.slots[HBM] = Slot::Filling;
         let number = match self.free.pop() {
             Some(number) => {
-                let generation = self[number].generation;
-                self[number] = Block::new(key, parent, generation, age);
+                block.generation = self[number].generation;
+                self[number] = block;
                 number
             }
             None => {
-                self.blocks.push(Block::new(key, parent, 0, age));
+                self.blocks.push(block);
                 (self.blocks.len() - 1) as u32
             }
         };
         let blocks = &self.blocks;
         self.index.insert_unique(spread(key), number, |&other| spread(blocks[other as usize].key));
         if parent != NONE {
-            let next = core::mem::replace(&mut self[parent].first_child, number);
+            let above = &mut self[parent];
+            above.kids[HBM] += 1;
+            let next = core::mem::replace(&mut above.first_child, number);
             self[number].next_sibling = next;
             if next != NONE {
                 self[next].prev_sibling = number;
@@ -70,14 +74,18 @@ impl Table {
         number
     }
 
-    /// Takes out a block that has neither children nor copies.
-    pub(crate) fn remove(&mut self, number: u32) {
+    /// Takes out a block without children, whose last copy was in `tier`, or which has none
+    /// (`TIERS`).
+    pub(crate) fn remove_leaf(&mut self, number: u32, tier: usize) {
         let block = &mut self[number];
         assert!(block.first_child == NONE, "a child never outlives its parent");
         assert!(block.pins == 0, "I3: a pinned block is never evicted");
         block.generation = block.generation.wrapping_add(1);
-        block.slots = [Slot::Empty; 3];
+        block.slots = [Slot::Empty; TIERS];
         let (key, parent, next, prev) = (block.key, block.parent, block.next_sibling, block.prev_sibling);
+        if tier <= DRAM && parent != NONE {
+            self[parent].kids[tier] -= 1;
+        }
         if prev != NONE {
             self[prev].next_sibling = next;
         } else if parent != NONE {
@@ -132,7 +140,7 @@ impl Table {
 
     /// The numbers of all blocks, ascending.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..self.blocks.len() as u32).filter(|&number| self[number].slots != [Slot::Empty; 3])
+        (0..self.blocks.len() as u32).filter(|&number| self[number].slots != [Slot::Empty; TIERS])
     }
 
     /// How many blocks there are.
@@ -154,7 +162,6 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lifecycle::HBM;
     use alloc::vec;
 
     #[test]
@@ -165,8 +172,9 @@ mod tests {
         assert_eq!(table.find(BlockKey(2)), Some(child));
         assert_eq!(table.find_under(NONE, BlockKey(2)), None, "it continues another block");
         let generation = table[child].generation;
-        table.remove(child);
+        table.remove_leaf(child, HBM);
         assert_eq!(table.find(BlockKey(2)), None);
+        assert_eq!(table[root].kids, [0, 0]);
         let again = table.insert(BlockKey(3), root, 0);
         assert_eq!(again, child);
         assert_ne!(table[again].generation, generation);
@@ -179,7 +187,7 @@ mod tests {
         let a = table.insert(BlockKey(7), NONE, 0);
         let b = table.insert(BlockKey(7 | 1 << 100), NONE, 0);
         assert_eq!(table.find(BlockKey(7)), Some(a));
-        table.remove(a);
+        table.remove_leaf(a, TIERS);
         assert_eq!(table.find(BlockKey(7 | 1 << 100)), Some(b));
     }
 
@@ -191,7 +199,7 @@ mod tests {
             let kids: Vec<u32> = (0..3).map(|k| table.insert(BlockKey(k), root, 0)).collect();
             let mut left = vec![kids[2], kids[1], kids[0]];
             for position in order {
-                table.remove(kids[position]);
+                table.remove_leaf(kids[position], TIERS);
                 left.retain(|&kid| kid != kids[position]);
                 assert_eq!(table.children(root).collect::<Vec<_>>(), left);
             }
@@ -203,7 +211,6 @@ mod tests {
         let mut table = Table::default();
         let root = table.insert(BlockKey(1), NONE, 0);
         let child = table.insert(BlockKey(2), root, 0);
-        table.set_slot(child, HBM, Slot::Filling);
         table.set_slot(child, DRAM, Slot::Ready);
         assert_eq!(table[root].kids, [1, 0]);
         table.set_slot(child, HBM, Slot::Empty);
@@ -219,6 +226,6 @@ mod tests {
         let mut table = Table::default();
         let root = table.insert(BlockKey(1), NONE, 0);
         table.insert(BlockKey(2), root, 0);
-        table.remove(root);
+        table.remove_leaf(root, TIERS);
     }
 }

@@ -28,37 +28,22 @@ pub(crate) struct Ticket {
 /// Siblings looked at, when a parent asks whether all its children are condemned.
 const MAX_SIBLINGS: usize = 8;
 
-/// Tells that `blocks` became readable in `tier`: one effect for each run of parent and child.
-pub(crate) fn send_stored(
-    table: &Table,
-    tier: usize,
-    blocks: impl Iterator<Item = u32>,
-    effects: &mut Vec<Effect>,
-) {
-    let mut last = NONE;
-    for block in blocks {
-        let (hash, parent) = (table[block].key.short(), table[block].parent);
-        match effects.last_mut() {
-            Some(Effect::Stored { hashes, .. }) if last != NONE && parent == last => hashes.push(hash),
-            _ => {
-                let parent = (parent != NONE).then(|| table[parent].key.short());
-                let mut hashes = Vec::with_capacity(blocks_hint(last));
-                hashes.push(hash);
-                effects.push(Effect::Stored { parent, hashes, tier: Tier::LOCAL[tier] });
-            }
-        }
-        last = block;
+/// Tells that `blocks`, parents before children, became readable in `tier`: one effect for each
+/// run of parent and child.
+pub(crate) fn send_stored(table: &Table, tier: usize, blocks: &[u32], effects: &mut Vec<Effect>) {
+    for run in blocks.chunk_by(|&parent, &child| table[child].parent == parent) {
+        let parent = table[run[0]].parent;
+        let parent = (parent != NONE).then(|| table[parent].key.short());
+        let hashes = run.iter().map(|&block| table[block].key.short()).collect();
+        effects.push(Effect::Stored { parent, hashes, tier: Tier::LOCAL[tier] });
     }
-}
-
-/// Room for a usual chain in the first run of a step, less in later ones.
-const fn blocks_hint(last: u32) -> usize {
-    if last == NONE { 32 } else { 4 }
 }
 
 impl Store {
     /// Evicts from `tier` until `slots` are free; `false` if the rest is pinned or on its way.
     pub(crate) fn make_room(&mut self, tier: usize, slots: u64) -> bool {
+        let missing = slots.saturating_sub(self.tiers[tier].space.free()) as usize;
+        self.tiers[tier].removed.reserve(missing.min(self.tiers[tier].resting.len()));
         while self.tiers[tier].space.free() < slots {
             let table = &self.table;
             let Some(victim) = self.tiers[tier].resting.victim(|block| table.is_leaf_in(block, tier)) else {
@@ -74,6 +59,11 @@ impl Store {
     pub(crate) fn drop_copy(&mut self, tier: usize, block: u32) {
         if self.table[block].fastest() != tier {
             return self.drop_slot(tier, block);
+        }
+        if self.table[block].is_last_leaf_copy(tier) {
+            self.counts.lost_blocks += 1;
+            self.vacate(tier, block);
+            return self.table.remove_leaf(block, tier);
         }
         // Where the block and everything visited below it may stay; it rises on the way down, at
         // most once for each tier, and the nodes where it did are on the stack.
@@ -123,7 +113,8 @@ impl Store {
                 let condemned = self.tiers[tier].resting.condemn(|resting, block| {
                     table.is_leaf_in(block, tier)
                         || table.children(block).take(MAX_SIBLINGS + 1).enumerate().all(|(i, child)| {
-                            i < MAX_SIBLINGS && (table[child].fastest() != tier || resting.is_condemned(child))
+                            i < MAX_SIBLINGS
+                                && (table[child].fastest() != tier || resting.is_condemned(child))
                         })
                 });
                 let Some(block) = condemned else { break };
@@ -182,8 +173,9 @@ impl Store {
             }
         }
         self.counts.tiers[ticket.to].offloaded_blocks += arrived.len() as u64;
-        send_stored(&self.table, ticket.to, arrived.iter().rev().copied(), effects);
-        for &block in &arrived {
+        arrived.reverse();
+        send_stored(&self.table, ticket.to, &arrived, effects);
+        for &block in arrived.iter().rev() {
             self.table[block].read[ticket.to] = false;
             if self.table[block].pins == 0 {
                 let facts = self.facts(block);
@@ -191,7 +183,6 @@ impl Store {
             }
         }
         if self.config.offload == Offload::WriteThrough {
-            arrived.reverse();
             self.copy_down(ticket.to, &arrived);
         }
         arrived.clear();
@@ -271,7 +262,7 @@ impl Store {
             let leaf = self.table.first_leaf_below(block);
             self.counts.lost_blocks += u64::from(self.table[leaf].readable().is_some());
             self.drop_slots_above(TIERS, leaf);
-            self.table.remove(leaf);
+            self.table.remove_leaf(leaf, TIERS);
             if leaf == block {
                 return;
             }
@@ -291,31 +282,202 @@ impl Store {
 
     /// Empties one slot and calls off the copy that was being made from it.
     fn drop_slot(&mut self, tier: usize, block: u32) {
-        let hash = self.table[block].key.short();
-        let state = &mut self.tiers[tier];
         if self.table[block].slots[tier] == Slot::Ready {
-            state.space.empty();
-            state.resting.lift(block);
-            state.resting.forget(block, hash.0);
-            state.removed.push(hash);
-            let counts = &mut self.counts.tiers[tier];
-            counts.evicted_blocks += 1;
-            counts.useless_offload_blocks += u64::from(tier != HBM && !self.table[block].read[tier]);
+            self.vacate(tier, block);
         } else {
-            state.space.unreserve(1);
+            self.tiers[tier].space.unreserve(1);
         }
-        if let Some(next) = state.next
-            && self.table[block].slots[next] == Slot::Filling
+        let known = &mut self.table[block];
+        if let Some(next) = self.tiers[tier].next
+            && known.slots[next] == Slot::Filling
         {
-            self.table[block].slots[next] = Slot::Empty;
-            self.table[block].generation = self.table[block].generation.wrapping_add(1);
+            known.slots[next] = Slot::Empty;
+            known.generation = known.generation.wrapping_add(1);
         }
-        self.table[block].unclaimed &= tier != HBM;
+        known.unclaimed &= tier != HBM;
         self.table.set_slot(block, tier, Slot::Empty);
         let fastest = self.table[block].fastest();
         if tier < fastest && fastest < TIERS {
             let facts = self.facts(block);
             self.tiers[fastest].resting.refresh(block, facts);
         }
+    }
+
+    /// A readable copy leaves `tier`: its space, its place in line, the news of it.
+    fn vacate(&mut self, tier: usize, block: u32) {
+        let known = &self.table[block];
+        let hash = known.key.short();
+        let state = &mut self.tiers[tier];
+        state.space.empty();
+        state.resting.lift(block);
+        state.resting.forget(block, hash.0);
+        state.removed.push(hash);
+        let counts = &mut self.counts.tiers[tier];
+        counts.evicted_blocks += 1;
+        counts.useless_offload_blocks += u64::from(tier != HBM && !known.read[tier]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::StoreConfig;
+    use crate::testing::{Rig, keys};
+    use baton_types::BlockHash;
+
+    fn offload(ticket: u64, from: Tier, to: Tier, blocks: u32) -> Effect {
+        Effect::Offload { ticket, from, to, blocks }
+    }
+
+    fn tickets(effects: &[Effect]) -> Vec<u64> {
+        let of = |effect: &Effect| match effect {
+            Effect::Offload { ticket, .. } => Some(*ticket),
+            _ => None,
+        };
+        effects.iter().filter_map(of).collect()
+    }
+
+    fn removed(hashes: &[u64], tier: Tier) -> Effect {
+        Effect::Removed { hashes: hashes.iter().map(|&hash| BlockHash(hash)).collect(), tier }
+    }
+
+    #[test]
+    fn on_evict_copies_the_next_in_line_ahead_and_eviction_is_then_at_once() {
+        let mut rig = Rig::new([16, 8, 0], Offload::OnEvict);
+        assert_eq!(tickets(&rig.serve(1, &[1, 2, 3])), []);
+        let effects = rig.serve(2, &[10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21]);
+        assert!(effects.contains(&offload(0, Tier::Hbm, Tier::Dram, 1)), "an eighth, less one free");
+        assert_eq!(rig.hits(&[1, 2, 3]), (3, 0, 0), "the copy costs no hit");
+        rig.offloaded(0, true);
+        rig.open(3, &[40, 41], 0);
+        assert_eq!(rig.hits(&[1, 2, 3]), (2, 1, 0), "out of HBM, still readable from DRAM");
+        assert_eq!(rig.store.stats().lost_blocks, 0);
+    }
+
+    #[test]
+    fn under_pressure_a_copy_under_way_is_called_off_and_nothing_waits() {
+        let mut rig = Rig::new([8, 8, 0], Offload::OnEvict);
+        let effects = rig.serve(1, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(tickets(&effects), [0]);
+        let effects = rig.open(2, &[20, 21], 6);
+        assert_eq!(effects.last(), Some(&removed(&[8, 7, 6, 5, 4, 3, 2, 1], Tier::Hbm)));
+        assert_eq!(rig.store.stats().lost_blocks, 8);
+        assert_eq!(rig.store.stats().tiers[1].reserved_blocks, 1, "the bytes may still be arriving");
+        assert_eq!(rig.offloaded(0, true), []);
+        let dram = rig.store.stats().tiers[1];
+        assert_eq!((dram.used_blocks, dram.reserved_blocks, dram.offload_failed_blocks), (0, 0, 1));
+    }
+
+    #[test]
+    fn a_pin_saves_a_condemned_block_and_its_copy_stays() {
+        let mut rig = Rig::new([8, 8, 0], Offload::OnEvict);
+        rig.serve(1, &[1, 2, 3, 4]);
+        rig.serve(2, &[11, 12, 13, 14]);
+        rig.open(3, &[1, 2, 3, 4], 0);
+        rig.offloaded(0, true);
+        assert_eq!(rig.store.stats().tiers[1].used_blocks, 1);
+        rig.close(3);
+        rig.open(4, &[40], 0);
+        assert_eq!((rig.hits(&[1, 2, 3, 4]), rig.hits(&[11, 12, 13, 14])), ((4, 0, 0), (3, 0, 0)));
+    }
+
+    #[test]
+    fn a_failed_copy_gives_its_slot_back_and_the_block_stays_readable() {
+        let mut rig = Rig::new([8, 8, 0], Offload::OnEvict);
+        rig.serve(1, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(rig.offloaded(0, false), []);
+        assert_eq!(rig.hits(&[1, 2, 3, 4, 5, 6, 7, 8]), (8, 0, 0));
+        assert_eq!(rig.store.stats().tiers[1].reserved_blocks, 0);
+        rig.offloaded(0, true);
+        assert_eq!(rig.store.stats().stale_inputs, 1);
+    }
+
+    #[test]
+    fn write_through_copies_at_the_seal_and_on_to_flash_at_arrival() {
+        let mut rig = Rig::new([8, 8, 8], Offload::WriteThrough);
+        rig.open(1, &[1, 2], 0);
+        assert_eq!(rig.seal(1, 2)[1], offload(0, Tier::Hbm, Tier::Dram, 2));
+        let effects = rig.offloaded(0, true);
+        let hashes = alloc::vec![BlockHash(1), BlockHash(2)];
+        let stored = Effect::Stored { parent: None, hashes, tier: Tier::Dram };
+        assert_eq!(effects, [stored, offload(1, Tier::Dram, Tier::Ssd, 2)]);
+        rig.offloaded(1, true);
+        rig.close(1);
+        rig.open(2, &[], 8);
+        assert_eq!(rig.hits(&[1, 2]), (0, 2, 0));
+        assert_eq!(rig.store.stats().tiers.map(|tier| tier.used_blocks), [0, 2, 2]);
+    }
+
+    #[test]
+    fn flash_takes_only_what_was_asked_for_twice() {
+        let config = StoreConfig {
+            hbm_blocks: 8,
+            dram_blocks: 8,
+            ssd_blocks: 8,
+            offload: Offload::WriteThrough,
+            ..StoreConfig::default()
+        };
+        let mut rig = Rig::with(config);
+        rig.serve(1, &[1, 2]);
+        assert_eq!(tickets(&rig.offloaded(0, true)), []);
+        let effects = rig.serve(2, &[1, 3]);
+        assert_eq!(effects.last(), Some(&offload(2, Tier::Dram, Tier::Ssd, 1)), "block 1 alone");
+    }
+
+    #[test]
+    fn without_dram_blocks_go_to_flash_directly() {
+        let mut rig = Rig::new([8, 0, 8], Offload::WriteThrough);
+        let effects = rig.serve(1, &[1]);
+        assert!(effects.contains(&offload(0, Tier::Hbm, Tier::Ssd, 1)));
+        rig.offloaded(0, true);
+        rig.open(2, &[], 8);
+        rig.close(2);
+        let effects = rig.open(3, &[1], 0);
+        assert!(matches!(effects[1], Effect::Onboard { dram_blocks: 0, ssd_blocks: 1, .. }));
+    }
+
+    #[test]
+    fn a_full_lower_tier_gives_up_its_own_oldest() {
+        let mut rig = Rig::new([8, 2, 0], Offload::WriteThrough);
+        rig.serve(1, &[1, 2]);
+        rig.offloaded(0, true);
+        let effects = rig.serve(2, &[3, 4]);
+        assert!(effects.contains(&removed(&[2, 1], Tier::Dram)));
+        rig.offloaded(1, true);
+        let dram = rig.store.stats().tiers[1];
+        assert_eq!((dram.used_blocks, dram.evicted_blocks, dram.useless_offload_blocks), (2, 2, 2));
+        assert_eq!(rig.hits(&[1, 2]), (2, 0, 0));
+    }
+
+    #[test]
+    fn a_parent_that_is_lost_takes_what_continues_it_along() {
+        let mut rig = Rig::new([4, 2, 0], Offload::WriteThrough);
+        rig.open(1, &[1, 2], 0);
+        rig.seal(1, 1);
+        rig.offloaded(0, false);
+        rig.seal(1, 2);
+        rig.offloaded(1, true);
+        assert_eq!(rig.close(1), [offload(2, Tier::Hbm, Tier::Dram, 1)], "the copy that it lacks");
+        rig.offloaded(2, false);
+        assert_eq!(rig.store.stats().tiers.map(|tier| tier.used_blocks), [2, 1, 0]);
+        let effects = rig.open(2, &[], 4);
+        assert_eq!(rig.hits(&[1, 2]), (0, 0, 0));
+        assert!(
+            effects.contains(&removed(&[2, 1], Tier::Hbm)) && effects.contains(&removed(&[2], Tier::Dram))
+        );
+        assert_eq!(rig.store.stats().blocks, 0);
+    }
+
+    #[test]
+    fn an_operator_evicts_whole_branches_but_nothing_pinned() {
+        let mut rig = Rig::new([8, 8, 0], Offload::WriteThrough);
+        rig.serve(1, &[1, 2, 3]);
+        rig.offloaded(0, true);
+        rig.serve(2, &[7]);
+        rig.open(3, &[7], 0);
+        let effects = rig.step(crate::Input::Evict { keys: &keys(&[2, 7, 99]) });
+        assert_eq!(effects, [removed(&[3, 2], Tier::Hbm), removed(&[3, 2], Tier::Dram)]);
+        assert_eq!((rig.hits(&[1, 2, 3]), rig.hits(&[7])), ((1, 0, 0), (1, 0, 0)));
+        assert_eq!(rig.store.stats().evict_refused_blocks, 1);
     }
 }

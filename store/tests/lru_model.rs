@@ -79,10 +79,15 @@ impl Model {
             filling + self.holders.values().map(|h| h.room).sum::<u64>()
         } else {
             let under_way: usize = self.tickets.values().filter(|t| t.0 == tier).map(|t| t.1.len()).sum();
-            let chosen: usize = (0..3).filter(|&f| self.next(f) == Some(tier)).map(|f| self.outgoing[f].len()).sum();
+            let chosen: usize =
+                (0..3).filter(|&f| self.next(f) == Some(tier)).map(|f| self.outgoing[f].len()).sum();
             (under_way + chosen) as u64
         };
         self.caps[tier] - used - reserved
+    }
+
+    fn node(&mut self, key: Key) -> &mut Node {
+        self.nodes.get_mut(&key).expect("asked for by key")
     }
 
     fn fastest(&self, key: Key) -> usize {
@@ -122,7 +127,7 @@ impl Model {
 
     fn empty(&mut self, tier: usize, key: Key) {
         let next = self.next(tier);
-        let node = self.nodes.get_mut(&key).unwrap();
+        let node = self.node(key);
         if node.slots[tier] == Empty || (tier > 0 && node.slots[tier] == Filling) {
             return;
         }
@@ -136,7 +141,10 @@ impl Model {
         self.order[tier].retain(|&k| k != key);
         self.condemned[tier].retain(|&k| k != key);
         let fastest = self.fastest(key);
-        if fastest > tier && fastest < 3 && (self.order[fastest].contains(&key) || self.condemned[fastest].contains(&key)) {
+        if fastest > tier
+            && fastest < 3
+            && (self.order[fastest].contains(&key) || self.condemned[fastest].contains(&key))
+        {
             self.condemned[fastest].retain(|&k| k != key);
             self.order[fastest].retain(|&k| k != key);
             self.order[fastest].push(key);
@@ -145,7 +153,9 @@ impl Model {
 
     fn make_room(&mut self, tier: usize, slots: u64) -> bool {
         while self.free(tier) < slots {
-            let Some(&victim) = self.condemned[tier].first().or(self.order[tier].first()) else { return false };
+            let Some(&victim) = self.condemned[tier].first().or(self.order[tier].first()) else {
+                return false;
+            };
             if self.fastest(victim) == tier {
                 self.sink(victim, tier + 1);
             } else {
@@ -167,15 +177,18 @@ impl Model {
         let Some(to) = self.next(from) else { return };
         if self.wants_copy(from, to, key) && self.make_room(to, 1) {
             self.counter += 1;
-            let node = self.nodes.get_mut(&key).unwrap();
+            let copy = self.counter;
+            let node = self.node(key);
             node.slots[to] = Filling;
-            node.copying = self.counter;
-            self.outgoing[from].push((key, self.counter));
+            node.copying = copy;
+            self.outgoing[from].push((key, copy));
         }
     }
 
     fn copy_down(&mut self, from: usize, keys: &[Key]) {
-        let Some(to) = self.next(from).filter(|_| self.config.offload == Offload::WriteThrough) else { return };
+        let Some(to) = self.next(from).filter(|_| self.config.offload == Offload::WriteThrough) else {
+            return;
+        };
         let wanted = keys.iter().filter(|&&k| self.wants_copy(from, to, k)).count() as u64;
         if wanted == 0 {
             return;
@@ -224,7 +237,8 @@ impl Model {
         let known: Vec<Key> = chain.iter().copied().take_while(|k| self.nodes.contains_key(k)).collect();
         let loads: Vec<Key> = known.iter().copied().filter(|k| self.nodes[k].slots[0] == Empty).collect();
         let resting = |m: &Self| (m.order[0].len() + m.condemned[0].len()) as u64;
-        let pinned_now = known.iter().filter(|k| self.nodes[k].slots[0] == Ready && self.nodes[k].pins == 0).count();
+        let pinned_now =
+            known.iter().filter(|k| self.nodes[k].slots[0] == Ready && self.nodes[k].pins == 0).count();
         let needed = (loads.len() + chain.len() - known.len()) as u64 + room;
         if needed > self.free(0) + resting(self) - pinned_now as u64 {
             return;
@@ -232,13 +246,14 @@ impl Model {
         self.pin(&known);
         assert!(self.make_room(0, needed));
         for key in &loads {
-            self.nodes.get_mut(key).unwrap().slots[0] = Filling;
+            self.node(*key).slots[0] = Filling;
         }
         let mut parent = known.last().copied();
         for &key in &chain[known.len()..] {
             self.counter += 1;
             let slots = [Filling, Empty, Empty];
-            self.nodes.insert(key, Node { parent, slots, pins: 1, touches: 1, copying: 0, born: self.counter });
+            self.nodes
+                .insert(key, Node { parent, slots, pins: 1, touches: 1, copying: 0, born: self.counter });
             parent = Some(key);
         }
         let loads = if loads.is_empty() { vec![] } else { vec![loads] };
@@ -258,7 +273,7 @@ impl Model {
     fn pin(&mut self, keys: &[Key]) {
         for &key in keys {
             self.lift(key);
-            let node = self.nodes.get_mut(&key).unwrap();
+            let node = self.node(key);
             node.pins += 1;
             node.touches += 1;
         }
@@ -267,7 +282,7 @@ impl Model {
     fn settle(&mut self, keys: &[Key]) {
         let filling: Vec<Key> = keys.iter().copied().filter(|k| self.nodes[k].slots[0] == Filling).collect();
         for key in &filling {
-            self.nodes.get_mut(key).unwrap().slots[0] = Ready;
+            self.node(*key).slots[0] = Ready;
         }
         self.copy_down(0, &filling);
     }
@@ -276,7 +291,7 @@ impl Model {
         let Some(holder) = self.holders.remove(&owner) else { return };
         let mut rested = Vec::new();
         for &key in holder.chain.iter().rev() {
-            let node = self.nodes.get_mut(&key).unwrap();
+            let node = self.node(key);
             node.pins -= 1;
             if node.pins > 0 {
                 continue;
@@ -286,8 +301,8 @@ impl Model {
             }
             if let Some(node) = self.nodes.get(&key) {
                 let slots = node.slots;
-                for tier in 0..3 {
-                    if slots[tier] == Ready {
+                for (tier, slot) in slots.into_iter().enumerate() {
+                    if slot == Ready {
                         self.order[tier].push(key);
                     }
                 }
@@ -338,7 +353,7 @@ impl Model {
         let open = self.holders.get(&owner).is_some_and(|h| !h.reads);
         if open && room <= self.free(0) + resting {
             assert!(self.make_room(0, room));
-            self.holders.get_mut(&owner).unwrap().room += room;
+            self.holders.get_mut(&owner).expect("asked before").room += room;
         }
     }
 }
@@ -378,7 +393,9 @@ impl Pair {
             }
             Op::Read { owner, path } => {
                 let chain = chain(path);
-                self.both(Input::Read { owner: RequestId(*owner), chain: &chain }, |m| m.read(*owner, &chain));
+                self.both(Input::Read { owner: RequestId(*owner), chain: &chain }, |m| {
+                    m.read(*owner, &chain)
+                });
             }
             Op::Seal { owner, upto } => {
                 let input = Input::Seal { owner: RequestId(*owner), upto_blocks: *upto };
@@ -391,7 +408,9 @@ impl Pair {
             Op::Close { owner } => self.close(*owner),
             Op::Onboarded { pick, .. } => {
                 let owner = *pick as u64;
-                self.both(Input::OnboardDone { owner: RequestId(owner), ok: true }, |m| m.onboard_done(owner));
+                self.both(Input::OnboardDone { owner: RequestId(owner), ok: true }, |m| {
+                    m.onboard_done(owner)
+                });
             }
             Op::Offloaded { pick, ok } if !self.tickets.is_empty() => {
                 let ticket = self.tickets.remove(pick % self.tickets.len());
@@ -435,7 +454,7 @@ proptest! {
     #[test]
     fn the_store_holds_exactly_what_the_naive_one_holds(config in config(), ops in ops(120)) {
         let config = StoreConfig { eviction: Eviction::Lru, ..config };
-        let mut pair = Pair { store: Store::new(config.clone()).unwrap(), model: Model::new(&config), tickets: vec![] };
+        let mut pair = Pair { store: Store::new(config.clone()).expect("valid"), model: Model::new(&config), tickets: vec![] };
         for op in &ops {
             pair.run(op);
             pair.compare()?;

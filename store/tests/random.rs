@@ -193,7 +193,8 @@ fn random_histories_visit_every_corner() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut seen: BTreeMap<&str, u64> = BTreeMap::new();
     for _ in 0..800 {
-        let (config, ops) = (config(), ops(120)).new_tree(&mut runner).expect("generation never fails").current();
+        let (config, ops) =
+            (config(), ops(120)).new_tree(&mut runner).expect("generation never fails").current();
         let (store, driver) = play(&config, &ops);
         let stats = store.stats();
         let tiers = stats.tiers;
@@ -247,13 +248,20 @@ fn every_pair_of_policies_survives_a_fixed_churn() {
                 driver.apply(&mut store, step, Input::Seal { owner, upto_blocks: 9 });
                 driver.settle(&mut store, step);
                 if let Err(sentence) = store.check() {
-                    panic!("{eviction:?} {offload:?}, step {step}: {sentence} {:#?} {:?}", store.snapshot().blocks, driver.log.iter().rev().take(12).collect::<Vec<_>>());
+                    panic!(
+                        "{eviction:?} {offload:?}, step {step}: {sentence} {:#?} {:?}",
+                        store.snapshot().blocks,
+                        driver.log.iter().rev().take(12).collect::<Vec<_>>()
+                    );
                 }
             }
             driver.check_announced(&store);
             let stats = store.stats();
             assert_eq!(stats.refused, 0);
-            assert!(stats.tiers[0].hit_blocks > 1_000 && stats.lost_blocks > 1_000, "{eviction:?} {offload:?} {stats:?}");
+            assert!(
+                stats.tiers[0].hit_blocks > 1_000 && stats.lost_blocks > 1_000,
+                "{eviction:?} {offload:?} {stats:?}"
+            );
             assert_eq!(offload == Offload::Off, stats.tiers[1].offloaded_blocks == 0);
         }
     }

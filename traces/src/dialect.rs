@@ -62,19 +62,13 @@ impl Dialect {
     /// The name on the command line and in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
-        DIALECTS
-            .iter()
-            .find(|(dialect, _)| *dialect == self)
-            .map_or("unknown", |(_, name)| name)
+        DIALECTS.iter().find(|(dialect, _)| *dialect == self).map_or("unknown", |(_, name)| name)
     }
 
     /// Whether rows are comma-separated values under a header line.
     #[must_use]
     pub fn is_csv(self) -> bool {
-        matches!(
-            self,
-            Self::AzureCsv | Self::BurstGptCsv | Self::SplitwiseCsv | Self::VidurCsv
-        )
+        matches!(self, Self::AzureCsv | Self::BurstGptCsv | Self::SplitwiseCsv | Self::VidurCsv)
     }
 }
 
@@ -89,14 +83,10 @@ impl FromStr for Dialect {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wanted = text.to_ascii_lowercase().replace('_', "-");
-        DIALECTS
-            .iter()
-            .find(|(_, name)| *name == wanted)
-            .map(|(dialect, _)| *dialect)
-            .ok_or_else(|| {
-                let names: Vec<&str> = DIALECTS.iter().map(|(_, name)| *name).collect();
-                format!("no dialect is called {text:?}; choose one of {}", names.join(", "))
-            })
+        DIALECTS.iter().find(|(_, name)| *name == wanted).map(|(dialect, _)| *dialect).ok_or_else(|| {
+            let names: Vec<&str> = DIALECTS.iter().map(|(_, name)| *name).collect();
+            format!("no dialect is called {text:?}; choose one of {}", names.join(", "))
+        })
     }
 }
 

@@ -83,11 +83,7 @@ impl RowFault {
     }
 
     /// The row breaks a rule that lint also knows.
-    pub(crate) fn check(
-        rule: &'static str,
-        problem: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Self {
+    pub(crate) fn check(rule: &'static str, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::new(Stage::Check, rule, problem, remedy)
     }
 
@@ -102,12 +98,7 @@ impl RowFault {
         problem: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        Self {
-            stage,
-            rule,
-            problem: problem.into(),
-            remedy: remedy.into(),
-        }
+        Self { stage, rule, problem: problem.into(), remedy: remedy.into() }
     }
 
     pub(crate) fn at(self, path: &Path, row: Option<u64>) -> TraceError {

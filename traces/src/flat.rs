@@ -97,11 +97,7 @@ fn field_of(key: &str, columns: &Columns) -> Field {
 }
 
 /// Parses one line.
-pub(crate) fn parse(
-    line: &[u8],
-    columns: &Columns,
-    limits: &Limits,
-) -> Result<FlatRow, RowFault> {
+pub(crate) fn parse(line: &[u8], columns: &Columns, limits: &Limits) -> Result<FlatRow, RowFault> {
     let mut json = serde_json::Deserializer::from_slice(line);
     RowSeed { columns, limits }
         .deserialize(&mut json)
@@ -114,11 +110,7 @@ pub(crate) fn json_fault(error: serde_json::Error) -> RowFault {
     let column = error.column();
     let text = error.to_string();
     let text = text.split(" at line ").next().unwrap_or(&text).to_string();
-    let place = if column > 0 {
-        format!(" at byte {column}")
-    } else {
-        String::new()
-    };
+    let place = if column > 0 { format!(" at byte {column}") } else { String::new() };
     if text.starts_with("over the bound") {
         return RowFault::bound(format!("{text}{place}"), "check the row; raise the bound if it is true");
     }
@@ -368,11 +360,10 @@ mod tests {
 
     #[test]
     fn aliases_names_as_numbers_and_unknown_fields() {
-        let row = row(
-            r#"{"created_time":1.5,"input_tokens":8.0,"output_tokens":2,"delay_ms":3,"hash_ids":null,
-                "session_id":7,"policy_class":"batch","weird":{"a":[1]},"priority":-3}"#,
-        )
-        .unwrap();
+        let row =
+            row(r#"{"created_time":1.5,"input_tokens":8.0,"output_tokens":2,"delay_ms":3,"hash_ids":null,
+                "session_id":7,"policy_class":"batch","weird":{"a":[1]},"priority":-3}"#)
+            .unwrap();
         assert_eq!(row.timestamp, Some(Stamp::Number(1.5)));
         assert_eq!((row.input_length, row.output_length), (Some(8), Some(2)));
         assert_eq!(row.delay_ms, Some(3.0));
@@ -385,10 +376,7 @@ mod tests {
 
     #[test]
     fn own_column_names_replace_the_usual_ones() {
-        let columns = Columns {
-            timestamp: Some("t".into()),
-            ..Columns::default()
-        };
+        let columns = Columns { timestamp: Some("t".into()), ..Columns::default() };
         let row = parse(br#"{"t":4,"timestamp":9}"#, &columns, &Limits::default()).unwrap();
         assert_eq!(row.timestamp, Some(Stamp::Number(4.0)));
         assert_eq!(row.extra.unknown["timestamp"], 9);
@@ -411,10 +399,7 @@ mod tests {
 
     #[test]
     fn too_many_ids_are_refused_as_a_bound() {
-        let limits = Limits {
-            ids: 2,
-            ..Limits::default()
-        };
+        let limits = Limits { ids: 2, ..Limits::default() };
         let fault = parse(br#"{"hash_ids":[1,2,3]}"#, &Columns::default(), &limits).unwrap_err();
         assert_eq!(fault.stage, crate::error::Stage::Bound);
     }

@@ -48,11 +48,8 @@ impl Histogram {
         if times == 0 {
             return;
         }
-        let (counts, at) = if value < EXACT {
-            (&mut self.exact, value)
-        } else {
-            (&mut self.coarse, coarse_index(value))
-        };
+        let (counts, at) =
+            if value < EXACT { (&mut self.exact, value) } else { (&mut self.coarse, coarse_index(value)) };
         let at = usize::try_from(at).expect("an index is below 2^20");
         if counts.len() <= at {
             counts.resize((at + 1).next_power_of_two(), 0);

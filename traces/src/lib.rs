@@ -5,16 +5,19 @@
 //!   assumed.
 //! - [`lint`] names every row that breaks a rule; [`summary`] tells rates, lengths and hit ratios.
 //! - [`scale`] speeds up, cuts, repeats and multiplies; [`synth`] makes seeded workloads.
-//! - [`write`] writes the canonical rows and a few other dialects.
+//! - [`mod@write`] writes the canonical rows and a few other dialects.
 
 pub mod dialect;
 pub mod error;
+pub mod lint;
 pub mod lru;
 pub mod options;
 pub mod read;
 pub mod record;
+pub mod scale;
 pub mod summary;
 pub mod synth;
+pub mod write;
 
 mod detect;
 mod flat;

@@ -83,10 +83,7 @@ pub(crate) struct Sessions<S> {
 
 impl<S: Default> Sessions<S> {
     pub(crate) fn new(most: usize) -> Self {
-        Self {
-            by_key: HashMap::new(),
-            most,
-        }
+        Self { by_key: HashMap::new(), most }
     }
 
     /// The session called `name`, made on first use.
@@ -110,11 +107,7 @@ pub(crate) fn session_key(name: &str) -> u64 {
 /// A length that may have been written negative or too large.
 pub(crate) fn length(value: i64, what: &str, limits: &Limits) -> Result<u64, RowFault> {
     let tokens = u64::try_from(value).map_err(|_| {
-        RowFault::check(
-            "length",
-            format!("{what} {value} is negative"),
-            "mend or remove the row",
-        )
+        RowFault::check("length", format!("{what} {value} is negative"), "mend or remove the row")
     })?;
     if tokens > limits.tokens {
         return Err(RowFault::bound(

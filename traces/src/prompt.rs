@@ -81,8 +81,7 @@ impl Prompt {
 
     /// Adds a text, cut into runs of one block so that common beginnings stay common.
     pub(crate) fn push_text(&mut self, text: &[u8]) {
-        let run = usize::try_from(self.block_tokens.saturating_mul(BYTES_PER_TOKEN))
-            .unwrap_or(usize::MAX);
+        let run = usize::try_from(self.block_tokens.saturating_mul(BYTES_PER_TOKEN)).unwrap_or(usize::MAX);
         for chunk in text.chunks(run) {
             self.push(mix_bytes(0, chunk), tokens_of_bytes(chunk.len()));
         }
@@ -201,7 +200,7 @@ mod tests {
             let before = prompt.ids();
             prompt.keep(keep);
             prop_assert!(before.starts_with(&prompt.ids()));
-            prop_assert!(prompt.tokens() <= tokens.min(keep.max(0)) || keep >= tokens);
+            prop_assert!(prompt.tokens() <= tokens.min(keep) || keep >= tokens);
         }
     }
 }

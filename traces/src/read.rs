@@ -172,10 +172,16 @@ impl Reader {
         all.extend(self.parser.notes());
         let mended = &self.mended;
         if mended.without_ids > 0 {
-            all.push(format!("{} rows have no block ids: each got ids that no other shares", mended.without_ids));
+            all.push(format!(
+                "{} rows have no block ids: each got ids that no other shares",
+                mended.without_ids
+            ));
         }
         if mended.id_counts > 0 {
-            all.push(format!("{} rows had too few or too many block ids: filled up or cut", mended.id_counts));
+            all.push(format!(
+                "{} rows had too few or too many block ids: filled up or cut",
+                mended.id_counts
+            ));
         }
         if mended.late > 0 {
             all.push(format!("{} rows were out of time order", mended.late));
@@ -235,9 +241,9 @@ impl Reader {
 
     fn leave_out(&mut self, error: &TraceError) {
         self.mended.left_out += 1;
-        self.mended.first_left_out.get_or_insert_with(|| {
-            format!("row {}: {}", error.row.unwrap_or_default(), error.problem)
-        });
+        self.mended
+            .first_left_out
+            .get_or_insert_with(|| format!("row {}: {}", error.row.unwrap_or_default(), error.problem));
     }
 
     /// Reads one row of the file into `ready`, or finishes.
@@ -333,8 +339,11 @@ impl Reader {
             format!("the time {at_ms} ms comes after {} ms", self.last_ms)
         };
         let remedy = match &self.reorder {
-            Some(reorder) => format!("more than {} rows are out of order: load the file whole (trace convert), or raise the reorder bound", reorder.most),
-            None => "sort the file (trace convert --lenient does)".to_string(),
+            Some(reorder) => format!(
+                "more than {} rows are out of order: load the file whole (trace convert --whole)",
+                reorder.most
+            ),
+            None => "sort the file (trace convert --lenient --whole does)".to_string(),
         };
         RowFault::check("time-order", problem, remedy)
     }
@@ -358,7 +367,10 @@ impl Reader {
         }
         if wanted > self.setup.limits.ids {
             return Err(RowFault::bound(
-                format!("{} tokens make {wanted} blocks, over the bound of {}", record.input_length, self.setup.limits.ids),
+                format!(
+                    "{} tokens make {wanted} blocks, over the bound of {}",
+                    record.input_length, self.setup.limits.ids
+                ),
                 "check the row and the block size; raise the bound if they are true",
             ));
         }
@@ -383,7 +395,10 @@ impl Reader {
     fn count_fault(&self, tokens: u64, given: u64, wanted: u64) -> RowFault {
         RowFault::check(
             "block-count",
-            format!("{given} block ids for {tokens} tokens at {} a block; expected {wanted}", self.setup.block_tokens),
+            format!(
+                "{given} block ids for {tokens} tokens at {} a block; expected {wanted}",
+                self.setup.block_tokens
+            ),
             "pass the block size the file was made with, or mend the row",
         )
     }

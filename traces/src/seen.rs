@@ -30,6 +30,15 @@ pub(crate) type IdMap<V> = HashMap<u64, V, BuildHasherDefault<IdHasher>>;
 const PAGE_BITS: u32 = 16;
 const PAGE_WORDS: usize = 1 << (PAGE_BITS - 6);
 const DENSE_IDS: u64 = 1 << 32;
+/// Copies of a trace (see the scale module) number their ids from multiples of this.
+const COPY_IDS: u64 = 1 << 40;
+const DENSE_IDS_OF_COPY: u64 = 1 << 24;
+
+/// Whether ids near this one are likely to be in use too. A hash rarely looks like that.
+fn is_dense(id: u64) -> bool {
+    let of_copy = id < 2 * SYNTHETIC_ID_BASE && id % COPY_IDS < DENSE_IDS_OF_COPY;
+    id < DENSE_IDS || (SYNTHETIC_ID_BASE..SYNTHETIC_ID_BASE + DENSE_IDS).contains(&id) || of_copy
+}
 
 /// Ids seen so far: a bit each where ids are small numbers given out in order (as trace files have
 /// them), an entry of a hash set each where they are hashes.
@@ -43,7 +52,7 @@ pub(crate) struct SeenIds {
 impl SeenIds {
     /// Remembers `id`; true where it is new.
     pub(crate) fn insert(&mut self, id: u64) -> bool {
-        let dense = id < DENSE_IDS || (SYNTHETIC_ID_BASE..SYNTHETIC_ID_BASE + DENSE_IDS).contains(&id);
+        let dense = is_dense(id);
         let new = if dense {
             let page = self.pages.entry(id >> PAGE_BITS).or_insert_with(|| Box::new([0; PAGE_WORDS]));
             let at = (id & ((1 << PAGE_BITS) - 1)) as usize;
@@ -81,12 +90,7 @@ pub(crate) struct RecentIds<V> {
 
 impl<V: Copy> RecentIds<V> {
     pub(crate) fn new(most: usize) -> Self {
-        Self {
-            young: IdMap::default(),
-            old: IdMap::default(),
-            most: most.max(1),
-            forgotten: false,
-        }
+        Self { young: IdMap::default(), old: IdMap::default(), most: most.max(1), forgotten: false }
     }
 
     /// What is known of `id`; makes it recent.

@@ -62,25 +62,16 @@ pub(crate) struct Opened {
 
 /// Opens `path`, gunzipping where its first bytes say so, and takes a sample.
 pub(crate) fn open(path: &Path, row_bytes: u64) -> Result<Opened, TraceError> {
-    let fault = |problem: String, remedy: &str| {
-        RowFault::new(Stage::Open, "open", problem, remedy).at(path, None)
-    };
+    let fault =
+        |problem: String, remedy: &str| RowFault::new(Stage::Open, "open", problem, remedy).at(path, None);
     let file = File::open(path).map_err(|e| fault(e.to_string(), "check the path"))?;
     let meta = file.metadata().map_err(|e| fault(e.to_string(), "check the path"))?;
     if meta.is_dir() {
         return Err(fault("is a directory".into(), "name one file"));
     }
-    let progress = Progress {
-        read: Arc::default(),
-        total: if meta.is_file() { meta.len() } else { 0 },
-    };
-    let mut raw = BufReader::with_capacity(
-        1 << 16,
-        Counted {
-            inner: file,
-            read: Arc::clone(&progress.read),
-        },
-    );
+    let progress = Progress { read: Arc::default(), total: if meta.is_file() { meta.len() } else { 0 } };
+    let mut raw =
+        BufReader::with_capacity(1 << 16, Counted { inner: file, read: Arc::clone(&progress.read) });
     let head = raw.fill_buf().map_err(|e| fault(e.to_string(), "check the file"))?;
     let mut bytes: Box<dyn BufRead + Send> = if head.starts_with(&GZIP_MAGIC) {
         Box::new(BufReader::with_capacity(1 << 16, MultiGzDecoder::new(raw)))
@@ -124,12 +115,7 @@ pub(crate) struct Lines {
 
 impl Lines {
     pub(crate) fn new(bytes: Box<dyn BufRead + Send>, row_bytes: u64) -> Self {
-        Self {
-            bytes,
-            buffer: Vec::new(),
-            number: 0,
-            row_bytes,
-        }
+        Self { bytes, buffer: Vec::new(), number: 0, row_bytes }
     }
 
     /// Number of the line that was last returned or refused.
@@ -217,29 +203,15 @@ pub(crate) struct CsvRows {
 impl CsvRows {
     pub(crate) fn new(bytes: Box<dyn BufRead + Send>, row_bytes: u64) -> Result<Self, RowFault> {
         let left = Arc::new(AtomicU64::new(row_bytes.max(1 << 13)));
-        let budget = RowBudget {
-            bytes,
-            left: Arc::clone(&left),
-        };
-        let mut reader = csv::ReaderBuilder::new()
-            .trim(csv::Trim::All)
-            .flexible(false)
-            .from_reader(budget);
+        let budget = RowBudget { bytes, left: Arc::clone(&left) };
+        let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(false).from_reader(budget);
         let header = reader
             .headers()
             .map_err(|e| csv_fault(&e, row_bytes))?
             .iter()
             .map(|name| name.trim_start_matches('\u{feff}').to_string())
             .collect();
-        Ok(Self {
-            reader,
-            record: csv::StringRecord::new(),
-            header,
-            left,
-            row_bytes,
-            number: 1,
-            dead: false,
-        })
+        Ok(Self { reader, record: csv::StringRecord::new(), header, left, row_bytes, number: 1, dead: false })
     }
 
     pub(crate) fn header(&self) -> &[String] {
@@ -278,9 +250,7 @@ fn csv_fault(error: &csv::Error, row_bytes: u64) -> RowFault {
     match error.kind() {
         csv::ErrorKind::Io(e) if e.to_string() == "row too long" => too_long(row_bytes),
         csv::ErrorKind::Io(e) => read_fault(e),
-        csv::ErrorKind::UnequalLengths {
-            expected_len, len, ..
-        } => RowFault::parse(
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => RowFault::parse(
             format!("{len} fields under a header of {expected_len}"),
             "mend or remove the row",
         ),

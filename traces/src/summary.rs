@@ -26,10 +26,7 @@ pub struct SummaryOptions {
 
 impl Default for SummaryOptions {
     fn default() -> Self {
-        Self {
-            capacities_tokens: vec![1_000_000, 3_000_000, 10_000_000, 50_000_000],
-            top: 5,
-        }
+        Self { capacities_tokens: vec![1_000_000, 3_000_000, 10_000_000, 50_000_000], top: 5 }
     }
 }
 
@@ -115,10 +112,7 @@ impl Hits {
     }
 
     fn ratio(self, blocks: u64, tokens: u64) -> HitRatio {
-        HitRatio {
-            block_hit_ratio: share(self.blocks, blocks),
-            token_hit_ratio: share(self.tokens, tokens),
-        }
+        HitRatio { block_hit_ratio: share(self.blocks, blocks), token_hit_ratio: share(self.tokens, tokens) }
     }
 }
 
@@ -171,7 +165,11 @@ impl Summariser {
             blocks: 0,
             seen: SeenIds::default(),
             unbounded: Hits::default(),
-            caches: options.capacities_tokens.iter().map(|&tokens| (tokens, PrefixLru::new(blocks_of(tokens)), Hits::default())).collect(),
+            caches: options
+                .capacities_tokens
+                .iter()
+                .map(|&tokens| (tokens, PrefixLru::new(blocks_of(tokens)), Hits::default()))
+                .collect(),
             prefixes: TopPrefixes::default(),
             turns: IdMap::default(),
             closed_loop: 0,
@@ -209,7 +207,11 @@ impl Summariser {
             Some((current, count)) => {
                 self.arrivals.add(*count);
                 let empty = (window - *current - 1.0).min(MOST_EMPTY_WINDOWS);
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounded above, and at least 0")]
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "bounded above, and at least 0"
+                )]
                 self.arrivals.add_times(0, empty as u64);
                 (*current, *count) = (window, 1);
             }
@@ -257,10 +259,14 @@ impl Summariser {
             blocks,
             distinct_blocks: self.seen.count(),
             unbounded: self.unbounded.ratio(blocks, tokens),
-            capacity: self.caches.iter().map(|(capacity_tokens, _, hits)| CapacityHitRatio {
-                capacity_tokens: *capacity_tokens,
-                hit: hits.ratio(blocks, tokens),
-            }).collect(),
+            capacity: self
+                .caches
+                .iter()
+                .map(|(capacity_tokens, _, hits)| CapacityHitRatio {
+                    capacity_tokens: *capacity_tokens,
+                    hit: hits.ratio(blocks, tokens),
+                })
+                .collect(),
             top_prefixes: self.prefixes.top(self.top, self.block_tokens),
             sessions: SessionSummary {
                 sessions: self.turns.len() as u64,
@@ -297,10 +303,7 @@ mod tests {
 
     #[test]
     fn hits_are_leading_blocks_and_the_tokens_in_them() {
-        let options = SummaryOptions {
-            capacities_tokens: vec![0, 20, 1000],
-            top: 3,
-        };
+        let options = SummaryOptions { capacities_tokens: vec![0, 20, 1000], top: 3 };
         let mut summariser = Summariser::new(10, &options);
         summariser.add(&record(0.0, 25, &[1, 2, 3]));
         summariser.add(&record(25_000.0, 25, &[1, 2, 3]));
@@ -311,7 +314,10 @@ mod tests {
         assert!((summary.unbounded.block_hit_ratio - 4.0 / 9.0).abs() < 1e-12);
         assert!((summary.unbounded.token_hit_ratio - 35.0 / 75.0).abs() < 1e-12);
         let blocks: Vec<f64> = summary.capacity.iter().map(|c| c.hit.block_hit_ratio * 9.0).collect();
-        assert!((blocks[0]).abs() < 1e-9 && (blocks[1] - 3.0).abs() < 1e-9 && (blocks[2] - 4.0).abs() < 1e-9, "{blocks:?}");
+        assert!(
+            (blocks[0]).abs() < 1e-9 && (blocks[1] - 3.0).abs() < 1e-9 && (blocks[2] - 4.0).abs() < 1e-9,
+            "{blocks:?}"
+        );
         assert_eq!(summary.sessions.continuing_requests, 1);
         assert_eq!(summary.arrivals_per_window.min, 0, "the window from 10 s to 20 s is empty");
         assert_eq!(summary.top_prefixes[0].tokens, 10, "three requests share the first block");

@@ -67,7 +67,9 @@ impl TopPrefixes {
                 passed_over.insert(parent, ());
             }
         }
-        let mut prefixes: Vec<TopPrefix> = self.sorted().into_iter()
+        let mut prefixes: Vec<TopPrefix> = self
+            .sorted()
+            .into_iter()
             .filter(|(id, count)| count.hits > 1 && !passed_over.contains_key(id))
             .map(|(id, count)| {
                 let tokens = u64::from(count.depth) * u64::from(block_tokens);

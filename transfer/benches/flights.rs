@@ -87,6 +87,12 @@ fn churn(c: &mut Criterion) {
                 before.elapsed()
             });
         });
+        c.bench_function(&format!("share_bytes_per_s/{links} links/{flights} flights"), |b| {
+            b.iter(|| {
+                let path = held.path();
+                black_box(held.engine.share_bytes_per_s(path, Priority::Fetch))
+            });
+        });
         c.bench_function(&format!("estimate_us/{links} links/{flights} flights"), |b| {
             b.iter(|| {
                 let path = held.path();

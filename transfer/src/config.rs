@@ -46,7 +46,7 @@ impl Default for TransferConfig {
             replicate_weight: 2,
             offload_weight: 1,
             floor_permille: 50,
-            max_predicted_events: 64,
+            max_predicted_events: 16,
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::flight::{Flight, Phase};
 use crate::share::{CLASSES, Capped, Shares, SharingLaw};
 use crate::timers::{Timer, Timers};
 use crate::units::{NEVER, UNLIMITED, ns, rate};
-use crate::{LinkId, LinkSpec, PathLinks};
+use crate::{LinkId, LinkSpec, PathLinks, Priority};
 
 /// A link and who is on it.
 #[derive(Clone, Debug)]
@@ -213,6 +213,19 @@ impl Network {
 
     /// Divides `link` as its members stand.
     pub(crate) fn divided(&self, link: &Link, capped: &mut Vec<Capped>) -> Shares {
+        self.collect_capped(link, capped);
+        self.law.divide(link.rate, &link.counts, capped)
+    }
+
+    /// What one more flight, limited by nothing else, would get on `link`.
+    pub(crate) fn share_of_newcomer(&self, link: &Link, priority: Priority, capped: &mut Vec<Capped>) -> u64 {
+        self.collect_capped(link, capped);
+        let mut counts = link.counts;
+        counts[priority.index()] += 1;
+        self.law.divide(link.rate, &counts, capped)[priority.index()]
+    }
+
+    fn collect_capped(&self, link: &Link, capped: &mut Vec<Capped>) {
         capped.clear();
         for &slot in &link.members {
             let flight = &self.flights[slot as usize];
@@ -221,7 +234,6 @@ impl Network {
                 capped.push(Capped { cap, class: flight.priority.index() });
             }
         }
-        self.law.divide(link.rate, &link.counts, capped)
     }
 
     /// Divides the dirty links, gives their flights rates, and names those freed to catch up.

@@ -1,7 +1,7 @@
 //! The units inside the core: nanoseconds, and *grains* of 10⁻¹² byte.
 //!
 //! A rate of one grain a nanosecond is a thousandth of a byte a second, so a rate rounded down to
-//! a whole number of them loses less than a microsecond in a day at any rate above 12 kB/s.
+//! a whole number of them loses less than a microsecond in a day at any rate above 87 MB/s.
 
 /// Grains in a byte.
 pub(crate) const GRAINS_PER_BYTE: u128 = 1_000_000_000_000;

@@ -114,8 +114,7 @@ impl PrefixIndex {
         if room_bytes == 0 {
             return Step::default();
         }
-        let want = self.unknown(rest);
-        let Some(site) = self.site(want, before, holder, room_bytes) else {
+        let Some(site) = self.site(rest.len(), before, holder, room_bytes) else {
             return Step::default();
         };
         let filled = self.fill(site.extent, rest, self.room_bytes());
@@ -128,23 +127,6 @@ impl PrefixIndex {
         }
         self.holdings.add_blocks(instance, filled);
         Step::to(&rest[..filled], filled, site.extent.start)
-    }
-
-    /// About how many blocks at the start of `rest` are new: at least one, and never too few by
-    /// much for a run.
-    fn unknown(&self, rest: &[BlockHash]) -> usize {
-        let mut unknown = 0;
-        for ahead in rest[..rest.len().min(CHUNK_SLOTS)].chunks(WARMED) {
-            if unknown > 0 {
-                self.blocks.warm(ahead.iter().map(|hash| hash.0));
-            }
-            let new = ahead.iter().take_while(|hash| !self.blocks.is_likely(hash.0)).count();
-            unknown += new;
-            if new < ahead.len() {
-                break;
-            }
-        }
-        unknown.max(1)
     }
 
     /// Finds room for `want` blocks: behind the run they continue if it has slots set aside.
@@ -173,6 +155,9 @@ impl PrefixIndex {
     fn fill(&mut self, extent: Extent, rest: &[BlockHash], room_bytes: usize) -> usize {
         let mut left_bytes = room_bytes;
         for (filled, hash) in rest.iter().enumerate().take(extent.len as usize) {
+            if filled > 0 && filled.is_multiple_of(WARMED) {
+                self.blocks.warm(rest[filled..].iter().take(WARMED).map(|hash| hash.0));
+            }
             let position = extent.start + filled as u32;
             let before = self.blocks.memory_bytes();
             let arena = &self.arena;

@@ -41,6 +41,12 @@ impl Holdings {
         self.each.len()
     }
 
+    /// Bytes by which the table of instances grows when `instance` first holds something.
+    pub(super) fn growth_bytes(&self, instance: InstanceId) -> usize {
+        let (now, needed) = (self.each.capacity(), instance.index() + 1);
+        if needed <= now { 0 } else { needed.max(2 * now) * size_of::<Holding>() }
+    }
+
     pub(super) fn add_blocks(&mut self, instance: InstanceId, blocks: usize) {
         self.of(instance).blocks += blocks;
     }

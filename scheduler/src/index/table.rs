@@ -3,7 +3,7 @@
 //! Entries live in buckets of one cache line, so nearly every search reads one line. An entry
 //! keeps 32 bits of the hash: enough to find its bucket again, so that neither growth nor removal
 //! reads anything else. The caller confirms a candidate by the full hash, which it stores once,
-//! at the place. Shards keep the pause of a growth short, however many blocks there are.
+//! at the place. A growth moves one shard, a thousandth of the blocks, so no insert waits long.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -54,7 +54,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// An empty table of `1 << shard_bits` shards.
+    /// An empty table of `1 << shard_bits` shards; `shard_bits` is 1 to 16.
     pub(super) fn new(shard_bits: u32) -> Self {
         let shards = (0..1usize << shard_bits).map(|_| Shard::default()).collect();
         Self { shards, shard_bits, used: 0, buckets: 0 }
@@ -88,14 +88,6 @@ impl Table {
             seen ^= shard.buckets.get(shard.home(home.tag)).map_or(0, |bucket| bucket.places[0]);
         }
         core::hint::black_box(seen);
-    }
-
-    /// False when `hash` is not in its home bucket, true when it nearly surely is.
-    #[inline]
-    pub(super) fn is_likely(&self, hash: u64) -> bool {
-        let home = self.home(hash);
-        let shard = &self.shards[home.shard];
-        shard.buckets.get(shard.home(home.tag)).is_some_and(|bucket| bucket.equal(home.tag) != 0)
     }
 
     /// Finds `hash` or gives it `offered`, growing its shard by at most `room_bytes`.
@@ -187,8 +179,8 @@ impl Bucket {
     /// A bit for each entry with that tag; vacant ones may show among them.
     #[inline]
     fn equal(&self, tag: u32) -> u32 {
-        let bits = self.tags.iter().enumerate();
-        bits.fold(0, |mask, (at, &other)| mask | u32::from(other == tag) << at)
+        let bit = |at: usize| if self.tags[at] == tag { 1 << at } else { 0 };
+        core::array::from_fn::<u32, BUCKET, _>(bit).iter().sum()
     }
 
     #[inline]
@@ -198,7 +190,8 @@ impl Bucket {
 
     #[inline]
     fn len(&self) -> usize {
-        self.places.iter().map(|&place| usize::from(place != EMPTY)).sum()
+        let vacant: u32 = self.places.iter().map(|&place| u32::from(place == EMPTY)).sum();
+        BUCKET - vacant as usize
     }
 
     #[inline]

@@ -7,10 +7,10 @@ use alloc::vec::Vec;
 use baton_types::{BlockHash, ChainHasher, InstanceId, Rng, Tier};
 use proptest::prelude::*;
 
-use super::arena::{Arena, CHUNK_SLOTS, Extent};
-use super::run::RunId;
-use super::table::{Entry, Table};
+use super::arena::{CHUNK_SLOTS, Extent};
 use super::*;
+
+mod parts;
 
 /// The naive index.
 #[derive(Default)]
@@ -252,6 +252,24 @@ fn a_lie_about_a_chain_leaves_the_honest_exact() {
     index.clear(B);
     assert_eq!(found(&index, &chain)[0], honest, "the lie last");
     index.check().unwrap();
+    let mut index = PrefixIndex::new();
+    index.insert(None, &chain[3..4], B, Tier::Hbm);
+    index.insert(Some(chain[3]), &chain[..1], B, Tier::Hbm);
+    index.insert(None, &chain, A, Tier::Hbm);
+    assert_eq!(found(&index, &chain)[0], honest, "the lie in pieces that seem to belong together");
+    index.check().unwrap();
+}
+
+#[test]
+fn runs_do_not_join_across_slots_set_aside() {
+    let (mut index, chain) = (PrefixIndex::new(), chain_of(0..5));
+    index.insert(None, &chain[..1], A, Tier::Hbm);
+    index.insert(Some(chain[0]), &chain[1..2], A, Tier::Hbm);
+    index.insert(Some(chain[1]), &chain[2..], B, Tier::Hbm);
+    index.insert(Some(chain[1]), &chain[2..], A, Tier::Hbm);
+    index.insert(None, &chain[..2], B, Tier::Hbm);
+    assert_eq!(blocks_of(&index, &chain), [(0, 5), (1, 5)]);
+    index.check().unwrap();
 }
 
 #[test]
@@ -296,6 +314,16 @@ fn a_full_index_refuses_the_rest_by_count_and_keeps_its_bound() {
     );
     let chain = chain_of(9 << 50..(9 << 50) + 30);
     assert_eq!(index.insert(None, &chain, A, Tier::Hbm).added, 30, "room freed is room to use");
+}
+
+#[test]
+fn an_instance_that_needs_too_large_a_table_is_refused() {
+    let (mut index, chain) = (PrefixIndex::with_capacity_bytes(2 << 20), chain_of(0..3));
+    let outcome = index.insert(None, &chain, InstanceId(MAX_INSTANCES - 1), Tier::Hbm);
+    assert_eq!((outcome.added, outcome.refused, outcome.refusal), (0, 3, Some(Refusal::Full)));
+    assert_eq!(index.insert(None, &chain, InstanceId(500), Tier::Hbm).added, 3);
+    assert!(index.memory_bytes() <= index.capacity_bytes());
+    index.check().unwrap();
 }
 
 #[test]
@@ -360,47 +388,6 @@ fn the_audit_sees_damage() {
     let mut index = fresh();
     assert!(index.arena.take(3, false).is_some());
     assert!(index.check().is_err(), "a slot lost");
-}
-
-#[test]
-fn the_arena_cuts_joins_and_runs_out() {
-    let mut arena = Arena::new();
-    assert_eq!(arena.take(5, false), None);
-    let whole = arena.take(CHUNK_SLOTS * 2, true).unwrap();
-    assert_eq!((whole.len as usize, arena.free_slots()), (CHUNK_SLOTS, 0));
-    arena.own(whole, RunId(0));
-    arena.release(whole);
-    let pieces: Vec<Extent> = (1..100).map(|len| arena.take(len, false).unwrap()).collect();
-    pieces.iter().for_each(|&piece| arena.own(piece, RunId(9)));
-    pieces.iter().step_by(2).for_each(|&piece| arena.release(piece));
-    let cut = arena.take(40, false).unwrap();
-    assert_eq!(cut.len, 40, "a longer extent is cut to size");
-    arena.own(cut, RunId(9));
-    arena.release(cut);
-    pieces.iter().skip(1).step_by(2).for_each(|&piece| arena.release(piece));
-    assert_eq!(arena.free_slots(), CHUNK_SLOTS);
-    assert_eq!(arena.free_extents().count(), 1, "all free space is one extent again");
-}
-
-#[test]
-fn a_table_takes_weak_hashes_and_refuses_without_room() {
-    let mut table = Table::new(2);
-    for hash in 0..2_000u64 {
-        assert_eq!(
-            table.entry(hash << 20, hash as u32, usize::MAX, |at| u64::from(at) == hash),
-            Entry::Added
-        );
-    }
-    let found = table.entry(7 << 20, 5_000, usize::MAX, |at| at == 7);
-    assert_eq!((found, table.len()), (Entry::Found(7), 2_000));
-    assert!(table.memory_bytes() <= 2_000 * 15, "{} bytes", table.memory_bytes());
-    for hash in 2_000..4_000u64 {
-        if table.entry(hash << 20, hash as u32, 0, |at| u64::from(at) == hash) == Entry::Full {
-            assert!(hash < 3_900 && table.audit());
-            return;
-        }
-    }
-    panic!("a table without room took two thousand more");
 }
 
 /// One step of a random life.

@@ -14,6 +14,7 @@ mod profile;
 mod rng;
 mod role;
 mod slo;
+mod suggest;
 mod tier;
 
 pub use block::{BlockHash, BlockKey, blocks_for};
@@ -24,4 +25,5 @@ pub use profile::{CostProfile, DecodeCost, FitReport, PrefillCost, ProfileError,
 pub use rng::Rng;
 pub use role::Role;
 pub use slo::SloClass;
+pub use suggest::nearest;
 pub use tier::Tier;

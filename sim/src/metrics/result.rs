@@ -1,8 +1,9 @@
 //! A run's figures as scripts read them.
 
+use baton_types::{Role, SloClass};
 use serde::Serialize;
 
-use super::{Collector, Series, seconds};
+use super::{Collector, HotBlocks, Series, seconds};
 
 /// Mean and percentiles; `None` where there was nothing to measure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -19,20 +20,15 @@ pub struct LatencySummary {
     pub max: Option<f64>,
 }
 
-/// Summary of samples in µs, divided by `unit`.
-#[must_use]
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "ranks of a sorted list")]
-pub fn summary(samples: &[f32], unit: f64) -> LatencySummary {
-    if samples.is_empty() {
-        return LatencySummary::default();
-    }
-    let mut sorted = samples.to_vec();
-    sorted.sort_unstable_by(f32::total_cmp);
-    // Nearest rank: the smallest value that at least this share does not exceed.
-    let rank = |q: f64| ((q * sorted.len() as f64).ceil() as usize).clamp(1, sorted.len()) - 1;
-    let at = |q: f64| Some(f64::from(sorted[rank(q)]) / unit);
-    let mean = sorted.iter().map(|x| f64::from(*x)).sum::<f64>() / sorted.len() as f64;
-    LatencySummary { mean: Some(mean / unit), p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) }
+/// What one service class was promised.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Objective {
+    /// Name of the class.
+    pub class: String,
+    /// Bound of the time to first token.
+    pub ttft_s: f64,
+    /// Bound of the mean of the longest tenth of a request's gaps.
+    pub tbt_ms: f64,
 }
 
 /// One instance's totals.
@@ -40,6 +36,8 @@ pub fn summary(samples: &[f32], unit: f64) -> LatencySummary {
 pub struct InstanceResult {
     /// Which.
     pub instance: u32,
+    /// What it does.
+    pub role: Role,
     /// Time in prefill passes and mixed steps.
     pub prefill_busy_s: f64,
     /// Time in pure decode steps.
@@ -63,6 +61,8 @@ pub struct RunResult {
     pub speed: f64,
     /// Seed.
     pub seed: u64,
+    /// What each class was promised.
+    pub objectives: Vec<Objective>,
     /// Requests offered.
     pub requests: u64,
     /// Requests that got all their tokens.
@@ -91,6 +91,11 @@ pub struct RunResult {
     pub ttft_s: LatencySummary,
     /// Mean of the longest tenth of a request's gaps.
     pub tbt_ms: LatencySummary,
+    /// Distribution of the time to first token: share of completed requests, and the value that
+    /// this share does not exceed. At most 103 points.
+    pub ttft_quantiles_s: Vec<(f32, f32)>,
+    /// Distribution of the mean of the longest tenth of a request's gaps.
+    pub tbt_quantiles_ms: Vec<(f32, f32)>,
     /// Mean of all gaps.
     pub itl_ms_mean: f64,
     /// Latest first token past its objective.
@@ -137,6 +142,8 @@ pub struct RunResult {
     pub cpu_s: f64,
     /// Per instance.
     pub instances: Vec<InstanceResult>,
+    /// Replicas of popular blocks at the end of the run, most popular first; empty if not counted.
+    pub hot_blocks: Vec<HotBlocks>,
     /// Over time.
     pub series: Series,
 }
@@ -149,11 +156,14 @@ impl Collector {
         let c = &self.counts;
         let ratio = |a: u64, b: u64| if b == 0 { 0.0 } else { a as f64 / b as f64 };
         let busy_us: f64 = self.instances.iter().map(|i| i.prefill_busy_s).sum();
+        let (ttft_s, ttft_quantiles_s) = self.ttft_us.figures(1e6);
+        let (tbt_ms, tbt_quantiles_ms) = self.tbt_us.figures(1e3);
         RunResult {
             policy: names.0.into(),
             admission: names.1.into(),
             speed,
             seed,
+            objectives: self.objectives(),
             requests: c.arrived,
             completed: c.completed,
             rejected: c.rejected,
@@ -166,8 +176,10 @@ impl Collector {
             input_tokens: c.input_tokens,
             input_tokens_in_slo: c.in_slo_input_tokens,
             output_tokens: c.output_tokens,
-            ttft_s: summary(&self.ttft_us, 1e6),
-            tbt_ms: summary(&self.tbt_us, 1e3),
+            ttft_s,
+            tbt_ms,
+            ttft_quantiles_s,
+            tbt_quantiles_ms,
             itl_ms_mean: if self.gap_count == 0 { 0.0 } else { self.gap_sum_us as f64 / self.gap_count as f64 / 1e3 },
             worst_lateness_s: seconds(self.late_us),
             block_hit_ratio: ratio(c.hit_blocks, c.blocks),
@@ -177,7 +189,7 @@ impl Collector {
             wasted_prefill_tokens: c.wasted_tokens,
             refusals: c.refusals,
             refusals_by_reason: self.refusals_by_reason(),
-            retry_after_s: summary(&self.retry_after_us, 1e6),
+            retry_after_s: self.retry_after_us.figures(1e6).0,
             retries: c.retried,
             readmitted: c.readmitted,
             readmitted_in_slo: c.retried_in_slo,
@@ -191,22 +203,15 @@ impl Collector {
             prompts_outside_profile: 0,
             cpu_s: 0.0,
             instances: self.instances.clone(),
+            hot_blocks: self.hot_blocks.clone(),
             series: self.series.clone(),
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_are_nearest_rank() {
-        let samples: Vec<f32> = (1..=100).map(|x| x as f32).collect();
-        let s = summary(&samples, 1.0);
-        assert_eq!((s.p50, s.p90, s.p99, s.max), (Some(50.0), Some(90.0), Some(99.0), Some(100.0)));
-        assert_eq!(s.mean, Some(50.5));
-        assert_eq!(summary(&[], 1.0), LatencySummary::default());
-        assert_eq!(summary(&[3.0], 1.0).p99, Some(3.0));
+    #[expect(clippy::cast_precision_loss, reason = "figures for a report")]
+    fn objectives(&self) -> Vec<Objective> {
+        let promised =
+            |c: &SloClass| Objective { class: c.name.clone(), ttft_s: seconds(c.ttft_us), tbt_ms: c.tbt_us as f64 / 1e3 };
+        self.classes.iter().map(promised).collect()
     }
 }

@@ -62,6 +62,7 @@ impl World {
         let all = u32::try_from(live.keys.len()).unwrap_or(u32::MAX);
         live.prefill_open = false;
         self.step_store(decode, StoreInput::Seal { owner: id, upto_blocks: all });
+        self.look_at_shared(decode);
         self.step_store(prefill, StoreInput::Close { owner: id });
         self.door(prefill);
         self.tell_of(router, Input::HandoffFinished { request: id });

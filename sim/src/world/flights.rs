@@ -194,6 +194,7 @@ impl World {
             Purpose::Replicate { from, to, owner } => {
                 if ok {
                     self.step_store(to, StoreInput::Seal { owner, upto_blocks: u32::MAX });
+                    self.look_at_shared(to);
                 }
                 self.step_store(to, StoreInput::Close { owner });
                 self.step_store(from, StoreInput::Close { owner });

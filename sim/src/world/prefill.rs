@@ -57,6 +57,7 @@ impl World {
         live.phase = Phase::Loading;
         live.hit_blocks = opened.hits;
         live.shares = opened.pending > 0;
+        live.shared_blocks = opened.hits;
         let cached = self.tokens_of(slot, opened.hits);
         let live = &mut self.live[slot as usize];
         live.cached_tokens = cached;
@@ -154,12 +155,15 @@ impl World {
     }
 
     /// Prefills that waited for blocks of another look again.
-    fn look_at_shared(&mut self, at: u32) {
+    pub(crate) fn look_at_shared(&mut self, at: u32) {
+        if self.nodes[at as usize].sharing.is_empty() {
+            return;
+        }
         let waiting = std::mem::take(&mut self.nodes[at as usize].sharing);
         for slot in waiting {
             let live = &self.live[slot as usize];
             let readable = self.nodes[at as usize].store.lookup(&live.keys).total;
-            if readable >= live.hit_blocks.min(u32::try_from(live.keys.len()).unwrap_or(u32::MAX)) {
+            if readable >= live.shared_blocks {
                 self.live[slot as usize].shares = false;
                 self.maybe_ready(slot);
             } else {

@@ -54,6 +54,8 @@ pub(crate) struct Live {
     pub cached_tokens: u64,
     pub loads: u8,
     pub shares: bool,
+    /// Leading blocks that must be readable before a prefill that shares may run.
+    pub shared_blocks: u32,
     pub prefill_open: bool,
     pub decode_open: bool,
     pub reading_from: Option<u32>,
@@ -255,6 +257,7 @@ fn fresh(id: RequestId, keys: Vec<BlockKey>) -> Live {
         cached_tokens: 0,
         loads: 0,
         shares: false,
+        shared_blocks: 0,
         prefill_open: false,
         decode_open: false,
         reading_from: None,

@@ -25,7 +25,8 @@ impl World {
                 },
             );
         }
-        if self.in_flight > 0 || self.upcoming.is_some() {
+        // Sampling alone keeps no run alive: a stuck one must come to rest and be found out.
+        if !self.events.is_empty() {
             self.events.push(self.now_us + self.setup.sample_us, Event::Sample);
         }
     }

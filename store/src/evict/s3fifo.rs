@@ -111,7 +111,10 @@ impl S3Fifo {
         let main = lists.iter(MAIN).filter(|&block| self.marks[block as usize].main).count();
         let strayed = lists.iter(TRIAL).count() != trial || lists.iter(MAIN).count() != main;
         if strayed || trial != self.trial_len {
-            return Err(alloc::format!("s3fifo: {trial} on trial, {} counted, strayed {strayed}", self.trial_len));
+            return Err(alloc::format!(
+                "s3fifo: {trial} on trial, {} counted, strayed {strayed}",
+                self.trial_len
+            ));
         }
         Ok(())
     }

@@ -26,10 +26,7 @@ pub(crate) struct Applied {
 
 impl Applied {
     pub(crate) fn new(setup: &Setup) -> Self {
-        Self {
-            setup: setup.clone(),
-            sessions: 0,
-        }
+        Self { setup: setup.clone(), sessions: 0 }
     }
 }
 

@@ -16,10 +16,7 @@ pub(crate) struct Bailian {
 
 impl Bailian {
     pub(crate) fn new(setup: &Setup) -> Self {
-        Self {
-            roots: Sessions::new(setup.limits.sessions),
-            setup: setup.clone(),
-        }
+        Self { roots: Sessions::new(setup.limits.sessions), setup: setup.clone() }
     }
 
     fn link(&mut self, extra: &mut Extra) -> Result<(), RowFault> {

@@ -60,12 +60,12 @@ pub(crate) fn comparable(name: &str) -> String {
 pub(crate) fn dialect_of(header: &[String]) -> Option<Dialect> {
     let columns: Vec<String> = header.iter().map(|name| comparable(name)).collect();
     let has = |wanted: &[&str]| wanted.iter().any(|w| columns.iter().any(|c| c == w));
-    [Dialect::AzureCsv, Dialect::BurstGptCsv, Dialect::SplitwiseCsv, Dialect::VidurCsv]
-        .into_iter()
-        .find(|dialect| {
+    [Dialect::AzureCsv, Dialect::BurstGptCsv, Dialect::SplitwiseCsv, Dialect::VidurCsv].into_iter().find(
+        |dialect| {
             let names = names(*dialect);
             has(names.input) && has(names.output) && has(names.timestamp)
-        })
+        },
+    )
 }
 
 /// Reads the rows of one CSV dialect.
@@ -102,16 +102,7 @@ impl CsvDialect {
         let (session, request) = (find(&[names.session], &None), find(&[names.request], &None));
         let known = [Some(timestamp), Some(input), Some(output), session, request];
         let rest = (0..columns.len()).filter(|i| !known.contains(&Some(*i))).collect();
-        Ok(Self {
-            setup: setup.clone(),
-            timestamp,
-            input,
-            output,
-            session,
-            request,
-            rest,
-            failed: 0,
-        })
+        Ok(Self { setup: setup.clone(), timestamp, input, output, session, request, rest, failed: 0 })
     }
 
     fn tokens(&self, row: &StringRecord, column: usize) -> Result<u64, RowFault> {
@@ -125,14 +116,10 @@ impl CsvDialect {
     }
 
     fn extra(&self, row: &StringRecord) -> Option<Box<Extra>> {
-        let named = |column: Option<usize>| {
-            column.map(|c| field(row, c).to_string()).filter(|text| !text.is_empty())
-        };
-        let mut extra = Extra {
-            request_id: named(self.request),
-            session_id: named(self.session),
-            ..Extra::default()
-        };
+        let named =
+            |column: Option<usize>| column.map(|c| field(row, c).to_string()).filter(|text| !text.is_empty());
+        let mut extra =
+            Extra { request_id: named(self.request), session_id: named(self.session), ..Extra::default() };
         for &column in &self.rest {
             let name = self.setup.header[column].clone();
             extra.unknown.insert(name, field(row, column).into());

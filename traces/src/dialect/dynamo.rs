@@ -86,7 +86,12 @@ impl DynamoRequest {
     }
 
     /// Delay after the session's previous request, where the two did not overlap.
-    fn delay_ms(&mut self, session: &str, start_ms: f64, end_ms: Option<f64>) -> Result<Option<f64>, RowFault> {
+    fn delay_ms(
+        &mut self,
+        session: &str,
+        start_ms: f64,
+        end_ms: Option<f64>,
+    ) -> Result<Option<f64>, RowFault> {
         let last_end = self.ends_ms.get(session)?;
         let delay = last_end.filter(|end| *end <= start_ms).map(|end| start_ms - end);
         *last_end = end_ms;
@@ -123,10 +128,7 @@ impl Parse for DynamoRequest {
         self.check_context(event.agent_context.is_some())?;
         let start_ms = required(request.request_received_ms, "request.request_received_ms")?;
         let end_ms = request.total_time_ms.map(|t| start_ms + t).or(event.event_time_unix_ms);
-        let mut extra = Extra {
-            request_id: Some(request.request_id.0),
-            ..Extra::default()
-        };
+        let mut extra = Extra { request_id: Some(request.request_id.0), ..Extra::default() };
         if let Some(context) = event.agent_context {
             extra.delay_ms = self.delay_ms(&context.session_id.0, start_ms, end_ms)?;
             extra.session_id = Some(context.session_id.0);
@@ -139,7 +141,11 @@ impl Parse for DynamoRequest {
         out.push(Record {
             timestamp_ms: start_ms,
             input_length: length(replay.input_length, "input_length", limits)?,
-            output_length: length(required(request.output_tokens, "request.output_tokens")?, "output_tokens", limits)?,
+            output_length: length(
+                required(request.output_tokens, "request.output_tokens")?,
+                "output_tokens",
+                limits,
+            )?,
             hash_ids: replay.input_sequence_hashes,
             extra: Some(Box::new(extra)),
         });
@@ -150,9 +156,6 @@ impl Parse for DynamoRequest {
         if self.passed_over == 0 {
             return Vec::new();
         }
-        vec![format!(
-            "{} tool and payload events were passed over",
-            self.passed_over
-        )]
+        vec![format!("{} tool and payload events were passed over", self.passed_over)]
     }
 }

@@ -138,10 +138,9 @@ pub(crate) fn text_prompt(texts: &[String], block_tokens: u32) -> Prompt {
 
 fn finite(value: Option<f64>, field: &str) -> Result<Option<f64>, RowFault> {
     match value {
-        Some(v) if !v.is_finite() || v < 0.0 => Err(RowFault::parse(
-            format!("{field} {v} is not a time to wait"),
-            "write milliseconds >= 0",
-        )),
+        Some(v) if !v.is_finite() || v < 0.0 => {
+            Err(RowFault::parse(format!("{field} {v} is not a time to wait"), "write milliseconds >= 0"))
+        }
         _ => Ok(value),
     }
 }

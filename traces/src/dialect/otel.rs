@@ -21,14 +21,15 @@ pub(crate) struct Otel {
 
 impl Otel {
     pub(crate) fn new(setup: &Setup) -> Self {
-        Self {
-            ends_ms: Sessions::new(setup.limits.sessions),
-            setup: setup.clone(),
-            passed_over: 0,
-        }
+        Self { ends_ms: Sessions::new(setup.limits.sessions), setup: setup.clone(), passed_over: 0 }
     }
 
-    fn walk(&mut self, node: &Map<String, Value>, depth: usize, out: &mut Vec<Record>) -> Result<(), RowFault> {
+    fn walk(
+        &mut self,
+        node: &Map<String, Value>,
+        depth: usize,
+        out: &mut Vec<Record>,
+    ) -> Result<(), RowFault> {
         let mut is_group = false;
         for key in ["resourceSpans", "scopeSpans", "spans"] {
             let Some(Value::Array(children)) = node.get(key) else {
@@ -55,7 +56,13 @@ impl Otel {
             self.passed_over += 1;
             return Ok(());
         };
-        let start_ms = required(self.time(span, &["start_time_unix_nano", "startTimeUnixNano", "start_time", "startTime", "timestamp"])?, "start_time")?;
+        let start_ms = required(
+            self.time(
+                span,
+                &["start_time_unix_nano", "startTimeUnixNano", "start_time", "startTime", "timestamp"],
+            )?,
+            "start_time",
+        )?;
         let end_ms = self.time(span, &["end_time_unix_nano", "endTimeUnixNano", "end_time", "endTime"])?;
         let mut extra = Extra {
             request_id: text(span, &["span_id", "spanId"]),
@@ -104,7 +111,8 @@ fn lookup<'a>(span: &'a Map<String, Value>, keys: &[&str]) -> Option<&'a Value> 
     keys.iter().find_map(|key| {
         let direct = span.get(*key).or_else(|| attributes?.get(*key));
         direct.or_else(|| {
-            let entry = attributes?.as_array()?.iter().find(|a| a.get("key").and_then(Value::as_str) == Some(key))?;
+            let entry =
+                attributes?.as_array()?.iter().find(|a| a.get("key").and_then(Value::as_str) == Some(key))?;
             entry.get("value")?.as_object()?.values().next()
         })
     })

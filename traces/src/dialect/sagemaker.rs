@@ -47,10 +47,7 @@ pub(crate) struct Sagemaker {
 
 impl Sagemaker {
     pub(crate) fn new(setup: &Setup) -> Self {
-        Self {
-            setup: setup.clone(),
-            estimated: 0,
-        }
+        Self { setup: setup.clone(), estimated: 0 }
     }
 }
 
@@ -121,10 +118,7 @@ impl Parse for Sagemaker {
         let time = &capture.event_metadata.inference_time;
         let timestamp_ms = iso_ms(time)
             .ok_or_else(|| RowFault::parse(format!("{time:?} is not a time"), "mend or remove the row"))?;
-        let mut extra = Extra {
-            request_id: capture.event_metadata.event_id,
-            ..Extra::default()
-        };
+        let mut extra = Extra { request_id: capture.event_metadata.event_id, ..Extra::default() };
         if let Some(model) = request.get("model") {
             extra.unknown.insert("model".into(), model.clone());
         }
@@ -139,9 +133,13 @@ impl Parse for Sagemaker {
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes = vec!["ids follow from the text at 4 bytes a token; the text itself is not carried".to_string()];
+        let mut notes =
+            vec!["ids follow from the text at 4 bytes a token; the text itself is not carried".to_string()];
         if self.estimated > 0 {
-            notes.push(format!("{} rows have no usage.prompt_tokens: estimated at 4 bytes a token", self.estimated));
+            notes.push(format!(
+                "{} rows have no usage.prompt_tokens: estimated at 4 bytes a token",
+                self.estimated
+            ));
         }
         notes
     }

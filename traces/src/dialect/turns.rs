@@ -41,11 +41,7 @@ pub(crate) struct Turns {
 
 impl Turns {
     pub(crate) fn new(setup: &Setup) -> Self {
-        Self {
-            setup: setup.clone(),
-            rows: 0,
-            no_output: 0,
-        }
+        Self { setup: setup.clone(), rows: 0, no_output: 0 }
     }
 }
 

@@ -60,11 +60,7 @@ struct Stream {
 
 impl Weka {
     pub(crate) fn new(setup: &Setup) -> Self {
-        Self {
-            setup: setup.clone(),
-            rows: 0,
-            local: 0,
-        }
+        Self { setup: setup.clone(), rows: 0, local: 0 }
     }
 
     fn expand(&self, entries: Vec<Entry>, stream: &Stream, out: &mut Vec<Record>) -> Result<(), RowFault> {
@@ -133,16 +129,14 @@ impl Parse for Weka {
         let session = conversation.id.map_or_else(|| format!("conversation-{}", self.rows), |n| n.0);
         let local = conversation.hash_id_scope.as_deref() != Some("global");
         self.local += u64::from(local);
-        let stream = Stream {
-            scope: local.then(|| mix(session_key(&session), self.rows)),
-            session,
-            parent: None,
-        };
+        let stream =
+            Stream { scope: local.then(|| mix(session_key(&session), self.rows)), session, parent: None };
         self.expand(conversation.requests, &stream, out)
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes = vec!["times count from each conversation's start: all conversations start at 0".to_string()];
+        let mut notes =
+            vec!["times count from each conversation's start: all conversations start at 0".to_string()];
         if self.local > 0 {
             notes.push(format!(
                 "ids of {} conversations are local: they were renamed so that no prefix is shared between conversations",

@@ -71,18 +71,8 @@ pub struct Bounds {
 #[must_use]
 pub fn bounds(kind: Like) -> Bounds {
     match kind {
-        Like::Conversation => Bounds {
-            span: 0.001,
-            mean: 0.04,
-            percentile: 0.08,
-            ratio: 0.025,
-        },
-        Like::Synthetic => Bounds {
-            span: 0.001,
-            mean: 0.08,
-            percentile: 0.25,
-            ratio: 0.05,
-        },
+        Like::Conversation => Bounds { span: 0.001, mean: 0.04, percentile: 0.08, ratio: 0.025 },
+        Like::Synthetic => Bounds { span: 0.001, mean: 0.08, percentile: 0.25, ratio: 0.05 },
     }
 }
 
@@ -98,7 +88,13 @@ pub fn published(kind: Like) -> Published {
             output_mean: 342.6,
             output_p50_p90: (350, 597),
             continuing_share: 0.387,
-            block_hit_ratio: [(1_000_000, 0.0533), (3_000_000, 0.1361), (10_000_000, 0.2852), (50_000_000, 0.3635), (u64::MAX, 0.3664)],
+            block_hit_ratio: [
+                (1_000_000, 0.0533),
+                (3_000_000, 0.1361),
+                (10_000_000, 0.2852),
+                (50_000_000, 0.3635),
+                (u64::MAX, 0.3664),
+            ],
         },
         Like::Synthetic => Published {
             requests: 3_993,
@@ -108,7 +104,13 @@ pub fn published(kind: Like) -> Published {
             output_mean: 149.1,
             output_p50_p90: (69, 389),
             continuing_share: 0.446,
-            block_hit_ratio: [(1_000_000, 0.1424), (3_000_000, 0.3094), (10_000_000, 0.5666), (50_000_000, 0.6396), (u64::MAX, 0.6396)],
+            block_hit_ratio: [
+                (1_000_000, 0.1424),
+                (3_000_000, 0.3094),
+                (10_000_000, 0.5666),
+                (50_000_000, 0.6396),
+                (u64::MAX, 0.6396),
+            ],
         },
     }
 }
@@ -143,15 +145,30 @@ fn shape(kind: Like) -> Shape {
             shares_first_block: true,
             continued: 0.376,
             goes_on: &[0.455, 0.56, 0.63, 0.65, 0.70, 0.76, 0.75, 0.78, 0.80],
-            single_input: Quantiles([891.0, 893.0, 896.0, 900.0, 1040.0, 4850.0, 12_350.0, 26_100.0, 40_327.0, 94_410.0, 126_195.0]),
-            first_input: Quantiles([892.0, 1033.0, 1131.0, 1298.0, 2888.0, 6893.0, 14_593.0, 25_000.0, 31_500.0, 58_000.0, 100_000.0]),
-            single_output: Quantiles([1.0, 3.0, 8.0, 20.0, 144.0, 349.0, 465.0, 581.0, 677.0, 1022.0, 2000.0]),
-            chain_output: Quantiles([1.0, 3.0, 12.0, 28.0, 166.0, 351.0, 478.0, 612.0, 722.0, 1250.0, 2000.0]),
+            single_input: Quantiles([
+                891.0, 893.0, 896.0, 900.0, 1040.0, 4850.0, 12_350.0, 26_100.0, 40_327.0, 94_410.0, 126_195.0,
+            ]),
+            first_input: Quantiles([
+                892.0, 1033.0, 1131.0, 1298.0, 2888.0, 6893.0, 14_593.0, 25_000.0, 31_500.0, 58_000.0,
+                100_000.0,
+            ]),
+            single_output: Quantiles([
+                1.0, 3.0, 8.0, 20.0, 144.0, 349.0, 465.0, 581.0, 677.0, 1022.0, 2000.0,
+            ]),
+            chain_output: Quantiles([
+                1.0, 3.0, 12.0, 28.0, 166.0, 351.0, 478.0, 612.0, 722.0, 1250.0, 2000.0,
+            ]),
             gap_s: Quantiles([1.5, 13.0, 32.0, 45.0, 78.0, 146.0, 310.0, 570.0, 740.0, 1700.0, 3200.0]),
-            growth: Quantiles([-392.0, 0.0, 20.0, 63.0, 255.0, 460.0, 800.0, 3500.0, 5800.0, 13_500.0, 28_000.0]),
+            growth: Quantiles([
+                -392.0, 0.0, 20.0, 63.0, 255.0, 460.0, 800.0, 3500.0, 5800.0, 13_500.0, 28_000.0,
+            ]),
             branching: 0.18,
-            branch_at: Quantiles([0.015, 0.031, 0.053, 0.068, 0.111, 0.214, 0.453, 0.833, 0.906, 0.957, 0.986]),
-            branch_length: Quantiles([0.174, 0.284, 0.504, 0.609, 0.788, 0.993, 1.109, 1.385, 1.732, 2.827, 7.721]),
+            branch_at: Quantiles([
+                0.015, 0.031, 0.053, 0.068, 0.111, 0.214, 0.453, 0.833, 0.906, 0.957, 0.986,
+            ]),
+            branch_length: Quantiles([
+                0.174, 0.284, 0.504, 0.609, 0.788, 0.993, 1.109, 1.385, 1.732, 2.827, 7.721,
+            ]),
             least_input: 891,
             most_input: 126_195,
         },
@@ -160,15 +177,24 @@ fn shape(kind: Like) -> Shape {
             shares_first_block: false,
             continued: 0.235,
             goes_on: &[0.955, 0.95, 0.945, 0.935, 0.93, 0.93, 0.93, 0.93],
-            single_input: Quantiles([13.0, 16.0, 19.0, 22.0, 34.0, 169.0, 14_221.0, 19_625.0, 24_429.0, 41_155.0, 134_773.0]),
-            first_input: Quantiles([13.0, 13.0, 783.0, 2943.0, 9200.0, 18_800.0, 32_500.0, 41_500.0, 50_000.0, 66_454.0, 191_374.0]),
+            single_input: Quantiles([
+                13.0, 16.0, 19.0, 22.0, 34.0, 169.0, 14_221.0, 19_625.0, 24_429.0, 41_155.0, 134_773.0,
+            ]),
+            first_input: Quantiles([
+                13.0, 13.0, 783.0, 2943.0, 9200.0, 18_800.0, 32_500.0, 41_500.0, 50_000.0, 66_454.0,
+                191_374.0,
+            ]),
             single_output: Quantiles([1.0, 3.0, 18.0, 46.0, 146.0, 258.0, 368.0, 530.0, 665.0, 782.0, 842.0]),
             chain_output: Quantiles([2.0, 2.0, 2.0, 2.0, 7.0, 18.0, 62.0, 140.0, 205.0, 528.0, 893.0]),
             gap_s: Quantiles([0.003, 0.55, 3.2, 8.5, 26.0, 70.0, 174.0, 308.0, 405.0, 608.0, 793.0]),
             growth: Quantiles([-460.0, -199.0, -38.0, -9.0, -2.0, 0.0, 6.0, 105.0, 362.0, 927.0, 1814.0]),
             branching: 0.18,
-            branch_at: Quantiles([0.01, 0.714, 0.853, 0.897, 0.942, 0.956, 0.967, 0.974, 0.977, 0.981, 0.988]),
-            branch_length: Quantiles([0.843, 0.95, 0.966, 0.974, 0.986, 0.998, 1.002, 1.011, 1.02, 1.042, 1.194]),
+            branch_at: Quantiles([
+                0.01, 0.714, 0.853, 0.897, 0.942, 0.956, 0.967, 0.974, 0.977, 0.981, 0.988,
+            ]),
+            branch_length: Quantiles([
+                0.843, 0.95, 0.966, 0.974, 0.986, 0.998, 1.002, 1.011, 1.02, 1.042, 1.194,
+            ]),
             least_input: 13,
             most_input: 191_378,
         },
@@ -264,13 +290,7 @@ fn plan_chain(
     };
     let mut input = bounded(first, shape);
     let mut at_ms = stamped(rng.unit() * span_ms, shape);
-    rows.push(Planned {
-        at_ms,
-        chain,
-        input,
-        output: tokens(output.draw(rng), 1),
-        kept_blocks: 0,
-    });
+    rows.push(Planned { at_ms, chain, input, output: tokens(output.draw(rng), 1), kept_blocks: 0 });
     let turns = if is_continued { turns_after_first(shape.goes_on, draws.turns.next()) } else { 0 };
     for _ in 0..turns {
         at_ms = stamped(at_ms + shape.gap_s.draw(rng) * 1000.0, shape);
@@ -306,11 +326,7 @@ fn bounded(value: f64, shape: &Shape) -> u64 {
 }
 
 fn stamped(at_ms: f64, shape: &Shape) -> f64 {
-    if shape.stamp_ms > 0.0 {
-        (at_ms / shape.stamp_ms).round() * shape.stamp_ms
-    } else {
-        at_ms.floor()
-    }
+    if shape.stamp_ms > 0.0 { (at_ms / shape.stamp_ms).round() * shape.stamp_ms } else { at_ms.floor() }
 }
 
 /// Puts the first row at 0 and the last at the end of the span, as in the published trace.
@@ -379,7 +395,8 @@ mod tests {
         }
         let continuing = summary.sessions.continuing_requests as f64 / summary.requests as f64;
         near("continuing", continuing, figures.continuing_share, bounds.ratio);
-        let hits = summary.capacity.iter().map(|c| c.hit.block_hit_ratio).chain([summary.unbounded.block_hit_ratio]);
+        let hits =
+            summary.capacity.iter().map(|c| c.hit.block_hit_ratio).chain([summary.unbounded.block_hit_ratio]);
         for (got, (capacity, wanted)) in hits.zip(figures.block_hit_ratio) {
             near(&format!("hit ratio at {capacity}"), got, wanted, bounds.ratio);
         }
@@ -391,8 +408,18 @@ mod tests {
             for seed in 0..24 {
                 let trace = like(kind, seed);
                 let summary = summarise(&trace, &SummaryOptions::default());
-                println!("{kind:?} {seed}: in {:?} out {:?} continuing {} hits {:?} {:.4}", summary.input_length, summary.output_length,
-                    summary.sessions.continuing_requests, summary.capacity.iter().map(|c| (c.hit.block_hit_ratio * 1e4).round() / 1e4).collect::<Vec<_>>(), summary.unbounded.block_hit_ratio);
+                println!(
+                    "{kind:?} {seed}: in {:?} out {:?} continuing {} hits {:?} {:.4}",
+                    summary.input_length,
+                    summary.output_length,
+                    summary.sessions.continuing_requests,
+                    summary
+                        .capacity
+                        .iter()
+                        .map(|c| (c.hit.block_hit_ratio * 1e4).round() / 1e4)
+                        .collect::<Vec<_>>(),
+                    summary.unbounded.block_hit_ratio
+                );
                 check(&summary, kind);
             }
         }
@@ -404,7 +431,9 @@ mod tests {
         assert!(trace.records.iter().all(|r| r.hash_ids[0] == 0), "one block begins every prompt");
         assert!(trace.records.iter().all(|r| r.hash_ids.len() as u64 == r.input_length.div_ceil(512)));
         assert!(trace.records.is_sorted_by(|a, b| a.timestamp_ms <= b.timestamp_ms));
-        assert!(trace.records.iter().all(|r| r.timestamp_ms % 3000.0 == 0.0 || r.timestamp_ms == 3_536_999.0));
+        assert!(
+            trace.records.iter().all(|r| r.timestamp_ms % 3000.0 == 0.0 || r.timestamp_ms == 3_536_999.0)
+        );
     }
 
     #[test]

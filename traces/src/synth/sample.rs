@@ -20,11 +20,7 @@ impl Quantiles {
         let above = POINTS.iter().position(|p| *p > share).unwrap_or(10).max(1);
         let (low, high) = (self.0[above - 1], self.0[above]);
         let part = (share - POINTS[above - 1]) / (POINTS[above] - POINTS[above - 1]);
-        if low > 0.0 {
-            low * (high / low).powf(part)
-        } else {
-            low + (high - low) * part
-        }
+        if low > 0.0 { low * (high / low).powf(part) } else { low + (high - low) * part }
     }
 }
 
@@ -39,10 +35,7 @@ pub(super) struct Even {
 impl Even {
     /// Starts anywhere; `step` is an irrational number.
     pub(super) fn new(rng: &mut Rng, step: f64) -> Self {
-        Self {
-            at: rng.unit(),
-            step: step.fract(),
-        }
+        Self { at: rng.unit(), step: step.fract() }
     }
 
     pub(super) fn next(&mut self) -> f64 {
@@ -64,7 +57,11 @@ pub(super) fn log_normal(rng: &mut Rng, mean: f64, spread: f64) -> f64 {
 }
 
 /// A whole number of tokens, at least `least`.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to a sensible range first")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "clamped to a sensible range first"
+)]
 pub(super) fn tokens(value: f64, least: u64) -> u64 {
     (value.clamp(0.0, 1e12).round() as u64).max(least)
 }
@@ -88,7 +85,9 @@ mod tests {
     #[test]
     fn means_are_as_asked() {
         let mut rng = Rng::new(5);
-        let mean = |draw: &mut dyn FnMut(&mut Rng) -> f64, rng: &mut Rng| (0..50_000).map(|_| draw(rng)).sum::<f64>() / 50_000.0;
+        let mean = |draw: &mut dyn FnMut(&mut Rng) -> f64, rng: &mut Rng| {
+            (0..50_000).map(|_| draw(rng)).sum::<f64>() / 50_000.0
+        };
         assert!((mean(&mut |r| exponential(r, 7.0), &mut rng) - 7.0).abs() < 0.2);
         assert!((mean(&mut |r| log_normal(r, 7.0, 0.8), &mut rng) - 7.0).abs() < 0.2);
     }

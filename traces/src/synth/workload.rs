@@ -114,13 +114,19 @@ impl Workload {
             return Err(refusal(format!("{name} {value} is not above 0"), "give a number above 0"));
         }
         if !(self.turns_mean.is_finite() && self.turns_mean >= 1.0 && self.turns_mean <= 10_000.0) {
-            return Err(refusal("turns-mean is not between 1 and 10,000".into(), "give a mean of at least one turn"));
+            return Err(refusal(
+                "turns-mean is not between 1 and 10,000".into(),
+                "give a mean of at least one turn",
+            ));
         }
         if !(self.think_mean_ms.is_finite() && self.think_mean_ms >= 0.0) {
             return Err(refusal("think-mean-ms is negative".into(), "give milliseconds >= 0"));
         }
         if self.input_mean > 10_000_000.0 || self.output_mean > 10_000_000.0 || self.block_tokens == 0 {
-            return Err(refusal("means over 10 M tokens, or blocks of 0".into(), "give smaller means, or a block size of at least 1"));
+            return Err(refusal(
+                "means over 10 M tokens, or blocks of 0".into(),
+                "give smaller means, or a block size of at least 1",
+            ));
         }
         Ok(())
     }
@@ -230,7 +236,12 @@ fn plan(spec: &Workload) -> Vec<Turn> {
 }
 
 /// Groups are equally likely, but documents follow Zipf's law.
-#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "group numbers are small")]
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "group numbers are small"
+)]
 fn pick_group(spec: &Workload, rng: &mut Rng) -> u64 {
     let groups = spec.groups.max(1);
     if spec.kind == Kind::Documents {
@@ -256,7 +267,9 @@ fn document_sizes(spec: &Workload) -> Sizes {
         return Sizes(Vec::new());
     }
     let mut rng = Rng::fork(spec.seed, 0x646f_6373);
-    Sizes((0..spec.groups.clamp(1, 1_000_000)).map(|_| log_normal(&mut rng, DOCUMENT_QUESTIONS, 0.6)).collect())
+    Sizes(
+        (0..spec.groups.clamp(1, 1_000_000)).map(|_| log_normal(&mut rng, DOCUMENT_QUESTIONS, 0.6)).collect(),
+    )
 }
 
 /// The factor on what users say (and on documents) that gives prompts the asked mean: prompts are
@@ -279,7 +292,10 @@ fn said_scale(spec: &Workload, turns: &[Turn]) -> Result<f64, TraceError> {
     if wanted <= fixed || scaled <= 0.0 {
         let least = fixed / turns.len().max(1) as f64;
         return Err(refusal(
-            format!("a mean prompt of {} tokens is too short: shared tokens and earlier answers alone make {least:.0}", spec.input_mean),
+            format!(
+                "a mean prompt of {} tokens is too short: shared tokens and earlier answers alone make {least:.0}",
+                spec.input_mean
+            ),
             "ask for longer prompts, fewer turns, shorter answers or fewer shared tokens",
         ));
     }

@@ -285,7 +285,11 @@ proptest! {
     fn rates_are_a_lower_bound_of_max_min_fairness((run, flights) in a_crowd()) {
         let mut driver = Driver::new(run.config.clone(), &run.links);
         for flight in &flights {
+            let uncapped = flight.rate_cap_bytes_per_s.is_none();
+            let share = driver.engine.share_bytes_per_s(flight.links, flight.priority);
             driver.step(0, Input::Start(flight.clone()));
+            let rate = driver.rate_of(flight.transfer.0);
+            prop_assert!(rate == share || !uncapped && rate < share, "a newcomer's share is foreseen");
         }
         let fair = max_min(&run, &flights);
         for (flight, fair) in driver.engine.snapshot().flights.iter().zip(&fair) {
@@ -315,7 +319,8 @@ proptest! {
             Input::Repace { .. } | Input::Cancel { .. } => Some((*now_us, input.clone())),
             _ => None,
         });
-        let mut driver = Driver::new(run.config.clone(), &links);
+        let config = TransferConfig { max_predicted_events: u32::MAX, ..run.config.clone() };
+        let mut driver = Driver::new(config, &links);
         let mut now_us = wait_us;
         for (at_us, input) in inputs {
             driver.at(at_us, input);

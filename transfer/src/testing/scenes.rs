@@ -378,6 +378,8 @@ fn an_estimate_foresees_the_others_ending() {
     driver.at(20, Input::LinkDown { link: LinkId(0) });
     assert_eq!(estimate(&driver, 20, 1), u64::MAX);
     assert_eq!(driver.engine.estimate_us(20, path(&[5]), 1, Priority::Fetch), u64::MAX);
+    assert_eq!(driver.engine.share_bytes_per_s(path(&[0]), Priority::Fetch), 0);
+    assert_eq!(driver.engine.share_bytes_per_s(path(&[5]), Priority::Fetch), 0);
 }
 
 #[test]
@@ -452,4 +454,58 @@ fn the_audit_sees_what_is_wrong() {
     assert!(broken(|e| e.network.links[0].rate /= 2).contains("used"));
     assert!(broken(|e| e.network.links[0].rate *= 2).contains("afresh"));
     assert!(broken(|e| e.network.timers.clear(0)).contains("timer"));
+}
+
+#[test]
+fn laggards_freed_together_catch_up_at_equal_rates() {
+    // Three producers of 500 on 1,200: each lags 100 a µs for 3,000 µs, until one is cancelled.
+    let mut driver = Driver::over(&[1_200]);
+    for transfer in 1..=3 {
+        driver.at(0, Input::Start(paced_request(transfer, 5_000_000, 10_000, 0)));
+    }
+    assert_eq!(driver.rate_of(1), 400_000_000);
+    driver.at(3_000, Input::Cancel { transfer: TransferId(3) });
+    assert_eq!((driver.rate_of(1), driver.rate_of(2)), (600_000_000, 600_000_000));
+    // 300 kB behind, gaining 100 a µs: level at 6,000 µs.
+    driver.run(5_999);
+    assert_eq!(driver.rate_of(1), 600_000_000);
+    driver.run(6_000);
+    assert_eq!((driver.rate_of(1), driver.rate_of(2)), (500_000_000, 500_000_000));
+    assert_eq!(driver.finishes(), [(1, 10_000), (2, 10_000)]);
+}
+
+#[test]
+fn a_name_and_a_place_are_free_again_after_each_kind_of_end() {
+    let config = TransferConfig { max_flights: 1, max_flights_per_link: 1, ..TransferConfig::default() };
+    let mut driver = Driver::new(config, &[link(1_000_000_000, 0)]);
+    driver.at(0, start(1, &[0], 1_000));
+    driver.run(1);
+    driver.at(10, start(1, &[0], 1_000_000));
+    driver.at(20, Input::Cancel { transfer: TransferId(1) });
+    let deadline_us = Some(40);
+    driver.at(30, Input::Start(TransferRequest { deadline_us, ..request(1, &[0], 1_000_000) }));
+    driver.at(50, start(1, &[0], 1_000_000));
+    driver.at(60, Input::LinkDown { link: LinkId(0) });
+    driver.at(70, Input::LinkUp { link: LinkId(0) });
+    driver.at(70, start(1, &[0], 1_000));
+    driver.run(u64::MAX);
+    let told = [
+        finished(1, 1_000, 0),
+        failed(1, Failure::Cancelled, 10_000),
+        failed(1, Failure::Deadline, 10_000),
+        failed(1, Failure::LinkDown(LinkId(0)), 10_000),
+        finished(1, 1_000, 70),
+    ];
+    assert_eq!(ends_of(&driver.told, 1), told);
+    assert_eq!(driver.engine.stats().refused, 0);
+}
+
+#[test]
+fn a_short_prediction_of_a_paced_transfer_waits_for_its_producer() {
+    let config = TransferConfig { max_predicted_events: 1, ..TransferConfig::default() };
+    let mut driver = Driver::new(config, &[link(1_000_000_000, 5)]);
+    driver.at(0, start(1, &[0], 1_000));
+    // Only the end of flight 1 is seen; the producer's end and the latency still count.
+    let predicted = driver.engine.predict_us(0, &paced_request(2, 1_000_000, 10_000, 0));
+    assert_eq!(predicted, Some(10_005));
 }

@@ -1,0 +1,47 @@
+//! The command line: what can be asked for, and who answers.
+
+mod cluster;
+mod config;
+mod cpu;
+mod out;
+mod paper;
+mod profile;
+mod replay;
+mod require;
+mod table;
+mod trace;
+
+use std::process::ExitCode;
+
+/// KVCache-centric conductor for disaggregated LLM serving.
+#[derive(clap::Parser)]
+#[command(name = "baton", version, arg_required_else_help = true, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Replay a trace through the scheduler in the simulator
+    Replay(Box<replay::ReplayArgs>),
+    /// Lint, describe, convert, scale and make traces
+    Trace(trace::TraceArgs),
+    /// Show cost profiles, or fit one to measurements
+    Profile(profile::ProfileArgs),
+    /// Repeat the published experiments and print paper beside ours
+    Paper(paper::PaperArgs),
+    /// Check and explain a configuration file
+    Config(config::ConfigArgs),
+}
+
+/// Runs a command; an error is one line that names the stage and the remedy.
+pub fn run(cli: Cli) -> Result<ExitCode, String> {
+    match cli.command {
+        Command::Replay(args) => replay::run(*args),
+        Command::Trace(args) => trace::run(args),
+        Command::Profile(args) => profile::run(args),
+        Command::Paper(args) => paper::run(&args),
+        Command::Config(args) => config::run(&args),
+    }
+}

@@ -1,0 +1,115 @@
+//! From a configuration to a simulated cluster.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use baton_sim::engine::Mix;
+use baton_sim::faults::FaultPlan;
+use baton_sim::{Clients, Handoff, Pool, Setup, profiles};
+use baton_types::CostProfile;
+
+use crate::config::{Config, HandoffMode, MixMode, PoolConfig};
+
+/// The set-up that a configuration describes, with one seed for everything random in it.
+pub fn setup(config: &Config, seed: u64) -> Result<Setup, String> {
+    let mut known = HashMap::new();
+    let mut pools = Vec::new();
+    for pool in &config.cluster.pools {
+        let name = if pool.profile.is_empty() { &config.cluster.profile } else { &pool.profile };
+        let profile = match known.get(name) {
+            Some(profile) => Arc::clone(profile),
+            None => Arc::new(profiles::find(name).map_err(|e| e.to_string())?),
+        };
+        known.insert(name.clone(), Arc::clone(&profile));
+        pools.push(self::pool(pool, profile, config));
+    }
+    let mut scheduler = config.scheduler.clone();
+    scheduler.seed = seed;
+    let faults = &config.faults;
+    let setup = Setup {
+        pools,
+        transfer: config.transfer.clone(),
+        eviction: config.store.eviction,
+        offload: config.store.offload,
+        ssd_second_touch: config.store.ssd_second_touch,
+        handoff: match config.cluster.handoff {
+            HandoffMode::Layerwise => Handoff::Layerwise,
+            HandoffMode::AfterPrefill => Handoff::AfterPrefill,
+        },
+        net_latency_us: config.cluster.net_latency_us,
+        shared_links: config.cluster.shared_links,
+        clients: Clients {
+            retries: config.clients.retries,
+            jitter_permille: config.clients.jitter_permille,
+            leave_permille: config.clients.leave_permille,
+        },
+        faults: FaultPlan {
+            deaths: faults.deaths,
+            slow_nodes: faults.slow_nodes,
+            lost_links: faults.lost_links,
+            lost_news_permille: faults.lost_news_permille,
+            news_delay_us: faults.news_delay_us,
+            seed,
+        },
+        routers: config.cluster.routers,
+        router_sync_us: config.cluster.router_sync_us,
+        seed,
+        ..Setup::disaggregated(0, 0, &empty_profile()?, scheduler)
+    };
+    setup.validate()?;
+    Ok(setup)
+}
+
+fn empty_profile() -> Result<Arc<CostProfile>, String> {
+    profiles::find("llama3-70b-8xa100").map(Arc::new).map_err(|e| e.to_string())
+}
+
+fn pool(pool: &PoolConfig, profile: Arc<CostProfile>, config: &Config) -> Pool {
+    let tightest = config.scheduler.classes.iter().map(|c| c.tbt_us).min().unwrap_or(100_000);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bounds were checked")]
+    let rate = |giga: f64| (giga * 1e9) as u64;
+    Pool {
+        role: pool.role,
+        count: pool.count,
+        profile,
+        hbm_tokens: (pool.hbm_tokens > 0).then_some(pool.hbm_tokens),
+        dram_tokens: pool.dram_tokens,
+        ssd_tokens: pool.ssd_tokens,
+        pass_tokens: pool.pass_tokens,
+        pipeline_nodes: pool.pipeline_nodes,
+        mix: match pool.mix {
+            MixMode::Target => Mix::Target(tightest / 1000 * u64::from(config.scheduler.mixed_step_permille)),
+            MixMode::Fixed => Mix::Fixed(pool.mixed_chunk_tokens),
+            MixMode::PrefillFirst => Mix::PrefillFirst,
+        },
+        prefix_cache: pool.prefix_cache,
+        net_bytes_per_s: rate(pool.net_gbps / 8.0),
+        host_bytes_per_s: rate(pool.host_gb_per_s),
+        ssd_bytes_per_s: rate(pool.ssd_gb_per_s),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_eight_and_eight_and_valid() {
+        let setup = setup(&Config::default(), 7).expect("the default cluster");
+        assert_eq!(setup.instances(), 16);
+        assert_eq!(setup.pools[0].net_bytes_per_s, 100_000_000_000);
+        assert_eq!(setup.pools[1].mix, Mix::Target(90_000));
+        assert_eq!((setup.scheduler.seed, setup.faults.seed), (7, 7));
+    }
+
+    #[test]
+    fn a_cluster_that_cannot_hold_the_kv_is_refused_before_any_work() {
+        let mut config = Config::default();
+        config.cluster.pools[0].hbm_tokens = 100;
+        let error = setup(&config, 1).expect_err("less than two blocks");
+        assert!(error.contains("100 KV tokens") && error.contains("hbm_tokens"), "{error}");
+        config.cluster.pools.truncate(1);
+        config.cluster.pools[0].hbm_tokens = 0;
+        assert!(setup(&config, 1).is_err_and(|e| e.contains("no instance decodes")));
+    }
+}

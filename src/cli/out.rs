@@ -1,0 +1,40 @@
+//! Writing to the terminal and to files.
+
+use std::io::{ErrorKind, Write as _};
+use std::path::Path;
+
+/// Prints to standard output. A reader that left early is no error: the rest is not wanted.
+pub fn say(text: &str) -> Result<(), String> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(format!("output: {error}; check where standard output goes"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a whole file, by a temporary one beside it, so that nobody reads half of it.
+pub fn save(path: &Path, text: &str) -> Result<(), String> {
+    let failed = |error: std::io::Error| {
+        format!("output {}: {error}; give a path in a folder that exists and can be written", path.display())
+    };
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(".partial");
+    let partial = path.with_file_name(name);
+    std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, path)).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_written_whole_or_the_path_is_named() {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let path = place.path().join("x.json");
+        assert_eq!(save(&path, "{}"), Ok(()));
+        assert_eq!(std::fs::read_to_string(&path).expect("written"), "{}");
+        let error = save(&place.path().join("none/x.json"), "").expect_err("no such folder");
+        assert!(error.contains("none/x.json") && error.contains("folder"), "{error}");
+    }
+}

@@ -1,0 +1,88 @@
+//! `baton paper`: the published experiments, repeated, paper beside ours.
+
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use baton_sim::paper::{self, Section, Traces, number};
+use baton_traces::synth::Like;
+use baton_traces::{ReadOptions, Trace};
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{ProgressBar, ProgressDrawTarget};
+
+use super::out;
+
+/// Arguments of `baton paper`.
+#[derive(clap::Args)]
+pub struct PaperArgs {
+    /// Write the page that the repository keeps as docs/paper.md
+    #[arg(long, value_name = "OUT")]
+    write: Option<PathBuf>,
+    /// Write every figure to this file as JSON
+    #[arg(long, value_name = "OUT")]
+    json: Option<PathBuf>,
+    /// Fail unless every claim holds
+    #[arg(long)]
+    strict: bool,
+}
+
+/// Runs `baton paper`.
+pub fn run(args: &PaperArgs) -> Result<ExitCode, String> {
+    let (conversation, real) = trace("conversation_trace.jsonl", Like::Conversation)?;
+    let (synthetic, also_real) = trace("synthetic_trace.jsonl", Like::Synthetic)?;
+    let traces = Traces { conversation: Arc::new(conversation), synthetic: Arc::new(synthetic) };
+    let bar = ProgressBar::new(paper::experiments() as u64);
+    if !std::io::stderr().is_terminal() {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    let sections = paper::run(&traces, &|| bar.inc(1))?;
+    bar.finish_and_clear();
+    out::say(&terminal(&sections))?;
+    let source = if real && also_real { "the published conversation and synthetic traces" } else { "seeded look-alikes of the published traces" };
+    if let Some(path) = &args.write {
+        save(path, &paper::markdown(&sections, source))?;
+    }
+    if let Some(path) = &args.json {
+        save(path, &serde_json::to_string_pretty(&sections).map_err(|e| e.to_string())?)?;
+    }
+    let holds = sections.iter().flat_map(|s| &s.checks).all(|c| c.holds);
+    Ok(if args.strict && !holds { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn save(path: &Path, text: &str) -> Result<(), String> {
+    out::save(path, text)?;
+    eprintln!("written: {}", path.display());
+    Ok(())
+}
+
+/// A published trace where it is, else its look-alike; whether it is the real one.
+fn trace(name: &str, like: Like) -> Result<(Trace, bool), String> {
+    if let Some(path) = baton_traces::locate(name) {
+        eprintln!("trace: {}", path.display());
+        return baton_traces::load(&path, &ReadOptions::default()).map(|t| (t, true)).map_err(|e| e.to_string());
+    }
+    eprintln!("trace: {name} is not here; a seeded look-alike takes its place (see README)");
+    Ok((baton_traces::synth::like(like, 1), false))
+}
+
+fn terminal(sections: &[Section]) -> String {
+    let mut text = String::new();
+    for section in sections {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_header(["what", "paper", "ours", "ours / paper"]);
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        for row in &section.rows {
+            let paper = row.paper.map_or_else(|| "–".into(), |p| format!("{} {}", number(p), row.unit));
+            let ratio = row.paper.map_or_else(|| "–".into(), |p| format!("{:.2}", row.ours / p));
+            table.add_row([row.what.clone(), paper, format!("{} {}", number(row.ours), row.unit), ratio]);
+        }
+        text.push_str(&format!("\n{}: {}\n{}\n{table}\n", section.figure, section.title, section.setup));
+        for check in &section.checks {
+            text.push_str(&format!("  {} {}\n", if check.holds { "✓" } else { "✗" }, check.claim));
+        }
+    }
+    text
+}

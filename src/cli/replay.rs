@@ -1,0 +1,295 @@
+//! `baton replay`: a trace through the real scheduler, in the simulator.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use baton_scheduler::{AdmissionMode, PolicyName};
+use baton_sim::metrics::Outcome;
+use baton_sim::{RunResult, Setup, TraceWorkload, World};
+use baton_traces::{ReadOptions, Trace};
+use baton_types::{CostProfile, nearest};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rayon::prelude::*;
+
+use super::require::Requirement;
+use super::{cluster, cpu, out, table};
+use crate::config::{self, Config};
+
+/// Arrivals that the foresight policy knows ahead, µs.
+const FORESIGHT_US: u64 = 60_000_000;
+
+/// Arguments of `baton replay`.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    baton replay                                       the conversation trace on the default cluster\n  \
+    baton replay trace.jsonl --policy mooncake,baton --speed 1,2,3\n  \
+    baton replay trace.jsonl --config cluster.toml --html report.html --json out.json\n  \
+    baton replay trace.jsonl --require 'goodput>=0.95'   exit code 1 unless every run meets it")]
+pub struct ReplayArgs {
+    /// Trace to replay [default: the published conversation trace where found, else a seeded look-alike]
+    file: Option<PathBuf>,
+    /// Cluster, policy and objectives, as TOML [default: 8 prefill + 8 decode instances of Llama-3-70B on 8×A100]
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Placement policies to run side by side, in place of the config's
+    #[arg(long, value_delimiter = ',', value_parser = policy)]
+    policy: Vec<PolicyName>,
+    /// Admission mode, in place of the config's: auto, none, at_decode, early, early_predict or slo
+    #[arg(long, value_parser = admission)]
+    admission: Option<AdmissionMode>,
+    /// Speed-ups of the trace to run side by side
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = speed)]
+    speed: Vec<f64>,
+    /// Seed of everything random [default: the config's scheduler.seed]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Replay only the first rows of the trace
+    #[arg(long)]
+    rows: Option<usize>,
+    /// Replay the trace this many times in a row; the rounds share no blocks
+    #[arg(long, default_value_t = 1)]
+    repeat: u64,
+    /// Write every figure of every run to this file
+    #[arg(long, value_name = "OUT")]
+    json: Option<PathBuf>,
+    /// Write one line for every request of every run to this file
+    #[arg(long, value_name = "OUT")]
+    requests: Option<PathBuf>,
+    /// Write a self-contained report page to this file
+    #[arg(long, value_name = "OUT")]
+    html: Option<PathBuf>,
+    /// Fail unless every run meets this, for example goodput>=0.95; may be repeated
+    #[arg(long, value_name = "CONDITION")]
+    require: Vec<Requirement>,
+    /// Audit every core every N moments of a run (slow)
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    audit: u64,
+    /// Runs at the same time [default: one a processor]
+    #[arg(long)]
+    jobs: Option<usize>,
+}
+
+fn policy(text: &str) -> Result<PolicyName, String> {
+    let names = || PolicyName::ALL.iter().map(|p| p.name());
+    PolicyName::ALL.into_iter().find(|p| p.name() == text).ok_or_else(|| unknown(text, names()))
+}
+
+fn admission(text: &str) -> Result<AdmissionMode, String> {
+    use AdmissionMode::{AtDecode, Auto, Early, EarlyPredict, None, Slo};
+    let all = [Auto, None, AtDecode, Early, EarlyPredict, Slo];
+    all.into_iter().find(|m| m.name() == text).ok_or_else(|| unknown(text, all.iter().map(|m| m.name())))
+}
+
+fn unknown<'a>(text: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+    let meant = nearest(text, known.clone()).map(|k| format!("did you mean {k}? ")).unwrap_or_default();
+    format!("{meant}known: {}", known.collect::<Vec<_>>().join(", "))
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(speed) if speed.is_finite() && (0.001..=1000.0).contains(&speed) => Ok(speed),
+        _ => Err("give a factor from 0.001 to 1000".into()),
+    }
+}
+
+/// One run to do.
+struct Job {
+    policy: PolicyName,
+    speed: f64,
+    setup: Setup,
+}
+
+/// Runs `baton replay`.
+pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
+    let config = match &args.config {
+        Some(path) => config::load(path)?,
+        None => Config::default(),
+    };
+    let jobs = jobs(&args, &config)?;
+    let trace = Arc::new(read(&args)?);
+    warn_outside(&trace, &jobs[0].setup);
+    let workers = args.jobs.unwrap_or(0);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(workers).build().map_err(|e| format!("replay: {e}"))?;
+    let bar = progress(jobs.len() as u64 * rows(&args, &trace));
+    let done: Result<Vec<(RunResult, Vec<Outcome>)>, String> =
+        pool.install(|| jobs.par_iter().map(|job| simulate(job, &args, &trace, &bar)).collect());
+    bar.finish_and_clear();
+    let done = done?;
+    let runs: Vec<RunResult> = done.iter().map(|(run, _)| run.clone()).collect();
+    out::say(&format!("{}\n", table::runs(&runs)))?;
+    write_files(&args, &config, &done, &runs)?;
+    judge(&args.require, &runs)
+}
+
+/// Every combination of policy and speed, checked before any work.
+fn jobs(args: &ReplayArgs, config: &Config) -> Result<Vec<Job>, String> {
+    let seed = args.seed.unwrap_or(config.scheduler.seed);
+    let policies = if args.policy.is_empty() { vec![config.scheduler.policy] } else { args.policy.clone() };
+    let mut jobs = Vec::new();
+    for &speed in &args.speed {
+        for &policy in &policies {
+            let mut setup = cluster::setup(config, seed)?;
+            setup.scheduler.policy = policy;
+            setup.scheduler.admission = args.admission.unwrap_or(setup.scheduler.admission);
+            setup.audit_every = args.audit;
+            setup.keep_outcomes = args.requests.is_some();
+            setup.foresight_us = if policy == PolicyName::Foresight { FORESIGHT_US } else { 0 };
+            jobs.push(Job { policy, speed, setup });
+        }
+    }
+    Ok(jobs)
+}
+
+/// The trace asked for, or the published one, or its look-alike; says which and what was assumed.
+fn read(args: &ReplayArgs) -> Result<Trace, String> {
+    let trace = match &args.file {
+        Some(path) => baton_traces::load(path, &ReadOptions::default()).map_err(|e| e.to_string())?,
+        None => default_trace()?,
+    };
+    for assumption in &trace.assumptions {
+        eprintln!("assumed: {assumption}");
+    }
+    if trace.records.is_empty() {
+        return Err("trace: there are no rows to replay; check the file".into());
+    }
+    Ok(trace)
+}
+
+/// The published conversation trace where it is, else a seeded look-alike, which says so.
+pub fn default_trace() -> Result<Trace, String> {
+    if let Some(path) = baton_traces::locate("conversation_trace.jsonl") {
+        eprintln!("trace: {}", path.display());
+        return baton_traces::load(&path, &ReadOptions::default()).map_err(|e| e.to_string());
+    }
+    eprintln!("trace: the published conversation trace is not here; a seeded look-alike takes its place (see README)");
+    Ok(baton_traces::synth::like(baton_traces::synth::Like::Conversation, 1))
+}
+
+fn rows(args: &ReplayArgs, trace: &Trace) -> u64 {
+    args.rows.unwrap_or(usize::MAX).min(trace.records.len()) as u64 * args.repeat.max(1)
+}
+
+/// Warns when prompts are longer than what the profile was measured on.
+fn warn_outside(trace: &Trace, setup: &Setup) {
+    let profile: &CostProfile = &setup.pools[0].profile;
+    let longest = profile.valid.max_prompt_tokens;
+    let outside = trace.records.iter().filter(|r| longest > 0 && r.input_length > longest).count();
+    if outside > 0 {
+        #[expect(clippy::cast_precision_loss, reason = "a share for a message")]
+        let share = 100.0 * outside as f64 / trace.records.len() as f64;
+        eprintln!(
+            "warning: {outside} requests ({share:.2} %) have prompts beyond {longest} tokens, the longest that profile {} was measured on; their times are extrapolated",
+            profile.name
+        );
+    }
+}
+
+fn progress(total: u64) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    if !std::io::stderr().is_terminal() {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    let style = ProgressStyle::with_template("{bar:40} {human_pos}/{human_len} requests  {per_sec}  {eta} left");
+    if let Ok(style) = style {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn simulate(job: &Job, args: &ReplayArgs, trace: &Arc<Trace>, bar: &ProgressBar) -> Result<(RunResult, Vec<Outcome>), String> {
+    let names = job.setup.scheduler.classes.iter().map(|c| c.name.clone()).collect();
+    let mut setup = job.setup.clone();
+    setup.scheduler.block_tokens = trace.block_tokens;
+    let workload = TraceWorkload::new(Arc::clone(trace), job.speed)
+        .with_classes(names)
+        .limited(args.rows.unwrap_or(usize::MAX))
+        .repeated(args.repeat);
+    let (mode, seed) = (setup.scheduler.effective_admission(), setup.seed);
+    let longest = setup.pools[0].profile.valid.max_prompt_tokens;
+    let started = cpu::thread_cpu_s();
+    let mut world = World::new(setup, Box::new(workload))?;
+    let mut seen = 0;
+    while world.advance()? {
+        let arrived = world.arrived();
+        if arrived >= seen + 512 {
+            bar.inc(arrived - seen);
+            seen = arrived;
+        }
+    }
+    bar.inc(world.arrived() - seen);
+    world.rest()?;
+    let mut metrics = world.into_metrics();
+    let mut run = metrics.result((job.policy.name(), mode.name()), job.speed, seed);
+    run.cpu_s = cpu::thread_cpu_s() - started;
+    run.prompts_outside_profile = trace.records.iter().filter(|r| longest > 0 && r.input_length > longest).count() as u64;
+    Ok((run, std::mem::take(&mut metrics.outcomes)))
+}
+
+fn write_files(args: &ReplayArgs, config: &Config, done: &[(RunResult, Vec<Outcome>)], runs: &[RunResult]) -> Result<(), String> {
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&serde_json::json!({ "runs": runs })).map_err(|e| e.to_string())?;
+        out::save(path, &text)?;
+    }
+    if let Some(path) = &args.requests {
+        out::save(path, &request_lines(done)?)?;
+    }
+    if let Some(path) = &args.html {
+        let facts = facts(args, config);
+        out::save(path, &baton_sim::report::html("Replay", &facts, runs))?;
+    }
+    let written = [&args.json, &args.requests, &args.html];
+    for path in written.into_iter().flatten() {
+        eprintln!("written: {}", path.display());
+    }
+    Ok(())
+}
+
+/// What ran, for the head of a report.
+fn facts(args: &ReplayArgs, config: &Config) -> Vec<(String, String)> {
+    let file = args.file.as_ref().map_or_else(|| "conversation (default)".into(), |f| f.display().to_string());
+    let class = &config.scheduler.classes[0];
+    let pools: Vec<String> = config.cluster.pools.iter().map(|p| format!("{}× {:?}", p.count, p.role)).collect();
+    #[expect(clippy::cast_precision_loss, reason = "figures for a page")]
+    let objective = format!("TTFT ≤ {} s, TBT ≤ {} ms", class.ttft_us as f64 / 1e6, class.tbt_us as f64 / 1e3);
+    vec![
+        ("trace".into(), file),
+        ("cluster".into(), format!("{} of {}", pools.join(" + ").to_lowercase(), config.cluster.profile)),
+        ("objective".into(), objective),
+        ("seed".into(), args.seed.unwrap_or(config.scheduler.seed).to_string()),
+    ]
+}
+
+/// One JSON line a request.
+fn request_lines(done: &[(RunResult, Vec<Outcome>)]) -> Result<String, String> {
+    let mut text = Vec::new();
+    for (run, outcomes) in done {
+        for o in outcomes {
+            let line = serde_json::json!({
+                "policy": run.policy, "speed": run.speed, "status": o.status.name(), "class": o.class,
+                "first_offer_us": o.first_offer_us, "offer_us": o.offer_us, "end_us": o.end_us,
+                "input_tokens": o.prompt_tokens, "output_tokens": o.output_tokens, "cached_tokens": o.cached_tokens,
+                "ttft_us": o.ttft_us, "tbt_us": o.gaps.worst_tenth_us, "itl_mean_us": o.gaps.mean_us,
+                "attempts": o.attempts, "retry_after_us": o.retry_after_us,
+                "prefill_instance": o.prefill, "decode_instance": o.decode,
+            });
+            writeln!(text, "{line}").map_err(|e| e.to_string())?;
+        }
+    }
+    String::from_utf8(text).map_err(|e| e.to_string())
+}
+
+/// Exit code by the conditions asked for.
+fn judge(requirements: &[Requirement], runs: &[RunResult]) -> Result<ExitCode, String> {
+    let mut met = true;
+    for requirement in requirements {
+        for run in runs {
+            if let Err(why) = requirement.check(run) {
+                eprintln!("baton: {why}");
+                met = false;
+            }
+        }
+    }
+    Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,280 @@
+//! The configuration file: one strict TOML that the simulator and the service both read.
+//!
+//! Each core owns its settings; this file nests them. Unknown keys are refused with the nearest
+//! known one, impossible values with their bound, and nothing starts before all of it is checked.
+
+use baton_scheduler::SchedulerConfig;
+use baton_store::{Eviction, Offload};
+use baton_transfer::TransferConfig;
+use baton_types::Role;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// The whole file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// What instances there are.
+    pub cluster: ClusterConfig,
+    /// How requests are placed and admitted.
+    pub scheduler: SchedulerConfig,
+    /// How KV blocks are kept.
+    pub store: StoreSection,
+    /// How transfers share links.
+    pub transfer: TransferConfig,
+    /// How simulated clients behave.
+    pub clients: ClientsConfig,
+    /// Faults that a simulation injects.
+    pub faults: FaultsConfig,
+}
+
+/// The cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterConfig {
+    /// Cost profile of every pool that names none: a shipped one's name or a file's path.
+    pub profile: String,
+    /// When KV travels to the decode instance.
+    pub handoff: HandoffMode,
+    /// Latency of a transfer, µs.
+    pub net_latency_us: u64,
+    /// Whether transfers share links; if not, each has its instance's rate to itself.
+    pub shared_links: bool,
+    /// Routers that serve the cluster side by side, 1–64.
+    pub routers: u32,
+    /// How late one router learns what another did, µs.
+    pub router_sync_us: u64,
+    /// Groups of equal instances.
+    pub pools: Vec<PoolConfig>,
+}
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        let pool = |role| PoolConfig { role, count: 8, ..PoolConfig::default() };
+        Self {
+            profile: "llama3-70b-8xa100".into(),
+            handoff: HandoffMode::Layerwise,
+            net_latency_us: 10,
+            shared_links: true,
+            routers: 1,
+            router_sync_us: 0,
+            pools: vec![pool(Role::Prefill), pool(Role::Decode)],
+        }
+    }
+}
+
+/// When KV travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HandoffMode {
+    /// Layer by layer while the prefill runs.
+    Layerwise,
+    /// When the prefill has ended.
+    AfterPrefill,
+}
+
+/// How a decoding instance mixes prefills in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MixMode {
+    /// As many prompt tokens a step as the TBT objective leaves room for.
+    Target,
+    /// A fixed number of prompt tokens a step.
+    Fixed,
+    /// Whole prefills first; they stall the decodes.
+    PrefillFirst,
+}
+
+/// A group of equal instances.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PoolConfig {
+    /// What they do: prefill, decode or both.
+    pub role: Role,
+    /// How many.
+    pub count: u32,
+    /// Cost profile; the cluster's when empty.
+    pub profile: String,
+    /// KV tokens in HBM; 0 takes the profile's capacity.
+    pub hbm_tokens: u64,
+    /// KV tokens in DRAM.
+    pub dram_tokens: u64,
+    /// KV tokens on SSD.
+    pub ssd_tokens: u64,
+    /// Prompt tokens computed in one pass at most.
+    pub pass_tokens: u32,
+    /// Nodes that form one instance as a chunked pipeline (CPP).
+    pub pipeline_nodes: u32,
+    /// How prefills mix into decode steps.
+    pub mix: MixMode,
+    /// Prompt tokens a step for `mix = "fixed"`.
+    pub mixed_chunk_tokens: u32,
+    /// Whether KV of finished requests is kept as cache.
+    pub prefix_cache: bool,
+    /// Network rate each way, Gbit/s.
+    pub net_gbps: f64,
+    /// DRAM to HBM rate, GB/s.
+    pub host_gb_per_s: f64,
+    /// SSD rate, GB/s.
+    pub ssd_gb_per_s: f64,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        Self {
+            role: Role::Both,
+            count: 1,
+            profile: String::new(),
+            hbm_tokens: 0,
+            dram_tokens: 0,
+            ssd_tokens: 0,
+            pass_tokens: 8192,
+            pipeline_nodes: 1,
+            mix: MixMode::Target,
+            mixed_chunk_tokens: 512,
+            prefix_cache: true,
+            net_gbps: 800.0,
+            host_gb_per_s: 128.0,
+            ssd_gb_per_s: 6.0,
+        }
+    }
+}
+
+/// How blocks are kept; capacities are in the pools.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StoreSection {
+    /// Which unpinned block goes first when a tier is full.
+    pub eviction: Eviction,
+    /// When a block is copied to the next slower tier.
+    pub offload: Offload,
+    /// Whether SSD takes only blocks that were asked for twice.
+    pub ssd_second_touch: bool,
+}
+
+impl Default for StoreSection {
+    fn default() -> Self {
+        Self { eviction: Eviction::Lru, offload: Offload::OnEvict, ssd_second_touch: false }
+    }
+}
+
+/// How simulated clients behave.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClientsConfig {
+    /// Times that a refused client comes back, after the wait that it was told.
+    pub retries: u32,
+    /// Spread of that wait, per mille.
+    pub jitter_permille: u32,
+    /// Share of clients that leave while waiting, per mille.
+    pub leave_permille: u32,
+}
+
+impl Default for ClientsConfig {
+    fn default() -> Self {
+        Self { retries: 0, jitter_permille: 100, leave_permille: 0 }
+    }
+}
+
+/// Faults that a simulation injects; the times and places follow from its seed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FaultsConfig {
+    /// Instances that die and come back empty.
+    pub deaths: u32,
+    /// Instances that turn slow for a while.
+    pub slow_nodes: u32,
+    /// Links that go down for a while.
+    pub lost_links: u32,
+    /// Cache news that never arrive, per mille.
+    pub lost_news_permille: u32,
+    /// How late cache news arrive, µs.
+    pub news_delay_us: u64,
+}
+
+/// Reads a configuration file.
+pub fn load(path: &Path) -> Result<Config, String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| format!("config {}: {e}; give the path of a TOML file", path.display()))?;
+    parse(&text).map_err(|e| format!("config {}: {e}", path.display()))
+}
+
+/// Parses and checks a configuration.
+pub fn parse(text: &str) -> Result<Config, String> {
+    let config: Config = toml::from_str(text).map_err(|e| explain(&e.to_string()))?;
+    config.validate()?;
+    Ok(config)
+}
+
+/// Adds the nearest known key to an error about an unknown one.
+fn explain(error: &str) -> String {
+    let quoted: Vec<&str> = error.split('`').skip(1).step_by(2).collect();
+    let unknown = error.contains("unknown field") || error.contains("unknown variant");
+    let meant = match quoted.split_first() {
+        Some((wrong, known)) if unknown => baton_types::nearest(wrong, known.iter().copied()),
+        _ => None,
+    };
+    let error = error.trim_end();
+    meant.map_or_else(|| error.to_owned(), |word| format!("{error}\ndid you mean `{word}`?"))
+}
+
+impl Config {
+    /// Checks every bound.
+    pub fn validate(&self) -> Result<(), String> {
+        self.scheduler.validate().map_err(|e| e.to_string())?;
+        self.transfer.validate().map_err(|e| e.to_string())?;
+        for (at, pool) in self.cluster.pools.iter().enumerate() {
+            let name = |setting: &str| format!("cluster.pools[{at}].{setting}");
+            within(&name("count"), f64::from(pool.count), 1.0, 65_535.0)?;
+            within(&name("pass_tokens"), f64::from(pool.pass_tokens), 1.0, 1_048_576.0)?;
+            within(&name("pipeline_nodes"), f64::from(pool.pipeline_nodes), 1.0, 64.0)?;
+            within(&name("mixed_chunk_tokens"), f64::from(pool.mixed_chunk_tokens), 1.0, 1_048_576.0)?;
+            within(&name("net_gbps"), pool.net_gbps, 0.001, 1e6)?;
+            within(&name("host_gb_per_s"), pool.host_gb_per_s, 0.001, 1e6)?;
+            within(&name("ssd_gb_per_s"), pool.ssd_gb_per_s, 0.001, 1e6)?;
+        }
+        within("clients.jitter_permille", f64::from(self.clients.jitter_permille), 0.0, 1000.0)?;
+        within("clients.leave_permille", f64::from(self.clients.leave_permille), 0.0, 1000.0)?;
+        within("faults.lost_news_permille", f64::from(self.faults.lost_news_permille), 0.0, 1000.0)?;
+        within("cluster.routers", f64::from(self.cluster.routers), 1.0, 64.0)
+    }
+}
+
+fn within(name: &str, value: f64, low: f64, high: f64) -> Result<(), String> {
+    if value.is_finite() && (low..=high).contains(&value) {
+        Ok(())
+    } else {
+        Err(format!("{name} = {value} is outside {low}..={high}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_needed_and_defaults_round_trip() {
+        let config = parse("").expect("an empty file is a valid one");
+        assert_eq!(config, Config::default());
+        let text = toml::to_string(&config).expect("a config is TOML");
+        assert_eq!(parse(&text).expect("its own text"), config);
+    }
+
+    #[test]
+    fn an_unknown_key_is_answered_with_the_right_one() {
+        let error = parse("[scheduler]\nadmision = \"early\"").expect_err("misspelt");
+        assert!(error.contains("admision") && error.contains("did you mean `admission`"), "{error}");
+        let error = parse("[schedular]\n").expect_err("misspelt");
+        assert!(error.contains("did you mean `scheduler`"), "{error}");
+        let error = parse("[scheduler]\npolicy = \"moncake\"").expect_err("misspelt");
+        assert!(error.contains("did you mean `mooncake`"), "{error}");
+    }
+
+    #[test]
+    fn an_impossible_value_is_answered_with_its_bound() {
+        let error = parse("[[cluster.pools]]\ncount = 0").expect_err("no instances");
+        assert!(error.contains("cluster.pools[0].count = 0") && error.contains("1..=65535"), "{error}");
+        let error = parse("[scheduler]\nblock_tokens = 0").expect_err("no tokens");
+        assert!(error.contains("block_tokens = 0 is outside 1..=65536"), "{error}");
+    }
+}
