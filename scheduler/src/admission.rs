@@ -55,6 +55,7 @@ impl Conductor {
             room_tokens: 0,
             decode_at_us: 0,
             finish_us: 0,
+            decode_prior_us: 0,
             retries: 0,
             foreign: false,
         }
@@ -203,7 +204,7 @@ impl Conductor {
     fn shadow_decode_refuses(&self, request: &Request, placement: &Placement) -> bool {
         let at_us = self.now_us + placement.candidate.ttft_us;
         let role = self.fleet.get(placement.candidate.instance).map(|i| i.spec.role);
-        role == Some(Role::Prefill) && matches!(self.choose_decode(request, at_us, false), DecodeChoice::Never(..))
+        role == Some(Role::Prefill) && matches!(self.choose_decode(request, at_us), DecodeChoice::Never(..))
     }
 
     /// Keeps a request in the router's queue.

@@ -105,7 +105,10 @@ impl Conductor {
         match input {
             Input::InstanceJoined(spec) => self.instance_joined(spec, effects),
             Input::InstanceDrained { instance } => {
-                self.fleet.set_state(instance, InstanceState::Draining);
+                // The dead do not come back by being drained.
+                if self.fleet.get(instance).is_some_and(crate::fleet::Instance::serves) {
+                    self.fleet.set_state(instance, InstanceState::Draining);
+                }
             }
             Input::InstanceLost { instance, epoch } => self.instance_lost(instance, epoch, effects),
             Input::RequestArrived(request) => self.request_arrived(request, effects),

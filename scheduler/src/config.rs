@@ -138,6 +138,9 @@ pub struct SchedulerConfig {
     pub fetch: bool,
     /// Whether a decode instance may prefill a request itself, in chunks between its steps (D25).
     pub local_prefill: bool,
+    /// A decode instance prefills locally only while less than this share of its KV capacity is
+    /// promised, per mille: mixed steps make every decode hold its KV for longer.
+    pub local_room_permille: u32,
     /// Share of the TBT objective that a mixed step may fill, per mille, 100–1000.
     pub mixed_step_permille: u32,
     /// Share of the TTFT objective that a placement may be predicted to use, per mille, 100–1000.
@@ -176,6 +179,7 @@ impl Default for SchedulerConfig {
             balancing_threshold_permille: 1300,
             fetch: true,
             local_prefill: true,
+            local_room_permille: 700,
             mixed_step_permille: 900,
             ttft_margin_permille: 960,
             dispatch_ahead_us: 400_000,
@@ -219,6 +223,7 @@ impl SchedulerConfig {
         within("block_tokens", self.block_tokens.into(), 1, 65_536)?;
         within("balancing_threshold_permille", self.balancing_threshold_permille.into(), 1000, 1_000_000)?;
         within("mixed_step_permille", self.mixed_step_permille.into(), 100, 1000)?;
+        within("local_room_permille", self.local_room_permille.into(), 0, 1000)?;
         within("ttft_margin_permille", self.ttft_margin_permille.into(), 100, 1000)?;
         within("dispatch_ahead_us", self.dispatch_ahead_us, 0, 60_000_000)?;
         within("ageing_us", self.ageing_us, 1000, 86_400_000_000)?;

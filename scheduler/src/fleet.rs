@@ -56,12 +56,12 @@ pub(crate) struct Instance {
     pub decode: DecodeLedger,
     /// Measured over predicted prefill time.
     pub prefill_residual: Residual,
+    /// Measured over predicted decode duration.
+    pub decode_residual: Residual,
     pub egress_flights: u32,
     pub ingress_flights: u32,
     /// A copy of a popular prefix is on its way here.
     pub replicating: bool,
-    /// Dispatch found no decode room; look again when some is freed.
-    pub starved: bool,
 }
 
 impl Instance {
@@ -72,10 +72,10 @@ impl Instance {
             prefill: PrefillLedger::default(),
             decode: DecodeLedger::default(),
             prefill_residual: Residual::default(),
+            decode_residual: Residual::default(),
             egress_flights: 0,
             ingress_flights: 0,
             replicating: false,
-            starved: false,
         }
     }
 

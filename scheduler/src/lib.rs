@@ -26,6 +26,8 @@ mod timers;
 
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use conductor::Conductor;
 pub use config::{AdmissionMode, ConfigError, PolicyName, SchedulerConfig};

@@ -5,7 +5,7 @@ use baton_types::{Epoch, InstanceId, RequestId};
 
 use crate::conductor::Conductor;
 use crate::request::{Entry, Stage};
-use crate::{AdmissionMode, Effect, InstanceState, Rejection, Request};
+use crate::{AdmissionMode, Effect, InstanceState, RejectReason, Rejection, Request};
 
 impl Conductor {
     pub(crate) fn prefill_finished(&mut self, id: RequestId, measured: (u64, u64), effects: &mut Vec<Effect>) {
@@ -20,7 +20,7 @@ impl Conductor {
             self.end_fetch(fetch.from, at);
         }
         let now_us = self.now_us;
-        let (compute_us, cached_tokens) = measured;
+        let (compute_us, cached_tokens) = (measured.0, measured.1.min(prompt_tokens));
         self.stats.cached_tokens += cached_tokens;
         self.stats.prefilled_tokens += prompt_tokens.saturating_sub(cached_tokens);
         if let Some(instance) = self.fleet.get_mut(at) {
@@ -35,6 +35,9 @@ impl Conductor {
             }
         }
         self.timers.set(at, now_us);
+        if !foreign && self.refuse_at_decode(id, effects) {
+            return;
+        }
         let local = self.requests.get(id).is_some_and(|e| e.decode == Some(at));
         if local && !foreign {
             self.handoff_finished(id, effects);
@@ -47,16 +50,6 @@ impl Conductor {
             return;
         };
         let Some(decode) = entry.decode else { return };
-        if !entry.foreign
-            && let Some(rejection) = self.refused_at_decode(entry)
-        {
-            let entry = self.requests.remove(id).expect("looked up above");
-            self.let_go(&entry, effects);
-            self.stats.count_rejection(rejection.reason);
-            self.stats.wasted_prefill_tokens += rejection.wasted_tokens;
-            effects.push(Effect::Reject(rejection));
-            return;
-        }
         let now_us = self.now_us;
         if let Some(instance) = self.fleet.get_mut(decode) {
             instance.decode.start(id, now_us);
@@ -70,25 +63,39 @@ impl Conductor {
         }
     }
 
-    /// The paper's second look, by the decode instance itself, once the prefill is already spent.
-    fn refused_at_decode(&self, entry: &Entry) -> Option<Rejection> {
+    /// The paper's second look, by the decode instance itself, once the prefill is already spent:
+    /// true when it refused and everything was given back.
+    fn refuse_at_decode(&mut self, id: RequestId, effects: &mut Vec<Effect>) -> bool {
+        let Some(reason) = self.requests.get(id).and_then(|e| self.overload_at_decode(e)) else { return false };
+        let Some(entry) = self.requests.remove(id) else { return false };
+        self.let_go(&entry, effects);
+        self.stats.count_rejection(reason);
+        self.stats.wasted_prefill_tokens += entry.new_tokens;
+        effects.push(Effect::Reject(Rejection {
+            request: id,
+            reason,
+            retry_after_us: self.lengths.mean_duration_us(5_000_000) / 2,
+            predicted_ttft_us: self.now_us - entry.arrived_us,
+            wasted_tokens: entry.new_tokens,
+        }));
+        true
+    }
+
+    fn overload_at_decode(&self, entry: &Entry) -> Option<RejectReason> {
         let mode = self.config.effective_admission();
         if !matches!(mode, AdmissionMode::AtDecode | AdmissionMode::Early | AdmissionMode::EarlyPredict) {
             return None;
         }
         let instance = self.fleet.get(entry.decode?)?;
-        let (batch, context, _) = instance.decode.now();
+        let (batch, context, reserved) = instance.decode.now();
         let need = self.decode_need(&entry.request, self.now_us);
         let step_us = instance.spec.profile.decode_us(batch + 1, context + need.context_tokens);
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
         let slow = step_us > need.tbt_us as f64;
-        slow.then(|| Rejection {
-            request: entry.request.id,
-            reason: crate::RejectReason::Tbt,
-            retry_after_us: self.lengths.mean_duration_us(5_000_000) / 2,
-            predicted_ttft_us: self.now_us - entry.arrived_us,
-            wasted_tokens: entry.new_tokens,
-        })
+        if slow {
+            return Some(RejectReason::Tbt);
+        }
+        (reserved + need.tokens > instance.spec.capacity_tokens).then_some(RejectReason::Room)
     }
 
     pub(crate) fn handoff_failed(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
@@ -96,22 +103,27 @@ impl Conductor {
             self.stats.stale_inputs += 1;
             return;
         };
-        if entry.stage == Stage::Prefilling {
+        let (stage, foreign) = (entry.stage, entry.foreign);
+        let mut entry = self.requests.remove(id).expect("looked up above");
+        if foreign {
+            // Its own router places it again, and says so.
+            self.let_go(&entry, effects);
+            return;
+        }
+        if stage == Stage::Prefilling {
             // The other side fell over while layers were still being computed: start over.
-            let mut entry = self.requests.remove(id).expect("looked up above");
             self.let_go(&entry, effects);
             entry.retries += 1;
             self.retry(entry, effects);
             return;
         }
-        let mut entry = self.requests.remove(id).expect("looked up above");
         let (from, old) = (entry.prefill, entry.decode.take());
         if let Some(old) = old {
             self.release_decode(id, old);
             effects.push(Effect::Release { request: id, instance: old });
         }
         entry.retries += 1;
-        let target = self.decode_with_room(&entry.request, self.now_us).filter(|_| entry.retries <= self.config.max_retries);
+        let target = self.decode_by_then(&entry.request, self.now_us).filter(|_| entry.retries <= self.config.max_retries);
         let Some(to) = target else {
             effects.push(Effect::Release { request: id, instance: from });
             self.fail(&entry, "handoff", effects);
@@ -124,7 +136,8 @@ impl Conductor {
     }
 
     pub(crate) fn fetch_finished(&mut self, id: RequestId, ok: bool) {
-        let Some(entry) = self.requests.get_mut(id) else {
+        // While it waits here its fetch is only planned.
+        let Some(entry) = self.requests.get_mut(id).filter(|e| e.stage == Stage::Prefilling) else {
             self.stats.stale_inputs += 1;
             return;
         };
@@ -133,6 +146,15 @@ impl Conductor {
         self.end_fetch(fetch.from, to);
         self.stats.fetches += 1;
         self.stats.fetches_failed += u64::from(!ok);
+    }
+
+    /// Nothing more arrives from a lost instance; what the driver says of it later is stale.
+    fn end_fetches_from(&mut self, lost: InstanceId) {
+        let reads = |e: &&Entry| e.stage == Stage::Prefilling && e.fetch.is_some_and(|f| f.from == lost);
+        let readers: Vec<RequestId> = self.requests.iter().filter(reads).map(|e| e.request.id).collect();
+        for request in readers {
+            self.fetch_finished(request, false);
+        }
     }
 
     fn end_fetch(&mut self, from: InstanceId, to: InstanceId) {
@@ -154,6 +176,10 @@ impl Conductor {
         let duration_us = self.now_us - entry.decode_at_us.min(self.now_us);
         self.lengths.observe(entry.request.class, entry.request.prompt_tokens, output_tokens, duration_us);
         if let Some(decode) = entry.decode {
+            #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+            if let Some(instance) = self.fleet.get_mut(decode).filter(|_| !entry.foreign) {
+                instance.decode_residual.observe(entry.decode_prior_us as f64, duration_us as f64);
+            }
             self.release_decode(id, decode);
         }
         self.stats.finished += u64::from(!entry.foreign);
@@ -170,9 +196,8 @@ impl Conductor {
     }
 
     fn release_decode(&mut self, id: RequestId, decode: InstanceId) {
-        let released = self.fleet.get_mut(decode).is_some_and(|i| i.decode.release(id));
-        if released {
-            self.wake_starved();
+        if let Some(instance) = self.fleet.get_mut(decode) {
+            instance.decode.release(id);
         }
     }
 
@@ -185,6 +210,9 @@ impl Conductor {
             Stage::Waiting => {
                 if let Some(instance) = self.fleet.get_mut(entry.prefill) {
                     instance.prefill.remove_waiting(id);
+                }
+                if let Some(decode) = entry.decode {
+                    self.release_decode(id, decode);
                 }
                 return;
             }
@@ -244,6 +272,7 @@ impl Conductor {
         self.fleet.set_state(id, InstanceState::Lost);
         self.index.clear(id);
         self.timers.unset(id);
+        self.end_fetches_from(id);
         // Slot order: the same on every run.
         let touched: Vec<RequestId> = self
             .requests
@@ -261,17 +290,21 @@ impl Conductor {
             if entry.foreign {
                 continue;
             }
-            entry.retries += 1;
+            // What still waited here has cost nobody anything yet.
+            entry.retries += u32::from(entry.stage != Stage::Waiting);
             self.retry(entry, effects);
         }
     }
 
     pub(crate) fn peer_placed(&mut self, request: Request, at: (InstanceId, InstanceId), work_us: u64) {
-        if request.prompt_tokens == 0 || self.requests.contains(request.id) {
+        let (prefill, decode) = at;
+        let alive = |id| self.fleet.get(id).is_some_and(|i| i.state != InstanceState::Lost);
+        let full = self.requests.len() >= self.config.max_waiting_requests as usize;
+        if request.prompt_tokens == 0 || self.requests.contains(request.id) || full || !alive(prefill) || !alive(decode) {
             self.stats.stale_inputs += 1;
             return;
         }
-        let (prefill, decode) = at;
+        let work_us = work_us.min(crate::estimate::NEVER_US);
         let now_us = self.now_us;
         let mut entry = Entry {
             deadline_us: u64::MAX,
@@ -285,6 +318,7 @@ impl Conductor {
             room_tokens: 0,
             decode_at_us: 0,
             finish_us: 0,
+            decode_prior_us: 0,
             retries: 0,
             foreign: true,
             request,

@@ -60,6 +60,8 @@ pub(crate) struct Entry {
     pub decode_at_us: u64,
     /// When its decode is predicted to end, µs.
     pub finish_us: u64,
+    /// Uncorrected prediction of its decode's duration, µs.
+    pub decode_prior_us: u64,
     pub retries: u32,
     /// Another router's request: counted, never acted upon.
     pub foreign: bool,
@@ -137,6 +139,7 @@ mod tests {
             room_tokens: 0,
             decode_at_us: 0,
             finish_us: 0,
+            decode_prior_us: 0,
             retries: 0,
             foreign: false,
         }

@@ -1,12 +1,32 @@
-//! Fixtures for this crate's tests.
+//! Fixtures for this crate's tests: round numbers, short ways to say things, and a play in which
+//! engines obey the conductor while an oracle of its own keeps the books.
+
+mod oracle;
+mod play;
 
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
-use baton_types::{BlockHash, ClassId, CostProfile, DecodeCost, Epoch, FitReport, InstanceId, PrefillCost, RequestId, Role, TenantId, ValidRange};
+use baton_types::{
+    BlockHash, CacheChange, CacheEvent, ClassId, CostProfile, DecodeCost, Epoch, FitReport, InstanceId,
+    PrefillCost, RequestId, Role, TenantId, Tier, ValidRange,
+};
 
-use crate::{Conductor, Effect, Input, InstanceSpec, Request, SchedulerConfig};
+use crate::{
+    AdmissionMode, Conductor, Effect, FetchPlan, Input, InstanceSpec, PolicyName, Rejection, Request,
+    SchedulerConfig, Snapshot,
+};
+
+pub(crate) use oracle::Oracle;
+pub(crate) use play::{Act, Play, scripts};
+
+/// Time that a prompt token costs under [`profile`], µs.
+pub(crate) const TOKEN_US: u64 = 100;
+/// Time that a prefill pass costs besides its tokens, µs.
+pub(crate) const PASS_US: u64 = 1000;
+/// Tokens in a block of every test.
+pub(crate) const BLOCK: u64 = 512;
 
 /// A profile with round numbers: 100 µs a token, 10 ms a decode step.
 pub(crate) fn profile() -> Arc<CostProfile> {
@@ -19,9 +39,24 @@ pub(crate) fn profile() -> Arc<CostProfile> {
         shared_us: 1000.0,
         fit: FitReport::default(),
         valid: ValidRange::default(),
-        prefill: PrefillCost { knots_tokens: vec![0, 1000], knots_us: vec![1000.0, 101_000.0], attention_ps_per_pair: 0.0 },
-        decode: DecodeCost { batches: vec![1, 64], base_us: vec![10_000.0, 20_000.0], context_ps_per_token: vec![100.0, 100.0] },
+        prefill: PrefillCost {
+            knots_tokens: vec![0, 1000],
+            knots_us: vec![1000.0, 101_000.0],
+            attention_ps_per_pair: 0.0,
+        },
+        decode: DecodeCost {
+            batches: vec![1, 64],
+            base_us: vec![10_000.0, 20_000.0],
+            context_ps_per_token: vec![100.0, 100.0],
+        },
     })
+}
+
+/// A profile whose decode step grows by 1 µs for each token of context.
+pub(crate) fn heavy_decode() -> Arc<CostProfile> {
+    let mut heavy = (*profile()).clone();
+    heavy.decode.context_ps_per_token = vec![1_000_000.0, 1_000_000.0];
+    Arc::new(heavy)
 }
 
 /// An instance of that profile.
@@ -55,13 +90,40 @@ pub(crate) fn request(id: u64, prompt_tokens: u64, shared: u64) -> Request {
     }
 }
 
+/// A request that will emit exactly `output_tokens`, and says so.
+pub(crate) fn foretold(id: u64, prompt_tokens: u64, output_tokens: u32) -> Request {
+    Request { known_output_tokens: Some(output_tokens), ..request(id, prompt_tokens, 0) }
+}
+
+/// The first `blocks` hashes of the chain that all requests share.
+pub(crate) fn shared_chain(blocks: u64) -> Vec<BlockHash> {
+    (1..=blocks).map(BlockHash).collect()
+}
+
+/// What the profile says a prefill costs on one node in passes of 8192 tokens, µs, worked out
+/// apart from the production formula.
+pub(crate) fn naive_prefill_us(new_tokens: u64) -> u64 {
+    new_tokens * TOKEN_US + new_tokens.div_ceil(8192) * PASS_US
+}
+
+/// A configuration under which a decision depends on little: no local prefill, no replication.
+pub(crate) fn plain(policy: PolicyName, admission: AdmissionMode) -> SchedulerConfig {
+    SchedulerConfig { policy, admission, local_prefill: false, replicate: false, ..SchedulerConfig::default() }
+}
+
 /// A conductor over `prefills` + `decodes` instances.
 pub(crate) fn conductor(config: SchedulerConfig, prefills: u32, decodes: u32) -> Conductor {
+    let role = |id| if id < prefills { Role::Prefill } else { Role::Decode };
+    let specs: Vec<InstanceSpec> = (0..prefills + decodes).map(|id| spec(id, role(id))).collect();
+    conductor_of(config, &specs)
+}
+
+/// A conductor over the given instances.
+pub(crate) fn conductor_of(config: SchedulerConfig, specs: &[InstanceSpec]) -> Conductor {
     let mut conductor = Conductor::new(config).expect("a valid test config");
     let mut effects = Vec::new();
-    for id in 0..prefills + decodes {
-        let role = if id < prefills { Role::Prefill } else { Role::Decode };
-        conductor.step(0, Input::InstanceJoined(spec(id, role)), &mut effects);
+    for spec in specs {
+        conductor.step(0, Input::InstanceJoined(spec.clone()), &mut effects);
     }
     assert!(effects.is_empty());
     conductor
@@ -73,4 +135,97 @@ pub(crate) fn step(conductor: &mut Conductor, now_us: u64, input: Input) -> Vec<
     conductor.step(now_us, input, &mut effects);
     assert_eq!(conductor.check(), Ok(()));
     effects
+}
+
+/// Offers a request.
+pub(crate) fn offer(conductor: &mut Conductor, now_us: u64, request: Request) -> Vec<Effect> {
+    step(conductor, now_us, Input::RequestArrived(request))
+}
+
+/// Tells the index that `instance` holds `chain` from its root in `tier`.
+pub(crate) fn hold(conductor: &mut Conductor, instance: u32, chain: &[BlockHash], tier: Tier) {
+    let change = CacheChange::Stored { parent: None, hashes: chain.to_vec(), tier };
+    let event = CacheEvent { instance: InstanceId(instance), epoch: Epoch(1), change };
+    assert!(step(conductor, 0, Input::Cache(event)).is_empty());
+}
+
+/// Puts another router's prefill of `work_us` on an instance and its decode on another.
+pub(crate) fn burden(conductor: &mut Conductor, request: Request, at: (u32, u32), work_us: u64) {
+    let (prefill, decode) = (InstanceId(at.0), InstanceId(at.1));
+    let placed = Input::PeerPlaced { request, prefill, decode, work_us };
+    assert!(step(conductor, 0, placed).is_empty());
+}
+
+/// Another router's request that already decodes on an instance: it emits `output_tokens`.
+pub(crate) fn decoding(conductor: &mut Conductor, request: Request, decode: u32) {
+    let id = request.id;
+    burden(conductor, request, (0, decode), 0);
+    let now_us = conductor.now_us;
+    step(conductor, now_us, finished(id.0));
+    step(conductor, now_us, Input::HandoffFinished { request: id });
+}
+
+/// The prefill of a request ended, as predicted.
+pub(crate) fn finished(id: u64) -> Input {
+    Input::PrefillFinished { request: RequestId(id), compute_us: 0, cached_tokens: 0 }
+}
+
+/// One `StartPrefill`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Started {
+    pub request: u64,
+    pub prefill: u32,
+    pub decode: u32,
+    pub fetch: Option<FetchPlan>,
+    pub room_tokens: u32,
+}
+
+/// Every prefill that the effects start.
+pub(crate) fn starts(effects: &[Effect]) -> Vec<Started> {
+    let start = |effect: &Effect| match *effect {
+        Effect::StartPrefill { request, instance, decode, fetch, room_tokens, .. } => Some(Started {
+            request: request.0,
+            prefill: instance.0,
+            decode: decode.0,
+            fetch,
+            room_tokens,
+        }),
+        _ => None,
+    };
+    effects.iter().filter_map(start).collect()
+}
+
+/// The one prefill that the effects start.
+pub(crate) fn started(effects: &[Effect]) -> Started {
+    let all = starts(effects);
+    assert_eq!(all.len(), 1, "{effects:?}");
+    all[0]
+}
+
+/// The refusal among the effects, if any.
+pub(crate) fn rejection(effects: &[Effect]) -> Option<Rejection> {
+    effects.iter().find_map(|e| if let Effect::Reject(r) = e { Some(r.clone()) } else { None })
+}
+
+/// Every `Release`, as (request, instance).
+pub(crate) fn releases(effects: &[Effect]) -> Vec<(u64, u32)> {
+    let release = |effect: &Effect| match effect {
+        Effect::Release { request, instance } => Some((request.0, instance.0)),
+        _ => None,
+    };
+    effects.iter().filter_map(release).collect()
+}
+
+/// The failure among the effects, if any.
+pub(crate) fn failure(effects: &[Effect]) -> Option<(u64, &'static str)> {
+    effects.iter().find_map(|e| if let Effect::Fail { request, stage } = e { Some((request.0, *stage)) } else { None })
+}
+
+/// Asserts that no instance owes anything to anyone.
+pub(crate) fn assert_idle(snapshot: &Snapshot) {
+    assert_eq!(snapshot.requests, 0, "{snapshot:?}");
+    for load in &snapshot.instances {
+        let counts = (load.waiting, load.dispatched, load.decodes, load.running);
+        assert_eq!((load.backlog_us, counts, load.reserved_tokens), (0, (0, 0, 0, 0), 0), "{load:?}");
+    }
 }

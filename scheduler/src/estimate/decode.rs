@@ -34,6 +34,7 @@ impl DecodeLedger {
         (u32::try_from(self.slots.len()).unwrap_or(u32::MAX), self.context_tokens)
     }
 
+    /// Tokens promised, those only planned included.
     pub(crate) const fn reserved_tokens(&self) -> u64 {
         self.reserved_tokens
     }
@@ -96,11 +97,22 @@ impl DecodeLedger {
         load
     }
 
-    /// Whether `tokens` more fit at `at_us`, under `capacity_tokens`.
-    pub(crate) fn fits(&self, when: (u64, u64), tokens: u64, capacity_tokens: u64) -> bool {
-        // Everything promised fits together: no need to look at when each ends.
-        self.reserved_tokens + tokens <= capacity_tokens
-            || self.at(when.0, when.1).2 + tokens <= capacity_tokens
+    /// Whether `tokens` more may be promised for `at_us`: they must fit, and once half of
+    /// `capacity_tokens` is promised they may take at most a quarter of what is free then. So the
+    /// room that is left under overload goes to many small requests rather than to the next large
+    /// one (a dynamic threshold, after Choudhury and Hahne 1998), and predictions that were a
+    /// little off still find room.
+    ///
+    /// Looked at when the request would start and three times more until it would end: others
+    /// that are promised room later must still find it.
+    pub(crate) fn fits_fairly(&self, when: (u64, u64), need: (u64, u64), capacity_tokens: u64) -> bool {
+        let (tokens, stay_us) = need;
+        let fair = |promised: u64| {
+            let free = capacity_tokens.saturating_sub(promised);
+            tokens <= free && (promised * 2 <= capacity_tokens || tokens * 4 <= free)
+        };
+        // Everything promised counted together: no need to look at when each starts and ends.
+        fair(self.reserved_tokens) || (0..4).all(|third| fair(self.at(when.0, when.1 + stay_us * third / 3).2))
     }
 
     /// Predicted step time with one more request of `context_tokens`, at `at_us`, µs.
@@ -177,8 +189,9 @@ mod tests {
         let mut ledger = DecodeLedger::default();
         ledger.reserve(slot(1, 0, 100, 10));
         ledger.reserve(slot(2, 0, 300, 10));
-        assert!(ledger.fits((0, 0), 10, 50) && !ledger.fits((0, 0), 11, 50));
-        assert!(ledger.fits((0, 150), 11, 50), "by then the first has ended");
+        assert!(ledger.fits_fairly((0, 0), (2, 0), 50) && !ledger.fits_fairly((0, 0), (3, 0), 50), "a quarter of ten");
+        assert!(ledger.fits_fairly((0, 150), (30, 0), 50), "by then the first has ended and most is free");
+        assert!(!ledger.fits_fairly((0, 150), (31, 0), 50));
         assert_eq!(ledger.room_at_us(7, 11, 50), 100);
         assert_eq!(ledger.room_at_us(7, 45, 50), 300);
         assert_eq!(ledger.room_at_us(7, 1, 50), 7);

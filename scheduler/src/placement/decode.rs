@@ -44,9 +44,12 @@ impl Conductor {
     }
 
     pub(crate) fn decode_need(&self, request: &Request, at_us: u64) -> DecodeNeed {
+        // Room is kept in whole blocks, those of the prompt apart from those of the output.
+        let block = u64::from(self.config.block_tokens);
+        let whole = |tokens: u64| baton_types::blocks_for(tokens, self.config.block_tokens) * block;
         DecodeNeed {
             at_us,
-            tokens: request.prompt_tokens + u64::from(self.room_tokens(request)),
+            tokens: whole(request.prompt_tokens) + whole(self.room_tokens(request).into()),
             context_tokens: request.prompt_tokens + u64::from(self.expected_tokens(request)) / 2,
             tbt_us: self.class(request).tbt_us,
         }
@@ -65,14 +68,9 @@ impl Conductor {
     }
 
     /// Whether an instance can take the request at all, and if not, why.
-    pub(crate) fn decode_fits(&self, instance: &Instance, need: &DecodeNeed, hard: bool) -> Result<f64, RejectReason> {
-        let capacity = instance.spec.capacity_tokens;
-        let room = if hard {
-            instance.decode.reserved_tokens() + need.tokens <= capacity
-        } else {
-            instance.decode.fits((self.now_us, need.at_us), need.tokens, capacity)
-        };
-        if !room {
+    pub(crate) fn decode_fits(&self, instance: &Instance, need: &DecodeNeed) -> Result<f64, RejectReason> {
+        let stay_us = self.lengths.mean_duration_us(1);
+        if !instance.decode.fits_fairly((self.now_us, need.at_us), (need.tokens, stay_us), instance.spec.capacity_tokens) {
             return Err(RejectReason::Room);
         }
         let step_us = self.predicted_step_us(instance, need);
@@ -81,15 +79,14 @@ impl Conductor {
     }
 
     /// The decode instance with the least predicted step time that keeps the objective.
-    /// `hard` asks for room at this moment rather than when the prefill will have ended.
-    pub(crate) fn choose_decode(&self, request: &Request, at_us: u64, hard: bool) -> DecodeChoice {
+    pub(crate) fn choose_decode(&self, request: &Request, at_us: u64) -> DecodeChoice {
         let need = self.decode_need(request, at_us);
         let mut best: Option<(f64, InstanceId)> = None;
         let mut reason = RejectReason::NoInstance;
         let mut free_at_us = u64::MAX;
         for id in &self.fleet.decodes {
             let Some(instance) = self.fleet.get(*id) else { continue };
-            match self.decode_fits(instance, &need, hard) {
+            match self.decode_fits(instance, &need) {
                 Ok(step_us) => {
                     if best.is_none_or(|(least, _)| step_us < least) {
                         best = Some((step_us, *id));
@@ -125,16 +122,20 @@ impl Conductor {
                 fixed => fixed,
             };
         }
-        (f64::from(self.expected_tokens(request)) * step_us) as u64
+        (f64::from(self.expected_tokens(request)) * step_us) as u64 + 1
     }
 
-    /// Reserves room for an entry that is about to be prefilled for `decode` (I8).
+    /// Reserves room for an entry that is about to be prefilled for `decode` (I8), or plans to
+    /// while its prefill still waits here.
     pub(crate) fn reserve_decode(&mut self, entry: &mut Entry, decode: InstanceId, at_us: u64) {
         let need = self.decode_need(&entry.request, at_us);
         let room = self.room_tokens(&entry.request);
         let Some(instance) = self.fleet.get(decode) else { return };
         let step_us = self.predicted_step_us(instance, &need);
-        let duration = self.decode_duration_us(&entry.request, step_us);
+        let prior_us = self.decode_duration_us(&entry.request, step_us);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a positive time")]
+        let duration = (prior_us as f64 * instance.decode_residual.ratio()) as u64;
+        entry.decode_prior_us = prior_us;
         entry.decode = Some(decode);
         entry.room_tokens = room;
         entry.decode_at_us = at_us;

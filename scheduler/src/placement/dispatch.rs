@@ -21,6 +21,9 @@ impl Conductor {
         entry.fetch = plan.fetch;
         if self.config.policy.orders_queues() {
             entry.stage = Stage::Waiting;
+            // Planned here, settled when the prefill is sent: those who come later see this one.
+            let at_us = self.now_us + placement.candidate.latest_us;
+            self.reserve_decode(&mut entry, placement.decode, at_us);
             let waiting = self.waiting_of(&entry);
             if let Some(instance) = self.fleet.get_mut(id) {
                 instance.prefill.enqueue(waiting);
@@ -28,6 +31,7 @@ impl Conductor {
             self.timers.set(id, self.now_us);
             self.requests.insert(entry);
         } else {
+            entry.stage = Stage::Prefilling;
             let at_us = self.now_us + placement.candidate.ttft_us;
             self.reserve_decode(&mut entry, placement.decode, at_us);
             self.send(entry, placement.decode, effects);
@@ -98,7 +102,7 @@ impl Conductor {
         }
     }
 
-    /// Sends one waiting request; false when no decode instance has room now.
+    /// Sends one waiting request; false when there is no decode instance to send it for.
     fn send_waiting(&mut self, id: InstanceId, at: usize, request: RequestId, effects: &mut Vec<Effect>) -> bool {
         let Some(mut entry) = self.requests.remove(request) else {
             // Cannot happen while the ledgers agree (`check`); dropping the ghost keeps the queue alive.
@@ -111,20 +115,16 @@ impl Conductor {
         let Some(instance) = self.fleet.get(id) else { return false };
         let plan = self.plan(instance, &entry.request);
         let at_us = self.now_us + plan.work_us + instance.prefill.dispatched_left_us(self.now_us);
-        let decode = if instance.spec.role.decodes() {
-            let need = self.decode_need(&entry.request, at_us);
-            let fits = instance.decode.reserved_tokens() + need.tokens <= instance.spec.capacity_tokens;
-            fits.then_some(id)
-        } else {
-            self.decode_with_room(&entry.request, at_us)
-        };
-        let Some(decode) = decode else {
+        let local = instance.spec.role.decodes();
+        let planned = entry.decode.take();
+        self.forget_plan(request, planned);
+        let decode = if local { Some(id) } else { self.decode_by_then(&entry.request, at_us) };
+        let Some(decode) = decode.or(planned) else {
+            entry.decode = None;
             self.requests.insert(entry);
-            if let Some(instance) = self.fleet.get_mut(id) {
-                instance.starved = true;
-            }
             return false;
         };
+        entry.stage = Stage::Prefilling;
         entry.fetch = plan.fetch;
         entry.work_us = plan.work_us.min(crate::estimate::NEVER_US);
         entry.new_tokens = plan.new_tokens;
@@ -137,30 +137,21 @@ impl Conductor {
         true
     }
 
-    /// A decode instance with room at this moment: within the TBT objective if there is one, else
-    /// the least loaded (the objective was judged at admission; waiting would break TTFT too).
-    pub(crate) fn decode_with_room(&self, request: &Request, at_us: u64) -> Option<InstanceId> {
-        if let DecodeChoice::At(id, _) = self.choose_decode(request, at_us, true) {
-            return Some(id);
+    fn forget_plan(&mut self, request: RequestId, planned: Option<InstanceId>) {
+        if let Some(instance) = planned.and_then(|id| self.fleet.get_mut(id)) {
+            instance.decode.release(request);
         }
-        let need = self.decode_need(request, at_us);
-        let free = |i: &&crate::fleet::Instance| i.decode.reserved_tokens() + need.tokens <= i.spec.capacity_tokens;
-        let roomy = self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id)).filter(free);
-        roomy.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id)
     }
 
-    /// Room was freed somewhere: instances that starved for it may go on.
-    pub(crate) fn wake_starved(&mut self) {
-        let now_us = self.now_us;
-        for id in 0..self.fleet.bound() {
-            let id = InstanceId(u32::try_from(id).expect("ids are u32"));
-            if let Some(instance) = self.fleet.get_mut(id)
-                && instance.starved
-            {
-                instance.starved = false;
-                self.timers.set(id, now_us);
-            }
+    /// The decode instance to hand over to: one predicted to keep the objective and to have room
+    /// by `at_us`, else the one with most room. Waiting here for room would hold up those behind,
+    /// who may need less; the decode instance itself lets KV in as room is freed (I8).
+    pub(crate) fn decode_by_then(&self, request: &Request, at_us: u64) -> Option<InstanceId> {
+        if let DecodeChoice::At(id, _) = self.choose_decode(request, at_us) {
+            return Some(id);
         }
+        let serving = self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id));
+        serving.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id)
     }
 
     /// The router queue of `dynamo_wspt`: nothing is placed while every instance is busy; then the

@@ -26,7 +26,7 @@ impl Conductor {
     pub(crate) fn place(&mut self, request: &Request, deadline_us: u64, only_feasible: bool) -> Result<Placement, Refusal> {
         self.look_up(request);
         let candidates = self.candidate_ids(request);
-        if candidates.is_empty() {
+        if candidates.is_empty() || self.fleet.decodes.is_empty() {
             return Err(Refusal { reason: RejectReason::NoInstance, retry_after_us: 1_000_000, predicted_ttft_us: NEVER_US });
         }
         match self.config.policy {
@@ -48,7 +48,12 @@ impl Conductor {
     fn candidate_ids(&self, request: &Request) -> Vec<InstanceId> {
         let mut ids: Vec<InstanceId> = self.fleet.prefills.clone();
         if self.config.local_prefill && self.config.policy.orders_queues() {
-            let mixes = |i: &&Instance| i.spec.role == Role::Decode && i.spec.mixed_chunk_tokens != Some(0);
+            let permille = u64::from(self.config.local_room_permille);
+            let mixes = |i: &&Instance| {
+                let promised = i.decode.reserved_tokens() + request.prompt_tokens;
+                let roomy = promised * 1000 <= i.spec.capacity_tokens * permille;
+                roomy && i.spec.role == Role::Decode && i.spec.mixed_chunk_tokens != Some(0)
+            };
             ids.extend(self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id)).filter(mixes).map(|i| i.spec.id));
         }
         if ids.len() > FULL_TERMS && !matches!(self.config.policy, PolicyName::Random | PolicyName::RoundRobin) {
@@ -116,17 +121,17 @@ impl Conductor {
             refuse(RejectReason::Ttft, late_us.max(1000), search);
             return None;
         }
-        let at_us = self.now_us + candidate.ttft_us;
+        let at_us = self.now_us + candidate.latest_us;
         let role = self.fleet.get(candidate.instance).map(|i| i.spec.role)?;
         if role == Role::Prefill {
-            match self.choose_decode(request, at_us, false) {
+            match self.choose_decode(request, at_us) {
                 DecodeChoice::At(id, _) => return Some(id),
                 DecodeChoice::Never(reason, wait_us) => refuse(reason, wait_us.max(1000), search),
             }
         } else {
             let instance = self.fleet.get(candidate.instance)?;
             let need = self.decode_need(request, at_us);
-            match self.decode_fits(instance, &need, false) {
+            match self.decode_fits(instance, &need) {
                 Ok(_) => return Some(candidate.instance),
                 Err(reason) => {
                     let free = instance.decode.room_at_us(self.now_us, need.tokens, instance.spec.capacity_tokens);

@@ -1,0 +1,310 @@
+//! A conductor played by a script, with an [`Oracle`] listening.
+
+use alloc::collections::BTreeMap;
+use alloc::vec;
+use alloc::vec::Vec;
+use baton_types::{BlockHash, CacheChange, CacheEvent, ClassId, Epoch, InstanceId, RequestId, Role, TenantId, Tier};
+use proptest::prelude::*;
+
+use super::oracle::Phase;
+use super::{Oracle, assert_idle, request, spec};
+use crate::{Conductor, Effect, Input, InstanceSpec, InstanceState, Request, SchedulerConfig};
+
+/// One thing that may happen; numbers pick among what there is at that moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Act {
+    /// Time passes, µs, and timers fire.
+    Wait(u32),
+    /// A request arrives: length, shared blocks, kind (class and tenant).
+    Arrive(u16, u8, u8),
+    /// A live prefill, hand-off, fetch or decode ends.
+    Advance(u8),
+    /// A fetch ends, for better or worse.
+    Fetched(u8, bool),
+    /// A hand-off (or the decode side during a prefill) fails.
+    Fails(u8),
+    /// A live request is cancelled.
+    Cancel(u8),
+    /// An instance is lost.
+    Lose(u8),
+    /// An instance joins, in a newer life where it was known.
+    Join(u8),
+    /// An instance is drained.
+    Drain(u8),
+    /// Blocks come and go: instance, how many, what.
+    Cache(u8, u8, u8),
+    /// Another router places a request.
+    Peer(u8, u8, u16),
+    /// A message that fits nothing: kind and number.
+    Stale(u8, u8),
+}
+
+/// Scripts of up to `most` acts.
+pub(crate) fn scripts(most: usize) -> impl Strategy<Value = Vec<Act>> {
+    let act = prop_oneof![
+        4 => (0u32..3_000_000).prop_map(Act::Wait),
+        10 => (1u16..39_999, 0u8..20, any::<u8>()).prop_map(|(t, s, k)| Act::Arrive(t, s, k)),
+        14 => any::<u8>().prop_map(Act::Advance),
+        2 => (any::<u8>(), any::<bool>()).prop_map(|(n, ok)| Act::Fetched(n, ok)),
+        2 => any::<u8>().prop_map(Act::Fails),
+        2 => any::<u8>().prop_map(Act::Cancel),
+        1 => any::<u8>().prop_map(Act::Lose),
+        2 => any::<u8>().prop_map(Act::Join),
+        1 => any::<u8>().prop_map(Act::Drain),
+        3 => (any::<u8>(), 1u8..20, any::<u8>()).prop_map(|(i, n, w)| Act::Cache(i, n, w)),
+        2 => (any::<u8>(), any::<u8>(), any::<u16>()).prop_map(|(p, d, w)| Act::Peer(p, d, w)),
+        3 => (any::<u8>(), any::<u8>()).prop_map(|(k, n)| Act::Stale(k, n)),
+    ];
+    proptest::collection::vec(act, 1..most)
+}
+
+/// Ids of requests that other routers place: apart from our own.
+const PEERS: u64 = 1 << 32;
+
+/// The conductor, the books, and everything that was ordered.
+#[derive(Debug)]
+pub(crate) struct Play {
+    pub conductor: Conductor,
+    pub oracle: Oracle,
+    pub now_us: u64,
+    pub effects: Vec<Effect>,
+    epochs: BTreeMap<u32, u32>,
+    roles: Vec<Role>,
+    next_id: u64,
+    foreign: Vec<(RequestId, Phase)>,
+}
+
+fn pick<T: Copy>(from: &[T], n: u8) -> Option<T> {
+    (!from.is_empty()).then(|| from[usize::from(n) % from.len()])
+}
+
+impl Play {
+    /// A conductor over instances of the given roles.
+    pub(crate) fn new(config: SchedulerConfig, roles: &[Role]) -> Self {
+        let mut play = Self {
+            conductor: Conductor::new(config).expect("a valid test config"),
+            oracle: Oracle::default(),
+            now_us: 0,
+            effects: Vec::new(),
+            epochs: BTreeMap::new(),
+            roles: roles.to_vec(),
+            next_id: 0,
+            foreign: Vec::new(),
+        };
+        (0..roles.len()).for_each(|id| play.join(u32::try_from(id).expect("few")));
+        play
+    }
+
+    /// Steps the conductor under audit; returns what it ordered.
+    pub(crate) fn tell(&mut self, input: Input) -> Vec<Effect> {
+        self.oracle.hears(&input);
+        let mut effects = Vec::new();
+        self.conductor.step(self.now_us, input.clone(), &mut effects);
+        self.oracle.sees(&input, &effects);
+        assert_eq!(self.conductor.check(), Ok(()), "after {input:?}");
+        self.audit_flights();
+        self.audit_books();
+        self.effects.extend(effects.iter().cloned());
+        effects
+    }
+
+    /// Transfers that the conductor believes to share a link are those that are under way.
+    fn audit_flights(&self) {
+        for instance in self.conductor.fleet.iter().filter(|i| i.state != InstanceState::Lost) {
+            let id = instance.spec.id;
+            let from = |a: &&super::oracle::Account| a.fetch == Some(id);
+            let out = self.oracle.live.values().filter(from).count();
+            let into = self.oracle.live.values().filter(|a| a.fetch.is_some() && a.prefill == Some(id)).count();
+            let into = into + usize::from(instance.replicating);
+            let counted = (instance.egress_flights as usize, instance.ingress_flights as usize);
+            assert_eq!(counted, (out, into), "flights out of and into {id}");
+        }
+    }
+
+    /// D10: accepted = finished + failed + cancelled + rejected + live, on both sides.
+    fn audit_books(&self) {
+        let (oracle, stats) = (&self.oracle, self.conductor.stats());
+        let ended = oracle.finished + oracle.failed + oracle.cancelled + oracle.rejected;
+        assert_eq!(oracle.accepted, ended + oracle.live.len() as u64, "{oracle:?}");
+        let counted = (stats.finished, stats.failed, stats.cancelled, stats.rejected_total());
+        assert_eq!(counted, (oracle.finished, oracle.failed, oracle.cancelled, oracle.rejected));
+        for id in oracle.live.keys() {
+            assert!(self.conductor.knows(*id), "request {id} was dropped without a word");
+        }
+        let foreign = self.foreign.iter().filter(|(id, _)| self.conductor.knows(*id)).count();
+        assert_eq!(self.conductor.snapshot().requests as usize, oracle.live.len() + foreign);
+    }
+
+    /// Brings an instance (back) in a new epoch.
+    pub(crate) fn join(&mut self, id: u32) {
+        let epoch = self.epochs.entry(id).and_modify(|e| *e += 1).or_insert(1);
+        let role = self.roles[id as usize];
+        // Room for two or three prompts of the longest: decode room runs out all the time.
+        let spec = InstanceSpec { epoch: Epoch(*epoch), capacity_tokens: 40_000, ..spec(id, role) };
+        if *epoch > 1 {
+            // The books learn of the death first: whatever is on the old life ends in this step.
+            self.oracle.dies(InstanceId(id));
+        }
+        let back = Input::InstanceJoined(spec);
+        self.tell(back);
+    }
+
+    /// Loses an instance.
+    pub(crate) fn lose(&mut self, id: u32) -> Vec<Effect> {
+        self.oracle.dies(InstanceId(id));
+        self.tell(Input::InstanceLost { instance: InstanceId(id), epoch: Epoch(self.epochs[&id]) })
+    }
+
+    /// A fresh request arrives.
+    pub(crate) fn arrive(&mut self, tokens: u64, shared: u64, kind: u8) -> Vec<Effect> {
+        let classes = self.conductor.config().classes.len();
+        let class = ClassId(u16::from(kind) % (u16::try_from(classes).expect("few") + 1));
+        let request = Request { class, tenant: TenantId(u32::from(kind / 16)), ..request(self.next_id, tokens, shared) };
+        self.next_id += 1;
+        self.tell(Input::RequestArrived(request))
+    }
+
+    /// Plays one act; acts for which there is nothing to act upon are skipped.
+    pub(crate) fn act(&mut self, act: Act) {
+        let count = u8::try_from(self.roles.len()).expect("few");
+        match act {
+            Act::Wait(us) => {
+                self.now_us += u64::from(us);
+                self.tell(Input::TimerFired);
+            }
+            Act::Arrive(tokens, shared, kind) => {
+                self.arrive(u64::from(tokens), u64::from(shared), kind);
+            }
+            Act::Advance(n) => self.advance(n),
+            Act::Fetched(n, ok) => {
+                let fetching: Vec<RequestId> =
+                    self.oracle.live.iter().filter(|(_, a)| a.fetch.is_some()).map(|(id, _)| *id).collect();
+                if let Some(request) = pick(&fetching, n) {
+                    self.tell(Input::FetchFinished { request, ok });
+                }
+            }
+            Act::Fails(n) => {
+                let mut open = self.oracle.in_phase(Phase::HandingOff);
+                open.extend(self.oracle.in_phase(Phase::Prefilling));
+                if let Some(request) = pick(&open, n) {
+                    self.tell(Input::HandoffFailed { request });
+                }
+            }
+            Act::Cancel(n) => {
+                let live: Vec<RequestId> = self.oracle.live.keys().copied().collect();
+                if let Some(request) = pick(&live, n) {
+                    self.tell(Input::RequestCancelled { request });
+                }
+            }
+            Act::Lose(n) => {
+                self.lose(u32::from(n % count));
+            }
+            Act::Join(n) => self.join(u32::from(n % count)),
+            Act::Drain(n) => {
+                self.tell(Input::InstanceDrained { instance: InstanceId(u32::from(n % count)) });
+            }
+            Act::Cache(n, blocks, what) => self.cache(u32::from(n % count), u64::from(blocks), what),
+            Act::Peer(p, d, work) => self.peer(p, d, work),
+            Act::Stale(kind, n) => self.stale(kind, n),
+        }
+    }
+
+    /// Something that runs comes to its next stop.
+    fn advance(&mut self, n: u8) {
+        let mut open: Vec<(RequestId, Phase)> = self.foreign.clone();
+        for phase in [Phase::Prefilling, Phase::HandingOff, Phase::Decoding] {
+            open.extend(self.oracle.in_phase(phase).into_iter().map(|id| (id, phase)));
+        }
+        let Some((request, phase)) = pick(&open, n) else { return };
+        self.now_us += 1000;
+        self.tell(match phase {
+            Phase::Queued | Phase::Prefilling => {
+                Input::PrefillFinished { request, compute_us: u64::from(n) * 5000, cached_tokens: u64::from(n) }
+            }
+            Phase::HandingOff => Input::HandoffFinished { request },
+            Phase::Decoding => Input::DecodeFinished { request, output_tokens: u32::from(n) + 1 },
+        });
+        if let Some(at) = self.foreign.iter().position(|(id, _)| *id == request) {
+            match phase {
+                Phase::Decoding => {
+                    self.foreign.remove(at);
+                }
+                Phase::HandingOff => self.foreign[at].1 = Phase::Decoding,
+                Phase::Queued | Phase::Prefilling => self.foreign[at].1 = Phase::HandingOff,
+            }
+        }
+    }
+
+    fn cache(&mut self, id: u32, blocks: u64, what: u8) {
+        let hashes: Vec<BlockHash> = (1..=blocks).map(BlockHash).collect();
+        let tier = Tier::LOCAL[usize::from(what) % 3];
+        let change = match what % 8 {
+            0 => CacheChange::Cleared,
+            1 => CacheChange::Removed { hashes, tier },
+            2 => CacheChange::Stored { parent: Some(BlockHash(u64::from(what))), hashes, tier },
+            _ => CacheChange::Stored { parent: None, hashes, tier },
+        };
+        // Now and then the message of an older life.
+        let epoch = Epoch(self.epochs[&id] - u32::from(what % 5 == 4));
+        self.tell(Input::Cache(CacheEvent { instance: InstanceId(id), epoch, change }));
+    }
+
+    fn peer(&mut self, prefill: u8, decode: u8, work: u16) {
+        let id = PEERS + self.next_id;
+        self.next_id += 1;
+        // One past the fleet is an instance that this router has not heard of.
+        let beyond = u8::try_from(self.roles.len() + 1).expect("few");
+        let at = (InstanceId(u32::from(prefill % beyond)), InstanceId(u32::from(decode % beyond)));
+        let request = Request { chain: Vec::new(), ..request(id, u64::from(work) + 1, 0) };
+        self.foreign.push((request.id, Phase::Prefilling));
+        self.tell(Input::PeerPlaced { request, prefill: at.0, decode: at.1, work_us: u64::from(work) * 10 });
+    }
+
+    /// A message about something that is not, is no more, or is elsewhere.
+    fn stale(&mut self, kind: u8, n: u8) {
+        let unknown = RequestId(1 << 40 | u64::from(n));
+        let queued = pick(&self.oracle.in_phase(Phase::Queued), n).unwrap_or(unknown);
+        let decoding = pick(&self.oracle.in_phase(Phase::Decoding), n).unwrap_or(unknown);
+        let request = match n % 3 {
+            0 => unknown,
+            1 => queued,
+            _ => decoding,
+        };
+        let some = pick(&[InstanceId(999), InstanceId(0), InstanceId(1)], n).expect("three");
+        self.tell(match kind % 9 {
+            0 => Input::PrefillFinished { request, compute_us: u64::MAX, cached_tokens: u64::MAX },
+            1 if request != decoding => Input::DecodeFinished { request, output_tokens: u32::MAX },
+            2 => Input::HandoffFinished { request },
+            3 => Input::FetchFinished { request, ok: n.is_multiple_of(2) },
+            4 => Input::InstanceLost { instance: some, epoch: Epoch(0) },
+            5 => Input::RequestArrived(Request { id: request, ..Request::default() }),
+            6 => Input::ReplicateFinished { to: some },
+            7 => Input::RequestCancelled { request: unknown },
+            8 if request != queued => Input::HandoffFailed { request },
+            _ => Input::InstanceDrained { instance: InstanceId(999) },
+        });
+    }
+
+    /// Lets everything come to its end, on a whole fleet, and checks that nothing is left over.
+    pub(crate) fn finish(&mut self) {
+        let serves = |id: &u32| self.conductor.fleet.get(InstanceId(*id)).is_some_and(crate::fleet::Instance::serves);
+        let away: Vec<u32> = self.epochs.keys().copied().filter(|id| !serves(id)).collect();
+        away.into_iter().for_each(|id| self.join(id));
+        for round in 0.. {
+            if self.oracle.live.is_empty() && self.foreign.is_empty() {
+                break;
+            }
+            assert!(round < 2000, "stuck with {:?}", self.oracle.live);
+            let idle = self.oracle.in_phase(Phase::Queued).len() == self.oracle.live.len();
+            if idle && self.foreign.is_empty() {
+                let wake = self.conductor.next_deadline();
+                let wake = wake.unwrap_or_else(|| panic!("nothing would ever wake {:?}", self.oracle.live));
+                self.now_us = self.now_us.max(wake);
+                self.tell(Input::TimerFired);
+            } else {
+                self.advance(0);
+            }
+        }
+        assert_idle(&self.conductor.snapshot());
+    }
+}

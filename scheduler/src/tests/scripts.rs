@@ -1,0 +1,111 @@
+//! Any script of inputs, sensible or not: no panic, the books agree after every step, nothing is
+//! left over at the end (I5, I8, I13, D1, D10), and the same script gives the same effects (I10).
+
+extern crate std;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec;
+use alloc::vec::Vec;
+use baton_types::{Role, SloClass};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+
+use crate::testing::{Act, Play, scripts};
+use crate::{AdmissionMode, Effect, PolicyName, SchedulerConfig};
+
+/// Two bands, the lower one with room kept free of it.
+fn classes() -> Vec<SloClass> {
+    let urgent = SloClass { priority: 1, ttft_us: 3_000_000, weight: 3, ..SloClass::default() };
+    vec![SloClass { headroom_permille: 200, ..SloClass::default() }, urgent]
+}
+
+fn configs() -> impl Strategy<Value = SchedulerConfig> {
+    let policy = prop_oneof![
+        4 => Just(PolicyName::Baton),
+        3 => (0..PolicyName::ALL.len()).prop_map(|at| PolicyName::ALL[at]),
+    ];
+    let modes = [
+        AdmissionMode::Auto,
+        AdmissionMode::None,
+        AdmissionMode::AtDecode,
+        AdmissionMode::Early,
+        AdmissionMode::EarlyPredict,
+        AdmissionMode::Slo,
+    ];
+    (policy, 0..modes.len(), 1u32..30, 0u32..3, any::<bool>()).prop_map(move |(policy, mode, most, retries, local)| {
+        SchedulerConfig {
+            policy,
+            admission: modes[mode],
+            shadow: modes.to_vec(),
+            max_waiting_requests: most,
+            max_retries: retries,
+            local_prefill: local,
+            explain_every: retries,
+            dispatch_ahead_us: u64::from(most) * 20_000,
+            ageing_us: 500_000,
+            classes: classes(),
+            ..SchedulerConfig::default()
+        }
+    })
+}
+
+const PAIR: [Role; 5] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode, Role::Prefill];
+const MIXED: [Role; 4] = [Role::Both, Role::Prefill, Role::Store, Role::Both];
+
+fn play(config: &SchedulerConfig, roles: &[Role], script: &[Act]) -> Play {
+    let mut play = Play::new(config.clone(), roles);
+    script.iter().for_each(|act| play.act(*act));
+    play
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_script_keeps_the_books_and_leaves_nothing_behind(
+        config in configs(), script in scripts(120), mixed in any::<bool>(),
+    ) {
+        let roles: &[Role] = if mixed { &MIXED } else { &PAIR };
+        play(&config, roles, &script).finish();
+    }
+
+    #[test]
+    fn the_same_script_gives_the_same_effects(config in configs(), script in scripts(80)) {
+        let (mut one, mut two) = (play(&config, &PAIR, &script), play(&config, &PAIR, &script));
+        prop_assert_eq!(&one.effects, &two.effects);
+        prop_assert_eq!(one.conductor.snapshot(), two.conductor.snapshot());
+        prop_assert_eq!(one.conductor.stats(), two.conductor.stats());
+        prop_assert_eq!(one.conductor.next_deadline(), two.conductor.next_deadline());
+    }
+}
+
+/// Which kinds of order a play gave, as bits.
+fn kinds(effects: &[Effect]) -> BTreeSet<&'static str> {
+    let kind = |effect: &Effect| match effect {
+        Effect::StartPrefill { fetch: Some(_), .. } => "fetch",
+        Effect::StartPrefill { instance, decode, .. } if instance == decode => "local",
+        Effect::StartPrefill { .. } => "prefill",
+        Effect::StartDecode { .. } => "decode",
+        Effect::Handoff { .. } => "handoff",
+        Effect::Replicate { .. } => "replicate",
+        Effect::Release { .. } => "release",
+        Effect::Reject(rejection) => rejection.reason.name(),
+        Effect::Fail { stage, .. } => stage,
+        Effect::Explain(_) => "explain",
+    };
+    effects.iter().map(kind).collect()
+}
+
+#[test]
+fn the_scripts_reach_every_kind_of_order() {
+    // Otherwise the properties above would say little.
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let mut seen = BTreeMap::<&'static str, u32>::new();
+    for _ in 0..400 {
+        let draw = (configs(), scripts(120)).new_tree(&mut runner).expect("no filters").current();
+        let play = play(&draw.0, &PAIR, &draw.1);
+        for k in kinds(&play.effects) {
+            *seen.entry(k).or_default() += 1;
+        }
+    }
+    std::eprintln!("{seen:?}");
+}
