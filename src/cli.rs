@@ -6,6 +6,7 @@ mod cpu;
 mod out;
 mod paper;
 mod profile;
+mod reference;
 mod replay;
 mod require;
 mod table;

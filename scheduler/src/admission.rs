@@ -1,11 +1,11 @@
 //! Whether a request is let in, and if not, when it may come back.
 
 use alloc::vec::Vec;
-use baton_types::{Role, SloClass};
+use baton_types::{InstanceId, Role, SloClass};
 
 use crate::conductor::Conductor;
 use crate::estimate::NEVER_US;
-use crate::placement::{DecodeChoice, Placement, Refusal};
+use crate::placement::{DecodeChoice, Placement, Refusal, SOONEST_US};
 use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect, PolicyName, RejectReason, Rejection, Request};
 
@@ -72,13 +72,24 @@ impl Conductor {
         if self.fleet.prefills.is_empty() || self.fleet.decodes.is_empty() {
             return refusal(RejectReason::NoInstance, 1_000_000);
         }
-        let most = |ids: &[baton_types::InstanceId]| {
-            ids.iter().filter_map(|id| self.fleet.get(*id)).map(|i| i.spec.capacity_tokens).max().unwrap_or(0)
-        };
-        if request.prompt_tokens >= most(&self.fleet.prefills).min(most(&self.fleet.decodes)) {
+        if self.too_long(request) {
             return refusal(RejectReason::TooLong, 0);
         }
         None
+    }
+
+    /// Whether no prefill or no decode instance that serves now can ever hold the prompt.
+    pub(crate) fn too_long(&self, request: &Request) -> bool {
+        let held = |ids: &[InstanceId]| ids.iter().any(|id| self.holds(*id, request));
+        !held(&self.fleet.prefills) || !held(&self.fleet.decodes)
+    }
+
+    /// Whether an empty instance could hold the prompt, in whole blocks, and a token more.
+    pub(crate) fn holds(&self, id: InstanceId, request: &Request) -> bool {
+        let block = self.config.block_tokens;
+        let capacity = self.fleet.get(id).map_or(0, |i| i.spec.capacity_tokens);
+        let blocks = baton_types::blocks_for(request.prompt_tokens, block);
+        request.prompt_tokens < capacity && blocks <= capacity / u64::from(block)
     }
 
     /// Places an entry under the admission mode in force, or refuses it.
@@ -128,7 +139,7 @@ impl Conductor {
         let class = self.class(request);
         let ttft_us = placement.candidate.ttft_us;
         let refusal = |reason, retry_after_us: u64| {
-            Some(Refusal { reason, retry_after_us: retry_after_us.max(1000), predicted_ttft_us: ttft_us })
+            Some(Refusal { reason, retry_after_us: retry_after_us.max(SOONEST_US), predicted_ttft_us: ttft_us })
         };
         if ttft_us > class.ttft_us {
             return refusal(RejectReason::Ttft, ttft_us - class.ttft_us);
@@ -155,7 +166,7 @@ impl Conductor {
             if !slow && !full {
                 return None;
             }
-            let wait_us = instance.decode.room_at_us(self.now_us, need.tokens, instance.spec.capacity_tokens) - self.now_us;
+            let wait_us = self.decode_wait_us(instance, &need);
             let reason = if full { RejectReason::Room } else { RejectReason::Tbt };
             worst = (reason, worst.1.min(wait_us));
         }

@@ -120,6 +120,7 @@ impl Conductor {
             Input::HandoffFinished { request } => self.handoff_finished(request, effects),
             Input::HandoffFailed { request } => self.handoff_failed(request, effects),
             Input::FetchFinished { request, ok } => self.fetch_finished(request, ok),
+            Input::TokensEmitted { request, emitted_tokens } => self.tokens_emitted(request, emitted_tokens),
             Input::DecodeFinished { request, output_tokens } => {
                 self.decode_finished(request, output_tokens, effects);
             }
@@ -164,7 +165,12 @@ impl Conductor {
         }
         if !self.fleet.join(spec) {
             self.stats.stale_inputs += 1;
+            return;
         }
+        // Whoever waits for an instance to decode on may have one now.
+        let now_us = self.now_us;
+        let waiting = self.fleet.iter().filter(|i| !i.prefill.waiting().is_empty());
+        waiting.for_each(|i| self.timers.set(i.spec.id, now_us));
     }
 
     fn cache_changed(&mut self, event: &CacheEvent) {

@@ -56,6 +56,14 @@ pub enum Input {
         /// Whether the blocks arrived.
         ok: bool,
     },
+    /// How far an answer had come when its decode instance was lost; told before that loss, so that
+    /// the next placement counts what was emitted as prompt.
+    TokensEmitted {
+        /// Which request.
+        request: RequestId,
+        /// Tokens that its client has, in all.
+        emitted_tokens: u32,
+    },
     /// The last token left.
     DecodeFinished {
         /// Which request.

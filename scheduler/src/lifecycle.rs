@@ -39,7 +39,7 @@ impl Conductor {
             return;
         }
         let local = self.requests.get(id).is_some_and(|e| e.decode == Some(at));
-        if local && !foreign {
+        if local {
             self.handoff_finished(id, effects);
         }
     }
@@ -83,7 +83,9 @@ impl Conductor {
 
     fn overload_at_decode(&self, entry: &Entry) -> Option<RejectReason> {
         let mode = self.config.effective_admission();
-        if !matches!(mode, AdmissionMode::AtDecode | AdmissionMode::Early | AdmissionMode::EarlyPredict) {
+        let looks = matches!(mode, AdmissionMode::AtDecode | AdmissionMode::Early | AdmissionMode::EarlyPredict);
+        // Who lost an instance was let in before; its client may have half of the answer.
+        if !looks || entry.retries > 0 {
             return None;
         }
         let instance = self.fleet.get(entry.decode?)?;
@@ -166,23 +168,42 @@ impl Conductor {
         }
     }
 
-    pub(crate) fn decode_finished(&mut self, id: RequestId, output_tokens: u32, effects: &mut Vec<Effect>) {
-        let _ = effects;
-        if !self.requests.get(id).is_some_and(|e| e.stage == Stage::Decoding) {
+    /// Its decode is about to be lost: what its client has goes on top of the prompt.
+    pub(crate) fn tokens_emitted(&mut self, id: RequestId, emitted_tokens: u32) {
+        let block = self.config.block_tokens;
+        let Some(entry) = self.requests.get_mut(id).filter(|e| e.stage == Stage::Decoding) else {
             self.stats.stale_inputs += 1;
             return;
-        }
+        };
+        let request = &mut entry.request;
+        // The last block goes on with tokens that only this answer has.
+        request.chain.truncate(usize::try_from(request.prompt_tokens / u64::from(block)).unwrap_or(usize::MAX));
+        request.prompt_tokens += u64::from(emitted_tokens.saturating_sub(request.emitted_tokens));
+        request.emitted_tokens = request.emitted_tokens.max(emitted_tokens);
+    }
+
+    pub(crate) fn decode_finished(&mut self, id: RequestId, output_tokens: u32, effects: &mut Vec<Effect>) {
+        let Some(entry) = self.requests.get(id).filter(|e| e.stage == Stage::Decoding || e.foreign) else {
+            self.stats.stale_inputs += 1;
+            return;
+        };
+        let foreign = entry.foreign;
         let entry = self.requests.remove(id).expect("looked up above");
+        if foreign {
+            // How far it had come here says little: its router tells of loads, not of every step.
+            self.let_go(&entry, effects);
+            return;
+        }
         let duration_us = self.now_us - entry.decode_at_us.min(self.now_us);
         self.lengths.observe(entry.request.class, entry.request.prompt_tokens, output_tokens, duration_us);
         if let Some(decode) = entry.decode {
             #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-            if let Some(instance) = self.fleet.get_mut(decode).filter(|_| !entry.foreign) {
+            if let Some(instance) = self.fleet.get_mut(decode) {
                 instance.decode_residual.observe(entry.decode_prior_us as f64, duration_us as f64);
             }
             self.release_decode(id, decode);
         }
-        self.stats.finished += u64::from(!entry.foreign);
+        self.stats.finished += 1;
     }
 
     pub(crate) fn request_cancelled(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
@@ -242,7 +263,7 @@ impl Conductor {
 
     /// Places an entry again after its instance was lost, or gives it up.
     fn retry(&mut self, mut entry: Entry, effects: &mut Vec<Effect>) {
-        if entry.retries > self.config.max_retries {
+        if entry.retries > self.config.max_retries || self.too_long(&entry.request) {
             self.fail(&entry, "placement", effects);
             return;
         }
@@ -250,7 +271,11 @@ impl Conductor {
         entry.decode = None;
         entry.fetch = None;
         // An admitted request is not refused for being late through our fault.
-        match self.place(&entry.request, entry.deadline_us, false) {
+        let placed = self.place(&entry.request, entry.deadline_us, false);
+        if let Some(decision) = self.stats.last_decision.take() {
+            effects.push(Effect::Explain(decision));
+        }
+        match placed {
             Ok(placement) => {
                 self.stats.retried += 1;
                 self.commit(entry, &placement, effects);

@@ -1,5 +1,6 @@
 //! Where a request goes: candidates, their terms, and the pick.
 
+mod comeback;
 mod decode;
 mod dispatch;
 mod pick;
@@ -11,6 +12,7 @@ use baton_types::InstanceId;
 
 use crate::{FetchPlan, RejectReason};
 
+pub(crate) use comeback::SOONEST_US;
 pub(crate) use decode::DecodeChoice;
 
 /// What the index said about one instance for the request at hand.

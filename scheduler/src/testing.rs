@@ -1,6 +1,7 @@
 //! Fixtures for this crate's tests: round numbers, short ways to say things, and a play in which
 //! engines obey the conductor while an oracle of its own keeps the books.
 
+mod exact;
 mod oracle;
 mod play;
 
@@ -18,6 +19,7 @@ use crate::{
     SchedulerConfig, Snapshot,
 };
 
+pub(crate) use exact::run;
 pub(crate) use oracle::Oracle;
 pub(crate) use play::{Act, Play, scripts};
 

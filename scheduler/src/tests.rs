@@ -1,5 +1,12 @@
 //! Tests of the conductor as a whole, one file for each thing that it promises.
 
+mod admission;
 mod algorithm;
+mod classes;
+mod decode;
+mod explain;
+mod failures;
 mod fetch;
+mod local;
+mod retry_after;
 mod scripts;

@@ -2,17 +2,28 @@
 //!
 //! An engine works in *strides*: one prefill pass, one mixed step, or a run of decode steps over an
 //! unchanged batch. A run of decode steps is one stride because its time is an arithmetic series
-//! (`StepCost::run_ps`); whatever joins in the middle cuts it at the end of the step in progress.
-//! So fast-forwarding gives exactly what stepping gives (ADR 0002, `tests::stepping_equals`).
+//! (`StepCost::run_ps`); whatever joins or leaves in the middle cuts it at the end of the step in
+//! progress. So fast-forwarding gives exactly what stepping gives (ADR 0002,
+//! `tests::fast_forwarding_is_stepping`).
+//!
+//! A moment of the world has two halves: first everything that falls on it is handled, then idle
+//! engines plan. A step that ends at this very microsecond has ended in both halves; what comes in
+//! the first half still joins the next stride, what comes in the second half waits for that one's
+//! first step to end. [`Moment`] says which half it is.
 
 mod gaps;
+mod plan;
+mod progress;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use baton_types::{CostProfile, StepCost};
+use baton_types::CostProfile;
 
-pub use gaps::{GapLog, GapMark, GapSummary};
+pub use gaps::{GapLog, GapMark, GapSummary, summarise};
+use plan::Stride;
 
 /// Picoseconds in a microsecond.
 pub const PS_PER_US: u64 = 1_000_000;
@@ -28,57 +39,64 @@ pub enum Mix {
     Target(u64),
 }
 
-/// A prefill under way.
+/// A point of the world's time, in halves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// When, µs.
+    pub now_us: u64,
+    /// Whether idle engines have planned at this time already.
+    pub planned: bool,
+}
+
+/// A prefill to do.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// The request's slot in the world.
     pub slot: u32,
     /// Jobs run in ascending order.
     pub order: u64,
-    /// Tokens still to compute.
+    /// Tokens to compute, at least 1.
     pub left_tokens: u64,
-    /// Tokens whose KV exists: cached and computed ones.
+    /// Tokens whose KV exists already.
     pub prefix_tokens: u64,
-    /// Whether a pass has touched it.
-    pub started: bool,
-    /// Engine time spent on it so far, ps.
-    pub spent_ps: u64,
 }
 
-/// A decode under way.
+/// A decode to do.
 #[derive(Clone, Debug)]
 pub struct Sequence {
     /// The request's slot in the world.
     pub slot: u32,
-    /// Tokens still to emit.
+    /// Tokens to emit, at least 1.
     pub left_tokens: u32,
-    /// Tokens whose KV exists.
+    /// Tokens whose KV exists already.
     pub context_tokens: u64,
-    /// Whether its first token comes out of its first step here (its prefill was elsewhere).
+    /// Whether its first token here is the first since its client waits for one (its prefill was
+    /// elsewhere): then there is no gap before it.
     pub first_token_due: bool,
-    /// Where its gaps begin in the log.
-    pub mark: GapMark,
 }
 
-/// What one stride consists of.
+/// A prefill under way.
 #[derive(Clone, Debug)]
-struct Stride {
-    start_ps: u64,
-    end_ps: u64,
-    /// Prompt tokens given to each job of the pass, by slot.
-    chunks: Vec<(u32, u64)>,
-    /// Decode steps taken by every running sequence.
-    steps: u64,
-    /// Batch context at its start, tokens.
-    context_tokens: u64,
-    /// Batch at its start, and what a step of it costs.
-    batch: u64,
-    cost: StepCost,
-    /// When the next stride may start: earlier than `end_ps` only in a pipeline.
-    free_ps: u64,
+struct Prefilling {
+    job: Job,
+    /// Names it in strides: slots are used again.
+    serial: u64,
+    started: bool,
+    /// Passes planned and not ended.
+    passes: u32,
+    /// Engine time spent on it so far, ps.
+    spent_ps: u64,
 }
 
-/// What happened when a stride ended.
+/// A decode under way.
+#[derive(Clone, Debug)]
+struct Decoding {
+    sequence: Sequence,
+    emitted_tokens: u32,
+    mark: GapMark,
+}
+
+/// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// A prefill is complete.
@@ -88,7 +106,7 @@ pub enum Ended {
         /// Engine time spent on it, µs.
         compute_us: u64,
     },
-    /// A sequence emitted its first token at this time.
+    /// A sequence emitted its first token at this time; it may be told late, at the stride's end.
     FirstToken {
         /// Whose.
         slot: u32,
@@ -99,9 +117,24 @@ pub enum Ended {
     Decoded {
         /// Whose.
         slot: u32,
+        /// Tokens that it emitted here.
+        emitted_tokens: u32,
         /// Where its gaps lie in the log.
         mark: GapMark,
     },
+}
+
+/// A decode that died with its engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// Whose.
+    pub slot: u32,
+    /// Tokens that it emitted here.
+    pub emitted_tokens: u32,
+    /// When the last of them left, µs; meaningless without any.
+    pub last_token_us: u64,
+    /// Its gaps here, µs.
+    pub gaps_us: Vec<u32>,
 }
 
 /// One engine.
@@ -113,15 +146,17 @@ pub struct Engine {
     pipeline_nodes: u64,
     /// Measured speed over the profile's, per mille; a slow node is below 1000.
     speed_permille: u64,
-    jobs: VecDeque<Job>,
-    running: Vec<Sequence>,
+    jobs: VecDeque<Prefilling>,
+    running: Vec<Decoding>,
     /// Arrived during a stride; they run from the next one on.
     joining: Vec<Sequence>,
+    /// Context of `running` at the start of the stride.
     context_tokens: u64,
     stride: Option<Stride>,
-    /// Pipelined passes that have left the entrance: (end, chunks).
+    /// Pipelined passes that have left the entrance, in order of their end.
     in_pipeline: VecDeque<Stride>,
     clock_ps: u64,
+    next_serial: u64,
     version: u32,
     /// The version that `poll` last spoke of.
     announced: u32,
@@ -159,6 +194,7 @@ impl Engine {
             stride: None,
             in_pipeline: VecDeque::new(),
             clock_ps: 0,
+            next_serial: 0,
             version: 0,
             announced: 0,
             step_once: false,
@@ -175,8 +211,9 @@ impl Engine {
         self.step_once = true;
     }
 
-    /// Sets the speed from the next stride on, per mille of the profile's.
-    pub fn set_speed_permille(&mut self, permille: u64) {
+    /// Sets the speed from the next stride on, per mille of the profile's. `poll` must follow.
+    pub fn set_speed_permille(&mut self, at: Moment, permille: u64, ended: &mut Vec<Ended>) {
+        self.cut(at, ended);
         self.speed_permille = permille.max(1);
     }
 
@@ -186,10 +223,11 @@ impl Engine {
         self.running.len() + self.joining.len()
     }
 
-    /// Context of the batch, tokens.
+    /// Context of the sequences that decode, as it is at `now_us`, tokens.
     #[must_use]
-    pub const fn context_tokens(&self) -> u64 {
-        self.context_tokens
+    pub fn context_tokens(&self, now_us: u64) -> u64 {
+        let done = self.stride.as_ref().filter(|s| s.chunks.is_empty()).map_or(0, |s| s.steps_by(now_us));
+        self.context_tokens + done * self.running.len() as u64
     }
 
     /// Jobs not finished.
@@ -198,100 +236,88 @@ impl Engine {
         self.jobs.len()
     }
 
-    /// Prompt tokens not computed yet.
+    /// Prompt tokens that no pass was planned for yet.
     #[must_use]
     pub fn job_tokens(&self) -> u64 {
-        self.jobs.iter().map(|j| j.left_tokens).sum()
+        self.jobs.iter().map(|p| p.job.left_tokens).sum()
+    }
+
+    /// Whether a request prefills here, and whether it decodes here: for audits.
+    #[must_use]
+    pub fn holds(&self, slot: u32) -> (bool, bool) {
+        let decodes = self.running.iter().map(|d| d.sequence.slot).chain(self.joining.iter().map(|s| s.slot));
+        (self.jobs.iter().any(|p| p.job.slot == slot), decodes.into_iter().any(|s| s == slot))
     }
 
     /// Adds a prefill whose cached blocks are in HBM. `poll` must follow.
-    pub fn add_job(&mut self, now_us: u64, job: Job) {
-        self.cut(now_us);
-        let at = self.jobs.partition_point(|j| j.started || j.order <= job.order);
-        self.jobs.insert(at, job);
+    pub fn add_job(&mut self, at: Moment, job: Job, ended: &mut Vec<Ended>) {
+        self.cut(at, ended);
+        self.next_serial += 1;
+        let place = self.jobs.partition_point(|p| p.started || p.job.order <= job.order);
+        let prefilling = Prefilling { job, serial: self.next_serial, started: false, passes: 0, spent_ps: 0 };
+        self.jobs.insert(place, prefilling);
     }
 
     /// Adds a decode whose KV is here. `poll` must follow.
-    pub fn add_sequence(&mut self, now_us: u64, sequence: Sequence) {
-        self.cut(now_us);
+    pub fn add_sequence(&mut self, at: Moment, sequence: Sequence, ended: &mut Vec<Ended>) {
+        self.cut(at, ended);
         self.joining.push(sequence);
     }
 
     /// Takes a request out, whatever it does here. `poll` must follow.
-    pub fn remove(&mut self, now_us: u64, slot: u32) {
-        self.cut(now_us);
+    pub fn remove(&mut self, at: Moment, slot: u32, ended: &mut Vec<Ended>) {
+        let first_us = self.stride.as_ref().map_or(u64::MAX, Stride::first_step_us);
+        let done = self.cut(at, ended);
         // What is in a stride already goes on computing for nobody until that ends.
-        self.jobs.retain(|j| j.slot != slot);
+        self.jobs.retain(|p| p.job.slot != slot);
         self.joining.retain(|s| s.slot != slot);
-        if let Some(at) = self.running.iter().position(|s| s.slot == slot) {
-            let gone = self.running.remove(at);
+        if let Some(place) = self.running.iter().position(|d| d.sequence.slot == slot) {
+            let gone = self.running.remove(place).sequence;
             self.context_tokens -= gone.context_tokens;
+            if gone.first_token_due && done > 0 {
+                ended.push(Ended::FirstToken { slot, at_us: first_us });
+            }
         }
     }
 
-    /// Forgets everything (the process died). Returns the slots that were here, in order, with the
-    /// tokens that each had still to emit (0 for prefills).
-    pub fn clear(&mut self) -> Vec<(u32, u32)> {
-        let decodes = self.running.iter().chain(&self.joining).map(|s| (s.slot, s.left_tokens));
-        let slots = self.jobs.iter().map(|j| (j.slot, 0)).chain(decodes).collect();
+    /// Forgets everything: the process died. First tokens that left before go to `ended`.
+    pub fn clear(&mut self, at: Moment, ended: &mut Vec<Ended>) -> Vec<Lost> {
+        self.end_completed_steps(at.now_us, ended);
+        let lost = self.running.iter().map(|d| self.lost(d)).collect::<Vec<Lost>>();
+        let joining = self.joining.drain(..).map(|s| Lost { slot: s.slot, emitted_tokens: 0, last_token_us: 0, gaps_us: Vec::new() });
+        let lost = lost.into_iter().chain(joining).collect();
         self.jobs.clear();
         self.running.clear();
-        self.joining.clear();
         self.context_tokens = 0;
         self.stride = None;
         self.in_pipeline.clear();
         self.version += 1;
-        self.gaps = GapLog::default();
-        slots
+        self.gaps.forget_before(None);
+        lost
     }
 
-    fn scaled(&self, us: f64) -> u64 {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "costs are positive and far below 2^63 ps")]
-        let ps = (us * 1e6) as u64;
-        if self.speed_permille == 1000 { ps } else { ps / self.speed_permille * 1000 }
-    }
-
-    /// Ends a run of decode steps at the end of the step in progress at `now_us`.
-    fn cut(&mut self, now_us: u64) {
-        let Some(stride) = self.stride.as_mut() else { return };
-        if stride.steps <= 1 || !stride.chunks.is_empty() {
-            return;
-        }
-        let ends = |steps: u64| stride.start_ps + stride.cost.run_ps(stride.context_tokens, stride.batch, steps);
-        let (mut low, mut high) = (1, stride.steps);
-        while low < high {
-            let middle = u64::midpoint(low, high);
-            if to_us(ends(middle)) >= now_us { high = middle } else { low = middle + 1 }
-        }
-        if low < stride.steps {
-            stride.end_ps = ends(low);
-            stride.free_ps = stride.end_ps;
-            stride.steps = low;
-            self.version += 1;
+    fn lost(&self, decoding: &Decoding) -> Lost {
+        let mut gaps_us = Vec::new();
+        self.gaps.collect(&decoding.mark, &mut gaps_us);
+        Lost {
+            slot: decoding.sequence.slot,
+            emitted_tokens: decoding.emitted_tokens,
+            last_token_us: to_us(self.gaps.last_step_end_ps()),
+            gaps_us,
         }
     }
 
-    /// Cost of a decode step of the present batch, at the present speed.
-    fn step_cost(&self) -> StepCost {
-        let batch = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
-        let mut cost = self.profile.step_cost(batch);
-        if self.speed_permille != 1000 {
-            cost.base_ps = cost.base_ps / self.speed_permille * 1000;
-            cost.slope_ps = cost.slope_ps * 1000 / self.speed_permille;
-        }
-        cost
-    }
-
-    /// Plans the next stride if the engine is free. Returns when it must be looked at next, with
-    /// the version to hand to [`Engine::advance`] then; `None` when that is known already.
+    /// Plans the next stride if the engine is free: the second half of a moment. Returns when it
+    /// must be looked at next, with the version to hand to [`Engine::advance`] then; `None` when
+    /// that is known already.
     pub fn poll(&mut self, now_us: u64) -> Option<(u64, u32)> {
         if self.stride.is_none() {
-            self.take_joining();
-            if self.jobs.iter().all(|j| j.left_tokens == 0) && self.running.is_empty() {
-                return None;
-            }
             if self.clock_ps + PS_PER_US <= now_us * PS_PER_US {
                 self.clock_ps = now_us * PS_PER_US;
+            }
+            self.take_joining();
+            if self.running.is_empty() && self.jobs.iter().all(|p| p.job.left_tokens == 0) {
+                return None;
             }
             self.stride = Some(self.plan());
             self.version += 1;
@@ -304,193 +330,15 @@ impl Engine {
     }
 
     fn take_joining(&mut self) {
-        for mut sequence in self.joining.drain(..) {
-            sequence.mark = self.gaps.mark();
+        for sequence in self.joining.drain(..) {
             self.context_tokens += sequence.context_tokens;
-            self.running.push(sequence);
+            self.running.push(Decoding { sequence, emitted_tokens: 0, mark: self.gaps.mark(self.clock_ps) });
         }
-    }
-
-    fn plan(&mut self) -> Stride {
-        let prefills = self.jobs.iter().any(|j| j.left_tokens > 0);
-        match (prefills, self.running.is_empty(), self.mix) {
-            (false, ..) => self.plan_decodes(),
-            (true, true, Mix::Fixed(tokens)) if self.pipeline_nodes == 1 => self.plan_pass(u64::from(tokens).max(1), false),
-            (true, true, _) | (true, false, Mix::PrefillFirst) => self.plan_pass(self.pass_tokens, false),
-            (true, false, Mix::Fixed(tokens)) => self.plan_pass(u64::from(tokens).max(1), true),
-            (true, false, Mix::Target(us)) => {
-                let tokens = self.mixed_tokens(us);
-                if tokens == 0 { self.plan_decodes() } else { self.plan_pass(tokens, true) }
-            }
-        }
-    }
-
-    /// Prompt tokens of the first job that fit beside a decode step within `target_us`.
-    #[expect(clippy::cast_precision_loss, reason = "step times are far below 2^53")]
-    fn mixed_tokens(&self, target_us: u64) -> u64 {
-        let decode_us = self.step_cost().step_ps(self.context_tokens) as f64 / 1e6;
-        let speed = self.speed_permille as f64 / 1000.0;
-        let budget = (target_us as f64 - decode_us) * speed + self.profile.shared_us;
-        let prefix = self.jobs.iter().find(|j| j.left_tokens > 0).map_or(0, |j| j.prefix_tokens);
-        self.profile.chunk_within(budget, prefix, self.pass_tokens)
-    }
-
-    /// A pass over the first jobs, up to `tokens`, with a decode step of the batch in it if `mixed`.
-    fn plan_pass(&mut self, tokens: u64, mixed: bool) -> Stride {
-        let (mut budget, mut attention_us) = (tokens, 0.0);
-        let mut chunks = Vec::with_capacity(2);
-        for job in &mut self.jobs {
-            if budget == 0 {
-                break;
-            }
-            let take = job.left_tokens.min(budget);
-            if take == 0 {
-                continue;
-            }
-            attention_us += self.profile.attention_us(take, job.prefix_tokens);
-            if !job.started {
-                job.started = true;
-                self.started.push(job.slot);
-            }
-            job.left_tokens -= take;
-            job.prefix_tokens += take;
-            budget -= take;
-            chunks.push((job.slot, take));
-        }
-        #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
-        let dense_us = self.profile.dense_us((tokens - budget) as f64);
-        let shared_us = if mixed { self.profile.shared_us } else { 0.0 };
-        let mut cost_ps = self.scaled((dense_us + attention_us - shared_us).max(1.0));
-        if mixed {
-            cost_ps += self.step_cost().step_ps(self.context_tokens);
-        }
-        self.prefill_busy_ps += cost_ps / self.pipeline_nodes;
-        Stride {
-            start_ps: self.clock_ps,
-            end_ps: self.clock_ps + cost_ps,
-            free_ps: self.clock_ps + cost_ps / self.pipeline_nodes,
-            chunks,
-            steps: u64::from(mixed),
-            context_tokens: self.context_tokens,
-            batch: self.running.len() as u64,
-            cost: self.step_cost(),
-        }
-    }
-
-    /// Decode steps until the first sequence ends.
-    fn plan_decodes(&mut self) -> Stride {
-        let least = self.running.iter().map(|s| s.left_tokens).min().unwrap_or(1).max(1);
-        let steps = if self.step_once { 1 } else { u64::from(least) };
-        let (cost, batch) = (self.step_cost(), self.running.len() as u64);
-        let run_ps = cost.run_ps(self.context_tokens, batch, steps);
-        self.note_range();
-        Stride {
-            start_ps: self.clock_ps,
-            end_ps: self.clock_ps + run_ps,
-            free_ps: self.clock_ps + run_ps,
-            chunks: Vec::new(),
-            steps,
-            context_tokens: self.context_tokens,
-            batch,
-            cost,
-        }
-    }
-
-    fn note_range(&mut self) {
-        let valid = &self.profile.valid;
-        let batch = self.running.len() as u64;
-        let long = self.context_tokens > batch * valid.max_context_tokens.max(1);
-        if batch > u64::from(valid.max_batch.max(1)) || long {
-            self.outside_steps += 1;
-        }
-    }
-
-    /// Takes in that the moment announced by [`Engine::poll`] came; stale versions do nothing.
-    pub fn advance(&mut self, version: u32, ended: &mut Vec<Ended>) {
-        if version != self.version {
-            return;
-        }
-        let Some(stride) = self.stride.take() else { return };
-        self.clock_ps = stride.free_ps;
-        if stride.end_ps > stride.free_ps {
-            self.in_pipeline.push_back(stride);
-        } else {
-            self.finish(&stride, ended);
-        }
-        self.version += 1;
-    }
-
-    /// When the next pipelined pass leaves, if any: to be looked at besides the stride.
-    #[must_use]
-    pub fn pipeline_end_us(&self) -> Option<u64> {
-        self.in_pipeline.front().map(|s| to_us(s.end_ps))
-    }
-
-    /// Takes in that a pipelined pass left.
-    pub fn drain_pipeline(&mut self, now_us: u64, ended: &mut Vec<Ended>) {
-        while self.in_pipeline.front().is_some_and(|s| to_us(s.end_ps) <= now_us) {
-            let stride = self.in_pipeline.pop_front().expect("looked at above");
-            self.finish(&stride, ended);
-        }
-    }
-
-    fn finish(&mut self, stride: &Stride, ended: &mut Vec<Ended>) {
-        let took_ps = stride.end_ps - stride.start_ps;
-        if stride.steps > 0 {
-            self.finish_steps(stride, ended);
-        } else if !self.running.is_empty() {
-            self.gaps.stall(took_ps);
-        }
-        let total: u64 = stride.chunks.iter().map(|(_, n)| n).sum();
-        for (slot, tokens) in &stride.chunks {
-            let Some(at) = self.jobs.iter().position(|j| j.slot == *slot) else { continue };
-            let share = u128::from(took_ps) * u128::from(*tokens) / u128::from(total.max(1));
-            let job = &mut self.jobs[at];
-            job.spent_ps += u64::try_from(share).unwrap_or(u64::MAX);
-            let in_flight = self.in_pipeline.iter().any(|s| s.chunks.iter().any(|(c, _)| c == slot));
-            if job.left_tokens == 0 && !in_flight {
-                ended.push(Ended::Prefilled { slot: *slot, compute_us: to_us(job.spent_ps) / self.pipeline_nodes });
-                self.jobs.remove(at);
-            }
-        }
-    }
-
-    /// Every running sequence takes the stride's steps.
-    fn finish_steps(&mut self, stride: &Stride, ended: &mut Vec<Ended>) {
-        let (batch, steps) = (self.running.len() as u64, stride.steps);
-        let mixed = !stride.chunks.is_empty();
-        let first_ps = if mixed { stride.end_ps - stride.start_ps } else { stride.cost.step_ps(stride.context_tokens) };
-        if !mixed {
-            self.decode_busy_ps += stride.end_ps - stride.start_ps;
-        }
-        self.gaps.steps(steps, first_ps, stride.cost.slope_ps * stride.batch);
-        let first_end_us = to_us(stride.start_ps + first_ps);
-        let taken = u32::try_from(steps).unwrap_or(u32::MAX);
-        self.context_tokens += batch * steps;
-        for sequence in &mut self.running {
-            sequence.left_tokens = sequence.left_tokens.saturating_sub(taken);
-            sequence.context_tokens += steps;
-            if sequence.first_token_due {
-                sequence.first_token_due = false;
-                sequence.mark.skip_first_step();
-                ended.push(Ended::FirstToken { slot: sequence.slot, at_us: first_end_us });
-            }
-        }
-        let mut gone = 0;
-        self.running.retain(|s| {
-            if s.left_tokens == 0 {
-                gone += s.context_tokens;
-                ended.push(Ended::Decoded { slot: s.slot, mark: s.mark });
-            }
-            s.left_tokens > 0
-        });
-        self.context_tokens -= gone;
     }
 
     /// Drops gaps that nobody will ask for any more.
     pub fn forget_gaps(&mut self) {
-        let oldest = self.running.iter().map(|s| s.mark.at()).min();
+        let oldest = self.running.iter().map(|d| d.mark.at()).min();
         self.gaps.forget_before(oldest);
     }
 }
-

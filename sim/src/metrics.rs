@@ -115,7 +115,6 @@ pub struct Collector {
     /// What each instance does, by its number.
     roles: Vec<Role>,
     popularity: Popularity,
-    hot_blocks: Vec<HotBlocks>,
     scheduler: SchedulerStats,
     prefill_error: f64,
     /// For gap summaries.
@@ -173,7 +172,6 @@ impl Collector {
             instances: Vec::new(),
             roles: setup.pools.iter().flat_map(|p| (0..p.count).map(|_| p.role)).collect(),
             popularity: Popularity::new(),
-            hot_blocks: Vec::new(),
             scheduler: SchedulerStats::default(),
             prefill_error: 0.0,
             scratch: Vec::new(),
@@ -186,16 +184,12 @@ impl Collector {
         self.series.at(now_us).arrived += 1;
     }
 
-    /// A request names the blocks of its prompt: popular ones are counted.
-    pub fn asked(&mut self, keys: &[BlockKey]) {
+    /// A request names the blocks of its prompt: popular ones are counted. `holders` says how many
+    /// instances hold a block now; it is asked rarely.
+    pub fn asked(&mut self, keys: &[BlockKey], holders: impl Fn(BlockHash) -> usize) {
         for key in keys {
-            self.popularity.asked(key.short());
+            self.popularity.asked(key.short(), &holders);
         }
-    }
-
-    /// At the end of a run, finds out how many instances hold the popular blocks.
-    pub fn replicas_closed(&mut self, holders: impl Fn(BlockHash) -> usize) {
-        self.hot_blocks = self.popularity.ranked(holders);
     }
 
     pub(crate) fn refused(&mut self, now_us: u64, rejection: &Rejection, returns: bool) {
@@ -267,7 +261,8 @@ impl Collector {
         self.tbt_us.push(outcome.gaps.worst_tenth_us);
         self.gap_sum_us += u128::from(outcome.gaps.mean_us) * u128::from(outcome.gaps.count);
         self.gap_count += outcome.gaps.count;
-        let (ttft_ok, tbt_ok) = (outcome.ttft_us <= class.ttft_us, outcome.gaps.worst_tenth_us <= class.tbt_us);
+        let (ttft_ok, tbt_ok) =
+            (outcome.ttft_us <= class.ttft_us, outcome.gaps.worst_tenth_us <= class.tbt_us);
         c.ttft_ok += u64::from(ttft_ok);
         c.tbt_ok += u64::from(tbt_ok);
         c.readmitted += u64::from(outcome.attempts > 1);

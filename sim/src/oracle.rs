@@ -3,18 +3,19 @@
 use crate::metrics::Status;
 
 /// See the module's documentation.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Oracle {
     every: u64,
     steps: u64,
     ends: [u64; 4],
+    complaint: Option<String>,
 }
 
 impl Oracle {
     /// An oracle that audits every `every` moments; 0 audits only at rest.
     #[must_use]
     pub const fn new(every: u64) -> Self {
-        Self { every, steps: 0, ends: [0; 4] }
+        Self { every, steps: 0, ends: [0; 4], complaint: None }
     }
 
     /// Whether this moment is audited.
@@ -26,6 +27,19 @@ impl Oracle {
     /// A request ended.
     pub const fn ended(&mut self, status: Status) {
         self.ends[status as usize] += 1;
+    }
+
+    /// Something that must hold was looked at; the first that does not is kept.
+    pub fn witness(&mut self, holds: bool, otherwise: impl FnOnce() -> String) {
+        if !holds && self.complaint.is_none() {
+            self.complaint = Some(otherwise());
+        }
+    }
+
+    /// The first thing witnessed that did not hold.
+    #[must_use]
+    pub fn complaint(&self) -> Option<&str> {
+        self.complaint.as_deref()
     }
 
     /// Conservation: accepted = completed + rejected + failed + cancelled (I5).
@@ -56,5 +70,15 @@ mod tests {
         assert!(oracle.at_rest(1).is_err());
         assert!(!oracle.is_due() && oracle.is_due());
         assert!(!Oracle::new(0).is_due());
+    }
+
+    #[test]
+    fn the_first_complaint_is_kept() {
+        let mut oracle = Oracle::new(0);
+        oracle.witness(true, || "never".into());
+        assert_eq!(oracle.complaint(), None);
+        oracle.witness(false, || "first".into());
+        oracle.witness(false, || "second".into());
+        assert_eq!(oracle.complaint(), Some("first"));
     }
 }

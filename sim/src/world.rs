@@ -1,17 +1,24 @@
 //! The simulated world: the real cores, driven by events, with models where metal would be.
 //!
-//! Everything at one moment is handled first, then engines plan: so what arrives together is
-//! planned together, whatever the order of the events (and stepping equals fast-forwarding).
+//! Everything at one moment is handled first, engines' ends before all else, then engines plan: so
+//! what arrives together is planned together, whatever the order of the events (and stepping
+//! equals fast-forwarding). Nothing calls back while something is half done: what conductors shall
+//! hear and which doors may have opened is noted, and seen to once the event at hand is over.
 
+mod audit;
 mod decode;
 mod flights;
+mod inbox;
 mod node;
 mod orders;
 mod prefill;
 mod requests;
+mod resume;
 mod sample;
 mod tell;
 mod trouble;
+
+use std::collections::VecDeque;
 
 use baton_scheduler::{Conductor, Effect as Order};
 use baton_store::Effect as StoreEffect;
@@ -19,7 +26,7 @@ use baton_transfer::{Effect as TransferEffect, LinkSpec, TransferEngine};
 use baton_types::{ChainHasher, Rng};
 use hashbrown::HashMap;
 
-use crate::engine::Ended;
+use crate::engine::{Ended, Engine, Moment};
 use crate::events::{Event, Events};
 use crate::faults::Fault;
 use crate::metrics::Collector;
@@ -28,6 +35,7 @@ use crate::setup::Setup;
 use crate::workload::{Arrival, Workload};
 
 use flights::Purpose;
+use inbox::Letter;
 use node::Node;
 use requests::Live;
 use tell::News;
@@ -36,6 +44,8 @@ use tell::News;
 pub struct World {
     pub(crate) setup: Setup,
     pub(crate) now_us: u64,
+    /// Whether engines have planned at this moment already.
+    planned: bool,
     pub(crate) events: Events,
     pub(crate) nodes: Vec<Node>,
     pub(crate) conductors: Vec<Conductor>,
@@ -47,18 +57,28 @@ pub struct World {
     pub(crate) next_flight: u64,
     pub(crate) workload: Box<dyn Workload>,
     pub(crate) upcoming: Option<Arrival>,
-    pub(crate) foreseen: std::collections::VecDeque<Arrival>,
+    pub(crate) foreseen: VecDeque<Arrival>,
     pub(crate) live: Vec<Live>,
     pub(crate) free: Vec<u32>,
     pub(crate) in_flight: u64,
     pub(crate) arrivals: u64,
+    /// Orders about requests so far: see `Live::turn`.
+    pub(crate) turns: u64,
     pub(crate) faults: Vec<(u64, Fault)>,
     pub(crate) rng: Rng,
     pub(crate) news_rng: Rng,
     pub(crate) metrics: Collector,
     pub(crate) oracle: Oracle,
-    pub(crate) dirty: Vec<u32>,
+    /// Nodes whose engine must plan before time goes on.
+    dirty: Vec<u32>,
+    /// Nodes where somebody may be let in.
+    pub(crate) ajar: VecDeque<u32>,
+    /// What conductors have yet to hear.
+    pub(crate) inbox: VecDeque<Letter>,
+    /// Prefills whose first pass was planned just now.
+    starting: Vec<u32>,
     /// Scratch, reused.
+    pub(crate) gaps_us: Vec<u32>,
     orders: Vec<Order>,
     store_effects: Vec<StoreEffect>,
     transfer_effects: Vec<TransferEffect>,
@@ -89,22 +109,28 @@ impl World {
         let routers = conductors.len();
         let mut world = Self {
             now_us: 0,
+            planned: false,
             events: Events::default(),
             transfers: TransferEngine::new(setup.transfer.clone(), &links),
             transfers_wake_us: u64::MAX,
             flights: HashMap::new(),
             next_flight: 0,
             upcoming: None,
-            foreseen: std::collections::VecDeque::new(),
+            foreseen: VecDeque::new(),
             live: Vec::new(),
             free: Vec::new(),
             in_flight: 0,
             arrivals: 0,
+            turns: 0,
             rng: Rng::fork(setup.seed, 3),
             news_rng: Rng::fork(setup.faults.seed, 4),
             metrics: Collector::new(&setup, workload.as_ref()),
             oracle: Oracle::new(setup.audit_every),
             dirty: Vec::new(),
+            ajar: VecDeque::new(),
+            inbox: VecDeque::new(),
+            starting: Vec::new(),
+            gaps_us: Vec::new(),
             orders: Vec::new(),
             store_effects: Vec::new(),
             transfer_effects: Vec::new(),
@@ -126,6 +152,7 @@ impl World {
             let spec = self.nodes[at].spec.clone();
             self.tell_all(&baton_scheduler::Input::InstanceJoined(spec));
         }
+        self.deliver();
         for (at, (when_us, _)) in self.faults.iter().enumerate() {
             self.events.push(*when_us, Event::Fault(u32::try_from(at).expect("plans are small")));
         }
@@ -164,9 +191,14 @@ impl World {
     /// What the oracle found, with the time.
     pub fn advance(&mut self) -> Result<bool, String> {
         let Some(now_us) = self.events.next_us() else { return Ok(false) };
+        self.planned &= now_us == self.now_us;
         self.now_us = now_us;
         while let Some(event) = self.events.pop_at(now_us) {
             self.handle(event);
+            // Whatever ends at this moment has ended before anybody hears of any of it.
+            if !self.events.engine_is_next_at(now_us) {
+                self.deliver();
+            }
         }
         self.settle();
         self.audit()?;
@@ -176,7 +208,7 @@ impl World {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Arrival => self.arrive(),
-            Event::Retry(slot) => self.offer(slot),
+            Event::Retry(slot, generation) => self.comes_back(slot, generation),
             Event::Cancel(slot, generation) => self.client_leaves(slot, generation),
             Event::Engine(node, version) => self.stride_due(node, version),
             Event::Pipeline(node) => self.pipeline_due(node),
@@ -196,9 +228,19 @@ impl World {
 
     /// Lets engines plan, then wakes the cores at their next deadlines.
     fn settle(&mut self) {
-        while let Some(at) = self.dirty.pop() {
-            self.nodes[at as usize].dirty = false;
-            self.poll(at);
+        loop {
+            let mut dirty = std::mem::take(&mut self.dirty);
+            dirty.sort_unstable();
+            for at in dirty.drain(..) {
+                self.poll(at);
+            }
+            self.dirty = dirty;
+            self.planned = true;
+            self.prefills_started();
+            self.deliver();
+            if self.dirty.is_empty() {
+                break;
+            }
         }
         if let Some(at_us) = self.transfers.next_deadline()
             && at_us < self.transfers_wake_us
@@ -216,50 +258,50 @@ impl World {
         }
     }
 
-    /// Marks a node whose engine must plan again before time goes on.
-    pub(crate) fn touch(&mut self, node: u32) {
-        let n = &mut self.nodes[node as usize];
-        if !n.dirty {
-            n.dirty = true;
-            self.dirty.push(node);
+    /// Does something to a node's engine and takes in what ended by it.
+    pub(crate) fn engine(&mut self, at: u32, act: impl FnOnce(&mut Engine, Moment, &mut Vec<Ended>)) {
+        let mut ended = std::mem::take(&mut self.ended);
+        let moment = Moment { now_us: self.now_us, planned: self.planned };
+        act(&mut self.nodes[at as usize].engine, moment, &mut ended);
+        self.take_ended(at, &mut ended);
+        self.ended = ended;
+        let node = &mut self.nodes[at as usize];
+        if !node.dirty {
+            node.dirty = true;
+            self.dirty.push(at);
         }
     }
 
     /// The engine of a node looks at what it has.
     fn poll(&mut self, at: u32) {
-        let now_us = self.now_us;
         let node = &mut self.nodes[at as usize];
-        if let Some((wake_us, version)) = node.engine.poll(now_us) {
+        node.dirty = false;
+        if let Some((wake_us, version)) = node.engine.poll(self.now_us) {
             self.events.push(wake_us, Event::Engine(at, version));
         }
-        let node = &mut self.nodes[at as usize];
-        if let Some(end_us) = node.engine.pipeline_end_us() {
-            self.events.push(end_us, Event::Pipeline(at));
+        self.starting.append(&mut node.engine.started);
+    }
+
+    fn prefills_started(&mut self) {
+        let mut starting = std::mem::take(&mut self.starting);
+        for slot in starting.drain(..) {
+            self.prefill_started(slot);
         }
-        let started = std::mem::take(&mut self.nodes[at as usize].engine.started);
-        for slot in &started {
-            self.prefill_started(*slot);
-        }
-        let node = &mut self.nodes[at as usize];
-        node.engine.started = started;
-        node.engine.started.clear();
+        self.starting = starting;
     }
 
     fn stride_due(&mut self, at: u32, version: u32) {
-        let mut ended = std::mem::take(&mut self.ended);
-        let node = &mut self.nodes[at as usize];
-        node.engine.advance(version, &mut ended);
-        self.take_ended(at, &mut ended);
-        self.ended = ended;
-        self.touch(at);
+        let mut leaves_us = None;
+        self.engine(at, |engine, _, ended| leaves_us = engine.advance(version, ended));
+        if let Some(leaves_us) = leaves_us {
+            self.events.push(leaves_us, Event::Pipeline(at));
+        }
+        self.nodes[at as usize].engine.forget_gaps();
     }
 
     fn pipeline_due(&mut self, at: u32) {
-        let mut ended = std::mem::take(&mut self.ended);
-        self.nodes[at as usize].engine.drain_pipeline(self.now_us, &mut ended);
-        self.take_ended(at, &mut ended);
-        self.ended = ended;
-        self.touch(at);
+        self.engine(at, |engine, moment, ended| engine.drain_pipeline(moment.now_us, ended));
+        self.nodes[at as usize].engine.forget_gaps();
     }
 
     fn take_ended(&mut self, at: u32, ended: &mut Vec<Ended>) {
@@ -267,10 +309,9 @@ impl World {
             match end {
                 Ended::Prefilled { slot, compute_us } => self.prefilled(at, slot, compute_us),
                 Ended::FirstToken { slot, at_us } => self.first_token(slot, at_us),
-                Ended::Decoded { slot, mark } => self.decoded(at, slot, &mark),
+                Ended::Decoded { slot, emitted_tokens, mark } => self.decoded(at, slot, emitted_tokens, &mark),
             }
         }
-        self.nodes[at as usize].engine.forget_gaps();
     }
 
     /// Prefill instances that, by the conductor's index, hold the last block of a chain and all before it.
@@ -290,20 +331,5 @@ impl World {
     pub fn into_metrics(mut self) -> crate::metrics::Collector {
         self.close_books();
         self.metrics
-    }
-
-    fn audit(&mut self) -> Result<(), String> {
-        if !self.oracle.is_due() {
-            return Ok(());
-        }
-        let failed = |what: String| format!("oracle at {} µs: {what}", self.now_us);
-        for conductor in &self.conductors {
-            conductor.check().map_err(failed)?;
-        }
-        for node in &self.nodes {
-            node.store.check().map_err(failed)?;
-        }
-        self.transfers.check().map_err(failed)?;
-        self.audit_requests().map_err(failed)
     }
 }

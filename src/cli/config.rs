@@ -25,6 +25,8 @@ enum Action {
         /// The TOML file [default: none, so all defaults]
         file: Option<PathBuf>,
     },
+    /// Print the reference of every setting, as Markdown
+    Reference,
 }
 
 /// Runs `baton config`.
@@ -39,6 +41,7 @@ pub fn run(args: &ConfigArgs) -> Result<ExitCode, String> {
             let config = file.as_ref().map_or_else(|| Ok(Config::default()), |f| config::load(f))?;
             out::say(&explain(&config)?)?;
         }
+        Action::Reference => out::say(&super::reference::page()?)?,
     }
     Ok(ExitCode::SUCCESS)
 }

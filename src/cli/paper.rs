@@ -70,7 +70,7 @@ fn terminal(sections: &[Section]) -> String {
     let mut text = String::new();
     for section in sections {
         let mut table = Table::new();
-        table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_header(["what", "paper", "ours", "ours / paper"]);
+        table.load_style(presets::UTF8_BORDERS_ONLY).set_header(["what", "paper", "ours", "ours / paper"]);
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }

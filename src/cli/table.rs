@@ -1,12 +1,12 @@
 //! Tables of runs for the terminal.
 
 use baton_sim::RunResult;
-use comfy_table::{CellAlignment, Table, presets::UTF8_HORIZONTAL_ONLY};
+use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
 
 /// Runs side by side.
 pub fn runs(runs: &[RunResult]) -> String {
     let mut table = Table::new();
-    table.load_style(UTF8_HORIZONTAL_ONLY);
+    table.load_style(UTF8_BORDERS_ONLY);
     table.set_header([
         "policy", "admission", "speed", "done", "refused", "failed", "in SLO", "tokens in SLO", "TTFT mean", "p50", "p90",
         "p99", "TBT mean", "p99", "hit", "CPU",

@@ -121,23 +121,6 @@ impl DecodeLedger {
         profile.decode_us(batch + 1, context + context_tokens)
     }
 
-    /// When `tokens` could be reserved at the earliest by the predicted ends, µs.
-    pub(crate) fn room_at_us(&self, now_us: u64, tokens: u64, capacity_tokens: u64) -> u64 {
-        let mut ends: Vec<(u64, u64)> = self.slots.iter().map(|s| (s.finish_us, s.reserved_tokens)).collect();
-        ends.sort_unstable();
-        let mut held = self.reserved_tokens;
-        for (finish_us, reserved) in ends {
-            if held + tokens <= capacity_tokens {
-                break;
-            }
-            held -= reserved;
-            if held + tokens <= capacity_tokens {
-                return finish_us.max(now_us);
-            }
-        }
-        now_us
-    }
-
     #[cfg(test)]
     pub(crate) fn add_for_test(&mut self, count: u64, context_tokens: u64) {
         for i in 0..count {
@@ -192,9 +175,6 @@ mod tests {
         assert!(ledger.fits_fairly((0, 0), (2, 0), 50) && !ledger.fits_fairly((0, 0), (3, 0), 50), "a quarter of ten");
         assert!(ledger.fits_fairly((0, 150), (30, 0), 50), "by then the first has ended and most is free");
         assert!(!ledger.fits_fairly((0, 150), (31, 0), 50));
-        assert_eq!(ledger.room_at_us(7, 11, 50), 100);
-        assert_eq!(ledger.room_at_us(7, 45, 50), 300);
-        assert_eq!(ledger.room_at_us(7, 1, 50), 7);
     }
 
     proptest! {

@@ -8,7 +8,7 @@ use baton_types::Role;
 ///
 /// On a prefill instance: passes of at most `pass_tokens`, spread over the nodes of a pipeline.
 /// On one that decodes too: chunks between decode steps, each step filled up to `target_us`.
-/// [`NEVER_US`] when the decode steps alone fill the target.
+/// [`NEVER_US`] when the decode steps alone fill the target, or a fixed chunk beside them breaks it.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are positive and far below 2^52")]
 pub(crate) fn prefill_work_us(instance: &Instance, new: u64, prefix: u64, target_us: u64) -> u64 {
     let spec = &instance.spec;
@@ -17,7 +17,10 @@ pub(crate) fn prefill_work_us(instance: &Instance, new: u64, prefix: u64, target
         alone / f64::from(spec.pipeline_nodes.max(1))
     } else {
         let (tokens, step_us) = mixed_rate(instance, prefix + new / 2, target_us);
-        if tokens == 0 {
+        // An engine that always mixes the same chunk must not do so where that breaks a promise.
+        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+        let harms = spec.role == Role::Decode && instance.decode.all().0 > 0 && step_us > target_us as f64 + 1.0;
+        if tokens == 0 || harms {
             return NEVER_US;
         }
         let steps = new.div_ceil(tokens);

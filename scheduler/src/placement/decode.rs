@@ -1,5 +1,6 @@
 //! Which decode instance takes the request, by its predicted TBT when the prefill ends.
 
+use alloc::vec::Vec;
 use baton_types::InstanceId;
 
 use crate::conductor::Conductor;
@@ -7,13 +8,16 @@ use crate::fleet::Instance;
 use crate::request::Entry;
 use crate::{RejectReason, Request};
 
+/// Decode instances whose predictions are worked out for one request at most.
+const CLOSER_LOOK: usize = 24;
+
 /// The outcome of choosing a decode instance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum DecodeChoice {
     /// This one, with its predicted step time, µs.
     At(InstanceId, f64),
-    /// None: why, and when one is predicted to be free, µs from now.
-    Never(RejectReason, u64),
+    /// None, and why.
+    Never(RejectReason),
 }
 
 /// What a request will ask of a decode instance.
@@ -32,15 +36,15 @@ pub(crate) struct DecodeNeed {
 impl Conductor {
     /// Output tokens to keep room for: what most answers of its kind do not exceed.
     pub(crate) fn room_tokens(&self, request: &Request) -> u32 {
-        match request.known_output_tokens {
-            Some(known) => known,
-            None => self.lengths.quantile_tokens((request.class, request.prompt_tokens), request.emitted_tokens, 800),
-        }
+        let key = (request.class, request.prompt_tokens);
+        let whole = request.known_output_tokens.unwrap_or_else(|| self.lengths.quantile_tokens(key, request.emitted_tokens, 800));
+        whole.saturating_sub(request.emitted_tokens).max(1)
     }
 
     /// Output tokens expected.
     pub(crate) fn expected_tokens(&self, request: &Request) -> u32 {
-        request.known_output_tokens.unwrap_or_else(|| self.lengths.mean_tokens(request.class, request.prompt_tokens))
+        let mean = || self.lengths.mean_tokens(request.class, request.prompt_tokens);
+        request.known_output_tokens.unwrap_or_else(mean).saturating_sub(request.emitted_tokens).max(1)
     }
 
     pub(crate) fn decode_need(&self, request: &Request, at_us: u64) -> DecodeNeed {
@@ -83,33 +87,42 @@ impl Conductor {
         let need = self.decode_need(request, at_us);
         let mut best: Option<(f64, InstanceId)> = None;
         let mut reason = RejectReason::NoInstance;
-        let mut free_at_us = u64::MAX;
-        for id in &self.fleet.decodes {
-            let Some(instance) = self.fleet.get(*id) else { continue };
+        for id in self.roomiest_decodes() {
+            let Some(instance) = self.fleet.get(id).filter(|_| self.holds(id, request)) else { continue };
             match self.decode_fits(instance, &need) {
                 Ok(step_us) => {
                     if best.is_none_or(|(least, _)| step_us < least) {
-                        best = Some((step_us, *id));
+                        best = Some((step_us, id));
                     }
                 }
-                Err(why) => {
-                    reason = why;
-                    let free = instance.decode.room_at_us(self.now_us, need.tokens, instance.spec.capacity_tokens);
-                    free_at_us = free_at_us.min(free);
-                }
+                Err(why) => reason = why,
             }
         }
         match best {
             Some((step_us, id)) => DecodeChoice::At(id, step_us),
-            None => DecodeChoice::Never(reason, free_at_us.saturating_sub(self.now_us)),
+            None => DecodeChoice::Never(reason),
         }
+    }
+
+    /// Decode instances worth a closer look, in id order: all of a small pool, those with most
+    /// room of a large one.
+    fn roomiest_decodes(&self) -> Vec<InstanceId> {
+        let mut ids: Vec<InstanceId> = self.fleet.decodes.clone();
+        if ids.len() > CLOSER_LOOK {
+            let promised = |id: &InstanceId| (self.fleet.get(*id).map_or(u64::MAX, |i| i.decode.reserved_tokens()), *id);
+            ids.select_nth_unstable_by_key(CLOSER_LOOK, promised);
+            ids.truncate(CLOSER_LOOK);
+            ids.sort_unstable();
+        }
+        ids
     }
 
     /// The decode instance with the least promised context, whatever its state: for policies that
     /// do not look at objectives.
-    pub(crate) fn least_loaded_decode(&self) -> Option<InstanceId> {
+    pub(crate) fn least_loaded_decode(&self, request: &Request) -> Option<InstanceId> {
         let load = |i: &Instance| (i.decode.reserved_tokens(), i.decode.all().0, i.spec.id);
-        self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id)).min_by_key(|i| load(i)).map(|i| i.spec.id)
+        let able = self.fleet.decodes.iter().filter(|id| self.holds(**id, request));
+        able.filter_map(|id| self.fleet.get(*id)).min_by_key(|i| load(i)).map(|i| i.spec.id)
     }
 
     /// How long the decode of this request is predicted to take, µs.

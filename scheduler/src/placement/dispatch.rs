@@ -150,7 +150,8 @@ impl Conductor {
         if let DecodeChoice::At(id, _) = self.choose_decode(request, at_us) {
             return Some(id);
         }
-        let serving = self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id));
+        let able = self.fleet.decodes.iter().filter(|id| self.holds(**id, request));
+        let serving = able.filter_map(|id| self.fleet.get(*id));
         serving.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id)
     }
 

@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 use baton_types::{InstanceId, Role};
 
+use super::comeback::{SOONEST_US, Stranded};
 use super::{Candidate, DecodeChoice, Placement, Refusal};
 use crate::conductor::Conductor;
 use crate::estimate::NEVER_US;
@@ -12,12 +13,17 @@ use crate::{CandidateTerms, Decision, PolicyName, RejectReason, Request};
 /// More candidates than this are thinned by a cheap lower bound before their terms are worked out.
 const FULL_TERMS: usize = 48;
 
-/// What the search has seen so far.
+/// Nothing serves at all: come back in a second.
+const NOWHERE: Refusal =
+    Refusal { reason: RejectReason::NoInstance, retry_after_us: 1_000_000, predicted_ttft_us: NEVER_US };
+
+/// Why candidates failed, to name the soonest way out.
 #[derive(Default)]
-struct Search {
-    best: Option<(Candidate, InstanceId)>,
-    refusal: Option<Refusal>,
-    terms: Vec<CandidateTerms>,
+struct Kept {
+    /// The least late of those that break a TTFT.
+    late: Option<Refusal>,
+    /// The earliest of those that failed for their decode alone.
+    stranded: Option<Stranded>,
 }
 
 impl Conductor {
@@ -26,8 +32,8 @@ impl Conductor {
     pub(crate) fn place(&mut self, request: &Request, deadline_us: u64, only_feasible: bool) -> Result<Placement, Refusal> {
         self.look_up(request);
         let candidates = self.candidate_ids(request);
-        if candidates.is_empty() || self.fleet.decodes.is_empty() {
-            return Err(Refusal { reason: RejectReason::NoInstance, retry_after_us: 1_000_000, predicted_ttft_us: NEVER_US });
+        if candidates.is_empty() || self.least_loaded_decode(request).is_none() {
+            return Err(NOWHERE);
         }
         match self.config.policy {
             PolicyName::Random => {
@@ -56,6 +62,7 @@ impl Conductor {
             };
             ids.extend(self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id)).filter(mixes).map(|i| i.spec.id));
         }
+        ids.retain(|id| self.holds(*id, request));
         if ids.len() > FULL_TERMS && !matches!(self.config.policy, PolicyName::Random | PolicyName::RoundRobin) {
             let bound = |id: &InstanceId| {
                 let cached = self.tokens_of(request, self.hits.of(*id).blocks);
@@ -73,80 +80,111 @@ impl Conductor {
 
     /// Works out every candidate's terms and takes the best.
     fn search(&mut self, request: &Request, deadline_us: u64, only_feasible: bool, ids: &[InstanceId]) -> Result<Placement, Refusal> {
-        let explain = self.explains();
-        let tie_random = matches!(self.config.policy, PolicyName::Dynamo | PolicyName::DynamoWspt);
-        let mut search = Search::default();
-        let mut ties = 1;
-        for id in ids {
-            let Some(instance) = self.fleet.get(*id) else { continue };
+        let mut candidates = Vec::with_capacity(ids.len());
+        for instance in ids.iter().filter_map(|id| self.fleet.get(*id)) {
             let mut candidate = self.candidate(instance, request, deadline_us);
             candidate.score = self.score(&candidate, instance, request);
-            let decode = if only_feasible { self.judge(&mut candidate, request, &mut search) } else { Some(*id) };
-            if explain {
-                search.terms.push(terms(&candidate));
-            }
-            let (Some(decode), true) = (decode, candidate.feasible || !only_feasible) else { continue };
-            let better = search.best.as_ref().is_none_or(|(b, _)| candidate.score < b.score);
-            let equal = search.best.as_ref().is_some_and(|(b, _)| (candidate.score - b.score).abs() < f64::EPSILON);
-            ties = if better { 1 } else { ties + u64::from(equal) };
-            if better || (equal && tie_random && self.rng.below(ties) == 0) {
-                search.best = Some((candidate, decode));
-            }
+            candidates.push(candidate);
         }
-        if explain {
-            self.record(request, &mut search);
+        let mut kept = Kept::default();
+        let best = if only_feasible {
+            self.best_feasible(&mut candidates, request, &mut kept)
+        } else {
+            self.best_of_all(&candidates).map(|candidate| (candidate, None))
+        };
+        if self.explains() {
+            candidates.sort_unstable_by_key(|c| c.instance);
+            self.stats.last_decision = Some(Decision {
+                request: request.id,
+                at_us: self.now_us,
+                chosen: best.as_ref().map(|(c, _)| c.instance),
+                candidates: candidates.iter().map(terms).collect(),
+            });
         }
-        match search.best {
-            Some((candidate, decode)) if only_feasible => Ok(self.placement(candidate, Some(decode), request)),
-            Some((candidate, _)) => Ok(self.placement(candidate, None, request)),
-            None => Err(search.refusal.unwrap_or(Refusal {
-                reason: RejectReason::NoInstance,
-                retry_after_us: 1_000_000,
-                predicted_ttft_us: NEVER_US,
-            })),
+        match best {
+            Some((candidate, decode)) => Ok(self.placement(candidate, decode, request)),
+            None => Err(self.soonest(request, &kept)),
         }
     }
 
-    /// Checks a candidate's promises; returns its decode instance, or remembers why there is none.
-    fn judge(&self, candidate: &mut Candidate, request: &Request, search: &mut Search) -> Option<InstanceId> {
-        let deadline = self.deadline_us(request, self.now_us);
-        let refuse = |reason, retry_after_us: u64, search: &mut Search| {
-            let refusal = Refusal { reason, retry_after_us, predicted_ttft_us: candidate.latest_us };
-            if search.refusal.is_none_or(|r| retry_after_us < r.retry_after_us) {
-                search.refusal = Some(refusal);
+    /// The least score; equals go to the first, or at random where the policy says so.
+    fn best_of_all(&mut self, candidates: &[Candidate]) -> Option<Candidate> {
+        let tie_random = matches!(self.config.policy, PolicyName::Dynamo | PolicyName::DynamoWspt);
+        let mut best: Option<Candidate> = None;
+        let mut ties = 1;
+        for candidate in candidates {
+            let better = best.as_ref().is_none_or(|b| candidate.score < b.score);
+            let equal = best.as_ref().is_some_and(|b| (candidate.score - b.score).abs() < f64::EPSILON);
+            ties = if better { 1 } else { ties + u64::from(equal) };
+            if better || (equal && tie_random && self.rng.below(ties) == 0) {
+                best = Some(*candidate);
             }
-        };
+        }
+        best
+    }
+
+    /// The least score among those that keep every promise. Decode instances are looked at for
+    /// the best candidates first, so mostly once.
+    fn best_feasible(
+        &self,
+        candidates: &mut [Candidate],
+        request: &Request,
+        kept: &mut Kept,
+    ) -> Option<(Candidate, Option<InstanceId>)> {
+        candidates.sort_unstable_by(|a, b| a.score.total_cmp(&b.score).then(a.instance.cmp(&b.instance)));
+        for candidate in candidates {
+            if let Some(decode) = self.judge(candidate, request, kept) {
+                return Some((*candidate, Some(decode)));
+            }
+        }
+        None
+    }
+
+    /// Checks a candidate's promises; returns its decode instance, or remembers why there is none.
+    fn judge(&self, candidate: &mut Candidate, request: &Request, kept: &mut Kept) -> Option<InstanceId> {
+        let deadline = self.deadline_us(request, self.now_us);
         if !candidate.feasible {
-            let late_us = (self.now_us + candidate.latest_us).saturating_sub(deadline);
-            refuse(RejectReason::Ttft, late_us.max(1000), search);
+            let late_us = (self.now_us + candidate.latest_us).saturating_sub(deadline).max(SOONEST_US);
+            if kept.late.is_none_or(|r| late_us < r.retry_after_us) {
+                let (reason, predicted_ttft_us) = (RejectReason::Ttft, candidate.latest_us);
+                kept.late = Some(Refusal { reason, retry_after_us: late_us, predicted_ttft_us });
+            }
             return None;
         }
         let at_us = self.now_us + candidate.latest_us;
-        let role = self.fleet.get(candidate.instance).map(|i| i.spec.role)?;
-        if role == Role::Prefill {
-            match self.choose_decode(request, at_us) {
-                DecodeChoice::At(id, _) => return Some(id),
-                DecodeChoice::Never(reason, wait_us) => refuse(reason, wait_us.max(1000), search),
-            }
+        let instance = self.fleet.get(candidate.instance)?;
+        let local = instance.spec.role != Role::Prefill;
+        let found = if local {
+            self.decode_fits(instance, &self.decode_need(request, at_us)).map(|_| candidate.instance)
         } else {
-            let instance = self.fleet.get(candidate.instance)?;
-            let need = self.decode_need(request, at_us);
-            match self.decode_fits(instance, &need) {
-                Ok(_) => return Some(candidate.instance),
-                Err(reason) => {
-                    let free = instance.decode.room_at_us(self.now_us, need.tokens, instance.spec.capacity_tokens);
-                    refuse(reason, free.saturating_sub(self.now_us).max(1000), search);
-                }
+            match self.choose_decode(request, at_us) {
+                DecodeChoice::At(id, _) => Ok(id),
+                DecodeChoice::Never(reason) => Err(reason),
+            }
+        };
+        if let Err(reason) = found {
+            candidate.feasible = false;
+            if kept.stranded.is_none_or(|s| at_us < s.at_us) {
+                let only = local.then_some(candidate.instance);
+                kept.stranded = Some(Stranded { reason, at_us, only });
             }
         }
-        candidate.feasible = false;
-        None
+        found.ok()
+    }
+
+    /// The refusal that is over soonest.
+    fn soonest(&self, request: &Request, kept: &Kept) -> Refusal {
+        let stranded = kept.stranded.map(|stranded| Refusal {
+            reason: stranded.reason,
+            retry_after_us: self.comeback_us(request, stranded),
+            predicted_ttft_us: stranded.at_us - self.now_us,
+        });
+        stranded.into_iter().chain(kept.late).min_by_key(|r| r.retry_after_us).unwrap_or(NOWHERE)
     }
 
     /// A placement on a given instance, whatever it promises.
     fn place_at(&self, id: InstanceId, request: &Request, deadline_us: u64) -> Result<Placement, Refusal> {
-        let none = Refusal { reason: RejectReason::NoInstance, retry_after_us: 1_000_000, predicted_ttft_us: NEVER_US };
-        let instance = self.fleet.get(id).ok_or(none)?;
+        let instance = self.fleet.get(id).ok_or(NOWHERE)?;
         let candidate = self.candidate(instance, request, deadline_us);
         Ok(self.placement(candidate, None, request))
     }
@@ -155,7 +193,7 @@ impl Conductor {
         let local = self.fleet.get(candidate.instance).is_some_and(|i| i.spec.role.decodes());
         let decode = decode
             .or(local.then_some(candidate.instance))
-            .or_else(|| self.least_loaded_decode())
+            .or_else(|| self.least_loaded_decode(request))
             .unwrap_or(candidate.instance);
         Placement { candidate, decode, room_tokens: self.room_tokens(request) }
     }
@@ -163,16 +201,6 @@ impl Conductor {
     /// Whether the decision at hand is one of those recorded.
     const fn explains(&self) -> bool {
         self.config.explain_every > 0 && self.stats.arrived.is_multiple_of(self.config.explain_every as u64)
-    }
-
-    fn record(&mut self, request: &Request, search: &mut Search) {
-        let decision = Decision {
-            request: request.id,
-            at_us: self.now_us,
-            chosen: search.best.as_ref().map(|(c, _)| c.instance),
-            candidates: core::mem::take(&mut search.terms),
-        };
-        self.stats.last_decision = Some(decision);
     }
 }
 

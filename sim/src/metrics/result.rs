@@ -142,7 +142,7 @@ pub struct RunResult {
     pub cpu_s: f64,
     /// Per instance.
     pub instances: Vec<InstanceResult>,
-    /// Replicas of popular blocks at the end of the run, most popular first; empty if not counted.
+    /// Replicas of popular blocks while they were asked for, most popular first; empty if not counted.
     pub hot_blocks: Vec<HotBlocks>,
     /// Over time.
     pub series: Series,
@@ -180,7 +180,11 @@ impl Collector {
             tbt_ms,
             ttft_quantiles_s,
             tbt_quantiles_ms,
-            itl_ms_mean: if self.gap_count == 0 { 0.0 } else { self.gap_sum_us as f64 / self.gap_count as f64 / 1e3 },
+            itl_ms_mean: if self.gap_count == 0 {
+                0.0
+            } else {
+                self.gap_sum_us as f64 / self.gap_count as f64 / 1e3
+            },
             worst_lateness_s: seconds(self.late_us),
             block_hit_ratio: ratio(c.hit_blocks, c.blocks),
             token_hit_ratio: ratio(c.cached_tokens, c.prompt_tokens),
@@ -193,7 +197,12 @@ impl Collector {
             retries: c.retried,
             readmitted: c.readmitted,
             readmitted_in_slo: c.retried_in_slo,
-            shadow: self.scheduler.shadow.iter().map(|(m, refused, judged)| (m.name(), *refused, *judged)).collect(),
+            shadow: self
+                .scheduler
+                .shadow
+                .iter()
+                .map(|(m, refused, judged)| (m.name(), *refused, *judged))
+                .collect(),
             fetched_bytes: c.fetched_bytes,
             handoff_bytes: c.handoff_bytes,
             replications: self.scheduler.replications,
@@ -203,15 +212,18 @@ impl Collector {
             prompts_outside_profile: 0,
             cpu_s: 0.0,
             instances: self.instances.clone(),
-            hot_blocks: self.hot_blocks.clone(),
+            hot_blocks: self.popularity.ranked(),
             series: self.series.clone(),
         }
     }
 
     #[expect(clippy::cast_precision_loss, reason = "figures for a report")]
     fn objectives(&self) -> Vec<Objective> {
-        let promised =
-            |c: &SloClass| Objective { class: c.name.clone(), ttft_s: seconds(c.ttft_us), tbt_ms: c.tbt_us as f64 / 1e3 };
+        let promised = |c: &SloClass| Objective {
+            class: c.name.clone(),
+            ttft_s: seconds(c.ttft_us),
+            tbt_ms: c.tbt_us as f64 / 1e3,
+        };
         self.classes.iter().map(promised).collect()
     }
 }

@@ -47,8 +47,9 @@ impl Samples {
         }
     }
 
-    /// Mean and percentiles, divided by `unit`; and the distribution as [`quantiles`](Self::quantiles)
-    /// gives it. Percentiles are nearest rank: exact up to 2^20 samples, then within 0.4 %.
+    /// Mean and percentiles, divided by `unit`; and the distribution as `(share, value)`: every
+    /// hundredth, then the tail's finer steps, 103 points in all, or none of no samples. Percentiles
+    /// are nearest rank: exact up to 2^20 samples, then within 0.4 %.
     #[must_use]
     pub fn figures(&self, unit: f64) -> (LatencySummary, Vec<(f32, f32)>) {
         let ranked = Ranked::new(self);
@@ -68,7 +69,6 @@ impl Samples {
         (summary, Self::quantiles(&ranked, unit))
     }
 
-    /// `(share, value)`: every hundredth, then the tail's finer steps.
     fn quantiles(ranked: &Ranked, unit: f64) -> Vec<(f32, f32)> {
         let hundredths = (0..HUNDREDTHS).map(|i| f64::from(i) / f64::from(HUNDREDTHS));
         let shares = hundredths.chain([0.995, 0.999, 1.0]);
@@ -95,7 +95,12 @@ impl<'a> Ranked<'a> {
     }
 
     /// Nearest rank: the smallest sample that at least this share does not exceed.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a rank")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a rank"
+    )]
     fn at(&self, q: f64) -> f32 {
         let count = self.samples.count;
         let rank = ((q * count as f64).ceil() as u64).clamp(1, count.max(1));

@@ -5,7 +5,7 @@ use baton_store::Input as StoreInput;
 
 use super::World;
 use super::requests::Phase;
-use crate::engine::{GapMark, Sequence};
+use crate::engine::{GapMark, Sequence, summarise};
 use crate::metrics::Status;
 
 impl World {
@@ -24,7 +24,7 @@ impl World {
             return;
         }
         let id = live.id;
-        let room_blocks = live.room_tokens.div_ceil(self.setup.scheduler.block_tokens);
+        let room_blocks = self.room_blocks(slot, at);
         let keys = std::mem::take(&mut self.live[slot as usize].keys);
         let opened = self.open_store(at, id, &keys, room_blocks);
         let live = &mut self.live[slot as usize];
@@ -38,9 +38,8 @@ impl World {
         };
         live.decode_open = true;
         // Blocks that this node holds already need not travel; those below HBM travel anyway, it
-        // is quicker than to wait for two sources.
+        // is quicker than to wait for two sources. They are readable here once sealed.
         let here = self.tokens_of(slot, opened.hbm);
-        self.finish_onboard_at_once(at, id, opened.onboard);
         self.fly_handoff(slot, here);
     }
 
@@ -58,66 +57,75 @@ impl World {
     /// All KV is at the decode node and the prefill is over.
     pub(crate) fn handoff_done(&mut self, slot: u32) {
         let live = &mut self.live[slot as usize];
-        let (id, router, prefill, decode) = (live.id, live.router, live.prefill, live.decode);
+        let (id, prefill, decode) = (live.id, live.prefill, live.decode);
         let all = u32::try_from(live.keys.len()).unwrap_or(u32::MAX);
         live.prefill_open = false;
         self.step_store(decode, StoreInput::Seal { owner: id, upto_blocks: all });
-        self.look_at_shared(decode);
         self.step_store(prefill, StoreInput::Close { owner: id });
-        self.door(prefill);
-        self.tell_of(router, Input::HandoffFinished { request: id });
+        self.report(slot, Input::HandoffFinished { request: id });
     }
 
     /// The conductor says that decoding may begin.
     pub(crate) fn start_decode(&mut self, slot: u32, at: u32) {
         let live = &mut self.live[slot as usize];
         let local = live.prefill == live.decode;
+        let ready = live.phase == Phase::HandingOff && live.prefilled && (local || live.landed) && live.decode_open;
+        self.oracle.witness(ready && live.decode == at, || format!("{} decodes before its KV landed: {live:?}", live.id));
         live.phase = Phase::Decoding;
-        let left_tokens = live.output_tokens - live.emitted_tokens - u32::from(local);
+        let left_tokens = live.output_tokens - live.streamed_tokens;
         let (id, context_tokens) = (live.id, live.prompt_tokens + u64::from(local));
-        let block = self.setup.scheduler.block_tokens;
-        let excess = live.output_tokens.saturating_sub(live.room_tokens);
+        let excess = left_tokens.saturating_sub(live.room_tokens);
         if excess > 0 {
             // Room is asked for when it is known to be short: at the start, not at the overflow.
-            self.step_store(at, StoreInput::GrowRoom { owner: id, room_blocks: excess.div_ceil(block) });
+            let room_blocks = excess.div_ceil(self.setup.scheduler.block_tokens);
+            self.step_store(at, StoreInput::GrowRoom { owner: id, room_blocks });
         }
         if left_tokens == 0 {
-            self.finish_request(at, slot, crate::engine::GapSummary::default());
+            self.gaps_us.clear();
+            self.finish_request(at, slot);
             return;
         }
-        let sequence = Sequence { slot, left_tokens, context_tokens, first_token_due: !local, mark: GapMark::default() };
-        let now_us = self.now_us;
-        self.nodes[at as usize].engine.add_sequence(now_us, sequence);
-        self.touch(at);
+        let sequence = Sequence { slot, left_tokens, context_tokens, first_token_due: !local };
+        self.engine(at, |engine, moment, ended| engine.add_sequence(moment, sequence, ended));
     }
 
+    /// A token that its client has waited for: the very first, or the first after a loss.
     pub(crate) fn first_token(&mut self, slot: u32, at_us: u64) {
         let live = &mut self.live[slot as usize];
-        if live.used && live.first_token_us == 0 {
+        if live.first_token_us == 0 {
             live.first_token_us = at_us;
+        } else {
+            live.gaps_us.push(u32::try_from(at_us - live.last_token_us).unwrap_or(u32::MAX));
         }
+        live.last_token_us = at_us;
     }
 
-    pub(crate) fn decoded(&mut self, at: u32, slot: u32, mark: &GapMark) {
-        let gaps = self.nodes[at as usize].engine.gaps.summary(mark, &mut self.metrics.scratch);
-        self.finish_request(at, slot, gaps);
+    pub(crate) fn decoded(&mut self, at: u32, slot: u32, emitted_tokens: u32, mark: &GapMark) {
+        self.gaps_us.clear();
+        self.nodes[at as usize].engine.gaps.collect(mark, &mut self.gaps_us);
+        self.live[slot as usize].streamed_tokens += emitted_tokens;
+        self.finish_request(at, slot);
     }
 
-    fn finish_request(&mut self, at: u32, slot: u32, gaps: crate::engine::GapSummary) {
+    /// The last token left; `gaps_us` holds the gaps of this stay.
+    fn finish_request(&mut self, at: u32, slot: u32) {
         let live = &mut self.live[slot as usize];
+        self.gaps_us.append(&mut live.gaps_us);
+        let gaps = summarise(&mut self.gaps_us);
         let (id, router, output_tokens) = (live.id, live.router, live.output_tokens);
-        live.decode_open = false;
-        live.prefill_open = false;
+        let whole = live.streamed_tokens == output_tokens && gaps.count + 1 == u64::from(output_tokens);
+        self.oracle.witness(whole, || {
+            format!("{id} asked for {output_tokens} tokens, got {} with {} gaps", live.streamed_tokens, gaps.count)
+        });
+        (live.decode_open, live.prefill_open) = (false, false);
         self.step_store(at, StoreInput::Close { owner: id });
         self.end(slot, Status::Completed, Some(gaps));
         self.tell_of(router, Input::DecodeFinished { request: id, output_tokens });
-        self.door(at);
     }
 
     /// The KV cannot reach its decode node.
     pub(crate) fn handoff_lost(&mut self, slot: u32) {
-        let live = &self.live[slot as usize];
-        let (router, request) = (live.router, live.id);
-        self.tell_of(router, Input::HandoffFailed { request });
+        let request = self.live[slot as usize].id;
+        self.report(slot, Input::HandoffFailed { request });
     }
 }

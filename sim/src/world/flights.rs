@@ -12,8 +12,8 @@ use super::requests::{Phase, READER};
 /// What a flight is for.
 #[derive(Clone, Debug)]
 pub(crate) enum Purpose {
-    Fetch { slot: u32, id: RequestId },
-    Onboard { slot: u32, id: RequestId, at: u32, blocks: u32 },
+    Fetch { slot: u32, id: RequestId, from: u32 },
+    Onboard { slot: u32, id: RequestId, at: u32 },
     Handoff { slot: u32, id: RequestId },
     Offload { at: u32, ticket: u64 },
     Replicate { from: u32, to: u32, owner: RequestId },
@@ -63,7 +63,7 @@ impl World {
         self.metrics.fetched(bytes);
         let (links, cap) = (self.path(from, to), self.cap(from));
         let id = self.live[slot as usize].id;
-        self.fly(Purpose::Fetch { slot, id }, &links, bytes, (Priority::Fetch, None, cap));
+        self.fly(Purpose::Fetch { slot, id, from }, &links, bytes, (Priority::Fetch, None, cap));
     }
 
     /// Brings blocks of slower tiers up, if there are any.
@@ -78,15 +78,8 @@ impl World {
         let links = [node.link(HOST), node.link(SSD)];
         let links = if ssd > 0 { &links[..] } else { &links[..1] };
         let bytes = self.block_bytes(at, dram + ssd);
-        let purpose = Purpose::Onboard { slot, id, at, blocks: dram + ssd };
+        let purpose = Purpose::Onboard { slot, id, at };
         self.fly(purpose, links, bytes, (Priority::Fetch, None, None));
-    }
-
-    /// On the decode side the hand-off brings everything below HBM again: no second source to wait for.
-    pub(crate) fn finish_onboard_at_once(&mut self, at: u32, owner: RequestId, blocks: (u32, u32)) {
-        if blocks.0 + blocks.1 > 0 {
-            self.step_store(at, StoreInput::OnboardDone { owner, ok: true });
-        }
     }
 
     /// Lets a request's KV flow to its decode node, `here` tokens being there already.
@@ -141,7 +134,6 @@ impl World {
             self.step_store(from, StoreInput::Close { owner });
             return self.tell_all(&done);
         };
-        self.finish_onboard_at_once(to, owner, opened.onboard);
         let bytes = self.block_bytes(from, readable.saturating_sub(opened.hits));
         let (links, cap) = (self.path(from, to), self.cap(from));
         self.fly(Purpose::Replicate { from, to, owner }, &links, bytes, (Priority::Replicate, None, cap));
@@ -174,16 +166,14 @@ impl World {
 
     fn flight_ended(&mut self, purpose: Purpose, ok: bool) {
         match purpose {
-            Purpose::Fetch { slot, id } => {
-                if self.slot_of(id).is_some() && self.live[slot as usize].phase == Phase::Loading {
-                    self.fetch_ended(slot, ok);
-                }
+            Purpose::Fetch { slot, id, .. } => {
+                self.witness_flight(slot, id, Phase::Loading);
+                self.fetch_ended(slot, ok);
             }
-            Purpose::Onboard { slot, id, at, .. } => {
+            Purpose::Onboard { slot, id, at } => {
+                self.witness_flight(slot, id, Phase::Loading);
                 self.step_store(at, StoreInput::OnboardDone { owner: id, ok });
-                if self.slot_of(id).is_some() && self.live[slot as usize].phase == Phase::Loading {
-                    self.load_ended(slot, None);
-                }
+                self.load_ended(slot, None);
             }
             Purpose::Handoff { slot, id } => {
                 if self.slot_of(id).is_some() {
@@ -194,21 +184,24 @@ impl World {
             Purpose::Replicate { from, to, owner } => {
                 if ok {
                     self.step_store(to, StoreInput::Seal { owner, upto_blocks: u32::MAX });
-                    self.look_at_shared(to);
                 }
                 self.step_store(to, StoreInput::Close { owner });
                 self.step_store(from, StoreInput::Close { owner });
                 self.tell_all(&Input::ReplicateFinished { to: InstanceId(to) });
-                self.door(to);
             }
         }
     }
 
+    /// A flight for a request ends only while the request waits for it.
+    fn witness_flight(&mut self, slot: u32, id: RequestId, phase: Phase) {
+        let live = &self.live[slot as usize];
+        self.oracle.witness(live.used && live.id == id && live.phase == phase, || {
+            format!("a flight for {id} ended when it was {} in {:?}", live.id, live.phase)
+        });
+    }
+
     fn fetch_ended(&mut self, slot: u32, ok: bool) {
-        if let Some(source) = self.live[slot as usize].reading_from.take() {
-            let owner = RequestId(self.live[slot as usize].id.0 | READER);
-            self.step_store(source, StoreInput::Close { owner });
-        }
+        self.stop_reading(slot);
         let at = self.live[slot as usize].prefill as usize;
         let here = self.nodes[at].store.lookup(&self.live[slot as usize].keys).total;
         self.load_ended(slot, (!ok).then_some(here));
@@ -230,37 +223,44 @@ impl World {
         }
     }
 
-    /// Calls off what a request's prefill waits for.
-    pub(crate) fn cancel_flights_of(&mut self, slot: u32) {
+    /// Forgets what a request's prefill waits for; its store is told by closing the hold.
+    pub(crate) fn drop_loads(&mut self, slot: u32) {
         let id = self.live[slot as usize].id;
         let mine = |p: &Purpose| matches!(p, Purpose::Fetch { id: i, .. } | Purpose::Onboard { id: i, .. } if *i == id);
-        self.cancel_where(mine);
+        for number in self.flights_where(mine) {
+            self.drop_flight(number);
+        }
     }
 
     /// Calls off a request's hand-off.
     pub(crate) fn cancel_handoff(&mut self, slot: u32) {
         if let Some(number) = self.live[slot as usize].handoff.take() {
-            self.flights.remove(&number);
-            self.step_transfers(TransferInput::Cancel { transfer: TransferId(number) });
+            self.drop_flight(number);
         }
         self.live[slot as usize].landed = false;
     }
 
-    /// Calls off every flight that `which` picks, in order of number.
-    pub(crate) fn cancel_where(&mut self, which: impl Fn(&Purpose) -> bool) {
+    /// Ends a flight that nobody wants to hear of.
+    pub(crate) fn drop_flight(&mut self, number: u64) {
+        self.flights.remove(&number);
+        self.cancel_flight(number);
+    }
+
+    /// Makes a flight fail.
+    pub(crate) fn cancel_flight(&mut self, number: u64) {
+        self.step_transfers(TransferInput::Cancel { transfer: TransferId(number) });
+    }
+
+    /// Flights that `which` picks, in order of number.
+    pub(crate) fn flights_where(&self, which: impl Fn(&Purpose) -> bool) -> Vec<u64> {
+        let mut numbers = Vec::new();
         #[expect(clippy::iter_over_hash_type, reason = "sorted before use")]
-        let mut numbers: Vec<u64> = {
-            let mut found = Vec::new();
-            for (number, purpose) in &self.flights {
-                if which(purpose) {
-                    found.push(*number);
-                }
+        for (number, purpose) in &self.flights {
+            if which(purpose) {
+                numbers.push(*number);
             }
-            found
-        };
-        numbers.sort_unstable();
-        for number in numbers {
-            self.step_transfers(TransferInput::Cancel { transfer: TransferId(number) });
         }
+        numbers.sort_unstable();
+        numbers
     }
 }

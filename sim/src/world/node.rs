@@ -26,7 +26,12 @@ pub(crate) struct Node {
     pub sharing: Vec<u32>,
     /// Requests that wait for HBM room to decode here.
     pub crowded: Vec<u32>,
+    /// Its engine must plan before time goes on.
     pub dirty: bool,
+    /// Something here may let others in: room was given back, or blocks became readable.
+    pub ajar: bool,
+    /// Blocks became readable.
+    pub stored: bool,
 }
 
 impl Node {
@@ -109,6 +114,8 @@ fn node(id: u32, pool: &Pool, setup: &Setup) -> Result<Node, String> {
         sharing: Vec::new(),
         crowded: Vec::new(),
         dirty: false,
+        ajar: false,
+        stored: false,
         spec,
     })
 }

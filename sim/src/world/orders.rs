@@ -10,10 +10,13 @@ use crate::metrics::Status;
 
 impl World {
     pub(crate) fn carry_out(&mut self, router: u32, order: Order) {
-        self.share_placement(router, &order);
+        if self.setup.routers > 1 {
+            self.share_order(router, &order);
+        }
         match order {
             Order::StartPrefill { request, instance, decode, fetch, room_tokens, order } => {
-                let Some(slot) = self.slot_of(request) else { return };
+                let Some(slot) = self.new_turn(request) else { return };
+                self.witness_clean(slot);
                 let live = &mut self.live[slot as usize];
                 (live.prefill, live.decode) = (instance.0, decode.0);
                 (live.fetch, live.room_tokens, live.order) = (fetch, room_tokens, order);
@@ -25,8 +28,9 @@ impl World {
                 }
             }
             Order::Handoff { request, to, room_tokens, .. } => {
-                let Some(slot) = self.slot_of(request) else { return };
+                let Some(slot) = self.new_turn(request) else { return };
                 let live = &mut self.live[slot as usize];
+                live.phase = Phase::HandingOff;
                 (live.decode, live.room_tokens) = (to.0, room_tokens);
                 self.begin_handoff(slot);
             }
@@ -47,12 +51,19 @@ impl World {
         }
     }
 
+    /// The request's slot, if it is live; what was said of it so far is out of date from here on.
+    fn new_turn(&mut self, request: RequestId) -> Option<u32> {
+        let slot = self.slot_of(request)?;
+        self.turns += 1;
+        self.live[slot as usize].turn = self.turns;
+        Some(slot)
+    }
+
     /// Takes back whatever a request holds on one instance.
     fn release(&mut self, request: RequestId, instance: InstanceId) {
-        let Some(slot) = self.slot_of(request) else { return };
+        let Some(slot) = self.new_turn(request) else { return };
         let at = instance.0;
-        let live = &self.live[slot as usize];
-        if live.prefill == at {
+        if self.live[slot as usize].prefill == at {
             self.leave_prefill(slot);
         }
         if self.live[slot as usize].decode == at {
@@ -70,36 +81,39 @@ impl World {
     /// Frees the prefill side: place in the queue, engine work, pins, transfers.
     pub(crate) fn leave_prefill(&mut self, slot: u32) {
         let live = &mut self.live[slot as usize];
-        let at = live.prefill;
-        let left = live.prompt_tokens - live.cached_tokens;
+        let (at, id, local) = (live.prefill, live.id, live.prefill == live.decode);
+        let phase = live.phase;
         let was_open = std::mem::take(&mut live.prefill_open);
-        let prefilled = live.prefilled;
-        let reading_from = live.reading_from.take();
         (live.loads, live.shares) = (0, false);
-        let (id, local) = (live.id, live.prefill == live.decode);
-        if matches!(live.phase, Phase::Incoming | Phase::Loading | Phase::Prefilling) {
+        let unfinished_tokens = if live.prefilled { 0 } else { live.prompt_tokens - live.cached_tokens };
+        if matches!(phase, Phase::Incoming | Phase::Loading | Phase::Prefilling) {
             live.phase = Phase::Outside;
         }
-        if let Some(source) = reading_from {
-            self.step_store(source, StoreInput::Close { owner: RequestId(id.0 | READER) });
+        self.stop_reading(slot);
+        if phase == Phase::Incoming {
+            self.nodes[at as usize].incoming.retain(|(_, s)| *s != slot);
         }
-        self.cancel_flights_of(slot);
-        let node = &mut self.nodes[at as usize];
-        node.incoming.retain(|(_, s)| *s != slot);
-        node.sharing.retain(|s| *s != slot);
+        if phase == Phase::Loading {
+            self.drop_loads(slot);
+            self.nodes[at as usize].sharing.retain(|s| *s != slot);
+        }
         if !was_open {
             return;
         }
-        if !prefilled {
-            node.opened_tokens = node.opened_tokens.saturating_sub(left);
-        }
-        node.engine.remove(self.now_us, slot);
-        self.touch(at);
+        self.nodes[at as usize].opened_tokens -= unfinished_tokens;
+        self.engine(at, |engine, moment, ended| engine.remove(moment, slot, ended));
         self.step_store(at, StoreInput::Close { owner: id });
         if local {
             self.live[slot as usize].decode_open = false;
         }
-        self.door(at);
+    }
+
+    /// A fetch's source need not keep its blocks any longer.
+    pub(crate) fn stop_reading(&mut self, slot: u32) {
+        if let Some(source) = self.live[slot as usize].reading_from.take() {
+            let owner = RequestId(self.live[slot as usize].id.0 | READER);
+            self.step_store(source, StoreInput::Close { owner });
+        }
     }
 
     /// Frees the decode side: room, engine work, the hand-off.
@@ -115,9 +129,7 @@ impl World {
         if !was_open {
             return;
         }
-        self.nodes[at as usize].engine.remove(self.now_us, slot);
-        self.touch(at);
+        self.engine(at, |engine, moment, ended| engine.remove(moment, slot, ended));
         self.step_store(at, StoreInput::Close { owner: id });
-        self.door(at);
     }
 }

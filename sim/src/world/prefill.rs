@@ -2,7 +2,7 @@
 
 use baton_scheduler::Input;
 use baton_store::{Effect as StoreEffect, Input as StoreInput};
-use baton_types::{CacheChange, RequestId};
+use baton_types::{CacheChange, RequestId, Tier};
 
 use super::World;
 use super::requests::{Phase, READER};
@@ -14,7 +14,7 @@ impl World {
     pub(crate) fn enter_prefill(&mut self, slot: u32) {
         let live = &mut self.live[slot as usize];
         live.phase = Phase::Incoming;
-        (live.prefilled, live.landed, live.cached_tokens) = (false, false, 0);
+        (live.prefilled, live.landed, live.cached_tokens, live.hit_blocks) = (false, false, 0, 0);
         let (at, order) = (live.prefill, live.order);
         let node = &mut self.nodes[at as usize];
         if !node.alive {
@@ -22,7 +22,7 @@ impl World {
         }
         let place = node.incoming.partition_point(|(o, _)| *o <= order);
         node.incoming.insert(place, (order, slot));
-        self.door(at);
+        self.unlatch(at);
     }
 
     /// Lets in whoever waits at a node, as far as there is room.
@@ -41,13 +41,21 @@ impl World {
         }
     }
 
+    /// Blocks to reserve for a request's answer on a node: what was promised, as far as the node
+    /// can hold it at all.
+    pub(crate) fn room_blocks(&self, slot: u32, at: u32) -> u32 {
+        let live = &self.live[slot as usize];
+        let wanted = live.room_tokens.div_ceil(self.setup.scheduler.block_tokens);
+        let most = self.nodes[at as usize].store.config().hbm_blocks.saturating_sub(live.keys.len() as u64);
+        wanted.min(u32::try_from(most).unwrap_or(u32::MAX))
+    }
+
     /// Pins a prefill's blocks; false when there is no room for them yet.
     fn open_prefill(&mut self, at: u32, slot: u32) -> bool {
-        let live = &mut self.live[slot as usize];
+        let live = &self.live[slot as usize];
         let (id, local) = (live.id, live.prefill == live.decode);
-        let block = self.setup.scheduler.block_tokens;
-        let room_blocks = if local { live.room_tokens.div_ceil(block) } else { 0 };
-        let keys = std::mem::take(&mut live.keys);
+        let room_blocks = if local { self.room_blocks(slot, at) } else { 0 };
+        let keys = std::mem::take(&mut self.live[slot as usize].keys);
         let opened = self.open_store(at, id, &keys, room_blocks);
         let live = &mut self.live[slot as usize];
         live.keys = keys;
@@ -113,8 +121,8 @@ impl World {
     }
 
     pub(crate) fn tell_fetch(&mut self, slot: u32, ok: bool) {
-        let (router, request) = (self.live[slot as usize].router, self.live[slot as usize].id);
-        self.tell(router, Input::FetchFinished { request, ok });
+        let request = self.live[slot as usize].id;
+        self.report(slot, Input::FetchFinished { request, ok });
     }
 
     /// A fetch or an onboard ended; on failure `lost_blocks` says what must be computed after all.
@@ -145,50 +153,50 @@ impl World {
             order: live.order,
             left_tokens: live.prompt_tokens - live.cached_tokens,
             prefix_tokens: live.cached_tokens,
-            started: false,
-            spent_ps: 0,
         };
         let at = live.prefill;
-        let now_us = self.now_us;
-        self.nodes[at as usize].engine.add_job(now_us, job);
-        self.touch(at);
+        self.engine(at, |engine, moment, ended| engine.add_job(moment, job, ended));
     }
 
-    /// Prefills that waited for blocks of another look again.
+    /// Prefills that waited for blocks of another look again, if blocks came.
     pub(crate) fn look_at_shared(&mut self, at: u32) {
-        if self.nodes[at as usize].sharing.is_empty() {
+        if !std::mem::take(&mut self.nodes[at as usize].stored) {
             return;
         }
-        let waiting = std::mem::take(&mut self.nodes[at as usize].sharing);
-        for slot in waiting {
-            let live = &self.live[slot as usize];
-            let readable = self.nodes[at as usize].store.lookup(&live.keys).total;
-            if readable >= live.shared_blocks {
-                self.live[slot as usize].shares = false;
-                self.maybe_ready(slot);
-            } else {
-                self.nodes[at as usize].sharing.push(slot);
+        let mut waiting = std::mem::take(&mut self.nodes[at as usize].sharing);
+        waiting.retain(|slot| {
+            let live = &self.live[*slot as usize];
+            let here = self.nodes[at as usize].store.lookup(&live.keys).hbm >= live.shared_blocks;
+            if here {
+                self.live[*slot as usize].shares = false;
+                self.maybe_ready(*slot);
             }
-        }
+            !here
+        });
+        self.nodes[at as usize].sharing = waiting;
     }
 
-    /// The owner that was to fill shared blocks is gone: this request computes them itself.
+    /// The owner that was to bring shared blocks is gone: this request computes what is missing.
     pub(crate) fn inherited(&mut self, slot: u32, at: u32) {
         let live = &self.live[slot as usize];
-        if !live.used || live.prefill != at || !live.prefill_open || live.prefilled {
+        if live.phase != Phase::Loading || live.prefill != at {
             return;
         }
-        let readable = self.nodes[at as usize].store.lookup(&live.keys).total;
-        let cached = self.tokens_of(slot, readable);
+        let found = self.nodes[at as usize].store.lookup(&live.keys);
+        let cached = self.tokens_of(slot, found.total);
         let live = &mut self.live[slot as usize];
         let more = live.cached_tokens.saturating_sub(cached);
         live.cached_tokens -= more;
-        live.hit_blocks = live.hit_blocks.min(readable);
-        live.shares = false;
+        live.hit_blocks = live.hit_blocks.min(found.total);
+        live.shared_blocks = live.shared_blocks.min(found.total);
+        live.shares &= found.hbm < live.shared_blocks;
+        let shares = live.shares;
         let node = &mut self.nodes[at as usize];
         node.opened_tokens += more;
-        node.sharing.retain(|s| *s != slot);
-        self.maybe_ready(slot);
+        if !shares {
+            node.sharing.retain(|s| *s != slot);
+            self.maybe_ready(slot);
+        }
     }
 
     /// The first pass of a prefill begins: its KV may flow from now on.
@@ -202,35 +210,30 @@ impl World {
     /// A prefill ended.
     pub(crate) fn prefilled(&mut self, at: u32, slot: u32, compute_us: u64) {
         let live = &mut self.live[slot as usize];
-        if !live.used || live.phase != Phase::Prefilling || live.prefill != at {
+        let expected = live.used && live.phase == Phase::Prefilling && live.prefill == at;
+        self.oracle.witness(expected, || format!("instance {at} prefilled {} for nobody", live.id));
+        if !expected {
             return;
         }
         live.phase = Phase::HandingOff;
         live.prefilled = true;
         let local = live.prefill == live.decode;
-        if local {
-            live.first_token_us = self.now_us;
-        }
-        let (id, router, cached) = (live.id, live.router, live.cached_tokens);
+        let (id, cached) = (live.id, live.cached_tokens);
         let new = live.prompt_tokens - cached;
         let all = u32::try_from(live.keys.len()).unwrap_or(u32::MAX);
-        let node = &mut self.nodes[at as usize];
-        node.opened_tokens = node.opened_tokens.saturating_sub(new);
+        self.nodes[at as usize].opened_tokens -= new;
         self.metrics.prefilled(self.now_us, at, new, compute_us);
         self.step_store(at, StoreInput::Seal { owner: id, upto_blocks: all });
-        if let Some(source) = self.live[slot as usize].reading_from.take() {
-            self.step_store(source, StoreInput::Close { owner: RequestId(id.0 | READER) });
-        }
-        self.look_at_shared(at);
-        if !local {
+        self.stop_reading(slot);
+        self.report(slot, Input::PrefillFinished { request: id, compute_us, cached_tokens: cached });
+        if local {
+            self.first_token(slot, self.now_us);
+            self.live[slot as usize].streamed_tokens += 1;
+        } else if self.live[slot as usize].landed {
+            self.handoff_done(slot);
+        } else {
             self.handoff_produced(slot);
         }
-        let input = Input::PrefillFinished { request: id, compute_us, cached_tokens: cached };
-        self.tell_of(router, input);
-        if self.live[slot as usize].landed && self.live[slot as usize].phase == Phase::HandingOff {
-            self.handoff_done(slot);
-        }
-        self.door(at);
     }
 
     /// Steps a node's store, publishes its news and carries its orders out.
@@ -241,11 +244,14 @@ impl World {
             self.store_said(at, effect);
         }
         self.store_effects = effects;
+        // Room may have come back, or blocks that others wait for.
+        self.unlatch(at);
     }
 
     pub(crate) fn store_said(&mut self, at: u32, effect: StoreEffect) {
         match effect {
             StoreEffect::Stored { parent, hashes, tier } => {
+                self.nodes[at as usize].stored |= tier == Tier::Hbm;
                 self.publish(at, CacheChange::Stored { parent, hashes, tier });
             }
             StoreEffect::Removed { hashes, tier } => self.publish(at, CacheChange::Removed { hashes, tier }),
@@ -257,8 +263,13 @@ impl World {
                 }
             }
             StoreEffect::Onboard { owner, dram_blocks, ssd_blocks } => {
-                // Outside an `Open`: blocks that another owner gave up bringing.
-                if let Some(slot) = self.slot_of(owner) {
+                // Outside an `Open`: blocks that another owner gave up bringing. A hand-off brings
+                // everything below HBM itself.
+                let of_prefill = |slot: &u32| {
+                    let live = &self.live[*slot as usize];
+                    live.phase == Phase::Loading && live.prefill == at
+                };
+                if let Some(slot) = self.slot_of(owner).filter(of_prefill) {
                     self.begin_onboard(slot, at, (dram_blocks, ssd_blocks));
                 }
             }

@@ -10,6 +10,16 @@ use crate::metrics::{Outcome, Status};
 /// Reads of a fetch source are held under an id of their own: its request may hold blocks there too.
 pub(crate) const READER: u64 = 1 << 63;
 
+/// A client does not wait for longer than this before it comes back, µs.
+const LONGEST_WAIT_US: u64 = 3_600_000_000;
+
+/// Which use of its slot a request is.
+const fn generation(id: RequestId) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "the high half")]
+    let generation = (id.0 >> 32) as u32;
+    generation
+}
+
 /// Where a live request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -34,10 +44,19 @@ pub(crate) struct Live {
     pub used: bool,
     pub router: u32,
     pub phase: Phase,
+    /// Changes with each order about it: what was reported before is out of date.
+    pub turn: u64,
     pub keys: Vec<BlockKey>,
+    /// What its client sent.
+    pub asked_tokens: u64,
+    /// What is to be prefilled: what its client sent, and what was emitted before a decode died.
     pub prompt_tokens: u64,
     pub output_tokens: u32,
-    pub emitted_tokens: u32,
+    /// Tokens that left for its client, as far as engines have reported.
+    pub streamed_tokens: u32,
+    /// Gaps of decodes that died, µs, and when the last token of them left.
+    pub gaps_us: Vec<u32>,
+    pub last_token_us: u64,
     pub class: u16,
     pub tenant: u32,
     pub first_offer_us: u64,
@@ -100,11 +119,13 @@ impl World {
             keys.iter_mut().for_each(|k| k.0 ^= own.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (own >> 64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         }
         self.metrics.arrived(self.now_us, &arrival);
+        let index = self.conductors[0].index();
+        self.metrics.asked(&keys, |block| index.holders(block));
         let generation = self.live[slot as usize].id.0 >> 32;
         let id = RequestId((generation + 1) << 32 | u64::from(slot));
         let live = &mut self.live[slot as usize];
         *live = fresh(id, keys);
-        live.prompt_tokens = arrival.prompt_tokens;
+        (live.asked_tokens, live.prompt_tokens) = (arrival.prompt_tokens, arrival.prompt_tokens);
         live.output_tokens = match self.setup.cut_outputs {
             0 => arrival.output_tokens,
             cut => arrival.output_tokens.min(cut),
@@ -133,17 +154,22 @@ impl World {
         let patience_us = self.setup.scheduler.classes[0].ttft_us;
         let after_us = told_us.or_else(|| random.then(|| self.rng.below(patience_us)));
         if let Some(after_us) = after_us {
-            let generation = u32::try_from(self.live[slot as usize].id.0 >> 32 & 0xFFFF_FFFF).unwrap_or(0);
+            let generation = generation(self.live[slot as usize].id);
             self.events.push(self.now_us + after_us, Event::Cancel(slot, generation));
+        }
+    }
+
+    /// A client that was refused comes back, unless it has left for good in the meantime.
+    pub(crate) fn comes_back(&mut self, slot: u32, of_generation: u32) {
+        let live = &self.live[slot as usize];
+        if live.used && generation(live.id) == of_generation {
+            self.offer(slot);
         }
     }
 
     /// Hands a request to its conductor.
     pub(crate) fn offer(&mut self, slot: u32) {
         let live = &mut self.live[slot as usize];
-        if !live.used {
-            return;
-        }
         live.offer_us = self.now_us;
         live.attempts += 1;
         let request = Request {
@@ -152,7 +178,7 @@ impl World {
             tenant: TenantId(live.tenant),
             prompt_tokens: live.prompt_tokens,
             chain: live.keys.iter().map(|k| k.short()).collect(),
-            emitted_tokens: live.emitted_tokens,
+            emitted_tokens: 0,
             known_output_tokens: None,
             known_work_bound_us: None,
         };
@@ -171,6 +197,7 @@ impl World {
     pub(crate) fn rejected(&mut self, slot: u32, rejection: &Rejection) {
         let clients = self.setup.clients;
         let live = &mut self.live[slot as usize];
+        self.oracle.witness(live.streamed_tokens == 0, || format!("{} was refused in the middle of its answer", live.id));
         live.wasted_tokens += rejection.wasted_tokens;
         live.retry_after_us = rejection.retry_after_us;
         live.phase = Phase::Outside;
@@ -180,30 +207,29 @@ impl World {
             self.end(slot, Status::Rejected, None);
             return;
         }
-        let wait_us = rejection.retry_after_us.max(1000);
+        let generation = generation(live.id);
+        let wait_us = rejection.retry_after_us.clamp(1000, LONGEST_WAIT_US);
         let jitter_us = self.rng.below(wait_us / 1000 * u64::from(clients.jitter_permille) + 1);
-        self.events.push(self.now_us + wait_us + jitter_us, Event::Retry(slot));
+        self.events.push(self.now_us + wait_us + jitter_us, Event::Retry(slot, generation));
     }
 
-    pub(crate) fn client_leaves(&mut self, slot: u32, generation: u32) {
+    pub(crate) fn client_leaves(&mut self, slot: u32, of_generation: u32) {
         let live = &self.live[slot as usize];
-        if !live.used || u32::try_from(live.id.0 >> 32).ok() != Some(generation) {
+        if !live.used || generation(live.id) != of_generation {
             return;
         }
-        let (router, id) = (live.router, live.id);
-        if live.phase != Phase::Outside || self.conductors[router as usize].knows(id) {
-            self.tell(router, Input::RequestCancelled { request: id });
-        }
-        if self.slot_of(id).is_some() {
-            self.release_all(slot);
-            self.end(slot, Status::Cancelled, None);
+        let (router, request) = (live.router, live.id);
+        self.release_all(slot);
+        self.end(slot, Status::Cancelled, None);
+        if self.conductors[router as usize].knows(request) {
+            self.tell(router, Input::RequestCancelled { request });
         }
     }
 
     /// A request ends, exactly once.
     pub(crate) fn end(&mut self, slot: u32, status: Status, gaps: Option<crate::engine::GapSummary>) {
         let live = &mut self.live[slot as usize];
-        debug_assert!(live.used, "a request ends once (I5)");
+        self.oracle.witness(live.used, || format!("I5: {} ended twice", live.id));
         live.used = false;
         let outcome = Outcome {
             status,
@@ -211,7 +237,7 @@ impl World {
             first_offer_us: live.first_offer_us,
             offer_us: live.offer_us,
             end_us: self.now_us,
-            prompt_tokens: live.prompt_tokens,
+            prompt_tokens: live.asked_tokens,
             output_tokens: live.output_tokens,
             cached_tokens: live.cached_tokens,
             hit_blocks: live.hit_blocks,
@@ -224,7 +250,7 @@ impl World {
             decode: live.decode,
             wasted_tokens: live.wasted_tokens,
         };
-        live.keys = Vec::new();
+        (live.keys, live.gaps_us) = (Vec::new(), Vec::new());
         self.free.push(slot);
         self.in_flight -= 1;
         self.oracle.ended(status);
@@ -238,10 +264,14 @@ fn fresh(id: RequestId, keys: Vec<BlockKey>) -> Live {
         used: !keys.is_empty(),
         router: 0,
         phase: Phase::Outside,
+        turn: 0,
         keys,
+        asked_tokens: 0,
         prompt_tokens: 0,
         output_tokens: 0,
-        emitted_tokens: 0,
+        streamed_tokens: 0,
+        gaps_us: Vec::new(),
+        last_token_us: 0,
         class: 0,
         tenant: 0,
         first_offer_us: 0,

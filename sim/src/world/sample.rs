@@ -4,20 +4,20 @@ use baton_scheduler::{PolicyName, Request};
 use baton_types::Tier;
 
 use super::World;
-use super::requests::Phase;
 use crate::events::Event;
 use crate::metrics::LoadSample;
 
 impl World {
     pub(crate) fn sample(&mut self) {
         let snapshot = self.conductors[0].snapshot();
-        for (load, node) in snapshot.instances.iter().zip(&self.nodes) {
+        for load in &snapshot.instances {
+            let node = &self.nodes[load.instance.index()];
             self.metrics.sampled(
                 self.now_us,
                 &LoadSample {
                     backlog_us: load.backlog_us,
                     batch: u32::try_from(node.engine.batch()).unwrap_or(u32::MAX),
-                    context_tokens: node.engine.context_tokens(),
+                    context_tokens: node.engine.context_tokens(self.now_us),
                     step_us: load.step_us,
                     instance: load.instance.0,
                     prefills: node.spec.role.prefills(),
@@ -74,41 +74,6 @@ impl World {
         spec.profile.chunked_prefill_us(new.max(1), prompt_tokens - new, spec.pass_tokens.into()) as u64
     }
 
-    /// Live requests and holds agree (the oracle's part that the cores cannot see).
-    pub(crate) fn audit_requests(&self) -> Result<(), String> {
-        let used = self.live.iter().filter(|l| l.used).count() as u64;
-        if used != self.in_flight {
-            return Err(format!("I5: {} requests in flight, {used} slots in use", self.in_flight));
-        }
-        for live in self.live.iter().filter(|l| l.used) {
-            if live.phase == Phase::Decoding && !live.decode_open {
-                return Err(format!("I8: request {} decodes without a hold", live.id));
-            }
-        }
-        Ok(())
-    }
-
-    /// At rest nothing may be held anywhere, and every request has ended (I3, I5).
-    pub(crate) fn oracle_at_rest(&mut self) -> Result<(), String> {
-        if self.in_flight > 0 {
-            let stuck = self.live.iter().find(|l| l.used);
-            let what = stuck.map_or_else(String::new, |l| format!("{} in phase {:?} at node {}", l.id, l.phase, l.prefill));
-            return Err(format!("oracle at rest: {} requests never ended, the first {what}", self.in_flight));
-        }
-        self.oracle.at_rest(self.arrivals)?;
-        for node in &self.nodes {
-            let pinned = node.store.pinned_total();
-            if pinned > 0 {
-                return Err(format!("oracle at rest: I3: {pinned} blocks are still pinned on instance {}", node.spec.id));
-            }
-            node.store.check().map_err(|e| format!("oracle at rest: {e}"))?;
-        }
-        for conductor in &self.conductors {
-            conductor.check().map_err(|e| format!("oracle at rest: {e}"))?;
-        }
-        self.transfers.check().map_err(|e| format!("oracle at rest: {e}"))
-    }
-
     /// Final figures of the nodes.
     pub(crate) fn close_books(&mut self) {
         for node in &self.nodes {
@@ -116,11 +81,7 @@ impl World {
             let tiers = Tier::LOCAL.map(|t| stats.tiers[t.index()]);
             self.metrics.node_closed(node.spec.id.0, &node.engine, tiers);
         }
-        let mut replicas: Vec<(u64, u32)> = Vec::new();
-        for conductor in &self.conductors[..1] {
-            self.metrics.conductor_closed(conductor.stats().clone(), conductor.prefill_errors());
-            replicas.clear();
-        }
-        let _ = replicas;
+        let first = &self.conductors[0];
+        self.metrics.conductor_closed(first.stats().clone(), first.prefill_errors());
     }
 }

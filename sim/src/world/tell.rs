@@ -1,9 +1,9 @@
-//! Telling conductors what happened: at once to the one in charge, later to its peers.
+//! News that travel: of caches to conductors, of placements from router to router.
 
 use std::collections::VecDeque;
 
-use baton_scheduler::{Effect as Order, Input};
-use baton_types::{CacheChange, CacheEvent};
+use baton_scheduler::{Effect as Order, Input, Request};
+use baton_types::{CacheChange, CacheEvent, InstanceId};
 
 use super::World;
 use crate::events::Event;
@@ -16,36 +16,7 @@ pub(crate) struct News {
 }
 
 impl World {
-    /// Steps one conductor and carries its orders out.
-    pub(crate) fn tell(&mut self, router: u32, input: Input) {
-        let mut orders = std::mem::take(&mut self.orders);
-        self.conductors[router as usize].step(self.now_us, input, &mut orders);
-        if orders.is_empty() {
-            self.orders = orders;
-            return;
-        }
-        // Orders may lead to further inputs; those steps use a list of their own.
-        for order in orders.drain(..) {
-            self.carry_out(router, order);
-        }
-        self.orders = orders;
-    }
-
-    /// Tells every conductor at once.
-    pub(crate) fn tell_all(&mut self, input: &Input) {
-        for router in 0..self.setup.routers {
-            self.tell(router, input.clone());
-        }
-    }
-
-    /// Tells the conductor in charge of a request, and its peers later.
-    pub(crate) fn tell_of(&mut self, router: u32, input: Input) {
-        if self.setup.routers > 1 {
-            self.tell_peers(router, &input);
-        }
-        self.tell(router, input);
-    }
-
+    /// The other routers hear of this later.
     pub(crate) fn tell_peers(&mut self, router: u32, input: &Input) {
         let due_us = self.now_us + self.setup.router_sync_us;
         for peer in (0..self.setup.routers).filter(|p| *p != router) {
@@ -91,23 +62,31 @@ impl World {
         }
     }
 
-    /// Tells peers of a placement made by `router`.
-    pub(crate) fn share_placement(&mut self, router: u32, order: &Order) {
-        let Order::StartPrefill { request, instance, decode, .. } = order else { return };
-        if self.setup.routers < 2 {
-            return;
+    /// Tells peers of what `router` ordered, as far as it concerns loads.
+    pub(crate) fn share_order(&mut self, router: u32, order: &Order) {
+        match *order {
+            Order::StartPrefill { request, instance, decode, .. } => {
+                let Some(slot) = self.slot_of(request) else { return };
+                let prompt_tokens = self.live[slot as usize].prompt_tokens;
+                let spec = &self.nodes[instance.index()].spec;
+                let pass = spec.pass_tokens.into();
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive time")]
+                let work_us = spec.profile.chunked_prefill_us(prompt_tokens, 0, pass) as u64;
+                self.share_placement(router, slot, (instance, decode), work_us);
+            }
+            Order::Handoff { request, from, to, .. } => {
+                let Some(slot) = self.slot_of(request) else { return };
+                self.share_placement(router, slot, (from, to), 0);
+            }
+            Order::Release { request, .. } => self.tell_peers(router, &Input::RequestCancelled { request }),
+            _ => {}
         }
-        let Some(slot) = self.slot_of(*request) else { return };
+    }
+
+    fn share_placement(&mut self, router: u32, slot: u32, legs: (InstanceId, InstanceId), work_us: u64) {
         let live = &self.live[slot as usize];
-        let request = baton_scheduler::Request {
-            id: live.id,
-            prompt_tokens: live.prompt_tokens,
-            ..baton_scheduler::Request::default()
-        };
-        let spec = &self.nodes[instance.index()].spec;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive time")]
-        let work_us = spec.profile.chunked_prefill_us(live.prompt_tokens, 0, spec.pass_tokens.into()) as u64;
-        let input = Input::PeerPlaced { request, prefill: *instance, decode: *decode, work_us };
-        self.tell_peers(router, &input);
+        let request = Request { id: live.id, prompt_tokens: live.prompt_tokens, ..Request::default() };
+        let (prefill, decode) = legs;
+        self.tell_peers(router, &Input::PeerPlaced { request, prefill, decode, work_us });
     }
 }

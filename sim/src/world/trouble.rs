@@ -16,7 +16,9 @@ impl World {
         match fault {
             Fault::Death(node) => self.die(node),
             Fault::Rebirth(node) => self.revive(node),
-            Fault::Slow(node, permille) => self.nodes[node as usize].engine.set_speed_permille(permille),
+            Fault::Slow(node, permille) => {
+                self.engine(node, |engine, moment, ended| engine.set_speed_permille(moment, permille, ended));
+            }
             Fault::LinkDown(node) => self.links(node, |link| TransferInput::LinkDown { link }),
             Fault::LinkUp(node) => self.links(node, |link| TransferInput::LinkUp { link }),
         }
@@ -34,27 +36,20 @@ impl World {
         if !self.nodes[at as usize].alive {
             return;
         }
-        let node = &mut self.nodes[at as usize];
-        node.alive = false;
-        let epoch = node.spec.epoch;
-        for (slot, left_tokens) in node.engine.clear() {
-            let live = &mut self.live[slot as usize];
-            if live.used && left_tokens > 0 {
-                live.emitted_tokens = live.output_tokens.saturating_sub(left_tokens);
-            }
+        let mut lost = Vec::new();
+        self.engine(at, |engine, moment, ended| lost = engine.clear(moment, ended));
+        for decode in lost {
+            self.interrupted(decode);
         }
         let node = &mut self.nodes[at as usize];
+        node.alive = false;
+        let (instance, epoch) = (node.spec.id, node.spec.epoch);
         (node.incoming, node.sharing, node.crowded) = (Vec::new(), Vec::new(), Vec::new());
         node.opened_tokens = 0;
         self.forget_holds(at);
-        self.step_store(at, StoreInput::Clear);
-        self.cancel_where(|p| match p {
-            Purpose::Offload { at: node, .. } | Purpose::Onboard { at: node, .. } => *node == at,
-            Purpose::Replicate { from, to, .. } => *from == at || *to == at,
-            Purpose::Fetch { .. } | Purpose::Handoff { .. } => false,
-        });
-        self.tell_all(&Input::InstanceLost { instance: self.nodes[at as usize].spec.id, epoch });
         self.fail_flights_of(at);
+        self.step_store(at, StoreInput::Clear);
+        self.tell_all(&Input::InstanceLost { instance, epoch });
     }
 
     /// Holds on a dead node are gone with its store; nothing may try to close them again.
@@ -66,21 +61,26 @@ impl World {
             if live.decode == at {
                 live.decode_open = false;
             }
+            if live.reading_from == Some(at) {
+                live.reading_from = None;
+            }
         }
     }
 
-    /// Fetches from a dead node and hand-offs to it fail; those of its own requests were released.
+    /// Copies inside a dead node are gone with it, copies from it and to it fail. Its own requests
+    /// and the hand-offs to it and from it are the conductor's to take back.
     fn fail_flights_of(&mut self, at: u32) {
-        let slots: Vec<u32> = self
-            .live
-            .iter()
-            .enumerate()
-            .filter(|(_, l)| l.used && l.reading_from == Some(at))
-            .map(|(slot, _)| u32::try_from(slot).expect("slots are u32"))
-            .collect();
-        for slot in slots {
-            self.live[slot as usize].reading_from = None;
-            self.fail_fetch(slot);
+        let inside = |p: &Purpose| matches!(p, Purpose::Offload { at: a, .. } | Purpose::Onboard { at: a, .. } if *a == at);
+        for number in self.flights_where(inside) {
+            self.drop_flight(number);
+        }
+        let across = |p: &Purpose| match p {
+            Purpose::Fetch { from, .. } => *from == at,
+            Purpose::Replicate { from, to, .. } => *from == at || *to == at,
+            _ => false,
+        };
+        for number in self.flights_where(across) {
+            self.cancel_flight(number);
         }
     }
 
@@ -93,10 +93,5 @@ impl World {
         node.spec.epoch = Epoch(node.spec.epoch.0 + 1);
         let spec = node.spec.clone();
         self.tell_all(&Input::InstanceJoined(spec));
-    }
-
-    fn fail_fetch(&mut self, slot: u32) {
-        let id = self.live[slot as usize].id;
-        self.cancel_where(|p| matches!(p, Purpose::Fetch { id: i, .. } if *i == id));
     }
 }

@@ -1,0 +1,211 @@
+//! The decode side: chosen by its predicted step time at the moment the prefill ends, with room
+//! reserved before any KV moves (I8).
+
+use alloc::vec::Vec;
+use baton_types::{InstanceId, Role};
+use proptest::prelude::*;
+
+use crate::testing::{
+    assert_idle, burden, conductor, conductor_of, decoding, finished, foretold, heavy_decode, offer, plain, rejection,
+    request, spec, started, step,
+};
+use crate::{AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason};
+
+/// One prefill instance and two decodes whose step grows with their context.
+fn heavy(capacity_tokens: u64) -> Conductor {
+    let decode = |id| InstanceSpec { profile: heavy_decode(), capacity_tokens, ..spec(id, Role::Decode) };
+    let fleet = [spec(0, Role::Prefill), decode(1), decode(2)];
+    conductor_of(plain(PolicyName::Baton, AdmissionMode::Slo), &fleet)
+}
+
+fn reserved(conductor: &Conductor, instance: usize) -> u64 {
+    conductor.snapshot().instances[instance].reserved_tokens
+}
+
+#[test]
+fn the_least_predicted_step_wins_and_not_the_smallest_batch() {
+    let mut conductor = heavy(1_000_000);
+    // One long context against three short ones: the batch is smaller, the step is longer.
+    decoding(&mut conductor, foretold(101, 40_000, 10_000), 1);
+    for id in 102..105 {
+        decoding(&mut conductor, foretold(id, 2_000, 10_000), 2);
+    }
+    assert_eq!(started(&offer(&mut conductor, 0, foretold(1, 1000, 100))).decode, 2);
+}
+
+#[test]
+fn load_is_judged_at_the_end_of_the_prefill_and_not_now() {
+    // Instance 1 is fuller now but empties within a second; instance 2 stays as it is.
+    let scene = |prompt_tokens| {
+        let mut conductor = heavy(1_000_000);
+        decoding(&mut conductor, foretold(101, 30_000, 15), 1);
+        decoding(&mut conductor, foretold(102, 10_000, 5_000), 2);
+        started(&offer(&mut conductor, 0, foretold(1, prompt_tokens, 100))).decode
+    };
+    assert_eq!(scene(100), 2, "a short prefill ends while instance 1 is full");
+    assert_eq!(scene(30_000), 1, "by the end of a long one instance 1 is empty");
+}
+
+#[test]
+fn a_decode_that_overstays_its_prediction_still_counts() {
+    let mut conductor = heavy(1_000_000);
+    decoding(&mut conductor, foretold(101, 30_000, 15), 1);
+    decoding(&mut conductor, foretold(102, 10_000, 5_000), 2);
+    // Long after instance 1 should have been empty it has not said so.
+    assert_eq!(started(&offer(&mut conductor, 5_000_000, foretold(1, 30_000, 100))).decode, 2);
+}
+
+#[test]
+fn room_for_prompt_and_output_is_reserved_before_the_prefill_starts_and_given_back_at_the_end() {
+    let mut conductor = conductor(plain(PolicyName::Baton, AdmissionMode::Slo), 1, 1);
+    let start = started(&offer(&mut conductor, 0, foretold(1, 5_000, 700)));
+    assert_eq!(start.room_tokens, 700);
+    let promised = reserved(&conductor, 1);
+    assert!((5_700..5_700 + 2 * 512).contains(&promised), "{promised} tokens");
+    for input in [finished(1), Input::HandoffFinished { request: baton_types::RequestId(1) }] {
+        step(&mut conductor, 1_000_000, input);
+        assert_eq!(reserved(&conductor, 1), promised, "the promise outlives each stop");
+    }
+    step(&mut conductor, 2_000_000, Input::DecodeFinished { request: baton_types::RequestId(1), output_tokens: 700 });
+    assert_idle(&conductor.snapshot());
+}
+
+#[test]
+fn without_room_by_then_a_request_is_refused_before_any_work() {
+    let mut conductor = heavy(10_000);
+    for (id, decode) in [(101, 1), (102, 2)] {
+        decoding(&mut conductor, foretold(id, 8_000, 1_900), decode);
+    }
+    let effects = offer(&mut conductor, 0, foretold(1, 3_000, 100));
+    let refused = rejection(&effects).expect("neither has 3,100 tokens of room");
+    assert_eq!((refused.reason, refused.wasted_tokens, effects.len()), (RejectReason::Room, 0, 1));
+    assert!(refused.retry_after_us > 0);
+}
+
+#[test]
+fn room_that_will_be_free_when_the_prefill_ends_counts_as_room() {
+    let mut conductor = heavy(10_000);
+    for (id, decode) in [(101, 1), (102, 2)] {
+        // Fifteen tokens at about 18 ms each: gone within 300 ms.
+        decoding(&mut conductor, foretold(id, 8_000, 15), decode);
+    }
+    assert!(rejection(&offer(&mut conductor, 0, foretold(1, 3_000, 100))).is_none_or(|r| r.reason != RejectReason::Room));
+    assert!(rejection(&offer(&mut conductor, 0, foretold(2, 4_500, 100))).is_none(), "its prefill takes 450 ms");
+}
+
+#[test]
+fn a_step_beyond_the_objective_is_refused_and_the_objective_is_that_of_the_class() {
+    let mut conductor = heavy(1_000_000);
+    for (id, decode) in [(101, 1), (102, 2)] {
+        decoding(&mut conductor, foretold(id, 70_000, 50_000), decode);
+    }
+    // 70,000 + 25,000 of context: 105 ms a step, the objective is 100.
+    let refused = rejection(&offer(&mut conductor, 0, foretold(1, 1_000, 10))).expect("TBT breaks");
+    assert_eq!(refused.reason, RejectReason::Tbt);
+    let lax = baton_types::SloClass { tbt_us: 300_000, ..baton_types::SloClass::default() };
+    let mut config = plain(PolicyName::Baton, AdmissionMode::Slo);
+    config.classes.push(lax);
+    let decode = InstanceSpec { profile: heavy_decode(), capacity_tokens: 1_000_000, ..spec(1, Role::Decode) };
+    let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), decode]);
+    decoding(&mut conductor, foretold(101, 70_000, 50_000), 1);
+    let lax = crate::Request { class: baton_types::ClassId(1), ..foretold(1, 1_000, 10) };
+    assert_eq!(started(&offer(&mut conductor, 0, lax)).decode, 1);
+    assert!(rejection(&offer(&mut conductor, 0, foretold(2, 1_000, 10))).is_some());
+}
+
+#[test]
+fn a_drained_decode_takes_nothing_new_but_ends_what_it_has() {
+    let mut conductor = conductor(plain(PolicyName::Baton, AdmissionMode::Slo), 1, 2);
+    assert_eq!(started(&offer(&mut conductor, 0, request(1, 1000, 0))).decode, 1);
+    step(&mut conductor, 0, Input::InstanceDrained { instance: InstanceId(1) });
+    for id in 2..4 {
+        let effects = offer(&mut conductor, 0, request(id, 1000, 0));
+        assert_eq!(started(&effects).decode, 2);
+    }
+    step(&mut conductor, 200_000, finished(1));
+    let effects = step(&mut conductor, 200_000, Input::HandoffFinished { request: baton_types::RequestId(1) });
+    let expected = crate::Effect::StartDecode { request: baton_types::RequestId(1), instance: InstanceId(1) };
+    assert!(effects.contains(&expected), "{effects:?}");
+}
+
+#[test]
+fn requests_that_wait_are_seen_by_those_that_come_later() {
+    // Two decodes; many requests are admitted at once and most still wait for their prefill. Their
+    // decodes are planned, so they spread instead of all counting on the same empty instance.
+    let mut conductor = heavy(40_000);
+    let mut placed = [0u32; 3];
+    let mut open: Vec<u64> = Vec::new();
+    for id in 0..10 {
+        for start in crate::testing::starts(&offer(&mut conductor, 0, foretold(id, 3_000, 1_000))) {
+            placed[start.decode as usize] += 1;
+            open.push(start.request);
+        }
+    }
+    while let Some(id) = open.pop() {
+        let now_us = conductor.now_us + 300_000;
+        for start in crate::testing::starts(&step(&mut conductor, now_us, finished(id))) {
+            placed[start.decode as usize] += 1;
+            open.push(start.request);
+        }
+    }
+    assert_eq!(placed[1] + placed[2], 10);
+    assert!(placed[1].abs_diff(placed[2]) <= 2, "{placed:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The chosen decode has the least step of those with room, by pen and paper, among decodes
+    /// that outlast every prefill.
+    #[test]
+    fn the_choice_is_the_least_step_with_room(
+        loads in proptest::collection::vec(proptest::collection::vec(500u64..20_000, 0..4), 1..6),
+        prompt in 100u64..6_000,
+    ) {
+        let decode = |id| InstanceSpec { profile: heavy_decode(), ..spec(id, Role::Decode) };
+        let mut fleet = Vec::from([spec(0, Role::Prefill)]);
+        fleet.extend((1u32..).zip(&loads).map(|(id, _)| decode(id)));
+        let mut conductor = conductor_of(plain(PolicyName::Baton, AdmissionMode::Slo), &fleet);
+        let mut id = 100;
+        for (at, contexts) in (1u32..).zip(&loads) {
+            for context in contexts {
+                id += 1;
+                decoding(&mut conductor, foretold(id, *context, 2_000), at);
+            }
+        }
+        // A step on paper: 10 ms, a sixty-third of 10 ms for each further request, 1 µs a token.
+        let tokens_us = |at: usize| {
+            let context: u64 = loads[at].iter().map(|c| c + 1_000).sum::<u64>() + prompt + 50;
+            (loads[at].len() as u64 * 10_000) / 63 + 10_000 + context
+        };
+        let effects = offer(&mut conductor, 0, foretold(1, prompt, 100));
+        if let Some(refused) = rejection(&effects) {
+            let all_slow = (0..loads.len()).all(|at| tokens_us(at) > 99_990);
+            prop_assert!(all_slow || refused.reason == RejectReason::Room, "{refused:?}");
+        } else {
+            let chosen = started(&effects).decode as usize - 1;
+            prop_assert!(tokens_us(chosen) <= 100_010);
+            let roomy = |at: &usize| loads[*at].iter().map(|c| c + 3_100).sum::<u64>() + prompt + 1_200 <= 50_000;
+            let least = (0..loads.len()).filter(roomy).map(tokens_us).min();
+            prop_assert!(least.is_none_or(|least| tokens_us(chosen) <= least + 10), "{chosen} {loads:?}");
+        }
+    }
+
+    /// I8 over a busy hour: whatever is sent to prefill has its room counted on its decode.
+    #[test]
+    fn every_prefill_that_starts_has_its_room_counted(
+        prompts in proptest::collection::vec((500u64..20_000, 1u32..2_000), 1..20),
+    ) {
+        let mut conductor = conductor(plain(PolicyName::Baton, AdmissionMode::None), 2, 2);
+        burden(&mut conductor, request(900, 5_000, 0), (0, 2), 100_000);
+        let mut promised = [0u64; 4];
+        for (id, (tokens, output)) in (0u64..).zip(&prompts) {
+            for start in crate::testing::starts(&offer(&mut conductor, 0, foretold(id, *tokens, *output))) {
+                let (tokens, output) = prompts[usize::try_from(start.request).expect("small")];
+                prop_assert_eq!(start.room_tokens, output);
+                promised[start.decode as usize] += tokens + u64::from(output);
+                prop_assert!(reserved(&conductor, start.decode as usize) >= promised[start.decode as usize]);
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Where a prefill runs: on a decode instance where that is sooner and harms nobody (D25), on a
+//! pipeline of nodes where the prompt is long (CPP).
+
+use alloc::vec::Vec;
+use baton_types::{Role, SloClass, Tier};
+use proptest::prelude::*;
+
+use crate::testing::{
+    BLOCK, Started, burden, conductor_of, decoding, finished, foretold, heavy_decode, hold, offer, rejection, request, shared_chain,
+    spec, started, starts, step,
+};
+use crate::{Conductor, Effect, InstanceSpec, SchedulerConfig};
+
+fn config() -> SchedulerConfig {
+    SchedulerConfig { replicate: false, ..SchedulerConfig::default() }
+}
+
+/// One prefill instance, busy for 20 s, and one decode as given.
+fn beside_a_busy_pool(config: SchedulerConfig, decode: InstanceSpec) -> Conductor {
+    let id = decode.id.0;
+    let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), decode]);
+    burden(&mut conductor, request(900, 1, 0), (0, id), 20_000_000);
+    conductor
+}
+
+fn is_local(start: Started) -> bool {
+    start.prefill == start.decode
+}
+
+#[test]
+fn a_request_prefills_where_it_decodes_while_the_prefill_pool_is_busy() {
+    let mut conductor = beside_a_busy_pool(config(), spec(1, Role::Decode));
+    let start = started(&offer(&mut conductor, 0, request(1, 4_000, 0)));
+    assert!(is_local(start) && start.prefill == 1);
+    let effects = step(&mut conductor, 600_000, finished(1));
+    let decode = Effect::StartDecode { request: baton_types::RequestId(1), instance: baton_types::InstanceId(1) };
+    assert_eq!(effects, [decode], "no hand-off: it decodes at once");
+}
+
+#[test]
+fn a_request_prefills_where_its_history_already_is() {
+    let mut conductor = conductor_of(config(), &[spec(0, Role::Prefill), spec(1, Role::Decode)]);
+    // The next turn of a conversation: 30 of its 31 blocks lie on the decode instance. The network
+    // is too slow to bring them over.
+    let slow = |s| InstanceSpec { net_bytes_per_s: 1_000_000, ..s };
+    let mut far = conductor_of(config(), &[slow(spec(0, Role::Prefill)), slow(spec(1, Role::Decode))]);
+    for c in [&mut conductor, &mut far] {
+        hold(c, 1, &shared_chain(30), Tier::Hbm);
+    }
+    assert!(is_local(started(&offer(&mut far, 0, request(1, 31 * BLOCK, 30)))));
+    let idle = started(&offer(&mut conductor, 0, request(2, 31 * BLOCK, 0)));
+    assert!(!is_local(idle), "what is new goes to the pool");
+}
+
+#[test]
+fn nothing_prefills_on_a_decode_instance_where_that_is_switched_off() {
+    let off = SchedulerConfig { local_prefill: false, ..config() };
+    let unmixed = InstanceSpec { mixed_chunk_tokens: Some(0), ..spec(1, Role::Decode) };
+    for mut conductor in [beside_a_busy_pool(off, spec(1, Role::Decode)), beside_a_busy_pool(config(), unmixed)] {
+        let effects = offer(&mut conductor, 0, request(1, 4_000, 0));
+        assert!(starts(&effects).iter().all(|s| !is_local(*s)), "{effects:?}");
+    }
+}
+
+#[test]
+fn a_decode_whose_steps_fill_the_objective_takes_no_prefill() {
+    // A step of 10 ms beside an objective of 11: no chunk fits into nine tenths of that.
+    let tight = SloClass { tbt_us: 11_000, ..SloClass::default() };
+    let mut conductor =
+        beside_a_busy_pool(SchedulerConfig { classes: Vec::from([tight]), ..config() }, spec(1, Role::Decode));
+    decoding(&mut conductor, foretold(901, 1_000, 5_000), 1);
+    let effects = offer(&mut conductor, 0, foretold(1, 4_000, 10));
+    assert!(starts(&effects).iter().all(|s| !is_local(*s)), "{effects:?}");
+}
+
+#[test]
+fn a_fixed_chunk_that_breaks_the_objective_is_not_mixed_in() {
+    // 2,000 tokens beside each step take 200 ms; the objective is 100 ms.
+    let coarse = InstanceSpec { mixed_chunk_tokens: Some(2_000), ..spec(1, Role::Decode) };
+    let mut conductor = beside_a_busy_pool(config(), coarse);
+    decoding(&mut conductor, foretold(901, 1_000, 5_000), 1);
+    let effects = offer(&mut conductor, 0, foretold(1, 4_000, 10));
+    assert!(starts(&effects).iter().all(|s| !is_local(*s)), "{effects:?}");
+    let fine = InstanceSpec { mixed_chunk_tokens: Some(500), ..spec(1, Role::Decode) };
+    let mut conductor = beside_a_busy_pool(config(), fine);
+    decoding(&mut conductor, foretold(901, 1_000, 5_000), 1);
+    assert!(is_local(started(&offer(&mut conductor, 0, foretold(1, 4_000, 10)))), "500 tokens take 60 ms");
+}
+
+#[test]
+fn the_busier_the_decodes_the_longer_a_local_prefill_is_predicted_to_take() {
+    let terms = |decodes: u64| {
+        let explained = SchedulerConfig { explain_every: 1, ..config() };
+        let decode = InstanceSpec { profile: heavy_decode(), ..spec(1, Role::Decode) };
+        let mut conductor = beside_a_busy_pool(explained, decode);
+        for id in 0..decodes {
+            decoding(&mut conductor, foretold(910 + id, 6_000, 5_000), 1);
+        }
+        let effects = offer(&mut conductor, 0, foretold(1, 4_000, 10));
+        effects
+            .iter()
+            .find_map(|e| if let Effect::Explain(d) = e { d.candidates.iter().find(|c| c.instance.0 == 1).copied() } else { None })
+            .expect("the decode instance is a candidate")
+    };
+    let (idle, some, more) = (terms(0), terms(2), terms(5));
+    assert!(idle.compute_us < some.compute_us && some.compute_us < more.compute_us, "{idle:?} {some:?} {more:?}");
+}
+
+#[test]
+fn without_a_prefill_pool_nothing_is_promised() {
+    let mut conductor = conductor_of(config(), &[spec(0, Role::Decode)]);
+    let refused = rejection(&offer(&mut conductor, 0, request(1, 4_000, 0)));
+    assert_eq!(refused.map(|r| r.reason), Some(crate::RejectReason::NoInstance));
+}
+
+#[test]
+fn an_engine_that_does_both_keeps_both_legs() {
+    let mut conductor = conductor_of(config(), &[spec(0, Role::Both), spec(1, Role::Both)]);
+    let homes: Vec<Started> =
+        (0..4).flat_map(|id| starts(&offer(&mut conductor, 0, request(id, 2_000, 0)))).collect();
+    assert!(homes.len() >= 2 && homes.iter().all(|s| is_local(*s)), "{homes:?}");
+    assert!(homes.iter().any(|s| s.prefill == 0) && homes.iter().any(|s| s.prefill == 1), "both work: {homes:?}");
+}
+
+/// A pipeline of four nodes (instance 0), a single node (instance 1) and a decode.
+fn pipelined() -> Conductor {
+    let pipeline = InstanceSpec { pipeline_nodes: 4, ..spec(0, Role::Prefill) };
+    let off = SchedulerConfig { local_prefill: false, ..config() };
+    conductor_of(off, &[pipeline, spec(1, Role::Prefill), spec(2, Role::Decode)])
+}
+
+#[test]
+fn a_long_prompt_takes_the_pipeline() {
+    let mut conductor = pipelined();
+    burden(&mut conductor, request(900, 1, 0), (0, 2), 1_500_000);
+    // 8 s on a single node, a quarter of it and a wait of 1.5 s in the pipeline.
+    assert!(offer(&mut conductor, 0, request(1, 80_000, 0)).is_empty());
+    assert_eq!(conductor.snapshot().instances[0].waiting, 1);
+}
+
+#[test]
+fn a_short_prompt_loses_nothing_in_a_pipeline_and_does_not_wait_for_one() {
+    let mut busy = pipelined();
+    burden(&mut busy, request(900, 1, 0), (0, 2), 1_500_000);
+    assert_eq!(started(&offer(&mut busy, 0, request(1, 2_000, 0))).prefill, 1);
+    // One pass through four nodes takes as long as one pass through one node, not longer.
+    let ttft = |nodes: u32| {
+        let one = InstanceSpec { pipeline_nodes: nodes, ..spec(0, Role::Prefill) };
+        let explained = SchedulerConfig { explain_every: 1, local_prefill: false, ..config() };
+        let mut conductor = conductor_of(explained, &[one, spec(1, Role::Decode)]);
+        let effects = offer(&mut conductor, 0, request(1, 2_000, 0));
+        effects
+            .iter()
+            .find_map(|e| if let Effect::Explain(d) = e { Some(d.candidates[0].ttft_us) } else { None })
+            .expect("explained")
+    };
+    assert!(ttft(4).abs_diff(ttft(1)) <= 5, "{} {}", ttft(4), ttft(1));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// D25: wherever a prefill is mixed into decode steps, a chunk of useful size fits beside the
+    /// decodes within the objective.
+    #[test]
+    fn local_prefills_leave_the_objective_standing(
+        tbt_us in 11_000u64..120_000, decodes in 0u64..6, context in 1_000u64..10_000, prompt in 500u64..9_000,
+    ) {
+        let class = SloClass { tbt_us, ..SloClass::default() };
+        let decode = InstanceSpec { profile: heavy_decode(), ..spec(1, Role::Decode) };
+        let mut conductor = beside_a_busy_pool(SchedulerConfig { classes: Vec::from([class]), ..config() }, decode);
+        for id in 0..decodes {
+            decoding(&mut conductor, foretold(910 + id, context, 4_000), 1);
+        }
+        let effects = offer(&mut conductor, 0, foretold(1, prompt, 10));
+        for start in starts(&effects).into_iter().filter(|s| is_local(*s)) {
+            let batch_us = if decodes == 0 { 0 } else { 10_000 + (decodes - 1) * 10_000 / 63 + decodes * (context + 2_000) };
+            // At least one token must fit: 1.1 ms for the pass less 1 ms that a mixed step shares.
+            prop_assert!(batch_us + 100 <= tbt_us, "{start:?} beside steps of {batch_us} µs");
+        }
+    }
+}

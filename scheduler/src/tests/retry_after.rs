@@ -1,0 +1,109 @@
+//! D14: a refusal says when the same request would be let in, and that is true: not much later,
+//! and not much earlier.
+
+use alloc::vec::Vec;
+use baton_types::Role;
+use proptest::prelude::*;
+
+use crate::testing::{burden, conductor_of, foretold, heavy_decode, offer, plain, rejection, request, spec, step};
+use crate::{AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason, Rejection, Request};
+
+/// What other routers have placed before: (work µs, prompt tokens, output tokens).
+type Load = Vec<(u64, u64, u32)>;
+
+/// One prefill, one decode, that load, and nobody else.
+fn stage(load: &[(u64, u64, u32)], capacity_tokens: u64) -> Conductor {
+    let decode = InstanceSpec { profile: heavy_decode(), capacity_tokens, ..spec(1, Role::Decode) };
+    let prefill = InstanceSpec { capacity_tokens: 1_000_000, ..spec(0, Role::Prefill) };
+    let mut conductor = conductor_of(plain(PolicyName::Baton, AdmissionMode::Slo), &[prefill, decode]);
+    for (id, (work_us, prompt, output)) in (900..).zip(load) {
+        burden(&mut conductor, foretold(id, *prompt, *output), (0, 1), *work_us);
+    }
+    conductor
+}
+
+/// Offers the request at `now_us` to an otherwise quiet conductor, waking it whenever it asks.
+fn offered_at(load: &[(u64, u64, u32)], capacity_tokens: u64, now_us: u64, request: Request) -> Option<Rejection> {
+    let mut conductor = stage(load, capacity_tokens);
+    while let Some(wake_us) = conductor.next_deadline().filter(|wake_us| *wake_us < now_us) {
+        step(&mut conductor, wake_us, Input::TimerFired);
+    }
+    rejection(&offer(&mut conductor, now_us, request))
+}
+
+/// Checks the refusal of `request`, if there is one, against what happens to those who come back.
+fn check(load: &[(u64, u64, u32)], capacity_tokens: u64, request: &Request) -> Option<Rejection> {
+    let refused = offered_at(load, capacity_tokens, 0, request.clone())?;
+    let after_us = refused.retry_after_us;
+    let back = offered_at(load, capacity_tokens, after_us, request.clone());
+    assert_eq!(back, None, "told to come back after {after_us} µs ({:?})", refused.reason);
+    // The shortest answer is a millisecond: no promise can be finer than that.
+    if after_us > 10_000 {
+        let early = offered_at(load, capacity_tokens, after_us / 5 * 4, request.clone());
+        assert!(early.is_some(), "told to wait {after_us} µs ({:?}), four fifths were enough", refused.reason);
+    }
+    Some(refused)
+}
+
+#[test]
+fn a_late_first_token_is_told_how_late() {
+    let refused = check(&[(35_000_000, 100, 10)], 1_000_000, &request(1, 10_000, 0)).expect("35 s of queue");
+    assert_eq!(refused.reason, RejectReason::Ttft);
+    assert!((5_000_000..9_000_000).contains(&refused.retry_after_us), "{refused:?}");
+}
+
+#[test]
+fn a_full_decode_is_told_when_room_is_predicted() {
+    // Two decodes of 40,000 tokens that take about nine and eighteen seconds.
+    let load = [(0, 40_000, 100), (0, 40_000, 200)];
+    let refused = check(&load, 90_000, &foretold(1, 20_000, 100)).expect("9,700 tokens are free");
+    assert_eq!(refused.reason, RejectReason::Room);
+    assert!(refused.retry_after_us > 1_000_000, "{refused:?}");
+}
+
+#[test]
+fn a_slow_decode_is_told_when_it_is_predicted_to_be_faster() {
+    let refused = check(&[(0, 45_000, 100), (0, 40_000, 300)], 1_000_000, &foretold(1, 5_000, 100)).expect("100 ms a step");
+    assert_eq!(refused.reason, RejectReason::Tbt);
+    assert!(refused.retry_after_us > 1_000_000, "{refused:?}");
+}
+
+#[test]
+fn refusals_of_the_paper_modes_name_a_time_too() {
+    for mode in [AdmissionMode::AtDecode, AdmissionMode::Early, AdmissionMode::EarlyPredict] {
+        let mut conductor = crate::testing::conductor(plain(PolicyName::Mooncake, mode), 1, 1);
+        burden(&mut conductor, request(900, 1, 0), (0, 1), 50_000_000);
+        let refused = rejection(&offer(&mut conductor, 0, request(1, 1000, 0))).expect("50 s of queue");
+        assert!((19_000_000..22_000_000).contains(&refused.retry_after_us), "{mode:?} {refused:?}");
+        let back = rejection(&offer(&mut conductor, refused.retry_after_us, request(1, 1000, 0)));
+        assert_eq!(back, None, "{mode:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_ttft_refusal_is_true(works in proptest::collection::vec(1u64..20_000_000, 1..6), prompt in 1u64..60_000) {
+        let load: Load = works.iter().map(|w| (*w, 10, 1)).collect();
+        if let Some(refused) = check(&load, 1_000_000, &foretold(1, prompt, 10)) {
+            prop_assert_eq!(refused.reason, RejectReason::Ttft);
+        }
+    }
+
+    #[test]
+    fn a_room_refusal_is_true(
+        held in proptest::collection::vec((1_000u64..20_000, 10u32..400), 2..8), prompt in 1u64..20_000, output in 1u32..500,
+    ) {
+        let load: Load = held.iter().map(|(prompt, output)| (0, *prompt, *output)).collect();
+        check(&load, 60_000, &foretold(1, prompt, output));
+    }
+
+    #[test]
+    fn a_tbt_refusal_is_true(
+        held in proptest::collection::vec((10_000u64..50_000, 10u32..400), 2..6), prompt in 1u64..20_000, output in 1u32..500,
+    ) {
+        let load: Load = held.iter().map(|(prompt, output)| (0, *prompt, *output)).collect();
+        check(&load, 4_000_000, &foretold(1, prompt, output));
+    }
+}

@@ -1,0 +1,230 @@
+//! What an engine does next: a pass, a mixed step, or a run of decode steps.
+
+use baton_types::{CostProfile, StepCost};
+
+use super::{Engine, Mix, Prefilling, to_us};
+
+/// What one stride consists of.
+#[derive(Clone, Debug)]
+pub(super) struct Stride {
+    pub start_ps: u64,
+    pub end_ps: u64,
+    /// When the next stride may start: earlier than `end_ps` only in a pipeline.
+    pub free_ps: u64,
+    /// Engine time that it takes: less than from start to end where it waits for the pass ahead.
+    pub work_ps: u64,
+    /// Prompt tokens given to each job of the pass, by serial.
+    pub chunks: Vec<(u64, u64)>,
+    /// Decode steps taken by every running sequence.
+    pub steps: u64,
+    /// Batch context at its start, tokens.
+    pub context_tokens: u64,
+    /// Batch at its start, and what a step of it costs.
+    pub batch: u64,
+    pub cost: StepCost,
+}
+
+impl Stride {
+    /// When the first `steps` steps of a run of decode steps end, ps.
+    pub(super) const fn steps_end_ps(&self, steps: u64) -> u64 {
+        self.start_ps + self.cost.run_ps(self.context_tokens, self.batch, steps)
+    }
+
+    /// When its first step ends, µs.
+    pub(super) fn first_step_us(&self) -> u64 {
+        to_us(if self.chunks.is_empty() { self.steps_end_ps(1) } else { self.end_ps })
+    }
+
+    /// Steps of a run of decode steps that have ended by `now_us`.
+    pub(super) fn steps_by(&self, now_us: u64) -> u64 {
+        let (mut low, mut high) = (0, self.steps);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            if to_us(self.steps_end_ps(middle)) <= now_us { low = middle } else { high = middle - 1 }
+        }
+        low
+    }
+}
+
+/// What a pass may hold.
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    tokens: u64,
+    /// Time for its prompt tokens at the profile's speed, µs.
+    time_us: f64,
+}
+
+/// A pass as far as it is filled.
+#[derive(Clone, Copy, Debug, Default)]
+struct Filled {
+    tokens: u64,
+    attention_us: f64,
+}
+
+impl Filled {
+    #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
+    fn work_us(&self, profile: &CostProfile) -> f64 {
+        profile.dense_us(self.tokens as f64) + self.attention_us
+    }
+
+    fn with(&self, profile: &CostProfile, take: u64, prefix: u64) -> Self {
+        let attention_us = self.attention_us + profile.attention_us(take, prefix);
+        Self { tokens: self.tokens + take, attention_us }
+    }
+
+    /// Tokens of the job that still fit.
+    fn share_of(&self, profile: &CostProfile, limit: Limit, job: &Prefilling) -> u64 {
+        let most = job.job.left_tokens.min(limit.tokens - self.tokens);
+        let fits = |take| self.with(profile, take, job.job.prefix_tokens).work_us(profile) <= limit.time_us;
+        if fits(most) {
+            return most;
+        }
+        let (mut low, mut high) = (0, most);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            if fits(middle) { low = middle } else { high = middle - 1 }
+        }
+        low
+    }
+}
+
+impl Engine {
+    pub(super) fn plan(&mut self) -> Stride {
+        let whole = |tokens: u64| Limit { tokens: tokens.max(1), time_us: f64::INFINITY };
+        let prefills = self.jobs.iter().any(|p| p.job.left_tokens > 0);
+        if !self.running.is_empty() {
+            // A token needs the one before: nothing overlaps with a step.
+            let left_ps = self.in_pipeline.back().map_or(0, |s| s.end_ps);
+            self.clock_ps = self.clock_ps.max(left_ps);
+        }
+        match (prefills, self.running.is_empty(), self.mix) {
+            (false, ..) => self.plan_decodes(),
+            (true, true, Mix::Fixed(tokens)) if self.pipeline_nodes == 1 => self.plan_pass(whole(tokens.into()), false),
+            (true, true, _) | (true, false, Mix::PrefillFirst) => self.plan_pass(whole(self.pass_tokens), false),
+            (true, false, Mix::Fixed(tokens)) => self.plan_pass(whole(tokens.into()), true),
+            (true, false, Mix::Target(us)) => match self.mixed_limit(us) {
+                Some(limit) => self.plan_pass(limit, true),
+                None => self.plan_decodes(),
+            },
+        }
+    }
+
+    /// Room for prompt tokens beside a decode step within `target_us`, if there is any.
+    #[expect(clippy::cast_precision_loss, reason = "step times are far below 2^53")]
+    fn mixed_limit(&self, target_us: u64) -> Option<Limit> {
+        let free_us = target_us as f64 - self.step_cost().step_ps(self.context_tokens) as f64 / 1e6;
+        let speed = self.speed_permille as f64 / 1000.0;
+        let limit = Limit { tokens: self.pass_tokens, time_us: free_us * speed + self.profile.shared_us };
+        let first = self.jobs.iter().find(|p| p.job.left_tokens > 0)?;
+        let some = free_us > 0.0 && Filled::default().share_of(&self.profile, limit, first) > 0;
+        some.then_some(limit)
+    }
+
+    /// A pass over the first jobs, with a decode step of the batch in it if `mixed`.
+    fn plan_pass(&mut self, limit: Limit, mixed: bool) -> Stride {
+        let profile = self.profile.clone();
+        let mut filled = Filled::default();
+        let mut chunks = Vec::with_capacity(2);
+        for prefilling in &mut self.jobs {
+            if filled.tokens == limit.tokens {
+                break;
+            }
+            if prefilling.job.left_tokens == 0 {
+                continue;
+            }
+            let take = filled.share_of(&profile, limit, prefilling);
+            if take == 0 {
+                break;
+            }
+            filled = filled.with(&profile, take, prefilling.job.prefix_tokens);
+            if !prefilling.started {
+                prefilling.started = true;
+                self.started.push(prefilling.job.slot);
+            }
+            prefilling.job.left_tokens -= take;
+            prefilling.job.prefix_tokens += take;
+            prefilling.passes += 1;
+            chunks.push((prefilling.serial, take));
+        }
+        let cost = self.step_cost();
+        let shared_us = if mixed { self.profile.shared_us } else { 0.0 };
+        let mut cost_ps = self.scaled((filled.work_us(&profile) - shared_us).max(0.001));
+        if mixed {
+            cost_ps += cost.step_ps(self.context_tokens);
+        }
+        self.prefill_busy_ps += cost_ps / self.pipeline_nodes;
+        self.note_range(u64::from(mixed), (self.running.len() as u64, self.context_tokens));
+        let (free_ps, end_ps) = self.pass_times(cost_ps);
+        Stride {
+            start_ps: self.clock_ps,
+            end_ps,
+            free_ps,
+            work_ps: cost_ps,
+            chunks,
+            steps: u64::from(mixed),
+            context_tokens: self.context_tokens,
+            batch: self.running.len() as u64,
+            cost,
+        }
+    }
+
+    /// When the entrance is free again after a pass of `cost_ps`, and when the pass leaves.
+    fn pass_times(&self, cost_ps: u64) -> (u64, u64) {
+        if self.pipeline_nodes == 1 || !self.running.is_empty() {
+            return (self.clock_ps + cost_ps, self.clock_ps + cost_ps);
+        }
+        let stage_ps = cost_ps / self.pipeline_nodes;
+        // A pass cannot overtake the one before: it leaves one stage after it at the earliest.
+        let behind_ps = self.in_pipeline.back().map_or(0, |s| s.end_ps + stage_ps);
+        (self.clock_ps + stage_ps, (self.clock_ps + cost_ps).max(behind_ps))
+    }
+
+    /// Decode steps until the first sequence ends.
+    fn plan_decodes(&self) -> Stride {
+        let least = self.running.iter().map(|d| d.sequence.left_tokens).min().unwrap_or(1).max(1);
+        let steps = if self.step_once { 1 } else { u64::from(least) };
+        let (cost, batch) = (self.step_cost(), self.running.len() as u64);
+        let end_ps = self.clock_ps + cost.run_ps(self.context_tokens, batch, steps);
+        Stride {
+            start_ps: self.clock_ps,
+            end_ps,
+            free_ps: end_ps,
+            work_ps: end_ps - self.clock_ps,
+            chunks: Vec::new(),
+            steps,
+            context_tokens: self.context_tokens,
+            batch,
+            cost,
+        }
+    }
+
+    /// Cost of a decode step of the present batch, at the present speed.
+    fn step_cost(&self) -> StepCost {
+        let batch = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
+        let mut cost = self.profile.step_cost(batch);
+        if self.speed_permille != 1000 {
+            cost.base_ps = cost.base_ps * 1000 / self.speed_permille;
+            cost.slope_ps = cost.slope_ps * 1000 / self.speed_permille;
+        }
+        cost
+    }
+
+    fn scaled(&self, us: f64) -> u64 {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "costs are positive and far below 2^53 ps")]
+        let ps = (us * 1e6) as u64;
+        if self.speed_permille == 1000 { ps } else { ps * 1000 / self.speed_permille }
+    }
+
+    /// Counts the steps of a run over `(batch, context tokens)` that lie outside the profile's
+    /// measured range.
+    pub(super) fn note_range(&mut self, steps: u64, (batch, context_tokens): (u64, u64)) {
+        let valid = &self.profile.valid;
+        let most = batch * valid.max_context_tokens.max(1);
+        let inside = match (most.checked_sub(context_tokens), batch) {
+            (_, 0) => steps,
+            (Some(spare), _) if batch <= u64::from(valid.max_batch.max(1)) => spare / batch + 1,
+            _ => 0,
+        };
+        self.outside_steps += steps.saturating_sub(inside);
+    }
+}

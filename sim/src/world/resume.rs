@@ -1,0 +1,65 @@
+//! A decode died in the middle of its answer: what left for the client is part of the prompt now,
+//! and the answer goes on from there.
+
+use baton_scheduler::Input;
+use baton_types::{BlockKey, ChainHasher, RequestId};
+
+use super::World;
+use crate::engine::Lost;
+
+/// Seed of the names of blocks that hold generated tokens: no other request has them.
+const OWN_SEED: u64 = 0x0B5E_55ED;
+
+impl World {
+    /// Takes in how far a decode came. Its conductor learns it before it learns of the loss, so
+    /// that the next placement counts what was emitted.
+    pub(crate) fn interrupted(&mut self, lost: Lost) {
+        let block_tokens = u64::from(self.setup.scheduler.block_tokens);
+        let live = &mut self.live[lost.slot as usize];
+        live.streamed_tokens += lost.emitted_tokens;
+        live.gaps_us.extend(lost.gaps_us);
+        if lost.emitted_tokens > 0 {
+            live.last_token_us = lost.last_token_us;
+        }
+        if live.streamed_tokens == 0 {
+            return;
+        }
+        live.prompt_tokens = live.asked_tokens + u64::from(live.streamed_tokens);
+        let whole = usize::try_from(live.asked_tokens / block_tokens).unwrap_or(usize::MAX);
+        live.keys.truncate(whole);
+        extend(&mut live.keys, live.id, live.prompt_tokens, block_tokens);
+        let input = Input::TokensEmitted { request: live.id, emitted_tokens: live.streamed_tokens };
+        self.report(lost.slot, input);
+    }
+}
+
+/// Names the blocks from the end of `keys` to the end of the prompt. Full ones keep their names
+/// when the prompt grows again; a partial one does not.
+fn extend(keys: &mut Vec<BlockKey>, id: RequestId, prompt_tokens: u64, block_tokens: u64) {
+    let mut hasher = ChainHasher::new(OWN_SEED, &id.0.to_le_bytes());
+    for block in keys.len() as u64..prompt_tokens.div_ceil(block_tokens) {
+        keys.push(hasher.push_id(((block + 1) * block_tokens).min(prompt_tokens)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extended(id: u64, prompt_tokens: u64) -> Vec<BlockKey> {
+        let mut keys = vec![BlockKey(1), BlockKey(2)];
+        extend(&mut keys, RequestId(id), prompt_tokens, 100);
+        keys
+    }
+
+    #[test]
+    fn only_full_blocks_keep_their_names_and_nobody_else_has_them() {
+        let (short, long) = (extended(7, 450), extended(7, 610));
+        assert_eq!((short.len(), long.len()), (5, 7));
+        assert_eq!(short[..4], long[..4]);
+        assert_ne!(short[4], long[4], "the fifth was partial");
+        let other = extended(8, 450);
+        assert!(short[2..].iter().all(|key| !other[2..].contains(key)));
+        assert_eq!(extended(7, 200).len(), 2, "nothing to add");
+    }
+}

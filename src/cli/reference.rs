@@ -1,0 +1,114 @@
+//! The reference of every setting, made from the doc comments beside the settings themselves and
+//! from their defaults, so that it cannot drift. A test compares `docs/config.md` with it.
+
+use std::fmt::Write as _;
+
+use crate::config::Config;
+
+/// A section of the file: its heading, the source that declares it, the struct, where its default is.
+struct Section {
+    heading: &'static str,
+    source: &'static str,
+    name: &'static str,
+    path: &'static [&'static str],
+}
+
+const OWN: &str = include_str!("../config.rs");
+const SCHEDULER: &str = include_str!("../../scheduler/src/config.rs");
+const CLASSES: &str = include_str!("../../scheduler/types/src/slo.rs");
+const TRANSFER: &str = include_str!("../../transfer/src/config.rs");
+
+const SECTIONS: [Section; 8] = [
+    Section { heading: "[cluster]", source: OWN, name: "ClusterConfig", path: &["cluster"] },
+    Section { heading: "[[cluster.pools]]", source: OWN, name: "PoolConfig", path: &["cluster", "pools"] },
+    Section { heading: "[scheduler]", source: SCHEDULER, name: "SchedulerConfig", path: &["scheduler"] },
+    Section { heading: "[[scheduler.classes]]", source: CLASSES, name: "SloClass", path: &["scheduler", "classes"] },
+    Section { heading: "[store]", source: OWN, name: "StoreSection", path: &["store"] },
+    Section { heading: "[transfer]", source: TRANSFER, name: "TransferConfig", path: &["transfer"] },
+    Section { heading: "[clients]", source: OWN, name: "ClientsConfig", path: &["clients"] },
+    Section { heading: "[faults]", source: OWN, name: "FaultsConfig", path: &["faults"] },
+];
+
+/// One setting: name and what its comment says.
+type Setting = (String, String);
+
+/// The fields of a struct with their comments.
+fn fields(source: &str, name: &str) -> Vec<Setting> {
+    let head = format!("pub struct {name} {{");
+    let body = source.split_once(&head).map_or("", |(_, rest)| rest);
+    let body = body.split_once("\n}").map_or(body, |(body, _)| body);
+    let (mut found, mut comment) = (Vec::new(), String::new());
+    for line in body.lines().map(str::trim) {
+        if let Some(text) = line.strip_prefix("///") {
+            comment.push_str(text);
+        } else if let Some((field, _)) = line.strip_prefix("pub ").and_then(|l| l.split_once(':')) {
+            found.push((field.to_owned(), comment.trim().to_owned()));
+            comment.clear();
+        }
+    }
+    found
+}
+
+/// The value at a path, through the first entry of any list on the way.
+fn at<'a>(value: &'a toml::Value, path: &[&str]) -> Option<&'a toml::Value> {
+    path.iter().try_fold(value, |value, key| {
+        let next = value.get(key)?;
+        next.as_array().map_or(Some(next), |list| list.first())
+    })
+}
+
+/// The page.
+pub fn page() -> Result<String, String> {
+    let defaults = toml::Value::try_from(Config::default()).map_err(|e| e.to_string())?;
+    let mut text = String::from(
+        "# Settings\n\nMade by `baton config reference > docs/config.md` from the comments beside the settings; a test compares. \
+         One TOML file, all of it optional; unknown keys are refused with the nearest known one. `baton config check FILE` \
+         says whether a file is valid, `baton config explain FILE` prints every setting in force.\n",
+    );
+    for section in &SECTIONS {
+        let _ = write!(text, "\n## `{}`\n\n| setting | default | meaning |\n|---|---|---|\n", section.heading);
+        for (name, meaning) in fields(section.source, section.name) {
+            let default = at(&defaults, section.path).and_then(|s| s.get(&name));
+            let default = match default {
+                Some(toml::Value::Array(list)) if list.is_empty() => "`[]`".to_owned(),
+                Some(toml::Value::Array(_) | toml::Value::Table(_)) => "see below".to_owned(),
+                Some(value) => format!("`{value}`"),
+                None => "–".to_owned(),
+            };
+            let _ = writeln!(text, "| `{name}` | {default} | {} |", meaning.replace('|', "\\|"));
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_is_described_with_its_default() {
+        let page = page().expect("the defaults are TOML");
+        assert!(!page.contains("| – |"), "a setting without a default: {page}");
+        for setting in ["balancing_threshold_permille", "pipeline_nodes", "ttft_us", "handoff_weight", "retries", "eviction"] {
+            assert!(page.contains(&format!("| `{setting}` | `")), "{setting} is missing");
+        }
+        for section in &SECTIONS {
+            for (name, meaning) in fields(section.source, section.name) {
+                assert!(!meaning.is_empty(), "{} {name} has no comment", section.heading);
+            }
+        }
+    }
+
+    #[test]
+    fn there_are_at_most_sixty_settings_and_their_lists() {
+        let count: usize = SECTIONS.iter().map(|s| fields(s.source, s.name).len()).sum();
+        assert!(count <= 72, "{count} settings: the budget is 60, faults and clients of the simulator aside");
+    }
+
+    #[test]
+    fn the_committed_page_is_this_one() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/config.md");
+        let committed = std::fs::read_to_string(path).expect("docs/config.md is in the tree");
+        assert_eq!(committed, page().expect("the defaults are TOML"), "run: baton config reference > docs/config.md");
+    }
+}
