@@ -19,7 +19,8 @@ impl Conductor {
     /// less the configured margin and less the room kept for higher bands, µs.
     pub(crate) fn deadline_us(&self, request: &Request, arrived_us: u64) -> u64 {
         let class = self.class(request);
-        let permille = u64::from(self.config.ttft_margin_permille) * u64::from(1000 - class.headroom_permille) / 1000;
+        let permille =
+            u64::from(self.config.ttft_margin_permille) * u64::from(1000 - class.headroom_permille) / 1000;
         arrived_us + class.ttft_us / 1000 * permille
     }
 
@@ -63,9 +64,8 @@ impl Conductor {
 
     /// Refusals that no placement can change: bounds, and prompts that fit nowhere.
     fn hopeless(&self, request: &Request) -> Option<Refusal> {
-        let refusal = |reason, retry_after_us| {
-            Some(Refusal { reason, retry_after_us, predicted_ttft_us: NEVER_US })
-        };
+        let refusal =
+            |reason, retry_after_us| Some(Refusal { reason, retry_after_us, predicted_ttft_us: NEVER_US });
         if self.requests.len() >= self.config.max_waiting_requests as usize {
             return refusal(RejectReason::QueueFull, 1_000_000);
         }
@@ -116,7 +116,12 @@ impl Conductor {
         }
     }
 
-    fn place_for(&mut self, request: &Request, deadline_us: u64, only_feasible: bool) -> Result<Placement, Refusal> {
+    fn place_for(
+        &mut self,
+        request: &Request,
+        deadline_us: u64,
+        only_feasible: bool,
+    ) -> Result<Placement, Refusal> {
         // The borrow of the entry's request is independent of the conductor's own state.
         let placed = self.place(request, deadline_us, only_feasible)?;
         if let Some(bound_us) = request.known_work_bound_us
@@ -132,14 +137,23 @@ impl Conductor {
     }
 
     /// What an admission mode of the paper says of a placement.
-    fn refusal_under(&self, mode: AdmissionMode, request: &Request, placement: &Placement) -> Option<Refusal> {
+    fn refusal_under(
+        &self,
+        mode: AdmissionMode,
+        request: &Request,
+        placement: &Placement,
+    ) -> Option<Refusal> {
         if matches!(mode, AdmissionMode::None | AdmissionMode::Auto | AdmissionMode::Slo) {
             return None;
         }
         let class = self.class(request);
         let ttft_us = placement.candidate.ttft_us;
         let refusal = |reason, retry_after_us: u64| {
-            Some(Refusal { reason, retry_after_us: retry_after_us.max(SOONEST_US), predicted_ttft_us: ttft_us })
+            Some(Refusal {
+                reason,
+                retry_after_us: retry_after_us.max(SOONEST_US),
+                predicted_ttft_us: ttft_us,
+            })
         };
         if ttft_us > class.ttft_us {
             return refusal(RejectReason::Ttft, ttft_us - class.ttft_us);
@@ -181,7 +195,7 @@ impl Conductor {
         let count = u32::try_from(pool().count()).unwrap_or(u32::MAX).max(1);
         let (mut batch, mut context, mut reserved) = (0u32, 0, 0);
         for instance in pool() {
-            let (b, c, r) = instance.decode.at(self.now_us, at_us);
+            let (b, c, r) = instance.decode.at_most(at_us);
             (batch, context, reserved) = (batch + b, context + c, reserved + r);
         }
         let first = pool().next()?;

@@ -193,8 +193,6 @@ impl Conductor {
 
     /// Whether `epoch` is the present life of a living instance (I12).
     pub(crate) fn is_current(&self, instance: InstanceId, epoch: Epoch) -> bool {
-        self.fleet
-            .get(instance)
-            .is_some_and(|i| i.spec.epoch == epoch && i.state != InstanceState::Lost)
+        self.fleet.get(instance).is_some_and(|i| i.spec.epoch == epoch && i.state != InstanceState::Lost)
     }
 }

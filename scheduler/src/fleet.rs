@@ -4,9 +4,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use baton_types::{CostProfile, Epoch, InstanceId, Role};
 
+use crate::estimate::DecodeLedger;
 use crate::estimate::Residual;
 use crate::queue::PrefillLedger;
-use crate::estimate::DecodeLedger;
 
 /// What an instance says of itself when it joins.
 #[derive(Clone, Debug, PartialEq)]

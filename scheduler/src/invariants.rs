@@ -37,7 +37,9 @@ impl Conductor {
         }
         let reserved = self.requests.iter().filter(|e| e.decode.is_some()).count();
         if promised != reserved {
-            return Err(format!("I8: {promised} decode slots for {reserved} requests with a decode instance"));
+            return Err(format!(
+                "I8: {promised} decode slots for {reserved} requests with a decode instance"
+            ));
         }
         self.check_starts()
     }
@@ -56,7 +58,10 @@ impl Conductor {
         }
         for slot in instance.decode.slots() {
             if self.requests.get(slot.request).is_none_or(|e| e.decode != Some(id)) {
-                return Err(format!("I8: instance {id} keeps room for request {}, which is not its own", slot.request));
+                return Err(format!(
+                    "I8: instance {id} keeps room for request {}, which is not its own",
+                    slot.request
+                ));
             }
         }
         Ok(())
@@ -70,7 +75,9 @@ impl Conductor {
                 return Err(format!("I8: request {} runs without decode room", entry.request.id));
             }
             let holds = |d: InstanceId| {
-                self.fleet.get(d).is_some_and(|i| i.decode.slots().iter().any(|s| s.request == entry.request.id))
+                self.fleet
+                    .get(d)
+                    .is_some_and(|i| i.decode.slots().iter().any(|s| s.request == entry.request.id))
             };
             if entry.decode.is_some_and(|d| !holds(d)) {
                 return Err(format!("I8: request {} lost its reservation", entry.request.id));

@@ -8,7 +8,12 @@ use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect, InstanceState, RejectReason, Rejection, Request};
 
 impl Conductor {
-    pub(crate) fn prefill_finished(&mut self, id: RequestId, measured: (u64, u64), effects: &mut Vec<Effect>) {
+    pub(crate) fn prefill_finished(
+        &mut self,
+        id: RequestId,
+        measured: (u64, u64),
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(entry) = self.requests.get_mut(id).filter(|e| e.stage == Stage::Prefilling) else {
             self.stats.stale_inputs += 1;
             return;
@@ -29,7 +34,8 @@ impl Conductor {
                 let spec = &instance.spec;
                 let new = prompt_tokens.saturating_sub(cached_tokens);
                 let nodes = f64::from(spec.pipeline_nodes.max(1));
-                let prior_us = spec.profile.chunked_prefill_us(new, cached_tokens, spec.pass_tokens.into()) / nodes;
+                let prior_us =
+                    spec.profile.chunked_prefill_us(new, cached_tokens, spec.pass_tokens.into()) / nodes;
                 #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
                 instance.prefill_residual.observe(prior_us, compute_us as f64);
             }
@@ -66,7 +72,9 @@ impl Conductor {
     /// The paper's second look, by the decode instance itself, once the prefill is already spent:
     /// true when it refused and everything was given back.
     fn refuse_at_decode(&mut self, id: RequestId, effects: &mut Vec<Effect>) -> bool {
-        let Some(reason) = self.requests.get(id).and_then(|e| self.overload_at_decode(e)) else { return false };
+        let Some(reason) = self.requests.get(id).and_then(|e| self.overload_at_decode(e)) else {
+            return false;
+        };
         let Some(entry) = self.requests.remove(id) else { return false };
         self.let_go(&entry, effects);
         self.stats.count_rejection(reason);
@@ -83,7 +91,8 @@ impl Conductor {
 
     fn overload_at_decode(&self, entry: &Entry) -> Option<RejectReason> {
         let mode = self.config.effective_admission();
-        let looks = matches!(mode, AdmissionMode::AtDecode | AdmissionMode::Early | AdmissionMode::EarlyPredict);
+        let looks =
+            matches!(mode, AdmissionMode::AtDecode | AdmissionMode::Early | AdmissionMode::EarlyPredict);
         // Who lost an instance was let in before; its client may have half of the answer.
         if !looks || entry.retries > 0 {
             return None;
@@ -101,7 +110,9 @@ impl Conductor {
     }
 
     pub(crate) fn handoff_failed(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
-        let Some(entry) = self.requests.get(id).filter(|e| matches!(e.stage, Stage::HandingOff | Stage::Prefilling)) else {
+        let Some(entry) =
+            self.requests.get(id).filter(|e| matches!(e.stage, Stage::HandingOff | Stage::Prefilling))
+        else {
             self.stats.stale_inputs += 1;
             return;
         };
@@ -125,7 +136,8 @@ impl Conductor {
             effects.push(Effect::Release { request: id, instance: old });
         }
         entry.retries += 1;
-        let target = self.decode_by_then(&entry.request, self.now_us).filter(|_| entry.retries <= self.config.max_retries);
+        let target =
+            self.decode_other_than(old, &entry.request).filter(|_| entry.retries <= self.config.max_retries);
         let Some(to) = target else {
             effects.push(Effect::Release { request: id, instance: from });
             self.fail(&entry, "handoff", effects);
@@ -135,6 +147,17 @@ impl Conductor {
         self.reserve_decode(&mut entry, to, now_us);
         effects.push(Effect::Handoff { request: id, from, to, room_tokens: entry.room_tokens });
         self.requests.insert(entry);
+    }
+
+    /// Where to hand over to once `failed` has failed: elsewhere if there is an elsewhere.
+    fn decode_other_than(&self, failed: Option<InstanceId>, request: &Request) -> Option<InstanceId> {
+        let best = self.decode_by_then(request, self.now_us);
+        if best != failed {
+            return best;
+        }
+        let others = self.fleet.decodes.iter().filter(|id| Some(**id) != failed && self.holds(**id, request));
+        let others = others.filter_map(|id| self.fleet.get(*id));
+        others.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id).or(best)
     }
 
     pub(crate) fn fetch_finished(&mut self, id: RequestId, ok: bool) {
@@ -177,7 +200,9 @@ impl Conductor {
         };
         let request = &mut entry.request;
         // The last block goes on with tokens that only this answer has.
-        request.chain.truncate(usize::try_from(request.prompt_tokens / u64::from(block)).unwrap_or(usize::MAX));
+        request
+            .chain
+            .truncate(usize::try_from(request.prompt_tokens / u64::from(block)).unwrap_or(usize::MAX));
         request.prompt_tokens += u64::from(emitted_tokens.saturating_sub(request.emitted_tokens));
         request.emitted_tokens = request.emitted_tokens.max(emitted_tokens);
     }
@@ -325,7 +350,12 @@ impl Conductor {
         let (prefill, decode) = at;
         let alive = |id| self.fleet.get(id).is_some_and(|i| i.state != InstanceState::Lost);
         let full = self.requests.len() >= self.config.max_waiting_requests as usize;
-        if request.prompt_tokens == 0 || self.requests.contains(request.id) || full || !alive(prefill) || !alive(decode) {
+        if request.prompt_tokens == 0
+            || self.requests.contains(request.id)
+            || full
+            || !alive(prefill)
+            || !alive(decode)
+        {
             self.stats.stale_inputs += 1;
             return;
         }
@@ -351,7 +381,8 @@ impl Conductor {
         let ahead = self.fleet.get(prefill).map_or(0, |i| i.backlog_us(now_us));
         self.reserve_decode(&mut entry, decode, now_us + ahead + work_us);
         if let Some(instance) = self.fleet.get_mut(prefill) {
-            let work = crate::queue::Dispatched { request: entry.request.id, work_us, new_tokens: entry.new_tokens };
+            let work =
+                crate::queue::Dispatched { request: entry.request.id, work_us, new_tokens: entry.new_tokens };
             instance.prefill.dispatch(now_us, work);
         }
         self.requests.insert(entry);

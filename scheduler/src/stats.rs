@@ -104,7 +104,11 @@ impl Conductor {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "step times are positive and small")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "step times are positive and small"
+        )]
         let load = |i: &crate::fleet::Instance| {
             let (batch, context, _) = i.decode.now();
             InstanceLoad {

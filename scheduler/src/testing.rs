@@ -110,7 +110,13 @@ pub(crate) fn naive_prefill_us(new_tokens: u64) -> u64 {
 
 /// A configuration under which a decision depends on little: no local prefill, no replication.
 pub(crate) fn plain(policy: PolicyName, admission: AdmissionMode) -> SchedulerConfig {
-    SchedulerConfig { policy, admission, local_prefill: false, replicate: false, ..SchedulerConfig::default() }
+    SchedulerConfig {
+        policy,
+        admission,
+        local_prefill: false,
+        replicate: false,
+        ..SchedulerConfig::default()
+    }
 }
 
 /// A conductor over `prefills` + `decodes` instances.
@@ -185,13 +191,9 @@ pub(crate) struct Started {
 /// Every prefill that the effects start.
 pub(crate) fn starts(effects: &[Effect]) -> Vec<Started> {
     let start = |effect: &Effect| match *effect {
-        Effect::StartPrefill { request, instance, decode, fetch, room_tokens, .. } => Some(Started {
-            request: request.0,
-            prefill: instance.0,
-            decode: decode.0,
-            fetch,
-            room_tokens,
-        }),
+        Effect::StartPrefill { request, instance, decode, fetch, room_tokens, .. } => {
+            Some(Started { request: request.0, prefill: instance.0, decode: decode.0, fetch, room_tokens })
+        }
         _ => None,
     };
     effects.iter().filter_map(start).collect()
@@ -220,7 +222,9 @@ pub(crate) fn releases(effects: &[Effect]) -> Vec<(u64, u32)> {
 
 /// The failure among the effects, if any.
 pub(crate) fn failure(effects: &[Effect]) -> Option<(u64, &'static str)> {
-    effects.iter().find_map(|e| if let Effect::Fail { request, stage } = e { Some((request.0, *stage)) } else { None })
+    effects
+        .iter()
+        .find_map(|e| if let Effect::Fail { request, stage } = e { Some((request.0, *stage)) } else { None })
 }
 
 /// Asserts that no instance owes anything to anyone.

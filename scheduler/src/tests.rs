@@ -8,5 +8,8 @@ mod explain;
 mod failures;
 mod fetch;
 mod local;
+mod peers;
+mod policies;
+mod replication;
 mod retry_after;
 mod scripts;

@@ -326,6 +326,12 @@ impl World {
         holders
     }
 
+    /// Outcomes so far, when they are kept.
+    #[must_use]
+    pub fn outcomes(&self) -> &[crate::metrics::Outcome] {
+        &self.metrics.outcomes
+    }
+
     /// What was measured.
     #[must_use]
     pub fn into_metrics(mut self) -> crate::metrics::Collector {

@@ -88,6 +88,16 @@ impl DecodeLedger {
         load
     }
 
+    /// The same by the paper's system-level rule: whoever has outlived the assumed duration is
+    /// taken to be gone.
+    pub(crate) fn at_most(&self, at_us: u64) -> (u32, u64, u64) {
+        let mut load = (0, 0, 0);
+        for slot in self.slots.iter().filter(|s| s.start_us <= at_us && s.finish_us > at_us) {
+            load = (load.0 + 1, load.1 + slot.context_tokens, load.2 + slot.reserved_tokens);
+        }
+        load
+    }
+
     /// Batch and context of those that decode at this moment.
     pub(crate) fn now(&self) -> (u32, u64, u64) {
         let mut load = (0, 0, 0);
@@ -112,7 +122,8 @@ impl DecodeLedger {
             tokens <= free && (promised * 2 <= capacity_tokens || tokens * 4 <= free)
         };
         // Everything promised counted together: no need to look at when each starts and ends.
-        fair(self.reserved_tokens) || (0..4).all(|third| fair(self.at(when.0, when.1 + stay_us * third / 3).2))
+        fair(self.reserved_tokens)
+            || (0..4).all(|third| fair(self.at(when.0, when.1 + stay_us * third / 3).2))
     }
 
     /// Predicted step time with one more request of `context_tokens`, at `at_us`, µs.
@@ -163,6 +174,7 @@ mod tests {
         ledger.start(RequestId(1), 30);
         assert_eq!(ledger.now(), (1, 10, 20));
         assert_eq!(ledger.at(200, 250).0, 1, "an overdue decode is still there");
+        assert_eq!(ledger.at_most(250).0, 0, "the paper's rule takes it for gone");
         assert!(ledger.release(RequestId(1)) && !ledger.release(RequestId(1)));
         assert_eq!(ledger.all(), (1, 20));
     }
@@ -172,7 +184,10 @@ mod tests {
         let mut ledger = DecodeLedger::default();
         ledger.reserve(slot(1, 0, 100, 10));
         ledger.reserve(slot(2, 0, 300, 10));
-        assert!(ledger.fits_fairly((0, 0), (2, 0), 50) && !ledger.fits_fairly((0, 0), (3, 0), 50), "a quarter of ten");
+        assert!(
+            ledger.fits_fairly((0, 0), (2, 0), 50) && !ledger.fits_fairly((0, 0), (3, 0), 50),
+            "a quarter of ten"
+        );
         assert!(ledger.fits_fairly((0, 150), (30, 0), 50), "by then the first has ended and most is free");
         assert!(!ledger.fits_fairly((0, 150), (31, 0), 50));
     }

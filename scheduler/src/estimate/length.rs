@@ -85,7 +85,13 @@ impl LengthEstimator {
     }
 
     /// Takes in one finished answer and how long its decode took.
-    pub(crate) fn observe(&mut self, class: ClassId, prompt_tokens: u64, output_tokens: u32, duration_us: u64) {
+    pub(crate) fn observe(
+        &mut self,
+        class: ClassId,
+        prompt_tokens: u64,
+        output_tokens: u32,
+        duration_us: u64,
+    ) {
         self.overall.observe(output_tokens);
         let at = class.index().min(self.classes.len() - 1);
         self.classes[at][Self::octave(prompt_tokens)]

@@ -9,7 +9,11 @@ use baton_types::Role;
 /// On a prefill instance: passes of at most `pass_tokens`, spread over the nodes of a pipeline.
 /// On one that decodes too: chunks between decode steps, each step filled up to `target_us`.
 /// [`NEVER_US`] when the decode steps alone fill the target, or a fixed chunk beside them breaks it.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are positive and far below 2^52")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "times are positive and far below 2^52"
+)]
 pub(crate) fn prefill_work_us(instance: &Instance, new: u64, prefix: u64, target_us: u64) -> u64 {
     let spec = &instance.spec;
     let alone = spec.profile.chunked_prefill_us(new, prefix, spec.pass_tokens.into());
@@ -19,7 +23,8 @@ pub(crate) fn prefill_work_us(instance: &Instance, new: u64, prefix: u64, target
         let (tokens, step_us) = mixed_rate(instance, prefix + new / 2, target_us);
         // An engine that always mixes the same chunk must not do so where that breaks a promise.
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-        let harms = spec.role == Role::Decode && instance.decode.all().0 > 0 && step_us > target_us as f64 + 1.0;
+        let harms =
+            spec.role == Role::Decode && instance.decode.all().0 > 0 && step_us > target_us as f64 + 1.0;
         if tokens == 0 || harms {
             return NEVER_US;
         }
@@ -40,7 +45,11 @@ pub(crate) fn mixed_rate(instance: &Instance, prefix: u64, target_us: u64) -> (u
     let shared = if batch == 0 { 0.0 } else { profile.shared_us };
     let tokens = match instance.spec.mixed_chunk_tokens {
         Some(fixed) => u64::from(fixed),
-        None => profile.chunk_within(target_us as f64 - decode_us + shared, prefix, instance.spec.pass_tokens.into()),
+        None => profile.chunk_within(
+            target_us as f64 - decode_us + shared,
+            prefix,
+            instance.spec.pass_tokens.into(),
+        ),
     };
     (tokens, decode_us + profile.prefill_us(tokens, prefix) - shared)
 }

@@ -30,7 +30,7 @@ impl Conductor {
         let pool = stranded.only.as_slice();
         let pool = if pool.is_empty() { self.fleet.decodes.as_slice() } else { pool };
         let able = pool.iter().filter(|id| self.holds(**id, request)).filter_map(|id| self.fleet.get(*id));
-        able.map(|i| self.decode_wait_us(i, &need)).min().unwrap_or(LATEST_US).clamp(SOONEST_US, LATEST_US)
+        able.map(|i| self.decode_wait_us(i, &need)).min().unwrap_or(LATEST_US).max(SOONEST_US)
     }
 
     /// How much later than `need` says an instance is predicted to take the decode, µs: what it

@@ -37,7 +37,9 @@ impl Conductor {
     /// Output tokens to keep room for: what most answers of its kind do not exceed.
     pub(crate) fn room_tokens(&self, request: &Request) -> u32 {
         let key = (request.class, request.prompt_tokens);
-        let whole = request.known_output_tokens.unwrap_or_else(|| self.lengths.quantile_tokens(key, request.emitted_tokens, 800));
+        let whole = request
+            .known_output_tokens
+            .unwrap_or_else(|| self.lengths.quantile_tokens(key, request.emitted_tokens, 800));
         whole.saturating_sub(request.emitted_tokens).max(1)
     }
 
@@ -74,7 +76,11 @@ impl Conductor {
     /// Whether an instance can take the request at all, and if not, why.
     pub(crate) fn decode_fits(&self, instance: &Instance, need: &DecodeNeed) -> Result<f64, RejectReason> {
         let stay_us = self.lengths.mean_duration_us(1);
-        if !instance.decode.fits_fairly((self.now_us, need.at_us), (need.tokens, stay_us), instance.spec.capacity_tokens) {
+        if !instance.decode.fits_fairly(
+            (self.now_us, need.at_us),
+            (need.tokens, stay_us),
+            instance.spec.capacity_tokens,
+        ) {
             return Err(RejectReason::Room);
         }
         let step_us = self.predicted_step_us(instance, need);
@@ -107,13 +113,15 @@ impl Conductor {
     /// Decode instances worth a closer look, in id order: all of a small pool, those with most
     /// room of a large one.
     fn roomiest_decodes(&self) -> Vec<InstanceId> {
-        let mut ids: Vec<InstanceId> = self.fleet.decodes.clone();
-        if ids.len() > CLOSER_LOOK {
-            let promised = |id: &InstanceId| (self.fleet.get(*id).map_or(u64::MAX, |i| i.decode.reserved_tokens()), *id);
-            ids.select_nth_unstable_by_key(CLOSER_LOOK, promised);
-            ids.truncate(CLOSER_LOOK);
-            ids.sort_unstable();
+        if self.fleet.decodes.len() <= CLOSER_LOOK {
+            return self.fleet.decodes.clone();
         }
+        let promised =
+            |id: &InstanceId| (self.fleet.get(*id).map_or(u64::MAX, |i| i.decode.reserved_tokens()), *id);
+        let mut loads: Vec<(u64, InstanceId)> = self.fleet.decodes.iter().map(promised).collect();
+        loads.select_nth_unstable(CLOSER_LOOK);
+        let mut ids: Vec<InstanceId> = loads[..CLOSER_LOOK].iter().map(|(_, id)| *id).collect();
+        ids.sort_unstable();
         ids
     }
 
@@ -126,7 +134,11 @@ impl Conductor {
     }
 
     /// How long the decode of this request is predicted to take, µs.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive product far below 2^53")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a positive product far below 2^53"
+    )]
     pub(crate) fn decode_duration_us(&self, request: &Request, step_us: f64) -> u64 {
         if !self.config.policy.orders_queues() {
             // The paper's system-level prediction: every decode lasts the same.
@@ -146,7 +158,12 @@ impl Conductor {
         let Some(instance) = self.fleet.get(decode) else { return };
         let step_us = self.predicted_step_us(instance, &need);
         let prior_us = self.decode_duration_us(&entry.request, step_us);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a positive time")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a positive time"
+        )]
         let duration = (prior_us as f64 * instance.decode_residual.ratio()) as u64;
         entry.decode_prior_us = prior_us;
         entry.decode = Some(decode);

@@ -55,7 +55,8 @@ impl Conductor {
     /// Emits `StartPrefill` for an entry whose plan and decode room are settled.
     fn send(&mut self, mut entry: Entry, decode: InstanceId, effects: &mut Vec<Effect>) {
         entry.stage = Stage::Prefilling;
-        let work = Dispatched { request: entry.request.id, work_us: entry.work_us, new_tokens: entry.new_tokens };
+        let work =
+            Dispatched { request: entry.request.id, work_us: entry.work_us, new_tokens: entry.new_tokens };
         let now_us = self.now_us;
         if let Some(instance) = self.fleet.get_mut(entry.prefill) {
             instance.prefill.dispatch(now_us, work);
@@ -103,7 +104,13 @@ impl Conductor {
     }
 
     /// Sends one waiting request; false when there is no decode instance to send it for.
-    fn send_waiting(&mut self, id: InstanceId, at: usize, request: RequestId, effects: &mut Vec<Effect>) -> bool {
+    fn send_waiting(
+        &mut self,
+        id: InstanceId,
+        at: usize,
+        request: RequestId,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
         let Some(mut entry) = self.requests.remove(request) else {
             // Cannot happen while the ledgers agree (`check`); dropping the ghost keeps the queue alive.
             if let Some(instance) = self.fleet.get_mut(id) {
@@ -168,14 +175,18 @@ impl Conductor {
 
     fn any_instance_free(&self) -> bool {
         let permille = u64::from(self.config.queue_threshold_permille);
-        self.fleet.prefills.iter().filter_map(|id| self.fleet.get(*id)).any(|i| {
-            i.prefill.active_tokens() * 1000 <= u64::from(i.spec.pass_tokens) * permille
-        })
+        self.fleet
+            .prefills
+            .iter()
+            .filter_map(|id| self.fleet.get(*id))
+            .any(|i| i.prefill.active_tokens() * 1000 <= u64::from(i.spec.pass_tokens) * permille)
     }
 
     /// Keys are worked out once at arrival (`new_tokens`), as the peer does within its refresh age.
     fn shortest_unplaced(&self) -> Option<usize> {
-        let key = |(at, id): &(usize, &RequestId)| self.requests.get(**id).map_or((0, *at), |e| (e.new_tokens, *at));
+        let key = |(at, id): &(usize, &RequestId)| {
+            self.requests.get(**id).map_or((0, *at), |e| (e.new_tokens, *at))
+        };
         self.unplaced.iter().enumerate().min_by_key(key).map(|(at, _)| at)
     }
 }

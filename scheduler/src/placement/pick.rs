@@ -29,21 +29,34 @@ struct Kept {
 impl Conductor {
     /// Places a request by the policy, among all candidates or (`only_feasible`) among those that
     /// keep every promise.
-    pub(crate) fn place(&mut self, request: &Request, deadline_us: u64, only_feasible: bool) -> Result<Placement, Refusal> {
+    pub(crate) fn place(
+        &mut self,
+        request: &Request,
+        deadline_us: u64,
+        only_feasible: bool,
+    ) -> Result<Placement, Refusal> {
         self.look_up(request);
         let candidates = self.candidate_ids(request);
-        if candidates.is_empty() || self.least_loaded_decode(request).is_none() {
+        if candidates.is_empty() || !self.fleet.decodes.iter().any(|id| self.holds(*id, request)) {
             return Err(NOWHERE);
         }
         match self.config.policy {
             PolicyName::Random => {
                 let at = self.rng.below(candidates.len() as u64);
-                return self.place_at(candidates[usize::try_from(at).expect("below a length")], request, deadline_us);
+                return self.place_at(
+                    candidates[usize::try_from(at).expect("below a length")],
+                    request,
+                    deadline_us,
+                );
             }
             PolicyName::RoundRobin => {
                 let at = self.turn % candidates.len() as u64;
                 self.turn += 1;
-                return self.place_at(candidates[usize::try_from(at).expect("below a length")], request, deadline_us);
+                return self.place_at(
+                    candidates[usize::try_from(at).expect("below a length")],
+                    request,
+                    deadline_us,
+                );
             }
             _ => {}
         }
@@ -60,10 +73,19 @@ impl Conductor {
                 let roomy = promised * 1000 <= i.spec.capacity_tokens * permille;
                 roomy && i.spec.role == Role::Decode && i.spec.mixed_chunk_tokens != Some(0)
             };
-            ids.extend(self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id)).filter(mixes).map(|i| i.spec.id));
+            ids.extend(
+                self.fleet
+                    .decodes
+                    .iter()
+                    .filter_map(|id| self.fleet.get(*id))
+                    .filter(mixes)
+                    .map(|i| i.spec.id),
+            );
         }
         ids.retain(|id| self.holds(*id, request));
-        if ids.len() > FULL_TERMS && !matches!(self.config.policy, PolicyName::Random | PolicyName::RoundRobin) {
+        if ids.len() > FULL_TERMS
+            && !matches!(self.config.policy, PolicyName::Random | PolicyName::RoundRobin)
+        {
             let bound = |id: &InstanceId| {
                 let cached = self.tokens_of(request, self.hits.of(*id).blocks);
                 self.fleet.get(*id).map_or(u64::MAX, |i| {
@@ -71,15 +93,23 @@ impl Conductor {
                     i.backlog_us(self.now_us) + (request.prompt_tokens - cached) * slow
                 })
             };
-            ids.sort_by_cached_key(|id| (bound(id), *id));
-            ids.truncate(FULL_TERMS);
+            let mut bounds: Vec<(u64, InstanceId)> = ids.iter().map(|id| (bound(id), *id)).collect();
+            bounds.select_nth_unstable(FULL_TERMS);
+            ids.clear();
+            ids.extend(bounds[..FULL_TERMS].iter().map(|(_, id)| *id));
             ids.sort_unstable();
         }
         ids
     }
 
     /// Works out every candidate's terms and takes the best.
-    fn search(&mut self, request: &Request, deadline_us: u64, only_feasible: bool, ids: &[InstanceId]) -> Result<Placement, Refusal> {
+    fn search(
+        &mut self,
+        request: &Request,
+        deadline_us: u64,
+        only_feasible: bool,
+        ids: &[InstanceId],
+    ) -> Result<Placement, Refusal> {
         let mut candidates = Vec::with_capacity(ids.len());
         for instance in ids.iter().filter_map(|id| self.fleet.get(*id)) {
             let mut candidate = self.candidate(instance, request, deadline_us);

@@ -66,7 +66,8 @@ impl Conductor {
         let target_us = self.mixed_target_us(request);
         let cached = self.tokens_of(request, hit.blocks);
         let block = u64::from(self.config.block_tokens);
-        let local_load = load_us(instance, u64::from(hit.by_tier[1]) * block, u64::from(hit.by_tier[2]) * block);
+        let local_load =
+            load_us(instance, u64::from(hit.by_tier[1]) * block, u64::from(hit.by_tier[2]) * block);
         let local = Plan {
             cached_tokens: cached,
             new_tokens: request.prompt_tokens - cached,
@@ -140,7 +141,11 @@ impl Conductor {
     }
 
     /// A pipeline is free for the next chunk before the last one has left it, µs.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are positive and small")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "times are positive and small"
+    )]
     fn pipeline_latency_us(&self, instance: &Instance, plan: &Plan) -> u64 {
         let nodes = instance.spec.pipeline_nodes;
         if nodes <= 1 {
@@ -153,7 +158,11 @@ impl Conductor {
 
     /// Time from the end of a prefill to the first token on the decode side: the last layer's KV
     /// and about one and a half decode steps. Nothing where the prefill is local.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are positive and small")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "times are positive and small"
+    )]
     pub(crate) fn handoff_tail_us(&self, instance: &Instance) -> u64 {
         if instance.spec.role.decodes() {
             return 0;

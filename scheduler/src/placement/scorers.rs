@@ -30,7 +30,8 @@ impl Conductor {
             }
             PolicyName::Lmetric => {
                 let tokens = instance.prefill.active_tokens() + plan.new_tokens;
-                let batch = instance.prefill.dispatched().len() as u64 + u64::from(instance.decode.running()) + 1;
+                let batch =
+                    instance.prefill.dispatched().len() as u64 + u64::from(instance.decode.running()) + 1;
                 (tokens * batch) as f64
             }
             PolicyName::Baton | PolicyName::Foresight => candidate.score,

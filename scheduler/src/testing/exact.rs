@@ -37,7 +37,9 @@ impl Stage<'_> {
     fn tell(&mut self, now_us: u64, input: Input) {
         let effects = step(self.conductor, now_us, input);
         self.run.rejected.extend(rejection(&effects).map(|r| r.request.0));
-        for (at, effect) in starts(&effects).iter().zip(effects.iter().filter(|e| matches!(e, Effect::StartPrefill { .. }))) {
+        for (at, effect) in
+            starts(&effects).iter().zip(effects.iter().filter(|e| matches!(e, Effect::StartPrefill { .. })))
+        {
             let Effect::StartPrefill { order, .. } = effect else { continue };
             self.run.started.push((now_us, at.request, at.prefill));
             self.engines.entry(at.prefill).or_default().queue.insert(*order, at.request);

@@ -55,7 +55,9 @@ impl Oracle {
             Input::InstanceJoined(spec) => {
                 self.alive.insert(spec.id, spec.role);
             }
-            Input::RequestArrived(request) if request.prompt_tokens > 0 && !self.live.contains_key(&request.id) => {
+            Input::RequestArrived(request)
+                if request.prompt_tokens > 0 && !self.live.contains_key(&request.id) =>
+            {
                 self.accepted += 1;
                 let account = Account {
                     phase: Phase::Queued,
@@ -74,7 +76,9 @@ impl Oracle {
                     self.cancelled += 1;
                 }
             }
-            Input::PrefillFinished { request, .. } => self.advance(*request, Phase::Prefilling, Phase::HandingOff),
+            Input::PrefillFinished { request, .. } => {
+                self.advance(*request, Phase::Prefilling, Phase::HandingOff)
+            }
             Input::HandoffFailed { request } => {
                 if let Some(account) = self.live.get_mut(request) {
                     account.fetch = None;
@@ -128,7 +132,9 @@ impl Oracle {
     }
 
     fn account(&mut self, request: RequestId) -> &mut Account {
-        self.live.get_mut(&request).unwrap_or_else(|| panic!("an order for request {request}, which is not live here"))
+        self.live
+            .get_mut(&request)
+            .unwrap_or_else(|| panic!("an order for request {request}, which is not live here"))
     }
 
     fn sees_one(&mut self, effect: &Effect) {
@@ -145,13 +151,23 @@ impl Oracle {
                 account.held.extend([instance, decode]);
                 account.starts += 1;
                 if let Some(fetch) = fetch {
-                    assert!(fetch.from != instance && fetch.blocks > 0, "request {request} fetches {fetch:?}");
-                    assert!(self.alive.contains_key(&fetch.from), "request {request} fetches from a dead instance");
+                    assert!(
+                        fetch.from != instance && fetch.blocks > 0,
+                        "request {request} fetches {fetch:?}"
+                    );
+                    assert!(
+                        self.alive.contains_key(&fetch.from),
+                        "request {request} fetches from a dead instance"
+                    );
                 }
             }
             Effect::StartDecode { request, instance } => {
                 let account = self.account(request);
-                assert_eq!((account.phase, account.decode), (Phase::HandingOff, Some(instance)), "request {request}");
+                assert_eq!(
+                    (account.phase, account.decode),
+                    (Phase::HandingOff, Some(instance)),
+                    "request {request}"
+                );
                 account.phase = Phase::Decoding;
                 // The KV has moved: what remains is the decode side.
                 account.held = BTreeSet::from([instance]);
@@ -159,13 +175,20 @@ impl Oracle {
             Effect::Handoff { request, from, to, .. } => {
                 self.must_decode(to);
                 let account = self.account(request);
-                assert_eq!((account.phase, account.prefill), (Phase::HandingOff, Some(from)), "request {request}");
+                assert_eq!(
+                    (account.phase, account.prefill),
+                    (Phase::HandingOff, Some(from)),
+                    "request {request}"
+                );
                 account.decode = Some(to);
                 assert!(account.held.insert(to), "request {request} already holds {to}");
             }
             Effect::Release { request, instance } => {
                 let account = self.account(request);
-                assert!(account.held.remove(&instance), "request {request} releases {instance} which it does not hold");
+                assert!(
+                    account.held.remove(&instance),
+                    "request {request} releases {instance} which it does not hold"
+                );
                 if account.held.is_empty() {
                     (account.phase, account.fetch) = (Phase::Queued, None);
                 }

@@ -3,7 +3,9 @@
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
-use baton_types::{BlockHash, CacheChange, CacheEvent, ClassId, Epoch, InstanceId, RequestId, Role, TenantId, Tier};
+use baton_types::{
+    BlockHash, CacheChange, CacheEvent, ClassId, Epoch, InstanceId, RequestId, Role, TenantId, Tier,
+};
 use proptest::prelude::*;
 
 use super::oracle::Phase;
@@ -35,6 +37,8 @@ pub(crate) enum Act {
     Cache(u8, u8, u8),
     /// Another router places a request.
     Peer(u8, u8, u16),
+    /// An answer is reported to have come so far, as before the loss of its decode.
+    Emits(u8, u16),
     /// A message that fits nothing: kind and number.
     Stale(u8, u8),
 }
@@ -53,6 +57,7 @@ pub(crate) fn scripts(most: usize) -> impl Strategy<Value = Vec<Act>> {
         1 => any::<u8>().prop_map(Act::Drain),
         3 => (any::<u8>(), 1u8..20, any::<u8>()).prop_map(|(i, n, w)| Act::Cache(i, n, w)),
         2 => (any::<u8>(), any::<u8>(), any::<u16>()).prop_map(|(p, d, w)| Act::Peer(p, d, w)),
+        1 => (any::<u8>(), any::<u16>()).prop_map(|(n, t)| Act::Emits(n, t)),
         3 => (any::<u8>(), any::<u8>()).prop_map(|(k, n)| Act::Stale(k, n)),
     ];
     proptest::collection::vec(act, 1..most)
@@ -114,7 +119,8 @@ impl Play {
             let id = instance.spec.id;
             let from = |a: &&super::oracle::Account| a.fetch == Some(id);
             let out = self.oracle.live.values().filter(from).count();
-            let into = self.oracle.live.values().filter(|a| a.fetch.is_some() && a.prefill == Some(id)).count();
+            let into =
+                self.oracle.live.values().filter(|a| a.fetch.is_some() && a.prefill == Some(id)).count();
             let into = into + usize::from(instance.replicating);
             let counted = (instance.egress_flights as usize, instance.ingress_flights as usize);
             assert_eq!(counted, (out, into), "flights out of and into {id}");
@@ -159,7 +165,11 @@ impl Play {
     pub(crate) fn arrive(&mut self, tokens: u64, shared: u64, kind: u8) -> Vec<Effect> {
         let classes = self.conductor.config().classes.len();
         let class = ClassId(u16::from(kind) % (u16::try_from(classes).expect("few") + 1));
-        let request = Request { class, tenant: TenantId(u32::from(kind / 16)), ..request(self.next_id, tokens, shared) };
+        let request = Request {
+            class,
+            tenant: TenantId(u32::from(kind / 16)),
+            ..request(self.next_id, tokens, shared)
+        };
         self.next_id += 1;
         self.tell(Input::RequestArrived(request))
     }
@@ -205,6 +215,11 @@ impl Play {
             }
             Act::Cache(n, blocks, what) => self.cache(u32::from(n % count), u64::from(blocks), what),
             Act::Peer(p, d, work) => self.peer(p, d, work),
+            Act::Emits(n, tokens) => {
+                if let Some(request) = pick(&self.oracle.in_phase(Phase::Decoding), n) {
+                    self.tell(Input::TokensEmitted { request, emitted_tokens: tokens.into() });
+                }
+            }
             Act::Stale(kind, n) => self.stale(kind, n),
         }
     }
@@ -218,9 +233,11 @@ impl Play {
         let Some((request, phase)) = pick(&open, n) else { return };
         self.now_us += 1000;
         self.tell(match phase {
-            Phase::Queued | Phase::Prefilling => {
-                Input::PrefillFinished { request, compute_us: u64::from(n) * 5000, cached_tokens: u64::from(n) }
-            }
+            Phase::Queued | Phase::Prefilling => Input::PrefillFinished {
+                request,
+                compute_us: u64::from(n) * 5000,
+                cached_tokens: u64::from(n),
+            },
             Phase::HandingOff => Input::HandoffFinished { request },
             Phase::Decoding => Input::DecodeFinished { request, output_tokens: u32::from(n) + 1 },
         });
@@ -256,8 +273,13 @@ impl Play {
         let beyond = u8::try_from(self.roles.len() + 1).expect("few");
         let at = (InstanceId(u32::from(prefill % beyond)), InstanceId(u32::from(decode % beyond)));
         let request = Request { chain: Vec::new(), ..request(id, u64::from(work) + 1, 0) };
+        self.peer_places(request, at, u64::from(work) * 10);
+    }
+
+    /// Another router places that request.
+    pub(crate) fn peer_places(&mut self, request: Request, at: (InstanceId, InstanceId), work_us: u64) {
         self.foreign.push((request.id, Phase::Prefilling));
-        self.tell(Input::PeerPlaced { request, prefill: at.0, decode: at.1, work_us: u64::from(work) * 10 });
+        self.tell(Input::PeerPlaced { request, prefill: at.0, decode: at.1, work_us });
     }
 
     /// A message about something that is not, is no more, or is elsewhere.
@@ -271,7 +293,7 @@ impl Play {
             _ => decoding,
         };
         let some = pick(&[InstanceId(999), InstanceId(0), InstanceId(1)], n).expect("three");
-        self.tell(match kind % 9 {
+        self.tell(match kind % 10 {
             0 => Input::PrefillFinished { request, compute_us: u64::MAX, cached_tokens: u64::MAX },
             1 if request != decoding => Input::DecodeFinished { request, output_tokens: u32::MAX },
             2 => Input::HandoffFinished { request },
@@ -280,6 +302,7 @@ impl Play {
             5 => Input::RequestArrived(Request { id: request, ..Request::default() }),
             6 => Input::ReplicateFinished { to: some },
             7 => Input::RequestCancelled { request: unknown },
+            9 if request != decoding => Input::TokensEmitted { request, emitted_tokens: u32::MAX },
             8 if request != queued => Input::HandoffFailed { request },
             _ => Input::InstanceDrained { instance: InstanceId(999) },
         });
@@ -287,7 +310,8 @@ impl Play {
 
     /// Lets everything come to its end, on a whole fleet, and checks that nothing is left over.
     pub(crate) fn finish(&mut self) {
-        let serves = |id: &u32| self.conductor.fleet.get(InstanceId(*id)).is_some_and(crate::fleet::Instance::serves);
+        let serves =
+            |id: &u32| self.conductor.fleet.get(InstanceId(*id)).is_some_and(crate::fleet::Instance::serves);
         let away: Vec<u32> = self.epochs.keys().copied().filter(|id| !serves(id)).collect();
         away.into_iter().for_each(|id| self.join(id));
         for round in 0.. {

@@ -5,10 +5,13 @@ use baton_types::{InstanceId, RequestId, Role};
 use proptest::prelude::*;
 
 use crate::testing::{
-    Play, assert_idle, burden, conductor, conductor_of, decoding, finished, foretold, heavy_decode, offer, plain, rejection,
-    releases, request, scripts, spec, started, starts, step,
+    Play, assert_idle, burden, conductor, conductor_of, decoding, finished, foretold, heavy_decode, offer,
+    plain, rejection, releases, request, scripts, spec, started, starts, step,
 };
-use crate::{AdmissionMode, Conductor, Effect, Input, InstanceSpec, PolicyName, RejectReason, Rejection, SchedulerConfig};
+use crate::{
+    AdmissionMode, Conductor, Effect, Input, InstanceSpec, PolicyName, RejectReason, Rejection,
+    SchedulerConfig,
+};
 
 /// Every mode that may refuse.
 const REFUSING: [AdmissionMode; 4] =
@@ -19,7 +22,8 @@ const REFUSING: [AdmissionMode; 4] =
 fn pair(admission: AdmissionMode, duration_us: u64) -> Conductor {
     let policy = if admission == AdmissionMode::Slo { PolicyName::Baton } else { PolicyName::Mooncake };
     let config = SchedulerConfig { decode_duration_us: duration_us, ..plain(policy, admission) };
-    let decode = InstanceSpec { profile: heavy_decode(), capacity_tokens: 1_000_000, ..spec(1, Role::Decode) };
+    let decode =
+        InstanceSpec { profile: heavy_decode(), capacity_tokens: 1_000_000, ..spec(1, Role::Decode) };
     let prefill = InstanceSpec { capacity_tokens: 1_000_000, ..spec(0, Role::Prefill) };
     conductor_of(config, &[prefill, decode])
 }
@@ -58,7 +62,9 @@ fn a_decode_full_now_and_empty_later_is_refused_by_early_alone() {
     // The prefill takes about three seconds.
     let offered = |mode| reason(&offer(&mut full_now(mode), 0, foretold(1, 30_000, 10)));
     assert_eq!(offered(AdmissionMode::Early), Some(RejectReason::Tbt));
-    for mode in [AdmissionMode::None, AdmissionMode::AtDecode, AdmissionMode::EarlyPredict, AdmissionMode::Slo] {
+    for mode in
+        [AdmissionMode::None, AdmissionMode::AtDecode, AdmissionMode::EarlyPredict, AdmissionMode::Slo]
+    {
         assert_eq!(offered(mode), None, "{mode:?}");
     }
 }
@@ -143,7 +149,11 @@ fn a_prompt_that_fits_nowhere_is_told_so_and_not_to_come_back() {
         for tokens in [99_999, 100_000, 5_000_000, u64::MAX] {
             let long = crate::Request { prompt_tokens: tokens, ..request(1, 1, 0) };
             let refused = rejection(&offer(&mut conductor, 0, long)).expect("capacity is 100,000");
-            assert_eq!((refused.reason, refused.retry_after_us), (RejectReason::TooLong, 0), "{policy:?} {tokens}");
+            assert_eq!(
+                (refused.reason, refused.retry_after_us),
+                (RejectReason::TooLong, 0),
+                "{policy:?} {tokens}"
+            );
         }
     }
 }
@@ -189,7 +199,8 @@ fn an_unknown_class_counts_as_the_first() {
     config.classes[0].ttft_us = 150_000;
     config.classes.push(baton_types::SloClass::default());
     let mut conductor = conductor(config, 1, 1);
-    let offered = |class| crate::Request { class: baton_types::ClassId(class), ..request(u64::from(class), 2_000, 0) };
+    let offered =
+        |class| crate::Request { class: baton_types::ClassId(class), ..request(u64::from(class), 2_000, 0) };
     assert!(reason(&offer(&mut conductor, 0, offered(0))).is_some(), "200 ms of prefill");
     assert!(reason(&offer(&mut conductor, 0, offered(9))).is_some());
     assert!(reason(&offer(&mut conductor, 0, offered(1))).is_none());

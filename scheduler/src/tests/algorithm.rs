@@ -6,7 +6,8 @@ use baton_types::{RequestId, Role, Tier};
 use proptest::prelude::*;
 
 use crate::testing::{
-    BLOCK, Started, burden, conductor_of, hold, naive_prefill_us, offer, plain, request, shared_chain, spec, started,
+    BLOCK, Started, burden, conductor_of, hold, naive_prefill_us, offer, plain, request, shared_chain, spec,
+    started,
 };
 use crate::{AdmissionMode, Conductor, InstanceSpec, PolicyName, SchedulerConfig};
 
@@ -86,7 +87,8 @@ fn scenes() -> impl Strategy<Value = Scene> {
 /// The conductor in that scene, and the same on paper.
 fn stage(config: SchedulerConfig, scene: &Scene) -> (Conductor, Vec<Paper>) {
     let prefills = u32::try_from(scene.instances.len()).expect("few");
-    let roles = scene.instances.iter().map(|_| Role::Prefill).chain(scene.decodes.iter().map(|_| Role::Decode));
+    let roles =
+        scene.instances.iter().map(|_| Role::Prefill).chain(scene.decodes.iter().map(|_| Role::Decode));
     let specs: Vec<InstanceSpec> = (0..)
         .zip(roles)
         .map(|(id, role)| InstanceSpec { net_bytes_per_s: scene.net_bytes_per_s, ..spec(id, role) })
@@ -116,19 +118,25 @@ fn stage(config: SchedulerConfig, scene: &Scene) -> (Conductor, Vec<Paper>) {
 
 /// Plays the scene and compares each decision with paper; the paper then follows the decision.
 fn compare(policy: PolicyName, permille: u32, threshold: Option<f64>, scene: &Scene) {
-    let config = SchedulerConfig { balancing_threshold_permille: permille, ..plain(policy, AdmissionMode::None) };
+    let config =
+        SchedulerConfig { balancing_threshold_permille: permille, ..plain(policy, AdmissionMode::None) };
     let (mut conductor, mut paper) = stage(config, scene);
     for (id, &prompt) in (0u64..).zip(&scene.prompts) {
         let reach = baton_types::blocks_for(prompt, 512);
         let mut view = paper.clone();
         view.iter_mut().for_each(|p| p.prefix_blocks = p.prefix_blocks.min(reach));
-        let lightest = conductor.snapshot().instances.iter().skip(paper.len()).map(|i| i.reserved_tokens).min();
+        let lightest =
+            conductor.snapshot().instances.iter().skip(paper.len()).map(|i| i.reserved_tokens).min();
         let before = conductor.snapshot();
         let chosen = started(&offer(&mut conductor, 0, request(id, prompt, u64::MAX)));
         let at = chosen.prefill as usize;
         let costed = cost(&view, at, prompt, threshold);
-        let least = (0..view.len()).map(|i| cost(&view, i, prompt, threshold).ttft_us).min().expect("not empty");
-        assert!(costed.ttft_us <= least + ROUNDING_US, "{chosen:?} costs {costed:?}, {least} was to be had: {view:?}");
+        let least =
+            (0..view.len()).map(|i| cost(&view, i, prompt, threshold).ttft_us).min().expect("not empty");
+        assert!(
+            costed.ttft_us <= least + ROUNDING_US,
+            "{chosen:?} costs {costed:?}, {least} was to be had: {view:?}"
+        );
         assert_eq!(chosen.fetch.is_some(), costed.fetches, "{chosen:?} of {view:?}");
         let decode = before.instances[chosen.decode as usize];
         assert_eq!(Some(decode.reserved_tokens), lightest, "decode is chosen by load");
@@ -189,8 +197,12 @@ proptest! {
 
 /// Two instances, one with 10 blocks and the other with `own`; the prompt has 12.
 fn at_threshold(own: u64, permille: u32) -> Started {
-    let scene =
-        Scene { instances: Vec::from([(10, 20_000_000), (own, 0)]), decodes: Vec::from([0]), prompts: Vec::new(), net_bytes_per_s: 1 << 30 };
+    let scene = Scene {
+        instances: Vec::from([(10, 20_000_000), (own, 0)]),
+        decodes: Vec::from([0]),
+        prompts: Vec::new(),
+        net_bytes_per_s: 1 << 30,
+    };
     let config = SchedulerConfig {
         balancing_threshold_permille: permille,
         ..plain(PolicyName::Mooncake, AdmissionMode::None)

@@ -7,7 +7,8 @@ use baton_types::{ClassId, Role, SloClass, TenantId};
 use proptest::prelude::*;
 
 use crate::testing::{
-    burden, conductor_of, finished, naive_prefill_us, offer, plain, rejection, request, run, spec, starts, step,
+    burden, conductor_of, finished, naive_prefill_us, offer, plain, rejection, request, run, spec, starts,
+    step,
 };
 use crate::{AdmissionMode, Conductor, InstanceSpec, PolicyName, RejectReason, Request, SchedulerConfig};
 
@@ -73,14 +74,17 @@ fn a_lower_band_leaves_headroom_and_is_refused_first() {
     let classes = Vec::from([plain_class, background]);
     let mut conductor = fleet(SchedulerConfig { classes, ..patient(Vec::new()) }, 1);
     burden(&mut conductor, request(900, 1, 0), (0, 1), 6_000_000);
-    let refused = rejection(&offer(&mut conductor, 0, of_class(1, request(1, 1000, 0)))).expect("half is not for it");
+    let refused =
+        rejection(&offer(&mut conductor, 0, of_class(1, request(1, 1000, 0)))).expect("half is not for it");
     assert_eq!(refused.reason, RejectReason::Ttft);
     assert_eq!(rejection(&offer(&mut conductor, 0, of_class(0, request(2, 1000, 0)))), None);
-    let mut calm = fleet(
-        SchedulerConfig { classes: conductor.config().classes.clone(), ..patient(Vec::new()) },
-        1,
+    let mut calm =
+        fleet(SchedulerConfig { classes: conductor.config().classes.clone(), ..patient(Vec::new()) }, 1);
+    assert_eq!(
+        rejection(&offer(&mut calm, 0, of_class(1, request(1, 1000, 0)))),
+        None,
+        "below half it is welcome"
     );
-    assert_eq!(rejection(&offer(&mut calm, 0, of_class(1, request(1, 1000, 0)))), None, "below half it is welcome");
 }
 
 #[test]
@@ -135,7 +139,10 @@ fn whoever_would_break_a_promise_is_refused() {
     // Due earlier, it would go first and make that one late.
     let refused = rejection(&offer(&mut conductor, 0, of_class(0, request(2, 4_000, 0)))).expect("400 ms");
     assert_eq!(refused.reason, RejectReason::Ttft);
-    assert!(rejection(&offer(&mut conductor, 0, of_class(0, request(3, 100, 0)))).is_none(), "11 ms are spare");
+    assert!(
+        rejection(&offer(&mut conductor, 0, of_class(0, request(3, 100, 0)))).is_none(),
+        "11 ms are spare"
+    );
 }
 
 /// Arrivals at random moments: (gap µs, tokens, tenant, class).

@@ -6,8 +6,8 @@ use baton_types::{InstanceId, Role};
 use proptest::prelude::*;
 
 use crate::testing::{
-    assert_idle, burden, conductor, conductor_of, decoding, finished, foretold, heavy_decode, offer, plain, rejection,
-    request, spec, started, step,
+    assert_idle, burden, conductor, conductor_of, decoding, finished, foretold, heavy_decode, offer, plain,
+    rejection, request, spec, started, step,
 };
 use crate::{AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason};
 
@@ -66,7 +66,11 @@ fn room_for_prompt_and_output_is_reserved_before_the_prefill_starts_and_given_ba
         step(&mut conductor, 1_000_000, input);
         assert_eq!(reserved(&conductor, 1), promised, "the promise outlives each stop");
     }
-    step(&mut conductor, 2_000_000, Input::DecodeFinished { request: baton_types::RequestId(1), output_tokens: 700 });
+    step(
+        &mut conductor,
+        2_000_000,
+        Input::DecodeFinished { request: baton_types::RequestId(1), output_tokens: 700 },
+    );
     assert_idle(&conductor.snapshot());
 }
 
@@ -89,8 +93,14 @@ fn room_that_will_be_free_when_the_prefill_ends_counts_as_room() {
         // Fifteen tokens at about 18 ms each: gone within 300 ms.
         decoding(&mut conductor, foretold(id, 8_000, 15), decode);
     }
-    assert!(rejection(&offer(&mut conductor, 0, foretold(1, 3_000, 100))).is_none_or(|r| r.reason != RejectReason::Room));
-    assert!(rejection(&offer(&mut conductor, 0, foretold(2, 4_500, 100))).is_none(), "its prefill takes 450 ms");
+    assert!(
+        rejection(&offer(&mut conductor, 0, foretold(1, 3_000, 100)))
+            .is_none_or(|r| r.reason != RejectReason::Room)
+    );
+    assert!(
+        rejection(&offer(&mut conductor, 0, foretold(2, 4_500, 100))).is_none(),
+        "its prefill takes 450 ms"
+    );
 }
 
 #[test]
@@ -105,7 +115,8 @@ fn a_step_beyond_the_objective_is_refused_and_the_objective_is_that_of_the_class
     let lax = baton_types::SloClass { tbt_us: 300_000, ..baton_types::SloClass::default() };
     let mut config = plain(PolicyName::Baton, AdmissionMode::Slo);
     config.classes.push(lax);
-    let decode = InstanceSpec { profile: heavy_decode(), capacity_tokens: 1_000_000, ..spec(1, Role::Decode) };
+    let decode =
+        InstanceSpec { profile: heavy_decode(), capacity_tokens: 1_000_000, ..spec(1, Role::Decode) };
     let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), decode]);
     decoding(&mut conductor, foretold(101, 70_000, 50_000), 1);
     let lax = crate::Request { class: baton_types::ClassId(1), ..foretold(1, 1_000, 10) };
@@ -123,7 +134,8 @@ fn a_drained_decode_takes_nothing_new_but_ends_what_it_has() {
         assert_eq!(started(&effects).decode, 2);
     }
     step(&mut conductor, 200_000, finished(1));
-    let effects = step(&mut conductor, 200_000, Input::HandoffFinished { request: baton_types::RequestId(1) });
+    let effects =
+        step(&mut conductor, 200_000, Input::HandoffFinished { request: baton_types::RequestId(1) });
     let expected = crate::Effect::StartDecode { request: baton_types::RequestId(1), instance: InstanceId(1) };
     assert!(effects.contains(&expected), "{effects:?}");
 }

@@ -4,7 +4,9 @@ use alloc::vec::Vec;
 use baton_types::{InstanceId, Role, Tier};
 use proptest::prelude::*;
 
-use crate::testing::{BLOCK, burden, conductor, hold, offer, plain, rejection, request, shared_chain, starts};
+use crate::testing::{
+    BLOCK, burden, conductor, hold, offer, plain, rejection, request, shared_chain, starts,
+};
 use crate::{AdmissionMode, Decision, Effect, PolicyName, RejectReason, SchedulerConfig};
 
 fn decisions(effects: &[Effect]) -> Vec<Decision> {
@@ -19,7 +21,8 @@ fn explaining(policy: PolicyName, every: u32) -> SchedulerConfig {
 fn one_decision_in_so_many_is_recorded() {
     for (every, expected) in [(0, 0), (1, 12), (3, 4), (5, 2)] {
         let mut conductor = conductor(explaining(PolicyName::Baton, every), 2, 1);
-        let recorded: usize = (0..12).map(|id| decisions(&offer(&mut conductor, 0, request(id, 100, 0))).len()).sum();
+        let recorded: usize =
+            (0..12).map(|id| decisions(&offer(&mut conductor, 0, request(id, 100, 0))).len()).sum();
         assert_eq!(recorded, expected, "1 in {every}");
     }
 }
@@ -132,5 +135,9 @@ fn roles_beside_the_pair_are_not_candidates() {
     hold(&mut conductor, 0, &shared_chain(10), Tier::Dram);
     let record = &decisions(&offer(&mut conductor, 0, request(1, 11 * BLOCK, 10)))[0];
     assert_eq!(record.candidates.len(), 1);
-    assert_eq!(record.candidates[0].fetch_from, Some(InstanceId(0)), "a store computes nothing, but it lends");
+    assert_eq!(
+        record.candidates[0].fetch_from,
+        Some(InstanceId(0)),
+        "a store computes nothing, but it lends"
+    );
 }

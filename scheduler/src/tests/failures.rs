@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use baton_types::{CacheChange, CacheEvent, Epoch, InstanceId, RequestId, Role, Tier};
 
 use crate::testing::{
-    BLOCK, Play, Started, assert_idle, burden, conductor, failure, finished, hold, offer, plain, releases, request, shared_chain, spec,
-    started, starts, step,
+    BLOCK, Play, Started, assert_idle, burden, conductor, failure, finished, hold, offer, plain, releases,
+    request, shared_chain, spec, started, starts, step,
 };
 use crate::{AdmissionMode, Conductor, Effect, Input, InstanceSpec, PolicyName, SchedulerConfig};
 
@@ -119,7 +119,8 @@ fn with_nowhere_left_to_go_a_request_fails_at_once() {
 fn what_only_waited_here_is_placed_again_without_a_word() {
     let mut conductor = conductor(config(0), 2, 1);
     burden(&mut conductor, request(900, 1, 0), (1, 2), 5_000_000);
-    let held: Vec<Started> = (1..4).flat_map(|id| starts(&offer(&mut conductor, 0, request(id, 20_000, 0)))).collect();
+    let held: Vec<Started> =
+        (1..4).flat_map(|id| starts(&offer(&mut conductor, 0, request(id, 20_000, 0)))).collect();
     assert_eq!(held.len(), 1, "the others wait");
     let effects = lose(&mut conductor, 0);
     assert_eq!(failure(&effects).map(|(id, _)| id), Some(1), "only what was sent has used up its one try");
@@ -132,7 +133,9 @@ fn a_failed_hand_off_goes_to_another_decode_and_then_fails() {
     let start = bring(&mut conductor, Stop::HandingOff);
     let effects = step(&mut conductor, 120_000, Input::HandoffFailed { request: ONE });
     assert_eq!(releases(&effects), [(1, start.decode)], "the prefill side keeps the KV");
-    let Some(&Effect::Handoff { request, from, to, room_tokens }) = effects.iter().find(|e| matches!(e, Effect::Handoff { .. })) else {
+    let Some(&Effect::Handoff { request, from, to, room_tokens }) =
+        effects.iter().find(|e| matches!(e, Effect::Handoff { .. }))
+    else {
         panic!("{effects:?}")
     };
     assert_eq!((request, from.0), (ONE, start.prefill));
@@ -180,7 +183,8 @@ fn a_cancel_frees_both_sides_at_every_stop() {
     for stop in STOPS {
         let mut conductor = conductor(config(2), 2, 2);
         let start = bring(&mut conductor, stop);
-        let mut given_back = releases(&step(&mut conductor, 120_000, Input::RequestCancelled { request: ONE }));
+        let mut given_back =
+            releases(&step(&mut conductor, 120_000, Input::RequestCancelled { request: ONE }));
         given_back.sort_unstable();
         assert_eq!(given_back, legs(stop, start), "{stop:?}");
         assert_idle(&conductor.snapshot());
@@ -230,7 +234,11 @@ fn messages_of_an_older_life_are_ignored() {
     assert_eq!(conductor.stats().stale_inputs, 9);
     step(&mut conductor, 0, stored(7));
     assert_eq!(conductor.index().held_blocks(InstanceId(0)), 4);
-    assert_eq!(started(&offer(&mut conductor, 0, request(1, 4 * BLOCK + 10, 4))).prefill, 0, "it still serves");
+    assert_eq!(
+        started(&offer(&mut conductor, 0, request(1, 4 * BLOCK + 10, 4))).prefill,
+        0,
+        "it still serves"
+    );
 }
 
 #[test]
@@ -265,7 +273,11 @@ fn time_never_goes_back() {
         effects.iter().find_map(|e| if let Effect::Explain(d) = e { Some(d.at_us) } else { None })
     };
     assert_eq!(at(&offer(&mut conductor, 500, request(1, 100, 0))), Some(500));
-    assert_eq!(at(&offer(&mut conductor, 20, request(2, 100, 0))), Some(500), "an earlier clock is taken for the latest");
+    assert_eq!(
+        at(&offer(&mut conductor, 20, request(2, 100, 0))),
+        Some(500),
+        "an earlier clock is taken for the latest"
+    );
     assert_eq!(at(&offer(&mut conductor, 600, request(3, 100, 0))), Some(600));
 }
 
@@ -274,11 +286,16 @@ fn an_end_counts_once() {
     let mut conductor = conductor(config(2), 1, 1);
     bring(&mut conductor, Stop::Decoding);
     let stale = conductor.stats().stale_inputs;
-    for input in [finished(1), Input::HandoffFinished { request: ONE }, Input::HandoffFailed { request: ONE }] {
+    for input in [finished(1), Input::HandoffFinished { request: ONE }, Input::HandoffFailed { request: ONE }]
+    {
         assert!(step(&mut conductor, 200_000, input).is_empty());
     }
-    assert!(step(&mut conductor, 200_000, Input::DecodeFinished { request: ONE, output_tokens: 4 }).is_empty());
-    assert!(step(&mut conductor, 200_000, Input::DecodeFinished { request: ONE, output_tokens: 4 }).is_empty());
+    assert!(
+        step(&mut conductor, 200_000, Input::DecodeFinished { request: ONE, output_tokens: 4 }).is_empty()
+    );
+    assert!(
+        step(&mut conductor, 200_000, Input::DecodeFinished { request: ONE, output_tokens: 4 }).is_empty()
+    );
     assert_eq!((conductor.stats().finished, conductor.stats().stale_inputs), (1, stale + 4));
     assert_idle(&conductor.snapshot());
 }
@@ -288,12 +305,7 @@ fn a_fetch_whose_source_dies_is_over() {
     let mut play = Play::new(config(2), &[Role::Prefill, Role::Prefill, Role::Decode]);
     let change = CacheChange::Stored { parent: None, hashes: shared_chain(10), tier: Tier::Hbm };
     play.tell(Input::Cache(CacheEvent { instance: InstanceId(0), epoch: Epoch(1), change }));
-    play.tell(Input::PeerPlaced {
-        request: request(900, 1, 0),
-        prefill: InstanceId(0),
-        decode: InstanceId(2),
-        work_us: 9_000_000,
-    });
+    play.peer_places(request(900, 1, 0), (InstanceId(0), InstanceId(2)), 9_000_000);
     let start = started(&play.arrive(11 * BLOCK, 10, 0));
     assert_eq!(start.fetch.map(|f| f.from.0), Some(0));
     // The play audits the links' counts after each step, also across the source's next life.

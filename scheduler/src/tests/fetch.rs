@@ -5,8 +5,8 @@ use baton_types::{Role, Tier};
 use proptest::prelude::*;
 
 use crate::testing::{
-    BLOCK, Started, TOKEN_US, burden, conductor_of, hold, naive_prefill_us, offer, plain, request, shared_chain, spec,
-    started,
+    BLOCK, Started, TOKEN_US, burden, conductor_of, hold, naive_prefill_us, offer, plain, request,
+    shared_chain, spec, started,
 };
 use crate::{AdmissionMode, Conductor, Effect, InstanceSpec, PolicyName, SchedulerConfig};
 
@@ -96,7 +96,10 @@ fn contention_turns_fetching_into_recomputing_and_its_end_turns_it_back() {
     crate::testing::step(&mut conductor, 0, done);
     crate::testing::step(&mut conductor, 0, crate::testing::finished(1));
     crate::testing::step(&mut conductor, 0, crate::testing::finished(2));
-    assert!(started(&offer(&mut conductor, 0, request(3, 17 * BLOCK, 16))).fetch.is_some(), "the link is free");
+    assert!(
+        started(&offer(&mut conductor, 0, request(3, 17 * BLOCK, 16))).fetch.is_some(),
+        "the link is free"
+    );
 }
 
 /// The terms of instance 0 for a request of 20 blocks, 16 of which it holds in `tier`.
@@ -120,7 +123,9 @@ fn a_hit_in_hbm_loads_nothing_and_one_in_dram_at_the_rate_of_the_host() {
 
 #[test]
 fn a_hit_on_flash_loads_at_the_slower_of_its_two_links() {
-    let ssd = |ssd, host| load_us_from(Tier::Ssd, |s| InstanceSpec { ssd_bytes_per_s: ssd, host_bytes_per_s: host, ..s });
+    let ssd = |ssd, host| {
+        load_us_from(Tier::Ssd, |s| InstanceSpec { ssd_bytes_per_s: ssd, host_bytes_per_s: host, ..s })
+    };
     let alone = ssd(100_000_000, 1_000_000_000);
     assert_eq!(alone, 16 * BLOCK * 1000 / 100);
     assert_eq!(ssd(50_000_000, 1_000_000_000), 2 * alone);

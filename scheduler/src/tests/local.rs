@@ -6,8 +6,8 @@ use baton_types::{Role, SloClass, Tier};
 use proptest::prelude::*;
 
 use crate::testing::{
-    BLOCK, Started, burden, conductor_of, decoding, finished, foretold, heavy_decode, hold, offer, rejection, request, shared_chain,
-    spec, started, starts, step,
+    BLOCK, Started, burden, conductor_of, decoding, finished, foretold, heavy_decode, hold, offer, rejection,
+    request, shared_chain, spec, started, starts, step,
 };
 use crate::{Conductor, Effect, InstanceSpec, SchedulerConfig};
 
@@ -33,7 +33,8 @@ fn a_request_prefills_where_it_decodes_while_the_prefill_pool_is_busy() {
     let start = started(&offer(&mut conductor, 0, request(1, 4_000, 0)));
     assert!(is_local(start) && start.prefill == 1);
     let effects = step(&mut conductor, 600_000, finished(1));
-    let decode = Effect::StartDecode { request: baton_types::RequestId(1), instance: baton_types::InstanceId(1) };
+    let decode =
+        Effect::StartDecode { request: baton_types::RequestId(1), instance: baton_types::InstanceId(1) };
     assert_eq!(effects, [decode], "no hand-off: it decodes at once");
 }
 
@@ -56,7 +57,9 @@ fn a_request_prefills_where_its_history_already_is() {
 fn nothing_prefills_on_a_decode_instance_where_that_is_switched_off() {
     let off = SchedulerConfig { local_prefill: false, ..config() };
     let unmixed = InstanceSpec { mixed_chunk_tokens: Some(0), ..spec(1, Role::Decode) };
-    for mut conductor in [beside_a_busy_pool(off, spec(1, Role::Decode)), beside_a_busy_pool(config(), unmixed)] {
+    for mut conductor in
+        [beside_a_busy_pool(off, spec(1, Role::Decode)), beside_a_busy_pool(config(), unmixed)]
+    {
         let effects = offer(&mut conductor, 0, request(1, 4_000, 0));
         assert!(starts(&effects).iter().all(|s| !is_local(*s)), "{effects:?}");
     }
@@ -66,8 +69,10 @@ fn nothing_prefills_on_a_decode_instance_where_that_is_switched_off() {
 fn a_decode_whose_steps_fill_the_objective_takes_no_prefill() {
     // A step of 10 ms beside an objective of 11: no chunk fits into nine tenths of that.
     let tight = SloClass { tbt_us: 11_000, ..SloClass::default() };
-    let mut conductor =
-        beside_a_busy_pool(SchedulerConfig { classes: Vec::from([tight]), ..config() }, spec(1, Role::Decode));
+    let mut conductor = beside_a_busy_pool(
+        SchedulerConfig { classes: Vec::from([tight]), ..config() },
+        spec(1, Role::Decode),
+    );
     decoding(&mut conductor, foretold(901, 1_000, 5_000), 1);
     let effects = offer(&mut conductor, 0, foretold(1, 4_000, 10));
     assert!(starts(&effects).iter().all(|s| !is_local(*s)), "{effects:?}");
@@ -99,11 +104,20 @@ fn the_busier_the_decodes_the_longer_a_local_prefill_is_predicted_to_take() {
         let effects = offer(&mut conductor, 0, foretold(1, 4_000, 10));
         effects
             .iter()
-            .find_map(|e| if let Effect::Explain(d) = e { d.candidates.iter().find(|c| c.instance.0 == 1).copied() } else { None })
+            .find_map(|e| {
+                if let Effect::Explain(d) = e {
+                    d.candidates.iter().find(|c| c.instance.0 == 1).copied()
+                } else {
+                    None
+                }
+            })
             .expect("the decode instance is a candidate")
     };
     let (idle, some, more) = (terms(0), terms(2), terms(5));
-    assert!(idle.compute_us < some.compute_us && some.compute_us < more.compute_us, "{idle:?} {some:?} {more:?}");
+    assert!(
+        idle.compute_us < some.compute_us && some.compute_us < more.compute_us,
+        "{idle:?} {some:?} {more:?}"
+    );
 }
 
 #[test]
@@ -119,7 +133,10 @@ fn an_engine_that_does_both_keeps_both_legs() {
     let homes: Vec<Started> =
         (0..4).flat_map(|id| starts(&offer(&mut conductor, 0, request(id, 2_000, 0)))).collect();
     assert!(homes.len() >= 2 && homes.iter().all(|s| is_local(*s)), "{homes:?}");
-    assert!(homes.iter().any(|s| s.prefill == 0) && homes.iter().any(|s| s.prefill == 1), "both work: {homes:?}");
+    assert!(
+        homes.iter().any(|s| s.prefill == 0) && homes.iter().any(|s| s.prefill == 1),
+        "both work: {homes:?}"
+    );
 }
 
 /// A pipeline of four nodes (instance 0), a single node (instance 1) and a decode.

@@ -5,7 +5,9 @@ use alloc::vec::Vec;
 use baton_types::Role;
 use proptest::prelude::*;
 
-use crate::testing::{burden, conductor_of, foretold, heavy_decode, offer, plain, rejection, request, spec, step};
+use crate::testing::{
+    burden, conductor_of, foretold, heavy_decode, offer, plain, rejection, request, spec, step,
+};
 use crate::{AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason, Rejection, Request};
 
 /// What other routers have placed before: (work µs, prompt tokens, output tokens).
@@ -23,7 +25,12 @@ fn stage(load: &[(u64, u64, u32)], capacity_tokens: u64) -> Conductor {
 }
 
 /// Offers the request at `now_us` to an otherwise quiet conductor, waking it whenever it asks.
-fn offered_at(load: &[(u64, u64, u32)], capacity_tokens: u64, now_us: u64, request: Request) -> Option<Rejection> {
+fn offered_at(
+    load: &[(u64, u64, u32)],
+    capacity_tokens: u64,
+    now_us: u64,
+    request: Request,
+) -> Option<Rejection> {
     let mut conductor = stage(load, capacity_tokens);
     while let Some(wake_us) = conductor.next_deadline().filter(|wake_us| *wake_us < now_us) {
         step(&mut conductor, wake_us, Input::TimerFired);
@@ -40,7 +47,11 @@ fn check(load: &[(u64, u64, u32)], capacity_tokens: u64, request: &Request) -> O
     // The shortest answer is a millisecond: no promise can be finer than that.
     if after_us > 10_000 {
         let early = offered_at(load, capacity_tokens, after_us / 5 * 4, request.clone());
-        assert!(early.is_some(), "told to wait {after_us} µs ({:?}), four fifths were enough", refused.reason);
+        assert!(
+            early.is_some(),
+            "told to wait {after_us} µs ({:?}), four fifths were enough",
+            refused.reason
+        );
     }
     Some(refused)
 }
@@ -63,7 +74,8 @@ fn a_full_decode_is_told_when_room_is_predicted() {
 
 #[test]
 fn a_slow_decode_is_told_when_it_is_predicted_to_be_faster() {
-    let refused = check(&[(0, 45_000, 100), (0, 40_000, 300)], 1_000_000, &foretold(1, 5_000, 100)).expect("100 ms a step");
+    let refused = check(&[(0, 45_000, 100), (0, 40_000, 300)], 1_000_000, &foretold(1, 5_000, 100))
+        .expect("100 ms a step");
     assert_eq!(refused.reason, RejectReason::Tbt);
     assert!(refused.retry_after_us > 1_000_000, "{refused:?}");
 }

@@ -31,8 +31,8 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
         AdmissionMode::EarlyPredict,
         AdmissionMode::Slo,
     ];
-    (policy, 0..modes.len(), 1u32..30, 0u32..3, any::<bool>()).prop_map(move |(policy, mode, most, retries, local)| {
-        SchedulerConfig {
+    (policy, 0..modes.len(), 1u32..30, 0u32..3, any::<bool>()).prop_map(
+        move |(policy, mode, most, retries, local)| SchedulerConfig {
             policy,
             admission: modes[mode],
             shadow: modes.to_vec(),
@@ -44,8 +44,8 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
             ageing_us: 500_000,
             classes: classes(),
             ..SchedulerConfig::default()
-        }
-    })
+        },
+    )
 }
 
 const PAIR: [Role; 5] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode, Role::Prefill];

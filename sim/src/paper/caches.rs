@@ -110,7 +110,11 @@ pub(crate) fn figure_10(traces: &Traces) -> Result<Vec<Section>, String> {
         near &= (ratios[0] / hit - 1.0).abs() <= 0.15 && (ratios[1] / time - 1.0).abs() <= 0.15;
         rows.push(row(format!("{name}: hit rate, global over local"), Some(hit), ratios[0], "×"));
         rows.push(row(format!("{name}: prefill GPU time, global over local"), Some(time), ratios[1], "×"));
+        let aware = ten_nodes(PolicyName::LocalCache, trace)?;
+        rows.push(row(format!("{name}: hit rate, global over local with cache-aware placement"), Some(hit), global.block_hit_ratio / aware.block_hit_ratio, "×"));
+        rows.push(row(format!("{name}: prefill GPU time, global over local with cache-aware placement"), Some(time), global.prefill_busy_s / aware.prefill_busy_s, "×"));
         rows.push(row(format!("{name}: hit rate, local"), None, local.block_hit_ratio, ""));
+        rows.push(row(format!("{name}: hit rate, local with cache-aware placement"), None, aware.block_hit_ratio, ""));
         rows.push(row(format!("{name}: hit rate, global"), None, global.block_hit_ratio, ""));
     }
     Ok(vec![Section {
@@ -118,8 +122,8 @@ pub(crate) fn figure_10(traces: &Traces) -> Result<Vec<Section>, String> {
         title: "global against local caching, outputs cut to one token",
         setup: "10 prefill nodes with 3 M tokens of cache each, 6 decode nodes. Local: least loaded node, its own cache only. Global: longest prefix anywhere, fetched when it is not local.".into(),
         rows,
-        checks: vec![check("all four ratios within 15 % of the paper's", near)],
-        note: String::new(),
+        checks: vec![check("hit rate and prefill time ratios within 15 % of the paper's on both traces", near)],
+        note: "The paper does not say how requests are placed when caches are local. Placed by load alone, a local cache is hit less than the paper's was; placed by cache, more: the paper's ratio lies between our two. Our global hit rates are at the ceiling that one cache of 30 M tokens has on these traces (figure 9).".into(),
     }])
 }
 
@@ -130,19 +134,23 @@ pub(crate) fn figure_11(traces: &Traces) -> Result<Vec<Section>, String> {
         let setup = mooncake_cluster((8, 8), PolicyName::Mooncake, 100_000)?;
         let (_, world) = world(setup, trace, 1.0)?;
         let ranked = popular(trace);
-        for rank in [10usize, 100, 1_000, 10_000] {
+        for rank in [1usize, 10, 100, 1_000, 10_000] {
             if let Some(chain) = ranked.get(rank - 1) {
                 rows.push(row(format!("{name}: prefill nodes holding the block ranked {rank}"), None, f64::from(world.replicas(chain)), "of 8"));
             }
         }
     }
     let hot = rows.first().is_some_and(|r| r.ours >= 7.0);
+    let spread = rows[..5].windows(2).all(|w| w[0].ours >= w[1].ours);
     Ok(vec![Section {
         figure: "Figure 11",
         title: "replicas of popular blocks",
         setup: "8 + 8 nodes, Mooncake's policy; holders in the conductor's index at the end of the run, decode nodes left out.".into(),
         rows,
-        checks: vec![check("the hottest conversation blocks are on almost every prefill node", hot)],
+        checks: vec![
+            check("the hottest conversation block is on almost every prefill node", hot),
+            check("replicas fall with popularity", spread),
+        ],
         note: "The paper shows curves over time; it states that hot blocks reach almost every prefill instance and that the synthetic trace has few.".into(),
     }])
 }

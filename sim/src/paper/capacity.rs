@@ -5,11 +5,14 @@ use std::sync::Arc;
 use baton_scheduler::PolicyName;
 use baton_traces::Trace;
 
-use super::schedulers::{coupled_cluster, mooncake_cluster, simulate};
+use super::schedulers::{coupled_cluster, mooncake_cluster, simulate, world};
 use super::{Section, Traces, check, row};
 use crate::engine::Mix;
-use crate::metrics::RunResult;
+use crate::metrics::{Outcome, RunResult, Status};
+use crate::setup::Setup;
 
+/// TTFT objective, µs.
+const TTFT_US: u64 = 30_000_000;
 /// Nodes in every set-up.
 const NODES: u32 = 16;
 /// Prompt tokens that the chunked engine mixes into a step: vLLM's default of that time.
@@ -33,17 +36,31 @@ fn disaggregated(policy: PolicyName, trace: &Arc<Trace>, tbt_us: u64, speed: f64
     simulate(mooncake_cluster((NODES / 2, NODES / 2), policy, tbt_us)?, trace, speed)
 }
 
-/// One system's effective capacity: most requests a second in SLO at any speed tried.
-fn capacity(run: impl Fn(f64) -> Result<RunResult, String>, trace: &Trace) -> Result<f64, String> {
-    let mut best: f64 = 0.0;
+/// TBT objectives of the paper, ms.
+const TBT_MS: [u64; 3] = [100, 200, 300];
+
+/// Most requests a second in SLO at any speed tried, for each TBT objective. One run a speed serves
+/// all three when nothing in the run depends on the objective.
+#[expect(clippy::cast_precision_loss, reason = "rates")]
+fn capacities(build: impl Fn() -> Result<Setup, String>, trace: &Arc<Trace>) -> Result<[f64; 3], String> {
+    let mut best = [0.0f64; 3];
     for speed in SPEEDS {
-        let result = run(speed)?;
-        #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let rate = result.in_slo as f64 / (trace.span_ms() / 1000.0 / speed);
-        if rate < best / 2.0 {
+        let mut setup = build()?;
+        setup.keep_outcomes = true;
+        let (_, world) = world(setup, trace, speed)?;
+        let mut falling = true;
+        for (best, tbt_ms) in best.iter_mut().zip(TBT_MS) {
+            let good = |o: &&Outcome| {
+                o.status == Status::Completed && o.ttft_us <= TTFT_US && o.gaps.worst_tenth_us <= tbt_ms * 1000
+            };
+            let served = world.outcomes().iter().filter(good).count();
+            let rate = served as f64 / (trace.span_ms() / 1000.0 / speed);
+            falling &= rate < *best / 2.0;
+            *best = best.max(rate);
+        }
+        if falling {
             break;
         }
-        best = best.max(rate);
     }
     Ok(best)
 }
@@ -55,24 +72,35 @@ pub(crate) fn figures_1_and_7(traces: &Traces) -> Result<Vec<Section>, String> {
     Ok(vec![one, seven])
 }
 
+/// Every system's capacity at the three objectives: the coupled engines, Mooncake, baton.
+fn all_capacities(trace: &Arc<Trace>) -> Result<Vec<(&'static str, [f64; 3])>, String> {
+    let mut found = Vec::new();
+    for (name, mix, cache) in COUPLED {
+        found.push((name, capacities(|| coupled_cluster(NODES, mix, cache, 100_000), trace)?));
+    }
+    let half = (NODES / 2, NODES / 2);
+    found.push(("Mooncake", capacities(|| mooncake_cluster(half, PolicyName::Mooncake, 100_000), trace)?));
+    let mut baton = [0.0; 3];
+    for (at, tbt_ms) in TBT_MS.into_iter().enumerate() {
+        // Ours fills its mixed steps up to the objective, so each objective is a run of its own.
+        baton[at] = capacities(|| mooncake_cluster(half, PolicyName::Baton, tbt_ms * 1000), trace)?[at];
+    }
+    found.push(("baton", baton));
+    Ok(found)
+}
+
 fn section(figure: &'static str, title: &'static str, trace: &Arc<Trace>, paper: [f64; 3]) -> Result<Section, String> {
-    let mut rows = Vec::new();
-    let mut checks = Vec::new();
-    for (at, tbt_ms) in [100u64, 200, 300].into_iter().enumerate() {
-        let tbt_us = tbt_ms * 1000;
-        let baselines: Result<Vec<f64>, String> =
-            (0..COUPLED.len()).map(|which| capacity(|speed| coupled(which, trace, tbt_us, speed), trace)).collect();
-        let baselines = baselines?;
-        let best = baselines.iter().copied().fold(0.0, f64::max);
-        let mooncake = capacity(|speed| disaggregated(PolicyName::Mooncake, trace, tbt_us, speed), trace)?;
-        let baton = capacity(|speed| disaggregated(PolicyName::Baton, trace, tbt_us, speed), trace)?;
-        for ((name, ..), rate) in COUPLED.iter().zip(&baselines) {
-            rows.push(row(format!("{name}, TBT ≤ {tbt_ms} ms"), None, *rate, "req/s"));
+    let found = all_capacities(trace)?;
+    let (mut rows, mut checks) = (Vec::new(), Vec::new());
+    for (at, tbt_ms) in TBT_MS.into_iter().enumerate() {
+        for (name, rates) in &found {
+            rows.push(row(format!("{name}, TBT ≤ {tbt_ms} ms"), None, rates[at], "req/s"));
         }
-        rows.push(row(format!("Mooncake, TBT ≤ {tbt_ms} ms"), None, mooncake, "req/s"));
-        rows.push(row(format!("baton, TBT ≤ {tbt_ms} ms"), None, baton, "req/s"));
-        rows.push(row(format!("Mooncake over the best of vLLM, TBT ≤ {tbt_ms} ms"), Some(paper[at]), 100.0 * (mooncake / best - 1.0), "%"));
-        rows.push(row(format!("baton over the best of vLLM, TBT ≤ {tbt_ms} ms"), None, 100.0 * (baton / best - 1.0), "%"));
+        let best = found[..COUPLED.len()].iter().map(|(_, r)| r[at]).fold(0.0, f64::max);
+        let (mooncake, baton) = (found[COUPLED.len()].1[at], found[COUPLED.len() + 1].1[at]);
+        let over = |rate: f64| 100.0 * (rate / best - 1.0);
+        rows.push(row(format!("Mooncake over the best of vLLM, TBT ≤ {tbt_ms} ms"), Some(paper[at]), over(mooncake), "%"));
+        rows.push(row(format!("baton over the best of vLLM, TBT ≤ {tbt_ms} ms"), None, over(baton), "%"));
         checks.push(check(format!("Mooncake's capacity is above every coupled engine's at {tbt_ms} ms"), mooncake > best));
         checks.push(check(format!("baton's capacity is at least Mooncake's at {tbt_ms} ms"), baton >= mooncake));
     }

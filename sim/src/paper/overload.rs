@@ -17,6 +17,9 @@ const MODES: [(&str, AdmissionMode, PolicyName); 4] = [
     ("baton", AdmissionMode::Slo, PolicyName::Baton),
 ];
 
+const EIGHT: &str = "With this profile the decode side of 8 + 8 nodes is never near its limit, so the three modes of the report, which differ only in how they look at decode load, decide alike: all refusals are for TTFT. The report's order needs a decode side under pressure.";
+const THIRTEEN: &str = "Prediction does what the report says it is for: fewer prompt tokens are computed for nothing. It does not lower the count of refusals here, because the decode side refuses for want of KV room rather than for step time, and room refused early is not refused later.";
+
 fn rejected(mode: usize, trace: &Arc<Trace>, shape: (u32, u32), speed: f64) -> Result<RunResult, String> {
     let (_, admission, policy) = MODES[mode];
     let mut setup = mooncake_cluster(shape, policy, 100_000)?;
@@ -61,11 +64,11 @@ pub(crate) fn table_3(traces: &Traces) -> Result<Vec<Section>, String> {
         checks: Vec::new(),
         note: "These nodes are not overloaded at 2×, so there is nothing to reject: the report's trace is longer and not at hand.".into(),
     };
-    Ok(vec![as_printed, at_a_fifth(trace, (8, 8), "8 + 8 nodes")?, at_a_fifth(trace, (14, 2), "14 + 2 nodes, where decode is the bottleneck")?])
+    Ok(vec![as_printed, at_a_fifth(trace, (8, 8), "8 + 8 nodes", EIGHT)?, at_a_fifth(trace, (13, 3), "13 + 3 nodes, where prefill and decode saturate together", THIRTEEN)?])
 }
 
 #[expect(clippy::cast_precision_loss, reason = "ratios")]
-fn at_a_fifth(trace: &Arc<Trace>, shape: (u32, u32), what: &str) -> Result<Section, String> {
+fn at_a_fifth(trace: &Arc<Trace>, shape: (u32, u32), what: &str, note: &str) -> Result<Section, String> {
     let speed = speed_for_a_fifth(trace, shape)?;
     let (runs, mut rows) = all_modes(trace, shape, speed)?;
     let over = |a: usize, b: usize| 100.0 * (1.0 - runs[a].rejected as f64 / runs[b].rejected.max(1) as f64);
@@ -83,6 +86,6 @@ fn at_a_fifth(trace: &Arc<Trace>, shape: (u32, u32), what: &str) -> Result<Secti
             check("baton rejects at least 10 % fewer than early rejection with prediction", over(3, 2) >= 10.0),
             check("and has at least as many requests in SLO", runs[3].in_slo >= runs[2].in_slo),
         ],
-        note: String::new(),
+        note: note.into(),
     })
 }

@@ -72,6 +72,12 @@ impl World {
         let ready = live.phase == Phase::HandingOff && live.prefilled && (local || live.landed) && live.decode_open;
         self.oracle.witness(ready && live.decode == at, || format!("{} decodes before its KV landed: {live:?}", live.id));
         live.phase = Phase::Decoding;
+        if local {
+            // Computed by the prefill, and let out now that the request may stay (ADR 0004).
+            live.streamed_tokens += 1;
+            self.first_token(slot, self.now_us);
+        }
+        let live = &self.live[slot as usize];
         let left_tokens = live.output_tokens - live.streamed_tokens;
         let (id, context_tokens) = (live.id, live.prompt_tokens + u64::from(local));
         let excess = left_tokens.saturating_sub(live.room_tokens);

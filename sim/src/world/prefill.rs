@@ -226,13 +226,10 @@ impl World {
         self.step_store(at, StoreInput::Seal { owner: id, upto_blocks: all });
         self.stop_reading(slot);
         self.report(slot, Input::PrefillFinished { request: id, compute_us, cached_tokens: cached });
-        if local {
-            self.first_token(slot, self.now_us);
-            self.live[slot as usize].streamed_tokens += 1;
-        } else if self.live[slot as usize].landed {
-            self.handoff_done(slot);
-        } else {
-            self.handoff_produced(slot);
+        match (local, self.live[slot as usize].landed) {
+            (true, _) => {}
+            (false, true) => self.handoff_done(slot),
+            (false, false) => self.handoff_produced(slot),
         }
     }
 
