@@ -68,10 +68,6 @@ impl Hits {
     pub(crate) fn sources(&self) -> &[(u32, InstanceId)] {
         &self.top
     }
-
-    pub(crate) fn touched(&self) -> &[InstanceId] {
-        &self.touched
-    }
 }
 
 /// One way to prefill the request: which blocks are reused, from where, at what cost.
@@ -134,6 +130,6 @@ mod tests {
         assert_eq!(hits.of(InstanceId(5)).blocks, 5);
         hits.reset(12);
         assert_eq!(hits.of(InstanceId(5)), Hit::default());
-        assert!(hits.sources().is_empty() && hits.touched().is_empty());
+        assert!(hits.sources().is_empty() && hits.touched.is_empty());
     }
 }

@@ -183,14 +183,6 @@ impl PrefillLedger {
         }
         false
     }
-
-    /// Gives up everything, in a stable order.
-    pub(crate) fn drain(&mut self) -> Vec<RequestId> {
-        let all = self.dispatched.iter().map(|d| d.request).chain(self.waiting.iter().map(|w| w.request));
-        let all = all.collect();
-        *self = Self::default();
-        all
-    }
 }
 
 /// Service received by each tenant, weighted; a newcomer starts at the least of those known.
@@ -319,8 +311,8 @@ mod tests {
         assert!(l.finish(160, RequestId(1)).is_some() && l.finish(160, RequestId(1)).is_none());
         assert_eq!(l.dispatched_left_us(160), 70);
         assert_eq!(l.dispatched_left_us(190), 40);
-        assert_eq!(l.drain(), [RequestId(2)]);
-        assert_eq!(l.dispatched_left_us(0) + l.active_tokens(), 0);
+        assert_eq!(l.finish(190, RequestId(2)).map(|d| d.new_tokens), Some(7));
+        assert_eq!(l.dispatched_left_us(190) + l.active_tokens(), 0);
     }
 
     proptest! {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use baton_scheduler::{AdmissionMode, PolicyName};
 use baton_sim::metrics::Outcome;
 use baton_sim::{RunResult, Setup, TraceWorkload, World};
-use baton_traces::{ReadOptions, Trace};
+use baton_traces::{Dialect, ReadOptions, TimeUnit, Trace};
 use baton_types::{CostProfile, nearest};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rayon::prelude::*;
@@ -30,6 +30,15 @@ const FORESIGHT_US: u64 = 60_000_000;
 pub struct ReplayArgs {
     /// Trace to replay [default: the published conversation trace where found, else a seeded look-alike]
     file: Option<PathBuf>,
+    /// Dialect of the trace, as in `baton trace` [default: told by the first rows]
+    #[arg(long)]
+    dialect: Option<Dialect>,
+    /// Unit of the trace's times: ns, us, ms or s [default: the dialect's]
+    #[arg(long)]
+    time_unit: Option<TimeUnit>,
+    /// Tokens that a block id of the trace stands for [default: the dialect's]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    block_tokens: Option<u32>,
     /// Cluster, policy and objectives, as TOML [default: 8 prefill + 8 decode instances of Llama-3-70B on 8×A100]
     #[arg(long)]
     config: Option<PathBuf>,
@@ -145,7 +154,15 @@ fn jobs(args: &ReplayArgs, config: &Config) -> Result<Vec<Job>, String> {
 /// The trace asked for, or the published one, or its look-alike; says which and what was assumed.
 fn read(args: &ReplayArgs) -> Result<Trace, String> {
     let trace = match &args.file {
-        Some(path) => baton_traces::load(path, &ReadOptions::default()).map_err(|e| e.to_string())?,
+        Some(path) => {
+            let options = ReadOptions {
+                dialect: args.dialect,
+                time_unit: args.time_unit,
+                block_tokens: args.block_tokens,
+                ..ReadOptions::default()
+            };
+            baton_traces::load(path, &options).map_err(|e| e.to_string())?
+        }
         None => default_trace()?,
     };
     for assumption in &trace.assumptions {

@@ -27,21 +27,57 @@ const COMPARISONS: [(&str, Comparison); 4] = [
     ("<", Comparison::Below),
 ];
 
-/// Figures that can be required besides those of the JSON report.
-const KNOWN: [&str; 12] = [
-    "goodput",
-    "in_slo",
-    "completed",
-    "rejected",
-    "failed",
-    "ttft_s.mean",
-    "ttft_s.p99",
-    "tbt_ms.mean",
-    "tbt_ms.p99",
+/// Figures that can be required: every plain number of a run in the JSON report.
+const FIGURES: [&str; 31] = [
     "block_hit_ratio",
-    "token_hit_ratio",
+    "cancelled",
+    "completed",
+    "cpu_s",
+    "failed",
+    "fetched_bytes",
+    "goodput",
+    "handoff_bytes",
+    "in_slo",
+    "input_tokens",
+    "input_tokens_in_slo",
+    "itl_ms_mean",
     "oscillation_index",
+    "output_tokens",
+    "overcommitted_blocks",
+    "prefill_busy_s",
+    "prefill_prediction_error",
+    "prompts_outside_profile",
+    "readmitted",
+    "readmitted_in_slo",
+    "refusals",
+    "rejected",
+    "replications",
+    "requests",
+    "retries",
+    "strides_outside_profile",
+    "tbt_ok",
+    "token_hit_ratio",
+    "ttft_ok",
+    "wasted_prefill_tokens",
+    "worst_lateness_s",
 ];
+
+/// Summaries, each with these parts.
+const SUMMARIES: [&str; 3] = ["ttft_s", "tbt_ms", "retry_after_s"];
+const PARTS: [&str; 5] = ["mean", "p50", "p90", "p99", "max"];
+
+/// Checks a figure's name, so that a slip is found before any work.
+fn known(path: &[String]) -> Result<(), String> {
+    let plain = |name: &str| path.len() == 1 && FIGURES.contains(&name);
+    let part = |name: &str| path.len() == 2 && SUMMARIES.contains(&name) && PARTS.contains(&path[1].as_str());
+    let name = path.join(".");
+    if plain(&path[0]) || part(&path[0]) {
+        return Ok(());
+    }
+    let all = FIGURES.into_iter().chain(SUMMARIES);
+    let meant = baton_types::nearest(&path[0], all).map(|k| format!("; did you mean {k}?")).unwrap_or_default();
+    Err(format!("no figure is called {name}{meant} (a summary takes a part: ttft_s.p99)"))
+}
 
 impl std::str::FromStr for Requirement {
     type Err = String;
@@ -56,8 +92,8 @@ impl std::str::FromStr for Requirement {
             return Err(wrong());
         }
         let path: Vec<String> = figure.split('.').map(str::to_owned).collect();
-        let requirement = Self { text: text.to_owned(), path, comparison, bound };
-        Ok(requirement)
+        known(&path)?;
+        Ok(Self { text: text.to_owned(), path, comparison, bound })
     }
 }
 
@@ -67,9 +103,7 @@ impl Requirement {
         let value = serde_json::to_value(run).map_err(|e| e.to_string())?;
         let found = self.path.iter().try_fold(&value, |v, key| v.get(key));
         let Some(measured) = found.and_then(Value::as_f64) else {
-            let figure = self.path.join(".");
-            let meant = baton_types::nearest(&figure, KNOWN).map(|k| format!("; did you mean {k}?")).unwrap_or_default();
-            return Err(format!("--require {}: no figure is called {figure}{meant}", self.text));
+            return Err(format!("--require {}: {} ×{} measured nothing of that name", self.text, run.policy, run.speed));
         };
         let met = match self.comparison {
             Comparison::AtLeast => measured >= self.bound,
@@ -94,8 +128,26 @@ mod tests {
         assert_eq!((r.path.len(), r.comparison), (1, Comparison::AtLeast));
         let r: Requirement = "ttft_s.p99<30".parse().expect("readable");
         assert_eq!((r.path.len(), r.comparison), (2, Comparison::Below));
-        for wrong in ["goodput", "goodput>=", ">=3", "goodput>=x", "goodput>=NaN"] {
+        for wrong in ["goodput", "goodput>=", ">=3", "goodput>=x", "goodput>=NaN", "ttft_s>3", "goodput.p99>3"] {
             assert!(wrong.parse::<Requirement>().is_err(), "{wrong}");
+        }
+        assert!("godput>=1".parse::<Requirement>().is_err_and(|e| e.contains("did you mean goodput?")));
+    }
+
+    #[test]
+    fn every_figure_that_can_be_required_is_one_of_a_run() {
+        let trace = std::sync::Arc::new(baton_traces::synth::like(baton_traces::synth::Like::Conversation, 1));
+        let setup = crate::cli::cluster::setup(&crate::config::Config::default(), 1).expect("the default cluster");
+        let workload = baton_sim::TraceWorkload::new(trace, 1.0).limited(20);
+        let mut world = baton_sim::World::new(setup, Box::new(workload)).expect("a world");
+        world.run().expect("a clean run");
+        let run = world.into_metrics().result(("baton", "slo"), 1.0, 1);
+        let value = serde_json::to_value(&run).expect("a run is JSON");
+        for figure in FIGURES {
+            assert!(value[figure].is_number(), "{figure} is no number of a run");
+        }
+        for (summary, part) in SUMMARIES.iter().flat_map(|s| PARTS.map(|p| (s, p))) {
+            assert!(value[*summary].get(part).is_some(), "{summary}.{part}");
         }
     }
 }

@@ -48,7 +48,7 @@ pub fn easy() -> Vec<Row> {
 
 /// Far more at once than a cluster of a few dozen nodes can prefill within half a minute.
 pub fn flood() -> Vec<Row> {
-    (0..600).map(|i| Row::full(i, 50, 1_000 * i + 1..1_000 * i + 201)).collect()
+    (0..600).map(|i| Row::full(4 * i, 50, 1_000 * i + 1..1_000 * i + 201)).collect()
 }
 
 /// `count` requests over a growing tree of shared prefixes, the same on every call.

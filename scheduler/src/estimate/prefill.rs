@@ -38,7 +38,7 @@ pub(crate) fn prefill_work_us(instance: &Instance, new: u64, prefix: u64, target
 
 /// Prompt tokens that fit beside the present decodes in one step, and that step's time, µs.
 #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-pub(crate) fn mixed_rate(instance: &Instance, prefix: u64, target_us: u64) -> (u64, f64) {
+fn mixed_rate(instance: &Instance, prefix: u64, target_us: u64) -> (u64, f64) {
     let profile = &instance.spec.profile;
     let (batch, context) = instance.decode.all();
     let decode_us = profile.decode_us(batch, context);

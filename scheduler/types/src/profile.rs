@@ -189,16 +189,48 @@ impl CostProfile {
     /// fits in `budget_us`; 0 when none does.
     #[must_use]
     pub fn chunk_within(&self, budget_us: f64, prefix: u64, cap: u64) -> u64 {
-        let (mut low, mut high) = (0, cap);
-        while low < high {
-            let middle = low + (high - low).div_ceil(2);
-            if self.prefill_us(middle, prefix) <= budget_us {
-                low = middle;
-            } else {
-                high = middle - 1;
-            }
+        let fits = |n: u64| self.prefill_us(n, prefix) <= budget_us;
+        if cap == 0 || fits(cap) {
+            return cap;
         }
-        low
+        let mut n = self.chunk_near(budget_us, prefix, cap);
+        // What was found by other arithmetic may be off by the last digit.
+        while n > 0 && !fits(n) {
+            n -= 1;
+        }
+        while n < cap && fits(n + 1) {
+            n += 1;
+        }
+        n
+    }
+
+    /// [`CostProfile::chunk_within`] to within a token, for a `cap` that does not fit. Between two
+    /// knots the cost is a parabola that bends upwards: a chord meets the budget too early and a
+    /// tangent too late, so that the two close in on the answer in a step or two.
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "token counts are positive and far below 2^53")]
+    fn chunk_near(&self, budget_us: f64, prefix: u64, cap: u64) -> u64 {
+        let (x, y) = (&self.prefill.knots_tokens, &self.prefill.knots_us);
+        let cap = cap as f64;
+        let pair_us = self.prefill.attention_ps_per_pair / PS_PER_US;
+        let attention = |n: f64| pair_us * n * (prefix as f64 + f64::midpoint(n, 1.0));
+        let below = |k: usize| f64::from(x[k]) < cap && y[k] + attention(f64::from(x[k])) <= budget_us;
+        let upper = (1..x.len() - 1).take_while(|k| below(*k)).count() + 1;
+        let (x0, y0) = (f64::from(x[upper - 1]), y[upper - 1]);
+        let dense = (y[upper] - y0) / (f64::from(x[upper]) - x0);
+        let cost = |n: f64| y0 + dense * (n - x0) + attention(n);
+        let last = upper == x.len() - 1;
+        let (mut low, mut high) = (x0, if last { cap } else { cap.min(f64::from(x[upper])) });
+        for _ in 0..8 {
+            let (low_us, high_us) = (cost(low), cost(high));
+            if high - low <= 1.0 || low_us > budget_us || high_us <= budget_us {
+                break;
+            }
+            let chord = low + (budget_us - low_us) / (high_us - low_us) * (high - low);
+            let slope = dense + pair_us * (prefix as f64 + chord + 0.5);
+            let tangent = chord + (budget_us - cost(chord)) / slope;
+            (low, high) = (chord.max(low), tangent.min(high));
+        }
+        low as u64
     }
 
     /// Time to prefill `new` tokens behind `prefix` cached ones in passes of at most
@@ -350,6 +382,28 @@ mod tests {
             prop_assert!(n <= cap);
             prop_assert!(n == 0 || p.prefill_us(n, prefix) <= budget);
             prop_assert!(n == cap || p.prefill_us(n + 1, prefix) > budget);
+        }
+
+        #[test]
+        fn a_chunk_is_found_without_a_search(
+            steps in proptest::collection::vec((1u32..40_000, 0u32..4_000_000), 1..9),
+            (start_us, pair_ps) in (0u32..30_000, 0u32..4_000),
+            (budget_us, prefix, cap) in (0u32..40_000_000, 0u64..200_000, 1u64..140_000),
+        ) {
+            let mut p = profile();
+            (p.prefill.knots_tokens, p.prefill.knots_us) = (vec![0], vec![start_us.into()]);
+            for (tokens, us) in steps {
+                let last = p.prefill.knots_tokens.len() - 1;
+                p.prefill.knots_tokens.push(p.prefill.knots_tokens[last] + tokens);
+                p.prefill.knots_us.push(p.prefill.knots_us[last] + f64::from(us));
+            }
+            p.prefill.attention_ps_per_pair = pair_ps.into();
+            let budget_us = f64::from(budget_us);
+            let n = p.chunk_within(budget_us, prefix, cap);
+            prop_assert!(n == 0 || p.prefill_us(n, prefix) <= budget_us);
+            prop_assert!(n == cap || p.prefill_us(n + 1, prefix) > budget_us);
+            let near = p.chunk_near(budget_us, prefix, cap);
+            prop_assert!(n == cap || near.abs_diff(n) <= 2, "{} is far from {}", near, n);
         }
 
         #[test]

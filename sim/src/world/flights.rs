@@ -254,7 +254,6 @@ impl World {
     /// Flights that `which` picks, in order of number.
     pub(crate) fn flights_where(&self, which: impl Fn(&Purpose) -> bool) -> Vec<u64> {
         let mut numbers = Vec::new();
-        #[expect(clippy::iter_over_hash_type, reason = "sorted before use")]
         for (number, purpose) in &self.flights {
             if which(purpose) {
                 numbers.push(*number);

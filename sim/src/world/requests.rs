@@ -15,9 +15,7 @@ const LONGEST_WAIT_US: u64 = 3_600_000_000;
 
 /// Which use of its slot a request is.
 const fn generation(id: RequestId) -> u32 {
-    #[expect(clippy::cast_possible_truncation, reason = "the high half")]
-    let generation = (id.0 >> 32) as u32;
-    generation
+    (id.0 >> 32) as u32
 }
 
 /// Where a live request is.

@@ -70,7 +70,7 @@ impl World {
     /// Copies inside a dead node are gone with it, copies from it and to it fail. Its own requests
     /// and the hand-offs to it and from it are the conductor's to take back.
     fn fail_flights_of(&mut self, at: u32) {
-        let inside = |p: &Purpose| matches!(p, Purpose::Offload { at: a, .. } | Purpose::Onboard { at: a, .. } if *a == at);
+        let inside = |p: &Purpose| matches!(p, Purpose::Offload { at: a, .. } if *a == at);
         for number in self.flights_where(inside) {
             self.drop_flight(number);
         }

@@ -51,7 +51,7 @@ impl Scenario {
         let load = Load {
             requests: 30 + rng.below(120),
             block_tokens,
-            longest_blocks: hbm_blocks * (2 + rng.below(4)) / 8,
+            longest_blocks: hbm_blocks * (2 + rng.below(8)) / 8,
             gap_ms: [5.0, 50.0, 300.0, 1500.0][pick(&mut rng, 4)],
             longest_output: [4, 60, 400][pick(&mut rng, 3)],
         };
@@ -128,7 +128,8 @@ fn cluster(rng: &mut Rng, block_tokens: u32, hbm_blocks: u64) -> Setup {
     }
     for pool in &mut setup.pools {
         // A few tokens more than whole blocks, as real capacities are.
-        pool.hbm_tokens = Some(hbm_blocks * u64::from(block_tokens) + rng.below(u64::from(block_tokens)));
+        let blocks = hbm_blocks * (8 + [0, 0, 3][pick(rng, 3)]) / 8;
+        pool.hbm_tokens = Some(blocks * u64::from(block_tokens) + rng.below(u64::from(block_tokens)));
         pool.dram_tokens = [0, 0, 2][pick(rng, 3)] * hbm_blocks * u64::from(block_tokens);
         pool.ssd_tokens = [0, 0, 3][pick(rng, 3)] * hbm_blocks * u64::from(block_tokens);
         pool.pass_tokens = [256, 2048, 8192][pick(rng, 3)];

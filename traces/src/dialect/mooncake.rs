@@ -25,6 +25,8 @@ pub(crate) struct Mooncake {
     last_ms: f64,
     untimed: u64,
     no_output: u64,
+    /// Some row named its output length, so a row that does not is broken.
+    names_output: bool,
     from_text: u64,
 }
 
@@ -36,6 +38,7 @@ impl Mooncake {
             last_ms: 0.0,
             untimed: 0,
             no_output: 0,
+            names_output: false,
             from_text: 0,
         }
     }
@@ -60,7 +63,11 @@ impl Mooncake {
 
     fn output_of(&mut self, row: &FlatRow) -> Result<u64, RowFault> {
         match row.output_length {
-            Some(tokens) => length(tokens, "output_length", &self.setup.limits),
+            Some(tokens) => {
+                self.names_output = true;
+                length(tokens, "output_length", &self.setup.limits)
+            }
+            None if self.names_output => required(None, "output_length"),
             None => {
                 self.no_output += 1;
                 Ok(1)
