@@ -115,18 +115,37 @@ fn check(claim: impl Into<String>, holds: bool) -> Check {
 pub fn markdown(sections: &[Section], traces: &str) -> String {
     use std::fmt::Write as _;
     let mut text = String::from("# The published experiments, repeated\n\n");
-    let _ = writeln!(text, "Made by `baton paper --write docs/paper.md` (or `make paper`) from {traces}. Paper: \"Mooncake: Trading More Storage for Less Computation\" (FAST'25) and its technical report (arXiv 2407.00079v1); a `~` in them was read off a plot. Simulated with the cost profile `llama3-70b-8xa100`, one configuration per set-up, no knob fitted per row.\n");
+    let _ = writeln!(
+        text,
+        "Made by `baton paper --write docs/paper.md` (or `make paper`) from {traces}. Paper: \"Mooncake: Trading More Storage for Less Computation\" (FAST'25) and its technical report (arXiv 2407.00079v1); a `~` in them was read off a plot. Simulated with the cost profile `llama3-70b-8xa100`, one configuration per set-up, no knob fitted per row.\n"
+    );
     for section in sections {
         let _ = writeln!(text, "## {}: {}\n\n{}\n", section.figure, section.title, section.setup);
         text.push_str("| what | paper | ours | ours / paper |\n|---|---|---|---|\n");
         for row in &section.rows {
             let paper = row.paper.map_or_else(|| "–".into(), |p| format!("{} {}", number(p), row.unit));
-            let ratio = row.paper.filter(|p| p.abs() > 0.0).map_or_else(|| "–".into(), |p| format!("{:.2}", row.ours / p));
-            let _ = writeln!(text, "| {} | {} | {} {} | {} |", row.what, paper.trim_end(), number(row.ours), row.unit, ratio);
+            let ratio = row
+                .paper
+                .filter(|p| p.abs() > 0.0)
+                .map_or_else(|| "–".into(), |p| format!("{:.2}", row.ours / p));
+            let _ = writeln!(
+                text,
+                "| {} | {} | {} {} | {} |",
+                row.what,
+                paper.trim_end(),
+                number(row.ours),
+                row.unit,
+                ratio
+            );
         }
         text.push('\n');
         for check in &section.checks {
-            let _ = writeln!(text, "- {}: **{}**", check.claim, if check.holds { "holds" } else { "does not hold" });
+            let _ = writeln!(
+                text,
+                "- {}: **{}**",
+                check.claim,
+                if check.holds { "holds" } else { "does not hold" }
+            );
         }
         if !section.note.is_empty() {
             let _ = writeln!(text, "\n{}", section.note);
@@ -169,7 +188,10 @@ mod tests {
             note: "Because.".into(),
         };
         let page = markdown(&[section], "thin air");
-        assert!(page.contains("| a | 2 s | 1 s | 0.50 |") && page.contains("| b | – | 12346  | – |"), "{page}");
+        assert!(
+            page.contains("| a | 2 s | 1 s | 0.50 |") && page.contains("| b | – | 12346  | – |"),
+            "{page}"
+        );
         assert!(page.contains("one is two: **does not hold**") && page.ends_with("Because.\n"), "{page}");
     }
 }

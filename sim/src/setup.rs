@@ -131,7 +131,12 @@ pub struct Setup {
 impl Setup {
     /// A disaggregated cluster of one profile with everything else at its default.
     #[must_use]
-    pub fn disaggregated(prefills: u32, decodes: u32, profile: &Arc<CostProfile>, scheduler: SchedulerConfig) -> Self {
+    pub fn disaggregated(
+        prefills: u32,
+        decodes: u32,
+        profile: &Arc<CostProfile>,
+        scheduler: SchedulerConfig,
+    ) -> Self {
         Self {
             pools: vec![
                 Pool::new(Role::Prefill, prefills, profile.clone()),
@@ -191,7 +196,9 @@ impl Setup {
                 ));
             }
             if pool.pass_tokens == 0 || pool.pipeline_nodes == 0 || pool.net_bytes_per_s == 0 {
-                return Err("cluster: pass_tokens, pipeline_nodes and net_bytes_per_s must be at least 1".into());
+                return Err(
+                    "cluster: pass_tokens, pipeline_nodes and net_bytes_per_s must be at least 1".into()
+                );
             }
         }
         if self.routers == 0 || self.routers > 64 {

@@ -55,7 +55,16 @@ impl TraceWorkload {
     #[must_use]
     pub fn new(trace: Arc<Trace>, speed: f64) -> Self {
         let limit = trace.records.len();
-        Self { trace, classes: Arc::new(Vec::new()), tenants: Vec::new(), speed, next: 0, round: 0, repeat: 1, limit }
+        Self {
+            trace,
+            classes: Arc::new(Vec::new()),
+            tenants: Vec::new(),
+            speed,
+            next: 0,
+            round: 0,
+            repeat: 1,
+            limit,
+        }
     }
 
     /// Class names, so that rows that name one find it.
@@ -79,7 +88,12 @@ impl TraceWorkload {
         self
     }
 
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "times are positive and far below 2^53")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "times are positive and far below 2^53"
+    )]
     fn time_us(&self, record: &Record, round: u64) -> u64 {
         let first = self.trace.records.first().map_or(0.0, |r| r.timestamp_ms);
         let offset = round as f64 * self.round_ms();
@@ -106,7 +120,9 @@ impl TraceWorkload {
     }
 
     fn tenant_of(&mut self, at: usize) -> u32 {
-        let Some(name) = self.trace.records[at].extra.as_ref().and_then(|e| e.tenant.clone()) else { return 0 };
+        let Some(name) = self.trace.records[at].extra.as_ref().and_then(|e| e.tenant.clone()) else {
+            return 0;
+        };
         let known = self.tenants.iter().position(|t| *t == name).unwrap_or_else(|| {
             self.tenants.push(name);
             self.tenants.len() - 1
@@ -142,7 +158,12 @@ impl Workload for TraceWorkload {
         })
     }
 
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "times are positive and far below 2^53")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "times are positive and far below 2^53"
+    )]
     fn span_us(&self) -> u64 {
         (self.round_ms() * self.repeat as f64 * 1000.0 / self.speed) as u64
     }

@@ -39,7 +39,11 @@ pub fn run(args: &PaperArgs) -> Result<ExitCode, String> {
     let sections = paper::run(&traces, &|| bar.inc(1))?;
     bar.finish_and_clear();
     out::say(&terminal(&sections))?;
-    let source = if real && also_real { "the published conversation and synthetic traces" } else { "seeded look-alikes of the published traces" };
+    let source = if real && also_real {
+        "the published conversation and synthetic traces"
+    } else {
+        "seeded look-alikes of the published traces"
+    };
     if let Some(path) = &args.write {
         save(path, &paper::markdown(&sections, source))?;
     }
@@ -60,7 +64,9 @@ fn save(path: &Path, text: &str) -> Result<(), String> {
 fn trace(name: &str, like: Like) -> Result<(Trace, bool), String> {
     if let Some(path) = baton_traces::locate(name) {
         eprintln!("trace: {}", path.display());
-        return baton_traces::load(&path, &ReadOptions::default()).map(|t| (t, true)).map_err(|e| e.to_string());
+        return baton_traces::load(&path, &ReadOptions::default())
+            .map(|t| (t, true))
+            .map_err(|e| e.to_string());
     }
     eprintln!("trace: {name} is not here; a seeded look-alike takes its place (see README)");
     Ok((baton_traces::synth::like(like, 1), false))

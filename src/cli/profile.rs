@@ -106,11 +106,7 @@ fn run_fit(args: FitArgs) -> Result<ExitCode, String> {
         return print(&text);
     };
     std::fs::write(path, text).map_err(|e| format!("writing {}: {e}", path.display()))?;
-    print(&format!(
-        "wrote {}\n{}",
-        path.display(),
-        errors_text(&profile.fit)
-    ))
+    print(&format!("wrote {}\n{}", path.display(), errors_text(&profile.fit)))
 }
 
 fn fit_table(args: &FitArgs) -> Result<CostProfile, String> {
@@ -121,23 +117,13 @@ fn fit_table(args: &FitArgs) -> Result<CostProfile, String> {
     let source = args.source.clone().unwrap_or_else(|| {
         let file = args.table.file_name().unwrap_or_default().to_string_lossy();
         let version = &measured.backend_version;
-        format!(
-            "{file}, rows of {} with {} {version}",
-            args.system, args.backend
-        )
+        format!("{file}, rows of {} with {} {version}", args.system, args.backend)
     });
     let spec = FitSpec {
-        name: args
-            .name
-            .clone()
-            .unwrap_or_else(|| format!("{}-{}", args.system, args.backend)),
+        name: args.name.clone().unwrap_or_else(|| format!("{}-{}", args.system, args.backend)),
         source,
         layers: args.layers,
-        shape: if args.new_only {
-            PrefillShape::NewOnly
-        } else {
-            PrefillShape::NewAndPrefix
-        },
+        shape: if args.new_only { PrefillShape::NewOnly } else { PrefillShape::NewAndPrefix },
     };
     fit(&measured, spec).map_err(|e| format!("{name}: {e}"))
 }
@@ -146,17 +132,8 @@ fn errors_text(fit: &FitReport) -> String {
     let line = |phase: &str, points: u32, mean: f64, worst: f64| {
         format!("{phase}: {points} points, mean error {mean:.2} %, worst {worst:.2} %\n")
     };
-    line(
-        "prefill",
-        fit.prefill_points,
-        fit.prefill_mape_pct,
-        fit.prefill_worst_pct,
-    ) + &line(
-        "decode",
-        fit.decode_points,
-        fit.decode_mape_pct,
-        fit.decode_worst_pct,
-    )
+    line("prefill", fit.prefill_points, fit.prefill_mape_pct, fit.prefill_worst_pct)
+        + &line("decode", fit.decode_points, fit.decode_mape_pct, fit.decode_worst_pct)
 }
 
 /// Writes to standard output. A reader that has gone away (`| head`) is not an error.

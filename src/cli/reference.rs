@@ -22,7 +22,12 @@ const SECTIONS: [Section; 8] = [
     Section { heading: "[cluster]", source: OWN, name: "ClusterConfig", path: &["cluster"] },
     Section { heading: "[[cluster.pools]]", source: OWN, name: "PoolConfig", path: &["cluster", "pools"] },
     Section { heading: "[scheduler]", source: SCHEDULER, name: "SchedulerConfig", path: &["scheduler"] },
-    Section { heading: "[[scheduler.classes]]", source: CLASSES, name: "SloClass", path: &["scheduler", "classes"] },
+    Section {
+        heading: "[[scheduler.classes]]",
+        source: CLASSES,
+        name: "SloClass",
+        path: &["scheduler", "classes"],
+    },
     Section { heading: "[store]", source: OWN, name: "StoreSection", path: &["store"] },
     Section { heading: "[transfer]", source: TRANSFER, name: "TransferConfig", path: &["transfer"] },
     Section { heading: "[clients]", source: OWN, name: "ClientsConfig", path: &["clients"] },
@@ -66,7 +71,8 @@ pub fn page() -> Result<String, String> {
          says whether a file is valid, `baton config explain FILE` prints every setting in force.\n",
     );
     for section in &SECTIONS {
-        let _ = write!(text, "\n## `{}`\n\n| setting | default | meaning |\n|---|---|---|\n", section.heading);
+        let _ =
+            write!(text, "\n## `{}`\n\n| setting | default | meaning |\n|---|---|---|\n", section.heading);
         for (name, meaning) in fields(section.source, section.name) {
             let default = at(&defaults, section.path).and_then(|s| s.get(&name));
             let default = match default {
@@ -89,7 +95,14 @@ mod tests {
     fn every_setting_is_described_with_its_default() {
         let page = page().expect("the defaults are TOML");
         assert!(!page.contains("| – |"), "a setting without a default: {page}");
-        for setting in ["balancing_threshold_permille", "pipeline_nodes", "ttft_us", "handoff_weight", "retries", "eviction"] {
+        for setting in [
+            "balancing_threshold_permille",
+            "pipeline_nodes",
+            "ttft_us",
+            "handoff_weight",
+            "retries",
+            "eviction",
+        ] {
             assert!(page.contains(&format!("| `{setting}` | `")), "{setting} is missing");
         }
         for section in &SECTIONS {
@@ -109,6 +122,10 @@ mod tests {
     fn the_committed_page_is_this_one() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/config.md");
         let committed = std::fs::read_to_string(path).expect("docs/config.md is in the tree");
-        assert_eq!(committed, page().expect("the defaults are TOML"), "run: baton config reference > docs/config.md");
+        assert_eq!(
+            committed,
+            page().expect("the defaults are TOML"),
+            "run: baton config reference > docs/config.md"
+        );
     }
 }

@@ -120,7 +120,8 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
     let trace = Arc::new(read(&args)?);
     warn_outside(&trace, &jobs[0].setup);
     let workers = args.jobs.unwrap_or(0);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(workers).build().map_err(|e| format!("replay: {e}"))?;
+    let pool =
+        rayon::ThreadPoolBuilder::new().num_threads(workers).build().map_err(|e| format!("replay: {e}"))?;
     let bar = progress(jobs.len() as u64 * rows(&args, &trace));
     let done: Result<Vec<(RunResult, Vec<Outcome>)>, String> =
         pool.install(|| jobs.par_iter().map(|job| simulate(job, &args, &trace, &bar)).collect());
@@ -180,7 +181,9 @@ pub fn default_trace() -> Result<Trace, String> {
         eprintln!("trace: {}", path.display());
         return baton_traces::load(&path, &ReadOptions::default()).map_err(|e| e.to_string());
     }
-    eprintln!("trace: the published conversation trace is not here; a seeded look-alike takes its place (see README)");
+    eprintln!(
+        "trace: the published conversation trace is not here; a seeded look-alike takes its place (see README)"
+    );
     Ok(baton_traces::synth::like(baton_traces::synth::Like::Conversation, 1))
 }
 
@@ -208,14 +211,20 @@ fn progress(total: u64) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         bar.set_draw_target(ProgressDrawTarget::hidden());
     }
-    let style = ProgressStyle::with_template("{bar:40} {human_pos}/{human_len} requests  {per_sec}  {eta} left");
+    let style =
+        ProgressStyle::with_template("{bar:40} {human_pos}/{human_len} requests  {per_sec}  {eta} left");
     if let Ok(style) = style {
         bar.set_style(style);
     }
     bar
 }
 
-fn simulate(job: &Job, args: &ReplayArgs, trace: &Arc<Trace>, bar: &ProgressBar) -> Result<(RunResult, Vec<Outcome>), String> {
+fn simulate(
+    job: &Job,
+    args: &ReplayArgs,
+    trace: &Arc<Trace>,
+    bar: &ProgressBar,
+) -> Result<(RunResult, Vec<Outcome>), String> {
     let names = job.setup.scheduler.classes.iter().map(|c| c.name.clone()).collect();
     let mut setup = job.setup.clone();
     setup.scheduler.block_tokens = trace.block_tokens;
@@ -240,13 +249,20 @@ fn simulate(job: &Job, args: &ReplayArgs, trace: &Arc<Trace>, bar: &ProgressBar)
     let mut metrics = world.into_metrics();
     let mut run = metrics.result((job.policy.name(), mode.name()), job.speed, seed);
     run.cpu_s = cpu::thread_cpu_s() - started;
-    run.prompts_outside_profile = trace.records.iter().filter(|r| longest > 0 && r.input_length > longest).count() as u64;
+    run.prompts_outside_profile =
+        trace.records.iter().filter(|r| longest > 0 && r.input_length > longest).count() as u64;
     Ok((run, std::mem::take(&mut metrics.outcomes)))
 }
 
-fn write_files(args: &ReplayArgs, config: &Config, done: &[(RunResult, Vec<Outcome>)], runs: &[RunResult]) -> Result<(), String> {
+fn write_files(
+    args: &ReplayArgs,
+    config: &Config,
+    done: &[(RunResult, Vec<Outcome>)],
+    runs: &[RunResult],
+) -> Result<(), String> {
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&serde_json::json!({ "runs": runs })).map_err(|e| e.to_string())?;
+        let text =
+            serde_json::to_string_pretty(&serde_json::json!({ "runs": runs })).map_err(|e| e.to_string())?;
         out::save(path, &text)?;
     }
     if let Some(path) = &args.requests {
@@ -265,11 +281,14 @@ fn write_files(args: &ReplayArgs, config: &Config, done: &[(RunResult, Vec<Outco
 
 /// What ran, for the head of a report.
 fn facts(args: &ReplayArgs, config: &Config) -> Vec<(String, String)> {
-    let file = args.file.as_ref().map_or_else(|| "conversation (default)".into(), |f| f.display().to_string());
+    let file =
+        args.file.as_ref().map_or_else(|| "conversation (default)".into(), |f| f.display().to_string());
     let class = &config.scheduler.classes[0];
-    let pools: Vec<String> = config.cluster.pools.iter().map(|p| format!("{}× {:?}", p.count, p.role)).collect();
+    let pools: Vec<String> =
+        config.cluster.pools.iter().map(|p| format!("{}× {:?}", p.count, p.role)).collect();
     #[expect(clippy::cast_precision_loss, reason = "figures for a page")]
-    let objective = format!("TTFT ≤ {} s, TBT ≤ {} ms", class.ttft_us as f64 / 1e6, class.tbt_us as f64 / 1e3);
+    let objective =
+        format!("TTFT ≤ {} s, TBT ≤ {} ms", class.ttft_us as f64 / 1e6, class.tbt_us as f64 / 1e3);
     vec![
         ("trace".into(), file),
         ("cluster".into(), format!("{} of {}", pools.join(" + ").to_lowercase(), config.cluster.profile)),

@@ -75,7 +75,8 @@ fn known(path: &[String]) -> Result<(), String> {
         return Ok(());
     }
     let all = FIGURES.into_iter().chain(SUMMARIES);
-    let meant = baton_types::nearest(&path[0], all).map(|k| format!("; did you mean {k}?")).unwrap_or_default();
+    let meant =
+        baton_types::nearest(&path[0], all).map(|k| format!("; did you mean {k}?")).unwrap_or_default();
     Err(format!("no figure is called {name}{meant} (a summary takes a part: ttft_s.p99)"))
 }
 
@@ -83,8 +84,11 @@ impl std::str::FromStr for Requirement {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("cannot read {text:?}; write FIGURE>=NUMBER, for example goodput>=0.95 (also <=, >, <)");
-        let (sign, comparison) = COMPARISONS.into_iter().find(|(sign, _)| text.contains(sign)).ok_or_else(wrong)?;
+        let wrong = || {
+            format!("cannot read {text:?}; write FIGURE>=NUMBER, for example goodput>=0.95 (also <=, >, <)")
+        };
+        let (sign, comparison) =
+            COMPARISONS.into_iter().find(|(sign, _)| text.contains(sign)).ok_or_else(wrong)?;
         let (figure, bound) = text.split_once(sign).ok_or_else(wrong)?;
         let bound = bound.trim().parse::<f64>().ok().filter(|b| b.is_finite()).ok_or_else(wrong)?;
         let figure = figure.trim();
@@ -103,7 +107,10 @@ impl Requirement {
         let value = serde_json::to_value(run).map_err(|e| e.to_string())?;
         let found = self.path.iter().try_fold(&value, |v, key| v.get(key));
         let Some(measured) = found.and_then(Value::as_f64) else {
-            return Err(format!("--require {}: {} ×{} measured nothing of that name", self.text, run.policy, run.speed));
+            return Err(format!(
+                "--require {}: {} ×{} measured nothing of that name",
+                self.text, run.policy, run.speed
+            ));
         };
         let met = match self.comparison {
             Comparison::AtLeast => measured >= self.bound,
@@ -128,7 +135,9 @@ mod tests {
         assert_eq!((r.path.len(), r.comparison), (1, Comparison::AtLeast));
         let r: Requirement = "ttft_s.p99<30".parse().expect("readable");
         assert_eq!((r.path.len(), r.comparison), (2, Comparison::Below));
-        for wrong in ["goodput", "goodput>=", ">=3", "goodput>=x", "goodput>=NaN", "ttft_s>3", "goodput.p99>3"] {
+        for wrong in
+            ["goodput", "goodput>=", ">=3", "goodput>=x", "goodput>=NaN", "ttft_s>3", "goodput.p99>3"]
+        {
             assert!(wrong.parse::<Requirement>().is_err(), "{wrong}");
         }
         assert!("godput>=1".parse::<Requirement>().is_err_and(|e| e.contains("did you mean goodput?")));
@@ -136,8 +145,10 @@ mod tests {
 
     #[test]
     fn every_figure_that_can_be_required_is_one_of_a_run() {
-        let trace = std::sync::Arc::new(baton_traces::synth::like(baton_traces::synth::Like::Conversation, 1));
-        let setup = crate::cli::cluster::setup(&crate::config::Config::default(), 1).expect("the default cluster");
+        let trace =
+            std::sync::Arc::new(baton_traces::synth::like(baton_traces::synth::Like::Conversation, 1));
+        let setup =
+            crate::cli::cluster::setup(&crate::config::Config::default(), 1).expect("the default cluster");
         let workload = baton_sim::TraceWorkload::new(trace, 1.0).limited(20);
         let mut world = baton_sim::World::new(setup, Box::new(workload)).expect("a world");
         world.run().expect("a clean run");

@@ -8,8 +8,22 @@ pub fn runs(runs: &[RunResult]) -> String {
     let mut table = Table::new();
     table.load_style(UTF8_BORDERS_ONLY);
     table.set_header([
-        "policy", "admission", "speed", "done", "refused", "failed", "in SLO", "tokens in SLO", "TTFT mean", "p50", "p90",
-        "p99", "TBT mean", "p99", "hit", "CPU",
+        "policy",
+        "admission",
+        "speed",
+        "done",
+        "refused",
+        "failed",
+        "in SLO",
+        "tokens in SLO",
+        "TTFT mean",
+        "p50",
+        "p90",
+        "p99",
+        "TBT mean",
+        "p99",
+        "hit",
+        "CPU",
     ]);
     for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);

@@ -23,6 +23,8 @@ mod input;
 mod invariants;
 mod lifecycle;
 mod pin;
+#[cfg(test)]
+mod scenes;
 mod single_flight;
 mod snapshot;
 mod stats;

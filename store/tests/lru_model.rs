@@ -380,9 +380,12 @@ impl Pair {
 
     fn run(&mut self, op: &Op) {
         match op {
-            Op::Serve { owner, path, .. } => {
+            Op::Serve { owner, path, patient } => {
                 self.run(&Op::Close { owner: *owner });
                 self.run(&Op::Open { owner: *owner, path: path.clone(), room: 1 });
+                if *patient {
+                    self.answer_loads(*owner);
+                }
                 self.run(&Op::Seal { owner: *owner, upto: 9 });
                 self.run(&Op::Close { owner: *owner });
             }
@@ -406,7 +409,7 @@ impl Pair {
                 self.both(input, |m| m.grow(*owner, u64::from(*room)));
             }
             Op::Close { owner } => self.close(*owner),
-            Op::Onboarded { pick, .. } => {
+            Op::Onboarded { pick, ok: true } => {
                 let owner = *pick as u64;
                 self.both(Input::OnboardDone { owner: RequestId(owner), ok: true }, |m| {
                     m.onboard_done(owner)
@@ -416,15 +419,19 @@ impl Pair {
                 let ticket = self.tickets.remove(pick % self.tickets.len());
                 self.both(Input::OffloadDone { ticket, ok: *ok }, |m| m.offload_done(ticket, *ok));
             }
-            Op::Offloaded { .. } | Op::Evict { .. } | Op::Clear => {}
+            Op::Onboarded { .. } | Op::Offloaded { .. } | Op::Evict { .. } | Op::Clear => {}
+        }
+    }
+
+    fn answer_loads(&mut self, owner: u64) {
+        while self.model.holders.get(&owner).is_some_and(|h| !h.loads.is_empty()) {
+            self.both(Input::OnboardDone { owner: RequestId(owner), ok: true }, |m| m.onboard_done(owner));
         }
     }
 
     /// Loads are answered before the close: who inherits them is another file's concern.
     fn close(&mut self, owner: u64) {
-        while self.model.holders.get(&owner).is_some_and(|h| !h.loads.is_empty()) {
-            self.both(Input::OnboardDone { owner: RequestId(owner), ok: true }, |m| m.onboard_done(owner));
-        }
+        self.answer_loads(owner);
         self.both(Input::Close { owner: RequestId(owner) }, |m| m.close(owner));
     }
 

@@ -60,7 +60,10 @@ pub(crate) fn figure_9(traces: &Traces) -> Result<Vec<Section>, String> {
     let mut at_3m = [0.0; 2];
     let mut most = [0.0; 2];
     for (tokens, conversation, synthetic) in COUNTED {
-        let both = [("conversation", &traces.conversation, conversation), ("synthetic", &traces.synthetic, synthetic)];
+        let both = [
+            ("conversation", &traces.conversation, conversation),
+            ("synthetic", &traces.synthetic, synthetic),
+        ];
         for (which, (name, trace, counted)) in both.into_iter().enumerate() {
             let ours = hit_ratio(trace, tokens)?;
             exact &= (ours - counted).abs() < 0.000_05 + 1e-9;
@@ -69,12 +72,31 @@ pub(crate) fn figure_9(traces: &Traces) -> Result<Vec<Section>, String> {
             }
             most[which] = ours;
             #[expect(clippy::cast_precision_loss, reason = "a label")]
-            let size = if tokens == u64::MAX { "unbounded".into() } else { format!("{} M tokens", tokens as f64 / 1e6) };
-            rows.push(row(format!("{name}, {size}: independent count beside the store core"), Some(counted), ours, ""));
+            let size = if tokens == u64::MAX {
+                "unbounded".into()
+            } else {
+                format!("{} M tokens", tokens as f64 / 1e6)
+            };
+            rows.push(row(
+                format!("{name}, {size}: independent count beside the store core"),
+                Some(counted),
+                ours,
+                "",
+            ));
         }
     }
-    rows.push(row("conversation, 3 M tokens, share of its own maximum", Some(41.0), 100.0 * at_3m[0] / most[0], "%"));
-    rows.push(row("synthetic, 3 M tokens, share of its own maximum", Some(46.0), 100.0 * at_3m[1] / most[1], "%"));
+    rows.push(row(
+        "conversation, 3 M tokens, share of its own maximum",
+        Some(41.0),
+        100.0 * at_3m[0] / most[0],
+        "%",
+    ));
+    rows.push(row(
+        "synthetic, 3 M tokens, share of its own maximum",
+        Some(46.0),
+        100.0 * at_3m[1] / most[1],
+        "%",
+    ));
     Ok(vec![Section {
         figure: "Figure 9",
         title: "block hit ratio of one LRU cache by capacity",
@@ -103,18 +125,36 @@ fn ten_nodes(policy: PolicyName, trace: &Arc<Trace>) -> Result<RunResult, String
 pub(crate) fn figure_10(traces: &Traces) -> Result<Vec<Section>, String> {
     let mut rows = Vec::new();
     let mut near = true;
-    for (name, trace, hit, time) in [("conversation", &traces.conversation, 2.22, 0.76), ("synthetic", &traces.synthetic, 2.36, 0.52)] {
+    for (name, trace, hit, time) in
+        [("conversation", &traces.conversation, 2.22, 0.76), ("synthetic", &traces.synthetic, 2.36, 0.52)]
+    {
         let local = ten_nodes(PolicyName::LeastLoaded, trace)?;
         let global = ten_nodes(PolicyName::GlobalCache, trace)?;
-        let ratios = [global.block_hit_ratio / local.block_hit_ratio, global.prefill_busy_s / local.prefill_busy_s];
+        let ratios =
+            [global.block_hit_ratio / local.block_hit_ratio, global.prefill_busy_s / local.prefill_busy_s];
         near &= (ratios[0] / hit - 1.0).abs() <= 0.15 && (ratios[1] / time - 1.0).abs() <= 0.15;
         rows.push(row(format!("{name}: hit rate, global over local"), Some(hit), ratios[0], "×"));
         rows.push(row(format!("{name}: prefill GPU time, global over local"), Some(time), ratios[1], "×"));
         let aware = ten_nodes(PolicyName::LocalCache, trace)?;
-        rows.push(row(format!("{name}: hit rate, global over local with cache-aware placement"), Some(hit), global.block_hit_ratio / aware.block_hit_ratio, "×"));
-        rows.push(row(format!("{name}: prefill GPU time, global over local with cache-aware placement"), Some(time), global.prefill_busy_s / aware.prefill_busy_s, "×"));
+        rows.push(row(
+            format!("{name}: hit rate, global over local with cache-aware placement"),
+            Some(hit),
+            global.block_hit_ratio / aware.block_hit_ratio,
+            "×",
+        ));
+        rows.push(row(
+            format!("{name}: prefill GPU time, global over local with cache-aware placement"),
+            Some(time),
+            global.prefill_busy_s / aware.prefill_busy_s,
+            "×",
+        ));
         rows.push(row(format!("{name}: hit rate, local"), None, local.block_hit_ratio, ""));
-        rows.push(row(format!("{name}: hit rate, local with cache-aware placement"), None, aware.block_hit_ratio, ""));
+        rows.push(row(
+            format!("{name}: hit rate, local with cache-aware placement"),
+            None,
+            aware.block_hit_ratio,
+            "",
+        ));
         rows.push(row(format!("{name}: hit rate, global"), None, global.block_hit_ratio, ""));
     }
     Ok(vec![Section {
@@ -136,7 +176,12 @@ pub(crate) fn figure_11(traces: &Traces) -> Result<Vec<Section>, String> {
         let ranked = popular(trace);
         for rank in [1usize, 10, 100, 1_000, 10_000] {
             if let Some(chain) = ranked.get(rank - 1) {
-                rows.push(row(format!("{name}: prefill nodes holding the block ranked {rank}"), None, f64::from(world.replicas(chain)), "of 8"));
+                rows.push(row(
+                    format!("{name}: prefill nodes holding the block ranked {rank}"),
+                    None,
+                    f64::from(world.replicas(chain)),
+                    "of 8",
+                ));
             }
         }
     }

@@ -32,7 +32,12 @@ fn coupled(which: usize, trace: &Arc<Trace>, tbt_us: u64, speed: f64) -> Result<
     simulate(coupled_cluster(NODES, mix, cache, tbt_us)?, trace, speed)
 }
 
-fn disaggregated(policy: PolicyName, trace: &Arc<Trace>, tbt_us: u64, speed: f64) -> Result<RunResult, String> {
+fn disaggregated(
+    policy: PolicyName,
+    trace: &Arc<Trace>,
+    tbt_us: u64,
+    speed: f64,
+) -> Result<RunResult, String> {
     simulate(mooncake_cluster((NODES / 2, NODES / 2), policy, tbt_us)?, trace, speed)
 }
 
@@ -51,7 +56,9 @@ fn capacities(build: impl Fn() -> Result<Setup, String>, trace: &Arc<Trace>) -> 
         let mut falling = true;
         for (best, tbt_ms) in best.iter_mut().zip(TBT_MS) {
             let good = |o: &&Outcome| {
-                o.status == Status::Completed && o.ttft_us <= TTFT_US && o.gaps.worst_tenth_us <= tbt_ms * 1000
+                o.status == Status::Completed
+                    && o.ttft_us <= TTFT_US
+                    && o.gaps.worst_tenth_us <= tbt_ms * 1000
             };
             let served = world.outcomes().iter().filter(good).count();
             let rate = served as f64 / (trace.span_ms() / 1000.0 / speed);
@@ -67,8 +74,18 @@ fn capacities(build: impl Fn() -> Result<Setup, String>, trace: &Arc<Trace>) -> 
 
 /// Figures 1 and 7: effective request capacity at three TBT objectives.
 pub(crate) fn figures_1_and_7(traces: &Traces) -> Result<Vec<Section>, String> {
-    let one = section("Figure 1", "effective request capacity, conversation trace", &traces.conversation, [498.0, 157.0, 59.0])?;
-    let seven = section("Figure 7", "effective request capacity, synthetic trace", &traces.synthetic, [62.0, 40.0, 28.0])?;
+    let one = section(
+        "Figure 1",
+        "effective request capacity, conversation trace",
+        &traces.conversation,
+        [498.0, 157.0, 59.0],
+    )?;
+    let seven = section(
+        "Figure 7",
+        "effective request capacity, synthetic trace",
+        &traces.synthetic,
+        [62.0, 40.0, 28.0],
+    )?;
     Ok(vec![one, seven])
 }
 
@@ -89,7 +106,12 @@ fn all_capacities(trace: &Arc<Trace>) -> Result<Vec<(&'static str, [f64; 3])>, S
     Ok(found)
 }
 
-fn section(figure: &'static str, title: &'static str, trace: &Arc<Trace>, paper: [f64; 3]) -> Result<Section, String> {
+fn section(
+    figure: &'static str,
+    title: &'static str,
+    trace: &Arc<Trace>,
+    paper: [f64; 3],
+) -> Result<Section, String> {
     let found = all_capacities(trace)?;
     let (mut rows, mut checks) = (Vec::new(), Vec::new());
     for (at, tbt_ms) in TBT_MS.into_iter().enumerate() {
@@ -99,10 +121,21 @@ fn section(figure: &'static str, title: &'static str, trace: &Arc<Trace>, paper:
         let best = found[..COUPLED.len()].iter().map(|(_, r)| r[at]).fold(0.0, f64::max);
         let (mooncake, baton) = (found[COUPLED.len()].1[at], found[COUPLED.len() + 1].1[at]);
         let over = |rate: f64| 100.0 * (rate / best - 1.0);
-        rows.push(row(format!("Mooncake over the best of vLLM, TBT ≤ {tbt_ms} ms"), Some(paper[at]), over(mooncake), "%"));
+        rows.push(row(
+            format!("Mooncake over the best of vLLM, TBT ≤ {tbt_ms} ms"),
+            Some(paper[at]),
+            over(mooncake),
+            "%",
+        ));
         rows.push(row(format!("baton over the best of vLLM, TBT ≤ {tbt_ms} ms"), None, over(baton), "%"));
-        checks.push(check(format!("Mooncake's capacity is above every coupled engine's at {tbt_ms} ms"), mooncake > best));
-        checks.push(check(format!("baton's capacity is at least Mooncake's at {tbt_ms} ms"), baton >= mooncake));
+        checks.push(check(
+            format!("Mooncake's capacity is above every coupled engine's at {tbt_ms} ms"),
+            mooncake > best,
+        ));
+        checks.push(check(
+            format!("baton's capacity is at least Mooncake's at {tbt_ms} ms"),
+            baton >= mooncake,
+        ));
     }
     Ok(Section {
         figure,
@@ -120,7 +153,10 @@ fn section(figure: &'static str, title: &'static str, trace: &Arc<Trace>, paper:
 /// Figure 8: prefill time a request, coupled engines over Mooncake.
 pub(crate) fn figure_8(traces: &Traces) -> Result<Vec<Section>, String> {
     let mut rows = Vec::new();
-    let both = [("conversation", &traces.conversation, [1.56, 1.43, 1.90]), ("synthetic", &traces.synthetic, [2.76, 2.59, 3.33])];
+    let both = [
+        ("conversation", &traces.conversation, [1.56, 1.43, 1.90]),
+        ("synthetic", &traces.synthetic, [2.76, 2.59, 3.33]),
+    ];
     let mut above = true;
     for (name, trace, paper) in both {
         let mooncake = disaggregated(PolicyName::Mooncake, trace, 200_000, 1.0)?.prefill_busy_s;

@@ -28,14 +28,24 @@ fn rejected(mode: usize, trace: &Arc<Trace>, shape: (u32, u32), speed: f64) -> R
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures for a page")]
-fn all_modes(trace: &Arc<Trace>, shape: (u32, u32), speed: f64) -> Result<(Vec<RunResult>, Vec<Row>), String> {
-    let runs: Result<Vec<RunResult>, String> = (0..MODES.len()).map(|mode| rejected(mode, trace, shape, speed)).collect();
+fn all_modes(
+    trace: &Arc<Trace>,
+    shape: (u32, u32),
+    speed: f64,
+) -> Result<(Vec<RunResult>, Vec<Row>), String> {
+    let runs: Result<Vec<RunResult>, String> =
+        (0..MODES.len()).map(|mode| rejected(mode, trace, shape, speed)).collect();
     let runs = runs?;
     let mut rows = Vec::new();
     for ((name, ..), run) in MODES.iter().zip(&runs) {
         rows.push(row(format!("{name}: rejected"), None, run.rejected as f64, "requests"));
         rows.push(row(format!("{name}: in SLO"), None, run.in_slo as f64, "requests"));
-        rows.push(row(format!("{name}: prompt tokens computed for nothing"), None, run.wasted_prefill_tokens as f64, "tokens"));
+        rows.push(row(
+            format!("{name}: prompt tokens computed for nothing"),
+            None,
+            run.wasted_prefill_tokens as f64,
+            "tokens",
+        ));
         rows.push(row(format!("{name}: oscillation index"), None, run.oscillation_index, ""));
     }
     Ok((runs, rows))
@@ -64,7 +74,11 @@ pub(crate) fn table_3(traces: &Traces) -> Result<Vec<Section>, String> {
         checks: Vec::new(),
         note: "These nodes are not overloaded at 2×, so there is nothing to reject: the report's trace is longer and not at hand.".into(),
     };
-    Ok(vec![as_printed, at_a_fifth(trace, (8, 8), "8 + 8 nodes", EIGHT)?, at_a_fifth(trace, (13, 3), "13 + 3 nodes, where prefill and decode saturate together", THIRTEEN)?])
+    Ok(vec![
+        as_printed,
+        at_a_fifth(trace, (8, 8), "8 + 8 nodes", EIGHT)?,
+        at_a_fifth(trace, (13, 3), "13 + 3 nodes, where prefill and decode saturate together", THIRTEEN)?,
+    ])
 }
 
 #[expect(clippy::cast_precision_loss, reason = "ratios")]
@@ -83,7 +97,10 @@ fn at_a_fifth(trace: &Arc<Trace>, shape: (u32, u32), what: &str, note: &str) -> 
         rows,
         checks: vec![
             check("rejections fall: baseline > early > early with prediction", falls),
-            check("baton rejects at least 10 % fewer than early rejection with prediction", over(3, 2) >= 10.0),
+            check(
+                "baton rejects at least 10 % fewer than early rejection with prediction",
+                over(3, 2) >= 10.0,
+            ),
             check("and has at least as many requests in SLO", runs[3].in_slo >= runs[2].in_slo),
         ],
         note: note.into(),

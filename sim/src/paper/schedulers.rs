@@ -23,7 +23,8 @@ pub(crate) fn profile() -> Result<Arc<CostProfile>, String> {
 
 /// Disaggregated nodes with the paper's DRAM and network, under a policy.
 pub(crate) fn mooncake_cluster(shape: (u32, u32), policy: PolicyName, tbt_us: u64) -> Result<Setup, String> {
-    let mut scheduler = SchedulerConfig { policy, admission: AdmissionMode::None, ..SchedulerConfig::default() };
+    let mut scheduler =
+        SchedulerConfig { policy, admission: AdmissionMode::None, ..SchedulerConfig::default() };
     scheduler.classes[0].tbt_us = tbt_us;
     let target = tbt_us / 1000 * u64::from(scheduler.mixed_step_permille);
     let mut setup = Setup::disaggregated(shape.0, shape.1, &profile()?, scheduler);
@@ -35,8 +36,17 @@ pub(crate) fn mooncake_cluster(shape: (u32, u32), policy: PolicyName, tbt_us: u6
 }
 
 /// Coupled engines: prefills and decodes in one instance, nothing disaggregated.
-pub(crate) fn coupled_cluster(count: u32, mix: Mix, prefix_cache: bool, tbt_us: u64) -> Result<Setup, String> {
-    let mut scheduler = SchedulerConfig { policy: PolicyName::LeastLoaded, admission: AdmissionMode::None, ..SchedulerConfig::default() };
+pub(crate) fn coupled_cluster(
+    count: u32,
+    mix: Mix,
+    prefix_cache: bool,
+    tbt_us: u64,
+) -> Result<Setup, String> {
+    let mut scheduler = SchedulerConfig {
+        policy: PolicyName::LeastLoaded,
+        admission: AdmissionMode::None,
+        ..SchedulerConfig::default()
+    };
     scheduler.classes[0].tbt_us = tbt_us;
     let profile = profile()?;
     let mut setup = Setup::disaggregated(0, 0, &profile, scheduler);

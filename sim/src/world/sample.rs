@@ -26,7 +26,8 @@ impl World {
             );
         }
         // Sampling alone keeps no run alive: a stuck one must come to rest and be found out.
-        if !self.events.is_empty() {
+        let going = self.in_flight > 0 || self.upcoming.is_some();
+        if going && !self.events.is_empty() {
             self.events.push(self.now_us + self.setup.sample_us, Event::Sample);
         }
     }

@@ -8,7 +8,8 @@ use baton_sim::metrics::{Collector, Outcome, Status};
 
 use crate::scenario::Scenario;
 
-fn number(name: &str, default: u64) -> u64 {
+/// A number from the environment.
+pub fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |v| v.parse().expect("a number"))
 }
 

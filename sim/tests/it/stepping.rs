@@ -1,7 +1,9 @@
 //! A whole world, stepped token by token, gives exactly what the fast one gives.
 
+use baton_sim::metrics::Collector;
+
 use crate::scenario::Scenario;
-use crate::seeds::verdict;
+use crate::seeds::{number, verdict};
 
 fn compare(scenario: &Scenario) -> Result<(), String> {
     let fast = verdict(scenario)?;
@@ -12,8 +14,22 @@ fn compare(scenario: &Scenario) -> Result<(), String> {
     if let Some((f, s)) = pairs.clone().find(|(f, s)| f != s) {
         return Err(format!("fast {f:?}\n    slow {s:?}"));
     }
-    let json = |run: &baton_sim::metrics::Collector| serde_json::to_string(&run.result(("", ""), 1.0, 1)).unwrap();
-    if json(&fast) == json(&slow) { Ok(()) } else { Err("their results differ beyond outcomes".into()) }
+    same_text(&json(&fast), &json(&slow))
+}
+
+/// The whole result as scripts read it.
+pub fn json(run: &Collector) -> String {
+    serde_json::to_string(&run.result(("", ""), 1.0, 1)).unwrap()
+}
+
+/// Says where two texts part.
+pub fn same_text(left: &str, right: &str) -> Result<(), String> {
+    let same = left.bytes().zip(right.bytes()).take_while(|(a, b)| a == b).count();
+    if left == right {
+        return Ok(());
+    }
+    let around = |text: &str| text[same.saturating_sub(120)..(same + 60).min(text.len())].to_owned();
+    Err(format!("their results part:\n    {}\n    {}", around(left), around(right)))
 }
 
 fn sweep(make: fn(u64) -> Scenario, seeds: std::ops::Range<u64>) {
@@ -31,7 +47,7 @@ fn sweep(make: fn(u64) -> Scenario, seeds: std::ops::Range<u64>) {
 }
 
 fn seeds() -> u64 {
-    std::env::var("BATON_SEEDS").map_or(25, |v| v.parse().expect("a number"))
+    number("BATON_SEEDS", 25)
 }
 
 #[test]

@@ -4,19 +4,28 @@ use baton_store::{Eviction, Offload, StoreConfig};
 use baton_types::{BlockKey, ChainHasher};
 use proptest::prelude::*;
 
-/// One input, chosen before it is known what it will meet.
+/// One input, chosen before it is known what it will meet. A `path` is a walk from the root of the tree.
 #[derive(Clone, Debug)]
-#[allow(missing_docs, dead_code, reason = "each test file uses the part that it needs")]
 pub enum Op {
+    /// A whole request: close, open, seal and close; a patient one waits for its load before it seals.
     Serve { owner: u64, path: Vec<u64>, patient: bool },
+    /// As the store's input.
     Open { owner: u64, path: Vec<u64>, room: u32 },
+    /// As the store's input.
     Read { owner: u64, path: Vec<u64> },
+    /// As the store's input.
     Seal { owner: u64, upto: u32 },
+    /// As the store's input.
     Grow { owner: u64, room: u32 },
+    /// As the store's input.
     Close { owner: u64 },
+    /// The end of one of the loads under way, if there is any.
     Onboarded { pick: usize, ok: bool },
+    /// The end of one of the copies under way, if there is any.
     Offloaded { pick: usize, ok: bool },
+    /// As the store's input; every block of the path.
     Evict { path: Vec<u64> },
+    /// As the store's input.
     Clear,
 }
 
