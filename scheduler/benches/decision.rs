@@ -57,8 +57,17 @@ fn profile() -> Arc<CostProfile> {
         prefill: PrefillCost {
             knots_tokens: vec![0, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 131_072],
             knots_us: vec![
-                13_000.0, 20_000.0, 27_000.0, 40_000.0, 70_000.0, 120_000.0, 220_000.0, 420_000.0, 800_000.0,
-                1_600_000.0, 12_800_000.0,
+                13_000.0,
+                20_000.0,
+                27_000.0,
+                40_000.0,
+                70_000.0,
+                120_000.0,
+                220_000.0,
+                420_000.0,
+                800_000.0,
+                1_600_000.0,
+                12_800_000.0,
             ],
             attention_ps_per_pair: 1_770.0,
         },
@@ -196,7 +205,10 @@ impl Cluster {
                 let node = &mut self.nodes[instance.index()];
                 node.free_at_us = node.free_at_us.max(self.now_us) + compute_us;
                 let end_us = node.free_at_us;
-                self.later(end_us, Input::PrefillFinished { request, compute_us, cached_tokens: tokens - new });
+                self.later(
+                    end_us,
+                    Input::PrefillFinished { request, compute_us, cached_tokens: tokens - new },
+                );
                 self.later(end_us + 10_000, Input::HandoffFinished { request });
                 self.store(instance, request, end_us);
             }

@@ -9,7 +9,7 @@ mod transfer;
 pub(crate) use correct::Residual;
 pub(crate) use decode::{DecodeLedger, DecodeSlot};
 pub(crate) use length::LengthEstimator;
-pub(crate) use prefill::prefill_work_us;
+pub(crate) use prefill::{least_work_us, prefill_work_us};
 pub(crate) use transfer::{fetch_us, load_us};
 
 /// A prediction that no placement can keep: far beyond any objective, small enough to add.

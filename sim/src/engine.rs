@@ -284,7 +284,12 @@ impl Engine {
     pub fn clear(&mut self, at: Moment, ended: &mut Vec<Ended>) -> Vec<Lost> {
         self.end_completed_steps(at.now_us, ended);
         let lost = self.running.iter().map(|d| self.lost(d)).collect::<Vec<Lost>>();
-        let joining = self.joining.drain(..).map(|s| Lost { slot: s.slot, emitted_tokens: 0, last_token_us: 0, gaps_us: Vec::new() });
+        let joining = self.joining.drain(..).map(|s| Lost {
+            slot: s.slot,
+            emitted_tokens: 0,
+            last_token_us: 0,
+            gaps_us: Vec::new(),
+        });
         let lost = lost.into_iter().chain(joining).collect();
         self.jobs.clear();
         self.running.clear();

@@ -63,11 +63,7 @@ pub fn fit(measured: &Measurements, spec: FitSpec) -> Result<CostProfile, FitErr
         shared_us: 0.0,
         fit: FitReport::default(),
         valid: valid_range(measured),
-        prefill: PrefillCost {
-            knots_tokens: Vec::new(),
-            knots_us: Vec::new(),
-            attention_ps_per_pair: 0.0,
-        },
+        prefill: PrefillCost { knots_tokens: Vec::new(), knots_us: Vec::new(), attention_ps_per_pair: 0.0 },
         decode: fit_decode(&measured.decode)?,
     };
     profile.prefill = best_prefill(&profile, &measured.prefill)?;
@@ -120,11 +116,7 @@ impl Errors {
             worst = worst.max(error_pct);
         }
         let mape_pct = sum / f64::from(count.max(1));
-        Self {
-            points: count,
-            mape_pct,
-            worst_pct: worst,
-        }
+        Self { points: count, mape_pct, worst_pct: worst }
     }
 }
 
@@ -136,10 +128,7 @@ fn best_prefill(profile: &CostProfile, points: &[PrefillPoint]) -> Result<Prefil
         let Some(cost) = prefill::fit(points, attention)? else {
             continue;
         };
-        let candidate = CostProfile {
-            prefill: cost,
-            ..profile.clone()
-        };
+        let candidate = CostProfile { prefill: cost, ..profile.clone() };
         let mape_pct = Errors::over(points, |p| {
             let at = candidate.prefill_us(u64::from(p.new_tokens), p.prefix_tokens);
             (at, p.latency_us)
@@ -162,11 +151,7 @@ fn fit_decode(points: &[DecodePoint]) -> Result<DecodeCost, FitError> {
     let mut batches: Vec<u32> = points.iter().map(|p| p.batch).collect();
     batches.sort_unstable();
     batches.dedup();
-    let mut cost = DecodeCost {
-        batches: Vec::new(),
-        base_us: Vec::new(),
-        context_ps_per_token: Vec::new(),
-    };
+    let mut cost = DecodeCost { batches: Vec::new(), base_us: Vec::new(), context_ps_per_token: Vec::new() };
     for batch in batches {
         let line: Vec<(f64, f64)> = points
             .iter()
@@ -174,14 +159,11 @@ fn fit_decode(points: &[DecodePoint]) -> Result<DecodeCost, FitError> {
             .map(|p| (as_f64(p.context_sum_tokens()), p.latency_us))
             .collect();
         let (base_us, slope_us) = fit_line(&line).ok_or_else(|| {
-            FitError(format!(
-                "decode batch {batch} was measured at one context only; measure at least two"
-            ))
+            FitError(format!("decode batch {batch} was measured at one context only; measure at least two"))
         })?;
         cost.batches.push(batch);
         cost.base_us.push(round_to(base_us, 0.1));
-        cost.context_ps_per_token
-            .push(round_to(slope_us * 1e6, 1.0));
+        cost.context_ps_per_token.push(round_to(slope_us * 1e6, 1.0));
     }
     Ok(cost)
 }
@@ -214,40 +196,26 @@ fn fit_line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
 
 /// The range that the measurements span.
 fn valid_range(measured: &Measurements) -> ValidRange {
-    let prompts = measured
-        .prefill
-        .iter()
-        .map(|p| u64::from(p.new_tokens) + p.prefix_tokens);
+    let prompts = measured.prefill.iter().map(|p| u64::from(p.new_tokens) + p.prefix_tokens);
     ValidRange {
         max_prompt_tokens: prompts.max().unwrap_or(0),
         max_batch: measured.decode.iter().map(|p| p.batch).max().unwrap_or(0),
-        max_context_tokens: measured
-            .decode
-            .iter()
-            .map(|p| p.context_tokens)
-            .max()
-            .unwrap_or(0),
+        max_context_tokens: measured.decode.iter().map(|p| p.context_tokens).max().unwrap_or(0),
     }
 }
 
 /// Refuses what no relative error can be taken of.
 fn check(measured: &Measurements) -> Result<(), FitError> {
-    let latencies = (measured.prefill.iter().map(|p| p.latency_us))
-        .chain(measured.decode.iter().map(|p| p.latency_us));
+    let latencies =
+        (measured.prefill.iter().map(|p| p.latency_us)).chain(measured.decode.iter().map(|p| p.latency_us));
     if !latencies.into_iter().all(|us| us.is_finite() && us > 0.0) {
-        return Err(FitError(String::from(
-            "every latency must be finite and above zero",
-        )));
+        return Err(FitError(String::from("every latency must be finite and above zero")));
     }
     if measured.prefill.iter().any(|p| p.new_tokens == 0) {
-        return Err(FitError(String::from(
-            "a prefill of no new tokens cannot be fitted; drop it",
-        )));
+        return Err(FitError(String::from("a prefill of no new tokens cannot be fitted; drop it")));
     }
     if measured.decode.is_empty() || measured.decode.iter().any(|p| p.batch == 0) {
-        return Err(FitError(String::from(
-            "decode rows are needed, each with a batch of at least 1",
-        )));
+        return Err(FitError(String::from("decode rows are needed, each with a batch of at least 1")));
     }
     Ok(())
 }
@@ -260,10 +228,7 @@ fn round_to(value: f64, grain: f64) -> f64 {
     (value * inverse).round() / inverse
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "token counts are far below 2^53"
-)]
+#[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^53")]
 fn as_f64(tokens: u64) -> f64 {
     tokens as f64
 }

@@ -4,22 +4,10 @@ use baton_types::{CostProfile, ProfileError};
 use std::path::Path;
 
 const SHIPPED: [(&str, &str); 4] = [
-    (
-        "llama3-70b-8xa100",
-        include_str!("../profiles/llama3-70b-8xa100.toml"),
-    ),
-    (
-        "llama3-70b-8xa100-newtokens",
-        include_str!("../profiles/llama3-70b-8xa100-newtokens.toml"),
-    ),
-    (
-        "llama3-70b-8xh100",
-        include_str!("../profiles/llama3-70b-8xh100.toml"),
-    ),
-    (
-        "llama3-70b-8xh200",
-        include_str!("../profiles/llama3-70b-8xh200.toml"),
-    ),
+    ("llama3-70b-8xa100", include_str!("../profiles/llama3-70b-8xa100.toml")),
+    ("llama3-70b-8xa100-newtokens", include_str!("../profiles/llama3-70b-8xa100-newtokens.toml")),
+    ("llama3-70b-8xh100", include_str!("../profiles/llama3-70b-8xh100.toml")),
+    ("llama3-70b-8xh200", include_str!("../profiles/llama3-70b-8xh200.toml")),
 ];
 
 /// Names of the shipped profiles, sorted.
@@ -81,7 +69,8 @@ pub fn to_toml(profile: &CostProfile) -> Result<String, ProfileError> {
 
 fn unknown(name: &str) -> ProfileError {
     let known: Vec<&str> = names().collect();
-    let meant = baton_types::nearest(name, names()).map(|k| format!(" Did you mean {k}?")).unwrap_or_default();
+    let meant =
+        baton_types::nearest(name, names()).map(|k| format!(" Did you mean {k}?")).unwrap_or_default();
     ProfileError(format!(
         "no profile is called {name:?}.{meant} Known: {}. A file is named by its path, ending in .toml",
         known.join(", ")
@@ -122,10 +111,7 @@ mod tests {
         assert!(error.contains("Did you mean llama3-70b-8xh100?"), "{error}");
         assert!(error.contains("llama3-70b-8xh200"), "{error}");
         let error = named("mixtral").unwrap_err().0;
-        assert!(
-            !error.contains("Did you mean") && error.contains("Known: "),
-            "{error}"
-        );
+        assert!(!error.contains("Did you mean") && error.contains("Known: "), "{error}");
     }
 
     #[test]
@@ -135,20 +121,11 @@ mod tests {
         profile.name = String::from("mine");
         std::fs::write(&path, to_toml(&profile).unwrap()).unwrap();
         let found = find(path.to_str().unwrap());
-        std::fs::write(
-            &path,
-            to_toml(&profile)
-                .unwrap()
-                .replace("layers = 80", "layers = 0"),
-        )
-        .unwrap();
+        std::fs::write(&path, to_toml(&profile).unwrap().replace("layers = 80", "layers = 0")).unwrap();
         let invalid = find(path.to_str().unwrap()).unwrap_err().0;
         std::fs::remove_file(&path).unwrap();
         assert_eq!(found.unwrap().name, "mine");
-        assert!(
-            invalid.contains("baton-profile-") && invalid.contains("layers"),
-            "{invalid}"
-        );
+        assert!(invalid.contains("baton-profile-") && invalid.contains("layers"), "{invalid}");
         assert!(find("nowhere.toml").unwrap_err().0.contains("nowhere.toml"));
         assert_eq!(find("llama3-70b-8xa100").unwrap().name, "llama3-70b-8xa100");
     }
@@ -156,9 +133,7 @@ mod tests {
     #[test]
     fn an_unknown_key_is_refused() {
         let text = to_toml(&named("llama3-70b-8xa100").unwrap()).unwrap();
-        let error = parse(&text.replace("layers =", "layer_count ="))
-            .unwrap_err()
-            .0;
+        let error = parse(&text.replace("layers =", "layer_count =")).unwrap_err().0;
         assert!(error.contains("layer_count"), "{error}");
     }
 }

@@ -253,7 +253,10 @@ impl World {
                 && at_us < self.conductor_wakes[router]
             {
                 self.conductor_wakes[router] = at_us.max(self.now_us);
-                self.events.push(at_us.max(self.now_us), Event::Conductor(u32::try_from(router).expect("few routers")));
+                self.events.push(
+                    at_us.max(self.now_us),
+                    Event::Conductor(u32::try_from(router).expect("few routers")),
+                );
             }
         }
     }
@@ -309,7 +312,9 @@ impl World {
             match end {
                 Ended::Prefilled { slot, compute_us } => self.prefilled(at, slot, compute_us),
                 Ended::FirstToken { slot, at_us } => self.first_token(slot, at_us),
-                Ended::Decoded { slot, emitted_tokens, mark } => self.decoded(at, slot, emitted_tokens, &mark),
+                Ended::Decoded { slot, emitted_tokens, mark } => {
+                    self.decoded(at, slot, emitted_tokens, &mark)
+                }
             }
         }
     }

@@ -348,6 +348,15 @@ impl Model {
         self.settle(&run);
     }
 
+    /// What is pinned stays; what is not goes with all that continues it.
+    fn evict(&mut self, chain: &[Key]) {
+        for &key in chain {
+            if self.nodes.get(&key).is_some_and(|n| n.pins == 0) {
+                self.sink(key, 3);
+            }
+        }
+    }
+
     fn grow(&mut self, owner: u64, room: u64) {
         let resting = (self.order[0].len() + self.condemned[0].len()) as u64;
         let open = self.holders.get(&owner).is_some_and(|h| !h.reads);
@@ -419,7 +428,11 @@ impl Pair {
                 let ticket = self.tickets.remove(pick % self.tickets.len());
                 self.both(Input::OffloadDone { ticket, ok: *ok }, |m| m.offload_done(ticket, *ok));
             }
-            Op::Onboarded { .. } | Op::Offloaded { .. } | Op::Evict { .. } | Op::Clear => {}
+            Op::Evict { path } => {
+                let chain = chain(path);
+                self.both(Input::Evict { keys: &chain }, |m| m.evict(&chain));
+            }
+            Op::Onboarded { .. } | Op::Offloaded { .. } | Op::Clear => {}
         }
     }
 

@@ -4,7 +4,7 @@ use baton_types::InstanceId;
 
 use super::{Candidate, Hit, Plan};
 use crate::conductor::Conductor;
-use crate::estimate::{fetch_us, load_us, prefill_work_us};
+use crate::estimate::{fetch_us, least_work_us, load_us, prefill_work_us};
 use crate::fleet::Instance;
 use crate::request::Entry;
 use crate::{FetchPlan, PolicyName, Request};
@@ -68,19 +68,20 @@ impl Conductor {
         let block = u64::from(self.config.block_tokens);
         let local_load =
             load_us(instance, u64::from(hit.by_tier[1]) * block, u64::from(hit.by_tier[2]) * block);
-        let local = Plan {
+        let new_tokens = request.prompt_tokens - cached;
+        let local = || Plan {
             cached_tokens: cached,
-            new_tokens: request.prompt_tokens - cached,
+            new_tokens,
             load_us: local_load,
-            work_us: prefill_work_us(instance, request.prompt_tokens - cached, cached, target_us),
+            work_us: prefill_work_us(instance, new_tokens, cached, target_us),
             fetch: None,
         };
         let rule = self.fetch_rule();
         if rule == FetchRule::Never {
-            return local;
+            return local();
         }
         let Some((blocks, source)) = self.best_source(instance.spec.id, hit.blocks) else {
-            return local;
+            return local();
         };
         let far = self.tokens_of(request, blocks);
         let fetched = Plan {
@@ -96,9 +97,17 @@ impl Conductor {
                 u64::from(blocks) * 1000 > u64::from(hit.blocks.max(1)) * u64::from(permille)
                     || (hit.blocks == 0 && blocks > 0)
             }
-            FetchRule::Sooner => fetched.load_us + fetched.work_us < local.load_us + local.work_us,
+            FetchRule::Sooner => {
+                let fetched_us = fetched.load_us + fetched.work_us;
+                // The bound settles most cases; only the others need the whole estimate.
+                if fetched_us >= local_load + least_work_us(instance, new_tokens, cached) {
+                    let local = local();
+                    return if fetched_us < local.load_us + local.work_us { fetched } else { local };
+                }
+                true
+            }
         };
-        if take { fetched } else { local }
+        if take { fetched } else { local() }
     }
 
     /// The holder of the longest prefix beyond `blocks`, the one with fewest transfers among equals.

@@ -89,11 +89,11 @@ impl Oracle {
                     account.fetch = None;
                 }
             }
-            Input::DecodeFinished { request, .. } => {
-                if self.live.get(request).is_some_and(|a| a.phase == Phase::Decoding) {
-                    self.live.remove(request);
-                    self.finished += 1;
-                }
+            Input::DecodeFinished { request, .. }
+                if self.live.get(request).is_some_and(|a| a.phase == Phase::Decoding) =>
+            {
+                self.live.remove(request);
+                self.finished += 1;
             }
             _ => {}
         }

@@ -105,6 +105,14 @@ fn every_broken_table_is_refused_by_name() {
 }
 
 #[test]
+fn a_batch_between_two_measured_ones_is_costed_between_them() {
+    let p = profile();
+    assert_eq!(p.step_cost(5).base_ps, 18_100_000_000);
+    assert_eq!(p.step_cost(5).slope_ps, 31_500);
+    assert_eq!(p.step_cost(1).step_ps(0), 17_000_000_000);
+}
+
+#[test]
 fn no_steps_take_no_time() {
     assert_eq!(StepCost { base_ps: 5, slope_ps: 7 }.run_ps(100, 3, 0), 0);
     assert_eq!(StepCost { base_ps: 5, slope_ps: 7 }.run_ps(100, 3, 1), 705);

@@ -176,7 +176,11 @@ mod tests {
         assert_eq!(log.summary(&late, &mut Vec::new()).count, 2, "its first step gave its first token");
         assert_eq!(log.summary(&early, &mut Vec::new()).max_us, 70_000);
         let joined = GapMark { skip_first: false, ..late };
-        assert_eq!(log.summary(&joined, &mut Vec::new()).max_us, 22_000, "the stall was over before it joined");
+        assert_eq!(
+            log.summary(&joined, &mut Vec::new()).max_us,
+            22_000,
+            "the stall was over before it joined"
+        );
         let midway = GapMark { stall_ps: late.stall_ps - 7 * MS, ..joined };
         assert_eq!(log.summary(&midway, &mut Vec::new()).max_us, 27_000, "it waited for the last 7 ms of it");
     }

@@ -99,8 +99,12 @@ impl Engine {
         }
         match (prefills, self.running.is_empty(), self.mix) {
             (false, ..) => self.plan_decodes(),
-            (true, true, Mix::Fixed(tokens)) if self.pipeline_nodes == 1 => self.plan_pass(whole(tokens.into()), false),
-            (true, true, _) | (true, false, Mix::PrefillFirst) => self.plan_pass(whole(self.pass_tokens), false),
+            (true, true, Mix::Fixed(tokens)) if self.pipeline_nodes == 1 => {
+                self.plan_pass(whole(tokens.into()), false)
+            }
+            (true, true, _) | (true, false, Mix::PrefillFirst) => {
+                self.plan_pass(whole(self.pass_tokens), false)
+            }
             (true, false, Mix::Fixed(tokens)) => self.plan_pass(whole(tokens.into()), true),
             (true, false, Mix::Target(us)) => match self.mixed_limit(us) {
                 Some(limit) => self.plan_pass(limit, true),
@@ -210,7 +214,11 @@ impl Engine {
     }
 
     fn scaled(&self, us: f64) -> u64 {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "costs are positive and far below 2^53 ps")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "costs are positive and far below 2^53 ps"
+        )]
         let ps = (us * 1e6) as u64;
         if self.speed_permille == 1000 { ps } else { ps * 1000 / self.speed_permille }
     }

@@ -96,7 +96,11 @@ impl Driver {
             }
             self.plan();
         }
-        assert_eq!((self.engine.jobs(), self.engine.batch()), (0, 0), "the engine went to sleep over its work");
+        assert_eq!(
+            (self.engine.jobs(), self.engine.batch()),
+            (0, 0),
+            "the engine went to sleep over its work"
+        );
         self
     }
 
@@ -125,8 +129,12 @@ impl Driver {
                 engine.add_job(at, Job { slot, order, left_tokens: new, prefix_tokens: prefix }, ended);
             }
             Act::Decode { slot, tokens, context, first_due } => {
-                let sequence =
-                    Sequence { slot, left_tokens: tokens, context_tokens: context, first_token_due: first_due };
+                let sequence = Sequence {
+                    slot,
+                    left_tokens: tokens,
+                    context_tokens: context,
+                    first_token_due: first_due,
+                };
                 engine.add_sequence(at, sequence, ended);
             }
             Act::Remove(slot) => engine.remove(at, slot, ended),
@@ -150,7 +158,11 @@ impl Driver {
             match end {
                 Ended::Prefilled { slot, compute_us } => {
                     let story = self.stories.entry(slot).or_default();
-                    assert_eq!(story.prefilled.replace((self.now_us, compute_us)), None, "{slot} prefilled twice");
+                    assert_eq!(
+                        story.prefilled.replace((self.now_us, compute_us)),
+                        None,
+                        "{slot} prefilled twice"
+                    );
                 }
                 Ended::FirstToken { slot, at_us } => {
                     assert!(at_us <= self.now_us);
@@ -159,7 +171,11 @@ impl Driver {
                 }
                 Ended::Decoded { slot, emitted_tokens, mark } => {
                     let story = self.stories.entry(slot).or_default();
-                    assert_eq!(story.decoded.replace((self.now_us, emitted_tokens)), None, "{slot} ended twice");
+                    assert_eq!(
+                        story.decoded.replace((self.now_us, emitted_tokens)),
+                        None,
+                        "{slot} ended twice"
+                    );
                     self.engine.gaps.collect(&mark, &mut story.gaps_us);
                 }
             }

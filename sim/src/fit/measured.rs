@@ -85,10 +85,7 @@ struct Row {
 pub fn read_csv(table: impl Read, system: &str, backend: &str) -> Result<Measurements, FitError> {
     let mut found: Option<Measurements> = None;
     let mut others = BTreeSet::new();
-    for (index, row) in csv::Reader::from_reader(table)
-        .into_deserialize::<Row>()
-        .enumerate()
-    {
+    for (index, row) in csv::Reader::from_reader(table).into_deserialize::<Row>().enumerate() {
         let row = row.map_err(|e| FitError(format!("reading the table: {e}")))?;
         if row.system != system || row.backend != backend {
             others.insert(format!("{} with {}", row.system, row.backend));
@@ -96,15 +93,11 @@ pub fn read_csv(table: impl Read, system: &str, backend: &str) -> Result<Measure
         }
         let measured = found.get_or_insert_with(|| row.empty());
         // The header is line 1.
-        row.add_to(measured)
-            .map_err(|what| FitError(format!("line {}: {what}", index + 2)))?;
+        row.add_to(measured).map_err(|what| FitError(format!("line {}: {what}", index + 2)))?;
     }
     found.ok_or_else(|| {
         let others: Vec<String> = others.into_iter().collect();
-        FitError(format!(
-            "no row is for {system} with {backend}; there are: {}",
-            others.join(", ")
-        ))
+        FitError(format!("no row is for {system} with {backend}; there are: {}", others.join(", ")))
     })
 }
 
@@ -129,9 +122,7 @@ impl Row {
         let latency_us = self.latency_ms * 1e3;
         match self.phase {
             Phase::Prefill if self.batch != 1 => {
-                return Err(
-                    "a prefill row must have batch 1: the formula is of one request's pass",
-                );
+                return Err("a prefill row must have batch 1: the formula is of one request's pass");
             }
             Phase::Prefill => measured.prefill.push(PrefillPoint {
                 new_tokens: self.new_tokens_per_request,

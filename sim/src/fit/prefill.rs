@@ -22,10 +22,7 @@ pub(super) enum Attention {
 ///
 /// # Errors
 /// When fewer than two prompt lengths are far enough apart.
-pub(super) fn fit(
-    points: &[PrefillPoint],
-    attention: Attention,
-) -> Result<Option<PrefillCost>, FitError> {
+pub(super) fn fit(points: &[PrefillPoint], attention: Attention) -> Result<Option<PrefillCost>, FitError> {
     let knots = knots_of(points)?;
     let coefficient_us = match attention {
         Attention::FromLatencies => attention_from_latencies(&knots, points),
@@ -36,11 +33,7 @@ pub(super) fn fit(
         let rest = |p: &PrefillPoint| p.latency_us - attention_ps_per_pair / 1e6 * p.pairs();
         let values = ascending(knots.least_squares(points, rest));
         let (knots_tokens, knots_us) = with_zero(&knots.0, &values);
-        PrefillCost {
-            knots_tokens,
-            knots_us,
-            attention_ps_per_pair,
-        }
+        PrefillCost { knots_tokens, knots_us, attention_ps_per_pair }
     }))
 }
 
@@ -49,40 +42,21 @@ pub(super) fn fit(
 ///
 /// # Errors
 /// When there are fewer than two rows without a prefix.
-pub(super) fn new_only(
-    fitted: &CostProfile,
-    points: &[PrefillPoint],
-) -> Result<PrefillCost, FitError> {
-    let bare: Vec<PrefillPoint> = points
-        .iter()
-        .filter(|p| p.prefix_tokens == 0)
-        .cloned()
-        .collect();
+pub(super) fn new_only(fitted: &CostProfile, points: &[PrefillPoint]) -> Result<PrefillCost, FitError> {
+    let bare: Vec<PrefillPoint> = points.iter().filter(|p| p.prefix_tokens == 0).cloned().collect();
     let above = Knots::new(bare.iter().map(|p| p.new_tokens), 1.0);
     if above.0.len() < 2 {
         return Err(FitError(String::from(
             "a cost of new tokens alone needs prefill rows without a prefix at two lengths or more",
         )));
     }
-    let below: Vec<u32> = fitted
-        .prefill
-        .knots_tokens
-        .iter()
-        .copied()
-        .filter(|&k| k > 0 && k < above.0[0])
-        .collect();
-    let mut values: Vec<f64> = below
-        .iter()
-        .map(|&k| fitted.prefill_us(u64::from(k), 0))
-        .collect();
+    let below: Vec<u32> =
+        fitted.prefill.knots_tokens.iter().copied().filter(|&k| k > 0 && k < above.0[0]).collect();
+    let mut values: Vec<f64> = below.iter().map(|&k| fitted.prefill_us(u64::from(k), 0)).collect();
     values.extend(above.least_squares(&bare, |p| p.latency_us));
     let tokens: Vec<u32> = below.into_iter().chain(above.0).collect();
     let (knots_tokens, knots_us) = with_zero(&tokens, &ascending(values));
-    Ok(PrefillCost {
-        knots_tokens,
-        knots_us,
-        attention_ps_per_pair: 0.0,
-    })
+    Ok(PrefillCost { knots_tokens, knots_us, attention_ps_per_pair: 0.0 })
 }
 
 fn knots_of(points: &[PrefillPoint]) -> Result<Knots, FitError> {
@@ -139,10 +113,7 @@ impl Knots {
         sorted.dedup();
         let mut kept: Vec<u32> = Vec::new();
         for length in sorted {
-            if kept
-                .last()
-                .is_none_or(|&last| f64::from(length) * spacing <= f64::from(last))
-            {
+            if kept.last().is_none_or(|&last| f64::from(length) * spacing <= f64::from(last)) {
                 kept.push(length);
             }
         }
@@ -153,10 +124,7 @@ impl Knots {
     /// The segment that holds `new`, by its upper knot, and how far along it `new` lies
     /// (0 at the lower knot, 1 at the upper, beyond both outside the range).
     fn segment(&self, new: u32) -> (usize, f64) {
-        let upper = self
-            .0
-            .partition_point(|&k| k < new)
-            .clamp(1, self.0.len() - 1);
+        let upper = self.0.partition_point(|&k| k < new).clamp(1, self.0.len() - 1);
         let (x0, x1) = (f64::from(self.0[upper - 1]), f64::from(self.0[upper]));
         (upper, (f64::from(new) - x0) / (x1 - x0))
     }
@@ -169,11 +137,7 @@ impl Knots {
     /// Knot values of least squared error against `target`, each row weighted by one over its
     /// latency. Each row touches two neighbouring knots, so the normal equations have three
     /// diagonals, and they are positive definite because each knot is a measured length.
-    fn least_squares(
-        &self,
-        points: &[PrefillPoint],
-        target: impl Fn(&PrefillPoint) -> f64,
-    ) -> Vec<f64> {
+    fn least_squares(&self, points: &[PrefillPoint], target: impl Fn(&PrefillPoint) -> f64) -> Vec<f64> {
         let n = self.0.len();
         let (mut diagonal, mut beside, mut right) = (vec![0.0; n], vec![0.0; n - 1], vec![0.0; n]);
         for p in points {
@@ -220,9 +184,9 @@ fn ascending(values: Vec<f64>) -> Vec<f64> {
         }
         runs.push(run);
     }
-    let flat = runs.into_iter().flat_map(|(sum, count)| {
-        std::iter::repeat_n(round_to(sum / f64::from(count), 1.0), count as usize)
-    });
+    let flat = runs
+        .into_iter()
+        .flat_map(|(sum, count)| std::iter::repeat_n(round_to(sum / f64::from(count), 1.0), count as usize));
     flat.collect()
 }
 

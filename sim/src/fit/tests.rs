@@ -9,25 +9,17 @@ const SHIPPED: [(&str, &str, PrefillShape); 4] = [
     ("llama3-70b-8xa100", "a100_sxm", PrefillShape::NewAndPrefix),
     ("llama3-70b-8xh100", "h100_sxm", PrefillShape::NewAndPrefix),
     ("llama3-70b-8xh200", "h200_sxm", PrefillShape::NewAndPrefix),
-    (
-        "llama3-70b-8xa100-newtokens",
-        "a100_sxm",
-        PrefillShape::NewOnly,
-    ),
+    ("llama3-70b-8xa100-newtokens", "a100_sxm", PrefillShape::NewOnly),
 ];
 
 /// The table that the shipped profiles were fitted to, which is not part of the repository:
 /// `$BATON_PERF_CSV`, or `shared/perf/` in some directory above this crate.
 fn table() -> Option<String> {
-    let path = std::env::var_os("BATON_PERF_CSV")
-        .map(PathBuf::from)
-        .or_else(|| {
-            let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-            let tables = here
-                .ancestors()
-                .map(|d| d.join("shared/perf/llama-70b-tp8.csv"));
-            tables.into_iter().find(|p| p.is_file())
-        });
+    let path = std::env::var_os("BATON_PERF_CSV").map(PathBuf::from).or_else(|| {
+        let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        let tables = here.ancestors().map(|d| d.join("shared/perf/llama-70b-tp8.csv"));
+        tables.into_iter().find(|p| p.is_file())
+    });
     if path.is_none() {
         eprintln!("skipped: no measured table; set BATON_PERF_CSV to its path");
     }
@@ -35,21 +27,13 @@ fn table() -> Option<String> {
 }
 
 fn spec(shape: PrefillShape) -> FitSpec {
-    FitSpec {
-        name: String::from("fitted"),
-        source: String::from("test"),
-        layers: 80,
-        shape,
-    }
+    FitSpec { name: String::from("fitted"), source: String::from("test"), layers: 80, shape }
 }
 
 fn assert_close(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (g, w) in got.iter().zip(want) {
-        assert!(
-            (g - w).abs() <= tolerance * w.abs(),
-            "{what}: {got:?}, expected {want:?}"
-        );
+        assert!((g - w).abs() <= tolerance * w.abs(), "{what}: {got:?}, expected {want:?}");
     }
 }
 
@@ -59,19 +43,9 @@ fn assert_same_costs(got: &CostProfile, want: &CostProfile, tolerance: f64) {
     assert_eq!(got.valid, want.valid);
     assert_eq!(got.kv_capacity_tokens, want.kv_capacity_tokens);
     assert_eq!(got.kv_bytes_per_token, want.kv_bytes_per_token);
-    assert_close(
-        "knots",
-        &got.prefill.knots_us,
-        &want.prefill.knots_us,
-        tolerance,
-    );
+    assert_close("knots", &got.prefill.knots_us, &want.prefill.knots_us, tolerance);
     let attention = |p: &CostProfile| [p.prefill.attention_ps_per_pair, p.shared_us];
-    assert_close(
-        "attention, shared",
-        &attention(got),
-        &attention(want),
-        tolerance,
-    );
+    assert_close("attention, shared", &attention(got), &attention(want), tolerance);
     assert_close("base", &got.decode.base_us, &want.decode.base_us, tolerance);
     let slopes = |p: &CostProfile| p.decode.context_ps_per_token.clone();
     assert_close("slope", &slopes(got), &slopes(want), tolerance);
@@ -87,21 +61,10 @@ fn known() -> CostProfile {
         layers: 32,
         shared_us: 9_000.0,
         fit: FitReport::default(),
-        valid: ValidRange {
-            max_prompt_tokens: 65_536,
-            max_batch: 64,
-            max_context_tokens: 32_768,
-        },
+        valid: ValidRange { max_prompt_tokens: 65_536, max_batch: 64, max_context_tokens: 32_768 },
         prefill: PrefillCost {
             knots_tokens: vec![0, 100, 500, 2_000, 8_000, 32_768],
-            knots_us: vec![
-                9_000.0,
-                12_000.0,
-                24_000.0,
-                90_000.0,
-                330_000.0,
-                1_500_000.0,
-            ],
+            knots_us: vec![9_000.0, 12_000.0, 24_000.0, 90_000.0, 330_000.0, 1_500_000.0],
             attention_ps_per_pair: 777.0,
         },
         decode: DecodeCost {
@@ -133,10 +96,7 @@ fn synthetic() -> String {
     // Between two knots, too close to the upper one to become a knot.
     for (new, prefix) in [(1_700, 300), (7_000, 20_000)] {
         let ms = p.prefill_us(new, prefix) / 1e3;
-        row(
-            "box",
-            format!("prefill,1,{},{prefix},{new},{ms}", new + prefix),
-        );
+        row("box", format!("prefill,1,{},{prefix},{new},{ms}", new + prefix));
     }
     for &batch in &p.decode.batches {
         for context in [1_024_u64, 4_096, 32_768] {
@@ -153,10 +113,7 @@ fn a_known_profile_is_recovered_from_what_it_would_have_measured() {
     let fitted = fit(&measured, spec(PrefillShape::NewAndPrefix)).unwrap();
     assert_same_costs(&fitted, &known(), 1e-3);
     assert!(fitted.fit.prefill_worst_pct < 0.1 && fitted.fit.decode_worst_pct < 0.1);
-    assert_eq!(
-        (fitted.fit.prefill_points, fitted.fit.decode_points),
-        (12, 9)
-    );
+    assert_eq!((fitted.fit.prefill_points, fitted.fit.decode_points), (12, 9));
 }
 
 #[test]
@@ -165,25 +122,12 @@ fn a_cost_of_new_tokens_alone_is_right_without_a_prefix_and_too_low_behind_one()
     let fitted = fit(&measured, spec(PrefillShape::NewOnly)).unwrap();
     assert_eq!(fitted.prefill.attention_ps_per_pair, 0.0);
     for new in [100, 500, 2_000, 8_000, 32_768] {
-        assert_close(
-            "new",
-            &[fitted.prefill_us(new, 0)],
-            &[known().prefill_us(new, 0)],
-            1e-3,
-        );
+        assert_close("new", &[fitted.prefill_us(new, 0)], &[known().prefill_us(new, 0)], 1e-3);
     }
-    assert_eq!(
-        fitted.prefill_us(8_000, 0),
-        fitted.prefill_us(8_000, 50_000)
-    );
+    assert_eq!(fitted.prefill_us(8_000, 0), fitted.prefill_us(8_000, 50_000));
     let behind = known().prefill_us(32_768, 32_768);
     let missed_pct = 100.0 * (behind - fitted.prefill_us(32_768, 32_768)) / behind;
-    assert_close(
-        "worst",
-        &[fitted.fit.prefill_worst_pct],
-        &[missed_pct],
-        1e-2,
-    );
+    assert_close("worst", &[fitted.fit.prefill_worst_pct], &[missed_pct], 1e-2);
 }
 
 #[test]
@@ -196,18 +140,8 @@ fn the_attention_column_decides_where_prefixes_do_not_vary() {
         p.attention_us = Some(777.0 * p.pairs() / 1e6);
     }
     let fitted = fit(&measured, spec(PrefillShape::NewAndPrefix)).unwrap();
-    assert_close(
-        "knots",
-        &fitted.prefill.knots_us,
-        &known().prefill.knots_us,
-        1e-3,
-    );
-    assert_close(
-        "pair",
-        &[fitted.prefill.attention_ps_per_pair],
-        &[777.0],
-        1e-3,
-    );
+    assert_close("knots", &fitted.prefill.knots_us, &known().prefill.knots_us, 1e-3);
+    assert_close("pair", &[fitted.prefill.attention_ps_per_pair], &[777.0], 1e-3);
 }
 
 #[test]
@@ -216,9 +150,7 @@ fn noise_on_the_latencies_shows_in_the_reported_errors() {
     for (i, p) in measured.decode.iter_mut().enumerate() {
         p.latency_us *= if i % 2 == 0 { 1.1 } else { 0.9 };
     }
-    let report = fit(&measured, spec(PrefillShape::NewAndPrefix))
-        .unwrap()
-        .fit;
+    let report = fit(&measured, spec(PrefillShape::NewAndPrefix)).unwrap().fit;
     assert!(report.decode_mape_pct > 1.0 && report.decode_worst_pct >= report.decode_mape_pct);
     assert!(report.prefill_mape_pct < 0.1);
 }
@@ -253,24 +185,13 @@ fn tables_that_cannot_be_used_are_named() {
     assert!(error.contains("box with fast, other with fast"), "{error}");
     assert!(read(&text.replace("latency_ms", "latency")).contains("latency_ms"));
     assert!(read(&text.replacen("prefill,1,200", "prefill,2,200", 1)).contains("line 3"));
-    assert!(
-        read(&text.replacen("fast,box,1.0,decode", "fast,box,1.1,decode", 1)).contains("version")
-    );
+    assert!(read(&text.replacen("fast,box,1.0,decode", "fast,box,1.1,decode", 1)).contains("version"));
     let zero = text.replacen("decode,1,1024,0,1,", "decode,1,1024,0,1,-", 1);
     let measured = read_csv(zero.as_bytes(), "box", "fast").unwrap();
-    assert!(
-        fit(&measured, spec(PrefillShape::NewAndPrefix))
-            .unwrap_err()
-            .0
-            .contains("above zero")
-    );
+    assert!(fit(&measured, spec(PrefillShape::NewAndPrefix)).unwrap_err().0.contains("above zero"));
     let mut measured = read_csv(text.as_bytes(), "box", "fast").unwrap();
-    measured
-        .decode
-        .retain(|p| p.batch != 8 || p.context_tokens == 1_024);
-    let error = fit(&measured, spec(PrefillShape::NewAndPrefix))
-        .unwrap_err()
-        .0;
+    measured.decode.retain(|p| p.batch != 8 || p.context_tokens == 1_024);
+    let error = fit(&measured, spec(PrefillShape::NewAndPrefix)).unwrap_err().0;
     assert!(error.contains("batch 8"), "{error}");
 }
 
@@ -280,11 +201,7 @@ fn shipped_profiles_are_what_the_table_gives() {
     for (name, system, shape) in SHIPPED {
         let shipped = profiles::named(name).unwrap();
         let measured = read_csv(text.as_bytes(), system, "vllm").unwrap();
-        assert!(
-            shipped
-                .source
-                .contains(&format!("vLLM {}", measured.backend_version))
-        );
+        assert!(shipped.source.contains(&format!("vLLM {}", measured.backend_version)));
         let fitted = fit(&measured, spec(shape)).unwrap();
         assert_same_costs(&fitted, &shipped, 1e-6);
         assert_eq!(errors_over(&shipped, &measured), shipped.fit, "{name}");
@@ -309,10 +226,7 @@ fn rows_left_out_of_the_fit_are_predicted() {
         }
         let mape_pct = sum / 24.0;
         eprintln!("{name}: prefill rows left out: mean {mape_pct:.2} %, worst {worst:.2} %");
-        assert!(
-            mape_pct < 5.0 && worst < 20.0,
-            "{name}: mean {mape_pct} %, worst {worst} %"
-        );
+        assert!(mape_pct < 5.0 && worst < 20.0, "{name}: mean {mape_pct} %, worst {worst} %");
     }
 }
 
@@ -320,17 +234,11 @@ fn rows_left_out_of_the_fit_are_predicted() {
 fn the_longest_prompt_costs_28_s_on_eight_a100_in_one_pass_or_many() {
     for name in ["llama3-70b-8xa100", "llama3-70b-8xa100-newtokens"] {
         let at_once_s = profiles::named(name).unwrap().prefill_us(131_072, 0) / 1e6;
-        assert!(
-            (at_once_s / 28.0 - 1.0).abs() < 0.03,
-            "{name}: {at_once_s} s"
-        );
+        assert!((at_once_s / 28.0 - 1.0).abs() < 0.03, "{name}: {at_once_s} s");
     }
     let p = profiles::named("llama3-70b-8xa100").unwrap();
     let passes = p.chunked_prefill_us(131_072, 0, 8_192);
-    assert!(
-        (passes / p.prefill_us(131_072, 0) - 1.0).abs() < 0.05,
-        "{passes} us"
-    );
+    assert!((passes / p.prefill_us(131_072, 0) - 1.0).abs() < 0.05, "{passes} us");
     // Attention is what passes cannot avoid: a cost of new tokens alone loses it.
     let blind = profiles::named("llama3-70b-8xa100-newtokens").unwrap();
     assert!(blind.chunked_prefill_us(131_072, 0, 8_192) < 0.6 * passes);
@@ -338,13 +246,10 @@ fn the_longest_prompt_costs_28_s_on_eight_a100_in_one_pass_or_many() {
 
 #[test]
 fn faster_nodes_have_faster_profiles() {
-    let [a100, h100, h200] = ["8xa100", "8xh100", "8xh200"]
-        .map(|node| profiles::named(&format!("llama3-70b-{node}")).unwrap());
+    let [a100, h100, h200] =
+        ["8xa100", "8xh100", "8xh200"].map(|node| profiles::named(&format!("llama3-70b-{node}")).unwrap());
     for new in [64, 1_024, 16_384, 131_072] {
-        assert!(
-            a100.prefill_us(new, 0) > 1.5 * h100.prefill_us(new, 0),
-            "{new}"
-        );
+        assert!(a100.prefill_us(new, 0) > 1.5 * h100.prefill_us(new, 0), "{new}");
     }
     for batch in [1, 16, 128] {
         let context = u64::from(batch) * 8_192;
@@ -362,10 +267,6 @@ fn decode_steps_cost_what_was_measured() {
         assert_close("step", &[ms], &[measured_ms], 0.045);
     }
     // Between measured batches: between their costs at the same context.
-    let (low, mid, high) = (
-        p.decode_us(16, 200_000),
-        p.decode_us(24, 200_000),
-        p.decode_us(32, 200_000),
-    );
+    let (low, mid, high) = (p.decode_us(16, 200_000), p.decode_us(24, 200_000), p.decode_us(32, 200_000));
     assert!(low < mid && mid < high);
 }

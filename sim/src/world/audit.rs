@@ -38,7 +38,9 @@ impl World {
 
     fn check_cores(&self) -> Result<(), String> {
         self.conductors.iter().try_for_each(Conductor::check)?;
-        self.nodes.iter().try_for_each(|n| n.store.check().map_err(|e| format!("instance {}: {e}", n.spec.id)))?;
+        self.nodes
+            .iter()
+            .try_for_each(|n| n.store.check().map_err(|e| format!("instance {}: {e}", n.spec.id)))?;
         self.transfers.check()
     }
 
@@ -99,9 +101,18 @@ impl World {
                 node.opened_tokens
             );
             let jobs = here().filter(|l| l.phase == Phase::Prefilling).count();
-            ensure!(node.engine.jobs() == jobs, "instance {id} computes {} jobs instead of {jobs}", node.engine.jobs());
-            let batch = self.live.iter().filter(|l| l.used && l.decode == at && l.phase == Phase::Decoding).count();
-            ensure!(node.engine.batch() == batch, "instance {id} decodes {} instead of {batch}", node.engine.batch());
+            ensure!(
+                node.engine.jobs() == jobs,
+                "instance {id} computes {} jobs instead of {jobs}",
+                node.engine.jobs()
+            );
+            let batch =
+                self.live.iter().filter(|l| l.used && l.decode == at && l.phase == Phase::Decoding).count();
+            ensure!(
+                node.engine.batch() == batch,
+                "instance {id} decodes {} instead of {batch}",
+                node.engine.batch()
+            );
         }
         Ok(())
     }
@@ -114,7 +125,8 @@ impl World {
             && !live.decode_open
             && live.handoff.is_none()
             && live.reading_from.is_none();
-        self.oracle.witness(clean, || format!("I13: {} starts over before it was taken back: {live:?}", live.id));
+        self.oracle
+            .witness(clean, || format!("I13: {} starts over before it was taken back: {live:?}", live.id));
     }
 
     /// At rest nothing may be held anywhere, and every request has ended (I3, I5).
@@ -122,7 +134,10 @@ impl World {
         let failed = |what: String| format!("oracle at rest: {what}");
         if let Some(stuck) = self.live.iter().find(|l| l.used) {
             let (id, phase, at) = (stuck.id, stuck.phase, (stuck.prefill, stuck.decode));
-            return Err(failed(format!("{} requests never ended, {id} in {phase:?} at {at:?} first", self.in_flight)));
+            return Err(failed(format!(
+                "{} requests never ended, {id} in {phase:?} at {at:?} first",
+                self.in_flight
+            )));
         }
         self.oracle.at_rest(self.arrivals).map_err(failed)?;
         self.check_cores().map_err(failed)?;
@@ -154,8 +169,15 @@ impl World {
             let snapshot = node.store.snapshot();
             let id = node.spec.id;
             let known = conductor.index().held_blocks(id);
-            let held = if node.alive { snapshot.blocks.iter().filter(|b| !b.readable_in.is_empty()).count() } else { 0 };
-            ensure!(known == held, "I6: the index knows {known} blocks on instance {id}, its store holds {held}");
+            let held = if node.alive {
+                snapshot.blocks.iter().filter(|b| !b.readable_in.is_empty()).count()
+            } else {
+                0
+            };
+            ensure!(
+                known == held,
+                "I6: the index knows {known} blocks on instance {id}, its store holds {held}"
+            );
             if node.alive {
                 check_chains(conductor, &mut scratch, id, &snapshot)?;
             }
@@ -182,7 +204,8 @@ fn check_chains(
     id: InstanceId,
     snapshot: &StoreSnapshot,
 ) -> Result<(), String> {
-    let parents: HashMap<BlockKey, Option<BlockKey>> = snapshot.blocks.iter().map(|b| (b.key, b.parent)).collect();
+    let parents: HashMap<BlockKey, Option<BlockKey>> =
+        snapshot.blocks.iter().map(|b| (b.key, b.parent)).collect();
     for block in snapshot.blocks.iter().filter(|b| !b.readable_in.is_empty()) {
         let upward = std::iter::successors(Some(block.key), |key| parents.get(key).copied().flatten());
         let mut chain: Vec<BlockHash> = upward.map(BlockKey::short).collect();
@@ -193,7 +216,11 @@ fn check_chains(
                 found = m.blocks as usize;
             }
         });
-        ensure!(found == chain.len(), "I6: instance {id} holds a chain of {} blocks, the index {found}", chain.len());
+        ensure!(
+            found == chain.len(),
+            "I6: instance {id} holds a chain of {} blocks, the index {found}",
+            chain.len()
+        );
     }
     Ok(())
 }

@@ -69,8 +69,11 @@ impl World {
     pub(crate) fn start_decode(&mut self, slot: u32, at: u32) {
         let live = &mut self.live[slot as usize];
         let local = live.prefill == live.decode;
-        let ready = live.phase == Phase::HandingOff && live.prefilled && (local || live.landed) && live.decode_open;
-        self.oracle.witness(ready && live.decode == at, || format!("{} decodes before its KV landed: {live:?}", live.id));
+        let ready =
+            live.phase == Phase::HandingOff && live.prefilled && (local || live.landed) && live.decode_open;
+        self.oracle.witness(ready && live.decode == at, || {
+            format!("{} decodes before its KV landed: {live:?}", live.id)
+        });
         live.phase = Phase::Decoding;
         if local {
             // Computed by the prefill, and let out now that the request may stay (ADR 0004).
@@ -121,7 +124,10 @@ impl World {
         let (id, router, output_tokens) = (live.id, live.router, live.output_tokens);
         let whole = live.streamed_tokens == output_tokens && gaps.count + 1 == u64::from(output_tokens);
         self.oracle.witness(whole, || {
-            format!("{id} asked for {output_tokens} tokens, got {} with {} gaps", live.streamed_tokens, gaps.count)
+            format!(
+                "{id} asked for {output_tokens} tokens, got {} with {} gaps",
+                live.streamed_tokens, gaps.count
+            )
         });
         (live.decode_open, live.prefill_open) = (false, false);
         self.step_store(at, StoreInput::Close { owner: id });

@@ -30,7 +30,13 @@ impl World {
     }
 
     /// Starts a flight. Returns its number; it may have ended already.
-    fn fly(&mut self, purpose: Purpose, links: &[LinkId], bytes: u64, rest: (Priority, Option<Paced>, Option<u64>)) -> u64 {
+    fn fly(
+        &mut self,
+        purpose: Purpose,
+        links: &[LinkId],
+        bytes: u64,
+        rest: (Priority, Option<Paced>, Option<u64>),
+    ) -> u64 {
         self.next_flight += 1;
         let number = self.next_flight;
         self.flights.insert(number, purpose);
@@ -91,7 +97,8 @@ impl World {
         let paced = (!live.prefilled).then(|| {
             let new = live.prompt_tokens - live.cached_tokens;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive time")]
-            let left_us = spec.profile.chunked_prefill_us(new, live.cached_tokens, spec.pass_tokens.into()) as u64;
+            let left_us =
+                spec.profile.chunked_prefill_us(new, live.cached_tokens, spec.pass_tokens.into()) as u64;
             let last_bytes = bytes / u64::from(spec.profile.layers.max(1));
             Paced { produced_until_us: self.now_us + left_us, last_bytes }
         });
@@ -129,7 +136,11 @@ impl World {
         let Some(keys) = self.keys_of(from, chain) else { return self.tell_all(&done) };
         let readable = self.read_store(from, owner, &keys);
         let keys: &[BlockKey] = &keys[..readable as usize];
-        let opened = if keys.is_empty() || !self.nodes[to as usize].alive { None } else { self.open_store(to, owner, keys, 0) };
+        let opened = if keys.is_empty() || !self.nodes[to as usize].alive {
+            None
+        } else {
+            self.open_store(to, owner, keys, 0)
+        };
         let Some(opened) = opened else {
             self.step_store(from, StoreInput::Close { owner });
             return self.tell_all(&done);
@@ -145,7 +156,8 @@ impl World {
             return None;
         }
         let last = chain.last()?;
-        let holds = |l: &&super::Live| l.used && l.keys.get(chain.len() - 1).is_some_and(|k| k.short() == *last);
+        let holds =
+            |l: &&super::Live| l.used && l.keys.get(chain.len() - 1).is_some_and(|k| k.short() == *last);
         self.live.iter().find(holds).map(|l| l.keys[..chain.len()].to_vec())
     }
 

@@ -73,7 +73,8 @@ impl World {
     /// Steps one conductor and carries its orders out.
     fn read(&mut self, letter: Letter) {
         let Letter { router, about, shared, input } = letter;
-        let current = |(slot, turn): (u32, u64)| self.live.get(slot as usize).is_some_and(|l| l.used && l.turn == turn);
+        let current =
+            |(slot, turn): (u32, u64)| self.live.get(slot as usize).is_some_and(|l| l.used && l.turn == turn);
         if !about.is_none_or(current) {
             return;
         }

@@ -202,7 +202,11 @@ impl World {
     /// The first pass of a prefill begins: its KV may flow from now on.
     pub(crate) fn prefill_started(&mut self, slot: u32) {
         let live = &self.live[slot as usize];
-        if live.used && live.phase == Phase::Prefilling && live.prefill != live.decode && self.setup.handoff == Handoff::Layerwise {
+        if live.used
+            && live.phase == Phase::Prefilling
+            && live.prefill != live.decode
+            && self.setup.handoff == Handoff::Layerwise
+        {
             self.begin_handoff(slot);
         }
     }
@@ -253,7 +257,9 @@ impl World {
             }
             StoreEffect::Removed { hashes, tier } => self.publish(at, CacheChange::Removed { hashes, tier }),
             StoreEffect::Cleared => self.publish(at, CacheChange::Cleared),
-            StoreEffect::Offload { ticket, from, to, blocks } => self.fly_offload(at, ticket, (from, to), blocks),
+            StoreEffect::Offload { ticket, from, to, blocks } => {
+                self.fly_offload(at, ticket, (from, to), blocks)
+            }
             StoreEffect::Inherited { owner, .. } | StoreEffect::OnboardFailed { owner, .. } => {
                 if let Some(slot) = self.slot_of(owner) {
                     self.inherited(slot, at);
@@ -271,14 +277,27 @@ impl World {
                 }
             }
             StoreEffect::GrowRefused { needed_blocks, .. } => self.metrics.overcommitted(needed_blocks),
-            StoreEffect::Opened { .. } | StoreEffect::Refused { .. } | StoreEffect::AlreadyOpen { .. } | StoreEffect::Grown { .. } => {}
+            StoreEffect::Opened { .. }
+            | StoreEffect::Refused { .. }
+            | StoreEffect::AlreadyOpen { .. }
+            | StoreEffect::Grown { .. } => {}
         }
     }
 
     /// Opens a hold; `None` when the store has no room. Orders and news are carried out.
-    pub(crate) fn open_store(&mut self, at: u32, owner: RequestId, keys: &[baton_types::BlockKey], room_blocks: u32) -> Option<Opened> {
+    pub(crate) fn open_store(
+        &mut self,
+        at: u32,
+        owner: RequestId,
+        keys: &[baton_types::BlockKey],
+        room_blocks: u32,
+    ) -> Option<Opened> {
         let mut effects = std::mem::take(&mut self.store_effects);
-        self.nodes[at as usize].store.step(self.now_us, StoreInput::Open { owner, chain: keys, room_blocks }, &mut effects);
+        self.nodes[at as usize].store.step(
+            self.now_us,
+            StoreInput::Open { owner, chain: keys, room_blocks },
+            &mut effects,
+        );
         let mut opened = None;
         let mut onboarding = (0, 0);
         for effect in effects.drain(..) {
@@ -286,7 +305,9 @@ impl World {
                 StoreEffect::Opened { hbm, dram, ssd, pending, .. } => {
                     opened = Some(Opened { hits: hbm + dram + ssd + pending, hbm, pending, onboard: (0, 0) });
                 }
-                StoreEffect::Onboard { dram_blocks, ssd_blocks, .. } => onboarding = (dram_blocks, ssd_blocks),
+                StoreEffect::Onboard { dram_blocks, ssd_blocks, .. } => {
+                    onboarding = (dram_blocks, ssd_blocks)
+                }
                 other => self.store_said(at, other),
             }
         }
@@ -297,7 +318,11 @@ impl World {
     /// Pins a readable prefix as a source; returns its length in blocks.
     pub(crate) fn read_store(&mut self, at: u32, owner: RequestId, keys: &[baton_types::BlockKey]) -> u32 {
         let mut effects = std::mem::take(&mut self.store_effects);
-        self.nodes[at as usize].store.step(self.now_us, StoreInput::Read { owner, chain: keys }, &mut effects);
+        self.nodes[at as usize].store.step(
+            self.now_us,
+            StoreInput::Read { owner, chain: keys },
+            &mut effects,
+        );
         let mut readable = 0;
         for effect in effects.drain(..) {
             if let StoreEffect::Opened { hbm, dram, ssd, .. } = effect {

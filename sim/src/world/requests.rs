@@ -114,7 +114,10 @@ impl World {
         if self.nodes.iter().any(|n| !n.prefix_cache) {
             // Without a prefix cache no block is like any other.
             let own = u128::from(self.arrivals + 1) << 64;
-            keys.iter_mut().for_each(|k| k.0 ^= own.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (own >> 64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            keys.iter_mut().for_each(|k| {
+                k.0 ^=
+                    own.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (own >> 64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            });
         }
         self.metrics.arrived(self.now_us, &arrival);
         let index = self.conductors[0].index();
@@ -195,7 +198,9 @@ impl World {
     pub(crate) fn rejected(&mut self, slot: u32, rejection: &Rejection) {
         let clients = self.setup.clients;
         let live = &mut self.live[slot as usize];
-        self.oracle.witness(live.streamed_tokens == 0, || format!("{} was refused in the middle of its answer", live.id));
+        self.oracle.witness(live.streamed_tokens == 0, || {
+            format!("{} was refused in the middle of its answer", live.id)
+        });
         live.wasted_tokens += rejection.wasted_tokens;
         live.retry_after_us = rejection.retry_after_us;
         live.phase = Phase::Outside;

@@ -25,9 +25,14 @@ impl World {
                 },
             );
         }
-        // Sampling alone keeps no run alive: a stuck one must come to rest and be found out.
+        self.sampled = true;
+    }
+
+    /// Plans the next sample after a sample, once engines have planned. Sampling alone keeps no run
+    /// alive: a stuck one must come to rest and be found out.
+    pub(crate) fn go_on_sampling(&mut self) {
         let going = self.in_flight > 0 || self.upcoming.is_some();
-        if going && !self.events.is_empty() {
+        if std::mem::take(&mut self.sampled) && going && !self.events.is_empty() {
             self.events.push(self.now_us + self.setup.sample_us, Event::Sample);
         }
     }
@@ -47,7 +52,8 @@ impl World {
     /// each counted at its mean cost with the hit ratio seen so far; `None` while all of it fits.
     fn work_bound_us(&self) -> Option<u64> {
         let horizon_us = self.setup.foresight_us.max(1);
-        let mut works: Vec<u64> = self.foreseen.iter().map(|a| self.expected_work_us(a.prompt_tokens)).collect();
+        let mut works: Vec<u64> =
+            self.foreseen.iter().map(|a| self.expected_work_us(a.prompt_tokens)).collect();
         works.sort_unstable();
         let backlog_us: u64 = self.conductors[0].snapshot().instances.iter().map(|i| i.backlog_us).sum();
         let patience_us = self.setup.scheduler.classes[0].ttft_us;
@@ -68,7 +74,12 @@ impl World {
         self.nodes.iter().map(|n| if n.spec.role.prefills() { 1000 } else { 600 }).sum()
     }
 
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "positive times")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "positive times"
+    )]
     fn expected_work_us(&self, prompt_tokens: u64) -> u64 {
         let new = (prompt_tokens as f64 * (1.0 - self.metrics.token_hit_ratio())) as u64;
         let spec = &self.nodes[0].spec;

@@ -70,7 +70,11 @@ impl World {
                 let prompt_tokens = self.live[slot as usize].prompt_tokens;
                 let spec = &self.nodes[instance.index()].spec;
                 let pass = spec.pass_tokens.into();
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive time")]
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a positive time"
+                )]
                 let work_us = spec.profile.chunked_prefill_us(prompt_tokens, 0, pass) as u64;
                 self.share_placement(router, slot, (instance, decode), work_us);
             }

@@ -1,5 +1,7 @@
 //! The simulator against its own oracle, against stepping, and against published figures.
 
+#![expect(clippy::unwrap_used, reason = "a test that unwraps names its line")]
+
 mod calibration;
 mod determinism;
 mod liveness;

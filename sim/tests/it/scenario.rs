@@ -133,7 +133,8 @@ fn cluster(rng: &mut Rng, block_tokens: u32, hbm_blocks: u64) -> Setup {
         pool.dram_tokens = [0, 0, 2][pick(rng, 3)] * hbm_blocks * u64::from(block_tokens);
         pool.ssd_tokens = [0, 0, 3][pick(rng, 3)] * hbm_blocks * u64::from(block_tokens);
         pool.pass_tokens = [256, 2048, 8192][pick(rng, 3)];
-        pool.mix = [Mix::PrefillFirst, Mix::Fixed(128), Mix::Target(60_000), Mix::Target(90_000)][pick(rng, 4)];
+        pool.mix =
+            [Mix::PrefillFirst, Mix::Fixed(128), Mix::Target(60_000), Mix::Target(90_000)][pick(rng, 4)];
         pool.prefix_cache = !rng.chance_permille(50);
         pool.net_bytes_per_s = [200_000_000, 2_000_000_000, 100_000_000_000][pick(rng, 3)];
         if pool.role == Role::Prefill && rng.chance_permille(250) {

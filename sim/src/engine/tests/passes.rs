@@ -19,7 +19,10 @@ fn prefilled(driver: &Driver, slot: u32) -> (u64, u64) {
 
 #[test]
 fn a_pass_packs_prompts_and_shares_its_time_among_them() {
-    let d = play(engine(Mix::PrefillFirst, 1000, 1), &[(0, prefill(1, 300)), (0, prefill(2, 500)), (0, prefill(3, 400))]);
+    let d = play(
+        engine(Mix::PrefillFirst, 1000, 1),
+        &[(0, prefill(1, 300)), (0, prefill(2, 500)), (0, prefill(3, 400))],
+    );
     // The first pass holds 300 + 500 + 200 tokens, the second the 200 that are left.
     assert_eq!(prefilled(&d, 1), (1100, 330));
     assert_eq!(prefilled(&d, 2), (1100, 550));
@@ -31,7 +34,10 @@ fn a_pass_packs_prompts_and_shares_its_time_among_them() {
 fn a_long_prompt_runs_in_chunks_and_its_later_ones_see_the_earlier() {
     let long = Engine::new(profile(1_000_000.0), Mix::PrefillFirst, 500, 1);
     let d = play(long, &[(0, Act::Prefill { slot: 1, order: 1, new: 1200, prefix: 100 })]);
-    let expected: f64 = [(500, 100), (500, 600), (200, 1100)].iter().map(|(n, p)| profile(1_000_000.0).prefill_us(*n, *p)).sum();
+    let expected: f64 = [(500, 100), (500, 600), (200, 1100)]
+        .iter()
+        .map(|(n, p)| profile(1_000_000.0).prefill_us(*n, *p))
+        .sum();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let expected_us = expected.round() as u64;
     assert_eq!(prefilled(&d, 1).0, expected_us);
@@ -104,7 +110,10 @@ fn a_prefill_that_goes_first_stalls_the_decodes_and_the_gaps_show_it() {
     // Steps end at 100, 200, 300; the pass takes until 800; two more steps.
     assert_eq!(prefilled(&d, 2).0, 801);
     assert_eq!(d.stories[&1].gaps_us, [100, 100, 600, 100]);
-    let late = play(engine(Mix::PrefillFirst, 1000, 1), &[(0, decode(1, 5, 0)), (250, prefill(2, 400)), (500, decode(3, 2, 0))]);
+    let late = play(
+        engine(Mix::PrefillFirst, 1000, 1),
+        &[(0, decode(1, 5, 0)), (250, prefill(2, 400)), (500, decode(3, 2, 0))],
+    );
     assert_eq!(late.stories[&3].gaps_us.len(), 1, "the stall came before its first token");
     assert!(late.stories[&3].gaps_us[0] < 110);
 }
@@ -146,7 +155,13 @@ fn a_slow_node_is_slow_from_the_next_step_on() {
 
 #[test]
 fn death_tells_how_far_each_decode_came() {
-    let acts = [(0, decode(1, 10, 0)), (250, decode(2, 10, 0)), (0, prefill(3, 10)), (520, Act::Die), (600, prefill(4, 10))];
+    let acts = [
+        (0, decode(1, 10, 0)),
+        (250, decode(2, 10, 0)),
+        (0, prefill(3, 10)),
+        (520, Act::Die),
+        (600, prefill(4, 10)),
+    ];
     let d = play(engine(Mix::Target(1), 1000, 1), &acts);
     let lost = |slot: u32| d.stories[&slot].lost.clone().unwrap();
     assert_eq!((lost(1).emitted_tokens, lost(1).last_token_us, lost(1).gaps_us.len()), (5, 501, 4));

@@ -33,11 +33,7 @@ fn scripts() -> impl Strategy<Value = Vec<(u64, bool, Act)>> {
 }
 
 fn mixes() -> impl Strategy<Value = Mix> {
-    prop_oneof![
-        Just(Mix::PrefillFirst),
-        (1u32..600).prop_map(Mix::Fixed),
-        (50u64..800).prop_map(Mix::Target),
-    ]
+    prop_oneof![Just(Mix::PrefillFirst), (1u32..600).prop_map(Mix::Fixed), (50u64..800).prop_map(Mix::Target),]
 }
 
 /// A profile with or without dependence on context: without it, ends fall on round times.
