@@ -228,6 +228,7 @@ impl SchedulerConfig {
         within("dispatch_ahead_us", self.dispatch_ahead_us, 0, 60_000_000)?;
         within("ageing_us", self.ageing_us, 1000, 86_400_000_000)?;
         within("max_waiting_requests", self.max_waiting_requests.into(), 1, 10_000_000)?;
+        within("decode_duration_us", self.decode_duration_us, 0, 86_400_000_000)?;
         within("prior_output_tokens", self.prior_output_tokens.into(), 1, 1_000_000)?;
         within("queue_threshold_permille", self.queue_threshold_permille.into(), 1, 1_000_000)?;
         within("max_retries", self.max_retries.into(), 0, 16)?;

@@ -102,12 +102,18 @@ pub(crate) struct Fleet {
     pub prefills: Vec<InstanceId>,
     /// Ids that may decode, ascending.
     pub decodes: Vec<InstanceId>,
+    /// KV tokens that the largest of those holds.
+    pub largest_decode_tokens: u64,
 }
 
 impl Fleet {
-    /// Adds or replaces an instance; false when the epoch is not newer than the known one.
+    /// Adds or replaces an instance; false when the epoch is not newer than the known one, or the
+    /// id is beyond what the index takes (ids are dense: each one below it costs memory).
     pub(crate) fn join(&mut self, spec: InstanceSpec) -> bool {
         let at = spec.id.index();
+        if spec.id.0 >= crate::index::MAX_INSTANCES {
+            return false;
+        }
         if at >= self.instances.len() {
             self.instances.resize_with(at + 1, || None);
         }
@@ -131,7 +137,9 @@ impl Fleet {
         let pool = |wanted: fn(Role) -> bool| {
             self.iter().filter(|i| i.serves() && wanted(i.spec.role)).map(|i| i.spec.id).collect()
         };
-        let (prefills, decodes) = (pool(Role::prefills), pool(Role::decodes));
+        let (prefills, decodes): (Vec<_>, Vec<_>) = (pool(Role::prefills), pool(Role::decodes));
+        let capacity = |id: &InstanceId| self.get(*id).map_or(0, |i| i.spec.capacity_tokens);
+        self.largest_decode_tokens = decodes.iter().map(capacity).max().unwrap_or(0);
         self.prefills = prefills;
         self.decodes = decodes;
     }

@@ -355,6 +355,7 @@ impl Conductor {
             || full
             || !alive(prefill)
             || !alive(decode)
+            || !self.holds(decode, &request)
         {
             self.stats.stale_inputs += 1;
             return;

@@ -2,14 +2,17 @@
 
 mod admission;
 mod algorithm;
+mod bounds;
 mod classes;
 mod decode;
 mod explain;
 mod failures;
 mod fetch;
 mod local;
+mod parts;
 mod peers;
 mod policies;
 mod replication;
+mod resume;
 mod retry_after;
 mod scripts;

@@ -9,13 +9,14 @@ pub struct Oracle {
     steps: u64,
     ends: [u64; 4],
     complaint: Option<String>,
+    digest: u64,
 }
 
 impl Oracle {
     /// An oracle that audits every `every` moments; 0 audits only at rest.
     #[must_use]
     pub const fn new(every: u64) -> Self {
-        Self { every, steps: 0, ends: [0; 4], complaint: None }
+        Self { every, steps: 0, ends: [0; 4], complaint: None, digest: 0 }
     }
 
     /// Whether this moment is audited.
@@ -27,6 +28,21 @@ impl Oracle {
     /// A request ended.
     pub const fn ended(&mut self, status: Status) {
         self.ends[status as usize] += 1;
+    }
+
+    /// Takes an order in, if the run is audited.
+    pub fn ordered(&mut self, order: &impl std::fmt::Debug) {
+        if self.every > 0 {
+            let text = format!("{order:?}");
+            let mix = |digest: u64, byte: u8| (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
+            self.digest = text.bytes().fold(self.digest, mix).rotate_left(17);
+        }
+    }
+
+    /// A digest of every order taken in (I10).
+    #[must_use]
+    pub const fn orders_digest(&self) -> u64 {
+        self.digest
     }
 
     /// Something that must hold was looked at; the first that does not is kept.
@@ -70,6 +86,18 @@ mod tests {
         assert!(oracle.at_rest(1).is_err());
         assert!(!oracle.is_due() && oracle.is_due());
         assert!(!Oracle::new(0).is_due());
+    }
+
+    #[test]
+    fn the_digest_tells_orders_and_their_order_apart() {
+        let digest = |orders: &[u32]| {
+            let mut oracle = Oracle::new(1);
+            orders.iter().for_each(|o| oracle.ordered(o));
+            oracle.orders_digest()
+        };
+        assert_eq!(digest(&[1, 2]), digest(&[1, 2]));
+        assert!(digest(&[1, 2]) != digest(&[2, 1]) && digest(&[1, 2]) != digest(&[1, 3]));
+        assert_ne!(digest(&[12]), digest(&[1, 2]));
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub struct World {
     pub(crate) now_us: u64,
     /// Whether engines have planned at this moment already.
     planned: bool,
+    /// Whether loads were sampled at this moment.
+    pub(crate) sampled: bool,
     pub(crate) events: Events,
     pub(crate) nodes: Vec<Node>,
     pub(crate) conductors: Vec<Conductor>,
@@ -110,6 +112,7 @@ impl World {
         let mut world = Self {
             now_us: 0,
             planned: false,
+            sampled: false,
             events: Events::default(),
             transfers: TransferEngine::new(setup.transfer.clone(), &links),
             transfers_wake_us: u64::MAX,
@@ -160,6 +163,19 @@ impl World {
         if self.setup.sample_us > 0 {
             self.events.push(0, Event::Sample);
         }
+    }
+
+    /// Adds a fault to those of the plan; before the run begins.
+    pub fn inject(&mut self, at_us: u64, fault: Fault) {
+        let number = u32::try_from(self.faults.len()).expect("plans are small");
+        self.faults.push((at_us, fault));
+        self.events.push(at_us, Event::Fault(number));
+    }
+
+    /// A digest of every order of every conductor so far; only audited runs keep one.
+    #[must_use]
+    pub const fn orders_digest(&self) -> u64 {
+        self.oracle.orders_digest()
     }
 
     /// Runs to the end: until nothing is left that could happen.
@@ -259,6 +275,7 @@ impl World {
                 );
             }
         }
+        self.go_on_sampling();
     }
 
     /// Does something to a node's engine and takes in what ended by it.

@@ -84,6 +84,11 @@ impl LengthEstimator {
         (prompt_tokens.max(1).ilog2() as usize).min(PROMPT_OCTAVES - 1)
     }
 
+    /// An unknown class counts as the first, here as at admission.
+    const fn slot(&self, class: ClassId) -> usize {
+        if class.index() < self.classes.len() { class.index() } else { 0 }
+    }
+
     /// Takes in one finished answer and how long its decode took.
     pub(crate) fn observe(
         &mut self,
@@ -93,7 +98,7 @@ impl LengthEstimator {
         duration_us: u64,
     ) {
         self.overall.observe(output_tokens);
-        let at = class.index().min(self.classes.len() - 1);
+        let at = self.slot(class);
         self.classes[at][Self::octave(prompt_tokens)]
             .get_or_insert_with(|| alloc::boxed::Box::new(Histogram::new()))
             .observe(output_tokens);
@@ -104,7 +109,7 @@ impl LengthEstimator {
     }
 
     fn best(&self, class: ClassId, prompt_tokens: u64) -> Option<&Histogram> {
-        self.classes.get(class.index())?[Self::octave(prompt_tokens)]
+        self.classes[self.slot(class)][Self::octave(prompt_tokens)]
             .as_deref()
             .filter(|h| h.total >= PRIOR_WEIGHT)
             .or((self.overall.total > 0.0).then_some(&self.overall))
@@ -124,14 +129,14 @@ impl LengthEstimator {
     /// The length that `permille` of answers do not exceed, given that this one is already longer
     /// than `emitted`.
     pub(crate) fn quantile_tokens(&self, key: (ClassId, u64), emitted: u32, permille: u32) -> u32 {
-        let floor = emitted + 1;
+        let floor = emitted.saturating_add(1);
         let Some(h) = self.best(key.0, key.1) else {
-            return self.prior_tokens.max(floor) * 2;
+            return self.prior_tokens.max(floor).saturating_mul(2);
         };
         let from = bucket(floor);
         let alive: f32 = h.counts[from..].iter().sum();
         if alive <= 0.0 {
-            return floor + floor / 2;
+            return floor.saturating_add(floor / 2);
         }
         #[expect(clippy::cast_precision_loss, reason = "a share of a small count")]
         let wanted = alive * permille.min(1000) as f32 / 1000.0;

@@ -40,7 +40,10 @@ impl Conductor {
         let whole = request
             .known_output_tokens
             .unwrap_or_else(|| self.lengths.quantile_tokens(key, request.emitted_tokens, 800));
-        whole.saturating_sub(request.emitted_tokens).max(1)
+        // Where the prompt leaves less, the answer gets what there is.
+        let left = self.fleet.largest_decode_tokens.saturating_sub(request.prompt_tokens);
+        let left = u32::try_from(left).unwrap_or(u32::MAX);
+        whole.saturating_sub(request.emitted_tokens).min(left).max(1)
     }
 
     /// Output tokens expected.
@@ -55,7 +58,8 @@ impl Conductor {
         let whole = |tokens: u64| baton_types::blocks_for(tokens, self.config.block_tokens) * block;
         DecodeNeed {
             at_us,
-            tokens: whole(request.prompt_tokens) + whole(self.room_tokens(request).into()),
+            tokens: (whole(request.prompt_tokens) + whole(self.room_tokens(request).into()))
+                .min(self.fleet.largest_decode_tokens),
             context_tokens: request.prompt_tokens + u64::from(self.expected_tokens(request)) / 2,
             tbt_us: self.class(request).tbt_us,
         }

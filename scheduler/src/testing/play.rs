@@ -272,7 +272,7 @@ impl Play {
         // One past the fleet is an instance that this router has not heard of.
         let beyond = u8::try_from(self.roles.len() + 1).expect("few");
         let at = (InstanceId(u32::from(prefill % beyond)), InstanceId(u32::from(decode % beyond)));
-        let request = Request { chain: Vec::new(), ..request(id, u64::from(work) + 1, 0) };
+        let request = Request { chain: Vec::new(), ..request(id, u64::from(work) / 2 + 1, 0) };
         self.peer_places(request, at, u64::from(work) * 10);
     }
 

@@ -162,8 +162,8 @@ fn a_prompt_that_fits_nowhere_is_told_so_and_not_to_come_back() {
 fn a_prompt_that_leaves_little_room_for_its_answer_is_served_by_an_empty_instance() {
     // The expected answer would not fit beside it; an answer as long as there is room does.
     let mut conductor = conductor(plain(PolicyName::Baton, AdmissionMode::Slo), 1, 1);
-    let start = started(&offer(&mut conductor, 0, request(1, 98_500, 0)));
-    assert!(start.room_tokens > 0 && u64::from(start.room_tokens) <= 1_500, "{start:?}");
+    let start = started(&offer(&mut conductor, 0, request(1, 99_700, 0)));
+    assert!(start.room_tokens > 0 && u64::from(start.room_tokens) <= 300, "{start:?}");
 }
 
 #[test]

@@ -48,4 +48,13 @@ mod tests {
         assert_eq!(blocks_for(513, 512), 2);
         assert_eq!(blocks_for(5, 0), 5);
     }
+
+    proptest::proptest! {
+        #[test]
+        fn blocks_are_as_many_as_needed_and_no_more(tokens in 0u64..1 << 40, block in 1u32..70_000) {
+            let blocks = blocks_for(tokens, block);
+            proptest::prop_assert!(blocks * u64::from(block) >= tokens);
+            proptest::prop_assert!(blocks == 0 || (blocks - 1) * u64::from(block) < tokens);
+        }
+    }
 }

@@ -84,4 +84,62 @@ mod tests {
             prop_assert!(ka.iter().skip(common).all(|k| !kb[common.min(kb.len())..].contains(k)));
         }
     }
+
+    /// The chain from scratch: each key hashes its parent's bytes and its own content.
+    fn naive_tokens(seed: u64, namespace: &[u8], blocks: &[Vec<u32>]) -> Vec<BlockKey> {
+        let mut parent = xxh3_128_with_seed(namespace, seed);
+        let key = |block: &Vec<u32>| {
+            let mut bytes = parent.to_le_bytes().to_vec();
+            block.iter().for_each(|token| bytes.extend(token.to_le_bytes()));
+            parent = xxh3_128_with_seed(&bytes, seed);
+            BlockKey(parent)
+        };
+        blocks.iter().map(key).collect()
+    }
+
+    #[test]
+    fn hashing_has_not_changed() {
+        // Nodes of different builds must agree on names: these were written down once.
+        let mut hasher = ChainHasher::new(42, b"model-a");
+        let keys = [hasher.push_tokens(&[1, 2, 3]), hasher.push_tokens(&[4]), hasher.push_id(7)];
+        let shorts: Vec<u64> = keys.iter().map(|k| k.short().0).collect();
+        assert_eq!(
+            shorts,
+            [13_609_785_541_540_393_098, 1_881_363_537_616_904_990, 14_808_801_650_242_089_396]
+        );
+    }
+
+    #[test]
+    fn every_token_of_a_long_block_counts() {
+        let block: Vec<u32> = (0..512).collect();
+        let key = ChainHasher::new(1, b"").push_tokens(&block);
+        for at in 0..512 {
+            let mut other = block.clone();
+            other[at] ^= 1 << 31;
+            assert_ne!(ChainHasher::new(1, b"").push_tokens(&other), key, "token {at}");
+        }
+    }
+
+    #[test]
+    fn a_copy_goes_its_own_way() {
+        let mut trunk = ChainHasher::new(3, b"n");
+        trunk.push_id(1);
+        let mut branch = trunk.clone();
+        assert_eq!(branch.push_id(2), trunk.push_id(2));
+        assert_ne!(branch.push_id(3), trunk.push_id(4));
+        assert_ne!(branch.push_id(5), trunk.push_id(5), "what differs before differs for ever");
+    }
+
+    proptest! {
+        #[test]
+        fn pushing_in_pieces_is_hashing_parent_and_content(
+            seed in any::<u64>(),
+            namespace in proptest::collection::vec(any::<u8>(), 0..20),
+            blocks in proptest::collection::vec(proptest::collection::vec(any::<u32>(), 0..40), 0..6),
+        ) {
+            let mut hasher = ChainHasher::new(seed, &namespace);
+            let keys: Vec<BlockKey> = blocks.iter().map(|b| hasher.push_tokens(b)).collect();
+            prop_assert_eq!(keys, naive_tokens(seed, &namespace, &blocks));
+        }
+    }
 }

@@ -63,4 +63,12 @@ mod tests {
         assert_eq!(RequestId(9).index(), 9);
         assert!(Epoch(1) < Epoch(2));
     }
+
+    #[test]
+    fn epochs_of_a_life_are_ordered_and_ids_start_at_zero() {
+        let lives = [Epoch(3), Epoch(1), Epoch(2)];
+        assert_eq!(lives.iter().max(), Some(&Epoch(3)));
+        assert_eq!((TenantId::default(), ClassId::default()), (TenantId(0), ClassId(0)));
+        assert_eq!(ClassId(u16::MAX).index(), 65_535);
+    }
 }

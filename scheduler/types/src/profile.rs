@@ -363,18 +363,85 @@ mod tests {
         assert_eq!(p.decode_us(0, 5), 0.0);
     }
 
+    /// Asserts that the change makes the profile unusable and that the complaint names the field.
+    fn refused(field: &str, change: impl Fn(&mut CostProfile)) {
+        let mut p = profile();
+        change(&mut p);
+        let error = p.validate().expect_err(field);
+        assert!(error.0.contains(field), "{error} does not name {field}");
+        assert!(alloc::format!("{error}").starts_with("cost profile: "));
+    }
+
     #[test]
     fn broken_tables_are_named() {
-        let mut p = profile();
-        p.prefill.knots_us = vec![3.0];
-        assert!(p.validate().is_err_and(|e| e.0.contains("knots")));
-        let mut p = profile();
-        p.decode.base_us[0] = f64::NAN;
-        assert!(p.validate().is_err_and(|e| e.0.contains("decode")));
-        let mut p = profile();
-        p.layers = 0;
-        assert!(p.validate().is_err_and(|e| e.0.contains("layers")));
         assert_eq!(profile().validate(), Ok(()));
+        refused("knots", |p| p.prefill.knots_us = vec![3.0]);
+        refused("knots", |p| (p.prefill.knots_tokens, p.prefill.knots_us) = (vec![5], vec![1.0]));
+        refused("knots", |p| p.prefill.knots_tokens = vec![0, 100, 100]);
+        refused("knots", |p| p.prefill.knots_us = vec![50.0, 20.0, 2150.0]);
+        refused("knots", |p| p.prefill.knots_us[2] = f64::INFINITY);
+        refused("knots", |p| p.prefill.knots_us[0] = -1.0);
+        refused("decode", |p| p.decode.base_us[0] = f64::NAN);
+        refused("decode", |p| p.decode.context_ps_per_token = vec![5.0]);
+        refused("decode", |p| p.decode.batches = vec![3, 1]);
+        refused("decode", |p| {
+            p.decode = DecodeCost { batches: vec![], base_us: vec![], context_ps_per_token: vec![] };
+        });
+        refused("attention_ps_per_pair", |p| p.prefill.attention_ps_per_pair = f64::NAN);
+        refused("shared_us", |p| p.shared_us = -0.5);
+        refused("kv_bytes_per_token", |p| p.kv_bytes_per_token = 0);
+        refused("kv_capacity_tokens", |p| p.kv_capacity_tokens = 0);
+        refused("layers", |p| p.layers = 0);
+    }
+
+    #[test]
+    fn beyond_the_last_knot_the_last_slope_goes_on() {
+        let p = profile();
+        let slope = (2150.0 - 150.0) / 1000.0;
+        assert!((p.dense_us(5100.0) - (2150.0 + 4000.0 * slope)).abs() < 1e-6);
+        assert!((p.dense_us(1e12) - (2150.0 + (1e12 - 1100.0) * slope)).abs() < 1.0);
+    }
+
+    #[test]
+    fn one_batch_size_measured_serves_for_all() {
+        let mut p = profile();
+        p.decode = DecodeCost { batches: vec![8], base_us: vec![7.0], context_ps_per_token: vec![2.0] };
+        for batch in [1, 8, 500] {
+            assert_eq!(p.step_cost(batch), StepCost { base_ps: 7_000_000, slope_ps: 2 });
+        }
+    }
+
+    #[test]
+    fn a_step_never_costs_less_than_nothing() {
+        let mut p = profile();
+        p.decode.base_us = vec![20.0, 5.0];
+        assert_eq!(p.step_cost(50).base_ps, 0, "the falling base is not followed below zero");
+    }
+
+    #[test]
+    fn no_budget_buys_no_chunk_and_no_cap_no_token() {
+        let p = profile();
+        assert_eq!(p.chunk_within(-1.0, 0, 1000), 0);
+        assert_eq!(p.chunk_within(0.0, 0, 1000), 0);
+        assert_eq!(p.chunk_within(1e9, 0, 0), 0);
+        assert_eq!(p.chunk_within(1e12, 0, 1000), 1000);
+    }
+
+    /// The dense cost by walking the table from its start.
+    fn naive_dense_us(p: &CostProfile, new: f64) -> f64 {
+        let points: Vec<(f64, f64)> = p
+            .prefill
+            .knots_tokens
+            .iter()
+            .map(|&k| f64::from(k))
+            .zip(p.prefill.knots_us.iter().copied())
+            .collect();
+        let mut at = 0;
+        while at + 2 < points.len() && points[at + 1].0 < new {
+            at += 1;
+        }
+        let ((x0, y0), (x1, y1)) = (points[at], points[at + 1]);
+        y0 + (y1 - y0) * (new - x0) / (x1 - x0)
     }
 
     proptest! {
@@ -395,6 +462,54 @@ mod tests {
             prop_assert!(n <= cap);
             prop_assert!(n == 0 || p.prefill_us(n, prefix) <= budget);
             prop_assert!(n == cap || p.prefill_us(n + 1, prefix) > budget);
+        }
+
+        #[test]
+        fn the_dense_cost_is_the_line_between_its_neighbours(
+            steps in proptest::collection::vec((1u32..5_000, 0u32..1_000_000), 1..9), new in 0u32..60_000, part in 0f64..1.0,
+        ) {
+            let mut p = profile();
+            (p.prefill.knots_tokens, p.prefill.knots_us) = (vec![0], vec![10.0]);
+            for (tokens, us) in steps {
+                let last = p.prefill.knots_tokens.len() - 1;
+                p.prefill.knots_tokens.push(p.prefill.knots_tokens[last] + tokens);
+                p.prefill.knots_us.push(p.prefill.knots_us[last] + f64::from(us));
+            }
+            for new in [f64::from(new), f64::from(new) + part] {
+                let (got, naive) = (p.dense_us(new), naive_dense_us(&p, new));
+                prop_assert!((got - naive).abs() <= 1e-9 * naive.max(1.0), "{} vs {} at {}", got, naive, new);
+            }
+        }
+
+        #[test]
+        fn more_tokens_or_a_longer_prefix_never_cost_less(new in 1u64..4_000, prefix in 0u64..4_000, more in 0u64..500) {
+            let p = profile();
+            let cost = p.prefill_us(new, prefix);
+            prop_assert!(p.prefill_us(new + more, prefix) >= cost);
+            prop_assert!(p.prefill_us(new, prefix + more) >= cost);
+            prop_assert!(p.chunked_prefill_us(new + more, prefix, 512) >= p.chunked_prefill_us(new, prefix, 512));
+        }
+
+        #[test]
+        fn attention_adds_up_however_a_prompt_is_cut(first in 1u64..3_000, second in 1u64..3_000, prefix in 0u64..3_000) {
+            let p = profile();
+            let whole = p.attention_us(first + second, prefix);
+            let parts = p.attention_us(first, prefix) + p.attention_us(second, prefix + first);
+            prop_assert!((whole - parts).abs() <= 1e-9 * whole, "{} vs {}", whole, parts);
+        }
+
+        #[test]
+        fn a_step_grows_with_its_batch_and_its_context(batch in 1u32..40, context in 0u64..100_000, more in 1u64..5_000) {
+            let mut p = profile();
+            p.decode = DecodeCost {
+                batches: vec![1, 4, 32],
+                base_us: vec![10.0, 12.0, 40.0],
+                context_ps_per_token: vec![3.0, 3.0, 5.0],
+            };
+            let step = p.decode_us(batch, context);
+            prop_assert!(p.decode_us(batch, context + more) > step);
+            prop_assert!(p.decode_us(batch + 1, context) >= step);
+            prop_assert!(step >= 10.0, "never below the least that was measured");
         }
 
         #[test]

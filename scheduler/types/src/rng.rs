@@ -80,4 +80,46 @@ mod tests {
         assert!((0..1000).all(|_| (0.0..1.0).contains(&rng.unit())));
         assert!(!rng.chance_permille(0) && rng.chance_permille(1000));
     }
+
+    #[test]
+    fn values_are_even_and_so_are_their_bits() {
+        let mut rng = Rng::new(11);
+        let mut counts = [0u32; 10];
+        let mut bits = [0u32; 64];
+        for _ in 0..20_000 {
+            counts[usize::try_from(rng.below(10)).expect("small")] += 1;
+            let value = rng.next_u64();
+            bits.iter_mut().enumerate().for_each(|(at, count)| *count += u32::from(value >> at & 1 == 1));
+        }
+        // 2,000 expected in each, the standard deviation is 42; 10,000 for a bit, with 71.
+        assert!(counts.iter().all(|c| (1_800..2_200).contains(c)), "{counts:?}");
+        assert!(bits.iter().all(|c| (9_600..10_400).contains(c)), "{bits:?}");
+    }
+
+    #[test]
+    fn chances_come_true_as_often_as_they_say() {
+        for permille in [10, 250, 900] {
+            let mut rng = Rng::fork(5, u64::from(permille));
+            let hits = (0..20_000).filter(|_| rng.chance_permille(permille)).count();
+            let expected = permille as usize * 20;
+            assert!(hits.abs_diff(expected) < 300, "{hits} of {expected}");
+        }
+        let mut rng = Rng::new(1);
+        let mean = (0..20_000).map(|_| rng.unit()).sum::<f64>() / 20_000.0;
+        assert!((mean - 0.5).abs() < 0.01, "{mean}");
+    }
+
+    #[test]
+    fn streams_of_different_purposes_do_not_run_in_step() {
+        for purpose in 1..20u64 {
+            let (mut one, mut two) = (Rng::fork(9, 0), Rng::fork(9, purpose));
+            let equal = (0..200).filter(|_| one.below(16) == two.below(16)).count();
+            // One in sixteen agrees by chance: 12.5 of 200.
+            assert!(equal < 35, "purpose {purpose}: {equal} of 200");
+            let mut shifted = Rng::fork(9, purpose);
+            let own: [u64; 4] = core::array::from_fn(|_| shifted.next_u64());
+            let mut base = Rng::fork(9, 0);
+            assert!((0..500).all(|_| !own.contains(&base.next_u64())), "one stream is a part of the other");
+        }
+    }
 }

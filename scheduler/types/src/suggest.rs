@@ -44,4 +44,43 @@ mod tests {
         assert_eq!(edit_distance("kitten", "sitting"), 3);
         assert_eq!(edit_distance("same", "same"), 0);
     }
+
+    /// The distance by trying everything, without a table.
+    fn naive(a: &[char], b: &[char]) -> usize {
+        match (a, b) {
+            ([], rest) | (rest, []) => rest.len(),
+            ([x, a_rest @ ..], [y, b_rest @ ..]) => {
+                let replaced = naive(a_rest, b_rest) + usize::from(x != y);
+                replaced.min(naive(a_rest, b) + 1).min(naive(a, b_rest) + 1)
+            }
+        }
+    }
+
+    fn letters(word: &str) -> Vec<char> {
+        word.chars().collect()
+    }
+
+    #[test]
+    fn letters_count_and_not_bytes() {
+        assert_eq!(edit_distance("größe", "grösse"), 2);
+        assert_eq!(edit_distance("\u{3a3}", "\u{3c3}"), 1);
+    }
+
+    #[test]
+    fn of_several_the_nearest_is_meant_and_of_equals_the_first_in_the_alphabet() {
+        assert_eq!(nearest("baton", ["button", "batons", "bacon"]), Some("bacon"));
+        assert_eq!(nearest("early", ["early_predict", "early"]), Some("early"));
+        assert_eq!(nearest("abcdef", ["uvwdef"]), Some("uvwdef"), "half the letters may differ");
+        assert_eq!(nearest("abcdef", ["uvwxef"]), None, "more may not");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_distance_is_the_least_number_of_edits(a in "[abc]{0,6}", b in "[abc]{0,6}", c in "[abc]{0,6}") {
+            let distance = edit_distance(&a, &b);
+            proptest::prop_assert_eq!(distance, naive(&letters(&a), &letters(&b)));
+            proptest::prop_assert_eq!(distance, edit_distance(&b, &a));
+            proptest::prop_assert!(edit_distance(&a, &c) <= distance + edit_distance(&b, &c), "no way round is shorter");
+        }
+    }
 }

@@ -49,4 +49,12 @@ mod tests {
         }
         assert_eq!(Tier::Remote.name(), "remote");
     }
+
+    #[test]
+    fn tiers_are_ordered_by_speed_and_have_words_of_their_own() {
+        assert!(Tier::Hbm < Tier::Dram && Tier::Dram < Tier::Ssd && Tier::Ssd < Tier::Remote);
+        assert_eq!(Tier::Remote.index(), Tier::LOCAL.len(), "arrays by tier may have one place more");
+        let words: alloc::collections::BTreeSet<_> = Tier::LOCAL.iter().map(|t| t.name()).collect();
+        assert_eq!(words.len(), 3);
+    }
 }

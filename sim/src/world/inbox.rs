@@ -84,8 +84,64 @@ impl World {
         let mut orders: Vec<Order> = std::mem::take(&mut self.orders);
         self.conductors[router as usize].step(self.now_us, input, &mut orders);
         for order in orders.drain(..) {
+            self.oracle.ordered(&order);
             self.carry_out(router, order);
         }
         self.orders = orders;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use baton_scheduler::SchedulerConfig;
+
+    use super::*;
+    use crate::setup::Setup;
+    use crate::workload::{Arrival, Workload};
+    use crate::world::requests::Phase;
+
+    struct One(Option<Arrival>);
+
+    impl Workload for One {
+        fn next(&mut self) -> Option<Arrival> {
+            self.0.take()
+        }
+        fn span_us(&self) -> u64 {
+            1_000_000
+        }
+        fn len(&self) -> u64 {
+            1
+        }
+    }
+
+    #[test]
+    fn a_report_about_an_attempt_that_was_given_up_is_dropped() {
+        let profile = Arc::new(crate::profiles::named("llama3-70b-8xa100").unwrap());
+        let setup = Setup::disaggregated(2, 2, &profile, SchedulerConfig::default());
+        let arrival = Arrival {
+            at_us: 0,
+            prompt_tokens: 8000,
+            output_tokens: 5,
+            ids: (0..16).collect(),
+            class: 0,
+            tenant: 0,
+            cancel_after_us: None,
+        };
+        let mut world = World::new(setup, Box::new(One(Some(arrival)))).unwrap();
+        while world.live.first().is_none_or(|l| l.phase != Phase::Prefilling) {
+            assert!(world.advance().unwrap());
+        }
+        let (request, turn) = (world.live[0].id, world.live[0].turn);
+        world.report(0, Input::HandoffFailed { request });
+        world.live[0].turn += 1;
+        world.deliver();
+        assert_eq!(world.live[0].phase, Phase::Prefilling, "nobody was told to start over");
+        world.live[0].turn = turn;
+        world.report(0, Input::HandoffFailed { request });
+        world.deliver();
+        assert_ne!(world.live[0].turn, turn, "this attempt was given up");
+        world.run().unwrap();
     }
 }

@@ -4,8 +4,9 @@
 
 mod calibration;
 mod determinism;
+mod directed;
 mod liveness;
-mod regressions;
+
 mod scenario;
 mod seeds;
 mod stepping;

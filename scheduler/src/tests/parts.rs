@@ -1,0 +1,208 @@
+//! The conductor's parts against naive ones that cannot be wrong.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use baton_types::{ClassId, InstanceId, RequestId, TenantId};
+use proptest::prelude::*;
+
+use crate::estimate::LengthEstimator;
+use crate::placement::{Hit, Hits};
+use crate::queue::{Dispatched, FairShares, PrefillLedger, Waiting};
+use crate::timers::Timers;
+
+/// Work as a test draws it: (work µs, deadline µs, arrived µs, priority, tenant).
+type Drawn = (u64, u64, u64, i32, u32);
+
+fn works() -> impl Strategy<Value = Vec<Drawn>> {
+    proptest::collection::vec((1u64..500, 1u64..4_000, 0u64..300, 0i32..2, 0u32..3), 1..14)
+}
+
+fn waiting(id: u64, drawn: Drawn) -> Waiting {
+    let (work_us, deadline_us, arrived_us, priority, tenant) = drawn;
+    Waiting {
+        request: RequestId(id),
+        work_us,
+        arrived_us,
+        deadline_us,
+        priority,
+        tenant: TenantId(tenant),
+        weight: 1,
+    }
+}
+
+fn ledger(works: &[Drawn], ahead_us: u64) -> PrefillLedger {
+    let mut ledger = PrefillLedger::default();
+    for (id, drawn) in (0u64..).zip(works) {
+        ledger.enqueue(waiting(id, *drawn));
+    }
+    ledger.dispatch(0, Dispatched { request: RequestId(999), work_us: ahead_us, new_tokens: 1 });
+    ledger
+}
+
+/// When each ends if all are served by deadline from `start_us` on: (deadline, end) in that order.
+fn by_deadline(all: &[Waiting], start_us: u64) -> Vec<(Waiting, u64)> {
+    let mut sorted = all.to_vec();
+    sorted.sort_by_key(|w| (w.deadline_us, w.arrived_us, w.request));
+    let mut clock_us = start_us;
+    let end = |w: Waiting| {
+        clock_us += w.work_us;
+        (w, clock_us)
+    };
+    sorted.into_iter().map(end).collect()
+}
+
+/// Those that meet their deadline when served by deadline.
+fn kept(all: &[Waiting], start_us: u64) -> Vec<RequestId> {
+    by_deadline(all, start_us)
+        .iter()
+        .filter(|(w, end_us)| *end_us <= w.deadline_us)
+        .map(|(w, _)| w.request)
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// What new work would meet in a queue, by simulating the queue.
+    #[test]
+    fn an_outlook_is_what_serving_would_show(works in works(), ahead_us in 0u64..400, new in (1u64..500, 1u64..4_000)) {
+        let ledger = ledger(&works, ahead_us);
+        let outlook = ledger.outlook(0, new.0, new.1);
+        let all = ledger.waiting();
+        let shorter: u64 = all.iter().filter(|w| w.work_us <= new.0).map(|w| w.work_us).sum();
+        prop_assert_eq!(outlook.expected_wait_us, ahead_us + shorter);
+        prop_assert_eq!(outlook.behind as usize, all.iter().filter(|w| w.work_us > new.0).count());
+        // It joins behind equals.
+        let newcomer = waiting(500, (new.0, new.1, 1_000, 0, 0));
+        let mut with_it = all.to_vec();
+        with_it.push(newcomer);
+        let end_us = by_deadline(&with_it, ahead_us).iter().find(|(w, _)| w.request.0 == 500).map(|(_, end_us)| *end_us);
+        prop_assert_eq!(Some(outlook.deadline_wait_us + new.0), end_us);
+        let before = kept(all, ahead_us);
+        let after = kept(&with_it, ahead_us);
+        prop_assert_eq!(outlook.keeps_promises, before.iter().all(|id| after.contains(id)));
+    }
+
+    /// Who goes next, by the rules as written at the top of `queue.rs`.
+    #[test]
+    fn the_next_is_who_the_rules_name(works in works(), ahead_us in 0u64..400, now_us in 300u64..900, ageing_us in 1u64..900) {
+        let ledger = ledger(&works, ahead_us);
+        let mut fair = FairShares::default();
+        fair.charge(TenantId(1), 1, 50);
+        let next = ledger.waiting()[ledger.next(now_us, ageing_us, &fair).expect("something waits")];
+        let band = works.iter().map(|w| w.3).max().expect("not empty");
+        prop_assert_eq!(next.priority, band, "bands are strict");
+        let in_band: Vec<Waiting> = ledger.waiting().iter().copied().filter(|w| w.priority == band).collect();
+        let oldest = in_band.iter().map(|w| w.arrived_us).min().expect("not empty");
+        if now_us - oldest > ageing_us {
+            prop_assert_eq!(next.arrived_us, oldest);
+            return Ok(());
+        }
+        // The least served tenant's shortest, unless serving it first breaks a promise.
+        let tenant = in_band.iter().map(|w| (fair.served(w.tenant), w.tenant)).min().expect("not empty").1;
+        let shortest = in_band.iter().filter(|w| w.tenant == tenant).map(|w| w.work_us).min();
+        let start_us = now_us + ledger.dispatched_left_us(now_us);
+        let harmless = |first: &Waiting| {
+            let rest: Vec<Waiting> = ledger.waiting().iter().copied().filter(|w| w.request != first.request).collect();
+            let after = kept(&rest, start_us + first.work_us);
+            let ahead = |id: &RequestId| {
+                // Only those that would have gone before it are made to wait by it.
+                let place = |id| ledger.waiting().iter().position(|w| w.request == id);
+                place(*id) < place(first.request)
+            };
+            kept(ledger.waiting(), start_us).iter().filter(|id| ahead(id)).all(|id| after.contains(id))
+        };
+        if Some(next.work_us) == shortest && next.tenant == tenant && harmless(&next) {
+            return Ok(());
+        }
+        // Then the earliest deadline of the band goes, because the shortest would have harmed.
+        prop_assert_eq!(next.deadline_us, in_band.iter().map(|w| w.deadline_us).min().expect("not empty"));
+    }
+
+    /// Wake-ups against a sorted map.
+    #[test]
+    fn timers_are_a_map_of_the_latest_wish(ops in proptest::collection::vec((0u8..4, 0u32..6, 0u64..50), 1..80)) {
+        let (mut timers, mut naive) = (Timers::default(), BTreeMap::<u32, u64>::new());
+        for (op, instance, at_us) in ops {
+            match op {
+                0 | 1 => {
+                    timers.set(InstanceId(instance), at_us);
+                    naive.insert(instance, at_us);
+                }
+                2 => {
+                    timers.unset(InstanceId(instance));
+                    naive.remove(&instance);
+                }
+                _ => {
+                    let due = naive.iter().map(|(id, at)| (*at, *id)).min().filter(|(at, _)| *at <= at_us);
+                    prop_assert_eq!(timers.pop_due(at_us), due.map(|(_, id)| InstanceId(id)));
+                    due.map(|(_, id)| naive.remove(&id));
+                }
+            }
+            prop_assert_eq!(timers.next(), naive.values().min().copied());
+        }
+    }
+
+    /// A look-up's answer is forgotten before the next one, and its sources are the longest.
+    #[test]
+    fn hits_keep_the_longest_sources_of_the_last_look_up(
+        looks in proptest::collection::vec(proptest::collection::btree_map(0u32..40, 1u32..30, 0..40), 1..5),
+    ) {
+        let mut hits = Hits::default();
+        for held in looks {
+            hits.reset(40);
+            for (id, blocks) in &held {
+                hits.record(InstanceId(*id), Hit { blocks: *blocks, by_tier: [*blocks, 0, 0] });
+                hits.offer_source(InstanceId(*id), *blocks);
+            }
+            for id in 0..40 {
+                prop_assert_eq!(hits.of(InstanceId(id)).blocks, held.get(&id).copied().unwrap_or(0));
+            }
+            let mut longest: Vec<u32> = held.values().copied().collect();
+            longest.sort_unstable_by(|a, b| b.cmp(a));
+            longest.truncate(8);
+            let sources: Vec<u32> = hits.sources().iter().map(|(blocks, _)| *blocks).collect();
+            prop_assert_eq!(sources, longest);
+            prop_assert!(hits.sources().iter().all(|(blocks, id)| held[&id.0] == *blocks));
+        }
+    }
+
+    /// Fairness over any order of charges: nobody's account goes back, and a newcomer starts with
+    /// the least served of those that were.
+    #[test]
+    fn accounts_only_grow_and_newcomers_get_no_credit(
+        charges in proptest::collection::vec((0u32..5, 1u32..4, 1u64..1000), 1..60),
+    ) {
+        let mut fair = FairShares::default();
+        let mut before = [0u64; 6];
+        for (_, weight, work_us) in charges.iter().copied() {
+            // As the conductor does: the least served of those that wait is charged.
+            let tenant = (0..5).map(|t| (fair.served(TenantId(t)), t)).min().expect("five").1;
+            fair.charge(TenantId(tenant), weight, work_us);
+            let now: Vec<u64> = (0..6).map(|t| fair.served(TenantId(t))).collect();
+            prop_assert!(now.iter().zip(&before).all(|(now, before)| now >= before));
+            let least = now[..5].iter().min().expect("five");
+            prop_assert!(now[5] <= *least && *least - now[5] <= 1000, "{now:?}");
+            before.copy_from_slice(&now);
+        }
+    }
+}
+
+#[test]
+fn an_unknown_class_learns_with_the_first() {
+    let mut lengths = LengthEstimator::new(2, 100);
+    for _ in 0..50 {
+        lengths.observe(ClassId(9), 500, 1_000, 1);
+        lengths.observe(ClassId(1), 500, 10, 1);
+    }
+    assert_eq!(lengths.mean_tokens(ClassId(0), 500), lengths.mean_tokens(ClassId(9), 500));
+    assert!(lengths.mean_tokens(ClassId(0), 500) > 500 && lengths.mean_tokens(ClassId(1), 500) < 100);
+}
+
+#[test]
+fn very_many_tenants_share_the_last_account() {
+    let mut fair = FairShares::default();
+    fair.charge(TenantId(4_000_000_000), 1, 700);
+    assert_eq!(fair.served(TenantId(u32::MAX)), 700, "no account for each of four billion");
+    assert_eq!(fair.served(TenantId(3)), 0);
+}
