@@ -72,7 +72,10 @@ fn a_decode_that_dies_goes_on_elsewhere_where_it_stopped() {
     let lost_us = died.end_us - quiet.end_us;
     assert!((20_000..500_000).contains(&lost_us), "{lost_us} µs lost");
     assert!(died.gaps.max_us > lost_us, "the interruption is a gap");
-    assert!(after.prefill_busy_s < before.prefill_busy_s * 1.5, "its prompt was still in the prefill node's cache");
+    assert!(
+        after.prefill_busy_s < before.prefill_busy_s * 1.5,
+        "its prompt was still in the prefill node's cache"
+    );
 }
 
 #[test]
@@ -184,14 +187,11 @@ fn who_waits_for_blocks_that_another_brings_up_gets_them_when_that_one_leaves() 
     for leaves_us in [50_000, 400_000, 2_000_000] {
         let mut setup = setup(1, 1, PolicyName::Baton);
         let pool = &mut setup.pools[0];
-        (pool.hbm_tokens, pool.dram_tokens, pool.host_bytes_per_s) = (Some(48 * 512), 200 * 512, 2_000_000_000);
+        (pool.hbm_tokens, pool.dram_tokens, pool.host_bytes_per_s) =
+            (Some(48 * 512), 200 * 512, 2_000_000_000);
         let leaves = Arrival { cancel_after_us: Some(leaves_us), ..arrival(40_000_000, 20, 20, 5) };
-        let arrivals = [
-            arrival(0, 20, 20, 5),
-            arrival(20_000_000, 44, 0, 5),
-            leaves,
-            arrival(40_010_000, 21, 20, 5),
-        ];
+        let arrivals =
+            [arrival(0, 20, 20, 5), arrival(20_000_000, 44, 0, 5), leaves, arrival(40_010_000, 21, 20, 5)];
         let (outcomes, _) = play(&setup, &arrivals, &[]);
         assert_eq!(outcomes[3].status, Status::Completed);
         assert!(outcomes[3].hit_blocks >= 20, "the copies below were lost: {:?}", outcomes[3]);
@@ -210,7 +210,8 @@ fn a_prompt_that_fits_no_store_in_whole_blocks_is_refused_at_once() {
 
 #[test]
 fn what_was_computed_is_found_again_to_the_last_block() {
-    let (setup, arrivals) = (setup(1, 1, PolicyName::Baton), [arrival(0, 12, 12, 9), arrival(9_000_000, 12, 12, 9)]);
+    let (setup, arrivals) =
+        (setup(1, 1, PolicyName::Baton), [arrival(0, 12, 12, 9), arrival(9_000_000, 12, 12, 9)]);
     let (outcomes, _) = play(&setup, &arrivals, &[]);
     assert_eq!((outcomes[0].hit_blocks, outcomes[1].hit_blocks), (0, 12));
     assert_eq!(outcomes[1].cached_tokens, 12 * 512 - 1, "the last token is always computed");
