@@ -4,7 +4,6 @@
 
 mod calibration;
 mod determinism;
-mod directed;
 mod liveness;
 
 mod scenario;
