@@ -323,7 +323,7 @@ impl Cluster {
     }
 }
 
-/// Prints what a decision costs; false when it misses the bar.
+/// Prints what a decision costs beside its bar, and the state in which it was measured.
 fn print(cluster: &mut Cluster, known: &[Vec<BlockHash>]) {
     let case = cluster.case;
     let mut each_us = Vec::new();

@@ -50,6 +50,7 @@ impl Conductor {
             arrived_us: self.now_us,
             prefill: baton_types::InstanceId(0),
             decode: None,
+            shunned: None,
             fetch: None,
             work_us: 0,
             new_tokens: 0,

@@ -123,6 +123,7 @@ impl Conductor {
             self.let_go(&entry, effects);
             return;
         }
+        entry.shunned = entry.decode;
         if stage == Stage::Prefilling {
             // The other side fell over while layers were still being computed: start over.
             self.let_go(&entry, effects);
@@ -137,7 +138,7 @@ impl Conductor {
         }
         entry.retries += 1;
         let target =
-            self.decode_other_than(old, &entry.request).filter(|_| entry.retries <= self.config.max_retries);
+            self.decode_for(&entry, self.now_us).filter(|_| entry.retries <= self.config.max_retries);
         let Some(to) = target else {
             effects.push(Effect::Release { request: id, instance: from });
             self.fail(&entry, "handoff", effects);
@@ -147,17 +148,6 @@ impl Conductor {
         self.reserve_decode(&mut entry, to, now_us);
         effects.push(Effect::Handoff { request: id, from, to, room_tokens: entry.room_tokens });
         self.requests.insert(entry);
-    }
-
-    /// Where to hand over to once `failed` has failed: elsewhere if there is an elsewhere.
-    fn decode_other_than(&self, failed: Option<InstanceId>, request: &Request) -> Option<InstanceId> {
-        let best = self.decode_by_then(request, self.now_us);
-        if best != failed {
-            return best;
-        }
-        let others = self.fleet.decodes.iter().filter(|id| Some(**id) != failed && self.holds(**id, request));
-        let others = others.filter_map(|id| self.fleet.get(*id));
-        others.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id).or(best)
     }
 
     pub(crate) fn fetch_finished(&mut self, id: RequestId, ok: bool) {
@@ -368,6 +358,7 @@ impl Conductor {
             arrived_us: now_us,
             prefill,
             decode: None,
+            shunned: None,
             fetch: None,
             work_us,
             new_tokens: request.prompt_tokens,

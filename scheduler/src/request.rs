@@ -49,6 +49,8 @@ pub(crate) struct Entry {
     pub deadline_us: u64,
     pub prefill: InstanceId,
     pub decode: Option<InstanceId>,
+    /// Decode instance that its KV did not reach.
+    pub shunned: Option<InstanceId>,
     pub fetch: Option<crate::FetchPlan>,
     /// Predicted prefill work on `prefill`, µs.
     pub work_us: u64,
@@ -133,6 +135,7 @@ mod tests {
             deadline_us: 0,
             prefill: InstanceId(0),
             decode: None,
+            shunned: None,
             fetch: None,
             work_us: 0,
             new_tokens: 0,

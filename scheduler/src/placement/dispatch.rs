@@ -33,8 +33,11 @@ impl Conductor {
         } else {
             entry.stage = Stage::Prefilling;
             let at_us = self.now_us + placement.candidate.ttft_us;
-            self.reserve_decode(&mut entry, placement.decode, at_us);
-            self.send(entry, placement.decode, effects);
+            let elsewhere = entry.shunned == Some(placement.decode) && placement.decode != id;
+            let other = elsewhere.then(|| self.decode_for(&entry, at_us)).flatten();
+            let decode = other.unwrap_or(placement.decode);
+            self.reserve_decode(&mut entry, decode, at_us);
+            self.send(entry, decode, effects);
         }
     }
 
@@ -125,7 +128,7 @@ impl Conductor {
         let local = instance.spec.role.decodes();
         let planned = entry.decode.take();
         self.forget_plan(request, planned);
-        let decode = if local { Some(id) } else { self.decode_by_then(&entry.request, at_us) };
+        let decode = if local { Some(id) } else { self.decode_for(&entry, at_us) };
         let Some(decode) = decode.or(planned) else {
             entry.decode = None;
             self.requests.insert(entry);
@@ -150,10 +153,22 @@ impl Conductor {
         }
     }
 
+    /// The decode instance to hand over to: not the one that the KV did not reach, if there is
+    /// another.
+    pub(crate) fn decode_for(&self, entry: &Entry, at_us: u64) -> Option<InstanceId> {
+        let best = self.decode_by_then(&entry.request, at_us);
+        if best.is_none() || best != entry.shunned {
+            return best;
+        }
+        let able = self.fleet.decodes.iter().filter(|id| self.holds(**id, &entry.request));
+        let others = able.filter(|id| Some(**id) != best).filter_map(|id| self.fleet.get(*id));
+        others.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id).or(best)
+    }
+
     /// The decode instance to hand over to: one predicted to keep the objective and to have room
     /// by `at_us`, else the one with most room. Waiting here for room would hold up those behind,
     /// who may need less; the decode instance itself lets KV in as room is freed (I8).
-    pub(crate) fn decode_by_then(&self, request: &Request, at_us: u64) -> Option<InstanceId> {
+    fn decode_by_then(&self, request: &Request, at_us: u64) -> Option<InstanceId> {
         if let DecodeChoice::At(id, _) = self.choose_decode(request, at_us) {
             return Some(id);
         }

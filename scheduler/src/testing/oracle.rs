@@ -28,7 +28,6 @@ pub(crate) struct Account {
     pub fetch: Option<InstanceId>,
     /// Instances on which the driver keeps something for it.
     pub held: BTreeSet<InstanceId>,
-    pub starts: u32,
 }
 
 /// The books: panics as soon as an order contradicts what was ordered before.
@@ -65,7 +64,6 @@ impl Oracle {
                     decode: None,
                     fetch: None,
                     held: BTreeSet::new(),
-                    starts: 0,
                 };
                 self.live.insert(request.id, account);
             }
@@ -149,7 +147,6 @@ impl Oracle {
                 (account.prefill, account.decode) = (Some(instance), Some(decode));
                 account.fetch = fetch.map(|f| f.from);
                 account.held.extend([instance, decode]);
-                account.starts += 1;
                 if let Some(fetch) = fetch {
                     assert!(
                         fetch.from != instance && fetch.blocks > 0,

@@ -4,6 +4,7 @@
 
 mod calibration;
 mod determinism;
+mod directed;
 mod liveness;
 
 mod scenario;

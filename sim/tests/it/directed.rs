@@ -1,0 +1,230 @@
+//! One fault at one moment, and what has to become of it. Each is named by what it once found.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use baton_scheduler::{PolicyName, SchedulerConfig};
+use baton_sim::faults::Fault;
+use baton_sim::metrics::{Outcome, Status};
+use baton_sim::workload::Arrival;
+use baton_sim::{Handoff, RunResult, Setup, Workload, World, profiles};
+
+/// Arrivals written down.
+struct Written(VecDeque<Arrival>);
+
+impl Workload for Written {
+    fn next(&mut self) -> Option<Arrival> {
+        self.0.pop_front()
+    }
+    fn span_us(&self) -> u64 {
+        self.0.back().map_or(0, |a| a.at_us)
+    }
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+/// A prompt of `blocks` whole blocks that begins with the first `shared` of the common ones.
+fn arrival(at_us: u64, blocks: u64, shared: u64, output_tokens: u32) -> Arrival {
+    let own = |b: u64| if b < shared { b } else { (at_us + 7) << 20 | b };
+    Arrival {
+        at_us,
+        prompt_tokens: blocks * 512,
+        output_tokens,
+        ids: (0..blocks).map(own).collect(),
+        class: 0,
+        tenant: 0,
+        cancel_after_us: None,
+    }
+}
+
+fn setup(prefills: u32, decodes: u32, policy: PolicyName) -> Setup {
+    let profile = Arc::new(profiles::named("llama3-70b-8xa100").unwrap());
+    let scheduler =
+        SchedulerConfig { policy, local_prefill: false, replicate: false, ..SchedulerConfig::default() };
+    let mut setup = Setup::disaggregated(prefills, decodes, &profile, scheduler);
+    (setup.audit_every, setup.keep_outcomes) = (1, true);
+    setup
+}
+
+/// Runs under the oracle's eyes; outcomes in order of arrival.
+fn play(setup: &Setup, arrivals: &[Arrival], faults: &[(u64, Fault)]) -> (Vec<Outcome>, RunResult) {
+    let workload = Written(arrivals.iter().cloned().collect());
+    let mut world = World::new(setup.clone(), Box::new(workload)).unwrap();
+    faults.iter().for_each(|(at_us, fault)| world.inject(*at_us, *fault));
+    world.run().unwrap();
+    let run = world.into_metrics();
+    let mut outcomes = run.outcomes.clone();
+    outcomes.sort_by_key(|o| o.first_offer_us);
+    (outcomes, run.result(("", ""), 1.0, 1))
+}
+
+#[test]
+fn a_decode_that_dies_goes_on_elsewhere_where_it_stopped() {
+    let (setup, arrivals) = (setup(1, 2, PolicyName::Baton), [arrival(0, 4, 0, 200)]);
+    let (quiet, before) = play(&setup, &arrivals, &[]);
+    let (died, after) = play(&setup, &arrivals, &[(1_500_000, Fault::Death(quiet[0].decode))]);
+    let (quiet, died) = (quiet[0], died[0]);
+    assert_eq!((died.status, died.gaps.count), (Status::Completed, 199));
+    assert_ne!(died.decode, quiet.decode);
+    assert_eq!(died.ttft_us, quiet.ttft_us, "its client had the first token long before");
+    assert_eq!(died.prompt_tokens, quiet.prompt_tokens, "what was emitted is not its client's prompt");
+    let lost_us = died.end_us - quiet.end_us;
+    assert!((20_000..500_000).contains(&lost_us), "{lost_us} µs lost");
+    assert!(died.gaps.max_us > lost_us, "the interruption is a gap");
+    assert!(
+        after.prefill_busy_s < before.prefill_busy_s * 1.5,
+        "its prompt was still in the prefill node's cache"
+    );
+}
+
+#[test]
+fn a_request_may_lose_two_decodes() {
+    let (setup, arrivals) = (setup(1, 2, PolicyName::Baton), [arrival(0, 4, 0, 400)]);
+    let (quiet, _) = play(&setup, &arrivals, &[]);
+    let (first, second) = if quiet[0].decode == 1 { (1, 2) } else { (2, 1) };
+    let faults = [
+        (1_500_000, Fault::Death(first)),
+        (2_000_000, Fault::Rebirth(first)),
+        (4_000_000, Fault::Death(second)),
+    ];
+    let (died, _) = play(&setup, &arrivals, &faults);
+    assert_eq!((died[0].status, died[0].gaps.count, died[0].decode), (Status::Completed, 399, first));
+}
+
+#[test]
+fn a_prefill_that_dies_starts_over_on_another() {
+    let (setup, arrivals) = (setup(2, 1, PolicyName::Baton), [arrival(0, 40, 0, 20)]);
+    let (quiet, _) = play(&setup, &arrivals, &[]);
+    let (died, _) = play(&setup, &arrivals, &[(1_000_000, Fault::Death(quiet[0].prefill))]);
+    assert_eq!((died[0].status, died[0].attempts), (Status::Completed, 1));
+    assert_ne!(died[0].prefill, quiet[0].prefill);
+    assert_eq!(died[0].ttft_us, quiet[0].ttft_us + 1_000_000, "everything was to be done again");
+}
+
+#[test]
+fn a_handoff_that_failed_lands_on_another_decode_without_a_second_prefill() {
+    let mut setup = setup(1, 2, PolicyName::Baton);
+    setup.handoff = Handoff::AfterPrefill;
+    setup.pools.iter_mut().for_each(|p| p.net_bytes_per_s = 500_000_000);
+    let arrivals = [arrival(0, 4, 0, 50)];
+    let (quiet, before) = play(&setup, &arrivals, &[]);
+    let (cut, after) = play(&setup, &arrivals, &[(800_000, Fault::LinkDown(quiet[0].decode))]);
+    assert_eq!(cut[0].status, Status::Completed);
+    assert_ne!(cut[0].decode, quiet[0].decode);
+    assert_eq!(after.prefill_busy_s, before.prefill_busy_s);
+    assert!(after.handoff_bytes == 2 * before.handoff_bytes);
+}
+
+#[test]
+fn a_layerwise_handoff_that_fails_during_the_prefill_starts_over() {
+    let (setup, arrivals) = (setup(1, 2, PolicyName::Baton), [arrival(0, 40, 0, 20)]);
+    let (quiet, _) = play(&setup, &arrivals, &[]);
+    let faults = [(900_000, Fault::LinkDown(quiet[0].decode)), (5_000_000, Fault::LinkUp(quiet[0].decode))];
+    let (cut, _) = play(&setup, &arrivals, &faults);
+    assert_eq!(cut[0].status, Status::Completed);
+    assert_ne!(cut[0].decode, quiet[0].decode, "retried where it had failed");
+}
+
+#[test]
+fn a_link_that_is_down_when_the_prefill_ends_is_told_after_that_end() {
+    let mut setup = setup(1, 1, PolicyName::Baton);
+    setup.handoff = Handoff::AfterPrefill;
+    let arrivals = [arrival(0, 4, 0, 20), arrival(3_000_000, 4, 0, 20)];
+    let faults = [(100_000, Fault::LinkDown(0)), (2_000_000, Fault::LinkUp(0))];
+    let (cut, run) = play(&setup, &arrivals, &faults);
+    assert_eq!([cut[0].status, cut[1].status], [Status::Failed, Status::Completed]);
+    let (_, quiet) = play(&setup, &arrivals, &[]);
+    assert_eq!(run.prefill_busy_s, quiet.prefill_busy_s, "tries of the hand-off repeat no prefill");
+}
+
+#[test]
+fn a_fetch_whose_source_dies_is_recomputed() {
+    let mut setup = setup(2, 1, PolicyName::GlobalCache);
+    setup.pools.iter_mut().for_each(|p| p.net_bytes_per_s = 10_000_000_000);
+    // The first fills one node, the second keeps it busy, the third fetches to the other.
+    let arrivals = [arrival(0, 20, 20, 5), arrival(20_000_000, 60, 20, 5), arrival(20_000_001, 21, 20, 5)];
+    let (quiet, before) = play(&setup, &arrivals, &[]);
+    assert!(before.fetched_bytes > 0, "nothing was fetched");
+    let (died, after) = play(&setup, &arrivals, &[(20_100_000, Fault::Death(quiet[0].prefill))]);
+    assert!(died.iter().all(|o| o.status == Status::Completed));
+    assert!(after.prefill_busy_s > before.prefill_busy_s);
+}
+
+#[test]
+fn clients_may_leave_at_any_phase() {
+    let mut setup = setup(2, 1, PolicyName::GlobalCache);
+    setup.pools.iter_mut().for_each(|p| {
+        (p.net_bytes_per_s, p.host_bytes_per_s) = (1_000_000_000, 500_000_000);
+        (p.hbm_tokens, p.dram_tokens) = (Some(40 * 512), 200 * 512);
+    });
+    let mut ends = [0; 4];
+    for step in 0..90 {
+        let mut arrivals = vec![arrival(0, 20, 20, 5), arrival(20_000_000, 30, 0, 5)];
+        // Their prefix has left HBM by now: one brings it up, one fetches it, both hand it off.
+        for at_us in [40_000_000, 40_000_001] {
+            let leaves = Some(step * 131_071);
+            arrivals.push(Arrival { cancel_after_us: leaves, ..arrival(at_us, 24, 20, 60) });
+        }
+        let (outcomes, _) = play(&setup, &arrivals, &[]);
+        outcomes.iter().for_each(|o| ends[o.status as usize] += 1);
+    }
+    let [completed, rejected, failed, cancelled] = ends;
+    assert_eq!((rejected, failed), (0, 0));
+    assert!(completed > 190 && cancelled > 60, "{ends:?}");
+}
+
+#[test]
+fn who_shares_blocks_inherits_them_when_the_first_one_leaves() {
+    let mut setup = setup(1, 1, PolicyName::Baton);
+    setup.pools[0].pass_tokens = 2048;
+    let leaves = Arrival { cancel_after_us: Some(700_000), ..arrival(0, 20, 20, 5) };
+    let (outcomes, _) = play(&setup, &[leaves, arrival(100_000, 22, 20, 5)], &[]);
+    assert_eq!([outcomes[0].status, outcomes[1].status], [Status::Cancelled, Status::Completed]);
+}
+
+#[test]
+fn who_waits_for_blocks_that_another_brings_up_gets_them_when_that_one_leaves() {
+    for leaves_us in [50_000, 400_000, 2_000_000] {
+        let mut setup = setup(1, 1, PolicyName::Baton);
+        let pool = &mut setup.pools[0];
+        (pool.hbm_tokens, pool.dram_tokens, pool.host_bytes_per_s) =
+            (Some(48 * 512), 200 * 512, 2_000_000_000);
+        let leaves = Arrival { cancel_after_us: Some(leaves_us), ..arrival(40_000_000, 20, 20, 5) };
+        let arrivals =
+            [arrival(0, 20, 20, 5), arrival(20_000_000, 44, 0, 5), leaves, arrival(40_010_000, 21, 20, 5)];
+        let (outcomes, _) = play(&setup, &arrivals, &[]);
+        assert_eq!(outcomes[3].status, Status::Completed);
+        assert!(outcomes[3].hit_blocks >= 20, "the copies below were lost: {:?}", outcomes[3]);
+    }
+}
+
+#[test]
+fn a_prompt_that_fits_no_store_in_whole_blocks_is_refused_at_once() {
+    let mut setup = setup(1, 1, PolicyName::RoundRobin);
+    setup.pools.iter_mut().for_each(|p| p.hbm_tokens = Some(4 * 512 + 500));
+    let odd = Arrival { prompt_tokens: 4 * 512 + 1, ..arrival(0, 5, 0, 9) };
+    let (outcomes, run) = play(&setup, &[odd, arrival(10, 4, 0, 9)], &[]);
+    assert_eq!([outcomes[0].status, outcomes[1].status], [Status::Rejected, Status::Completed]);
+    assert_eq!(run.refusals_by_reason, [("too_long", 1)]);
+}
+
+#[test]
+fn what_was_computed_is_found_again_to_the_last_block() {
+    let (setup, arrivals) =
+        (setup(1, 1, PolicyName::Baton), [arrival(0, 12, 12, 9), arrival(9_000_000, 12, 12, 9)]);
+    let (outcomes, _) = play(&setup, &arrivals, &[]);
+    assert_eq!((outcomes[0].hit_blocks, outcomes[1].hit_blocks), (0, 12));
+    assert_eq!(outcomes[1].cached_tokens, 12 * 512 - 1, "the last token is always computed");
+    assert!(outcomes[1].ttft_us * 4 < outcomes[0].ttft_us);
+}
+
+#[test]
+fn a_slow_node_is_slow_at_once_and_only_while_it_lasts() {
+    let (setup, arrivals) = (setup(1, 1, PolicyName::Baton), [arrival(0, 4, 0, 300)]);
+    let (quiet, _) = play(&setup, &arrivals, &[]);
+    let faults = [(2_000_000, Fault::Slow(1, 500)), (3_000_000, Fault::Slow(1, 1000))];
+    let (slow, _) = play(&setup, &arrivals, &faults);
+    let later_us = slow[0].end_us - quiet[0].end_us;
+    assert!((470_000..530_000).contains(&later_us), "half of a second was lost, not {later_us} µs");
+}
