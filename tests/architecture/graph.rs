@@ -68,6 +68,14 @@ pub const TABLE: &[Row] = &[
         outside: Outside::Without(&["tokio"]),
     },
     Row {
+        name: "baton-engine",
+        dir: "src/engine",
+        ours: &["baton-types"],
+        outside: Outside::Without(&["tokio"]),
+    },
+    Row { name: "baton-router", dir: "src/router", ours: &["baton-types"], outside: Outside::Any },
+    Row { name: "baton-wire", dir: "src/wire", ours: &["baton-types"], outside: Outside::Any },
+    Row {
         name: "baton",
         dir: "",
         ours: &[
@@ -79,6 +87,9 @@ pub const TABLE: &[Row] = &[
             "baton-transports",
             "baton-traces",
             "baton-sim",
+            "baton-engine",
+            "baton-router",
+            "baton-wire",
         ],
         outside: Outside::Any,
     },
