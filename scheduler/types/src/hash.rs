@@ -22,6 +22,18 @@ impl ChainHasher {
         Self { seed, parent: BlockKey(xxh3_128_with_seed(namespace, seed)) }
     }
 
+    /// Goes on after the block named `parent`, or from a chain's root, which [`Self::parent`] told.
+    #[must_use]
+    pub const fn resume(seed: u64, parent: BlockKey) -> Self {
+        Self { seed, parent }
+    }
+
+    /// The key of the last block, or the root's before the first.
+    #[must_use]
+    pub const fn parent(&self) -> BlockKey {
+        self.parent
+    }
+
     /// The key of the next block, whose content is `tokens`.
     pub fn push_tokens(&mut self, tokens: &[u32]) -> BlockKey {
         let mut state = xxhash_rust::xxh3::Xxh3::with_seed(self.seed);
@@ -69,6 +81,17 @@ mod tests {
         let mut b = ChainHasher::new(5, b"");
         assert_eq!(a.push_tokens(&[1, 2]), b.push_tokens(&[1, 2]));
         assert_ne!(a.push_tokens(&[3]), b.push_tokens(&[3, 0]));
+    }
+
+    #[test]
+    fn a_chain_goes_on_from_any_of_its_keys() {
+        let mut whole = ChainHasher::new(3, b"n");
+        let root = whole.parent();
+        let first = whole.push_tokens(&[1]);
+        let second = whole.push_tokens(&[2]);
+        assert_eq!(ChainHasher::resume(3, root).push_tokens(&[1]), first);
+        assert_eq!(ChainHasher::resume(3, first).push_tokens(&[2]), second);
+        assert_ne!(ChainHasher::resume(4, first).push_tokens(&[2]), second, "the seed goes on counting");
     }
 
     proptest! {

@@ -14,6 +14,8 @@ pub struct Submission {
     pub request_id: Arc<str>,
     /// The prompt.
     pub tokens: Arc<[u32]>,
+    /// What the chain grows from: the namespace's root key (`ChainHasher::parent` before any block).
+    pub root: BlockKey,
     /// Keys of the prompt's full blocks, from the root.
     pub chain: Arc<[BlockKey]>,
     /// How tokens are drawn.
