@@ -22,6 +22,8 @@ pub struct Config {
     pub store: StoreSection,
     /// How transfers share links.
     pub transfer: TransferConfig,
+    /// How the live service runs.
+    pub service: ServiceConfig,
     /// How simulated clients behave.
     pub clients: ClientsConfig,
     /// Faults that a simulation injects.
@@ -158,6 +160,95 @@ impl Default for StoreSection {
     }
 }
 
+/// How the live service runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServiceConfig {
+    /// Where clients are served.
+    pub listen: String,
+    /// Where nodes attach.
+    pub control: String,
+    /// Keys that clients show as `Authorization: Bearer KEY`, each with its tenant; empty lets everybody in.
+    pub api_keys: Vec<ApiKey>,
+    /// Certificate chain, PEM; with `tls_key` it turns TLS on.
+    pub tls_cert: String,
+    /// Private key, PEM.
+    pub tls_key: String,
+    /// Secret seed of the block keys: the same on every router that shares caches, unknown to clients.
+    pub chain_seed: u64,
+    /// Interval between two heartbeats of a node, µs.
+    pub heartbeat_us: u64,
+    /// A node that was not heard for this long is lost, µs.
+    pub lost_after_us: u64,
+    /// A stage may take this many times what its class's objective foresees.
+    pub stage_slack: u32,
+    /// No stage is given up before this, µs.
+    pub stage_floor_us: u64,
+    /// Comment lines keep a silent stream alive at this interval, µs.
+    pub keep_alive_us: u64,
+    /// Bytes of a request's body at most.
+    pub max_body_bytes: u64,
+    /// How long a shutdown waits for answers under way, µs.
+    pub drain_us: u64,
+    /// File that inputs are written to; none when empty.
+    pub journal: String,
+    /// File that a privacy-safe trace of what was served is written to; none when empty.
+    pub capture: String,
+}
+
+/// A key and whose it is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ApiKey {
+    /// The secret.
+    pub key: String,
+    /// The tenant that it stands for.
+    pub tenant: String,
+}
+
+impl Default for ServiceConfig {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:8080".into(),
+            control: "127.0.0.1:0".into(),
+            api_keys: Vec::new(),
+            tls_cert: String::new(),
+            tls_key: String::new(),
+            chain_seed: 0,
+            heartbeat_us: 500_000,
+            lost_after_us: 3_000_000,
+            stage_slack: 4,
+            stage_floor_us: 5_000_000,
+            keep_alive_us: 10_000_000,
+            max_body_bytes: 64 << 20,
+            drain_us: 30_000_000,
+            journal: String::new(),
+            capture: String::new(),
+        }
+    }
+}
+
+impl ServiceConfig {
+    fn validate(&self) -> Result<(), String> {
+        let whole = |name: &str, value: u64, low: f64, high: f64| within(&format!("service.{name}"), value as f64, low, high);
+        for (name, address) in [("listen", &self.listen), ("control", &self.control)] {
+            address
+                .parse::<std::net::SocketAddr>()
+                .map_err(|e| format!("service.{name} = \"{address}\": {e}; give ADDRESS:PORT"))?;
+        }
+        if self.tls_cert.is_empty() != self.tls_key.is_empty() {
+            return Err("service.tls_cert and service.tls_key go together: give both or neither".into());
+        }
+        whole("heartbeat_us", self.heartbeat_us, 1e4, 6e7)?;
+        whole("lost_after_us", self.lost_after_us, 2.0 * self.heartbeat_us as f64, 6e8)?;
+        whole("stage_slack", self.stage_slack.into(), 1.0, 1000.0)?;
+        whole("stage_floor_us", self.stage_floor_us, 1e4, 3.6e9)?;
+        whole("keep_alive_us", self.keep_alive_us, 1e4, 3.6e9)?;
+        whole("max_body_bytes", self.max_body_bytes, 1024.0, 4e9)?;
+        whole("drain_us", self.drain_us, 0.0, 3.6e9)
+    }
+}
+
 /// How simulated clients behave.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -223,6 +314,7 @@ impl Config {
     pub fn validate(&self) -> Result<(), String> {
         self.scheduler.validate().map_err(|e| e.to_string())?;
         self.transfer.validate().map_err(|e| e.to_string())?;
+        self.service.validate()?;
         for (at, pool) in self.cluster.pools.iter().enumerate() {
             let name = |setting: &str| format!("cluster.pools[{at}].{setting}");
             within(&name("count"), f64::from(pool.count), 1.0, 65_535.0)?;

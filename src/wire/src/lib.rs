@@ -9,3 +9,112 @@ pub mod v1 {
 
 /// The version that both sides must speak.
 pub const PROTOCOL_VERSION: u32 = 1;
+
+use baton_types::{BlockHash, BlockKey, CacheChange, Tier, TokenLogprob};
+use bytes::{BufMut, Bytes, BytesMut};
+
+/// Block keys as the wire carries them: 16 bytes each, little endian.
+#[must_use]
+pub fn pack_keys(keys: &[BlockKey]) -> Bytes {
+    let mut packed = BytesMut::with_capacity(keys.len() * 16);
+    keys.iter().for_each(|key| packed.put_u128_le(key.0));
+    packed.freeze()
+}
+
+/// The keys in `packed`; a torn last one is dropped.
+#[must_use]
+pub fn unpack_keys(packed: &[u8]) -> Vec<BlockKey> {
+    let (whole, _) = packed.as_chunks::<16>();
+    whole.iter().map(|bytes| BlockKey(u128::from_le_bytes(*bytes))).collect()
+}
+
+/// A tier by its word.
+#[must_use]
+pub fn tier(word: &str) -> Option<Tier> {
+    [Tier::Hbm, Tier::Dram, Tier::Ssd, Tier::Remote].into_iter().find(|tier| tier.name() == word)
+}
+
+impl From<&CacheChange> for v1::CacheChange {
+    fn from(change: &CacheChange) -> Self {
+        let numbers = |hashes: &[BlockHash]| hashes.iter().map(|hash| hash.0).collect();
+        match change {
+            CacheChange::Stored { parent, hashes, tier } => Self {
+                kind: 0,
+                parent: parent.map(|hash| hash.0),
+                hashes: numbers(hashes),
+                tier: tier.name().into(),
+            },
+            CacheChange::Removed { hashes, tier } => {
+                Self { kind: 1, parent: None, hashes: numbers(hashes), tier: tier.name().into() }
+            }
+            CacheChange::Cleared => Self { kind: 2, ..Self::default() },
+        }
+    }
+}
+
+impl v1::CacheChange {
+    /// The change that it tells; `None` if it makes no sense.
+    #[must_use]
+    pub fn read(&self) -> Option<CacheChange> {
+        let hashes = || self.hashes.iter().map(|hash| BlockHash(*hash)).collect();
+        match self.kind {
+            0 => Some(CacheChange::Stored {
+                parent: self.parent.map(BlockHash),
+                hashes: hashes(),
+                tier: tier(&self.tier)?,
+            }),
+            1 => Some(CacheChange::Removed { hashes: hashes(), tier: tier(&self.tier)? }),
+            2 => Some(CacheChange::Cleared),
+            _ => None,
+        }
+    }
+}
+
+impl From<&TokenLogprob> for v1::Logprob {
+    fn from(known: &TokenLogprob) -> Self {
+        let (top_tokens, top_logprobs) = known.top.iter().copied().unzip();
+        Self { logprob: known.logprob, top_tokens, top_logprobs }
+    }
+}
+
+impl From<&v1::Logprob> for TokenLogprob {
+    fn from(told: &v1::Logprob) -> Self {
+        let top = told.top_tokens.iter().copied().zip(told.top_logprobs.iter().copied()).collect();
+        Self { logprob: told.logprob, top }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_survive_the_wire_and_torn_ones_do_not() {
+        let keys = [BlockKey(1), BlockKey(u128::MAX), BlockKey(7 << 70)];
+        let packed = pack_keys(&keys);
+        assert_eq!(unpack_keys(&packed), keys);
+        assert_eq!(unpack_keys(&packed[..40]), keys[..2]);
+    }
+
+    #[test]
+    fn cache_changes_survive_the_wire() {
+        let hashes = vec![BlockHash(3), BlockHash(u64::MAX)];
+        let changes = [
+            CacheChange::Stored { parent: None, hashes: hashes.clone(), tier: Tier::Hbm },
+            CacheChange::Stored { parent: Some(BlockHash(0)), hashes: hashes.clone(), tier: Tier::Ssd },
+            CacheChange::Removed { hashes, tier: Tier::Dram },
+            CacheChange::Cleared,
+        ];
+        for change in changes {
+            assert_eq!(v1::CacheChange::from(&change).read(), Some(change));
+        }
+        assert_eq!(v1::CacheChange { kind: 9, ..Default::default() }.read(), None);
+        assert_eq!(v1::CacheChange { tier: "tape".into(), ..Default::default() }.read(), None);
+    }
+
+    #[test]
+    fn logprobs_survive_the_wire() {
+        let known = TokenLogprob { logprob: -0.25, top: vec![(4, -0.25), (9, -3.0)] };
+        assert_eq!(TokenLogprob::from(&v1::Logprob::from(&known)), known);
+    }
+}

@@ -1,0 +1,21 @@
+//! The conductor at work: the scheduler core behind an inbox, the nodes that are attached to it, and
+//! the requests under way, each a pair of legs that live and end together (I13).
+
+mod attach;
+mod backend;
+mod canary;
+mod driver;
+mod facts;
+mod fleet;
+mod inbox;
+pub mod journal;
+mod orders;
+mod policy;
+mod session;
+mod status;
+
+pub use attach::ControlService;
+pub use backend::Door;
+pub use driver::{Driver, DriverConfig};
+pub use inbox::{Inbox, Message, Question};
+pub use status::{NodeStatus, RequestStatus, Status};

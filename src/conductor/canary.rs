@@ -1,0 +1,112 @@
+//! The canary: a request of the conductor's own that passes through a pair before `/ready` says yes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_router::{Event, Submission};
+use baton_types::{BlockKey, Sampling};
+use tokio::sync::mpsc;
+
+use super::driver::Driver;
+use super::inbox::Message;
+
+/// How long a canary may take, and how long the next one waits after a failure.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// What is known from canaries.
+#[derive(Default)]
+pub(super) struct Canary {
+    passed: bool,
+    flying: bool,
+}
+
+impl Canary {
+    /// Whether one came through since there last was no pair.
+    pub(super) const fn passed(&self) -> bool {
+        self.passed
+    }
+}
+
+/// What became of a canary.
+pub struct CanaryOutcome {
+    /// `None` when it passed.
+    pub failure: Option<String>,
+}
+
+impl Driver {
+    /// Sends one when there is a pair that none has passed through.
+    pub(super) fn look_after_canary(&mut self) {
+        if !self.fleet.has_pair() {
+            self.canary.passed = false;
+        } else if !self.canary.passed && !self.canary.flying && !self.closing {
+            self.canary.flying = true;
+            self.send_canary();
+        }
+        self.publish_readiness();
+    }
+
+    fn send_canary(&mut self) {
+        let (sender, events) = mpsc::channel(16);
+        let request = self.inbox.name_request();
+        let sampling = Sampling { temperature: 0.0, max_tokens: 2, ignore_eos: true, ..Sampling::default() };
+        let submission = Submission {
+            request_id: format!("canary-{request}").into(),
+            tokens: (0..8u32).map(|at| at + 65).collect(),
+            root: BlockKey::default(),
+            chain: Arc::new([]),
+            sampling: Arc::new(sampling),
+            class: None,
+            tenant: None,
+            session: None,
+            body: b"{\"prompt\":[65,66,67,68,69,70,71,72],\"max_tokens\":2}"[..].into(),
+            timeout_us: Some(u64::try_from(PATIENCE.as_micros()).unwrap_or(u64::MAX)),
+        };
+        let inbox = self.inbox.clone();
+        tokio::spawn(async move {
+            let message = Message::Submit { request, submission: Box::new(submission), events: sender };
+            if !inbox.send(message).await {
+                return;
+            }
+            let failure = watch(events).await;
+            if failure.is_some() {
+                inbox.cancel(request);
+                tokio::time::sleep(PAUSE).await;
+            }
+            inbox.send(Message::Canary(CanaryOutcome { failure })).await;
+        });
+    }
+
+    pub(super) fn canary_ended(&mut self, outcome: CanaryOutcome) {
+        self.canary.flying = false;
+        match outcome.failure {
+            None => {
+                self.canary.passed = true;
+                tracing::info!("a canary passed through a pair: ready");
+            }
+            Some(why) => tracing::warn!(why, "the canary did not pass"),
+        }
+        self.look_after_canary();
+    }
+}
+
+async fn watch(mut events: mpsc::Receiver<Event>) -> Option<String> {
+    let patience = tokio::time::sleep(PATIENCE);
+    tokio::pin!(patience);
+    let mut tokens = 0;
+    loop {
+        let event = tokio::select! {
+            event = events.recv() => event,
+            () = &mut patience => return Some("no answer in time".into()),
+        };
+        match event {
+            Some(Event::Token { .. }) => tokens += 1,
+            Some(Event::Finished { .. }) if tokens == 2 => return None,
+            Some(Event::Finished { .. }) => return Some(format!("{tokens} tokens came, not 2")),
+            Some(Event::Refused(refusal)) => return Some(refusal.message.to_string()),
+            Some(Event::Failed(fault)) => return Some(fault.message.to_string()),
+            Some(_) => {}
+            None => return Some("its events ended early".into()),
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! The conductor's loop: one message after another, each stamped with one time, each a step of the core.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_router::{Event, Readiness, Refusal, Submission};
+use baton_scheduler::{Conductor, Effect, Input, Request};
+use baton_types::{ClassId, InstanceId, RequestId, TenantId};
+use tokio::sync::{mpsc, oneshot};
+
+use super::backend::{Door, Shared};
+use super::fleet::Fleet;
+use super::inbox::{Inbox, Message};
+use super::journal::JournalWriter;
+use super::policy::StagePolicy;
+use super::session::{Heard, Phase, Session};
+use super::status::Decisions;
+use crate::capture::Capture;
+use crate::config::Config;
+use crate::metrics::Metrics;
+
+/// Messages handled before orders are sent on.
+const BATCH_MESSAGES: usize = 256;
+/// Tenants told apart; more are one.
+const MAX_TENANTS: usize = 10_000;
+/// Requests under way at most; more are refused (I9).
+const MAX_SESSIONS: usize = 100_000;
+
+/// What a conductor is started with.
+pub struct DriverConfig {
+    /// The whole configuration.
+    pub config: Config,
+    /// Where inputs are written down, if anywhere.
+    pub journal: Option<JournalWriter>,
+    /// Where what was served is written down, if anywhere.
+    pub capture: Option<Capture>,
+    /// Counters to keep.
+    pub metrics: Metrics,
+}
+
+/// The conductor's state; see [`Driver::run`].
+pub struct Driver {
+    pub(super) core: Conductor,
+    pub(super) config: Config,
+    pub(super) previous: Option<Config>,
+    pub(super) now_us: u64,
+    pub(super) sessions: BTreeMap<RequestId, Session>,
+    pub(super) fleet: Fleet,
+    /// Inputs that follow from carrying out effects.
+    pub(super) pending: VecDeque<Input>,
+    pub(super) policy: StagePolicy,
+    pub(super) decisions: Decisions,
+    pub(super) metrics: Metrics,
+    pub(super) quiesce: Vec<oneshot::Sender<()>>,
+    pub(super) closing: bool,
+    pub(super) canary: super::canary::Canary,
+    pub(super) inbox: Inbox,
+    pub(super) shared: Arc<Shared>,
+    pub(super) capture: Option<Capture>,
+    journal: Option<JournalWriter>,
+    deadlines: BTreeSet<(u64, RequestId)>,
+    tenants: BTreeMap<Arc<str>, TenantId>,
+    effects: Vec<Effect>,
+    started: Instant,
+    receiver: Option<mpsc::Receiver<Message>>,
+}
+
+impl Driver {
+    /// A conductor without nodes, the inbox that leads to it, and the router's door.
+    ///
+    /// # Errors
+    /// Names the setting that is out of bounds.
+    pub fn new(with: DriverConfig) -> Result<(Self, Inbox, Door), String> {
+        let DriverConfig { config, journal, capture, metrics } = with;
+        let core = Conductor::new(config.scheduler.clone()).map_err(|e| e.to_string())?;
+        let (inbox, receiver) = super::inbox::inbox();
+        let shared = Arc::new(Shared::default());
+        let door = Door::new(inbox.clone(), Arc::clone(&shared));
+        let driver = Self {
+            core,
+            now_us: 0,
+            sessions: BTreeMap::new(),
+            fleet: Fleet::default(),
+            pending: VecDeque::new(),
+            policy: StagePolicy::new(&config),
+            config,
+            previous: None,
+            decisions: Decisions::default(),
+            metrics,
+            quiesce: Vec::new(),
+            closing: false,
+            canary: super::canary::Canary::default(),
+            inbox: inbox.clone(),
+            shared,
+            capture,
+            journal,
+            deadlines: BTreeSet::new(),
+            tenants: BTreeMap::new(),
+            effects: Vec::new(),
+            started: Instant::now(),
+            receiver: Some(receiver),
+        };
+        Ok((driver, inbox, door))
+    }
+
+    /// Serves until every sender of the inbox is gone.
+    pub async fn run(mut self) {
+        let Some(mut receiver) = self.receiver.take() else { return };
+        let mut batch = Vec::with_capacity(BATCH_MESSAGES);
+        loop {
+            let wake = self.next_wake();
+            tokio::select! {
+                biased;
+                count = receiver.recv_many(&mut batch, BATCH_MESSAGES) => {
+                    if count == 0 {
+                        return;
+                    }
+                    for message in batch.drain(..) {
+                        self.stamp();
+                        self.take_in(message);
+                    }
+                }
+                () = tokio::time::sleep(wake) => {
+                    self.stamp();
+                    self.step(Input::TimerFired);
+                }
+            }
+            self.expire();
+            self.send_orders();
+            self.answer_quiesce();
+        }
+    }
+
+    fn stamp(&mut self) {
+        self.now_us = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+    }
+
+    /// How long nothing need be done if nothing comes in.
+    fn next_wake(&mut self) -> Duration {
+        let core_us = self.core.next_deadline().unwrap_or(u64::MAX);
+        let stage_us = self.deadlines.first().map_or(u64::MAX, |(at, _)| *at);
+        // Silent nodes are looked for at least this often.
+        let beat_us = self.now_us + self.config.service.heartbeat_us;
+        let wake_us = core_us.min(stage_us).min(beat_us).saturating_sub(self.now_us);
+        Duration::from_micros(wake_us.max(50))
+    }
+
+    fn take_in(&mut self, message: Message) {
+        match message {
+            Message::Submit { request, submission, events } => self.submit(request, *submission, events),
+            Message::Cancel(request) => self.cancel(request, "client_left"),
+            Message::Joined { hello, orders, reply } => {
+                let answer = self.joined(*hello, orders);
+                let _ = reply.send(answer);
+            }
+            Message::Facts { instance, epoch, facts } if self.fleet.is_current(instance, epoch) => {
+                self.heard(instance);
+                facts.into_iter().for_each(|fact| self.fact(instance, epoch, fact));
+            }
+            Message::Beat { instance, epoch, load } if self.fleet.is_current(instance, epoch) => {
+                self.heard(instance);
+                if let Some(node) = self.fleet.get_mut(instance) {
+                    node.load = *load;
+                }
+            }
+            Message::Gone { instance, epoch, why } => self.gone(instance, epoch, &why),
+            Message::Canary(outcome) => self.canary_ended(outcome),
+            Message::Ask(question) => self.answer(question),
+            Message::Facts { .. } | Message::Beat { .. } => self.metrics.stale_message(),
+        }
+    }
+
+    fn heard(&mut self, instance: InstanceId) {
+        let now_us = self.now_us;
+        if let Some(node) = self.fleet.get_mut(instance) {
+            node.heard_us = now_us;
+        }
+    }
+
+    /// One step of the core, written down, its effects carried out, and whatever follows from them.
+    pub(super) fn step(&mut self, input: Input) {
+        self.pending.push_back(input);
+        while let Some(input) = self.pending.pop_front() {
+            let mut effects = std::mem::take(&mut self.effects);
+            let kept = self.journal.as_ref().map(|_| input.clone());
+            self.core.step(self.now_us, input, &mut effects);
+            if let (Some(journal), Some(input)) = (&mut self.journal, kept) {
+                journal.record(self.now_us, &input, &effects);
+            }
+            for effect in effects.drain(..) {
+                self.carry_out(effect);
+            }
+            self.effects = effects;
+        }
+    }
+
+    fn submit(&mut self, request: RequestId, submission: Submission, events: mpsc::Sender<Event>) {
+        let refuse = |reason: &str, message: String, status| {
+            let reason = reason.into();
+            let (retry_after_us, predicted_ttft_us) = ((status != 400).then_some(1_000_000), None);
+            let message = message.into();
+            let _ = events.try_send(Event::Refused(Refusal { status, reason, message, retry_after_us, predicted_ttft_us }));
+        };
+        if self.closing {
+            return refuse("shutting_down", "this conductor is shutting down".into(), 503);
+        }
+        if self.sessions.len() >= MAX_SESSIONS {
+            return refuse("queue_full", format!("{MAX_SESSIONS} requests are under way"), 429);
+        }
+        let classes = &self.config.scheduler.classes;
+        let named = |name: &Arc<str>| classes.iter().position(|class| *class.name == **name);
+        let class = match submission.class.as_ref().map(|name| (name, named(name))) {
+            None => ClassId(0),
+            Some((_, Some(at))) => ClassId(u16::try_from(at).unwrap_or(0)),
+            Some((name, None)) => {
+                let known: Vec<&str> = classes.iter().map(|c| c.name.as_str()).collect();
+                let message = format!("there is no service class '{name}'; there are: {}", known.join(", "));
+                return refuse("unknown_class", message, 400);
+            }
+        };
+        let tenant = self.tenant(submission.tenant.as_ref());
+        let core_request = Request {
+            id: request,
+            class,
+            tenant,
+            prompt_tokens: submission.tokens.len() as u64,
+            chain: submission.chain.iter().map(|key| key.short()).collect(),
+            ..Request::default()
+        };
+        let session = self.open(submission, (class, tenant), events);
+        self.sessions.insert(request, session);
+        self.metrics.arrived();
+        let wait_us = self.sessions.get(&request).map_or(0, |s| self.policy.queue_stage_us(s));
+        self.set_deadline(request, self.now_us + wait_us);
+        self.step(Input::RequestArrived(core_request));
+        self.admitted(request);
+    }
+
+    fn open(&self, submission: Submission, whose: (ClassId, TenantId), events: mpsc::Sender<Event>) -> Session {
+        let sampling_json = serde_json::to_string(&*submission.sampling).unwrap_or_default();
+        Session {
+            class: whose.0,
+            tenant: whose.1,
+            events,
+            phase: Phase::Waiting,
+            attempt: 0,
+            prefill: None,
+            decode: None,
+            answer: Vec::new(),
+            given: 0,
+            landed: false,
+            room_tokens: 0,
+            cached_tokens: 0,
+            predicted_ttft_us: 0,
+            arrived_us: self.now_us,
+            first_token_us: None,
+            last_token_us: self.now_us,
+            deadline_us: 0,
+            moves: 0,
+            done: false,
+            cause: None,
+            sampling_json,
+            wants_body: self.fleet.iter().any(|(_, node)| node.hello.wants_body),
+            submission,
+        }
+    }
+
+    /// Tells the client, unless it was refused, that it will be served.
+    fn admitted(&mut self, request: RequestId) {
+        let names = |id: InstanceId| self.fleet.get(id).map_or_else(|| id.to_string(), |n| n.name.clone());
+        let decision = self.decisions.words(request, &names);
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        if let Some((_, predicted_us)) = &decision {
+            session.predicted_ttft_us = *predicted_us;
+        }
+        self.decisions.remember(request, &session.submission.request_id);
+        self.metrics.admitted();
+        if session.tell(Event::Admitted { decision: decision.map(|(words, _)| words) }) == Heard::No {
+            self.cancel(request, "client_left");
+        }
+    }
+
+    fn tenant(&mut self, name: Option<&Arc<str>>) -> TenantId {
+        let Some(name) = name else { return TenantId(0) };
+        if let Some(known) = self.tenants.get(name) {
+            return *known;
+        }
+        if self.tenants.len() >= MAX_TENANTS {
+            return TenantId(0);
+        }
+        let id = TenantId(u32::try_from(self.tenants.len() + 1).unwrap_or(0));
+        self.tenants.insert(Arc::clone(name), id);
+        id
+    }
+
+    /// Lets both legs of a request go.
+    pub(super) fn cancel(&mut self, request: RequestId, why: &'static str) {
+        if !self.sessions.contains_key(&request) {
+            return;
+        }
+        // Its releases carry the attempt, so it is let go while it is known.
+        self.step(Input::RequestCancelled { request });
+        if self.end(request).is_some() {
+            self.metrics.cancelled(why);
+        }
+    }
+
+    /// Forgets a request; its client has been, or is about to be, told.
+    pub(super) fn end(&mut self, request: RequestId) -> Option<Session> {
+        let session = self.sessions.remove(&request)?;
+        self.deadlines.remove(&(session.deadline_us, request));
+        self.metrics.ended();
+        if let Some(capture) = &self.capture {
+            capture.record(&session.captured());
+        }
+        Some(session)
+    }
+
+    /// Gives the present stage of a request until `at_us`, or until its client's patience ends.
+    pub(super) fn set_deadline(&mut self, request: RequestId, at_us: u64) {
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        let patience_us = session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
+        self.deadlines.remove(&(session.deadline_us, request));
+        session.deadline_us = at_us.min(patience_us);
+        self.deadlines.insert((session.deadline_us, request));
+    }
+
+    /// Ends stages whose time is over and lives that went silent.
+    fn expire(&mut self) {
+        while let Some(&(at_us, request)) = self.deadlines.first().filter(|(at, _)| *at <= self.now_us) {
+            self.deadlines.remove(&(at_us, request));
+            self.stage_expired(request);
+        }
+        let since_us = self.now_us.saturating_sub(self.config.service.lost_after_us);
+        for (instance, epoch) in self.fleet.silent(since_us) {
+            self.gone(instance, epoch, "no heartbeat");
+        }
+    }
+
+    fn stage_expired(&mut self, request: RequestId) {
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        if session.phase == Phase::Decoding && session.submission.timeout_us.is_none() {
+            // Tokens since then have moved the deadline without touching the queue.
+            let due_us = session.last_token_us + self.policy.token_stage_us(session);
+            if due_us > self.now_us {
+                return self.set_deadline(request, due_us);
+            }
+        }
+        let phase = session.phase;
+        let patience_us = session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
+        let stage = match phase {
+            Phase::Waiting => "queue_timeout",
+            Phase::Prefilling => "prefill_timeout",
+            Phase::HandingOff => "handoff_timeout",
+            Phase::Decoding => "decode_timeout",
+        };
+        self.metrics.stage_expired(stage);
+        if patience_us <= self.now_us || phase == Phase::Waiting {
+            let whose = if phase == Phase::Waiting { "its stage's" } else { "the client's" };
+            let message = format!("{whose} time ran out at stage '{}'", phase.name());
+            session.fail(504, stage, message);
+            return self.cancel(request, stage);
+        }
+        session.cause = Some(format!("{stage} on its instance"));
+        let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
+        self.step(match phase {
+            Phase::Prefilling => Input::PrefillFailed { request },
+            Phase::HandingOff => Input::HandoffFailed { request },
+            _ => Input::DecodeFailed { request, emitted_tokens },
+        });
+    }
+
+    fn send_orders(&mut self) {
+        loop {
+            let stuck = self.fleet.flush();
+            if stuck.is_empty() {
+                return;
+            }
+            for (instance, epoch) in stuck {
+                self.gone(instance, epoch, "it does not take its orders");
+            }
+        }
+    }
+
+    fn answer_quiesce(&mut self) {
+        if self.sessions.is_empty() {
+            for waiting in self.quiesce.drain(..) {
+                let _ = waiting.send(());
+            }
+        }
+    }
+
+    /// Tells the router whether calls can be served.
+    pub(super) fn publish_readiness(&self) {
+        let pair = self.fleet.has_pair();
+        let nodes = self.fleet.iter().count();
+        let detail = match (pair, self.canary.passed()) {
+            (true, true) => format!("{nodes} nodes; a canary passed through a pair"),
+            (true, false) => format!("{nodes} nodes; waiting for a canary to pass through a pair"),
+            (false, _) => format!("{nodes} nodes; a prefill or a decode instance is missing"),
+        };
+        self.metrics.nodes(nodes);
+        let ready = pair && self.canary.passed() && !self.closing;
+        *self.shared.readiness.lock() = Some(Readiness { ready, detail });
+    }
+}

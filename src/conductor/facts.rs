@@ -1,0 +1,233 @@
+//! What nodes report, taken in: each fact is about one attempt, and out-of-date ones are dropped (I12).
+
+use baton_router::{Event, Model};
+use baton_scheduler::Input;
+use baton_types::{CacheEvent, Epoch, Finish, InstanceId, RequestId, TokenLogprob};
+use baton_wire::v1;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+use super::driver::Driver;
+use super::session::{Heard, Phase};
+
+impl Driver {
+    pub(super) fn joined(
+        &mut self,
+        hello: v1::Hello,
+        orders: mpsc::Sender<v1::ToNode>,
+    ) -> Result<v1::Welcome, String> {
+        let before = self.fleet.by_name(&hello.name);
+        if let Some((instance, epoch)) = before.and_then(|id| Some((id, self.fleet.get(id)?.epoch))) {
+            self.gone(instance, epoch, "it attached again");
+        }
+        let model = model_of(&hello, self.config.scheduler.block_tokens);
+        let block_tokens = self.config.scheduler.block_tokens;
+        let (name, role) = (hello.name.clone(), hello.role.clone());
+        let spec = self.fleet.admit(hello, orders, block_tokens, self.now_us)?;
+        let (instance, epoch) = (spec.id, spec.epoch);
+        tracing::info!(node = name, role, instance = instance.0, epoch = epoch.0, "node attached");
+        self.shared.model.store(Some(Arc::new(model)));
+        self.step(Input::InstanceJoined(spec));
+        self.look_after_canary();
+        Ok(v1::Welcome {
+            instance: instance.0,
+            epoch: epoch.0,
+            heartbeat_us: self.config.service.heartbeat_us,
+            chain_seed: self.config.service.chain_seed,
+        })
+    }
+
+    /// A life of a node is over: whatever it held moves elsewhere.
+    pub(super) fn gone(&mut self, instance: InstanceId, epoch: Epoch, why: &str) {
+        if !self.fleet.is_current(instance, epoch) {
+            return;
+        }
+        let Some(node) = self.fleet.remove(instance) else { return };
+        tracing::warn!(node = node.name, instance = instance.0, epoch = epoch.0, why, "node lost");
+        self.metrics.node_lost();
+        let mut emitted = Vec::new();
+        for (request, session) in &mut self.sessions {
+            let legs = [session.prefill, session.decode];
+            if !legs.contains(&Some(instance)) {
+                continue;
+            }
+            session.cause = Some(format!("{} was lost: {why}", node.name));
+            if session.phase == Phase::Decoding && session.decode == Some(instance) {
+                emitted.push((*request, u32::try_from(session.answer.len()).unwrap_or(u32::MAX)));
+            }
+        }
+        for (request, emitted_tokens) in emitted {
+            self.step(Input::TokensEmitted { request, emitted_tokens });
+        }
+        self.step(Input::InstanceLost { instance, epoch });
+        self.look_after_canary();
+    }
+
+    pub(super) fn fact(&mut self, instance: InstanceId, epoch: Epoch, told: v1::Fact) {
+        let Some(fact) = told.fact else { return };
+        let request = RequestId(told.request);
+        match fact {
+            v1::fact::Fact::Cache(change) => {
+                let Some(change) = change.read() else { return self.metrics.stale_message() };
+                return self.step(Input::Cache(CacheEvent { instance, epoch, change }));
+            }
+            v1::fact::Fact::Replicated(_) => return self.step(Input::ReplicateFinished { to: instance }),
+            v1::fact::Fact::Drain(_) => return,
+            _ => {}
+        }
+        let current = self
+            .sessions
+            .get(&request)
+            .is_some_and(|s| s.attempt == told.attempt && [s.prefill, s.decode].contains(&Some(instance)));
+        if !current {
+            return self.metrics.stale_message();
+        }
+        match fact {
+            v1::fact::Fact::Token(token) => self.token(request, &token),
+            v1::fact::Fact::Prefilled(done) => self.prefilled(request, &done),
+            v1::fact::Fact::Handoff(ok) => self.handed_off(request, ok),
+            v1::fact::Fact::Fetch(ok) => self.step(Input::FetchFinished { request, ok }),
+            v1::fact::Fact::Failure(failure) => self.leg_failed(request, instance, &failure),
+            v1::fact::Fact::PromptLogprobs(told) => {
+                let logprobs: Vec<TokenLogprob> = told.logprobs.iter().map(TokenLogprob::from).collect();
+                if let Some(session) = self.sessions.get(&request).filter(|s| s.answer.is_empty()) {
+                    let _ = session.tell(Event::PromptLogprobs(logprobs));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn token(&mut self, request: RequestId, told: &v1::Token) {
+        let now_us = self.now_us;
+        let Some(session) = self.sessions.get_mut(&request).filter(|s| !s.done) else { return };
+        let logprob = told.logprob.as_ref().map(TokenLogprob::from);
+        let Some(heard) = session.token(told.index, told.token, logprob) else {
+            // The client has it: nothing is told twice.
+            return self.metrics.repeated_token();
+        };
+        if session.first_token_us.is_none() {
+            session.first_token_us = Some(now_us);
+            self.metrics.first_token(now_us - session.arrived_us, session.predicted_ttft_us);
+        } else {
+            self.metrics.next_token(now_us - session.last_token_us);
+        }
+        session.last_token_us = now_us;
+        if heard == Heard::No {
+            return self.cancel(request, "client_left_or_slow");
+        }
+        let finish = match told.finish {
+            0 => return,
+            1 => Finish::Stop,
+            _ => Finish::Length,
+        };
+        session.finish(finish);
+        session.done = true;
+        self.metrics.finished(session.answer.len() as u64, session.submission.tokens.len() as u64, session.cached_tokens);
+        if session.phase == Phase::Decoding {
+            self.conclude(request);
+        }
+    }
+
+    /// The core hears of the end; the decode node has let go by itself.
+    fn conclude(&mut self, request: RequestId) {
+        let Some(session) = self.sessions.get(&request) else { return };
+        let output_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
+        self.step(Input::DecodeFinished { request, output_tokens });
+        self.end(request);
+    }
+
+    fn prefilled(&mut self, request: RequestId, done: &v1::Prefilled) {
+        let now_us = self.now_us;
+        let Some(session) = self.sessions.get_mut(&request).filter(|s| s.phase == Phase::Prefilling) else {
+            return self.metrics.stale_message();
+        };
+        session.phase = Phase::HandingOff;
+        if session.moves == 0 {
+            session.cached_tokens = done.cached_tokens.min(session.submission.tokens.len() as u64);
+        }
+        let (landed, done_already) = (session.landed, session.done);
+        let legs = (session.prefill, session.decode, session.attempt);
+        let local = session.prefill == session.decode;
+        let stage_us = self.policy.handoff_stage_us(session);
+        self.set_deadline(request, now_us + stage_us);
+        self.step(Input::PrefillFinished {
+            request,
+            compute_us: done.compute_us,
+            cached_tokens: done.cached_tokens,
+        });
+        if done_already {
+            return self.conclude_early(request, legs, local);
+        }
+        if landed {
+            self.step(Input::HandoffFinished { request });
+        }
+    }
+
+    /// The first token was the last: both legs are let go without a decode.
+    fn conclude_early(
+        &mut self,
+        request: RequestId,
+        legs: (Option<InstanceId>, Option<InstanceId>, u32),
+        local: bool,
+    ) {
+        if !self.sessions.contains_key(&request) {
+            return;
+        }
+        let (prefill, decode, attempt) = legs;
+        if !local {
+            self.step(Input::HandoffFinished { request });
+        }
+        for leg in [prefill, decode.filter(|_| !local)].into_iter().flatten() {
+            let release = v1::order::Order::Release(v1::Release {});
+            self.push(leg, request, attempt, release);
+        }
+        self.conclude(request);
+    }
+
+    fn handed_off(&mut self, request: RequestId, ok: bool) {
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        if !ok {
+            session.cause.get_or_insert_with(|| "its KV did not reach the decode instance".into());
+            return self.step(Input::HandoffFailed { request });
+        }
+        match session.phase {
+            Phase::Prefilling => session.landed = true,
+            Phase::HandingOff => self.step(Input::HandoffFinished { request }),
+            Phase::Waiting | Phase::Decoding => self.metrics.stale_message(),
+        }
+    }
+
+    fn leg_failed(&mut self, request: RequestId, instance: InstanceId, failure: &v1::Failure) {
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        let node = self.fleet.get(instance).map_or_else(String::new, |n| n.name.clone());
+        let phase = session.phase;
+        self.metrics.leg_failed(&failure.stage);
+        if failure.of_request {
+            session.fail(400, &failure.stage, failure.message.clone());
+            return self.cancel(request, "invalid");
+        }
+        session.cause = Some(format!("{} on {node}: {}", failure.stage, failure.message));
+        let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
+        let on_decode = session.decode == Some(instance) && session.prefill != Some(instance);
+        self.step(match phase {
+            Phase::Decoding => Input::DecodeFailed { request, emitted_tokens },
+            Phase::HandingOff => Input::HandoffFailed { request },
+            Phase::Prefilling if on_decode => Input::HandoffFailed { request },
+            Phase::Prefilling | Phase::Waiting => Input::PrefillFailed { request },
+        });
+    }
+}
+
+fn model_of(hello: &v1::Hello, block_tokens: u32) -> Model {
+    let print = hello.fingerprint.clone().unwrap_or_default();
+    Model {
+        name: print.model,
+        aliases: Vec::new(),
+        revision: print.revision,
+        vocab_tokens: print.vocab_tokens,
+        end_tokens: hello.end_tokens.clone(),
+        max_model_tokens: hello.max_model_tokens,
+        block_tokens,
+    }
+}

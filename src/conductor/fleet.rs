@@ -1,0 +1,204 @@
+//! The nodes that are attached: who they are, where their orders go, when they were last heard.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use baton_scheduler::InstanceSpec;
+use baton_types::{CostProfile, Epoch, InstanceId, Role};
+use baton_wire::{PROTOCOL_VERSION, v1};
+use tokio::sync::mpsc;
+
+/// Instances that one conductor knows at most (I9).
+const MAX_INSTANCES: usize = 4096;
+
+/// An attached node.
+pub(super) struct Node {
+    pub name: String,
+    pub epoch: Epoch,
+    pub role: Role,
+    pub draining: bool,
+    pub orders: mpsc::Sender<v1::ToNode>,
+    pub outbox: Vec<v1::Order>,
+    pub hello: v1::Hello,
+    pub heard_us: u64,
+    pub load: v1::NodeLoad,
+}
+
+/// Every instance that ever attached, by number; `None` while it is away.
+#[derive(Default)]
+pub(super) struct Fleet {
+    nodes: Vec<Option<Node>>,
+    numbers: BTreeMap<String, (InstanceId, Epoch)>,
+    fingerprint: Option<v1::Fingerprint>,
+}
+
+impl Fleet {
+    pub(super) fn get(&self, instance: InstanceId) -> Option<&Node> {
+        self.nodes.get(instance.index())?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, instance: InstanceId) -> Option<&mut Node> {
+        self.nodes.get_mut(instance.index())?.as_mut()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (InstanceId, &Node)> {
+        let number = |at: usize| InstanceId(u32::try_from(at).unwrap_or(u32::MAX));
+        self.nodes.iter().enumerate().filter_map(move |(at, node)| Some((number(at), node.as_ref()?)))
+    }
+
+    pub(super) fn by_name(&self, name: &str) -> Option<InstanceId> {
+        self.numbers.get(name).map(|(id, _)| *id).filter(|id| self.get(*id).is_some())
+    }
+
+    /// Whether this is the present life of an attached node (I12).
+    pub(super) fn is_current(&self, instance: InstanceId, epoch: Epoch) -> bool {
+        self.get(instance).is_some_and(|node| node.epoch == epoch)
+    }
+
+    /// Whether a request can be prefilled and decoded.
+    pub(super) fn has_pair(&self) -> bool {
+        let any = |part: fn(Role) -> bool| self.iter().any(|(_, n)| !n.draining && part(n.role));
+        any(Role::prefills) && any(Role::decodes)
+    }
+
+    /// How peers reach an instance's KV.
+    pub(super) fn peer(&self, instance: InstanceId) -> Option<v1::Peer> {
+        let node = self.get(instance)?;
+        Some(v1::Peer {
+            instance: instance.0,
+            epoch: node.epoch.0,
+            kv_address: node.hello.kv_address.clone(),
+            host: node.hello.host.clone(),
+        })
+    }
+
+    /// Checks what a node says of itself, gives it a number and a new epoch.
+    ///
+    /// # Errors
+    /// In words, with the remedy: another protocol, another model or block size than the others'.
+    pub(super) fn admit(
+        &mut self,
+        hello: v1::Hello,
+        orders: mpsc::Sender<v1::ToNode>,
+        block_tokens: u32,
+        now_us: u64,
+    ) -> Result<InstanceSpec, String> {
+        let (role, profile) = self.check(&hello, block_tokens)?;
+        let next = InstanceId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
+        let (id, epoch) = match self.numbers.get(&hello.name) {
+            Some((id, epoch)) => (*id, Epoch(epoch.0 + 1)),
+            None if self.nodes.len() >= MAX_INSTANCES => {
+                return Err(format!("{MAX_INSTANCES} instances have attached already"));
+            }
+            None => {
+                self.nodes.push(None);
+                (next, Epoch(1))
+            }
+        };
+        self.numbers.insert(hello.name.clone(), (id, epoch));
+        self.fingerprint.get_or_insert_with(|| hello.fingerprint.clone().unwrap_or_default());
+        let spec = spec_of(&hello, (id, epoch), role, profile);
+        let load = v1::NodeLoad::default();
+        let (name, outbox) = (hello.name.clone(), Vec::new());
+        let node =
+            Node { name, epoch, role, draining: false, orders, outbox, hello, heard_us: now_us, load };
+        self.nodes[id.index()] = Some(node);
+        Ok(spec)
+    }
+
+    fn check(&self, hello: &v1::Hello, block_tokens: u32) -> Result<(Role, CostProfile), String> {
+        if hello.protocol_version != PROTOCOL_VERSION {
+            return Err(format!(
+                "node {} speaks control protocol {}, this conductor {PROTOCOL_VERSION}; run the same baton on both",
+                hello.name, hello.protocol_version
+            ));
+        }
+        let print = hello.fingerprint.clone().unwrap_or_default();
+        if print.block_tokens != block_tokens {
+            return Err(format!(
+                "node {} has blocks of {} tokens, the configuration scheduler.block_tokens = {block_tokens}",
+                hello.name, print.block_tokens
+            ));
+        }
+        if let Some(ours) = self.fingerprint.as_ref().filter(|ours| **ours != print) {
+            return Err(format!(
+                "node {} cannot share KV with the others: it is {print:?}, they are {ours:?}; serve one model a conductor",
+                hello.name
+            ));
+        }
+        let role = parse_role(&hello.role)?;
+        let profile: CostProfile =
+            toml::from_str(&hello.profile).map_err(|e| format!("node {}: cost profile: {e}", hello.name))?;
+        profile.validate().map_err(|e| format!("node {}: cost profile: {e}", hello.name))?;
+        if hello.capacity_tokens == 0 || hello.pass_tokens == 0 || hello.net_bytes_per_s == 0 {
+            return Err(format!("node {} has no room, no pass or no network", hello.name));
+        }
+        Ok((role, profile))
+    }
+
+    /// Takes a node out; its number stays its own.
+    pub(super) fn remove(&mut self, instance: InstanceId) -> Option<Node> {
+        let node = self.nodes.get_mut(instance.index())?.take();
+        if self.iter().next().is_none() {
+            // Whoever comes first after everybody left may serve another model.
+            self.fingerprint = None;
+        }
+        node
+    }
+
+    /// Nodes that were not heard since `since_us`.
+    pub(super) fn silent(&self, since_us: u64) -> Vec<(InstanceId, Epoch)> {
+        self.iter().filter(|(_, n)| n.heard_us < since_us).map(|(id, n)| (id, n.epoch)).collect()
+    }
+
+    /// Sends what has gathered for each node; returns those that could not take it.
+    pub(super) fn flush(&mut self) -> Vec<(InstanceId, Epoch)> {
+        let mut stuck = Vec::new();
+        for (at, node) in self.nodes.iter_mut().enumerate() {
+            let Some(node) = node.as_mut().filter(|n| !n.outbox.is_empty()) else { continue };
+            let orders = v1::Orders { orders: std::mem::take(&mut node.outbox) };
+            let message = v1::ToNode { message: Some(v1::to_node::Message::Orders(orders)) };
+            if node.orders.try_send(message).is_err() {
+                stuck.push((InstanceId(u32::try_from(at).unwrap_or(u32::MAX)), node.epoch));
+            }
+        }
+        stuck
+    }
+}
+
+/// A role by its word.
+pub(crate) fn parse_role(word: &str) -> Result<Role, String> {
+    match word {
+        "prefill" => Ok(Role::Prefill),
+        "decode" => Ok(Role::Decode),
+        "both" => Ok(Role::Both),
+        "store" => Ok(Role::Store),
+        _ => Err(format!("'{word}' is no role; it is prefill, decode, both or store")),
+    }
+}
+
+/// The word of a role.
+pub(crate) const fn role_word(role: Role) -> &'static str {
+    match role {
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+        Role::Both => "both",
+        Role::Store => "store",
+    }
+}
+
+fn spec_of(hello: &v1::Hello, id: (InstanceId, Epoch), role: Role, profile: CostProfile) -> InstanceSpec {
+    InstanceSpec {
+        id: id.0,
+        epoch: id.1,
+        role,
+        profile: Arc::new(profile),
+        capacity_tokens: hello.capacity_tokens,
+        pass_tokens: hello.pass_tokens,
+        pipeline_nodes: 1,
+        mixed_chunk_tokens: hello.mixed_chunk_tokens,
+        net_bytes_per_s: hello.net_bytes_per_s,
+        host_bytes_per_s: hello.host_bytes_per_s,
+        ssd_bytes_per_s: hello.ssd_bytes_per_s,
+    }
+}

@@ -1,0 +1,186 @@
+//! From the core's effects to orders for nodes and answers for clients.
+
+use baton_router::{Event, Refusal};
+use baton_scheduler::{Effect, FetchPlan, Input, RejectReason, Rejection};
+use baton_types::{BlockKey, InstanceId, RequestId};
+use baton_wire::v1;
+
+use super::driver::Driver;
+use super::session::{Phase, Session};
+
+/// A placement as the core orders it.
+pub(super) struct Placed {
+    pub instance: InstanceId,
+    pub decode: InstanceId,
+    pub fetch: Option<FetchPlan>,
+    pub room_tokens: u32,
+    pub order: u64,
+}
+
+impl Driver {
+    pub(super) fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::StartPrefill { request, instance, decode, fetch, room_tokens, order } => {
+                self.start_prefill(request, &Placed { instance, decode, fetch, room_tokens, order });
+            }
+            Effect::StartDecode { request, instance } => self.start_decode(request, instance),
+            Effect::Handoff { request, from, to, room_tokens } => {
+                self.hand_off(request, from, to, room_tokens);
+            }
+            Effect::Replicate { from, to, chain } => self.replicate(from, to, &chain),
+            Effect::Release { request, instance } => self.release(request, instance),
+            Effect::Reject(rejection) => self.reject(&rejection),
+            Effect::Fail { request, stage } => self.fail(request, stage),
+            Effect::Explain(decision) => self.decisions.note(decision),
+        }
+    }
+
+    pub(super) fn push(&mut self, instance: InstanceId, request: RequestId, attempt: u32, order: v1::order::Order) {
+        if let Some(node) = self.fleet.get_mut(instance) {
+            node.outbox.push(v1::Order { request: request.0, attempt, order: Some(order) });
+        }
+    }
+
+    fn start_prefill(&mut self, request: RequestId, placed: &Placed) {
+        let now_us = self.now_us;
+        let peer = (placed.decode != placed.instance).then(|| self.fleet.peer(placed.decode)).flatten();
+        let fetch_from = placed.fetch.and_then(|f| self.fleet.peer(f.from));
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        if session.done {
+            self.pending.push_back(Input::RequestCancelled { request });
+            return;
+        }
+        session.attempt += 1;
+        session.moves += u32::from(session.prefill.is_some() && !session.answer.is_empty());
+        session.phase = Phase::Prefilling;
+        (session.prefill, session.decode) = (Some(placed.instance), Some(placed.decode));
+        (session.landed, session.room_tokens) = (false, placed.room_tokens);
+        session.given = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
+        let attempt = session.attempt;
+        let work = work_of(session);
+        let stage_us = self.policy.prefill_stage_us(session);
+        self.set_deadline(request, now_us + stage_us);
+        let expected = (placed.decode != placed.instance).then(|| v1::Work { body: Default::default(), ..work.clone() });
+        if let Some(work) = expected {
+            let expect = v1::Expect { work: Some(work), room_tokens: placed.room_tokens };
+            self.push(placed.decode, request, attempt, v1::order::Order::Expect(expect));
+        }
+        let prefill = v1::Prefill {
+            work: Some(work),
+            decode: peer,
+            fetch_from,
+            fetch_blocks: placed.fetch.map_or(0, |f| f.blocks),
+            room_tokens: placed.room_tokens,
+            order: placed.order,
+        };
+        self.push(placed.instance, request, attempt, v1::order::Order::Prefill(prefill));
+    }
+
+    fn start_decode(&mut self, request: RequestId, instance: InstanceId) {
+        let now_us = self.now_us;
+        let Some(session) = self.sessions.get_mut(&request).filter(|s| !s.done) else { return };
+        session.phase = Phase::Decoding;
+        session.last_token_us = now_us;
+        let (attempt, answer) = (session.attempt, session.answer.clone());
+        let stage_us = self.policy.token_stage_us(session);
+        self.set_deadline(request, now_us + stage_us);
+        let order = v1::order::Order::StartDecode(v1::StartDecode { answer });
+        self.push(instance, request, attempt, order);
+    }
+
+    fn hand_off(&mut self, request: RequestId, from: InstanceId, to: InstanceId, room_tokens: u32) {
+        let now_us = self.now_us;
+        let peer = self.fleet.peer(to);
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        session.attempt += 1;
+        session.decode = Some(to);
+        (session.landed, session.room_tokens) = (false, room_tokens);
+        session.phase = Phase::HandingOff;
+        let attempt = session.attempt;
+        // What was prefilled: the answer's tokens that came since are decoded, not handed off.
+        let mut work = work_of(session);
+        work.tokens.truncate(session.submission.tokens.len() + session.given as usize);
+        work.body = Default::default();
+        let stage_us = self.policy.handoff_stage_us(session);
+        self.set_deadline(request, now_us + stage_us);
+        let expect = v1::Expect { work: Some(work), room_tokens };
+        self.push(to, request, attempt, v1::order::Order::Expect(expect));
+        self.push(from, request, attempt, v1::order::Order::Handoff(v1::Handoff { to: peer }));
+    }
+
+    fn replicate(&mut self, from: InstanceId, to: InstanceId, chain: &[baton_types::BlockHash]) {
+        let peer = self.fleet.peer(from);
+        if peer.is_none() || self.fleet.get(to).is_none() {
+            self.pending.push_back(Input::ReplicateFinished { to });
+            return;
+        }
+        // The holder knows the full keys of these short names.
+        let keys: Vec<BlockKey> = chain.iter().map(|hash| BlockKey(u128::from(hash.0))).collect();
+        let order = v1::Replicate { from: peer, chain: baton_wire::pack_keys(&keys) };
+        self.push(to, RequestId(0), 0, v1::order::Order::Replicate(order));
+    }
+
+    fn release(&mut self, request: RequestId, instance: InstanceId) {
+        let attempt = self.sessions.get(&request).map_or(0, |s| s.attempt);
+        self.push(instance, request, attempt, v1::order::Order::Release(v1::Release {}));
+    }
+
+    fn reject(&mut self, rejection: &Rejection) {
+        let Some(session) = self.end(rejection.request) else { return };
+        self.metrics.refused(rejection.reason.name());
+        let (status, message) = refusal_words(rejection, &session);
+        let told = (status == 429 || status == 503).then_some(rejection.retry_after_us.max(1));
+        let _ = session.tell(Event::Refused(Refusal {
+            status,
+            reason: rejection.reason.name().into(),
+            message: message.into(),
+            retry_after_us: told,
+            predicted_ttft_us: Some(rejection.predicted_ttft_us).filter(|us| *us > 0),
+        }));
+    }
+
+    fn fail(&mut self, request: RequestId, stage: &'static str) {
+        let Some(session) = self.end(request) else { return };
+        let cause = session.cause.clone().unwrap_or_else(|| "no reason was told".into());
+        self.metrics.failed(stage);
+        tracing::warn!(request = %session.submission.request_id, stage, cause, "request failed");
+        let status = if stage.ends_with("timeout") { 504 } else { 502 };
+        let message = format!(
+            "the request was lost at stage '{stage}' after {} attempt(s): {cause}; it is safe to send it again",
+            session.attempt
+        );
+        session.fail(status, stage, message);
+    }
+}
+
+fn refusal_words(rejection: &Rejection, session: &Session) -> (u16, String) {
+    let wait = format!("predicted to be admitted in {:.1} s", rejection.retry_after_us as f64 / 1e6);
+    let ttft = rejection.predicted_ttft_us as f64 / 1e6;
+    match rejection.reason {
+        RejectReason::Ttft => (429, format!("no placement meets the time-to-first-token objective (best {ttft:.2} s); {wait}")),
+        RejectReason::Tbt => (429, format!("decoding it now would break the time-between-tokens objective; {wait}")),
+        RejectReason::Room => (429, format!("no decode instance has room for its KV; {wait}")),
+        RejectReason::Costly => (429, format!("under the present overload its work would displace others; {wait}")),
+        RejectReason::QueueFull => (429, format!("the queue is full; {wait}")),
+        RejectReason::NoInstance => {
+            (503, "no prefill and decode instance pair is attached; see /ready and start nodes".into())
+        }
+        RejectReason::TooLong => (
+            400,
+            format!("the prompt has {} tokens, more than any instance can hold", session.submission.tokens.len()),
+        ),
+    }
+}
+
+fn work_of(session: &Session) -> v1::Work {
+    let submission = &session.submission;
+    v1::Work {
+        tokens: session.tokens(),
+        prompt_tokens: u32::try_from(submission.tokens.len()).unwrap_or(u32::MAX),
+        chain: baton_wire::pack_keys(&submission.chain),
+        sampling: session.sampling_json.clone(),
+        body: if session.wants_body { submission.body.clone() } else { Default::default() },
+        request_id: submission.request_id.to_string(),
+        root: baton_wire::pack_keys(&[submission.root]),
+    }
+}

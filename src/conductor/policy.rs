@@ -1,0 +1,47 @@
+//! How long each stage of a request may take: derived from its class's objectives, never one number for all.
+
+use crate::config::Config;
+
+use super::session::Session;
+
+/// Stage budgets by class.
+pub(super) struct StagePolicy {
+    classes: Vec<(u64, u64)>,
+    slack: u64,
+    floor_us: u64,
+}
+
+impl StagePolicy {
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            classes: config.scheduler.classes.iter().map(|c| (c.ttft_us, c.tbt_us)).collect(),
+            slack: u64::from(config.service.stage_slack),
+            floor_us: config.service.stage_floor_us,
+        }
+    }
+
+    fn class(&self, session: &Session) -> (u64, u64) {
+        self.classes.get(session.class.index()).or(self.classes.first()).copied().unwrap_or((30_000_000, 100_000))
+    }
+
+    /// Held back by the conductor: it promised the first token within the objective.
+    pub(super) fn queue_stage_us(&self, session: &Session) -> u64 {
+        self.class(session).0 + self.floor_us
+    }
+
+    /// From the order to prefill to its end.
+    pub(super) fn prefill_stage_us(&self, session: &Session) -> u64 {
+        let predicted_us = session.predicted_ttft_us.min(self.class(session).0);
+        (predicted_us * self.slack).max(self.floor_us)
+    }
+
+    /// From the end of the prefill to verified KV on the decode instance.
+    pub(super) fn handoff_stage_us(&self, session: &Session) -> u64 {
+        (session.predicted_ttft_us.min(self.class(session).0)).max(self.floor_us)
+    }
+
+    /// Between two tokens.
+    pub(super) fn token_stage_us(&self, session: &Session) -> u64 {
+        (self.class(session).1 * self.slack * 10).max(self.floor_us)
+    }
+}

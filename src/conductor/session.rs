@@ -1,0 +1,111 @@
+//! A request under way: both of its legs, its client, and how far its answer has come.
+
+use baton_router::{Event, Fault, Submission, Usage};
+use baton_types::{ClassId, Finish, InstanceId, TenantId, TokenLogprob};
+use tokio::sync::mpsc;
+
+/// Where a request is, as far as its driver knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Held back by the core, sent nowhere.
+    Waiting,
+    /// Sent to its prefill instance.
+    Prefilling,
+    /// Prefilled; KV is on the way to its decode instance.
+    HandingOff,
+    /// Decoding.
+    Decoding,
+}
+
+impl Phase {
+    /// The word in errors, metrics and on the admin page.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "queue",
+            Self::Prefilling => "prefill",
+            Self::HandingOff => "handoff",
+            Self::Decoding => "decode",
+        }
+    }
+}
+
+/// A request under way.
+pub(super) struct Session {
+    pub submission: Submission,
+    pub class: ClassId,
+    pub tenant: TenantId,
+    pub events: mpsc::Sender<Event>,
+    pub phase: Phase,
+    /// Counts placements and hand-offs; facts about an earlier one are out of date.
+    pub attempt: u32,
+    pub prefill: Option<InstanceId>,
+    pub decode: Option<InstanceId>,
+    /// Tokens that the client has.
+    pub answer: Vec<u32>,
+    /// Answer tokens that the present attempt was started with.
+    pub given: u32,
+    /// The hand-off was acknowledged before the prefill's own report came.
+    pub landed: bool,
+    pub room_tokens: u32,
+    pub cached_tokens: u64,
+    pub predicted_ttft_us: u64,
+    pub arrived_us: u64,
+    pub first_token_us: Option<u64>,
+    pub last_token_us: u64,
+    /// When the present stage is given up, µs.
+    pub deadline_us: u64,
+    pub moves: u32,
+    /// The client has all of its answer; the legs have not yet been let go.
+    pub done: bool,
+    /// What went wrong last, for the error if nothing helps.
+    pub cause: Option<String>,
+    pub sampling_json: String,
+    pub wants_body: bool,
+}
+
+/// Whether a client can take what it is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// It can.
+    Yes,
+    /// It left, or does not read.
+    No,
+}
+
+impl Session {
+    pub(super) fn tell(&self, event: Event) -> Heard {
+        if self.events.try_send(event).is_ok() { Heard::Yes } else { Heard::No }
+    }
+
+    /// Takes the answer's token at `index` if it is the next one; nothing is told twice or out of order.
+    pub(super) fn token(&mut self, index: u32, token: u32, logprob: Option<TokenLogprob>) -> Option<Heard> {
+        if index as usize != self.answer.len() {
+            return None;
+        }
+        self.answer.push(token);
+        Some(self.tell(Event::Token { token, logprob }))
+    }
+
+    pub(super) fn finish(&self, finish: Finish) {
+        let usage = Usage { cached_tokens: self.cached_tokens, moves: self.moves };
+        let _ = self.tell(Event::Finished { finish, usage });
+    }
+
+    pub(super) fn fail(&self, status: u16, stage: &str, message: String) {
+        let _ = self.tell(Event::Failed(Fault { status, stage: stage.into(), message: message.into() }));
+    }
+
+    /// Prompt and answer so far.
+    pub(super) fn tokens(&self) -> Vec<u32> {
+        let mut tokens = Vec::with_capacity(self.submission.tokens.len() + self.answer.len());
+        tokens.extend_from_slice(&self.submission.tokens);
+        tokens.extend_from_slice(&self.answer);
+        tokens
+    }
+
+    /// Output tokens still to come at most.
+    pub(super) fn left_tokens(&self) -> u32 {
+        let drawn = u32::try_from(self.answer.len()).unwrap_or(u32::MAX);
+        self.submission.sampling.max_tokens.saturating_sub(drawn)
+    }
+}

@@ -1,0 +1,315 @@
+//! How everything stands, for the admin page, `baton top` and "why did it go there?" (D36).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use baton_scheduler::{Decision, Input};
+use baton_types::{InstanceId, RequestId};
+use serde::{Deserialize, Serialize};
+
+use super::driver::Driver;
+use super::fleet::role_word;
+use super::inbox::Question;
+use crate::config::Config;
+
+/// Decisions that are remembered.
+const DECISIONS: usize = 1024;
+
+/// Everything.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Status {
+    /// Time since the start, µs.
+    pub uptime_us: u64,
+    /// Whether calls can be served, and what is missing.
+    pub ready: bool,
+    /// In words.
+    pub detail: String,
+    /// Every attached node.
+    pub nodes: Vec<NodeStatus>,
+    /// Requests under way, oldest first, no more than a hundred.
+    pub requests: Vec<RequestStatus>,
+    /// How many are under way.
+    pub live_requests: u64,
+    /// Counters of the scheduler, by name.
+    pub counters: BTreeMap<String, u64>,
+    /// The latest decisions, newest first, in words.
+    pub decisions: Vec<String>,
+}
+
+/// One node.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub instance: u32,
+    /// Which life of it.
+    pub epoch: u32,
+    /// Its part.
+    pub role: String,
+    /// `serving` or `draining`; `drained` when nothing is left on it.
+    pub state: String,
+    /// When it was last heard, µs ago.
+    pub heard_us_ago: u64,
+    /// Prefill backlog predicted, µs.
+    pub backlog_us: u64,
+    /// Prefills held back for it.
+    pub waiting: u32,
+    /// Prefills sent to it.
+    pub dispatched: u32,
+    /// Decodes promised to it.
+    pub decodes: u32,
+    /// KV tokens promised to decodes.
+    pub reserved_tokens: u64,
+    /// Step time predicted, µs.
+    pub step_us: u64,
+    /// Sequences that its engine runs.
+    pub running: u32,
+    /// Holds on its store: 0 at rest.
+    pub holds: u32,
+    /// Its tiers: name, used, reserved and capacity in blocks, blocks hit, blocks evicted.
+    pub tiers: Vec<(String, u64, u64, u64, u64, u64)>,
+    /// Bytes that it handed off.
+    pub handoff_bytes: u64,
+    /// Blocks that it refused to serve since their bytes were not what was sealed.
+    pub integrity_rejects: u64,
+}
+
+/// One request under way.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct RequestStatus {
+    /// The client's id.
+    pub request_id: String,
+    /// Its stage.
+    pub stage: String,
+    /// Since its arrival, µs.
+    pub age_us: u64,
+    /// Prompt tokens.
+    pub prompt_tokens: u64,
+    /// Tokens that the client has.
+    pub answer_tokens: u64,
+    /// Placements so far.
+    pub attempts: u32,
+    /// Legs, by instance number.
+    pub prefill: Option<u32>,
+    /// See `prefill`.
+    pub decode: Option<u32>,
+}
+
+/// The latest decisions, by request.
+#[derive(Default)]
+pub(super) struct Decisions {
+    latest: VecDeque<(RequestId, Option<Arc<str>>, Decision)>,
+}
+
+impl Decisions {
+    pub(super) fn note(&mut self, decision: Decision) {
+        if self.latest.len() == DECISIONS {
+            self.latest.pop_front();
+        }
+        self.latest.push_back((decision.request, None, decision));
+    }
+
+    /// Ties the request's decision to the id that its client knows.
+    pub(super) fn remember(&mut self, request: RequestId, request_id: &Arc<str>) {
+        if let Some(known) = self.latest.iter_mut().rev().take(8).find(|known| known.0 == request) {
+            known.1 = Some(Arc::clone(request_id));
+        }
+    }
+
+    /// A request's latest decision in a line, and the TTFT that was predicted.
+    pub(super) fn words(&self, request: RequestId, name: &dyn Fn(InstanceId) -> String) -> Option<(Arc<str>, u64)> {
+        let (_, _, decision) = self.latest.iter().rev().take(8).find(|known| known.0 == request)?;
+        let chosen = decision.chosen?;
+        let terms = decision.candidates.iter().find(|c| c.instance == chosen)?;
+        let words = format!(
+            "prefill={} ttft_ms={:.1} queue_ms={:.1} load_ms={:.1} compute_ms={:.1} cached_tokens={} candidates={}",
+            name(chosen),
+            terms.ttft_us as f64 / 1e3,
+            terms.queue_us as f64 / 1e3,
+            terms.load_us as f64 / 1e3,
+            terms.compute_us as f64 / 1e3,
+            terms.cached_tokens,
+            decision.candidates.len()
+        );
+        Some((words.into(), terms.ttft_us))
+    }
+
+    fn table(&self, request_id: &str, name: &dyn Fn(InstanceId) -> String) -> Option<String> {
+        let of = |known: &&(RequestId, Option<Arc<str>>, Decision)| known.1.as_deref() == Some(request_id);
+        let decisions: Vec<_> = self.latest.iter().filter(of).collect();
+        if decisions.is_empty() {
+            return None;
+        }
+        let rows = decisions.into_iter().map(|(_, _, decision)| {
+            let candidates = decision.candidates.iter().map(|c| {
+                serde_json::json!({
+                    "node": name(c.instance), "chosen": decision.chosen == Some(c.instance),
+                    "queue_us": c.queue_us, "load_us": c.load_us, "compute_us": c.compute_us,
+                    "cached_tokens": c.cached_tokens, "fetch_from": c.fetch_from.map(name),
+                    "ttft_us": c.ttft_us, "score": c.score, "feasible": c.feasible,
+                })
+            });
+            serde_json::json!({ "at_us": decision.at_us, "candidates": candidates.collect::<Vec<_>>() })
+        });
+        let told = serde_json::json!({ "request_id": request_id, "decisions": rows.collect::<Vec<_>>() });
+        Some(told.to_string())
+    }
+}
+
+impl Driver {
+    pub(super) fn answer(&mut self, question: Question) {
+        match question {
+            Question::Status(reply) => {
+                let _ = reply.send(Box::new(self.status()));
+            }
+            Question::Explain(request_id, reply) => {
+                let told = self.decisions.table(&request_id, &|id| self.name_of(id));
+                let _ = reply.send(told);
+            }
+            Question::Policy(config, reply) => {
+                let _ = reply.send(self.change_policy(*config));
+            }
+            Question::Drain { node, drain, reply } => {
+                let _ = reply.send(self.drain(&node, drain));
+            }
+            Question::Role { node, role, reply } => {
+                let _ = reply.send(self.change_role(&node, role));
+            }
+            Question::Quiesce(reply) => {
+                self.closing = true;
+                self.publish_readiness();
+                self.quiesce.push(reply);
+            }
+        }
+    }
+
+    fn name_of(&self, instance: InstanceId) -> String {
+        self.fleet.get(instance).map_or_else(|| format!("#{instance}"), |node| node.name.clone())
+    }
+
+    fn drain(&mut self, name: &str, drain: bool) -> Result<(), String> {
+        let instance = self.fleet.by_name(name).ok_or_else(|| self.unknown(name))?;
+        if let Some(node) = self.fleet.get_mut(instance) {
+            node.draining = drain;
+        }
+        self.step(if drain { Input::InstanceDrained { instance } } else { Input::InstanceResumed { instance } });
+        self.look_after_canary();
+        Ok(())
+    }
+
+    fn change_role(&mut self, name: &str, role: baton_types::Role) -> Result<(), String> {
+        let instance = self.fleet.by_name(name).ok_or_else(|| self.unknown(name))?;
+        if let Some(node) = self.fleet.get_mut(instance) {
+            node.role = role;
+        }
+        self.step(Input::RoleChanged { instance, role });
+        self.look_after_canary();
+        Ok(())
+    }
+
+    fn unknown(&self, name: &str) -> String {
+        let names: Vec<&str> = self.fleet.iter().map(|(_, node)| node.name.as_str()).collect();
+        format!("no node '{name}' is attached; there are: {}", names.join(", "))
+    }
+
+    /// Follows another policy from the next decision on, or none of it.
+    fn change_policy(&mut self, config: Config) -> Result<Vec<String>, String> {
+        let changes = crate::policy::changes(&self.config, &config)?;
+        self.core.can_change(&config.scheduler).map_err(|e| e.to_string())?;
+        self.step(Input::PolicyChanged(Box::new(config.scheduler.clone())));
+        self.policy = super::policy::StagePolicy::new(&config);
+        self.previous = Some(std::mem::replace(&mut self.config, config));
+        changes.iter().for_each(|change| tracing::info!(%change, "policy changed"));
+        Ok(changes.iter().map(ToString::to_string).collect())
+    }
+
+    fn status(&self) -> Status {
+        let loads = self.core.snapshot().instances;
+        let nodes = self.fleet.iter().map(|(id, node)| {
+            let load = loads.iter().find(|load| load.instance == id);
+            let idle = node.load.holds == 0 && node.load.serving_reads == 0;
+            NodeStatus {
+                name: node.name.clone(),
+                instance: id.0,
+                epoch: node.epoch.0,
+                role: role_word(node.role).into(),
+                state: match (node.draining, idle) {
+                    (false, _) => "serving".into(),
+                    (true, false) => "draining".into(),
+                    (true, true) => "drained".into(),
+                },
+                heard_us_ago: self.now_us.saturating_sub(node.heard_us),
+                backlog_us: load.map_or(0, |l| l.backlog_us),
+                waiting: load.map_or(0, |l| l.waiting),
+                dispatched: load.map_or(0, |l| l.dispatched),
+                decodes: load.map_or(0, |l| l.decodes),
+                reserved_tokens: load.map_or(0, |l| l.reserved_tokens),
+                step_us: load.map_or(0, |l| l.step_us),
+                running: node.load.running,
+                holds: node.load.holds,
+                tiers: node.load.tiers.iter().map(|t| {
+                    (t.tier.clone(), t.used_blocks, t.reserved_blocks, t.capacity_blocks, t.hit_blocks, t.evicted_blocks)
+                }).collect(),
+                handoff_bytes: node.load.handoff_bytes,
+                integrity_rejects: node.load.integrity_rejects,
+            }
+        });
+        let requests = self.sessions.values().take(100).map(|s| RequestStatus {
+            request_id: s.submission.request_id.to_string(),
+            stage: s.phase.name().into(),
+            age_us: self.now_us.saturating_sub(s.arrived_us),
+            prompt_tokens: s.submission.tokens.len() as u64,
+            answer_tokens: s.answer.len() as u64,
+            attempts: s.attempt,
+            prefill: s.prefill.map(|id| id.0),
+            decode: s.decode.map(|id| id.0),
+        });
+        let readiness = self.shared.readiness.lock().clone();
+        Status {
+            uptime_us: self.now_us,
+            ready: readiness.as_ref().is_some_and(|r| r.ready),
+            detail: readiness.map_or_else(String::new, |r| r.detail),
+            nodes: nodes.collect(),
+            requests: requests.collect(),
+            live_requests: self.sessions.len() as u64,
+            counters: self.counters(),
+            decisions: self.recent_decisions(),
+        }
+    }
+
+    fn counters(&self) -> BTreeMap<String, u64> {
+        let stats = self.core.stats();
+        let mut counters = BTreeMap::from([
+            ("arrived".to_owned(), stats.arrived),
+            ("admitted".to_owned(), stats.admitted),
+            ("finished".to_owned(), stats.finished),
+            ("cancelled".to_owned(), stats.cancelled),
+            ("failed".to_owned(), stats.failed),
+            ("retried".to_owned(), stats.retried),
+            ("rejected".to_owned(), stats.rejected_total()),
+            ("cached_tokens".to_owned(), stats.cached_tokens),
+            ("prefilled_tokens".to_owned(), stats.prefilled_tokens),
+            ("fetches".to_owned(), stats.fetches),
+            ("fetches_failed".to_owned(), stats.fetches_failed),
+            ("replications".to_owned(), stats.replications),
+            ("stale_inputs".to_owned(), stats.stale_inputs),
+        ]);
+        counters.extend(self.metrics.totals());
+        counters
+    }
+
+    fn recent_decisions(&self) -> Vec<String> {
+        let name = |id| self.name_of(id);
+        let recent = self.decisions.latest.iter().rev().take(20);
+        recent
+            .map(|(request, request_id, decision)| {
+                let words = self.decisions.words(*request, &name).map_or_else(
+                    || format!("refused ({} candidates)", decision.candidates.len()),
+                    |(words, _)| words.to_string(),
+                );
+                format!("{} {words}", request_id.as_deref().unwrap_or("-"))
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,282 @@
+//! The names under which the live service's numbers are exported: stable, documented in
+//! `docs/metrics.md`, the same buckets as the simulator's reports.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+
+/// What a number is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only rises.
+    Counter,
+    /// Rises and falls.
+    Gauge,
+    /// A distribution.
+    Histogram,
+}
+
+/// One exported number.
+#[derive(Clone, Copy, Debug)]
+pub struct Name {
+    /// As Prometheus sees it.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// What it tells, with its labels.
+    pub help: &'static str,
+}
+
+const fn name(name: &'static str, kind: Kind, help: &'static str) -> Name {
+    Name { name, kind, help }
+}
+
+/// Every exported number, in the order of the documentation.
+pub const NAMES: &[Name] = &[
+    name("baton_requests_total", Kind::Counter, "Requests that reached the conductor"),
+    name("baton_requests_admitted_total", Kind::Counter, "Requests let in"),
+    name("baton_requests_refused_total", Kind::Counter, "Requests refused before any work, by `reason`"),
+    name("baton_requests_finished_total", Kind::Counter, "Answers that were completed"),
+    name("baton_requests_failed_total", Kind::Counter, "Admitted requests that were not served to their end, by `stage`"),
+    name("baton_requests_cancelled_total", Kind::Counter, "Requests ended early by their client or for it, by `why`"),
+    name("baton_requests_live", Kind::Gauge, "Requests under way"),
+    name("baton_prompt_tokens_total", Kind::Counter, "Prompt tokens of completed answers"),
+    name("baton_cached_tokens_total", Kind::Counter, "Prompt tokens that were not computed again"),
+    name("baton_output_tokens_total", Kind::Counter, "Tokens of completed answers"),
+    name("baton_ttft_seconds", Kind::Histogram, "From a request's arrival to its first token"),
+    name("baton_tbt_seconds", Kind::Histogram, "Between two tokens of an answer"),
+    name("baton_ttft_error_ratio", Kind::Histogram, "Measured over predicted time to first token"),
+    name("baton_nodes", Kind::Gauge, "Nodes attached"),
+    name("baton_nodes_lost_total", Kind::Counter, "Lives of nodes that ended"),
+    name("baton_stage_timeouts_total", Kind::Counter, "Stages that took too long, by `stage`"),
+    name("baton_leg_failures_total", Kind::Counter, "Failures that nodes reported, by `stage`"),
+    name("baton_stale_messages_total", Kind::Counter, "Messages about an earlier life or attempt, dropped"),
+    name("baton_repeated_tokens_total", Kind::Counter, "Tokens that a client had already, dropped"),
+];
+
+/// Upper bounds of the time buckets, seconds.
+pub const TIME_BUCKETS: &[f64] =
+    &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0];
+/// Upper bounds of the ratio buckets.
+pub const RATIO_BUCKETS: &[f64] = &[0.25, 0.5, 0.75, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0];
+
+/// A counter that can also be read.
+struct Count {
+    exported: Counter,
+    total: AtomicU64,
+}
+
+impl Count {
+    fn add(&self, more: u64) {
+        self.exported.increment(more);
+        self.total.fetch_add(more, Ordering::Relaxed);
+    }
+}
+
+/// Handles of everything that is exported; cheap to clone.
+#[derive(Clone)]
+pub struct Metrics {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+    arrived: Count,
+    admitted: Count,
+    finished: Count,
+    prompt_tokens: Count,
+    cached_tokens: Count,
+    output_tokens: Count,
+    nodes_lost: Count,
+    stale: Count,
+    repeated: Count,
+    live: Gauge,
+    nodes: Gauge,
+    ttft: Histogram,
+    tbt: Histogram,
+    error: Histogram,
+}
+
+static METADATA: Metadata<'static> = Metadata::new("baton", Level::INFO, None);
+
+impl Metrics {
+    /// Counters at zero, described.
+    ///
+    /// # Errors
+    /// When the exporter does not take the buckets.
+    pub fn new() -> Result<Self, String> {
+        let matcher = |name: &str| Matcher::Full(name.to_owned());
+        let recorder = PrometheusBuilder::new()
+            .set_buckets_for_metric(matcher("baton_ttft_seconds"), TIME_BUCKETS)
+            .and_then(|b| b.set_buckets_for_metric(matcher("baton_tbt_seconds"), TIME_BUCKETS))
+            .and_then(|b| b.set_buckets_for_metric(matcher("baton_ttft_error_ratio"), RATIO_BUCKETS))
+            .map_err(|e| format!("metrics: {e}"))?
+            .build_recorder();
+        for known in NAMES {
+            let (key, help) = (KeyName::from_const_str(known.name), SharedString::const_str(known.help));
+            match known.kind {
+                Kind::Counter => recorder.describe_counter(key, Some(Unit::Count), help),
+                Kind::Gauge => recorder.describe_gauge(key, Some(Unit::Count), help),
+                Kind::Histogram => recorder.describe_histogram(key, None, help),
+            }
+        }
+        let count = |name: &'static str| Count {
+            exported: recorder.register_counter(&Key::from_static_name(name), &METADATA),
+            total: AtomicU64::new(0),
+        };
+        let gauge = |name: &'static str| recorder.register_gauge(&Key::from_static_name(name), &METADATA);
+        let spread = |name: &'static str| recorder.register_histogram(&Key::from_static_name(name), &METADATA);
+        let shared = Shared {
+            arrived: count("baton_requests_total"),
+            admitted: count("baton_requests_admitted_total"),
+            finished: count("baton_requests_finished_total"),
+            prompt_tokens: count("baton_prompt_tokens_total"),
+            cached_tokens: count("baton_cached_tokens_total"),
+            output_tokens: count("baton_output_tokens_total"),
+            nodes_lost: count("baton_nodes_lost_total"),
+            stale: count("baton_stale_messages_total"),
+            repeated: count("baton_repeated_tokens_total"),
+            live: gauge("baton_requests_live"),
+            nodes: gauge("baton_nodes"),
+            ttft: spread("baton_ttft_seconds"),
+            tbt: spread("baton_tbt_seconds"),
+            error: spread("baton_ttft_error_ratio"),
+            handle: recorder.handle(),
+            recorder,
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The page that Prometheus reads.
+    #[must_use]
+    pub fn page(&self) -> String {
+        self.shared.handle.render()
+    }
+
+    /// Takes samples in; to be called every few seconds, or they pile up.
+    pub fn upkeep(&self) {
+        self.shared.handle.run_upkeep();
+    }
+
+    /// Totals since the start, for pages that are not Prometheus's.
+    #[must_use]
+    pub fn totals(&self) -> Vec<(String, u64)> {
+        let s = &self.shared;
+        let read = |name: &str, count: &Count| (name.to_owned(), count.total.load(Ordering::Relaxed));
+        vec![
+            read("output_tokens", &s.output_tokens),
+            read("nodes_lost", &s.nodes_lost),
+            read("stale_messages", &s.stale),
+            read("repeated_tokens", &s.repeated),
+        ]
+    }
+
+    fn labelled(&self, name: &'static str, label: (&'static str, &str)) {
+        let key = Key::from_parts(name, vec![Label::new(label.0, label.1.to_owned())]);
+        self.shared.recorder.register_counter(&key, &METADATA).increment(1);
+    }
+
+    pub(crate) fn arrived(&self) {
+        self.shared.arrived.add(1);
+        self.shared.live.increment(1.0);
+    }
+
+    pub(crate) fn ended(&self) {
+        self.shared.live.decrement(1.0);
+    }
+
+    pub(crate) fn admitted(&self) {
+        self.shared.admitted.add(1);
+    }
+
+    pub(crate) fn refused(&self, reason: &str) {
+        self.labelled("baton_requests_refused_total", ("reason", reason));
+    }
+
+    pub(crate) fn failed(&self, stage: &str) {
+        self.labelled("baton_requests_failed_total", ("stage", stage));
+    }
+
+    pub(crate) fn cancelled(&self, why: &str) {
+        self.labelled("baton_requests_cancelled_total", ("why", why));
+    }
+
+    pub(crate) fn stage_expired(&self, stage: &str) {
+        self.labelled("baton_stage_timeouts_total", ("stage", stage));
+    }
+
+    pub(crate) fn leg_failed(&self, stage: &str) {
+        // Stages come over the wire: only words of ours become labels.
+        let known = ["engine", "store", "fetch", "handoff", "room", "deadline"];
+        let word = known.into_iter().find(|k| *k == stage).unwrap_or("other");
+        self.labelled("baton_leg_failures_total", ("stage", word));
+    }
+
+    pub(crate) fn first_token(&self, ttft_us: u64, predicted_us: u64) {
+        self.shared.ttft.record(ttft_us as f64 / 1e6);
+        if predicted_us > 0 {
+            self.shared.error.record(ttft_us as f64 / predicted_us as f64);
+        }
+    }
+
+    pub(crate) fn next_token(&self, gap_us: u64) {
+        self.shared.tbt.record(gap_us as f64 / 1e6);
+    }
+
+    pub(crate) fn finished(&self, output_tokens: u64, prompt_tokens: u64, cached_tokens: u64) {
+        self.shared.finished.add(1);
+        self.shared.output_tokens.add(output_tokens);
+        self.shared.prompt_tokens.add(prompt_tokens);
+        self.shared.cached_tokens.add(cached_tokens);
+    }
+
+    pub(crate) fn nodes(&self, count: usize) {
+        self.shared.nodes.set(count as f64);
+    }
+
+    pub(crate) fn node_lost(&self) {
+        self.shared.nodes_lost.add(1);
+    }
+
+    pub(crate) fn stale_message(&self) {
+        self.shared.stale.add(1);
+    }
+
+    pub(crate) fn repeated_token(&self) {
+        self.shared.repeated.add(1);
+    }
+}
+
+/// Totals by name, for tests of names.
+#[must_use]
+pub fn names() -> BTreeMap<&'static str, Kind> {
+    NAMES.iter().map(|known| (known.name, known.kind)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_shows_only_what_is_documented() {
+        let metrics = Metrics::new().unwrap();
+        metrics.arrived();
+        metrics.refused("ttft");
+        metrics.first_token(150_000, 100_000);
+        metrics.next_token(4_000);
+        metrics.leg_failed("a word of somebody else's");
+        let page = metrics.page();
+        let known = names();
+        for line in page.lines().filter(|l| l.starts_with("# TYPE ")) {
+            let name = line.split(' ').nth(2).unwrap();
+            assert!(known.contains_key(name), "{name} is exported and not in NAMES");
+        }
+        assert!(page.contains("baton_requests_refused_total{reason=\"ttft\"} 1"), "{page}");
+        assert!(page.contains("baton_ttft_seconds_bucket{le=\"0.2\"} 1"), "{page}");
+        assert!(page.contains("baton_leg_failures_total{stage=\"other\"} 1"), "{page}");
+    }
+}
