@@ -1,7 +1,7 @@
 //! Whether a request is let in, and if not, when it may come back.
 
 use alloc::vec::Vec;
-use baton_types::{InstanceId, Role, SloClass};
+use baton_types::{ClassId, InstanceId, Role, SloClass};
 
 use crate::conductor::Conductor;
 use crate::estimate::NEVER_US;
@@ -24,12 +24,20 @@ impl Conductor {
         arrived_us + class.ttft_us / 1000 * permille
     }
 
-    pub(crate) fn request_arrived(&mut self, request: Request, effects: &mut Vec<Effect>) {
+    /// An unknown class is the first from now on, whatever classes there will be later.
+    pub(crate) fn settle_class(&self, request: &mut Request) {
+        if request.class.index() >= self.config.classes.len() {
+            request.class = ClassId::default();
+        }
+    }
+
+    pub(crate) fn request_arrived(&mut self, mut request: Request, effects: &mut Vec<Effect>) {
         self.stats.arrived += 1;
         if request.prompt_tokens == 0 || self.requests.contains(request.id) {
             self.stats.stale_inputs += 1;
             return;
         }
+        self.settle_class(&mut request);
         let entry = self.fresh_entry(request);
         if let Some(refusal) = self.hopeless(&entry.request) {
             self.reject(&entry, refusal, effects);
@@ -124,7 +132,7 @@ impl Conductor {
         only_feasible: bool,
     ) -> Result<Placement, Refusal> {
         // The borrow of the entry's request is independent of the conductor's own state.
-        let placed = self.place(request, deadline_us, only_feasible)?;
+        let placed = self.place(request, deadline_us, only_feasible, None)?;
         if let Some(bound_us) = request.known_work_bound_us
             && placed.candidate.plan.work_us > bound_us
         {

@@ -104,12 +104,10 @@ impl Conductor {
         self.now_us = self.now_us.max(now_us);
         match input {
             Input::InstanceJoined(spec) => self.instance_joined(spec, effects),
-            Input::InstanceDrained { instance } => {
-                // The dead do not come back by being drained.
-                if self.fleet.get(instance).is_some_and(crate::fleet::Instance::serves) {
-                    self.fleet.set_state(instance, InstanceState::Draining);
-                }
-            }
+            Input::InstanceDrained { instance } => self.instance_drained(instance),
+            Input::InstanceResumed { instance } => self.instance_resumed(instance),
+            Input::RoleChanged { instance, role } => self.role_changed(instance, role, effects),
+            Input::PolicyChanged(config) => self.policy_changed(*config),
             Input::InstanceLost { instance, epoch } => self.instance_lost(instance, epoch, effects),
             Input::RequestArrived(request) => self.request_arrived(request, effects),
             Input::RequestCancelled { request } => self.request_cancelled(request, effects),
@@ -117,10 +115,14 @@ impl Conductor {
             Input::PrefillFinished { request, compute_us, cached_tokens } => {
                 self.prefill_finished(request, (compute_us, cached_tokens), effects);
             }
+            Input::PrefillFailed { request } => self.prefill_failed(request, effects),
             Input::HandoffFinished { request } => self.handoff_finished(request, effects),
             Input::HandoffFailed { request } => self.handoff_failed(request, effects),
             Input::FetchFinished { request, ok } => self.fetch_finished(request, ok),
             Input::TokensEmitted { request, emitted_tokens } => self.tokens_emitted(request, emitted_tokens),
+            Input::DecodeFailed { request, emitted_tokens } => {
+                self.decode_failed(request, emitted_tokens, effects);
+            }
             Input::DecodeFinished { request, output_tokens } => {
                 self.decode_finished(request, output_tokens, effects);
             }
@@ -167,7 +169,11 @@ impl Conductor {
             self.stats.stale_inputs += 1;
             return;
         }
-        // Whoever waits for an instance to decode on may have one now.
+        self.wake_waiting();
+    }
+
+    /// Whoever waits for an instance to decode on may have one now.
+    pub(crate) fn wake_waiting(&mut self) {
         let now_us = self.now_us;
         let waiting = self.fleet.iter().filter(|i| !i.prefill.waiting().is_empty());
         waiting.for_each(|i| self.timers.set(i.spec.id, now_us));

@@ -2,11 +2,13 @@
 
 use alloc::vec::Vec;
 use baton_types::{BlockHash, InstanceId, RequestId};
+use serde::{Deserialize, Serialize};
 
 use crate::Decision;
 
 /// One order to the driver.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Effect {
     /// Send the request's prefill to an instance.
     StartPrefill {
@@ -64,15 +66,65 @@ pub enum Effect {
     Fail {
         /// Which request.
         request: RequestId,
-        /// The stage that failed, for the error's text.
-        stage: &'static str,
+        /// What failed last, for the error's text.
+        stage: FailStage,
     },
     /// The arithmetic of one decision (D36).
     Explain(Decision),
 }
 
+/// What ended an admitted request (D1, D5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailStage {
+    /// Its prefill instance was lost once more than it may be retried.
+    PrefillLost,
+    /// Its decode instance was lost once more than it may be retried.
+    DecodeLost,
+    /// Its prefill failed on a living instance once more than it may be retried.
+    PrefillFailed,
+    /// Its decode failed on a living instance once more than it may be retried.
+    DecodeFailed,
+    /// Its KV reached no decode instance.
+    HandoffFailed,
+    /// After a loss or failure no instance that serves now could take it.
+    NoPlacement,
+}
+
+impl FailStage {
+    /// Every stage, in the order of reports.
+    pub const ALL: [Self; 6] = [
+        Self::PrefillLost,
+        Self::DecodeLost,
+        Self::PrefillFailed,
+        Self::DecodeFailed,
+        Self::HandoffFailed,
+        Self::NoPlacement,
+    ];
+
+    /// The word used in errors and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::PrefillLost => "prefill_lost",
+            Self::DecodeLost => "decode_lost",
+            Self::PrefillFailed => "prefill_failed",
+            Self::DecodeFailed => "decode_failed",
+            Self::HandoffFailed => "handoff_failed",
+            Self::NoPlacement => "no_placement",
+        }
+    }
+}
+
+impl core::fmt::Display for FailStage {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// Blocks to bring from another instance before a prefill.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct FetchPlan {
     /// The holder.
     pub from: InstanceId,
@@ -81,7 +133,8 @@ pub struct FetchPlan {
 }
 
 /// A refusal, with what the client needs to know.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rejection {
     /// Which request.
     pub request: RequestId,
@@ -96,7 +149,8 @@ pub struct Rejection {
 }
 
 /// Why a request was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RejectReason {
     /// No placement is predicted to meet the TTFT objective.
     Ttft,
@@ -115,6 +169,10 @@ pub enum RejectReason {
 }
 
 impl RejectReason {
+    /// Every reason, in the order of the counters.
+    pub const ALL: [Self; 7] =
+        [Self::Ttft, Self::Tbt, Self::Room, Self::QueueFull, Self::NoInstance, Self::TooLong, Self::Costly];
+
     /// The word used in errors, headers and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {

@@ -2,9 +2,11 @@
 
 use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId};
+use serde::{Deserialize, Serialize};
 
 /// One candidate's arithmetic, µs and tokens.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CandidateTerms {
     /// The instance.
     pub instance: InstanceId,
@@ -27,7 +29,8 @@ pub struct CandidateTerms {
 }
 
 /// One decision.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Decision {
     /// Which request.
     pub request: RequestId,

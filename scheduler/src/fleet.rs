@@ -3,13 +3,15 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use baton_types::{CostProfile, Epoch, InstanceId, Role};
+use serde::{Deserialize, Serialize};
 
 use crate::estimate::DecodeLedger;
 use crate::estimate::Residual;
 use crate::queue::PrefillLedger;
 
 /// What an instance says of itself when it joins.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct InstanceSpec {
     /// Its id, dense from zero.
     pub id: InstanceId,
@@ -18,6 +20,7 @@ pub struct InstanceSpec {
     /// Its part.
     pub role: Role,
     /// Its cost profile: the prior of every estimate about it.
+    #[serde(with = "by_value")]
     pub profile: Arc<CostProfile>,
     /// KV tokens that fit in its HBM.
     pub capacity_tokens: u64,
@@ -36,8 +39,27 @@ pub struct InstanceSpec {
     pub ssd_bytes_per_s: u64,
 }
 
+/// A shared profile is written out whole, and read back unshared.
+mod by_value {
+    use super::{Arc, CostProfile, Deserialize, Serialize};
+
+    pub(super) fn serialize<S: serde::Serializer>(
+        profile: &Arc<CostProfile>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        CostProfile::serialize(profile, to)
+    }
+
+    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(
+        from: D,
+    ) -> Result<Arc<CostProfile>, D::Error> {
+        CostProfile::deserialize(from).map(Arc::new)
+    }
+}
+
 /// Whether an instance takes work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum InstanceState {
     /// Takes new work.
     Serving,
@@ -129,6 +151,14 @@ impl Fleet {
     pub(crate) fn set_state(&mut self, id: InstanceId, state: InstanceState) {
         if let Some(instance) = self.get_mut(id) {
             instance.state = state;
+        }
+        self.rebuild_pools();
+    }
+
+    /// Changes what an instance is for; what it has been given stays with it.
+    pub(crate) fn set_role(&mut self, id: InstanceId, role: Role) {
+        if let Some(instance) = self.get_mut(id) {
+            instance.spec.role = role;
         }
         self.rebuild_pools();
     }

@@ -1,11 +1,14 @@
 //! What the conductor is told: facts in the past tense.
 
-use baton_types::{CacheEvent, Epoch, InstanceId, RequestId};
+use alloc::boxed::Box;
+use baton_types::{CacheEvent, Epoch, InstanceId, RequestId, Role};
+use serde::{Deserialize, Serialize};
 
-use crate::{InstanceSpec, Request};
+use crate::{InstanceSpec, Request, SchedulerConfig};
 
 /// One fact.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Input {
     /// An instance is ready to serve, in a new epoch.
     InstanceJoined(InstanceSpec),
@@ -14,6 +17,22 @@ pub enum Input {
         /// Which one.
         instance: InstanceId,
     },
+    /// A draining instance takes new work again; its cache and what was learnt of it are kept.
+    InstanceResumed {
+        /// Which one.
+        instance: InstanceId,
+    },
+    /// A living instance plays another part from now on: what was sent to it goes on there, what
+    /// only waited here is placed anew.
+    RoleChanged {
+        /// Which one.
+        instance: InstanceId,
+        /// Its new part.
+        role: Role,
+    },
+    /// The operator changed the settings. Those in force stay, and the input counts as stale,
+    /// unless [`Conductor::can_change`](crate::Conductor::can_change) allows the new ones.
+    PolicyChanged(Box<SchedulerConfig>),
     /// An instance is gone with everything it held.
     InstanceLost {
         /// Which one.
@@ -39,6 +58,12 @@ pub enum Input {
         /// Prompt tokens that the engine took from its cache.
         cached_tokens: u64,
     },
+    /// An engine or store error ended one prefill (or lost its KV before the hand-off) on an
+    /// instance that lives on; the request starts over, elsewhere if it can.
+    PrefillFailed {
+        /// Which request.
+        request: RequestId,
+    },
     /// The decode instance holds and has verified the whole KV of the request.
     HandoffFinished {
         /// Which request.
@@ -59,6 +84,14 @@ pub enum Input {
     /// How far an answer had come when its decode instance was lost; told before that loss, so that
     /// the next placement counts what was emitted as prompt.
     TokensEmitted {
+        /// Which request.
+        request: RequestId,
+        /// Tokens that its client has, in all.
+        emitted_tokens: u32,
+    },
+    /// One decode died or stalled on an instance that lives on; the request is placed again,
+    /// elsewhere if it can, with what was emitted as part of its prompt.
+    DecodeFailed {
         /// Which request.
         request: RequestId,
         /// Tokens that its client has, in all.

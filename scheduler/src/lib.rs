@@ -7,11 +7,13 @@
 extern crate alloc;
 
 mod admission;
+mod change;
 mod conductor;
 mod config;
 mod effect;
 mod estimate;
 mod explain;
+mod failure;
 mod fleet;
 pub mod index;
 mod input;
@@ -31,7 +33,7 @@ mod tests;
 
 pub use conductor::Conductor;
 pub use config::{AdmissionMode, ConfigError, PolicyName, SchedulerConfig};
-pub use effect::{Effect, FetchPlan, RejectReason, Rejection};
+pub use effect::{Effect, FailStage, FetchPlan, RejectReason, Rejection};
 pub use explain::{CandidateTerms, Decision};
 pub use fleet::{InstanceSpec, InstanceState};
 pub use input::Input;

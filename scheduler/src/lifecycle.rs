@@ -1,7 +1,7 @@
 //! What happens to a request after it was placed: each reservation is released exactly once (I5).
 
 use alloc::vec::Vec;
-use baton_types::{Epoch, InstanceId, RequestId};
+use baton_types::{InstanceId, RequestId};
 
 use crate::conductor::Conductor;
 use crate::request::{Entry, Stage};
@@ -109,47 +109,6 @@ impl Conductor {
         (reserved + need.tokens > instance.spec.capacity_tokens).then_some(RejectReason::Room)
     }
 
-    pub(crate) fn handoff_failed(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
-        let Some(entry) =
-            self.requests.get(id).filter(|e| matches!(e.stage, Stage::HandingOff | Stage::Prefilling))
-        else {
-            self.stats.stale_inputs += 1;
-            return;
-        };
-        let (stage, foreign) = (entry.stage, entry.foreign);
-        let mut entry = self.requests.remove(id).expect("looked up above");
-        if foreign {
-            // Its own router places it again, and says so.
-            self.let_go(&entry, effects);
-            return;
-        }
-        entry.shunned = entry.decode;
-        if stage == Stage::Prefilling {
-            // The other side fell over while layers were still being computed: start over.
-            self.let_go(&entry, effects);
-            entry.retries += 1;
-            self.retry(entry, effects);
-            return;
-        }
-        let (from, old) = (entry.prefill, entry.decode.take());
-        if let Some(old) = old {
-            self.release_decode(id, old);
-            effects.push(Effect::Release { request: id, instance: old });
-        }
-        entry.retries += 1;
-        let target =
-            self.decode_for(&entry, self.now_us).filter(|_| entry.retries <= self.config.max_retries);
-        let Some(to) = target else {
-            effects.push(Effect::Release { request: id, instance: from });
-            self.fail(&entry, "handoff", effects);
-            return;
-        };
-        let now_us = self.now_us;
-        self.reserve_decode(&mut entry, to, now_us);
-        effects.push(Effect::Handoff { request: id, from, to, room_tokens: entry.room_tokens });
-        self.requests.insert(entry);
-    }
-
     pub(crate) fn fetch_finished(&mut self, id: RequestId, ok: bool) {
         // While it waits here its fetch is only planned.
         let Some(entry) = self.requests.get_mut(id).filter(|e| e.stage == Stage::Prefilling) else {
@@ -163,15 +122,6 @@ impl Conductor {
         self.stats.fetches_failed += u64::from(!ok);
     }
 
-    /// Nothing more arrives from a lost instance; what the driver says of it later is stale.
-    fn end_fetches_from(&mut self, lost: InstanceId) {
-        let reads = |e: &&Entry| e.stage == Stage::Prefilling && e.fetch.is_some_and(|f| f.from == lost);
-        let readers: Vec<RequestId> = self.requests.iter().filter(reads).map(|e| e.request.id).collect();
-        for request in readers {
-            self.fetch_finished(request, false);
-        }
-    }
-
     fn end_fetch(&mut self, from: InstanceId, to: InstanceId) {
         if let Some(source) = self.fleet.get_mut(from) {
             source.egress_flights = source.egress_flights.saturating_sub(1);
@@ -183,18 +133,12 @@ impl Conductor {
 
     /// Its decode is about to be lost: what its client has goes on top of the prompt.
     pub(crate) fn tokens_emitted(&mut self, id: RequestId, emitted_tokens: u32) {
-        let block = self.config.block_tokens;
+        let block_tokens = self.config.block_tokens;
         let Some(entry) = self.requests.get_mut(id).filter(|e| e.stage == Stage::Decoding) else {
             self.stats.stale_inputs += 1;
             return;
         };
-        let request = &mut entry.request;
-        // The last block goes on with tokens that only this answer has.
-        request
-            .chain
-            .truncate(usize::try_from(request.prompt_tokens / u64::from(block)).unwrap_or(usize::MAX));
-        request.prompt_tokens += u64::from(emitted_tokens.saturating_sub(request.emitted_tokens));
-        request.emitted_tokens = request.emitted_tokens.max(emitted_tokens);
+        entry.request.has_emitted(emitted_tokens, block_tokens);
     }
 
     pub(crate) fn decode_finished(&mut self, id: RequestId, output_tokens: u32, effects: &mut Vec<Effect>) {
@@ -231,7 +175,7 @@ impl Conductor {
         self.stats.cancelled += u64::from(!entry.foreign);
     }
 
-    fn release_decode(&mut self, id: RequestId, decode: InstanceId) {
+    pub(crate) fn release_decode(&mut self, id: RequestId, decode: InstanceId) {
         if let Some(instance) = self.fleet.get_mut(decode) {
             instance.decode.release(id);
         }
@@ -276,67 +220,7 @@ impl Conductor {
         }
     }
 
-    /// Places an entry again after its instance was lost, or gives it up.
-    fn retry(&mut self, mut entry: Entry, effects: &mut Vec<Effect>) {
-        if entry.retries > self.config.max_retries || self.too_long(&entry.request) {
-            self.fail(&entry, "placement", effects);
-            return;
-        }
-        entry.stage = Stage::Unplaced;
-        entry.decode = None;
-        entry.fetch = None;
-        // An admitted request is not refused for being late through our fault.
-        let placed = self.place(&entry.request, entry.deadline_us, false);
-        if let Some(decision) = self.stats.last_decision.take() {
-            effects.push(Effect::Explain(decision));
-        }
-        match placed {
-            Ok(placement) => {
-                self.stats.retried += 1;
-                self.commit(entry, &placement, effects);
-            }
-            Err(_) => self.fail(&entry, "placement", effects),
-        }
-    }
-
-    fn fail(&mut self, entry: &Entry, stage: &'static str, effects: &mut Vec<Effect>) {
-        self.stats.failed += 1;
-        effects.push(Effect::Fail { request: entry.request.id, stage });
-    }
-
-    pub(crate) fn instance_lost(&mut self, id: InstanceId, epoch: Epoch, effects: &mut Vec<Effect>) {
-        if !self.is_current(id, epoch) {
-            self.stats.stale_inputs += 1;
-            return;
-        }
-        self.fleet.set_state(id, InstanceState::Lost);
-        self.index.clear(id);
-        self.timers.unset(id);
-        self.end_fetches_from(id);
-        // Slot order: the same on every run.
-        let touched: Vec<RequestId> = self
-            .requests
-            .iter()
-            .filter(|e| e.stage != Stage::Unplaced)
-            .filter(|e| match e.stage {
-                Stage::Decoding => e.decode == Some(id),
-                _ => e.prefill == id || e.decode == Some(id),
-            })
-            .map(|e| e.request.id)
-            .collect();
-        for request in touched {
-            let Some(mut entry) = self.requests.remove(request) else { continue };
-            self.let_go(&entry, effects);
-            if entry.foreign {
-                continue;
-            }
-            // What still waited here has cost nobody anything yet.
-            entry.retries += u32::from(entry.stage != Stage::Waiting);
-            self.retry(entry, effects);
-        }
-    }
-
-    pub(crate) fn peer_placed(&mut self, request: Request, at: (InstanceId, InstanceId), work_us: u64) {
+    pub(crate) fn peer_placed(&mut self, mut request: Request, at: (InstanceId, InstanceId), work_us: u64) {
         let (prefill, decode) = at;
         let alive = |id| self.fleet.get(id).is_some_and(|i| i.state != InstanceState::Lost);
         let full = self.requests.len() >= self.config.max_waiting_requests as usize;
@@ -350,6 +234,7 @@ impl Conductor {
             self.stats.stale_inputs += 1;
             return;
         }
+        self.settle_class(&mut request);
         let work_us = work_us.min(crate::estimate::NEVER_US);
         let now_us = self.now_us;
         let mut entry = Entry {

@@ -3,9 +3,11 @@
 use alloc::vec::Vec;
 use baton_types::{BlockHash, ClassId, InstanceId, RequestId, TenantId};
 use hashbrown::HashMap;
+use serde::{Deserialize, Serialize};
 
 /// A request, parsed and hashed before it reaches the conductor.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Request {
     /// Its id.
     pub id: RequestId,
@@ -23,6 +25,17 @@ pub struct Request {
     pub known_output_tokens: Option<u32>,
     /// The longest admissible work per this request's value, µs (the foresight policy only).
     pub known_work_bound_us: Option<u64>,
+}
+
+impl Request {
+    /// Counts what its client has by now, in all, as part of the prompt.
+    pub(crate) fn has_emitted(&mut self, emitted_tokens: u32, block_tokens: u32) {
+        let whole = usize::try_from(self.prompt_tokens / u64::from(block_tokens)).unwrap_or(usize::MAX);
+        // The last block goes on with tokens that only this answer has.
+        self.chain.truncate(whole);
+        self.prompt_tokens += u64::from(emitted_tokens.saturating_sub(self.emitted_tokens));
+        self.emitted_tokens = self.emitted_tokens.max(emitted_tokens);
+    }
 }
 
 /// Where a request is in its life.
@@ -49,7 +62,8 @@ pub(crate) struct Entry {
     pub deadline_us: u64,
     pub prefill: InstanceId,
     pub decode: Option<InstanceId>,
-    /// Decode instance that its KV did not reach.
+    /// Where it failed last: an instance that its KV did not reach, or whose prefill or decode of
+    /// it went wrong. It goes there again only where there is no other.
     pub shunned: Option<InstanceId>,
     pub fetch: Option<crate::FetchPlan>,
     /// Predicted prefill work on `prefill`, µs.

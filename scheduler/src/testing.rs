@@ -15,8 +15,8 @@ use baton_types::{
 };
 
 use crate::{
-    AdmissionMode, Conductor, Effect, FetchPlan, Input, InstanceSpec, PolicyName, Rejection, Request,
-    SchedulerConfig, Snapshot,
+    AdmissionMode, Conductor, Effect, FailStage, FetchPlan, Input, InstanceSpec, PolicyName, Rejection,
+    Request, SchedulerConfig, Snapshot,
 };
 
 pub(crate) use exact::run;
@@ -221,7 +221,7 @@ pub(crate) fn releases(effects: &[Effect]) -> Vec<(u64, u32)> {
 }
 
 /// The failure among the effects, if any.
-pub(crate) fn failure(effects: &[Effect]) -> Option<(u64, &'static str)> {
+pub(crate) fn failure(effects: &[Effect]) -> Option<(u64, FailStage)> {
     effects
         .iter()
         .find_map(|e| if let Effect::Fail { request, stage } = e { Some((request.0, *stage)) } else { None })

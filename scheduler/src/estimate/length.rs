@@ -1,6 +1,7 @@
 //! How long an answer will be: a survival estimate by class and prompt length, learnt from the
 //! answers seen so far. It never looks at a trace's own future.
 
+use alloc::string::String;
 use alloc::vec::Vec;
 use baton_types::ClassId;
 
@@ -78,6 +79,23 @@ impl LengthEstimator {
             duration_us: 0.0,
             durations: 0,
         }
+    }
+
+    /// Follows a change of the classes by their names: what was learnt of a class stays with its
+    /// name, or with its place where it was only renamed; a new class starts afresh.
+    pub(crate) fn reclass(&mut self, old: &[String], new: &[String], prior_tokens: u32) {
+        let mut known: Vec<_> = self.classes.drain(..).map(Some).collect();
+        let from = |(at, name): (usize, &String)| {
+            let kept = old.iter().position(|o| o == name);
+            kept.or_else(|| old.get(at).filter(|o| !new.contains(o)).map(|_| at))
+        };
+        self.classes = new
+            .iter()
+            .enumerate()
+            .map(|class| from(class).and_then(|at| known.get_mut(at)?.take()))
+            .map(|learnt| learnt.unwrap_or([const { None }; PROMPT_OCTAVES]))
+            .collect();
+        self.prior_tokens = prior_tokens;
     }
 
     fn octave(prompt_tokens: u64) -> usize {

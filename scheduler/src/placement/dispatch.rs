@@ -129,7 +129,9 @@ impl Conductor {
         let planned = entry.decode.take();
         self.forget_plan(request, planned);
         let decode = if local { Some(id) } else { self.decode_for(&entry, at_us) };
-        let Some(decode) = decode.or(planned) else {
+        // What was planned may have become something that does not decode.
+        let decodes = |id: &InstanceId| self.fleet.get(*id).is_some_and(|i| i.spec.role.decodes());
+        let Some(decode) = decode.or(planned.filter(decodes)) else {
             entry.decode = None;
             self.requests.insert(entry);
             return false;

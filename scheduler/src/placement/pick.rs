@@ -28,15 +28,16 @@ struct Kept {
 
 impl Conductor {
     /// Places a request by the policy, among all candidates or (`only_feasible`) among those that
-    /// keep every promise.
+    /// keep every promise. `shunned` prefills it only where nobody else can.
     pub(crate) fn place(
         &mut self,
         request: &Request,
         deadline_us: u64,
         only_feasible: bool,
+        shunned: Option<InstanceId>,
     ) -> Result<Placement, Refusal> {
         self.look_up(request);
-        let candidates = self.candidate_ids(request);
+        let candidates = self.candidate_ids(request, shunned);
         if candidates.is_empty() || !self.fleet.decodes.iter().any(|id| self.holds(*id, request)) {
             return Err(NOWHERE);
         }
@@ -64,7 +65,7 @@ impl Conductor {
     }
 
     /// Instances that may prefill the request, thinned when there are many.
-    fn candidate_ids(&self, request: &Request) -> Vec<InstanceId> {
+    fn candidate_ids(&self, request: &Request, shunned: Option<InstanceId>) -> Vec<InstanceId> {
         let mut ids: Vec<InstanceId> = self.fleet.prefills.clone();
         if self.config.local_prefill && self.config.policy.orders_queues() {
             let permille = u64::from(self.config.local_room_permille);
@@ -83,6 +84,9 @@ impl Conductor {
             );
         }
         ids.retain(|id| self.holds(*id, request));
+        if ids.len() > 1 {
+            ids.retain(|id| Some(*id) != shunned);
+        }
         if ids.len() > FULL_TERMS
             && !matches!(self.config.policy, PolicyName::Random | PolicyName::RoundRobin)
         {

@@ -8,7 +8,7 @@ use crate::testing::{
     BLOCK, Play, Started, assert_idle, burden, conductor, failure, finished, hold, offer, plain, releases,
     request, shared_chain, spec, started, starts, step,
 };
-use crate::{AdmissionMode, Conductor, Effect, Input, InstanceSpec, PolicyName, SchedulerConfig};
+use crate::{AdmissionMode, Conductor, Effect, FailStage, Input, InstanceSpec, PolicyName, SchedulerConfig};
 
 const ONE: RequestId = RequestId(1);
 
@@ -95,7 +95,7 @@ fn retries_are_bounded_and_the_failure_names_its_stage() {
                 continue;
             }
             let (id, stage) = failure(&effects).expect("one loss too many");
-            assert_eq!((id, stage.is_empty()), (1, false));
+            assert_eq!((id, stage), (1, FailStage::PrefillLost));
             assert!(starts(&effects).is_empty());
         }
         assert!(!conductor.knows(ONE));
@@ -145,7 +145,7 @@ fn a_failed_hand_off_goes_to_another_decode_and_then_fails() {
     let mut given_back = releases(&effects);
     given_back.sort_unstable();
     assert_eq!(given_back, [(1, start.prefill), (1, to.0)]);
-    assert_eq!(failure(&effects), Some((1, "handoff")));
+    assert_eq!(failure(&effects), Some((1, FailStage::HandoffFailed)));
     assert_idle(&conductor.snapshot());
 }
 

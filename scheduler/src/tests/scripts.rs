@@ -88,7 +88,7 @@ fn kinds(effects: &[Effect]) -> BTreeSet<&'static str> {
         Effect::Replicate { .. } => "replicate",
         Effect::Release { .. } => "release",
         Effect::Reject(rejection) => rejection.reason.name(),
-        Effect::Fail { stage, .. } => stage,
+        Effect::Fail { stage, .. } => stage.name(),
         Effect::Explain(_) => "explain",
     };
     effects.iter().map(kind).collect()
@@ -113,7 +113,12 @@ fn the_scripts_reach_every_kind_of_order() {
         "handoff",
         "release",
         "explain",
-        "placement",
+        "no_placement",
+        "prefill_lost",
+        "decode_lost",
+        "prefill_failed",
+        "decode_failed",
+        "handoff_failed",
         "ttft",
         "room",
         "no_instance",

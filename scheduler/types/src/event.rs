@@ -1,11 +1,13 @@
 //! What an instance says about the blocks that it holds.
 
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 use crate::{BlockHash, Epoch, InstanceId, Tier};
 
 /// A change of an instance's cache, as told to the conductor's index.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CacheEvent {
     /// Who speaks.
     pub instance: InstanceId,
@@ -16,7 +18,8 @@ pub struct CacheEvent {
 }
 
 /// The change itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum CacheChange {
     /// Blocks became readable in `tier`; `hashes` continue the chain below `parent`.
     Stored {

@@ -1,0 +1,141 @@
+//! What an operator changes while the conductor serves: instances drained, resumed and given
+//! another role, and the settings themselves.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use baton_types::{ClassId, InstanceId, RequestId, Role};
+
+use crate::conductor::Conductor;
+use crate::fleet::Instance;
+use crate::{ConfigError, Effect, FailStage, InstanceState, PolicyName, SchedulerConfig};
+
+impl Conductor {
+    pub(crate) fn instance_drained(&mut self, id: InstanceId) {
+        // The dead do not come back by being drained.
+        if self.fleet.get(id).is_some_and(Instance::serves) {
+            self.fleet.set_state(id, InstanceState::Draining);
+        }
+    }
+
+    pub(crate) fn instance_resumed(&mut self, id: InstanceId) {
+        match self.fleet.get(id).map(|i| i.state) {
+            Some(InstanceState::Draining) => {
+                self.fleet.set_state(id, InstanceState::Serving);
+                self.wake_waiting();
+            }
+            Some(InstanceState::Serving) => {}
+            Some(InstanceState::Lost) | None => self.stats.stale_inputs += 1,
+        }
+    }
+
+    pub(crate) fn role_changed(&mut self, id: InstanceId, role: Role, effects: &mut Vec<Effect>) {
+        let Some(instance) = self.fleet.get(id).filter(|i| i.state != InstanceState::Lost) else {
+            self.stats.stale_inputs += 1;
+            return;
+        };
+        if instance.spec.role == role {
+            return;
+        }
+        let waiting: Vec<RequestId> = instance.prefill.waiting().iter().map(|w| w.request).collect();
+        self.fleet.set_role(id, role);
+        // Nothing of these has been sent anywhere: they go where the new roles want them.
+        for request in waiting {
+            let Some(entry) = self.requests.remove(request) else { continue };
+            self.let_go(&entry, effects);
+            self.retry(entry, FailStage::NoPlacement, effects);
+        }
+        self.wake_waiting();
+    }
+
+    /// Whether [`Input::PolicyChanged`](crate::Input::PolicyChanged) would be obeyed now.
+    ///
+    /// # Errors
+    /// Names the setting that is out of bounds, that takes a restart, or that live requests rely on.
+    pub fn can_change(&self, new: &SchedulerConfig) -> Result<(), ConfigError> {
+        new.validate()?;
+        self.config.can_become(new)?;
+        let live = self.requests.len();
+        if live > new.max_waiting_requests as usize {
+            return Err(ConfigError(format!(
+                "scheduler.max_waiting_requests = {} is below the {live} live requests; drain first, or choose more",
+                new.max_waiting_requests
+            )));
+        }
+        self.requests.iter().filter(|e| !e.foreign).try_for_each(|e| self.class_stays(e.request.class, new))
+    }
+
+    /// A live request names its class by position: the class there must still be the one it was.
+    fn class_stays(&self, class: ClassId, new: &SchedulerConfig) -> Result<(), ConfigError> {
+        let at = class.index();
+        let Some(old) = self.config.classes.get(at) else { return Ok(()) };
+        let Some(now) = new.classes.get(at) else {
+            return Err(ConfigError(format!(
+                "scheduler.classes has no class {at}, but live requests are of class {:?} there; keep it until they are done",
+                old.name
+            )));
+        };
+        if now.name != old.name && new.classes.iter().any(|c| c.name == old.name) {
+            return Err(ConfigError(format!(
+                "scheduler.classes[{at}] is {:?}, but live requests are of class {:?} there; keep the order until they are done",
+                now.name, old.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// Takes on new settings between two decisions, or keeps the old ones and counts it as stale.
+    pub(crate) fn policy_changed(&mut self, new: SchedulerConfig) {
+        if self.can_change(&new).is_err() {
+            self.stats.stale_inputs += 1;
+            return;
+        }
+        let names = |c: &SchedulerConfig| c.classes.iter().map(|c| c.name.clone()).collect::<Vec<String>>();
+        self.lengths.reclass(&names(&self.config), &names(&new), new.prior_output_tokens);
+        self.config = new;
+        self.wake_waiting();
+    }
+}
+
+/// How a policy queues: entries of one kind would be stranded under another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Queueing {
+    /// Requests wait in the conductor, by instance.
+    ByInstance,
+    /// Requests wait in one queue before they are placed.
+    BeforePlacement,
+    /// Nothing waits here.
+    AtEngines,
+}
+
+const fn queueing(policy: PolicyName) -> Queueing {
+    match policy {
+        PolicyName::DynamoWspt => Queueing::BeforePlacement,
+        _ if policy.orders_queues() => Queueing::ByInstance,
+        _ => Queueing::AtEngines,
+    }
+}
+
+impl SchedulerConfig {
+    /// Whether these settings can become `new` without a restart, whatever is live.
+    ///
+    /// # Errors
+    /// Names the setting that takes a restart.
+    pub fn can_become(&self, new: &Self) -> Result<(), ConfigError> {
+        let fixed = |name: &str, old: &dyn core::fmt::Display, new: &dyn core::fmt::Display| {
+            ConfigError(format!(
+                "scheduler.{name} cannot change from {old} to {new} while serving; restart to change it"
+            ))
+        };
+        if self.block_tokens != new.block_tokens {
+            return Err(fixed("block_tokens", &self.block_tokens, &new.block_tokens));
+        }
+        if self.seed != new.seed {
+            return Err(fixed("seed", &self.seed, &new.seed));
+        }
+        if queueing(self.policy) != queueing(new.policy) {
+            return Err(fixed("policy", &self.policy.name(), &new.policy.name()));
+        }
+        Ok(())
+    }
+}

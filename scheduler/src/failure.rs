@@ -1,0 +1,161 @@
+//! What breaks after a request was admitted: it is placed again so often, then failed by name (D1, D5).
+
+use alloc::vec::Vec;
+use baton_types::{Epoch, InstanceId, RequestId};
+
+use crate::conductor::Conductor;
+use crate::request::{Entry, Stage};
+use crate::{Effect, FailStage, InstanceState};
+
+impl Conductor {
+    pub(crate) fn handoff_failed(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
+        let Some(entry) =
+            self.requests.get(id).filter(|e| matches!(e.stage, Stage::HandingOff | Stage::Prefilling))
+        else {
+            self.stats.stale_inputs += 1;
+            return;
+        };
+        let (stage, foreign) = (entry.stage, entry.foreign);
+        let mut entry = self.requests.remove(id).expect("looked up above");
+        if foreign {
+            // Its own router places it again, and says so.
+            self.let_go(&entry, effects);
+            return;
+        }
+        entry.shunned = entry.decode;
+        if stage == Stage::Prefilling {
+            // The other side fell over while layers were still being computed: start over.
+            self.let_go(&entry, effects);
+            entry.retries += 1;
+            self.retry(entry, FailStage::HandoffFailed, effects);
+            return;
+        }
+        let (from, old) = (entry.prefill, entry.decode.take());
+        if let Some(old) = old {
+            self.release_decode(id, old);
+            effects.push(Effect::Release { request: id, instance: old });
+        }
+        entry.retries += 1;
+        let target =
+            self.decode_for(&entry, self.now_us).filter(|_| entry.retries <= self.config.max_retries);
+        let Some(to) = target else {
+            effects.push(Effect::Release { request: id, instance: from });
+            self.fail(&entry, FailStage::HandoffFailed, effects);
+            return;
+        };
+        let now_us = self.now_us;
+        self.reserve_decode(&mut entry, to, now_us);
+        effects.push(Effect::Handoff { request: id, from, to, room_tokens: entry.room_tokens });
+        self.requests.insert(entry);
+    }
+
+    /// One prefill is spoilt on an instance that lives on: the request starts over elsewhere.
+    pub(crate) fn prefill_failed(&mut self, id: RequestId, effects: &mut Vec<Effect>) {
+        let open = |e: &&Entry| matches!(e.stage, Stage::Prefilling | Stage::HandingOff);
+        let Some(at) = self.requests.get(id).filter(open).map(|e| e.prefill) else {
+            self.stats.stale_inputs += 1;
+            return;
+        };
+        self.start_over(id, at, FailStage::PrefillFailed, effects);
+    }
+
+    /// One decode is spoilt on an instance that lives on: the request goes on elsewhere.
+    pub(crate) fn decode_failed(&mut self, id: RequestId, emitted_tokens: u32, effects: &mut Vec<Effect>) {
+        let decoding = self.requests.get(id).filter(|e| e.stage == Stage::Decoding);
+        let Some(at) = decoding.and_then(|e| e.decode) else {
+            self.stats.stale_inputs += 1;
+            return;
+        };
+        self.tokens_emitted(id, emitted_tokens);
+        self.start_over(id, at, FailStage::DecodeFailed, effects);
+    }
+
+    /// Gives everything back and tries again, away from `at` where there is a choice.
+    fn start_over(&mut self, id: RequestId, at: InstanceId, stage: FailStage, effects: &mut Vec<Effect>) {
+        let Some(mut entry) = self.requests.remove(id) else { return };
+        self.let_go(&entry, effects);
+        if entry.foreign {
+            // Its own router places it again, and says so.
+            return;
+        }
+        entry.shunned = Some(at);
+        entry.retries += 1;
+        self.retry(entry, stage, effects);
+    }
+
+    pub(crate) fn instance_lost(&mut self, id: InstanceId, epoch: Epoch, effects: &mut Vec<Effect>) {
+        if !self.is_current(id, epoch) {
+            self.stats.stale_inputs += 1;
+            return;
+        }
+        self.fleet.set_state(id, InstanceState::Lost);
+        self.index.clear(id);
+        self.timers.unset(id);
+        self.end_fetches_from(id);
+        // Slot order: the same on every run.
+        let touched: Vec<RequestId> = self
+            .requests
+            .iter()
+            .filter(|e| e.stage != Stage::Unplaced)
+            .filter(|e| match e.stage {
+                Stage::Decoding => e.decode == Some(id),
+                _ => e.prefill == id || e.decode == Some(id),
+            })
+            .map(|e| e.request.id)
+            .collect();
+        for request in touched {
+            let Some(mut entry) = self.requests.remove(request) else { continue };
+            self.let_go(&entry, effects);
+            if entry.foreign {
+                continue;
+            }
+            // What still waited here has cost nobody anything yet.
+            entry.retries += u32::from(entry.stage != Stage::Waiting);
+            // Where both legs are one instance, the leg at work names the loss.
+            let decode = entry.decode == Some(id) && (entry.prefill != id || entry.stage == Stage::Decoding);
+            let stage = if decode { FailStage::DecodeLost } else { FailStage::PrefillLost };
+            self.retry(entry, stage, effects);
+        }
+    }
+
+    /// Nothing more arrives from a lost instance; what the driver says of it later is stale.
+    fn end_fetches_from(&mut self, lost: InstanceId) {
+        let reads = |e: &&Entry| e.stage == Stage::Prefilling && e.fetch.is_some_and(|f| f.from == lost);
+        let readers: Vec<RequestId> = self.requests.iter().filter(reads).map(|e| e.request.id).collect();
+        for request in readers {
+            self.fetch_finished(request, false);
+        }
+    }
+
+    /// Places an entry that holds nothing again, or gives it up: for `stage` when its tries are used up.
+    pub(crate) fn retry(&mut self, mut entry: Entry, stage: FailStage, effects: &mut Vec<Effect>) {
+        if entry.retries > self.config.max_retries {
+            self.fail(&entry, stage, effects);
+            return;
+        }
+        if self.too_long(&entry.request) {
+            self.fail(&entry, FailStage::NoPlacement, effects);
+            return;
+        }
+        entry.stage = Stage::Unplaced;
+        entry.decode = None;
+        entry.fetch = None;
+        // An admitted request is not refused for being late through our fault.
+        let placed = self.place(&entry.request, entry.deadline_us, false, entry.shunned);
+        if let Some(decision) = self.stats.last_decision.take() {
+            effects.push(Effect::Explain(decision));
+        }
+        match placed {
+            Ok(placement) => {
+                self.stats.retried += 1;
+                self.commit(entry, &placement, effects);
+            }
+            Err(_) => self.fail(&entry, FailStage::NoPlacement, effects),
+        }
+    }
+
+    fn fail(&mut self, entry: &Entry, stage: FailStage, effects: &mut Vec<Effect>) {
+        self.stats.failed += 1;
+        effects.push(Effect::Fail { request: entry.request.id, stage });
+    }
+}
