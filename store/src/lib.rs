@@ -33,6 +33,7 @@ mod table;
 #[cfg(test)]
 mod testing;
 mod tiering;
+mod view;
 
 pub use config::{ConfigError, Eviction, Offload, StoreConfig};
 pub use effect::Effect;
@@ -40,3 +41,4 @@ pub use input::{Input, Owner};
 pub use snapshot::{BlockSnapshot, OwnerSnapshot, StoreSnapshot};
 pub use stats::{Hits, StoreStats, TierStats};
 pub use store::Store;
+pub use view::CopyState;

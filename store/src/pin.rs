@@ -64,6 +64,11 @@ impl Holds {
         self.index.find(spread(owner), of).map(|&number| number as usize)
     }
 
+    /// A hold by its number, to look at.
+    pub(crate) fn get(&self, number: usize) -> &Hold {
+        &self.holds[number]
+    }
+
     /// A hold by its number.
     pub(crate) fn get_mut(&mut self, number: usize) -> &mut Hold {
         &mut self.holds[number]

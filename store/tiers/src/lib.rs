@@ -1,1 +1,30 @@
-//! See Cargo.toml.
+//! The bytes of one node's KV blocks: the driver around Baton's pure store.
+//!
+//! [`KvCache`] owns a [`baton_store::Store`], which decides, and carries its orders out: it gives
+//! every block its HBM slot, copies blocks to host memory and to a slab file on flash, and brings
+//! them up again. Its rules, beside those of the store:
+//!
+//! - an HBM slot has one tenant at a time, and is free again exactly when the store says so;
+//! - every byte that comes back from host memory or flash is verified against a checksum over its
+//!   key and its content; what cannot be vouched for is reported as a failed load, never served;
+//! - a slow or failing disk costs cached blocks, never an answer.
+//!
+//! One thread uses the cache; flash is written and read on a second one, with bounded queues.
+
+mod cache;
+mod checksum;
+mod dram;
+mod file;
+mod io;
+mod short;
+mod slab;
+mod slots;
+mod tier;
+
+pub use cache::{
+    CacheConfig, CacheError, CacheStats, Hold, KvCache, Misuse, Notice, Pool, ReadFailed, Refused,
+};
+pub use checksum::block_checksum;
+pub use dram::Dram;
+pub use file::FileTier;
+pub use tier::{Tier, TierError};

@@ -1,0 +1,237 @@
+//! The node's KV cache: the store's orders, carried out on bytes.
+
+mod adopt;
+mod audit;
+mod config;
+mod copies;
+mod hold;
+mod loads;
+mod read;
+mod settle;
+
+pub use config::{CacheConfig, CacheError};
+pub use hold::{Hold, Misuse, Refused};
+pub use read::ReadFailed;
+
+use crate::dram::Dram;
+use crate::file::FileTier;
+use crate::io::IoThread;
+use crate::short::ByShort;
+use crate::slots::Slots;
+use crate::tier::TierError;
+use baton_store::{Hits, Owner, Store, StoreStats};
+use baton_types::{BlockKey, CacheChange};
+use copies::CopyDown;
+use hold::Held;
+use loads::Loads;
+use std::collections::{BTreeMap, VecDeque};
+
+/// The engine's paged KV memory, one block at a time.
+pub trait Pool {
+    /// Copies a slot's bytes out; `out` is one block.
+    fn read(&self, slot: u32, out: &mut [u8]);
+    /// Overwrites a slot; `bytes` is one block.
+    fn write(&mut self, slot: u32, bytes: &[u8]);
+}
+
+/// What a cache tells of its own accord.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A hold that was `waiting` waits for nothing any more: its owner computes the blocks from
+    /// `readable_blocks` on, and seals them.
+    Ready {
+        /// Whose.
+        owner: Owner,
+        /// Leading blocks of its chain that are readable in HBM.
+        readable_blocks: u32,
+    },
+    /// For the conductor's index, in order.
+    Changed(CacheChange),
+}
+
+/// What a cache counts, beside the store's own counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// The store's counters and gauges; what [`KvCache::adopt`] does behind the scenes is not
+    /// counted as requests.
+    pub store: StoreStats,
+    /// Holds waiting for blocks.
+    pub waiting_holds: u64,
+    /// Copies and loads that were read and were not what had been stored.
+    pub integrity_rejects: u64,
+    /// Reads and writes that the operating system refused.
+    pub io_errors: u64,
+    /// Blocks of generated tokens that were given to the cache.
+    pub adopted_blocks: u64,
+    /// Transfers to and from flash under way.
+    pub io_jobs: u64,
+    /// Orders to copy blocks down that are not carried out yet.
+    pub queued_copies: u64,
+}
+
+/// A block's place in HBM.
+#[derive(Clone, Copy, Debug)]
+struct Address {
+    key: BlockKey,
+    slot: u32,
+}
+
+/// What a transfer is for.
+#[derive(Clone, Copy, Debug)]
+enum Purpose {
+    /// One block of a copy to flash.
+    Write { ticket: u64, key: BlockKey, place: crate::slab::Place },
+    /// One block of a load from flash.
+    Read { owner: Owner, load: u64, key: BlockKey },
+}
+
+/// The KV blocks of one node: who holds which, in which slot, and their bytes below HBM.
+///
+/// Contract: used by one thread. The bytes of HBM slots belong to the engine; it writes a slot
+/// only while it holds it in a [`Hold`], and only from the position on that the cache named.
+/// [`KvCache::poll`] is to be called whenever the thread has a moment: copies and loads progress
+/// there and in [`KvCache::seal`], nowhere else. What happens in between is queued, no more than
+/// the store's capacities allow.
+#[derive(Debug)]
+pub struct KvCache {
+    config: CacheConfig,
+    store: Store,
+    addresses: ByShort<Address>,
+    slots: Slots,
+    dram: Dram,
+    file: Option<FileTier>,
+    io: Option<IoThread>,
+    held: BTreeMap<Owner, Held>,
+    /// Owners to be told when they are ready, and the position that each was last seen to await.
+    waiting: BTreeMap<Owner, u32>,
+    news: Vec<Notice>,
+    copies: VecDeque<CopyDown>,
+    loads: BTreeMap<Owner, Loads>,
+    next_load: u64,
+    purposes: BTreeMap<u64, Purpose>,
+    counts: CacheStats,
+    /// What adoptions added to the store's counters.
+    adopted: Adopted,
+    /// Whether the store was told anything since the last poll.
+    is_stirred: bool,
+}
+
+/// What adoptions added to the store's counters.
+#[derive(Clone, Copy, Debug, Default)]
+struct Adopted {
+    opened: u64,
+    missed: u64,
+    hits: Hits,
+}
+
+impl KvCache {
+    /// An empty cache; makes and fills out the slab file if there is a flash tier.
+    ///
+    /// # Errors
+    /// [`CacheError`] says what in the configuration, or on the machine, stands against it.
+    pub fn new(config: CacheConfig) -> Result<Self, CacheError> {
+        config.validate()?;
+        let file = match config.ssd_blocks() {
+            0 => None,
+            blocks => Some(
+                FileTier::create(config.ssd_dir.as_deref(), blocks, config.block_bytes, config.fingerprint)
+                    .map_err(CacheError::Flash)?,
+            ),
+        };
+        Self::with_file(config, file)
+    }
+
+    /// A cache on a given flash tier.
+    fn with_file(config: CacheConfig, file: Option<FileTier>) -> Result<Self, CacheError> {
+        let io = file.as_ref().map(|file| IoThread::start(file.slab())).transpose();
+        Ok(Self {
+            store: Store::new(config.store.clone()).map_err(CacheError::Store)?,
+            addresses: ByShort::default(),
+            slots: Slots::new(config.hbm_blocks()),
+            dram: Dram::new(config.dram_blocks(), config.block_bytes),
+            file,
+            io: io.map_err(CacheError::Flash)?,
+            held: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            news: Vec::new(),
+            copies: VecDeque::new(),
+            loads: BTreeMap::new(),
+            next_load: 0,
+            purposes: BTreeMap::new(),
+            counts: CacheStats::default(),
+            adopted: Adopted::default(),
+            is_stirred: false,
+            config,
+        })
+    }
+
+    /// Carries out what is due and tells what happened since the last call. Never waits.
+    pub fn poll(&mut self, pool: &mut dyn Pool) -> Vec<Notice> {
+        self.take_transfers(pool);
+        self.run_loads(pool);
+        self.run_copies(pool);
+        self.tell_ready();
+        self.is_stirred = false;
+        std::mem::take(&mut self.news)
+    }
+
+    /// Whether the next `poll` may have something to do even if nothing else is asked before it.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.is_stirred || !(self.copies.is_empty() && self.loads.is_empty() && self.purposes.is_empty())
+    }
+
+    /// Leading blocks of `chain` that are readable, by the fastest tier of each.
+    #[must_use]
+    pub fn lookup(&self, chain: &[BlockKey]) -> Hits {
+        self.store.lookup(chain)
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub const fn config(&self) -> &CacheConfig {
+        &self.config
+    }
+
+    /// The counters, and the gauges as they are now.
+    #[must_use]
+    pub fn stats(&self) -> CacheStats {
+        let mut stats = self.counts;
+        stats.store = self.store.stats();
+        stats.store.opened -= self.adopted.opened;
+        stats.store.missed_blocks -= self.adopted.missed;
+        let Hits { hbm, dram, ssd, .. } = self.adopted.hits;
+        for (tier, hits) in stats.store.tiers.iter_mut().zip([hbm, dram, ssd]) {
+            tier.hit_blocks -= u64::from(hits);
+        }
+        stats.waiting_holds = self.waiting.len() as u64;
+        stats.io_jobs = self.io.as_ref().map_or(0, |io| io.under_way() as u64);
+        stats.queued_copies = self.copies.len() as u64;
+        stats
+    }
+
+    /// Counts why bytes below HBM could not be had or stored.
+    fn count_error(&mut self, error: &TierError) {
+        match error {
+            TierError::Corrupt { .. } => self.counts.integrity_rejects += 1,
+            TierError::Io(_) => self.counts.io_errors += 1,
+            TierError::Absent
+            | TierError::Full
+            | TierError::WrongLength { .. }
+            | TierError::SameShortName => {}
+        }
+    }
+
+    /// Tells the owners that wait for nothing any more.
+    fn tell_ready(&mut self) {
+        let (store, news) = (&self.store, &mut self.news);
+        self.waiting.retain(|&owner, position| {
+            let awaited = store.next_awaited(owner, *position);
+            match awaited {
+                Some(next) => *position = next,
+                None => news.push(Notice::Ready { owner, readable_blocks: store.readable_blocks(owner) }),
+            }
+            awaited.is_some()
+        });
+    }
+}

@@ -1,0 +1,111 @@
+//! What a cache is made of.
+
+use baton_store::{ConfigError, StoreConfig};
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// One node's cache.
+#[derive(Clone, Debug)]
+pub struct CacheConfig {
+    /// Sizes of the tiers in blocks, and policies. `hbm_blocks` is the engine's pool.
+    pub store: StoreConfig,
+    /// The size of one block, at least 1.
+    pub block_bytes: usize,
+    /// Where the slab file goes if `ssd_blocks` is not 0; `None`: a directory of its own under
+    /// the system's temporary one. Each node needs its own. The file goes with the cache.
+    pub ssd_dir: Option<PathBuf>,
+    /// Stands for all that gives a block's bytes their meaning: model, precision, layout.
+    pub fingerprint: u64,
+}
+
+impl CacheConfig {
+    /// Checks sizes.
+    ///
+    /// # Errors
+    /// The first that cannot be.
+    pub fn validate(&self) -> Result<(), CacheError> {
+        self.store.validate().map_err(CacheError::Store)?;
+        if self.block_bytes == 0 {
+            return Err(CacheError::BlockBytes);
+        }
+        for blocks in [self.store.hbm_blocks, self.store.dram_blocks, self.store.ssd_blocks] {
+            let bytes = u128::from(blocks) * self.block_bytes as u128;
+            if u32::try_from(blocks).is_err() || isize::try_from(bytes).is_err() {
+                return Err(CacheError::TooLarge { blocks, block_bytes: self.block_bytes });
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn hbm_blocks(&self) -> u32 {
+        count(self.store.hbm_blocks)
+    }
+
+    pub(crate) fn dram_blocks(&self) -> u32 {
+        count(self.store.dram_blocks)
+    }
+
+    pub(crate) fn ssd_blocks(&self) -> u32 {
+        count(self.store.ssd_blocks)
+    }
+}
+
+fn count(blocks: u64) -> u32 {
+    u32::try_from(blocks).expect("validated: a tier has fewer than 2^32 blocks")
+}
+
+/// Why there is no cache.
+#[derive(Debug)]
+pub enum CacheError {
+    /// The store's configuration.
+    Store(ConfigError),
+    /// A block of no bytes.
+    BlockBytes,
+    /// A tier that no machine can address.
+    TooLarge {
+        /// Its blocks.
+        blocks: u64,
+        /// Their size.
+        block_bytes: usize,
+    },
+    /// The slab file or its thread.
+    Flash(io::Error),
+}
+
+impl fmt::Display for CacheError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Store(error) => write!(f, "cache: {error}"),
+            Self::BlockBytes => write!(f, "cache: block_bytes is 0; give the size of one KV block"),
+            Self::TooLarge { blocks, block_bytes } => {
+                write!(f, "cache: {blocks} blocks of {block_bytes} bytes cannot be addressed; take fewer")
+            }
+            Self::Flash(error) => {
+                write!(f, "cache: flash tier: {error}; check ssd_dir, or set ssd_blocks = 0")
+            }
+        }
+    }
+}
+
+impl std::error::Error for CacheError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(store: StoreConfig, block_bytes: usize) -> CacheConfig {
+        CacheConfig { store, block_bytes, ssd_dir: None, fingerprint: 0 }
+    }
+
+    #[test]
+    fn impossible_sizes_are_named() {
+        let store = StoreConfig { hbm_blocks: 0, ..StoreConfig::default() };
+        assert!(matches!(config(store, 1).validate(), Err(CacheError::Store(_))));
+        assert!(matches!(config(StoreConfig::default(), 0).validate(), Err(CacheError::BlockBytes)));
+        let store = StoreConfig { dram_blocks: 1 << 30, ..StoreConfig::default() };
+        let error = config(store, 1 << 40).validate().unwrap_err();
+        assert!(error.to_string().contains("take fewer"), "{error}");
+        assert!(config(StoreConfig::default(), 1 << 10).validate().is_ok());
+    }
+}

@@ -1,0 +1,163 @@
+//! Loads: blocks come up from host memory and flash into their HBM slots, verified.
+
+use super::{KvCache, Pool, Purpose};
+use crate::io::Done;
+use crate::slab::HEADER_BYTES;
+use crate::tier::TierError;
+use baton_store::{CopyState, Input, Owner};
+use baton_types::{BlockKey, Tier};
+use std::collections::VecDeque;
+
+/// The loads of one owner: the store wants them answered in their order.
+#[derive(Debug, Default)]
+pub(super) struct Loads {
+    /// Orders not answered, the active one included.
+    pub(super) orders: u32,
+    active: Option<Load>,
+}
+
+/// One load.
+#[derive(Debug)]
+struct Load {
+    number: u64,
+    /// Blocks to be read from flash.
+    todo: VecDeque<BlockKey>,
+    /// Reads under way.
+    reads: u32,
+    failed: bool,
+}
+
+impl KvCache {
+    /// Takes in what the I/O thread has done.
+    pub(super) fn take_transfers(&mut self, pool: &mut dyn Pool) {
+        while let Some(done) = self.io.as_mut().and_then(crate::io::IoThread::next_done) {
+            let Done { number, outcome, buffer } = done;
+            match self.purposes.remove(&number) {
+                Some(Purpose::Write { ticket, key, place }) => self.written(ticket, (key, place), outcome),
+                Some(Purpose::Read { owner, load, key }) => {
+                    let bytes = outcome.map(|_| &buffer[HEADER_BYTES..]);
+                    self.arrived(owner, load, (key, bytes), pool);
+                }
+                // Everything was cleared meanwhile.
+                None => {}
+            }
+            if let Some(io) = &mut self.io {
+                io.recycle(buffer);
+            }
+        }
+        if self.io.as_ref().is_some_and(crate::io::IoThread::is_gone) {
+            self.fail_transfers(pool);
+        }
+    }
+
+    /// Starts what loads wait to be started and answers what is complete.
+    pub(super) fn run_loads(&mut self, pool: &mut dyn Pool) {
+        // Popped from the end: the oldest request first.
+        let mut owners: Vec<Owner> = self.loads.keys().rev().copied().collect();
+        while let Some(owner) = owners.pop() {
+            let Some(mut loads) = self.loads.remove(&owner) else { continue };
+            let mut load = match loads.active.take() {
+                Some(load) => load,
+                None => self.begin_load(owner, pool),
+            };
+            self.start_reads(owner, &mut load);
+            if load.reads == 0 && (load.failed || load.todo.is_empty()) {
+                loads.orders -= 1;
+                self.step(Input::OnboardDone { owner, ok: !load.failed });
+            } else {
+                loads.active = Some(load);
+            }
+            if loads.orders > 0 {
+                // Unless it is under way, the next order is due at once.
+                owners.extend(loads.active.is_none().then_some(owner));
+                self.loads.insert(owner, loads);
+            }
+        }
+    }
+
+    /// Brings up from host memory what rests there, and lists the rest.
+    fn begin_load(&mut self, owner: Owner, pool: &mut dyn Pool) -> Load {
+        let number = self.next_load;
+        self.next_load += 1;
+        let mut load = Load { number, todo: VecDeque::new(), reads: 0, failed: false };
+        for (key, tier) in self.store.onboard_keys(owner) {
+            let from_flash = match tier {
+                Tier::Dram => match self.load_from_dram(key, pool) {
+                    Ok(()) => continue,
+                    Err(error) => {
+                        self.count_error(&error);
+                        self.rests_on_flash(key)
+                    }
+                },
+                _ => self.rests_on_flash(key),
+            };
+            if !from_flash {
+                load.failed = true;
+                break;
+            }
+            load.todo.push_back(key);
+        }
+        load
+    }
+
+    fn load_from_dram(&self, key: BlockKey, pool: &mut dyn Pool) -> Result<(), TierError> {
+        let slot = self.address(key).ok_or(TierError::Absent)?;
+        let (bytes, _) = self.dram.view(key)?;
+        pool.write(slot, bytes);
+        Ok(())
+    }
+
+    fn rests_on_flash(&self, key: BlockKey) -> bool {
+        self.store.copy_state(key, Tier::Ssd) == CopyState::Ready
+            && self.file.as_ref().is_some_and(|file| file.place(key).is_some())
+    }
+
+    fn start_reads(&mut self, owner: Owner, load: &mut Load) {
+        let (Some(file), Some(io)) = (&self.file, &mut self.io) else { return };
+        while !load.failed && io.takes_read() {
+            let Some(key) = load.todo.pop_front() else { return };
+            let number = file.place(key).and_then(|place| io.read(place, key));
+            match number {
+                Some(number) => {
+                    load.reads += 1;
+                    self.purposes.insert(number, Purpose::Read { owner, load: load.number, key });
+                }
+                None => load.failed = true,
+            }
+        }
+    }
+
+    /// A block came from flash, or did not.
+    fn arrived(
+        &mut self,
+        owner: Owner,
+        load: u64,
+        (key, bytes): (BlockKey, Result<&[u8], TierError>),
+        pool: &mut dyn Pool,
+    ) {
+        if let Err(error) = &bytes {
+            self.count_error(error);
+        }
+        let address = self.address(key);
+        let is_awaited = self.store.copy_state(key, Tier::Hbm) == CopyState::Filling;
+        let active = self.loads.get_mut(&owner).and_then(|loads| loads.active.as_mut());
+        // The owner may be gone, and its slots with it.
+        let Some(active) = active.filter(|active| active.number == load) else { return };
+        active.reads -= 1;
+        match (bytes, address) {
+            (Ok(bytes), Some(slot)) if is_awaited => pool.write(slot, bytes),
+            _ => active.failed = true,
+        }
+    }
+
+    /// The I/O thread is gone, and with it all that was under way.
+    fn fail_transfers(&mut self, pool: &mut dyn Pool) {
+        let gone = || TierError::Io(std::io::ErrorKind::BrokenPipe.into());
+        for (_, purpose) in std::mem::take(&mut self.purposes) {
+            match purpose {
+                Purpose::Write { ticket, key, place } => self.written(ticket, (key, place), Err(gone())),
+                Purpose::Read { owner, load, key } => self.arrived(owner, load, (key, Err(gone())), pool),
+            }
+        }
+    }
+}

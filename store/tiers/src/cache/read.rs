@@ -1,0 +1,93 @@
+//! Reading for other nodes.
+
+use super::hold::{Held, refusal};
+use super::{KvCache, Pool, Refused};
+use crate::checksum::block_checksum;
+use crate::tier::{Tier as _, TierError};
+use baton_store::{CopyState, Effect, Input, Owner};
+use baton_types::{BlockKey, Tier};
+use std::fmt;
+
+/// Why a block could not be read: from no tier, verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadFailed {
+    /// It is readable nowhere here.
+    Absent,
+    /// Its copies are damaged or the disk does not answer.
+    Unreadable,
+    /// The room given is not one block.
+    WrongLength,
+}
+
+impl fmt::Display for ReadFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Absent => "cache: the block is readable nowhere here; compute it",
+            Self::Unreadable => "cache: no copy of the block passed its check; compute it",
+            Self::WrongLength => "cache: the room given is not one block; give block_bytes",
+        })
+    }
+}
+
+impl std::error::Error for ReadFailed {}
+
+impl KvCache {
+    /// Pins the readable prefix of `chain`, in whatever tiers, so that another node can be given
+    /// it block by block; takes no HBM slot. Gives its length. End it with [`KvCache::close`].
+    ///
+    /// # Errors
+    /// `AlreadyOpen`; then nothing changed.
+    pub fn read_for_peer(&mut self, owner: Owner, chain: &[BlockKey]) -> Result<u32, Refused> {
+        let answers = self.step(Input::Read { owner, chain });
+        refusal(&answers)?;
+        let readable = answers.iter().find_map(|answer| match answer {
+            Effect::Opened { hbm, dram, ssd, .. } => Some(hbm + dram + ssd),
+            _ => None,
+        });
+        let readable = readable.unwrap_or(0);
+        let chain = chain[..readable as usize].to_vec();
+        self.held.insert(owner, Held { chain, room: Vec::new(), sealed: 0, reads_only: true });
+        Ok(readable)
+    }
+
+    /// Reads a block from the fastest tier whose copy can be vouched for, and gives its checksum:
+    /// that of [`block_checksum`]. From flash this waits for the disk.
+    ///
+    /// # Errors
+    /// [`ReadFailed`]; what `out` then holds is not to be used.
+    pub fn read_block(&mut self, key: BlockKey, pool: &dyn Pool, out: &mut [u8]) -> Result<u64, ReadFailed> {
+        if out.len() != self.config.block_bytes {
+            return Err(ReadFailed::WrongLength);
+        }
+        let mut failed = ReadFailed::Absent;
+        for tier in Tier::LOCAL {
+            if self.store.copy_state(key, tier) != CopyState::Ready {
+                continue;
+            }
+            match self.read_from(tier, key, pool, out) {
+                Ok(checksum) => return Ok(checksum),
+                Err(error) => self.count_error(&error),
+            }
+            failed = ReadFailed::Unreadable;
+        }
+        Err(failed)
+    }
+
+    fn read_from(
+        &mut self,
+        tier: Tier,
+        key: BlockKey,
+        pool: &dyn Pool,
+        out: &mut [u8],
+    ) -> Result<u64, TierError> {
+        match (tier, &mut self.file) {
+            (Tier::Hbm, _) => {
+                pool.read(self.address(key).ok_or(TierError::Absent)?, out);
+                Ok(block_checksum(key, out))
+            }
+            (Tier::Dram, _) => self.dram.get(key, out),
+            (Tier::Ssd, Some(file)) => file.get(key, out),
+            _ => Err(TierError::Absent),
+        }
+    }
+}
