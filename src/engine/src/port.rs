@@ -133,13 +133,7 @@ pub trait KvView {
 /// Is shown KV as it is computed.
 pub trait KvSink {
     /// `layer` of `tokens` (positions) of a sequence has been computed; `blocks` is its slot table.
-    fn layer_computed(
-        &mut self,
-        id: SequenceId,
-        layer: u32,
-        tokens: Range<u32>,
-        at: (&[u32], &dyn KvView),
-    );
+    fn layer_computed(&mut self, id: SequenceId, layer: u32, tokens: Range<u32>, at: (&[u32], &dyn KvView));
 }
 
 /// A paged KV pool and the sequences that run over it.

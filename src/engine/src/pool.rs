@@ -1,0 +1,173 @@
+//! The paged KV pool: `[block][layer][key | value][slot][kv head × dim]`, so that a block is one
+//! contiguous range of bytes and so is each of its layers.
+
+use crate::{KvShape, KvView};
+
+/// How much KV an engine holds and how much it takes on in one pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolSpec {
+    /// Tokens in a block, at least 1.
+    pub block_tokens: u32,
+    /// Blocks in the pool, at least 1. Also the bound on sequences.
+    pub blocks: u32,
+    /// Prompt tokens that one pass computes at most, at least 1.
+    pub pass_tokens: u32,
+    /// Sequences that run at the same time at most, at least 1; held and starved ones do not count.
+    pub max_running: u32,
+    /// Threads that compute; `None` for the caller's own alone. A timed engine has no use for them.
+    pub threads: Option<u32>,
+}
+
+impl Default for PoolSpec {
+    fn default() -> Self {
+        Self { block_tokens: 16, blocks: 1024, pass_tokens: 512, max_running: 64, threads: None }
+    }
+}
+
+/// Why an engine could not be made: what is wrong, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BuildError(pub String);
+
+impl std::fmt::Display for BuildError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BuildError {}
+
+impl PoolSpec {
+    /// Checks the bounds.
+    ///
+    /// # Errors
+    /// Names the field that is out of bounds.
+    pub fn validate(&self) -> Result<(), BuildError> {
+        let fields = [
+            ("block_tokens", self.block_tokens),
+            ("blocks", self.blocks),
+            ("pass_tokens", self.pass_tokens),
+            ("max_running", self.max_running),
+            ("threads", self.threads.unwrap_or(1)),
+        ];
+        match fields.iter().find(|(_, value)| *value == 0) {
+            Some((name, _)) => Err(BuildError(format!("engine pool: {name} must be at least 1"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Where in a pool the KV of one layer lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    /// Tokens in a block.
+    pub(crate) block_tokens: usize,
+    /// Numbers of one token's keys in one layer.
+    pub(crate) kv_dim: usize,
+    layers: usize,
+}
+
+impl Layout {
+    const fn layer_floats(&self) -> usize {
+        2 * self.block_tokens * self.kv_dim
+    }
+
+    /// Where a layer of a block begins.
+    pub(crate) const fn layer_at(&self, block: u32, layer: u32) -> usize {
+        (block as usize * self.layers + layer as usize) * self.layer_floats()
+    }
+
+    /// How far behind a token's keys its values lie.
+    pub(crate) const fn values_after(&self) -> usize {
+        self.block_tokens * self.kv_dim
+    }
+}
+
+/// The numbers of all blocks.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    /// How they lie.
+    pub(crate) layout: Layout,
+    /// All of them.
+    pub(crate) floats: Vec<f32>,
+}
+
+impl Pool {
+    /// A pool of zeros in the given shape, whose `dtype` must be `f32`.
+    pub(crate) fn new(shape: &KvShape) -> Self {
+        debug_assert_eq!(shape.dtype, "f32");
+        let layout = Layout {
+            block_tokens: shape.block_tokens as usize,
+            kv_dim: (shape.kv_heads * shape.head_dim) as usize,
+            layers: shape.layers as usize,
+        };
+        let floats = shape.blocks as usize * layout.layers * layout.layer_floats();
+        Self { layout, floats: vec![0.0; floats] }
+    }
+
+    /// Stores one token's keys and values.
+    pub(crate) fn store(&mut self, layer: u32, (blocks, position): (&[u32], u32), kv: (&[f32], &[f32])) {
+        let slot = position as usize % self.layout.block_tokens;
+        let block = blocks[position as usize / self.layout.block_tokens];
+        let at = self.layout.layer_at(block, layer) + slot * self.layout.kv_dim;
+        self.floats[at..at + kv.0.len()].copy_from_slice(kv.0);
+        let at = at + self.layout.values_after();
+        self.floats[at..at + kv.1.len()].copy_from_slice(kv.1);
+    }
+
+    /// Overwrites one layer of a block.
+    pub(crate) fn write(&mut self, block: u32, layer: u32, bytes: &[u8]) {
+        let at = self.layout.layer_at(block, layer);
+        let floats = &mut self.floats[at..at + self.layout.layer_floats()];
+        bytemuck::cast_slice_mut::<f32, u8>(floats).copy_from_slice(bytes);
+    }
+}
+
+impl KvView for Pool {
+    fn layer(&self, block: u32, layer: u32) -> &[u8] {
+        let at = self.layout.layer_at(block, layer);
+        bytemuck::cast_slice(&self.floats[at..at + self.layout.layer_floats()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape() -> KvShape {
+        KvShape {
+            layers: 2,
+            kv_heads: 1,
+            head_dim: 2,
+            dtype: "f32",
+            block_tokens: 4,
+            layer_bytes: 4 * 2 * 2 * 4,
+            blocks: 3,
+        }
+    }
+
+    #[test]
+    fn a_layer_is_keys_then_values_by_slot() {
+        let mut pool = Pool::new(&shape());
+        pool.store(1, (&[2, 0], 5), (&[1.0, 2.0], &[3.0, 4.0]));
+        let floats: &[f32] = bytemuck::cast_slice(pool.layer(0, 1));
+        assert_eq!(floats[2..4], [1.0, 2.0]);
+        assert_eq!(floats[8 + 2..8 + 4], [3.0, 4.0]);
+        assert_eq!(pool.floats.iter().filter(|x| **x != 0.0).count(), 4);
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let mut pool = Pool::new(&shape());
+        let bytes: Vec<u8> = (0..shape().layer_bytes).map(|i| u8::try_from(i).unwrap()).collect();
+        pool.write(1, 0, &bytes);
+        assert_eq!(pool.layer(1, 0), bytes);
+        assert!(pool.layer(1, 1).iter().all(|b| *b == 0));
+    }
+
+    #[test]
+    fn a_zero_bound_is_named() {
+        let spec = PoolSpec { pass_tokens: 0, ..PoolSpec::default() };
+        assert!(spec.validate().unwrap_err().0.contains("pass_tokens"));
+        assert!(PoolSpec::default().validate().is_ok());
+    }
+}

@@ -1,0 +1,346 @@
+//! The sequences of an engine: which may start, what the next pass computes for whom, and what
+//! becomes of the tokens that it drew. Both engines keep their sequences here.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Instant;
+
+use baton_types::{Finish, Sampling, TokenLogprob};
+
+use crate::{Event, ModelCard, PoolSpec, Sequence, SequenceId, StartError};
+
+/// What a sequence does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Waits for its first pass, or for its turn after a hold or a lack of slots.
+    Waiting,
+    /// Has its place in the passes.
+    Running,
+    /// Drew its first token and waits for [`Roster::proceed`].
+    Held,
+    /// Has no slot for its next token and waits for [`Roster::extend`].
+    Starved,
+}
+
+/// One sequence; `X` is what its engine keeps beside it.
+#[derive(Debug)]
+pub(crate) struct Entry<X> {
+    /// As it was started, with the tokens drawn since.
+    pub(crate) sequence: Sequence,
+    /// What its engine keeps.
+    pub(crate) extra: X,
+    /// Logprobs of prompt tokens so far.
+    pub(crate) prompt_logprobs: Vec<TokenLogprob>,
+    state: State,
+    arrival: u64,
+    computed: u32,
+    announced: bool,
+    first_pass: Option<Instant>,
+}
+
+/// What one pass computes of one sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// Whose.
+    pub(crate) id: SequenceId,
+    /// Positions.
+    pub(crate) tokens: Range<u32>,
+    /// Whether it ends with the sequence's last token, so that the next one is drawn.
+    pub(crate) draws: bool,
+    /// Whether it is one token that draws the next: a decode step.
+    pub(crate) decodes: bool,
+}
+
+/// All sequences of an engine.
+#[derive(Debug)]
+pub(crate) struct Roster<X> {
+    entries: BTreeMap<SequenceId, Entry<X>>,
+    pool: PoolSpec,
+    model: ModelCard,
+    arrivals: u64,
+}
+
+impl<X> Entry<X> {
+    fn len(&self) -> u32 {
+        u32::try_from(self.sequence.tokens.len()).expect("bounded by the model's length at start")
+    }
+
+    fn remaining(&self) -> u32 {
+        self.len() - self.computed
+    }
+
+    fn has_slot(&self, block_tokens: u32) -> bool {
+        (self.computed / block_tokens) < u32::try_from(self.sequence.blocks.len()).unwrap_or(u32::MAX)
+    }
+}
+
+impl<X> Roster<X> {
+    /// A roster without sequences.
+    pub(crate) fn new(pool: PoolSpec, model: ModelCard) -> Self {
+        Self { entries: BTreeMap::new(), pool, model, arrivals: 0 }
+    }
+
+    /// The model that the sequences are checked against.
+    pub(crate) fn model(&self) -> &ModelCard {
+        &self.model
+    }
+
+    /// The sequence, which must be here.
+    pub(crate) fn entry(&self, id: SequenceId) -> &Entry<X> {
+        self.entries.get(&id).expect("chunks name sequences of this roster")
+    }
+
+    /// The sequence, which must be here.
+    pub(crate) fn entry_mut(&mut self, id: SequenceId) -> &mut Entry<X> {
+        self.entries.get_mut(&id).expect("chunks name sequences of this roster")
+    }
+
+    /// Whether `sequence` could start now.
+    ///
+    /// # Errors
+    /// As [`crate::Engine::start`].
+    pub(crate) fn admits(&self, sequence: &Sequence) -> Result<(), StartError> {
+        let fail = |what: String| Err(StartError(format!("engine start: {what}")));
+        if self.entries.contains_key(&sequence.id) {
+            return fail(format!("sequence {} is in use; stop it first", sequence.id.0));
+        }
+        if self.entries.len() >= self.pool.blocks as usize {
+            return fail(format!("{} sequences for as many slots; wait for one to end", self.entries.len()));
+        }
+        check_tokens(sequence, &self.model).or_else(fail)?;
+        check_slots(sequence, &self.pool).or_else(fail)?;
+        check_sampling(sequence, &self.model).or_else(fail)
+    }
+
+    /// Takes in a sequence that [`Roster::admits`].
+    pub(crate) fn start(&mut self, sequence: Sequence, extra: X) {
+        self.arrivals += 1;
+        let entry = Entry {
+            computed: sequence.computed_tokens,
+            extra,
+            prompt_logprobs: Vec::new(),
+            state: State::Waiting,
+            arrival: self.arrivals,
+            announced: false,
+            first_pass: None,
+            sequence,
+        };
+        self.entries.insert(entry.sequence.id, entry);
+    }
+
+    /// As [`crate::Engine::proceed`].
+    pub(crate) fn proceed(&mut self, id: SequenceId) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.sequence.hold = false;
+            if entry.state == State::Held {
+                entry.state = State::Waiting;
+            }
+        }
+    }
+
+    /// As [`crate::Engine::extend`]. Slots that the pool does not have are left out.
+    pub(crate) fn extend(&mut self, id: SequenceId, blocks: &[u32]) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.sequence.blocks.extend(blocks.iter().filter(|block| **block < self.pool.blocks));
+            if entry.state == State::Starved && entry.has_slot(self.pool.block_tokens) {
+                entry.state = State::Waiting;
+            }
+        }
+    }
+
+    /// As [`crate::Engine::stop`].
+    pub(crate) fn stop(&mut self, id: SequenceId) {
+        self.entries.remove(&id);
+    }
+
+    /// As [`crate::Engine::load`]: held and starved sequences neither run nor wait.
+    pub(crate) fn load(&self) -> (u32, u32) {
+        let count = |state| self.entries.values().filter(|entry| entry.state == state).count();
+        let narrow = |n| u32::try_from(n).expect("no more sequences than slots");
+        (narrow(count(State::Running)), narrow(count(State::Waiting)))
+    }
+
+    /// What the next pass computes: one token for each sequence that runs and has one left, then
+    /// longer rests in ascending order, then arrival, up to the pass's bound.
+    pub(crate) fn plan(&mut self, events: &mut Vec<Event>) -> Vec<Chunk> {
+        self.starve(events);
+        let mut turns: Vec<(bool, bool, u64, u64, SequenceId)> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| matches!(entry.state, State::Waiting | State::Running))
+            .map(|(id, entry)| {
+                let waits = entry.state == State::Waiting;
+                let long = entry.remaining() > 1;
+                (long, waits && !long, entry.sequence.order, entry.arrival, *id)
+            })
+            .collect();
+        turns.sort_unstable();
+        let mut running = self.load().0;
+        let mut budget = self.pool.pass_tokens;
+        let mut chunks = Vec::with_capacity(turns.len());
+        for (long, _, _, _, id) in turns {
+            if long && budget == 0 {
+                break;
+            }
+            let max_running = self.pool.max_running;
+            let entry = self.entry_mut(id);
+            if entry.state == State::Waiting {
+                if running >= max_running {
+                    continue;
+                }
+                entry.state = State::Running;
+                running += 1;
+            }
+            chunks.push(entry.next_chunk(if long { budget } else { 1 }));
+            if long {
+                budget -= chunks.last().map_or(0, |chunk| chunk.tokens.end - chunk.tokens.start);
+            }
+        }
+        chunks
+    }
+
+    /// Notes that a chunk has been computed. Tells when all that the sequence started with is there.
+    pub(crate) fn computed(&mut self, chunk: &Chunk, events: &mut Vec<Event>) {
+        let id = chunk.id;
+        let entry = self.entry_mut(id);
+        entry.computed = chunk.tokens.end;
+        if entry.remaining() > 0 || entry.announced {
+            return;
+        }
+        entry.announced = true;
+        if entry.sequence.sampling.prompt_logprobs.is_some() {
+            let logprobs = std::mem::take(&mut entry.prompt_logprobs);
+            events.push(Event::PromptLogprobs { id, logprobs });
+        }
+        let since = entry.first_pass.map_or(0, |first| first.elapsed().as_micros());
+        events.push(Event::Computed { id, compute_us: u64::try_from(since).unwrap_or(u64::MAX) });
+    }
+
+    /// Takes the token that was drawn for a sequence; the sequence is gone if that was its last.
+    pub(crate) fn drawn(
+        &mut self,
+        id: SequenceId,
+        token: u32,
+        logprob: Option<TokenLogprob>,
+        events: &mut Vec<Event>,
+    ) {
+        let max_model_tokens = self.model.max_model_tokens;
+        let entry = self.entries.get_mut(&id).expect("chunks name sequences of this roster");
+        let index = entry.len() - entry.sequence.prompt_tokens;
+        entry.sequence.tokens.push(token);
+        let sampling = &entry.sequence.sampling;
+        let finish = if ends_answer(sampling, &self.model.end_tokens, token) {
+            Some(Finish::Stop)
+        } else if index + 1 >= sampling.max_tokens || entry.len() >= max_model_tokens {
+            Some(Finish::Length)
+        } else {
+            None
+        };
+        if finish.is_some() {
+            self.entries.remove(&id);
+        } else if entry.sequence.hold {
+            entry.state = State::Held;
+        }
+        events.push(Event::Token { id, index, token, logprob, finish });
+    }
+
+    /// Sets sequences aside whose next token has no slot, and says so.
+    pub(crate) fn starve(&mut self, events: &mut Vec<Event>) {
+        for (id, entry) in &mut self.entries {
+            let ready = matches!(entry.state, State::Waiting | State::Running);
+            if ready && !entry.has_slot(self.pool.block_tokens) {
+                entry.state = State::Starved;
+                events.push(Event::Starved { id: *id });
+            }
+        }
+    }
+}
+
+impl<X> Entry<X> {
+    fn next_chunk(&mut self, budget: u32) -> Chunk {
+        self.first_pass.get_or_insert_with(Instant::now);
+        let end = self.computed + self.remaining().min(budget);
+        Chunk {
+            id: self.sequence.id,
+            tokens: self.computed..end,
+            draws: end == self.len(),
+            decodes: end == self.len() && end - self.computed == 1,
+        }
+    }
+}
+
+/// Whether `token` ends an answer.
+fn ends_answer(sampling: &Sampling, end_tokens: &[u32], token: u32) -> bool {
+    (!sampling.ignore_eos && end_tokens.contains(&token)) || sampling.stop_token_ids.contains(&token)
+}
+
+fn check_tokens(sequence: &Sequence, model: &ModelCard) -> Result<(), String> {
+    let len = sequence.tokens.len();
+    if len >= model.max_model_tokens as usize {
+        return Err(format!(
+            "{len} tokens leave no room in a model of {}; shorten the prompt",
+            model.max_model_tokens
+        ));
+    }
+    if sequence.prompt_tokens == 0 || sequence.prompt_tokens as usize > len {
+        return Err(format!("prompt_tokens {} of {len} tokens; it must be 1 to all", sequence.prompt_tokens));
+    }
+    if sequence.computed_tokens as usize >= len {
+        return Err(format!(
+            "computed_tokens {} of {len} leave nothing to compute; leave at least the last token",
+            sequence.computed_tokens
+        ));
+    }
+    match sequence.tokens.iter().find(|token| **token >= model.vocab_tokens) {
+        Some(token) => Err(format!("token {token} is not in the vocabulary of {}", model.vocab_tokens)),
+        None => Ok(()),
+    }
+}
+
+fn check_slots(sequence: &Sequence, pool: &PoolSpec) -> Result<(), String> {
+    let need = sequence.tokens.len().div_ceil(pool.block_tokens as usize);
+    if sequence.blocks.len() < need {
+        return Err(format!(
+            "{} slots for {} tokens in blocks of {}; it needs {need}",
+            sequence.blocks.len(),
+            sequence.tokens.len(),
+            pool.block_tokens
+        ));
+    }
+    let mut sorted = sequence.blocks.clone();
+    sorted.sort_unstable();
+    if let Some(block) = sorted.last().filter(|block| **block >= pool.blocks) {
+        return Err(format!("slot {block} is out of range; the pool has {}", pool.blocks));
+    }
+    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(format!("slot {} is named twice", pair[0])),
+        None => Ok(()),
+    }
+}
+
+fn check_sampling(sequence: &Sequence, model: &ModelCard) -> Result<(), String> {
+    let sampling = &*sequence.sampling;
+    if sampling.prompt_logprobs.is_some() && sequence.computed_tokens > 0 {
+        return Err("prompt_logprobs need the whole prompt computed; start with computed_tokens 0".into());
+    }
+    let drawn = sequence.tokens.len() - sequence.prompt_tokens as usize;
+    if drawn >= sampling.max_tokens as usize {
+        return Err(format!("{drawn} of max_tokens {} are drawn; none is left", sampling.max_tokens));
+    }
+    let unit = 0.0..=1.0;
+    let rules = [
+        ("temperature", sampling.temperature, sampling.temperature >= 0.0),
+        ("top_p", sampling.top_p, unit.contains(&sampling.top_p)),
+        ("min_p", sampling.min_p, unit.contains(&sampling.min_p)),
+        ("presence_penalty", sampling.presence_penalty, true),
+        ("frequency_penalty", sampling.frequency_penalty, true),
+        ("repetition_penalty", sampling.repetition_penalty, sampling.repetition_penalty > 0.0),
+    ];
+    if let Some((name, value, _)) = rules.iter().find(|(_, value, fits)| !fits || !value.is_finite()) {
+        return Err(format!("{name} {value} is out of range"));
+    }
+    match sampling.logit_bias.iter().find(|(token, bias)| *token >= model.vocab_tokens || !bias.is_finite()) {
+        Some((token, bias)) => Err(format!("logit_bias {bias} of token {token} is out of range")),
+        None => Ok(()),
+    }
+}
