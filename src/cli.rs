@@ -3,6 +3,7 @@
 mod cluster;
 mod config;
 mod cpu;
+mod node;
 mod out;
 mod paper;
 mod profile;
@@ -11,6 +12,7 @@ mod replay;
 mod require;
 mod table;
 mod trace;
+mod up;
 
 use std::process::ExitCode;
 
@@ -24,6 +26,10 @@ pub struct Cli {
 
 #[derive(clap::Subcommand)]
 enum Command {
+    /// Run the whole service on this machine: front door, conductor, prefill and decode nodes
+    Up(Box<up::UpArgs>),
+    /// Run one instance and attach it to a conductor
+    Node(Box<node::NodeArgs>),
     /// Replay a trace through the scheduler in the simulator
     Replay(Box<replay::ReplayArgs>),
     /// Lint, describe, convert, scale and make traces
@@ -39,6 +45,8 @@ enum Command {
 /// Runs a command; an error is one line that names the stage and the remedy.
 pub fn run(cli: Cli) -> Result<ExitCode, String> {
     match cli.command {
+        Command::Up(args) => up::run(*args),
+        Command::Node(args) => node::run(*args),
         Command::Replay(args) => replay::run(*args),
         Command::Trace(args) => trace::run(args),
         Command::Profile(args) => profile::run(args),

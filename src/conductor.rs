@@ -19,3 +19,5 @@ pub use backend::Door;
 pub use driver::{Driver, DriverConfig};
 pub use inbox::{Inbox, Message, Question};
 pub use status::{NodeStatus, RequestStatus, Status};
+
+pub(crate) use fleet::{parse_role, role_word};

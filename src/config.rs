@@ -170,6 +170,8 @@ pub struct ServiceConfig {
     pub control: String,
     /// Keys that clients show as `Authorization: Bearer KEY`, each with its tenant; empty lets everybody in.
     pub api_keys: Vec<ApiKey>,
+    /// Key that operators show on `/admin` paths; needed there as soon as clients need keys.
+    pub admin_key: String,
     /// Certificate chain, PEM; with `tls_key` it turns TLS on.
     pub tls_cert: String,
     /// Private key, PEM.
@@ -190,9 +192,9 @@ pub struct ServiceConfig {
     pub max_body_bytes: u64,
     /// How long a shutdown waits for answers under way, µs.
     pub drain_us: u64,
-    /// File that inputs are written to; none when empty.
+    /// Folder that the conductor's inputs are written to, for `baton replay --journal`; none when empty.
     pub journal: String,
-    /// File that a privacy-safe trace of what was served is written to; none when empty.
+    /// Folder that a privacy-safe trace of what was served is written to; none when empty.
     pub capture: String,
 }
 
@@ -212,6 +214,7 @@ impl Default for ServiceConfig {
             listen: "127.0.0.1:8080".into(),
             control: "127.0.0.1:0".into(),
             api_keys: Vec::new(),
+            admin_key: String::new(),
             tls_cert: String::new(),
             tls_key: String::new(),
             chain_seed: 0,
@@ -310,6 +313,21 @@ fn explain(error: &str) -> String {
 }
 
 impl Config {
+    /// The same with keys, seeds and secrets blanked: what may be shown.
+    #[must_use]
+    pub fn without_secrets(&self) -> Self {
+        let mut shown = self.clone();
+        let blank = |text: &mut String| {
+            if !text.is_empty() {
+                "(hidden)".clone_into(text);
+            }
+        };
+        shown.service.api_keys.iter_mut().for_each(|key| blank(&mut key.key));
+        blank(&mut shown.service.admin_key);
+        shown.service.chain_seed = 0;
+        shown
+    }
+
     /// Checks every bound.
     pub fn validate(&self) -> Result<(), String> {
         self.scheduler.validate().map_err(|e| e.to_string())?;

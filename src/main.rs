@@ -1,7 +1,15 @@
 //! The `baton` binary: one command a job; see `baton --help`.
 
+mod capture;
 mod cli;
+mod conductor;
 mod config;
+mod log;
+mod metrics;
+mod node;
+mod policy;
+mod shutdown;
+mod up;
 
 use clap::Parser as _;
 

@@ -1,6 +1,7 @@
 //! The conductor's loop: one message after another, each stamped with one time, each a step of the core.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,11 +13,11 @@ use tokio::sync::{mpsc, oneshot};
 use super::backend::{Door, Shared};
 use super::fleet::Fleet;
 use super::inbox::{Inbox, Message};
-use super::journal::JournalWriter;
+use super::journal::{JournalSettings, JournalWriter};
 use super::policy::StagePolicy;
 use super::session::{Heard, Phase, Session};
 use super::status::Decisions;
-use crate::capture::Capture;
+use crate::capture::{Capture, CaptureConfig, CaptureOutcome};
 use crate::config::Config;
 use crate::metrics::Metrics;
 
@@ -31,10 +32,6 @@ const MAX_SESSIONS: usize = 100_000;
 pub struct DriverConfig {
     /// The whole configuration.
     pub config: Config,
-    /// Where inputs are written down, if anywhere.
-    pub journal: Option<JournalWriter>,
-    /// Where what was served is written down, if anywhere.
-    pub capture: Option<Capture>,
     /// Counters to keep.
     pub metrics: Metrics,
 }
@@ -72,8 +69,17 @@ impl Driver {
     /// # Errors
     /// Names the setting that is out of bounds.
     pub fn new(with: DriverConfig) -> Result<(Self, Inbox, Door), String> {
-        let DriverConfig { config, journal, capture, metrics } = with;
+        let DriverConfig { config, metrics } = with;
         let core = Conductor::new(config.scheduler.clone()).map_err(|e| e.to_string())?;
+        let service = &config.service;
+        let folder = |text: &String| (!text.is_empty()).then(|| PathBuf::from(text));
+        let journal = folder(&service.journal)
+            .map(|folder| JournalWriter::open(JournalSettings::new(folder), &core))
+            .transpose()?;
+        let capture = folder(&service.capture)
+            .map(|folder| CaptureConfig::new(folder, config.scheduler.block_tokens, service.chain_seed))
+            .map(Capture::start)
+            .transpose()?;
         let (inbox, receiver) = super::inbox::inbox();
         let shared = Arc::new(Shared::default());
         let door = Door::new(inbox.clone(), Arc::clone(&shared));
@@ -183,10 +189,9 @@ impl Driver {
         self.pending.push_back(input);
         while let Some(input) = self.pending.pop_front() {
             let mut effects = std::mem::take(&mut self.effects);
-            let kept = self.journal.as_ref().map(|_| input.clone());
-            self.core.step(self.now_us, input, &mut effects);
-            if let (Some(journal), Some(input)) = (&mut self.journal, kept) {
-                journal.record(self.now_us, &input, &effects);
+            match &mut self.journal {
+                Some(journal) => journal.step(&mut self.core, self.now_us, input, &mut effects),
+                None => self.core.step(self.now_us, input, &mut effects),
             }
             for effect in effects.drain(..) {
                 self.carry_out(effect);
@@ -260,6 +265,7 @@ impl Driver {
             moves: 0,
             done: false,
             cause: None,
+            outcome: CaptureOutcome::Cancelled,
             sampling_json,
             wants_body: self.fleet.iter().any(|(_, node)| node.hello.wants_body),
             submission,
@@ -312,7 +318,7 @@ impl Driver {
         self.deadlines.remove(&(session.deadline_us, request));
         self.metrics.ended();
         if let Some(capture) = &self.capture {
-            capture.record(&session.captured());
+            capture.record(session.captured(&self.config));
         }
         Some(session)
     }

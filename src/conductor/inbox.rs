@@ -75,6 +75,10 @@ pub enum Question {
     Status(oneshot::Sender<Box<Status>>),
     /// Why a request went where it went.
     Explain(String, oneshot::Sender<Option<String>>),
+    /// The configuration in force.
+    Config(oneshot::Sender<Box<Config>>),
+    /// The policy before the last change shall be in force again.
+    Rollback(oneshot::Sender<Result<Vec<String>, String>>),
     /// A policy to follow from now on; the answer tells what changed.
     Policy(Box<Config>, oneshot::Sender<Result<Vec<String>, String>>),
     /// A node, by name, shall take no new work, or take it again.

@@ -7,6 +7,7 @@ use baton_wire::v1;
 
 use super::driver::Driver;
 use super::session::{Phase, Session};
+use crate::capture::CaptureOutcome;
 
 /// A placement as the core orders it.
 pub(super) struct Placed {
@@ -125,7 +126,14 @@ impl Driver {
         self.push(instance, request, attempt, v1::order::Order::Release(v1::Release {}));
     }
 
+    fn set_outcome(&mut self, request: RequestId, outcome: CaptureOutcome) {
+        if let Some(session) = self.sessions.get_mut(&request) {
+            session.outcome = outcome;
+        }
+    }
+
     fn reject(&mut self, rejection: &Rejection) {
+        self.set_outcome(rejection.request, CaptureOutcome::Rejected);
         let Some(session) = self.end(rejection.request) else { return };
         self.metrics.refused(rejection.reason.name());
         let (status, message) = refusal_words(rejection, &session);
@@ -140,6 +148,7 @@ impl Driver {
     }
 
     fn fail(&mut self, request: RequestId, stage: &'static str) {
+        self.set_outcome(request, CaptureOutcome::Failed);
         let Some(session) = self.end(request) else { return };
         let cause = session.cause.clone().unwrap_or_else(|| "no reason was told".into());
         self.metrics.failed(stage);

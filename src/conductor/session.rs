@@ -2,7 +2,11 @@
 
 use baton_router::{Event, Fault, Submission, Usage};
 use baton_types::{ClassId, Finish, InstanceId, TenantId, TokenLogprob};
+use std::sync::Arc;
 use tokio::sync::mpsc;
+
+use crate::capture::{CaptureOutcome, CaptureRow};
+use crate::config::Config;
 
 /// Where a request is, as far as its driver knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +63,8 @@ pub(super) struct Session {
     pub done: bool,
     /// What went wrong last, for the error if nothing helps.
     pub cause: Option<String>,
+    /// How it ended, as far as it has.
+    pub outcome: CaptureOutcome,
     pub sampling_json: String,
     pub wants_body: bool,
 }
@@ -103,9 +109,19 @@ impl Session {
         tokens
     }
 
-    /// Output tokens still to come at most.
-    pub(super) fn left_tokens(&self) -> u32 {
-        let drawn = u32::try_from(self.answer.len()).unwrap_or(u32::MAX);
-        self.submission.sampling.max_tokens.saturating_sub(drawn)
+    /// What is written down of it, without a word of what was said.
+    pub(super) fn captured(&self, config: &Config) -> CaptureRow {
+        let drawn = self.answer.len() as u64;
+        let served = self.outcome == CaptureOutcome::Completed;
+        let class = config.scheduler.classes.get(self.class.index());
+        CaptureRow {
+            at_us: self.arrived_us,
+            prompt_tokens: self.submission.tokens.len() as u64,
+            output_tokens: if served { drawn } else { u64::from(self.submission.sampling.max_tokens) },
+            chain: Arc::clone(&self.submission.chain),
+            class: class.map(|class| class.name.as_str().into()),
+            session: self.submission.session,
+            outcome: self.outcome,
+        }
     }
 }

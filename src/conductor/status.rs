@@ -167,6 +167,13 @@ impl Driver {
                 let told = self.decisions.table(&request_id, &|id| self.name_of(id));
                 let _ = reply.send(told);
             }
+            Question::Config(reply) => {
+                let _ = reply.send(Box::new(self.config.clone()));
+            }
+            Question::Rollback(reply) => {
+                let before = self.previous.take().ok_or_else(|| "no change of policy to take back".to_owned());
+                let _ = reply.send(before.and_then(|config| self.change_policy(config)));
+            }
             Question::Policy(config, reply) => {
                 let _ = reply.send(self.change_policy(*config));
             }

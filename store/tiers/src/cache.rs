@@ -5,6 +5,7 @@ mod audit;
 mod config;
 mod copies;
 mod hold;
+mod inventory;
 mod loads;
 mod read;
 mod settle;

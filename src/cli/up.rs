@@ -1,0 +1,69 @@
+//! `baton up`: everything on one machine, nothing else installed.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::config::Config;
+use crate::up::{Engines, Layout, Plan};
+
+/// Arguments of `baton up`.
+#[derive(clap::Args)]
+pub struct UpArgs {
+    /// Configuration file; its `service` section is what this command reads first
+    #[arg(short, long)]
+    config: Option<PathBuf>,
+    /// Where clients are served [default: the configuration's service.listen]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<String>,
+    /// How many nodes of each part, like 4p4d, 2p2d or 3b (b runs both phases)
+    #[arg(long, default_value = "2p2d")]
+    nodes: Layout,
+    /// Start every node as a process of its own
+    #[arg(long)]
+    processes: bool,
+    /// What the nodes compute with
+    #[command(flatten)]
+    engines: Engines,
+    /// Folder of the nodes' SSD tiers [default: a temporary one, removed at the end]
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// Log filter, like info or baton=debug
+    #[arg(long, env = "BATON_LOG", default_value = "warn")]
+    log: String,
+}
+
+/// Runs `baton up` until Ctrl-C or SIGTERM.
+///
+/// # Errors
+/// With one line for the user: what failed, and the remedy.
+pub fn run(args: UpArgs) -> Result<ExitCode, String> {
+    crate::log::start(&args.log)?;
+    let mut config = match &args.config {
+        Some(path) => crate::config::load(path)?,
+        None => Config::default(),
+    };
+    if args.config.is_none() {
+        config.scheduler.block_tokens = args.engines.block_tokens;
+    }
+    config.scheduler.explain_every = config.scheduler.explain_every.max(1);
+    if let Some(listen) = args.listen {
+        config.service.listen = listen;
+    }
+    config.validate()?;
+    let plan = Plan {
+        config,
+        config_path: args.config,
+        layout: args.nodes,
+        processes: args.processes,
+        engines: args.engines,
+        data: args.data,
+        log: args.log,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| format!("runtime: {e}"))?;
+    runtime.block_on(crate::up::run(plan))?;
+    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    Ok(ExitCode::SUCCESS)
+}

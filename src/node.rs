@@ -1,0 +1,152 @@
+//! A node: one engine with its KV cache, its transfer endpoint, and its line to the conductor.
+
+mod attach;
+mod decode;
+mod engine;
+mod job;
+mod links;
+mod pool;
+mod prefill;
+mod sink;
+mod worker;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use baton_engine::Engine;
+use baton_store::StoreConfig;
+use baton_tiers::{CacheConfig, KvCache};
+use baton_transports::{Endpoint, EndpointConfig};
+use baton_types::Role;
+use baton_wire::v1;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+
+pub use engine::{EngineChoice, build as build_engine, calibrate};
+use links::{Links, ToWorker};
+use worker::{Parts, Worker};
+
+use crate::config::StoreSection;
+
+/// What a node is started with.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Its name: the same name is the same instance after a restart.
+    pub name: String,
+    /// Its part.
+    pub role: Role,
+    /// The conductor's control address, as `http://ADDRESS:PORT`.
+    pub control: String,
+    /// Where peers reach its KV; port 0 takes a free one.
+    pub kv_listen: SocketAddr,
+    /// Names the machine: peers on the same one share memory. Empty: always TCP.
+    pub host: String,
+    /// What computes.
+    pub engine: EngineChoice,
+    /// Blocks in DRAM and on SSD.
+    pub dram_blocks: u64,
+    /// See `dram_blocks`.
+    pub ssd_blocks: u64,
+    /// Where the SSD tier's file goes; a temporary folder if none.
+    pub ssd_dir: Option<PathBuf>,
+    /// How blocks are kept.
+    pub store: StoreSection,
+}
+
+/// Runs a node until it is told to stop.
+///
+/// # Errors
+/// In words: the engine cannot be built, the port is taken, the disk has no room, or the conductor
+/// will not have this node.
+pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), String> {
+    let choice = config.engine.clone();
+    let built = tokio::task::spawn_blocking(move || engine::build_and_calibrate(&choice));
+    let (engine, profile) = built.await.map_err(|e| format!("engine: {e}"))??;
+    let (to_worker, inbox) = std::sync::mpsc::channel();
+    let links = Arc::new(Links::new(to_worker.clone(), Handle::current()));
+    let fingerprint = engine::fingerprint(engine.as_ref());
+    let endpoint = bind(&config, &fingerprint, &links).await?;
+    let hello = hello(&config, engine.as_ref(), &endpoint, (fingerprint, profile));
+    let cache = cache(&config, engine.as_ref())?;
+    let report = Arc::new(Mutex::new(v1::NodeLoad::default()));
+    let parts = Parts { engine, cache, links: Arc::clone(&links), report: Arc::clone(&report) };
+    let thread = std::thread::Builder::new()
+        .name(format!("baton-{}", config.name))
+        .spawn(move || Worker::new(parts).run(&inbox))
+        .map_err(|e| format!("node {}: cannot start its thread: {e}", config.name))?;
+    let line = attach::Line { control: config.control.clone(), hello, links, worker: to_worker.clone(), report };
+    let outcome = line.keep(&stop).await;
+    // A worker that is gone already has nothing left to stop.
+    let _ = to_worker.send(ToWorker::Stop);
+    endpoint.shutdown().await;
+    let ended = tokio::task::spawn_blocking(move || thread.join()).await;
+    match (outcome, ended) {
+        (Err(why), _) => Err(why),
+        (Ok(()), Ok(Ok(()))) => Ok(()),
+        (Ok(()), _) => Err(format!("node {}: its thread panicked; please report this", config.name)),
+    }
+}
+
+async fn bind(config: &NodeConfig, fingerprint: &v1::Fingerprint, links: &Arc<Links>) -> Result<Arc<Endpoint>, String> {
+    let settings = EndpointConfig {
+        listen: config.kv_listen,
+        host: config.host.clone(),
+        fingerprint: engine::digest(fingerprint),
+        ..EndpointConfig::default()
+    };
+    let receiver = Arc::clone(links);
+    let endpoint = Endpoint::bind(settings, receiver)
+        .await
+        .map_err(|e| format!("node {}: KV endpoint on {}: {e}", config.name, config.kv_listen))?;
+    let endpoint = Arc::new(endpoint);
+    links.set_endpoint(Arc::clone(&endpoint));
+    Ok(endpoint)
+}
+
+fn cache(config: &NodeConfig, engine: &dyn Engine) -> Result<KvCache, String> {
+    let shape = engine.shape();
+    let store = StoreConfig {
+        hbm_blocks: shape.blocks.into(),
+        dram_blocks: config.dram_blocks,
+        ssd_blocks: config.ssd_blocks,
+        eviction: config.store.eviction,
+        offload: config.store.offload,
+        ssd_second_touch: config.store.ssd_second_touch,
+    };
+    let fingerprint = engine::digest(&engine::fingerprint(engine));
+    let ssd_dir = config.ssd_dir.clone();
+    KvCache::new(CacheConfig { store, block_bytes: shape.block_bytes(), ssd_dir, fingerprint })
+        .map_err(|e| format!("node {}: KV cache: {e}", config.name))
+}
+
+fn hello(
+    config: &NodeConfig,
+    engine: &dyn Engine,
+    endpoint: &Endpoint,
+    known: (v1::Fingerprint, baton_types::CostProfile),
+) -> v1::Hello {
+    let (shape, model) = (engine.shape(), engine.model());
+    let (fingerprint, profile) = known;
+    // Rounding to blocks costs each request less than one; the cache's own slack absorbs it.
+    let capacity_tokens = u64::from(shape.blocks.saturating_sub(shape.blocks / 16)) * u64::from(shape.block_tokens);
+    v1::Hello {
+        protocol_version: baton_wire::PROTOCOL_VERSION,
+        name: config.name.clone(),
+        role: crate::conductor::role_word(config.role).into(),
+        fingerprint: Some(fingerprint),
+        capacity_tokens,
+        pass_tokens: config.engine.pass_tokens(),
+        mixed_chunk_tokens: None,
+        net_bytes_per_s: config.engine.net_bytes_per_s(),
+        host_bytes_per_s: config.engine.host_bytes_per_s(),
+        ssd_bytes_per_s: if config.ssd_blocks > 0 { 500_000_000 } else { 0 },
+        kv_address: endpoint.address().to_string(),
+        host: config.host.clone(),
+        profile: toml::to_string(&profile).unwrap_or_default(),
+        max_model_tokens: model.max_model_tokens,
+        end_tokens: model.end_tokens.clone(),
+        wants_body: false,
+    }
+}

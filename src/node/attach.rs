@@ -1,0 +1,122 @@
+//! The line to the conductor: attach, say Hello, report, take orders; again in a new epoch when it breaks.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use baton_wire::v1;
+use baton_wire::v1::control_client::ControlClient;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::Streaming;
+
+use super::links::{Links, ToWorker};
+
+/// Messages to the conductor that may wait; the engine waits when they are full.
+const FACTS_WAITING: usize = 1024;
+/// Between two tries to attach.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_MOST: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub(super) struct Line {
+    pub(super) control: String,
+    pub(super) hello: v1::Hello,
+    pub(super) links: Arc<Links>,
+    pub(super) worker: Sender<ToWorker>,
+    pub(super) report: Arc<Mutex<v1::NodeLoad>>,
+}
+
+impl Line {
+    /// Keeps the line up until told to stop.
+    ///
+    /// # Errors
+    /// When the conductor will not have this node; trying again would not help.
+    pub(super) async fn keep(&self, stop: &CancellationToken) -> Result<(), String> {
+        let mut pause = RETRY_FIRST;
+        loop {
+            let ended = tokio::select! {
+                ended = self.once() => ended,
+                () = stop.cancelled() => return Ok(()),
+            };
+            if self.worker.send(ToWorker::Detached).is_err() {
+                return Err(format!("node {}: its thread ended; please report this", self.hello.name));
+            }
+            match ended {
+                Ok(()) => pause = RETRY_FIRST,
+                Err(status) if status.code() == tonic::Code::FailedPrecondition => {
+                    return Err(format!("the conductor refused: {}", status.message()));
+                }
+                Err(status) => {
+                    tracing::warn!(node = self.hello.name, why = status.message(), "not attached; trying again");
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = stop.cancelled() => return Ok(()),
+            }
+            pause = (pause * 2).min(RETRY_MOST);
+        }
+    }
+
+    /// One life: from Hello to the end of the stream.
+    async fn once(&self) -> Result<(), tonic::Status> {
+        let unavailable = |e: tonic::transport::Error| tonic::Status::unavailable(format!("{}: {e}", self.control));
+        let channel = tonic::transport::Endpoint::from_shared(self.control.clone())
+            .map_err(unavailable)?
+            .connect_timeout(Duration::from_secs(2))
+            .http2_keep_alive_interval(Duration::from_secs(5))
+            .keep_alive_timeout(Duration::from_secs(5))
+            .tcp_nodelay(true)
+            .connect()
+            .await
+            .map_err(unavailable)?;
+        let mut client = ControlClient::new(channel).max_decoding_message_size(usize::MAX);
+        let (facts, outgoing) = mpsc::channel(FACTS_WAITING);
+        let hello = v1::from_node::Message::Hello(self.hello.clone());
+        let first = v1::FromNode { message: Some(hello) };
+        facts.send(first).await.map_err(|_| tonic::Status::cancelled("the line closed at once"))?;
+        let mut orders = client.attach(ReceiverStream::new(outgoing)).await?.into_inner();
+        let welcome = match orders.message().await?.and_then(|m| m.message) {
+            Some(v1::to_node::Message::Welcome(welcome)) => welcome,
+            _ => return Err(tonic::Status::internal("the conductor did not say Welcome first")),
+        };
+        self.links.set_epoch(welcome.epoch);
+        let attached = ToWorker::Attached { chain_seed: welcome.chain_seed, facts: facts.clone() };
+        self.to_worker(attached)?;
+        tracing::info!(node = self.hello.name, instance = welcome.instance, epoch = welcome.epoch, "attached");
+        let beat = Duration::from_micros(welcome.heartbeat_us.max(10_000));
+        tokio::select! {
+            ended = self.obey(&mut orders) => ended,
+            ended = self.beat(&facts, beat) => ended,
+        }
+    }
+
+    async fn obey(&self, orders: &mut Streaming<v1::ToNode>) -> Result<(), tonic::Status> {
+        while let Some(message) = orders.message().await? {
+            if let Some(v1::to_node::Message::Orders(orders)) = message.message {
+                self.to_worker(ToWorker::Orders(orders))?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn beat(&self, facts: &mpsc::Sender<v1::FromNode>, every: Duration) -> Result<(), tonic::Status> {
+        let mut sequence = 0;
+        loop {
+            tokio::time::sleep(every).await;
+            sequence += 1;
+            let load = Some(self.report.lock().clone());
+            let beat = v1::from_node::Message::Heartbeat(v1::Heartbeat { sequence, load });
+            if facts.send(v1::FromNode { message: Some(beat) }).await.is_err() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn to_worker(&self, message: ToWorker) -> Result<(), tonic::Status> {
+        self.worker.send(message).map_err(|_| tonic::Status::aborted("the node's thread has ended"))
+    }
+}

@@ -1,0 +1,160 @@
+//! The decode leg: make room, take KV in, decode, keep what was written as cache.
+
+use baton_engine::{Sequence, SequenceId};
+use baton_tiers::Hold;
+use baton_transports::{SliceAt, Ticket};
+use baton_types::{BlockKey, ChainHasher, RequestId};
+use baton_wire::v1;
+use bytes::Bytes;
+
+use super::job::{Job, Stage};
+use super::pool::EnginePool;
+use super::worker::Worker;
+
+/// Blocks asked for when an answer outgrows its room.
+const GROW_BLOCKS: u32 = 4;
+
+impl Worker {
+    pub(super) fn expect_ordered(&mut self, request: u64, attempt: u32, order: v1::Expect) {
+        self.release(request);
+        let Some(work) = order.work else { return };
+        let mut job = match Job::new(attempt, work, order.room_tokens) {
+            Ok(job) => job,
+            Err(why) => return self.refuse(request, attempt, &why),
+        };
+        job.stage = Stage::Expecting;
+        self.jobs.insert(request, job);
+        self.crowded.push(request);
+    }
+
+    /// Opens holds for expected KV, oldest first, as far as there is room.
+    pub(super) fn let_decodes_in(&mut self) {
+        let block_tokens = self.engine.shape().block_tokens;
+        let waiting = std::mem::take(&mut self.crowded);
+        for request in waiting {
+            let Some(job) = self.jobs.get_mut(&request) else { continue };
+            let room = job.room_blocks(job.tokens.len() + job.room_tokens as usize, block_tokens);
+            let Ok(hold) = self.cache.open(RequestId(request), &job.chain, room) else {
+                self.crowded.push(request);
+                continue;
+            };
+            job.readable_blocks = hold.readable_blocks;
+            let have_blocks = hold.readable_blocks;
+            job.hold = Some(hold);
+            // From now on its KV is let in; earlier offers were asked to come again.
+            self.links.expect(request, job.attempt, have_blocks);
+        }
+    }
+
+    fn receiving(&mut self, ticket: Ticket) -> Option<&mut Job> {
+        let job = self.jobs.get_mut(&ticket.request)?;
+        (job.attempt == ticket.attempt && job.stage == Stage::Expecting).then_some(job)
+    }
+
+    pub(super) fn slice(&mut self, ticket: Ticket, at: SliceAt, bytes: &Bytes) {
+        let Some(job) = self.receiving(ticket) else { return };
+        let Some(slot) = job.slots().get(at.block as usize).copied() else { return };
+        if bytes.len() == self.engine.shape().layer_bytes && at.layer < self.engine.shape().layers {
+            self.engine.write_layer(slot, at.layer, bytes);
+        }
+    }
+
+    /// Every byte is there and verified.
+    pub(super) fn landed(&mut self, ticket: Ticket) {
+        let Some(job) = self.receiving(ticket) else { return };
+        job.stage = Stage::Landed;
+        let blocks = u32::try_from(job.chain.len()).unwrap_or(u32::MAX);
+        let mut pool = EnginePool(self.engine.as_mut());
+        // Where another flight brings the same block, that one's request seals it; all of the bytes
+        // are here, whoever does.
+        let _ = self.cache.seal(RequestId(ticket.request), blocks, &mut pool);
+        self.tell(ticket.request, v1::fact::Fact::Handoff(true));
+    }
+
+    pub(super) fn start_decode(&mut self, request: u64, attempt: u32, answer: &[u32]) {
+        let Some(job) = self.jobs.get_mut(&request).filter(|j| j.attempt == attempt) else { return };
+        match job.stage {
+            // Its prefill ran here: the sequence waits in the engine.
+            Stage::Held if job.to.is_none() => {
+                job.stage = Stage::Decoding;
+                self.engine.proceed(SequenceId(request));
+            }
+            Stage::Landed => self.decode_landed(request, answer),
+            _ => {
+                let message = format!("it was told to decode at stage {:?}", job.stage);
+                self.leg_failed(request, "engine", message);
+            }
+        }
+    }
+
+    fn decode_landed(&mut self, request: u64, answer: &[u32]) {
+        let Some(job) = self.jobs.get_mut(&request) else { return };
+        let computed_tokens = u32::try_from(job.tokens.len()).unwrap_or(u32::MAX);
+        let given = job.tokens.len() - job.prompt_tokens as usize;
+        job.tokens.extend_from_slice(answer.get(given..).unwrap_or_default());
+        job.stage = Stage::Decoding;
+        let sequence = Sequence {
+            id: SequenceId(request),
+            tokens: job.tokens.clone(),
+            prompt_tokens: job.prompt_tokens,
+            computed_tokens,
+            blocks: job.slots().to_vec(),
+            sampling: job.sampling.clone(),
+            hold: false,
+            layerwise: false,
+            order: 0,
+        };
+        if let Err(why) = self.engine.start(sequence) {
+            self.leg_failed(request, "engine", why.to_string());
+        }
+    }
+
+    /// The next token has no slot.
+    pub(super) fn starved(&mut self, id: SequenceId) {
+        let request = id.0;
+        let Some(job) = self.jobs.get_mut(&request) else { return };
+        match self.cache.grow(RequestId(request), GROW_BLOCKS) {
+            Ok(slots) => {
+                self.engine.extend(id, &slots);
+                if let Some(hold) = &mut job.hold {
+                    hold.slots.extend(slots);
+                }
+            }
+            // Its KV is lost here, not its answer: another instance goes on from the tokens.
+            Err(refused) => self.leg_failed(request, "room", refused.to_string()),
+        }
+    }
+
+    /// The answer is complete: what was written stays as cache for the next turn.
+    pub(super) fn decode_ended(&mut self, request: u64) {
+        let chain_seed = self.chain_seed;
+        let block_tokens = self.engine.shape().block_tokens;
+        let Some(mut job) = self.jobs.remove(&request) else { return };
+        self.links.forget(request);
+        let Some(hold) = job.hold.take() else { return };
+        let kept = kept_chain(&job, &hold, (chain_seed, block_tokens));
+        let slots = hold.slots[..kept.len()].to_vec();
+        let mut pool = EnginePool(self.engine.as_mut());
+        // Failing to keep them costs the next turn some time, nothing else.
+        if let Err(why) = self.cache.adopt(RequestId(request), &kept, &slots, &mut pool) {
+            tracing::debug!(request, %why, "the answer's blocks are not kept");
+        }
+    }
+}
+
+/// Keys of the full blocks of prompt and answer, the last token excepted: its KV was never computed.
+fn kept_chain(job: &Job, hold: &Hold, naming: (u64, u32)) -> Vec<BlockKey> {
+    let (seed, block_tokens) = naming;
+    let mut tokens = job.tokens.clone();
+    // A local decode's sequence was started without what it drew; a landed one's with its first tokens.
+    tokens.extend_from_slice(&job.drawn);
+    tokens.truncate(tokens.len().saturating_sub(1));
+    let size = block_tokens as usize;
+    let mut chain = job.chain.clone();
+    let mut hasher = ChainHasher::resume(seed, chain.last().copied().unwrap_or(job.root));
+    for block in tokens.chunks_exact(size).skip(chain.len()) {
+        chain.push(hasher.push_tokens(block));
+    }
+    chain.truncate((tokens.len() / size).min(hold.slots.len()));
+    chain
+}

@@ -1,0 +1,252 @@
+//! Which engine a node runs, and what its passes cost here: measured at the start, so that the
+//! conductor's predictions are about this machine.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_engine::{
+    Builtin, Engine, Event, KvSink, KvView, PoolSpec, SeededSpec, Sequence, SequenceId, Timed, TimedSpec,
+};
+use baton_types::{CostProfile, DecodeCost, FitReport, PrefillCost, Sampling, ValidRange};
+use baton_wire::v1;
+
+/// What computes.
+#[derive(Clone, Debug)]
+pub enum EngineChoice {
+    /// The built-in transformer with weights from a seed.
+    Seeded {
+        /// Its shape and seed.
+        spec: SeededSpec,
+        /// Its KV pool.
+        pool: PoolSpec,
+    },
+    /// The built-in transformer with a checkpoint's weights.
+    Checkpoint {
+        /// The Hugging Face folder.
+        folder: PathBuf,
+        /// Its KV pool.
+        pool: PoolSpec,
+    },
+    /// Keeps time by a profile and computes nothing.
+    Timed {
+        /// What it pretends to be.
+        spec: Box<TimedSpec>,
+        /// Its KV pool.
+        pool: PoolSpec,
+    },
+}
+
+impl EngineChoice {
+    const fn pool(&self) -> &PoolSpec {
+        match self {
+            Self::Seeded { pool, .. } | Self::Checkpoint { pool, .. } | Self::Timed { pool, .. } => pool,
+        }
+    }
+
+    /// Prompt tokens of one pass at most.
+    #[must_use]
+    pub const fn pass_tokens(&self) -> u32 {
+        self.pool().pass_tokens
+    }
+
+    /// Rate at which KV leaves and arrives, for predictions, bytes/s: loopback's, conservatively.
+    #[must_use]
+    pub const fn net_bytes_per_s(&self) -> u64 {
+        1_000_000_000
+    }
+
+    /// Rate between its DRAM tier and its pool, for predictions, bytes/s.
+    #[must_use]
+    pub const fn host_bytes_per_s(&self) -> u64 {
+        4_000_000_000
+    }
+}
+
+/// Builds the engine.
+///
+/// # Errors
+/// In words, from the engine.
+pub fn build(choice: &EngineChoice) -> Result<Box<dyn Engine>, String> {
+    let engine: Box<dyn Engine> = match choice {
+        EngineChoice::Seeded { spec, pool } => {
+            Box::new(Builtin::seeded(spec, pool.clone()).map_err(|e| e.to_string())?)
+        }
+        EngineChoice::Checkpoint { folder, pool } => {
+            Box::new(Builtin::load(folder, pool.clone()).map_err(|e| e.to_string())?)
+        }
+        EngineChoice::Timed { spec, pool } => {
+            Box::new(Timed::new((**spec).clone(), pool.clone()).map_err(|e| e.to_string())?)
+        }
+    };
+    Ok(engine)
+}
+
+/// Builds the engine and says what its passes cost.
+pub(super) fn build_and_calibrate(choice: &EngineChoice) -> Result<(Box<dyn Engine>, CostProfile), String> {
+    let mut engine = build(choice)?;
+    let profile = match choice {
+        EngineChoice::Timed { spec, .. } => timed_profile(spec, engine.as_ref()),
+        _ => calibrate(engine.as_mut())?,
+    };
+    Ok((engine, profile))
+}
+
+/// A timed engine costs what its profile says, in the pace that it keeps.
+fn timed_profile(spec: &TimedSpec, engine: &dyn Engine) -> CostProfile {
+    let mut profile = spec.profile.clone();
+    let scale = spec.time_scale;
+    let all = |values: &mut Vec<f64>| values.iter_mut().for_each(|v| *v *= scale);
+    all(&mut profile.prefill.knots_us);
+    all(&mut profile.decode.base_us);
+    all(&mut profile.decode.context_ps_per_token);
+    profile.prefill.attention_ps_per_pair *= scale;
+    profile.shared_us *= scale;
+    let shape = engine.shape();
+    profile.kv_bytes_per_token = (shape.block_bytes() as u64 / u64::from(shape.block_tokens)).max(1);
+    profile
+}
+
+struct Blind;
+
+impl KvSink for Blind {
+    fn layer_computed(&mut self, _: SequenceId, _: u32, _: std::ops::Range<u32>, _: (&[u32], &dyn KvView)) {}
+}
+
+/// Measures a few passes and makes a cost profile of them. Takes a fraction of a second.
+///
+/// # Errors
+/// When the pool is too small for even the shortest pass.
+pub fn calibrate(engine: &mut dyn Engine) -> Result<CostProfile, String> {
+    let shape = engine.shape().clone();
+    let most = (shape.blocks / 2 * shape.block_tokens).min(engine.model().max_model_tokens / 2).max(2);
+    // The first pass pays for cold caches and pages.
+    time_prefill(engine, 8.min(most - 1))?;
+    let mut knots: Vec<(u32, f64)> = vec![(0, 0.0)];
+    for tokens in [1u32, 16, 64, 256] {
+        if tokens < most {
+            let least_us = (0..3).map(|_| time_prefill(engine, tokens)).collect::<Result<Vec<_>, _>>()?;
+            let us = least_us.into_iter().fold(f64::INFINITY, f64::min);
+            let floor = knots.last().map_or(0.0, |k| k.1);
+            knots.push((tokens, us.max(floor)));
+        }
+    }
+    let per_pair_ps = attention_ps(engine, most)?;
+    let (batches, base_us) = decode_costs(engine, most)?;
+    let slope = vec![per_pair_ps; batches.len()];
+    Ok(CostProfile {
+        name: "built-in".into(),
+        source: "measured at the node's start".into(),
+        kv_bytes_per_token: (shape.block_bytes() as u64 / u64::from(shape.block_tokens)).max(1),
+        kv_capacity_tokens: u64::from(shape.blocks) * u64::from(shape.block_tokens),
+        layers: shape.layers,
+        shared_us: 0.0,
+        fit: FitReport::default(),
+        valid: ValidRange::default(),
+        prefill: PrefillCost {
+            knots_tokens: knots.iter().map(|k| k.0).collect(),
+            knots_us: knots.iter().map(|k| k.1).collect(),
+            attention_ps_per_pair: per_pair_ps,
+        },
+        decode: DecodeCost { batches, base_us, context_ps_per_token: slope },
+    })
+}
+
+fn sequence(engine: &dyn Engine, id: u64, tokens: u32, max_tokens: u32) -> Sequence {
+    let shape = engine.shape();
+    let blocks = (tokens + max_tokens).div_ceil(shape.block_tokens);
+    let first = u32::try_from(id).unwrap_or(0) * blocks;
+    Sequence {
+        id: SequenceId(id),
+        tokens: (0..tokens).map(|at| 1 + at % (engine.model().vocab_tokens - 1).clamp(1, 200)).collect(),
+        prompt_tokens: tokens,
+        computed_tokens: 0,
+        blocks: (first..first + blocks).collect(),
+        sampling: Arc::new(Sampling { temperature: 0.0, max_tokens, ignore_eos: true, ..Sampling::default() }),
+        hold: false,
+        layerwise: false,
+        order: id,
+    }
+}
+
+fn run_out(engine: &mut dyn Engine) -> f64 {
+    let mut events: Vec<Event> = Vec::new();
+    let started = Instant::now();
+    while engine.step(&mut events, &mut Blind) {
+        events.clear();
+    }
+    started.elapsed().as_secs_f64() * 1e6
+}
+
+fn time_prefill(engine: &mut dyn Engine, tokens: u32) -> Result<f64, String> {
+    engine.start(sequence(engine, 0, tokens, 1)).map_err(|e| format!("calibration: {e}"))?;
+    Ok(run_out(engine))
+}
+
+/// What a (query, key) pair costs, from a long prompt beside twice its half, ps.
+fn attention_ps(engine: &mut dyn Engine, most: u32) -> Result<f64, String> {
+    let long = most.saturating_sub(1).min(1024);
+    if long < 64 {
+        return Ok(0.0);
+    }
+    let (half_us, long_us) = (time_prefill(engine, long / 2)?, time_prefill(engine, long)?);
+    let pairs = f64::from(long) * f64::from(long) / 4.0;
+    Ok(((long_us - 2.0 * half_us).max(0.0) * 1e6 / pairs).min(1e9))
+}
+
+fn decode_costs(engine: &mut dyn Engine, most: u32) -> Result<(Vec<u32>, Vec<f64>), String> {
+    const STEPS: u32 = 8;
+    let (mut batches, mut base_us): (Vec<u32>, Vec<f64>) = (Vec::new(), Vec::new());
+    for batch in [1u32, 4, 16] {
+        if batch * (STEPS + 1) >= most {
+            break;
+        }
+        for id in 0..u64::from(batch) {
+            engine.start(sequence(engine, id, 1, STEPS)).map_err(|e| format!("calibration: {e}"))?;
+        }
+        let step_us = run_out(engine) / f64::from(STEPS);
+        base_us.push(step_us.max(base_us.last().copied().unwrap_or(0.0)));
+        batches.push(batch);
+    }
+    if batches.is_empty() {
+        return Err(format!("calibration: a pool of {most} tokens is too small; give the engine more blocks"));
+    }
+    Ok((batches, base_us))
+}
+
+/// What must be equal for two nodes to share KV.
+pub(super) fn fingerprint(engine: &dyn Engine) -> v1::Fingerprint {
+    let (shape, model) = (engine.shape(), engine.model());
+    v1::Fingerprint {
+        model: model.name.clone(),
+        revision: model.revision.clone(),
+        dtype: shape.dtype.into(),
+        layers: shape.layers,
+        kv_heads: shape.kv_heads,
+        head_dim: shape.head_dim,
+        block_tokens: shape.block_tokens,
+        block_bytes: shape.block_bytes() as u64,
+        vocab_tokens: model.vocab_tokens,
+        engine: "baton".into(),
+    }
+}
+
+/// The fingerprint as one number, for the transport's handshake.
+pub(super) fn digest(print: &v1::Fingerprint) -> u64 {
+    let words = format!("{print:?}");
+    baton_types::ChainHasher::new(0, words.as_bytes()).parent().short().0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_calibrated_profile_is_valid_and_says_that_more_costs_more() {
+        let choice = EngineChoice::Seeded { spec: SeededSpec::default(), pool: PoolSpec::default() };
+        let (_, profile) = build_and_calibrate(&choice).unwrap();
+        profile.validate().unwrap();
+        assert!(profile.prefill_us(256, 0) > profile.prefill_us(16, 0));
+        assert!(profile.decode_us(16, 0) >= profile.decode_us(1, 0));
+    }
+}

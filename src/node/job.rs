@@ -1,0 +1,105 @@
+//! One leg of a request on this node.
+
+use std::sync::Arc;
+
+use baton_tiers::Hold;
+use baton_types::{BlockKey, Sampling};
+use baton_wire::v1;
+
+/// Where a leg is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// A prefill in the queue.
+    Queued,
+    /// Its blocks are being brought.
+    Loading,
+    /// Its engine sequence runs up to the first token.
+    Computing,
+    /// Computed; its KV leaves, or it waits for the word to decode here.
+    Held,
+    /// KV is expected from a peer.
+    Expecting,
+    /// All of it arrived.
+    Landed,
+    /// Decoding.
+    Decoding,
+}
+
+/// One leg.
+pub(super) struct Job {
+    pub attempt: u32,
+    pub stage: Stage,
+    /// What the engine was, or will be, started with.
+    pub tokens: Vec<u32>,
+    pub prompt_tokens: u32,
+    /// Keys of the prompt's full blocks.
+    pub chain: Vec<BlockKey>,
+    pub root: BlockKey,
+    pub sampling: Arc<Sampling>,
+    /// Where the KV goes; `None` for a local decode and for the decode leg.
+    pub to: Option<v1::Peer>,
+    pub fetch: Option<(v1::Peer, u32)>,
+    pub room_tokens: u32,
+    pub order: u64,
+    pub arrival: u64,
+    pub hold: Option<Hold>,
+    pub readable_blocks: u32,
+    pub awaits_cache: bool,
+    pub awaits_fetch: bool,
+    pub compute_us: u64,
+    pub cached_tokens: u64,
+    /// Tokens drawn here, for the cache at the end.
+    pub drawn: Vec<u32>,
+    /// The engine has ended its sequence.
+    pub ended: bool,
+}
+
+impl Job {
+    /// What an order says; `None` with the reason when it makes no sense.
+    pub(super) fn new(attempt: u32, work: v1::Work, room_tokens: u32) -> Result<Self, String> {
+        let sampling: Sampling =
+            serde_json::from_str(&work.sampling).map_err(|e| format!("sampling settings: {e}"))?;
+        if work.tokens.is_empty() || work.prompt_tokens == 0 || work.prompt_tokens as usize > work.tokens.len() {
+            return Err("an order without tokens".into());
+        }
+        Ok(Self {
+            attempt,
+            stage: Stage::Queued,
+            prompt_tokens: work.prompt_tokens,
+            chain: baton_wire::unpack_keys(&work.chain),
+            root: baton_wire::unpack_keys(&work.root).first().copied().unwrap_or_default(),
+            tokens: work.tokens,
+            sampling: Arc::new(sampling),
+            to: None,
+            fetch: None,
+            room_tokens,
+            order: 0,
+            arrival: 0,
+            hold: None,
+            readable_blocks: 0,
+            awaits_cache: false,
+            awaits_fetch: false,
+            compute_us: 0,
+            cached_tokens: 0,
+            drawn: Vec::new(),
+            ended: false,
+        })
+    }
+
+    /// Slots of the pool that it computes in.
+    pub(super) fn slots(&self) -> &[u32] {
+        self.hold.as_ref().map_or(&[], |hold| &hold.slots)
+    }
+
+    /// Blocks beyond its chain that it needs for `tokens` tokens.
+    pub(super) fn room_blocks(&self, tokens: usize, block_tokens: u32) -> u32 {
+        let blocks = tokens.div_ceil(block_tokens as usize);
+        u32::try_from(blocks.saturating_sub(self.chain.len())).unwrap_or(u32::MAX)
+    }
+
+    /// Leading tokens whose KV need not be computed: the last token always is.
+    pub(super) fn computed_tokens(&self, block_tokens: u32) -> u32 {
+        let last = u32::try_from(self.tokens.len() - 1).unwrap_or(u32::MAX);
+        self.readable_blocks.saturating_mul(block_tokens).min(last)
+    }
+}

@@ -1,0 +1,250 @@
+//! The network's side of a node: flights out, KV in, fetches both ways. Tasks of the runtime; the
+//! worker's thread only exchanges messages with them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use baton_engine::KvShape;
+use baton_transports::{
+    Accepted, Endpoint, FetchedBlock, Flight, PeerAddress, Plan, Receiver, Refused, Serving, SliceAt, Ticket,
+    Want,
+};
+use baton_types::BlockKey;
+use baton_wire::v1;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+
+/// How long a fetch may take before its blocks are computed instead.
+const FETCH_WITHIN: Duration = Duration::from_secs(5);
+/// How long the worker may take to look blocks up for a peer.
+const SERVE_WITHIN: Duration = Duration::from_secs(5);
+
+/// How a flight ended: bytes, or why not.
+pub(super) type Outcome = Result<u64, String>;
+/// Where blocks for a peer go.
+pub(super) type Reply = oneshot::Sender<Vec<FetchedBlock>>;
+
+/// What reaches the worker.
+pub(super) enum ToWorker {
+    /// A conductor said Welcome: a new life begins.
+    Attached { chain_seed: u64, facts: mpsc::Sender<v1::FromNode> },
+    /// The conductor is gone: nothing of this life counts any more.
+    Detached,
+    /// What the conductor wants.
+    Orders(v1::Orders),
+    /// KV from a peer, verified.
+    Slice { ticket: Ticket, at: SliceAt, bytes: Bytes },
+    /// All of a flight's KV is there.
+    Landed(Ticket),
+    /// A peer wants blocks.
+    Wanted { keys: Vec<BlockKey>, reply: Reply },
+    /// Blocks that were fetched for a prefill; fewer than asked for, perhaps none.
+    Fetched { request: u64, attempt: u32, blocks: Vec<FetchedBlock> },
+    /// A chain that is copied here ahead of demand.
+    Replica { chain: Vec<BlockKey>, blocks: Vec<FetchedBlock> },
+    /// A hand-off from here ended.
+    FlightEnded { request: u64, attempt: u32, outcome: Outcome },
+    /// The node stops.
+    Stop,
+}
+
+/// What a request's KV may arrive for.
+#[derive(Clone, Copy)]
+struct Expected {
+    attempt: u32,
+    have_blocks: u32,
+}
+
+/// Shared by the worker and the tasks.
+pub(super) struct Links {
+    worker: Sender<ToWorker>,
+    runtime: Handle,
+    expected: Mutex<HashMap<u64, Expected>>,
+    flights: Mutex<HashMap<u64, tokio::task::AbortHandle>>,
+    endpoint: Mutex<Option<Arc<Endpoint>>>,
+    /// The life of this node, for tickets that others show.
+    epoch: Mutex<u32>,
+}
+
+impl Links {
+    pub(super) fn new(worker: Sender<ToWorker>, runtime: Handle) -> Self {
+        Self {
+            worker,
+            runtime,
+            expected: Mutex::default(),
+            flights: Mutex::default(),
+            endpoint: Mutex::default(),
+            epoch: Mutex::default(),
+        }
+    }
+
+    pub(super) fn set_endpoint(&self, endpoint: Arc<Endpoint>) {
+        *self.endpoint.lock() = Some(endpoint);
+    }
+
+    pub(super) fn set_epoch(&self, epoch: u32) {
+        *self.epoch.lock() = epoch;
+    }
+
+    fn endpoint(&self) -> Option<Arc<Endpoint>> {
+        self.endpoint.lock().clone()
+    }
+
+    /// From now on a request's KV is let in, but for the blocks that are here already.
+    pub(super) fn expect(&self, request: u64, attempt: u32, have_blocks: u32) {
+        self.expected.lock().insert(request, Expected { attempt, have_blocks });
+    }
+
+    /// Nothing more comes in or goes out for a request.
+    pub(super) fn forget(&self, request: u64) {
+        self.expected.lock().remove(&request);
+        if let Some(flight) = self.flights.lock().remove(&request) {
+            flight.abort();
+        }
+    }
+
+    /// Starts a hand-off; slices are sent as they come until the sender is dropped.
+    pub(super) fn hand_off(
+        self: &Arc<Self>,
+        request: u64,
+        attempt: u32,
+        peer: v1::Peer,
+        what: (u32, &KvShape),
+    ) -> mpsc::UnboundedSender<(SliceAt, Bytes)> {
+        let (slices, outgoing) = mpsc::unbounded_channel();
+        let (blocks, shape) = what;
+        let plan = Plan { blocks, layers: shape.layers, layer_bytes: u32::try_from(shape.layer_bytes).unwrap_or(u32::MAX) };
+        let links = Arc::clone(self);
+        let task = self.runtime.spawn(async move {
+            let ticket = Ticket { request, attempt, epoch: peer.epoch };
+            let outcome = links.fly(&peer, ticket, plan, outgoing).await;
+            let _ = links.tell(ToWorker::FlightEnded { request, attempt, outcome });
+        });
+        let before = self.flights.lock().insert(request, task.abort_handle());
+        if let Some(before) = before {
+            before.abort();
+        }
+        slices
+    }
+
+    async fn fly(
+        &self,
+        peer: &v1::Peer,
+        ticket: Ticket,
+        plan: Plan,
+        mut outgoing: mpsc::UnboundedReceiver<(SliceAt, Bytes)>,
+    ) -> Outcome {
+        let endpoint = self.endpoint().ok_or("this node's KV endpoint is closed")?;
+        let mut flight =
+            Flight::start(&endpoint, &address(peer), ticket, plan).await.map_err(|e| e.to_string())?;
+        let have_blocks = flight.have_blocks();
+        while let Some((at, bytes)) = outgoing.recv().await {
+            if at.block >= have_blocks {
+                flight.send(at, bytes).await.map_err(|e| e.to_string())?;
+            }
+        }
+        flight.finish().await.map(|stats| stats.bytes).map_err(|e| e.to_string())
+    }
+
+    /// Brings blocks for a prefill.
+    pub(super) fn fetch(self: &Arc<Self>, request: u64, attempt: u32, from: v1::Peer, keys: Vec<BlockKey>) {
+        let links = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let blocks = links.bring(&from, &keys).await;
+            let _ = links.tell(ToWorker::Fetched { request, attempt, blocks });
+        });
+    }
+
+    /// Brings a chain ahead of demand.
+    pub(super) fn replicate(self: &Arc<Self>, from: v1::Peer, chain: Vec<BlockKey>) {
+        let links = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let blocks = links.bring(&from, &chain).await;
+            let _ = links.tell(ToWorker::Replica { chain, blocks });
+        });
+    }
+
+    async fn bring(&self, from: &v1::Peer, keys: &[BlockKey]) -> Vec<FetchedBlock> {
+        let Some(endpoint) = self.endpoint() else { return Vec::new() };
+        let want = Want { keys: keys.iter().map(|key| key.0).collect(), epoch: from.epoch };
+        match baton_transports::fetch(&endpoint, &address(from), want, FETCH_WITHIN).await {
+            Ok(blocks) => blocks,
+            Err(error) => {
+                tracing::warn!(from = from.instance, %error, "fetch failed; the blocks are computed instead");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Tells the worker. Its inbox has no bound of its own; what is sent has: orders by the requests
+    /// that the conductor admits, KV by the slots that were reserved for it, fetches by the prefills
+    /// that wait for them.
+    fn tell(&self, message: ToWorker) -> Result<(), Refused> {
+        let stopping = |_| Refused { retry: false, why: "the node is stopping".into() };
+        self.worker.send(message).map_err(stopping)
+    }
+}
+
+fn address(peer: &v1::Peer) -> PeerAddress {
+    PeerAddress { kv_address: peer.kv_address.clone(), host: peer.host.clone() }
+}
+
+impl Receiver for Links {
+    fn offer(&self, ticket: Ticket, _plan: &Plan) -> Result<Accepted, Refused> {
+        let epoch = *self.epoch.lock();
+        if ticket.epoch != epoch {
+            return Err(Refused { retry: false, why: format!("epoch {} is over, this is {epoch}", ticket.epoch) });
+        }
+        match self.expected.lock().get(&ticket.request) {
+            Some(expected) if expected.attempt == ticket.attempt => {
+                Ok(Accepted { have_blocks: expected.have_blocks })
+            }
+            Some(expected) if expected.attempt > ticket.attempt => {
+                Err(Refused { retry: false, why: "a later attempt is expected".into() })
+            }
+            _ => Err(Refused { retry: true, why: "not expected here yet".into() }),
+        }
+    }
+
+    fn slice(&self, ticket: Ticket, at: SliceAt, bytes: Bytes) -> Result<(), Refused> {
+        let current = self.expected.lock().get(&ticket.request).is_some_and(|e| e.attempt == ticket.attempt);
+        if !current {
+            return Err(Refused { retry: false, why: "the request is not expected any more".into() });
+        }
+        self.tell(ToWorker::Slice { ticket, at, bytes })
+    }
+
+    fn complete(&self, ticket: Ticket) {
+        let mut expected = self.expected.lock();
+        if expected.get(&ticket.request).is_some_and(|e| e.attempt == ticket.attempt) {
+            expected.remove(&ticket.request);
+            drop(expected);
+            // A worker that is gone takes its node with it.
+            let _ = self.tell(ToWorker::Landed(ticket));
+        }
+    }
+
+    fn abort(&self, ticket: Ticket, why: &str) {
+        // The sender says so to the conductor, which releases what was opened for it.
+        tracing::debug!(request = ticket.request, attempt = ticket.attempt, why, "incoming flight ended early");
+    }
+
+    fn wanted(&self, want: Want) -> Serving<'_> {
+        let current = want.epoch == *self.epoch.lock();
+        Box::pin(async move {
+            let (reply, answer) = oneshot::channel();
+            let keys = want.keys.into_iter().map(BlockKey).collect();
+            if !current || self.tell(ToWorker::Wanted { keys, reply }).is_err() {
+                return Vec::new();
+            }
+            match tokio::time::timeout(SERVE_WITHIN, answer).await {
+                Ok(Ok(blocks)) => blocks,
+                _ => Vec::new(),
+            }
+        })
+    }
+}

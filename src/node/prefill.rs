@@ -1,0 +1,286 @@
+//! The prefill leg: pin, bring what is missing, compute, hand off layer by layer.
+
+use baton_engine::{Sequence, SequenceId};
+use baton_tiers::Pool as _;
+use baton_transports::FetchedBlock;
+use baton_types::{BlockKey, RequestId, TokenLogprob};
+use baton_wire::v1;
+
+use super::job::{Job, Stage};
+use super::links::Outcome;
+use super::pool::EnginePool;
+use super::sink::Outlet;
+use super::worker::Worker;
+
+impl Worker {
+    pub(super) fn prefill_ordered(&mut self, request: u64, attempt: u32, order: v1::Prefill) {
+        self.release(request);
+        let Some(work) = order.work else { return };
+        let mut job = match Job::new(attempt, work, order.room_tokens) {
+            Ok(job) => job,
+            Err(why) => return self.refuse(request, attempt, &why),
+        };
+        job.to = order.decode;
+        job.fetch = order.fetch_from.map(|from| (from, order.fetch_blocks));
+        self.arrivals += 1;
+        (job.order, job.arrival) = (order.order, self.arrivals);
+        self.queue.insert((job.order, job.arrival), request);
+        self.jobs.insert(request, job);
+    }
+
+    /// An order that cannot be carried out anywhere.
+    pub(super) fn refuse(&mut self, request: u64, attempt: u32, why: &str) {
+        let failure = v1::Failure { stage: "engine".into(), message: why.into(), of_request: true };
+        self.facts.push(v1::Fact { request, attempt, fact: Some(v1::fact::Fact::Failure(failure)) });
+    }
+
+    /// A leg that failed here and may do better elsewhere.
+    pub(super) fn leg_failed(&mut self, request: u64, stage: &str, message: String) {
+        let failure = v1::Failure { stage: stage.into(), message, of_request: false };
+        self.tell(request, v1::fact::Fact::Failure(failure));
+        self.release(request);
+    }
+
+    /// Opens prefills in order as long as there is room for their KV.
+    pub(super) fn open_prefills(&mut self) {
+        let block_tokens = self.engine.shape().block_tokens;
+        while let Some((&place, &request)) = self.queue.first_key_value() {
+            let Some(job) = self.jobs.get_mut(&request) else {
+                self.queue.remove(&place);
+                continue;
+            };
+            let room_tokens = if job.to.is_none() { job.room_tokens as usize } else { 0 };
+            let room = job.room_blocks(job.tokens.len() + room_tokens, block_tokens);
+            match self.cache.open(RequestId(request), &job.chain, room) {
+                Ok(hold) => {
+                    self.queue.remove(&place);
+                    job.stage = Stage::Loading;
+                    job.readable_blocks = hold.readable_blocks;
+                    job.awaits_cache = hold.waiting;
+                    job.hold = Some(hold);
+                    self.begin_fetch(request);
+                }
+                Err(refused) if self.holds_others(request) => {
+                    // Whoever ends makes room; nothing overtakes.
+                    let _ = refused;
+                    return;
+                }
+                Err(refused) => self.leg_failed(request, "room", refused.to_string()),
+            }
+        }
+    }
+
+    /// Whether waiting helps: somebody else holds blocks that will come free.
+    fn holds_others(&self, request: u64) -> bool {
+        self.jobs.iter().any(|(other, job)| *other != request && job.hold.is_some())
+    }
+
+    /// Brings the blocks that the conductor saw elsewhere, if they are still missing here.
+    fn begin_fetch(&mut self, request: u64) {
+        let Some(job) = self.jobs.get_mut(&request) else { return };
+        let Some((from, blocks)) = job.fetch.take() else { return };
+        let upto = (blocks as usize).min(job.chain.len());
+        let have = job.readable_blocks as usize;
+        if upto <= have || job.awaits_cache {
+            return self.tell(request, v1::fact::Fact::Fetch(true));
+        }
+        job.awaits_fetch = true;
+        let keys = job.chain[have..upto].to_vec();
+        let attempt = job.attempt;
+        self.links.fetch(request, attempt, from, keys);
+    }
+
+    pub(super) fn fetched(&mut self, request: u64, attempt: u32, blocks: Vec<FetchedBlock>) {
+        let Some(job) = self.jobs.get_mut(&request).filter(|j| j.attempt == attempt && j.awaits_fetch) else {
+            return;
+        };
+        job.awaits_fetch = false;
+        let have = job.readable_blocks as usize;
+        let mut pool = EnginePool(self.engine.as_mut());
+        let mut landed = have;
+        for (at, block) in (have..).zip(&blocks) {
+            let expected = job.chain.get(at).is_some_and(|key| key.0 == block.key);
+            let Some(slot) = job.slots().get(at).copied().filter(|_| expected) else { break };
+            pool.write(slot, &block.bytes);
+            landed = at + 1;
+        }
+        job.readable_blocks = u32::try_from(landed).unwrap_or(u32::MAX);
+        let sealed = self.cache.seal(RequestId(request), job.readable_blocks, &mut pool);
+        if let Err(why) = sealed {
+            tracing::warn!(request, %why, "fetched blocks are used once and not kept");
+        }
+        self.tell(request, v1::fact::Fact::Fetch(landed > have));
+    }
+
+    /// Starts whoever has everything that could be brought.
+    pub(super) fn start_loaded(&mut self) {
+        let loaded = |job: &Job| job.stage == Stage::Loading && !job.awaits_cache && !job.awaits_fetch;
+        let ready: Vec<u64> = self.jobs.iter().filter(|(_, job)| loaded(job)).map(|(r, _)| *r).collect();
+        for request in ready {
+            self.start_prefill(request);
+        }
+    }
+
+    fn start_prefill(&mut self, request: u64) {
+        let shape = self.engine.shape().clone();
+        let Some(job) = self.jobs.get_mut(&request) else { return };
+        let whole = job.sampling.prompt_logprobs.is_some();
+        let computed_tokens = if whole { 0 } else { job.computed_tokens(shape.block_tokens) };
+        job.cached_tokens = u64::from(computed_tokens);
+        job.stage = Stage::Computing;
+        let sequence = Sequence {
+            id: SequenceId(request),
+            tokens: job.tokens.clone(),
+            prompt_tokens: job.prompt_tokens,
+            computed_tokens,
+            blocks: job.slots().to_vec(),
+            sampling: job.sampling.clone(),
+            hold: true,
+            layerwise: job.to.is_some(),
+            order: job.order,
+        };
+        if let Err(why) = self.engine.start(sequence) {
+            let (attempt, why) = (job.attempt, why.to_string());
+            self.refuse(request, attempt, &why);
+            return self.release(request);
+        }
+        let job = self.jobs.get(&request).expect("it was there above");
+        let sent = (computed_tokens / shape.block_tokens) as usize;
+        if let Some(peer) = job.to.clone() {
+            let outlet = self.open_outlet(request, peer);
+            let job = self.jobs.get(&request).expect("it was there above");
+            outlet.send_blocks(job.slots(), shape.layers, sent, self.engine.view());
+            self.outlets.insert(SequenceId(request), outlet);
+        }
+    }
+
+    fn open_outlet(&mut self, request: u64, peer: v1::Peer) -> Outlet {
+        let shape = self.engine.shape();
+        let job = self.jobs.get(&request).expect("outlets are opened for jobs at hand");
+        let tokens = u32::try_from(job.tokens.len()).unwrap_or(u32::MAX);
+        let blocks = tokens.div_ceil(shape.block_tokens);
+        let slices = self.links.hand_off(request, job.attempt, peer, (blocks, shape));
+        Outlet { slices, tokens, block_tokens: shape.block_tokens }
+    }
+
+    /// The KV is complete: everything leaves that has not yet, and the blocks are readable here.
+    pub(super) fn computed(&mut self, id: SequenceId, compute_us: u64) {
+        self.outlets.remove(&id);
+        let Some(job) = self.jobs.get_mut(&id.0) else { return };
+        job.compute_us = compute_us;
+        if job.stage == Stage::Computing {
+            let blocks = u32::try_from(job.chain.len()).unwrap_or(u32::MAX);
+            let mut pool = EnginePool(self.engine.as_mut());
+            // What another request fills at the same time is that one's to seal.
+            let _ = self.cache.seal(RequestId(id.0), blocks, &mut pool);
+        }
+    }
+
+    pub(super) fn prompt_logprobs(&mut self, id: SequenceId, logprobs: &[TokenLogprob]) {
+        let told = v1::PromptLogprobs { logprobs: logprobs.iter().map(v1::Logprob::from).collect() };
+        self.tell(id.0, v1::fact::Fact::PromptLogprobs(told));
+    }
+
+    pub(super) fn drew(&mut self, id: SequenceId, token: v1::Token) {
+        let request = id.0;
+        let Some(job) = self.jobs.get_mut(&request) else { return };
+        job.drawn.push(token.token);
+        let finished = token.finish != 0;
+        job.ended |= finished;
+        let first = job.stage == Stage::Computing;
+        let done = v1::Prefilled { compute_us: job.compute_us, cached_tokens: job.cached_tokens };
+        self.tell(request, v1::fact::Fact::Token(token));
+        if first {
+            if let Some(job) = self.jobs.get_mut(&request) {
+                job.stage = Stage::Held;
+            }
+            // After the token: whoever decodes on needs it.
+            self.tell(request, v1::fact::Fact::Prefilled(done));
+        } else if finished {
+            self.decode_ended(request);
+        }
+    }
+
+    /// The hand-off's task is over.
+    pub(super) fn flight_ended(&mut self, request: u64, attempt: u32, outcome: Outcome) {
+        let Some(job) = self.jobs.get(&request).filter(|j| j.attempt == attempt && j.to.is_some()) else { return };
+        match outcome {
+            Ok(bytes) => {
+                self.handoff_bytes += bytes;
+                // The peer has it all, verified; what is cached here stays as cache.
+                if job.stage == Stage::Held {
+                    self.release(request);
+                }
+            }
+            Err(why) => {
+                tracing::warn!(request, attempt, why, "hand-off failed");
+                self.outlets.remove(&SequenceId(request));
+                self.tell(request, v1::fact::Fact::Handoff(false));
+            }
+        }
+    }
+
+    /// Another decode instance shall have the KV that is complete here.
+    pub(super) fn handoff_ordered(&mut self, request: u64, attempt: u32, to: Option<v1::Peer>) {
+        let Some(job) = self.jobs.get_mut(&request).filter(|j| j.stage == Stage::Held) else {
+            let fact = v1::fact::Fact::Handoff(false);
+            return self.facts.push(v1::Fact { request, attempt, fact: Some(fact) });
+        };
+        job.attempt = attempt;
+        job.to.clone_from(&to);
+        let Some(peer) = to else { return self.tell(request, v1::fact::Fact::Handoff(false)) };
+        let outlet = self.open_outlet(request, peer);
+        let layers = self.engine.shape().layers;
+        let job = self.jobs.get(&request).expect("it was there above");
+        let blocks = job.tokens.len().div_ceil(self.engine.shape().block_tokens as usize);
+        outlet.send_blocks(job.slots(), layers, blocks, self.engine.view());
+    }
+
+    /// Bytes for a peer: as far as they are readable and verified.
+    pub(super) fn wanted(&mut self, keys: &[BlockKey], reply: super::links::Reply) {
+        let owner = self.helper();
+        let keys = self.cache.full_keys(keys);
+        let readable = self.cache.read_for_peer(owner, &keys).unwrap_or(0) as usize;
+        let block_bytes = self.engine.shape().block_bytes();
+        let pool = EnginePool(self.engine.as_mut());
+        let mut blocks = Vec::new();
+        for key in &keys[..readable.min(keys.len())] {
+            let mut bytes = vec![0u8; block_bytes];
+            if self.cache.read_block(*key, &pool, &mut bytes).is_err() {
+                break;
+            }
+            let checksum = baton_transports::checksum(&bytes);
+            blocks.push(FetchedBlock { key: key.0, bytes: bytes.into(), checksum });
+        }
+        self.cache.close(owner);
+        let _ = reply.send(blocks);
+    }
+
+    pub(super) fn replicate_ordered(&mut self, order: v1::Replicate) {
+        let chain = baton_wire::unpack_keys(&order.chain);
+        match order.from {
+            Some(from) if !chain.is_empty() => self.links.replicate(from, chain),
+            _ => self.replica(&[], Vec::new()),
+        }
+    }
+
+    /// A copy ahead of demand arrived, perhaps in part, perhaps not at all.
+    pub(super) fn replica(&mut self, _chain: &[BlockKey], blocks: Vec<FetchedBlock>) {
+        let owner = self.helper();
+        let keys: Vec<BlockKey> = blocks.iter().map(|block| BlockKey(block.key)).collect();
+        if !keys.is_empty()
+            && let Ok(hold) = self.cache.open(owner, &keys, 0)
+        {
+            let mut pool = EnginePool(self.engine.as_mut());
+            let from = hold.readable_blocks as usize;
+            for (slot, block) in hold.slots.iter().zip(&blocks).skip(from) {
+                pool.write(*slot, &block.bytes);
+            }
+            // A block that somebody else is filling right now needs no copy.
+            let _ = self.cache.seal(owner, u32::try_from(keys.len()).unwrap_or(u32::MAX), &mut pool);
+            self.cache.close(owner);
+        }
+        let fact = v1::fact::Fact::Replicated(true);
+        self.facts.push(v1::Fact { request: 0, attempt: 0, fact: Some(fact) });
+    }
+}

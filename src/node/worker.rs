@@ -1,0 +1,278 @@
+//! A node's own thread: one engine, one KV cache, and the legs of requests that run here.
+//!
+//! Everything that touches KV happens on this thread, between two passes of the engine; the network
+//! and the disk are elsewhere and send messages.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant};
+
+use baton_engine::{Engine, Event, SequenceId};
+use baton_tiers::{KvCache, Notice};
+use baton_types::{RequestId, Tier};
+use baton_wire::v1;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use super::job::{Job, Stage};
+use super::links::{Links, ToWorker};
+use super::sink::Outlet;
+
+/// Messages taken in between two passes.
+const BATCH_MESSAGES: usize = 512;
+/// How long the thread sleeps when there is nothing to compute; disk and waiting jobs are looked at then.
+const IDLE: Duration = Duration::from_millis(20);
+const BUSY_ELSEWHERE: Duration = Duration::from_millis(1);
+/// How often the load report is renewed.
+const REPORT: Duration = Duration::from_millis(100);
+
+/// The thread's state.
+pub(super) struct Worker {
+    pub(super) engine: Box<dyn Engine>,
+    pub(super) cache: KvCache,
+    pub(super) jobs: BTreeMap<u64, Job>,
+    /// Prefills that are not open yet, by order, then arrival.
+    pub(super) queue: BTreeMap<(u64, u64), u64>,
+    /// Decodes that found no room yet.
+    pub(super) crowded: Vec<u64>,
+    pub(super) arrivals: u64,
+    /// Owners of the store that are no requests: reads for peers, replicas.
+    pub(super) helpers: u64,
+    pub(super) links: Arc<Links>,
+    pub(super) outlets: BTreeMap<SequenceId, Outlet>,
+    pub(super) chain_seed: u64,
+    pub(super) facts: Vec<v1::Fact>,
+    pub(super) report: Arc<Mutex<v1::NodeLoad>>,
+    pub(super) attached: Option<mpsc::Sender<v1::FromNode>>,
+    pub(super) handoff_bytes: u64,
+    pub(super) draining: bool,
+    reported: Instant,
+}
+
+/// What a worker is made of.
+pub(super) struct Parts {
+    pub(super) engine: Box<dyn Engine>,
+    pub(super) cache: KvCache,
+    pub(super) links: Arc<Links>,
+    pub(super) report: Arc<Mutex<v1::NodeLoad>>,
+}
+
+impl Worker {
+    pub(super) fn new(parts: Parts) -> Self {
+        Self {
+            engine: parts.engine,
+            cache: parts.cache,
+            jobs: BTreeMap::new(),
+            queue: BTreeMap::new(),
+            crowded: Vec::new(),
+            arrivals: 0,
+            helpers: 0,
+            links: parts.links,
+            outlets: BTreeMap::new(),
+            chain_seed: 0,
+            facts: Vec::new(),
+            report: parts.report,
+            attached: None,
+            handoff_bytes: 0,
+            draining: false,
+            reported: Instant::now(),
+        }
+    }
+
+    /// Runs until told to stop or until nobody can tell it anything any more.
+    pub(super) fn run(mut self, inbox: &Receiver<ToWorker>) {
+        let mut events = Vec::new();
+        let mut busy = false;
+        loop {
+            if !self.take_in(inbox, busy) {
+                return;
+            }
+            self.settle();
+            busy = self.pass(&mut events);
+            self.flush();
+            if self.reported.elapsed() >= REPORT {
+                self.renew_report();
+            }
+        }
+    }
+
+    /// Takes messages in; waits for one if there is nothing to compute. False: stop.
+    fn take_in(&mut self, inbox: &Receiver<ToWorker>, busy: bool) -> bool {
+        if !busy {
+            let waiting = self.jobs.values().any(|job| job.stage == Stage::Loading);
+            match inbox.recv_timeout(if waiting { BUSY_ELSEWHERE } else { IDLE }) {
+                Ok(ToWorker::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
+                Ok(message) => self.message(message),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+        for _ in 0..BATCH_MESSAGES {
+            match inbox.try_recv() {
+                Ok(ToWorker::Stop) | Err(TryRecvError::Disconnected) => return false,
+                Ok(message) => self.message(message),
+                Err(TryRecvError::Empty) => break,
+            }
+        }
+        true
+    }
+
+    fn message(&mut self, message: ToWorker) {
+        match message {
+            ToWorker::Attached { chain_seed, facts } => {
+                self.forget_everything();
+                self.chain_seed = chain_seed;
+                self.attached = Some(facts);
+                self.announce();
+            }
+            ToWorker::Detached => {
+                self.attached = None;
+                self.forget_everything();
+            }
+            ToWorker::Orders(orders) => orders.orders.into_iter().for_each(|order| self.order(order)),
+            ToWorker::Slice { ticket, at, bytes } => self.slice(ticket, at, &bytes),
+            ToWorker::Landed(ticket) => self.landed(ticket),
+            ToWorker::Wanted { keys, reply } => self.wanted(&keys, reply),
+            ToWorker::Fetched { request, attempt, blocks } => self.fetched(request, attempt, blocks),
+            ToWorker::Replica { chain, blocks } => self.replica(&chain, blocks),
+            ToWorker::FlightEnded { request, attempt, outcome } => self.flight_ended(request, attempt, outcome),
+            ToWorker::Stop => {}
+        }
+    }
+
+    fn order(&mut self, order: v1::Order) {
+        use v1::order::Order;
+        let (request, attempt) = (order.request, order.attempt);
+        match order.order {
+            Some(Order::Prefill(prefill)) => self.prefill_ordered(request, attempt, prefill),
+            Some(Order::Expect(expect)) => self.expect_ordered(request, attempt, expect),
+            Some(Order::StartDecode(start)) => self.start_decode(request, attempt, &start.answer),
+            Some(Order::Handoff(handoff)) => self.handoff_ordered(request, attempt, handoff.to),
+            Some(Order::Replicate(order)) => self.replicate_ordered(order),
+            Some(Order::Release(_)) => self.release(request),
+            Some(Order::Drain(_)) => self.draining = true,
+            Some(Order::SetRole(_)) | None => {}
+        }
+    }
+
+    /// What the cache has to say, and who can go on because of it.
+    fn settle(&mut self) {
+        let mut pool = super::pool::EnginePool(self.engine.as_mut());
+        for notice in self.cache.poll(&mut pool) {
+            match notice {
+                Notice::Ready { owner, readable_blocks } => {
+                    if let Some(job) = self.jobs.get_mut(&owner.0) {
+                        job.readable_blocks = readable_blocks;
+                        job.awaits_cache = false;
+                    }
+                }
+                Notice::Changed(change) => {
+                    let fact = v1::fact::Fact::Cache(v1::CacheChange::from(&change));
+                    self.facts.push(v1::Fact { request: 0, attempt: 0, fact: Some(fact) });
+                }
+            }
+        }
+        self.let_decodes_in();
+        self.open_prefills();
+        self.start_loaded();
+    }
+
+    /// One pass of the engine and what came of it.
+    fn pass(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut sink = super::sink::Sink { outlets: &mut self.outlets };
+        let busy = self.engine.step(events, &mut sink);
+        for event in events.drain(..) {
+            match event {
+                Event::Computed { id, compute_us } => self.computed(id, compute_us),
+                Event::PromptLogprobs { id, logprobs } => self.prompt_logprobs(id, &logprobs),
+                Event::Token { id, index, token, logprob, finish } => {
+                    let told = v1::Token {
+                        index,
+                        token,
+                        finish: finish.map_or(0, |f| if f == baton_types::Finish::Stop { 1 } else { 2 }),
+                        logprob: logprob.as_ref().map(v1::Logprob::from),
+                    };
+                    self.drew(id, told);
+                }
+                Event::Starved { id } => self.starved(id),
+            }
+        }
+        busy
+    }
+
+    pub(super) fn tell(&mut self, request: u64, fact: v1::fact::Fact) {
+        let Some(job) = self.jobs.get(&request) else { return };
+        self.facts.push(v1::Fact { request, attempt: job.attempt, fact: Some(fact) });
+    }
+
+    fn flush(&mut self) {
+        if self.facts.is_empty() {
+            return;
+        }
+        let facts = v1::Facts { facts: std::mem::take(&mut self.facts) };
+        let message = v1::FromNode { message: Some(v1::from_node::Message::Facts(facts)) };
+        // A conductor that does not keep up slows its nodes down; one that is gone closes the channel.
+        if let Some(attached) = &self.attached
+            && attached.blocking_send(message).is_err()
+        {
+            self.attached = None;
+        }
+    }
+
+    /// A request's leg here is over: its sequence, its flight, its pins and its room.
+    pub(super) fn release(&mut self, request: u64) {
+        let Some(job) = self.jobs.remove(&request) else { return };
+        self.engine.stop(SequenceId(request));
+        self.outlets.remove(&SequenceId(request));
+        self.queue.remove(&(job.order, job.arrival));
+        self.crowded.retain(|r| *r != request);
+        self.links.forget(request);
+        if job.hold.is_some() {
+            self.cache.close(RequestId(request));
+        }
+    }
+
+    fn forget_everything(&mut self) {
+        let requests: Vec<u64> = self.jobs.keys().copied().collect();
+        requests.into_iter().for_each(|request| self.release(request));
+        self.facts.clear();
+        self.draining = false;
+    }
+
+    /// A new epoch begins with what the cache holds.
+    fn announce(&mut self) {
+        for change in self.cache.inventory() {
+            let fact = v1::fact::Fact::Cache(v1::CacheChange::from(&change));
+            self.facts.push(v1::Fact { request: 0, attempt: 0, fact: Some(fact) });
+        }
+    }
+
+    pub(super) fn helper(&mut self) -> RequestId {
+        self.helpers += 1;
+        RequestId((1 << 63) | self.helpers)
+    }
+
+    fn renew_report(&mut self) {
+        self.reported = Instant::now();
+        let stats = self.cache.stats();
+        let (running, waiting) = self.engine.load();
+        let tiers = Tier::LOCAL.iter().zip(&stats.store.tiers).map(|(name, tier)| v1::TierLoad {
+            tier: name.name().into(),
+            capacity_blocks: tier.capacity_blocks,
+            used_blocks: tier.used_blocks,
+            reserved_blocks: tier.reserved_blocks,
+            hit_blocks: tier.hit_blocks,
+            evicted_blocks: tier.evicted_blocks,
+        });
+        let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
+        *self.report.lock() = v1::NodeLoad {
+            running,
+            waiting: waiting + queued,
+            holds: u32::try_from(stats.store.owners).unwrap_or(u32::MAX),
+            tiers: tiers.collect(),
+            serving_reads: 0,
+            handoff_bytes: self.handoff_bytes,
+            integrity_rejects: stats.integrity_rejects,
+        };
+    }
+}

@@ -1,0 +1,29 @@
+//! When to stop: the first signal drains, the second one does not wait.
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// A token that Ctrl-C or SIGTERM cancels. A second signal ends the process at once.
+///
+/// # Errors
+/// When signals cannot be listened to.
+pub fn on_signal() -> Result<CancellationToken, String> {
+    let listen = |kind| signal(kind).map_err(|e| format!("signals: {e}"));
+    let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    let stop = CancellationToken::new();
+    let told = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        told.cancel();
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        eprintln!("baton: second signal: stopping without waiting");
+        std::process::exit(130);
+    });
+    Ok(stop)
+}

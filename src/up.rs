@@ -1,0 +1,266 @@
+//! A whole service on one machine: front door, conductor and nodes in one process or in several.
+
+mod admin;
+mod engines;
+mod nodes;
+mod policy_watch;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_router::{ApiKey, Router, RouterConfig, TlsFiles, Tokenization};
+use baton_types::Role;
+use baton_wire::v1::control_server::ControlServer;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use engines::Engines;
+
+use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Question};
+use crate::config::{Config, ServiceConfig};
+use crate::metrics::Metrics;
+
+/// How many nodes of each part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Prefill instances.
+    pub prefill: u32,
+    /// Decode instances.
+    pub decode: u32,
+    /// Instances that run both phases.
+    pub both: u32,
+}
+
+impl std::str::FromStr for Layout {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("'{text}' is no layout; write 2p2d, 4p4d or 3b");
+        let (mut layout, mut digits) = (Self { prefill: 0, decode: 0, both: 0 }, String::new());
+        for letter in text.chars() {
+            if letter.is_ascii_digit() {
+                digits.push(letter);
+                continue;
+            }
+            let count: u32 = digits.parse().map_err(|_| wrong())?;
+            digits.clear();
+            match letter {
+                'p' => layout.prefill = count,
+                'd' => layout.decode = count,
+                'b' => layout.both = count,
+                _ => return Err(wrong()),
+            }
+        }
+        let serves = layout.both > 0 || (layout.prefill > 0 && layout.decode > 0);
+        if !digits.is_empty() || !serves {
+            return Err(wrong());
+        }
+        if layout.prefill + layout.decode + layout.both > 256 {
+            return Err(format!("'{text}': 256 nodes on one machine at most"));
+        }
+        Ok(layout)
+    }
+}
+
+impl Layout {
+    /// Names and parts of the nodes.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<(String, Role)> {
+        let group = |letter: char, count: u32, role| (0..count).map(move |at| (format!("{letter}{at}"), role));
+        group('p', self.prefill, Role::Prefill)
+            .chain(group('d', self.decode, Role::Decode))
+            .chain(group('b', self.both, Role::Both))
+            .collect()
+    }
+}
+
+/// What is started.
+pub struct Plan {
+    /// The configuration in force.
+    pub config: Config,
+    /// The file that it came from: watched for changes.
+    pub config_path: Option<PathBuf>,
+    /// The nodes.
+    pub layout: Layout,
+    /// Whether each is a process of its own.
+    pub processes: bool,
+    /// What they compute with.
+    pub engines: Engines,
+    /// Folder of their SSD tiers.
+    pub data: Option<PathBuf>,
+    /// Log filter, for processes that are started.
+    pub log: String,
+}
+
+/// The machine's name: nodes that share it share memory.
+#[must_use]
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    // Two containers may have one name; only one kernel has this boot id.
+    format!("{}-{}", name.trim(), boot.trim().get(..8).unwrap_or("0"))
+}
+
+/// A conductor with its front door, being served.
+pub struct Service {
+    /// Where clients are served.
+    pub clients: SocketAddr,
+    /// Where nodes attach.
+    pub control: SocketAddr,
+    /// The way to the conductor.
+    pub inbox: Inbox,
+    tasks: TaskTracker,
+    stop_clients: CancellationToken,
+    stop_all: CancellationToken,
+    drain: Duration,
+}
+
+impl Service {
+    /// Binds both ports and starts serving.
+    ///
+    /// # Errors
+    /// In words: a port is taken, a certificate cannot be read, a setting is out of bounds.
+    pub async fn start(config: &Config, tokenization: Tokenization, config_path: Option<PathBuf>) -> Result<Self, String> {
+        let service = &config.service;
+        let clients = bind("service.listen", &service.listen).await?;
+        let control = bind("service.control", &service.control).await?;
+        let (client_address, control_address) = (local(&clients)?, local(&control)?);
+        let metrics = Metrics::new()?;
+        let with = DriverConfig { config: config.clone(), metrics: metrics.clone() };
+        let (driver, inbox, door) = Driver::new(with)?;
+        let tasks = TaskTracker::new();
+        let (stop_clients, stop_all) = (CancellationToken::new(), CancellationToken::new());
+        tasks.spawn(async move { driver.run().await });
+        let admin = admin::Admin::new(inbox.clone(), metrics.clone(), config_path.clone(), config);
+        let router = router(service, tokenization, door, admin)?;
+        tasks.spawn(router.serve(clients, stop_clients.clone()));
+        tasks.spawn(serve_control(control, inbox.clone(), stop_all.clone()));
+        tasks.spawn(keep_up(metrics, stop_all.clone()));
+        if let Some(path) = config_path {
+            tasks.spawn(policy_watch::watch(path, inbox.clone(), stop_all.clone()));
+        }
+        let drain = Duration::from_micros(service.drain_us);
+        Ok(Self { clients: client_address, control: control_address, inbox, tasks, stop_clients, stop_all, drain })
+    }
+
+    /// Lets nobody in, waits for the answers under way, stops.
+    pub async fn stop(self) {
+        let quiet = self.inbox.ask(Question::Quiesce);
+        if tokio::time::timeout(self.drain, quiet).await.is_err() {
+            tracing::warn!("answers were still under way when the drain's time was over");
+        }
+        self.stop_clients.cancel();
+        self.stop_all.cancel();
+        drop(self.inbox);
+        self.tasks.close();
+        // Connections that linger are closed with the runtime.
+        let _ = tokio::time::timeout(Duration::from_secs(2), self.tasks.wait()).await;
+    }
+}
+
+async fn bind(setting: &str, address: &str) -> Result<TcpListener, String> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|e| format!("{setting} = {address}: {e}; stop what listens there or give another port"))
+}
+
+fn local(listener: &TcpListener) -> Result<SocketAddr, String> {
+    listener.local_addr().map_err(|e| format!("listener: {e}"))
+}
+
+fn router(service: &ServiceConfig, tokenization: Tokenization, door: Door, admin: admin::Admin) -> Result<Router, String> {
+    let path = |text: &String| (!text.is_empty()).then(|| PathBuf::from(text));
+    let config = RouterConfig {
+        hash_seed: service.chain_seed,
+        keep_alive_ms: service.keep_alive_us / 1000,
+        drain_limit_ms: service.drain_us / 1000,
+        body_limit_bytes: usize::try_from(service.max_body_bytes).unwrap_or(usize::MAX),
+        api_keys: service.api_keys.iter().map(|k| ApiKey { key: k.key.clone(), tenant: Some(k.tenant.clone()) }).collect(),
+        tls: path(&service.tls_cert).zip(path(&service.tls_key)).map(|(certificate, key)| TlsFiles { certificate, key }),
+        extra: Some(Arc::new(admin)),
+        ..RouterConfig::default()
+    };
+    Router::new(config, tokenization, Arc::new(door)).map_err(|e| format!("front door: {e}"))
+}
+
+async fn serve_control(listener: TcpListener, inbox: Inbox, stop: CancellationToken) {
+    let service = ControlServer::new(ControlService::new(inbox)).max_decoding_message_size(64 << 20);
+    let served = tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(Duration::from_secs(5)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+        .tcp_nodelay(true)
+        .add_service(service)
+        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled_owned())
+        .await;
+    if let Err(error) = served {
+        tracing::error!(%error, "the control plane stopped");
+    }
+}
+
+async fn keep_up(metrics: Metrics, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(5)) => metrics.upkeep(),
+            () = stop.cancelled() => return,
+        }
+    }
+}
+
+/// Runs everything until a signal comes.
+///
+/// # Errors
+/// In words: what could not be started.
+pub async fn run(plan: Plan) -> Result<(), String> {
+    let stop = crate::shutdown::on_signal()?;
+    let started = std::time::Instant::now();
+    let tokenization = plan.engines.tokenization()?;
+    let service = Service::start(&plan.config, tokenization, plan.config_path.clone()).await?;
+    let mut nodes = nodes::Nodes::start(&plan, service.control).await?;
+    greet(&plan, &service, started.elapsed());
+    let outcome = tokio::select! {
+        () = stop.cancelled() => Ok(()),
+        failed = nodes.first_failure() => Err(failed),
+    };
+    eprintln!("baton: draining (a second Ctrl-C stops at once)");
+    service.stop().await;
+    nodes.stop().await;
+    outcome
+}
+
+fn greet(plan: &Plan, service: &Service, after: Duration) {
+    let scheme = if plan.config.service.tls_cert.is_empty() { "http" } else { "https" };
+    let key = if plan.config.service.api_keys.is_empty() { "" } else { " -H 'Authorization: Bearer KEY'" };
+    let address = service.clients;
+    println!(
+        "baton: {} node(s) of {}, front door on {scheme}://{address} after {:.2} s; Ctrl-C drains and stops",
+        plan.layout.nodes().len(),
+        plan.engines.words(),
+        after.as_secs_f64()
+    );
+    println!(
+        "try:   curl -N{key} {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}],\"max_tokens\":32,\"stream\":true}}'"
+    );
+    println!("watch: baton top --url {scheme}://{address}   metrics: {scheme}://{address}/metrics");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_are_read_and_wrong_ones_explained() {
+        let layout: Layout = "4p2d".parse().unwrap();
+        assert_eq!((layout.prefill, layout.decode, layout.both), (4, 2, 0));
+        let names: Vec<String> = layout.nodes().into_iter().map(|n| n.0).collect();
+        assert_eq!(names, ["p0", "p1", "p2", "p3", "d0", "d1"]);
+        assert_eq!("3b".parse::<Layout>().unwrap().both, 3);
+        for wrong in ["", "p", "2p", "2d", "0b", "2x", "2p2", "200p100d"] {
+            let error = wrong.parse::<Layout>().unwrap_err();
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
+}

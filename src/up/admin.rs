@@ -1,0 +1,157 @@
+//! Paths for operators beside the clients' own: `/metrics` and `/admin/…`.
+
+use std::path::PathBuf;
+
+use baton_router::{Body, Extra, Reply, ReplyFuture};
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Method, StatusCode};
+use serde_json::json;
+
+use crate::conductor::{Inbox, Question, parse_role};
+use crate::config::Config;
+use crate::metrics::Metrics;
+
+/// Answers operators.
+pub(super) struct Admin {
+    inbox: Inbox,
+    metrics: Metrics,
+    config_path: Option<PathBuf>,
+    /// What an operator shows as `Authorization: Bearer KEY`; `None` lets everybody in.
+    key: Option<String>,
+}
+
+/// An answer in the making: its status, and JSON.
+type Answer = (StatusCode, serde_json::Value);
+
+impl Admin {
+    pub(super) fn new(inbox: Inbox, metrics: Metrics, config_path: Option<PathBuf>, config: &Config) -> Self {
+        let service = &config.service;
+        // Where clients need a key, operators do too: without one of their own nobody gets in.
+        let key = (!service.admin_key.is_empty() || !service.api_keys.is_empty()).then(|| service.admin_key.clone());
+        Self { inbox, metrics, config_path, key }
+    }
+
+    fn lets_in(&self, parts: &Parts) -> bool {
+        let Some(key) = &self.key else { return true };
+        let shown = parts.headers.get(http::header::AUTHORIZATION).and_then(|v| v.to_str().ok());
+        let shown = shown.and_then(|v| v.strip_prefix("Bearer ")).unwrap_or_default();
+        !key.is_empty() && same(shown.as_bytes(), key.as_bytes())
+    }
+
+    async fn answer(&self, parts: &Parts, body: &Bytes) -> Answer {
+        let path = parts.uri.path().trim_start_matches("/admin/");
+        let words: Vec<&str> = path.split('/').collect();
+        match (&parts.method, words.as_slice()) {
+            (&Method::GET, ["status"]) => match self.inbox.ask(Question::Status).await {
+                Some(status) => (StatusCode::OK, serde_json::to_value(*status).unwrap_or_default()),
+                None => gone(),
+            },
+            (&Method::GET, ["explain", request_id]) => self.explain(request_id).await,
+            (&Method::GET, ["config"]) => match self.inbox.ask(Question::Config).await {
+                Some(config) => (StatusCode::OK, serde_json::to_value(config.without_secrets()).unwrap_or_default()),
+                None => gone(),
+            },
+            (&Method::POST, ["policy"]) => self.policy(body).await,
+            (&Method::POST, ["policy", "rollback"]) => told(self.inbox.ask(Question::Rollback).await),
+            (&Method::POST, ["nodes", node, "drain"]) => self.drain(node, true).await,
+            (&Method::POST, ["nodes", node, "resume"]) => self.drain(node, false).await,
+            (&Method::POST, ["nodes", node, "role", role]) => self.role(node, role).await,
+            _ => (
+                StatusCode::NOT_FOUND,
+                json!({"error": {"type": "invalid_request_error", "code": "unknown_path", "param": null, "message":
+                    "operators' paths: GET /admin/status, /admin/explain/REQUEST_ID, /admin/config; POST /admin/policy \
+                     (TOML, or empty to read the file again), /admin/policy/rollback, /admin/nodes/NAME/drain, \
+                     /admin/nodes/NAME/resume, /admin/nodes/NAME/role/ROLE"}}),
+            ),
+        }
+    }
+
+    async fn explain(&self, request_id: &str) -> Answer {
+        let request_id = request_id.to_owned();
+        match self.inbox.ask(|reply| Question::Explain(request_id, reply)).await {
+            Some(Some(words)) => (StatusCode::OK, serde_json::from_str(&words).unwrap_or_default()),
+            Some(None) => wrong(StatusCode::NOT_FOUND, "no decision about this request id is remembered (the latest 1,024 are)"),
+            None => gone(),
+        }
+    }
+
+    async fn policy(&self, body: &Bytes) -> Answer {
+        let text = String::from_utf8_lossy(body);
+        let config = match (text.trim().is_empty(), &self.config_path) {
+            (false, _) => crate::config::parse(&text),
+            (true, Some(path)) => crate::config::load(path),
+            (true, None) => Err("there is no configuration file; send the policy as the body, in TOML".into()),
+        };
+        match config {
+            Ok(config) => told(self.inbox.ask(|reply| Question::Policy(Box::new(config), reply)).await),
+            Err(why) => wrong(StatusCode::BAD_REQUEST, &why),
+        }
+    }
+
+    async fn drain(&self, node: &str, drain: bool) -> Answer {
+        let node = node.to_owned();
+        done(self.inbox.ask(|reply| Question::Drain { node, drain, reply }).await)
+    }
+
+    async fn role(&self, node: &str, role: &str) -> Answer {
+        let node = node.to_owned();
+        match parse_role(role) {
+            Ok(role) => done(self.inbox.ask(|reply| Question::Role { node, role, reply }).await),
+            Err(why) => wrong(StatusCode::BAD_REQUEST, &why),
+        }
+    }
+}
+
+/// Compares in a time that tells nothing of where they differ.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (x, y)| differ | (x ^ y)) == 0
+}
+
+fn wrong(status: StatusCode, why: &str) -> Answer {
+    (status, json!({"error": {"message": why, "type": "invalid_request_error", "code": null, "param": null}}))
+}
+
+fn gone() -> Answer {
+    wrong(StatusCode::SERVICE_UNAVAILABLE, "the conductor is shutting down")
+}
+
+fn told(answer: Option<Result<Vec<String>, String>>) -> Answer {
+    match answer {
+        Some(Ok(changes)) => (StatusCode::OK, json!({ "changed": changes })),
+        Some(Err(why)) => wrong(StatusCode::BAD_REQUEST, &why),
+        None => gone(),
+    }
+}
+
+fn done(answer: Option<Result<(), String>>) -> Answer {
+    told(answer.map(|answer| answer.map(|()| Vec::new())))
+}
+
+fn reply(status: StatusCode, kind: &'static str, text: String) -> Reply {
+    let mut reply = Reply::new(Body::full(text));
+    *reply.status_mut() = status;
+    reply.headers_mut().insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static(kind));
+    reply
+}
+
+impl Extra for Admin {
+    fn call<'a>(&'a self, parts: &'a Parts, body: Bytes) -> ReplyFuture<'a> {
+        Box::pin(async move {
+            let path = parts.uri.path();
+            if path == "/metrics" && parts.method == Method::GET {
+                let kind = "text/plain; version=0.0.4";
+                return Some(reply(StatusCode::OK, kind, self.metrics.page()));
+            }
+            if !path.starts_with("/admin/") {
+                return None;
+            }
+            let (status, json) = if self.lets_in(parts) {
+                self.answer(parts, &body).await
+            } else {
+                wrong(StatusCode::UNAUTHORIZED, "operators show service.admin_key as 'Authorization: Bearer KEY'")
+            };
+            Some(reply(status, "application/json", json.to_string()))
+        })
+    }
+}

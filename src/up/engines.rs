@@ -1,0 +1,119 @@
+//! Which engine the nodes run, from the command line; the same words for `up` and `node`.
+
+use std::path::PathBuf;
+
+use baton_engine::{PoolSpec, SeededSpec, TimedSpec};
+use baton_router::Tokenization;
+
+use crate::node::EngineChoice;
+
+/// What nodes compute with.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Engines {
+    /// builtin: a real transformer on the CPU; timed: keeps the time of a cost profile; zero: takes no time
+    #[arg(long, default_value = "builtin", value_parser = ["builtin", "timed", "zero"])]
+    engine: String,
+    /// Hugging Face folder with the model's weights and tokenizer [default: a small model from a seed]
+    #[arg(long)]
+    model: Option<PathBuf>,
+    /// Seed of the small model's weights
+    #[arg(long, default_value_t = 1)]
+    model_seed: u64,
+    /// Cost profile of a timed engine: a shipped one's name or a file
+    #[arg(long, default_value = "llama3-70b-8xa100")]
+    profile: String,
+    /// A timed engine takes this many times what its profile says
+    #[arg(long, default_value_t = 1.0)]
+    time_scale: f64,
+    /// Tokens in a KV block
+    #[arg(long, default_value_t = 16)]
+    pub block_tokens: u32,
+    /// KV blocks of each node's pool
+    #[arg(long, default_value_t = 2048)]
+    blocks: u32,
+    /// KV blocks of each node's DRAM tier
+    #[arg(long, default_value_t = 4096)]
+    pub dram_blocks: u64,
+    /// KV blocks of each node's SSD tier; 0 for none
+    #[arg(long, default_value_t = 8192)]
+    pub ssd_blocks: u64,
+    /// Prompt tokens that an engine computes in one pass at most
+    #[arg(long, default_value_t = 512)]
+    pass_tokens: u32,
+    /// Sequences that an engine runs at a time at most
+    #[arg(long, default_value_t = 64)]
+    max_running: u32,
+}
+
+impl Engines {
+    /// The engine, as a node builds it.
+    ///
+    /// # Errors
+    /// Names the profile that cannot be read.
+    pub fn choice(&self) -> Result<EngineChoice, String> {
+        let pool = PoolSpec {
+            block_tokens: self.block_tokens,
+            blocks: self.blocks,
+            pass_tokens: self.pass_tokens,
+            max_running: self.max_running,
+            threads: None,
+        };
+        Ok(match (self.engine.as_str(), &self.model) {
+            ("timed", _) => {
+                let profile = baton_sim::profiles::find(&self.profile).map_err(|e| e.to_string())?;
+                let spec = Box::new(TimedSpec { time_scale: self.time_scale, ..TimedSpec::new(profile) });
+                EngineChoice::Timed { spec, pool }
+            }
+            ("zero", _) => EngineChoice::Timed { spec: Box::new(TimedSpec::zero_work()), pool },
+            (_, Some(folder)) => EngineChoice::Checkpoint { folder: folder.clone(), pool },
+            (_, None) => {
+                EngineChoice::Seeded { spec: SeededSpec { seed: self.model_seed, ..SeededSpec::default() }, pool }
+            }
+        })
+    }
+
+    /// How prompts become tokens, as the engine's model has it.
+    ///
+    /// # Errors
+    /// Names the file of the folder that cannot be read.
+    pub fn tokenization(&self) -> Result<Tokenization, String> {
+        match &self.model {
+            Some(folder) if self.engine == "builtin" => {
+                Tokenization::load(folder).map_err(|e| format!("tokenizer: {e}"))
+            }
+            _ => Ok(Tokenization::byte_level()),
+        }
+    }
+
+    /// In a few words, for a person.
+    #[must_use]
+    pub fn words(&self) -> String {
+        match (self.engine.as_str(), &self.model) {
+            ("timed", _) => format!("a timed engine by {}", self.profile),
+            ("zero", _) => "an engine that takes no time".into(),
+            (_, Some(folder)) => format!("the built-in engine with {}", folder.display()),
+            (_, None) => format!("the built-in engine with a small model from seed {}", self.model_seed),
+        }
+    }
+
+    /// The same words again, for a process that is started.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<String> {
+        let mut words = Vec::new();
+        let mut word = |name: &str, value: String| words.push(format!("--{name}={value}"));
+        word("engine", self.engine.clone());
+        if let Some(folder) = &self.model {
+            word("model", folder.display().to_string());
+        }
+        word("model-seed", self.model_seed.to_string());
+        word("profile", self.profile.clone());
+        word("time-scale", self.time_scale.to_string());
+        word("block-tokens", self.block_tokens.to_string());
+        word("blocks", self.blocks.to_string());
+        word("dram-blocks", self.dram_blocks.to_string());
+        word("ssd-blocks", self.ssd_blocks.to_string());
+        word("pass-tokens", self.pass_tokens.to_string());
+        word("max-running", self.max_running.to_string());
+        words
+    }
+}

@@ -1,0 +1,101 @@
+//! The nodes of a machine: tasks of this process, or processes of their own.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+
+use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::Plan;
+use crate::node::NodeConfig;
+
+/// How long a node's process may take to stop.
+const STOP_WITHIN: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// The nodes that were started.
+pub(super) struct Nodes {
+    stop: CancellationToken,
+    tasks: JoinSet<Result<(), String>>,
+    processes: Vec<(String, Child)>,
+}
+
+impl Nodes {
+    pub(super) async fn start(plan: &Plan, control: SocketAddr) -> Result<Self, String> {
+        let mut nodes = Self { stop: CancellationToken::new(), tasks: JoinSet::new(), processes: Vec::new() };
+        for (name, role) in plan.layout.nodes() {
+            if plan.processes {
+                nodes.processes.push((name.clone(), spawn(plan, &name, role, control)?));
+            } else {
+                let config = NodeConfig {
+                    ssd_dir: plan.data.as_ref().map(|folder| folder.join(&name)),
+                    name,
+                    role,
+                    control: format!("http://{control}"),
+                    kv_listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+                    host: super::host_name(),
+                    engine: plan.engines.choice()?,
+                    dram_blocks: plan.engines.dram_blocks,
+                    ssd_blocks: plan.engines.ssd_blocks,
+                    store: plan.config.store.clone(),
+                };
+                nodes.tasks.spawn(crate::node::run(config, nodes.stop.clone()));
+            }
+        }
+        for (name, child) in &nodes.processes {
+            eprintln!("baton: node {name} is process {}", child.id().unwrap_or(0));
+        }
+        Ok(nodes)
+    }
+
+    /// Waits until a node of this process cannot go on. Processes may come and go: whoever kills one
+    /// wants to see what happens.
+    pub(super) async fn first_failure(&mut self) -> String {
+        while let Some(ended) = self.tasks.join_next().await {
+            match ended {
+                Ok(Ok(())) => {}
+                Ok(Err(why)) => return why,
+                Err(panicked) => return format!("a node ended: {panicked}"),
+            }
+        }
+        std::future::pending().await
+    }
+
+    pub(super) async fn stop(mut self) {
+        self.stop.cancel();
+        while self.tasks.join_next().await.is_some() {}
+        for (_, child) in &mut self.processes {
+            if let Some(pid) = child.id().and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)) {
+                // A process that is gone already needs no signal.
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            }
+        }
+        for (name, mut child) in self.processes {
+            if tokio::time::timeout(STOP_WITHIN, child.wait()).await.is_err() {
+                eprintln!("baton: node {name} did not stop in time and is killed");
+                let _ = child.kill().await;
+            }
+        }
+    }
+}
+
+fn spawn(plan: &Plan, name: &str, role: baton_types::Role, control: SocketAddr) -> Result<Child, String> {
+    let program = std::env::current_exe().map_err(|e| format!("this program's own path: {e}"))?;
+    let mut command = Command::new(program);
+    command
+        .args(["node", "--name", name, "--role", crate::conductor::role_word(role)])
+        .arg(format!("--conductor=http://{control}"))
+        .arg(format!("--log={}", plan.log))
+        .args(plan.engines.arguments())
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    if let Some(path) = &plan.config_path {
+        command.arg("--config").arg(path);
+    }
+    if let Some(folder) = &plan.data {
+        command.arg("--data").arg(folder.join(name));
+    }
+    // Ctrl-C at the terminal is for this process, which then stops its nodes in order.
+    command.process_group(0);
+    command.spawn().map_err(|e| format!("node {name}: cannot be started: {e}"))
+}
