@@ -1,1 +1,44 @@
-//! See Cargo.toml.
+//! Bytes on the wire: KV between the nodes of a cluster.
+//!
+//! A *flight* hands the KV of one request from a prefill node to a decode node, slice by slice (one layer of
+//! one block), while the prefill is still computing. A *fetch* asks another node for blocks that it holds.
+//! Both go over one port. Between processes of one host the slices of a flight pass through a ring in shared
+//! memory and only their headers over the socket; else all goes over TCP; inside one process, through a pipe.
+//!
+//! **What is promised.** [`Flight::finish`] returns `Ok`, and [`Receiver::complete`] is called, only when
+//! every slice of the plan has landed exactly once and equal to what was sent (I7): each carries its length,
+//! position, number and checksum, and the receiver keeps a bitmap. Every accepted flight ends at the receiver
+//! by exactly one of `complete` and `abort`, whatever becomes of the sender (I13).
+//!
+//! **What is bounded.** Connections, flights, slices, sizes, unconfirmed bytes, and every wait: see
+//! [`Limits`]. What is full refuses with [`Kind::Retry`].
+
+mod dialer;
+mod endpoint;
+mod error;
+mod fetch;
+mod flight;
+mod frame;
+mod handshake;
+mod landing;
+mod limits;
+mod message;
+mod receiver;
+mod ring;
+mod serve;
+mod stats;
+mod wire;
+
+pub use dialer::{Dialer, DialerConfig};
+pub use endpoint::{Endpoint, EndpointConfig};
+pub use error::{Kind, Stage, TransportError};
+pub use fetch::fetch;
+pub use flight::{Flight, FlightStats};
+pub use frame::checksum;
+pub use handshake::default_shm_dir;
+pub use limits::Limits;
+pub use message::PROTOCOL_VERSION;
+pub use receiver::{
+    Accepted, FetchedBlock, PeerAddress, Plan, Receiver, Refused, Serving, SliceAt, Ticket, Want,
+};
+pub use stats::{FailureStats, Medium, MediumStats, TransportStats};

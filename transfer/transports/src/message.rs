@@ -1,0 +1,289 @@
+//! The bodies of the frames that carry no KV, and the preface that comes before any frame.
+
+use crate::error::{Kind, Stage, TransportError};
+use crate::frame::{FrameKind, Header, u32_at, u64_at};
+use crate::receiver::{Plan, Ticket};
+
+/// The version of the protocol. Another version is refused before any frame is read.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Size of the preface.
+pub(crate) const PREFACE_BYTES: usize = 16;
+const MAGIC: &[u8; 8] = b"BATON-KV";
+const TEXT_BYTES_MAX: usize = 255;
+/// Longest name of a host, and of a ring.
+pub(crate) const NAME_BYTES_MAX: usize = 255;
+
+/// What either side sends first: the magic, the version, four zeros.
+pub(crate) fn preface() -> [u8; PREFACE_BYTES] {
+    let mut bytes = [0; PREFACE_BYTES];
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..12].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    bytes
+}
+
+/// Is the other side a Baton of our version?
+pub(crate) fn check_preface(bytes: &[u8; PREFACE_BYTES]) -> Result<(), TransportError> {
+    let wrong = |text: String| Err(TransportError::new(Kind::Invalid, Stage::Handshake, text));
+    if bytes[..8] != *MAGIC {
+        return wrong("the peer does not speak Baton's KV protocol; is the port right?".to_owned());
+    }
+    let theirs = u32_at(bytes, 8);
+    if theirs != PROTOCOL_VERSION {
+        let ours = PROTOCOL_VERSION;
+        return wrong(format!("the peer speaks protocol version {theirs}, this node version {ours}"));
+    }
+    Ok(())
+}
+
+/// The ring that the dialer has made for this connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RingOffer {
+    pub(crate) name: String,
+    pub(crate) ring_bytes: u32,
+    pub(crate) nonce: u64,
+}
+
+/// Who dials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) fingerprint: u64,
+    pub(crate) host: String,
+    pub(crate) ring: Option<RingOffer>,
+}
+
+impl Hello {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = self.fingerprint.to_le_bytes().to_vec();
+        put_text(&mut out, &self.host);
+        if let Some(ring) = &self.ring {
+            put_text(&mut out, &ring.name);
+            out.extend(ring.ring_bytes.to_le_bytes());
+            out.extend(ring.nonce.to_le_bytes());
+        }
+        out
+    }
+
+    pub(crate) fn decode(body: &[u8]) -> Result<Self, TransportError> {
+        let mut parts = Parts::new(body, Stage::Handshake);
+        let fingerprint = parts.u64()?;
+        let host = parts.text()?;
+        let ring = match parts.is_empty() {
+            true => None,
+            false => Some(RingOffer { name: parts.text()?, ring_bytes: parts.u32()?, nonce: parts.u64()? }),
+        };
+        parts.end()?;
+        Ok(Self { fingerprint, host, ring })
+    }
+}
+
+/// Who listens, and why the ring is not used where one was offered and cannot be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Welcome {
+    pub(crate) ring_refused: Option<String>,
+}
+
+impl Welcome {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        if let Some(why) = &self.ring_refused {
+            put_text(&mut out, why);
+        }
+        out
+    }
+
+    pub(crate) fn decode(body: &[u8]) -> Result<Self, TransportError> {
+        let mut parts = Parts::new(body, Stage::Handshake);
+        let ring_refused = if parts.is_empty() { None } else { Some(parts.text()?) };
+        parts.end()?;
+        Ok(Self { ring_refused })
+    }
+}
+
+/// A refusal or a failure, in the peer's words.
+pub(crate) fn encode_failure(error: &TransportError) -> Vec<u8> {
+    let mut out = vec![error.kind.number()];
+    put_text(&mut out, &error.text);
+    out
+}
+
+/// What [`encode_failure`] wrote, as an error of this side at `stage`.
+pub(crate) fn decode_failure(body: &[u8], stage: Stage) -> TransportError {
+    let mut parts = Parts::new(body, stage);
+    let read = |parts: &mut Parts<'_>| {
+        let kind = Kind::from_number(parts.u8()?);
+        let text = parts.text()?;
+        parts.end()?;
+        Ok((kind.ok_or_else(|| parts.broken())?, text))
+    };
+    match read(&mut parts) {
+        Ok((kind, text)) => TransportError::new(kind, stage, format!("the peer says: {text}")),
+        Err(error) => error,
+    }
+}
+
+/// The body of an offer.
+pub(crate) fn encode_offer(ticket: Ticket, plan: &Plan) -> Vec<u8> {
+    let mut out = ticket.request.to_le_bytes().to_vec();
+    for number in [ticket.attempt, ticket.epoch, plan.blocks, plan.layers, plan.layer_bytes] {
+        out.extend(number.to_le_bytes());
+    }
+    out
+}
+
+/// What [`encode_offer`] wrote.
+pub(crate) fn decode_offer(body: &[u8]) -> Result<(Ticket, Plan), TransportError> {
+    let mut parts = Parts::new(body, Stage::Serve);
+    let ticket = Ticket { request: parts.u64()?, attempt: parts.u32()?, epoch: parts.u32()? };
+    let plan = Plan { blocks: parts.u32()?, layers: parts.u32()?, layer_bytes: parts.u32()? };
+    parts.end()?;
+    Ok((ticket, plan))
+}
+
+/// The body of a want: its keys.
+pub(crate) fn encode_keys(keys: &[u128]) -> Vec<u8> {
+    keys.iter().flat_map(|key| key.to_le_bytes()).collect()
+}
+
+/// What [`encode_keys`] wrote.
+pub(crate) fn decode_keys(body: &[u8]) -> Result<Vec<u128>, TransportError> {
+    let (keys, rest) = body.as_chunks::<16>();
+    if !rest.is_empty() {
+        return Err(Parts::new(body, Stage::Serve).broken());
+    }
+    Ok(keys.iter().map(|key| u128::from_le_bytes(*key)).collect())
+}
+
+/// The three numbers of a block frame, from its key.
+pub(crate) fn block_header(key: u128) -> Header {
+    let bytes = key.to_be_bytes();
+    let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 of 16 bytes"));
+    let low = u64::from_be_bytes(bytes[8..].try_into().expect("8 of 16 bytes"));
+    Header::new(FrameKind::Block, number(0), number(4), low)
+}
+
+/// The key that [`block_header`] put in.
+pub(crate) fn block_key(header: &Header) -> u128 {
+    (u128::from(header.a) << 96) | (u128::from(header.b) << 64) | u128::from(header.c)
+}
+
+/// One byte of length and so much text, cut where a character ends.
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    let cut = text.floor_char_boundary(TEXT_BYTES_MAX);
+    out.push(u8::try_from(cut).expect("cut to 255 bytes"));
+    out.extend(&text.as_bytes()[..cut]);
+}
+
+/// Takes a body apart from the front; every step checks what is left.
+struct Parts<'a> {
+    rest: &'a [u8],
+    stage: Stage,
+}
+
+impl<'a> Parts<'a> {
+    fn new(rest: &'a [u8], stage: Stage) -> Self {
+        Self { rest, stage }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    fn take(&mut self, bytes: usize) -> Result<&'a [u8], TransportError> {
+        let (taken, rest) = self.rest.split_at_checked(bytes).ok_or_else(|| self.broken())?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn u8(&mut self) -> Result<u8, TransportError> {
+        Ok(self.take(1)?[0])
+    }
+
+    fn u32(&mut self) -> Result<u32, TransportError> {
+        Ok(u32_at(self.take(4)?, 0))
+    }
+
+    fn u64(&mut self) -> Result<u64, TransportError> {
+        Ok(u64_at(self.take(8)?, 0))
+    }
+
+    fn text(&mut self) -> Result<String, TransportError> {
+        let bytes = usize::from(self.u8()?);
+        let text = self.take(bytes)?;
+        String::from_utf8(text.to_vec()).map_err(|_| self.broken())
+    }
+
+    fn end(&self) -> Result<(), TransportError> {
+        if self.rest.is_empty() { Ok(()) } else { Err(self.broken()) }
+    }
+
+    fn broken(&self) -> TransportError {
+        TransportError::new(Kind::Bug, self.stage, "the body of a frame does not have the form of its kind")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_survive_the_wire() {
+        let ring = RingOffer { name: "baton-kv-1-2".into(), ring_bytes: 4096, nonce: 9 };
+        for ring in [None, Some(ring)] {
+            let hello = Hello { fingerprint: 5, host: "a".into(), ring };
+            assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+        }
+        for ring_refused in [None, Some("no such file".to_owned())] {
+            let welcome = Welcome { ring_refused };
+            assert_eq!(Welcome::decode(&welcome.encode()), Ok(welcome));
+        }
+        let ticket = Ticket { request: 1, attempt: 2, epoch: 3 };
+        let plan = Plan { blocks: 4, layers: 5, layer_bytes: 6 };
+        assert_eq!(decode_offer(&encode_offer(ticket, &plan)), Ok((ticket, plan)));
+        let keys = vec![1, u128::MAX, 7 << 70];
+        assert_eq!(decode_keys(&encode_keys(&keys)), Ok(keys.clone()));
+        for key in keys {
+            assert_eq!(block_key(&block_header(key)), key);
+        }
+        let error = TransportError::new(Kind::Corrupt, Stage::Serve, "slice 3");
+        let back = decode_failure(&encode_failure(&error), Stage::Send);
+        assert_eq!((back.kind, back.stage), (Kind::Corrupt, Stage::Send));
+        assert!(back.text.contains("slice 3"));
+    }
+
+    #[test]
+    fn every_shortened_or_lengthened_body_is_refused() {
+        let ticket = Ticket { request: 1, attempt: 2, epoch: 3 };
+        let offer = encode_offer(ticket, &Plan { blocks: 4, layers: 5, layer_bytes: 6 });
+        let ring = RingOffer { name: "r".into(), ring_bytes: 1, nonce: 2 };
+        let hello = Hello { fingerprint: 5, host: "host".into(), ring: Some(ring) }.encode();
+        let no_ring = hello.len() - 14;
+        for cut in 0..offer.len() {
+            assert_eq!(decode_offer(&offer[..cut]).unwrap_err().kind, Kind::Bug);
+        }
+        for cut in (0..hello.len()).filter(|cut| *cut != no_ring) {
+            assert!(Hello::decode(&hello[..cut]).is_err(), "cut at {cut}");
+        }
+        assert!(decode_offer(&[offer, vec![0]].concat()).is_err());
+        assert!(Hello::decode(&[hello, vec![0]].concat()).is_err());
+        assert!(decode_keys(&[0; 17]).is_err());
+        assert_eq!(decode_failure(&[99, 0], Stage::Send).kind, Kind::Bug);
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        let mut out = Vec::new();
+        put_text(&mut out, &"é".repeat(200));
+        assert_eq!(Parts::new(&out, Stage::Serve).text(), Ok("é".repeat(127)));
+    }
+
+    #[test]
+    fn prefaces_name_both_versions() {
+        assert_eq!(check_preface(&preface()), Ok(()));
+        let mut other = preface();
+        other[8] = 9;
+        let text = check_preface(&other).unwrap_err().text;
+        assert!(text.contains("version 9") && text.contains("version 1"), "{text}");
+        assert!(check_preface(b"GET / HTTP/1.1\r\n").unwrap_err().text.contains("port"));
+    }
+}

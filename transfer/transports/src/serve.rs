@@ -1,0 +1,220 @@
+//! The listening side of one connection: flights and fetches, one after another.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::error::{Kind, Stage, TransportError};
+use crate::frame::{FrameKind, HEADER_BYTES, Header};
+use crate::handshake::{Connection, welcome};
+use crate::landing::{Landing, Landings};
+use crate::message::{block_header, decode_keys, decode_offer, encode_failure};
+use crate::receiver::{Refused, Want};
+use crate::stats::{Medium, Place};
+use crate::wire::{Wire, read_body, read_control, read_header, verify, write_control, write_frame};
+
+/// Landed slices are confirmed at least as often as this, and whenever nothing more is there to read.
+const CONFIRM_EVERY_SLICES: u64 = 16;
+
+/// Serves one stream until either side ends it. Every failure is counted here.
+pub(crate) async fn serve(landings: Arc<Landings>, wire: Wire, mut stop: watch::Receiver<bool>) {
+    let party = landings.party.clone();
+    let mut connection = match welcome(&party, wire).await {
+        Ok(connection) => connection,
+        Err(error) => return party.counters.failed(&error),
+    };
+    while await_work(&mut connection, party.limits.idle_timeout(), &mut stop).await {
+        if let Err(error) = serve_once(&landings, &mut connection).await {
+            party.counters.failed(&error);
+            return close(connection, &error, party.limits.progress_timeout()).await;
+        }
+    }
+}
+
+/// Is there another frame to read? Not at the end of the stream, of patience, or of the endpoint.
+async fn await_work(connection: &mut Connection, idle: Duration, stop: &mut watch::Receiver<bool>) -> bool {
+    tokio::select! {
+        biased;
+        _ = stop.wait_for(|stop| *stop) => false,
+        filled = timeout(idle, connection.reader.fill_buf()) => {
+            matches!(filled, Ok(Ok(bytes)) if !bytes.is_empty())
+        }
+    }
+}
+
+async fn serve_once(landings: &Arc<Landings>, connection: &mut Connection) -> Result<(), TransportError> {
+    let pace = landings.party.limits.progress_timeout();
+    let Some(header) = read_header(&mut connection.reader, pace, pace, Stage::Serve).await? else {
+        return Ok(());
+    };
+    match header.kind {
+        FrameKind::Offer => serve_flight(landings, connection, &header).await,
+        FrameKind::Want => serve_fetch(landings, connection, &header).await,
+        other => Err(unexpected(other)),
+    }
+}
+
+/// Tells the peer why, and reads what it has still on its way: closing on unread bytes would reset the
+/// connection and lose the reason.
+async fn close(mut connection: Connection, error: &TransportError, limit: Duration) {
+    let header = Header::new(FrameKind::Failed, 0, 0, 0);
+    let body = encode_failure(error);
+    let told = async {
+        write_control(&mut connection.writer, header, &body, limit, Stage::Serve).await.ok()?;
+        connection.writer.shutdown().await.ok()?;
+        let mut sink = vec![0; 64 << 10];
+        while connection.reader.read(&mut sink).await.ok()? > 0 {}
+        Some(())
+    };
+    // Whether it could be told or not, this is the connection's end.
+    let _ = timeout(limit, told).await;
+}
+
+async fn serve_flight(
+    landings: &Arc<Landings>,
+    connection: &mut Connection,
+    offer: &Header,
+) -> Result<(), TransportError> {
+    let pace = landings.party.limits.progress_timeout();
+    let body = read_control(&mut connection.reader, offer, pace, Stage::Serve).await?;
+    let (ticket, plan) = decode_offer(&body)?;
+    let mut landing = match landings.admit(ticket, plan) {
+        Ok(landing) => landing,
+        Err(refused) => {
+            crate::stats::add(&landings.party.counters.refused_offers, 1);
+            return refuse(connection, refused, pace).await;
+        }
+    };
+    let most = landings.party.limits.flight_timeout();
+    let told = match timeout(most, receive(landings, connection, &mut landing)).await {
+        Ok(Ok(told)) => told,
+        Ok(Err(error)) => {
+            landing.abort(&error.to_string());
+            return Err(error);
+        }
+        Err(_) => {
+            let text = format!("the flight was not over after {} ms", most.as_millis());
+            landing.abort(&text);
+            return Err(TransportError::new(Kind::Unavailable, Stage::Serve, text));
+        }
+    };
+    let whole = landing.complete(told)?;
+    let done = Header::new(FrameKind::Done, 0, 0, whole);
+    write_control(&mut connection.writer, done, &[], pace, Stage::Serve).await
+}
+
+async fn refuse(connection: &mut Connection, refused: Refused, pace: Duration) -> Result<(), TransportError> {
+    let kind = if refused.retry { Kind::Retry } else { Kind::Invalid };
+    let body = encode_failure(&TransportError::new(kind, Stage::Serve, refused.why));
+    let header = Header::new(FrameKind::Refused, u32::from(refused.retry), 0, 0);
+    write_control(&mut connection.writer, header, &body, pace, Stage::Serve).await
+}
+
+/// Takes slices until the sender says that it has sent all; returns how many it says.
+async fn receive(
+    landings: &Landings,
+    connection: &mut Connection,
+    landing: &mut Landing,
+) -> Result<u64, TransportError> {
+    let (idle, pace) = (landings.party.limits.idle_timeout(), landings.party.limits.progress_timeout());
+    let accepted = Header::new(FrameKind::Accepted, landing.have_blocks(), 0, 0);
+    write_control(&mut connection.writer, accepted, &[], pace, Stage::Serve).await?;
+    let mut confirmed = 0;
+    loop {
+        let landed = landing.landed_slices();
+        let nothing_to_read = connection.reader.buffer().len() < HEADER_BYTES;
+        if landed - confirmed >= CONFIRM_EVERY_SLICES || (nothing_to_read && landed > confirmed) {
+            let ack = Header::new(FrameKind::Ack, 0, 0, landed);
+            write_control(&mut connection.writer, ack, &[], pace, Stage::Serve).await?;
+            confirmed = landed;
+        }
+        let header = read_header(&mut connection.reader, idle, pace, Stage::Serve).await?;
+        let header = header.ok_or_else(|| {
+            let text = "the sender closed the connection in the middle of a flight";
+            TransportError::new(Kind::Closed, Stage::Serve, text)
+        })?;
+        match header.kind {
+            FrameKind::Slice => receive_slice(landings, connection, landing, &header).await?,
+            FrameKind::Finish => {
+                read_control(&mut connection.reader, &header, pace, Stage::Serve).await?;
+                return Ok(header.c);
+            }
+            other => return Err(unexpected(other)),
+        }
+    }
+}
+
+async fn receive_slice(
+    landings: &Landings,
+    connection: &mut Connection,
+    landing: &mut Landing,
+    header: &Header,
+) -> Result<(), TransportError> {
+    let at = landing.expect(header)?;
+    let (bytes, medium) = if header.by_ring {
+        let Some(ring) = &connection.ring else {
+            let text = "a slice is said to be in a ring, but there is none";
+            return Err(TransportError::new(Kind::Bug, Stage::Serve, text));
+        };
+        let read = ring.read(header.c, landing.plan().layer_bytes);
+        let bytes =
+            read.map_err(|error| TransportError::from_io(&error, Stage::Serve, "reading the ring"))?;
+        (bytes, Medium::SharedMemory)
+    } else {
+        let pace = landings.party.limits.progress_timeout();
+        let bytes = read_body(&mut connection.reader, header.body_bytes, pace, Stage::Serve).await?;
+        (bytes, connection.medium)
+    };
+    verify(header, &bytes, Stage::Serve)?;
+    landings.party.counters.received(medium, u64::from(header.body_bytes));
+    landing.land(at, bytes)
+}
+
+async fn serve_fetch(
+    landings: &Arc<Landings>,
+    connection: &mut Connection,
+    header: &Header,
+) -> Result<(), TransportError> {
+    let limits = &landings.party.limits;
+    let pace = limits.progress_timeout();
+    let body = read_control(&mut connection.reader, header, pace, Stage::Serve).await?;
+    let keys = decode_keys(&body)?;
+    if keys.len() > limits.fetch_keys {
+        let why = format!("{} keys are over the limit fetch_keys {}", keys.len(), limits.fetch_keys);
+        return refuse(connection, Refused { retry: false, why }, pace).await;
+    }
+    let place = Place::take(&landings.party.counters, |all| &all.serving_fetches, limits.flights);
+    let Some(_place) = place else {
+        let why = format!("{} fetches are being served already", limits.flights);
+        return refuse(connection, Refused { retry: true, why }, pace).await;
+    };
+    let deadline = Duration::from_millis(header.c).min(limits.flight_timeout());
+    let want = Want { keys: keys.clone(), epoch: header.a };
+    // Past the deadline nobody waits for the answer any more.
+    let blocks = timeout(deadline, landings.receiver.wanted(want)).await.unwrap_or_default();
+    let mut sent = 0;
+    let mut left = limits.fetch_bytes;
+    for (block, key) in blocks.into_iter().zip(keys) {
+        let bytes = u64::try_from(block.bytes.len()).expect("a usize has at most 64 bits");
+        let fits = bytes <= left && bytes <= u64::from(limits.block_bytes);
+        if block.key != key || !fits {
+            break;
+        }
+        let mut header = block_header(key);
+        header.body_bytes = u32::try_from(bytes).expect("block_bytes bounds it");
+        header.checksum = block.checksum;
+        write_frame(&mut connection.writer, &header, &block.bytes, pace, Stage::Serve).await?;
+        landings.party.counters.sent(connection.medium, bytes);
+        left -= bytes;
+        sent += 1;
+    }
+    write_control(&mut connection.writer, Header::new(FrameKind::End, 0, 0, sent), &[], pace, Stage::Serve)
+        .await
+}
+
+fn unexpected(kind: FrameKind) -> TransportError {
+    TransportError::new(Kind::Bug, Stage::Serve, format!("a {kind:?} frame where none belongs"))
+}
