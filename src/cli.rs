@@ -1,8 +1,10 @@
 //! The command line: what can be asked for, and who answers.
 
-mod cluster;
+
+pub(crate) mod cluster;
 mod config;
 mod cpu;
+mod live;
 mod out;
 mod paper;
 mod profile;
@@ -24,7 +26,7 @@ pub struct Cli {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Replay a trace through the scheduler in the simulator
+    /// Replay a trace through the scheduler in the simulator, or against a live endpoint
     Replay(Box<replay::ReplayArgs>),
     /// Lint, describe, convert, scale and make traces
     Trace(trace::TraceArgs),

@@ -2,6 +2,7 @@
 
 mod cli;
 mod config;
+mod loadgen;
 
 use clap::Parser as _;
 
