@@ -1,6 +1,5 @@
 //! The command line: what can be asked for, and who answers.
 
-
 pub(crate) mod cluster;
 mod config;
 mod cpu;

@@ -100,12 +100,15 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, String> {
     let runtime = Runtime::new().map_err(|e| format!("live: no threads to send from: {e}"))?;
     let endpoint = runtime.block_on(endpoint(&args.live))?;
     warn(&endpoint, &trace);
-    let identity =
-        (endpoint.target.base().to_owned(), endpoint.model.clone(), endpoint.vocabulary.tokens());
+    let identity = (endpoint.target.base().to_owned(), endpoint.model.clone(), endpoint.vocabulary.tokens());
     let paced = offer(args, (&config, speed), &trace, endpoint, &runtime)?;
     runtime.shutdown_background();
-    let name =
-        RunName { policy: "live", admission: "server", speed, seed: args.seed.unwrap_or(config.scheduler.seed) };
+    let name = RunName {
+        policy: "live",
+        admission: "server",
+        speed,
+        seed: args.seed.unwrap_or(config.scheduler.seed),
+    };
     let mut runs = vec![figures::result(&paced.sent, &config.scheduler.classes, name)];
     let trace = if paced.interrupted { first(&trace, paced.sent.len()) } else { trace };
     for job in &predicted {
@@ -132,7 +135,10 @@ async fn endpoint(args: &LiveArgs) -> Result<Endpoint, String> {
         (Some(_), Err(_)) => None,
         (Some(name), Ok(models)) => models.into_iter().find(|m| m.name == *name),
         (None, Ok(models)) => Some(
-            models.into_iter().next().ok_or("live: the endpoint lists no model; wait until it is ready, or give --model")?,
+            models
+                .into_iter()
+                .next()
+                .ok_or("live: the endpoint lists no model; wait until it is ready, or give --model")?,
         ),
     };
     let told = card.as_ref().and_then(|c| c.vocab_tokens);

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use baton_sim::workload::{Arrival, Workload as _};
 use baton_sim::TraceWorkload;
+use baton_sim::workload::{Arrival, Workload as _};
 use baton_traces::Trace;
 use bytes::Bytes;
 
@@ -22,6 +22,8 @@ pub struct Planned {
     pub arrival: Arrival,
     /// Its class, by name, when the trace names it.
     pub class: Option<Arc<str>>,
+    /// Its tenant, when the trace names it.
+    pub tenant: Option<Arc<str>>,
     /// Its conversation, when the trace names it.
     pub session: Option<Arc<str>>,
     /// Its body.
@@ -63,6 +65,7 @@ impl BodyPlan {
             let planned = Planned {
                 row,
                 class: extra.and_then(|e| e.class.as_deref()).map(Arc::from),
+                tenant: extra.and_then(|e| e.tenant.as_deref()).map(Arc::from),
                 session: record.session_id().map(Arc::from),
                 body: self.body(&arrival, row),
                 arrival,
@@ -110,7 +113,10 @@ mod tests {
         let plan = BodyPlan { trace, workload, rows_a_round: 1, vocabulary, model: "m\"x".into() };
         let all: Vec<Planned> = plan.start().unwrap().iter().collect();
         assert_eq!(all.len(), 2);
-        assert_eq!((all[1].row, all[1].class.as_deref(), all[1].session.as_deref()), (1, Some("batch"), Some("s1")));
+        assert_eq!(
+            (all[1].row, all[1].class.as_deref(), all[1].session.as_deref()),
+            (1, Some("batch"), Some("s1"))
+        );
         let body: Value = serde_json::from_slice(&all[0].body).unwrap();
         assert_eq!(body["prompt"].as_array().unwrap().len(), 20);
         assert_eq!((&body["model"], &body["max_tokens"]), (&Value::from("m\"x"), &Value::from(7)));

@@ -21,7 +21,8 @@ pub struct Compared {
 pub fn compare(predicted: &RunResult, measured: &RunResult) -> Vec<Compared> {
     let mut rows = latency("ttft", "s", &predicted.ttft_s, &measured.ttft_s);
     rows.extend(latency("tbt", "ms", &predicted.tbt_ms, &measured.tbt_ms));
-    let both = |name: &str, of: fn(&RunResult) -> f64| row(name.into(), Some(of(predicted)), Some(of(measured)));
+    let both =
+        |name: &str, of: fn(&RunResult) -> f64| row(name.into(), Some(of(predicted)), Some(of(measured)));
     #[expect(clippy::cast_precision_loss, reason = "counts for a table")]
     rows.extend([
         both("completed", |r| r.completed as f64),

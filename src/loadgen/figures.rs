@@ -165,7 +165,11 @@ impl Sums {
 
 #[expect(clippy::cast_precision_loss, reason = "figures for a report")]
 fn objective(class: &SloClass) -> Objective {
-    Objective { class: class.name.clone(), ttft_s: class.ttft_us as f64 / 1e6, tbt_ms: class.tbt_us as f64 / 1e3 }
+    Objective {
+        class: class.name.clone(),
+        ttft_s: class.ttft_us as f64 / 1e6,
+        tbt_ms: class.tbt_us as f64 / 1e3,
+    }
 }
 
 /// The scheduler's own word for a reason that a server named; `other` for a reason not of ours.
@@ -260,10 +264,10 @@ mod tests {
         let (theirs, outcomes, classes) = simulated();
         assert!(theirs.rejected > 0 && theirs.in_slo > 0, "a run with all kinds of ends");
         let sent: Vec<Sent> = outcomes.into_iter().map(sent).collect();
-        let name = RunName { policy: "x", admission: "y", speed: 1.0, seed: 1 };
-        let ours = result(&sent, &classes, name);
+        let ours = named(&sent, &classes);
         let key = |r: &RunResult| {
-            let counts = [r.requests, r.completed, r.rejected, r.failed, r.cancelled, r.in_slo, r.ttft_ok, r.tbt_ok];
+            let counts =
+                [r.requests, r.completed, r.rejected, r.failed, r.cancelled, r.in_slo, r.ttft_ok, r.tbt_ok];
             let tokens = [r.input_tokens, r.input_tokens_in_slo, r.output_tokens, r.refusals];
             let ratios = [r.goodput, r.block_hit_ratio, r.token_hit_ratio, r.itl_ms_mean, r.worst_lateness_s];
             (counts, tokens, ratios)
@@ -271,18 +275,22 @@ mod tests {
         assert_eq!(key(&ours), key(&theirs));
         assert_eq!((ours.ttft_s, ours.tbt_ms), (theirs.ttft_s, theirs.tbt_ms));
         assert_eq!(ours.retry_after_s, theirs.retry_after_s);
-        assert_eq!((ours.objectives, ours.ttft_quantiles_s), (theirs.objectives, theirs.ttft_quantiles_s));
-        let sum = |r: &RunResult| r.series.bins.iter().map(|b| [b.arrived, b.completed, b.in_slo]).fold([0; 3], |a, b| [a[0] + b[0], a[1] + b[1], a[2] + b[2]]);
-        assert_eq!(sum(&ours_again(&sent, &classes)), sum(&theirs));
+        assert_eq!(ours.objectives, theirs.objectives);
+        assert_eq!(ours.ttft_quantiles_s, theirs.ttft_quantiles_s);
+        let sums = |r: &RunResult| {
+            let all = baton_sim::metrics::Bin::sum(&r.series.bins);
+            [all.arrived, all.completed, all.in_slo, all.rejected, all.ttft_us, all.blocks]
+        };
+        assert_eq!(sums(&ours), sums(&theirs));
     }
 
-    fn ours_again(sent: &[Sent], classes: &[SloClass]) -> RunResult {
+    fn named(sent: &[Sent], classes: &[SloClass]) -> RunResult {
         result(sent, classes, RunName { policy: "x", admission: "y", speed: 1.0, seed: 1 })
     }
 
     #[test]
     fn a_run_of_nothing_has_a_page() {
-        let run = ours_again(&[], &Config::default().scheduler.classes);
+        let run = named(&[], &Config::default().scheduler.classes);
         assert_eq!((run.requests, run.goodput, run.ttft_s.p99), (0, 0.0, None));
         assert!(baton_sim::report::html("Live", &[], &[run]).contains("</html>"));
     }

@@ -217,9 +217,15 @@ impl Sender {
 
     fn request(&self, planned: &Planned) -> Request<Full<Bytes>> {
         let mut request = self.target.request(Method::POST, "/v1/completions", planned.body.clone());
-        let named = [("x-baton-class", &planned.class), ("x-session-id", &planned.session)];
+        let id = format!("replay-{}", planned.row);
+        let named = [
+            ("x-request-id", Some(&*id)),
+            ("x-baton-class", planned.class.as_deref()),
+            ("x-tenant-id", planned.tenant.as_deref()),
+            ("x-session-id", planned.session.as_deref()),
+        ];
         for (name, value) in named {
-            let value = value.as_deref().and_then(|v| HeaderValue::from_str(v).ok());
+            let value = value.and_then(|v| HeaderValue::from_str(v).ok());
             value.and_then(|v| request.headers_mut().insert(name, v));
         }
         request
@@ -264,7 +270,11 @@ fn retry_after_us(headers: &HeaderMap) -> Option<u64> {
         Some(ms) => ms * 1e3,
         None => number(RETRY_AFTER.as_str())? * 1e6,
     };
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be a positive time")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "checked to be a positive time"
+    )]
     (us.is_finite() && us >= 0.0).then_some(us as u64)
 }
 

@@ -16,7 +16,9 @@ impl Vocabulary {
     /// The ids below `tokens`; an error for fewer than two.
     pub fn new(tokens: u32) -> Result<Self, String> {
         if tokens < 2 {
-            return Err(format!("live: a vocabulary of {tokens} tokens cannot tell blocks apart; give --vocab 2 or more"));
+            return Err(format!(
+                "live: a vocabulary of {tokens} tokens cannot tell blocks apart; give --vocab 2 or more"
+            ));
         }
         Ok(Self { tokens })
     }

@@ -135,7 +135,10 @@ impl LiveSummary {
         )];
         let statuses: Vec<String> = self.statuses.iter().map(|(s, n)| format!("{s}: {n}")).collect();
         let errors: Vec<String> = self.errors.iter().map(|(e, n)| format!("{e}: {n}")).collect();
-        lines.push(format!("statuses {}", if statuses.is_empty() { "none".into() } else { statuses.join(", ") }));
+        lines.push(format!(
+            "statuses {}",
+            if statuses.is_empty() { "none".into() } else { statuses.join(", ") }
+        ));
         if !errors.is_empty() {
             lines.push(format!("errors {}", errors.join("; ")));
         }
@@ -164,26 +167,40 @@ impl LiveSummary {
         };
         doubt(
             self.late,
-            format!("the 99th percentile of the lag is over {LATE_MS} ms: this was not the trace's load; use a faster or idler machine, or a lower --speed"),
+            format!(
+                "the 99th percentile of the lag is over {LATE_MS} ms: this was not the trace's load; use a faster or idler machine, or a lower --speed"
+            ),
         );
         doubt(
             self.waited_for_cap > 0,
-            format!("{} requests waited for --concurrency-cap; raise it for a true open loop", self.waited_for_cap),
+            format!(
+                "{} requests waited for --concurrency-cap; raise it for a true open loop",
+                self.waited_for_cap
+            ),
         );
         doubt(self.interrupted, "stopped early; what was in flight counts as cancelled".into());
         doubt(
             self.wrong_length > 0,
-            format!("{} answers were not as long as asked for; the server may not know ignore_eos", self.wrong_length),
+            format!(
+                "{} answers were not as long as asked for; the server may not know ignore_eos",
+                self.wrong_length
+            ),
         );
         doubt(
             self.merged_tokens > 0,
-            format!("{} tokens came together with another: gaps are between events, and TBT reads high", self.merged_tokens),
+            format!(
+                "{} tokens came together with another: gaps are between events, and TBT reads high",
+                self.merged_tokens
+            ),
         );
         let u = &self.usage;
         doubt(u.missing > 0, format!("{} answers came without usage; cached tokens are too low", u.missing));
         doubt(
             u.other_prompt_length > 0,
-            format!("the server counted {} prompts otherwise than the trace; do prefixes still match?", u.other_prompt_length),
+            format!(
+                "the server counted {} prompts otherwise than the trace; do prefixes still match?",
+                u.other_prompt_length
+            ),
         );
         lines
     }

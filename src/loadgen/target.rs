@@ -55,7 +55,9 @@ impl Target {
         match uri.scheme_str() {
             Some("http") => {}
             Some("https") => {
-                return Err(format!("live: {url}: only plain http is spoken here; offer the load behind TLS"));
+                return Err(format!(
+                    "live: {url}: only plain http is spoken here; offer the load behind TLS"
+                ));
             }
             _ => return Err(format!("live: {url} is no URL; give one like http://host:8000")),
         }
@@ -102,8 +104,10 @@ impl Target {
             if !status.is_success() {
                 return Err(format!("answered {status}"));
             }
-            let body =
-                Limited::new(response.into_body(), MAX_BODY_BYTES).collect().await.map_err(|e| e.to_string())?;
+            let body = Limited::new(response.into_body(), MAX_BODY_BYTES)
+                .collect()
+                .await
+                .map_err(|e| e.to_string())?;
             serde_json::from_slice::<Value>(&body.to_bytes()).map_err(|e| e.to_string())
         };
         let list = match tokio::time::timeout(MODELS_TIMEOUT, asked).await {
@@ -117,7 +121,8 @@ impl Target {
 /// A model's entry: the names under which servers tell the sizes differ.
 fn card(entry: &Value) -> Option<ModelCard> {
     let first = |paths: &[&str]| paths.iter().find_map(|path| entry.pointer(path)?.as_u64());
-    let vocab = first(&["/vocab_tokens", "/vocab_size", "/meta/vocab_tokens", "/meta/vocab_size", "/meta/n_vocab"]);
+    let vocab =
+        first(&["/vocab_tokens", "/vocab_size", "/meta/vocab_tokens", "/meta/vocab_size", "/meta/n_vocab"]);
     Some(ModelCard {
         name: entry["id"].as_str()?.to_owned(),
         vocab_tokens: vocab.and_then(|n| u32::try_from(n).ok()),
