@@ -1,9 +1,10 @@
 //! The command line: what can be asked for, and who answers.
 
-mod cluster;
+pub(crate) mod cluster;
 mod config;
 mod cpu;
 mod node;
+mod live;
 mod out;
 mod paper;
 mod profile;
@@ -30,7 +31,7 @@ enum Command {
     Up(Box<up::UpArgs>),
     /// Run one instance and attach it to a conductor
     Node(Box<node::NodeArgs>),
-    /// Replay a trace through the scheduler in the simulator
+    /// Replay a trace through the scheduler in the simulator, or against a live endpoint
     Replay(Box<replay::ReplayArgs>),
     /// Lint, describe, convert, scale and make traces
     Trace(trace::TraceArgs),

@@ -10,6 +10,7 @@ mod node;
 mod policy;
 mod shutdown;
 mod up;
+mod loadgen;
 
 use clap::Parser as _;
 

@@ -1,4 +1,4 @@
-//! `baton replay`: a trace through the real scheduler, in the simulator.
+//! `baton replay`: a trace through the real scheduler, in the simulator, or against a live endpoint.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
@@ -8,13 +8,14 @@ use std::sync::Arc;
 use baton_scheduler::{AdmissionMode, PolicyName};
 use baton_sim::metrics::Outcome;
 use baton_sim::{RunResult, Setup, TraceWorkload, World};
+use baton_traces::scale::{self, Scale};
 use baton_traces::{Dialect, ReadOptions, TimeUnit, Trace};
 use baton_types::{CostProfile, nearest};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rayon::prelude::*;
 
 use super::require::Requirement;
-use super::{cluster, cpu, out, table};
+use super::{cluster, cpu, live, out, table};
 use crate::config::{self, Config};
 
 /// Arrivals that the foresight policy knows ahead, µs.
@@ -26,10 +27,11 @@ const FORESIGHT_US: u64 = 60_000_000;
     baton replay                                       the conversation trace on the default cluster\n  \
     baton replay trace.jsonl --policy mooncake,baton --speed 1,2,3\n  \
     baton replay trace.jsonl --config cluster.toml --html report.html --json out.json\n  \
-    baton replay trace.jsonl --require 'goodput>=0.95'   exit code 1 unless every run meets it")]
+    baton replay trace.jsonl --require 'goodput>=0.95'   exit code 1 unless every run meets it\n  \
+    baton replay trace.jsonl --live http://127.0.0.1:8000 --compare --config cluster.toml")]
 pub struct ReplayArgs {
     /// Trace to replay [default: the published conversation trace where found, else a seeded look-alike]
-    file: Option<PathBuf>,
+    pub(super) file: Option<PathBuf>,
     /// Dialect of the trace, as in `baton trace` [default: told by the first rows]
     #[arg(long)]
     dialect: Option<Dialect>,
@@ -41,43 +43,48 @@ pub struct ReplayArgs {
     block_tokens: Option<u32>,
     /// Cluster, policy and objectives, as TOML [default: 8 prefill + 8 decode instances of Llama-3-70B on 8×A100]
     #[arg(long)]
-    config: Option<PathBuf>,
+    pub(super) config: Option<PathBuf>,
     /// Placement policies to run side by side, in place of the config's
     #[arg(long, value_delimiter = ',', value_parser = policy)]
-    policy: Vec<PolicyName>,
+    pub(super) policy: Vec<PolicyName>,
     /// Admission mode, in place of the config's: auto, none, at_decode, early, early_predict or slo
     #[arg(long, value_parser = admission)]
     admission: Option<AdmissionMode>,
     /// Speed-ups of the trace to run side by side
     #[arg(long, value_delimiter = ',', default_value = "1", value_parser = speed)]
-    speed: Vec<f64>,
+    pub(super) speed: Vec<f64>,
     /// Seed of everything random [default: the config's scheduler.seed]
     #[arg(long)]
-    seed: Option<u64>,
+    pub(super) seed: Option<u64>,
+    /// Replay only the rows that arrive in this stretch of the trace, in seconds, for example 600..1200
+    #[arg(long, value_name = "FROM..TO", value_parser = window)]
+    window: Option<(f64, f64)>,
     /// Replay only the first rows of the trace
     #[arg(long)]
-    rows: Option<usize>,
+    pub(super) rows: Option<usize>,
     /// Replay the trace this many times in a row; the rounds share no blocks
     #[arg(long, default_value_t = 1)]
-    repeat: u64,
+    pub(super) repeat: u64,
     /// Write every figure of every run to this file
     #[arg(long, value_name = "OUT")]
-    json: Option<PathBuf>,
+    pub(super) json: Option<PathBuf>,
     /// Write one line for every request of every run to this file
     #[arg(long, value_name = "OUT")]
-    requests: Option<PathBuf>,
+    pub(super) requests: Option<PathBuf>,
     /// Write a self-contained report page to this file
     #[arg(long, value_name = "OUT")]
-    html: Option<PathBuf>,
+    pub(super) html: Option<PathBuf>,
     /// Fail unless every run meets this, for example goodput>=0.95; may be repeated
     #[arg(long, value_name = "CONDITION")]
-    require: Vec<Requirement>,
+    pub(super) require: Vec<Requirement>,
     /// Audit every core every N moments of a run (slow)
     #[arg(long, value_name = "N", default_value_t = 0)]
-    audit: u64,
+    pub(super) audit: u64,
     /// Runs at the same time [default: one a processor]
     #[arg(long)]
-    jobs: Option<usize>,
+    pub(super) jobs: Option<usize>,
+    #[command(flatten)]
+    pub(super) live: live::LiveArgs,
 }
 
 fn policy(text: &str) -> Result<PolicyName, String> {
@@ -103,15 +110,27 @@ fn speed(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A stretch of a trace, told in seconds, in milliseconds.
+fn window(text: &str) -> Result<(f64, f64), String> {
+    let (from, to) = text.split_once("..").ok_or("give two times in seconds, like 600..1200")?;
+    match (from.parse::<f64>(), to.parse::<f64>()) {
+        (Ok(from), Ok(to)) if from >= 0.0 && from < to && to.is_finite() => Ok((from * 1e3, to * 1e3)),
+        _ => Err("give a start of at least 0 and a later end, like 600..1200".into()),
+    }
+}
+
 /// One run to do.
-struct Job {
+pub(super) struct Job {
     policy: PolicyName,
     speed: f64,
-    setup: Setup,
+    pub(super) setup: Setup,
 }
 
 /// Runs `baton replay`.
 pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
+    if args.live.live.is_some() {
+        return live::run(&args);
+    }
     let config = match &args.config {
         Some(path) => config::load(path)?,
         None => Config::default(),
@@ -134,7 +153,7 @@ pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
 }
 
 /// Every combination of policy and speed, checked before any work.
-fn jobs(args: &ReplayArgs, config: &Config) -> Result<Vec<Job>, String> {
+pub(super) fn jobs(args: &ReplayArgs, config: &Config) -> Result<Vec<Job>, String> {
     let seed = args.seed.unwrap_or(config.scheduler.seed);
     let policies = if args.policy.is_empty() { vec![config.scheduler.policy] } else { args.policy.clone() };
     let mut jobs = Vec::new();
@@ -153,7 +172,7 @@ fn jobs(args: &ReplayArgs, config: &Config) -> Result<Vec<Job>, String> {
 }
 
 /// The trace asked for, or the published one, or its look-alike; says which and what was assumed.
-fn read(args: &ReplayArgs) -> Result<Trace, String> {
+pub(super) fn read(args: &ReplayArgs) -> Result<Trace, String> {
     let trace = match &args.file {
         Some(path) => {
             let options = ReadOptions {
@@ -169,8 +188,13 @@ fn read(args: &ReplayArgs) -> Result<Trace, String> {
     for assumption in &trace.assumptions {
         eprintln!("assumed: {assumption}");
     }
+    let trace = match args.window {
+        Some(_) => scale::apply(&trace, &Scale { window_ms: args.window, ..Scale::default() })
+            .map_err(|e| e.to_string())?,
+        None => trace,
+    };
     if trace.records.is_empty() {
-        return Err("trace: there are no rows to replay; check the file".into());
+        return Err("trace: there are no rows to replay; check the file and the window".into());
     }
     Ok(trace)
 }
@@ -187,7 +211,7 @@ pub fn default_trace() -> Result<Trace, String> {
     Ok(baton_traces::synth::like(baton_traces::synth::Like::Conversation, 1))
 }
 
-fn rows(args: &ReplayArgs, trace: &Trace) -> u64 {
+pub(super) fn rows(args: &ReplayArgs, trace: &Trace) -> u64 {
     args.rows.unwrap_or(usize::MAX).min(trace.records.len()) as u64 * args.repeat.max(1)
 }
 
@@ -206,7 +230,7 @@ fn warn_outside(trace: &Trace, setup: &Setup) {
     }
 }
 
-fn progress(total: u64) -> ProgressBar {
+pub(super) fn progress(total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total);
     if !std::io::stderr().is_terminal() {
         bar.set_draw_target(ProgressDrawTarget::hidden());
@@ -219,7 +243,7 @@ fn progress(total: u64) -> ProgressBar {
     bar
 }
 
-fn simulate(
+pub(super) fn simulate(
     job: &Job,
     args: &ReplayArgs,
     trace: &Arc<Trace>,
@@ -280,7 +304,7 @@ fn write_files(
 }
 
 /// What ran, for the head of a report.
-fn facts(args: &ReplayArgs, config: &Config) -> Vec<(String, String)> {
+pub(super) fn facts(args: &ReplayArgs, config: &Config) -> Vec<(String, String)> {
     let file =
         args.file.as_ref().map_or_else(|| "conversation (default)".into(), |f| f.display().to_string());
     let class = &config.scheduler.classes[0];
@@ -298,7 +322,7 @@ fn facts(args: &ReplayArgs, config: &Config) -> Vec<(String, String)> {
 }
 
 /// One JSON line a request.
-fn request_lines(done: &[(RunResult, Vec<Outcome>)]) -> Result<String, String> {
+pub(super) fn request_lines(done: &[(RunResult, Vec<Outcome>)]) -> Result<String, String> {
     let mut text = Vec::new();
     for (run, outcomes) in done {
         for o in outcomes {
@@ -317,7 +341,7 @@ fn request_lines(done: &[(RunResult, Vec<Outcome>)]) -> Result<String, String> {
 }
 
 /// Exit code by the conditions asked for.
-fn judge(requirements: &[Requirement], runs: &[RunResult]) -> Result<ExitCode, String> {
+pub(super) fn judge(requirements: &[Requirement], runs: &[RunResult]) -> Result<ExitCode, String> {
     let mut met = true;
     for requirement in requirements {
         for run in runs {

@@ -1,0 +1,286 @@
+//! `baton replay --live`: a trace against a running endpoint, and beside it what was predicted.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_sim::metrics::Outcome;
+use baton_sim::{RunResult, TraceWorkload};
+use baton_traces::Trace;
+use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
+use indicatif::ProgressBar;
+use serde_json::json;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+
+use super::replay::{self, ReplayArgs};
+use super::{out, table};
+use crate::config::{self, Config};
+use crate::loadgen::bodies::BodyPlan;
+use crate::loadgen::clock::RunClock;
+use crate::loadgen::compare::{Compared, compare};
+use crate::loadgen::figures::{self, RunName};
+use crate::loadgen::live::Sender;
+use crate::loadgen::pace::{Pace, Paced};
+use crate::loadgen::prompt::Vocabulary;
+use crate::loadgen::summary::LiveSummary;
+use crate::loadgen::target::{HttpClient, ModelCard, Target, http_client};
+
+/// Ids below this are plain bytes for a byte-level tokenizer, and plain tokens for all others.
+const BYTES: u32 = 256;
+/// Time for building the first bodies before the clock starts.
+const LEAD: Duration = Duration::from_millis(200);
+
+/// Arguments of a live replay.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Live replay")]
+pub struct LiveArgs {
+    /// Offer the trace to this endpoint at the trace's times, for example http://127.0.0.1:8000
+    #[arg(long, value_name = "URL", conflicts_with_all = ["policy", "admission", "audit", "jobs"])]
+    pub(super) live: Option<String>,
+    /// Key that requests carry
+    #[arg(long, value_name = "KEY", env = "BATON_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+    /// Model to ask for [default: the first that the endpoint lists]
+    #[arg(long, requires = "live")]
+    model: Option<String>,
+    /// Make prompts of token ids below this [default: as the endpoint tells, else 256]
+    #[arg(long, requires = "live", value_name = "TOKENS")]
+    vocab: Option<u32>,
+    /// Requests in flight at most
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    concurrency_cap: u32,
+    /// Come back after a refusal, when told, up to N times
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    obey_retry_after: u32,
+    /// Seconds that an attempt may take, and that a refused client waits at most
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
+    /// Simulate the same load on the cluster that --config describes, and show predicted beside measured
+    #[arg(long, requires = "live")]
+    compare: bool,
+    /// What standard output gets
+    #[arg(long, requires = "live", value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+/// What standard output gets.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Format {
+    /// Tables for people.
+    Table,
+    /// The document that `--json` writes.
+    Json,
+}
+
+/// Who is asked for what.
+struct Endpoint {
+    target: Target,
+    client: HttpClient,
+    model: String,
+    vocabulary: Vocabulary,
+    max_model_tokens: Option<u64>,
+}
+
+/// Runs `baton replay --live URL`.
+pub fn run(args: &ReplayArgs) -> Result<ExitCode, String> {
+    let [speed] = args.speed[..] else {
+        return Err("live: a live replay has one --speed; replay once for each".into());
+    };
+    let config = match &args.config {
+        Some(path) => config::load(path)?,
+        None => Config::default(),
+    };
+    let mut predicted = if args.live.compare { replay::jobs(args, &config)? } else { Vec::new() };
+    predicted.iter_mut().for_each(|job| {
+        job.setup.clients.retries = args.live.obey_retry_after;
+        job.setup.keep_outcomes = false;
+    });
+    let trace = Arc::new(replay::read(args)?);
+    let runtime = Runtime::new().map_err(|e| format!("live: no threads to send from: {e}"))?;
+    let endpoint = runtime.block_on(endpoint(&args.live))?;
+    warn(&endpoint, &trace);
+    let identity = (endpoint.target.base().to_owned(), endpoint.model.clone(), endpoint.vocabulary.tokens());
+    let paced = offer(args, (&config, speed), &trace, endpoint, &runtime)?;
+    runtime.shutdown_background();
+    let name = RunName {
+        policy: "live",
+        admission: "server",
+        speed,
+        seed: args.seed.unwrap_or(config.scheduler.seed),
+    };
+    let mut runs = vec![figures::result(&paced.sent, &config.scheduler.classes, name)];
+    let trace = if paced.interrupted { first(&trace, paced.sent.len()) } else { trace };
+    for job in &predicted {
+        runs.push(replay::simulate(job, args, &trace, &ProgressBar::hidden())?.0);
+    }
+    let summary = LiveSummary::new(&paced, identity);
+    tell(args, &config, &Told { runs, paced: &paced, summary })
+}
+
+/// The first rows of a trace: as much of it as was sent.
+fn first(trace: &Trace, rows: usize) -> Arc<Trace> {
+    let mut trace = trace.clone();
+    trace.records.truncate(rows.max(1));
+    Arc::new(trace)
+}
+
+/// Asks the endpoint what it serves; without an answer, the arguments must say.
+async fn endpoint(args: &LiveArgs) -> Result<Endpoint, String> {
+    let url = args.live.as_deref().expect("a live replay has a URL");
+    let (target, client) = (Target::new(url, args.api_key.as_deref())?, http_client());
+    let listed = target.models(&client).await;
+    let card: Option<ModelCard> = match (&args.model, listed) {
+        (None, Err(why)) => return Err(format!("{why}, or give --model")),
+        (Some(_), Err(_)) => None,
+        (Some(name), Ok(models)) => models.into_iter().find(|m| m.name == *name),
+        (None, Ok(models)) => Some(
+            models
+                .into_iter()
+                .next()
+                .ok_or("live: the endpoint lists no model; wait until it is ready, or give --model")?,
+        ),
+    };
+    let told = card.as_ref().and_then(|c| c.vocab_tokens);
+    let vocabulary = Vocabulary::new(args.vocab.or(told).unwrap_or(BYTES))?;
+    let max_model_tokens = card.as_ref().and_then(|c| c.max_model_tokens);
+    let model = args.model.clone().or(card.map(|c| c.name)).expect("a model was given or listed");
+    Ok(Endpoint { target, client, model, vocabulary, max_model_tokens })
+}
+
+/// Says beforehand what cannot come out as the trace has it.
+fn warn(endpoint: &Endpoint, trace: &Trace) {
+    if trace.block_tokens < endpoint.vocabulary.marked_tokens() {
+        eprintln!(
+            "warning: blocks of {} tokens are too short to tell all block ids apart with {} token ids; some blocks may be equal by chance",
+            trace.block_tokens,
+            endpoint.vocabulary.tokens()
+        );
+    }
+    let Some(longest) = endpoint.max_model_tokens else { return };
+    let over = trace.records.iter().filter(|r| r.input_length + r.output_length > longest).count();
+    if over > 0 {
+        eprintln!(
+            "warning: {over} of {} requests are longer than the {longest} tokens that {} takes; it will refuse them",
+            trace.records.len(),
+            endpoint.model
+        );
+    }
+}
+
+/// Offers the load and waits for its end.
+fn offer(
+    args: &ReplayArgs,
+    (config, speed): (&Config, f64),
+    trace: &Arc<Trace>,
+    endpoint: Endpoint,
+    runtime: &Runtime,
+) -> Result<Paced, String> {
+    let rows = args.rows.unwrap_or(usize::MAX).min(trace.records.len());
+    let workload = TraceWorkload::new(Arc::clone(trace), speed)
+        .with_classes(config.scheduler.classes.iter().map(|c| c.name.clone()).collect())
+        .limited(rows)
+        .repeated(args.repeat);
+    let plan = BodyPlan {
+        trace: Arc::clone(trace),
+        workload,
+        rows_a_round: rows,
+        vocabulary: endpoint.vocabulary,
+        model: endpoint.model,
+    };
+    let planned = plan.start()?;
+    let sender = Sender {
+        target: endpoint.target,
+        client: endpoint.client,
+        clock: RunClock::starting_in(LEAD),
+        retries: args.live.obey_retry_after,
+        timeout: Duration::from_secs(args.live.timeout),
+        block_tokens: trace.block_tokens,
+    };
+    let stop = CancellationToken::new();
+    runtime.spawn(interrupt(stop.clone()));
+    let bar = replay::progress(replay::rows(args, trace));
+    let each = bar.clone();
+    let pace = Pace {
+        sender: Arc::new(sender),
+        concurrency_cap: args.live.concurrency_cap,
+        stop,
+        each: Box::new(move || each.inc(1)),
+    };
+    let paced = pace.run(&planned, runtime.handle());
+    bar.finish_and_clear();
+    Ok(paced)
+}
+
+/// The first Ctrl-C ends the run and reports; a second one ends the program.
+async fn interrupt(stop: CancellationToken) {
+    if tokio::signal::ctrl_c().await.is_ok() {
+        stop.cancel();
+        eprintln!("stopping; what there is will be reported (once more to leave at once)");
+        if tokio::signal::ctrl_c().await.is_ok() {
+            std::process::exit(130);
+        }
+    }
+}
+
+/// What a run has to tell.
+struct Told<'a> {
+    /// Measured, then predicted when asked for.
+    runs: Vec<RunResult>,
+    paced: &'a Paced,
+    summary: LiveSummary,
+}
+
+fn tell(args: &ReplayArgs, config: &Config, told: &Told<'_>) -> Result<ExitCode, String> {
+    let compared = told.runs.get(1).map(|predicted| compare(predicted, &told.runs[0])).unwrap_or_default();
+    let document = json!({ "runs": told.runs, "live": told.summary, "compare": compared });
+    let document = serde_json::to_string_pretty(&document).map_err(|e| format!("live: report: {e}"))?;
+    if args.live.format == Format::Json {
+        out::say(&format!("{document}\n"))?;
+    } else {
+        out::say(&format!("{}\n{}\n", table::runs(&told.runs), told.summary.text()))?;
+        if !compared.is_empty() {
+            out::say(&format!("{}\n", side_by_side(&compared)))?;
+        }
+    }
+    if told.summary.late {
+        eprintln!("warning: requests went out late; see the lag");
+    }
+    write_files(args, config, told, &document)?;
+    replay::judge(&args.require, &told.runs[..1])
+}
+
+fn write_files(args: &ReplayArgs, config: &Config, told: &Told<'_>, document: &str) -> Result<(), String> {
+    if let Some(path) = &args.json {
+        out::save(path, document)?;
+    }
+    if let Some(path) = &args.requests {
+        let outcomes: Vec<Outcome> = told.paced.sent.iter().map(|s| s.outcome).collect();
+        out::save(path, &replay::request_lines(&[(told.runs[0].clone(), outcomes)])?)?;
+    }
+    if let Some(path) = &args.html {
+        let mut facts = replay::facts(args, config);
+        facts.push(("endpoint".into(), told.summary.url.clone()));
+        facts.push(("client".into(), told.summary.text().replace('\n', " · ")));
+        out::save(path, &baton_sim::report::html("Live replay", &facts, &told.runs))?;
+    }
+    for path in [&args.json, &args.requests, &args.html].into_iter().flatten() {
+        eprintln!("written: {}", path.display());
+    }
+    Ok(())
+}
+
+fn side_by_side(compared: &[Compared]) -> String {
+    let figure = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{v:.4}"));
+    let error = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{:+.1} %", 100.0 * v));
+    let mut table = Table::new();
+    table.load_style(UTF8_BORDERS_ONLY);
+    table.set_header(["figure", "predicted", "measured", "error"]);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    for c in compared {
+        table.add_row([c.figure.clone(), figure(c.predicted), figure(c.measured), error(c.relative_error)]);
+    }
+    table.to_string()
+}
