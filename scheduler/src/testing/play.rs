@@ -93,6 +93,8 @@ pub(crate) struct Play {
     pub oracle: Oracle,
     pub now_us: u64,
     pub effects: Vec<Effect>,
+    /// Everything that the conductor was told, with the moment.
+    pub told: Vec<(u64, Input)>,
     epochs: BTreeMap<u32, u32>,
     roles: Vec<Role>,
     next_id: u64,
@@ -111,6 +113,7 @@ impl Play {
             oracle: Oracle::default(),
             now_us: 0,
             effects: Vec::new(),
+            told: Vec::new(),
             epochs: BTreeMap::new(),
             roles: roles.to_vec(),
             next_id: 0,
@@ -123,6 +126,7 @@ impl Play {
     /// Steps the conductor under audit; returns what it ordered.
     pub(crate) fn tell(&mut self, input: Input) -> Vec<Effect> {
         self.oracle.hears(&input);
+        self.told.push((self.now_us, input.clone()));
         let mut effects = Vec::new();
         self.conductor.step(self.now_us, input.clone(), &mut effects);
         self.oracle.sees(&input, &effects);
