@@ -70,7 +70,7 @@ pub enum InstanceState {
 }
 
 /// An instance with its ledgers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Instance {
     pub spec: InstanceSpec,
     pub state: InstanceState,
@@ -117,7 +117,7 @@ impl Instance {
 }
 
 /// Every instance ever seen, by id; lost ones keep their place.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Fleet {
     instances: Vec<Option<Instance>>,
     /// Ids that may take a prefill as the first leg, ascending.

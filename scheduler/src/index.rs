@@ -18,6 +18,7 @@ mod table;
 mod tests;
 
 use alloc::string::String;
+use alloc::vec::Vec;
 
 use baton_types::{BlockHash, InstanceId, Tier};
 
@@ -197,6 +198,19 @@ impl PrefixIndex {
     #[must_use]
     pub fn held_blocks(&self, instance: InstanceId) -> usize {
         self.holdings.blocks(instance)
+    }
+
+    /// Hands out all that is held, in pieces that [`Self::insert`] takes: the parent, the blocks,
+    /// who holds them and in which tier. The order follows the history of the index.
+    pub fn export(&self, mut piece: impl FnMut(Option<BlockHash>, &[BlockHash], InstanceId, Tier)) {
+        for (_, run) in self.runs.iter() {
+            let hashes: Vec<BlockHash> =
+                self.arena.hashes(run.blocks()).iter().map(|h| BlockHash(*h)).collect();
+            for holder in run.holders.as_slice() {
+                let tiers = Tier::LOCAL.into_iter().filter(|tier| holder.is_in(*tier));
+                tiers.for_each(|tier| piece(run.told_parent(), &hashes, holder.instance(), tier));
+            }
+        }
     }
 
     /// How many distinct blocks are known.

@@ -23,6 +23,7 @@ mod placement;
 mod queue;
 mod replicate;
 mod request;
+mod saved;
 mod stats;
 mod timers;
 
@@ -38,4 +39,5 @@ pub use explain::{CandidateTerms, Decision};
 pub use fleet::{InstanceSpec, InstanceState};
 pub use input::Input;
 pub use request::Request;
+pub use saved::{RestoreError, SavedConductor};
 pub use stats::{InstanceLoad, SchedulerStats, Snapshot};

@@ -7,9 +7,10 @@
 
 use alloc::vec::Vec;
 use baton_types::{RequestId, TenantId};
+use serde::{Deserialize, Serialize};
 
 /// Placed on an instance, held back by the conductor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Waiting {
     pub request: RequestId,
     pub work_us: u64,
@@ -23,7 +24,7 @@ pub(crate) struct Waiting {
 }
 
 /// Sent to the engine, not yet finished.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Dispatched {
     pub request: RequestId,
     pub work_us: u64,
@@ -44,7 +45,7 @@ pub(crate) struct Outlook {
 }
 
 /// One instance's prefill work.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PrefillLedger {
     /// By deadline, then arrival.
     waiting: Vec<Waiting>,
@@ -186,7 +187,7 @@ impl PrefillLedger {
 }
 
 /// Service received by each tenant, weighted; a newcomer starts at the least of those known.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct FairShares {
     served: Vec<u64>,
     floor: u64,

@@ -5,6 +5,7 @@
 
 use alloc::vec::Vec;
 use baton_types::{BlockHash, InstanceId, Role};
+use serde::{Deserialize, Serialize};
 
 use crate::conductor::Conductor;
 use crate::placement::Hits;
@@ -18,7 +19,7 @@ const MIN_BLOCKS: u32 = 4;
 const HOT: u32 = 16;
 
 /// One popular prefix.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Followed {
     head: BlockHash,
     chain: Vec<BlockHash>,
@@ -26,7 +27,7 @@ struct Followed {
 }
 
 /// Counts which prefixes are matched, keeping the most frequent (space-saving, Metwally 2005).
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Replicator {
     followed: Vec<Followed>,
     noted: u64,
@@ -61,7 +62,7 @@ impl Replicator {
 
     /// The chain that has just become hotter, if it is hot.
     fn hot(&self) -> Option<&[BlockHash]> {
-        let followed = &self.followed[self.last?];
+        let followed = self.followed.get(self.last?)?;
         (followed.count >= HOT).then_some(followed.chain.as_slice())
     }
 }

@@ -39,7 +39,7 @@ impl Request {
 }
 
 /// Where a request is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Stage {
     /// Waits in the router's queue, not yet placed.
     Unplaced,
@@ -54,7 +54,7 @@ pub(crate) enum Stage {
 }
 
 /// A live request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Entry {
     pub request: Request,
     pub stage: Stage,
@@ -129,6 +129,28 @@ impl Requests {
         let slot = self.by_id.remove(&id)?;
         self.free.push(slot);
         self.slots[slot as usize].take()
+    }
+
+    /// The slab as it is, with its vacant slots in the order of their reuse.
+    pub(crate) fn save(&self) -> (Vec<Option<Entry>>, Vec<u32>) {
+        (self.slots.clone(), self.free.clone())
+    }
+
+    /// A slab as it was saved; `None` when the two parts contradict each other.
+    pub(crate) fn restore(slots: Vec<Option<Entry>>, free: Vec<u32>) -> Option<Self> {
+        let mut by_id = HashMap::default();
+        for (slot, entry) in (0..).zip(&slots) {
+            if let Some(entry) = entry
+                && by_id.insert(entry.request.id, slot).is_some()
+            {
+                return None;
+            }
+        }
+        let mut vacant: Vec<u32> = (0..).zip(&slots).filter(|(_, e)| e.is_none()).map(|(at, _)| at).collect();
+        let mut listed = free.clone();
+        vacant.sort_unstable();
+        listed.sort_unstable();
+        (vacant == listed).then_some(Self { slots, free, by_id })
     }
 
     /// Live entries in slot order (deterministic: slots follow the order of inputs).

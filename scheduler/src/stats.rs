@@ -2,12 +2,13 @@
 
 use alloc::vec::Vec;
 use baton_types::InstanceId;
+use serde::{Deserialize, Serialize};
 
 use crate::conductor::Conductor;
 use crate::{AdmissionMode, Decision, RejectReason};
 
 /// Counters since the start.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerStats {
     /// Requests seen.
     pub arrived: u64,
@@ -39,6 +40,7 @@ pub struct SchedulerStats {
     pub replications: u64,
     /// Inputs that did not fit the state and were ignored.
     pub stale_inputs: u64,
+    #[serde(skip)]
     pub(crate) last_decision: Option<Decision>,
 }
 
@@ -64,7 +66,7 @@ impl SchedulerStats {
 }
 
 /// What one instance has been given, for pages and bug reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InstanceLoad {
     /// The instance.
     pub instance: InstanceId,
@@ -85,7 +87,7 @@ pub struct InstanceLoad {
 }
 
 /// The state as the outside may see it, in instance order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Live requests.
     pub requests: u64,

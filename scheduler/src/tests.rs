@@ -3,6 +3,7 @@
 mod admission;
 mod algorithm;
 mod bounds;
+mod changes;
 mod classes;
 mod decode;
 mod explain;
@@ -15,4 +16,6 @@ mod policies;
 mod replication;
 mod resume;
 mod retry_after;
+mod saved;
 mod scripts;
+mod serial;

@@ -32,6 +32,17 @@ impl Timers {
         }
     }
 
+    /// Each instance's wake-up, `u64::MAX` where it has none.
+    pub(crate) fn save(&self) -> Vec<u64> {
+        self.due.clone()
+    }
+
+    /// Wake-ups as they were saved.
+    pub(crate) fn restore(due: Vec<u64>) -> Self {
+        let set = (0..).map(InstanceId).zip(&due).filter(|(_, at_us)| **at_us != u64::MAX);
+        Self { heap: set.map(|(id, at_us)| Reverse((*at_us, id))).collect(), due }
+    }
+
     /// The next wake-up, if any.
     pub(crate) fn next(&mut self) -> Option<u64> {
         while let Some(&Reverse((at_us, instance))) = self.heap.peek() {

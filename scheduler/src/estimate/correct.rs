@@ -1,8 +1,10 @@
 //! Online correction: the running ratio of measured over predicted time.
 
+use serde::{Deserialize, Serialize};
+
 /// Measured over predicted work, both fading, so that the ratio is of sums: a tiny prefill that
 /// rode along in another's pass weighs as little as it costs (D29).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Residual {
     measured_us: f64,
     prior_us: f64,

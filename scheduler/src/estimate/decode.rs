@@ -2,9 +2,10 @@
 
 use alloc::vec::Vec;
 use baton_types::{CostProfile, RequestId};
+use serde::{Deserialize, Serialize};
 
 /// One request that decodes there, or will.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DecodeSlot {
     pub request: RequestId,
     /// When its decode started, or is predicted to, µs.
@@ -20,7 +21,7 @@ pub(crate) struct DecodeSlot {
 }
 
 /// Every promise of one decode instance. Small (a batch), so it is scanned.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct DecodeLedger {
     slots: Vec<DecodeSlot>,
     context_tokens: u64,

@@ -4,6 +4,7 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 use baton_types::ClassId;
+use serde::{Deserialize, Serialize};
 
 /// Output lengths fall into buckets of about a third of an octave.
 const BUCKETS: usize = 64;
@@ -15,11 +16,27 @@ const PRIOR_WEIGHT: f64 = 8.0;
 const FADE_AT: f64 = 4096.0;
 
 /// Finished answers of one class and prompt octave.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Histogram {
+    #[serde(with = "counts")]
     counts: [f32; BUCKETS],
     total: f64,
     sum_tokens: f64,
+}
+
+/// Arrays of this length have no serial form of their own.
+mod counts {
+    use super::{BUCKETS, Deserialize, Serialize, Vec};
+
+    pub(super) fn serialize<S: serde::Serializer>(counts: &[f32; BUCKETS], to: S) -> Result<S::Ok, S::Error> {
+        counts.as_slice().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(from: D) -> Result<[f32; BUCKETS], D::Error> {
+        let counts = Vec::<f32>::deserialize(from)?;
+        let wrong = |c: Vec<f32>| serde::de::Error::invalid_length(c.len(), &"one count for each bucket");
+        counts.try_into().map_err(wrong)
+    }
 }
 
 impl Histogram {
@@ -60,7 +77,7 @@ fn bucket_end(bucket: usize) -> u32 {
 }
 
 /// Learns output lengths per class and prompt octave.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LengthEstimator {
     prior_tokens: u32,
     classes: Vec<[Option<alloc::boxed::Box<Histogram>>; PROMPT_OCTAVES]>,

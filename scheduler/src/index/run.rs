@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use baton_types::{InstanceId, Tier};
+use baton_types::{BlockHash, InstanceId, Tier};
 
 use super::arena::Extent;
 
@@ -218,6 +218,11 @@ impl Run {
     /// True when the block of hash `before` is the one before the first.
     pub(super) fn is_below(&self, before: u64) -> bool {
         self.origin == Origin::Below && self.parent == before
+    }
+
+    /// The hash of the block before the first, where there is one and nobody disputes it.
+    pub(super) fn told_parent(&self) -> Option<BlockHash> {
+        (self.origin == Origin::Below).then_some(BlockHash(self.parent))
     }
 
     /// Hears what is before the first block, and notes where that differs from what was said.

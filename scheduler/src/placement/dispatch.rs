@@ -162,9 +162,14 @@ impl Conductor {
         if best.is_none() || best != entry.shunned {
             return best;
         }
-        let able = self.fleet.decodes.iter().filter(|id| self.holds(**id, &entry.request));
-        let others = able.filter(|id| Some(**id) != best).filter_map(|id| self.fleet.get(*id));
-        others.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id).or(best)
+        self.roomiest_decode(&entry.request, best).or(best)
+    }
+
+    /// The decode instance with most room, `but` one left out.
+    pub(crate) fn roomiest_decode(&self, request: &Request, but: Option<InstanceId>) -> Option<InstanceId> {
+        let able = self.fleet.decodes.iter().filter(|id| Some(**id) != but && self.holds(**id, request));
+        let serving = able.filter_map(|id| self.fleet.get(*id));
+        serving.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id)
     }
 
     /// The decode instance to hand over to: one predicted to keep the objective and to have room
@@ -174,9 +179,7 @@ impl Conductor {
         if let DecodeChoice::At(id, _) = self.choose_decode(request, at_us) {
             return Some(id);
         }
-        let able = self.fleet.decodes.iter().filter(|id| self.holds(**id, request));
-        let serving = able.filter_map(|id| self.fleet.get(*id));
-        serving.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id)
+        self.roomiest_decode(request, None)
     }
 
     /// The router queue of `dynamo_wspt`: nothing is placed while every instance is busy; then the

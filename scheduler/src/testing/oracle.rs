@@ -77,6 +77,11 @@ impl Oracle {
             Input::PrefillFinished { request, .. } => {
                 self.advance(*request, Phase::Prefilling, Phase::HandingOff)
             }
+            Input::RoleChanged { instance, role } => {
+                if let Some(known) = self.alive.get_mut(instance) {
+                    *known = *role;
+                }
+            }
             Input::HandoffFailed { request } => {
                 if let Some(account) = self.live.get_mut(request) {
                     account.fetch = None;

@@ -1,16 +1,21 @@
 //! A conductor played by a script, with an [`Oracle`] listening.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use alloc::format;
 use alloc::vec;
 use alloc::vec::Vec;
 use baton_types::{
-    BlockHash, CacheChange, CacheEvent, ClassId, Epoch, InstanceId, RequestId, Role, TenantId, Tier,
+    BlockHash, CacheChange, CacheEvent, ClassId, Epoch, InstanceId, RequestId, Role, SloClass, TenantId, Tier,
 };
 use proptest::prelude::*;
 
 use super::oracle::Phase;
 use super::{Oracle, assert_idle, request, spec};
-use crate::{Conductor, Effect, Input, InstanceSpec, InstanceState, Request, SchedulerConfig};
+use crate::{
+    AdmissionMode, Conductor, Effect, Input, InstanceSpec, InstanceState, PolicyName, Request,
+    SchedulerConfig,
+};
 
 /// One thing that may happen; numbers pick among what there is at that moment.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +30,10 @@ pub(crate) enum Act {
     Fetched(u8, bool),
     /// A hand-off (or the decode side during a prefill) fails.
     Fails(u8),
+    /// A prefill is spoilt on a living instance.
+    Spoils(u8),
+    /// A decode is spoilt on a living instance, its answer so far.
+    Stalls(u8, u16),
     /// A live request is cancelled.
     Cancel(u8),
     /// An instance is lost.
@@ -33,6 +42,12 @@ pub(crate) enum Act {
     Join(u8),
     /// An instance is drained.
     Drain(u8),
+    /// An instance takes work again.
+    Resume(u8),
+    /// An instance plays another part.
+    Role(u8, u8),
+    /// The settings change, for better or worse.
+    Policy(u8, u16),
     /// Blocks come and go: instance, how many, what.
     Cache(u8, u8, u8),
     /// Another router places a request.
@@ -51,10 +66,15 @@ pub(crate) fn scripts(most: usize) -> impl Strategy<Value = Vec<Act>> {
         14 => any::<u8>().prop_map(Act::Advance),
         2 => (any::<u8>(), any::<bool>()).prop_map(|(n, ok)| Act::Fetched(n, ok)),
         2 => any::<u8>().prop_map(Act::Fails),
+        2 => any::<u8>().prop_map(Act::Spoils),
+        2 => (any::<u8>(), any::<u16>()).prop_map(|(n, t)| Act::Stalls(n, t)),
         2 => any::<u8>().prop_map(Act::Cancel),
         1 => any::<u8>().prop_map(Act::Lose),
         2 => any::<u8>().prop_map(Act::Join),
         1 => any::<u8>().prop_map(Act::Drain),
+        1 => any::<u8>().prop_map(Act::Resume),
+        1 => (any::<u8>(), any::<u8>()).prop_map(|(n, r)| Act::Role(n, r)),
+        1 => (any::<u8>(), any::<u16>()).prop_map(|(k, v)| Act::Policy(k, v)),
         3 => (any::<u8>(), 1u8..20, any::<u8>()).prop_map(|(i, n, w)| Act::Cache(i, n, w)),
         2 => (any::<u8>(), any::<u8>(), any::<u16>()).prop_map(|(p, d, w)| Act::Peer(p, d, w)),
         1 => (any::<u8>(), any::<u16>()).prop_map(|(n, t)| Act::Emits(n, t)),
@@ -73,6 +93,8 @@ pub(crate) struct Play {
     pub oracle: Oracle,
     pub now_us: u64,
     pub effects: Vec<Effect>,
+    /// Everything that the conductor was told, with the moment.
+    pub told: Vec<(u64, Input)>,
     epochs: BTreeMap<u32, u32>,
     roles: Vec<Role>,
     next_id: u64,
@@ -91,6 +113,7 @@ impl Play {
             oracle: Oracle::default(),
             now_us: 0,
             effects: Vec::new(),
+            told: Vec::new(),
             epochs: BTreeMap::new(),
             roles: roles.to_vec(),
             next_id: 0,
@@ -103,6 +126,7 @@ impl Play {
     /// Steps the conductor under audit; returns what it ordered.
     pub(crate) fn tell(&mut self, input: Input) -> Vec<Effect> {
         self.oracle.hears(&input);
+        self.told.push((self.now_us, input.clone()));
         let mut effects = Vec::new();
         self.conductor.step(self.now_us, input.clone(), &mut effects);
         self.oracle.sees(&input, &effects);
@@ -200,6 +224,18 @@ impl Play {
                     self.tell(Input::HandoffFailed { request });
                 }
             }
+            Act::Spoils(n) => {
+                let mut open = self.oracle.in_phase(Phase::Prefilling);
+                open.extend(self.oracle.in_phase(Phase::HandingOff));
+                if let Some(request) = pick(&open, n) {
+                    self.tell(Input::PrefillFailed { request });
+                }
+            }
+            Act::Stalls(n, tokens) => {
+                if let Some(request) = pick(&self.oracle.in_phase(Phase::Decoding), n) {
+                    self.tell(Input::DecodeFailed { request, emitted_tokens: tokens.into() });
+                }
+            }
             Act::Cancel(n) => {
                 let live: Vec<RequestId> = self.oracle.live.keys().copied().collect();
                 if let Some(request) = pick(&live, n) {
@@ -213,6 +249,14 @@ impl Play {
             Act::Drain(n) => {
                 self.tell(Input::InstanceDrained { instance: InstanceId(u32::from(n % count)) });
             }
+            Act::Resume(n) => {
+                self.tell(Input::InstanceResumed { instance: InstanceId(u32::from(n % count)) });
+            }
+            Act::Role(n, role) => {
+                let role = [Role::Prefill, Role::Decode, Role::Both, Role::Store][usize::from(role) % 4];
+                self.tell(Input::RoleChanged { instance: InstanceId(u32::from(n % count)), role });
+            }
+            Act::Policy(kind, value) => self.change_policy(kind, value),
             Act::Cache(n, blocks, what) => self.cache(u32::from(n % count), u64::from(blocks), what),
             Act::Peer(p, d, work) => self.peer(p, d, work),
             Act::Emits(n, tokens) => {
@@ -222,6 +266,27 @@ impl Play {
             }
             Act::Stale(kind, n) => self.stale(kind, n),
         }
+    }
+
+    /// The operator changes a setting: taken on exactly when the check beforehand says so.
+    fn change_policy(&mut self, kind: u8, value: u16) {
+        let old = self.conductor.config().clone();
+        let mut new = old.clone();
+        match kind % 8 {
+            0 => new.dispatch_ahead_us = u64::from(value) * 100,
+            1 => new.admission = AdmissionMode::Slo,
+            2 => new.max_retries = u32::from(value % 20),
+            3 => new.classes.reverse(),
+            4 => new.classes.truncate(1),
+            5 => new.classes.push(SloClass { name: format!("class {value}"), ..SloClass::default() }),
+            6 => new.max_waiting_requests = u32::from(value % 30),
+            _ => new.policy = PolicyName::ALL[usize::from(value) % PolicyName::ALL.len()],
+        }
+        let allowed = self.conductor.can_change(&new).is_ok();
+        let stale = self.conductor.stats().stale_inputs;
+        self.tell(Input::PolicyChanged(Box::new(new.clone())));
+        assert_eq!(self.conductor.config(), if allowed { &new } else { &old });
+        assert_eq!(self.conductor.stats().stale_inputs, stale + u64::from(!allowed));
     }
 
     /// Something that runs comes to its next stop.
@@ -293,7 +358,7 @@ impl Play {
             _ => decoding,
         };
         let some = pick(&[InstanceId(999), InstanceId(0), InstanceId(1)], n).expect("three");
-        self.tell(match kind % 10 {
+        self.tell(match kind % 14 {
             0 => Input::PrefillFinished { request, compute_us: u64::MAX, cached_tokens: u64::MAX },
             1 if request != decoding => Input::DecodeFinished { request, output_tokens: u32::MAX },
             2 => Input::HandoffFinished { request },
@@ -304,6 +369,10 @@ impl Play {
             7 => Input::RequestCancelled { request: unknown },
             9 if request != decoding => Input::TokensEmitted { request, emitted_tokens: u32::MAX },
             8 if request != queued => Input::HandoffFailed { request },
+            10 if request != decoding => Input::DecodeFailed { request, emitted_tokens: u32::MAX },
+            11 => Input::PrefillFailed { request },
+            12 => Input::RoleChanged { instance: InstanceId(999), role: Role::Both },
+            13 => Input::InstanceResumed { instance: InstanceId(999) },
             _ => Input::InstanceDrained { instance: InstanceId(999) },
         });
     }
@@ -314,6 +383,9 @@ impl Play {
             |id: &u32| self.conductor.fleet.get(InstanceId(*id)).is_some_and(crate::fleet::Instance::serves);
         let away: Vec<u32> = self.epochs.keys().copied().filter(|id| !serves(id)).collect();
         away.into_iter().for_each(|id| self.join(id));
+        for (id, role) in (0..).zip(self.roles.clone()) {
+            self.tell(Input::RoleChanged { instance: InstanceId(id), role });
+        }
         for round in 0.. {
             if self.oracle.live.is_empty() && self.foreign.is_empty() {
                 break;

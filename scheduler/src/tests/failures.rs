@@ -326,3 +326,138 @@ fn a_fetch_that_fails_is_counted_and_the_prefill_goes_on() {
     step(&mut conductor, 900_000, finished(1));
     assert!(conductor.knows(ONE));
 }
+
+/// Reports one leg of request 1 as spoilt; its instance lives on.
+fn spoil(conductor: &mut Conductor, stop: Stop) -> Vec<Effect> {
+    step(
+        conductor,
+        120_000,
+        match stop {
+            Stop::Decoding => Input::DecodeFailed { request: ONE, emitted_tokens: 7 },
+            Stop::Prefilling | Stop::HandingOff => Input::PrefillFailed { request: ONE },
+        },
+    )
+}
+
+#[test]
+fn a_spoilt_leg_is_tried_elsewhere_and_its_instance_goes_on_serving() {
+    for stop in STOPS {
+        let mut conductor = conductor(config(2), 2, 2);
+        let start = bring(&mut conductor, stop);
+        let effects = spoil(&mut conductor, stop);
+        let mut given_back = releases(&effects);
+        given_back.sort_unstable();
+        assert_eq!(given_back, legs(stop, start), "{stop:?}");
+        let again = started(&effects);
+        match stop {
+            Stop::Decoding => assert!(again.decode != start.decode, "{again:?}"),
+            _ => assert!(again.prefill != start.prefill, "{stop:?} {again:?}"),
+        }
+        assert_eq!((conductor.stats().retried, conductor.stats().failed), (1, 0));
+        // Whoever was shunned for one request still serves the others.
+        let used: Vec<Started> =
+            (2..8).map(|id| started(&offer(&mut conductor, 130_000, request(id, 100, 0)))).collect();
+        let serves = |s: &Started| match stop {
+            Stop::Decoding => s.decode == start.decode,
+            _ => s.prefill == start.prefill,
+        };
+        assert!(used.iter().any(serves), "{stop:?} {used:?}");
+    }
+}
+
+#[test]
+fn every_policy_shuns_where_a_prefill_was_spoilt() {
+    for policy in PolicyName::ALL.into_iter().filter(|p| *p != PolicyName::DynamoWspt) {
+        for _ in 0..4 {
+            let config = SchedulerConfig { max_retries: 5, ..plain(policy, AdmissionMode::None) };
+            let mut conductor = conductor(config, 2, 2);
+            let start = bring(&mut conductor, Stop::Prefilling);
+            let again = started(&spoil(&mut conductor, Stop::Prefilling));
+            assert!(again.prefill != start.prefill, "{policy:?}");
+        }
+    }
+}
+
+#[test]
+fn the_only_instance_is_tried_again_after_a_spoilt_leg() {
+    for stop in STOPS {
+        let mut conductor = conductor(config(1), 1, 1);
+        bring(&mut conductor, stop);
+        let again = started(&spoil(&mut conductor, stop));
+        assert_eq!((again.prefill, again.decode), (0, 1), "{stop:?}");
+    }
+}
+
+#[test]
+fn spoilt_legs_use_up_the_tries_and_the_failure_names_the_last() {
+    for (stop, stage) in [
+        (Stop::Prefilling, FailStage::PrefillFailed),
+        (Stop::HandingOff, FailStage::PrefillFailed),
+        (Stop::Decoding, FailStage::DecodeFailed),
+    ] {
+        let mut conductor = conductor(config(0), 2, 2);
+        bring(&mut conductor, stop);
+        let effects = spoil(&mut conductor, stop);
+        assert_eq!(failure(&effects), Some((1, stage)), "{stop:?}");
+        assert_idle(&conductor.snapshot());
+    }
+}
+
+#[test]
+fn lost_legs_are_named_by_what_was_lost() {
+    for (stop, decode_side, stage) in [
+        (Stop::Prefilling, false, FailStage::PrefillLost),
+        (Stop::Prefilling, true, FailStage::DecodeLost),
+        (Stop::HandingOff, false, FailStage::PrefillLost),
+        (Stop::HandingOff, true, FailStage::DecodeLost),
+        (Stop::Decoding, true, FailStage::DecodeLost),
+    ] {
+        let mut conductor = conductor(config(0), 2, 2);
+        let start = bring(&mut conductor, stop);
+        let effects = lose(&mut conductor, if decode_side { start.decode } else { start.prefill });
+        assert_eq!(failure(&effects), Some((1, stage)), "{stop:?} {decode_side}");
+    }
+}
+
+#[test]
+fn what_a_spoilt_decode_had_emitted_is_prompt_now() {
+    let mut conductor = conductor(config(2), 1, 2);
+    bring(&mut conductor, Stop::Decoding);
+    started(&step(&mut conductor, 120_000, Input::DecodeFailed { request: ONE, emitted_tokens: 30 }));
+    let entry = conductor.requests.get(ONE).expect("it goes on");
+    assert_eq!((entry.request.prompt_tokens, entry.request.emitted_tokens), (1030, 30));
+    assert_eq!(entry.new_tokens, 1030);
+}
+
+#[test]
+fn an_answer_that_outgrew_every_instance_fails_for_want_of_a_place() {
+    let mut conductor = conductor(config(2), 1, 2);
+    bring(&mut conductor, Stop::Decoding);
+    let effects =
+        step(&mut conductor, 120_000, Input::DecodeFailed { request: ONE, emitted_tokens: 500_000 });
+    assert_eq!(failure(&effects), Some((1, FailStage::NoPlacement)));
+    assert_idle(&conductor.snapshot());
+}
+
+#[test]
+fn spoilt_legs_of_others_are_only_counted_off() {
+    let mut conductor = conductor(config(2), 1, 1);
+    burden(&mut conductor, request(900, 1, 0), (0, 1), 5_000_000);
+    let input = Input::PrefillFailed { request: RequestId(900) };
+    assert!(step(&mut conductor, 10, input).is_empty());
+    assert_idle(&conductor.snapshot());
+    crate::testing::decoding(&mut conductor, request(901, 10, 0), 1);
+    let input = Input::DecodeFailed { request: RequestId(901), emitted_tokens: 3 };
+    assert!(step(&mut conductor, 10, input).is_empty());
+    assert_idle(&conductor.snapshot());
+}
+
+#[test]
+fn news_of_a_spoilt_leg_that_does_not_fit_is_stale() {
+    let mut conductor = conductor(config(2), 1, 1);
+    bring(&mut conductor, Stop::Decoding);
+    assert!(step(&mut conductor, 130_000, Input::PrefillFailed { request: ONE }).is_empty());
+    let unknown = Input::DecodeFailed { request: RequestId(77), emitted_tokens: 1 };
+    assert!(step(&mut conductor, 130_000, unknown).is_empty());
+    assert_eq!(conductor.stats().stale_inputs, 2);
+}

@@ -12,12 +12,12 @@ use crate::testing::{Act, Play, scripts};
 use crate::{AdmissionMode, Effect, PolicyName, SchedulerConfig};
 
 /// Two bands, the lower one with room kept free of it.
-fn classes() -> Vec<SloClass> {
+pub(super) fn classes() -> Vec<SloClass> {
     let urgent = SloClass { priority: 1, ttft_us: 3_000_000, weight: 3, ..SloClass::default() };
     vec![SloClass { headroom_permille: 200, ..SloClass::default() }, urgent]
 }
 
-fn configs() -> impl Strategy<Value = SchedulerConfig> {
+pub(super) fn configs() -> impl Strategy<Value = SchedulerConfig> {
     let policy = prop_oneof![
         4 => Just(PolicyName::Baton),
         3 => (0..PolicyName::ALL.len()).prop_map(|at| PolicyName::ALL[at]),
@@ -47,10 +47,10 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
     )
 }
 
-const PAIR: [Role; 5] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode, Role::Prefill];
+pub(super) const PAIR: [Role; 5] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode, Role::Prefill];
 const MIXED: [Role; 4] = [Role::Both, Role::Prefill, Role::Store, Role::Both];
 
-fn play(config: &SchedulerConfig, roles: &[Role], script: &[Act]) -> Play {
+pub(super) fn play(config: &SchedulerConfig, roles: &[Role], script: &[Act]) -> Play {
     let mut play = Play::new(config.clone(), roles);
     script.iter().for_each(|act| play.act(*act));
     play

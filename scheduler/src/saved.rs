@@ -1,0 +1,133 @@
+//! A conductor written down and brought back: from then on both give the same effects (I10).
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use baton_types::{BlockHash, InstanceId, RequestId, Rng, Tier};
+use serde::{Deserialize, Serialize};
+
+use crate::conductor::Conductor;
+use crate::estimate::LengthEstimator;
+use crate::fleet::Fleet;
+use crate::index::PrefixIndex;
+use crate::queue::FairShares;
+use crate::replicate::Replicator;
+use crate::request::{Entry, Requests};
+use crate::timers::Timers;
+use crate::{SchedulerConfig, SchedulerStats};
+
+/// Everything that a conductor knows, in serial form. Opaque: its shape follows the version of
+/// this crate.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedConductor {
+    config: SchedulerConfig,
+    now_us: u64,
+    fleet: Fleet,
+    requests: Vec<Option<Entry>>,
+    free: Vec<u32>,
+    unplaced: Vec<RequestId>,
+    fair: FairShares,
+    lengths: LengthEstimator,
+    replicator: Replicator,
+    due_us: Vec<u64>,
+    rng: Rng,
+    turn: u64,
+    sequence: u64,
+    stats: SchedulerStats,
+    held: Vec<Held>,
+}
+
+/// A piece of the prefix index.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Held {
+    parent: Option<BlockHash>,
+    hashes: Vec<BlockHash>,
+    instance: InstanceId,
+    tier: Tier,
+}
+
+/// A saved conductor that cannot have been saved by this version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RestoreError(pub String);
+
+impl core::fmt::Display for RestoreError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "restore: {}; take a file written by this version", self.0)
+    }
+}
+
+impl SavedConductor {
+    /// The settings that were in force.
+    #[must_use]
+    pub const fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// Latest time that it had seen, µs.
+    #[must_use]
+    pub const fn now_us(&self) -> u64 {
+        self.now_us
+    }
+}
+
+impl Conductor {
+    /// Writes everything down. Costs as much as the index and the live requests are large.
+    #[must_use]
+    pub fn save(&self) -> SavedConductor {
+        let (requests, free) = self.requests.save();
+        let mut held = Vec::new();
+        self.index.export(|parent, hashes, instance, tier| {
+            held.push(Held { parent, hashes: hashes.to_vec(), instance, tier });
+        });
+        SavedConductor {
+            config: self.config.clone(),
+            now_us: self.now_us,
+            fleet: self.fleet.clone(),
+            requests,
+            free,
+            unplaced: self.unplaced.clone(),
+            fair: self.fair.clone(),
+            lengths: self.lengths.clone(),
+            replicator: self.replicator.clone(),
+            due_us: self.timers.save(),
+            rng: self.rng.clone(),
+            turn: self.turn,
+            sequence: self.sequence,
+            stats: self.stats.clone(),
+            held,
+        }
+    }
+
+    /// A conductor as it was saved: what it does next is what the saved one would have done, but
+    /// for blocks that an index at its memory bound had refused in another order.
+    ///
+    /// # Errors
+    /// Says what contradicts itself.
+    pub fn restore(saved: SavedConductor) -> Result<Self, RestoreError> {
+        let mut conductor = Self::new(saved.config).map_err(|e| RestoreError(e.0))?;
+        let requests = Requests::restore(saved.requests, saved.free);
+        let wrong = |what: &str| RestoreError(String::from(what));
+        if saved.due_us.len() > saved.fleet.bound() {
+            return Err(wrong("a timer of an instance that does not exist"));
+        }
+        conductor.now_us = saved.now_us;
+        conductor.fleet = saved.fleet;
+        conductor.requests =
+            requests.ok_or_else(|| wrong("the table of live requests contradicts itself"))?;
+        conductor.unplaced = saved.unplaced;
+        conductor.fair = saved.fair;
+        conductor.lengths = saved.lengths;
+        conductor.replicator = saved.replicator;
+        conductor.timers = Timers::restore(saved.due_us);
+        conductor.rng = saved.rng;
+        conductor.turn = saved.turn;
+        conductor.sequence = saved.sequence;
+        conductor.stats = saved.stats;
+        conductor.index = PrefixIndex::new();
+        for piece in saved.held {
+            conductor.index.insert(piece.parent, &piece.hashes, piece.instance, piece.tier);
+        }
+        conductor.check().map_err(RestoreError)?;
+        Ok(conductor)
+    }
+}

@@ -1,0 +1,68 @@
+//! Inputs and effects survive being written down: what a journal or a wire carries is what was said.
+
+use alloc::collections::BTreeSet;
+use alloc::string::{String, ToString};
+use core::fmt::Debug;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::scripts::{PAIR, configs, play};
+use crate::testing::{scripts, spec};
+use crate::{Effect, FailStage, Input, InstanceSpec, RejectReason};
+use baton_types::Role;
+
+fn round<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) -> String {
+    let text = serde_json::to_string(value).expect("it has a serial form");
+    let back: T = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+    assert_eq!(&back, value, "{text}");
+    text
+}
+
+/// The word that names an enum's variant in its JSON form.
+fn variant(text: &str) -> String {
+    text.split('"').nth(1).unwrap_or_default().to_string()
+}
+
+#[test]
+fn every_kind_of_input_and_effect_survives_being_written() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let (mut inputs, mut effects) = (BTreeSet::new(), BTreeSet::new());
+    for _ in 0..120 {
+        let draw = (configs(), scripts(120)).new_tree(&mut runner).expect("no filters").current();
+        let play = play(&draw.0, &PAIR, &draw.1);
+        inputs.extend(play.told.iter().map(|(_, input)| variant(&round::<Input>(input))));
+        effects.extend(play.effects.iter().map(|effect| variant(&round::<Effect>(effect))));
+    }
+    assert_eq!(inputs.len(), 20, "{inputs:?}");
+    for kind in ["start_prefill", "start_decode", "handoff", "release", "reject", "fail", "explain"] {
+        assert!(effects.contains(kind), "{kind} is missing: {effects:?}");
+    }
+}
+
+#[test]
+fn a_profile_travels_by_value_and_strangers_are_refused() {
+    let text = round(&spec(3, Role::Both));
+    assert!(text.contains("knots_tokens"), "{text}");
+    let odd = text.replacen("\"epoch\"", "\"epoque\"", 1);
+    assert!(serde_json::from_str::<InstanceSpec>(&odd).is_err());
+}
+
+#[test]
+fn words_in_reports_are_the_words_on_the_wire() {
+    for reason in RejectReason::ALL {
+        assert_eq!(serde_json::to_value(reason).expect("a word"), reason.name());
+    }
+    for stage in FailStage::ALL {
+        assert_eq!(serde_json::to_value(stage).expect("a word"), stage.to_string().as_str());
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_request_survives_being_written(id in any::<u64>(), tokens in any::<u64>(), shared in 0u64..5, known in any::<Option<u32>>()) {
+        let request = crate::Request { known_output_tokens: known, ..crate::testing::request(id % (1 << 40), tokens % 10_000, shared) };
+        round(&request);
+    }
+}
