@@ -17,7 +17,7 @@ mod status;
 pub use attach::ControlService;
 pub use backend::Door;
 pub use driver::{Driver, DriverConfig};
-pub use inbox::{Inbox, Message, Question};
-pub use status::{NodeStatus, RequestStatus, Status};
+pub use inbox::{Inbox, Question};
+pub use status::Status;
 
 pub(crate) use fleet::{parse_role, role_word};

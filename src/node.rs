@@ -17,18 +17,23 @@ use std::sync::Arc;
 use baton_engine::Engine;
 use baton_store::StoreConfig;
 use baton_tiers::{CacheConfig, KvCache};
-use baton_transports::{Endpoint, EndpointConfig};
+use baton_transports::{Endpoint, EndpointConfig, Receiver};
 use baton_types::Role;
 use baton_wire::v1;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
-pub use engine::{EngineChoice, build as build_engine, calibrate};
+pub use engine::EngineChoice;
+#[cfg(test)]
+pub(crate) use engine::build as build_engine;
 use links::{Links, ToWorker};
 use worker::{Parts, Worker};
 
 use crate::config::StoreSection;
+
+/// How long peers may take to finish what they send or fetch when this node stops.
+const DRAIN: std::time::Duration = std::time::Duration::from_millis(500);
 
 /// What a node is started with.
 #[derive(Clone, Debug)]
@@ -80,7 +85,7 @@ pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), Stri
     let outcome = line.keep(&stop).await;
     // A worker that is gone already has nothing left to stop.
     let _ = to_worker.send(ToWorker::Stop);
-    endpoint.shutdown().await;
+    endpoint.shutdown(DRAIN).await;
     let ended = tokio::task::spawn_blocking(move || thread.join()).await;
     match (outcome, ended) {
         (Err(why), _) => Err(why),
@@ -89,19 +94,12 @@ pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), Stri
     }
 }
 
-async fn bind(config: &NodeConfig, fingerprint: &v1::Fingerprint, links: &Arc<Links>) -> Result<Arc<Endpoint>, String> {
-    let settings = EndpointConfig {
-        listen: config.kv_listen,
-        host: config.host.clone(),
-        fingerprint: engine::digest(fingerprint),
-        ..EndpointConfig::default()
-    };
-    let receiver = Arc::clone(links);
-    let endpoint = Endpoint::bind(settings, receiver)
+async fn bind(config: &NodeConfig, fingerprint: &v1::Fingerprint, links: &Arc<Links>) -> Result<Endpoint, String> {
+    let settings = EndpointConfig::new(config.kv_listen, config.host.clone(), engine::digest(fingerprint));
+    let endpoint = Endpoint::bind(settings, Arc::clone(links) as Arc<dyn Receiver>)
         .await
         .map_err(|e| format!("node {}: KV endpoint on {}: {e}", config.name, config.kv_listen))?;
-    let endpoint = Arc::new(endpoint);
-    links.set_endpoint(Arc::clone(&endpoint));
+    links.set_dialer(endpoint.dialer());
     Ok(endpoint)
 }
 

@@ -4,6 +4,8 @@ mod admin;
 mod engines;
 mod nodes;
 mod policy_watch;
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -248,7 +250,7 @@ fn greet(plan: &Plan, service: &Service, after: Duration) {
 }
 
 #[cfg(test)]
-mod tests {
+mod layouts {
     use super::*;
 
     #[test]

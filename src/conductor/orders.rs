@@ -31,7 +31,7 @@ impl Driver {
             Effect::Replicate { from, to, chain } => self.replicate(from, to, &chain),
             Effect::Release { request, instance } => self.release(request, instance),
             Effect::Reject(rejection) => self.reject(&rejection),
-            Effect::Fail { request, stage } => self.fail(request, stage),
+            Effect::Fail { request, stage } => self.fail(request, stage.name()),
             Effect::Explain(decision) => self.decisions.note(decision),
         }
     }

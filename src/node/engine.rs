@@ -63,11 +63,7 @@ impl EngineChoice {
     }
 }
 
-/// Builds the engine.
-///
-/// # Errors
-/// In words, from the engine.
-pub fn build(choice: &EngineChoice) -> Result<Box<dyn Engine>, String> {
+pub(crate) fn build(choice: &EngineChoice) -> Result<Box<dyn Engine>, String> {
     let engine: Box<dyn Engine> = match choice {
         EngineChoice::Seeded { spec, pool } => {
             Box::new(Builtin::seeded(spec, pool.clone()).map_err(|e| e.to_string())?)
@@ -117,7 +113,7 @@ impl KvSink for Blind {
 ///
 /// # Errors
 /// When the pool is too small for even the shortest pass.
-pub fn calibrate(engine: &mut dyn Engine) -> Result<CostProfile, String> {
+fn calibrate(engine: &mut dyn Engine) -> Result<CostProfile, String> {
     let shape = engine.shape().clone();
     let most = (shape.blocks / 2 * shape.block_tokens).min(engine.model().max_model_tokens / 2).max(2);
     // The first pass pays for cold caches and pages.

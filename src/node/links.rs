@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use baton_engine::KvShape;
 use baton_transports::{
-    Accepted, Endpoint, FetchedBlock, Flight, PeerAddress, Plan, Receiver, Refused, Serving, SliceAt, Ticket,
+    Accepted, Dialer, FetchedBlock, Flight, PeerAddress, Plan, Receiver, Refused, Serving, SliceAt, Ticket,
     Want,
 };
 use baton_types::BlockKey;
@@ -65,7 +65,7 @@ pub(super) struct Links {
     runtime: Handle,
     expected: Mutex<HashMap<u64, Expected>>,
     flights: Mutex<HashMap<u64, tokio::task::AbortHandle>>,
-    endpoint: Mutex<Option<Arc<Endpoint>>>,
+    dialer: Mutex<Option<Dialer>>,
     /// The life of this node, for tickets that others show.
     epoch: Mutex<u32>,
 }
@@ -77,21 +77,21 @@ impl Links {
             runtime,
             expected: Mutex::default(),
             flights: Mutex::default(),
-            endpoint: Mutex::default(),
+            dialer: Mutex::default(),
             epoch: Mutex::default(),
         }
     }
 
-    pub(super) fn set_endpoint(&self, endpoint: Arc<Endpoint>) {
-        *self.endpoint.lock() = Some(endpoint);
+    pub(super) fn set_dialer(&self, dialer: Dialer) {
+        *self.dialer.lock() = Some(dialer);
     }
 
     pub(super) fn set_epoch(&self, epoch: u32) {
         *self.epoch.lock() = epoch;
     }
 
-    fn endpoint(&self) -> Option<Arc<Endpoint>> {
-        self.endpoint.lock().clone()
+    fn dialer(&self) -> Option<Dialer> {
+        self.dialer.lock().clone()
     }
 
     /// From now on a request's KV is let in, but for the blocks that are here already.
@@ -138,9 +138,9 @@ impl Links {
         plan: Plan,
         mut outgoing: mpsc::UnboundedReceiver<(SliceAt, Bytes)>,
     ) -> Outcome {
-        let endpoint = self.endpoint().ok_or("this node's KV endpoint is closed")?;
+        let dialer = self.dialer().ok_or("this node's KV endpoint is closed")?;
         let mut flight =
-            Flight::start(&endpoint, &address(peer), ticket, plan).await.map_err(|e| e.to_string())?;
+            Flight::start(&dialer, &address(peer), ticket, plan).await.map_err(|e| e.to_string())?;
         let have_blocks = flight.have_blocks();
         while let Some((at, bytes)) = outgoing.recv().await {
             if at.block >= have_blocks {
@@ -169,9 +169,9 @@ impl Links {
     }
 
     async fn bring(&self, from: &v1::Peer, keys: &[BlockKey]) -> Vec<FetchedBlock> {
-        let Some(endpoint) = self.endpoint() else { return Vec::new() };
+        let Some(dialer) = self.dialer() else { return Vec::new() };
         let want = Want { keys: keys.iter().map(|key| key.0).collect(), epoch: from.epoch };
-        match baton_transports::fetch(&endpoint, &address(from), want, FETCH_WITHIN).await {
+        match baton_transports::fetch(&dialer, &address(from), want, FETCH_WITHIN).await {
             Ok(blocks) => blocks,
             Err(error) => {
                 tracing::warn!(from = from.instance, %error, "fetch failed; the blocks are computed instead");

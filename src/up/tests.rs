@@ -1,0 +1,4 @@
+//! The service without its front door: conductor, control plane and nodes over loopback, in one process.
+
+mod cluster;
+mod equality;

@@ -1,0 +1,209 @@
+//! A cluster for a test, and one engine alone as its reference.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_engine::{Engine, Event as EngineEvent, KvSink, KvView, PoolSpec, SeededSpec, Sequence, SequenceId};
+use baton_router::{Backend as _, Event, Submission, Ticket, Usage};
+use baton_types::{BlockKey, ChainHasher, Finish, Role, Sampling, TokenLogprob};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::conductor::{Door, Driver, DriverConfig, Inbox, Question, Status};
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::node::{EngineChoice, NodeConfig};
+use crate::up::Layout;
+
+/// What an answer came to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Answer {
+    pub tokens: Vec<u32>,
+    pub logprobs: Vec<Option<TokenLogprob>>,
+    pub finish: Option<Finish>,
+    pub usage: Usage,
+    pub trouble: Option<String>,
+}
+
+/// A small model that is quick to run.
+pub(super) fn small_model(pool: PoolSpec) -> EngineChoice {
+    let spec = SeededSpec { layers: 2, dim: 32, heads: 4, kv_heads: 2, ffn_dim: 64, ..SeededSpec::default() };
+    EngineChoice::Seeded { spec, pool }
+}
+
+/// Conductor, control plane and nodes.
+pub(super) struct Cluster {
+    pub door: Door,
+    pub inbox: Inbox,
+    pub config: Config,
+    control: SocketAddr,
+    stop: CancellationToken,
+    nodes: BTreeMap<String, (CancellationToken, tokio::task::JoinHandle<Result<(), String>>)>,
+}
+
+impl Cluster {
+    /// Starts all of it and waits until it is ready.
+    pub(super) async fn start(layout: &str, engine: &EngineChoice, tune: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config::default();
+        config.scheduler.block_tokens = 16;
+        config.service.chain_seed = 77;
+        tune(&mut config);
+        let with = DriverConfig { config: config.clone(), metrics: Metrics::new().unwrap() };
+        let (driver, inbox, door) = Driver::new(with).unwrap();
+        tokio::spawn(driver.run());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let control = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        tokio::spawn(crate::up::serve_control(listener, inbox.clone(), stop.clone()));
+        let mut cluster = Self { door, inbox, config, control, stop, nodes: BTreeMap::new() };
+        for (name, role) in layout.parse::<Layout>().unwrap().nodes() {
+            cluster.add(&name, role, engine);
+        }
+        cluster.ready().await;
+        cluster
+    }
+
+    /// Starts a node.
+    pub(super) fn add(&mut self, name: &str, role: Role, engine: &EngineChoice) {
+        let config = NodeConfig {
+            name: name.into(),
+            role,
+            control: format!("http://{}", self.control),
+            kv_listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            host: crate::up::host_name(),
+            engine: engine.clone(),
+            dram_blocks: 64,
+            ssd_blocks: 64,
+            ssd_dir: None,
+            store: self.config.store.clone(),
+        };
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(crate::node::run(config, stop.clone()));
+        self.nodes.insert(name.into(), (stop, task));
+    }
+
+    /// Ends a node as a crash would: its line breaks, nothing is said.
+    pub(super) async fn kill(&mut self, name: &str) {
+        let (stop, task) = self.nodes.remove(name).unwrap();
+        stop.cancel();
+        task.await.unwrap().unwrap();
+    }
+
+    pub(super) async fn ready(&self) {
+        for _ in 0..600 {
+            if self.door.readiness().ready {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("not ready after 30 s: {:?}", self.door.readiness());
+    }
+
+    pub(super) async fn status(&self) -> Status {
+        *self.inbox.ask(Question::Status).await.unwrap()
+    }
+
+    /// Waits until nothing is under way and nothing is held anywhere.
+    pub(super) async fn quiet(&self) {
+        let mut last = Status::default();
+        for _ in 0..200 {
+            last = self.status().await;
+            let held = last.nodes.iter().any(|n| n.holds > 0 || n.running > 0 || n.reserved_tokens > 0);
+            if last.live_requests == 0 && !held {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("something is still held 10 s after the last answer: {last:#?}");
+    }
+
+    pub(super) fn submit(&self, tokens: &[u32], sampling: Sampling) -> Ticket {
+        let root = ChainHasher::new(self.config.service.chain_seed, b"test");
+        let mut hasher = root.clone();
+        let size = self.config.scheduler.block_tokens as usize;
+        let chain: Vec<BlockKey> = tokens.chunks_exact(size).map(|block| hasher.push_tokens(block)).collect();
+        self.door.submit(Submission {
+            request_id: "test".into(),
+            tokens: tokens.into(),
+            root: root.parent(),
+            chain: chain.into(),
+            sampling: Arc::new(sampling),
+            class: None,
+            tenant: None,
+            session: None,
+            body: Default::default(),
+            timeout_us: None,
+        })
+    }
+
+    pub(super) async fn stop(self) {
+        self.stop.cancel();
+        for (_, (stop, task)) in self.nodes {
+            stop.cancel();
+            task.await.unwrap().unwrap();
+        }
+    }
+}
+
+/// Reads a ticket to its end.
+pub(super) async fn listen(mut ticket: Ticket) -> Answer {
+    let mut answer = Answer::default();
+    let read = async {
+        while let Some(event) = ticket.events.recv().await {
+            match event {
+                Event::Admitted { .. } | Event::PromptLogprobs(_) => {}
+                Event::Token { token, logprob } => {
+                    answer.tokens.push(token);
+                    answer.logprobs.push(logprob);
+                }
+                Event::Finished { finish, usage } => {
+                    (answer.finish, answer.usage) = (Some(finish), usage);
+                    return;
+                }
+                Event::Refused(refusal) => return answer.trouble = Some(format!("{refusal:?}")),
+                Event::Failed(fault) => return answer.trouble = Some(format!("{fault:?}")),
+            }
+        }
+        answer.trouble = Some("the events ended without a last one".into());
+    };
+    if tokio::time::timeout(Duration::from_secs(120), read).await.is_err() {
+        answer.trouble = Some("hung".into());
+    }
+    answer
+}
+
+struct Blind;
+
+impl KvSink for Blind {
+    fn layer_computed(&mut self, _: SequenceId, _: u32, _: std::ops::Range<u32>, _: (&[u32], &dyn KvView)) {}
+}
+
+/// What one engine alone answers.
+pub(super) fn alone(engine: &mut dyn Engine, tokens: &[u32], sampling: &Sampling) -> Answer {
+    let blocks = (tokens.len() as u32 + sampling.max_tokens).div_ceil(engine.shape().block_tokens);
+    let sequence = Sequence {
+        id: SequenceId(1),
+        tokens: tokens.to_vec(),
+        prompt_tokens: tokens.len() as u32,
+        computed_tokens: 0,
+        blocks: (0..blocks).collect(),
+        sampling: Arc::new(sampling.clone()),
+        hold: false,
+        layerwise: false,
+        order: 0,
+    };
+    engine.start(sequence).unwrap();
+    let (mut events, mut answer) = (Vec::new(), Answer::default());
+    while engine.step(&mut events, &mut Blind) {
+        for event in events.drain(..) {
+            if let EngineEvent::Token { token, logprob, finish, .. } = event {
+                answer.tokens.push(token);
+                answer.logprobs.push(logprob);
+                answer.finish = finish;
+            }
+        }
+    }
+    answer
+}

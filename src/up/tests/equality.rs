@@ -1,0 +1,122 @@
+//! The proof of the pair: what comes out of a cluster is, to the bit, what one engine alone answers.
+
+use baton_engine::PoolSpec;
+use baton_types::{Role, Rng, Sampling};
+
+use super::cluster::{Answer, Cluster, alone, listen, small_model};
+
+fn pool(blocks: u32) -> PoolSpec {
+    PoolSpec { block_tokens: 16, blocks, pass_tokens: 48, max_running: 16, threads: None }
+}
+
+/// A prompt that often begins like others and a random way of drawing.
+fn request(rng: &mut Rng) -> (Vec<u32>, Sampling) {
+    let shared = [0, 16, 33, 64, 100][rng.below(5) as usize];
+    let family = rng.below(4) as u32;
+    let own = 1 + rng.below(70) as u32;
+    let mut tokens: Vec<u32> = (0..shared).map(|at| 1 + (at * 7 + family * 13) % 250).collect();
+    tokens.extend((0..own).map(|_| 1 + rng.below(250) as u32));
+    let sampling = Sampling {
+        temperature: [0.0, 0.7, 1.3][rng.below(3) as usize],
+        top_p: [1.0, 0.9][rng.below(2) as usize],
+        top_k: [0, 20][rng.below(2) as usize],
+        frequency_penalty: [0.0, 0.4][rng.below(2) as usize],
+        seed: rng.next_u64(),
+        max_tokens: 1 + rng.below(40) as u32,
+        logprobs: Some(3),
+        ..Sampling::default()
+    };
+    (tokens, sampling)
+}
+
+fn assert_equal(answer: &Answer, expected: &Answer, what: &str) {
+    assert_eq!(answer.trouble, None, "{what}");
+    assert_eq!(answer.tokens, expected.tokens, "{what}: tokens");
+    assert_eq!(answer.finish, expected.finish, "{what}: finish");
+    let bits = |a: &Answer| -> Vec<Vec<u32>> {
+        let one = |l: &baton_types::TokenLogprob| {
+            std::iter::once(l.logprob.to_bits()).chain(l.top.iter().flat_map(|(t, p)| [*t, p.to_bits()])).collect()
+        };
+        a.logprobs.iter().map(|l| l.as_ref().map(one).unwrap_or_default()).collect()
+    };
+    assert_eq!(bits(answer), bits(expected), "{what}: logprobs");
+}
+
+/// Many requests at a time, each compared with the engine alone.
+async fn compare(cluster: &Cluster, rounds: u32, seed: u64) -> (u64, u64) {
+    let choice = small_model(pool(64));
+    let mut reference = crate::node::build_engine(&choice).unwrap();
+    let mut rng = Rng::fork(seed, 9);
+    let (mut cached, mut prompt) = (0, 0);
+    for round in 0..rounds {
+        let requests: Vec<_> = (0..1 + rng.below(12)).map(|_| request(&mut rng)).collect();
+        let tickets: Vec<_> = requests.iter().map(|(t, s)| cluster.submit(t, s.clone())).collect();
+        let answers: Vec<_> = tickets.into_iter().map(|t| tokio::spawn(listen(t))).collect();
+        for (at, (answer, (tokens, sampling))) in answers.into_iter().zip(&requests).enumerate() {
+            let answer = answer.await.unwrap();
+            let expected = alone(reference.as_mut(), tokens, sampling);
+            assert_equal(&answer, &expected, &format!("seed {seed}, round {round}, request {at}"));
+            cached += answer.usage.cached_tokens;
+            prompt += tokens.len() as u64;
+        }
+    }
+    (cached, prompt)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pair_answers_as_one_engine_does() {
+    let cluster = Cluster::start("2p2d", &small_model(pool(256)), |_| {}).await;
+    let (cached, prompt) = compare(&cluster, 60, 1).await;
+    assert!(cached * 10 > prompt, "prefixes are reused: {cached} of {prompt} tokens");
+    cluster.quiet().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tiny_pools_that_evict_and_starve_answer_the_same() {
+    let tune = |config: &mut crate::config::Config| config.scheduler.prior_output_tokens = 4;
+    let cluster = Cluster::start("1p2d", &small_model(pool(40)), tune).await;
+    compare(&cluster, 40, 2).await;
+    cluster.quiet().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn coupled_instances_answer_the_same() {
+    let cluster = Cluster::start("2b", &small_model(pool(128)), |_| {}).await;
+    compare(&cluster, 30, 3).await;
+    cluster.quiet().await;
+    cluster.stop().await;
+}
+
+/// Decode and prefill instances die in the middle of answers; clients see every token once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_survive_the_loss_of_instances() {
+    let engine = small_model(pool(256));
+    let mut cluster = Cluster::start("2p2d", &engine, |config| config.scheduler.max_retries = 16).await;
+    let mut reference = crate::node::build_engine(&small_model(pool(64))).unwrap();
+    let mut rng = Rng::fork(4, 9);
+    for round in 0..12 {
+        let requests: Vec<_> = (0..8)
+            .map(|_| {
+                let (tokens, sampling) = request(&mut rng);
+                (tokens, Sampling { max_tokens: 60, ignore_eos: true, ..sampling })
+            })
+            .collect();
+        let tickets: Vec<_> = requests.iter().map(|(t, s)| cluster.submit(t, s.clone())).collect();
+        let answers: Vec<_> = tickets.into_iter().map(|t| tokio::spawn(listen(t))).collect();
+        tokio::time::sleep(std::time::Duration::from_millis(1 + rng.below(40))).await;
+        let (name, role) = [("d0", Role::Decode), ("p0", Role::Prefill), ("d1", Role::Decode), ("p1", Role::Prefill)]
+            [round % 4];
+        cluster.kill(name).await;
+        cluster.add(name, role, &engine);
+        for (at, (answer, (tokens, sampling))) in answers.into_iter().zip(&requests).enumerate() {
+            let answer = answer.await.unwrap();
+            let expected = alone(reference.as_mut(), tokens, sampling);
+            assert_equal(&answer, &expected, &format!("round {round} without {name}, request {at}"));
+        }
+        cluster.ready().await;
+    }
+    cluster.quiet().await;
+    cluster.stop().await;
+}
