@@ -6,8 +6,14 @@ mod config;
 mod copies;
 mod hold;
 mod loads;
+#[cfg(test)]
+mod model;
 mod read;
+#[cfg(test)]
+mod scenes;
 mod settle;
+#[cfg(test)]
+mod testing;
 
 pub use config::{CacheConfig, CacheError};
 pub use hold::{Hold, Misuse, Refused};
@@ -178,7 +184,8 @@ impl KvCache {
     /// Whether the next `poll` may have something to do even if nothing else is asked before it.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.is_stirred || !(self.copies.is_empty() && self.loads.is_empty() && self.purposes.is_empty())
+        // Copies and loads that are left over after a poll wait for transfers, or for owners.
+        self.is_stirred || self.io.as_ref().is_some_and(|io| io.under_way() > 0)
     }
 
     /// Leading blocks of `chain` that are readable, by the fastest tier of each.
