@@ -9,7 +9,7 @@ const BLOCK_BYTES: usize = 5_000;
 const CAPACITY_BLOCKS: u32 = 4;
 
 fn tiers() -> [(&'static str, Box<dyn Tier>); 2] {
-    let file = FileTier::create(None, CAPACITY_BLOCKS, BLOCK_BYTES, 1).unwrap();
+    let file = FileTier::create(None, CAPACITY_BLOCKS, BLOCK_BYTES, 1).expect("a temporary file");
     [("dram", Box::new(Dram::new(CAPACITY_BLOCKS, BLOCK_BYTES))), ("file", Box::new(file))]
 }
 

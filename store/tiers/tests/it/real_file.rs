@@ -50,7 +50,7 @@ fn content(key: BlockKey) -> Vec<u8> {
 
 impl Node {
     fn start(dir: &Path) -> Self {
-        let cache = KvCache::new(config(dir)).unwrap();
+        let cache = KvCache::new(config(dir)).expect("the directory is free");
         Self { cache, memory: Memory(vec![vec![0; BLOCK_BYTES]; SLOTS]) }
     }
 
@@ -62,14 +62,14 @@ impl Node {
             std::thread::sleep(Duration::from_micros(100));
             notices.extend(self.cache.poll(&mut self.memory));
         }
-        self.cache.check().unwrap();
+        self.cache.check().expect("the audit holds");
         notices
     }
 
     /// Serves a request and gives how many blocks it found.
     fn serve(&mut self, number: u64, chain: &[BlockKey]) -> usize {
         let owner = RequestId(number);
-        let hold = self.cache.open(owner, chain, 0).unwrap();
+        let hold = self.cache.open(owner, chain, 0).expect("the pool is at rest");
         let told = self.quiet().into_iter().find_map(|notice| match notice {
             Notice::Ready { readable_blocks, .. } => Some(readable_blocks),
             Notice::Changed(_) => None,
@@ -82,7 +82,7 @@ impl Node {
                 self.memory.write(slot, &content(key));
             }
         }
-        self.cache.seal(owner, chain.len() as u32, &mut self.memory).unwrap();
+        self.cache.seal(owner, chain.len() as u32, &mut self.memory).expect("all is filled");
         self.cache.close(owner);
         self.quiet();
         found
