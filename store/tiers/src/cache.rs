@@ -137,6 +137,7 @@ impl KvCache {
     /// [`CacheError`] says what in the configuration, or on the machine, stands against it.
     pub fn new(config: CacheConfig) -> Result<Self, CacheError> {
         config.validate()?;
+        config.check_memory()?;
         let file = match config.ssd_blocks() {
             0 => None,
             blocks => Some(
