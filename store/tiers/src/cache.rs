@@ -7,8 +7,14 @@ mod copies;
 mod hold;
 mod inventory;
 mod loads;
+#[cfg(test)]
+mod model;
 mod read;
+#[cfg(test)]
+mod scenes;
 mod settle;
+#[cfg(test)]
+mod testing;
 
 pub use config::{CacheConfig, CacheError};
 pub use hold::{Hold, Misuse, Refused};
@@ -132,6 +138,7 @@ impl KvCache {
     /// [`CacheError`] says what in the configuration, or on the machine, stands against it.
     pub fn new(config: CacheConfig) -> Result<Self, CacheError> {
         config.validate()?;
+        config.check_memory()?;
         let file = match config.ssd_blocks() {
             0 => None,
             blocks => Some(
@@ -179,7 +186,8 @@ impl KvCache {
     /// Whether the next `poll` may have something to do even if nothing else is asked before it.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.is_stirred || !(self.copies.is_empty() && self.loads.is_empty() && self.purposes.is_empty())
+        // Copies and loads that are left over after a poll wait for transfers, or for owners.
+        self.is_stirred || self.io.as_ref().is_some_and(|io| io.under_way() > 0)
     }
 
     /// Leading blocks of `chain` that are readable, by the fastest tier of each.

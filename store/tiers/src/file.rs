@@ -6,9 +6,9 @@ use crate::slab::{Disk, FILE_MAGIC, HEADER_BYTES, Layout, Place, Slab};
 use crate::slots::Slots;
 use crate::tier::{Tier, TierError, check_length};
 use baton_types::{BlockHash, BlockKey};
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +46,8 @@ pub struct FileTier {
 
 impl FileTier {
     /// Makes the file for `capacity_blocks` in `dir`, or in a new directory of its own under the
-    /// system's temporary one. The file goes when the tier is dropped.
+    /// system's temporary one. The file goes when the tier is dropped. Only this user can read
+    /// what is made here: prompts could be told from KV.
     ///
     /// `fingerprint` stands for everything that gives a block's bytes their meaning; it is kept
     /// in the file's header.
@@ -68,7 +69,8 @@ impl FileTier {
         };
         fs::create_dir_all(dir)?;
         let path = dir.join(FILE_NAME);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
         lock(&file)?;
         check_ours(&file)?;
         let trace = Trace { file: path, own_dir };
@@ -194,7 +196,7 @@ fn fresh_number() -> u64 {
 
 fn fresh_dir() -> io::Result<PathBuf> {
     let dir = std::env::temp_dir().join(format!("baton-kv-{:016x}", fresh_number()));
-    fs::create_dir(&dir)?;
+    DirBuilder::new().mode(0o700).create(&dir)?;
     Ok(dir)
 }
 
@@ -239,12 +241,15 @@ fn allocate(file: &File, bytes: u64) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::slab::testing::Sick;
+    use std::os::unix::fs::MetadataExt;
 
     #[test]
     fn its_own_directory_goes_with_it() {
         let tier = FileTier::create(None, 4, 100, 0).unwrap();
         let dir = tier._trace.as_ref().unwrap().own_dir.clone().unwrap();
-        assert_eq!(fs::metadata(dir.join(FILE_NAME)).unwrap().len(), 5 * 4096);
+        let file = fs::metadata(dir.join(FILE_NAME)).unwrap();
+        assert_eq!((file.len(), file.mode() & 0o777), (5 * 4096, 0o600));
+        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700, "only this user can read it");
         drop(tier);
         assert!(!dir.exists());
     }

@@ -171,6 +171,7 @@ pub(crate) mod testing {
         pub(crate) fail_writes: u32,
         pub(crate) lose_writes: u32,
         pub(crate) flip_reads: u32,
+        pub(crate) panic_on_read: bool,
     }
 
     fn due(count: &mut u32) -> bool {
@@ -182,6 +183,10 @@ pub(crate) mod testing {
     impl Disk for std::sync::Arc<Sick> {
         fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
             let mut state = self.state.lock().expect("no test panics while it holds the lock");
+            if state.panic_on_read {
+                drop(state);
+                panic!("asked for by a test");
+            }
             if due(&mut state.fail_reads) {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }

@@ -38,6 +38,13 @@ impl CacheConfig {
         Ok(())
     }
 
+    /// Asks for the host memory, which the system would otherwise end the process for.
+    pub(crate) fn check_memory(&self) -> Result<(), CacheError> {
+        let dram_bytes = self.dram_blocks() as usize * self.block_bytes;
+        let mut probe: Vec<u8> = Vec::new();
+        probe.try_reserve_exact(dram_bytes).map_err(|_| CacheError::NoMemory { dram_bytes })
+    }
+
     pub(crate) fn hbm_blocks(&self) -> u32 {
         count(self.store.hbm_blocks)
     }
@@ -69,6 +76,11 @@ pub enum CacheError {
         /// Their size.
         block_bytes: usize,
     },
+    /// The machine does not give that much memory.
+    NoMemory {
+        /// How much was asked for.
+        dram_bytes: usize,
+    },
     /// The slab file or its thread.
     Flash(io::Error),
 }
@@ -80,6 +92,9 @@ impl fmt::Display for CacheError {
             Self::BlockBytes => write!(f, "cache: block_bytes is 0; give the size of one KV block"),
             Self::TooLarge { blocks, block_bytes } => {
                 write!(f, "cache: {blocks} blocks of {block_bytes} bytes cannot be addressed; take fewer")
+            }
+            Self::NoMemory { dram_bytes } => {
+                write!(f, "cache: no {dram_bytes} bytes of host memory to be had; lower dram_blocks")
             }
             Self::Flash(error) => {
                 write!(f, "cache: flash tier: {error}; check ssd_dir, or set ssd_blocks = 0")
@@ -107,5 +122,8 @@ mod tests {
         let error = config(store, 1 << 40).validate().unwrap_err();
         assert!(error.to_string().contains("take fewer"), "{error}");
         assert!(config(StoreConfig::default(), 1 << 10).validate().is_ok());
+        let store = StoreConfig { dram_blocks: 1 << 30, ..StoreConfig::default() };
+        let error = config(store, 1 << 31).check_memory().unwrap_err();
+        assert!(error.to_string().contains("lower dram_blocks"), "{error}");
     }
 }

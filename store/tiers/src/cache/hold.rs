@@ -142,9 +142,9 @@ impl KvCache {
         if upto_blocks <= held.sealed {
             return Ok(());
         }
-        if let Some(position) = self.store.next_awaited(owner, held.sealed)
-            && position < upto_blocks
-        {
+        // Who waits has not been told yet which blocks are its own.
+        let position = self.store.readable_blocks(owner);
+        if self.waiting.contains_key(&owner) && position < upto_blocks {
             return Err(Misuse::NotYours { position });
         }
         self.step(Input::Seal { owner, upto_blocks });

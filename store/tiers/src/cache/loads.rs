@@ -20,6 +20,8 @@ pub(super) struct Loads {
 #[derive(Debug)]
 struct Load {
     number: u64,
+    /// The position of its first block.
+    first: u32,
     /// Blocks to be read from flash.
     todo: VecDeque<BlockKey>,
     /// Reads under way.
@@ -52,35 +54,60 @@ impl KvCache {
 
     /// Starts what loads wait to be started and answers what is complete.
     pub(super) fn run_loads(&mut self, pool: &mut dyn Pool) {
-        // Popped from the end: the oldest request first.
-        let mut owners: Vec<Owner> = self.loads.keys().rev().copied().collect();
-        while let Some(owner) = owners.pop() {
+        // An answer may be what another load waits for.
+        while self.advance_loads(pool) {}
+    }
+
+    /// Advances every load once; whether any was answered.
+    fn advance_loads(&mut self, pool: &mut dyn Pool) -> bool {
+        let mut answered = false;
+        // The oldest request first.
+        for owner in self.loads.keys().copied().collect::<Vec<_>>() {
             let Some(mut loads) = self.loads.remove(&owner) else { continue };
             let mut load = match loads.active.take() {
                 Some(load) => load,
                 None => self.begin_load(owner, pool),
             };
             self.start_reads(owner, &mut load);
-            if load.reads == 0 && (load.failed || load.todo.is_empty()) {
-                loads.orders -= 1;
-                self.step(Input::OnboardDone { owner, ok: !load.failed });
-            } else {
-                loads.active = Some(load);
+            match self.verdict(owner, &load) {
+                Some(ok) => {
+                    loads.orders -= 1;
+                    answered = true;
+                    self.step(Input::OnboardDone { owner, ok });
+                }
+                None => loads.active = Some(load),
             }
             if loads.orders > 0 {
-                // Unless it is under way, the next order is due at once.
-                owners.extend(loads.active.is_none().then_some(owner));
                 self.loads.insert(owner, loads);
             }
         }
+        answered
+    }
+
+    /// How a load ended, if it has. What precedes it in its chain must be readable first, so that
+    /// an owner that has to compute never meets readable blocks further on, which it would
+    /// overwrite: if it has to compute what precedes, it computes these blocks too.
+    fn verdict(&self, owner: Owner, load: &Load) -> Option<bool> {
+        if load.reads > 0 || !(load.failed || load.todo.is_empty()) {
+            return None;
+        }
+        if load.failed || self.store.readable_blocks(owner) >= load.first {
+            return Some(!load.failed);
+        }
+        let awaits_others = self.store.next_awaited(owner, 0).is_some_and(|position| position < load.first);
+        if awaits_others { None } else { Some(false) }
     }
 
     /// Brings up from host memory what rests there, and lists the rest.
     fn begin_load(&mut self, owner: Owner, pool: &mut dyn Pool) -> Load {
         let number = self.next_load;
         self.next_load += 1;
-        let mut load = Load { number, todo: VecDeque::new(), reads: 0, failed: false };
-        for (key, tier) in self.store.onboard_keys(owner) {
+        let wanted = self.store.onboard_keys(owner);
+        let chain = self.held.get(&owner).map_or(&[][..], |held| &held.chain);
+        let first = wanted.first().and_then(|(first, _)| chain.iter().position(|key| key == first));
+        let first = first.unwrap_or(0) as u32;
+        let mut load = Load { number, first, todo: VecDeque::new(), reads: 0, failed: false };
+        for (key, tier) in wanted {
             let from_flash = match tier {
                 Tier::Dram => match self.load_from_dram(key, pool) {
                     Ok(()) => continue,

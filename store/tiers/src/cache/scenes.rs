@@ -1,0 +1,368 @@
+//! Scenes: single promises of the cache, played out.
+
+use super::testing::{BLOCK_BYTES, Bench, chain, content, owner};
+use super::{Hold, Misuse, Notice, ReadFailed, Refused};
+use baton_store::{Offload, StoreStats};
+use baton_types::{BlockKey, CacheChange, Tier};
+
+const A: [u64; 3] = [1, 2, 3];
+
+fn through() -> Bench {
+    Bench::new([8, 16, 32], Offload::WriteThrough)
+}
+
+fn ready(number: u64, readable_blocks: u32) -> Notice {
+    Notice::Ready { owner: owner(number), readable_blocks }
+}
+
+fn readies(notices: &[Notice]) -> Vec<&Notice> {
+    notices.iter().filter(|notice| matches!(notice, Notice::Ready { .. })).collect()
+}
+
+#[test]
+fn a_second_turn_computes_only_what_is_new() {
+    let mut bench = through();
+    assert_eq!(bench.serve(1, &A), 0);
+    assert_eq!(bench.serve(2, &[1, 2, 3, 4]), 3);
+    assert_eq!(bench.serve(3, &[1, 2, 9]), 2);
+}
+
+#[test]
+fn a_hold_addresses_chain_and_room() {
+    let mut bench = through();
+    bench.serve(1, &[1, 2]);
+    let Hold { slots, readable_blocks, waiting } = bench.open(2, &A, 2);
+    assert_eq!((slots.len(), readable_blocks, waiting), (5, 2, false));
+    let more = bench.cache.grow(owner(2), 3).unwrap();
+    let distinct: std::collections::BTreeSet<_> = slots.iter().chain(&more).collect();
+    assert_eq!(distinct.len(), 8, "the whole pool, each slot once");
+    let none_left = Refused::NoRoom { needed_blocks: 1, available_blocks: 0 };
+    assert_eq!(bench.cache.grow(owner(2), 1), Err(none_left));
+    assert_eq!(bench.cache.open(owner(3), &chain(&[1, 2, 7]), 0), Err(none_left));
+    assert_eq!(bench.cache.open(owner(2), &chain(&A), 0), Err(Refused::AlreadyOpen));
+    assert_eq!(bench.cache.grow(owner(3), 1), Err(Refused::NotOpen));
+    assert!(bench.cache.close(owner(2)) && !bench.cache.close(owner(2)));
+    bench.quiet();
+    assert_eq!(bench.hits(&A), (2, 0, 0), "what was not sealed is gone");
+}
+
+#[test]
+fn evicted_blocks_come_back_from_host_memory() {
+    let mut bench = Bench::new([8, 16, 0], Offload::WriteThrough);
+    bench.serve(1, &A);
+    bench.displace();
+    assert_eq!(bench.hits(&A), (0, 3, 0));
+    let hold = bench.open(2, &A, 0);
+    assert!(hold.waiting && hold.readable_blocks == 0);
+    assert_eq!(readies(&bench.quiet()), [&ready(2, 3)]);
+    let slots: Vec<_> = chain(&A).iter().map(|&key| bench.cache.address(key).unwrap()).collect();
+    assert_eq!(slots, hold.slots);
+}
+
+#[test]
+fn evicted_blocks_come_back_from_flash_without_host_memory_between() {
+    let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);
+    bench.serve(1, &A);
+    bench.displace();
+    assert_eq!(bench.hits(&A), (0, 0, 3));
+    assert_eq!(bench.serve(2, &A), 3);
+    assert_eq!(bench.cache.stats().store.tiers[2].onboarded_blocks, 3);
+}
+
+#[test]
+fn copies_are_made_ahead_of_eviction() {
+    let mut bench = Bench::new([8, 16, 0], Offload::OnEvict);
+    for number in 0..8 {
+        bench.serve(number, &[number]);
+    }
+    for number in 10..15 {
+        bench.serve(number, &[number]);
+    }
+    assert!((0..8).all(|number| bench.serve(20 + number, &[number]) == 1), "none was lost");
+    assert!(bench.cache.stats().store.tiers[1].offloaded_blocks >= 5);
+}
+
+#[test]
+fn a_damaged_copy_is_computed_again_and_repaired() {
+    let mut bench = Bench::new([8, 16, 0], Offload::WriteThrough);
+    bench.serve(1, &A);
+    bench.displace();
+    bench.damage_dram(1);
+    assert_eq!(bench.serve(2, &A), 0, "the whole load counts as failed");
+    assert_eq!(bench.cache.stats().integrity_rejects, 1);
+    bench.displace();
+    assert_eq!(bench.serve(3, &A), 3, "new copies were made");
+}
+
+#[test]
+fn a_damaged_copy_in_host_memory_is_replaced_by_the_one_on_flash() {
+    let mut bench = through();
+    bench.serve(1, &A);
+    bench.displace();
+    assert_eq!(bench.hits(&A), (0, 3, 0));
+    assert!(chain(&A).iter().all(|&key| bench.is_ready(key, Tier::Ssd)));
+    bench.damage_dram(0);
+    assert_eq!(bench.serve(2, &A), 3);
+    assert_eq!(bench.cache.stats().integrity_rejects, 1);
+}
+
+#[test]
+fn a_disk_that_fails_or_lies_costs_the_cache_and_nothing_else() {
+    type Break = fn(&mut crate::slab::testing::SickState);
+    let breaks: [(Break, u64, u64); 3] = [
+        (|state| state.fail_reads = 1, 0, 1),
+        (|state| state.flip_reads = 1, 1, 0),
+        (|state| state.bytes.truncate(4_100), 0, 3),
+    ];
+    for (break_it, rejects, errors) in breaks {
+        let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);
+        bench.serve(1, &A);
+        bench.displace();
+        break_it(&mut bench.disk.state.lock().unwrap());
+        assert_eq!(bench.serve(2, &A), 0);
+        let stats = bench.cache.stats();
+        assert_eq!((stats.integrity_rejects, stats.io_errors), (rejects, errors));
+        assert_eq!(bench.serve(3, &A), 3, "computed and cached again");
+    }
+}
+
+#[test]
+fn a_full_disk_fails_the_copy_and_the_cache_goes_on() {
+    let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);
+    bench.disk.state.lock().unwrap().fail_writes = 3;
+    bench.serve(1, &A);
+    assert_eq!(bench.hits(&A), (3, 0, 0));
+    let stats = bench.cache.stats();
+    assert_eq!((stats.io_errors, stats.store.tiers[2].offload_failed_blocks), (3, 3));
+    assert_eq!(stats.store.tiers[2].used_blocks + stats.store.tiers[2].reserved_blocks, 0);
+    bench.serve(2, &A);
+    bench.displace();
+    assert_eq!(bench.hits(&A), (0, 0, 3), "the next rest tries again");
+}
+
+#[test]
+fn a_lost_write_is_found_out_when_it_is_read() {
+    let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);
+    bench.disk.state.lock().unwrap().lose_writes = 1;
+    bench.serve(1, &[1]);
+    bench.displace();
+    assert_eq!(bench.serve(2, &[1]), 0);
+    let stats = bench.cache.stats();
+    assert_eq!(stats.integrity_rejects + stats.io_errors, 1);
+}
+
+#[test]
+fn a_dead_disk_thread_is_a_failing_disk() {
+    let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);
+    bench.serve(1, &A);
+    bench.displace();
+    bench.disk.state.lock().unwrap().panic_on_read = true;
+    assert_eq!(bench.serve(2, &A), 0);
+    assert_eq!(bench.serve(3, &[7]), 0);
+    assert_eq!(bench.serve(4, &[1, 2, 3, 4]), 3, "HBM goes on");
+    assert!(bench.cache.stats().io_errors >= 3);
+}
+
+#[test]
+fn who_waits_for_another_owner_is_told_when_it_seals() {
+    let mut bench = through();
+    let first = bench.open(1, &A, 0);
+    let second = bench.open(2, &[1, 2, 9], 0);
+    assert!(!first.waiting && second.waiting);
+    assert_eq!(first.slots[..2], second.slots[..2]);
+    assert_eq!(bench.cache.seal(owner(2), 3, &mut bench.memory), Err(Misuse::NotYours { position: 0 }));
+    assert_eq!(readies(&bench.quiet()), Vec::<&Notice>::new());
+    for (&key, &slot) in chain(&A).iter().zip(&first.slots) {
+        bench.fill(slot, key);
+    }
+    bench.cache.seal(owner(1), 1, &mut bench.memory).unwrap();
+    assert_eq!(readies(&bench.quiet()), Vec::<&Notice>::new(), "one of two");
+    bench.cache.seal(owner(1), 2, &mut bench.memory).unwrap();
+    assert_eq!(readies(&bench.quiet()), [&ready(2, 2)]);
+    assert_eq!(bench.cache.seal(owner(7), 1, &mut bench.memory), Err(Misuse::NotOpen));
+}
+
+#[test]
+fn who_inherits_is_told_from_where_to_compute() {
+    let mut bench = through();
+    let first = bench.open(1, &A, 0);
+    bench.open(2, &A, 0);
+    bench.fill(first.slots[0], chain(&A)[0]);
+    bench.cache.seal(owner(1), 1, &mut bench.memory).unwrap();
+    bench.cache.close(owner(1));
+    assert!(bench.cache.is_busy());
+    assert_eq!(readies(&bench.quiet()), [&ready(2, 1)]);
+}
+
+/// The second owner's load ends first and the first owner's fails: nothing readable may lie
+/// beyond what the second then has to compute.
+#[test]
+fn a_load_does_not_count_before_what_precedes_it() {
+    let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);
+    bench.serve(1, &A);
+    bench.displace();
+    bench.open(2, &[1], 0);
+    bench.disk.state.lock().unwrap().fail_reads = 1;
+    bench.cache.poll(&mut bench.memory);
+    bench.open(3, &A, 0);
+    let notices = bench.quiet();
+    assert_eq!(readies(&notices), [&ready(2, 0)], "3 waits for 2 to compute");
+    assert_eq!(bench.hits(&A).0, 0);
+    bench.cache.close(owner(2));
+    assert_eq!(readies(&bench.quiet()), [&ready(3, 0)]);
+    assert!(chain(&A).iter().all(|&key| !bench.is_ready(key, Tier::Hbm)));
+}
+
+#[test]
+fn an_owner_that_goes_during_its_load_leaves_it_to_the_next() {
+    let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);
+    bench.serve(1, &A);
+    bench.displace();
+    bench.open(2, &A, 0);
+    bench.cache.poll(&mut bench.memory);
+    bench.open(3, &[1, 2], 0);
+    bench.cache.close(owner(2));
+    assert_eq!(readies(&bench.quiet()), [&ready(3, 2)]);
+}
+
+#[test]
+fn generated_blocks_are_adopted_in_place() {
+    let mut bench = through();
+    bench.serve(1, &A);
+    let before = bench.cache.stats().store;
+    let hold = bench.open(2, &A, 4);
+    let whole = chain(&[1, 2, 3, 4, 5]);
+    bench.fill(hold.slots[3], whole[3]);
+    bench.fill(hold.slots[4], whole[4]);
+    let adopted = bench.cache.adopt(owner(2), &whole, &hold.slots[..5], &mut bench.memory);
+    assert_eq!(adopted, Ok(2));
+    let notices = bench.quiet();
+    let stored = CacheChange::Stored {
+        parent: Some(whole[2].short()),
+        hashes: vec![whole[3].short(), whole[4].short()],
+        tier: Tier::Hbm,
+    };
+    assert!(notices.contains(&Notice::Changed(stored)), "{notices:?}");
+    assert_eq!(bench.cache.address(whole[4]), Some(hold.slots[4]), "nothing was copied");
+    let stats = bench.cache.stats();
+    let StoreStats { opened, missed_blocks, tiers, .. } = stats.store;
+    assert_eq!((opened, missed_blocks), (before.opened + 1, before.missed_blocks), "one request");
+    assert_eq!(tiers[0].hit_blocks, before.tiers[0].hit_blocks + 3);
+    assert_eq!((tiers[0].reserved_blocks, stats.adopted_blocks), (0, 2));
+    assert_eq!(bench.serve(3, &[1, 2, 3, 4, 5, 6]), 5, "the next turn finds them");
+}
+
+#[test]
+fn blocks_known_already_are_not_adopted_twice() {
+    let mut bench = through();
+    bench.serve(1, &[1, 2, 3]);
+    let hold = bench.open(2, &[1, 2], 1);
+    let whole = chain(&A);
+    bench.fill(hold.slots[2], whole[2]);
+    assert_eq!(bench.cache.adopt(owner(2), &whole, &hold.slots, &mut bench.memory), Ok(1));
+    bench.quiet();
+    assert_ne!(bench.cache.address(whole[2]), Some(hold.slots[2]));
+    assert_eq!(bench.cache.stats().adopted_blocks, 0);
+    let filler = bench.open(3, &[1, 2, 3, 4], 0);
+    let hold = bench.open(4, &[1, 2, 3], 1);
+    let whole = chain(&[1, 2, 3, 4]);
+    let adopted = bench.cache.adopt(owner(4), &whole, &hold.slots, &mut bench.memory);
+    assert_eq!(adopted, Ok(0), "another owner fills it");
+    assert_eq!(bench.cache.address(whole[3]), Some(filler.slots[3]));
+}
+
+#[test]
+fn only_what_is_held_and_sealed_can_be_adopted() {
+    let mut bench = through();
+    let memory = &mut bench.memory;
+    assert_eq!(bench.cache.adopt(owner(1), &[], &[], memory), Err(Misuse::NotOpen));
+    let whole = chain(&A);
+    let hold = bench.cache.open(owner(1), &whole[..2], 1).unwrap();
+    let unsealed = bench.cache.adopt(owner(1), &whole, &hold.slots, memory);
+    assert_eq!(unsealed, Err(Misuse::NotYours { position: 0 }));
+    bench.serve(2, &A[..2]);
+    for slots in [[0, 1, 7], [1, 0, 2]] {
+        bench.open(3, &A[..2], 1);
+        let adopted = bench.cache.adopt(owner(3), &whole, &slots, &mut bench.memory);
+        assert_eq!(adopted, Err(Misuse::WrongSlots), "{slots:?}");
+        bench.quiet();
+    }
+    assert_eq!(bench.cache.stats().store.owners, 0);
+}
+
+#[test]
+fn peers_read_from_every_tier() {
+    let mut bench = through();
+    bench.serve(1, &A);
+    bench.displace();
+    bench.serve(2, &A[..1]);
+    assert_eq!(bench.cache.read_for_peer(owner(3), &chain(&[1, 2, 3, 4])), Ok(3));
+    assert_eq!(bench.cache.read_for_peer(owner(3), &[]), Err(Refused::AlreadyOpen));
+    let mut out = [0; BLOCK_BYTES];
+    for key in chain(&A) {
+        let checksum = bench.cache.read_block(key, &bench.memory, &mut out).unwrap();
+        assert_eq!((checksum, out), (crate::block_checksum(key, &content(key)), content(key)));
+    }
+    assert_eq!(bench.cache.read_block(BlockKey(5), &bench.memory, &mut out), Err(ReadFailed::Absent));
+    let short = bench.cache.read_block(BlockKey(5), &bench.memory, &mut [0; 3]);
+    assert_eq!(short, Err(ReadFailed::WrongLength));
+    bench.damage_dram(0);
+    bench.damage_dram(1);
+    bench.damage_dram(2);
+    for key in chain(&A) {
+        bench.cache.read_block(key, &bench.memory, &mut out).expect("flash has it");
+        assert_eq!(out, content(key));
+    }
+    bench.disk.state.lock().unwrap().fail_reads = 1;
+    let key = chain(&A)[2];
+    assert_eq!(bench.cache.read_block(key, &bench.memory, &mut out), Err(ReadFailed::Unreadable));
+    assert!(bench.cache.close(owner(3)));
+    bench.audit();
+}
+
+#[test]
+fn contradictory_chains_are_refused() {
+    let mut bench = through();
+    bench.serve(1, &A);
+    let a = chain(&A);
+    let twin = BlockKey(a[0].0 ^ 1 << 100);
+    let stranger = BlockKey(77);
+    let refused = |bench: &mut Bench, chain: &[BlockKey]| match bench.cache.open(owner(2), chain, 0) {
+        Err(Refused::Misfit { position }) => position,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(&mut bench, &[a[1]]), 0);
+    assert_eq!(refused(&mut bench, &[stranger, a[0]]), 1);
+    assert_eq!(refused(&mut bench, &[stranger, BlockKey(78), stranger]), 2);
+    assert_eq!(refused(&mut bench, &[twin]), 0, "the same 64-bit name");
+    bench.audit();
+}
+
+#[test]
+fn clear_forgets_all_while_transfers_are_under_way() {
+    let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);
+    for round in 0..20 {
+        let hold = bench.open(1, &A, 1);
+        for (&key, &slot) in chain(&A).iter().zip(&hold.slots) {
+            bench.fill(slot, key);
+        }
+        bench.cache.seal(owner(1), 3, &mut bench.memory).unwrap();
+        bench.cache.clear();
+        assert_eq!(bench.hits(&A), (0, 0, 0), "round {round}");
+        bench.audit();
+    }
+    assert!(bench.quiet().contains(&Notice::Changed(CacheChange::Cleared)));
+    bench.serve(2, &A);
+    bench.displace();
+    assert_eq!(bench.serve(3, &A), 3);
+}
+
+#[test]
+fn an_operator_evicts_a_branch() {
+    let mut bench = through();
+    bench.serve(1, &A);
+    bench.cache.evict(&chain(&A)[1..2]);
+    bench.quiet();
+    assert_eq!(bench.hits(&A), (1, 0, 0));
+    assert_eq!(bench.cache.stats().store.tiers.map(|tier| tier.used_blocks), [1, 1, 1]);
+}

@@ -1,0 +1,4 @@
+//! The crate from outside: one conformance suite for every tier, and a cache on a real file.
+
+mod conformance;
+mod real_file;
