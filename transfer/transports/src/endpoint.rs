@@ -26,6 +26,23 @@ const INSIDE_QUEUE: usize = 16;
 /// Before accepting again when the system is out of files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
+/// How far an endpoint has been shut down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// Not at all.
+    Serving,
+    /// What is in progress may end.
+    Draining,
+    /// What is in progress is aborted.
+    Cutting,
+}
+
+/// Returns when the endpoint is as far as `phase`, or is gone.
+pub(crate) async fn reached(phase: Phase, phases: &mut watch::Receiver<Phase>) {
+    // That the sender is gone is the only error, and then it is the end all the same.
+    let _ = phases.wait_for(|now| *now >= phase).await;
+}
+
 /// What an endpoint needs.
 #[derive(Clone, Debug)]
 pub struct EndpointConfig {
@@ -55,7 +72,7 @@ pub struct Endpoint {
     party: Arc<Party>,
     dialer: Dialer,
     inside: mpsc::Sender<Wire>,
-    stop: watch::Sender<bool>,
+    phases: watch::Sender<Phase>,
     accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -83,11 +100,11 @@ impl Endpoint {
         let address = listener.local_addr().map_err(failed)?;
         let party = Arc::new(party);
         let (inside, from_inside) = mpsc::channel(INSIDE_QUEUE);
-        let (stop, stopped) = watch::channel(false);
+        let (phases, seen) = watch::channel(Phase::Serving);
         let landings = Arc::new(Landings::new(party.clone(), receiver));
-        let accepting = tokio::spawn(accept(landings, listener, from_inside, stopped));
+        let accepting = tokio::spawn(accept(landings, listener, from_inside, seen));
         let dialer = Dialer::of(party.clone());
-        Ok(Self { address, party, dialer, inside, stop, accepting: Mutex::new(Some(accepting)) })
+        Ok(Self { address, party, dialer, inside, phases, accepting: Mutex::new(Some(accepting)) })
     }
 
     /// The address that it listens on.
@@ -113,12 +130,12 @@ impl Endpoint {
     /// Stops accepting, lets flights and fetches in progress end within `grace`, and aborts the rest.
     /// Returns when none is left. A second call returns at once.
     pub async fn shutdown(&self, grace: Duration) {
-        self.stop.send_replace(true);
+        self.phases.send_replace(Phase::Draining);
         let accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut accepting) = accepting else { return };
         if timeout(grace, &mut accepting).await.is_err() {
-            accepting.abort();
-            // It ends by being cancelled, which is what was asked for.
+            self.phases.send_replace(Phase::Cutting);
+            // It fails only by a panic of a connection, which the runtime has reported.
             let _ = accepting.await;
         }
     }
@@ -152,19 +169,19 @@ async fn accept(
     landings: Arc<Landings>,
     listener: TcpListener,
     mut from_inside: mpsc::Receiver<Wire>,
-    mut stopped: watch::Receiver<bool>,
+    mut seen: watch::Receiver<Phase>,
 ) {
     let mut connections = JoinSet::new();
     loop {
         let wire = tokio::select! {
             biased;
-            () = until_stopped(&mut stopped) => break,
+            () = reached(Phase::Draining, &mut seen) => break,
             Some(_) = connections.join_next() => continue,
             Some(wire) = from_inside.recv() => Ok(wire),
             accepted = listener.accept() => accepted.and_then(|(stream, _)| Wire::tcp(stream)),
         };
         match wire {
-            Ok(wire) => take(&landings, wire, &mut connections, &stopped),
+            Ok(wire) => take(&landings, wire, &mut connections, &seen),
             Err(error) => {
                 let error = TransportError::from_io(&error, Stage::Serve, "accepting a connection");
                 landings.party.counters.failed(&error);
@@ -173,29 +190,22 @@ async fn accept(
         }
     }
     drop((listener, from_inside));
-    while connections.join_next().await.is_some() {}
+    tokio::select! {
+        () = reached(Phase::Cutting, &mut seen) => connections.shutdown().await,
+        () = async { while connections.join_next().await.is_some() {} } => {}
+    }
 }
 
-async fn until_stopped(stopped: &mut watch::Receiver<bool>) {
-    // An endpoint that is gone has stopped too.
-    let _ = stopped.wait_for(|stopped| *stopped).await;
-}
-
-fn take(
-    landings: &Arc<Landings>,
-    wire: Wire,
-    connections: &mut JoinSet<()>,
-    stopped: &watch::Receiver<bool>,
-) {
+fn take(landings: &Arc<Landings>, wire: Wire, connections: &mut JoinSet<()>, seen: &watch::Receiver<Phase>) {
     let party = &landings.party;
     let place = Place::take(&party.counters, |all| &all.open_connections, party.limits.connections);
     let Some(place) = place else {
         add(&party.counters.turned_away_connections, 1);
         return;
     };
-    let (landings, stopped) = (landings.clone(), stopped.clone());
+    let (landings, seen) = (landings.clone(), seen.clone());
     connections.spawn(async move {
         let _place = place;
-        serve(landings, wire, stopped).await;
+        serve(landings, wire, seen).await;
     });
 }

@@ -7,6 +7,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::endpoint::{Phase, reached};
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, HEADER_BYTES, Header};
 use crate::handshake::{Connection, welcome};
@@ -20,13 +21,13 @@ use crate::wire::{Wire, read_body, read_control, read_header, verify, write_cont
 const CONFIRM_EVERY_SLICES: u64 = 16;
 
 /// Serves one stream until either side ends it. Every failure is counted here.
-pub(crate) async fn serve(landings: Arc<Landings>, wire: Wire, mut stop: watch::Receiver<bool>) {
+pub(crate) async fn serve(landings: Arc<Landings>, wire: Wire, mut seen: watch::Receiver<Phase>) {
     let party = landings.party.clone();
     let mut connection = match welcome(&party, wire).await {
         Ok(connection) => connection,
         Err(error) => return party.counters.failed(&error),
     };
-    while await_work(&mut connection, party.limits.idle_timeout(), &mut stop).await {
+    while await_work(&mut connection, party.limits.idle_timeout(), &mut seen).await {
         if let Err(error) = serve_once(&landings, &mut connection).await {
             party.counters.failed(&error);
             return close(connection, &error, party.limits.progress_timeout()).await;
@@ -35,10 +36,10 @@ pub(crate) async fn serve(landings: Arc<Landings>, wire: Wire, mut stop: watch::
 }
 
 /// Is there another frame to read? Not at the end of the stream, of patience, or of the endpoint.
-async fn await_work(connection: &mut Connection, idle: Duration, stop: &mut watch::Receiver<bool>) -> bool {
+async fn await_work(connection: &mut Connection, idle: Duration, seen: &mut watch::Receiver<Phase>) -> bool {
     tokio::select! {
         biased;
-        _ = stop.wait_for(|stop| *stop) => false,
+        () = reached(Phase::Draining, seen) => false,
         filled = timeout(idle, connection.reader.fill_buf()) => {
             matches!(filled, Ok(Ok(bytes)) if !bytes.is_empty())
         }

@@ -188,7 +188,7 @@ mod tests {
         assert_eq!((b, &got[..], end), (2, &body[..], Ok(None)));
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn silence_names_stage_and_time() {
         let (_near, mut far) = Wire::pipe(16);
         let error = read_header(&mut far.reader, PACE, PACE, Stage::Serve).await.unwrap_err();
