@@ -56,7 +56,8 @@ fn shapes() -> Vec<(String, Vec<usize>)> {
         ("mlp.down_proj", vec![SHAPE.dim, SHAPE.ffn_dim]),
     ];
     for n in 0..SHAPE.layers {
-        let named = |(part, shape): &(&str, Vec<usize>)| (format!("model.layers.{n}.{part}.weight"), shape.clone());
+        let named =
+            |(part, shape): &(&str, Vec<usize>)| (format!("model.layers.{n}.{part}.weight"), shape.clone());
         all.extend(parts.iter().map(named));
     }
     all

@@ -8,9 +8,7 @@ use std::sync::Arc;
 use baton_engine::{Builtin, Engine, Event, KvSink, KvView, PoolSpec, Sequence, SequenceId};
 use baton_types::{Rng, Sampling};
 
-use crate::play::{
-    Blind, Outcome, blocks_of, builtin, carry, note, play, pool, sequence, slots, text, tiny,
-};
+use crate::play::{Blind, Outcome, blocks_of, builtin, carry, note, play, pool, sequence, slots, text, tiny};
 
 /// Some way of drawing tokens.
 fn sampling(rng: &mut Rng) -> Sampling {
@@ -43,7 +41,7 @@ fn alone(tokens: &[u32], sampling: &Sampling) -> Outcome {
 
 #[test]
 fn neighbours_chunks_orders_and_slots_change_nothing() {
-    for seed in 0..25 {
+    for seed in 0..60 {
         let mut rng = Rng::fork(seed, 1);
         let pass_tokens = u32::try_from(1 + rng.below(40)).unwrap();
         let threads = rng.chance_permille(200).then_some(2);
@@ -91,7 +89,7 @@ impl KvSink for Relay<'_> {
 
 #[test]
 fn a_layerwise_hand_off_after_the_prefill_changes_nothing() {
-    for seed in 0..25 {
+    for seed in 0..60 {
         let mut rng = Rng::fork(seed, 2);
         let len = 1 + rng.below(80);
         let (tokens, sampling) = (text(&mut rng, len), sampling(&mut rng));
@@ -147,7 +145,7 @@ fn stay(rng: &mut Rng, engine: &mut Builtin, visit: Sequence, quota: u64) -> Out
 
 #[test]
 fn answers_that_move_again_and_again_go_on_as_if_they_had_stayed() {
-    for seed in 0..30 {
+    for seed in 0..80 {
         let mut rng = Rng::fork(seed, 3);
         let len = 1 + rng.below(50);
         let (mut tokens, sampling) = (text(&mut rng, len), Arc::new(sampling(&mut rng)));

@@ -29,10 +29,7 @@ pub struct Shape {
 pub type Tensors = BTreeMap<String, Vec<f32>>;
 
 fn times(weights: &[f32], x: &[f64]) -> Vec<f64> {
-    weights
-        .chunks_exact(x.len())
-        .map(|row| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum())
-        .collect()
+    weights.chunks_exact(x.len()).map(|row| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum()).collect()
 }
 
 fn norm(weights: &[f32], x: &[f64]) -> Vec<f64> {
@@ -44,8 +41,8 @@ fn turn(x: &mut [f64], shape: &Shape, position: usize) {
     let half = shape.head_dim / 2;
     for head in x.chunks_exact_mut(shape.head_dim) {
         for i in 0..half {
-            let angle = position as f64 / shape.linear
-                * shape.theta.powf(-(2.0 * i as f64) / shape.head_dim as f64);
+            let angle =
+                position as f64 / shape.linear * shape.theta.powf(-(2.0 * i as f64) / shape.head_dim as f64);
             let (a, b) = (head[i], head[i + half]);
             head[i] = a * angle.cos() - b * angle.sin();
             head[i + half] = b * angle.cos() + a * angle.sin();
