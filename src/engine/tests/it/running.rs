@@ -192,6 +192,12 @@ fn equal_seeds_are_equal_models() {
     assert_ne!(revision(1), revision(2));
     let odd = baton_engine::SeededSpec { dim: 42, ..tiny() };
     assert!(Builtin::seeded(&odd, pool(8)).unwrap_err().0.contains("dim 42"));
+    let vast = baton_engine::SeededSpec { ffn_dim: u32::MAX, ..tiny() };
+    assert!(Builtin::seeded(&vast, pool(8)).unwrap_err().0.contains("make it smaller"));
+    let mut endless = pool(8);
+    (endless.blocks, endless.block_tokens) = (u32::MAX, u32::MAX);
+    assert!(Builtin::seeded(&tiny(), endless.clone()).unwrap_err().0.contains("fewer blocks"));
+    assert!(Timed::new(TimedSpec::zero_work(), endless).unwrap_err().0.contains("fewer blocks"));
     let bad = TimedSpec { time_scale: f64::NAN, ..TimedSpec::zero_work() };
     assert!(Timed::new(bad, pool(8)).unwrap_err().0.contains("time_scale"));
 }
