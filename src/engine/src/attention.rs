@@ -5,7 +5,7 @@
 //! position and the KV alone.
 
 use crate::exponential::exp;
-use crate::kernel::{dot, tree};
+use crate::kernel::{dots, tree};
 use crate::pool::{Layout, Pool};
 
 /// Heads of a model.
@@ -52,14 +52,15 @@ pub(crate) fn attend(queries: &[f32], heads: Heads, past: Past<'_>, out: &mut [f
     let stride = past.pool.layout.kv_dim;
     #[expect(clippy::cast_precision_loss, reason = "heads are far below 2^24 numbers")]
     let scale = 1.0 / (heads.dim as f32).sqrt();
+    let scaled: Vec<f32> = queries.iter().map(|x| x * scale).collect();
     let mut weights = Vec::with_capacity(past.len);
     for (head, (query, out)) in
-        queries.chunks_exact(heads.dim).zip(out.chunks_exact_mut(heads.dim)).enumerate()
+        scaled.chunks_exact(heads.dim).zip(out.chunks_exact_mut(heads.dim)).enumerate()
     {
         let head_at = head / group * heads.dim;
         weights.clear();
         for (keys, tokens) in past.runs(head_at, false) {
-            weights.extend((0..tokens).map(|t| dot(query, &keys[t * stride..][..heads.dim]) * scale));
+            add_scores(query, keys, (stride, tokens), &mut weights);
         }
         let sum = soften(&mut weights);
         out.fill(0.0);
@@ -71,6 +72,18 @@ pub(crate) fn attend(queries: &[f32], heads: Heads, past: Past<'_>, out: &mut [f
         }
         out.iter_mut().for_each(|x| *x /= sum);
     }
+}
+
+/// Appends a query's scores with the keys of `tokens` rows, four rows at a time to keep the
+/// processor's adders busy.
+fn add_scores(query: &[f32], keys: &[f32], (stride, tokens): (usize, usize), scores: &mut Vec<f32>) {
+    let key = |t: usize| &keys[t * stride..][..query.len()];
+    let mut t = 0;
+    while t + 4 <= tokens {
+        scores.extend_from_slice(&dots(query, [key(t), key(t + 1), key(t + 2), key(t + 3)]));
+        t += 4;
+    }
+    scores.extend((t..tokens).map(|t| dots(query, [key(t)])[0]));
 }
 
 /// Replaces scores by the exponentials of their distance from the largest; gives their sum.

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::checkpoint;
 use crate::crew::Crew;
 use crate::forward::{Forward, Row};
-use crate::pool::Pool;
+use crate::pool::{Pool, layer_bytes};
 use crate::roster::{Chunk, Roster};
 use crate::sampler::{Draw, Sampler, logprob};
 use crate::seeded::{SeededSource, SeededSpec};
@@ -64,6 +64,8 @@ impl Builtin {
 
     fn new(name: String, weights: Weights, end_tokens: Vec<u32>, pool: PoolSpec) -> Result<Self, BuildError> {
         pool.validate()?;
+        let token_bytes = 2 * weights.config.kv_heads * weights.config.head_dim * size_of::<f32>();
+        let layer_bytes = layer_bytes(&pool, weights.config.layers, token_bytes)?;
         let narrow = |n: usize| u32::try_from(n).expect("model counts are bounded when read");
         let config = &weights.config;
         let shape = KvShape {
@@ -72,11 +74,7 @@ impl Builtin {
             head_dim: narrow(config.head_dim),
             dtype: "f32",
             block_tokens: pool.block_tokens,
-            layer_bytes: 2
-                * pool.block_tokens as usize
-                * config.kv_heads
-                * config.head_dim
-                * size_of::<f32>(),
+            layer_bytes,
             blocks: pool.blocks,
         };
         let model = ModelCard {

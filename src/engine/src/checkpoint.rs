@@ -66,6 +66,7 @@ struct Shards {
     /// Which file holds a tensor; empty if there is one file.
     index: BTreeMap<String, PathBuf>,
     single: PathBuf,
+    index_at: PathBuf,
     open: Option<(PathBuf, Vec<u8>)>,
 }
 
@@ -83,7 +84,7 @@ impl Shards {
                 index.insert(tensor.clone(), folder.join(file));
             }
         }
-        Ok(Self { index, single, open: None })
+        Ok(Self { index, single, index_at, open: None })
     }
 
     fn file_of(&self, name: &str) -> Result<PathBuf, BuildError> {
@@ -91,7 +92,7 @@ impl Shards {
             return Ok(self.single.clone());
         }
         let file = self.index.get(name).cloned();
-        file.ok_or_else(|| failed(&self.single, &format!("the index has no tensor {name}")))
+        file.ok_or_else(|| failed(&self.index_at, &format!("it has no tensor {name}")))
     }
 }
 

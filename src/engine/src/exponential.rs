@@ -9,19 +9,25 @@ const LN2_LOW: f32 = -2.121_944_4e-4;
 
 /// eˣ to within 3 units in the last place for `x` in −87 … 88; held at the ends beyond.
 #[inline]
-#[expect(clippy::cast_possible_wrap, clippy::cast_sign_loss, reason = "bit patterns")]
 pub(crate) fn exp(x: f32) -> f32 {
-    let x = x.clamp(-87.0, 88.0);
+    // Comparisons of this form are single vector instructions; one that is no number becomes the low end.
+    let x = if x > -87.0 { x } else { -87.0 };
+    let x = if x < 88.0 { x } else { 88.0 };
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
     let whole = shifted - ROUND;
     let rest = (x - whole * LN2_HIGH) - whole * LN2_LOW;
     // The Taylor terms up to the seventh: the eighth is below 2⁻²⁶ for |rest| ≤ ln 2 / 2.
-    let mut sum = 1.0 / 5040.0;
-    for term in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        sum = sum * rest + term;
-    }
-    let power = (shifted.to_bits() as i32 - ROUND.to_bits() as i32 + 127) << 23;
-    sum * f32::from_bits(power as u32)
+    let sum = 1.0 / 5040.0;
+    let sum = sum * rest + 1.0 / 720.0;
+    let sum = sum * rest + 1.0 / 120.0;
+    let sum = sum * rest + 1.0 / 24.0;
+    let sum = sum * rest + 1.0 / 6.0;
+    let sum = sum * rest + 0.5;
+    let sum = sum * rest + 1.0;
+    let sum = sum * rest + 1.0;
+    // Wrapping, because a check for overflow would keep loops out of vector lanes.
+    let power = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
+    sum * f32::from_bits(power)
 }
 
 /// `x / (1 + e⁻ˣ)`.

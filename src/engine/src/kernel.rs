@@ -116,14 +116,17 @@ fn tile<const R: usize>(rows: [&[f32]; R], panel: &[Lanes]) -> [Lanes; R] {
     let rows = rows.map(|row| &row[..panel.len()]);
     let mut sums = [[0.0; LANES]; R];
     for (k, weights) in panel.iter().enumerate() {
-        for r in 0..R {
-            let x = rows[r][k];
-            for lane in 0..LANES {
-                sums[r][lane] += x * weights[lane];
-            }
+        for (sums, row) in sums.iter_mut().zip(&rows) {
+            advance(sums, row[k], weights);
         }
     }
     sums
+}
+
+/// One more term for eight sums.
+#[inline(always)]
+fn advance(sums: &mut Lanes, x: f32, weights: &Lanes) {
+    *sums = std::array::from_fn(|lane| sums[lane] + x * weights[lane]);
 }
 
 /// Adds the sums of a run to some columns of the rows of `y`.
@@ -172,21 +175,24 @@ fn wide(panels: [&[Lanes]; WIDE], row: &[f32]) -> [Lanes; WIDE] {
     sums
 }
 
-/// The sum of products of two vectors of equal length: eight running sums, added up as a tree.
-#[inline]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0f32; LANES];
+/// The sums of products of `a` with vectors of its length: eight running sums each, added up as a
+/// tree.
+#[inline(always)]
+pub(crate) fn dots<const N: usize>(a: &[f32], b: [&[f32]; N]) -> [f32; N] {
+    let mut sums = [[0.0f32; LANES]; N];
     let (a, a_rest) = a.as_chunks::<LANES>();
-    let (b, b_rest) = b.as_chunks::<LANES>();
-    for (a, b) in a.iter().zip(b) {
-        for lane in 0..LANES {
-            sums[lane] += a[lane] * b[lane];
+    let (whole, rest) = (b.map(|b| &b.as_chunks::<LANES>().0[..a.len()]), b.map(|b| &b[a.len() * LANES..]));
+    for (k, a) in a.iter().enumerate() {
+        for (sums, b) in sums.iter_mut().zip(&whole) {
+            *sums = std::array::from_fn(|lane| sums[lane] + a[lane] * b[k][lane]);
         }
     }
-    for ((sum, a), b) in sums.iter_mut().zip(a_rest).zip(b_rest) {
-        *sum += a * b;
+    for (sums, rest) in sums.iter_mut().zip(&rest) {
+        for ((sum, a), b) in sums.iter_mut().zip(a_rest).zip(*rest) {
+            *sum += a * b;
+        }
     }
-    tree(sums)
+    sums.map(tree)
 }
 
 /// Eight numbers added up as a tree.
@@ -200,7 +206,7 @@ pub(crate) fn normalize(x: &[f32], weights: &[f32], epsilon: f32, out: &mut Vec<
     out.clear();
     for row in x.chunks_exact(weights.len()) {
         #[expect(clippy::cast_precision_loss, reason = "model widths are far below 2^24")]
-        let mean = dot(row, row) / weights.len() as f32;
+        let mean = dots(row, [row])[0] / weights.len() as f32;
         let scale = 1.0 / (mean + epsilon).sqrt();
         out.extend(row.iter().zip(weights).map(|(x, weight)| x * scale * weight));
     }

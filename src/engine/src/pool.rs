@@ -56,6 +56,19 @@ impl PoolSpec {
     }
 }
 
+/// The bytes of one layer of a block, from those of one token's keys and values.
+///
+/// # Errors
+/// When all blocks together would not fit into any memory.
+pub(crate) fn layer_bytes(pool: &PoolSpec, layers: usize, token_bytes: usize) -> Result<usize, BuildError> {
+    let layer = (pool.block_tokens as usize).checked_mul(token_bytes);
+    let all = layer.and_then(|bytes| bytes.checked_mul(layers)?.checked_mul(pool.blocks as usize));
+    match (layer, all) {
+        (Some(layer), Some(all)) if isize::try_from(all).is_ok() => Ok(layer),
+        _ => Err(BuildError("engine pool: more bytes than there can be; ask for fewer blocks".into())),
+    }
+}
+
 /// Where in a pool the KV of one layer lies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {

@@ -185,3 +185,147 @@ pub(crate) fn logprob(logits: &[f32], token: u32, top: u8) -> TokenLogprob {
     }
     TokenLogprob { logprob: of(logits[token as usize]), top: top_tokens }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The same rules, word by word, over a table of all tokens in double precision.
+    fn naive(logits: &[f32], draw: &Draw<'_>) -> u32 {
+        let s = draw.sampling;
+        let answer = &draw.tokens[draw.prompt_tokens..];
+        let mut table: Vec<(u32, f64)> = Vec::new();
+        for (token, logit) in (0u32..).zip(logits) {
+            let mut x = *logit;
+            if draw.tokens.contains(&token) {
+                x = if x > 0.0 { x / s.repetition_penalty } else { x * s.repetition_penalty };
+            }
+            let times = answer.iter().filter(|t| **t == token).count();
+            if times > 0 {
+                x -= s.frequency_penalty * times as f32 + s.presence_penalty;
+            }
+            x += s.logit_bias.iter().filter(|(t, _)| *t == token).map(|(_, b)| b).sum::<f32>();
+            let end =
+                (!s.ignore_eos && draw.end_tokens.contains(&token)) || s.stop_token_ids.contains(&token);
+            if !(end && answer.len() < s.min_tokens as usize) {
+                table.push((token, f64::from(x)));
+            }
+        }
+        let by_likelihood =
+            |a: &(u32, f64), b: &(u32, f64)| b.1.partial_cmp(&a.1).unwrap().then(a.0.cmp(&b.0));
+        let mut sorted = table.clone();
+        sorted.sort_by(by_likelihood);
+        if s.temperature == 0.0 {
+            return sorted[0].0;
+        }
+        let share = |x: f64| ((x - sorted[0].1) / f64::from(s.temperature)).exp();
+        let mut kept: Vec<(u32, f64)> = sorted.iter().map(|(t, x)| (*t, share(*x))).collect();
+        if s.top_k > 0 {
+            kept.truncate(s.top_k as usize);
+        }
+        let total: f64 = kept.iter().map(|(_, p)| p).sum();
+        let mut so_far = 0.0;
+        let mut cut = kept.len();
+        for (n, (_, p)) in kept.iter().enumerate() {
+            so_far += p / total;
+            if so_far >= f64::from(s.top_p) {
+                cut = n + 1;
+                break;
+            }
+        }
+        kept.truncate(cut);
+        kept.retain(|(_, p)| *p >= f64::from(s.min_p));
+        if s.top_k == 0 && s.top_p >= 1.0 {
+            kept.sort_by_key(|(token, _)| *token);
+        }
+        let total: f64 = kept.iter().map(|(_, p)| p).sum();
+        let mut chance = chance(s.seed, answer.len()) * total;
+        for (token, p) in &kept {
+            chance -= p;
+            if chance < 0.0 {
+                return *token;
+            }
+        }
+        kept[0].0
+    }
+
+    #[test]
+    fn draws_are_those_of_the_rules_word_by_word() {
+        let mut sampler = Sampler::default();
+        for seed in 0..3000 {
+            let mut rng = Rng::new(seed);
+            let vocab = 2 + rng.below(60);
+            let logits: Vec<f32> = (0..vocab).map(|_| (rng.unit() * 8.0 - 4.0) as f32).collect();
+            let some = |rng: &mut Rng, most: f64, none: f32| {
+                if rng.chance_permille(500) { (rng.unit() * most) as f32 + 0.01 } else { none }
+            };
+            let token = |rng: &mut Rng| u32::try_from(rng.below(vocab)).unwrap();
+            let sampling = Sampling {
+                temperature: if rng.chance_permille(100) { 0.0 } else { some(&mut rng, 2.0, 1.0) },
+                top_p: some(&mut rng, 0.95, 1.0),
+                top_k: u32::try_from(rng.below(3) * rng.below(20)).unwrap(),
+                min_p: some(&mut rng, 0.3, 0.0),
+                presence_penalty: some(&mut rng, 2.0, 0.0),
+                frequency_penalty: some(&mut rng, 2.0, 0.0),
+                repetition_penalty: some(&mut rng, 2.0, 1.0),
+                logit_bias: vec![(token(&mut rng), 2.5)],
+                seed: rng.next_u64(),
+                min_tokens: u32::try_from(rng.below(6)).unwrap(),
+                stop_token_ids: vec![token(&mut rng), 10_000],
+                ignore_eos: vocab < 4 || rng.chance_permille(500),
+                ..Sampling::default()
+            };
+            let count = 1 + rng.below(12);
+            let tokens: Vec<u32> = (0..count).map(|_| token(&mut rng)).collect();
+            let prompt_tokens = usize::try_from(1 + rng.below(count)).unwrap();
+            let draw = Draw { sampling: &sampling, tokens: &tokens, prompt_tokens, end_tokens: &[1] };
+            assert_eq!(sampler.draw(&logits, &draw), naive(&logits, &draw), "seed {seed}: {sampling:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_come_as_often_as_they_are_likely() {
+        let sampling = Sampling::default();
+        let logits = [0.0f32, 1.0, 2.0, -1.0];
+        let mut counts = [0u32; 4];
+        let mut tokens = vec![0];
+        let mut sampler = Sampler::default();
+        for _ in 0..4000 {
+            let draw = Draw { sampling: &sampling, tokens: &tokens, prompt_tokens: 1, end_tokens: &[] };
+            let token = sampler.draw(&logits, &draw);
+            counts[token as usize] += 1;
+            tokens.push(token);
+        }
+        let sum: f64 = logits.iter().map(|x| f64::from(*x).exp()).sum();
+        for (count, logit) in counts.iter().zip(logits) {
+            let p = f64::from(logit).exp() / sum;
+            let off = (f64::from(*count) - 4000.0 * p).abs();
+            assert!(off < 4.5 * (4000.0 * p * (1.0 - p)).sqrt(), "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn broken_or_fully_masked_logits_still_give_a_token() {
+        let all = Sampling { stop_token_ids: vec![0, 1, 2], min_tokens: 9, ..Sampling::default() };
+        let draw = Draw { sampling: &all, tokens: &[0], prompt_tokens: 1, end_tokens: &[] };
+        assert_eq!(Sampler::default().draw(&[0.0, 3.0, 1.0], &draw), 1);
+        let plain = Sampling::default();
+        let draw = Draw { sampling: &plain, ..draw };
+        assert_eq!(Sampler::default().draw(&[f32::NAN, f32::NAN, 1.0], &draw), 2);
+        assert_eq!(Sampler::default().draw(&[f32::NAN; 3], &draw), 0);
+        let cold = Sampling { temperature: 1e-30, ..Sampling::default() };
+        let draw = Draw { sampling: &cold, ..draw };
+        assert_eq!(Sampler::default().draw(&[0.0, 3.0, 1.0], &draw), 1);
+    }
+
+    #[test]
+    fn logprobs_add_up_and_rank() {
+        let got = logprob(&[1.0, 3.0, 2.0, 3.0], 2, 3);
+        assert_eq!(got.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 3, 2]);
+        assert_eq!(got.top[2].1, got.logprob);
+        let all = logprob(&[1.0, 3.0, 2.0, 3.0], 0, 255);
+        let sum: f64 = all.top.iter().map(|(_, x)| f64::from(*x).exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-6);
+        assert!(logprob(&[1.0, 3.0], 0, 0).top.is_empty());
+    }
+}

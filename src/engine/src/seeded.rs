@@ -11,6 +11,9 @@ use crate::weights::Source;
 /// The token that ends an answer of a seeded model, if its vocabulary reaches so far.
 pub const END_TOKEN: u32 = 257;
 
+/// Above this a seeded model is a mistake: it would take minutes to draw and all memory to hold.
+const MOST_WEIGHTS: u128 = 1 << 31;
+
 /// The shape and seed of a model of random weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeededSpec {
@@ -78,6 +81,13 @@ impl SeededSpec {
             tied: false,
         };
         config.validate()?;
+        let [dim, ffn_dim, vocab, layers] =
+            [self.dim, self.ffn_dim, self.vocab_tokens, self.layers].map(u128::from);
+        if dim * (layers * (4 * dim + 3 * ffn_dim) + 2 * vocab) > MOST_WEIGHTS {
+            return Err(BuildError(format!(
+                "seeded model: more than {MOST_WEIGHTS} weights; make it smaller"
+            )));
+        }
         Ok(config)
     }
 

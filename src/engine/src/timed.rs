@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use baton_types::{CostProfile, DecodeCost, FitReport, PrefillCost, TokenLogprob, ValidRange};
 
+use crate::pool::layer_bytes;
 use crate::roster::{Chunk, Roster};
 use crate::{
     BuildError, Engine, Event, KvShape, KvSink, KvView, ModelCard, PoolSpec, Sequence, SequenceId, StartError,
@@ -114,8 +115,10 @@ impl Timed {
             return fail("vocab_tokens and max_model_tokens must be at least 2");
         }
         let layers = spec.profile.layers;
-        let least = 2 * size_of::<u16>() * pool.block_tokens as usize;
-        let head_dim = spec.block_bytes.div_ceil(least * layers as usize).max(1);
+        let least = 2 * size_of::<u16>();
+        let tokens = layers as usize * pool.block_tokens as usize;
+        let head_dim = spec.block_bytes.div_ceil(least * tokens).max(1);
+        let layer_bytes = layer_bytes(&pool, layers as usize, least * head_dim)?;
         let Ok(head_dim) = u32::try_from(head_dim) else { return fail("block_bytes is too large") };
         let shape = KvShape {
             layers,
@@ -123,7 +126,7 @@ impl Timed {
             head_dim,
             dtype: "f16",
             block_tokens: pool.block_tokens,
-            layer_bytes: least * head_dim as usize,
+            layer_bytes,
             blocks: pool.blocks,
         };
         let model = ModelCard {
