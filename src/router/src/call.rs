@@ -1,0 +1,360 @@
+//! From a request's body to submissions: what the client wants, checked before any work is done.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use baton_types::{ChainHasher, Sampling};
+use bytes::Bytes;
+use http::HeaderMap;
+use serde_json::value::RawValue;
+
+use crate::backend::{Model, Submission};
+use crate::caller::{Caller, fresh_id, namespace};
+use crate::chat::{Chat, ChatError};
+use crate::config::RouterConfig;
+use crate::error::ApiError;
+use crate::fields::{Fields, PromptField};
+use crate::plan::{Plan, PlannedPrompt};
+use crate::sampling::{self, Endpoint};
+use crate::tokenize::{Lineage, Prompt, Tokenization, from_tokens};
+
+/// What completions get that do not say how long: the API's own figure.
+const COMPLETION_TOKENS: u32 = 16;
+
+/// A call that can be submitted.
+pub(crate) struct Call {
+    pub(crate) plan: Plan,
+    pub(crate) submissions: Vec<Submission>,
+    pub(crate) stream: bool,
+    pub(crate) explain: bool,
+    pub(crate) timeout_us: Option<u64>,
+}
+
+/// What calls are read with.
+pub(crate) struct Desk<'r> {
+    pub(crate) config: &'r RouterConfig,
+    pub(crate) tokenization: &'r Arc<Tokenization>,
+    pub(crate) model: &'r Model,
+    pub(crate) endpoint: Endpoint,
+}
+
+/// What a client is told whose patience has ended.
+pub(crate) fn timed_out() -> ApiError {
+    ApiError::new(
+        504,
+        "the answer was not there in the time that the client gave; give more, or ask for less",
+    )
+    .code("client_timeout")
+}
+
+impl From<ChatError> for ApiError {
+    fn from(error: ChatError) -> Self {
+        Self::invalid(error.param, error.message)
+    }
+}
+
+/// A prompt with what it reads as, for echoing.
+struct Ready {
+    prompt: Prompt,
+    text: String,
+}
+
+impl Desk<'_> {
+    /// Reads a body into a call, or says what is wrong with it.
+    pub(crate) async fn read(
+        &self,
+        headers: &HeaderMap,
+        body: Bytes,
+        request_id: &Arc<str>,
+    ) -> Result<Call, ApiError> {
+        let mut fields = crate::fields::read(&body)?;
+        if self.endpoint == Endpoint::Chat {
+            fields.echo = None;
+        }
+        self.check(&fields)?;
+        let caller = Caller::read(headers, &fields, self.config)?;
+        let stops = sampling::stops(&mut fields, self.config.stops_limit)?;
+        let sampling = sampling::sampling(&fields, self.endpoint, self.model)?;
+        let lineage = self.lineage(&caller, &fields);
+        let ready = match self.endpoint {
+            Endpoint::Chat => vec![self.chat_prompt(&fields, lineage).await?],
+            Endpoint::Completions => self.completion_prompts(&mut fields, lineage).await?,
+        };
+        let n = fields.n.unwrap_or(1) as usize;
+        self.check_count(ready.len(), n)?;
+        let mut submissions = Vec::with_capacity(ready.len() * n);
+        for one in &ready {
+            let max_tokens = self.room(&fields, one.prompt.tokens.len())?;
+            for choice in 0..n {
+                let several = ready.len() * n > 1;
+                let name = || format!("{request_id}-{}", submissions.len()).into();
+                submissions.push(Submission {
+                    request_id: if several { name() } else { Arc::clone(request_id) },
+                    tokens: Arc::clone(&one.prompt.tokens),
+                    root: lineage.root,
+                    chain: Arc::clone(&one.prompt.chain),
+                    sampling: choice_sampling(&sampling, choice, max_tokens),
+                    class: caller.class.clone(),
+                    tenant: caller.tenant.clone(),
+                    session: caller.session,
+                    body: body.clone(),
+                    timeout_us: caller.timeout_us,
+                });
+            }
+        }
+        let plan = self.plan(&fields, &sampling, stops, ready);
+        let stream = fields.stream.unwrap_or(false);
+        Ok(Call { plan, submissions, stream, explain: caller.explain, timeout_us: caller.timeout_us })
+    }
+
+    /// What does not depend on the prompt.
+    fn check(&self, fields: &Fields<'_>) -> Result<(), ApiError> {
+        check_model(fields.model.as_ref().map(|text| text.0.as_ref()), self.model)?;
+        let n = fields.n.unwrap_or(1);
+        if n == 0 {
+            return Err(ApiError::invalid("n", "n is 0; it is at least 1"));
+        }
+        self.check_count(1, n as usize)?;
+        if fields.best_of.is_some_and(|best_of| best_of != n) {
+            return Err(ApiError::invalid(
+                "best_of",
+                "best_of differs from n; answers are not ranked here, leave it out",
+            ));
+        }
+        if fields.suffix.as_ref().is_some_and(|suffix| !suffix.0.is_empty()) {
+            return Err(ApiError::invalid(
+                "suffix",
+                "suffix is not served here: no engine fills in the middle",
+            ));
+        }
+        if fields.prompt_logprobs.is_some()
+            && (self.endpoint == Endpoint::Chat || fields.stream == Some(true))
+        {
+            let message = "prompt_logprobs is served by /v1/completions without stream";
+            return Err(ApiError::invalid("prompt_logprobs", message));
+        }
+        if fields.stream_options.is_some() && fields.stream != Some(true) {
+            return Err(ApiError::invalid("stream_options", "stream_options needs stream to be true"));
+        }
+        self.check_constraints(fields)
+    }
+
+    fn check_constraints(&self, fields: &Fields<'_>) -> Result<(), ApiError> {
+        if let Some(format) = fields.response_format {
+            let kind = format_type(format);
+            if kind.is_none() || (kind.as_deref() != Some("text") && !self.config.constrains) {
+                let kind = kind.unwrap_or_default();
+                let message = format!(
+                    "response_format of type {kind:?} is not served here: no engine can be held to it; use \"text\""
+                );
+                return Err(ApiError::invalid("response_format", message).code("unsupported_value"));
+            }
+        }
+        if let Some(choice) = fields.tool_choice
+            && !matches!(choice.get(), "\"none\"" | "\"auto\"")
+            && !self.config.constrains
+        {
+            let message =
+                "tool_choice can be \"auto\" or \"none\" here: no engine can be held to calling a tool";
+            return Err(ApiError::invalid("tool_choice", message).code("unsupported_value"));
+        }
+        if fields.tools.is_some_and(|tools| !tools.get().starts_with('[')) {
+            return Err(ApiError::invalid("tools", "tools is not a list; it is a list of tool objects"));
+        }
+        Ok(())
+    }
+
+    fn check_count(&self, prompts: usize, n: usize) -> Result<(), ApiError> {
+        let (limit, count) = (self.config.choices_limit, prompts.saturating_mul(n));
+        if count <= limit {
+            return Ok(());
+        }
+        let message =
+            format!("{count} answers (prompts times n) are more than the {limit} that one call may ask for");
+        Err(ApiError::invalid(if n > 1 { "n" } else { "prompt" }, message))
+    }
+
+    fn lineage(&self, caller: &Caller, fields: &Fields<'_>) -> Lineage {
+        let salt = fields.cache_salt.as_ref().map(|salt| salt.0.as_ref());
+        let namespace = namespace(&self.model.revision, caller.tenant.as_deref(), salt);
+        let root = ChainHasher::new(self.config.hash_seed, &namespace).parent();
+        Lineage { seed: self.config.hash_seed, root, block_tokens: self.model.block_tokens.max(1) }
+    }
+
+    async fn chat_prompt(&self, fields: &Fields<'_>, lineage: Lineage) -> Result<Ready, ApiError> {
+        let text = render_chat(self.tokenization, fields)?;
+        let dressed = fields.add_special_tokens.unwrap_or(false);
+        let prompt = self.tokenization.prompt(text, dressed, lineage).await.map_err(not_tokenised)?;
+        self.check_tokens(&prompt.tokens, "messages")?;
+        Ok(Ready { prompt, text: String::new() })
+    }
+
+    async fn completion_prompts(
+        &self,
+        fields: &mut Fields<'_>,
+        lineage: Lineage,
+    ) -> Result<Vec<Ready>, ApiError> {
+        let Some(prompts) = fields.prompt.take() else {
+            return Err(ApiError::invalid("prompt", "prompt is missing; send a string or a list"));
+        };
+        let dressed = fields.add_special_tokens.unwrap_or(true);
+        let echo = fields.echo == Some(true);
+        let texts = match prompts {
+            PromptField::Text(text) => vec![text],
+            PromptField::Texts(texts) => texts,
+            PromptField::Tokens(tokens) => return Ok(vec![self.token_prompt(&tokens, echo, lineage)?]),
+            PromptField::Batches(batches) => {
+                self.check_count(batches.len(), 1)?;
+                return batches.iter().map(|tokens| self.token_prompt(tokens, echo, lineage)).collect();
+            }
+        };
+        self.check_count(texts.len(), 1)?;
+        let mut ready = Vec::with_capacity(texts.len());
+        for text in texts {
+            let text = text.into_owned();
+            let echoed = if echo { text.clone() } else { String::new() };
+            let prompt = self.tokenization.prompt(text, dressed, lineage).await.map_err(not_tokenised)?;
+            self.check_tokens(&prompt.tokens, "prompt")?;
+            ready.push(Ready { prompt, text: echoed });
+        }
+        Ok(ready)
+    }
+
+    fn token_prompt(&self, tokens: &[u32], echo: bool, lineage: Lineage) -> Result<Ready, ApiError> {
+        if let Some(token) = tokens.iter().find(|&&token| token >= self.model.vocab_tokens) {
+            let message =
+                format!("token {token} is not in the vocabulary of {} tokens", self.model.vocab_tokens);
+            return Err(ApiError::invalid("prompt", message));
+        }
+        self.check_tokens(tokens, "prompt")?;
+        let text = if echo { self.tokenization.decode(tokens, true) } else { String::new() };
+        Ok(Ready { prompt: from_tokens(tokens, &lineage), text })
+    }
+
+    fn check_tokens(&self, tokens: &[u32], param: &'static str) -> Result<(), ApiError> {
+        if tokens.is_empty() {
+            return Err(ApiError::invalid(param, "the prompt is empty; it has at least one token"));
+        }
+        // A tokenizer may know more tokens than the model has been given.
+        let spare = self.tokenization.vocab_tokens() > self.model.vocab_tokens;
+        if spare && tokens.iter().any(|&token| token >= self.model.vocab_tokens) {
+            let message =
+                "the tokenizer makes tokens that the model does not have; give both the same folder";
+            return Err(ApiError::new(500, message).code("tokenizer_mismatch"));
+        }
+        Ok(())
+    }
+
+    fn room(&self, fields: &Fields<'_>, prompt_tokens: usize) -> Result<u32, ApiError> {
+        let otherwise = (self.endpoint == Endpoint::Completions).then_some(COMPLETION_TOKENS);
+        let mut room = sampling::room(fields, prompt_tokens, otherwise, self.model);
+        if let Err(error) = &mut room
+            && self.endpoint == Endpoint::Completions
+            && error.param.as_deref() == Some("messages")
+        {
+            error.param = Some("prompt".into());
+        }
+        room
+    }
+
+    fn plan(&self, fields: &Fields<'_>, sampling: &Sampling, stops: Vec<String>, ready: Vec<Ready>) -> Plan {
+        let mut ends = sampling.stop_token_ids.clone();
+        if !sampling.ignore_eos {
+            ends.extend_from_slice(&self.model.end_tokens);
+        }
+        ends.sort_unstable();
+        let asked = fields.max_completion_tokens.or(fields.max_tokens);
+        let echo = fields.echo.unwrap_or(false);
+        let options = fields.stream_options.as_ref();
+        let prompts =
+            ready.into_iter().map(|one| PlannedPrompt { tokens: one.prompt.tokens, text: one.text });
+        Plan {
+            endpoint: self.endpoint,
+            tokenization: Arc::clone(self.tokenization),
+            prompts: prompts.collect(),
+            id: fresh_id(if self.endpoint == Endpoint::Chat { "chatcmpl-" } else { "cmpl-" }),
+            created_s: now_s(),
+            model: fields.model.as_ref().map_or_else(|| self.model.name.clone(), |text| text.0.to_string()),
+            stops,
+            keep_stop: fields.include_stop_str_in_output.unwrap_or(false),
+            skip_special: fields.skip_special_tokens.unwrap_or(true),
+            min_tokens: sampling.min_tokens,
+            ends,
+            echo,
+            discards_tokens: asked == Some(0),
+            logprobs: sampling.logprobs.is_some(),
+            wants_prompt_logs: sampling.prompt_logprobs.is_some(),
+            shows_prompt_logs: fields.prompt_logprobs.is_some(),
+            include_usage: options.and_then(|options| options.include_usage).unwrap_or(false),
+            continuous_usage: options.and_then(|options| options.continuous_usage_stats).unwrap_or(false),
+        }
+    }
+}
+
+/// The chat of a body, as the model reads it.
+pub(crate) fn render_chat(tokenization: &Tokenization, fields: &Fields<'_>) -> Result<String, ApiError> {
+    let messages = fields.messages.as_deref().unwrap_or_default();
+    if messages.is_empty() {
+        return Err(ApiError::invalid("messages", "messages is missing or empty; send at least one message"));
+    }
+    let plain = |role: &str| {
+        let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+        !role.is_empty() && role.len() <= 64 && role.bytes().all(word)
+    };
+    if let Some(message) = messages.iter().find(|message| !plain(&message.role)) {
+        let text =
+            format!("role {:?} is not one of system, developer, user, assistant and tool", message.role);
+        return Err(ApiError::invalid("messages", text));
+    }
+    let refused = fields.tool_choice.is_some_and(|choice| choice.get() == "\"none\"");
+    let chat = Chat {
+        messages,
+        tools: fields.tools.filter(|tools| !refused && !is_empty_list(tools)),
+        template_kwargs: fields.chat_template_kwargs,
+        add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
+    };
+    Ok(tokenization.render(&chat)?)
+}
+
+/// The model asked for is the one that is here; which it is may be left open.
+pub(crate) fn check_model(name: Option<&str>, model: &Model) -> Result<(), ApiError> {
+    match name {
+        Some(name) if name != model.name && !model.aliases.iter().any(|alias| alias == name) => {
+            let message = format!("The model `{name}` does not exist here; GET /v1/models says which do.");
+            let mut error = ApiError::new(404, message).code("model_not_found");
+            error.param = Some("model".into());
+            Err(error)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_empty_list(raw: &RawValue) -> bool {
+    raw.get().strip_prefix('[').is_some_and(|rest| rest.trim_start() == "]")
+}
+
+fn format_type(raw: &RawValue) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Format {
+        r#type: String,
+    }
+    serde_json::from_str::<Format>(raw.get()).ok().map(|format| format.r#type)
+}
+
+fn choice_sampling(sampling: &Sampling, choice: usize, max_tokens: u32) -> Arc<Sampling> {
+    Arc::new(Sampling {
+        // Answers to the same prompt are drawn apart from each other, and again alike.
+        seed: sampling.seed.wrapping_add(choice as u64),
+        // Engines make a token at least; the plan says when it is not wanted.
+        max_tokens: max_tokens.max(1),
+        ..sampling.clone()
+    })
+}
+
+fn not_tokenised(message: String) -> ApiError {
+    ApiError::new(400, format!("the prompt cannot be tokenised: {message}")).code("tokenize_failed")
+}
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
+}

@@ -1,0 +1,236 @@
+//! Who calls, and what the headers say of the call.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use http::{HeaderMap, header};
+
+use crate::config::{ApiKey, RouterConfig};
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::tokenize::session_number;
+
+/// Names from headers are at most this long.
+const MAX_NAME_BYTES: usize = 128;
+/// Longest time that a client may say it waits: a day.
+const MAX_TIMEOUT_US: u64 = 86_400_000_000;
+
+/// What the headers say of a call.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub(crate) tenant: Option<Arc<str>>,
+    pub(crate) class: Option<Arc<str>>,
+    pub(crate) session: Option<u64>,
+    pub(crate) timeout_us: Option<u64>,
+    pub(crate) explain: bool,
+}
+
+impl Caller {
+    /// Reads the headers, and from the body what they leave open.
+    pub(crate) fn read(
+        headers: &HeaderMap,
+        fields: &Fields<'_>,
+        config: &RouterConfig,
+    ) -> Result<Self, ApiError> {
+        let tenant = tenant(headers, &config.api_keys)?;
+        let class = name(headers, "x-baton-class")?.or_else(|| {
+            let tier = fields.service_tier.as_ref()?.0.as_ref();
+            // The API's own words for leaving it open.
+            (!matches!(tier, "auto" | "default")).then(|| tier.into())
+        });
+        let session = session(headers, fields, config)
+            .map(|session| session_number(tenant.as_deref(), session, config.hash_seed));
+        let streams = fields.stream.unwrap_or(false);
+        let timeout_us = timeout_us(headers, streams)?;
+        let explain = text(headers, "x-baton-explain").is_some_and(|value| matches!(value, "1" | "true"));
+        Ok(Self { tenant, class, session, timeout_us, explain })
+    }
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok().filter(|value| !value.is_empty())
+}
+
+fn name(headers: &HeaderMap, header: &'static str) -> Result<Option<Arc<str>>, ApiError> {
+    match text(headers, header) {
+        Some(value) if value.len() > MAX_NAME_BYTES => {
+            Err(ApiError::new(400, format!("header {header} is longer than {MAX_NAME_BYTES} bytes")))
+        }
+        value => Ok(value.map(Into::into)),
+    }
+}
+
+/// The client's name for the request if it can be one, else a new one.
+pub(crate) fn request_id(headers: &HeaderMap) -> Arc<str> {
+    let named = text(headers, "x-request-id")
+        .filter(|id| id.len() <= MAX_NAME_BYTES && id.bytes().all(|byte| byte.is_ascii_graphic()));
+    named.map_or_else(|| fresh_id("req-").into(), Into::into)
+}
+
+/// A name that nothing else has.
+pub(crate) fn fresh_id(prefix: &str) -> String {
+    format!("{prefix}{:032x}", rand::random::<u128>())
+}
+
+/// Whose the call is. With keys only who has one is let in; a key's own tenant goes before the header.
+pub(crate) fn tenant(headers: &HeaderMap, keys: &[ApiKey]) -> Result<Option<Arc<str>>, ApiError> {
+    if !keys.is_empty() {
+        let given = headers.get(header::AUTHORIZATION).map(http::HeaderValue::as_bytes).unwrap_or_default();
+        let scheme = given.get(..7).unwrap_or_default();
+        if !scheme.eq_ignore_ascii_case(b"bearer ") {
+            let message = "no API key; send it in the header Authorization: Bearer <key>";
+            return Err(ApiError::new(401, message).code("missing_api_key"));
+        }
+        let Some(key) = known(given[7..].trim_ascii(), keys) else {
+            return Err(
+                ApiError::new(401, "this API key is not known here; check it").code("invalid_api_key")
+            );
+        };
+        if let Some(tenant) = &key.tenant {
+            return Ok(Some(tenant.as_str().into()));
+        }
+    }
+    name(headers, "x-tenant-id")
+}
+
+/// The key given, found without telling by the time how much of one was right, or which.
+fn known<'k>(given: &[u8], keys: &'k [ApiKey]) -> Option<&'k ApiKey> {
+    let mut found = None;
+    for key in keys {
+        if black_box(same(given, key.key.as_bytes())) && found.is_none() {
+            found = Some(key);
+        }
+    }
+    found
+}
+
+fn same(given: &[u8], key: &[u8]) -> bool {
+    let mut differs = u8::from(given.len() != key.len() || key.is_empty());
+    for (at, &byte) in key.iter().enumerate() {
+        differs |= black_box(byte ^ given.get(at).copied().unwrap_or(!byte));
+    }
+    black_box(differs) == 0
+}
+
+fn session<'s>(headers: &'s HeaderMap, fields: &'s Fields<'_>, config: &RouterConfig) -> Option<&'s str> {
+    let from_headers = config.session_headers.iter().find_map(|name| text(headers, name));
+    let from_body = || {
+        let named = [&fields.prompt_cache_key, &fields.user, &fields.previous_response_id];
+        named.into_iter().flatten().map(|text| text.0.as_ref()).find(|text| !text.is_empty())
+    };
+    from_headers.or_else(from_body)
+}
+
+/// How long the client waits: for the whole answer, or as SDKs say it, in seconds; and for the next
+/// byte, which is the whole answer unless it is streamed.
+fn timeout_us(headers: &HeaderMap, streams: bool) -> Result<Option<u64>, ApiError> {
+    let own = ("x-request-timeout-ms", 1_000.0);
+    let of_sdks = [("x-stainless-timeout", 1_000_000.0), ("x-stainless-read-timeout", 1_000_000.0)];
+    if let Some(value) = text(headers, own.0) {
+        return match micros(value, own.1) {
+            Some(timeout_us) => Ok(Some(timeout_us)),
+            None => Err(ApiError::new(400, format!("header {} is {value:?}; it is a number above 0", own.0))),
+        };
+    }
+    // What SDKs add unasked is no reason to refuse a call.
+    let usable = if streams { &of_sdks[..1] } else { &of_sdks[..] };
+    Ok(usable.iter().find_map(|(name, unit)| micros(text(headers, name)?, *unit)))
+}
+
+fn micros(value: &str, unit_us: f64) -> Option<u64> {
+    let number: f64 = value.trim().parse().ok()?;
+    let micros = number * unit_us;
+    (micros.is_finite() && micros >= 1.0).then(|| (micros as u64).min(MAX_TIMEOUT_US))
+}
+
+/// Everything beside tokens that must match for two blocks to be the same: each part with its length,
+/// so that no two can be read as one another.
+pub(crate) fn namespace(revision: &str, tenant: Option<&str>, salt: Option<&str>) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(64);
+    for (tag, part) in [(b'r', Some(revision)), (b't', tenant), (b's', salt)] {
+        if let Some(part) = part {
+            bytes.push(tag);
+            bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(part.as_bytes());
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
+        list.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    }
+
+    fn read(list: &[(&'static str, &str)], body: &str) -> Caller {
+        let fields = crate::fields::read(body.as_bytes()).unwrap();
+        Caller::read(&headers(list), &fields, &RouterConfig::default()).unwrap()
+    }
+
+    #[test]
+    fn keys_let_in_and_name_the_tenant() {
+        let keys = [
+            ApiKey { key: "one".into(), tenant: Some("acme".into()) },
+            ApiKey { key: "two".into(), tenant: None },
+        ];
+        let ask = |list: &[(&'static str, &str)]| tenant(&headers(list), &keys);
+        let said = ("x-tenant-id", "other");
+        assert_eq!(ask(&[("authorization", "Bearer one"), said]).unwrap().as_deref(), Some("acme"));
+        assert_eq!(ask(&[("authorization", "bearer  two "), said]).unwrap().as_deref(), Some("other"));
+        for wrong in ["Bearer on", "Bearer onee", "Bearer ", "Basic one", "one", ""] {
+            assert_eq!(ask(&[("authorization", wrong), said]).unwrap_err().status, 401, "{wrong}");
+        }
+        assert!(!same(b"", b""), "an empty key lets nobody in");
+    }
+
+    #[test]
+    fn sessions_come_from_what_clients_send() {
+        let by_header = read(&[("x-session-id", "s")], r#"{"user":"u"}"#).session;
+        assert!(by_header.is_some());
+        assert_eq!(by_header, read(&[("x-session-affinity", "s"), ("x-session-id", "t")], "{}").session);
+        let by_key = read(&[], r#"{"user":"u","prompt_cache_key":"k"}"#).session;
+        assert_eq!(by_key, read(&[], r#"{"prompt_cache_key":"k"}"#).session);
+        assert_ne!(by_key, read(&[], r#"{"user":"u"}"#).session);
+        assert_ne!(by_key, read(&[("x-tenant-id", "t")], r#"{"prompt_cache_key":"k"}"#).session);
+        assert_eq!(read(&[], "{}").session, None);
+    }
+
+    #[test]
+    fn patience_is_read_in_the_clients_unit() {
+        assert_eq!(read(&[("x-request-timeout-ms", "1500")], "{}").timeout_us, Some(1_500_000));
+        assert_eq!(read(&[("x-stainless-timeout", "2.5")], "{}").timeout_us, Some(2_500_000));
+        assert_eq!(read(&[("x-stainless-read-timeout", "600.0")], "{}").timeout_us, Some(600_000_000));
+        assert_eq!(read(&[("x-stainless-read-timeout", "600")], r#"{"stream":true}"#).timeout_us, None);
+        assert_eq!(read(&[("x-stainless-timeout", "never")], "{}").timeout_us, None);
+        let fields = Fields::default();
+        let bad = headers(&[("x-request-timeout-ms", "-1")]);
+        assert_eq!(Caller::read(&bad, &fields, &RouterConfig::default()).unwrap_err().status, 400);
+    }
+
+    #[test]
+    fn classes_come_from_header_or_tier() {
+        assert_eq!(
+            read(&[("x-baton-class", "fast")], r#"{"service_tier":"flex"}"#).class.as_deref(),
+            Some("fast")
+        );
+        assert_eq!(read(&[], r#"{"service_tier":"flex"}"#).class.as_deref(), Some("flex"));
+        assert_eq!(read(&[], r#"{"service_tier":"auto"}"#).class, None);
+    }
+
+    #[test]
+    fn request_ids_are_kept_if_they_can_be() {
+        assert_eq!(&*request_id(&headers(&[("x-request-id", "abc-1")])), "abc-1");
+        assert!(request_id(&headers(&[("x-request-id", "a b")])).starts_with("req-"));
+        assert_ne!(request_id(&HeaderMap::new()), request_id(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn namespaces_cannot_be_mistaken() {
+        assert_ne!(namespace("r", Some("a"), None), namespace("r", None, Some("a")));
+        assert_ne!(namespace("rt", None, None), namespace("r", Some(""), None));
+        assert_ne!(namespace("r", Some("ab"), Some("c")), namespace("r", Some("a"), Some("bc")));
+    }
+}

@@ -1,0 +1,110 @@
+//! What the front door is told at its start.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::request::Parts;
+
+use crate::body::Reply;
+
+/// Settings of the front door. Every bound has a default that suits one machine.
+#[derive(Clone)]
+pub struct RouterConfig {
+    /// Keys that are let in; everybody is when there are none.
+    pub api_keys: Vec<ApiKey>,
+    /// Certificate and key; plain text when `None`.
+    pub tls: Option<TlsFiles>,
+    /// Secret that block keys are seeded with: the same on all routers and nodes of a deployment.
+    pub hash_seed: u64,
+    /// Largest body, bytes.
+    pub body_limit_bytes: usize,
+    /// Answers of one call at most: prompts times `n`.
+    pub choices_limit: usize,
+    /// Stop strings of one call at most.
+    pub stops_limit: usize,
+    /// Connections at once at most; more wait in the kernel's queue.
+    pub connections_limit: usize,
+    /// Silence after which a stream gets a comment that keeps it alive, ms.
+    pub keep_alive_ms: u64,
+    /// How long a client may not read what is there for it before it is cut off, ms.
+    pub stall_limit_ms: u64,
+    /// How long a client may take to send its headers, or its body, ms.
+    pub receive_limit_ms: u64,
+    /// How long calls under way may take to end after a shutdown, ms.
+    pub drain_limit_ms: u64,
+    /// Whether engines can be held to a grammar: `response_format` of JSON, a tool choice of `required`.
+    pub constrains: bool,
+    /// Headers that name a conversation, first one there counts.
+    pub session_headers: Vec<String>,
+    /// Paths beside the router's own.
+    pub extra: Option<Arc<dyn Extra>>,
+}
+
+impl Default for RouterConfig {
+    fn default() -> Self {
+        let sessions = [
+            "x-session-affinity",
+            "x-session-id",
+            "x-correlation-id",
+            "x-claude-code-session-id",
+            "x-codex-session-id",
+            "x-amp-thread-id",
+        ];
+        Self {
+            api_keys: Vec::new(),
+            tls: None,
+            hash_seed: 0,
+            body_limit_bytes: 32 << 20,
+            choices_limit: 128,
+            stops_limit: 4,
+            connections_limit: 16_384,
+            keep_alive_ms: 10_000,
+            stall_limit_ms: 60_000,
+            receive_limit_ms: 30_000,
+            drain_limit_ms: 30_000,
+            constrains: false,
+            session_headers: sessions.map(str::to_owned).to_vec(),
+            extra: None,
+        }
+    }
+}
+
+/// A key that is let in.
+#[derive(Clone)]
+pub struct ApiKey {
+    /// What the client sends after `Bearer`.
+    pub key: String,
+    /// Whose it is; `None` lets the header `x-tenant-id` say.
+    pub tenant: Option<String>,
+}
+
+impl std::fmt::Debug for ApiKey {
+    /// Keys are not written to logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiKey").field("tenant", &self.tenant).finish_non_exhaustive()
+    }
+}
+
+/// Where the server's certificate is.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// PEM file with the certificate, and those that vouch for it after it.
+    pub certificate: PathBuf,
+    /// PEM file with its private key.
+    pub key: PathBuf,
+}
+
+/// An answer on its way.
+pub type ReplyFuture<'a> = Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>>;
+
+/// Paths that the router does not have itself, such as `/metrics` and `/admin/...`.
+///
+/// It is asked before the router says that a path is unknown, without a look at API keys: what needs
+/// one asks [`crate::Router::tenant_of`].
+pub trait Extra: Send + Sync + 'static {
+    /// The answer, or `None` when the path is unknown here, too. The body is within the router's limit.
+    fn call<'a>(&'a self, parts: &'a Parts, body: Bytes) -> ReplyFuture<'a>;
+}

@@ -1,0 +1,379 @@
+//! The fields of a body that the router reads; all others are left alone and go along unread.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{
+    self, Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
+use serde_json::value::RawValue;
+
+use crate::chat::{Message, Text};
+use crate::error::ApiError;
+use crate::json;
+
+macro_rules! fields {
+    ($($name:ident: $kind:ty,)*) => {
+        /// What a body says; `null` counts as not said.
+        #[derive(Debug, Default)]
+        pub(crate) struct Fields<'a> {
+            $(pub(crate) $name: Option<$kind>,)*
+        }
+
+        impl<'a> Fields<'a> {
+            /// Reads the value of `name`, and tells the field's name as long as it could not be read.
+            fn read<A: MapAccess<'a>>(
+                &mut self,
+                name: &str,
+                map: &mut A,
+                at: &mut Option<&'static str>,
+            ) -> Result<(), A::Error> {
+                match name {
+                    $(stringify!($name) => {
+                        *at = Some(stringify!($name));
+                        self.$name = map.next_value()?;
+                    })*
+                    _ => {
+                        map.next_value::<IgnoredAny>()?;
+                    }
+                }
+                *at = None;
+                Ok(())
+            }
+        }
+    };
+}
+
+fields! {
+    model: Text<'a>,
+    messages: Vec<Message<'a>>,
+    prompt: PromptField<'a>,
+    tokens: Vec<u32>,
+    stream: bool,
+    stream_options: StreamOptions,
+    max_tokens: u32,
+    max_completion_tokens: u32,
+    min_tokens: u32,
+    n: u32,
+    best_of: u32,
+    echo: bool,
+    suffix: Text<'a>,
+    temperature: f32,
+    top_p: f32,
+    top_k: i64,
+    min_p: f32,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+    repetition_penalty: f32,
+    logit_bias: LogitBias,
+    seed: i64,
+    stop: StopField,
+    stop_token_ids: Vec<u32>,
+    include_stop_str_in_output: bool,
+    ignore_eos: bool,
+    logprobs: Logprobs,
+    top_logprobs: u32,
+    prompt_logprobs: u32,
+    skip_special_tokens: bool,
+    add_special_tokens: bool,
+    add_generation_prompt: bool,
+    chat_template_kwargs: &'a RawValue,
+    tools: &'a RawValue,
+    tool_choice: &'a RawValue,
+    response_format: &'a RawValue,
+    user: Text<'a>,
+    prompt_cache_key: Text<'a>,
+    previous_response_id: Text<'a>,
+    cache_salt: Text<'a>,
+    service_tier: Text<'a>,
+}
+
+/// `stream_options`.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(default)]
+pub(crate) struct StreamOptions {
+    pub(crate) include_usage: Option<bool>,
+    pub(crate) continuous_usage_stats: Option<bool>,
+}
+
+/// Reads a body's fields; what cannot be read is told with its place.
+pub(crate) fn read(body: &[u8]) -> Result<Fields<'_>, ApiError> {
+    if json::too_deep(body) {
+        let message =
+            format!("the body nests deeper than {} arrays and objects; send it flatter", json::MAX_DEPTH);
+        return Err(ApiError::new(400, message).code("too_deep"));
+    }
+    let mut at = None;
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    let read =
+        BodySeed { at: &mut at }.deserialize(&mut reader).and_then(|fields| reader.end().map(|()| fields));
+    read.map_err(|error| {
+        if error.is_data() {
+            let mut answer = ApiError::new(
+                400,
+                match at {
+                    Some(name) => format!("{name}: {error}"),
+                    None => format!("the body cannot be read: {error}"),
+                },
+            );
+            answer.param = at.map(Cow::Borrowed);
+            answer.code("invalid_value")
+        } else {
+            ApiError::new(400, format!("the body is not JSON: {error}")).code("invalid_json")
+        }
+    })
+}
+
+struct BodySeed<'s> {
+    at: &'s mut Option<&'static str>,
+}
+
+impl<'de> DeserializeSeed<'de> for BodySeed<'_> {
+    type Value = Fields<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Fields<'de>, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for BodySeed<'_> {
+    type Value = Fields<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+        let mut fields = Fields::default();
+        while let Some(Text(name)) = map.next_key::<Text<'de>>()? {
+            fields.read(&name, &mut map, self.at)?;
+        }
+        Ok(fields)
+    }
+}
+
+/// `prompt`: one or several, as text or as tokens.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum PromptField<'a> {
+    Text(Cow<'a, str>),
+    Texts(Vec<Cow<'a, str>>),
+    Tokens(Vec<u32>),
+    Batches(Vec<Vec<u32>>),
+}
+
+impl<'de> Deserialize<'de> for PromptField<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PromptVisitor)
+    }
+}
+
+struct PromptVisitor;
+
+impl<'de> Visitor<'de> for PromptVisitor {
+    type Value = PromptField<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string, a list of strings, a list of token ids or a list of such lists")
+    }
+
+    fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<PromptField<'de>, E> {
+        Ok(PromptField::Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<PromptField<'de>, E> {
+        Ok(PromptField::Text(Cow::Owned(text.to_owned())))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptField<'de>, A::Error> {
+        let Some(first) = list.next_element::<Element<'de>>()? else {
+            return Err(de::Error::custom("the list of prompts is empty"));
+        };
+        match first {
+            Element::Text(first) => {
+                let mut texts = vec![first];
+                while let Some(Text(text)) = list.next_element()? {
+                    texts.push(text);
+                }
+                Ok(PromptField::Texts(texts))
+            }
+            Element::Token(first) => Ok(PromptField::Tokens(rest_of(first, list)?)),
+            Element::Tokens(first) => Ok(PromptField::Batches(rest_of(first, list)?)),
+        }
+    }
+}
+
+fn rest_of<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(first: T, mut list: A) -> Result<Vec<T>, A::Error> {
+    let mut all = vec![first];
+    while let Some(next) = list.next_element()? {
+        all.push(next);
+    }
+    Ok(all)
+}
+
+enum Element<'a> {
+    Text(Cow<'a, str>),
+    Token(u32),
+    Tokens(Vec<u32>),
+}
+
+impl<'de> Deserialize<'de> for Element<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ElementVisitor)
+    }
+}
+
+struct ElementVisitor;
+
+impl<'de> Visitor<'de> for ElementVisitor {
+    type Value = Element<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string, a token id or a list of token ids")
+    }
+
+    fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Element<'de>, E> {
+        Ok(Element::Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Element<'de>, E> {
+        Ok(Element::Text(Cow::Owned(text.to_owned())))
+    }
+
+    fn visit_u64<E: de::Error>(self, token: u64) -> Result<Element<'de>, E> {
+        let token = u32::try_from(token).map_err(|_| E::custom(format!("{token} is no token id")))?;
+        Ok(Element::Token(token))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Element<'de>, A::Error> {
+        let mut tokens = Vec::new();
+        while let Some(token) = list.next_element()? {
+            tokens.push(token);
+        }
+        Ok(Element::Tokens(tokens))
+    }
+}
+
+/// `stop`: none, one or several strings.
+#[derive(Debug, serde::Deserialize)]
+#[serde(untagged, expecting = "stop is a string or a list of strings")]
+pub(crate) enum StopField {
+    One(String),
+    Several(Vec<String>),
+}
+
+/// `logprobs`: yes or no for chats, how many for completions.
+#[derive(Clone, Copy, Debug, serde::Deserialize)]
+#[serde(untagged, expecting = "logprobs is true or false for chats, a small number for completions")]
+pub(crate) enum Logprobs {
+    Flag(bool),
+    Top(u32),
+}
+
+/// `logit_bias`, by ascending token; of one named twice, the last.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct LogitBias(pub(crate) Vec<(u32, f32)>);
+
+impl<'de> Deserialize<'de> for LogitBias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let map: std::collections::BTreeMap<Text<'de>, f32> = Deserialize::deserialize(deserializer)?;
+        let mut by_token = std::collections::BTreeMap::new();
+        for (Text(name), bias) in map {
+            let token: u32 =
+                name.parse().map_err(|_| de::Error::custom(format!("{name:?} is no token id")))?;
+            by_token.insert(token, bias);
+        }
+        Ok(Self(by_token.into_iter().collect()))
+    }
+}
+
+impl PartialEq for Text<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for Text<'_> {}
+
+impl PartialOrd for Text<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Text<'_> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.cmp(&other.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn prompt(json: &str) -> Result<PromptField<'static>, String> {
+        let body = format!("{{\"prompt\": {json}}}");
+        let body: &'static str = body.leak();
+        read(body.as_bytes()).map(|fields| fields.prompt.unwrap()).map_err(|e| e.message.into_owned())
+    }
+
+    #[test]
+    fn prompts_have_four_shapes() {
+        assert_eq!(prompt("\"a\\n\"").unwrap(), PromptField::Text("a\n".into()));
+        assert_eq!(prompt("[\"a\",\"b\"]").unwrap(), PromptField::Texts(vec!["a".into(), "b".into()]));
+        assert_eq!(prompt("[1,2]").unwrap(), PromptField::Tokens(vec![1, 2]));
+        assert_eq!(prompt("[[1],[]]").unwrap(), PromptField::Batches(vec![vec![1], vec![]]));
+        for (bad, why) in [
+            ("[]", "empty"),
+            ("[1,\"a\"]", "u32"),
+            ("[-1]", "token id"),
+            ("{}", "a string"),
+            ("[4294967296]", "token id"),
+        ] {
+            let error = prompt(bad).unwrap_err();
+            assert!(error.contains(why) && error.starts_with("prompt:"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_place() {
+        let error = read(b"{\"n\": 1,\n \"max_tokens\": \"five\"}").unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("max_tokens"));
+        assert!(error.message.contains("line 2 column"), "{}", error.message);
+        let error = read(b"{\"n\": 1,,}").unwrap_err();
+        assert_eq!(error.code.as_deref(), Some("invalid_json"));
+        assert!(error.message.contains("line 1 column 9"), "{}", error.message);
+        assert_eq!(read(b"[1]").unwrap_err().code.as_deref(), Some("invalid_value"));
+        assert_eq!(read(b"{} x").unwrap_err().code.as_deref(), Some("invalid_json"));
+        let deep = format!("{{\"x\":{}1{}}}", "[".repeat(500), "]".repeat(500));
+        assert_eq!(read(deep.as_bytes()).unwrap_err().code.as_deref(), Some("too_deep"));
+    }
+
+    #[test]
+    fn unknown_fields_and_nulls_are_let_through() {
+        let fields =
+            read(br#"{"n":null,"stop":null,"x":{"y":[1,{}]},"seed":-1,"logit_bias":{"9":1,"10":-2.5}}"#)
+                .unwrap();
+        assert!(fields.n.is_none() && fields.stop.is_none());
+        assert_eq!(fields.seed, Some(-1));
+        assert_eq!(fields.logit_bias, Some(LogitBias(vec![(9, 1.0), (10, -2.5)])));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            if let Err(error) = read(&bytes) {
+                prop_assert_eq!(error.status, 400);
+            }
+        }
+
+        #[test]
+        fn any_json_like_text_is_read_or_refused(
+            text in r#"\{("(messages|prompt|stop|logit_bias|tools|n)":(\[|\]|\{|\}|"[a-z\\]"|,|:|null|1|-2\.5e3|true){0,6},?){0,4}\}"#
+        ) {
+            if let Err(error) = read(text.as_bytes()) {
+                prop_assert_eq!(error.status, 400);
+            }
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What all answers of one call have in common.
+
+use std::sync::Arc;
+
+use crate::sampling::Endpoint;
+use crate::tokenize::Tokenization;
+
+/// A prompt of the call.
+#[derive(Debug)]
+pub(crate) struct PlannedPrompt {
+    pub(crate) tokens: Arc<[u32]>,
+    /// As text, when it is to be echoed.
+    pub(crate) text: String,
+}
+
+/// How a call's answers are turned into text and JSON.
+pub(crate) struct Plan {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) tokenization: Arc<Tokenization>,
+    pub(crate) prompts: Vec<PlannedPrompt>,
+    /// Name of the response, made here.
+    pub(crate) id: String,
+    /// When the call came, s since 1970.
+    pub(crate) created_s: u64,
+    /// The model as the client calls it.
+    pub(crate) model: String,
+    pub(crate) stops: Vec<String>,
+    pub(crate) keep_stop: bool,
+    pub(crate) skip_special: bool,
+    pub(crate) min_tokens: u32,
+    /// Tokens that end the answer and have no text in it, ascending.
+    pub(crate) ends: Vec<u32>,
+    pub(crate) echo: bool,
+    /// Only the prompt is wanted: engines make one token at least.
+    pub(crate) discards_tokens: bool,
+    pub(crate) logprobs: bool,
+    pub(crate) wants_prompt_logs: bool,
+    /// The prompt's logprobs are a field of their own.
+    pub(crate) shows_prompt_logs: bool,
+    pub(crate) include_usage: bool,
+    pub(crate) continuous_usage: bool,
+}
+
+impl Plan {
+    pub(crate) fn is_end(&self, token: u32) -> bool {
+        self.ends.binary_search(&token).is_ok()
+    }
+
+    /// Tokens of all prompts, each counted once.
+    pub(crate) fn prompt_tokens(&self) -> u64 {
+        self.prompts.iter().map(|prompt| prompt.tokens.len() as u64).sum()
+    }
+}

@@ -1,0 +1,118 @@
+//! Receiving a body: within its size and in time.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, header};
+use http_body::Body;
+
+use crate::config::RouterConfig;
+use crate::error::ApiError;
+
+/// What is read of a body that is too large, so that its sender gets to read why.
+const DISCARD_BYTES: usize = 64 << 20;
+const DISCARD_TIME: Duration = Duration::from_secs(2);
+
+/// The body is JSON if it says what it is.
+pub(crate) fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(value) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
+    let kind = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    if kind.eq_ignore_ascii_case("application/json") || kind.to_ascii_lowercase().ends_with("+json") {
+        return Ok(());
+    }
+    let message = format!("content type {kind:?} is not read here; send application/json");
+    Err(ApiError::new(415, message).code("unsupported_media_type"))
+}
+
+fn too_large(limit_bytes: usize) -> ApiError {
+    ApiError::new(413, format!("the body has more than {limit_bytes} bytes; send less"))
+        .code("body_too_large")
+}
+
+/// Reads the whole body.
+pub(crate) async fn body<B>(headers: &HeaderMap, body: B, config: &RouterConfig) -> Result<Bytes, ApiError>
+where
+    B: Body<Data = Bytes>,
+    B::Error: std::fmt::Display,
+{
+    let limit = Duration::from_millis(config.receive_limit_ms.max(1));
+    let read = tokio::time::timeout(limit, read(headers, body, config.body_limit_bytes));
+    read.await.unwrap_or_else(|_| {
+        let message =
+            format!("the body did not arrive within {} ms; send it faster", config.receive_limit_ms);
+        Err(ApiError::new(408, message).code("body_timeout"))
+    })
+}
+
+async fn read<B>(headers: &HeaderMap, body: B, limit_bytes: usize) -> Result<Bytes, ApiError>
+where
+    B: Body<Data = Bytes>,
+    B::Error: std::fmt::Display,
+{
+    let mut body = pin!(body);
+    let length =
+        headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if length.is_some_and(|length| length > limit_bytes) {
+        discard(body).await;
+        return Err(too_large(limit_bytes));
+    }
+    let mut first: Option<Bytes> = None;
+    let mut whole = BytesMut::new();
+    while let Some(data) = next_data(&mut body).await? {
+        if whole.len() + first.as_ref().map_or(0, Bytes::len) + data.len() > limit_bytes {
+            discard(body).await;
+            return Err(too_large(limit_bytes));
+        }
+        match first.take() {
+            None if whole.is_empty() => first = Some(data),
+            Some(before) => {
+                whole.reserve(length.unwrap_or(0).max(before.len() + data.len()));
+                whole.extend_from_slice(&before);
+                whole.extend_from_slice(&data);
+            }
+            None => whole.extend_from_slice(&data),
+        }
+    }
+    // A body that came in one piece is not copied.
+    Ok(first.unwrap_or_else(|| whole.freeze()))
+}
+
+async fn next_data<B>(body: &mut std::pin::Pin<&mut B>) -> Result<Option<Bytes>, ApiError>
+where
+    B: Body<Data = Bytes>,
+    B::Error: std::fmt::Display,
+{
+    loop {
+        match std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+            None => return Ok(None),
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
+                }
+            }
+            Some(Err(e)) => {
+                let message = format!("the body broke off: {e}; send it again");
+                return Err(ApiError::new(400, message).code("body_broken_off"));
+            }
+        }
+    }
+}
+
+async fn discard<B>(mut body: std::pin::Pin<&mut B>)
+where
+    B: Body<Data = Bytes>,
+    B::Error: std::fmt::Display,
+{
+    let rest = async {
+        let mut discarded = 0;
+        while let Ok(Some(data)) = next_data(&mut body).await {
+            discarded += data.len();
+            if discarded > DISCARD_BYTES {
+                break;
+            }
+        }
+    };
+    // Whoever takes longer finds the connection closed.
+    let _ = tokio::time::timeout(DISCARD_TIME, rest).await;
+}

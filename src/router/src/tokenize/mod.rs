@@ -1,0 +1,234 @@
+//! Text to tokens and back, as the engine's own tokenizer does it.
+
+mod calendar;
+mod detokenize;
+mod folder;
+mod lru;
+mod prompt;
+mod splitter;
+mod table;
+mod template;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+pub(crate) use detokenize::Detokenizer;
+pub use prompt::{Lineage, Prompt};
+pub(crate) use prompt::{from_tokens, session_number};
+
+use crate::chat::{Chat, ChatError, render_plain};
+use folder::{Folder, Loaded};
+use prompt::PrefixCache;
+use splitter::{Mark, Splitter};
+use table::TokenTable;
+
+/// Special tokens of the built-in vocabulary, from 256 on.
+const BUILT_IN_MARKS: [&str; 4] = ["<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>"];
+const BEGIN: u32 = 256;
+/// Tokens of the built-in vocabulary: bytes, marks, and room that has no text.
+const BUILT_IN_TOKENS: u32 = 512;
+/// What the cache of prefixes takes at most, unless told otherwise.
+const CACHE_BYTES: usize = 64 << 20;
+/// A prompt with more than this to be tokenised does not hold up other calls of the same thread.
+const ASIDE_BYTES: usize = 16 << 10;
+
+/// Why a model folder cannot be used.
+#[derive(Debug)]
+pub struct LoadError {
+    file: PathBuf,
+    message: String,
+}
+
+impl LoadError {
+    pub(crate) fn new(file: &Path, message: impl Into<String>) -> Self {
+        Self { file: file.to_owned(), message: message.into() }
+    }
+}
+
+impl std::fmt::Display for LoadError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "tokenization: {}: {}; give the folder of a model with tokenizer.json, or none for the built-in bytes",
+            self.file.display(),
+            self.message
+        )
+    }
+}
+
+impl std::error::Error for LoadError {}
+
+/// A vocabulary with its chat template and a cache of tokenised prefixes.
+pub struct Tokenization {
+    vocabulary: Vocabulary,
+    table: TokenTable,
+    table_decodes: bool,
+    splitter: Splitter,
+    cache: PrefixCache,
+}
+
+enum Vocabulary {
+    Bytes,
+    Folder(Box<Folder>),
+}
+
+impl Tokenization {
+    /// The built-in vocabulary: a token for each byte, and four marks (`<|begin|>` 256, `<|end|>` 257,
+    /// `<|im_start|>` 258, `<|im_end|>` 259) among 512 tokens. Its chats are ChatML.
+    #[must_use]
+    pub fn bytes() -> Self {
+        let byte = |byte: u8| (vec![byte].into(), false);
+        let marks = BUILT_IN_MARKS.iter().map(|mark| (mark.as_bytes().into(), true));
+        let rest =
+            (0..BUILT_IN_TOKENS as usize - 256 - BUILT_IN_MARKS.len()).map(|_| (Vec::new().into(), true));
+        let mark = |(at, text): (usize, &&str)| Mark {
+            text: (*text).to_owned(),
+            token: 256 + at as u32,
+            cuts: true,
+        };
+        Self {
+            vocabulary: Vocabulary::Bytes,
+            table: TokenTable::new((0..=255).map(byte).chain(marks).chain(rest)),
+            table_decodes: true,
+            splitter: Splitter::new(BUILT_IN_MARKS.iter().enumerate().map(mark).collect()),
+            cache: PrefixCache::new(CACHE_BYTES),
+        }
+    }
+
+    /// The vocabulary and chat template in a folder as Hugging Face lays it out: `tokenizer.json`, and
+    /// if there `tokenizer_config.json` and `chat_template.jinja`.
+    pub fn folder(path: &Path) -> Result<Self, LoadError> {
+        let Loaded { folder, table, table_decodes, splitter } = folder::load(path)?;
+        let cache = PrefixCache::new(CACHE_BYTES);
+        Ok(Self { vocabulary: Vocabulary::Folder(Box::new(folder)), table, table_decodes, splitter, cache })
+    }
+
+    /// The same with a cache of prefixes of at most `capacity_bytes`.
+    #[must_use]
+    pub fn with_cache_bytes(mut self, capacity_bytes: usize) -> Self {
+        self.cache = PrefixCache::new(capacity_bytes);
+        self
+    }
+
+    /// Ids are below this.
+    #[must_use]
+    pub fn vocab_tokens(&self) -> u32 {
+        match &self.vocabulary {
+            Vocabulary::Bytes => BUILT_IN_TOKENS,
+            Vocabulary::Folder(folder) => folder.vocab_tokens,
+        }
+    }
+
+    /// Tokens that end an answer as far as the tokenizer knows.
+    #[must_use]
+    pub fn end_tokens(&self) -> Vec<u32> {
+        match &self.vocabulary {
+            Vocabulary::Bytes => vec![257, 259],
+            Vocabulary::Folder(folder) => folder.end_token.into_iter().collect(),
+        }
+    }
+
+    /// Parts of prompts that were found in the cache, and that were not.
+    #[must_use]
+    pub fn cache_counts(&self) -> (u64, u64) {
+        self.cache.counts()
+    }
+
+    /// The chat as the model reads it.
+    pub(crate) fn render(&self, chat: &Chat<'_>) -> Result<String, ChatError> {
+        match &self.vocabulary {
+            Vocabulary::Bytes => Ok(render_plain(chat)),
+            Vocabulary::Folder(folder) => match &folder.template {
+                Some(template) => template.render(chat),
+                None => Err(ChatError {
+                    param: "messages",
+                    message: "the model has no chat template; use /v1/completions".to_owned(),
+                }),
+            },
+        }
+    }
+
+    /// The prompt that `text` is, with the tokens that the tokenizer puts around a text when `dressed`.
+    /// Only what no earlier prompt began with is tokenised, and much of it aside from this thread.
+    pub(crate) async fn prompt(
+        self: &Arc<Self>,
+        text: String,
+        dressed: bool,
+        lineage: Lineage,
+    ) -> Result<Prompt, String> {
+        let slow = matches!(self.vocabulary, Vocabulary::Folder(_)) && text.len() > ASIDE_BYTES;
+        if slow && self.missing_bytes(&text, dressed, &lineage) > ASIDE_BYTES {
+            let this = Arc::clone(self);
+            let aside = tokio::task::spawn_blocking(move || this.prompt_now(&text, dressed, &lineage));
+            return aside.await.map_err(|e| format!("tokenising stopped: {e}"))?;
+        }
+        self.prompt_now(&text, dressed, &lineage)
+    }
+
+    /// The same, here and now.
+    pub fn prompt_now(&self, text: &str, dressed: bool, lineage: &Lineage) -> Result<Prompt, String> {
+        let ranges = self.splitter.parts(text);
+        let parts: Vec<&str> = ranges.into_iter().map(|range| &text[range]).collect();
+        let affixes = self.affixes(dressed);
+        let known = self.cache.look_up(&parts, affixes.0, lineage);
+        let fresh: Result<Vec<Vec<u32>>, String> =
+            known.missing().map(|at| self.encode_part(parts[at])).collect();
+        Ok(known.assemble(&self.cache, fresh?, affixes, lineage))
+    }
+
+    fn missing_bytes(&self, text: &str, dressed: bool, lineage: &Lineage) -> usize {
+        let ranges = self.splitter.parts(text);
+        let parts: Vec<&str> = ranges.into_iter().map(|range| &text[range]).collect();
+        self.cache.look_up(&parts, self.affixes(dressed).0, lineage).missing().map(|at| parts[at].len()).sum()
+    }
+
+    fn affixes(&self, dressed: bool) -> (&[u32], &[u32]) {
+        match &self.vocabulary {
+            _ if !dressed => (&[], &[]),
+            Vocabulary::Bytes => (&[BEGIN], &[]),
+            Vocabulary::Folder(folder) => (&folder.affixes.0, &folder.affixes.1),
+        }
+    }
+
+    fn encode_part(&self, text: &str) -> Result<Vec<u32>, String> {
+        match &self.vocabulary {
+            Vocabulary::Bytes => Ok(self.encode_bytes(text)),
+            Vocabulary::Folder(folder) => {
+                let encoding = folder.tokenizer.encode_fast(text, false);
+                encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|e| e.to_string())
+            }
+        }
+    }
+
+    fn encode_bytes(&self, text: &str) -> Vec<u32> {
+        let mut tokens = Vec::with_capacity(text.len());
+        let mut from = 0;
+        while let Some((at, mark)) = self.splitter.next(text, from) {
+            tokens.extend(text.as_bytes()[from..at].iter().map(|&byte| u32::from(byte)));
+            tokens.push(mark.token);
+            from = at + mark.text.len();
+        }
+        tokens.extend(text.as_bytes()[from..].iter().map(|&byte| u32::from(byte)));
+        tokens
+    }
+
+    /// The text of `tokens`; special ones are left out or written by name.
+    #[must_use]
+    pub fn decode(&self, tokens: &[u32], skip_special: bool) -> String {
+        let mut detokenizer = Detokenizer::new(skip_special);
+        let mut out = String::new();
+        for &token in tokens {
+            detokenizer.push(self, token, &mut out);
+        }
+        detokenizer.finish(self, &mut out);
+        out
+    }
+
+    /// The token's own bytes; none for one without text.
+    pub(crate) fn token_bytes(&self, token: u32) -> &[u8] {
+        self.table.bytes(token)
+    }
+}
+
+#[cfg(test)]
+mod tests;

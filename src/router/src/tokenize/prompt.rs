@@ -1,0 +1,214 @@
+//! From text to tokens and block chain, remembered by prefix: a conversation's next turn tokenises
+//! and hashes only what is new in it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use baton_types::{BlockKey, ChainHasher};
+use parking_lot::Mutex;
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
+
+use super::lru::Lru;
+
+/// What block keys grow from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lineage {
+    /// The deployment's secret.
+    pub seed: u64,
+    /// Key of the namespace.
+    pub root: BlockKey,
+    /// Tokens in a block, at least 1.
+    pub block_tokens: u32,
+}
+
+/// A prompt, ready to be submitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// Its tokens.
+    pub tokens: Arc<[u32]>,
+    /// Keys of its full blocks.
+    pub chain: Arc<[BlockKey]>,
+}
+
+/// A part of a prompt as tokenised after all that is before it.
+#[derive(Debug, Default)]
+pub(crate) struct Part {
+    tokens: Box<[u32]>,
+    /// Keys of the blocks that are full at its end and were not before it.
+    keys: Box<[BlockKey]>,
+}
+
+/// Tokens and keys by the prefix that they end.
+pub(crate) struct PrefixCache {
+    parts: Mutex<Lru<Arc<Part>>>,
+    /// Guards the names of prefixes against texts made to collide.
+    salt: u64,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+/// Bytes that an entry takes beside its tokens and keys, roughly.
+const ENTRY_BYTES: usize = 160;
+
+impl PrefixCache {
+    pub(crate) fn new(capacity_bytes: usize) -> Self {
+        Self {
+            parts: Mutex::new(Lru::new(capacity_bytes)),
+            salt: rand::random(),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+        }
+    }
+
+    /// Parts found and not found so far.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed))
+    }
+
+    /// What is known of the parts of a prompt whose first tokens are `prefix`.
+    pub(crate) fn look_up(&self, parts: &[&str], prefix: &[u32], lineage: &Lineage) -> LookUp {
+        let names = self.names(parts, prefix, lineage);
+        let mut cache = self.parts.lock();
+        // Deepest first: what others share ends up the newest and stays the longest.
+        let mut found: Vec<Option<Arc<Part>>> = names.iter().rev().map(|&name| cache.get(name)).collect();
+        drop(cache);
+        found.reverse();
+        let hits = found.iter().flatten().count() as u64;
+        self.hits.fetch_add(hits, Ordering::Relaxed);
+        self.misses.fetch_add(names.len() as u64 - hits, Ordering::Relaxed);
+        LookUp { names, found }
+    }
+
+    /// A name for each prefix that commits to its text and to all that its keys depend on.
+    fn names(&self, parts: &[&str], prefix: &[u32], lineage: &Lineage) -> Vec<u128> {
+        let mut start = Vec::with_capacity(32 + prefix.len() * 4);
+        start.extend_from_slice(&lineage.root.0.to_le_bytes());
+        start.extend_from_slice(&lineage.seed.to_le_bytes());
+        start.extend_from_slice(&lineage.block_tokens.to_le_bytes());
+        prefix.iter().for_each(|token| start.extend_from_slice(&token.to_le_bytes()));
+        let mut name = xxh3_128_with_seed(&start, self.salt);
+        let mut joint = [0u8; 32];
+        let name_after = |part: &&str| {
+            joint[..16].copy_from_slice(&name.to_le_bytes());
+            joint[16..].copy_from_slice(&xxh3_128_with_seed(part.as_bytes(), self.salt).to_le_bytes());
+            name = xxh3_128_with_seed(&joint, self.salt);
+            name
+        };
+        parts.iter().map(name_after).collect()
+    }
+
+    fn remember(&self, fresh: Vec<(u128, Arc<Part>)>) {
+        if fresh.is_empty() {
+            return;
+        }
+        let mut cache = self.parts.lock();
+        for (name, part) in fresh.into_iter().rev() {
+            let weight_bytes = ENTRY_BYTES + part.tokens.len() * 4 + part.keys.len() * 16;
+            cache.put(name, part, weight_bytes);
+        }
+    }
+}
+
+/// A prompt whose parts are partly known.
+pub(crate) struct LookUp {
+    names: Vec<u128>,
+    found: Vec<Option<Arc<Part>>>,
+}
+
+impl LookUp {
+    /// Indices of the parts that have to be tokenised.
+    pub(crate) fn missing(&self) -> impl Iterator<Item = usize> + '_ {
+        self.found.iter().enumerate().filter_map(|(at, part)| part.is_none().then_some(at))
+    }
+
+    /// The whole prompt between `affixes`, with `fresh` the tokens of the missing parts in order,
+    /// which are remembered.
+    pub(crate) fn assemble(
+        self,
+        cache: &PrefixCache,
+        fresh: Vec<Vec<u32>>,
+        affixes: (&[u32], &[u32]),
+        lineage: &Lineage,
+    ) -> Prompt {
+        let total = affixes.0.len()
+            + affixes.1.len()
+            + fresh.iter().map(Vec::len).sum::<usize>()
+            + self.found.iter().flatten().map(|part| part.tokens.len()).sum::<usize>();
+        // Both arrays are filled in place: a long prompt is copied once.
+        let mut tokens: Arc<[u32]> = std::iter::repeat_n(0, total).collect();
+        let block_tokens = lineage.block_tokens.max(1) as usize;
+        let mut chain: Arc<[BlockKey]> = std::iter::repeat_n(BlockKey(0), total / block_tokens).collect();
+        let mut growing = Growing {
+            tokens: Arc::get_mut(&mut tokens).expect("made here, shared with nobody yet"),
+            chain: Arc::get_mut(&mut chain).expect("made here, shared with nobody yet"),
+            length: 0,
+            blocks: 0,
+            lineage,
+        };
+        growing.tokens(affixes.0);
+        let (mut fresh, mut learned) = (fresh.into_iter(), Vec::new());
+        for (name, found) in self.names.into_iter().zip(self.found) {
+            if let Some(part) = found {
+                growing.tokens(&part.tokens);
+                growing.keys(&part.keys);
+            } else {
+                let new = fresh.next().expect("one for each missing part");
+                growing.tokens(&new);
+                let keys = growing.hash();
+                learned.push((name, Arc::new(Part { tokens: new.into(), keys: keys.into() })));
+            }
+        }
+        growing.tokens(affixes.1);
+        growing.hash();
+        cache.remember(learned);
+        Prompt { tokens, chain }
+    }
+}
+
+struct Growing<'a> {
+    tokens: &'a mut [u32],
+    chain: &'a mut [BlockKey],
+    length: usize,
+    blocks: usize,
+    lineage: &'a Lineage,
+}
+
+impl Growing<'_> {
+    fn tokens(&mut self, more: &[u32]) {
+        self.tokens[self.length..self.length + more.len()].copy_from_slice(more);
+        self.length += more.len();
+    }
+
+    fn keys(&mut self, more: &[BlockKey]) {
+        self.chain[self.blocks..self.blocks + more.len()].copy_from_slice(more);
+        self.blocks += more.len();
+    }
+
+    /// Names the blocks that have become full.
+    fn hash(&mut self) -> &[BlockKey] {
+        let block_tokens = self.lineage.block_tokens.max(1) as usize;
+        let (from, to) = (self.blocks, self.length / block_tokens);
+        let parent = if from == 0 { self.lineage.root } else { self.chain[from - 1] };
+        let mut hasher = ChainHasher::resume(self.lineage.seed, parent);
+        for block in from..to {
+            self.chain[block] = hasher.push_tokens(&self.tokens[block * block_tokens..][..block_tokens]);
+        }
+        self.blocks = to;
+        &self.chain[from..to]
+    }
+}
+
+/// The prompt that is given as tokens.
+pub(crate) fn from_tokens(tokens: &[u32], lineage: &Lineage) -> Prompt {
+    let mut hasher = ChainHasher::resume(lineage.seed, lineage.root);
+    let chain = tokens
+        .chunks_exact(lineage.block_tokens.max(1) as usize)
+        .map(|block| hasher.push_tokens(block))
+        .collect();
+    Prompt { tokens: tokens.into(), chain }
+}
+
+/// A session's number: tenants with the same name for it do not share one.
+pub(crate) fn session_number(tenant: Option<&str>, session: &str, seed: u64) -> u64 {
+    xxh3_64_with_seed(session.as_bytes(), xxh3_64_with_seed(tenant.unwrap_or_default().as_bytes(), seed))
+}

@@ -1,0 +1,224 @@
+//! Chat templates: Jinja as model folders bring it, with what Hugging Face's renderer adds.
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind};
+
+use crate::chat::{Chat, ChatError};
+
+/// Instructions that a rendering may take: thousands of messages, and a fraction of a second.
+const FUEL: u64 = 5_000_000;
+
+/// Texts of the special tokens that templates refer to.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SpecialTexts {
+    pub(crate) bos: Option<String>,
+    pub(crate) eos: Option<String>,
+    pub(crate) unk: Option<String>,
+    pub(crate) pad: Option<String>,
+}
+
+pub(crate) struct Template {
+    environment: Environment<'static>,
+    has_tools: bool,
+    texts: SpecialTexts,
+}
+
+impl Template {
+    /// `with_tools` is used in place of `source` for chats that have tools.
+    pub(crate) fn new(
+        source: String,
+        with_tools: Option<String>,
+        texts: SpecialTexts,
+    ) -> Result<Self, String> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|e| e.to_string())?);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        environment.set_fuel(Some(FUEL));
+        environment.set_recursion_limit(100);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        environment.add_filter("tojson", to_json);
+        let has_tools = with_tools.is_some();
+        for (name, source) in [("chat", Some(source)), ("tools", with_tools)] {
+            if let Some(source) = source {
+                let source = without_generation_tags(&source);
+                environment.add_template_owned(name, source).map_err(|e| format!("chat template: {e:#}"))?;
+            }
+        }
+        Ok(Self { environment, has_tools, texts })
+    }
+
+    /// The chat as the model reads it. The work is bounded.
+    pub(crate) fn render(&self, chat: &Chat<'_>) -> Result<String, ChatError> {
+        let mut context: Vec<(String, Value)> = vec![
+            ("messages".into(), chat.messages.iter().map(|message| Value::from(Serde(message))).collect()),
+            ("add_generation_prompt".into(), chat.add_generation_prompt.into()),
+            ("continue_final_message".into(), false.into()),
+        ];
+        let tools = chat.tools.map(|tools| parse(tools.get())).transpose()?;
+        context.push(("tools".into(), tools.clone().unwrap_or_else(|| Value::from(()))));
+        context.push(("documents".into(), Value::from(())));
+        let texts = [
+            ("bos_token", &self.texts.bos),
+            ("eos_token", &self.texts.eos),
+            ("unk_token", &self.texts.unk),
+            ("pad_token", &self.texts.pad),
+        ];
+        let known = texts.into_iter().filter_map(|(name, text)| Some((name.into(), text.as_deref()?.into())));
+        context.extend(known);
+        if let Some(more) = chat.template_kwargs {
+            let more = parse(more.get())?;
+            let keys = more.try_iter().map_err(|_| ChatError::kwargs("is an object"))?;
+            for key in keys {
+                let value = more.get_item(&key).map_err(|e| ChatError::kwargs(&e.to_string()))?;
+                context.push((key.to_string(), value));
+            }
+        }
+        let name = if tools.is_some() && self.has_tools { "tools" } else { "chat" };
+        let template = self.environment.get_template(name).map_err(|e| ChatError::template(&e))?;
+        template.render(context.into_iter().collect::<Value>()).map_err(|e| ChatError::template(&e))
+    }
+}
+
+fn parse(json: &str) -> Result<Value, ChatError> {
+    serde_json::from_str(json).map_err(|e| ChatError::kwargs(&e.to_string()))
+}
+
+/// Training-only marks, which are no part of a prompt.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(open) = rest.find("{%") {
+        let Some(close) = rest[open..].find("%}").map(|at| open + at + 2) else { break };
+        let word = rest[open + 2..close - 2].trim_matches(['-', '+', ' ', '\n', '\t']);
+        if !matches!(word, "generation" | "endgeneration") {
+            out.push_str(&rest[..close]);
+            rest = &rest[close..];
+            continue;
+        }
+        let (before, mut after) = (&rest[..open], &rest[close..]);
+        let trims_before = rest[open + 2..].starts_with('-');
+        let trims_after = rest[..close - 2].ends_with('-');
+        out.push_str(if trims_before { before.trim_end() } else { before });
+        after = if trims_after { after.trim_start() } else { after.strip_prefix('\n').unwrap_or(after) };
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+/// The date in UTC, for the directives that templates use.
+fn strftime_now(format: &str) -> Result<String, Error> {
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    super::calendar::format_utc(now, format).map_err(|unknown| {
+        Error::new(ErrorKind::InvalidOperation, format!("strftime_now: unknown directive %{unknown}"))
+    })
+}
+
+/// JSON as Python's `json.dumps(value, ensure_ascii=False)` writes it.
+fn to_json(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = kwargs.get("indent").ok().flatten();
+    let sorted: Option<bool> = kwargs.get("sort_keys").ok().flatten();
+    let _: Option<bool> = kwargs.get("ensure_ascii").ok().flatten();
+    let _: Option<Value> = kwargs.get("separators").ok().flatten();
+    kwargs.assert_all_used()?;
+    let mut out = Vec::new();
+    let style = Style { indent: indent.map(|width| width.min(16)), sorted: sorted.unwrap_or(false) };
+    style.write(&mut out, value, 0)?;
+    Ok(Value::from_safe_string(String::from_utf8(out).expect("written from strings")))
+}
+
+struct Style {
+    indent: Option<usize>,
+    sorted: bool,
+}
+
+impl Style {
+    fn write(&self, out: &mut Vec<u8>, value: &Value, depth: usize) -> Result<(), Error> {
+        if depth > crate::json::MAX_DEPTH {
+            return Err(Error::new(ErrorKind::InvalidOperation, "tojson: the value nests too deep"));
+        }
+        match value.kind() {
+            ValueKind::Undefined | ValueKind::None => out.extend_from_slice(b"null"),
+            ValueKind::String => python_string(out, value.as_str().unwrap_or_default()),
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items: Vec<Value> = value.try_iter()?.collect();
+                self.list(out, b"[]", (depth, items.len()), |out, at| {
+                    self.write(out, &items[at], depth + 1)
+                })?;
+            }
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = value.try_iter()?.collect();
+                if self.sorted {
+                    keys.sort_by_key(ToString::to_string);
+                }
+                self.list(out, b"{}", (depth, keys.len()), |out, at| {
+                    python_string(out, &keys[at].to_string());
+                    out.extend_from_slice(b": ");
+                    self.write(out, &value.get_item(&keys[at])?, depth + 1)
+                })?;
+            }
+            ValueKind::Bool | ValueKind::Number => {
+                let text = serde_json::to_string(value)
+                    .map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
+                out.extend_from_slice(text.as_bytes());
+            }
+            _ => return Err(Error::new(ErrorKind::BadSerialization, "tojson: not a JSON value")),
+        }
+        Ok(())
+    }
+
+    fn list(
+        &self,
+        out: &mut Vec<u8>,
+        brackets: &[u8; 2],
+        (depth, length): (usize, usize),
+        mut item: impl FnMut(&mut Vec<u8>, usize) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        out.push(brackets[0]);
+        for at in 0..length {
+            if at > 0 {
+                out.extend_from_slice(if self.indent.is_some() { b"," } else { b", " });
+            }
+            self.line(out, depth + 1);
+            item(out, at)?;
+        }
+        if length > 0 {
+            self.line(out, depth);
+        }
+        out.push(brackets[1]);
+        Ok(())
+    }
+
+    fn line(&self, out: &mut Vec<u8>, depth: usize) {
+        if let Some(width) = self.indent {
+            out.push(b'\n');
+            out.extend(std::iter::repeat_n(b' ', width * depth));
+        }
+    }
+}
+
+/// Python leaves U+007F as it is, and knows short names for two more control characters.
+fn python_string(out: &mut Vec<u8>, text: &str) {
+    out.push(b'"');
+    for piece in text.split_inclusive(['\u{7f}', '\u{8}', '\u{c}']) {
+        let last = piece.chars().next_back().filter(|c| matches!(c, '\u{7f}' | '\u{8}' | '\u{c}'));
+        let plain = last.map_or(piece, |_| &piece[..piece.len() - 1]);
+        crate::json::escape(out, plain);
+        match last {
+            Some('\u{8}') => out.extend_from_slice(b"\\b"),
+            Some('\u{c}') => out.extend_from_slice(b"\\f"),
+            Some(_) => out.push(0x7f),
+            None => {}
+        }
+    }
+    out.push(b'"');
+}

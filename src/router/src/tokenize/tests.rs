@@ -1,0 +1,223 @@
+//! Tokenisation as a whole: the built-in vocabulary, and a small one from a folder.
+
+use std::sync::Arc;
+
+use baton_types::{BlockKey, ChainHasher};
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::chat::Message;
+
+const LINEAGE: Lineage = Lineage { seed: 7, root: BlockKey(99), block_tokens: 4 };
+
+/// A folder with a byte-level vocabulary, a few merges and the given template.
+fn folder(template: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let mut vocab = serde_json::Map::new();
+    // The characters that stand for bytes in byte-level vocabularies, in the order of their code points.
+    let own = |c: &u32| matches!(c, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let chars = (0u32..256).filter(own).chain(0x100..0x144).filter_map(char::from_u32);
+    for (id, c) in chars.enumerate() {
+        vocab.insert(c.to_string(), json!(id));
+    }
+    for piece in ["th", "the", "Ġthe"] {
+        let id = vocab.len();
+        vocab.insert(piece.to_owned(), json!(id));
+    }
+    let special = |id: u32, text: &str| {
+        json!({"id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": false, "special": true})
+    };
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [special(259, "<s>"), special(260, "</s>"), special(261, "<|turn|>")],
+        "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [259], "tokens": ["<s>"]}}},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": vocab, "merges": [["t", "h"], ["th", "e"], ["Ġ", "the"]]}
+    });
+    std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let config = json!({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": template});
+    std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    dir
+}
+
+const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}\n    {%- if m.role == 'bad' %}{{ raise_exception('no ' + m.role) }}{% endif %}\n<|turn|>{{ m['role'] }}\n{{ m['content'].strip() }}</s>\n{% endfor %}\n{% if tools %}{{ tools | tojson }}{% endif %}\n{%- if add_generation_prompt %}<|turn|>assistant\n{% endif %}";
+
+fn small() -> Tokenization {
+    Tokenization::folder(folder(TEMPLATE).path()).unwrap()
+}
+
+fn chat_text(with: &Tokenization, json: &str, tools: Option<&str>) -> Result<String, ChatError> {
+    let messages: Vec<Message<'_>> = serde_json::from_str(json).unwrap();
+    let tools = tools.map(|tools| serde_json::from_str(tools).unwrap());
+    with.render(&Chat { messages: &messages, tools, template_kwargs: None, add_generation_prompt: true })
+}
+
+/// Tokens and keys worked out from the beginning, without parts and without a cache.
+fn naive(with: &Tokenization, text: &str, dressed: bool) -> Prompt {
+    let affixes = with.affixes(dressed);
+    let tokens = [affixes.0, &with.encode_part(text).unwrap(), affixes.1].concat();
+    let mut hasher = ChainHasher::resume(LINEAGE.seed, LINEAGE.root);
+    let chain = tokens.chunks_exact(4).map(|block| hasher.push_tokens(block)).collect();
+    Prompt { tokens: tokens.into(), chain }
+}
+
+#[test]
+fn the_built_in_vocabulary_is_bytes_and_marks() {
+    let with = Tokenization::bytes();
+    assert_eq!(with.encode_bytes("a<|im_start|>é<|end|>"), [97, 258, 0xc3, 0xa9, 257]);
+    assert_eq!(with.decode(&[97, 258, 0xc3, 0xa9, 257, 400, 9_999], true), "aé");
+    assert_eq!(with.decode(&[256, 97, 259, 400], false), "<|begin|>a<|im_end|>");
+    assert_eq!(with.decode(&[0xc3], true), "\u{fffd}");
+    assert_eq!((with.vocab_tokens(), with.end_tokens()), (512, vec![257, 259]));
+}
+
+#[test]
+fn a_folder_tokenises_as_its_tokenizer_does() {
+    let with = small();
+    let Vocabulary::Folder(inner) = &with.vocabulary else { panic!("a folder was given") };
+    let text = "<s>the  theme é 😀\n<|turn|>the end</s> of the tests and more text that is long enough to be cut<|turn|>x";
+    for dressed in [false, true] {
+        let expected = inner.tokenizer.encode(text, dressed).unwrap().get_ids().to_vec();
+        let prompt = with.prompt_now(text, dressed, &LINEAGE).unwrap();
+        assert_eq!(&*prompt.tokens, expected);
+        assert_eq!(with.decode(&expected, true), inner.tokenizer.decode(&expected, true).unwrap());
+        assert_eq!(with.decode(&expected, false), inner.tokenizer.decode(&expected, false).unwrap());
+    }
+    assert!(with.splitter.parts(text).len() > 1, "the text is cut at all");
+    assert_eq!((with.vocab_tokens(), with.end_tokens()), (262, vec![260]));
+}
+
+#[test]
+fn templates_are_rendered_as_hugging_face_does() {
+    let with = small();
+    let json = r#"[{"role":"user","content":" hi "},{"role":"assistant","content":"yo"}]"#;
+    let text = chat_text(&with, json, None).unwrap();
+    assert_eq!(text, "<s><|turn|>user\nhi</s>\n<|turn|>assistant\nyo</s>\n<|turn|>assistant\n");
+    let tools = r#"[{"z":1,"a":"é<\n","f":1.0,"e":[],"n":null,"t":true}]"#;
+    let text = chat_text(&with, json, Some(tools)).unwrap();
+    assert!(text.contains(r#"[{"z": 1, "a": "é<\n", "f": 1.0, "e": [], "n": null, "t": true}]"#), "{text}");
+    let error = chat_text(&with, r#"[{"role":"bad","content":""}]"#, None).unwrap_err();
+    assert!(error.message.ends_with("no bad"), "{}", error.message);
+}
+
+#[test]
+fn templates_cannot_run_for_ever() {
+    let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ b }}{% endfor %}{% endfor %}";
+    let with = Tokenization::folder(folder(endless).path()).unwrap();
+    let error = chat_text(&with, r#"[{"role":"user","content":""}]"#, None).unwrap_err();
+    assert!(error.message.contains("fuel"), "{}", error.message);
+}
+
+#[test]
+fn templates_may_break_format_dates_and_indent() {
+    let template = "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{% generation %}\n\
+        {{ m.content.split(',')[0].upper() }}{% endgeneration %}{{ strftime_now('%Y') | length }}{% endfor %}\
+        {{ {'b': [1, {}], 'a': 'x'} | tojson(indent=2) }}";
+    let with = Tokenization::folder(folder(template).path()).unwrap();
+    let text =
+        chat_text(&with, r#"[{"role":"user","content":"a,b"},{"role":"user","content":"c"}]"#, None).unwrap();
+    assert_eq!(text, "A4{\n  \"b\": [\n    1,\n    {}\n  ],\n  \"a\": \"x\"\n}");
+}
+
+#[test]
+fn arguments_of_tool_calls_are_objects_to_templates() {
+    let template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments.city }}{% endfor %}";
+    let with = Tokenization::folder(folder(template).path()).unwrap();
+    let json = r#"[{"role":"assistant","content":null,"tool_calls":[{"id":"c","type":"function",
+        "function":{"name":"f","arguments":"{\"city\": \"Ulm\"}"}}]}]"#;
+    assert_eq!(chat_text(&with, json, None).unwrap(), "Ulm");
+}
+
+#[test]
+fn folders_that_are_none_are_refused_with_the_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = Tokenization::folder(dir.path()).err().unwrap().to_string();
+    assert!(error.contains("tokenizer.json") && error.contains("give the folder"), "{error}");
+    let bad = folder("{% if %}");
+    let error = Tokenization::folder(bad.path()).err().unwrap().to_string();
+    assert!(error.contains("chat template"), "{error}");
+}
+
+#[test]
+fn a_next_turn_tokenises_only_what_is_new() {
+    let with = Tokenization::bytes();
+    let turn = |n: usize| format!("<|im_start|>user\n{}<|im_end|>\n", format!("{n} ").repeat(100));
+    let first: String = (0..20).map(turn).collect();
+    with.prompt_now(&first, false, &LINEAGE).unwrap();
+    let (hits, misses) = with.cache_counts();
+    let second = format!("{first}{}", turn(20));
+    let prompt = with.prompt_now(&second, false, &LINEAGE).unwrap();
+    let (hits, misses) = (with.cache_counts().0 - hits, with.cache_counts().1 - misses);
+    assert!(hits >= 19 && misses <= 3, "{hits} {misses}");
+    assert_eq!(prompt, naive(&with, &second, false));
+    let other = Lineage { root: BlockKey(1), ..LINEAGE };
+    assert_ne!(
+        with.prompt_now(&second, false, &other).unwrap().chain,
+        prompt.chain,
+        "namespaces share nothing"
+    );
+}
+
+#[tokio::test]
+async fn long_prompts_are_tokenised_aside_and_alike() {
+    let with = Arc::new(small());
+    let text = format!("<s>{}<|turn|>", "the theme ".repeat(4_000));
+    let aside = with.prompt(text.clone(), true, LINEAGE).await.unwrap();
+    assert_eq!(aside, naive(&with, &text, true));
+    assert_eq!(with.prompt(text.clone(), true, LINEAGE).await.unwrap(), aside);
+}
+
+fn texts() -> impl Strategy<Value = Vec<String>> {
+    let piece =
+        "(<s>|</s>|<\\|turn\\|>|<\\|im_end\\|>|<\\|im_start\\|>|the | {1,3}|[a-zé😀\n<|]{1,30}){0,30}";
+    proptest::collection::vec(piece, 1..5)
+}
+
+proptest! {
+    #[test]
+    fn cached_is_uncached(texts in texts(), capacity in 2_000usize..200_000, dressed in any::<bool>()) {
+        for with in [Tokenization::bytes(), small()] {
+            let with = with.with_cache_bytes(capacity);
+            let mut whole = String::new();
+            for text in &texts {
+                whole.push_str(text);
+                for _ in 0..2 {
+                    prop_assert_eq!(with.prompt_now(&whole, dressed, &LINEAGE).unwrap(), naive(&with, &whole, dressed));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn text_token_by_token_is_the_text_of_all(tokens in proptest::collection::vec(0u32..270, 0..60), skip in any::<bool>()) {
+        for with in [Tokenization::bytes(), small()] {
+            let mut detokenizer = Detokenizer::new(skip);
+            let mut out = String::new();
+            for &token in &tokens {
+                detokenizer.push(&with, token, &mut out);
+            }
+            detokenizer.finish(&with, &mut out);
+            prop_assert_eq!(&out, &with.decode(&tokens, skip));
+            if let Vocabulary::Folder(inner) = &with.vocabulary {
+                prop_assert_eq!(&out, &inner.tokenizer.decode(&tokens, skip).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn text_comes_back_from_its_tokens(text in "[a-zé😀 \n]{0,60}") {
+        for with in [Tokenization::bytes(), small()] {
+            let prompt = with.prompt_now(&text, false, &LINEAGE).unwrap();
+            prop_assert_eq!(with.decode(&prompt.tokens, true), text.as_str());
+        }
+    }
+}
