@@ -1,5 +1,6 @@
 //! The command line: what can be asked for, and who answers.
 
+mod bench;
 pub(crate) mod cluster;
 mod config;
 mod cpu;
@@ -39,6 +40,8 @@ enum Command {
     Profile(profile::ProfileArgs),
     /// Repeat the published experiments and print paper beside ours
     Paper(paper::PaperArgs),
+    /// Measure a router, beside a plain proxy
+    Bench(bench::BenchArgs),
     /// Check and explain a configuration file
     Config(config::ConfigArgs),
 }
@@ -52,6 +55,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, String> {
         Command::Trace(args) => trace::run(args),
         Command::Profile(args) => profile::run(args),
         Command::Paper(args) => paper::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Config(args) => config::run(&args),
     }
 }

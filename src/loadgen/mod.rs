@@ -5,13 +5,18 @@
 //! - [`bench`] measures what a router adds; [`proxy`] and [`upstream`] are what it is compared with.
 
 pub mod answer;
+pub mod bench;
 pub mod bodies;
 pub mod clock;
 pub mod compare;
 pub mod figures;
 pub mod live;
 pub mod pace;
+pub mod process;
 pub mod prompt;
+pub mod proxy;
+pub mod serve;
 pub mod sse;
 pub mod summary;
 pub mod target;
+pub mod upstream;

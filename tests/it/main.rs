@@ -8,6 +8,7 @@
 )]
 
 mod cli;
+mod live;
 mod program;
 mod replay;
 mod requirements;

@@ -1,0 +1,348 @@
+//! `baton bench`: what a router costs, beside a plain proxy in the same run.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+use super::out;
+use crate::loadgen::bench::{Comparison, Figures, Rates, Side, cpu_us_per_event, loads};
+use crate::loadgen::target::{Target, http_client};
+use crate::loadgen::{proxy, upstream};
+
+/// Arguments of `baton bench`.
+#[derive(clap::Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    /// Measure a running router: time added, processor time by call and by event
+    Router(Box<RouterArgs>),
+    /// Pass requests on and do nothing else: what a router is compared with
+    Proxy(ProxyArgs),
+    /// Answer completion calls at once, without a model
+    Upstream(UpstreamArgs),
+}
+
+/// Arguments of `baton bench router`.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    baton bench router --url http://127.0.0.1:8000 --pid 4242 --reference\n  \
+    baton bench router --url http://127.0.0.1:8000 --direct-url http://127.0.0.1:9000 --json out.json")]
+struct RouterArgs {
+    /// The router, in front of nodes that answer at once
+    #[arg(long)]
+    url: String,
+    /// What the router stands in front of, when that can be called itself
+    #[arg(long)]
+    direct_url: Option<String>,
+    /// Measure a plain proxy in front of a server without a model too, in processes of their own
+    #[arg(long)]
+    reference: bool,
+    /// Process of the router, for its processor time
+    #[arg(long)]
+    pid: Option<u32>,
+    /// Key that requests carry
+    #[arg(long, value_name = "KEY", env = "BATON_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+    /// Model to ask for [default: the first that the router lists]
+    #[arg(long)]
+    model: Option<String>,
+    /// Small calls a second
+    #[arg(long, default_value = "500", value_parser = rate)]
+    rate: f64,
+    /// Large calls a second
+    #[arg(long, default_value = "50", value_parser = rate)]
+    large_rate: f64,
+    /// Streams a second
+    #[arg(long, default_value = "20", value_parser = rate)]
+    stream_rate: f64,
+    /// Size of a large body, KiB
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=16_384))]
+    body_kib: u32,
+    /// Tokens of a stream
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    stream_tokens: u32,
+    /// Seconds for each load on each side
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    duration: u64,
+    /// Rounds in which the sides take turns
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Write the figures to this file
+    #[arg(long, value_name = "OUT")]
+    json: Option<PathBuf>,
+}
+
+/// Arguments of `baton bench proxy`.
+#[derive(clap::Args)]
+struct ProxyArgs {
+    /// Where requests go
+    #[arg(long, value_name = "URL")]
+    to: String,
+    /// Address to serve on; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    #[command(flatten)]
+    end: EndArgs,
+}
+
+/// Arguments of `baton bench upstream`.
+#[derive(clap::Args)]
+struct UpstreamArgs {
+    /// Address to serve on; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    #[command(flatten)]
+    end: EndArgs,
+}
+
+#[derive(clap::Args)]
+struct EndArgs {
+    /// End when standard input ends, as with the process that holds it
+    #[arg(long)]
+    until_stdin_ends: bool,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if (0.1..=100_000.0).contains(&rate) => Ok(rate),
+        _ => Err("give calls a second from 0.1 to 100000".into()),
+    }
+}
+
+/// Runs `baton bench`.
+pub fn run(args: &BenchArgs) -> Result<ExitCode, String> {
+    let runtime = Runtime::new().map_err(|e| format!("bench: no threads to run on: {e}"))?;
+    match &args.what {
+        What::Router(args) => router(args, &runtime),
+        What::Proxy(args) => {
+            let target = Target::new(&args.to, None)?;
+            serve(args.listen, &args.end, &runtime, async |listener| proxy::run(listener, &target).await)
+        }
+        What::Upstream(args) => serve(args.listen, &args.end, &runtime, upstream::run),
+    }
+}
+
+/// Serves until a signal, or the end of standard input when asked for.
+fn serve(
+    listen: SocketAddr,
+    end: &EndArgs,
+    runtime: &Runtime,
+    server: impl AsyncFnOnce(TcpListener) -> Result<(), String>,
+) -> Result<ExitCode, String> {
+    let served = runtime.block_on(async {
+        let bound = TcpListener::bind(listen).await.and_then(|l| Ok((l.local_addr()?, l)));
+        let (address, listener) =
+            bound.map_err(|e| format!("bench: listen on {listen}: {e}; give another --listen"))?;
+        out::say(&format!("listening on http://{address}\n"))?;
+        let stdin_ended = async {
+            if !end.until_stdin_ends {
+                return std::future::pending().await;
+            }
+            // A read that fails has ended too.
+            tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink())).await
+        };
+        tokio::select! {
+            outcome = server(listener) => outcome,
+            _ = tokio::signal::ctrl_c() => Ok(()),
+            _ = stdin_ended => Ok(()),
+        }
+    });
+    served.map(|()| ExitCode::SUCCESS)
+}
+
+/// A server of this program in a process of its own; it ends with this one, however that ends.
+struct Started {
+    child: Child,
+    url: String,
+}
+
+impl Started {
+    fn new(args: &[&str]) -> Result<Self, String> {
+        let failed = |why: String| format!("bench: reference {}: {why}", args.join(" "));
+        let program = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
+        let mut child = Command::new(program)
+            .arg("bench")
+            .args(args)
+            .arg("--until-stdin-ends")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| failed(e.to_string()))?;
+        let mut line = String::new();
+        let read = child.stdout.take().map(|out| BufReader::new(out).read_line(&mut line));
+        let url = line.trim().strip_prefix("listening on ").map(str::to_owned);
+        let mut started = Self { child, url: String::new() };
+        match (read, url) {
+            (Some(Ok(_)), Some(url)) => started.url = url,
+            _ => return Err(failed("it did not start".into())),
+        }
+        Ok(started)
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // It may have ended already, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode, String> {
+    let client = http_client();
+    let target = Target::new(&args.url, args.api_key.as_deref())?;
+    let model = match &args.model {
+        Some(model) => model.clone(),
+        None => runtime
+            .block_on(target.models(&client))?
+            .into_iter()
+            .next()
+            .map(|m| m.name)
+            .ok_or("bench: the router lists no model; wait until it is ready, or give --model")?,
+    };
+    let mut started = Vec::new();
+    if args.reference {
+        let upstream = Started::new(&["upstream"])?;
+        let proxy = Started::new(&["proxy", "--to", &upstream.url])?;
+        started.extend([upstream, proxy]);
+    }
+    let comparison = Comparison {
+        client,
+        sides: sides(args, target, &started)?,
+        duration: Duration::from_secs(args.duration),
+        rounds: args.rounds,
+    };
+    let rates =
+        Rates { small_per_s: args.rate, large_per_s: args.large_rate, stream_per_s: args.stream_rate };
+    let mut figures = Vec::new();
+    for load in loads(&model, rates, args.body_kib as usize * 1024, args.stream_tokens) {
+        eprintln!("measuring: {}", load.name);
+        figures.extend(comparison.run(&load, runtime.handle())?);
+    }
+    report(args, &figures)
+}
+
+/// The router, what is behind it when known, and the reference's two.
+fn sides(args: &RouterArgs, router: Target, started: &[Started]) -> Result<Vec<Side>, String> {
+    let mut sides = Vec::new();
+    if let Some(url) = &args.direct_url {
+        sides.push(Side { name: "direct", target: Target::new(url, args.api_key.as_deref())?, pid: None });
+    }
+    sides.push(Side { name: "router", target: router, pid: args.pid });
+    for (name, one) in ["bare server", "plain proxy"].into_iter().zip(started) {
+        sides.push(Side { name, target: Target::new(&one.url, None)?, pid: Some(one.child.id()) });
+    }
+    Ok(sides)
+}
+
+/// What a side adds to what it stands in front of, µs.
+#[derive(serde::Serialize)]
+struct Added {
+    load: &'static str,
+    side: &'static str,
+    over: &'static str,
+    first_byte_p50_us: Option<f64>,
+    first_byte_p99_us: Option<f64>,
+}
+
+/// Differences of percentiles, which are not percentiles of differences: no call goes both ways.
+fn added(figures: &[Figures]) -> Vec<Added> {
+    let find = |load: &str, side: &str| figures.iter().find(|f| f.load == load && f.side == side);
+    let less = |a: Option<f64>, b: Option<f64>| Some(a? - b?);
+    let pairs = [("router", "direct"), ("plain proxy", "bare server")];
+    let of = |f: &Figures| {
+        let (_, over) = pairs.into_iter().find(|(side, _)| *side == f.side)?;
+        let base = find(f.load, over)?;
+        Some(Added {
+            load: f.load,
+            side: f.side,
+            over,
+            first_byte_p50_us: less(f.first_byte_p50_us, base.first_byte_p50_us),
+            first_byte_p99_us: less(f.first_byte_p99_us, base.first_byte_p99_us),
+        })
+    };
+    figures.iter().filter_map(of).collect()
+}
+
+fn report(args: &RouterArgs, figures: &[Figures]) -> Result<ExitCode, String> {
+    let added = added(figures);
+    let find = |load: &str, side: &str| figures.iter().find(|f| f.load == load && f.side == side);
+    let by_event: Vec<(&'static str, Option<f64>)> = figures
+        .iter()
+        .filter(|f| f.load == "stream" && f.cpu_us_per_call.is_some())
+        .map(|stream| {
+            (stream.side, find("small", stream.side).and_then(|plain| cpu_us_per_event(plain, stream)))
+        })
+        .collect();
+    let mut text = format!("{}\n", table(figures, &added));
+    for (side, us) in &by_event {
+        let us = us.map_or_else(|| "–".into(), |us| format!("{us:.2} µs"));
+        text.push_str(&format!("processor time by event of a stream, {side}: {us}\n"));
+    }
+    out::say(&text)?;
+    if let Some(path) = &args.json {
+        let by_event: Vec<_> =
+            by_event.iter().map(|(side, us)| json!({ "side": side, "cpu_us_per_event": us })).collect();
+        let document = json!({ "figures": figures, "added": added, "events": by_event });
+        let document = serde_json::to_string_pretty(&document).map_err(|e| format!("bench: report: {e}"))?;
+        out::save(path, &document)?;
+        eprintln!("written: {}", path.display());
+    }
+    let failed = figures.iter().any(|f| f.answered == 0);
+    if failed {
+        eprintln!("baton: bench: a side answered nothing; see the errors");
+    }
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn table(figures: &[Figures], added: &[Added]) -> String {
+    let mut table = Table::new();
+    table.load_style(UTF8_BORDERS_ONLY);
+    table.set_header([
+        "load",
+        "side",
+        "answered",
+        "errors",
+        "waited",
+        "first byte p50",
+        "p99",
+        "whole p50",
+        "p99",
+        "added p50",
+        "added p99",
+        "CPU a call",
+    ]);
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    let us = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{v:.0} µs"));
+    for f in figures {
+        let added = added.iter().find(|a| a.load == f.load && a.side == f.side);
+        table.add_row([
+            f.load.into(),
+            f.side.into(),
+            f.answered.to_string(),
+            f.errors.to_string(),
+            f.waited.to_string(),
+            us(f.first_byte_p50_us),
+            us(f.first_byte_p99_us),
+            us(f.whole_p50_us),
+            us(f.whole_p99_us),
+            us(added.and_then(|a| a.first_byte_p50_us)),
+            us(added.and_then(|a| a.first_byte_p99_us)),
+            us(f.cpu_us_per_call),
+        ]);
+    }
+    table.to_string()
+}

@@ -1,0 +1,353 @@
+//! What a router adds to a call: time, and processor time by call and by event.
+//!
+//! Every load is offered at a fixed rate, whatever the answers, to each side in turn and in several
+//! rounds, so that a machine that slows down slows all sides.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::Method;
+use http_body_util::BodyExt as _;
+use hyper::body::Frame;
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+use super::process::CpuTime;
+use super::sse::EventReader;
+use super::target::{HttpClient, Target};
+
+/// Calls in flight at most; a side that falls behind further makes the load wait, which is said.
+const MOST_IN_FLIGHT: u32 = 4096;
+/// An answer that takes longer is an error.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// One side of the comparison.
+pub struct Side {
+    /// Its name in the table.
+    pub name: &'static str,
+    /// Where it is.
+    pub target: Target,
+    /// The process whose time counts.
+    pub pid: Option<u32>,
+}
+
+/// Calls of one kind.
+#[derive(Clone)]
+pub struct Load {
+    /// Its name in the table.
+    pub name: &'static str,
+    /// Calls a second.
+    pub rate_per_s: f64,
+    /// The body of the n-th call.
+    pub body: Arc<dyn Fn(u64) -> Bytes + Send + Sync>,
+}
+
+/// What one side made of one load.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figures {
+    /// The load.
+    pub load: &'static str,
+    /// The side.
+    pub side: &'static str,
+    /// Calls answered.
+    pub answered: u64,
+    /// Calls that were not, or not with 200.
+    pub errors: u64,
+    /// Calls that waited because too many were in flight.
+    pub waited: u64,
+    /// From sending to the first byte of the answer's body, µs: median.
+    pub first_byte_p50_us: Option<f64>,
+    /// And 99th percentile.
+    pub first_byte_p99_us: Option<f64>,
+    /// From sending to the end of the answer, µs: median.
+    pub whole_p50_us: Option<f64>,
+    /// And 99th percentile.
+    pub whole_p99_us: Option<f64>,
+    /// Events of streams.
+    pub events: u64,
+    /// Processor time of the side's process by call, µs.
+    pub cpu_us_per_call: Option<f64>,
+}
+
+/// Sums of one side and load over its rounds.
+#[derive(Default)]
+struct Sums {
+    first_us: Vec<u64>,
+    whole_us: Vec<u64>,
+    errors: u64,
+    waited: u64,
+    events: u64,
+    cpu_us: u64,
+}
+
+/// What one call gave: µs to the first byte, µs in all, events.
+type CallTimes = (u64, u64, u64);
+
+/// A comparison to be run.
+pub struct Comparison {
+    /// The client.
+    pub client: HttpClient,
+    /// The sides, each measured under the same load.
+    pub sides: Vec<Side>,
+    /// How long each load lasts on each side, over all rounds.
+    pub duration: Duration,
+    /// Rounds in which the sides take turns.
+    pub rounds: u32,
+}
+
+impl Comparison {
+    /// Offers `load` to every side. Blocks; call it outside the runtime.
+    pub fn run(&self, load: &Load, runtime: &Handle) -> Result<Vec<Figures>, String> {
+        let mut sums: Vec<Sums> = self.sides.iter().map(|_| Sums::default()).collect();
+        let calls = (load.rate_per_s * self.duration.as_secs_f64() / f64::from(self.rounds)).ceil().max(1.0);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive count")]
+        let calls = calls as u64;
+        let mut number = 0;
+        for round in 0..=self.rounds {
+            for (side, sums) in self.sides.iter().zip(&mut sums) {
+                // The first round warms connections and caches up and is thrown away.
+                let warm_up = round == 0;
+                let count = if warm_up { calls.div_ceil(5) } else { calls };
+                let mut seen = self.round(side, load, number..number + count, runtime)?;
+                number += count;
+                if !warm_up {
+                    sums.first_us.append(&mut seen.first_us);
+                    sums.whole_us.append(&mut seen.whole_us);
+                    sums.errors += seen.errors;
+                    sums.waited += seen.waited;
+                    sums.events += seen.events;
+                    sums.cpu_us += seen.cpu_us;
+                }
+            }
+        }
+        Ok(self.sides.iter().zip(sums).map(|(side, sums)| sums.figures(load, side)).collect())
+    }
+
+    fn round(
+        &self,
+        side: &Side,
+        load: &Load,
+        numbers: std::ops::Range<u64>,
+        runtime: &Handle,
+    ) -> Result<Sums, String> {
+        // Bodies are made before the clock runs.
+        let bodies: Vec<Bytes> = numbers.map(|n| (load.body)(n)).collect();
+        let (permits, sums) =
+            (Arc::new(Semaphore::new(MOST_IN_FLIGHT as usize)), Arc::new(Mutex::new(Sums::default())));
+        let before = side.pid.map(CpuTime::of).transpose()?;
+        let zero = Instant::now();
+        for (at, body) in (0u32..).zip(bodies) {
+            let due = zero + Duration::from_secs_f64(f64::from(at) / load.rate_per_s);
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            let permit = if let Ok(permit) = Arc::clone(&permits).try_acquire_owned() {
+                permit
+            } else {
+                sums.lock().waited += 1;
+                runtime.block_on(Arc::clone(&permits).acquire_owned()).map_err(|e| format!("bench: {e}"))?
+            };
+            let (client, sums) = (self.client.clone(), Arc::clone(&sums));
+            let request = side.target.request(Method::POST, "/v1/chat/completions", body);
+            runtime.spawn(async move {
+                let outcome = tokio::time::timeout(TIMEOUT, call(&client, request)).await;
+                let mut sums = sums.lock();
+                match outcome {
+                    Ok(Some((first_us, whole_us, events))) => {
+                        sums.first_us.push(first_us);
+                        sums.whole_us.push(whole_us);
+                        sums.events += events;
+                    }
+                    _ => sums.errors += 1,
+                }
+                drop(permit);
+            });
+        }
+        runtime
+            .block_on(async { permits.acquire_many(MOST_IN_FLIGHT).await.map(drop) })
+            .map_err(|e| format!("bench: {e}"))?;
+        let mut sums = std::mem::take(&mut *sums.lock());
+        if let (Some(before), Some(pid)) = (before, side.pid) {
+            sums.cpu_us = CpuTime::of(pid)?.since_us(before);
+        }
+        Ok(sums)
+    }
+}
+
+async fn call(client: &HttpClient, request: http::Request<http_body_util::Full<Bytes>>) -> Option<CallTimes> {
+    let sent = Instant::now();
+    let since = || u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let response = client.request(request).await.ok().filter(|r| r.status().is_success())?;
+    let (mut body, mut reader) = (response.into_body(), EventReader::default());
+    let (mut first_us, mut events) = (None, 0);
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame.ok().map(Frame::into_data)? {
+            first_us.get_or_insert_with(since);
+            reader.push(&data, |_| events += 1).ok()?;
+        }
+    }
+    Some((first_us?, since(), events))
+}
+
+impl Sums {
+    #[expect(clippy::cast_precision_loss, reason = "figures for a report")]
+    fn figures(mut self, load: &Load, side: &Side) -> Figures {
+        self.first_us.sort_unstable();
+        self.whole_us.sort_unstable();
+        let answered = self.whole_us.len() as u64;
+        Figures {
+            load: load.name,
+            side: side.name,
+            answered,
+            errors: self.errors,
+            waited: self.waited,
+            first_byte_p50_us: rank(&self.first_us, 50),
+            first_byte_p99_us: rank(&self.first_us, 99),
+            whole_p50_us: rank(&self.whole_us, 50),
+            whole_p99_us: rank(&self.whole_us, 99),
+            events: self.events,
+            cpu_us_per_call: side.pid.filter(|_| answered > 0).map(|_| self.cpu_us as f64 / answered as f64),
+        }
+    }
+}
+
+/// Nearest rank.
+#[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+fn rank(sorted: &[u64], percent: usize) -> Option<f64> {
+    let at = (sorted.len() * percent).div_ceil(100).max(1) - 1;
+    sorted.get(at).map(|us| *us as f64)
+}
+
+/// Processor time of one event in a stream: what a stream's call costs beyond a call without a
+/// stream, over its events.
+#[expect(clippy::cast_precision_loss, reason = "a figure for a report")]
+pub fn cpu_us_per_event(plain: &Figures, stream: &Figures) -> Option<f64> {
+    let events_a_call = stream.events as f64 / stream.answered.max(1) as f64;
+    let beyond = stream.cpu_us_per_call? - plain.cpu_us_per_call?;
+    (events_a_call > 0.0).then(|| beyond / events_a_call)
+}
+
+/// The loads that are compared: a small call, a long conversation that is new, the same one with a
+/// new turn, and a stream.
+pub fn loads(model: &str, rates: Rates, body_bytes: usize, stream_tokens: u32) -> Vec<Load> {
+    let named =
+        |name, rate_per_s, body: Arc<dyn Fn(u64) -> Bytes + Send + Sync>| Load { name, rate_per_s, body };
+    let model = serde_json::Value::from(model).to_string();
+    let history = Arc::new(conversation(body_bytes));
+    let chat = move |head: &str, history: &str, tail: &str, rest: &str| -> Bytes {
+        format!(
+            r#"{{"model":{model},"messages":[{{"role":"system","content":"{head}"}},{history}{{"role":"user","content":"{tail}"}}],{rest}}}"#
+        )
+        .into()
+    };
+    const ONE: &str = r#""max_tokens":1"#;
+    let streamed = format!(r#""max_tokens":{stream_tokens},"ignore_eos":true,"stream":true"#);
+    let (small, cold, seen, stream) = (chat.clone(), chat.clone(), chat.clone(), chat);
+    let (cold_history, seen_history) = (Arc::clone(&history), history);
+    vec![
+        named(
+            "small",
+            rates.small_per_s,
+            Arc::new(move |n| small("be brief", "", &format!("call {n}"), ONE)),
+        ),
+        named(
+            "large, new",
+            rates.large_per_s,
+            Arc::new(move |n| cold(&format!("conversation {n}"), &cold_history, "go on", ONE)),
+        ),
+        named(
+            "large, prefix seen",
+            rates.large_per_s,
+            Arc::new(move |n| seen("the conversation", &seen_history, &format!("turn {n}"), ONE)),
+        ),
+        named(
+            "stream",
+            rates.stream_per_s,
+            Arc::new(move |n| stream("be long", "", &format!("call {n}"), &streamed)),
+        ),
+    ]
+}
+
+/// Calls a second.
+#[derive(Clone, Copy, Debug)]
+pub struct Rates {
+    /// Of small calls.
+    pub small_per_s: f64,
+    /// Of large ones.
+    pub large_per_s: f64,
+    /// Of streams.
+    pub stream_per_s: f64,
+}
+
+/// Messages of about `bytes` bytes in all, as a piece of JSON that ends with a comma.
+fn conversation(bytes: usize) -> String {
+    const TURN_BYTES: usize = 4096;
+    let mut rng = baton_types::Rng::new(1);
+    let mut text = String::with_capacity(bytes + TURN_BYTES);
+    for turn in 0.. {
+        if text.len() + 64 > bytes {
+            break;
+        }
+        let role = if turn % 2 == 0 { "user" } else { "assistant" };
+        text.push_str(&format!(r#"{{"role":"{role}","content":""#));
+        let end = (text.len() + TURN_BYTES).min(bytes - 4);
+        while text.len() < end {
+            let letter = rng.below(32);
+            text.push(char::from(if letter < 26 {
+                b'a' + u8::try_from(letter).expect("a letter")
+            } else {
+                b' '
+            }));
+        }
+        text.push_str(r#""},"#);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    fn bodies(which: usize) -> [Value; 2] {
+        let rates = Rates { small_per_s: 1.0, large_per_s: 1.0, stream_per_s: 1.0 };
+        let load = &loads("m", rates, 128 << 10, 50)[which];
+        [1, 2].map(|n| serde_json::from_slice(&(load.body)(n)).unwrap())
+    }
+
+    #[test]
+    fn a_large_body_is_as_large_as_asked_and_shares_what_its_name_says() {
+        let [one, other] = bodies(1);
+        let size = one.to_string().len();
+        assert!((128 << 10..(128 << 10) + 400).contains(&size), "{size} bytes");
+        assert_ne!(one["messages"][0], other["messages"][0], "new from the first message on");
+        let [one, other] = bodies(2);
+        let turns = one["messages"].as_array().unwrap().len();
+        assert_eq!(
+            one["messages"].as_array().unwrap()[..turns - 1],
+            other["messages"].as_array().unwrap()[..turns - 1]
+        );
+        assert_ne!(one["messages"][turns - 1], other["messages"][turns - 1]);
+    }
+
+    #[test]
+    fn an_event_costs_what_a_stream_costs_beyond_a_call() {
+        let figures = |cpu: f64, events| Figures {
+            load: "",
+            side: "",
+            answered: 10,
+            errors: 0,
+            waited: 0,
+            first_byte_p50_us: None,
+            first_byte_p99_us: None,
+            whole_p50_us: None,
+            whole_p99_us: None,
+            events,
+            cpu_us_per_call: Some(cpu),
+        };
+        assert_eq!(cpu_us_per_event(&figures(50.0, 0), &figures(250.0, 1000)), Some(2.0));
+        assert_eq!(cpu_us_per_event(&figures(50.0, 0), &figures(250.0, 0)), None);
+        assert_eq!((rank(&[1, 2, 3], 50), rank(&[1, 2, 3], 99), rank(&[], 50)), (Some(2.0), Some(3.0), None));
+    }
+}

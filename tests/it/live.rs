@@ -1,0 +1,284 @@
+//! `baton replay --live`: against a small server that answers as it is told.
+
+mod server;
+
+use std::collections::HashMap;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::program::{Outcome, Place};
+use crate::rows::{self, BLOCK_TOKENS, Row};
+use server::{Act, Call, Server};
+
+/// Replays `rows` against `server` with further arguments; gives the outcome and the report.
+#[track_caller]
+fn replay(server: &Server, rows: &[Row], more: &[&str]) -> (Outcome, Value) {
+    let place = Place::new();
+    place.write("t.jsonl", &rows::text(rows));
+    let url = server.url();
+    let args = ["replay", "t.jsonl", "--live", &url, "--json", "out.json"];
+    let outcome = place.baton(&args.iter().chain(more).copied().collect::<Vec<_>>()).succeeded();
+    (outcome, place.json("out.json"))
+}
+
+fn steady(count: u64, gap_ms: u64, output_tokens: u64) -> Vec<Row> {
+    (0..count).map(|i| Row::full(i * gap_ms, output_tokens, [3 * i, 3 * i + 1])).collect()
+}
+
+/// Calls by row, in order of arrival.
+fn of_row(calls: &[Call], row: u64) -> Vec<&Call> {
+    calls.iter().filter(|c| c.row == row).collect()
+}
+
+#[test]
+fn the_loop_is_open_and_keeps_the_traces_times() {
+    // Answers take longer than the whole trace: a client that waits for them would be far behind.
+    let server = Server::start(|_, _| Act::answer(1500, 0));
+    let (_, report) = replay(&server, &steady(8, 200, 3), &["--speed", "2"]);
+    let calls = server.calls();
+    assert_eq!(calls.len(), 8);
+    for (at, call) in calls.iter().enumerate() {
+        assert_eq!(call.row, at as u64, "the order of arrival");
+        let (due_ms, came_ms) = (at as f64 * 100.0, (call.at - calls[0].at).as_secs_f64() * 1e3);
+        assert!((came_ms - due_ms).abs() < 350.0, "row {at} came at {came_ms} ms, not at {due_ms}");
+    }
+    assert_eq!(
+        (report["live"]["sent"].as_u64(), report["runs"][0]["completed"].as_u64()),
+        (Some(8), Some(8))
+    );
+    assert_eq!(report["live"]["most_in_flight"], 8);
+    assert!(report["live"]["lag_ms"]["p50"].as_f64().unwrap() < 200.0, "{report:#}");
+}
+
+#[test]
+fn prompts_share_blocks_exactly_as_the_trace_does() {
+    let server = Server::start(|_, _| Act::answer(0, 0));
+    let rows = rows::tree(30);
+    replay(&server, &rows, &["--speed", "50"]);
+    let calls = server.calls();
+    let (mut id_of, mut block_of): (HashMap<Vec<u64>, u64>, HashMap<u64, Vec<u64>>) = Default::default();
+    for (at, row) in rows.iter().enumerate() {
+        let prompt = &of_row(&calls, at as u64)[0].prompt;
+        assert_eq!(prompt.len() as u64, row.input_tokens);
+        assert!(prompt.iter().all(|t| *t < 300), "a token beyond the vocabulary that the server tells");
+        assert!(prompt.iter().any(|t| *t >= 256), "the told vocabulary is used");
+        for (block, id) in prompt.chunks(BLOCK_TOKENS as usize).zip(&row.blocks) {
+            if block.len() < BLOCK_TOKENS as usize {
+                let whole = block_of.get(id).map_or(block, |whole| &whole[..block.len()]);
+                assert_eq!(whole, block, "a cut block is the beginning of the whole one");
+                continue;
+            }
+            assert_eq!(*block_of.entry(*id).or_insert_with(|| block.to_vec()), block, "id {id} changed");
+            assert_eq!(*id_of.entry(block.to_vec()).or_insert(*id), *id, "two ids, one block");
+            id_of.keys().filter(|other| *other != block).for_each(|other| {
+                assert_ne!(other[..8], block[..8], "different ids differ at once");
+            });
+        }
+    }
+    assert!(block_of.len() > 30, "{} blocks were compared", block_of.len());
+}
+
+#[test]
+fn a_call_asks_for_exactly_the_rows_answer() {
+    let server = Server::start(|_, _| Act::answer(0, 0));
+    let (_, report) = replay(&server, &steady(2, 10, 7), &["--api-key", "sesame"]);
+    let call = &server.calls()[1];
+    assert_eq!(
+        (call.path.as_str(), call.authorization.as_deref()),
+        ("/v1/completions", Some("Bearer sesame"))
+    );
+    let expected = [("max_tokens", Value::from(7)), ("ignore_eos", true.into()), ("stream", true.into())];
+    for (name, value) in expected {
+        assert_eq!(call.body[name], value, "{name}");
+    }
+    assert_eq!(
+        (&call.body["model"], &call.body["stream_options"]["include_usage"]),
+        (&"tiny".into(), &true.into())
+    );
+    assert_eq!((&report["live"]["model"], &report["live"]["vocab_tokens"]), (&"tiny".into(), &300.into()));
+    let (_, report) = replay(&server, &steady(1, 10, 1), &["--vocab", "256", "--model", "other"]);
+    assert_eq!((&report["live"]["model"], &report["live"]["vocab_tokens"]), (&"other".into(), &256.into()));
+    assert!(server.calls()[2].prompt.iter().all(|t| *t < 256));
+}
+
+#[test]
+fn a_refused_client_comes_back_when_told() {
+    let act = |row: u64, attempt: u64| match (row, attempt) {
+        (1, 1) => Act::Refuse { status: 429, wait_ms: Some(600) },
+        (2, 1 | 2) => Act::Refuse { status: 503, wait_ms: Some(100) },
+        (3, _) => Act::Refuse { status: 429, wait_ms: None },
+        _ => Act::answer(0, 0),
+    };
+    let server = Server::start(act);
+    let (outcome, report) = replay(&server, &steady(4, 10, 2), &["--obey-retry-after", "2"]);
+    let calls = server.calls();
+    let one = of_row(&calls, 1);
+    assert_eq!((one.len(), of_row(&calls, 2).len(), of_row(&calls, 3).len()), (2, 3, 1));
+    let waited = one[1].at - one[0].at;
+    assert!(waited >= Duration::from_millis(600), "came back after {waited:?}");
+    assert!(waited < Duration::from_millis(1400), "retry-after-ms goes before retry-after: {waited:?}");
+    let run = &report["runs"][0];
+    let count = |name: &str| run[name].as_u64().unwrap();
+    assert_eq!((count("completed"), count("rejected"), count("refusals"), count("retries")), (3, 1, 4, 3));
+    assert_eq!(run["readmitted"], 2);
+    assert_eq!(run["refusals_by_reason"], serde_json::json!([["ttft", 4]]));
+    // TTFT of the one that waited 600 ms counts from its last offer.
+    assert!(run["ttft_s"]["max"].as_f64().unwrap() < 0.6, "{run:#}");
+    let promises = &report["live"]["promises"];
+    for (name, expected) in [("refusals", 4), ("told", 3), ("obeyed", 3), ("kept", 2), ("refused_again", 1)] {
+        assert_eq!(promises[name], expected, "{name} of {promises:#}");
+    }
+    assert_eq!(report["live"]["statuses"], serde_json::json!({"200": 3, "429": 2, "503": 2}));
+    assert!(outcome.stdout.contains("2 admitted and 1 refused again"), "{}", outcome.stdout);
+    let (_, report) = replay(&Server::start(act), &steady(4, 10, 2), &[]);
+    assert_eq!((&report["runs"][0]["rejected"], &report["runs"][0]["retries"]), (&3.into(), &0.into()));
+}
+
+#[test]
+fn every_way_of_failing_is_counted_under_its_name() {
+    let act = |row: u64, _| match row {
+        0 => Act::Truncate { tokens: 2 },
+        1 => Act::StreamError,
+        2 => Act::Status(500),
+        3 => Act::Silence,
+        4 => Act::NoStream,
+        5 => Act::Nothing,
+        6 => Act::Garbage,
+        7 => Act::Hangup { tokens: 1 },
+        _ => Act::answer(0, 0),
+    };
+    let server = Server::start(act);
+    let (outcome, report) = replay(&server, &steady(9, 5, 3), &["--timeout", "2"]);
+    let run = &report["runs"][0];
+    assert_eq!((&run["failed"], &run["completed"], &run["requests"]), (&8.into(), &1.into(), &9.into()));
+    let expected = serde_json::json!({
+        "truncated: the stream ended before [DONE]": 1,
+        "truncated: the connection broke": 1,
+        "stream: decode_lost": 1,
+        "500: boom": 1,
+        "timeout": 1,
+        "answer: not an event stream": 1,
+        "answer: an event that cannot be read": 1,
+        "no_token": 1,
+    });
+    assert_eq!(report["live"]["errors"], expected, "{report:#}");
+    assert!(outcome.stdout.contains("stream: decode_lost: 1"), "{}", outcome.stdout);
+}
+
+#[test]
+fn figures_are_those_of_the_answers() {
+    let server = Server::start(|_, _| Act::answer(300, 100));
+    let config = "[[scheduler.classes]]\nname = 'a'\nttft_us = 5000000\ntbt_us = 5000000\n";
+    let place = Place::new();
+    place.write("t.jsonl", &rows::text(&steady(3, 50, 4)));
+    place.write("c.toml", config);
+    let url = server.url();
+    let args = ["replay", "t.jsonl", "--live", &url, "--config", "c.toml", "--compare", "--format", "json"];
+    let more = ["--html", "out.html", "--requests", "out.jsonl", "--require", "goodput>=1"];
+    let outcome = place.baton(&args.iter().chain(&more).copied().collect::<Vec<_>>()).succeeded();
+    let report = outcome.json();
+    let run = &report["runs"][0];
+    let between = |pointer: &str, low: f64, high: f64| {
+        let value = run.pointer(pointer).and_then(Value::as_f64).unwrap_or(f64::NAN);
+        assert!((low..high).contains(&value), "{pointer} = {value}: {run:#}");
+    };
+    between("/ttft_s/p50", 0.29, 1.0);
+    between("/tbt_ms/p50", 95.0, 500.0);
+    between("/itl_ms_mean", 90.0, 400.0);
+    // The server counts the first block as cached.
+    between("/token_hit_ratio", 0.49, 0.51);
+    between("/block_hit_ratio", 0.49, 0.51);
+    assert_eq!(
+        (&run["output_tokens"], &run["in_slo"], &run["policy"]),
+        (&12.into(), &3.into(), &"live".into())
+    );
+    let usage = &report["live"]["usage"];
+    assert_eq!(usage["cached_tokens"], 3 * BLOCK_TOKENS);
+    assert_eq!((&usage["missing"], &usage["other_prompt_length"]), (&0.into(), &0.into()));
+    assert_eq!((&report["live"]["wrong_length"], &report["live"]["merged_tokens"]), (&0.into(), &0.into()));
+    compared(&report);
+    let page = std::fs::read_to_string(place.path("out.html")).unwrap();
+    assert!(page.contains("Live replay") && page.contains(&url), "the page names the run");
+    let lines = std::fs::read_to_string(place.path("out.jsonl")).unwrap();
+    assert_eq!(lines.lines().filter(|l| l.contains("\"status\":\"completed\"")).count(), 3);
+}
+
+/// Predicted and measured stand side by side, and the error follows from them.
+#[track_caller]
+fn compared(report: &Value) {
+    let rows = report["compare"].as_array().unwrap();
+    for name in ["ttft", "tbt"] {
+        let unit = if name == "ttft" { "s" } else { "ms" };
+        for which in ["mean", "p50", "p90", "p99"] {
+            let figure = format!("{name}_{which}_{unit}");
+            let row =
+                rows.iter().find(|r| r["figure"] == figure.as_str()).unwrap_or_else(|| panic!("no {figure}"));
+            let [predicted, measured, error] =
+                ["predicted", "measured", "relative_error"].map(|key| row[key].as_f64().unwrap());
+            assert_eq!(predicted, report["runs"][1][format!("{name}_{unit}")][which].as_f64().unwrap());
+            assert_eq!(measured, report["runs"][0][format!("{name}_{unit}")][which].as_f64().unwrap());
+            assert!((error - (predicted - measured) / measured).abs() < 1e-9);
+        }
+    }
+}
+
+#[test]
+fn a_cap_on_what_is_in_flight_is_kept_and_said() {
+    let server = Server::start(|_, _| Act::answer(200, 0));
+    let (outcome, report) = replay(&server, &steady(6, 1, 1), &["--concurrency-cap", "2"]);
+    assert!(server.most_at_once() <= 2, "{} at once", server.most_at_once());
+    assert_eq!((&report["live"]["most_in_flight"], &report["live"]["late"]), (&2.into(), &true.into()));
+    assert!(report["live"]["waited_for_cap"].as_u64().unwrap() >= 2, "{report:#}");
+    assert!(
+        outcome.stdout.contains("WARNING") && outcome.stdout.contains("--concurrency-cap"),
+        "{outcome:?}"
+    );
+}
+
+#[test]
+fn a_stop_reports_what_there_is() {
+    let server = Server::start(|row, _| if row == 0 { Act::answer(0, 0) } else { Act::Silence });
+    let place = Place::new();
+    place.write(
+        "t.jsonl",
+        &rows::text(&steady(3, 20, 1).into_iter().chain([Row::full(3_600_000, 1, [99])]).collect::<Vec<_>>()),
+    );
+    let child = Command::new(env!("CARGO_BIN_EXE_baton"))
+        .current_dir(place.path(""))
+        .args(["replay", "t.jsonl", "--live", &server.url(), "--format", "json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    assert!(server.wait_for_calls(3), "the first rows were not sent");
+    std::thread::sleep(Duration::from_millis(300));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
+    let run = &report["runs"][0];
+    assert_eq!((&run["requests"], &run["completed"], &run["cancelled"]), (&3.into(), &1.into(), &2.into()));
+    assert_eq!(report["live"]["interrupted"], true);
+}
+
+#[test]
+fn what_cannot_work_is_said_before_any_load() {
+    let place = Place::new();
+    place.write("t.jsonl", &rows::text(&steady(1, 1, 1)));
+    let refused = |more: &[&str], code: i32, words: &[&str]| {
+        place
+            .baton(&["replay", "t.jsonl"].iter().chain(more).copied().collect::<Vec<_>>())
+            .refused(code, words);
+    };
+    refused(&["--live", "http://127.0.0.1:1"], 1, &["/v1/models", "--model", "Connection refused"]);
+    refused(&["--live", "ftp://x"], 1, &["http://host:8000"]);
+    refused(&["--live", "http://127.0.0.1:1", "--speed", "1,2"], 1, &["one --speed"]);
+    refused(&["--live", "http://127.0.0.1:1", "--policy", "baton"], 2, &["--policy"]);
+    refused(&["--compare"], 2, &["--live"]);
+    refused(&["--window", "5..2"], 2, &["600..1200"]);
+    refused(&["--window", "5..9"], 1, &["no rows"]);
+}
