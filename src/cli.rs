@@ -3,12 +3,14 @@
 mod cluster;
 mod config;
 mod cpu;
+mod journal;
 mod out;
 mod paper;
 mod profile;
 mod reference;
 mod replay;
 mod require;
+mod schema;
 mod table;
 mod trace;
 

@@ -1,7 +1,9 @@
 //! The `baton` binary: one command a job; see `baton --help`.
 
 mod cli;
+mod conductor;
 mod config;
+mod policy;
 
 use clap::Parser as _;
 

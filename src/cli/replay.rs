@@ -28,6 +28,9 @@ const FORESIGHT_US: u64 = 60_000_000;
     baton replay trace.jsonl --config cluster.toml --html report.html --json out.json\n  \
     baton replay trace.jsonl --require 'goodput>=0.95'   exit code 1 unless every run meets it")]
 pub struct ReplayArgs {
+    /// Step a conductor again through a file of a live service's journal and compare what it orders
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config", "policy", "admission", "requests", "html", "require"])]
+    journal: Option<PathBuf>,
     /// Trace to replay [default: the published conversation trace where found, else a seeded look-alike]
     file: Option<PathBuf>,
     /// Dialect of the trace, as in `baton trace` [default: told by the first rows]
@@ -112,6 +115,9 @@ struct Job {
 
 /// Runs `baton replay`.
 pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
+    if let Some(journal) = &args.journal {
+        return super::journal::run(journal, args.json.as_deref());
+    }
     let config = match &args.config {
         Some(path) => config::load(path)?,
         None => Config::default(),
