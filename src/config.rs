@@ -233,7 +233,9 @@ impl Default for ServiceConfig {
 
 impl ServiceConfig {
     fn validate(&self) -> Result<(), String> {
-        let whole = |name: &str, value: u64, low: f64, high: f64| within(&format!("service.{name}"), value as f64, low, high);
+        let whole = |name: &str, value: u64, low: f64, high: f64| {
+            within(&format!("service.{name}"), value as f64, low, high)
+        };
         for (name, address) in [("listen", &self.listen), ("control", &self.control)] {
             address
                 .parse::<std::net::SocketAddr>()

@@ -4,13 +4,13 @@ mod capture;
 mod cli;
 mod conductor;
 mod config;
+mod loadgen;
 mod log;
 mod metrics;
 mod node;
 mod policy;
 mod shutdown;
 mod up;
-mod loadgen;
 
 use clap::Parser as _;
 

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit};
+use metrics::{
+    Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit,
+};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
 /// What a number is.
@@ -40,8 +42,16 @@ pub const NAMES: &[Name] = &[
     name("baton_requests_admitted_total", Kind::Counter, "Requests let in"),
     name("baton_requests_refused_total", Kind::Counter, "Requests refused before any work, by `reason`"),
     name("baton_requests_finished_total", Kind::Counter, "Answers that were completed"),
-    name("baton_requests_failed_total", Kind::Counter, "Admitted requests that were not served to their end, by `stage`"),
-    name("baton_requests_cancelled_total", Kind::Counter, "Requests ended early by their client or for it, by `why`"),
+    name(
+        "baton_requests_failed_total",
+        Kind::Counter,
+        "Admitted requests that were not served to their end, by `stage`",
+    ),
+    name(
+        "baton_requests_cancelled_total",
+        Kind::Counter,
+        "Requests ended early by their client or for it, by `why`",
+    ),
     name("baton_requests_live", Kind::Gauge, "Requests under way"),
     name("baton_prompt_tokens_total", Kind::Counter, "Prompt tokens of completed answers"),
     name("baton_cached_tokens_total", Kind::Counter, "Prompt tokens that were not computed again"),
@@ -129,7 +139,8 @@ impl Metrics {
             total: AtomicU64::new(0),
         };
         let gauge = |name: &'static str| recorder.register_gauge(&Key::from_static_name(name), &METADATA);
-        let spread = |name: &'static str| recorder.register_histogram(&Key::from_static_name(name), &METADATA);
+        let spread =
+            |name: &'static str| recorder.register_histogram(&Key::from_static_name(name), &METADATA);
         let shared = Shared {
             arrived: count("baton_requests_total"),
             admitted: count("baton_requests_admitted_total"),

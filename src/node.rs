@@ -81,7 +81,8 @@ pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), Stri
         .name(format!("baton-{}", config.name))
         .spawn(move || Worker::new(parts).run(&inbox))
         .map_err(|e| format!("node {}: cannot start its thread: {e}", config.name))?;
-    let line = attach::Line { control: config.control.clone(), hello, links, worker: to_worker.clone(), report };
+    let line =
+        attach::Line { control: config.control.clone(), hello, links, worker: to_worker.clone(), report };
     let outcome = line.keep(&stop).await;
     // A worker that is gone already has nothing left to stop.
     let _ = to_worker.send(ToWorker::Stop);
@@ -94,7 +95,11 @@ pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), Stri
     }
 }
 
-async fn bind(config: &NodeConfig, fingerprint: &v1::Fingerprint, links: &Arc<Links>) -> Result<Endpoint, String> {
+async fn bind(
+    config: &NodeConfig,
+    fingerprint: &v1::Fingerprint,
+    links: &Arc<Links>,
+) -> Result<Endpoint, String> {
     let settings = EndpointConfig::new(config.kv_listen, config.host.clone(), engine::digest(fingerprint));
     let endpoint = Endpoint::bind(settings, Arc::clone(links) as Arc<dyn Receiver>)
         .await
@@ -128,7 +133,8 @@ fn hello(
     let (shape, model) = (engine.shape(), engine.model());
     let (fingerprint, profile) = known;
     // Rounding to blocks costs each request less than one; the cache's own slack absorbs it.
-    let capacity_tokens = u64::from(shape.blocks.saturating_sub(shape.blocks / 16)) * u64::from(shape.block_tokens);
+    let capacity_tokens =
+        u64::from(shape.blocks.saturating_sub(shape.blocks / 16)) * u64::from(shape.block_tokens);
     v1::Hello {
         protocol_version: baton_wire::PROTOCOL_VERSION,
         name: config.name.clone(),

@@ -72,7 +72,8 @@ impl Layout {
     /// Names and parts of the nodes.
     #[must_use]
     pub fn nodes(&self) -> Vec<(String, Role)> {
-        let group = |letter: char, count: u32, role| (0..count).map(move |at| (format!("{letter}{at}"), role));
+        let group =
+            |letter: char, count: u32, role| (0..count).map(move |at| (format!("{letter}{at}"), role));
         group('p', self.prefill, Role::Prefill)
             .chain(group('d', self.decode, Role::Decode))
             .chain(group('b', self.both, Role::Both))
@@ -116,9 +117,10 @@ pub struct Service {
     /// The way to the conductor.
     pub inbox: Inbox,
     tasks: TaskTracker,
-    stop_clients: CancellationToken,
-    stop_all: CancellationToken,
+    /// Ends the clients' side, and the rest.
+    stops: (CancellationToken, CancellationToken),
     drain: Duration,
+    failure: tokio::sync::oneshot::Receiver<String>,
 }
 
 impl Service {
@@ -126,7 +128,11 @@ impl Service {
     ///
     /// # Errors
     /// In words: a port is taken, a certificate cannot be read, a setting is out of bounds.
-    pub async fn start(config: &Config, tokenization: Tokenization, config_path: Option<PathBuf>) -> Result<Self, String> {
+    pub async fn start(
+        config: &Config,
+        tokenization: Tokenization,
+        config_path: Option<PathBuf>,
+    ) -> Result<Self, String> {
         let service = &config.service;
         let clients = bind("service.listen", &service.listen).await?;
         let control = bind("service.control", &service.control).await?;
@@ -138,15 +144,24 @@ impl Service {
         let (stop_clients, stop_all) = (CancellationToken::new(), CancellationToken::new());
         tasks.spawn(async move { driver.run().await });
         let admin = admin::Admin::new(inbox.clone(), metrics.clone(), config_path.clone(), config);
-        let router = router(service, tokenization, door, admin)?;
-        tasks.spawn(router.serve(clients, stop_clients.clone()));
+        let router = router(service, tokenization, door, admin);
+        let (failed, failure) = tokio::sync::oneshot::channel();
+        let serving = router.serve(clients, stop_clients.clone());
+        tasks.spawn(async move {
+            if let Err(error) = serving.await {
+                // Whoever does not listen any more is stopping already.
+                let _ = failed.send(format!("front door: {error}"));
+            }
+        });
         tasks.spawn(serve_control(control, inbox.clone(), stop_all.clone()));
         tasks.spawn(keep_up(metrics, stop_all.clone()));
         if let Some(path) = config_path {
             tasks.spawn(policy_watch::watch(path, inbox.clone(), stop_all.clone()));
         }
         let drain = Duration::from_micros(service.drain_us);
-        Ok(Self { clients: client_address, control: control_address, inbox, tasks, stop_clients, stop_all, drain })
+        let stops = (stop_clients, stop_all);
+        let (clients, control) = (client_address, control_address);
+        Ok(Self { clients, control, inbox, tasks, stops, drain, failure })
     }
 
     /// Lets nobody in, waits for the answers under way, stops.
@@ -155,8 +170,8 @@ impl Service {
         if tokio::time::timeout(self.drain, quiet).await.is_err() {
             tracing::warn!("answers were still under way when the drain's time was over");
         }
-        self.stop_clients.cancel();
-        self.stop_all.cancel();
+        self.stops.0.cancel();
+        self.stops.1.cancel();
         drop(self.inbox);
         self.tasks.close();
         // Connections that linger are closed with the runtime.
@@ -174,19 +189,30 @@ fn local(listener: &TcpListener) -> Result<SocketAddr, String> {
     listener.local_addr().map_err(|e| format!("listener: {e}"))
 }
 
-fn router(service: &ServiceConfig, tokenization: Tokenization, door: Door, admin: admin::Admin) -> Result<Router, String> {
+fn router(
+    service: &ServiceConfig,
+    tokenization: Tokenization,
+    door: Door,
+    admin: admin::Admin,
+) -> Arc<Router> {
     let path = |text: &String| (!text.is_empty()).then(|| PathBuf::from(text));
     let config = RouterConfig {
         hash_seed: service.chain_seed,
         keep_alive_ms: service.keep_alive_us / 1000,
         drain_limit_ms: service.drain_us / 1000,
         body_limit_bytes: usize::try_from(service.max_body_bytes).unwrap_or(usize::MAX),
-        api_keys: service.api_keys.iter().map(|k| ApiKey { key: k.key.clone(), tenant: Some(k.tenant.clone()) }).collect(),
-        tls: path(&service.tls_cert).zip(path(&service.tls_key)).map(|(certificate, key)| TlsFiles { certificate, key }),
+        api_keys: service
+            .api_keys
+            .iter()
+            .map(|k| ApiKey { key: k.key.clone(), tenant: Some(k.tenant.clone()) })
+            .collect(),
+        tls: path(&service.tls_cert)
+            .zip(path(&service.tls_key))
+            .map(|(certificate, key)| TlsFiles { certificate, key }),
         extra: Some(Arc::new(admin)),
         ..RouterConfig::default()
     };
-    Router::new(config, tokenization, Arc::new(door)).map_err(|e| format!("front door: {e}"))
+    Arc::new(Router::new(config, tokenization, Arc::new(door)))
 }
 
 async fn serve_control(listener: TcpListener, inbox: Inbox, stop: CancellationToken) {
@@ -220,12 +246,13 @@ pub async fn run(plan: Plan) -> Result<(), String> {
     let stop = crate::shutdown::on_signal()?;
     let started = std::time::Instant::now();
     let tokenization = plan.engines.tokenization()?;
-    let service = Service::start(&plan.config, tokenization, plan.config_path.clone()).await?;
+    let mut service = Service::start(&plan.config, tokenization, plan.config_path.clone()).await?;
     let mut nodes = nodes::Nodes::start(&plan, service.control).await?;
     greet(&plan, &service, started.elapsed());
     let outcome = tokio::select! {
         () = stop.cancelled() => Ok(()),
         failed = nodes.first_failure() => Err(failed),
+        Ok(failed) = &mut service.failure => Err(failed),
     };
     eprintln!("baton: draining (a second Ctrl-C stops at once)");
     service.stop().await;

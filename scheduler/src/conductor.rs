@@ -146,6 +146,12 @@ impl Conductor {
         self.requests.contains(request)
     }
 
+    /// Requests that have not come to their end, other routers' included.
+    #[must_use]
+    pub fn live_requests(&self) -> usize {
+        self.requests.len()
+    }
+
     /// The configuration in force.
     #[must_use]
     pub const fn config(&self) -> &SchedulerConfig {

@@ -1,10 +1,11 @@
 //! `baton config`: check a file, or show every setting in force and where it came from.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::{cluster, out};
 use crate::config::{self, Config};
+use crate::policy;
 
 /// Arguments of `baton config`.
 #[derive(clap::Args)]
@@ -20,13 +21,22 @@ enum Action {
         /// The TOML file
         file: PathBuf,
     },
-    /// Print every setting in force, marking those that the file sets
+    /// Print every setting in force and where it comes from: the file or its default
     Explain {
         /// The TOML file [default: none, so all defaults]
         file: Option<PathBuf>,
     },
+    /// Print what would change from one file to another, and whether that takes a restart
+    Diff {
+        /// The TOML file in force
+        old: PathBuf,
+        /// The TOML file to come
+        new: PathBuf,
+    },
     /// Print the reference of every setting, as Markdown
     Reference,
+    /// Print the JSON schema of the file, for editors
+    Schema,
 }
 
 /// Runs `baton config`.
@@ -39,48 +49,106 @@ pub fn run(args: &ConfigArgs) -> Result<ExitCode, String> {
         }
         Action::Explain { file } => {
             let config = file.as_ref().map_or_else(|| Ok(Config::default()), |f| config::load(f))?;
-            out::say(&explain(&config)?)?;
+            let own = file.as_ref().map_or_else(|| Ok(toml::Table::new()), |f| keys_of(f))?;
+            out::say(&explain(&config, &own.into())?)?;
         }
+        Action::Diff { old, new } => return diff(&config::load(old)?, &config::load(new)?),
         Action::Reference => out::say(&super::reference::page()?)?,
+        Action::Schema => out::say(&super::schema::text()?)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The effective file, each setting that differs from its default marked.
-fn explain(config: &Config) -> Result<String, String> {
-    let text = |c: &Config| toml::to_string(c).map_err(|e| e.to_string());
-    let (own, default) = (text(config)?, text(&Config::default())?);
-    let defaults: std::collections::HashSet<(String, &str)> = settings(&default).collect();
-    let mut lines = String::new();
-    for (section, line) in settings(&own) {
-        let set = line.contains('=') && !defaults.contains(&(section, line));
+/// What a file itself says, checked already.
+fn keys_of(file: &Path) -> Result<toml::Table, String> {
+    let failed = |e: &dyn std::fmt::Display| format!("config {}: {e}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|e| failed(&e))?;
+    text.parse().map_err(|e| failed(&e))
+}
+
+/// The effective file, each setting with where it comes from.
+fn explain(config: &Config, own: &toml::Value) -> Result<String, String> {
+    let text = toml::to_string(config).map_err(|e| e.to_string())?;
+    let (mut lines, mut at) = (String::new(), Vec::new());
+    for line in text.lines() {
         lines.push_str(line);
-        lines.push_str(if set { "  # set here\n" } else { "\n" });
+        if line.starts_with('[') {
+            at = enter(line, &at);
+        } else if let Some((key, _)) = line.split_once(" = ") {
+            lines.push_str(if given(own, &at, key) { "  # file" } else { "  # default" });
+        }
+        lines.push('\n');
     }
     Ok(lines)
 }
 
-/// Lines of a TOML text with the section that each stands in.
-fn settings(text: &str) -> impl Iterator<Item = (String, &str)> {
-    let mut section = String::new();
-    text.lines().map(move |line| {
-        if line.starts_with('[') {
-            line.clone_into(&mut section);
+/// A step into a TOML file: a table's name, and which entry of a list of tables.
+type Step = (String, Option<usize>);
+
+/// The place that a section's heading opens, `before` being the one before it.
+fn enter(heading: &str, before: &[Step]) -> Vec<Step> {
+    let mut at: Vec<Step> =
+        heading.trim_matches(['[', ']']).split('.').map(|name| (name.to_owned(), None)).collect();
+    if heading.starts_with("[[") {
+        let names = |steps: &[Step]| steps.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let next = if names(before) == names(&at) {
+            before.last().and_then(|(_, entry)| entry.map(|entry| entry + 1))
+        } else {
+            None
+        };
+        if let Some(last) = at.last_mut() {
+            last.1 = Some(next.unwrap_or(0));
         }
-        (section.clone(), line)
-    })
+    }
+    at
+}
+
+/// Whether a file sets that key at that place.
+fn given(own: &toml::Value, at: &[Step], key: &str) -> bool {
+    let section = at.iter().try_fold(own, |value, (name, entry)| {
+        let next = value.get(name.as_str())?;
+        entry.map_or(Some(next), |entry| next.get(entry))
+    });
+    section.is_some_and(|section| section.get(key).is_some())
+}
+
+/// What changes; exit code 1 when a running service could not take it on.
+fn diff(old: &Config, new: &Config) -> Result<ExitCode, String> {
+    let lines = policy::changes(old, new);
+    let text: String = lines.iter().map(|change| format!("{change}\n")).collect();
+    out::say(if text.is_empty() { "nothing changes\n" } else { &text })?;
+    match policy::can_reload(old, new) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(why) => Err(format!("reload: {why}")),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn explained(text: &str) -> String {
+        let config = config::parse(text).expect("a valid file");
+        let own = text.parse::<toml::Table>().expect("TOML");
+        explain(&config, &own.into()).expect("a config is TOML")
+    }
+
     #[test]
-    fn only_what_differs_is_marked() {
-        let mut config = Config::default();
-        config.scheduler.seed = 99;
-        let text = explain(&config).expect("a config is TOML");
-        assert!(text.contains("seed = 99  # set here"), "{text}");
-        assert_eq!(text.matches("# set here").count(), 1, "{text}");
+    fn what_a_file_sets_is_marked_even_where_it_is_the_default() {
+        let text = explained("[scheduler]\nseed = 99\npolicy = \"baton\"");
+        assert!(text.contains("seed = 99  # file") && text.contains("policy = \"baton\"  # file"), "{text}");
+        assert_eq!(text.matches("# file").count(), 2, "{text}");
+        let settings = text.lines().filter(|l| l.contains(" = ")).count();
+        assert_eq!(text.matches("# default").count(), settings - 2, "{text}");
+        assert_eq!(explained("").matches("# file").count(), 0);
+    }
+
+    #[test]
+    fn entries_of_lists_are_told_apart() {
+        let text = explained(
+            "[[cluster.pools]]\nrole = \"prefill\"\n[[cluster.pools]]\nrole = \"decode\"\ncount = 3",
+        );
+        assert!(text.contains("role = \"prefill\"  # file\ncount = 1  # default"), "{text}");
+        assert!(text.contains("role = \"decode\"  # file\ncount = 3  # file"), "{text}");
     }
 }

@@ -6,11 +6,11 @@ use std::fmt::Write as _;
 use crate::config::Config;
 
 /// A section of the file: its heading, the source that declares it, the struct, where its default is.
-struct Section {
-    heading: &'static str,
-    source: &'static str,
-    name: &'static str,
-    path: &'static [&'static str],
+pub struct Section {
+    pub heading: &'static str,
+    pub source: &'static str,
+    pub name: &'static str,
+    pub path: &'static [&'static str],
 }
 
 const OWN: &str = include_str!("../config.rs");
@@ -18,7 +18,8 @@ const SCHEDULER: &str = include_str!("../../scheduler/src/config.rs");
 const CLASSES: &str = include_str!("../../scheduler/types/src/slo.rs");
 const TRANSFER: &str = include_str!("../../transfer/src/config.rs");
 
-const SECTIONS: [Section; 8] = [
+/// Every section, parents before their children.
+pub const SECTIONS: [Section; 8] = [
     Section { heading: "[cluster]", source: OWN, name: "ClusterConfig", path: &["cluster"] },
     Section { heading: "[[cluster.pools]]", source: OWN, name: "PoolConfig", path: &["cluster", "pools"] },
     Section { heading: "[scheduler]", source: SCHEDULER, name: "SchedulerConfig", path: &["scheduler"] },
@@ -35,10 +36,10 @@ const SECTIONS: [Section; 8] = [
 ];
 
 /// One setting: name and what its comment says.
-type Setting = (String, String);
+pub type Setting = (String, String);
 
 /// The fields of a struct with their comments.
-fn fields(source: &str, name: &str) -> Vec<Setting> {
+pub fn fields(source: &str, name: &str) -> Vec<Setting> {
     let head = format!("pub struct {name} {{");
     let body = source.split_once(&head).map_or("", |(_, rest)| rest);
     let body = body.split_once("\n}").map_or(body, |(body, _)| body);
@@ -62,6 +63,11 @@ fn at<'a>(value: &'a toml::Value, path: &[&str]) -> Option<&'a toml::Value> {
     })
 }
 
+/// The default of a setting.
+pub fn default_of<'a>(defaults: &'a toml::Value, section: &Section, name: &str) -> Option<&'a toml::Value> {
+    at(defaults, section.path)?.get(name)
+}
+
 /// The page.
 pub fn page() -> Result<String, String> {
     let defaults = toml::Value::try_from(Config::default()).map_err(|e| e.to_string())?;
@@ -74,8 +80,7 @@ pub fn page() -> Result<String, String> {
         let _ =
             write!(text, "\n## `{}`\n\n| setting | default | meaning |\n|---|---|---|\n", section.heading);
         for (name, meaning) in fields(section.source, section.name) {
-            let default = at(&defaults, section.path).and_then(|s| s.get(&name));
-            let default = match default {
+            let default = match default_of(&defaults, section, &name) {
                 Some(toml::Value::Array(list)) if list.is_empty() => "`[]`".to_owned(),
                 Some(toml::Value::Array(_) | toml::Value::Table(_)) => "see below".to_owned(),
                 Some(value) => format!("`{value}`"),

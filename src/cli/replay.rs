@@ -30,6 +30,9 @@ const FORESIGHT_US: u64 = 60_000_000;
     baton replay trace.jsonl --require 'goodput>=0.95'   exit code 1 unless every run meets it\n  \
     baton replay trace.jsonl --live http://127.0.0.1:8000 --compare --config cluster.toml")]
 pub struct ReplayArgs {
+    /// Step a conductor again through a file of a live service's journal and compare what it orders
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config", "policy", "admission", "requests", "html", "require"])]
+    journal: Option<PathBuf>,
     /// Trace to replay [default: the published conversation trace where found, else a seeded look-alike]
     pub(super) file: Option<PathBuf>,
     /// Dialect of the trace, as in `baton trace` [default: told by the first rows]
@@ -130,6 +133,9 @@ pub(super) struct Job {
 pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
     if args.live.live.is_some() {
         return live::run(&args);
+    }
+    if let Some(journal) = &args.journal {
+        return super::journal::run(journal, args.json.as_deref());
     }
     let config = match &args.config {
         Some(path) => config::load(path)?,

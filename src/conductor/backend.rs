@@ -47,9 +47,9 @@ impl Drop for Guard {
 impl Backend for Door {
     fn submit(&self, submission: Submission) -> Ticket {
         let request = self.inbox.name_request();
-        let (sender, events) = mpsc::channel(EVENTS_PER_CLIENT.min(submission.sampling.max_tokens as usize + 8));
-        let message =
-            Message::Submit { request, submission: Box::new(submission), events: sender.clone() };
+        let (sender, events) =
+            mpsc::channel(EVENTS_PER_CLIENT.min(submission.sampling.max_tokens as usize + 8));
+        let message = Message::Submit { request, submission: Box::new(submission), events: sender.clone() };
         if self.inbox.offer(message).is_err() {
             // The channel is new and has room.
             let _ = sender.try_send(Event::Refused(Refusal {

@@ -205,7 +205,13 @@ impl Driver {
             let reason = reason.into();
             let (retry_after_us, predicted_ttft_us) = ((status != 400).then_some(1_000_000), None);
             let message = message.into();
-            let _ = events.try_send(Event::Refused(Refusal { status, reason, message, retry_after_us, predicted_ttft_us }));
+            let _ = events.try_send(Event::Refused(Refusal {
+                status,
+                reason,
+                message,
+                retry_after_us,
+                predicted_ttft_us,
+            }));
         };
         if self.closing {
             return refuse("shutting_down", "this conductor is shutting down".into(), 503);
@@ -242,7 +248,12 @@ impl Driver {
         self.admitted(request);
     }
 
-    fn open(&self, submission: Submission, whose: (ClassId, TenantId), events: mpsc::Sender<Event>) -> Session {
+    fn open(
+        &self,
+        submission: Submission,
+        whose: (ClassId, TenantId),
+        events: mpsc::Sender<Event>,
+    ) -> Session {
         let sampling_json = serde_json::to_string(&*submission.sampling).unwrap_or_default();
         Session {
             class: whose.0,
@@ -326,7 +337,8 @@ impl Driver {
     /// Gives the present stage of a request until `at_us`, or until its client's patience ends.
     pub(super) fn set_deadline(&mut self, request: RequestId, at_us: u64) {
         let Some(session) = self.sessions.get_mut(&request) else { return };
-        let patience_us = session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
+        let patience_us =
+            session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
         self.deadlines.remove(&(session.deadline_us, request));
         session.deadline_us = at_us.min(patience_us);
         self.deadlines.insert((session.deadline_us, request));
@@ -354,7 +366,8 @@ impl Driver {
             }
         }
         let phase = session.phase;
-        let patience_us = session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
+        let patience_us =
+            session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
         let stage = match phase {
             Phase::Waiting => "queue_timeout",
             Phase::Prefilling => "prefill_timeout",

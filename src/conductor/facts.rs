@@ -124,7 +124,11 @@ impl Driver {
         session.finish(finish);
         session.done = true;
         session.outcome = crate::capture::CaptureOutcome::Completed;
-        self.metrics.finished(session.answer.len() as u64, session.submission.tokens.len() as u64, session.cached_tokens);
+        self.metrics.finished(
+            session.answer.len() as u64,
+            session.submission.tokens.len() as u64,
+            session.cached_tokens,
+        );
         if session.phase == Phase::Decoding {
             self.conclude(request);
         }

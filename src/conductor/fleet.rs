@@ -100,8 +100,7 @@ impl Fleet {
         let spec = spec_of(&hello, (id, epoch), role, profile);
         let load = v1::NodeLoad::default();
         let (name, outbox) = (hello.name.clone(), Vec::new());
-        let node =
-            Node { name, epoch, role, draining: false, orders, outbox, hello, heard_us: now_us, load };
+        let node = Node { name, epoch, role, draining: false, orders, outbox, hello, heard_us: now_us, load };
         self.nodes[id.index()] = Some(node);
         Ok(spec)
     }

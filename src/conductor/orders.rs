@@ -36,7 +36,13 @@ impl Driver {
         }
     }
 
-    pub(super) fn push(&mut self, instance: InstanceId, request: RequestId, attempt: u32, order: v1::order::Order) {
+    pub(super) fn push(
+        &mut self,
+        instance: InstanceId,
+        request: RequestId,
+        attempt: u32,
+        order: v1::order::Order,
+    ) {
         if let Some(node) = self.fleet.get_mut(instance) {
             node.outbox.push(v1::Order { request: request.0, attempt, order: Some(order) });
         }
@@ -61,7 +67,8 @@ impl Driver {
         let work = work_of(session);
         let stage_us = self.policy.prefill_stage_us(session);
         self.set_deadline(request, now_us + stage_us);
-        let expected = (placed.decode != placed.instance).then(|| v1::Work { body: Default::default(), ..work.clone() });
+        let expected =
+            (placed.decode != placed.instance).then(|| v1::Work { body: Default::default(), ..work.clone() });
         if let Some(work) = expected {
             let expect = v1::Expect { work: Some(work), room_tokens: placed.room_tokens };
             self.push(placed.decode, request, attempt, v1::order::Order::Expect(expect));
@@ -166,17 +173,26 @@ fn refusal_words(rejection: &Rejection, session: &Session) -> (u16, String) {
     let wait = format!("predicted to be admitted in {:.1} s", rejection.retry_after_us as f64 / 1e6);
     let ttft = rejection.predicted_ttft_us as f64 / 1e6;
     match rejection.reason {
-        RejectReason::Ttft => (429, format!("no placement meets the time-to-first-token objective (best {ttft:.2} s); {wait}")),
-        RejectReason::Tbt => (429, format!("decoding it now would break the time-between-tokens objective; {wait}")),
+        RejectReason::Ttft => {
+            (429, format!("no placement meets the time-to-first-token objective (best {ttft:.2} s); {wait}"))
+        }
+        RejectReason::Tbt => {
+            (429, format!("decoding it now would break the time-between-tokens objective; {wait}"))
+        }
         RejectReason::Room => (429, format!("no decode instance has room for its KV; {wait}")),
-        RejectReason::Costly => (429, format!("under the present overload its work would displace others; {wait}")),
+        RejectReason::Costly => {
+            (429, format!("under the present overload its work would displace others; {wait}"))
+        }
         RejectReason::QueueFull => (429, format!("the queue is full; {wait}")),
         RejectReason::NoInstance => {
             (503, "no prefill and decode instance pair is attached; see /ready and start nodes".into())
         }
         RejectReason::TooLong => (
             400,
-            format!("the prompt has {} tokens, more than any instance can hold", session.submission.tokens.len()),
+            format!(
+                "the prompt has {} tokens, more than any instance can hold",
+                session.submission.tokens.len()
+            ),
         ),
     }
 }

@@ -21,7 +21,11 @@ impl StagePolicy {
     }
 
     fn class(&self, session: &Session) -> (u64, u64) {
-        self.classes.get(session.class.index()).or(self.classes.first()).copied().unwrap_or((30_000_000, 100_000))
+        self.classes
+            .get(session.class.index())
+            .or(self.classes.first())
+            .copied()
+            .unwrap_or((30_000_000, 100_000))
     }
 
     /// Held back by the conductor: it promised the first token within the objective.

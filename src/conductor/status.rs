@@ -118,7 +118,11 @@ impl Decisions {
     }
 
     /// A request's latest decision in a line, and the TTFT that was predicted.
-    pub(super) fn words(&self, request: RequestId, name: &dyn Fn(InstanceId) -> String) -> Option<(Arc<str>, u64)> {
+    pub(super) fn words(
+        &self,
+        request: RequestId,
+        name: &dyn Fn(InstanceId) -> String,
+    ) -> Option<(Arc<str>, u64)> {
         let (_, _, decision) = self.latest.iter().rev().take(8).find(|known| known.0 == request)?;
         let chosen = decision.chosen?;
         let terms = decision.candidates.iter().find(|c| c.instance == chosen)?;
@@ -171,7 +175,8 @@ impl Driver {
                 let _ = reply.send(Box::new(self.config.clone()));
             }
             Question::Rollback(reply) => {
-                let before = self.previous.take().ok_or_else(|| "no change of policy to take back".to_owned());
+                let before =
+                    self.previous.take().ok_or_else(|| "no change of policy to take back".to_owned());
                 let _ = reply.send(before.and_then(|config| self.change_policy(config)));
             }
             Question::Policy(config, reply) => {
@@ -200,7 +205,11 @@ impl Driver {
         if let Some(node) = self.fleet.get_mut(instance) {
             node.draining = drain;
         }
-        self.step(if drain { Input::InstanceDrained { instance } } else { Input::InstanceResumed { instance } });
+        self.step(if drain {
+            Input::InstanceDrained { instance }
+        } else {
+            Input::InstanceResumed { instance }
+        });
         self.look_after_canary();
         Ok(())
     }
@@ -221,8 +230,12 @@ impl Driver {
     }
 
     /// Follows another policy from the next decision on, or none of it.
-    fn change_policy(&mut self, config: Config) -> Result<Vec<String>, String> {
-        let changes = crate::policy::changes(&self.config, &config)?;
+    fn change_policy(&mut self, mut config: Config) -> Result<Vec<String>, String> {
+        // What the command line said still holds.
+        config.service.listen.clone_from(&self.config.service.listen);
+        config.scheduler.explain_every = config.scheduler.explain_every.max(1);
+        crate::policy::can_reload(&self.config, &config)?;
+        let changes = crate::policy::changes(&self.config, &config);
         self.core.can_change(&config.scheduler).map_err(|e| e.to_string())?;
         self.step(Input::PolicyChanged(Box::new(config.scheduler.clone())));
         self.policy = super::policy::StagePolicy::new(&config);
@@ -255,9 +268,21 @@ impl Driver {
                 step_us: load.map_or(0, |l| l.step_us),
                 running: node.load.running,
                 holds: node.load.holds,
-                tiers: node.load.tiers.iter().map(|t| {
-                    (t.tier.clone(), t.used_blocks, t.reserved_blocks, t.capacity_blocks, t.hit_blocks, t.evicted_blocks)
-                }).collect(),
+                tiers: node
+                    .load
+                    .tiers
+                    .iter()
+                    .map(|t| {
+                        (
+                            t.tier.clone(),
+                            t.used_blocks,
+                            t.reserved_blocks,
+                            t.capacity_blocks,
+                            t.hit_blocks,
+                            t.evicted_blocks,
+                        )
+                    })
+                    .collect(),
                 handoff_bytes: node.load.handoff_bytes,
                 integrity_rejects: node.load.integrity_rejects,
             }

@@ -50,7 +50,11 @@ impl Line {
                     return Err(format!("the conductor refused: {}", status.message()));
                 }
                 Err(status) => {
-                    tracing::warn!(node = self.hello.name, why = status.message(), "not attached; trying again");
+                    tracing::warn!(
+                        node = self.hello.name,
+                        why = status.message(),
+                        "not attached; trying again"
+                    );
                 }
             }
             tokio::select! {
@@ -63,7 +67,8 @@ impl Line {
 
     /// One life: from Hello to the end of the stream.
     async fn once(&self) -> Result<(), tonic::Status> {
-        let unavailable = |e: tonic::transport::Error| tonic::Status::unavailable(format!("{}: {e}", self.control));
+        let unavailable =
+            |e: tonic::transport::Error| tonic::Status::unavailable(format!("{}: {e}", self.control));
         let channel = tonic::transport::Endpoint::from_shared(self.control.clone())
             .map_err(unavailable)?
             .connect_timeout(Duration::from_secs(2))
@@ -86,7 +91,12 @@ impl Line {
         self.links.set_epoch(welcome.epoch);
         let attached = ToWorker::Attached { chain_seed: welcome.chain_seed, facts: facts.clone() };
         self.to_worker(attached)?;
-        tracing::info!(node = self.hello.name, instance = welcome.instance, epoch = welcome.epoch, "attached");
+        tracing::info!(
+            node = self.hello.name,
+            instance = welcome.instance,
+            epoch = welcome.epoch,
+            "attached"
+        );
         let beat = Duration::from_micros(welcome.heartbeat_us.max(10_000));
         tokio::select! {
             ended = self.obey(&mut orders) => ended,

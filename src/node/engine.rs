@@ -158,7 +158,12 @@ fn sequence(engine: &dyn Engine, id: u64, tokens: u32, max_tokens: u32) -> Seque
         prompt_tokens: tokens,
         computed_tokens: 0,
         blocks: (first..first + blocks).collect(),
-        sampling: Arc::new(Sampling { temperature: 0.0, max_tokens, ignore_eos: true, ..Sampling::default() }),
+        sampling: Arc::new(Sampling {
+            temperature: 0.0,
+            max_tokens,
+            ignore_eos: true,
+            ..Sampling::default()
+        }),
         hold: false,
         layerwise: false,
         order: id,
@@ -205,7 +210,9 @@ fn decode_costs(engine: &mut dyn Engine, most: u32) -> Result<(Vec<u32>, Vec<f64
         batches.push(batch);
     }
     if batches.is_empty() {
-        return Err(format!("calibration: a pool of {most} tokens is too small; give the engine more blocks"));
+        return Err(format!(
+            "calibration: a pool of {most} tokens is too small; give the engine more blocks"
+        ));
     }
     Ok((batches, base_us))
 }

@@ -59,7 +59,10 @@ impl Job {
     pub(super) fn new(attempt: u32, work: v1::Work, room_tokens: u32) -> Result<Self, String> {
         let sampling: Sampling =
             serde_json::from_str(&work.sampling).map_err(|e| format!("sampling settings: {e}"))?;
-        if work.tokens.is_empty() || work.prompt_tokens == 0 || work.prompt_tokens as usize > work.tokens.len() {
+        if work.tokens.is_empty()
+            || work.prompt_tokens == 0
+            || work.prompt_tokens as usize > work.tokens.len()
+        {
             return Err("an order without tokens".into());
         }
         Ok(Self {

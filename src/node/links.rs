@@ -117,7 +117,11 @@ impl Links {
     ) -> mpsc::UnboundedSender<(SliceAt, Bytes)> {
         let (slices, outgoing) = mpsc::unbounded_channel();
         let (blocks, shape) = what;
-        let plan = Plan { blocks, layers: shape.layers, layer_bytes: u32::try_from(shape.layer_bytes).unwrap_or(u32::MAX) };
+        let plan = Plan {
+            blocks,
+            layers: shape.layers,
+            layer_bytes: u32::try_from(shape.layer_bytes).unwrap_or(u32::MAX),
+        };
         let links = Arc::clone(self);
         let task = self.runtime.spawn(async move {
             let ticket = Ticket { request, attempt, epoch: peer.epoch };
@@ -197,7 +201,10 @@ impl Receiver for Links {
     fn offer(&self, ticket: Ticket, _plan: &Plan) -> Result<Accepted, Refused> {
         let epoch = *self.epoch.lock();
         if ticket.epoch != epoch {
-            return Err(Refused { retry: false, why: format!("epoch {} is over, this is {epoch}", ticket.epoch) });
+            return Err(Refused {
+                retry: false,
+                why: format!("epoch {} is over, this is {epoch}", ticket.epoch),
+            });
         }
         match self.expected.lock().get(&ticket.request) {
             Some(expected) if expected.attempt == ticket.attempt => {
@@ -230,7 +237,12 @@ impl Receiver for Links {
 
     fn abort(&self, ticket: Ticket, why: &str) {
         // The sender says so to the conductor, which releases what was opened for it.
-        tracing::debug!(request = ticket.request, attempt = ticket.attempt, why, "incoming flight ended early");
+        tracing::debug!(
+            request = ticket.request,
+            attempt = ticket.attempt,
+            why,
+            "incoming flight ended early"
+        );
     }
 
     fn wanted(&self, want: Want) -> Serving<'_> {

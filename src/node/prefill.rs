@@ -203,7 +203,9 @@ impl Worker {
 
     /// The hand-off's task is over.
     pub(super) fn flight_ended(&mut self, request: u64, attempt: u32, outcome: Outcome) {
-        let Some(job) = self.jobs.get(&request).filter(|j| j.attempt == attempt && j.to.is_some()) else { return };
+        let Some(job) = self.jobs.get(&request).filter(|j| j.attempt == attempt && j.to.is_some()) else {
+            return;
+        };
         match outcome {
             Ok(bytes) => {
                 self.handoff_bytes += bytes;

@@ -135,7 +135,9 @@ impl Worker {
             ToWorker::Wanted { keys, reply } => self.wanted(&keys, reply),
             ToWorker::Fetched { request, attempt, blocks } => self.fetched(request, attempt, blocks),
             ToWorker::Replica { chain, blocks } => self.replica(&chain, blocks),
-            ToWorker::FlightEnded { request, attempt, outcome } => self.flight_ended(request, attempt, outcome),
+            ToWorker::FlightEnded { request, attempt, outcome } => {
+                self.flight_ended(request, attempt, outcome)
+            }
             ToWorker::Stop => {}
         }
     }

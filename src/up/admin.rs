@@ -28,7 +28,8 @@ impl Admin {
     pub(super) fn new(inbox: Inbox, metrics: Metrics, config_path: Option<PathBuf>, config: &Config) -> Self {
         let service = &config.service;
         // Where clients need a key, operators do too: without one of their own nobody gets in.
-        let key = (!service.admin_key.is_empty() || !service.api_keys.is_empty()).then(|| service.admin_key.clone());
+        let key = (!service.admin_key.is_empty() || !service.api_keys.is_empty())
+            .then(|| service.admin_key.clone());
         Self { inbox, metrics, config_path, key }
     }
 
@@ -49,7 +50,9 @@ impl Admin {
             },
             (&Method::GET, ["explain", request_id]) => self.explain(request_id).await,
             (&Method::GET, ["config"]) => match self.inbox.ask(Question::Config).await {
-                Some(config) => (StatusCode::OK, serde_json::to_value(config.without_secrets()).unwrap_or_default()),
+                Some(config) => {
+                    (StatusCode::OK, serde_json::to_value(config.without_secrets()).unwrap_or_default())
+                }
                 None => gone(),
             },
             (&Method::POST, ["policy"]) => self.policy(body).await,
@@ -71,7 +74,10 @@ impl Admin {
         let request_id = request_id.to_owned();
         match self.inbox.ask(|reply| Question::Explain(request_id, reply)).await {
             Some(Some(words)) => (StatusCode::OK, serde_json::from_str(&words).unwrap_or_default()),
-            Some(None) => wrong(StatusCode::NOT_FOUND, "no decision about this request id is remembered (the latest 1,024 are)"),
+            Some(None) => wrong(
+                StatusCode::NOT_FOUND,
+                "no decision about this request id is remembered (the latest 1,024 are)",
+            ),
             None => gone(),
         }
     }
@@ -81,7 +87,9 @@ impl Admin {
         let config = match (text.trim().is_empty(), &self.config_path) {
             (false, _) => crate::config::parse(&text),
             (true, Some(path)) => crate::config::load(path),
-            (true, None) => Err("there is no configuration file; send the policy as the body, in TOML".into()),
+            (true, None) => {
+                Err("there is no configuration file; send the policy as the body, in TOML".into())
+            }
         };
         match config {
             Ok(config) => told(self.inbox.ask(|reply| Question::Policy(Box::new(config), reply)).await),
@@ -149,7 +157,10 @@ impl Extra for Admin {
             let (status, json) = if self.lets_in(parts) {
                 self.answer(parts, &body).await
             } else {
-                wrong(StatusCode::UNAUTHORIZED, "operators show service.admin_key as 'Authorization: Bearer KEY'")
+                wrong(
+                    StatusCode::UNAUTHORIZED,
+                    "operators show service.admin_key as 'Authorization: Bearer KEY'",
+                )
             };
             Some(reply(status, "application/json", json.to_string()))
         })

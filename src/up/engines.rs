@@ -66,9 +66,10 @@ impl Engines {
             }
             ("zero", _) => EngineChoice::Timed { spec: Box::new(TimedSpec::zero_work()), pool },
             (_, Some(folder)) => EngineChoice::Checkpoint { folder: folder.clone(), pool },
-            (_, None) => {
-                EngineChoice::Seeded { spec: SeededSpec { seed: self.model_seed, ..SeededSpec::default() }, pool }
-            }
+            (_, None) => EngineChoice::Seeded {
+                spec: SeededSpec { seed: self.model_seed, ..SeededSpec::default() },
+                pool,
+            },
         })
     }
 
@@ -79,9 +80,9 @@ impl Engines {
     pub fn tokenization(&self) -> Result<Tokenization, String> {
         match &self.model {
             Some(folder) if self.engine == "builtin" => {
-                Tokenization::load(folder).map_err(|e| format!("tokenizer: {e}"))
+                Tokenization::folder(folder).map_err(|e| format!("tokenizer: {e}"))
             }
-            _ => Ok(Tokenization::byte_level()),
+            _ => Ok(Tokenization::bytes()),
         }
     }
 

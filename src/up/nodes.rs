@@ -65,7 +65,9 @@ impl Nodes {
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}
         for (_, child) in &mut self.processes {
-            if let Some(pid) = child.id().and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)) {
+            if let Some(pid) =
+                child.id().and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(pid).ok()?))
+            {
                 // A process that is gone already needs no signal.
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
             }

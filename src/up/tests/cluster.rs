@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_engine::{Engine, Event as EngineEvent, KvSink, KvView, PoolSpec, SeededSpec, Sequence, SequenceId};
+use baton_engine::{
+    Engine, Event as EngineEvent, KvSink, KvView, PoolSpec, SeededSpec, Sequence, SequenceId,
+};
 use baton_router::{Backend as _, Event, Submission, Ticket, Usage};
 use baton_types::{BlockKey, ChainHasher, Finish, Role, Sampling, TokenLogprob};
 use tokio::net::TcpListener;

@@ -1,7 +1,7 @@
 //! The proof of the pair: what comes out of a cluster is, to the bit, what one engine alone answers.
 
 use baton_engine::PoolSpec;
-use baton_types::{Role, Rng, Sampling};
+use baton_types::{Rng, Role, Sampling};
 
 use super::cluster::{Answer, Cluster, alone, listen, small_model};
 
@@ -35,7 +35,9 @@ fn assert_equal(answer: &Answer, expected: &Answer, what: &str) {
     assert_eq!(answer.finish, expected.finish, "{what}: finish");
     let bits = |a: &Answer| -> Vec<Vec<u32>> {
         let one = |l: &baton_types::TokenLogprob| {
-            std::iter::once(l.logprob.to_bits()).chain(l.top.iter().flat_map(|(t, p)| [*t, p.to_bits()])).collect()
+            std::iter::once(l.logprob.to_bits())
+                .chain(l.top.iter().flat_map(|(t, p)| [*t, p.to_bits()]))
+                .collect()
         };
         a.logprobs.iter().map(|l| l.as_ref().map(one).unwrap_or_default()).collect()
     };
@@ -106,8 +108,9 @@ async fn answers_survive_the_loss_of_instances() {
         let tickets: Vec<_> = requests.iter().map(|(t, s)| cluster.submit(t, s.clone())).collect();
         let answers: Vec<_> = tickets.into_iter().map(|t| tokio::spawn(listen(t))).collect();
         tokio::time::sleep(std::time::Duration::from_millis(1 + rng.below(40))).await;
-        let (name, role) = [("d0", Role::Decode), ("p0", Role::Prefill), ("d1", Role::Decode), ("p1", Role::Prefill)]
-            [round % 4];
+        let (name, role) =
+            [("d0", Role::Decode), ("p0", Role::Prefill), ("d1", Role::Decode), ("p1", Role::Prefill)]
+                [round % 4];
         cluster.kill(name).await;
         cluster.add(name, role, &engine);
         for (at, (answer, (tokens, sampling))) in answers.into_iter().zip(&requests).enumerate() {

@@ -1,0 +1,88 @@
+//! `baton replay --journal FILE`: whether a conductor orders again what it ordered in service.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+use std::process::ExitCode;
+
+use super::out;
+use crate::conductor::journal::{End, Replayed, replay};
+
+/// Replays a file; the summary goes to the terminal and, where asked for, as JSON to a file.
+pub fn run(path: &Path, json: Option<&Path>) -> Result<ExitCode, String> {
+    let failed = |e: &dyn std::fmt::Display| format!("journal {}: {e}", path.display());
+    let file = File::open(path).map_err(|e| failed(&format!("{e}; give a journal-*.jsonl file")))?;
+    let found = replay(BufReader::with_capacity(1 << 20, file)).map_err(|e| failed(&e))?;
+    if let Some(json) = json {
+        let text = serde_json::to_string_pretty(&found).map_err(|e| failed(&e))?;
+        out::save(json, &text)?;
+    }
+    out::say(&table(&found))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The summary as text.
+fn table(found: &Replayed) -> String {
+    let mut text = format!("{} steps, identical effects\n", found.steps);
+    let summary = &found.summary;
+    let mut row = |name: &str, value: u64| {
+        let _ = writeln!(text, "  {name:<28}{value:>12}");
+    };
+    row("span, ms", found.span_us / 1000);
+    row("requests", summary.requests);
+    row("finished", summary.finished);
+    row("cancelled", summary.cancelled);
+    summary.decisions.iter().for_each(|(kind, count)| row(&format!("ordered: {kind}"), *count));
+    summary.rejections.iter().for_each(|(reason, count)| row(&format!("refused: {reason}"), *count));
+    summary.failures.iter().for_each(|(stage, count)| row(&format!("failed: {stage}"), *count));
+    row("inputs that did not fit", summary.stale_inputs);
+    text.push_str(&ending(found));
+    text
+}
+
+/// What is known of what came after the last step.
+fn ending(found: &Replayed) -> String {
+    match (found.end, found.lost_steps, found.torn) {
+        (Some(End::Closed), ..) => "the service stopped after the last step\n".into(),
+        (Some(End::Rotated), ..) => "the next file goes on from here\n".into(),
+        (Some(End::Truncated), ..) => {
+            "the file was full and the conductor too large for a new one: what followed is not recorded\n"
+                .into()
+        }
+        (None, 0, true) => "the last line is torn: the process died while it was written\n".into(),
+        (None, 0, false) => "no closing line: the process died, or the file is being written\n".into(),
+        (None, lost, _) => format!("then {lost} steps were dropped: the disk did not keep up\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_journal_is_told_in_words() {
+        let cases = [
+            (Replayed { end: Some(End::Closed), ..Replayed::default() }, "stopped"),
+            (Replayed { end: Some(End::Rotated), ..Replayed::default() }, "next file"),
+            (Replayed { end: Some(End::Truncated), ..Replayed::default() }, "not recorded"),
+            (Replayed { torn: true, ..Replayed::default() }, "torn"),
+            (Replayed { lost_steps: 7, ..Replayed::default() }, "7 steps were dropped"),
+            (Replayed::default(), "no closing line"),
+        ];
+        for (found, words) in cases {
+            assert!(table(&found).contains(words), "{}", table(&found));
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_none_is_named() {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let path = place.path().join("x.jsonl");
+        let error = run(&path, None).expect_err("nothing there");
+        assert!(error.contains("x.jsonl") && error.contains("journal-"), "{error}");
+        std::fs::write(&path, "hello\n").expect("written");
+        let error = run(&path, None).expect_err("no journal");
+        assert!(error.contains("line 1"), "{error}");
+    }
+}

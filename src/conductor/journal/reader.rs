@@ -1,0 +1,177 @@
+//! Reading: steps a conductor again through a file and compares what it orders.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, Read as _};
+
+use baton_scheduler::{Conductor, Effect, Input};
+use serde::Serialize;
+
+use super::{Chain, End, Header, Line, VERSION, digest};
+
+/// A line longer than this is damage, not data.
+const LINE_BYTES: u64 = 1 << 30;
+
+/// What a replay has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Replayed {
+    /// Steps whose effects were the same as recorded.
+    pub steps: u64,
+    /// Steps that the file says were dropped; what follows them cannot be replayed.
+    pub lost_steps: u64,
+    /// Why the file ends; `None` where it just stops, as after a crash or while it is written.
+    pub end: Option<End>,
+    /// Whether the last line is only half there.
+    pub torn: bool,
+    /// Time covered, µs.
+    pub span_us: u64,
+    /// What happened in it.
+    pub summary: Summary,
+}
+
+/// What happened in the steps that were replayed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Summary {
+    /// Requests that arrived.
+    pub requests: u64,
+    /// Decisions by kind: placements, hand-offs, copies, starts of decodes.
+    pub decisions: BTreeMap<&'static str, u64>,
+    /// Refusals by reason.
+    pub rejections: BTreeMap<&'static str, u64>,
+    /// Failures by stage.
+    pub failures: BTreeMap<&'static str, u64>,
+    /// Requests that finished.
+    pub finished: u64,
+    /// Requests that clients gave up.
+    pub cancelled: u64,
+    /// Inputs that did not fit the state.
+    pub stale_inputs: u64,
+}
+
+impl Summary {
+    fn count(&mut self, effect: &Effect) {
+        let mut add = |kind| *self.decisions.entry(kind).or_default() += 1;
+        match effect {
+            Effect::StartPrefill { instance, decode, fetch, .. } => {
+                add("prefill");
+                if instance == decode {
+                    add("prefill_local");
+                }
+                if fetch.is_some() {
+                    add("prefill_with_fetch");
+                }
+            }
+            Effect::StartDecode { .. } => add("decode"),
+            Effect::Handoff { .. } => add("handoff_again"),
+            Effect::Replicate { .. } => add("replicate"),
+            Effect::Reject(r) => *self.rejections.entry(r.reason.name()).or_default() += 1,
+            Effect::Fail { stage, .. } => *self.failures.entry(stage.name()).or_default() += 1,
+            Effect::Release { .. } | Effect::Explain(_) => {}
+        }
+    }
+}
+
+/// Steps through a whole file.
+///
+/// # Errors
+/// Names the line that is damaged, of another version, or whose effects are not those recorded.
+pub fn replay(mut file: impl BufRead) -> Result<Replayed, String> {
+    let (mut chain, mut found) = (Chain::default(), Replayed::default());
+    let header = match next_line(&mut file, &mut chain, 1)? {
+        Next::Line(Line::Header(header)) => header,
+        _ => return Err("line 1: no journal header; give a file that begins with one".into()),
+    };
+    let mut conductor = begin(*header)?;
+    let stats = conductor.stats().clone();
+    let mut first_us = None;
+    for number in 2u64.. {
+        match next_line(&mut file, &mut chain, number)? {
+            Next::Line(Line::Step { now_us, input, effects }) => {
+                let first_us = *first_us.get_or_insert(now_us);
+                found.span_us = now_us.saturating_sub(first_us);
+                found.summary.requests += u64::from(matches!(input, Input::RequestArrived(_)));
+                let ordered = again(&mut conductor, (now_us, input), &effects, number)?;
+                ordered.iter().for_each(|effect| found.summary.count(effect));
+                found.steps += 1;
+            }
+            Next::Line(Line::Lost(steps)) => {
+                found.lost_steps = steps;
+                break;
+            }
+            Next::Line(Line::End(end)) => {
+                found.end = Some(end);
+                break;
+            }
+            Next::Line(Line::Header(_)) => {
+                return Err(format!("line {number}: a second header; the file was put together from two"));
+            }
+            Next::Torn => {
+                found.torn = true;
+                break;
+            }
+            Next::Over => break,
+        }
+    }
+    conductor.check().map_err(|e| format!("after the last step: {e}; report this"))?;
+    let now = conductor.stats();
+    found.summary.finished = now.finished - stats.finished;
+    found.summary.cancelled = now.cancelled - stats.cancelled;
+    found.summary.stale_inputs = now.stale_inputs - stats.stale_inputs;
+    Ok(found)
+}
+
+fn begin(header: Header) -> Result<Conductor, String> {
+    if header.version != VERSION {
+        return Err(format!(
+            "line 1: format {} of program {}; this one reads format {VERSION}",
+            header.version, header.program
+        ));
+    }
+    Conductor::restore(header.base).map_err(|e| format!("line 1: {e}"))
+}
+
+/// One step again; its effects, if they are those recorded.
+fn again(
+    conductor: &mut Conductor,
+    told: (u64, Input),
+    recorded: &str,
+    number: u64,
+) -> Result<Vec<Effect>, String> {
+    let (now_us, input) = told;
+    let mut effects = Vec::new();
+    let shown = input.clone();
+    conductor.step(now_us, input, &mut effects);
+    let replayed = digest(&effects)?;
+    if replayed == recorded {
+        return Ok(effects);
+    }
+    let json = |value: serde_json::Result<String>| value.unwrap_or_else(|e| e.to_string());
+    Err(format!(
+        "line {number}, step {}, at {now_us} µs: first divergence\n  input    {}\n  recorded effects with digest {recorded}\n  replayed effects with digest {replayed}: {}",
+        number - 1,
+        json(serde_json::to_string(&shown)),
+        json(serde_json::to_string(&effects))
+    ))
+}
+
+enum Next {
+    Line(Line<Input>),
+    /// Half a line, then the end.
+    Torn,
+    Over,
+}
+
+fn next_line(file: &mut impl BufRead, chain: &mut Chain, number: u64) -> Result<Next, String> {
+    let mut bytes = Vec::new();
+    file.take(LINE_BYTES).read_until(b'\n', &mut bytes).map_err(|e| format!("line {number}: {e}"))?;
+    if bytes.is_empty() {
+        return Ok(Next::Over);
+    }
+    if bytes.pop() != Some(b'\n') {
+        return Ok(Next::Torn);
+    }
+    let damaged = || format!("line {number}: damaged, its checksum does not fit; steps before it are sound");
+    let line = std::str::from_utf8(&bytes).ok().and_then(|line| chain.open(line)).ok_or_else(damaged)?;
+    let line = serde_json::from_str(&line)
+        .map_err(|e| format!("line {number}: {e}; take the version that wrote it"))?;
+    Ok(Next::Line(line))
+}

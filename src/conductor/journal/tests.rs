@@ -1,0 +1,308 @@
+//! A journal replays identically, whatever was recorded, and damage anywhere in it is found.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use baton_scheduler::{Conductor, Effect, Input, InstanceSpec, Request, SchedulerConfig};
+use baton_types::{
+    BlockHash, CacheChange, CacheEvent, ClassId, Epoch, InstanceId, RequestId, Rng, Role, SloClass, TenantId,
+    Tier,
+};
+
+use super::{End, JournalSettings, JournalStatus, JournalWriter, Replayed, replay};
+
+/// A driver with a mind of its own: obeys at random, reports failures, and changes things.
+struct Driver {
+    rng: Rng,
+    now_us: u64,
+    next_id: u64,
+    /// What runs: the request and the input that would come next for it.
+    open: Vec<Input>,
+}
+
+fn instance(id: u32, epoch: u32) -> InstanceSpec {
+    let profile = baton_sim::profiles::named("llama3-70b-8xa100").expect("a shipped profile");
+    InstanceSpec {
+        id: InstanceId(id),
+        epoch: Epoch(epoch),
+        role: if id < 2 { Role::Prefill } else { Role::Decode },
+        profile: Arc::new(profile),
+        capacity_tokens: 200_000,
+        pass_tokens: 8192,
+        pipeline_nodes: 1,
+        mixed_chunk_tokens: None,
+        net_bytes_per_s: 100_000_000_000,
+        host_bytes_per_s: 100_000_000_000,
+        ssd_bytes_per_s: 6_000_000_000,
+    }
+}
+
+fn config() -> SchedulerConfig {
+    let urgent = SloClass { name: "urgent".into(), priority: 1, ttft_us: 2_000_000, ..SloClass::default() };
+    SchedulerConfig {
+        classes: vec![SloClass::default(), urgent],
+        explain_every: 3,
+        ..SchedulerConfig::default()
+    }
+}
+
+impl Driver {
+    fn new(seed: u64) -> Self {
+        Self { rng: Rng::new(seed), now_us: 0, next_id: 1, open: Vec::new() }
+    }
+
+    fn small(&mut self, bound: u64) -> u32 {
+        u32::try_from(self.rng.below(bound)).expect("small")
+    }
+
+    fn input(&mut self) -> Input {
+        self.now_us += self.rng.below(200_000);
+        let known = |driver: &mut Self| driver.rng.below(driver.open.len() as u64);
+        match self.rng.below(100) {
+            0..35 => self.arrival(),
+            35..70 if !self.open.is_empty() => {
+                let at = usize::try_from(known(self)).expect("an index");
+                self.open.swap_remove(at)
+            }
+            70..73 if !self.open.is_empty() => {
+                Input::RequestCancelled { request: RequestId(self.rng.below(self.next_id)) }
+            }
+            73..76 => Input::PrefillFailed { request: RequestId(self.rng.below(self.next_id)) },
+            76..79 => Input::DecodeFailed {
+                request: RequestId(self.rng.below(self.next_id)),
+                emitted_tokens: self.small(99),
+            },
+            79 => Input::InstanceLost { instance: InstanceId(self.small(4)), epoch: Epoch(1) },
+            80 => Input::InstanceJoined(instance(self.small(4), 2)),
+            81 => {
+                let ttft_us = 1_000_000 + self.rng.below(30_000_000);
+                let mut new = config();
+                new.classes[0].ttft_us = ttft_us;
+                Input::PolicyChanged(Box::new(new))
+            }
+            82..92 => {
+                let first = self.rng.below(50);
+                let hashes = (first..first + 8).map(BlockHash).collect();
+                let change = CacheChange::Stored { parent: None, hashes, tier: Tier::Hbm };
+                Input::Cache(CacheEvent { instance: InstanceId(self.small(4)), epoch: Epoch(1), change })
+            }
+            _ => Input::TimerFired,
+        }
+    }
+
+    fn arrival(&mut self) -> Input {
+        self.next_id += 1;
+        let prompt_tokens = 1 + self.rng.below(30_000);
+        let first = self.rng.below(50);
+        Input::RequestArrived(Request {
+            id: RequestId(self.next_id),
+            class: ClassId(u16::try_from(self.rng.below(3)).expect("small")),
+            tenant: TenantId(self.small(3)),
+            prompt_tokens,
+            chain: (first..first + prompt_tokens.div_ceil(512)).map(BlockHash).collect(),
+            ..Request::default()
+        })
+    }
+
+    fn hears(&mut self, effects: &[Effect]) {
+        for effect in effects {
+            match *effect {
+                Effect::StartPrefill { request, .. } => {
+                    let compute_us = self.rng.below(1_000_000);
+                    self.open.push(Input::PrefillFinished { request, compute_us, cached_tokens: 0 });
+                    self.open.push(Input::HandoffFinished { request });
+                }
+                Effect::StartDecode { request, .. } => {
+                    let output_tokens = self.small(500);
+                    self.open.push(Input::DecodeFinished { request, output_tokens });
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn conductor() -> Conductor {
+    Conductor::new(config()).expect("a valid config")
+}
+
+/// Records a run of so many random steps; returns how the journal fared.
+fn record(settings: JournalSettings, seed: u64, steps: u32) -> JournalStatus {
+    let (mut conductor, mut driver) = (conductor(), Driver::new(seed));
+    let mut journal = JournalWriter::open(settings, &conductor).expect("a folder that can be written");
+    let mut effects = Vec::new();
+    for id in 0..4 {
+        journal.step(&mut conductor, 0, Input::InstanceJoined(instance(id, 1)), &mut effects);
+    }
+    for _ in 0..steps {
+        effects.clear();
+        let input = driver.input();
+        journal.step(&mut conductor, driver.now_us, input, &mut effects);
+        driver.hears(&effects);
+    }
+    // A quiet moment now and then would come by itself in service.
+    journal.close()
+}
+
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(directory).expect("a folder").map(|e| e.expect("an entry").path()).collect();
+    files.sort();
+    files
+}
+
+fn again(path: &Path) -> Result<Replayed, String> {
+    replay(std::io::BufReader::new(std::fs::File::open(path).expect("a file")))
+}
+
+#[test]
+fn any_run_replays_identically() {
+    for seed in 0..8 {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let status = record(JournalSettings::new(place.path()), seed, 2000);
+        assert_eq!((status.steps, status.lost_steps, status.files, &status.error), (2004, 0, 1, &None));
+        let all = files(place.path());
+        let found = again(&all[0]).expect("the same effects");
+        assert_eq!((all.len(), found.steps, found.end, found.torn), (1, 2004, Some(End::Closed), false));
+        let summary = &found.summary;
+        assert!(summary.requests > 500 && summary.finished > 10, "{summary:?}");
+        assert!(summary.decisions["prefill"] > 50 && !summary.rejections.is_empty(), "{summary:?}");
+    }
+}
+
+#[test]
+fn a_file_is_followed_by_others_that_each_stand_alone() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let settings =
+        JournalSettings { rotate_bytes: 60_000, keep_files: 3, ..JournalSettings::new(place.path()) };
+    let status = record(settings.clone(), 3, 3000);
+    let all = files(place.path());
+    assert!(status.files > 4 && all.len() == 3, "{status:?} {all:?}");
+    let found: Vec<Replayed> = all.iter().map(|f| again(f).expect("the same effects")).collect();
+    assert!(found.iter().all(|f| f.steps > 20), "{found:?}");
+    assert_eq!(
+        found.iter().map(|f| f.end).collect::<Vec<_>>(),
+        [Some(End::Rotated), Some(End::Rotated), Some(End::Closed)]
+    );
+    assert!(std::fs::metadata(&all[0]).expect("a file").len() < 60_000 * 3 + 200_000, "bounded");
+    // The next service goes on numbering.
+    record(settings, 4, 10);
+    assert!(files(place.path()).last() > all.last());
+}
+
+#[test]
+fn a_conductor_too_large_for_a_header_ends_the_journal_honestly() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let settings = JournalSettings {
+        rotate_bytes: 5_000,
+        base_blocks: 3,
+        keep_files: 9999,
+        ..JournalSettings::new(place.path())
+    };
+    let (mut conductor, mut effects) = (conductor(), Vec::new());
+    let mut journal = JournalWriter::open(settings, &conductor).expect("a folder that can be written");
+    let stored = |hashes: u64, removed: bool| {
+        let (hashes, tier) = ((0..hashes).map(BlockHash).collect(), Tier::Hbm);
+        let change = if removed {
+            CacheChange::Removed { hashes, tier }
+        } else {
+            CacheChange::Stored { parent: None, hashes, tier }
+        };
+        Input::Cache(CacheEvent { instance: InstanceId(0), epoch: Epoch(1), change })
+    };
+    let mut tell = |journal: &mut JournalWriter, input| journal.step(&mut conductor, 1, input, &mut effects);
+    tell(&mut journal, Input::InstanceJoined(instance(0, 1)));
+    tell(&mut journal, stored(4, false));
+    (0..1000).for_each(|_| tell(&mut journal, Input::TimerFired));
+    let lost = journal.status().lost_steps;
+    assert!(lost > 500, "{lost}");
+    // Once it is small enough again, a new file begins.
+    tell(&mut journal, stored(4, true));
+    (0..10_000).for_each(|_| {
+        std::thread::yield_now();
+        tell(&mut journal, Input::TimerFired);
+    });
+    let status = journal.close();
+    assert_eq!(status.steps + status.lost_steps, 11_003);
+    let found: Vec<Replayed> =
+        files(place.path()).iter().map(|f| again(f).expect("the same effects")).collect();
+    assert!(found.len() >= 2 && found[0].steps > 100, "{found:?}");
+    assert_eq!(found[0].end, Some(End::Truncated));
+}
+
+#[test]
+fn a_disk_that_does_not_keep_up_costs_lines_that_are_counted() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let settings = JournalSettings { pending_bytes: 600, ..JournalSettings::new(place.path()) };
+    let status = record(settings, 6, 2000);
+    assert_eq!(status.steps + status.lost_steps, 2004);
+    assert!(status.lost_steps > 0, "{status:?}");
+    let found: Vec<Replayed> =
+        files(place.path()).iter().map(|f| again(f).expect("what is there is sound")).collect();
+    assert!(found.iter().any(|f| f.lost_steps > 0), "{found:?}");
+}
+
+#[test]
+fn a_flipped_byte_anywhere_is_found() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    record(JournalSettings::new(place.path()), 7, 60);
+    let path = files(place.path()).remove(0);
+    let good = std::fs::read(&path).expect("a file");
+    let whole = again(&path).expect("sound");
+    let mut rng = Rng::new(1);
+    for turn in 0..300 {
+        let mut bad = good.clone();
+        let at = usize::try_from(rng.below(good.len() as u64)).expect("an index");
+        bad[at] ^= 1 << rng.below(8);
+        let found = replay(bad.as_slice());
+        // The very last byte ends a line: without it that line is torn, which is said.
+        assert!(found.as_ref() != Ok(&whole), "turn {turn}: byte {at} of {}", good.len());
+        assert!(found.is_err() || at + 1 == good.len(), "byte {at}");
+    }
+}
+
+#[test]
+fn another_order_of_effects_is_a_divergence_and_the_input_is_shown() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    record(JournalSettings::new(place.path()), 8, 200);
+    let text = std::fs::read_to_string(files(place.path()).remove(0)).expect("a file");
+    // A journal with sound checksums, of a conductor that decided something else once.
+    let (mut chain, mut sealed, mut wrong) = (super::Chain::default(), super::Chain::default(), None);
+    let mut forged = String::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let mut json = chain.open(line).expect("sound");
+        let empty = super::digest(&[]).expect("nothing");
+        if wrong.is_none() && json.contains("request_arrived") && !json.contains(&empty) {
+            let at = json.find("\"effects\":\"").expect("a step") + 11;
+            json.replace_range(at..at + 16, &empty);
+            wrong = Some(number);
+        }
+        forged.push_str(&sealed.seal(json));
+    }
+    let error = replay(forged.as_bytes()).expect_err("a divergence");
+    let line = wrong.expect("some decision was recorded");
+    assert!(error.contains(&format!("line {line},")) && error.contains("request_arrived"), "{error}");
+}
+
+#[test]
+fn a_torn_end_is_told_and_what_is_before_it_replays() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    record(JournalSettings::new(place.path()), 9, 50);
+    let good = std::fs::read(files(place.path()).remove(0)).expect("a file");
+    let found = replay(&good[..good.len() - 30]).expect("sound so far");
+    assert!(found.torn && found.end.is_none() && found.steps >= 53, "{found:?}");
+    let lines = good.iter().filter(|b| **b == b'\n').count();
+    let end = good.iter().enumerate().filter(|(_, b)| **b == b'\n').nth(lines - 2).expect("lines").0;
+    let found = replay(&good[..=end]).expect("sound so far");
+    assert_eq!((found.torn, found.end, found.steps), (false, None, 54));
+}
+
+#[test]
+fn a_folder_that_cannot_be_is_named() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let file = place.path().join("file");
+    std::fs::write(&file, "").expect("written");
+    let error =
+        JournalWriter::open(JournalSettings::new(file.join("x")), &conductor()).expect_err("below a file");
+    assert!(error.contains("file/x") && error.contains("folder"), "{error}");
+}
