@@ -120,7 +120,7 @@ pub struct Service {
     /// Ends the clients' side, and the rest.
     stops: (CancellationToken, CancellationToken),
     drain: Duration,
-    failure: tokio::sync::oneshot::Receiver<String>,
+    failure: Option<tokio::sync::oneshot::Receiver<String>>,
 }
 
 impl Service {
@@ -161,15 +161,26 @@ impl Service {
         let drain = Duration::from_micros(service.drain_us);
         let stops = (stop_clients, stop_all);
         let (clients, control) = (client_address, control_address);
-        Ok(Self { clients, control, inbox, tasks, stops, drain, failure })
+        Ok(Self { clients, control, inbox, tasks, stops, drain, failure: Some(failure) })
     }
 
-    /// Lets nobody in, waits for the answers under way, stops.
-    pub async fn stop(self) {
+    /// Waits until a canary has passed through a pair.
+    pub async fn ready(&self) {
+        while !self.inbox.ask(Question::Status).await.is_none_or(|status| status.ready) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Lets nobody in and waits for the answers under way.
+    pub async fn drain(&self) {
         let quiet = self.inbox.ask(Question::Quiesce);
         if tokio::time::timeout(self.drain, quiet).await.is_err() {
             tracing::warn!("answers were still under way when the drain's time was over");
         }
+    }
+
+    /// Stops.
+    pub async fn stop(self) {
         self.stops.0.cancel();
         self.stops.1.cancel();
         drop(self.inbox);
@@ -247,23 +258,29 @@ pub async fn run(plan: Plan) -> Result<(), String> {
     let started = std::time::Instant::now();
     let tokenization = plan.engines.tokenization()?;
     let mut service = Service::start(&plan.config, tokenization, plan.config_path.clone()).await?;
+    let mut failure = service.failure.take().ok_or("the front door was started twice")?;
     let mut nodes = nodes::Nodes::start(&plan, service.control).await?;
-    greet(&plan, &service, started.elapsed());
+    let greeting = async {
+        service.ready().await;
+        greet(&plan, service.clients, started.elapsed());
+        std::future::pending::<()>().await
+    };
     let outcome = tokio::select! {
+        () = greeting => Ok(()),
         () = stop.cancelled() => Ok(()),
         failed = nodes.first_failure() => Err(failed),
-        Ok(failed) = &mut service.failure => Err(failed),
+        Ok(failed) = &mut failure => Err(failed),
     };
     eprintln!("baton: draining (a second Ctrl-C stops at once)");
-    service.stop().await;
+    service.drain().await;
     nodes.stop().await;
+    service.stop().await;
     outcome
 }
 
-fn greet(plan: &Plan, service: &Service, after: Duration) {
+fn greet(plan: &Plan, address: SocketAddr, after: Duration) {
     let scheme = if plan.config.service.tls_cert.is_empty() { "http" } else { "https" };
     let key = if plan.config.service.api_keys.is_empty() { "" } else { " -H 'Authorization: Bearer KEY'" };
-    let address = service.clients;
     println!(
         "baton: {} node(s) of {}, front door on {scheme}://{address} after {:.2} s; Ctrl-C drains and stops",
         plan.layout.nodes().len(),

@@ -10,6 +10,10 @@ use baton_engine::{
 };
 use baton_types::{CostProfile, DecodeCost, FitReport, PrefillCost, Sampling, ValidRange};
 use baton_wire::v1;
+use parking_lot::Mutex;
+
+/// Profiles that this process has measured, by model and pool.
+static MEASURED: Mutex<Vec<(String, PoolSpec, CostProfile)>> = Mutex::new(Vec::new());
 
 /// What computes.
 #[derive(Clone, Debug)]
@@ -83,7 +87,19 @@ pub(super) fn build_and_calibrate(choice: &EngineChoice) -> Result<(Box<dyn Engi
     let mut engine = build(choice)?;
     let profile = match choice {
         EngineChoice::Timed { spec, .. } => timed_profile(spec, engine.as_ref()),
-        _ => calibrate(engine.as_mut())?,
+        _ => {
+            // Nodes of one process are alike: the first one measures, undisturbed by the others.
+            let revision = engine.model().revision.clone();
+            let mut known = MEASURED.lock();
+            match known.iter().find(|(of, pool, _)| *of == revision && pool == choice.pool()) {
+                Some((_, _, profile)) => profile.clone(),
+                None => {
+                    let profile = calibrate(engine.as_mut())?;
+                    known.push((revision, choice.pool().clone(), profile.clone()));
+                    profile
+                }
+            }
+        }
     };
     Ok((engine, profile))
 }
@@ -119,15 +135,19 @@ fn calibrate(engine: &mut dyn Engine) -> Result<CostProfile, String> {
     // The first pass pays for cold caches and pages.
     time_prefill(engine, 8.min(most - 1))?;
     let mut knots: Vec<(u32, f64)> = vec![(0, 0.0)];
-    for tokens in [1u32, 16, 64, 256] {
+    for tokens in [1u32, 16, 64, 128, 256] {
         if tokens < most {
-            let least_us = (0..3).map(|_| time_prefill(engine, tokens)).collect::<Result<Vec<_>, _>>()?;
-            let us = least_us.into_iter().fold(f64::INFINITY, f64::min);
+            let us = time_prefill(engine, tokens)?;
             let floor = knots.last().map_or(0.0, |k| k.1);
             knots.push((tokens, us.max(floor)));
         }
     }
-    let per_pair_ps = attention_ps(engine, most)?;
+    let per_pair_ps = attention_ps(&knots);
+    // The formula adds attention to the knots: they hold the rest.
+    for (tokens, us) in &mut knots {
+        *us = (*us - per_pair_ps * f64::from(*tokens) * f64::from(*tokens) / 2e6).max(0.0);
+    }
+    (1..knots.len()).for_each(|at| knots[at].1 = knots[at].1.max(knots[at - 1].1));
     let (batches, base_us) = decode_costs(engine, most)?;
     let slope = vec![per_pair_ps; batches.len()];
     Ok(CostProfile {
@@ -184,15 +204,14 @@ fn time_prefill(engine: &mut dyn Engine, tokens: u32) -> Result<f64, String> {
     Ok(run_out(engine))
 }
 
-/// What a (query, key) pair costs, from a long prompt beside twice its half, ps.
-fn attention_ps(engine: &mut dyn Engine, most: u32) -> Result<f64, String> {
-    let long = most.saturating_sub(1).min(1024);
-    if long < 64 {
-        return Ok(0.0);
+/// What a (query, key) pair costs, ps: what the longest prompt took beyond twice its half.
+fn attention_ps(knots: &[(u32, f64)]) -> f64 {
+    let [.., half, long] = knots else { return 0.0 };
+    if long.0 != 2 * half.0 {
+        return 0.0;
     }
-    let (half_us, long_us) = (time_prefill(engine, long / 2)?, time_prefill(engine, long)?);
-    let pairs = f64::from(long) * f64::from(long) / 4.0;
-    Ok(((long_us - 2.0 * half_us).max(0.0) * 1e6 / pairs).min(1e9))
+    let pairs = f64::from(long.0) * f64::from(long.0) / 4.0;
+    ((long.1 - 2.0 * half.1).max(0.0) * 1e6 / pairs).min(1e9)
 }
 
 fn decode_costs(engine: &mut dyn Engine, most: u32) -> Result<(Vec<u32>, Vec<f64>), String> {
