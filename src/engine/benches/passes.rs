@@ -7,7 +7,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use baton_engine::{Builtin, Engine, Event, KvSink, KvView, PoolSpec, SeededSpec, Sequence, SequenceId};
+use baton_engine::{
+    Builtin, Engine, Event, KvSink, KvView, PoolSpec, SeededSpec, Sequence, SequenceId, Timed, TimedSpec,
+};
 use baton_types::Sampling;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
@@ -65,7 +67,7 @@ fn prefill(c: &mut Criterion) {
 }
 
 /// Starts a batch anew and prefills it.
-fn restart(engine: &mut Builtin, batch: u32, events: &mut Vec<Event>) {
+fn restart(engine: &mut dyn Engine, batch: u32, events: &mut Vec<Event>) {
     for n in 0..batch {
         engine.stop(SequenceId(n.into()));
         engine.start(sequence(n.into(), 256, 128 * n)).expect("it fits");
@@ -136,5 +138,33 @@ fn ceilings(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(passes, prefill, decode, ceilings);
+/// What an engine without work costs: one token each for 256 sequences.
+fn idle(c: &mut Criterion) {
+    let pool = PoolSpec { blocks: 256 * 128, max_running: 256, ..PoolSpec::default() };
+    let mut engine = Timed::new(TimedSpec::zero_work(), pool).expect("a sound spec");
+    let mut events: Vec<Event> = Vec::new();
+    let mut group = c.benchmark_group("timed");
+    group.throughput(Throughput::Elements(256));
+    group.bench_function("zero-work step of 256 decodes, in tokens", |b| {
+        let mut left = 0;
+        b.iter_custom(|steps| {
+            let mut time = Duration::ZERO;
+            for _ in 0..steps {
+                if left == 0 {
+                    restart(&mut engine, 256, &mut events);
+                    left = 1500;
+                }
+                left -= 1;
+                let from = Instant::now();
+                engine.step(&mut events, &mut Nowhere);
+                time += from.elapsed();
+                events.clear();
+            }
+            time
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(passes, prefill, decode, ceilings, idle);
 criterion_main!(passes);

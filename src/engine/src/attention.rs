@@ -108,7 +108,7 @@ fn soften(scores: &mut [f32]) -> f32 {
         *score = exp(*score - most);
         *sum += *score;
     }
-    tree(sums)
+    tree(&sums)
 }
 
 /// Adds rows of values times their weights, in order. Common head sizes keep the sums in registers.

@@ -95,16 +95,16 @@ impl Builtin {
         })
     }
 
-    /// The logits of the token after `tokens`, computed in slots from 0 on: for comparing with other
-    /// implementations, while no sequence runs.
+    /// The logits of the token after `tokens`: for comparing with other implementations. It needs an
+    /// engine without sequences and overwrites slots from 0 on.
     ///
     /// # Errors
     /// As [`Engine::start`] for a sequence of these tokens.
     pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>, StartError> {
         let blocks: Vec<u32> = (0..self.shape.blocks).collect();
         let len = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-        if self.roster.load() != (0, 0) {
-            return Err(StartError("engine logits: sequences run; stop them first".into()));
+        if !self.roster.is_empty() {
+            return Err(StartError("engine logits: there are sequences; stop them first".into()));
         }
         self.roster.admits(&Sequence {
             id: SequenceId(u64::MAX),

@@ -17,7 +17,8 @@ const TILE: usize = 4;
 /// Panels that advance together when there is a single row.
 const WIDE: usize = 4;
 
-type Lanes = [f32; LANES];
+/// As many numbers as a vector holds on most machines.
+pub(crate) type Lanes = [f32; LANES];
 
 /// A matrix of `outputs` × `inputs` to multiply rows by.
 #[derive(Debug)]
@@ -192,13 +193,14 @@ pub(crate) fn dots<const N: usize>(a: &[f32], b: [&[f32]; N]) -> [f32; N] {
             *sum += a * b;
         }
     }
-    sums.map(tree)
+    std::array::from_fn(|n| tree(&sums[n]))
 }
 
 /// Eight numbers added up as a tree.
-#[inline]
-pub(crate) fn tree(s: [f32; LANES]) -> f32 {
-    ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
+#[inline(always)]
+pub(crate) fn tree(s: &Lanes) -> f32 {
+    let four: [f32; 4] = std::array::from_fn(|lane| s[lane] + s[lane + 4]);
+    (four[0] + four[2]) + (four[1] + four[3])
 }
 
 /// Scales each row to a mean square of 1, then by `weights`.

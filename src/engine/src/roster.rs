@@ -153,6 +153,11 @@ impl<X> Roster<X> {
         self.entries.remove(&id);
     }
 
+    /// Whether there is no sequence, not even a held or starved one.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// As [`crate::Engine::load`]: held and starved sequences neither run nor wait.
     pub(crate) fn load(&self) -> (u32, u32) {
         let count = |state| self.entries.values().filter(|entry| entry.state == state).count();

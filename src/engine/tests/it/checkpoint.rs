@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use baton_engine::{Builtin, Engine, PoolSpec};
+use baton_engine::{Builtin, Engine, PoolSpec, SequenceId};
 use baton_types::{Rng, Sampling};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::play::{play, pool, sequence, text};
-use crate::reference::{Shape, Tensors, logits};
+use crate::reference::{Shape, Stretch, Tensors, logits};
 
 const SHAPE: Shape = Shape {
     layers: 3,
@@ -22,7 +22,7 @@ const SHAPE: Shape = Shape {
     ffn_dim: 300,
     vocab: 77,
     theta: 500.0,
-    linear: 2.0,
+    stretch: Stretch::Linear(2.0),
 };
 
 fn config() -> Value {
@@ -31,7 +31,7 @@ fn config() -> Value {
         "num_attention_heads": SHAPE.heads, "num_key_value_heads": SHAPE.kv_heads, "head_dim": SHAPE.head_dim,
         "num_hidden_layers": SHAPE.layers, "intermediate_size": SHAPE.ffn_dim, "vocab_size": SHAPE.vocab,
         "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "rope_theta": SHAPE.theta,
-        "rope_scaling": {"rope_type": "linear", "factor": SHAPE.linear}, "eos_token_id": 3,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "eos_token_id": 3,
         "tie_word_embeddings": false,
     })
 }
@@ -111,6 +111,22 @@ fn load(folder: &TempDir) -> Result<Builtin, String> {
     Builtin::load(folder.path(), pool(7)).map_err(|e| e.to_string())
 }
 
+/// Compares logits after some lengths of a random text.
+fn compare(shape: &Shape, config: &Value, tensors: &Tensors, seed: u64) {
+    let mut engine = load(&folder(config, tensors, Dtype::F32)).unwrap();
+    let tokens: Vec<u32> = text(&mut Rng::new(seed), 50).iter().map(|t| t % 77).collect();
+    let want = logits(shape, tensors, &tokens);
+    for len in [1, 2, 17, 50] {
+        let got = engine.logits(&tokens[..len]).unwrap();
+        let want = &want[len - 1];
+        let spread = want.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        for (token, (got, want)) in got.iter().zip(want).enumerate() {
+            let off = (f64::from(*got) - want).abs() / spread;
+            assert!(off < 2e-5, "token {token} after {len}: {got}, not {want}");
+        }
+    }
+}
+
 #[test]
 fn logits_are_those_of_the_textbook() {
     for (seed, tied) in [(1, false), (2, true), (3, false)] {
@@ -120,19 +136,28 @@ fn logits_are_those_of_the_textbook() {
         if tied {
             tensors.remove("lm_head.weight");
         }
-        let mut engine = load(&folder(&config, &tensors, Dtype::F32)).unwrap();
-        let tokens: Vec<u32> = text(&mut Rng::new(seed), 50).iter().map(|t| t % 77).collect();
-        let want = logits(&SHAPE, &tensors, &tokens);
-        for len in [1, 2, 17, 50] {
-            let got = engine.logits(&tokens[..len]).unwrap();
-            let want = &want[len - 1];
-            let spread = want.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
-            for (token, (got, want)) in got.iter().zip(want).enumerate() {
-                let off = (f64::from(*got) - want).abs() / spread;
-                assert!(off < 2e-5, "token {token} after {len}: {got}, not {want}");
-            }
-        }
+        compare(&SHAPE, &config, &tensors, seed);
     }
+}
+
+#[test]
+fn stretched_frequencies_are_those_of_the_textbook() {
+    // Waves of 6 to 900 tokens: some are kept, some stretched, some between.
+    let stretch = Stretch::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 };
+    let mut config = config();
+    config["rope_scaling"] = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
+    compare(&Shape { stretch, ..SHAPE }, &config, &tensors(9), 9);
+}
+
+#[test]
+fn logits_are_not_asked_for_beside_sequences() {
+    let mut engine = load(&folder(&config(), &tensors(1), Dtype::F32)).unwrap();
+    engine.start(sequence(1, vec![1], Sampling::default(), vec![0])).unwrap();
+    assert!(engine.logits(&[1]).unwrap_err().0.contains("stop them first"));
+    engine.stop(SequenceId(1));
+    assert!(engine.logits(&[77]).unwrap_err().0.contains("token 77"));
+    assert_eq!(engine.logits(&[1]).unwrap().len(), 77);
 }
 
 #[test]

@@ -21,8 +21,44 @@ pub struct Shape {
     pub vocab: usize,
     /// Rotary base.
     pub theta: f64,
-    /// Positions are divided by this.
-    pub linear: f64,
+    /// How frequencies are stretched.
+    pub stretch: Stretch,
+}
+
+/// How frequencies are stretched to longer texts.
+#[derive(Clone, Copy, Debug)]
+pub enum Stretch {
+    /// All by a factor.
+    Linear(f64),
+    /// Those of long waves only.
+    Llama3 {
+        /// By this.
+        factor: f64,
+        /// Waves longer than the first context over this.
+        low: f64,
+        /// Not at all waves shorter than the first context over this.
+        high: f64,
+        /// The first context.
+        original: f64,
+    },
+}
+
+fn frequency(shape: &Shape, i: usize) -> f64 {
+    let plain = shape.theta.powf(-(2.0 * i as f64) / shape.head_dim as f64);
+    match shape.stretch {
+        Stretch::Linear(factor) => plain / factor,
+        Stretch::Llama3 { factor, low, high, original } => {
+            let wave = 2.0 * std::f64::consts::PI / plain;
+            if wave < original / high {
+                plain
+            } else if wave > original / low {
+                plain / factor
+            } else {
+                let smooth = (original / wave - low) / (high - low);
+                (1.0 - smooth) * plain / factor + smooth * plain
+            }
+        }
+    }
 }
 
 /// Tensors by name, row after row.
@@ -41,8 +77,7 @@ fn turn(x: &mut [f64], shape: &Shape, position: usize) {
     let half = shape.head_dim / 2;
     for head in x.chunks_exact_mut(shape.head_dim) {
         for i in 0..half {
-            let angle =
-                position as f64 / shape.linear * shape.theta.powf(-(2.0 * i as f64) / shape.head_dim as f64);
+            let angle = position as f64 * frequency(shape, i);
             let (a, b) = (head[i], head[i + half]);
             head[i] = a * angle.cos() - b * angle.sin();
             head[i + half] = b * angle.cos() + a * angle.sin();
