@@ -243,8 +243,8 @@ fn tell(args: &ReplayArgs, config: &Config, told: &Told<'_>) -> Result<ExitCode,
             out::say(&format!("{}\n", side_by_side(&compared)))?;
         }
     }
-    if told.summary.late {
-        eprintln!("warning: requests went out late; see the lag");
+    if told.summary.late && args.live.format == Format::Json {
+        eprintln!("warning: requests went out late; see lag_ms");
     }
     write_files(args, config, told, &document)?;
     replay::judge(&args.require, &told.runs[..1])
