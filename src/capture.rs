@@ -168,7 +168,7 @@ impl Capture {
 
     /// Hands a row to the writer; drops and counts it when the writer is too far behind.
     pub fn record(&self, row: CaptureRow) {
-        if !self.queue.as_ref().is_some_and(|queue| queue.try_send(row).is_ok()) {
+        if self.queue.as_ref().is_none_or(|queue| queue.try_send(row).is_err()) {
             add(&self.counters.dropped, 1);
         }
     }
@@ -324,7 +324,7 @@ impl Open {
             });
             ids.push(number);
         }
-        if row.prompt_tokens % u64::from(block_tokens) > 0 {
+        if !row.prompt_tokens.is_multiple_of(u64::from(block_tokens)) {
             ids.push(self.next_number);
             self.next_number += 1;
         }
@@ -506,7 +506,7 @@ mod tests {
         let capture = Capture::start(CaptureConfig::new(place.path().into(), 16, 3)).unwrap();
         // In order of ends: later arrivals first, two namespaces, growing and shrinking turns.
         for at in (0..20u64).rev() {
-            let name: &[u8] = if at % 2 == 0 { b"a" } else { b"b" };
+            let name: &[u8] = if at.is_multiple_of(2) { b"a" } else { b"b" };
             capture.record(row(at * 150_500, name, 40 + 33 * (at % 7)));
         }
         let stats = capture.close();
@@ -529,7 +529,11 @@ mod tests {
             };
             for other in (0..20).filter(|other| *other != at) {
                 let both = (40 + 33 * (at % 7)).min(40 + 33 * (other % 7)) / 16;
-                assert_eq!(shared(other), if (at + other) % 2 == 0 { both } else { 0 }, "{at} and {other}");
+                assert_eq!(
+                    shared(other),
+                    if (at + other).is_multiple_of(2) { both } else { 0 },
+                    "{at} and {other}"
+                );
             }
         }
     }
@@ -553,6 +557,21 @@ mod tests {
             names,
             ["class", "hash_ids", "input_length", "outcome", "output_length", "session_id", "timestamp"]
         );
+    }
+
+    #[test]
+    fn every_ending_has_its_word_and_a_length_to_replay() {
+        use CaptureOutcome::{Cancelled, Completed, Failed, Rejected};
+        let place = tempfile::tempdir().unwrap();
+        let capture = Capture::start(CaptureConfig::new(place.path().into(), 16, 1)).unwrap();
+        for (at, outcome) in (0..).zip([Completed, Rejected, Failed, Cancelled]) {
+            capture.record(CaptureRow { outcome, output_tokens: 0, ..row(at * 200_000, b"a", 50) });
+        }
+        capture.close();
+        let rows = lines(place.path());
+        let words: Vec<&str> = rows.iter().map(|r| r["outcome"].as_str().unwrap()).collect();
+        assert_eq!(words, ["completed", "rejected", "failed", "cancelled"]);
+        assert!(rows.iter().all(|r| r["output_length"] == 1), "no length of 0, which no reader takes");
     }
 
     #[test]

@@ -243,8 +243,8 @@ fn tell(args: &ReplayArgs, config: &Config, told: &Told<'_>) -> Result<ExitCode,
             out::say(&format!("{}\n", side_by_side(&compared)))?;
         }
     }
-    if told.summary.late {
-        eprintln!("warning: requests went out late; see the lag");
+    if told.summary.late && args.live.format == Format::Json {
+        eprintln!("warning: requests went out late; see lag_ms");
     }
     write_files(args, config, told, &document)?;
     replay::judge(&args.require, &told.runs[..1])
@@ -283,4 +283,51 @@ fn side_by_side(compared: &[Compared]) -> String {
         table.add_row([c.figure.clone(), figure(c.predicted), figure(c.measured), error(c.relative_error)]);
     }
     table.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use crate::capture::{Capture, CaptureConfig, CaptureOutcome, CaptureRow};
+    use crate::cli::{Cli, run};
+
+    /// What the service captures is a trace for every command, as it is.
+    #[test]
+    fn a_capture_lints_clean_and_replays_unchanged() {
+        let place = tempfile::tempdir().unwrap();
+        let capture = Capture::start(CaptureConfig::new(place.path().into(), 64, 1)).unwrap();
+        let mut hasher = baton_types::ChainHasher::new(1, b"m");
+        let chain: Vec<_> = (0..40).map(|id| hasher.push_id(id)).collect();
+        for at in (0..12usize).rev() {
+            capture.record(CaptureRow {
+                at_us: at as u64 * 400_000,
+                prompt_tokens: 64 * (at as u64 + 10) + 5,
+                output_tokens: 4,
+                chain: chain[..at + 10].into(),
+                class: None,
+                session: Some(1),
+                outcome: CaptureOutcome::Completed,
+            });
+        }
+        assert_eq!(capture.close().files, 1);
+        let (file, out) = (place.path().join("capture-00000001-b64.jsonl"), place.path().join("out.json"));
+        let (file, json) = (file.display().to_string(), out.display().to_string());
+        for words in [vec!["trace", "lint", &file], vec!["replay", &file, "--json", &json]] {
+            let code = run(Cli::parse_from(std::iter::once("baton").chain(words.clone()))).unwrap();
+            assert_eq!(format!("{code:?}"), format!("{:?}", std::process::ExitCode::SUCCESS), "{words:?}");
+        }
+        let report: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(out).unwrap()).unwrap();
+        let simulated = &report["runs"][0];
+        let prompt_tokens: u64 = (0..12).map(|at| 64 * (at + 10) + 5).sum();
+        assert_eq!(
+            (&simulated["completed"], &simulated["input_tokens"]),
+            (&12.into(), &prompt_tokens.into())
+        );
+        // Each turn but the first finds the whole blocks of the one before.
+        let found: u64 = (0..11).map(|at| at + 10).sum();
+        let blocks: u64 = (0..12).map(|at| at + 11).sum();
+        let ratio = simulated["block_hit_ratio"].as_f64().unwrap();
+        assert!((ratio - found as f64 / blocks as f64).abs() < 1e-9, "{ratio}");
+    }
 }

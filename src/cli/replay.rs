@@ -327,6 +327,11 @@ pub(super) fn facts(args: &ReplayArgs, config: &Config) -> Vec<(String, String)>
     ]
 }
 
+/// An instance's number, unless none is known: of a refused request, or behind a live endpoint.
+fn known(instance: u32) -> Option<u32> {
+    (instance != u32::MAX).then_some(instance)
+}
+
 /// One JSON line a request.
 pub(super) fn request_lines(done: &[(RunResult, Vec<Outcome>)]) -> Result<String, String> {
     let mut text = Vec::new();
@@ -338,7 +343,7 @@ pub(super) fn request_lines(done: &[(RunResult, Vec<Outcome>)]) -> Result<String
                 "input_tokens": o.prompt_tokens, "output_tokens": o.output_tokens, "cached_tokens": o.cached_tokens,
                 "ttft_us": o.ttft_us, "tbt_us": o.gaps.worst_tenth_us, "itl_mean_us": o.gaps.mean_us,
                 "attempts": o.attempts, "retry_after_us": o.retry_after_us,
-                "prefill_instance": o.prefill, "decode_instance": o.decode,
+                "prefill_instance": known(o.prefill), "decode_instance": known(o.decode),
             });
             writeln!(text, "{line}").map_err(|e| e.to_string())?;
         }

@@ -80,7 +80,7 @@ impl Sender {
     pub async fn send(self: Arc<Self>, planned: Planned) -> Sent {
         let mut sent = self.offered(&planned);
         let patience = planned.arrival.cancel_after_us.map(Duration::from_micros);
-        let served = self.attempts(&planned, &mut sent);
+        let served = self.attempts(planned, &mut sent);
         let ended = match patience {
             Some(patience) => tokio::time::timeout(patience, served).await.is_ok(),
             None => {
@@ -142,14 +142,17 @@ impl Sender {
         }
     }
 
-    async fn attempts(&self, planned: &Planned, sent: &mut Sent) {
+    async fn attempts(&self, mut planned: Planned, sent: &mut Sent) {
         loop {
             sent.outcome.attempts += 1;
-            let attempt = self.attempt(planned, &mut sent.statuses);
+            // Bodies can be large and answers long: the last attempt keeps none.
+            let last = sent.outcome.attempts > self.retries;
+            let body = if last { std::mem::take(&mut planned.body) } else { planned.body.clone() };
+            let attempt = self.attempt(self.request(&planned, body), &mut sent.statuses);
             match tokio::time::timeout(self.timeout, attempt).await {
-                Err(_) => return self.failed(sent, "timeout".into()),
-                Ok(Attempt::Failed(why)) => return self.failed(sent, why),
-                Ok(Attempt::Answered(answer)) => return self.answered(planned, sent, answer),
+                Err(_) => return failed(sent, "timeout".into()),
+                Ok(Attempt::Failed(why)) => return failed(sent, why),
+                Ok(Attempt::Answered(answer)) => return self.answered(&planned, sent, answer),
                 Ok(Attempt::Refused { reason, retry_after_us }) => {
                     let now_us = self.clock.now_us();
                     let longest_us = u64::try_from(self.timeout.as_micros()).unwrap_or(u64::MAX);
@@ -169,16 +172,10 @@ impl Sender {
         }
     }
 
-    #[expect(clippy::unused_self, reason = "one of the ways in which an attempt of this sender ends")]
-    fn failed(&self, sent: &mut Sent, why: String) {
-        sent.outcome.status = Status::Failed;
-        sent.error = Some(why);
-    }
-
     fn answered(&self, planned: &Planned, sent: &mut Sent, mut answer: Answer) {
         answer.close();
         let Some(first_us) = answer.first_us() else {
-            return self.failed(sent, "no_token".into());
+            return failed(sent, "no_token".into());
         };
         let o = &mut sent.outcome;
         o.status = Status::Completed;
@@ -195,8 +192,8 @@ impl Sender {
         sent.wrong_length = o.output_tokens != planned.arrival.output_tokens;
     }
 
-    async fn attempt(&self, planned: &Planned, statuses: &mut Vec<u16>) -> Attempt {
-        let response = match self.client.request(self.request(planned)).await {
+    async fn attempt(&self, request: Request<Full<Bytes>>, statuses: &mut Vec<u16>) -> Attempt {
+        let response = match self.client.request(request).await {
             Ok(response) => response,
             Err(error) if error.is_connect() => return Attempt::Failed(format!("connect: {}", kind(&error))),
             Err(error) => return Attempt::Failed(format!("send: {}", kind(&error))),
@@ -215,8 +212,8 @@ impl Sender {
         Attempt::Failed(format!("{status}: {}", error.name()))
     }
 
-    fn request(&self, planned: &Planned) -> Request<Full<Bytes>> {
-        let mut request = self.target.request(Method::POST, "/v1/completions", planned.body.clone());
+    fn request(&self, planned: &Planned, body: Bytes) -> Request<Full<Bytes>> {
+        let mut request = self.target.request(Method::POST, "/v1/completions", body);
         let id = format!("replay-{}", planned.row);
         let named = [
             ("x-request-id", Some(&*id)),
@@ -261,6 +258,11 @@ impl Sender {
             None => Attempt::Failed("truncated: the stream ended before [DONE]".into()),
         }
     }
+}
+
+fn failed(sent: &mut Sent, why: String) {
+    sent.outcome.status = Status::Failed;
+    sent.error = Some(why);
 }
 
 /// What a refused client was told: `retry-after-ms` when there, else `retry-after` in seconds.
