@@ -155,7 +155,7 @@ fn put_numbers(out: &mut [u8], numbers: &[u64]) {
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
-    use std::sync::Mutex;
+    use std::sync::{Mutex, MutexGuard};
 
     /// A disk in memory that fails or lies when told to.
     #[derive(Debug, Default)]
@@ -172,6 +172,22 @@ pub(crate) mod testing {
         pub(crate) lose_writes: u32,
         pub(crate) flip_reads: u32,
         pub(crate) panic_on_read: bool,
+        /// Lets nothing through; not for ever, or a failing test would hang.
+        pub(crate) is_held: bool,
+    }
+
+    impl Sick {
+        fn let_through(&self) -> MutexGuard<'_, SickState> {
+            for _ in 0..10_000 {
+                let state = self.state.lock().expect("no test panics while it holds the lock");
+                if !state.is_held {
+                    return state;
+                }
+                drop(state);
+                std::thread::sleep(std::time::Duration::from_micros(500));
+            }
+            panic!("a test forgot to let the disk go on");
+        }
     }
 
     fn due(count: &mut u32) -> bool {
@@ -182,7 +198,7 @@ pub(crate) mod testing {
 
     impl Disk for std::sync::Arc<Sick> {
         fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
-            let mut state = self.state.lock().expect("no test panics while it holds the lock");
+            let mut state = self.let_through();
             if state.panic_on_read {
                 drop(state);
                 panic!("asked for by a test");
@@ -201,7 +217,7 @@ pub(crate) mod testing {
         }
 
         fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-            let mut state = self.state.lock().expect("no test panics while it holds the lock");
+            let mut state = self.let_through();
             if due(&mut state.fail_writes) {
                 return Err(io::ErrorKind::StorageFull.into());
             }

@@ -366,3 +366,59 @@ fn an_operator_evicts_a_branch() {
     assert_eq!(bench.hits(&A), (1, 0, 0));
     assert_eq!(bench.cache.stats().store.tiers.map(|tier| tier.used_blocks), [1, 1, 1]);
 }
+
+#[test]
+fn what_an_earlier_hold_had_under_way_does_not_count_for_the_next() {
+    let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);
+    let b = [7, 8];
+    bench.serve(1, &A);
+    bench.serve(2, &b);
+    bench.displace();
+    bench.disk.state.lock().unwrap().is_held = true;
+    bench.open(3, &A, 0);
+    bench.cache.poll(&mut bench.memory);
+    bench.cache.close(owner(3));
+    bench.open(3, &b, 0);
+    bench.cache.poll(&mut bench.memory);
+    assert_eq!(bench.cache.stats().io_jobs, 5);
+    bench.disk.state.lock().unwrap().is_held = false;
+    assert_eq!(readies(&bench.quiet()), [&ready(3, 2)]);
+    assert_eq!(bench.hits(&A), (0, 0, 3));
+}
+
+#[test]
+fn copies_called_off_while_they_wait_do_not_fail_the_others() {
+    let mut bench = Bench::new([40, 0, 64], Offload::WriteThrough);
+    let path: Vec<u64> = (0..40).collect();
+    let hold = bench.open(1, &path, 0);
+    for (&key, &slot) in chain(&path).iter().zip(&hold.slots) {
+        bench.fill(slot, key);
+    }
+    bench.disk.state.lock().unwrap().is_held = true;
+    bench.cache.seal(owner(1), 40, &mut bench.memory).unwrap();
+    assert_eq!(bench.cache.stats().io_jobs, 32, "as many as may be under way");
+    bench.cache.close(owner(1));
+    bench.open(2, &[], 5);
+    bench.disk.state.lock().unwrap().is_held = false;
+    bench.quiet();
+    bench.cache.close(owner(2));
+    bench.displace();
+    assert_eq!(bench.hits(&path), (0, 0, 35));
+}
+
+#[test]
+fn a_copy_whose_source_went_under_way_is_not_believed() {
+    let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);
+    let hold = bench.open(1, &A, 0);
+    for (&key, &slot) in chain(&A).iter().zip(&hold.slots) {
+        bench.fill(slot, key);
+    }
+    bench.disk.state.lock().unwrap().is_held = true;
+    bench.cache.seal(owner(1), 3, &mut bench.memory).unwrap();
+    bench.cache.close(owner(1));
+    bench.open(2, &[], 6);
+    assert_eq!(bench.hits(&A), (2, 0, 0), "one was evicted");
+    bench.disk.state.lock().unwrap().is_held = false;
+    bench.quiet();
+    assert!(!bench.is_ready(chain(&A)[2], Tier::Ssd) && bench.is_ready(chain(&A)[1], Tier::Ssd));
+}
