@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::dialer::{Dialer, Leased};
 use crate::error::{Kind, Stage, TransportError};
@@ -19,7 +19,7 @@ use crate::stats::{Medium, Place, add};
 use crate::wire::{ReadHalf, WriteHalf, read_control, read_header, write_control, write_frame};
 
 /// Slices sent but not confirmed, so that the confirmations always fit the stream's own buffers.
-const WINDOW_SLICES_MAX: u64 = 1024;
+const WINDOW_SLICES_MAX: u32 = 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 /// How long the receiver's own words are waited for when a write has failed.
@@ -105,8 +105,20 @@ impl Flight {
             TransportError::new(Kind::Retry, Stage::Offer, text)
         })?;
         let started = Instant::now();
-        let mut offers = Offers { dialer, peer, offer: encode_offer(ticket, &plan), postponed: 0 };
-        let (leased, have_blocks) = offers.run(started + party.limits.offer_timeout()).await?;
+        let mut offers = Offers {
+            dialer,
+            peer,
+            offer: encode_offer(ticket, &plan, window_slices(party, &plan)),
+            postponed: 0,
+        };
+        let deadline = started + party.limits.offer_timeout();
+        let (leased, have_blocks) = match timeout_at(deadline, offers.run(deadline)).await {
+            Ok(answered) => answered?,
+            Err(_) => {
+                let text = format!("no answer to the offer for {} ms", party.limits.offer_timeout_ms);
+                return Err(TransportError::new(Kind::Unavailable, Stage::Offer, text));
+            }
+        };
         let postponed = offers.postponed;
         if have_blocks > plan.blocks {
             let text = format!("the peer says that it holds {have_blocks} of {} blocks", plan.blocks);
@@ -125,10 +137,6 @@ impl Flight {
         let party = dialer.party();
         let Connection { reader, writer, medium, ring } = leased.connection;
         let (told, progress) = watch::channel(Progress::default());
-        let room = match &ring {
-            Some(ring) => ring.slots(plan.layer_bytes),
-            None => u64::from(party.limits.window_bytes / plan.layer_bytes),
-        };
         Self {
             dialer: dialer.clone(),
             peer: peer.clone(),
@@ -139,7 +147,7 @@ impl Flight {
             ring,
             reading: tokio::spawn(listen(party.clone(), reader, told)),
             progress,
-            window_slices: room.clamp(1, WINDOW_SLICES_MAX),
+            window_slices: u64::from(window_slices(party, &plan)),
             stats: FlightStats { slices: 0, bytes: 0, ring_slices: 0, postponed_offers, duration_us: 0 },
             started,
             broken: false,
@@ -252,6 +260,12 @@ impl Flight {
                     let text = "the peer says that the flight is done, before its end";
                     return Err(TransportError::new(Kind::Bug, stage, text));
                 }
+                None if told.confirmed > self.stats.slices => {
+                    self.broken = true;
+                    let (confirmed, sent) = (told.confirmed, self.stats.slices);
+                    let text = format!("the peer confirms {confirmed} slices, but {sent} were sent");
+                    return Err(TransportError::new(Kind::Bug, stage, text));
+                }
                 _ if enough(&told) => return Ok(()),
                 _ => {}
             }
@@ -319,6 +333,11 @@ impl std::fmt::Debug for Flight {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Flight").field("peer", &self.peer).field("stats", &self.stats).finish_non_exhaustive()
     }
+}
+
+/// How many slices may be unconfirmed: as many as the window's bytes hold, which is the ring's size too.
+fn window_slices(party: &Party, plan: &Plan) -> u32 {
+    (party.limits.window_bytes / plan.layer_bytes).clamp(1, WINDOW_SLICES_MAX)
 }
 
 /// The offers of one flight.
