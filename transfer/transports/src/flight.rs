@@ -269,12 +269,17 @@ impl Flight {
                 _ if enough(&told) => return Ok(()),
                 _ => {}
             }
-            if timeout(limit, self.progress.changed()).await.is_err() {
-                self.broken = true;
-                let (waiting, ms) = (self.stats.slices.saturating_sub(told.confirmed), limit.as_millis());
-                let text = format!("nothing confirmed for {ms} ms, with {waiting} slices outstanding");
-                return Err(TransportError::new(Kind::Unavailable, Stage::Acknowledge, text));
-            }
+            let (kind, text) = match timeout(limit, self.progress.changed()).await {
+                Ok(Ok(())) => continue,
+                Ok(Err(_)) => (Kind::Bug, "the task that hears confirmations has gone".to_owned()),
+                Err(_) => {
+                    let (waiting, ms) = (self.stats.slices - told.confirmed, limit.as_millis());
+                    let text = format!("nothing confirmed for {ms} ms, with {waiting} slices outstanding");
+                    (Kind::Unavailable, text)
+                }
+            };
+            self.broken = true;
+            return Err(TransportError::new(kind, Stage::Acknowledge, text));
         }
     }
 

@@ -58,6 +58,31 @@ async fn a_stalled_fetch_ends_at_its_deadline() {
 }
 
 #[tokio::test]
+async fn after_a_send_dropped_midway_nothing_follows() {
+    let limits = Limits { slice_bytes: 1 << 20, window_bytes: 128 << 20, ..quick() };
+    let mut scene = Scene::with(Medium::Tcp, limits).await;
+    scene.peer.kv_address =
+        between(scene.endpoint.address(), Fault::Stall(700), Fault::None).await.to_string();
+    let plan = Plan { blocks: 100, layers: 1, layer_bytes: 1 << 20 };
+    let mut flight = scene.start(ticket(1), plan).await.unwrap();
+    let bytes = bytes::Bytes::from(vec![1; 1 << 20]);
+    let mut sends = 0;
+    loop {
+        assert!(sends < 100, "a stalled pipe takes everything");
+        let send = flight.send(SliceAt { block: sends, layer: 0 }, bytes.clone());
+        match tokio::time::timeout(Duration::from_millis(100), send).await {
+            Ok(sent) => sent.unwrap(),
+            Err(_) => break,
+        }
+        sends += 1;
+    }
+    let error = flight.send(SliceAt { block: 99, layer: 0 }, bytes).await.unwrap_err();
+    assert_eq!((error.kind, error.stage), (Kind::Closed, Stage::Send), "{error}");
+    assert_eq!(flight.finish().await.unwrap_err().kind, Kind::Closed);
+    scene.node.until("the abort", |book| book.aborted.len() == 1).await;
+}
+
+#[tokio::test]
 async fn nobody_there_is_unavailable() {
     let mut scene = Scene::new(Medium::Tcp).await;
     scene.endpoint.shutdown(Duration::ZERO).await;
