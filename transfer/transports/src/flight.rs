@@ -110,13 +110,15 @@ impl Flight {
             peer,
             offer: encode_offer(ticket, &plan, window_slices(party, &plan)),
             postponed: 0,
+            last_postponed: None,
         };
         let deadline = started + party.limits.offer_timeout();
         let (leased, have_blocks) = match timeout_at(deadline, offers.run(deadline)).await {
             Ok(answered) => answered?,
             Err(_) => {
                 let text = format!("no answer to the offer for {} ms", party.limits.offer_timeout_ms);
-                return Err(TransportError::new(Kind::Unavailable, Stage::Offer, text));
+                let silent = TransportError::new(Kind::Unavailable, Stage::Offer, text);
+                return Err(offers.last_postponed.unwrap_or(silent));
             }
         };
         let postponed = offers.postponed;
@@ -351,6 +353,7 @@ struct Offers<'a> {
     peer: &'a PeerAddress,
     offer: Vec<u8>,
     postponed: u64,
+    last_postponed: Option<TransportError>,
 }
 
 impl Offers<'_> {
@@ -361,8 +364,9 @@ impl Offers<'_> {
             match self.once(&mut leased.connection).await {
                 Ok(Answer::Accepted(have_blocks)) => return Ok((leased, have_blocks)),
                 Ok(Answer::Postponed(why)) if Instant::now() + pause >= deadline => return Err(why),
-                Ok(Answer::Postponed(_)) => {
+                Ok(Answer::Postponed(why)) => {
                     self.postponed += 1;
+                    self.last_postponed = Some(why);
                     sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }
