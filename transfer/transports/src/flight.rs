@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::dialer::{Dialer, Leased};
 use crate::error::{Kind, Stage, TransportError};
@@ -19,7 +19,7 @@ use crate::stats::{Medium, Place, add};
 use crate::wire::{ReadHalf, WriteHalf, read_control, read_header, write_control, write_frame};
 
 /// Slices sent but not confirmed, so that the confirmations always fit the stream's own buffers.
-const WINDOW_SLICES_MAX: u64 = 1024;
+const WINDOW_SLICES_MAX: u32 = 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 /// How long the receiver's own words are waited for when a write has failed.
@@ -105,8 +105,22 @@ impl Flight {
             TransportError::new(Kind::Retry, Stage::Offer, text)
         })?;
         let started = Instant::now();
-        let mut offers = Offers { dialer, peer, offer: encode_offer(ticket, &plan), postponed: 0 };
-        let (leased, have_blocks) = offers.run(started + party.limits.offer_timeout()).await?;
+        let mut offers = Offers {
+            dialer,
+            peer,
+            offer: encode_offer(ticket, &plan, window_slices(party, &plan)),
+            postponed: 0,
+            last_postponed: None,
+        };
+        let deadline = started + party.limits.offer_timeout();
+        let (leased, have_blocks) = match timeout_at(deadline, offers.run(deadline)).await {
+            Ok(answered) => answered?,
+            Err(_) => {
+                let text = format!("no answer to the offer for {} ms", party.limits.offer_timeout_ms);
+                let silent = TransportError::new(Kind::Unavailable, Stage::Offer, text);
+                return Err(offers.last_postponed.unwrap_or(silent));
+            }
+        };
         let postponed = offers.postponed;
         if have_blocks > plan.blocks {
             let text = format!("the peer says that it holds {have_blocks} of {} blocks", plan.blocks);
@@ -125,10 +139,6 @@ impl Flight {
         let party = dialer.party();
         let Connection { reader, writer, medium, ring } = leased.connection;
         let (told, progress) = watch::channel(Progress::default());
-        let room = match &ring {
-            Some(ring) => ring.slots(plan.layer_bytes),
-            None => u64::from(party.limits.window_bytes / plan.layer_bytes),
-        };
         Self {
             dialer: dialer.clone(),
             peer: peer.clone(),
@@ -139,7 +149,7 @@ impl Flight {
             ring,
             reading: tokio::spawn(listen(party.clone(), reader, told)),
             progress,
-            window_slices: room.clamp(1, WINDOW_SLICES_MAX),
+            window_slices: u64::from(window_slices(party, &plan)),
             stats: FlightStats { slices: 0, bytes: 0, ring_slices: 0, postponed_offers, duration_us: 0 },
             started,
             broken: false,
@@ -252,15 +262,26 @@ impl Flight {
                     let text = "the peer says that the flight is done, before its end";
                     return Err(TransportError::new(Kind::Bug, stage, text));
                 }
+                None if told.confirmed > self.stats.slices => {
+                    self.broken = true;
+                    let (confirmed, sent) = (told.confirmed, self.stats.slices);
+                    let text = format!("the peer confirms {confirmed} slices, but {sent} were sent");
+                    return Err(TransportError::new(Kind::Bug, stage, text));
+                }
                 _ if enough(&told) => return Ok(()),
                 _ => {}
             }
-            if timeout(limit, self.progress.changed()).await.is_err() {
-                self.broken = true;
-                let (waiting, ms) = (self.stats.slices.saturating_sub(told.confirmed), limit.as_millis());
-                let text = format!("nothing confirmed for {ms} ms, with {waiting} slices outstanding");
-                return Err(TransportError::new(Kind::Unavailable, Stage::Acknowledge, text));
-            }
+            let (kind, text) = match timeout(limit, self.progress.changed()).await {
+                Ok(Ok(())) => continue,
+                Ok(Err(_)) => (Kind::Bug, "the task that hears confirmations has gone".to_owned()),
+                Err(_) => {
+                    let (waiting, ms) = (self.stats.slices - told.confirmed, limit.as_millis());
+                    let text = format!("nothing confirmed for {ms} ms, with {waiting} slices outstanding");
+                    (Kind::Unavailable, text)
+                }
+            };
+            self.broken = true;
+            return Err(TransportError::new(kind, Stage::Acknowledge, text));
         }
     }
 
@@ -321,12 +342,18 @@ impl std::fmt::Debug for Flight {
     }
 }
 
+/// How many slices may be unconfirmed: as many as the window's bytes hold, which is the ring's size too.
+fn window_slices(party: &Party, plan: &Plan) -> u32 {
+    (party.limits.window_bytes / plan.layer_bytes).clamp(1, WINDOW_SLICES_MAX)
+}
+
 /// The offers of one flight.
 struct Offers<'a> {
     dialer: &'a Dialer,
     peer: &'a PeerAddress,
     offer: Vec<u8>,
     postponed: u64,
+    last_postponed: Option<TransportError>,
 }
 
 impl Offers<'_> {
@@ -337,8 +364,9 @@ impl Offers<'_> {
             match self.once(&mut leased.connection).await {
                 Ok(Answer::Accepted(have_blocks)) => return Ok((leased, have_blocks)),
                 Ok(Answer::Postponed(why)) if Instant::now() + pause >= deadline => return Err(why),
-                Ok(Answer::Postponed(_)) => {
+                Ok(Answer::Postponed(why)) => {
                     self.postponed += 1;
+                    self.last_postponed = Some(why);
                     sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }

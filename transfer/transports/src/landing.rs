@@ -171,7 +171,7 @@ impl Landing {
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        self.abort("the endpoint was shut down");
+        self.abort("the endpoint ended the flight: it is shutting down, or the receiver panicked");
         let key = (self.ticket.request, self.ticket.attempt);
         self.landings.with_open(|open| open.remove(&key));
     }

@@ -122,22 +122,24 @@ pub(crate) fn decode_failure(body: &[u8], stage: Stage) -> TransportError {
     }
 }
 
-/// The body of an offer.
-pub(crate) fn encode_offer(ticket: Ticket, plan: &Plan) -> Vec<u8> {
+/// The body of an offer. The window is how many slices the sender lets be unconfirmed: it tells the receiver
+/// how often to confirm.
+pub(crate) fn encode_offer(ticket: Ticket, plan: &Plan, window_slices: u32) -> Vec<u8> {
     let mut out = ticket.request.to_le_bytes().to_vec();
-    for number in [ticket.attempt, ticket.epoch, plan.blocks, plan.layers, plan.layer_bytes] {
+    for number in [ticket.attempt, ticket.epoch, plan.blocks, plan.layers, plan.layer_bytes, window_slices] {
         out.extend(number.to_le_bytes());
     }
     out
 }
 
 /// What [`encode_offer`] wrote.
-pub(crate) fn decode_offer(body: &[u8]) -> Result<(Ticket, Plan), TransportError> {
+pub(crate) fn decode_offer(body: &[u8]) -> Result<(Ticket, Plan, u32), TransportError> {
     let mut parts = Parts::new(body, Stage::Serve);
     let ticket = Ticket { request: parts.u64()?, attempt: parts.u32()?, epoch: parts.u32()? };
     let plan = Plan { blocks: parts.u32()?, layers: parts.u32()?, layer_bytes: parts.u32()? };
+    let window_slices = parts.u32()?;
     parts.end()?;
-    Ok((ticket, plan))
+    Ok((ticket, plan, window_slices))
 }
 
 /// The body of a want: its keys.
@@ -239,7 +241,7 @@ mod tests {
         }
         let ticket = Ticket { request: 1, attempt: 2, epoch: 3 };
         let plan = Plan { blocks: 4, layers: 5, layer_bytes: 6 };
-        assert_eq!(decode_offer(&encode_offer(ticket, &plan)), Ok((ticket, plan)));
+        assert_eq!(decode_offer(&encode_offer(ticket, &plan, 9)), Ok((ticket, plan, 9)));
         let keys = vec![1, u128::MAX, 7 << 70];
         assert_eq!(decode_keys(&encode_keys(&keys)), Ok(keys.clone()));
         for key in keys {
@@ -254,7 +256,7 @@ mod tests {
     #[test]
     fn every_shortened_or_lengthened_body_is_refused() {
         let ticket = Ticket { request: 1, attempt: 2, epoch: 3 };
-        let offer = encode_offer(ticket, &Plan { blocks: 4, layers: 5, layer_bytes: 6 });
+        let offer = encode_offer(ticket, &Plan { blocks: 4, layers: 5, layer_bytes: 6 }, 7);
         let ring = RingOffer { name: "r".into(), ring_bytes: 1, nonce: 2 };
         let hello = Hello { fingerprint: 5, host: "host".into(), ring: Some(ring) }.encode();
         let no_ring = hello.len() - 14;

@@ -1,5 +1,6 @@
 //! The listening side of one connection: flights and fetches, one after another.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,23 +10,27 @@ use tokio::time::timeout;
 
 use crate::endpoint::{Phase, reached};
 use crate::error::{Kind, Stage, TransportError};
-use crate::frame::{FrameKind, HEADER_BYTES, Header};
+use crate::frame::{FrameKind, Header};
 use crate::handshake::{Connection, welcome};
 use crate::landing::{Landing, Landings};
 use crate::message::{block_header, decode_keys, decode_offer, encode_failure};
 use crate::receiver::{Refused, Want};
 use crate::stats::{Medium, Place};
-use crate::wire::{Wire, read_body, read_control, read_header, verify, write_control, write_frame};
+use crate::wire::{ReadHalf, Wire, read_body, read_control, read_header, verify, write_control, write_frame};
 
-/// Landed slices are confirmed at least as often as this, and whenever nothing more is there to read.
-const CONFIRM_EVERY_SLICES: u64 = 16;
+/// Landed slices are confirmed four times a window, and at least as often as this.
+const CONFIRM_EVERY_SLICES_MAX: u64 = 64;
+/// And when nothing more has come for so long.
+const CONFIRM_DELAY: Duration = Duration::from_millis(2);
 
 /// Serves one stream until either side ends it. Every failure is counted here.
 pub(crate) async fn serve(landings: Arc<Landings>, wire: Wire, mut seen: watch::Receiver<Phase>) {
     let party = landings.party.clone();
-    let mut connection = match welcome(&party, wire).await {
+    let whole = party.limits.connect_timeout() * 2;
+    let welcomed = bounded(whole, "the handshake", welcome(&party, wire)).await;
+    let mut connection = match welcomed {
         Ok(connection) => connection,
-        Err(error) => return party.counters.failed(&error),
+        Err(error) => return party.counters.failed(&error.at(Stage::Handshake)),
     };
     while await_work(&mut connection, party.limits.idle_timeout(), &mut seen).await {
         if let Err(error) = serve_once(&landings, &mut connection).await {
@@ -46,6 +51,21 @@ async fn await_work(connection: &mut Connection, idle: Duration, seen: &mut watc
     }
 }
 
+/// Ends what goes on byte by byte, each in time, but never ends.
+async fn bounded<T>(
+    whole: Duration,
+    what: &str,
+    work: impl Future<Output = Result<T, TransportError>>,
+) -> Result<T, TransportError> {
+    match timeout(whole, work).await {
+        Ok(done) => done,
+        Err(_) => {
+            let text = format!("{what} was not over after {} ms", whole.as_millis());
+            Err(TransportError::new(Kind::Unavailable, Stage::Serve, text))
+        }
+    }
+}
+
 async fn serve_once(landings: &Arc<Landings>, connection: &mut Connection) -> Result<(), TransportError> {
     let pace = landings.party.limits.progress_timeout();
     let Some(header) = read_header(&mut connection.reader, pace, pace, Stage::Serve).await? else {
@@ -53,7 +73,10 @@ async fn serve_once(landings: &Arc<Landings>, connection: &mut Connection) -> Re
     };
     match header.kind {
         FrameKind::Offer => serve_flight(landings, connection, &header).await,
-        FrameKind::Want => serve_fetch(landings, connection, &header).await,
+        FrameKind::Want => {
+            let whole = landings.party.limits.flight_timeout();
+            bounded(whole, "the fetch", serve_fetch(landings, connection, &header)).await
+        }
         other => Err(unexpected(other)),
     }
 }
@@ -81,7 +104,8 @@ async fn serve_flight(
 ) -> Result<(), TransportError> {
     let pace = landings.party.limits.progress_timeout();
     let body = read_control(&mut connection.reader, offer, pace, Stage::Serve).await?;
-    let (ticket, plan) = decode_offer(&body)?;
+    let (ticket, plan, window_slices) = decode_offer(&body)?;
+    let every = u64::from(window_slices / 4).clamp(1, CONFIRM_EVERY_SLICES_MAX);
     let mut landing = match landings.admit(ticket, plan) {
         Ok(landing) => landing,
         Err(refused) => {
@@ -90,18 +114,8 @@ async fn serve_flight(
         }
     };
     let most = landings.party.limits.flight_timeout();
-    let told = match timeout(most, receive(landings, connection, &mut landing)).await {
-        Ok(Ok(told)) => told,
-        Ok(Err(error)) => {
-            landing.abort(&error.to_string());
-            return Err(error);
-        }
-        Err(_) => {
-            let text = format!("the flight was not over after {} ms", most.as_millis());
-            landing.abort(&text);
-            return Err(TransportError::new(Kind::Unavailable, Stage::Serve, text));
-        }
-    };
+    let told = bounded(most, "the flight", receive(landings, connection, &mut landing, every)).await;
+    let told = told.inspect_err(|error| landing.abort(&error.to_string()))?;
     let whole = landing.complete(told)?;
     let done = Header::new(FrameKind::Done, 0, 0, whole);
     write_control(&mut connection.writer, done, &[], pace, Stage::Serve).await
@@ -119,6 +133,7 @@ async fn receive(
     landings: &Landings,
     connection: &mut Connection,
     landing: &mut Landing,
+    every: u64,
 ) -> Result<u64, TransportError> {
     let (idle, pace) = (landings.party.limits.idle_timeout(), landings.party.limits.progress_timeout());
     let accepted = Header::new(FrameKind::Accepted, landing.have_blocks(), 0, 0);
@@ -126,8 +141,8 @@ async fn receive(
     let mut confirmed = 0;
     loop {
         let landed = landing.landed_slices();
-        let nothing_to_read = connection.reader.buffer().len() < HEADER_BYTES;
-        if landed - confirmed >= CONFIRM_EVERY_SLICES || (nothing_to_read && landed > confirmed) {
+        if landed - confirmed >= every || (landed > confirmed && nothing_comes(&mut connection.reader).await)
+        {
             let ack = Header::new(FrameKind::Ack, 0, 0, landed);
             write_control(&mut connection.writer, ack, &[], pace, Stage::Serve).await?;
             confirmed = landed;
@@ -146,6 +161,11 @@ async fn receive(
             other => return Err(unexpected(other)),
         }
     }
+}
+
+/// Is there nothing to read now, nor a moment later? An error shows at the next read.
+async fn nothing_comes(reader: &mut ReadHalf) -> bool {
+    reader.buffer().is_empty() && timeout(CONFIRM_DELAY, reader.fill_buf()).await.is_err()
 }
 
 async fn receive_slice(

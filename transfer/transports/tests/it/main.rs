@@ -1,7 +1,10 @@
 //! The transport from outside: one conformance suite on every medium, then hostile peers and faulty pipes.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod conformance;
 mod faults;
+mod killed;
 mod proxy;
 mod raw;
 mod scene;

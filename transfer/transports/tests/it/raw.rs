@@ -58,7 +58,7 @@ fn hello(host: &str) -> Vec<u8> {
 
 fn offer() -> Vec<u8> {
     let mut body = ticket(1).request.to_le_bytes().to_vec();
-    for number in [ticket(1).attempt, EPOCH, PLAN.blocks, PLAN.layers, PLAN.layer_bytes] {
+    for number in [ticket(1).attempt, EPOCH, PLAN.blocks, PLAN.layers, PLAN.layer_bytes, 8] {
         body.extend(number.to_le_bytes());
     }
     control(OFFER, 0, &body)
@@ -199,7 +199,7 @@ async fn silence_is_not_waited_for_without_end() {
 
 #[tokio::test]
 async fn connections_are_bounded() {
-    let scene = Scene::with(Medium::Tcp, Limits { connections: 2, ..quick() }).await;
+    let scene = Scene::with(Medium::Tcp, Limits { connections: 2, offer_timeout_ms: 3_000, ..quick() }).await;
     let flights = [scene.start(ticket(1), PLAN).await.unwrap(), scene.start(ticket(2), PLAN).await.unwrap()];
     assert!(say(&scene, &whole_flight()).await.is_empty());
     assert_eq!(scene.endpoint.stats().turned_away_connections, 1);
