@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use minijinja::value::Serde;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::value::RawValue;
@@ -76,7 +77,17 @@ fn replaced(map: &minijinja::Value, name: &str, with: minijinja::Value) -> Optio
         let value = if key.as_str() == Some(name) { with.clone() } else { map.get_item(&key).ok()? };
         Some((key, value))
     };
-    map.try_iter().ok()?.map(entry).collect()
+    let pairs: Option<Vec<(minijinja::Value, minijinja::Value)>> = map.try_iter().ok()?.map(entry).collect();
+    pairs.map(|pairs| minijinja::Value::from(Serde(Pairs(pairs))))
+}
+
+/// A map whose keys stay in order.
+pub(crate) struct Pairs<K>(pub(crate) Vec<(K, minijinja::Value)>);
+
+impl<K: Serialize> Serialize for Pairs<K> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(key, value)| (key, value)))
+    }
 }
 
 impl<'de> Deserialize<'de> for Message<'de> {

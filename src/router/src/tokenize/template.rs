@@ -4,7 +4,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 
-use crate::chat::{Chat, ChatError};
+use crate::chat::{Chat, ChatError, Pairs};
 
 /// Instructions that a rendering may take: thousands of messages, and a fraction of a second.
 const FUEL: u64 = 5_000_000;
@@ -79,7 +79,7 @@ impl Template {
         }
         let name = if tools.is_some() && self.has_tools { "tools" } else { "chat" };
         let template = self.environment.get_template(name).map_err(|e| ChatError::template(&e))?;
-        template.render(context.into_iter().collect::<Value>()).map_err(|e| ChatError::template(&e))
+        template.render(Value::from(Serde(Pairs(context)))).map_err(|e| ChatError::template(&e))
     }
 }
 

@@ -1,0 +1,114 @@
+//! What headers say, and who is let in.
+
+use std::sync::Arc;
+
+use baton_router::{ApiKey, Body, Extra, ReplyFuture, RouterConfig};
+use baton_types::ChainHasher;
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Request, Response};
+use http_body_util::Full;
+
+use crate::scripted::{open, open_saying, saying};
+
+const PATH: &str = "/v1/completions";
+const BODY: &str = r#"{"prompt":"a prompt of more than sixteen tokens"}"#;
+
+#[tokio::test]
+async fn only_keys_let_in_and_they_name_the_tenant() {
+    let keys = vec![
+        ApiKey { key: "k1".into(), tenant: Some("acme".into()) },
+        ApiKey { key: "k2".into(), tenant: None },
+    ];
+    let door = open(RouterConfig { api_keys: keys, ..RouterConfig::default() }, |_| saying("x")).await;
+    let heard = door.post_with(PATH, BODY, &[]).await;
+    assert_eq!((heard.status, heard.error().1.as_deref()), (401, Some("missing_api_key")));
+    let heard = door.post_with(PATH, BODY, &[("authorization", "Bearer k3")]).await;
+    assert_eq!((heard.status, heard.error().1.as_deref()), (401, Some("invalid_api_key")));
+    assert_eq!(door.get("/v1/models").await.status, 401);
+    assert_eq!(door.get("/health").await.status, 200);
+    for (key, tenant) in [("Bearer k1", "acme"), ("Bearer k2", "guest")] {
+        let heard = door.post_with(PATH, BODY, &[("authorization", key), ("x-tenant-id", "guest")]).await;
+        assert_eq!(heard.status, 200);
+        assert_eq!(door.backend.submissions.lock().last().unwrap().tenant.as_deref(), Some(tenant));
+    }
+}
+
+#[tokio::test]
+async fn headers_reach_the_backend() {
+    let door = open_saying("x").await;
+    let headers = [
+        ("x-request-id", "mine-1"),
+        ("x-baton-class", "batch"),
+        ("x-tenant-id", "t1"),
+        ("x-session-id", "s1"),
+        ("x-request-timeout-ms", "2500"),
+        ("x-baton-explain", "1"),
+    ];
+    let heard = door.post_with(PATH, BODY, &headers).await;
+    assert_eq!(heard.header("x-request-id"), Some("mine-1"));
+    assert_eq!(heard.header("x-baton-decision"), Some("prefill=p1 decode=d2"));
+    let submission = door.backend.submissions.lock()[0].clone();
+    assert_eq!((&*submission.request_id, submission.class.as_deref()), ("mine-1", Some("batch")));
+    assert_eq!((submission.tenant.as_deref(), submission.timeout_us), (Some("t1"), Some(2_500_000)));
+    assert!(submission.session.is_some());
+
+    let heard = door.post_with(PATH, BODY, &[]).await;
+    let made = heard.header("x-request-id").unwrap().to_owned();
+    assert!(made.starts_with("req-") && heard.header("x-baton-decision").is_none());
+    let submission = door.backend.submissions.lock()[1].clone();
+    assert_eq!((&*submission.request_id, submission.session), (made.as_str(), None));
+    assert!(door.get("/nothing").await.header("x-request-id").is_some(), "errors have one, too");
+}
+
+#[tokio::test]
+async fn tenants_and_salts_share_no_blocks() {
+    let config = RouterConfig { hash_seed: 77, ..RouterConfig::default() };
+    let door = open(config, |_| saying("x")).await;
+    let salted = BODY.replace('{', "{\"cache_salt\":\"s\",");
+    for (body, headers) in [
+        (BODY, &[][..]),
+        (BODY, &[][..]),
+        (BODY, &[("x-tenant-id", "a")][..]),
+        (BODY, &[("x-tenant-id", "b")][..]),
+        (&salted, &[][..]),
+    ] {
+        door.post_with(PATH, body.to_owned(), headers).await;
+    }
+    let submissions = door.backend.submissions.lock();
+    assert_eq!(submissions[0].chain, submissions[1].chain);
+    for (a, one) in submissions.iter().enumerate().skip(1) {
+        assert!(
+            submissions[a + 1..].iter().all(|other| other.chain[0] != one.chain[0] && other.root != one.root)
+        );
+        let mut hasher = ChainHasher::resume(77, one.root);
+        let keys: Vec<_> = one.tokens.chunks_exact(16).map(|block| hasher.push_tokens(block)).collect();
+        assert_eq!(*one.chain, keys, "the chain is the hasher's own");
+    }
+}
+
+struct Pages;
+
+impl Extra for Pages {
+    fn call<'a>(&'a self, parts: &'a Parts, body: Bytes) -> ReplyFuture<'a> {
+        Box::pin(async move {
+            (parts.uri.path() == "/metrics")
+                .then(|| Response::new(Body::full(format!("{} {}", parts.method, body.len()))))
+        })
+    }
+}
+
+#[tokio::test]
+async fn other_paths_can_be_mounted() {
+    let config = RouterConfig { extra: Some(Arc::new(Pages)), ..RouterConfig::default() };
+    let door = open(config, |_| saying("x")).await;
+    let heard = door.post_with("/metrics", "abc", &[]).await;
+    assert_eq!(
+        (heard.status, &heard.body[..], heard.header("x-request-id").is_some()),
+        (200, &b"POST 3"[..], true)
+    );
+    assert_eq!(door.get("/other").await.error().1.as_deref(), Some("unknown_path"));
+    let reply = door.router.call(Request::get("/metrics").body(Full::<Bytes>::default()).unwrap()).await;
+    assert_eq!(reply.status(), 200);
+    assert_eq!(door.router.stats().requests, 3);
+}

@@ -1,0 +1,294 @@
+//! `/v1/chat/completions`: whole and streamed.
+
+use baton_router::{Event, Fault, RouterConfig};
+use baton_types::Finish;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::scripted::{Door, Step, admitted, finished, likely, open, open_saying, saying, token};
+
+const PATH: &str = "/v1/chat/completions";
+
+fn ask(more: Value) -> Value {
+    let mut body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}]});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// The text, the roles and the ends of a stream's first answer.
+fn read(events: &[Value]) -> (String, usize, Vec<String>) {
+    let choices: Vec<&Value> = events.iter().filter_map(|event| event["choices"].get(0)).collect();
+    let text = choices.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+    let roles = choices.iter().filter(|choice| choice["delta"]["role"] == "assistant").count();
+    let ends =
+        choices.iter().filter_map(|choice| choice["finish_reason"].as_str()).map(str::to_owned).collect();
+    (text, roles, ends)
+}
+
+#[tokio::test]
+async fn a_whole_answer_has_the_apis_shape() {
+    let door = open_saying("hé\"llo").await;
+    let heard = door.post(PATH, &ask(json!({}))).await;
+    assert_eq!(heard.status, 200);
+    let value = heard.json();
+    assert!(
+        value["id"].as_str().unwrap().starts_with("chatcmpl-")
+            && value["created"].as_u64().unwrap() > 1_700_000_000
+    );
+    assert_eq!((&value["object"], &value["model"]), (&json!("chat.completion"), &json!("tiny")));
+    let expected = json!([{"index": 0, "message": {"role": "assistant", "content": "hé\"llo", "refusal": null},
+        "logprobs": null, "finish_reason": "stop"}]);
+    assert_eq!(value["choices"], expected);
+    let prompt = "<|begin|><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
+    let prompt_tokens = prompt.len() - "<|begin|><|im_start|><|im_end|><|im_start|>".len() + 4;
+    let usage = json!({"prompt_tokens": prompt_tokens, "completion_tokens": 7, "total_tokens": prompt_tokens + 7,
+        "prompt_tokens_details": {"cached_tokens": 16}});
+    assert_eq!(value["usage"], usage);
+    let submission = &door.backend.submissions.lock()[0];
+    assert_eq!((submission.tokens.len(), submission.chain.len()), (prompt_tokens, prompt_tokens / 16));
+    assert_eq!(submission.sampling.max_tokens as usize, 2_000 - prompt_tokens, "the rest of the context");
+}
+
+#[tokio::test]
+async fn a_stream_says_role_and_end_once() {
+    let door = open_saying("hé😀!").await;
+    let heard = door.post(PATH, &ask(json!({"stream": true}))).await;
+    assert_eq!(heard.header("content-type"), Some("text/event-stream; charset=utf-8"));
+    assert_eq!(
+        (heard.header("cache-control"), heard.header("x-accel-buffering")),
+        (Some("no-cache"), Some("no"))
+    );
+    let (events, done) = heard.events();
+    assert!(done);
+    assert_eq!(read(&events), ("hé😀!".to_owned(), 1, vec!["stop".to_owned()]));
+    assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let id = &events[0]["id"];
+    for event in &events {
+        assert_eq!((&event["object"], &event["id"]), (&json!("chat.completion.chunk"), id));
+        assert!(event.get("usage").is_none(), "usage is never given unasked");
+    }
+    assert_eq!(events.len(), 1 + 4 + 1, "an event for each character: none is split");
+}
+
+#[tokio::test]
+async fn usage_in_streams_comes_last_or_in_each_event() {
+    let door = open_saying("ab").await;
+    let body = ask(json!({"stream": true, "stream_options": {"include_usage": true}}));
+    let (events, done) = door.post(PATH, &body).await.events();
+    let (last, before) = events.split_last().unwrap();
+    assert!(done && before.iter().all(|event| event["usage"].is_null() && event.get("usage").is_some()));
+    assert_eq!((&last["choices"], &last["usage"]["completion_tokens"]), (&json!([]), &json!(2)));
+    assert_eq!(last["usage"]["prompt_tokens_details"]["cached_tokens"], 16);
+
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    let (events, _) =
+        door.post(PATH, &ask(json!({"stream": true, "stream_options": options}))).await.events();
+    let counts: Vec<u64> =
+        events.iter().map(|event| event["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+    assert_eq!(counts, [0, 1, 2, 2, 2]);
+}
+
+#[tokio::test]
+async fn several_answers_have_their_own_index_and_draws() {
+    let door = open(RouterConfig::default(), |submission| {
+        let seed = submission.sampling.seed;
+        saying(&format!("answer {seed}"))
+    })
+    .await;
+    let value = door.post(PATH, &ask(json!({"n": 3, "seed": 5}))).await.json();
+    let texts: Vec<&Value> =
+        value["choices"].as_array().unwrap().iter().map(|c| &c["message"]["content"]).collect();
+    assert_eq!(texts, ["answer 5", "answer 6", "answer 7"]);
+    assert_eq!(value["usage"]["completion_tokens"], 24);
+    let prompt_tokens = value["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(
+        prompt_tokens,
+        door.backend.submissions.lock()[0].tokens.len() as u64,
+        "the prompt counts once"
+    );
+
+    let (events, done) = door.post(PATH, &ask(json!({"n": 3, "seed": 5, "stream": true}))).await.events();
+    assert!(done);
+    for index in 0..3 {
+        let own = |event: &&Value| event["choices"][0]["index"] == index;
+        let events: Vec<Value> = events.iter().filter(own).cloned().collect();
+        assert_eq!(read(&events), (format!("answer {}", index + 5), 1, vec!["stop".to_owned()]));
+    }
+    let ids: Vec<String> =
+        door.backend.submissions.lock().iter().map(|one| one.request_id.to_string()).collect();
+    assert!(ids[0].ends_with("-0") && ids[2].ends_with("-2"), "{ids:?}");
+}
+
+#[tokio::test]
+async fn stop_strings_end_the_answer_and_the_work() {
+    let endless = |_: &_| {
+        let mut steps = saying("one, two, three");
+        steps.pop();
+        steps.push(Step::Hang);
+        steps
+    };
+    let door = open(RouterConfig::default(), endless).await;
+    let body = ask(json!({"stop": [", th", "xyz"]}));
+    let value = door.post(PATH, &body).await.json();
+    assert_eq!(value["choices"][0]["message"]["content"], "one, two");
+    assert_eq!(value["choices"][0]["finish_reason"], "stop");
+    assert_eq!(value["usage"]["prompt_tokens_details"], Value::Null, "unknown is not zero");
+    door.wait_cancelled(1).await;
+
+    let body = ask(json!({"stop": ", th", "stream": true, "include_stop_str_in_output": true}));
+    let (events, done) = door.post(PATH, &body).await.events();
+    assert_eq!((read(&events).0.as_str(), done), ("one, two, th", true));
+    door.wait_cancelled(2).await;
+    let body = ask(json!({"stop": "one", "min_tokens": 4, "max_tokens": 15}));
+    door.backend.submissions.lock().clear();
+    drop(door);
+
+    let door = open_saying("one, two, one").await;
+    assert_eq!(door.post(PATH, &body).await.json()["choices"][0]["message"]["content"], "one, two, ");
+}
+
+#[tokio::test]
+async fn end_tokens_have_no_text() {
+    let door =
+        open(RouterConfig::default(), |_| vec![admitted(), token(97), token(98), finished(Finish::Stop, 0)])
+            .await;
+    let value = door.post(PATH, &ask(json!({"stop_token_ids": [98]}))).await.json();
+    assert_eq!(
+        (&value["choices"][0]["message"]["content"], &value["usage"]["completion_tokens"]),
+        (&json!("a"), &json!(2))
+    );
+    let value = door
+        .post(PATH, &ask(json!({"stop_token_ids": [98], "include_stop_str_in_output": true})))
+        .await
+        .json();
+    assert_eq!(value["choices"][0]["message"]["content"], "ab");
+}
+
+#[tokio::test]
+async fn logprobs_name_tokens_and_bytes() {
+    let script = |_: &_| {
+        vec![
+            admitted(),
+            likely(97, -0.5),
+            likely(0xc3, -1.0),
+            likely(0xa9, f32::NEG_INFINITY),
+            finished(Finish::Length, 0),
+        ]
+    };
+    let door = open(RouterConfig::default(), script).await;
+    let body = ask(json!({"logprobs": true, "top_logprobs": 2}));
+    let value = door.post(PATH, &body).await.json();
+    let content = value["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    let first = json!({"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [
+        {"token": "a", "logprob": -0.5, "bytes": [97]}, {"token": "z", "logprob": -3.5, "bytes": [122]}]});
+    assert_eq!(content[0], first);
+    assert_eq!((&content[1]["token"], &content[1]["bytes"]), (&json!("bytes:\\xc3"), &json!([195])));
+    assert_eq!((content.len(), &content[2]["logprob"]), (3, &json!(-9999.0)));
+    assert_eq!(value["choices"][0]["finish_reason"], "length");
+
+    let mut body = body;
+    body["stream"] = true.into();
+    let (events, _) = door.post(PATH, &body).await.events();
+    let streamed: Vec<Value> = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["logprobs"]["content"].as_array())
+        .flatten()
+        .cloned()
+        .collect();
+    assert_eq!(&streamed, content);
+}
+
+#[tokio::test]
+async fn silence_is_filled_once_admitted() {
+    let config = RouterConfig { keep_alive_ms: 50, ..RouterConfig::default() };
+    let door = open(config, |_| {
+        let mut steps = saying("x");
+        steps.insert(1, Step::Pause(280));
+        steps
+    })
+    .await;
+    let heard = door.post(PATH, &ask(json!({"stream": true}))).await;
+    let comments = String::from_utf8(heard.body.to_vec()).unwrap().matches(": keep-alive\n\n").count();
+    assert!((3..=6).contains(&comments), "{comments}");
+    assert_eq!(read(&heard.events().0).0, "x");
+}
+
+#[tokio::test]
+async fn errors_in_a_stream_end_it_without_the_last_word() {
+    let fault = Fault { status: 502, stage: "decode_lost".into(), message: "gone".into() };
+    let script = move |_: &_| vec![admitted(), token(97), Step::Say(Event::Failed(fault.clone()))];
+    let door = open(RouterConfig::default(), script).await;
+    let heard = door.post(PATH, &ask(json!({"stream": true, "n": 2}))).await;
+    assert_eq!(heard.status, 200);
+    let (events, done) = heard.events();
+    let error = &events.last().unwrap()["error"];
+    assert!(!done);
+    assert_eq!(
+        *error,
+        json!({"message": "gone", "type": "server_error", "param": null, "code": "decode_lost"})
+    );
+    let heard = door.post(PATH, &ask(json!({}))).await;
+    assert_eq!((heard.status, heard.error().1.as_deref()), (502, Some("decode_lost")));
+    assert_eq!(door.router.stats().failed_in_stream, 1);
+}
+
+#[tokio::test]
+async fn tools_go_into_the_prompt_and_the_body_goes_along() {
+    let door = open_saying("ok").await;
+    let tools = json!([{"type": "function", "function": {"name": "weather", "parameters": {}}}]);
+    let body = format!(
+        "{{ \"x-own\" :1e2,\"tools\":{tools},\"tool_choice\":\"auto\",\"messages\":[{{\"role\":\"user\",\"content\":[{{\"type\":\"text\",\"text\":\"hi\"}}]}}]}}"
+    );
+    assert_eq!(door.post_with(PATH, body.clone(), &[]).await.status, 200);
+    let submission = door.backend.submissions.lock()[0].clone();
+    assert_eq!(submission.body, body, "byte for byte");
+    let text: Vec<u8> = submission.tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
+    assert!(String::from_utf8(text).unwrap().contains(&tools.to_string()));
+    for field in [json!({"tool_choice": "required"}), json!({"response_format": {"type": "json_object"}})] {
+        let heard = door.post(PATH, &ask(field.clone())).await;
+        assert_eq!((heard.status, heard.error().0.as_ref()), (400, field.as_object().unwrap().keys().next()));
+    }
+    let text = json!({"response_format": {"type": "text"}, "tools": [], "tool_choice": "none"});
+    assert_eq!(door.post(PATH, &ask(text)).await.status, 200);
+    let config = RouterConfig { constrains: true, ..RouterConfig::default() };
+    let door = open(config, |_| saying("{}")).await;
+    assert_eq!(door.post(PATH, &ask(json!({"response_format": {"type": "json_object"}}))).await.status, 200);
+}
+
+async fn both_ways(door: &Door, more: &Value) -> (String, String) {
+    let whole = door.post(PATH, &ask(more.clone())).await.json();
+    let mut streamed = ask(more.clone());
+    streamed["stream"] = true.into();
+    let (events, done) = door.post(PATH, &streamed).await.events();
+    assert!(done);
+    (whole["choices"][0]["message"]["content"].as_str().unwrap().to_owned(), read(&events).0)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn streamed_text_is_whole_text_is_the_tokens_text(
+        tokens in proptest::collection::vec(prop_oneof![97u32..100, 0u32..256, 0xc0u32..0xf8, 0x80u32..0xc0, 256u32..512], 0..40),
+        stops in proptest::collection::vec("[abc]{1,3}", 0..4),
+    ) {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let said: Vec<u32> = tokens.iter().copied().filter(|token| !matches!(token, 257 | 259)).collect();
+            let bytes: Vec<u8> = said.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
+            let script = move |_: &_| {
+                let said = said.iter().map(|&one| token(one));
+                std::iter::once(admitted()).chain(said).chain([finished(Finish::Stop, 0)]).collect()
+            };
+            let door = open(RouterConfig::default(), script).await;
+            let (whole, streamed) = both_ways(&door, &json!({"stop": stops})).await;
+            assert_eq!(whole, streamed);
+            let mut expected = String::from_utf8_lossy(&bytes).into_owned();
+            let cut = (0..=expected.len()).find_map(|end| {
+                let longest = stops.iter().filter(|s| expected.as_bytes()[..end].ends_with(s.as_bytes())).map(String::len).max();
+                longest.map(|length| end - length)
+            });
+            expected.truncate(cut.unwrap_or(expected.len()));
+            assert_eq!(whole, expected);
+        });
+    }
+}

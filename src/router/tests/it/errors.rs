@@ -1,0 +1,155 @@
+//! Whatever goes wrong, the answer is OpenAI's error object.
+
+use std::sync::atomic::Ordering;
+
+use baton_router::{Event, Fault, Refusal, RouterConfig};
+use http::Request;
+use http_body_util::Full;
+use proptest::prelude::*;
+use serde_json::json;
+
+use crate::scripted::{Step, open, open_saying, request, saying};
+
+const CHAT: &str = "/v1/chat/completions";
+
+#[tokio::test]
+async fn unknown_paths_methods_and_types_are_answered_in_json() {
+    let door = open_saying("x").await;
+    let heard = door.get("/v1/nothing").await;
+    assert_eq!((heard.status, heard.error().1.as_deref()), (404, Some("unknown_path")));
+    let heard = door.get(CHAT).await;
+    assert_eq!((heard.status, heard.header("allow")), (405, Some("POST")));
+    assert_eq!(heard.error().1.as_deref(), Some("method_not_allowed"));
+    let heard = door.post("/v1/models", &json!({})).await;
+    assert_eq!((heard.status, heard.header("allow")), (405, Some("GET, HEAD")));
+    let form = Request::post(CHAT).header("content-type", "text/plain").body(Full::from("{}")).unwrap();
+    let heard = door.send(form).await;
+    assert_eq!((heard.status, heard.error().1.as_deref()), (415, Some("unsupported_media_type")));
+    for path in ["/v1/embeddings", "/v1/rerank", "/score", "/v1/responses"] {
+        let heard = door.post(path, &json!({})).await;
+        assert_eq!((heard.status, heard.header("x-should-retry")), (501, Some("false")), "{path}");
+        heard.error();
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_cannot_be_read_are_refused_with_the_place() {
+    let config = RouterConfig { body_limit_bytes: 4_000, ..RouterConfig::default() };
+    let door = open(config, |_| saying("x")).await;
+    let heard = door.post_with(CHAT, "{\"messages\": [,]}", &[]).await;
+    assert_eq!((heard.status, heard.error().1.as_deref()), (400, Some("invalid_json")));
+    assert!(heard.json()["error"]["message"].as_str().unwrap().contains("line 1 column 15"));
+    for (body, code) in [
+        ("{\"a\":1", Some("invalid_json")),
+        ("", Some("invalid_json")),
+        ("{\"messages\":5}", Some("invalid_value")),
+        ("{\"messages\":[{\"role\":\"user\",\"content\":\"\u{1}\"}]}", Some("invalid_json")),
+        ("{\"messages\":[{\"role\":\"a\\nb\",\"content\":\"\"}]}", None),
+    ] {
+        let heard = door.post_with(CHAT, body, &[]).await;
+        assert_eq!((heard.status, heard.error().1.as_deref()), (400, code), "{body:?}");
+    }
+    let invalid_utf8 = &b"{\"messages\":[{\"role\":\"user\",\"content\":\"\xff\"}]}"[..];
+    assert_eq!(door.post_with(CHAT, invalid_utf8, &[]).await.status, 400);
+    let deep = format!("{{\"x\":{}{}}}", "[".repeat(900), "]".repeat(900));
+    assert_eq!(door.post_with(CHAT, deep, &[]).await.error().1.as_deref(), Some("too_deep"));
+    let heard = door.post_with(CHAT, "x".repeat(4_001), &[]).await;
+    assert_eq!((heard.status, heard.error().1.as_deref()), (413, Some("body_too_large")));
+    let heard = door.post_with(CHAT, "x".repeat(3_000_000), &[]).await;
+    assert_eq!(heard.status, 413);
+}
+
+#[tokio::test]
+async fn too_long_prompts_are_refused_before_anything_is_done() {
+    let door = open_saying("x").await;
+    let long = json!({"messages": [{"role": "user", "content": "a".repeat(2_000)}], "stream": true});
+    let heard = door.post(CHAT, &long).await;
+    assert_eq!((heard.status, heard.error().1.as_deref()), (400, Some("context_length_exceeded")));
+    let asks = json!({"prompt": "a", "max_tokens": 2_000});
+    let heard = door.post("/v1/completions", &asks).await;
+    let expected = (Some("max_tokens".to_owned()), Some("context_length_exceeded".to_owned()));
+    assert_eq!(heard.error(), expected);
+    assert!(door.backend.submissions.lock().is_empty());
+}
+
+#[tokio::test]
+async fn refusals_say_when_to_come_again() {
+    let script = |_: &_| {
+        vec![Step::Say(Event::Refused(Refusal {
+            status: 429,
+            reason: "predicted_ttft".into(),
+            message: "too late".into(),
+            retry_after_us: Some(1_500_000),
+            predicted_ttft_us: Some(31_000_000),
+        }))]
+    };
+    let door = open(RouterConfig::default(), script).await;
+    for stream in [false, true] {
+        let body = json!({"messages": [{"role": "user", "content": "a"}], "stream": stream, "n": 2});
+        let heard = door.post(CHAT, &body).await;
+        assert_eq!((heard.status, heard.error().1.as_deref()), (429, Some("predicted_ttft")));
+        assert_eq!((heard.header("retry-after"), heard.header("retry-after-ms")), (Some("2"), Some("1500")));
+        assert_eq!(heard.header("x-should-retry"), Some("true"));
+        assert_eq!(heard.header("x-baton-predicted-ttft-ms"), Some("31000"));
+        assert_eq!(heard.json()["error"]["type"], "rate_limit_error");
+    }
+    assert_eq!(door.router.stats().refused, 2);
+}
+
+#[tokio::test]
+async fn faults_name_their_stage_and_an_engines_own_status_is_kept() {
+    for (status, kind) in [
+        (502, "server_error"),
+        (503, "service_unavailable_error"),
+        (504, "timeout_error"),
+        (400, "invalid_request_error"),
+    ] {
+        let fault = Fault { status, stage: "prefill_failed".into(), message: "why".into() };
+        let door =
+            open(RouterConfig::default(), move |_| vec![Step::Say(Event::Failed(fault.clone()))]).await;
+        let heard = door.post("/v1/completions", &json!({"prompt": "a", "stream": true})).await;
+        assert_eq!((heard.status, heard.error().1.as_deref()), (status, Some("prefill_failed")));
+        assert_eq!(heard.json()["error"]["type"], kind);
+        assert_eq!(heard.header("retry-after").is_some(), status == 503);
+    }
+    let door = open(RouterConfig::default(), |_| Vec::new()).await;
+    let heard = door.post("/v1/completions", &json!({"prompt": "a"})).await;
+    assert_eq!((heard.status, heard.error().1.as_deref()), (502, Some("engine_lost")));
+}
+
+#[tokio::test]
+async fn health_is_the_process_and_ready_is_the_pair() {
+    let door = open_saying("x").await;
+    assert_eq!(door.get("/ready").await.json()["ready"], true);
+    door.backend.ready.store(false, Ordering::SeqCst);
+    assert_eq!(door.get("/health").await.status, 200);
+    let heard = door.get("/ready").await;
+    assert_eq!(heard.status, 503);
+    assert_eq!(heard.json(), json!({"ready": false, "detail": "no decode instance yet"}));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn any_bytes_get_a_json_error_or_an_answer(
+        bodies in proptest::collection::vec(prop_oneof![
+            proptest::collection::vec(any::<u8>(), 0..80),
+            r#"\{"(messages|prompt)": ?(\[|\]|\{|\}|"[a-z\\]{0,4}"|,|:|null|1|"role":"user"|"content"){0,8}\}"#.prop_map(String::into_bytes),
+        ], 1..20),
+    ) {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let door = open_saying("x").await;
+            let mut sender = door.connect().await;
+            for body in bodies {
+                for path in [CHAT, "/v1/completions", "/tokenize", "/detokenize"] {
+                    sender.ready().await.unwrap();
+                    let (parts, answer) = sender.send_request(request(path, body.clone(), &[])).await.unwrap().into_parts();
+                    let answer = http_body_util::BodyExt::collect(answer).await.unwrap().to_bytes();
+                    let value: serde_json::Value = serde_json::from_slice(&answer).unwrap();
+                    assert!(parts.status == 200 || (parts.status == 400 && value["error"]["message"].is_string()), "{value}");
+                }
+            }
+        });
+    }
+}
