@@ -13,7 +13,8 @@ use crate::{AdmissionMode, Effect, PolicyName, SchedulerConfig};
 
 /// Two bands, the lower one with room kept free of it.
 pub(super) fn classes() -> Vec<SloClass> {
-    let urgent = SloClass { priority: 1, ttft_us: 3_000_000, weight: 3, ..SloClass::default() };
+    let urgent =
+        SloClass { priority: 1, ttft_us: 3_000_000, weight: 3, sheddable: false, ..SloClass::default() };
     vec![SloClass { headroom_permille: 200, ..SloClass::default() }, urgent]
 }
 
@@ -123,6 +124,7 @@ fn the_scripts_reach_every_kind_of_order() {
         "room",
         "no_instance",
         "queue_full",
+        "costly",
     ];
     for kind in expected {
         assert!(seen.get(kind).is_some_and(|plays| *plays >= 10), "{kind} is rare: {seen:?}");
