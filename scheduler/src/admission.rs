@@ -106,10 +106,16 @@ impl Conductor {
         let mode = self.config.effective_admission();
         let only_feasible = mode == AdmissionMode::Slo;
         let request = &entry.request;
-        let verdict = self.place_for(request, entry.deadline_us, only_feasible);
-        if let Some(decision) = self.stats.last_decision.take() {
-            effects.push(Effect::Explain(decision));
+        let mut verdict = self.place_for(request, entry.deadline_us, only_feasible);
+        let mut displaced = Vec::new();
+        if verdict.is_err()
+            && only_feasible
+            && !self.class(request).sheddable
+            && let Some((placement, from)) = self.place_by_displacing(request, entry.deadline_us)
+        {
+            (verdict, displaced) = (Ok(placement), from);
         }
+        self.explain(effects);
         self.judge_shadows(request, &verdict);
         match verdict {
             Err(refusal) => self.reject(&entry, refusal, effects),
@@ -123,9 +129,15 @@ impl Conductor {
                 }
             },
         }
+        self.place_displaced(&displaced, effects);
     }
 
-    fn place_for(
+    /// Hands out the record of the last decision, if it is one of those recorded.
+    pub(crate) fn explain(&mut self, effects: &mut Vec<Effect>) {
+        effects.extend(self.stats.last_decision.take().map(Effect::Explain));
+    }
+
+    pub(crate) fn place_for(
         &mut self,
         request: &Request,
         deadline_us: u64,

@@ -146,9 +146,7 @@ impl Conductor {
         entry.fetch = None;
         // An admitted request is not refused for being late through our fault.
         let placed = self.place(&entry.request, entry.deadline_us, false, entry.shunned);
-        if let Some(decision) = self.stats.last_decision.take() {
-            effects.push(Effect::Explain(decision));
-        }
+        self.explain(effects);
         match placed {
             Ok(placement) => {
                 self.stats.retried += 1;

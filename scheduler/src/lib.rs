@@ -24,6 +24,7 @@ mod queue;
 mod replicate;
 mod request;
 mod saved;
+mod shed;
 mod stats;
 mod timers;
 

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId};
 
 use crate::conductor::Conductor;
+use crate::placement::SOONEST_US;
 use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect, InstanceState, RejectReason, Rejection, Request};
 
@@ -82,7 +83,7 @@ impl Conductor {
         effects.push(Effect::Reject(Rejection {
             request: id,
             reason,
-            retry_after_us: self.lengths.mean_duration_us(5_000_000) / 2,
+            retry_after_us: (self.lengths.mean_duration_us(5_000_000) / 2).max(SOONEST_US),
             predicted_ttft_us: self.now_us - entry.arrived_us,
             wasted_tokens: entry.new_tokens,
         }));

@@ -146,6 +146,38 @@ impl PrefillLedger {
         Outlook { expected_wait_us: shorter, deadline_wait_us: by_deadline, behind, keeps_promises }
     }
 
+    /// How much later work of `work_us` with a first token `tail_us` behind it, which arriving now
+    /// would be due at `deadline_us`, must arrive to be on time without making late what would not be, µs. Later means a later
+    /// deadline: others then count as before it, or are already sent (`ahead_us` before they run).
+    pub(crate) fn welcome_after_us(&self, now_us: u64, work: (u64, u64, u64), ahead_us: u64) -> u64 {
+        let (work_us, tail_us, deadline_us) = work;
+        let start_us = now_us + self.dispatched_left_us(now_us);
+        let mut later_us = 0;
+        // Each round either settles or lets at least one more go first.
+        for _ in 0..=self.waiting.len() {
+            let due_us = deadline_us + later_us;
+            let (mut clock_us, mut end_us, mut needed_us) = (start_us, start_us + work_us, later_us);
+            for w in &self.waiting {
+                let sent_us = clock_us.saturating_sub(ahead_us);
+                clock_us += w.work_us;
+                if w.deadline_us <= due_us {
+                    end_us += w.work_us;
+                } else if sent_us > now_us + later_us
+                    && clock_us <= w.deadline_us
+                    && clock_us + work_us > w.deadline_us
+                {
+                    needed_us = needed_us.max((w.deadline_us - deadline_us).min(sent_us - now_us));
+                }
+            }
+            needed_us = needed_us.max((end_us + tail_us).saturating_sub(deadline_us));
+            if needed_us <= later_us {
+                break;
+            }
+            later_us = needed_us;
+        }
+        later_us
+    }
+
     /// Which waiting work goes next.
     pub(crate) fn next(&self, now_us: u64, ageing_us: u64, fair: &FairShares) -> Option<usize> {
         let band = self.waiting.iter().map(|w| w.priority).max()?;

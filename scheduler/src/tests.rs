@@ -19,3 +19,4 @@ mod retry_after;
 mod saved;
 mod scripts;
 mod serial;
+mod shedding;

@@ -76,6 +76,30 @@ mod tests {
     }
 
     #[test]
+    fn a_recorded_run_is_summed_up_for_people_and_programs() {
+        use crate::conductor::journal::{JournalSettings, JournalWriter};
+        use baton_scheduler::{Conductor, Input, Request, SchedulerConfig};
+
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let mut conductor = Conductor::new(SchedulerConfig::default()).expect("valid");
+        let mut journal =
+            JournalWriter::open(JournalSettings::new(place.path()), &conductor).expect("a folder");
+        let mut effects = Vec::new();
+        let arrival = Request { prompt_tokens: 9, ..Request::default() };
+        journal.step(&mut conductor, 5, Input::RequestArrived(arrival), &mut effects);
+        journal.step(&mut conductor, 9, Input::TimerFired, &mut effects);
+        assert_eq!(journal.close().lost_steps, 0);
+        let summary = place.path().join("summary.json");
+        let done = run(&place.path().join("journal-000001.jsonl"), Some(&summary)).expect("the same effects");
+        assert_eq!(format!("{done:?}"), format!("{:?}", ExitCode::SUCCESS));
+        let text = std::fs::read_to_string(summary).expect("written");
+        let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(json["steps"], 2);
+        assert_eq!(json["summary"]["rejections"]["no_instance"], 1);
+        assert_eq!(json["end"], "closed");
+    }
+
+    #[test]
     fn a_file_that_is_none_is_named() {
         let place = tempfile::tempdir().expect("a temporary folder");
         let path = place.path().join("x.jsonl");

@@ -7,6 +7,7 @@
 //! dropped a line says how many, and the next file starts from a fresh header. Each line ends
 //! with a checksum chained over all lines before it, so damage anywhere is found.
 
+mod disk;
 mod reader;
 mod writer;
 

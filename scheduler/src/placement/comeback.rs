@@ -3,13 +3,15 @@
 use alloc::vec::Vec;
 use baton_types::InstanceId;
 
+use super::Candidate;
 use super::decode::DecodeNeed;
 use crate::conductor::Conductor;
 use crate::fleet::Instance;
 use crate::{RejectReason, Request};
 
-/// The least wait that is ever named, µs.
-pub(crate) const SOONEST_US: u64 = 1000;
+/// The least wait that is ever named, µs: about a decode step, below which predictions say nothing
+/// and a client that comes back only costs a round trip.
+pub(crate) const SOONEST_US: u64 = 100_000;
 /// What is named when nothing that was promised ends in a way that would help, µs.
 const LATEST_US: u64 = 60_000_000;
 
@@ -24,6 +26,18 @@ pub(crate) struct Stranded {
 }
 
 impl Conductor {
+    /// How much later a request must arrive for this candidate to be in time and to keep the
+    /// promises made to others, µs.
+    pub(crate) fn prefill_comeback_us(&self, request: &Request, candidate: &Candidate) -> u64 {
+        let deadline_us = self.deadline_us(request, self.now_us);
+        let late_us = (self.now_us + candidate.latest_us).saturating_sub(deadline_us);
+        let Some(instance) = self.fleet.get(candidate.instance) else { return LATEST_US };
+        let tail_us = self.handoff_tail_us(instance) + self.pipeline_latency_us(instance, &candidate.plan);
+        let work = (candidate.plan.work_us, tail_us, deadline_us);
+        let ahead_us = self.config.dispatch_ahead_us;
+        late_us.max(instance.prefill.welcome_after_us(self.now_us, work, ahead_us)).max(SOONEST_US)
+    }
+
     /// How much later a stranded request must arrive for its decode to be let in, µs.
     pub(crate) fn comeback_us(&self, request: &Request, stranded: Stranded) -> u64 {
         let need = self.decode_need(request, stranded.at_us);

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use baton_types::{InstanceId, Role};
 
-use super::comeback::{SOONEST_US, Stranded};
+use super::comeback::Stranded;
 use super::{Candidate, DecodeChoice, Placement, Refusal};
 use crate::conductor::Conductor;
 use crate::estimate::NEVER_US;
@@ -21,7 +21,9 @@ const NOWHERE: Refusal =
 #[derive(Default)]
 struct Kept {
     /// The least late of those that break a TTFT.
-    late: Option<Refusal>,
+    late: Option<Candidate>,
+    /// The best of those that are in time but make others late.
+    rude: Option<Candidate>,
     /// The earliest of those that failed for their decode alone.
     stranded: Option<Stranded>,
 }
@@ -178,10 +180,11 @@ impl Conductor {
     fn judge(&self, candidate: &mut Candidate, request: &Request, kept: &mut Kept) -> Option<InstanceId> {
         let deadline = self.deadline_us(request, self.now_us);
         if !candidate.feasible {
-            let late_us = (self.now_us + candidate.latest_us).saturating_sub(deadline).max(SOONEST_US);
-            if kept.late.is_none_or(|r| late_us < r.retry_after_us) {
-                let (reason, predicted_ttft_us) = (RejectReason::Ttft, candidate.latest_us);
-                kept.late = Some(Refusal { reason, retry_after_us: late_us, predicted_ttft_us });
+            if self.now_us + candidate.latest_us <= deadline {
+                // They come best first.
+                kept.rude.get_or_insert(*candidate);
+            } else if kept.late.is_none_or(|c| candidate.latest_us < c.latest_us) {
+                kept.late = Some(*candidate);
             }
             return None;
         }
@@ -213,7 +216,12 @@ impl Conductor {
             retry_after_us: self.comeback_us(request, stranded),
             predicted_ttft_us: stranded.at_us - self.now_us,
         });
-        stranded.into_iter().chain(kept.late).min_by_key(|r| r.retry_after_us).unwrap_or(NOWHERE)
+        let prefills = kept.late.into_iter().chain(kept.rude).map(|candidate| Refusal {
+            reason: RejectReason::Ttft,
+            retry_after_us: self.prefill_comeback_us(request, &candidate),
+            predicted_ttft_us: candidate.latest_us,
+        });
+        stranded.into_iter().chain(prefills).min_by_key(|r| r.retry_after_us).unwrap_or(NOWHERE)
     }
 
     /// A placement on a given instance, whatever it promises.

@@ -155,7 +155,7 @@ impl Conductor {
         clippy::cast_sign_loss,
         reason = "times are positive and small"
     )]
-    fn pipeline_latency_us(&self, instance: &Instance, plan: &Plan) -> u64 {
+    pub(crate) fn pipeline_latency_us(&self, instance: &Instance, plan: &Plan) -> u64 {
         let nodes = instance.spec.pipeline_nodes;
         if nodes <= 1 {
             return 0;

@@ -5,8 +5,8 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use baton_types::RequestId;
 
-use super::{naive_prefill_us, rejection, starts, step};
-use crate::{Conductor, Effect, Input, Request};
+use super::{naive_prefill_us, starts, step};
+use crate::{Conductor, Effect, Input, Rejection, Request};
 
 /// What became of a series of arrivals.
 #[derive(Debug, Default)]
@@ -17,6 +17,8 @@ pub(crate) struct Run {
     pub prefilled: BTreeMap<u64, u64>,
     /// Who was refused.
     pub rejected: Vec<u64>,
+    /// The same, in full.
+    pub refusals: Vec<Rejection>,
 }
 
 /// One prefill instance: work in the order of its keys, one at a time.
@@ -36,7 +38,12 @@ struct Stage<'a> {
 impl Stage<'_> {
     fn tell(&mut self, now_us: u64, input: Input) {
         let effects = step(self.conductor, now_us, input);
-        self.run.rejected.extend(rejection(&effects).map(|r| r.request.0));
+        for effect in &effects {
+            if let Effect::Reject(refusal) = effect {
+                self.run.rejected.push(refusal.request.0);
+                self.run.refusals.push(refusal.clone());
+            }
+        }
         for (at, effect) in
             starts(&effects).iter().zip(effects.iter().filter(|e| matches!(e, Effect::StartPrefill { .. })))
         {

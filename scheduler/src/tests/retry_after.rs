@@ -2,13 +2,17 @@
 //! and not much earlier.
 
 use alloc::vec::Vec;
-use baton_types::Role;
+use baton_types::{ClassId, Role, SloClass};
 use proptest::prelude::*;
 
+use crate::placement::SOONEST_US;
 use crate::testing::{
-    burden, conductor_of, foretold, heavy_decode, offer, plain, rejection, request, spec, step,
+    burden, conductor_of, foretold, heavy_decode, offer, plain, rejection, request, run, spec, step,
 };
-use crate::{AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason, Rejection, Request};
+use crate::{
+    AdmissionMode, Conductor, Input, InstanceSpec, PolicyName, RejectReason, Rejection, Request,
+    SchedulerConfig,
+};
 
 /// What other routers have placed before: (work µs, prompt tokens, output tokens).
 type Load = Vec<(u64, u64, u32)>;
@@ -44,8 +48,9 @@ fn check(load: &[(u64, u64, u32)], capacity_tokens: u64, request: &Request) -> O
     let after_us = refused.retry_after_us;
     let back = offered_at(load, capacity_tokens, after_us, request.clone());
     assert_eq!(back, None, "told to come back after {after_us} µs ({:?})", refused.reason);
-    // The shortest answer is a millisecond: no promise can be finer than that.
-    if after_us > 10_000 {
+    // The shortest answer is a tenth of a second: no promise is finer than that.
+    assert!(after_us >= SOONEST_US, "{refused:?}");
+    if after_us > SOONEST_US {
         let early = offered_at(load, capacity_tokens, after_us / 5 * 4, request.clone());
         assert!(
             early.is_some(),
@@ -92,6 +97,37 @@ fn refusals_of_the_paper_modes_name_a_time_too() {
     }
 }
 
+/// What became of a late-comer of the urgent class behind waiting work of the other.
+fn behind(works: &[u64], tokens: u64, at_us: u64) -> Option<Rejection> {
+    let class = |name: &str, ttft_us| SloClass { name: name.into(), ttft_us, ..SloClass::default() };
+    let config = SchedulerConfig {
+        classes: Vec::from([class("patient", 20_000_000), class("urgent", 8_000_000)]),
+        ageing_us: 80_000_000_000,
+        ..plain(PolicyName::Baton, AdmissionMode::Slo)
+    };
+    let roomy = |id, role| InstanceSpec { capacity_tokens: 1 << 40, ..spec(id, role) };
+    let mut conductor = conductor_of(config, &[roomy(0, Role::Prefill), roomy(1, Role::Decode)]);
+    let mut arrivals: Vec<(u64, Request)> =
+        (1..).zip(works).map(|(id, t)| (0, foretold(id, *t, 1))).collect();
+    arrivals.push((at_us, Request { class: ClassId(1), ..foretold(1000, tokens, 1) }));
+    let run = run(&mut conductor, &arrivals);
+    run.refusals.into_iter().find(|r| r.request.0 == 1000)
+}
+
+#[test]
+fn whoever_would_make_others_late_is_told_when_they_are_out_of_the_way() {
+    // 19 s of work due at 19.2 s, and two seconds more with an objective of eight: in time for
+    // itself by its deadline, but some of the others would be late.
+    let works = [19_000; 10];
+    let refused = behind(&works, 20_000, 1000).expect("it would make others late");
+    assert_eq!(refused.reason, RejectReason::Ttft);
+    assert!(refused.predicted_ttft_us < 8_000_000, "it would be in time itself: {refused:?}");
+    assert!(refused.retry_after_us > 5_000_000, "{refused:?}");
+    assert_eq!(behind(&works, 20_000, 1000 + refused.retry_after_us), None);
+    let early = behind(&works, 20_000, 1000 + refused.retry_after_us / 2);
+    assert!(early.is_some(), "half of {} was enough", refused.retry_after_us);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -100,6 +136,17 @@ proptest! {
         let load: Load = works.iter().map(|w| (*w, 10, 1)).collect();
         if let Some(refused) = check(&load, 1_000_000, &foretold(1, prompt, 10)) {
             prop_assert_eq!(refused.reason, RejectReason::Ttft);
+        }
+    }
+
+    #[test]
+    fn a_refusal_for_the_sake_of_others_is_true(
+        works in proptest::collection::vec(1_000u64..30_000, 3..20), tokens in 1_000u64..60_000,
+    ) {
+        if let Some(refused) = behind(&works, tokens, 1000) {
+            prop_assert!(refused.retry_after_us >= SOONEST_US);
+            let back = behind(&works, tokens, 1000 + refused.retry_after_us);
+            prop_assert_eq!(back, None, "told to come back after {} µs", refused.retry_after_us);
         }
     }
 

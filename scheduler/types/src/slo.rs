@@ -17,7 +17,8 @@ pub struct SloClass {
     pub weight: u32,
     /// Strict band: a higher number is served first.
     pub priority: i32,
-    /// Whether the class may be refused while a non-sheddable one waits.
+    /// Whether a request that was let in and waits in the conductor may be refused after all
+    /// (`costly`) when one of an unsheddable class would otherwise be refused.
     pub sheddable: bool,
     /// Share of each pool's SLO budget kept free for higher bands, per mille of `ttft_us`.
     pub headroom_permille: u32,

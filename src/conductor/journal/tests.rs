@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use baton_scheduler::{Conductor, Effect, Input, InstanceSpec, Request, SchedulerConfig};
 use baton_types::{
-    BlockHash, CacheChange, CacheEvent, ClassId, Epoch, InstanceId, RequestId, Rng, Role, SloClass, TenantId,
-    Tier,
+    BlockHash, CacheChange, CacheEvent, ClassId, CostProfile, DecodeCost, Epoch, FitReport, InstanceId,
+    PrefillCost, RequestId, Rng, Role, SloClass, TenantId, Tier, ValidRange,
 };
 
 use super::{End, JournalSettings, JournalStatus, JournalWriter, Replayed, replay};
@@ -20,13 +20,36 @@ struct Driver {
     open: Vec<Input>,
 }
 
+/// A tenth of a millisecond a prompt token, ten to twenty a decode step.
+fn profile() -> CostProfile {
+    CostProfile {
+        name: "round".into(),
+        source: "made up for tests".into(),
+        kv_bytes_per_token: 1000,
+        kv_capacity_tokens: 200_000,
+        layers: 10,
+        shared_us: 1000.3,
+        fit: FitReport::default(),
+        valid: ValidRange::default(),
+        prefill: PrefillCost {
+            knots_tokens: vec![0, 1000],
+            knots_us: vec![1000.1, 101_000.7],
+            attention_ps_per_pair: 0.3,
+        },
+        decode: DecodeCost {
+            batches: vec![1, 64],
+            base_us: vec![10_000.0, 20_000.0],
+            context_ps_per_token: vec![100.0, 100.0],
+        },
+    }
+}
+
 fn instance(id: u32, epoch: u32) -> InstanceSpec {
-    let profile = baton_sim::profiles::named("llama3-70b-8xa100").expect("a shipped profile");
     InstanceSpec {
         id: InstanceId(id),
         epoch: Epoch(epoch),
         role: if id < 2 { Role::Prefill } else { Role::Decode },
-        profile: Arc::new(profile),
+        profile: Arc::new(profile()),
         capacity_tokens: 200_000,
         pass_tokens: 8192,
         pipeline_nodes: 1,

@@ -1,0 +1,132 @@
+//! Shedding (D18): a request of a class that is not sheddable takes the place of sheddable ones
+//! that were let in but have cost nobody anything yet.
+
+use alloc::vec::Vec;
+use baton_types::{InstanceId, RequestId};
+
+use crate::conductor::Conductor;
+use crate::estimate::DecodeSlot;
+use crate::placement::{Placement, Refusal};
+use crate::queue::Waiting;
+use crate::request::Stage;
+use crate::{Effect, RejectReason, Request};
+
+/// Instances on which room is looked for, those with most sheddable work first.
+const INSTANCES: usize = 2;
+/// Requests that one arrival may displace.
+const DISPLACED: usize = 16;
+
+/// What a displaced request held.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    instance: InstanceId,
+    waiting: Waiting,
+    decode: Option<(InstanceId, DecodeSlot)>,
+}
+
+impl Conductor {
+    /// A placement that keeps every promise once sheddable requests waiting on one instance have
+    /// left it, and who they are; those then hold nothing. `None`, and nothing changed, when even
+    /// that does not help.
+    pub(crate) fn place_by_displacing(
+        &mut self,
+        request: &Request,
+        deadline_us: u64,
+    ) -> Option<(Placement, Vec<RequestId>)> {
+        let own = self.class(request).priority;
+        for instance in self.most_sheddable(own) {
+            let places: Vec<Place> = self
+                .sheddable_on(instance, own)
+                .into_iter()
+                .filter_map(|waiting| self.take_off(instance, waiting))
+                .collect();
+            if let Ok(placement) = self.place_for(request, deadline_us, true) {
+                let mut displaced: Vec<&Waiting> = places.iter().map(|p| &p.waiting).collect();
+                // First come, first looked after.
+                displaced.sort_unstable_by_key(|w| (w.arrived_us, w.request));
+                return Some((placement, displaced.iter().map(|w| w.request).collect()));
+            }
+            places.into_iter().for_each(|place| self.put_back(place));
+        }
+        None
+    }
+
+    /// Instances with sheddable work that waits, most of it first.
+    fn most_sheddable(&self, priority: i32) -> Vec<InstanceId> {
+        let mut work: Vec<(u64, InstanceId)> = self
+            .fleet
+            .iter()
+            .filter(|i| i.serves() && !i.prefill.waiting().is_empty())
+            .map(|i| (self.sheddable_on(i.spec.id, priority).iter().map(|w| w.work_us).sum(), i.spec.id))
+            .filter(|(work_us, _)| *work_us > 0)
+            .collect();
+        work.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
+        work.into_iter().take(INSTANCES).map(|(_, id)| id).collect()
+    }
+
+    /// What may be displaced on an instance: of no higher band, never placed twice; the lowest band
+    /// and the newest first, so that those who have waited longest stay.
+    fn sheddable_on(&self, instance: InstanceId, priority: i32) -> Vec<Waiting> {
+        let waiting = self.fleet.get(instance).map_or(&[][..], |i| i.prefill.waiting());
+        let may_go = |w: &&Waiting| {
+            w.priority <= priority
+                && self.requests.get(w.request).is_some_and(|e| {
+                    // Who lost an instance was promised more, and its client may have half of the answer.
+                    self.class(&e.request).sheddable && e.retries == 0 && e.request.emitted_tokens == 0
+                })
+        };
+        let mut all: Vec<Waiting> = waiting.iter().filter(may_go).copied().collect();
+        all.sort_unstable_by(|a, b| {
+            a.priority.cmp(&b.priority).then((b.arrived_us, b.request).cmp(&(a.arrived_us, a.request)))
+        });
+        all.truncate(DISPLACED);
+        all
+    }
+
+    /// Takes a waiting request off both legs' ledgers.
+    fn take_off(&mut self, instance: InstanceId, waiting: Waiting) -> Option<Place> {
+        let id = waiting.request;
+        let decode = self.requests.get(id)?.decode;
+        if !self.fleet.get_mut(instance)?.prefill.remove_waiting(id) {
+            return None;
+        }
+        let slot = decode.and_then(|decode| {
+            let ledger = &mut self.fleet.get_mut(decode)?.decode;
+            let slot = ledger.slots().iter().find(|s| s.request == id).copied()?;
+            ledger.release(id);
+            Some((decode, slot))
+        });
+        Some(Place { instance, waiting, decode: slot })
+    }
+
+    fn put_back(&mut self, place: Place) {
+        if let Some(instance) = self.fleet.get_mut(place.instance) {
+            instance.prefill.enqueue(place.waiting);
+        }
+        if let Some((decode, slot)) = place.decode
+            && let Some(instance) = self.fleet.get_mut(decode)
+        {
+            instance.decode.reserve(slot);
+        }
+    }
+
+    /// Displaced requests go where every promise is still kept; where there is no such place they
+    /// are refused after all.
+    pub(crate) fn place_displaced(&mut self, displaced: &[RequestId], effects: &mut Vec<Effect>) {
+        for id in displaced {
+            let Some(mut entry) = self.requests.remove(*id) else { continue };
+            entry.stage = Stage::Unplaced;
+            entry.decode = None;
+            entry.fetch = None;
+            let verdict = self.place_for(&entry.request, entry.deadline_us, true);
+            self.explain(effects);
+            match verdict {
+                Ok(placement) => self.commit(entry, &placement, effects),
+                Err(refusal) => {
+                    let refusal = Refusal { reason: RejectReason::Costly, ..refusal };
+                    self.reject(&entry, refusal, effects);
+                }
+            }
+        }
+    }
+}

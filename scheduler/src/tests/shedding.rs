@@ -1,0 +1,159 @@
+//! D18: whoever is not sheddable takes the place of sheddable requests that only wait; nobody
+//! else is touched, and nobody in vain.
+
+use alloc::vec::Vec;
+use baton_types::{ClassId, Epoch, InstanceId, RequestId, Role, SloClass};
+use proptest::prelude::*;
+
+use crate::testing::{
+    burden, conductor_of, foretold, offer, plain, rejection, request, run, spec, starts, step,
+};
+use crate::{
+    AdmissionMode, Conductor, Effect, Input, InstanceSpec, PolicyName, RejectReason, Request, SchedulerConfig,
+};
+
+const CHEAP: u16 = 0;
+const DEAR: u16 = 1;
+
+fn config(dear: SloClass) -> SchedulerConfig {
+    let cheap = SloClass { ttft_us: 10_000_000, ..SloClass::default() };
+    SchedulerConfig {
+        classes: Vec::from([cheap.clone(), SloClass { sheddable: false, ttft_us: 10_000_000, ..dear }]),
+        ageing_us: 80_000_000_000,
+        ..plain(PolicyName::Baton, AdmissionMode::Slo)
+    }
+}
+
+fn fleet(config: SchedulerConfig, prefills: u32) -> Conductor {
+    let roomy = |id, role| InstanceSpec { capacity_tokens: 1 << 40, ..spec(id, role) };
+    let mut specs: Vec<InstanceSpec> = (0..prefills).map(|id| roomy(id, Role::Prefill)).collect();
+    specs.push(roomy(prefills, Role::Decode));
+    conductor_of(config, &specs)
+}
+
+fn of(class: u16, id: u64, tokens: u64) -> Request {
+    Request { class: ClassId(class), ..request(id, tokens, 0) }
+}
+
+/// Who was refused, and why.
+fn refused(effects: &[Effect]) -> Vec<(u64, RejectReason)> {
+    let one = |e: &Effect| if let Effect::Reject(r) = e { Some((r.request.0, r.reason)) } else { None };
+    effects.iter().filter_map(one).collect()
+}
+
+/// One prefill instance whose 9.6 s are filled by 2 s of sent and 3 × 2 s of waiting work.
+fn full(dear: SloClass) -> Conductor {
+    let mut conductor = fleet(config(dear), 1);
+    for id in 1..=4 {
+        assert_eq!(refused(&offer(&mut conductor, id, of(CHEAP, id, 19_900))), []);
+    }
+    assert_eq!(conductor.snapshot().instances[0].waiting, 3);
+    conductor
+}
+
+#[test]
+fn the_newest_sheddable_makes_room_and_no_more_of_them_than_needed() {
+    let mut conductor = full(SloClass::default());
+    let effects = offer(&mut conductor, 10, of(DEAR, 10, 19_900));
+    assert_eq!(refused(&effects), [(4, RejectReason::Costly)]);
+    assert!(
+        conductor.knows(RequestId(10)) && conductor.knows(RequestId(3)) && !conductor.knows(RequestId(4))
+    );
+    let told = rejection(&effects).expect("just seen");
+    assert!(told.retry_after_us > 300_000 && told.wasted_tokens == 0, "{told:?}");
+}
+
+#[test]
+fn a_sheddable_arrival_displaces_nobody() {
+    let mut conductor = full(SloClass::default());
+    assert_eq!(refused(&offer(&mut conductor, 10, of(CHEAP, 10, 19_900))), [(10, RejectReason::Ttft)]);
+}
+
+#[test]
+fn nobody_is_refused_in_vain() {
+    let mut conductor = full(SloClass::default());
+    let before = conductor.snapshot();
+    // Even alone behind what was sent it would be late.
+    assert_eq!(refused(&offer(&mut conductor, 10, of(DEAR, 10, 90_000))), [(10, RejectReason::Ttft)]);
+    let mut after = conductor.snapshot();
+    after.instances[0].backlog_us = before.instances[0].backlog_us;
+    assert_eq!(after, before);
+    let order: Vec<u64> = (1..4)
+        .flat_map(|id| starts(&step(&mut conductor, id * 2_000_000, crate::testing::finished(id))))
+        .map(|s| s.request)
+        .collect();
+    assert_eq!(order, [2, 3, 4], "and those that stayed are served as before");
+}
+
+#[test]
+fn who_is_displaced_goes_elsewhere_where_that_keeps_every_promise() {
+    let mut conductor = full(SloClass::default());
+    step(
+        &mut conductor,
+        10,
+        Input::InstanceJoined(InstanceSpec { capacity_tokens: 1 << 40, ..spec(2, Role::Prefill) }),
+    );
+    // Room for one of two seconds, not for one of four.
+    burden(&mut conductor, request(900, 1, 0), (2, 1), 7_000_000);
+    let effects = offer(&mut conductor, 20, of(DEAR, 10, 38_000));
+    let gone = refused(&effects);
+    assert!(gone.len() <= 1 && conductor.knows(RequestId(10)), "{gone:?}");
+    assert!(conductor.snapshot().instances[2].waiting > 0, "one of them moved");
+}
+
+#[test]
+fn a_higher_band_is_never_displaced_by_a_lower() {
+    let mut conductor = full(SloClass { priority: -1, ..SloClass::default() });
+    assert_eq!(refused(&offer(&mut conductor, 10, of(DEAR, 10, 19_900))), [(10, RejectReason::Ttft)]);
+}
+
+#[test]
+fn who_was_placed_twice_is_not_displaced() {
+    let mut conductor = fleet(config(SloClass::default()), 2);
+    for id in 1..=2 {
+        offer(&mut conductor, 0, of(CHEAP, id, 39_000));
+    }
+    // What was sent to the lost instance waits on the other now.
+    step(&mut conductor, 10, Input::InstanceLost { instance: InstanceId(0), epoch: Epoch(1) });
+    assert_eq!(conductor.snapshot().instances[1].waiting, 1);
+    let effects = offer(&mut conductor, 20, of(DEAR, 10, 39_000));
+    assert_eq!(refused(&effects), [(10, RejectReason::Ttft)]);
+}
+
+#[test]
+fn other_modes_shed_nobody() {
+    let config = SchedulerConfig { admission: AdmissionMode::EarlyPredict, ..config(SloClass::default()) };
+    let mut conductor = fleet(config, 1);
+    for id in 1..=4 {
+        offer(&mut conductor, id, of(CHEAP, id, 19_900));
+    }
+    assert_eq!(refused(&offer(&mut conductor, 10, of(DEAR, 10, 29_000))), [(10, RejectReason::Ttft)]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whoever stays is on time, displaced or not; only sheddable ones are refused as costly.
+    #[test]
+    fn shedding_breaks_no_promise_to_those_who_stay(
+        arrivals in proptest::collection::vec((0u64..300_000, 1u64..9_000, 0u16..2), 1..60), prefills in 1u32..4,
+    ) {
+        let mut now_us = 0;
+        let mut all = Vec::new();
+        for (id, (gap_us, tokens, class)) in (0..).zip(&arrivals) {
+            now_us += gap_us;
+            all.push((now_us, Request { class: ClassId(*class), ..foretold(id, *tokens, 1) }));
+        }
+        let mut settings = config(SloClass::default());
+        settings.classes.iter_mut().for_each(|c| c.ttft_us = 2_000_000);
+        let played = run(&mut fleet(settings, prefills), &all);
+        prop_assert_eq!(played.prefilled.len() + played.rejected.len(), all.len());
+        for refusal in played.refusals.iter().filter(|r| r.reason == RejectReason::Costly) {
+            prop_assert_eq!(arrivals[usize::try_from(refusal.request.0).expect("small")].2, CHEAP);
+        }
+        for (arrived_us, request) in all.iter().filter(|(_, r)| !played.rejected.contains(&r.id.0)) {
+            let took_us = played.prefilled[&request.id.0] - arrived_us;
+            prop_assert!(took_us <= 2_000_000, "request {} took {took_us} µs", request.id);
+        }
+    }
+}
