@@ -18,6 +18,7 @@ pub use attach::ControlService;
 pub use backend::Door;
 pub use driver::{Driver, DriverConfig};
 pub use inbox::{Inbox, Question};
+#[cfg(test)]
 pub use status::Status;
 
 pub(crate) use fleet::{parse_role, role_word};

@@ -4,7 +4,6 @@ mod capture;
 mod cli;
 mod conductor;
 mod config;
-mod loadgen;
 mod log;
 mod metrics;
 mod node;

@@ -1,7 +1,7 @@
 //! A whole service on one machine: front door, conductor and nodes in one process or in several.
 
 mod admin;
-mod engines;
+
 mod nodes;
 mod policy_watch;
 #[cfg(test)]
@@ -20,7 +20,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use engines::Engines;
+use crate::cli::engines::Engines;
 
 use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Question};
 use crate::config::{Config, ServiceConfig};

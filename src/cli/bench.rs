@@ -12,9 +12,9 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 use super::out;
-use crate::loadgen::bench::{Comparison, Figures, Rates, Side, cpu_us_per_event, loads};
-use crate::loadgen::target::{Target, http_client};
-use crate::loadgen::{proxy, upstream};
+use crate::cli::loadgen::bench::{Comparison, Figures, Rates, Side, cpu_us_per_event, loads};
+use crate::cli::loadgen::target::{Target, http_client};
+use crate::cli::loadgen::{proxy, upstream};
 
 /// Arguments of `baton bench`.
 #[derive(clap::Args)]

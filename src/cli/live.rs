@@ -15,16 +15,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::replay::{self, ReplayArgs};
 use super::{out, table};
+use crate::cli::loadgen::bodies::BodyPlan;
+use crate::cli::loadgen::clock::RunClock;
+use crate::cli::loadgen::compare::{Compared, compare};
+use crate::cli::loadgen::figures::{self, RunName};
+use crate::cli::loadgen::live::Sender;
+use crate::cli::loadgen::pace::{Pace, Paced};
+use crate::cli::loadgen::prompt::Vocabulary;
+use crate::cli::loadgen::summary::LiveSummary;
+use crate::cli::loadgen::target::{HttpClient, ModelCard, Target, http_client};
 use crate::config::{self, Config};
-use crate::loadgen::bodies::BodyPlan;
-use crate::loadgen::clock::RunClock;
-use crate::loadgen::compare::{Compared, compare};
-use crate::loadgen::figures::{self, RunName};
-use crate::loadgen::live::Sender;
-use crate::loadgen::pace::{Pace, Paced};
-use crate::loadgen::prompt::Vocabulary;
-use crate::loadgen::summary::LiveSummary;
-use crate::loadgen::target::{HttpClient, ModelCard, Target, http_client};
 
 /// Ids below this are plain bytes for a byte-level tokenizer, and plain tokens for all others.
 const BYTES: u32 = 256;

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::cli::engines::Engines;
 use crate::node::NodeConfig;
-use crate::up::Engines;
 
 /// Arguments of `baton node`.
 #[derive(clap::Args)]

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::cli::engines::Engines;
 use crate::config::Config;
-use crate::up::{Engines, Layout, Plan};
+use crate::up::{Layout, Plan};
 
 /// Arguments of `baton up`.
 #[derive(clap::Args)]

@@ -25,6 +25,8 @@ use crate::metrics::Metrics;
 const BATCH_MESSAGES: usize = 256;
 /// Tenants told apart; more are one.
 const MAX_TENANTS: usize = 10_000;
+/// How often requests that nothing could take are tried again, µs.
+const UNPARK_EVERY_US: u64 = 50_000;
 /// Requests under way at most; more are refused (I9).
 const MAX_SESSIONS: usize = 100_000;
 
@@ -55,7 +57,9 @@ pub struct Driver {
     pub(super) inbox: Inbox,
     pub(super) shared: Arc<Shared>,
     pub(super) capture: Option<Capture>,
-    journal: Option<JournalWriter>,
+    pub(super) journal: Option<JournalWriter>,
+    pub(super) parked: BTreeSet<RequestId>,
+    unparked_us: u64,
     deadlines: BTreeSet<(u64, RequestId)>,
     tenants: BTreeMap<Arc<str>, TenantId>,
     effects: Vec<Effect>,
@@ -101,6 +105,8 @@ impl Driver {
             shared,
             capture,
             journal,
+            parked: BTreeSet::new(),
+            unparked_us: 0,
             deadlines: BTreeSet::new(),
             tenants: BTreeMap::new(),
             effects: Vec::new(),
@@ -133,6 +139,7 @@ impl Driver {
                 }
             }
             self.expire();
+            self.unpark();
             self.send_orders();
             self.answer_quiesce();
         }
@@ -147,7 +154,9 @@ impl Driver {
         let core_us = self.core.next_deadline().unwrap_or(u64::MAX);
         let stage_us = self.deadlines.first().map_or(u64::MAX, |(at, _)| *at);
         // Silent nodes are looked for at least this often.
-        let beat_us = self.now_us + self.config.service.heartbeat_us;
+        let pause_us =
+            if self.parked.is_empty() { self.config.service.heartbeat_us } else { UNPARK_EVERY_US };
+        let beat_us = self.now_us + pause_us;
         let wake_us = core_us.min(stage_us).min(beat_us).saturating_sub(self.now_us);
         Duration::from_micros(wake_us.max(50))
     }
@@ -231,21 +240,58 @@ impl Driver {
             }
         };
         let tenant = self.tenant(submission.tenant.as_ref());
-        let core_request = Request {
-            id: request,
-            class,
-            tenant,
-            prompt_tokens: submission.tokens.len() as u64,
-            chain: submission.chain.iter().map(|key| key.short()).collect(),
-            ..Request::default()
-        };
         let session = self.open(submission, (class, tenant), events);
         self.sessions.insert(request, session);
         self.metrics.arrived();
         let wait_us = self.sessions.get(&request).map_or(0, |s| self.policy.queue_stage_us(s));
         self.set_deadline(request, self.now_us + wait_us);
-        self.step(Input::RequestArrived(core_request));
+        self.arrive(request);
         self.admitted(request);
+    }
+
+    /// Tells the core of a request, with what its client has of the answer as part of the prompt.
+    fn arrive(&mut self, request: RequestId) {
+        let Some(session) = self.sessions.get(&request) else { return };
+        let submission = &session.submission;
+        let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
+        self.step(Input::RequestArrived(Request {
+            id: request,
+            class: session.class,
+            tenant: session.tenant,
+            prompt_tokens: submission.tokens.len() as u64 + u64::from(emitted_tokens),
+            chain: submission.chain.iter().map(|key| key.short()).collect(),
+            emitted_tokens,
+            ..Request::default()
+        }));
+    }
+
+    /// A request that was let in and that nothing can take right now waits for its stage's time.
+    /// False: it was not let in before, or has waited for too long.
+    pub(super) fn park(&mut self, request: RequestId) -> bool {
+        let Some(session) = self.sessions.get_mut(&request) else { return false };
+        if session.attempt == 0 || session.done {
+            return false;
+        }
+        if !session.parked {
+            session.parked = true;
+            session.phase = Phase::Waiting;
+            (session.prefill, session.decode) = (None, None);
+            let wait_us = self.policy.queue_stage_us(session);
+            self.set_deadline(request, self.now_us + wait_us);
+        }
+        self.parked.insert(request);
+        true
+    }
+
+    /// Tries again whoever was parked.
+    fn unpark(&mut self) {
+        if self.parked.is_empty() || self.now_us < self.unparked_us + UNPARK_EVERY_US {
+            return;
+        }
+        self.unparked_us = self.now_us;
+        for request in std::mem::take(&mut self.parked) {
+            self.arrive(request);
+        }
     }
 
     fn open(
@@ -274,6 +320,7 @@ impl Driver {
             last_token_us: self.now_us,
             deadline_us: 0,
             moves: 0,
+            parked: false,
             done: false,
             cause: None,
             outcome: CaptureOutcome::Cancelled,
@@ -327,6 +374,7 @@ impl Driver {
     pub(super) fn end(&mut self, request: RequestId) -> Option<Session> {
         let session = self.sessions.remove(&request)?;
         self.deadlines.remove(&(session.deadline_us, request));
+        self.parked.remove(&request);
         self.metrics.ended();
         if let Some(capture) = &self.capture {
             capture.record(session.captured(&self.config));

@@ -1,7 +1,7 @@
 //! From the core's effects to orders for nodes and answers for clients.
 
 use baton_router::{Event, Refusal};
-use baton_scheduler::{Effect, FetchPlan, Input, RejectReason, Rejection};
+use baton_scheduler::{Effect, FailStage, FetchPlan, Input, RejectReason, Rejection};
 use baton_types::{BlockKey, InstanceId, RequestId};
 use baton_wire::v1;
 
@@ -31,7 +31,7 @@ impl Driver {
             Effect::Replicate { from, to, chain } => self.replicate(from, to, &chain),
             Effect::Release { request, instance } => self.release(request, instance),
             Effect::Reject(rejection) => self.reject(&rejection),
-            Effect::Fail { request, stage } => self.fail(request, stage.name()),
+            Effect::Fail { request, stage } => self.fail(request, stage),
             Effect::Explain(decision) => self.decisions.note(decision),
         }
     }
@@ -58,7 +58,8 @@ impl Driver {
             return;
         }
         session.attempt += 1;
-        session.moves += u32::from(session.prefill.is_some() && !session.answer.is_empty());
+        session.parked = false;
+        session.moves += u32::from(session.attempt > 1 && !session.answer.is_empty());
         session.phase = Phase::Prefilling;
         (session.prefill, session.decode) = (Some(placed.instance), Some(placed.decode));
         (session.landed, session.room_tokens) = (false, placed.room_tokens);
@@ -140,6 +141,10 @@ impl Driver {
     }
 
     fn reject(&mut self, rejection: &Rejection) {
+        // Who was let in is not refused for what happened to its instances since.
+        if self.park(rejection.request) {
+            return;
+        }
         self.set_outcome(rejection.request, CaptureOutcome::Rejected);
         let Some(session) = self.end(rejection.request) else { return };
         self.metrics.refused(rejection.reason.name());
@@ -154,7 +159,11 @@ impl Driver {
         }));
     }
 
-    fn fail(&mut self, request: RequestId, stage: &'static str) {
+    fn fail(&mut self, request: RequestId, stage: FailStage) {
+        if stage == FailStage::NoPlacement && self.park(request) {
+            return;
+        }
+        let stage = stage.name();
         self.set_outcome(request, CaptureOutcome::Failed);
         let Some(session) = self.end(request) else { return };
         let cause = session.cause.clone().unwrap_or_else(|| "no reason was told".into());

@@ -59,6 +59,8 @@ pub(super) struct Session {
     /// When the present stage is given up, µs.
     pub deadline_us: u64,
     pub moves: u32,
+    /// It was let in and nothing can take it right now: it comes again when something changes.
+    pub parked: bool,
     /// The client has all of its answer; the legs have not yet been let go.
     pub done: bool,
     /// What went wrong last, for the error if nothing helps.

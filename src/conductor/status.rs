@@ -328,6 +328,18 @@ impl Driver {
             ("stale_inputs".to_owned(), stats.stale_inputs),
         ]);
         counters.extend(self.metrics.totals());
+        counters.insert("parked".into(), self.parked.len() as u64);
+        if let Some(capture) = &self.capture {
+            let stats = capture.stats();
+            counters.insert("captured_rows".into(), stats.written);
+            counters.insert("capture_dropped_rows".into(), stats.dropped);
+            counters.insert("capture_disk_errors".into(), stats.disk_errors);
+        }
+        if let Some(journal) = &self.journal {
+            let status = journal.status();
+            counters.insert("journal_steps".into(), status.steps);
+            counters.insert("journal_lost_steps".into(), status.lost_steps);
+        }
         counters
     }
 

@@ -91,6 +91,37 @@ async fn coupled_instances_answer_the_same() {
     cluster.stop().await;
 }
 
+/// The only decode instance dies and comes back: whoever it served waits and goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_wait_for_the_only_instance_to_come_back() {
+    let engine = small_model(pool(256));
+    let mut cluster = Cluster::start("1p1d", &engine, |_| {}).await;
+    let mut reference = crate::node::build_engine(&small_model(pool(64))).unwrap();
+    let mut rng = Rng::fork(5, 9);
+    for (name, role) in [("d0", Role::Decode), ("p0", Role::Prefill), ("d0", Role::Decode)] {
+        let requests: Vec<_> = (0..6)
+            .map(|_| {
+                let (tokens, sampling) = request(&mut rng);
+                (tokens, Sampling { max_tokens: 200, ignore_eos: true, ..sampling })
+            })
+            .collect();
+        let tickets: Vec<_> = requests.iter().map(|(t, s)| cluster.submit(t, s.clone())).collect();
+        let answers: Vec<_> = tickets.into_iter().map(|t| tokio::spawn(listen(t))).collect();
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        cluster.kill(name).await;
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        cluster.add(name, role, &engine);
+        for (at, (answer, (tokens, sampling))) in answers.into_iter().zip(&requests).enumerate() {
+            let answer = answer.await.unwrap();
+            let expected = alone(reference.as_mut(), tokens, sampling);
+            assert_equal(&answer, &expected, &format!("without {name}, request {at}"));
+        }
+        cluster.ready().await;
+    }
+    cluster.quiet().await;
+    cluster.stop().await;
+}
+
 /// Decode and prefill instances die in the middle of answers; clients see every token once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_survive_the_loss_of_instances() {
