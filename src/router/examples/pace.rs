@@ -30,13 +30,25 @@ impl Backend for Instantly {
         *self.submitted.lock() = Some(Instant::now());
         *self.prompt_tokens.lock() = submission.tokens.len();
         let tokens = submission.sampling.max_tokens as usize;
+        let said = |at: usize| Event::Token { token: u32::from(b'a') + (at % 26) as u32, logprob: None };
+        let end = Event::Finished { finish: Finish::Length, usage: Usage::default() };
+        if submission.class.as_deref() == Some("one by one") {
+            let (sender, events) = mpsc::channel(1);
+            tokio::spawn(async move {
+                let all = std::iter::once(Event::Admitted { decision: None })
+                    .chain((0..tokens).map(said))
+                    .chain([end]);
+                for event in all {
+                    sender.send(event).await.expect("the answer is read to its end");
+                }
+            });
+            return Ticket { events, guard: Box::new(()) };
+        }
         let (sender, events) = mpsc::channel(tokens + 2);
         let say = |event| sender.try_send(event).expect("the channel has room for all");
         say(Event::Admitted { decision: None });
-        for at in 0..tokens {
-            say(Event::Token { token: u32::from(b'a') + (at % 26) as u32, logprob: None });
-        }
-        say(Event::Finished { finish: Finish::Length, usage: Usage::default() });
+        (0..tokens).map(said).for_each(say);
+        say(end);
         Ticket { events, guard: Box::new(()) }
     }
 
@@ -107,7 +119,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         prompt_tokens: Mutex::default(),
     });
     let router = Router::new(RouterConfig::default(), tokenization, Arc::clone(&backend) as Arc<dyn Backend>);
-    for (name, bytes) in [("1 KiB", 0), ("16 KiB", 16 << 10), ("128 KiB", 128 << 10), ("512 KiB", 512 << 10)]
+    for (name, bytes) in [("0 KiB", 0), ("16 KiB", 16 << 10), ("128 KiB", 128 << 10), ("512 KiB", 512 << 10)]
     {
         let cold = to_submission(&router, &backend, (0..60).map(|at| chat(bytes, 0, 1_000 + at))).await;
         let warm = to_submission(&router, &backend, (0..200).map(|at| chat(bytes, at, 1_000))).await;
@@ -116,9 +128,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             "chat of {name:>7}, {tokens:>6} tokens: first time {cold:>7.1} µs, next turn {warm:>7.1} µs"
         );
     }
-    for stream in [true, false] {
+    for (stream, class) in [(true, "one by one"), (true, "at once"), (false, "at once")] {
         let body = format!(
-            "{{\"messages\":[{{\"role\":\"user\",\"content\":\"x\"}}],\"max_tokens\":{EVENTS},\"stream\":{stream}}}"
+            "{{\"messages\":[{{\"role\":\"user\",\"content\":\"x\"}}],\"max_tokens\":{EVENTS},\"stream\":{stream},\"service_tier\":\"{class}\"}}"
         );
         let mut times = Vec::new();
         for _ in 0..20 {
@@ -126,9 +138,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             let reply = router.call(request(body.clone())).await;
             let bytes = reply.into_body().collect().await?.to_bytes();
             times.push(begun.elapsed().as_secs_f64() * 1e6 / EVENTS as f64);
-            assert!(bytes.len() > EVENTS, "an answer of {EVENTS} tokens");
+            let events = bytes.windows(6).filter(|six| six == b"data: ").count();
+            assert!(!stream || events == EVENTS + 3, "{events} events: role, tokens, end and the last word");
         }
-        println!("{EVENTS} tokens, streamed {stream}: {:.3} µs each, with the channel", median(times));
+        println!(
+            "{EVENTS} tokens that come {class}, streamed {stream}: {:.3} µs each, with the channel",
+            median(times)
+        );
     }
     Ok(())
 }
