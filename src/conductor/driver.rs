@@ -376,7 +376,7 @@ impl Driver {
         self.deadlines.remove(&(session.deadline_us, request));
         self.parked.remove(&request);
         self.metrics.ended();
-        if let Some(capture) = &self.capture {
+        if let Some(capture) = self.capture.as_ref().filter(|_| self.canary.request != Some(request)) {
             capture.record(session.captured(&self.config));
         }
         Some(session)
