@@ -142,7 +142,14 @@ impl Service {
         let (driver, inbox, door) = Driver::new(with)?;
         let tasks = TaskTracker::new();
         let (stop_clients, stop_all) = (CancellationToken::new(), CancellationToken::new());
-        tasks.spawn(async move { driver.run().await });
+        let stopping = stop_all.clone();
+        tasks.spawn(async move {
+            // Dropped at the end, it closes its journal and its capture.
+            tokio::select! {
+                () = driver.run() => {}
+                () = stopping.cancelled() => {}
+            }
+        });
         let admin = admin::Admin::new(inbox.clone(), metrics.clone(), config_path.clone(), config);
         let router = router(service, tokenization, door, admin);
         let (failed, failure) = tokio::sync::oneshot::channel();
@@ -263,7 +270,7 @@ pub async fn run(plan: Plan) -> Result<(), String> {
     let mut nodes = nodes::Nodes::start(&plan, service.control).await?;
     let greeting = async {
         service.ready().await;
-        greet(&plan, service.clients, started.elapsed());
+        greet(&plan, (service.clients, service.control), started.elapsed());
         std::future::pending::<()>().await
     };
     let outcome = tokio::select! {
@@ -279,7 +286,8 @@ pub async fn run(plan: Plan) -> Result<(), String> {
     outcome
 }
 
-fn greet(plan: &Plan, address: SocketAddr, after: Duration) {
+fn greet(plan: &Plan, at: (SocketAddr, SocketAddr), after: Duration) {
+    let (address, control) = at;
     let scheme = if plan.config.service.tls_cert.is_empty() { "http" } else { "https" };
     let key = if plan.config.service.api_keys.is_empty() { "" } else { " -H 'Authorization: Bearer KEY'" };
     println!(
@@ -292,6 +300,7 @@ fn greet(plan: &Plan, address: SocketAddr, after: Duration) {
         "try:   curl -N{key} {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}],\"max_tokens\":32,\"stream\":true}}'"
     );
     println!("watch: baton top --url {scheme}://{address}   metrics: {scheme}://{address}/metrics");
+    println!("more:  baton node --name NAME --role prefill --conductor http://{control}");
 }
 
 #[cfg(test)]
