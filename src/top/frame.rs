@@ -201,6 +201,8 @@ impl List {
         if area.is_empty() {
             return;
         }
+        // Lists grow shorter by themselves.
+        let from = from.min(self.rows.len().saturating_sub(1));
         let bold = Style::new().add_modifier(Modifier::BOLD);
         let style = if chosen { bold.add_modifier(Modifier::REVERSED) } else { bold };
         let above = if from > 0 { format!("  ({from} above)") } else { String::new() };
