@@ -171,6 +171,21 @@ impl Service {
         Ok(Self { clients, control, inbox, tasks, stops, drain, failure: Some(failure) })
     }
 
+    /// Resolves, once, when the front door stops by itself: with the reason.
+    pub fn failed(&mut self) -> impl Future<Output = String> + use<> {
+        let failure = self.failure.take();
+        async move {
+            match failure {
+                // A front door that was told to stop does not say why.
+                Some(failure) => match failure.await {
+                    Ok(why) => why,
+                    Err(_) => std::future::pending().await,
+                },
+                None => std::future::pending().await,
+            }
+        }
+    }
+
     /// Waits until a canary has passed through a pair.
     pub async fn ready(&self) {
         while !self.inbox.ask(Question::Status).await.is_none_or(|status| status.ready) {
@@ -266,7 +281,7 @@ pub async fn run(plan: Plan) -> Result<(), String> {
     let started = std::time::Instant::now();
     let tokenization = plan.engines.tokenization()?;
     let mut service = Service::start(&plan.config, tokenization, plan.config_path.clone()).await?;
-    let mut failure = service.failure.take().ok_or("the front door was started twice")?;
+    let front_door_failed = service.failed();
     let mut nodes = nodes::Nodes::start(&plan, service.control).await?;
     let greeting = async {
         service.ready().await;
@@ -277,7 +292,7 @@ pub async fn run(plan: Plan) -> Result<(), String> {
         () = greeting => Ok(()),
         () = stop.cancelled() => Ok(()),
         failed = nodes.first_failure() => Err(failed),
-        Ok(failed) = &mut failure => Err(failed),
+        failed = front_door_failed => Err(failed),
     };
     eprintln!("baton: draining (a second Ctrl-C stops at once)");
     service.drain().await;
