@@ -160,9 +160,10 @@ impl Driver {
     }
 
     fn reject(&mut self, rejection: &Rejection) {
-        // Who was let in is not refused for what happened to its instances since; a policy that
-        // looks again after the prefill means it.
-        if rejection.wasted_tokens == 0 && self.park(rejection.request) {
+        // Who was sent somewhere is not refused for what happened to its instances since; a policy
+        // that looks again after the prefill means it.
+        let sent = self.sessions.get(&rejection.request).is_some_and(|s| s.attempt > 0 || s.parked);
+        if sent && rejection.wasted_tokens == 0 && self.park(rejection.request) {
             return;
         }
         let done = self.sessions.get(&rejection.request).is_some_and(|s| s.done);

@@ -113,4 +113,22 @@ impl Driver {
         }
         self.cancel(request, stage);
     }
+
+    /// Audits that driver and core know the same requests and that each has its time.
+    #[cfg(test)]
+    pub(super) fn check_sessions(&self) {
+        let times = self.sessions.iter().map(|(request, s)| (s.deadline_us, *request));
+        assert_eq!(times.collect::<std::collections::BTreeSet<_>>(), self.deadlines, "deadlines");
+        let mut known = 0;
+        for (request, session) in &self.sessions {
+            let parked = self.parked.contains(request);
+            assert!(session.deadline_us > self.now_us, "request {request} is overdue");
+            assert_ne!(self.core.knows(*request), parked, "request {request}, parked: {parked}");
+            let sent = session.prefill.is_some() || session.decode.is_some();
+            assert_eq!(sent, session.phase != Phase::Waiting, "request {request}: {:?}", session.phase);
+            known += usize::from(!parked);
+        }
+        assert_eq!(self.core.live_requests(), known);
+        assert!(self.parked.iter().all(|request| self.sessions.contains_key(request)));
+    }
 }
