@@ -13,6 +13,9 @@ mod orders;
 mod policy;
 mod session;
 mod status;
+#[cfg(test)]
+mod tests;
+mod waiting;
 
 pub use attach::ControlService;
 pub use backend::Door;

@@ -126,7 +126,7 @@ mod tests {
 
     fn args(control: Option<&str>) -> ServeArgs {
         let control = control.map(str::to_owned);
-        ServeArgs { config: None, listen: None, control, model: None, log: "warn".into() }
+        ServeArgs { config: None, listen: None, control, model: None, threads: None, log: "warn".into() }
     }
 
     #[test]

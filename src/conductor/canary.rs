@@ -42,15 +42,16 @@ impl Driver {
         if !self.fleet.has_pair() {
             self.canary.passed = false;
         } else if !self.canary.passed && !self.canary.flying && !self.closing {
-            self.canary.flying = true;
-            self.send_canary();
+            self.canary.flying = self.send_canary();
         }
         self.publish_readiness();
     }
 
-    fn send_canary(&mut self) {
+    /// False: the conductor is ending.
+    fn send_canary(&mut self) -> bool {
+        let Some(inbox) = self.inbox.upgrade() else { return false };
         let (sender, events) = mpsc::channel(16);
-        let request = self.inbox.name_request();
+        let request = inbox.name_request();
         self.canary.request = Some(request);
         let sampling = Sampling { temperature: 0.0, max_tokens: 2, ignore_eos: true, ..Sampling::default() };
         let submission = Submission {
@@ -65,7 +66,6 @@ impl Driver {
             body: b"{\"prompt\":[65,66,67,68,69,70,71,72],\"max_tokens\":2}"[..].into(),
             timeout_us: Some(u64::try_from(PATIENCE.as_micros()).unwrap_or(u64::MAX)),
         };
-        let inbox = self.inbox.clone();
         tokio::spawn(async move {
             let message = Message::Submit { request, submission: Box::new(submission), events: sender };
             if !inbox.send(message).await {
@@ -78,6 +78,7 @@ impl Driver {
             }
             inbox.send(Message::Canary(CanaryOutcome { failure })).await;
         });
+        true
     }
 
     pub(super) fn canary_ended(&mut self, outcome: CanaryOutcome) {

@@ -176,7 +176,7 @@ impl Driver {
             }
             Question::Rollback(reply) => {
                 let before =
-                    self.previous.take().ok_or_else(|| "no change of policy to take back".to_owned());
+                    self.previous.clone().ok_or_else(|| "no change of policy to take back".to_owned());
                 let _ = reply.send(before.and_then(|config| self.change_policy(config)));
             }
             Question::Policy(config, reply) => {
