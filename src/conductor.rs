@@ -13,6 +13,7 @@ mod orders;
 mod policy;
 mod session;
 mod status;
+mod turns;
 
 pub use attach::ControlService;
 pub use backend::Door;

@@ -148,7 +148,13 @@ impl Driver {
         self.set_outcome(rejection.request, CaptureOutcome::Rejected);
         let Some(session) = self.end(rejection.request) else { return };
         self.metrics.refused(rejection.reason.name());
-        let (status, message) = refusal_words(rejection, &session);
+        let mut rejection = rejection.clone();
+        if !matches!(rejection.reason, RejectReason::NoInstance | RejectReason::TooLong) {
+            let share = self.fleet.prefills().max(1);
+            let cost_us = self.decisions.cost_us(rejection.request) / share;
+            rejection.retry_after_us = self.turns.give(self.now_us, rejection.retry_after_us, cost_us);
+        }
+        let (status, message) = refusal_words(&rejection, &session);
         let told = (status == 429 || status == 503).then_some(rejection.retry_after_us.max(1));
         let _ = session.tell(Event::Refused(Refusal {
             status,

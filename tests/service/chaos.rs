@@ -22,7 +22,7 @@ const KINDS: u64 = 24;
 const CLIENTS: usize = 8;
 const ENGINE: [&str; 6] = ["--blocks", "512", "--dram-blocks", "256", "--ssd-blocks", "256"];
 /// Silent nodes are lost soon, and who was let in may be moved often.
-const CONFIG: &str = "[scheduler]\nblock_tokens = 16\nmax_retries = 32\n\
+const CONFIG: &str = "[scheduler]\nblock_tokens = 16\nmax_retries = 16\n\
     [[scheduler.classes]]\nname = \"default\"\nttft_us = 60_000_000\ntbt_us = 2_000_000\n\
     [service]\nheartbeat_us = 100_000\nlost_after_us = 800_000\n";
 /// What may be told a client that could not be served: `error.code` names the stage or the reason.
