@@ -245,6 +245,13 @@ fn no_answer_is_wrong_whatever_happens_to_nodes() {
     assert!(tally.gave_up * 50 <= count, "more than 2 % gave up: {report}");
     assert!(troubles.len() >= count / 10, "little happened: {report}");
     println!("{report}");
+    let metrics = service.get("/metrics").ok().text;
+    let labelled =
+        ["baton_stage_timeouts_total{", "baton_leg_failures_total{", "baton_requests_refused_total{"];
+    metrics
+        .lines()
+        .filter(|line| labelled.iter().any(|name| line.starts_with(name)))
+        .for_each(|l| println!("{l}"));
     service.quiet(Duration::from_secs(20));
     let counters = service.status()["counters"].clone();
     println!("{counters}");

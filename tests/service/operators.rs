@@ -64,7 +64,7 @@ fn a_drained_node_ends_its_work_and_takes_no_more() {
     post("/admin/nodes/d0/resume").ok();
     until(Duration::from_secs(10), "it is ready again", || {
         let ready = service.get("/ready");
-        (ready.status != 200).then(|| ready.text)
+        (ready.status != 200).then_some(ready.text)
     });
     service.ask(CHAT, &chat("back again", 2)).ok();
 }
