@@ -19,7 +19,6 @@ pub use attach::ControlService;
 pub use backend::Door;
 pub use driver::{Driver, DriverConfig};
 pub use inbox::{Inbox, Question};
-#[cfg(test)]
-pub use status::Status;
+pub use status::{NodeStatus, RequestStatus, Status};
 
 pub(crate) use fleet::{parse_role, role_word};

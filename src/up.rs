@@ -16,9 +16,9 @@ use baton_router::{ApiKey, Router, RouterConfig, TlsFiles, Tokenization};
 use baton_types::Role;
 use baton_wire::v1::control_server::ControlServer;
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tonic::transport::server::TcpIncoming;
 
 use crate::cli::engines::Engines;
 
@@ -171,6 +171,21 @@ impl Service {
         Ok(Self { clients, control, inbox, tasks, stops, drain, failure: Some(failure) })
     }
 
+    /// Resolves, once, when the front door stops by itself: with the reason.
+    pub fn failed(&mut self) -> impl Future<Output = String> + use<> {
+        let failure = self.failure.take();
+        async move {
+            match failure {
+                // A front door that was told to stop does not say why.
+                Some(failure) => match failure.await {
+                    Ok(why) => why,
+                    Err(_) => std::future::pending().await,
+                },
+                None => std::future::pending().await,
+            }
+        }
+    }
+
     /// Waits until a canary has passed through a pair.
     pub async fn ready(&self) {
         while !self.inbox.ask(Question::Status).await.is_none_or(|status| status.ready) {
@@ -235,12 +250,13 @@ fn router(
 
 async fn serve_control(listener: TcpListener, inbox: Inbox, stop: CancellationToken) {
     let service = ControlServer::new(ControlService::new(inbox)).max_decoding_message_size(64 << 20);
+    // Orders are small and many: none may wait for the acknowledgement of the one before.
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let served = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
-        .tcp_nodelay(true)
         .add_service(service)
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled_owned())
+        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
         .await;
     if let Err(error) = served {
         tracing::error!(%error, "the control plane stopped");
@@ -265,7 +281,7 @@ pub async fn run(plan: Plan) -> Result<(), String> {
     let started = std::time::Instant::now();
     let tokenization = plan.engines.tokenization()?;
     let mut service = Service::start(&plan.config, tokenization, plan.config_path.clone()).await?;
-    let mut failure = service.failure.take().ok_or("the front door was started twice")?;
+    let front_door_failed = service.failed();
     let mut nodes = nodes::Nodes::start(&plan, service.control).await?;
     let greeting = async {
         service.ready().await;
@@ -276,7 +292,7 @@ pub async fn run(plan: Plan) -> Result<(), String> {
         () = greeting => Ok(()),
         () = stop.cancelled() => Ok(()),
         failed = nodes.first_failure() => Err(failed),
-        Ok(failed) = &mut failure => Err(failed),
+        failed = front_door_failed => Err(failed),
     };
     eprintln!("baton: draining (a second Ctrl-C stops at once)");
     service.drain().await;
