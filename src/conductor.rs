@@ -15,6 +15,7 @@ mod session;
 mod status;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod waiting;
 
 pub use attach::ControlService;

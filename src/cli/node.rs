@@ -34,9 +34,9 @@ pub struct NodeArgs {
     /// What it computes with
     #[command(flatten)]
     engines: Engines,
-    /// Process that started this one: the node ends with it, however it ends
-    #[arg(long, hide = true, value_name = "PID")]
-    parent: Option<u32>,
+    /// Stop when standard input ends, as it does when the process that holds its other end is gone
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
     /// Log filter, like info or baton=debug
     #[arg(long, env = "BATON_LOG", default_value = "info")]
     log: String,
@@ -48,7 +48,6 @@ pub struct NodeArgs {
 /// With one line for the user: what failed, and the remedy.
 pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
     crate::log::start(&args.log)?;
-    args.parent.map_or(Ok(()), follow)?;
     let config = match &args.config {
         Some(path) => crate::config::load(path)?,
         None => crate::config::Config::default(),
@@ -73,19 +72,23 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         .map_err(|e| format!("runtime: {e}"))?;
     runtime.block_on(async {
         let stop = crate::shutdown::on_signal()?;
+        if args.until_stdin_ends {
+            follow_stdin(stop.clone())?;
+        }
         crate::node::run(node, stop).await
     })?;
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks for SIGTERM when the process that started this one ends, even if it is killed.
-fn follow(parent: u32) -> Result<(), String> {
-    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
-    set_parent_process_death_signal(Some(Signal::TERM)).map_err(|e| format!("parent {parent}: {e}"))?;
-    // It may have ended before it could be followed.
-    match getppid().and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok()) {
-        Some(now) if now == parent => Ok(()),
-        _ => Err(format!("process {parent}, which started this node, has ended")),
-    }
+/// Cancels `stop` at the end of standard input. The pipe is the one thing that the kernel closes
+/// however the process at its other end came to its end.
+fn follow_stdin(stop: tokio_util::sync::CancellationToken) -> Result<(), String> {
+    let follow = move || {
+        // What is said does not matter; an input that cannot be read has ended.
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        stop.cancel();
+    };
+    let thread = std::thread::Builder::new().name("baton-stdin".into()).spawn(follow);
+    thread.map(|_| ()).map_err(|e| format!("standard input cannot be followed: {e}"))
 }

@@ -63,6 +63,11 @@ impl Fleet {
         any(Role::prefills) && any(Role::decodes)
     }
 
+    /// Instances whose part it is to prefill and that take work.
+    pub(super) fn prefills(&self) -> u64 {
+        self.iter().filter(|(_, n)| !n.draining && n.role.prefills()).count() as u64
+    }
+
     /// How peers reach an instance's KV.
     pub(super) fn peer(&self, instance: InstanceId) -> Option<v1::Peer> {
         let node = self.get(instance)?;

@@ -172,7 +172,13 @@ impl Driver {
         }
         let Some(session) = self.end(rejection.request).filter(|_| !done) else { return };
         self.metrics.refused(rejection.reason.name());
-        let (status, message) = refusal_words(rejection, &session);
+        let mut rejection = rejection.clone();
+        if !matches!(rejection.reason, RejectReason::NoInstance | RejectReason::TooLong) {
+            let share = self.fleet.prefills().max(1);
+            let cost_us = self.decisions.cost_us(rejection.request) / share;
+            rejection.retry_after_us = self.turns.give(self.now_us, rejection.retry_after_us, cost_us);
+        }
+        let (status, message) = refusal_words(&rejection, &session);
         if !session.answer.is_empty() {
             return session.fail(503, rejection.reason.name(), message);
         }

@@ -139,6 +139,14 @@ impl Decisions {
         Some((words.into(), terms.ttft_us))
     }
 
+    /// Time for which a request would take the quickest of the instances that were considered for it,
+    /// µs; 0 where no decision about it is known.
+    pub(super) fn cost_us(&self, request: RequestId) -> u64 {
+        let known = self.latest.iter().rev().take(8).find(|known| known.0 == request);
+        let candidates = known.map_or(&[][..], |(_, _, decision)| &decision.candidates);
+        candidates.iter().map(|c| c.load_us + c.compute_us).min().unwrap_or(0)
+    }
+
     fn table(&self, request_id: &str, name: &dyn Fn(InstanceId) -> String) -> Option<String> {
         let of = |known: &&(RequestId, Option<Arc<str>>, Decision)| known.1.as_deref() == Some(request_id);
         let decisions: Vec<_> = self.latest.iter().filter(of).collect();

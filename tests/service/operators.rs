@@ -64,7 +64,7 @@ fn a_drained_node_ends_its_work_and_takes_no_more() {
     post("/admin/nodes/d0/resume").ok();
     until(Duration::from_secs(10), "it is ready again", || {
         let ready = service.get("/ready");
-        (ready.status != 200).then(|| ready.text)
+        (ready.status != 200).then_some(ready.text)
     });
     service.ask(CHAT, &chat("back again", 2)).ok();
 }
@@ -109,7 +109,8 @@ fn why_a_request_went_where_it_went_can_be_asked() {
     assert_eq!(reply.header("x-request-id"), Some("why-me"));
     let told = service.get("/admin/explain/why-me").ok().json();
     let candidates = told["decisions"][0]["candidates"].as_array().unwrap().clone();
-    assert_eq!(candidates.len(), 2, "{told}");
+    // A decode instance may prefill what it decodes, so it is weighed, too.
+    assert_eq!(candidates.len(), 3, "{told}");
     assert_eq!(candidates.iter().filter(|c| c["chosen"] == true).count(), 1, "{told}");
     assert_eq!(service.get("/admin/explain/nobody").status, 404);
 }

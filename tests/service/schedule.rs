@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_types::Rng;
 use rustix::process::Signal;
@@ -61,6 +61,15 @@ fn carry(mut from: TcpStream, mut to: TcpStream) {
     let _ = to.shutdown(Shutdown::Both);
 }
 
+/// Nodes that are away or still at the same time.
+const MOST_TROUBLED: usize = 3;
+
+/// What ends a trouble.
+enum Mend {
+    Start,
+    Continue,
+}
+
 /// The nodes, as whoever troubles them sees them.
 pub struct Nodes<'a> {
     service: &'a Service,
@@ -101,50 +110,59 @@ impl<'a> Nodes<'a> {
         self.started.push(child);
     }
 
-    /// Troubles nodes, one after another, until told to stop; says what it did.
+    /// Troubles nodes until told to stop, then mends them all; says what it did.
     pub fn trouble(&mut self, seed: u64, stop: &AtomicBool) -> Vec<String> {
         let mut rng = Rng::fork(seed, 2);
-        let mut done = Vec::new();
-        let names: Vec<String> = self.pids.keys().cloned().collect();
+        let (mut done, mut troubled) = (Vec::new(), BTreeMap::new());
         while !stop.load(Ordering::Relaxed) {
-            let name = &names[rng.below(names.len() as u64) as usize];
-            let mut pause = |most_ms: u64| {
-                let wait_ms = 50 + rng.below(most_ms);
-                std::thread::sleep(Duration::from_millis(wait_ms));
-                wait_ms
-            };
-            let before_ms = pause(700);
-            let (pid, kind) = (self.pids[name], rng.below(8));
-            let what = match kind {
-                0..=3 => {
-                    self.kill(name);
-                    let away_ms = 50 + rng.below(1_000);
-                    std::thread::sleep(Duration::from_millis(away_ms));
-                    self.start(name);
-                    format!("killed {name} for {away_ms} ms")
+            std::thread::sleep(Duration::from_millis(20 + rng.below(400)));
+            self.mend(&mut troubled, Instant::now());
+            // What is drawn depends on the seed alone, not on how quickly nodes come back.
+            let (at, kind, still_ms) =
+                (rng.below(self.pids.len() as u64), rng.below(8), 50 + rng.below(1_800));
+            let name = self.pids.keys().nth(at as usize).expect("it was drawn among them").clone();
+            if troubled.len() >= MOST_TROUBLED || troubled.contains_key(&name) {
+                continue;
+            }
+            let until = Instant::now() + Duration::from_millis(still_ms);
+            done.push(match kind {
+                0..=2 => {
+                    self.kill(&name);
+                    troubled.insert(name.clone(), (until, Mend::Start));
+                    format!("killed {name} for {still_ms} ms")
                 }
-                4..=6 => {
-                    signal(pid, Signal::STOP);
-                    // From a hiccup to longer than it takes to be taken for lost.
-                    let still_ms = 50 + rng.below(2_000);
-                    std::thread::sleep(Duration::from_millis(still_ms));
-                    signal(pid, Signal::CONT);
+                3..=6 => {
+                    signal(self.pids[&name], Signal::STOP);
+                    troubled.insert(name.clone(), (until, Mend::Continue));
                     format!("stopped {name} for {still_ms} ms")
                 }
                 _ => {
                     self.wire.cut();
                     "cut the wire".to_owned()
                 }
-            };
-            done.push(format!("after {before_ms} ms {what}"));
+            });
         }
+        self.mend(&mut troubled, Instant::now() + Duration::from_secs(60));
         done
+    }
+
+    /// Mends whatever is due by `now`.
+    fn mend(&mut self, troubled: &mut BTreeMap<String, (Instant, Mend)>, now: Instant) {
+        let due: Vec<String> =
+            troubled.iter().filter(|(_, (until, _))| *until <= now).map(|(name, _)| name.clone()).collect();
+        for name in due {
+            match troubled.remove(&name) {
+                Some((_, Mend::Start)) => self.start(&name),
+                _ => signal(self.pids[&name], Signal::CONT),
+            }
+        }
     }
 }
 
 impl Drop for Nodes<'_> {
     fn drop(&mut self) {
         for child in &mut self.started {
+            signal(child.id(), Signal::CONT);
             let _ = child.kill();
             let _ = child.wait();
         }
