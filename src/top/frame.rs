@@ -114,7 +114,11 @@ impl<'a> Page<'a> {
             return vec![Line::from(format!("baton  {}  asking ...", self.base))];
         };
         let status = &sample.status;
-        let state = if status.ready { "READY" } else { "NOT READY" };
+        let state = match (self.show.is_some_and(|show| show.trouble.is_some()), status.ready) {
+            (true, _) => "NO ANSWER, last seen",
+            (false, true) => "READY",
+            (false, false) => "NOT READY",
+        };
         let paused = if self.show.is_some_and(|show| show.paused) { "  [paused: p goes on]" } else { "" };
         let head = format!(
             "baton  {}  {state}: {}  up {}{paused}",
