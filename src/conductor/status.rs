@@ -238,6 +238,7 @@ impl Driver {
     fn change_policy(&mut self, mut config: Config) -> Result<Vec<String>, String> {
         // What the command line said still holds.
         config.service.listen.clone_from(&self.config.service.listen);
+        config.service.control.clone_from(&self.config.service.control);
         config.scheduler.explain_every = config.scheduler.explain_every.max(1);
         crate::policy::can_reload(&self.config, &config)?;
         let changes = crate::policy::changes(&self.config, &config);
