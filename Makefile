@@ -7,13 +7,16 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check fmt bench paper seeds build ready ready-lints
+.PHONY: help run replay test check fmt bench paper seeds build ready ready-lints
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
 		printf '  make %-8s %s\n' "$$name" "$$text"; done
 
-run: build ## Build, then replay the conversation trace on the default cluster and print the report
+run: build ## Build, then serve: front door, conductor, two prefill and two decode nodes on this machine
+	$(BATON) up
+
+replay: build ## Build, then replay the conversation trace on the default cluster and print the report
 	$(BATON) replay
 
 test: ready ## Run the tests of every crate

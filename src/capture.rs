@@ -186,6 +186,7 @@ impl Capture {
     }
 
     /// Writes what waits, completes the file under way and tells what became of all rows.
+    #[cfg(test)]
     pub fn close(mut self) -> CaptureStats {
         self.end();
         self.stats()

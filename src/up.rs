@@ -16,9 +16,9 @@ use baton_router::{ApiKey, Router, RouterConfig, TlsFiles, Tokenization};
 use baton_types::Role;
 use baton_wire::v1::control_server::ControlServer;
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tonic::transport::server::TcpIncoming;
 
 use crate::cli::engines::Engines;
 
@@ -142,7 +142,14 @@ impl Service {
         let (driver, inbox, door) = Driver::new(with)?;
         let tasks = TaskTracker::new();
         let (stop_clients, stop_all) = (CancellationToken::new(), CancellationToken::new());
-        tasks.spawn(async move { driver.run().await });
+        let stopping = stop_all.clone();
+        tasks.spawn(async move {
+            // Dropped at the end, it closes its journal and its capture.
+            tokio::select! {
+                () = driver.run() => {}
+                () = stopping.cancelled() => {}
+            }
+        });
         let admin = admin::Admin::new(inbox.clone(), metrics.clone(), config_path.clone(), config);
         let router = router(service, tokenization, door, admin);
         let (failed, failure) = tokio::sync::oneshot::channel();
@@ -243,12 +250,13 @@ fn router(
 
 async fn serve_control(listener: TcpListener, inbox: Inbox, stop: CancellationToken) {
     let service = ControlServer::new(ControlService::new(inbox)).max_decoding_message_size(64 << 20);
+    // Orders are small and many: none may wait for the acknowledgement of the one before.
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let served = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
-        .tcp_nodelay(true)
         .add_service(service)
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled_owned())
+        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
         .await;
     if let Err(error) = served {
         tracing::error!(%error, "the control plane stopped");
@@ -277,7 +285,7 @@ pub async fn run(plan: Plan) -> Result<(), String> {
     let mut nodes = nodes::Nodes::start(&plan, service.control).await?;
     let greeting = async {
         service.ready().await;
-        greet(&plan, service.clients, started.elapsed());
+        greet(&plan, (service.clients, service.control), started.elapsed());
         std::future::pending::<()>().await
     };
     let outcome = tokio::select! {
@@ -293,7 +301,8 @@ pub async fn run(plan: Plan) -> Result<(), String> {
     outcome
 }
 
-fn greet(plan: &Plan, address: SocketAddr, after: Duration) {
+fn greet(plan: &Plan, at: (SocketAddr, SocketAddr), after: Duration) {
+    let (address, control) = at;
     let scheme = if plan.config.service.tls_cert.is_empty() { "http" } else { "https" };
     let key = if plan.config.service.api_keys.is_empty() { "" } else { " -H 'Authorization: Bearer KEY'" };
     println!(
@@ -306,6 +315,7 @@ fn greet(plan: &Plan, address: SocketAddr, after: Duration) {
         "try:   curl -N{key} {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}],\"max_tokens\":32,\"stream\":true}}'"
     );
     println!("watch: baton top --url {scheme}://{address}   metrics: {scheme}://{address}/metrics");
+    println!("more:  baton node --name NAME --role prefill --conductor http://{control}");
 }
 
 #[cfg(test)]

@@ -44,6 +44,9 @@ pub(crate) struct Outlook {
     pub keeps_promises: bool,
 }
 
+/// Rounds after which an estimate is taken as it is: a hint is not worth a walk without end.
+const WELCOME_ROUNDS: usize = 16;
+
 /// One instance's prefill work.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PrefillLedger {
@@ -153,19 +156,16 @@ impl PrefillLedger {
         let (work_us, tail_us, deadline_us) = work;
         let start_us = now_us + self.dispatched_left_us(now_us);
         let mut later_us = 0;
-        // Each round either settles or lets at least one more go first.
-        for _ in 0..=self.waiting.len() {
+        // Each round lets more go first; nearly all settle in two or three.
+        for _ in 0..WELCOME_ROUNDS {
             let due_us = deadline_us + later_us;
             let (mut clock_us, mut end_us, mut needed_us) = (start_us, start_us + work_us, later_us);
             for w in &self.waiting {
                 let sent_us = clock_us.saturating_sub(ahead_us);
                 clock_us += w.work_us;
-                if w.deadline_us <= due_us {
+                if w.deadline_us <= due_us || sent_us <= now_us + later_us {
                     end_us += w.work_us;
-                } else if sent_us > now_us + later_us
-                    && clock_us <= w.deadline_us
-                    && clock_us + work_us > w.deadline_us
-                {
+                } else if clock_us <= w.deadline_us && clock_us + work_us > w.deadline_us {
                     needed_us = needed_us.max((w.deadline_us - deadline_us).min(sent_us - now_us));
                 }
             }

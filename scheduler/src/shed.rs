@@ -11,7 +11,7 @@ use crate::queue::Waiting;
 use crate::request::Stage;
 use crate::{Effect, RejectReason, Request};
 
-/// Instances on which room is looked for, those with most sheddable work first.
+/// Instances on which room is looked for, those with most waiting work first.
 const INSTANCES: usize = 2;
 /// Requests that one arrival may displace.
 const DISPLACED: usize = 16;
@@ -51,31 +51,36 @@ impl Conductor {
         None
     }
 
-    /// Instances with sheddable work that waits, most of it first.
+    /// Instances with something to displace, those with most waiting work first.
     fn most_sheddable(&self, priority: i32) -> Vec<InstanceId> {
-        let mut work: Vec<(u64, InstanceId)> = self
-            .fleet
-            .iter()
-            .filter(|i| i.serves() && !i.prefill.waiting().is_empty())
-            .map(|i| (self.sheddable_on(i.spec.id, priority).iter().map(|w| w.work_us).sum(), i.spec.id))
-            .filter(|(work_us, _)| *work_us > 0)
-            .collect();
+        let queues = self.fleet.iter().filter(|i| i.serves() && !i.prefill.waiting().is_empty());
+        let mut work: Vec<(u64, InstanceId)> = queues.map(|i| (i.prefill.waiting_us(), i.spec.id)).collect();
         work.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
-        work.into_iter().take(INSTANCES).map(|(_, id)| id).collect()
+        let mut ids: Vec<InstanceId> = work.into_iter().map(|(_, id)| id).collect();
+        ids.retain(|id| self.waiting_on(*id).iter().any(|w| self.may_go(w, priority)));
+        ids.truncate(INSTANCES);
+        ids
     }
 
-    /// What may be displaced on an instance: of no higher band, never placed twice; the lowest band
-    /// and the newest first, so that those who have waited longest stay.
+    fn waiting_on(&self, instance: InstanceId) -> &[Waiting] {
+        self.fleet.get(instance).map_or(&[][..], |i| i.prefill.waiting())
+    }
+
+    /// Whether a waiting request may be displaced by one of that band: it is of no higher one, and
+    /// was never placed twice.
+    fn may_go(&self, waiting: &Waiting, priority: i32) -> bool {
+        waiting.priority <= priority
+            && self.requests.get(waiting.request).is_some_and(|e| {
+                // Who lost an instance was promised more, and its client may have half of the answer.
+                self.class(&e.request).sheddable && e.retries == 0 && e.request.emitted_tokens == 0
+            })
+    }
+
+    /// What is displaced on an instance: the lowest band and the newest first, so that those who
+    /// have waited longest stay.
     fn sheddable_on(&self, instance: InstanceId, priority: i32) -> Vec<Waiting> {
-        let waiting = self.fleet.get(instance).map_or(&[][..], |i| i.prefill.waiting());
-        let may_go = |w: &&Waiting| {
-            w.priority <= priority
-                && self.requests.get(w.request).is_some_and(|e| {
-                    // Who lost an instance was promised more, and its client may have half of the answer.
-                    self.class(&e.request).sheddable && e.retries == 0 && e.request.emitted_tokens == 0
-                })
-        };
-        let mut all: Vec<Waiting> = waiting.iter().filter(may_go).copied().collect();
+        let all = self.waiting_on(instance).iter().filter(|w| self.may_go(w, priority));
+        let mut all: Vec<Waiting> = all.copied().collect();
         all.sort_unstable_by(|a, b| {
             a.priority.cmp(&b.priority).then((b.arrived_us, b.request).cmp(&(a.arrived_us, a.request)))
         });

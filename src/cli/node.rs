@@ -34,6 +34,9 @@ pub struct NodeArgs {
     /// What it computes with
     #[command(flatten)]
     engines: Engines,
+    /// Process that started this one: the node ends with it, however it ends
+    #[arg(long, hide = true, value_name = "PID")]
+    parent: Option<u32>,
     /// Log filter, like info or baton=debug
     #[arg(long, env = "BATON_LOG", default_value = "info")]
     log: String,
@@ -45,6 +48,7 @@ pub struct NodeArgs {
 /// With one line for the user: what failed, and the remedy.
 pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
     crate::log::start(&args.log)?;
+    args.parent.map_or(Ok(()), follow)?;
     let config = match &args.config {
         Some(path) => crate::config::load(path)?,
         None => crate::config::Config::default(),
@@ -73,4 +77,15 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
     })?;
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Asks for SIGTERM when the process that started this one ends, even if it is killed.
+fn follow(parent: u32) -> Result<(), String> {
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    set_parent_process_death_signal(Some(Signal::TERM)).map_err(|e| format!("parent {parent}: {e}"))?;
+    // It may have ended before it could be followed.
+    match getppid().and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok()) {
+        Some(now) if now == parent => Ok(()),
+        _ => Err(format!("process {parent}, which started this node, has ended")),
+    }
 }

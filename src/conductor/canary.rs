@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_router::{Event, Submission};
-use baton_types::{BlockKey, Sampling};
+use baton_types::{BlockKey, RequestId, Sampling};
 use tokio::sync::mpsc;
 
 use super::driver::Driver;
@@ -18,6 +18,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 #[derive(Default)]
 pub(super) struct Canary {
     passed: bool,
+    /// The latest one: it is nobody's request, and not written down.
+    pub(super) request: Option<RequestId>,
     flying: bool,
 }
 
@@ -49,6 +51,7 @@ impl Driver {
     fn send_canary(&mut self) {
         let (sender, events) = mpsc::channel(16);
         let request = self.inbox.name_request();
+        self.canary.request = Some(request);
         let sampling = Sampling { temperature: 0.0, max_tokens: 2, ignore_eos: true, ..Sampling::default() };
         let submission = Submission {
             request_id: format!("canary-{request}").into(),

@@ -376,7 +376,7 @@ impl Driver {
         self.deadlines.remove(&(session.deadline_us, request));
         self.parked.remove(&request);
         self.metrics.ended();
-        if let Some(capture) = &self.capture {
+        if let Some(capture) = self.capture.as_ref().filter(|_| self.canary.request != Some(request)) {
             capture.record(session.captured(&self.config));
         }
         Some(session)
@@ -406,16 +406,16 @@ impl Driver {
 
     fn stage_expired(&mut self, request: RequestId) {
         let Some(session) = self.sessions.get_mut(&request) else { return };
-        if session.phase == Phase::Decoding && session.submission.timeout_us.is_none() {
+        let patience_us =
+            session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
+        if session.phase == Phase::Decoding {
             // Tokens since then have moved the deadline without touching the queue.
             let due_us = session.last_token_us + self.policy.token_stage_us(session);
-            if due_us > self.now_us {
+            if due_us.min(patience_us) > self.now_us {
                 return self.set_deadline(request, due_us);
             }
         }
         let phase = session.phase;
-        let patience_us =
-            session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
         let stage = match phase {
             Phase::Waiting => "queue_timeout",
             Phase::Prefilling => "prefill_timeout",

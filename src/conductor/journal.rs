@@ -21,7 +21,9 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 mod tests;
 
 pub use reader::{Replayed, replay};
-pub use writer::{JournalSettings, JournalStatus, JournalWriter};
+#[cfg(test)]
+pub use writer::JournalStatus;
+pub use writer::{JournalSettings, JournalWriter};
 
 /// The format that this program writes and reads.
 pub const VERSION: u32 = 1;

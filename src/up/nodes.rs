@@ -88,6 +88,7 @@ fn spawn(plan: &Plan, name: &str, role: baton_types::Role, control: SocketAddr) 
         .args(["node", "--name", name, "--role", crate::conductor::role_word(role)])
         .arg(format!("--conductor=http://{control}"))
         .arg(format!("--log={}", plan.log))
+        .arg(format!("--parent={}", std::process::id()))
         .args(plan.engines.arguments())
         .stdin(Stdio::null())
         .kill_on_drop(true);

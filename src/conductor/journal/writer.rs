@@ -145,6 +145,7 @@ impl JournalWriter {
     }
 
     /// Writes what is pending and ends the journal.
+    #[cfg(test)]
     pub fn close(mut self) -> JournalStatus {
         self.finish();
         self.status()

@@ -250,9 +250,9 @@ impl Desk<'_> {
         let mut room = sampling::room(fields, prompt_tokens, otherwise, self.model);
         if let Err(error) = &mut room
             && self.endpoint == Endpoint::Completions
-            && error.param.as_deref() == Some("messages")
+            && error.param == Some("messages")
         {
-            error.param = Some("prompt".into());
+            error.param = Some("prompt");
         }
         room
     }
@@ -322,7 +322,7 @@ pub(crate) fn check_model(name: Option<&str>, model: &Model) -> Result<(), ApiEr
         Some(name) if name != model.name && !model.aliases.iter().any(|alias| alias == name) => {
             let message = format!("The model `{name}` does not exist here; GET /v1/models says which do.");
             let mut error = ApiError::new(404, message).code("model_not_found");
-            error.param = Some("model".into());
+            error.param = Some("model");
             Err(error)
         }
         _ => Ok(()),

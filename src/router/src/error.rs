@@ -17,7 +17,7 @@ pub struct ApiError {
     /// `error.message`: for a person; names what is wrong and what to do.
     pub message: Cow<'static, str>,
     /// `error.param`: the field at fault.
-    pub param: Option<Cow<'static, str>>,
+    pub param: Option<&'static str>,
     /// `error.code`: for a program.
     pub code: Option<Cow<'static, str>>,
     /// When to come again, µs.
@@ -45,7 +45,7 @@ impl ApiError {
     /// The client's own mistake, in `param`.
     pub fn invalid(param: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
         let mut error = Self::new(400, message);
-        error.param = Some(param.into());
+        error.param = Some(param);
         error
     }
 
@@ -91,7 +91,7 @@ impl ApiError {
         json::string(out, &self.message);
         out.extend_from_slice(b",\"type\":");
         json::string(out, self.kind());
-        for (name, value) in [("param", &self.param), ("code", &self.code)] {
+        for (name, value) in [("param", self.param), ("code", self.code.as_deref())] {
             out.extend_from_slice(b",\"");
             out.extend_from_slice(name.as_bytes());
             out.extend_from_slice(b"\":");

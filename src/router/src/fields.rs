@@ -116,7 +116,7 @@ pub(crate) fn read(body: &[u8]) -> Result<Fields<'_>, ApiError> {
                     None => format!("the body cannot be read: {error}"),
                 },
             );
-            answer.param = at.map(Cow::Borrowed);
+            answer.param = at;
             answer.code("invalid_value")
         } else {
             ApiError::new(400, format!("the body is not JSON: {error}")).code("invalid_json")
@@ -338,7 +338,7 @@ mod tests {
     #[test]
     fn mistakes_are_told_with_their_place() {
         let error = read(b"{\"n\": 1,\n \"max_tokens\": \"five\"}").unwrap_err();
-        assert_eq!(error.param.as_deref(), Some("max_tokens"));
+        assert_eq!(error.param, Some("max_tokens"));
         assert!(error.message.contains("line 2 column"), "{}", error.message);
         let error = read(b"{\"n\": 1,,}").unwrap_err();
         assert_eq!(error.code.as_deref(), Some("invalid_json"));

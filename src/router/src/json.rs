@@ -72,7 +72,7 @@ pub(crate) fn integer(out: &mut Vec<u8>, mut value: u64) {
 /// Appends a logprob. JSON knows no infinity: an impossible token has −9999.
 pub(crate) fn logprob(out: &mut Vec<u8>, value: f32) {
     let value = if value.is_finite() { value } else { -9999.0 };
-    write!(out, "{value}").expect("a Vec takes every byte");
+    write!(out, "{value:?}").expect("a Vec takes every byte");
 }
 
 /// Appends `items` as a JSON array of small numbers.

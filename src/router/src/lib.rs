@@ -2,6 +2,23 @@
 //!
 //! [`Backend`] is the port to what is behind: the router turns a client's call into token ids, a
 //! block chain and sampling settings, and turns tokens back into text, streams and errors.
+//!
+//! # What a client can say beside OpenAI's fields
+//!
+//! | header or field | meaning |
+//! |---|---|
+//! | `x-request-id` | name of the request, sent back; made here when absent or not plain text |
+//! | `Authorization: Bearer` | the API key, when there are keys; it names the tenant |
+//! | `x-tenant-id` | the tenant, where no key names one; tenants share no blocks |
+//! | `cache_salt` | calls with different salts share no blocks |
+//! | `x-baton-class`, else `service_tier` | the service class (`auto` and `default` leave it open) |
+//! | [`RouterConfig::session_headers`], else `prompt_cache_key`, `user`, `previous_response_id` | the conversation |
+//! | `x-request-timeout-ms`, `x-stainless-timeout` (s) | how long the client waits |
+//! | `x-stainless-read-timeout` (s) | the same, for calls that are not streamed |
+//! | `x-baton-explain: 1` | the decision is sent back in `x-baton-decision` |
+//! | `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids`, `include_stop_str_in_output`, `skip_special_tokens`, `add_special_tokens`, `add_generation_prompt`, `chat_template_kwargs`, `prompt_logprobs` | as engines know them |
+//!
+//! All other fields, `priority` among them, are not read here; the body goes along as it came.
 
 mod answer;
 mod backend;

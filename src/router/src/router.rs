@@ -150,7 +150,7 @@ impl Router {
         }
         let body = receive::body(&parts.headers, body, &self.config).await?;
         match path {
-            Path::Tokenize => self.tokenize(&body),
+            Path::Tokenize => self.tokenize(&body).await,
             Path::Detokenize => self.detokenize(&body),
             Path::Generate(endpoint) => self.generate(endpoint, &parts.headers, body, request_id).await,
             _ => Err(unknown_path(parts)),
@@ -228,16 +228,16 @@ impl Router {
         out.push(b'}');
     }
 
-    fn tokenize(&self, body: &[u8]) -> Result<Reply, ApiError> {
+    async fn tokenize(&self, body: &[u8]) -> Result<Reply, ApiError> {
         let fields = fields::read(body)?;
         let model = self.backend.model();
         let tokens = match (&fields.prompt, &fields.messages) {
             (Some(PromptField::Text(text)), None) => {
-                self.tokens(text, fields.add_special_tokens.unwrap_or(true))?
+                self.tokens(text.to_string(), fields.add_special_tokens.unwrap_or(true)).await?
             }
             (None, Some(_)) => {
                 let text = call::render_chat(&self.tokenization, &fields)?;
-                self.tokens(&text, fields.add_special_tokens.unwrap_or(false))?
+                self.tokens(text, fields.add_special_tokens.unwrap_or(false)).await?
             }
             _ => return Err(ApiError::invalid("prompt", "send either prompt, as a string, or messages")),
         };
@@ -259,10 +259,10 @@ impl Router {
         Ok(json_reply(out))
     }
 
-    fn tokens(&self, text: &str, dressed: bool) -> Result<Arc<[u32]>, ApiError> {
+    async fn tokens(&self, text: String, dressed: bool) -> Result<Arc<[u32]>, ApiError> {
         // Blocks as long as can be: only the tokens are wanted.
         let lineage = Lineage { seed: 0, root: baton_types::BlockKey(0), block_tokens: u32::MAX };
-        let prompt = self.tokenization.prompt_now(text, dressed, &lineage);
+        let prompt = self.tokenization.prompt(text, dressed, lineage).await;
         prompt.map(|prompt| prompt.tokens).map_err(|message| ApiError::invalid("prompt", message))
     }
 

@@ -2,7 +2,7 @@
 //! translation from and to the words of `baton-types`.
 
 /// The generated messages and services; their documentation is `proto/control.proto`.
-#[expect(missing_docs, clippy::pedantic, reason = "generated from proto/control.proto")]
+#[expect(missing_docs, clippy::all, reason = "generated from proto/control.proto")]
 pub mod v1 {
     tonic::include_proto!("baton.control.v1");
 }

@@ -14,7 +14,7 @@ pub(crate) struct Detokenizer {
     /// Bytes of an unfinished character.
     pending: Vec<u8>,
     /// For vocabularies with a decoder: tokens that the next one's text depends on,
-    window: Vec<u32>,
+    pub(super) window: Vec<u32>,
     /// of which these have been shown,
     shown_tokens: usize,
     /// and their text's length.

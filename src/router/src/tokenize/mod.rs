@@ -18,9 +18,10 @@ pub(crate) use prompt::{from_tokens, session_number};
 
 use crate::chat::{Chat, ChatError, render_plain};
 use folder::{Folder, Loaded};
-use prompt::PrefixCache;
+use prompt::{LookUp, PrefixCache};
 use splitter::{Mark, Splitter};
 use table::TokenTable;
+use tokio::sync::Semaphore;
 
 /// Special tokens of the built-in vocabulary, from 256 on.
 const BUILT_IN_MARKS: [&str; 4] = ["<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>"];
@@ -31,6 +32,8 @@ const BUILT_IN_TOKENS: u32 = 512;
 const CACHE_BYTES: usize = 64 << 20;
 /// A prompt with more than this to be tokenised does not hold up other calls of the same thread.
 const ASIDE_BYTES: usize = 16 << 10;
+/// The same for the built-in vocabulary, which takes as long for this much.
+const BUILT_IN_ASIDE_BYTES: usize = 256 << 10;
 
 /// Why a model folder cannot be used.
 #[derive(Debug)]
@@ -65,6 +68,25 @@ pub struct Tokenization {
     table_decodes: bool,
     splitter: Splitter,
     cache: PrefixCache,
+    /// As many prompts are tokenised aside at once as there are cores; others wait for their turn.
+    turns: Arc<Semaphore>,
+}
+
+/// A prompt whose known parts have been looked up.
+struct Begun {
+    ranges: Vec<std::ops::Range<usize>>,
+    known: LookUp,
+    dressed: bool,
+}
+
+impl Begun {
+    fn missing_bytes(&self) -> usize {
+        self.known.missing().map(|at| self.ranges[at].len()).sum()
+    }
+}
+
+fn turns() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, std::num::NonZero::get)))
 }
 
 enum Vocabulary {
@@ -92,6 +114,7 @@ impl Tokenization {
             table_decodes: true,
             splitter: Splitter::new(BUILT_IN_MARKS.iter().enumerate().map(mark).collect()),
             cache: PrefixCache::new(CACHE_BYTES),
+            turns: turns(),
         }
     }
 
@@ -99,8 +122,14 @@ impl Tokenization {
     /// if there `tokenizer_config.json` and `chat_template.jinja`.
     pub fn folder(path: &Path) -> Result<Self, LoadError> {
         let Loaded { folder, table, table_decodes, splitter } = folder::load(path)?;
-        let cache = PrefixCache::new(CACHE_BYTES);
-        Ok(Self { vocabulary: Vocabulary::Folder(Box::new(folder)), table, table_decodes, splitter, cache })
+        Ok(Self {
+            vocabulary: Vocabulary::Folder(Box::new(folder)),
+            table,
+            table_decodes,
+            splitter,
+            cache: PrefixCache::new(CACHE_BYTES),
+            turns: turns(),
+        })
     }
 
     /// The same with a cache of prefixes of at most `capacity_bytes`.
@@ -156,30 +185,43 @@ impl Tokenization {
         dressed: bool,
         lineage: Lineage,
     ) -> Result<Prompt, String> {
-        let slow = matches!(self.vocabulary, Vocabulary::Folder(_)) && text.len() > ASIDE_BYTES;
-        if slow && self.missing_bytes(&text, dressed, &lineage) > ASIDE_BYTES {
-            let this = Arc::clone(self);
-            let aside = tokio::task::spawn_blocking(move || this.prompt_now(&text, dressed, &lineage));
-            return aside.await.map_err(|e| format!("tokenising stopped: {e}"))?;
+        let begun = self.begin(&text, dressed, &lineage);
+        let limit = match &self.vocabulary {
+            Vocabulary::Bytes => BUILT_IN_ASIDE_BYTES,
+            Vocabulary::Folder(_) => ASIDE_BYTES,
+        };
+        if begun.missing_bytes() <= limit {
+            return self.complete(&text, begun, &lineage);
         }
-        self.prompt_now(&text, dressed, &lineage)
+        let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|e| e.to_string())?;
+        let this = Arc::clone(self);
+        let aside = tokio::task::spawn_blocking(move || {
+            let prompt = this.complete(&text, begun, &lineage);
+            drop(turn);
+            prompt
+        });
+        aside.await.map_err(|e| format!("tokenising stopped: {e}"))?
     }
 
     /// The same, here and now.
     pub fn prompt_now(&self, text: &str, dressed: bool, lineage: &Lineage) -> Result<Prompt, String> {
-        let ranges = self.splitter.parts(text);
-        let parts: Vec<&str> = ranges.into_iter().map(|range| &text[range]).collect();
-        let affixes = self.affixes(dressed);
-        let known = self.cache.look_up(&parts, affixes.0, lineage);
-        let fresh: Result<Vec<Vec<u32>>, String> =
-            known.missing().map(|at| self.encode_part(parts[at])).collect();
-        Ok(known.assemble(&self.cache, fresh?, affixes, lineage))
+        self.complete(text, self.begin(text, dressed, lineage), lineage)
     }
 
-    fn missing_bytes(&self, text: &str, dressed: bool, lineage: &Lineage) -> usize {
+    /// Looks up what is known of the prompt.
+    fn begin(&self, text: &str, dressed: bool, lineage: &Lineage) -> Begun {
         let ranges = self.splitter.parts(text);
-        let parts: Vec<&str> = ranges.into_iter().map(|range| &text[range]).collect();
-        self.cache.look_up(&parts, self.affixes(dressed).0, lineage).missing().map(|at| parts[at].len()).sum()
+        let parts: Vec<&str> = ranges.iter().map(|range| &text[range.clone()]).collect();
+        let known = self.cache.look_up(&parts, self.affixes(dressed).0, lineage);
+        Begun { ranges, known, dressed }
+    }
+
+    /// Tokenises the rest.
+    fn complete(&self, text: &str, begun: Begun, lineage: &Lineage) -> Result<Prompt, String> {
+        let Begun { ranges, known, dressed } = begun;
+        let encode = |at: usize| self.encode_part(&text[ranges[at].clone()]);
+        let fresh: Result<Vec<Vec<u32>>, String> = known.missing().map(encode).collect();
+        Ok(known.assemble(&self.cache, fresh?, self.affixes(dressed), lineage))
     }
 
     fn affixes(&self, dressed: bool) -> (&[u32], &[u32]) {

@@ -176,6 +176,55 @@ async fn long_prompts_are_tokenised_aside_and_alike() {
     assert_eq!(with.prompt(text.clone(), true, LINEAGE).await.unwrap(), aside);
 }
 
+/// A folder whose tokens are pieces after SentencePiece: `▁` for spaces, bytes for what has no piece.
+fn pieces() -> Tokenization {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = (0..256).map(|byte| format!("<0x{byte:02X}>"));
+    let words = ["\u{2581}", "a", "b", "\u{2581}a", "\u{2581}b", "ab"].map(str::to_owned);
+    let names = ["<unk>".to_owned(), "</s>".to_owned()].into_iter().chain(bytes).chain(words);
+    let vocab: serde_json::Map<_, _> = names.enumerate().map(|(id, name)| (name, json!(id))).collect();
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [{"id": 1, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
+                          "normalized": false, "special": true}],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u{2581}"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"}]},
+        "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "}, {"type": "ByteFallback"},
+            {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "vocab": vocab, "merges": [["\u{2581}", "a"], ["\u{2581}", "b"], ["a", "b"]]}
+    });
+    std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    Tokenization::folder(dir.path()).unwrap()
+}
+
+#[test]
+fn a_folder_without_template_serves_no_chats() {
+    let error = chat_text(&pieces(), r#"[{"role":"user","content":"a"}]"#, None).unwrap_err();
+    assert!(error.message.contains("/v1/completions"), "{}", error.message);
+}
+
+#[test]
+fn the_wait_for_a_character_has_an_end() {
+    let with = pieces();
+    let mut detokenizer = Detokenizer::new(true);
+    let mut out = String::new();
+    // A byte that begins a character, over and over, is never one.
+    for _ in 0..1_000 {
+        detokenizer.push(&with, 2 + 0xe2, &mut out);
+        assert!(detokenizer.window.len() <= 2 * 12);
+    }
+    assert!(out.chars().all(|c| c == char::REPLACEMENT_CHARACTER) && !out.is_empty());
+    // Tokens without text do not pile up either.
+    for _ in 0..1_000 {
+        detokenizer.push(&with, 1, &mut out);
+        assert!(detokenizer.window.len() <= 2 * 12);
+    }
+}
+
 fn texts() -> impl Strategy<Value = Vec<String>> {
     let piece =
         "(<s>|</s>|<\\|turn\\|>|<\\|im_end\\|>|<\\|im_start\\|>|the | {1,3}|[a-zé😀\n<|]{1,30}){0,30}";
@@ -211,6 +260,24 @@ proptest! {
                 prop_assert_eq!(&out, &inner.tokenizer.decode(&tokens, skip).unwrap());
             }
         }
+    }
+
+    #[test]
+    fn pieces_one_by_one_read_as_all_of_them(
+        parts in proptest::collection::vec(prop_oneof![
+            (258u32..264).prop_map(|piece| vec![piece]),
+            Just(vec![1]),
+            prop_oneof![Just("é"), Just("€"), Just("😀")]
+                .prop_map(|c: &str| c.bytes().map(|byte| 2 + u32::from(byte)).collect()),
+        ], 0..30),
+    ) {
+        let with = pieces();
+        let Vocabulary::Folder(inner) = &with.vocabulary else { panic!("a folder was given") };
+        let tokens = parts.concat();
+        prop_assert_eq!(with.decode(&tokens, true), inner.tokenizer.decode(&tokens, true).unwrap());
+        let text = with.decode(&tokens, true);
+        let encoded = inner.tokenizer.encode(text.as_str(), false).unwrap().get_ids().to_vec();
+        prop_assert_eq!(&*with.prompt_now(&text, false, &LINEAGE).unwrap().tokens, encoded);
     }
 
     #[test]
