@@ -56,6 +56,18 @@ enum Command {
     Config(config::ConfigArgs),
 }
 
+/// The runtime that serves: one thread that never wakes another, or several.
+fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime, String> {
+    let mut builder = match threads {
+        Some(1) => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    if let Some(threads) = threads.filter(|threads| *threads > 1) {
+        builder.worker_threads(threads);
+    }
+    builder.enable_all().build().map_err(|e| format!("runtime: {e}"))
+}
+
 /// Runs a command; an error is one line that names the stage and the remedy.
 pub fn run(cli: Cli) -> Result<ExitCode, String> {
     match cli.command {

@@ -32,6 +32,9 @@ pub struct ServeArgs {
     /// Hugging Face folder with the tokenizer of the model that the nodes serve [default: one token a byte]
     #[arg(long, value_name = "FOLDER")]
     model: Option<PathBuf>,
+    /// Threads that serve clients and decide; 1 spends the least processor time a call [default: one a core]
+    #[arg(long)]
+    threads: Option<usize>,
     /// Log filter, like info or baton=debug
     #[arg(long, env = "BATON_LOG", default_value = "info")]
     log: String,
@@ -48,10 +51,7 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, String> {
         Some(folder) => Tokenization::folder(folder).map_err(|e| format!("tokenizer: {e}"))?,
         None => Tokenization::bytes(),
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| format!("runtime: {e}"))?;
+    let runtime = super::runtime(args.threads)?;
     runtime.block_on(serve(config, tokenization, args))?;
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     Ok(ExitCode::SUCCESS)

@@ -80,6 +80,10 @@ impl Driver {
             .get(&request)
             .is_some_and(|s| s.attempt == told.attempt && [s.prefill, s.decode].contains(&Some(instance)));
         if !current {
+            if !self.sessions.contains_key(&request) {
+                // It ended while this was on its way: whatever that node still holds for it is let go.
+                self.push(instance, request, told.attempt, v1::order::Order::Release(v1::Release {}));
+            }
             return self.metrics.stale_message();
         }
         match fact {
@@ -193,6 +197,14 @@ impl Driver {
     fn handed_off(&mut self, request: RequestId, ok: bool) {
         let Some(session) = self.sessions.get_mut(&request) else { return };
         if !ok {
+            if session.phase == Phase::Decoding {
+                // The decode instance has it all; only the word of it was lost on the way back.
+                let (attempt, prefill) = (session.attempt, session.prefill);
+                if let Some(prefill) = prefill.filter(|p| Some(*p) != session.decode) {
+                    self.push(prefill, request, attempt, v1::order::Order::Release(v1::Release {}));
+                }
+                return;
+            }
             session.cause.get_or_insert_with(|| "its KV did not reach the decode instance".into());
             return self.step(Input::HandoffFailed { request });
         }
