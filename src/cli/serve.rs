@@ -124,9 +124,16 @@ mod tests {
         engines: crate::cli::engines::Engines,
     }
 
+    #[derive(clap::Parser)]
+    struct Serve {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
     fn args(control: Option<&str>) -> ServeArgs {
-        let control = control.map(str::to_owned);
-        ServeArgs { config: None, listen: None, control, model: None, log: "warn".into() }
+        let more = control.into_iter().flat_map(|control| ["--control", control]);
+        let read = <Serve as clap::Parser>::try_parse_from(["serve"].into_iter().chain(more));
+        read.unwrap_or_else(|e| panic!("{e}")).args
     }
 
     #[test]
