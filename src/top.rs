@@ -26,7 +26,7 @@ use history::History;
 use scrape::Scrape;
 
 /// Columns of a frame as text.
-const TEXT_COLUMNS: u16 = 150;
+const TEXT_COLUMNS: u16 = 200;
 
 /// One look at a service.
 #[derive(Clone, Debug)]

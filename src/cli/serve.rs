@@ -124,9 +124,16 @@ mod tests {
         engines: crate::cli::engines::Engines,
     }
 
+    #[derive(clap::Parser)]
+    struct Serve {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
     fn args(control: Option<&str>) -> ServeArgs {
-        let control = control.map(str::to_owned);
-        ServeArgs { config: None, listen: None, control, model: None, threads: None, log: "warn".into() }
+        let more = control.into_iter().flat_map(|control| ["--control", control]);
+        let read = <Serve as clap::Parser>::try_parse_from(["serve"].into_iter().chain(more));
+        read.unwrap_or_else(|e| panic!("{e}")).args
     }
 
     #[test]
@@ -143,5 +150,43 @@ mod tests {
         let node = <Node as clap::Parser>::try_parse_from(["node"]).expect("nothing is required");
         assert_eq!(config.scheduler.block_tokens, node.engines.block_tokens);
         assert!(config.scheduler.explain_every > 0, "decisions are remembered for /admin/explain");
+    }
+
+    #[test]
+    fn what_is_shipped_for_systemd_and_containers_starts_this_command() {
+        let unit = include_str!("../../deploy/baton.service");
+        let start =
+            unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/")).expect("a start");
+        let image = include_str!("../../deploy/Dockerfile");
+        let line = image.lines().find_map(|line| line.strip_prefix("CMD ")).expect("a command");
+        let words: Vec<String> = serde_json::from_str(line).expect("the exec form");
+        let image = format!("baton {}", words.join(" "));
+        for command in [start, &image] {
+            let cli = <crate::cli::Cli as clap::Parser>::try_parse_from(command.split(' '));
+            let cli = cli.unwrap_or_else(|e| panic!("{command}: {e}"));
+            let crate::cli::Command::Serve(args) = cli.command else { panic!("{command}: not serve") };
+            assert_eq!(args.config.as_deref(), Some(std::path::Path::new("/etc/baton/baton.toml")));
+        }
+    }
+
+    #[test]
+    fn the_shipped_configuration_is_valid_with_and_without_what_is_commented_out() {
+        let text = include_str!("../../deploy/baton.toml");
+        let shipped = crate::config::parse(text).expect("valid");
+        assert_eq!(shipped.scheduler.block_tokens, BLOCK_TOKENS);
+        let setting = |line: &str| line.starts_with("[[") || line.contains(" = ");
+        let whole: Vec<&str> = text
+            .lines()
+            .map(|line| line.strip_prefix("# ").filter(|rest| setting(rest)).unwrap_or(line))
+            .collect();
+        let whole = crate::config::parse(&whole.join("\n")).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!((whole.service.api_keys.len(), whole.service.tls_cert.is_empty()), (1, false));
+        let drain_us = crate::config::ServiceConfig::default().drain_us;
+        let patience = include_str!("../../deploy/baton.service").lines();
+        let patience = patience.filter_map(|l| l.strip_prefix("TimeoutStopSec=")?.parse::<u64>().ok()).next();
+        assert!(
+            patience.is_some_and(|s| s * 1_000_000 > drain_us),
+            "systemd waits for the drain: {patience:?} s"
+        );
     }
 }

@@ -114,14 +114,15 @@ impl<'a> Page<'a> {
             return vec![Line::from(format!("baton  {}  asking ...", self.base))];
         };
         let status = &sample.status;
-        let state = if status.ready { "READY" } else { "NOT READY" };
+        let state = match (self.show.is_some_and(|show| show.trouble.is_some()), status.ready) {
+            (true, _) => "NO ANSWER, last seen",
+            (false, true) => "READY",
+            (false, false) => "NOT READY",
+        };
+        let detail = if status.detail.is_empty() { "no node has attached yet" } else { &status.detail };
         let paused = if self.show.is_some_and(|show| show.paused) { "  [paused: p goes on]" } else { "" };
-        let head = format!(
-            "baton  {}  {state}: {}  up {}{paused}",
-            self.base,
-            status.detail,
-            words::clock(status.uptime_us)
-        );
+        let head =
+            format!("baton  {}  {state}: {detail}  up {}{paused}", self.base, words::clock(status.uptime_us));
         let head = Line::styled(head, Style::new().add_modifier(Modifier::BOLD));
         let last = match self.show.and_then(|show| show.trouble.as_ref()) {
             Some(trouble) => {

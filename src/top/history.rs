@@ -61,7 +61,7 @@ impl History {
 
     /// `None` before the second look.
     pub(super) fn rates(&self) -> Option<Rates> {
-        let (last, earlier) = self.samples.iter().rev().next().zip(self.before_latest())?;
+        let (last, earlier) = self.latest().zip(self.before_latest())?;
         let seconds = last.at.duration_since(earlier.at).as_secs_f64();
         if seconds <= 0.0 {
             return None;

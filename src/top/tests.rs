@@ -193,6 +193,7 @@ fn a_pause_holds_the_page_and_q_ends_it() {
     assert!(screen.take(Err("gone; start it again".into())));
     let rows = draw(&screen, 150, 20);
     has(&rows, "NO ANSWER: gone; start it again");
+    assert!(!rows[0].contains("READY"), "what does not answer is not ready: {}", rows[0]);
     has(&rows, "Nodes (2)");
     assert!(screen.take(Ok(sample(Instant::now() + Duration::from_secs(9), 130, 1))));
     has(&draw(&screen, 150, 20), "since the start: finished");

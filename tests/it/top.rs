@@ -179,6 +179,38 @@ fn serve_takes_nodes_and_calls_and_drains() {
     }
 }
 
+#[test]
+fn behind_tls_and_keys_only_operators_look_in() {
+    let place = Place::new();
+    let certificate = |name: &str| {
+        let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+        place.write(&format!("{name}.pem"), &made.cert.pem());
+        place.write(&format!("{name}.key"), &made.signing_key.serialize_pem());
+        place.path(&format!("{name}.pem")).to_str().unwrap().to_owned()
+    };
+    let (ca, other_ca) = (certificate("ours"), certificate("theirs"));
+    let key_file = ca.replace(".pem", ".key");
+    let config = format!(
+        "[scheduler]\nblock_tokens = 16\n[service]\nlisten = '127.0.0.1:0'\ntls_cert = '{ca}'\n\
+         tls_key = '{key_file}'\nadmin_key = 'operator'\n[[service.api_keys]]\nkey = 'client'\ntenant = 'a'\n"
+    );
+    place.write("baton.toml", &config);
+    let file = place.path("baton.toml");
+    let mut service = Running::start(&["serve", "--control", "127.0.0.1:0", "-c", file.to_str().unwrap()]);
+    let mut told = BufReader::new(service.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let url = word_after(&told.next().unwrap(), "front door on ").to_owned();
+    assert!(url.starts_with("https://"), "{url}");
+    let look =
+        |more: &[&str]| place.baton(&[&["top", "--interval", "0.1", "--url", &url][..], more].concat());
+    let frame = look(&["--ca", &ca, "--key", "operator"]).succeeded().stdout;
+    assert!(frame.contains("NOT READY: no node has attached yet"), "{frame}");
+    look(&["--ca", &ca, "--key", "client"]).refused(1, &["operators only", "--key"]);
+    look(&["--ca", &ca]).refused(1, &["operators only"]);
+    look(&["--ca", &other_ca, "--key", "operator"]).refused(1, &["TLS", "--ca"]);
+    look(&["--key", "operator"]).refused(1, &["--ca FILE"]);
+    assert_eq!(service.stop(), Some(0));
+}
+
 fn post(url: &str, path: &str, body: &str) -> String {
     let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
