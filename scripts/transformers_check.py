@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Checks the built-in engine against Hugging Face transformers.
 
-    transformers_check.py FOLDER [--fixture FILE] [--engine PROGRAM]
+    transformers_check.py FOLDER [--fixture FILE] [--engine PROGRAM] [--large]
 
 Makes three small Llama checkpoints under FOLDER, has transformers compute logits and greedy
 continuations (32-bit, on the CPU), and prints a digest of them. `--fixture` writes the digest to the
 file that `src/engine/tests/it/transformers.rs` compares with; `--engine` runs the engine's example
-`logits` over the same folders.
+`logits` over the same folders; `--large` does all this with one larger checkpoint instead.
 
 The table: the largest logit; by how much the likeliest token of the continuation led at least; and the
 largest difference of all logits from those of transformers' default attention, relative to the largest
@@ -58,8 +58,29 @@ CASES = [
         {"rope": LLAMA3, "tie_word_embeddings": True, "head_dim": 20, "num_key_value_heads": 1},
         [1, 9, 100, 200],
     ),
-    ("linear", torch.float32, {"rope": LINEAR, "num_hidden_layers": 2, "num_key_value_heads": 4}, [3, 33, 180]),
+    (
+        "linear",
+        torch.float32,
+        {"rope": LINEAR, "num_hidden_layers": 2, "num_key_value_heads": 4, "intermediate_size": 600},
+        [3, 33, 180],
+    ),
 ]
+
+# Shows whether differences grow with width, depth and length; too large for the fixture.
+LARGE = (
+    "large",
+    torch.bfloat16,
+    {
+        "rope": {**LLAMA3, "original_max_position_embeddings": 512},
+        "vocab_size": 4096,
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 8,
+        "intermediate_size": 1408,
+        "max_position_embeddings": 4096,
+    },
+    [16, 2000],
+)
 
 
 def fnv(data):
@@ -126,7 +147,7 @@ def make(folder, case, dtype, changes):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights(case, name, tuple(parameter.shape)))
-    size = "100KB" if case == "linear" else "1GB"
+    size = "250KB" if case == "linear" else "1GB"
     model.to(dtype).save_pretrained(folder, max_shard_size=size)
 
 
@@ -193,7 +214,7 @@ def check(folder, case, options):
         print(row)
     dtype_name = {torch.float32: "F32", torch.bfloat16: "BF16"}[dtype]
     config = json.loads((folder / "config.json").read_text())
-    stored = {"dtype": dtype_name, "weights": digest(model, dtype)}
+    stored = {"dtype": dtype_name, "weights": digest(model, dtype) if options.fixture else None}
     return {"name": name, **stored, "config": config, "texts": texts}
 
 
@@ -207,14 +228,17 @@ def main():
     parser.add_argument("folder", type=Path, help="where the checkpoints are written")
     parser.add_argument("--fixture", type=Path, help="write the digest here")
     parser.add_argument("--engine", help="the engine's example `logits`, built")
+    parser.add_argument("--large", action="store_true", help="only the large checkpoint, without fixture")
     options = parser.parse_args()
+    if options.large and options.fixture:
+        parser.error("--large is not for the fixture")
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     columns = ["checkpoint", "prompt tokens", "largest logit", "least lead", "eager"]
     columns += ["engine"] if options.engine else []
     print("|", " | ".join(columns), "|")
     print("|---" * len(columns) + "|")
-    cases = [check(options.folder / case[0], case, options) for case in CASES]
+    cases = [check(options.folder / case[0], case, options) for case in ([LARGE] if options.large else CASES)]
     for case in cases:
         for text in case["texts"]:
             print(case["name"], len(text["tokens"]), "logits", [f"{x:.6g}" for x in text["logits"]])

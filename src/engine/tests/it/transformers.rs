@@ -16,7 +16,7 @@ use crate::play::{blocks_of, play, pool, sequence};
 /// Tensors by name: shape, and bytes as stored.
 type Stored = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
 
-/// A tenth of what was asked for, ten times what was measured: see `docs/engine.md`.
+/// Some ten times what was measured, with the rounding of the kept digits: see `docs/engine.md`.
 const TOLERANCE: f64 = 1e-5;
 
 /// The cases of the fixture.
