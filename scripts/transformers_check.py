@@ -10,7 +10,8 @@ file that `src/engine/tests/it/transformers.rs` compares with; `--engine` runs t
 
 The table: the largest logit; by how much the likeliest token of the continuation led at least; and the
 largest difference of all logits from those of transformers' default attention, relative to the largest
-logit, of transformers' own eager attention and of the engine.
+logit: of transformers' own eager attention, of the engine, and of the engine when transformers is
+given rotary frequencies that were computed in 64 bits, as the engine's are.
 
 It needs torch, transformers and safetensors; `docs/engine.md` says which versions were used.
 
@@ -182,6 +183,19 @@ def off(got, want):
     return float(np.abs(got - want).max() / np.abs(want).max())
 
 
+def frequencies(rope, head_dim):
+    """The rotary frequencies in 64 bits, rounded once; transformers computes them in 32 bits."""
+    plain = rope["rope_theta"] ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    keep = 1.0
+    if rope["rope_type"] == "llama3":
+        waves = rope["original_max_position_embeddings"] * plain / (2 * np.pi)
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        keep = np.clip((waves - low) / (high - low), 0.0, 1.0)
+    elif rope["rope_type"] == "linear":
+        keep = 0.0
+    return torch.from_numpy(plain * (keep + (1.0 - keep) / rope.get("factor", 1.0))).float()
+
+
 def engine_logits(program, folder, tokens):
     """What the engine's example `logits` prints."""
     done = subprocess.run(
@@ -198,7 +212,8 @@ def check(folder, case, options):
     name, dtype, changes, lengths = case
     make(folder, name, dtype, changes)
     load = partial(LlamaForCausalLM.from_pretrained, folder, dtype=torch.float32)
-    model, eager = load().eval(), load(attn_implementation="eager").eval()
+    model, eager, exact = load().eval(), load(attn_implementation="eager").eval(), load().eval()
+    exact.model.rotary_emb.inv_freq.copy_(frequencies(changes["rope"], model.config.head_dim))
     vocab = model.config.vocab_size
     texts = []
     for length in lengths:
@@ -210,7 +225,8 @@ def check(folder, case, options):
         row = f"| {name} | {length} | {float(logits.abs().max()):.2f} | {lead:.1e} |"
         row += f" {off(eager(torch.tensor([tokens])).logits[0, -1], logits):.1e} |"
         if options.engine:
-            row += f" {off(engine_logits(options.engine, folder, tokens), logits):.1e} |"
+            ours = engine_logits(options.engine, folder, tokens)
+            row += f" {off(ours, logits):.1e} | {off(ours, exact(torch.tensor([tokens])).logits[0, -1]):.1e} |"
         print(row)
     dtype_name = {torch.float32: "F32", torch.bfloat16: "BF16"}[dtype]
     config = json.loads((folder / "config.json").read_text())
@@ -235,7 +251,7 @@ def main():
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     columns = ["checkpoint", "prompt tokens", "largest logit", "least lead", "eager"]
-    columns += ["engine"] if options.engine else []
+    columns += ["engine", "engine, exact frequencies"] if options.engine else []
     print("|", " | ".join(columns), "|")
     print("|---" * len(columns) + "|")
     cases = [check(options.folder / case[0], case, options) for case in ([LARGE] if options.large else CASES)]
