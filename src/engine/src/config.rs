@@ -138,17 +138,26 @@ fn supported(json: &Value) -> Result<(), BuildError> {
     Ok(())
 }
 
-/// Newer checkpoints keep the rotary settings together under `rope_parameters`.
+/// Where the rotary settings are: newer checkpoints keep them together under `rope_parameters`.
+fn rotary(json: &Value) -> &Value {
+    let older = &json["rope_scaling"];
+    let says_nothing = older.is_null() || older.as_object().is_some_and(serde_json::Map::is_empty);
+    if says_nothing { &json["rope_parameters"] } else { older }
+}
+
+/// The base of the rotary frequencies. Readers differ about which of two to take: two that differ are refused.
 fn theta(json: &Value) -> Result<f64, BuildError> {
-    let place = if json["rope_theta"].is_null() { &json["rope_parameters"] } else { json };
+    let (inside, beside) = (&rotary(json)["rope_theta"], &json["rope_theta"]);
+    if !inside.is_null() && !beside.is_null() && inside != beside {
+        let why = format!("is {beside}, and {inside} among the rotary settings; leave one of them out");
+        return Err(wrong("rope_theta", &why));
+    }
+    let place = if inside.is_null() { json } else { rotary(json) };
     number(place, "rope_theta", Some(10_000.0))
 }
 
 fn scaling(json: &Value) -> Result<Scaling, BuildError> {
-    let place = match &json["rope_scaling"] {
-        Value::Null => &json["rope_parameters"],
-        place => place,
-    };
+    let place = rotary(json);
     let kind = place["rope_type"].as_str().or_else(|| place["type"].as_str()).unwrap_or("default");
     let factor = || match number(place, "factor", None)? {
         factor if factor.is_finite() && factor > 0.0 => Ok(factor),
@@ -204,6 +213,20 @@ mod tests {
         assert!(matches!(newer.scaling, Scaling::Llama3 { .. }));
         json["rope_scaling"] = json!({"type": "linear", "factor": 2});
         assert_eq!(ModelConfig::read(&json).unwrap().scaling, Scaling::Linear { factor: 2.0 });
+    }
+
+    #[test]
+    fn rotary_settings_that_readers_take_differently_are_read_as_the_newest_or_refused() {
+        let mut json = plain();
+        json["rope_scaling"] = json!({"rope_type": "linear", "factor": 2, "rope_theta": 7e4});
+        assert_eq!(ModelConfig::read(&json).unwrap().theta, 7e4, "the one inside");
+        json["rope_theta"] = json!(1e4);
+        assert!(ModelConfig::read(&json).unwrap_err().0.contains("rope_theta"));
+        let mut json = plain();
+        json["rope_scaling"] = json!({});
+        json["rope_parameters"] = json!({"rope_type": "linear", "factor": 4, "rope_theta": 5e5});
+        let config = ModelConfig::read(&json).unwrap();
+        assert_eq!((config.theta, config.scaling), (5e5, Scaling::Linear { factor: 4.0 }));
     }
 
     #[test]
