@@ -3,11 +3,12 @@
 
 CARGO ?= cargo
 N ?= 100
+SEED ?= 1
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test check fmt bench paper seeds build ready ready-lints
+.PHONY: help run replay test check fmt bench paper seeds chaos build ready ready-lints
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -40,6 +41,9 @@ paper: build ## Repeat the published experiments in the simulator and print them
 
 seeds: ready ## Run N seeded simulations with faults and their oracle (make seeds N=1000)
 	CARGO="$(CARGO)" scripts/seeds.sh "$(N)"
+
+chaos: ready ## Serve 5·N requests while nodes are killed, stopped and cut off (make chaos N=100 SEED=7)
+	BATON_SEED="$(SEED)" BATON_CHAOS="$$((5 * $(N)))" $(CARGO) test --locked --package baton --test service -- chaos --nocapture
 
 build: ready
 	$(CARGO) build --release --locked --package baton --bin baton

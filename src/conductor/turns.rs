@@ -1,24 +1,43 @@
 //! Turns of those who were sent away: each is told a moment of its own to come again, so that whoever
 //! comes when told finds room, and no herd comes at once for a place that only one can have.
 
-/// A turn is at most this long after the moment at which there is room again, µs.
-const HORIZON_US: u64 = 60_000_000;
+use std::collections::BTreeMap;
 
-/// The turns that were given.
+/// What is owed to others puts a turn off by this much at most, µs.
+const HORIZON_US: u64 = 60_000_000;
+/// Turns that are remembered at most; the nearest ones are forgotten first (I9).
+const MOST_TURNS: usize = 16_384;
+
+/// The turns that were given and have not come yet.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// When those who were sent away so far will have been let in, µs.
-    until_us: u64,
+    /// By moment and number: for how long the room will be taken, µs.
+    ahead: BTreeMap<(u64, u64), u64>,
+    owed_us: u64,
+    given: u64,
 }
 
 impl Turns {
-    /// How long a request that finds room in `wait_us` waits for its turn, µs. Whoever is refused after
-    /// it comes `cost_us` later: the time for which it takes the room.
+    /// How long a request that finds room in `wait_us` waits for its turn, µs: those who were sent away
+    /// before it go first, each for its cost. It takes the room for `cost_us` itself.
     pub(super) fn give(&mut self, now_us: u64, wait_us: u64, cost_us: u64) -> u64 {
-        let free_us = now_us.saturating_add(wait_us);
-        let turn_us = self.until_us.clamp(free_us, free_us.saturating_add(HORIZON_US));
-        self.until_us = turn_us.saturating_add(cost_us);
-        turn_us - now_us
+        while let Some(entry) = self.ahead.first_entry() {
+            if entry.key().0 > now_us {
+                break;
+            }
+            self.owed_us -= entry.remove();
+        }
+        let turn_us = wait_us.saturating_add(self.owed_us.min(HORIZON_US));
+        let cost_us = cost_us.min(HORIZON_US);
+        self.ahead.insert((now_us.saturating_add(turn_us), self.given), cost_us);
+        self.given += 1;
+        self.owed_us += cost_us;
+        if self.ahead.len() > MOST_TURNS
+            && let Some((_, cost_us)) = self.ahead.pop_first()
+        {
+            self.owed_us -= cost_us;
+        }
+        turn_us
     }
 }
 
@@ -29,23 +48,29 @@ mod tests {
     #[test]
     fn a_herd_is_spread_by_what_each_of_it_costs() {
         let mut turns = Turns::default();
-        let waits: Vec<u64> = (0..4).map(|at| turns.give(1_000 + at, 500 - at, 100)).collect();
-        assert_eq!(waits, [500, 599, 698, 797], "one each 100 µs from 1,500 on");
+        let waits: Vec<u64> = (0..4).map(|_| turns.give(1_000, 500, 100)).collect();
+        assert_eq!(waits, [500, 600, 700, 800]);
+        // Two of them have come: two are still before whoever is sent away now.
+        assert_eq!(turns.give(1_650, 500, 100), 700);
         // Whoever comes after all of their turns finds nobody before it.
         assert_eq!(turns.give(10_000, 50, 100), 50);
     }
 
     #[test]
-    fn turns_end_at_the_horizon() {
+    fn one_long_wait_puts_nobody_else_off_by_more_than_its_cost() {
         let mut turns = Turns::default();
-        let last = (0..1_000).map(|_| turns.give(0, 10, 1_000_000)).last();
-        assert_eq!(last, Some(10 + HORIZON_US));
+        assert_eq!(turns.give(0, 200_000_000, 100), 200_000_000);
+        assert_eq!(turns.give(0, 10, 100), 110);
     }
 
     #[test]
-    fn nothing_overflows() {
+    fn what_is_owed_and_remembered_is_bounded() {
         let mut turns = Turns::default();
-        assert_eq!(turns.give(5, u64::MAX, u64::MAX), u64::MAX - 5);
-        assert_eq!(turns.give(5, 1, 1), 1 + HORIZON_US);
+        let last = (0..1_000).map(|_| turns.give(0, 10, 1_000_000)).last();
+        assert_eq!(last, Some(10 + HORIZON_US));
+        (0..2 * MOST_TURNS as u64).for_each(|at| assert!(turns.give(at, 1_000_000, u64::MAX) >= 1_000_000));
+        assert!(turns.ahead.len() <= MOST_TURNS);
+        assert_eq!(turns.owed_us, turns.ahead.values().sum::<u64>());
+        assert_eq!(turns.give(5, u64::MAX, u64::MAX), u64::MAX);
     }
 }

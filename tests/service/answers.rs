@@ -148,3 +148,29 @@ fn mistakes_are_answered_in_words() {
     assert_eq!(service.get("/ready").status, 200);
     assert!(service.get("/metrics").ok().text.contains("baton_"), "metrics are there");
 }
+
+/// A stream that has nothing to say yet says that it lives; a client's patience ends its request.
+#[test]
+fn a_silent_stream_is_kept_alive_and_patience_ends_it() {
+    let config = "[scheduler]\nblock_tokens = 16\n[service]\nkeep_alive_us = 50_000\n";
+    let service = Service::configured(config, &["--engine", "timed", "--nodes", "1p1d"]);
+    let long = completion(&"word ".repeat(1_500), 3);
+    let silent = service.ask(COMPLETIONS, &streaming(&long)).ok().text;
+    let (before, _) = silent.split_once("data: ").unwrap();
+    assert!(before.matches(": keep-alive\n\n").count() >= 3, "{silent}");
+    assert!(silent.ends_with("data: [DONE]\n\n"), "{silent}");
+    let impatient = |body: &Value| {
+        let mut body = body.clone();
+        body["cache_salt"] = json!("nothing is cached");
+        let headers = [("content-type", "application/json"), ("x-request-timeout-ms", "200")];
+        service.post(COMPLETIONS, &headers, &body.to_string())
+    };
+    let whole = impatient(&long);
+    assert_eq!((whole.status, whole.error_code().as_str()), (504, "prefill_timeout"), "{whole:?}");
+    assert!(whole.text.contains("the client's time ran out"), "{whole:?}");
+    // The 200 is out already: the error comes as an event, and no [DONE] after it.
+    let streamed = impatient(&streaming(&long));
+    let last = streamed.text.trim_end().rsplit("data: ").next().unwrap().to_owned();
+    assert!(last.contains("prefill_timeout") && !streamed.text.contains("[DONE]"), "{streamed:?}");
+    service.quiet(std::time::Duration::from_secs(5));
+}

@@ -20,7 +20,11 @@ const PATH: &str = "/v1/completions";
 const KINDS: u64 = 24;
 /// Clients at a time.
 const CLIENTS: usize = 8;
-const ENGINE: [&str; 6] = ["--blocks", "512", "--dram-blocks", "256", "--ssd-blocks", "256"];
+/// Room for everything, and room for so little that blocks are evicted and answers outgrow it.
+const ENGINES: [[&str; 6]; 2] = [
+    ["--blocks", "512", "--dram-blocks", "256", "--ssd-blocks", "256"],
+    ["--blocks", "128", "--dram-blocks", "64", "--ssd-blocks", "128"],
+];
 /// Silent nodes are lost soon, and who was let in may be moved often.
 const CONFIG: &str = "[scheduler]\nblock_tokens = 16\nmax_retries = 16\n\
     [[scheduler.classes]]\nname = \"default\"\nttft_us = 60_000_000\ntbt_us = 2_000_000\n\
@@ -101,7 +105,8 @@ fn told(error: &Value, reply: Option<&Reply>) -> Ending {
     let code = error["code"].as_str().unwrap_or_default().to_owned();
     assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()), "no words: {error} {reply:?}");
     let come_again = reply.is_none_or(|r| r.header("x-should-retry") == Some("true"));
-    let wait_ms = reply.and_then(|r| r.header("retry-after-ms")?.parse().ok()).unwrap_or(200);
+    // These clients are impatient: when nodes come back is not foreseen.
+    let wait_ms = reply.and_then(|r| r.header("retry-after-ms")?.parse().ok()).unwrap_or(200).min(2_000);
     Ending::Told { code, come_again, wait: Duration::from_millis(wait_ms) }
 }
 
@@ -150,7 +155,7 @@ fn stream(service: &Service, body: &Value, leave_after: Option<u64>) -> Result<E
 struct Tally {
     right: usize,
     left: usize,
-    gave_up: usize,
+    gave_up: Vec<String>,
     codes: BTreeMap<String, usize>,
     wrong: Vec<String>,
     slowest: Duration,
@@ -180,7 +185,7 @@ fn request(service: &Service, body: &Value, expected: &Answer, mut rng: Rng, tal
                     std::thread::sleep(wait);
                     continue;
                 } else {
-                    tally.gave_up += 1;
+                    tally.gave_up.push(format!("{code}, come again: {come_again}, in {wait:?}"));
                 }
             }
         }
@@ -190,7 +195,7 @@ fn request(service: &Service, body: &Value, expected: &Answer, mut rng: Rng, tal
 
 /// What an untroubled service answers, whole and streamed.
 fn reference(bodies: &[Value]) -> Vec<Answer> {
-    let service = Service::configured(CONFIG, &[&ENGINE[..], &["--nodes", "1b"]].concat());
+    let service = Service::configured(CONFIG, &[&ENGINES[0][..], &["--nodes", "1b"]].concat());
     let answer = |body: &Value| {
         let answers = [whole(&service, body), stream(&service, body, None)];
         let [Ok(Ending::Whole(whole)), Ok(Ending::Whole(streamed))] = answers else { panic!("{answers:?}") };
@@ -213,9 +218,10 @@ fn no_answer_is_wrong_whatever_happens_to_nodes() {
     println!("BATON_SEED={seed} BATON_CHAOS={count}");
     let bodies = kinds(seed);
     let expected = reference(&bodies);
-    let service = Service::configured(CONFIG, &[&ENGINE[..], &["--processes", "--nodes", "3p3d"]].concat());
+    let engine = ENGINES[usize::from(seed % 2 == 1)];
+    let service = Service::configured(CONFIG, &[&engine[..], &["--processes", "--nodes", "3p3d"]].concat());
     let (tally, next, stop) = (Mutex::new(Tally::default()), AtomicUsize::new(0), AtomicBool::new(false));
-    let mut nodes = Nodes::of(&service, &ENGINE);
+    let mut nodes = Nodes::of(&service, &engine);
     let begun = Instant::now();
     let troubles = std::thread::scope(|scope| {
         let trouble = scope.spawn(|| nodes.trouble(seed, &stop));
@@ -241,8 +247,9 @@ fn no_answer_is_wrong_whatever_happens_to_nodes() {
     let tally = tally.into_inner().unwrap();
     let report = format!("seed {seed}, {} troubles in {took:.1?}: {tally:#?}\n{troubles:#?}", troubles.len());
     assert!(tally.wrong.is_empty(), "{report}");
-    assert_eq!(tally.right + tally.left + tally.gave_up, count, "{report}");
-    assert!(tally.gave_up * 50 <= count, "more than 2 % gave up: {report}");
+    assert_eq!(tally.right + tally.left + tally.gave_up.len(), count, "{report}");
+    let status = service.status();
+    assert!(tally.gave_up.len() * 50 <= count, "more than 2 % gave up: {report}\n{status:#}");
     assert!(troubles.len() >= count / 10, "little happened: {report}");
     println!("{report}");
     let metrics = service.get("/metrics").ok().text;

@@ -77,13 +77,21 @@ pub struct Nodes<'a> {
     engine: &'a [&'a str],
     pids: BTreeMap<String, u32>,
     started: Vec<Child>,
+    starts: u32,
 }
 
 impl<'a> Nodes<'a> {
     /// The nodes of `service`; those that are started again get `engine` as their arguments.
     pub fn of(service: &'a Service, engine: &'a [&'a str]) -> Self {
         let wire = Wire::lay(&service.control);
-        Self { pids: service.nodes().into_iter().collect(), service, wire, engine, started: Vec::new() }
+        Self {
+            pids: service.nodes().into_iter().collect(),
+            service,
+            wire,
+            engine,
+            started: Vec::new(),
+            starts: 0,
+        }
     }
 
     fn kill(&mut self, name: &str) {
@@ -97,11 +105,15 @@ impl<'a> Nodes<'a> {
     /// Starts a node of that name again, behind the wire.
     fn start(&mut self, name: &str) {
         let role = if name.starts_with('p') { "prefill" } else { "decode" };
+        // Every other one shares no memory with the rest: its KV goes over TCP.
+        self.starts += 1;
+        let host: &[&str] = if self.starts % 2 == 0 { &["--host", "elsewhere"] } else { &[] };
         let err = std::fs::OpenOptions::new().append(true).create(true).open(self.service.path("err.nodes"));
         let mut command = baton(self.service.folder());
         command
             .args(["node", "--name", name, "--role", role, "--conductor", &self.wire.url, "--log", "warn"])
             .args(["--config", "baton.toml"])
+            .args(host)
             .args(self.engine)
             .stdout(Stdio::null())
             .stderr(err.unwrap());
