@@ -9,6 +9,7 @@ mod metrics;
 mod node;
 mod policy;
 mod shutdown;
+mod spans;
 mod up;
 
 use clap::Parser as _;

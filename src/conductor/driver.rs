@@ -20,6 +20,7 @@ use super::status::Decisions;
 use crate::capture::{Capture, CaptureConfig, CaptureOutcome};
 use crate::config::Config;
 use crate::metrics::Metrics;
+use crate::spans::{Spans, Trace};
 
 /// Messages handled before orders are sent on.
 const BATCH_MESSAGES: usize = 256;
@@ -36,6 +37,8 @@ pub struct DriverConfig {
     pub config: Config,
     /// Counters to keep.
     pub metrics: Metrics,
+    /// Where traces of requests go.
+    pub spans: Spans,
 }
 
 /// The conductor's state; see [`Driver::run`].
@@ -51,6 +54,7 @@ pub struct Driver {
     pub(super) policy: StagePolicy,
     pub(super) decisions: Decisions,
     pub(super) metrics: Metrics,
+    pub(super) spans: Spans,
     pub(super) quiesce: Vec<oneshot::Sender<()>>,
     pub(super) closing: bool,
     pub(super) canary: super::canary::Canary,
@@ -73,7 +77,7 @@ impl Driver {
     /// # Errors
     /// Names the setting that is out of bounds.
     pub fn new(with: DriverConfig) -> Result<(Self, Inbox, Door), String> {
-        let DriverConfig { config, metrics } = with;
+        let DriverConfig { config, metrics, spans } = with;
         let core = Conductor::new(config.scheduler.clone()).map_err(|e| e.to_string())?;
         let service = &config.service;
         let folder = |text: &String| (!text.is_empty()).then(|| PathBuf::from(text));
@@ -98,6 +102,7 @@ impl Driver {
             previous: None,
             decisions: Decisions::default(),
             metrics,
+            spans,
             quiesce: Vec::new(),
             closing: false,
             canary: super::canary::Canary::default(),
@@ -240,7 +245,9 @@ impl Driver {
             }
         };
         let tenant = self.tenant(submission.tenant.as_ref());
+        let trace = self.spans.open(submission.trace, self.now_us);
         let session = self.open(submission, (class, tenant), events);
+        let session = Session { trace, ..session };
         self.sessions.insert(request, session);
         self.metrics.arrived();
         let wait_us = self.sessions.get(&request).map_or(0, |s| self.policy.queue_stage_us(s));
@@ -274,8 +281,8 @@ impl Driver {
         }
         if !session.parked {
             session.parked = true;
-            session.phase = Phase::Waiting;
             (session.prefill, session.decode) = (None, None);
+            session.enter(Phase::Waiting, self.now_us, &self.fleet);
             let wait_us = self.policy.queue_stage_us(session);
             self.set_deadline(request, self.now_us + wait_us);
         }
@@ -326,6 +333,7 @@ impl Driver {
             outcome: CaptureOutcome::Cancelled,
             sampling_json,
             wants_body: self.fleet.iter().any(|(_, node)| node.hello.wants_body),
+            trace: Trace::default(),
             submission,
         }
     }
@@ -360,9 +368,8 @@ impl Driver {
 
     /// Lets both legs of a request go.
     pub(super) fn cancel(&mut self, request: RequestId, why: &'static str) {
-        if !self.sessions.contains_key(&request) {
-            return;
-        }
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        session.trace.reason(why);
         // Its releases carry the attempt, so it is let go while it is known.
         self.step(Input::RequestCancelled { request });
         if self.end(request).is_some() {
@@ -372,12 +379,16 @@ impl Driver {
 
     /// Forgets a request; its client has been, or is about to be, told.
     pub(super) fn end(&mut self, request: RequestId) -> Option<Session> {
-        let session = self.sessions.remove(&request)?;
+        let mut session = self.sessions.remove(&request)?;
         self.deadlines.remove(&(session.deadline_us, request));
         self.parked.remove(&request);
         self.metrics.ended();
         if let Some(capture) = &self.capture {
             capture.record(session.captured(&self.config));
+        }
+        if session.trace.is_kept() {
+            let summary = session.summary(&self.config);
+            self.spans.close(&mut session.trace, self.now_us, summary);
         }
         Some(session)
     }
@@ -427,9 +438,10 @@ impl Driver {
             let whose = if phase == Phase::Waiting { "its stage's" } else { "the client's" };
             let message = format!("{whose} time ran out at stage '{}'", phase.name());
             session.fail(504, stage, message);
+            session.trace.failed(stage, self.now_us);
             return self.cancel(request, stage);
         }
-        session.cause = Some(format!("{stage} on its instance"));
+        session.blame(format!("{stage} on its instance"), stage, self.now_us);
         let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
         self.step(match phase {
             Phase::Prefilling => Input::PrefillFailed { request },

@@ -45,14 +45,20 @@ impl Driver {
         let Some(node) = self.fleet.remove(instance) else { return };
         tracing::warn!(node = node.name, instance = instance.0, epoch = epoch.0, why, "node lost");
         self.metrics.node_lost();
-        let mut emitted = Vec::new();
+        let (mut emitted, now_us) = (Vec::new(), self.now_us);
         for (request, session) in &mut self.sessions {
             let legs = [session.prefill, session.decode];
             if !legs.contains(&Some(instance)) {
                 continue;
             }
-            session.cause = Some(format!("{} was lost: {why}", node.name));
-            if session.phase == Phase::Decoding && session.decode == Some(instance) {
+            let cause = format!("{} was lost: {why}", node.name);
+            if session.phase == Phase::Decoding && session.decode != Some(instance) {
+                // Its decode goes on.
+                session.cause = Some(cause);
+                continue;
+            }
+            session.blame(cause, "node_lost", now_us);
+            if session.phase == Phase::Decoding {
                 emitted.push((*request, u32::try_from(session.answer.len()).unwrap_or(u32::MAX)));
             }
         }
@@ -108,6 +114,7 @@ impl Driver {
         };
         if session.first_token_us.is_none() {
             session.first_token_us = Some(now_us);
+            session.trace.first_token(now_us);
             self.metrics.first_token(now_us - session.arrived_us, session.predicted_ttft_us);
         } else {
             self.metrics.next_token(now_us - session.last_token_us);
@@ -147,7 +154,7 @@ impl Driver {
         let Some(session) = self.sessions.get_mut(&request).filter(|s| s.phase == Phase::Prefilling) else {
             return self.metrics.stale_message();
         };
-        session.phase = Phase::HandingOff;
+        session.enter(Phase::HandingOff, now_us, &self.fleet);
         if session.moves == 0 {
             session.cached_tokens = done.cached_tokens.min(session.submission.tokens.len() as u64);
         }
@@ -191,9 +198,11 @@ impl Driver {
     }
 
     fn handed_off(&mut self, request: RequestId, ok: bool) {
+        let now_us = self.now_us;
         let Some(session) = self.sessions.get_mut(&request) else { return };
         if !ok {
             session.cause.get_or_insert_with(|| "its KV did not reach the decode instance".into());
+            session.trace.failed("handoff", now_us);
             return self.step(Input::HandoffFailed { request });
         }
         match session.phase {
@@ -204,15 +213,18 @@ impl Driver {
     }
 
     fn leg_failed(&mut self, request: RequestId, instance: InstanceId, failure: &v1::Failure) {
+        let now_us = self.now_us;
         let Some(session) = self.sessions.get_mut(&request) else { return };
         let node = self.fleet.get(instance).map_or_else(String::new, |n| n.name.clone());
         let phase = session.phase;
         self.metrics.leg_failed(&failure.stage);
         if failure.of_request {
             session.fail(400, &failure.stage, failure.message.clone());
+            session.trace.failed(crate::spans::failure_word(&failure.stage), now_us);
             return self.cancel(request, "invalid");
         }
-        session.cause = Some(format!("{} on {node}: {}", failure.stage, failure.message));
+        let cause = format!("{} on {node}: {}", failure.stage, failure.message);
+        session.blame(cause, crate::spans::failure_word(&failure.stage), now_us);
         let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
         let on_decode = session.decode == Some(instance) && session.prefill != Some(instance);
         self.step(match phase {
