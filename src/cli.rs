@@ -16,7 +16,9 @@ mod reference;
 mod replay;
 mod require;
 mod schema;
+mod serve;
 mod table;
+mod top;
 mod trace;
 mod up;
 
@@ -34,8 +36,12 @@ pub struct Cli {
 enum Command {
     /// Run the whole service on this machine: front door, conductor, prefill and decode nodes
     Up(Box<up::UpArgs>),
+    /// Run front door and conductor; nodes attach from elsewhere
+    Serve(serve::ServeArgs),
     /// Run one instance and attach it to a conductor
     Node(Box<node::NodeArgs>),
+    /// Watch a running service in the terminal
+    Top(top::TopArgs),
     /// Replay a trace through the scheduler in the simulator, or against a live endpoint
     Replay(Box<replay::ReplayArgs>),
     /// Lint, describe, convert, scale and make traces
@@ -50,11 +56,25 @@ enum Command {
     Config(config::ConfigArgs),
 }
 
+/// The runtime that serves: one thread that never wakes another, or several.
+fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime, String> {
+    let mut builder = match threads {
+        Some(1) => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    if let Some(threads) = threads.filter(|threads| *threads > 1) {
+        builder.worker_threads(threads);
+    }
+    builder.enable_all().build().map_err(|e| format!("runtime: {e}"))
+}
+
 /// Runs a command; an error is one line that names the stage and the remedy.
 pub fn run(cli: Cli) -> Result<ExitCode, String> {
     match cli.command {
         Command::Up(args) => up::run(*args),
+        Command::Serve(args) => serve::run(args),
         Command::Node(args) => node::run(*args),
+        Command::Top(args) => top::run(&args),
         Command::Replay(args) => replay::run(*args),
         Command::Trace(args) => trace::run(args),
         Command::Profile(args) => profile::run(args),

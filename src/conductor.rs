@@ -13,12 +13,15 @@ mod orders;
 mod policy;
 mod session;
 mod status;
+#[cfg(test)]
+mod tests;
+mod turns;
+mod waiting;
 
 pub use attach::ControlService;
 pub use backend::Door;
 pub use driver::{Driver, DriverConfig};
 pub use inbox::{Inbox, Question};
-#[cfg(test)]
-pub use status::Status;
+pub use status::{NodeStatus, RequestStatus, Status};
 
 pub(crate) use fleet::{parse_role, role_word};

@@ -10,6 +10,7 @@ mod node;
 mod policy;
 mod shutdown;
 mod spans;
+mod top;
 mod up;
 
 use clap::Parser as _;

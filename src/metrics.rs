@@ -283,4 +283,44 @@ mod tests {
         assert!(page.contains("baton_ttft_seconds_bucket{le=\"0.2\"} 1"), "{page}");
         assert!(page.contains("baton_leg_failures_total{stage=\"other\"} 1"), "{page}");
     }
+
+    /// The rows of the table in `docs/metrics.md`, cell by cell.
+    fn documented() -> Vec<Vec<String>> {
+        let page = include_str!("../docs/metrics.md");
+        let rows = page.lines().filter(|line| line.starts_with("| `baton_"));
+        rows.map(|row| row.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect())
+            .collect()
+    }
+
+    #[test]
+    fn the_documentation_has_every_name_and_no_other() {
+        let rows = documented();
+        let told: Vec<String> = rows.iter().map(|row| row[0].trim_matches('`').to_owned()).collect();
+        let known: Vec<&str> = NAMES.iter().map(|n| n.name).collect();
+        assert_eq!(told, known, "docs/metrics.md has a row for each of NAMES, in that order");
+        for (row, name) in rows.iter().zip(NAMES) {
+            let kind = format!("{:?}", name.kind).to_lowercase();
+            assert_eq!((&row[1], row[4].as_str()), (&kind, name.help), "{}", name.name);
+            let label =
+                name.help.rsplit_once("by `").map_or("–".to_owned(), |(_, label)| format!("`{label}"));
+            assert!(row[3].starts_with(&label), "{}: the label is {label}, not {}", name.name, row[3]);
+        }
+    }
+
+    #[test]
+    fn the_documentation_has_the_labels_and_buckets_in_force() {
+        let rows = documented();
+        let labels = |name: &str| rows.iter().find(|row| row[0] == format!("`{name}`")).unwrap()[3].clone();
+        for reason in baton_scheduler::RejectReason::ALL {
+            let told = labels("baton_requests_refused_total");
+            assert!(told.contains(&format!("`{}`", reason.name())), "{}", reason.name());
+        }
+        for stage in baton_scheduler::FailStage::ALL {
+            assert!(labels("baton_requests_failed_total").contains(&format!("`{stage}`")), "{stage}");
+        }
+        let listed = |bounds: &[f64]| bounds.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        let page = include_str!("../docs/metrics.md");
+        assert!(page.contains(&format!("Buckets of the times, s: {}.", listed(TIME_BUCKETS))));
+        assert!(page.contains(&format!("Buckets of the ratio: {}.", listed(RATIO_BUCKETS))));
+    }
 }

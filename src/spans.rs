@@ -68,6 +68,12 @@ pub(crate) struct Trace {
 }
 
 impl Spans {
+    /// Tracing nothing.
+    #[cfg(test)]
+    pub(crate) fn off() -> Self {
+        Self::start(&ServiceConfig::default()).expect("without an endpoint there is nothing to start").0
+    }
+
     /// Tracing as configured, with the task that sends; none and no task without an endpoint. To be
     /// called on a runtime.
     ///

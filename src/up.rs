@@ -16,9 +16,9 @@ use baton_router::{ApiKey, Router, RouterConfig, TlsFiles, Tokenization};
 use baton_types::Role;
 use baton_wire::v1::control_server::ControlServer;
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tonic::transport::server::TcpIncoming;
 
 use crate::cli::engines::Engines;
 
@@ -145,7 +145,14 @@ impl Service {
         let (driver, inbox, door) = Driver::new(with)?;
         let tasks = TaskTracker::new();
         let (stop_clients, stop_all) = (CancellationToken::new(), CancellationToken::new());
-        tasks.spawn(async move { driver.run().await });
+        let stopping = stop_all.clone();
+        tasks.spawn(async move {
+            // Dropped at the end, it closes its journal and its capture.
+            tokio::select! {
+                () = driver.run() => {}
+                () = stopping.cancelled() => {}
+            }
+        });
         let admin = admin::Admin::new(inbox.clone(), metrics.clone(), config_path.clone(), config);
         let router = router(service, tokenization, door, admin);
         let (failed, failure) = tokio::sync::oneshot::channel();
@@ -165,6 +172,21 @@ impl Service {
         let stops = (stop_clients, stop_all);
         let (clients, control) = (client_address, control_address);
         Ok(Self { clients, control, inbox, tasks, stops, drain, exporting, failure: Some(failure) })
+    }
+
+    /// Resolves, once, when the front door stops by itself: with the reason.
+    pub fn failed(&mut self) -> impl Future<Output = String> + use<> {
+        let failure = self.failure.take();
+        async move {
+            match failure {
+                // A front door that was told to stop does not say why.
+                Some(failure) => match failure.await {
+                    Ok(why) => why,
+                    Err(_) => std::future::pending().await,
+                },
+                None => std::future::pending().await,
+            }
+        }
     }
 
     /// Waits until a canary has passed through a pair.
@@ -237,12 +259,13 @@ fn router(
 
 async fn serve_control(listener: TcpListener, inbox: Inbox, stop: CancellationToken) {
     let service = ControlServer::new(ControlService::new(inbox)).max_decoding_message_size(64 << 20);
+    // Orders are small and many: none may wait for the acknowledgement of the one before.
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let served = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
-        .tcp_nodelay(true)
         .add_service(service)
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop.cancelled_owned())
+        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
         .await;
     if let Err(error) = served {
         tracing::error!(%error, "the control plane stopped");
@@ -267,18 +290,18 @@ pub async fn run(plan: Plan) -> Result<(), String> {
     let started = std::time::Instant::now();
     let tokenization = plan.engines.tokenization()?;
     let mut service = Service::start(&plan.config, tokenization, plan.config_path.clone()).await?;
-    let mut failure = service.failure.take().ok_or("the front door was started twice")?;
+    let front_door_failed = service.failed();
     let mut nodes = nodes::Nodes::start(&plan, service.control).await?;
     let greeting = async {
         service.ready().await;
-        greet(&plan, service.clients, started.elapsed());
+        greet(&plan, (service.clients, service.control), started.elapsed());
         std::future::pending::<()>().await
     };
     let outcome = tokio::select! {
         () = greeting => Ok(()),
         () = stop.cancelled() => Ok(()),
         failed = nodes.first_failure() => Err(failed),
-        Ok(failed) = &mut failure => Err(failed),
+        failed = front_door_failed => Err(failed),
     };
     eprintln!("baton: draining (a second Ctrl-C stops at once)");
     service.drain().await;
@@ -287,7 +310,8 @@ pub async fn run(plan: Plan) -> Result<(), String> {
     outcome
 }
 
-fn greet(plan: &Plan, address: SocketAddr, after: Duration) {
+fn greet(plan: &Plan, at: (SocketAddr, SocketAddr), after: Duration) {
+    let (address, control) = at;
     let scheme = if plan.config.service.tls_cert.is_empty() { "http" } else { "https" };
     let key = if plan.config.service.api_keys.is_empty() { "" } else { " -H 'Authorization: Bearer KEY'" };
     println!(
@@ -300,6 +324,7 @@ fn greet(plan: &Plan, address: SocketAddr, after: Duration) {
         "try:   curl -N{key} {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}],\"max_tokens\":32,\"stream\":true}}'"
     );
     println!("watch: baton top --url {scheme}://{address}   metrics: {scheme}://{address}/metrics");
+    println!("more:  baton node --name NAME --role prefill --conductor http://{control}");
 }
 
 #[cfg(test)]

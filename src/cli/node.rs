@@ -34,6 +34,9 @@ pub struct NodeArgs {
     /// What it computes with
     #[command(flatten)]
     engines: Engines,
+    /// Stop when standard input ends, as it does when the process that holds its other end is gone
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
     /// Log filter, like info or baton=debug
     #[arg(long, env = "BATON_LOG", default_value = "info")]
     log: String,
@@ -69,8 +72,23 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         .map_err(|e| format!("runtime: {e}"))?;
     runtime.block_on(async {
         let stop = crate::shutdown::on_signal()?;
+        if args.until_stdin_ends {
+            follow_stdin(stop.clone())?;
+        }
         crate::node::run(node, stop).await
     })?;
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Cancels `stop` at the end of standard input. The pipe is the one thing that the kernel closes
+/// however the process at its other end came to its end.
+fn follow_stdin(stop: tokio_util::sync::CancellationToken) -> Result<(), String> {
+    let follow = move || {
+        // What is said does not matter; an input that cannot be read has ended.
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        stop.cancel();
+    };
+    let thread = std::thread::Builder::new().name("baton-stdin".into()).spawn(follow);
+    thread.map(|_| ()).map_err(|e| format!("standard input cannot be followed: {e}"))
 }

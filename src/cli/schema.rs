@@ -24,9 +24,14 @@ fn object(description: &str) -> Value {
 
 /// One section's settings; those that are sections of their own come later.
 fn table(section: &Section, defaults: &toml::Value) -> Value {
-    let mut table = object(section.heading);
+    let (mut table, mut needed) = (object(section.heading), Vec::new());
     for (name, meaning) in fields(section.source, section.name) {
-        let Some(default) = default_of(defaults, section, &name) else { continue };
+        let Some(default) = default_of(defaults, section, &name) else {
+            // Without a default it is needed; what is needed so far are strings.
+            table["properties"][&name] = json!({ "description": meaning, "type": "string" });
+            needed.push(name);
+            continue;
+        };
         if nested(default) {
             continue;
         }
@@ -35,6 +40,9 @@ fn table(section: &Section, defaults: &toml::Value) -> Value {
         setting.insert("default".into(), serde_json::to_value(default).unwrap_or_default());
         kind(section, &name, default, &mut setting);
         table["properties"][name] = Value::Object(setting);
+    }
+    if !needed.is_empty() {
+        table["required"] = json!(needed);
     }
     table
 }
@@ -140,6 +148,14 @@ mod tests {
     fn the_defaults_fit_their_schema() {
         let value = serde_json::to_value(Config::default()).expect("a config is JSON");
         fits(&schema(), &value, "config");
+    }
+
+    #[test]
+    fn a_client_key_needs_both_of_its_settings() {
+        let keys = &schema()["properties"]["service"]["properties"]["api_keys"];
+        assert_eq!(keys["items"]["required"], json!(["key", "tenant"]));
+        fits(keys, &json!([{"key": "k", "tenant": "t"}]), "api_keys");
+        assert!(crate::config::parse("[[service.api_keys]]\nkey = \"k\"").is_err(), "as the parser has it");
     }
 
     #[test]

@@ -25,6 +25,9 @@ pub struct UpArgs {
     /// What the nodes compute with
     #[command(flatten)]
     engines: Engines,
+    /// Threads that serve clients and decide; 1 spends the least processor time a call [default: one a core]
+    #[arg(long)]
+    threads: Option<usize>,
     /// Folder of the nodes' SSD tiers [default: a temporary one, removed at the end]
     #[arg(long)]
     data: Option<PathBuf>,
@@ -60,10 +63,7 @@ pub fn run(args: UpArgs) -> Result<ExitCode, String> {
         data: args.data,
         log: args.log,
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| format!("runtime: {e}"))?;
+    let runtime = super::runtime(args.threads)?;
     runtime.block_on(crate::up::run(plan))?;
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     Ok(ExitCode::SUCCESS)

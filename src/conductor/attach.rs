@@ -19,13 +19,20 @@ const HELLO_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
 /// The control plane's server.
 pub struct ControlService {
     inbox: Inbox,
+    hello_within: std::time::Duration,
 }
 
 impl ControlService {
     /// A server that tells `inbox` what nodes say.
     #[must_use]
     pub const fn new(inbox: Inbox) -> Self {
-        Self { inbox }
+        Self { inbox, hello_within: HELLO_WITHIN }
+    }
+
+    /// The same with another patience for the first message.
+    #[cfg(test)]
+    pub(super) const fn hello_within(inbox: Inbox, hello_within: std::time::Duration) -> Self {
+        Self { inbox, hello_within }
     }
 }
 
@@ -40,11 +47,16 @@ impl v1::control_server::Control for ControlService {
         request: Request<Streaming<v1::FromNode>>,
     ) -> Result<Response<ToNodeStream>, Status> {
         let mut incoming = request.into_inner();
-        let hello = match tokio::time::timeout(HELLO_WITHIN, incoming.message()).await {
+        let hello = match tokio::time::timeout(self.hello_within, incoming.message()).await {
             Ok(Ok(Some(v1::FromNode { message: Some(v1::from_node::Message::Hello(hello)) }))) => hello,
             Ok(Err(status)) => return Err(status),
             Ok(_) => return Err(Status::invalid_argument("the first message of a node must be Hello")),
-            Err(_) => return Err(Status::deadline_exceeded("the node did not say Hello within 10 s")),
+            Err(_) => {
+                let within = self.hello_within;
+                return Err(Status::deadline_exceeded(format!(
+                    "the node did not say Hello within {within:?}"
+                )));
+            }
         };
         let (orders, receiver) = mpsc::channel(ORDERS_PER_NODE);
         let (reply, answer) = oneshot::channel();

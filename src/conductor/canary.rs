@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_router::{Event, Submission};
-use baton_types::{BlockKey, Sampling};
+use baton_types::{BlockKey, RequestId, Sampling};
 use tokio::sync::mpsc;
 
 use super::driver::Driver;
@@ -18,6 +18,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 #[derive(Default)]
 pub(super) struct Canary {
     passed: bool,
+    /// The latest one: it is nobody's request, and not written down.
+    pub(super) request: Option<RequestId>,
     flying: bool,
 }
 
@@ -40,15 +42,17 @@ impl Driver {
         if !self.fleet.has_pair() {
             self.canary.passed = false;
         } else if !self.canary.passed && !self.canary.flying && !self.closing {
-            self.canary.flying = true;
-            self.send_canary();
+            self.canary.flying = self.send_canary();
         }
         self.publish_readiness();
     }
 
-    fn send_canary(&mut self) {
+    /// False: the conductor is ending.
+    fn send_canary(&mut self) -> bool {
+        let Some(inbox) = self.inbox.upgrade() else { return false };
         let (sender, events) = mpsc::channel(16);
-        let request = self.inbox.name_request();
+        let request = inbox.name_request();
+        self.canary.request = Some(request);
         let sampling = Sampling { temperature: 0.0, max_tokens: 2, ignore_eos: true, ..Sampling::default() };
         let submission = Submission {
             request_id: format!("canary-{request}").into(),
@@ -63,7 +67,6 @@ impl Driver {
             timeout_us: Some(u64::try_from(PATIENCE.as_micros()).unwrap_or(u64::MAX)),
             trace: None,
         };
-        let inbox = self.inbox.clone();
         tokio::spawn(async move {
             let message = Message::Submit { request, submission: Box::new(submission), events: sender };
             if !inbox.send(message).await {
@@ -76,6 +79,7 @@ impl Driver {
             }
             inbox.send(Message::Canary(CanaryOutcome { failure })).await;
         });
+        true
     }
 
     pub(super) fn canary_ended(&mut self, outcome: CanaryOutcome) {

@@ -7,16 +7,17 @@ use std::time::{Duration, Instant};
 
 use baton_router::{Event, Readiness, Refusal, Submission};
 use baton_scheduler::{Conductor, Effect, Input, Request};
-use baton_types::{ClassId, InstanceId, RequestId, TenantId};
+use baton_types::{ClassId, Epoch, InstanceId, RequestId, TenantId};
 use tokio::sync::{mpsc, oneshot};
 
 use super::backend::{Door, Shared};
 use super::fleet::Fleet;
-use super::inbox::{Inbox, Message};
+use super::inbox::{Inbox, Message, WeakInbox};
 use super::journal::{JournalSettings, JournalWriter};
 use super::policy::StagePolicy;
 use super::session::{Heard, Phase, Session};
 use super::status::Decisions;
+use super::waiting::UNPARK_EVERY_US;
 use crate::capture::{Capture, CaptureConfig, CaptureOutcome};
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -26,8 +27,6 @@ use crate::spans::{Spans, Trace};
 const BATCH_MESSAGES: usize = 256;
 /// Tenants told apart; more are one.
 const MAX_TENANTS: usize = 10_000;
-/// How often requests that nothing could take are tried again, µs.
-const UNPARK_EVERY_US: u64 = 50_000;
 /// Requests under way at most; more are refused (I9).
 const MAX_SESSIONS: usize = 100_000;
 
@@ -41,6 +40,9 @@ pub struct DriverConfig {
     pub spans: Spans,
 }
 
+/// Tells the time since the start, µs.
+type Clock = Box<dyn Fn() -> u64 + Send>;
+
 /// The conductor's state; see [`Driver::run`].
 pub struct Driver {
     pub(super) core: Conductor,
@@ -53,22 +55,24 @@ pub struct Driver {
     pub(super) pending: VecDeque<Input>,
     pub(super) policy: StagePolicy,
     pub(super) decisions: Decisions,
+    pub(super) turns: super::turns::Turns,
     pub(super) metrics: Metrics,
     pub(super) spans: Spans,
     pub(super) quiesce: Vec<oneshot::Sender<()>>,
     pub(super) closing: bool,
     pub(super) canary: super::canary::Canary,
-    pub(super) inbox: Inbox,
+    /// Weak: the conductor ends when everybody else has let go of its inbox.
+    pub(super) inbox: WeakInbox,
     pub(super) shared: Arc<Shared>,
     pub(super) capture: Option<Capture>,
     pub(super) journal: Option<JournalWriter>,
     pub(super) parked: BTreeSet<RequestId>,
-    unparked_us: u64,
-    deadlines: BTreeSet<(u64, RequestId)>,
+    pub(super) unparked_us: u64,
+    pub(super) deadlines: BTreeSet<(u64, RequestId)>,
     tenants: BTreeMap<Arc<str>, TenantId>,
     effects: Vec<Effect>,
-    started: Instant,
-    receiver: Option<mpsc::Receiver<Message>>,
+    pub(super) clock: Clock,
+    pub(super) receiver: Option<mpsc::Receiver<Message>>,
 }
 
 impl Driver {
@@ -77,7 +81,10 @@ impl Driver {
     /// # Errors
     /// Names the setting that is out of bounds.
     pub fn new(with: DriverConfig) -> Result<(Self, Inbox, Door), String> {
-        let DriverConfig { config, metrics, spans } = with;
+        let DriverConfig { mut config, metrics, spans } = with;
+        // Every decision can be asked for.
+        config.scheduler.explain_every = config.scheduler.explain_every.max(1);
+        let started = Instant::now();
         let core = Conductor::new(config.scheduler.clone()).map_err(|e| e.to_string())?;
         let service = &config.service;
         let folder = |text: &String| (!text.is_empty()).then(|| PathBuf::from(text));
@@ -101,12 +108,13 @@ impl Driver {
             config,
             previous: None,
             decisions: Decisions::default(),
+            turns: super::turns::Turns::default(),
             metrics,
             spans,
             quiesce: Vec::new(),
             closing: false,
             canary: super::canary::Canary::default(),
-            inbox: inbox.clone(),
+            inbox: inbox.downgrade(),
             shared,
             capture,
             journal,
@@ -115,7 +123,7 @@ impl Driver {
             deadlines: BTreeSet::new(),
             tenants: BTreeMap::new(),
             effects: Vec::new(),
-            started: Instant::now(),
+            clock: Box::new(move || u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)),
             receiver: Some(receiver),
         };
         Ok((driver, inbox, door))
@@ -133,25 +141,27 @@ impl Driver {
                     if count == 0 {
                         return;
                     }
-                    for message in batch.drain(..) {
-                        self.stamp();
-                        self.take_in(message);
-                    }
                 }
-                () = tokio::time::sleep(wake) => {
-                    self.stamp();
-                    self.step(Input::TimerFired);
-                }
+                () = tokio::time::sleep(wake) => {}
             }
-            self.expire();
-            self.unpark();
-            self.send_orders();
-            self.answer_quiesce();
+            self.turn(&mut batch);
         }
     }
 
-    fn stamp(&mut self) {
-        self.now_us = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+    /// Takes messages in, or the time if there are none, and does what has come due.
+    pub(super) fn turn(&mut self, batch: &mut Vec<Message>) {
+        if batch.is_empty() {
+            self.now_us = (self.clock)();
+            self.step(Input::TimerFired);
+        }
+        for message in batch.drain(..) {
+            self.now_us = (self.clock)();
+            self.take_in(message);
+        }
+        self.expire();
+        self.unpark();
+        self.send_orders();
+        self.answer_quiesce();
     }
 
     /// How long nothing need be done if nothing comes in.
@@ -171,8 +181,10 @@ impl Driver {
             Message::Submit { request, submission, events } => self.submit(request, *submission, events),
             Message::Cancel(request) => self.cancel(request, "client_left"),
             Message::Joined { hello, orders, reply } => {
-                let answer = self.joined(*hello, orders);
-                let _ = reply.send(answer);
+                if let Err(Ok(life)) = reply.send(self.joined(*hello, orders)) {
+                    let (instance, epoch) = (InstanceId(life.instance), Epoch(life.epoch));
+                    self.gone(instance, epoch, "it left before it was welcome");
+                }
             }
             Message::Facts { instance, epoch, facts } if self.fleet.is_current(instance, epoch) => {
                 self.heard(instance);
@@ -207,6 +219,8 @@ impl Driver {
                 Some(journal) => journal.step(&mut self.core, self.now_us, input, &mut effects),
                 None => self.core.step(self.now_us, input, &mut effects),
             }
+            #[cfg(test)]
+            assert_eq!(self.core.check(), Ok(()));
             for effect in effects.drain(..) {
                 self.carry_out(effect);
             }
@@ -233,6 +247,9 @@ impl Driver {
         if self.sessions.len() >= MAX_SESSIONS {
             return refuse("queue_full", format!("{MAX_SESSIONS} requests are under way"), 429);
         }
+        if submission.tokens.is_empty() {
+            return refuse("empty_prompt", "the prompt has no token; send at least one".into(), 400);
+        }
         let classes = &self.config.scheduler.classes;
         let named = |name: &Arc<str>| classes.iter().position(|class| *class.name == **name);
         let class = match submission.class.as_ref().map(|name| (name, named(name))) {
@@ -245,7 +262,9 @@ impl Driver {
             }
         };
         let tenant = self.tenant(submission.tenant.as_ref());
-        let trace = self.spans.open(submission.trace, self.now_us);
+        // The conductor's own requests are nobody's to trace.
+        let canary = self.canary.request == Some(request);
+        let trace = if canary { Trace::default() } else { self.spans.open(submission.trace, self.now_us) };
         let session = self.open(submission, (class, tenant), events);
         let session = Session { trace, ..session };
         self.sessions.insert(request, session);
@@ -257,7 +276,7 @@ impl Driver {
     }
 
     /// Tells the core of a request, with what its client has of the answer as part of the prompt.
-    fn arrive(&mut self, request: RequestId) {
+    pub(super) fn arrive(&mut self, request: RequestId) {
         let Some(session) = self.sessions.get(&request) else { return };
         let submission = &session.submission;
         let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
@@ -270,35 +289,6 @@ impl Driver {
             emitted_tokens,
             ..Request::default()
         }));
-    }
-
-    /// A request that was let in and that nothing can take right now waits for its stage's time.
-    /// False: it was not let in before, or has waited for too long.
-    pub(super) fn park(&mut self, request: RequestId) -> bool {
-        let Some(session) = self.sessions.get_mut(&request) else { return false };
-        if session.attempt == 0 || session.done {
-            return false;
-        }
-        if !session.parked {
-            session.parked = true;
-            (session.prefill, session.decode) = (None, None);
-            session.enter(Phase::Waiting, self.now_us, &self.fleet);
-            let wait_us = self.policy.queue_stage_us(session);
-            self.set_deadline(request, self.now_us + wait_us);
-        }
-        self.parked.insert(request);
-        true
-    }
-
-    /// Tries again whoever was parked.
-    fn unpark(&mut self) {
-        if self.parked.is_empty() || self.now_us < self.unparked_us + UNPARK_EVERY_US {
-            return;
-        }
-        self.unparked_us = self.now_us;
-        for request in std::mem::take(&mut self.parked) {
-            self.arrive(request);
-        }
     }
 
     fn open(
@@ -327,7 +317,9 @@ impl Driver {
             last_token_us: self.now_us,
             deadline_us: 0,
             moves: 0,
+            let_in: false,
             parked: false,
+            prompt_told: false,
             done: false,
             cause: None,
             outcome: CaptureOutcome::Cancelled,
@@ -343,6 +335,7 @@ impl Driver {
         let names = |id: InstanceId| self.fleet.get(id).map_or_else(|| id.to_string(), |n| n.name.clone());
         let decision = self.decisions.words(request, &names);
         let Some(session) = self.sessions.get_mut(&request) else { return };
+        session.let_in = true;
         if let Some((_, predicted_us)) = &decision {
             session.predicted_ttft_us = *predicted_us;
         }
@@ -377,13 +370,23 @@ impl Driver {
         }
     }
 
+    /// Lets the legs of a request go whose client has all of its answer already. False: it has not.
+    pub(super) fn let_go_if_done(&mut self, request: RequestId) -> bool {
+        if !self.sessions.get(&request).is_some_and(|s| s.done) {
+            return false;
+        }
+        self.step(Input::RequestCancelled { request });
+        self.end(request);
+        true
+    }
+
     /// Forgets a request; its client has been, or is about to be, told.
     pub(super) fn end(&mut self, request: RequestId) -> Option<Session> {
         let mut session = self.sessions.remove(&request)?;
         self.deadlines.remove(&(session.deadline_us, request));
         self.parked.remove(&request);
         self.metrics.ended();
-        if let Some(capture) = &self.capture {
+        if let Some(capture) = self.capture.as_ref().filter(|_| self.canary.request != Some(request)) {
             capture.record(session.captured(&self.config));
         }
         if session.trace.is_kept() {
@@ -391,63 +394,6 @@ impl Driver {
             self.spans.close(&mut session.trace, self.now_us, summary);
         }
         Some(session)
-    }
-
-    /// Gives the present stage of a request until `at_us`, or until its client's patience ends.
-    pub(super) fn set_deadline(&mut self, request: RequestId, at_us: u64) {
-        let Some(session) = self.sessions.get_mut(&request) else { return };
-        let patience_us =
-            session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
-        self.deadlines.remove(&(session.deadline_us, request));
-        session.deadline_us = at_us.min(patience_us);
-        self.deadlines.insert((session.deadline_us, request));
-    }
-
-    /// Ends stages whose time is over and lives that went silent.
-    fn expire(&mut self) {
-        while let Some(&(at_us, request)) = self.deadlines.first().filter(|(at, _)| *at <= self.now_us) {
-            self.deadlines.remove(&(at_us, request));
-            self.stage_expired(request);
-        }
-        let since_us = self.now_us.saturating_sub(self.config.service.lost_after_us);
-        for (instance, epoch) in self.fleet.silent(since_us) {
-            self.gone(instance, epoch, "no heartbeat");
-        }
-    }
-
-    fn stage_expired(&mut self, request: RequestId) {
-        let Some(session) = self.sessions.get_mut(&request) else { return };
-        let patience_us =
-            session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
-        if session.phase == Phase::Decoding {
-            // Tokens since then have moved the deadline without touching the queue.
-            let due_us = session.last_token_us + self.policy.token_stage_us(session);
-            if due_us.min(patience_us) > self.now_us {
-                return self.set_deadline(request, due_us);
-            }
-        }
-        let phase = session.phase;
-        let stage = match phase {
-            Phase::Waiting => "queue_timeout",
-            Phase::Prefilling => "prefill_timeout",
-            Phase::HandingOff => "handoff_timeout",
-            Phase::Decoding => "decode_timeout",
-        };
-        self.metrics.stage_expired(stage);
-        if patience_us <= self.now_us || phase == Phase::Waiting {
-            let whose = if phase == Phase::Waiting { "its stage's" } else { "the client's" };
-            let message = format!("{whose} time ran out at stage '{}'", phase.name());
-            session.fail(504, stage, message);
-            session.trace.failed(stage, self.now_us);
-            return self.cancel(request, stage);
-        }
-        session.blame(format!("{stage} on its instance"), stage, self.now_us);
-        let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
-        self.step(match phase {
-            Phase::Prefilling => Input::PrefillFailed { request },
-            Phase::HandingOff => Input::HandoffFailed { request },
-            _ => Input::DecodeFailed { request, emitted_tokens },
-        });
     }
 
     fn send_orders(&mut self) {

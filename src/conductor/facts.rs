@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use super::driver::Driver;
-use super::session::{Heard, Phase};
+use super::session::{Heard, Phase, Session};
 
 impl Driver {
     pub(super) fn joined(
@@ -16,14 +16,16 @@ impl Driver {
         hello: v1::Hello,
         orders: mpsc::Sender<v1::ToNode>,
     ) -> Result<v1::Welcome, String> {
+        let block_tokens = self.config.scheduler.block_tokens;
+        // Who is turned away does not end the life of whoever has its name.
+        let checked = self.fleet.check(&hello, block_tokens)?;
         let before = self.fleet.by_name(&hello.name);
         if let Some((instance, epoch)) = before.and_then(|id| Some((id, self.fleet.get(id)?.epoch))) {
             self.gone(instance, epoch, "it attached again");
         }
-        let model = model_of(&hello, self.config.scheduler.block_tokens);
-        let block_tokens = self.config.scheduler.block_tokens;
+        let model = model_of(&hello, block_tokens);
         let (name, role) = (hello.name.clone(), hello.role.clone());
-        let spec = self.fleet.admit(hello, orders, block_tokens, self.now_us)?;
+        let spec = self.fleet.admit(hello, orders, checked, self.now_us)?;
         let (instance, epoch) = (spec.id, spec.epoch);
         tracing::info!(node = name, role, instance = instance.0, epoch = epoch.0, "node attached");
         self.shared.model.store(Some(Arc::new(model)));
@@ -45,6 +47,11 @@ impl Driver {
         let Some(node) = self.fleet.remove(instance) else { return };
         tracing::warn!(node = node.name, instance = instance.0, epoch = epoch.0, why, "node lost");
         self.metrics.node_lost();
+        let done = |s: &Session| s.done && [s.prefill, s.decode].contains(&Some(instance));
+        let over: Vec<_> = self.sessions.iter().filter(|(_, s)| done(s)).map(|(r, _)| *r).collect();
+        for request in over {
+            self.let_go_if_done(request);
+        }
         let (mut emitted, now_us) = (Vec::new(), self.now_us);
         for (request, session) in &mut self.sessions {
             let legs = [session.prefill, session.decode];
@@ -81,11 +88,12 @@ impl Driver {
             v1::fact::Fact::Drain(_) => return,
             _ => {}
         }
-        let current = self
-            .sessions
-            .get(&request)
-            .is_some_and(|s| s.attempt == told.attempt && [s.prefill, s.decode].contains(&Some(instance)));
-        if !current {
+        let current = self.sessions.get(&request).filter(|s| s.attempt == told.attempt);
+        if !current.is_some_and(|s| may_tell(s, instance, &fact)) {
+            if !self.sessions.contains_key(&request) {
+                // It ended while this was on its way: whatever that node still holds for it is let go.
+                self.push(instance, request, told.attempt, v1::order::Order::Release(v1::Release {}));
+            }
             return self.metrics.stale_message();
         }
         match fact {
@@ -96,7 +104,9 @@ impl Driver {
             v1::fact::Fact::Failure(failure) => self.leg_failed(request, instance, &failure),
             v1::fact::Fact::PromptLogprobs(told) => {
                 let logprobs: Vec<TokenLogprob> = told.logprobs.iter().map(TokenLogprob::from).collect();
-                if let Some(session) = self.sessions.get(&request).filter(|s| s.answer.is_empty()) {
+                let first = |s: &&mut Session| s.answer.is_empty() && !s.prompt_told;
+                if let Some(session) = self.sessions.get_mut(&request).filter(first) {
+                    session.prompt_told = true;
                     let _ = session.tell(Event::PromptLogprobs(logprobs));
                 }
             }
@@ -151,9 +161,7 @@ impl Driver {
 
     fn prefilled(&mut self, request: RequestId, done: &v1::Prefilled) {
         let now_us = self.now_us;
-        let Some(session) = self.sessions.get_mut(&request).filter(|s| s.phase == Phase::Prefilling) else {
-            return self.metrics.stale_message();
-        };
+        let Some(session) = self.sessions.get_mut(&request) else { return };
         session.enter(Phase::HandingOff, now_us, &self.fleet);
         if session.moves == 0 {
             session.cached_tokens = done.cached_tokens.min(session.submission.tokens.len() as u64);
@@ -199,26 +207,40 @@ impl Driver {
 
     fn handed_off(&mut self, request: RequestId, ok: bool) {
         let now_us = self.now_us;
+        if !ok && self.let_go_if_done(request) {
+            return;
+        }
         let Some(session) = self.sessions.get_mut(&request) else { return };
         if !ok {
+            if session.phase == Phase::Decoding {
+                // The decode instance has it all; only the word of it was lost on the way back.
+                let (attempt, prefill) = (session.attempt, session.prefill);
+                if let Some(prefill) = prefill.filter(|p| Some(*p) != session.decode) {
+                    self.push(prefill, request, attempt, v1::order::Order::Release(v1::Release {}));
+                }
+                return;
+            }
             session.cause.get_or_insert_with(|| "its KV did not reach the decode instance".into());
             session.trace.failed("handoff", now_us);
             return self.step(Input::HandoffFailed { request });
         }
         match session.phase {
             Phase::Prefilling => session.landed = true,
-            Phase::HandingOff => self.step(Input::HandoffFinished { request }),
-            Phase::Waiting | Phase::Decoding => self.metrics.stale_message(),
+            _ => self.step(Input::HandoffFinished { request }),
         }
     }
 
     fn leg_failed(&mut self, request: RequestId, instance: InstanceId, failure: &v1::Failure) {
         let now_us = self.now_us;
+        if self.let_go_if_done(request) {
+            return;
+        }
         let Some(session) = self.sessions.get_mut(&request) else { return };
         let node = self.fleet.get(instance).map_or_else(String::new, |n| n.name.clone());
         let phase = session.phase;
         self.metrics.leg_failed(&failure.stage);
         if failure.of_request {
+            session.outcome = crate::capture::CaptureOutcome::Failed;
             session.fail(400, &failure.stage, failure.message.clone());
             session.trace.failed(crate::spans::failure_word(&failure.stage), now_us);
             return self.cancel(request, "invalid");
@@ -229,10 +251,27 @@ impl Driver {
         let on_decode = session.decode == Some(instance) && session.prefill != Some(instance);
         self.step(match phase {
             Phase::Decoding => Input::DecodeFailed { request, emitted_tokens },
-            Phase::HandingOff => Input::HandoffFailed { request },
-            Phase::Prefilling if on_decode => Input::HandoffFailed { request },
-            Phase::Prefilling | Phase::Waiting => Input::PrefillFailed { request },
+            _ if on_decode => Input::HandoffFailed { request },
+            // The KV is not there, or not there any more.
+            _ => Input::PrefillFailed { request },
         });
+    }
+}
+
+/// Whether a node has a say in this: each leg tells what it does, and at its stage.
+fn may_tell(session: &Session, instance: InstanceId, fact: &v1::fact::Fact) -> bool {
+    use v1::fact::Fact;
+    let (prefills, decodes) = (session.prefill == Some(instance), session.decode == Some(instance));
+    match (session.phase, fact) {
+        // A prefill draws one token, the first of its attempt.
+        (Phase::Prefilling, Fact::Token(token)) => prefills && token.index == session.given,
+        (Phase::Prefilling, Fact::Prefilled(_) | Fact::Fetch(_) | Fact::PromptLogprobs(_)) => prefills,
+        (Phase::Prefilling | Phase::HandingOff, Fact::Handoff(true)) => decodes,
+        (Phase::Prefilling | Phase::HandingOff, Fact::Handoff(false) | Fact::Failure(_)) => {
+            prefills || decodes
+        }
+        (Phase::Decoding, Fact::Token(_) | Fact::Failure(_)) => decodes,
+        _ => false,
     }
 }
 

@@ -10,6 +10,8 @@ use tokio::sync::mpsc;
 
 /// Instances that one conductor knows at most (I9).
 const MAX_INSTANCES: usize = 4096;
+/// Bytes of a node's name at most.
+const MAX_NAME_BYTES: usize = 256;
 
 /// An attached node.
 pub(super) struct Node {
@@ -61,6 +63,11 @@ impl Fleet {
         any(Role::prefills) && any(Role::decodes)
     }
 
+    /// Instances whose part it is to prefill and that take work.
+    pub(super) fn prefills(&self) -> u64 {
+        self.iter().filter(|(_, n)| !n.draining && n.role.prefills()).count() as u64
+    }
+
     /// How peers reach an instance's KV.
     pub(super) fn peer(&self, instance: InstanceId) -> Option<v1::Peer> {
         let node = self.get(instance)?;
@@ -72,18 +79,18 @@ impl Fleet {
         })
     }
 
-    /// Checks what a node says of itself, gives it a number and a new epoch.
+    /// Gives a node that was [checked](Self::check) a number and a new epoch.
     ///
     /// # Errors
-    /// In words, with the remedy: another protocol, another model or block size than the others'.
+    /// In words: too many instances have been here.
     pub(super) fn admit(
         &mut self,
         hello: v1::Hello,
         orders: mpsc::Sender<v1::ToNode>,
-        block_tokens: u32,
+        checked: (Role, CostProfile),
         now_us: u64,
     ) -> Result<InstanceSpec, String> {
-        let (role, profile) = self.check(&hello, block_tokens)?;
+        let (role, profile) = checked;
         let next = InstanceId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
         let (id, epoch) = match self.numbers.get(&hello.name) {
             Some((id, epoch)) => (*id, Epoch(epoch.0 + 1)),
@@ -105,12 +112,19 @@ impl Fleet {
         Ok(spec)
     }
 
-    fn check(&self, hello: &v1::Hello, block_tokens: u32) -> Result<(Role, CostProfile), String> {
+    /// Checks what a node says of itself against what the others are.
+    ///
+    /// # Errors
+    /// In words, with the remedy: another protocol, another model or block size than the others'.
+    pub(super) fn check(&self, hello: &v1::Hello, block_tokens: u32) -> Result<(Role, CostProfile), String> {
         if hello.protocol_version != PROTOCOL_VERSION {
             return Err(format!(
                 "node {} speaks control protocol {}, this conductor {PROTOCOL_VERSION}; run the same baton on both",
                 hello.name, hello.protocol_version
             ));
+        }
+        if hello.name.is_empty() || hello.name.len() > MAX_NAME_BYTES {
+            return Err(format!("a node's name has 1 to {MAX_NAME_BYTES} bytes; give it one with --name"));
         }
         let print = hello.fingerprint.clone().unwrap_or_default();
         if print.block_tokens != block_tokens {
@@ -119,7 +133,9 @@ impl Fleet {
                 hello.name, print.block_tokens
             ));
         }
-        if let Some(ours) = self.fingerprint.as_ref().filter(|ours| **ours != print) {
+        // An earlier life of the node itself does not count: it may come back with another model.
+        let others = self.iter().any(|(_, node)| node.name != hello.name);
+        if let Some(ours) = self.fingerprint.as_ref().filter(|ours| others && **ours != print) {
             return Err(format!(
                 "node {} cannot share KV with the others: it is {print:?}, they are {ours:?}; serve one model a conductor",
                 hello.name

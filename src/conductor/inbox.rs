@@ -110,6 +110,19 @@ pub struct Inbox {
     next_request: Arc<AtomicU64>,
 }
 
+/// The sending side, for who must not keep the conductor running.
+pub(super) struct WeakInbox {
+    sender: mpsc::WeakSender<Message>,
+    next_request: Arc<AtomicU64>,
+}
+
+impl WeakInbox {
+    /// The sending side while anybody else still has it.
+    pub(super) fn upgrade(&self) -> Option<Inbox> {
+        Some(Inbox { sender: self.sender.upgrade()?, next_request: Arc::clone(&self.next_request) })
+    }
+}
+
 /// An inbox with its receiving side.
 #[must_use]
 pub fn inbox() -> (Inbox, mpsc::Receiver<Message>) {
@@ -118,6 +131,11 @@ pub fn inbox() -> (Inbox, mpsc::Receiver<Message>) {
 }
 
 impl Inbox {
+    /// The same without keeping the conductor running.
+    pub(super) fn downgrade(&self) -> WeakInbox {
+        WeakInbox { sender: self.sender.downgrade(), next_request: Arc::clone(&self.next_request) }
+    }
+
     /// A name for a new request.
     #[must_use]
     pub fn name_request(&self) -> RequestId {

@@ -55,6 +55,7 @@ impl Driver {
         let Some(session) = self.sessions.get_mut(&request) else { return };
         if session.done {
             self.pending.push_back(Input::RequestCancelled { request });
+            self.end(request);
             return;
         }
         session.attempt += 1;
@@ -132,6 +133,24 @@ impl Driver {
     fn release(&mut self, request: RequestId, instance: InstanceId) {
         let attempt = self.sessions.get(&request).map_or(0, |s| s.attempt);
         self.push(instance, request, attempt, v1::order::Order::Release(v1::Release {}));
+        self.leg_is_over(request, instance);
+    }
+
+    /// Nothing more is believed of a leg that was let go. Without any, the request waits again.
+    fn leg_is_over(&mut self, request: RequestId, instance: InstanceId) {
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        let over = |leg: Option<InstanceId>| leg == Some(instance);
+        if session.phase == Phase::Decoding || over(session.prefill) {
+            session.prefill = None;
+        }
+        if over(session.decode) {
+            session.decode = None;
+        }
+        if session.prefill.is_none() && session.decode.is_none() {
+            session.enter(Phase::Waiting, self.now_us, &self.fleet);
+            let wait_us = self.policy.queue_stage_us(session);
+            self.set_deadline(request, self.now_us + wait_us);
+        }
     }
 
     fn set_outcome(&mut self, request: RequestId, outcome: CaptureOutcome, reason: &'static str) {
@@ -142,14 +161,28 @@ impl Driver {
     }
 
     fn reject(&mut self, rejection: &Rejection) {
-        // Who was let in is not refused for what happened to its instances since.
-        if self.park(rejection.request) {
+        // Who was sent somewhere is not refused for what happened to its instances since; a policy
+        // that looks again after the prefill means it.
+        let sent = self.sessions.get(&rejection.request).is_some_and(|s| s.attempt > 0 || s.parked);
+        if sent && rejection.wasted_tokens == 0 && self.park(rejection.request) {
             return;
         }
-        self.set_outcome(rejection.request, CaptureOutcome::Rejected, rejection.reason.name());
-        let Some(session) = self.end(rejection.request) else { return };
+        let done = self.sessions.get(&rejection.request).is_some_and(|s| s.done);
+        if !done {
+            self.set_outcome(rejection.request, CaptureOutcome::Rejected, rejection.reason.name());
+        }
+        let Some(session) = self.end(rejection.request).filter(|_| !done) else { return };
         self.metrics.refused(rejection.reason.name());
-        let (status, message) = refusal_words(rejection, &session);
+        let mut rejection = rejection.clone();
+        if !matches!(rejection.reason, RejectReason::NoInstance | RejectReason::TooLong) {
+            let share = self.fleet.prefills().max(1);
+            let cost_us = self.decisions.cost_us(rejection.request) / share;
+            rejection.retry_after_us = self.turns.give(self.now_us, rejection.retry_after_us, cost_us);
+        }
+        let (status, message) = refusal_words(&rejection, &session);
+        if !session.answer.is_empty() {
+            return session.fail(503, rejection.reason.name(), message);
+        }
         let told = (status == 429 || status == 503).then_some(rejection.retry_after_us.max(1));
         let _ = session.tell(Event::Refused(Refusal {
             status,

@@ -62,6 +62,10 @@ pub(super) struct Session {
     /// When the present stage is given up, µs.
     pub deadline_us: u64,
     pub moves: u32,
+    /// Its client was told that it will be served.
+    pub let_in: bool,
+    /// The client has the prompt's logprobs.
+    pub prompt_told: bool,
     /// It was let in and nothing can take it right now: it comes again when something changes.
     pub parked: bool,
     /// The client has all of its answer; the legs have not yet been let go.

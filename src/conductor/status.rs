@@ -124,19 +124,15 @@ impl Decisions {
         name: &dyn Fn(InstanceId) -> String,
     ) -> Option<(Arc<str>, u64)> {
         let (_, _, decision) = self.latest.iter().rev().take(8).find(|known| known.0 == request)?;
-        let chosen = decision.chosen?;
-        let terms = decision.candidates.iter().find(|c| c.instance == chosen)?;
-        let words = format!(
-            "prefill={} ttft_ms={:.1} queue_ms={:.1} load_ms={:.1} compute_ms={:.1} cached_tokens={} candidates={}",
-            name(chosen),
-            terms.ttft_us as f64 / 1e3,
-            terms.queue_us as f64 / 1e3,
-            terms.load_us as f64 / 1e3,
-            terms.compute_us as f64 / 1e3,
-            terms.cached_tokens,
-            decision.candidates.len()
-        );
-        Some((words.into(), terms.ttft_us))
+        in_words(decision, name)
+    }
+
+    /// Time for which a request would take the quickest of the instances that were considered for it,
+    /// µs; 0 where no decision about it is known.
+    pub(super) fn cost_us(&self, request: RequestId) -> u64 {
+        let known = self.latest.iter().rev().take(8).find(|known| known.0 == request);
+        let candidates = known.map_or(&[][..], |(_, _, decision)| &decision.candidates);
+        candidates.iter().map(|c| c.load_us + c.compute_us).min().unwrap_or(0)
     }
 
     fn table(&self, request_id: &str, name: &dyn Fn(InstanceId) -> String) -> Option<String> {
@@ -161,6 +157,23 @@ impl Decisions {
     }
 }
 
+/// A decision in a line, and the TTFT that it predicts; `None` if it was to refuse.
+fn in_words(decision: &Decision, name: &dyn Fn(InstanceId) -> String) -> Option<(Arc<str>, u64)> {
+    let chosen = decision.chosen?;
+    let terms = decision.candidates.iter().find(|c| c.instance == chosen)?;
+    let words = format!(
+        "prefill={} ttft_ms={:.1} queue_ms={:.1} load_ms={:.1} compute_ms={:.1} cached_tokens={} candidates={}",
+        name(chosen),
+        terms.ttft_us as f64 / 1e3,
+        terms.queue_us as f64 / 1e3,
+        terms.load_us as f64 / 1e3,
+        terms.compute_us as f64 / 1e3,
+        terms.cached_tokens,
+        decision.candidates.len()
+    );
+    Some((words.into(), terms.ttft_us))
+}
+
 impl Driver {
     pub(super) fn answer(&mut self, question: Question) {
         match question {
@@ -176,7 +189,7 @@ impl Driver {
             }
             Question::Rollback(reply) => {
                 let before =
-                    self.previous.take().ok_or_else(|| "no change of policy to take back".to_owned());
+                    self.previous.clone().ok_or_else(|| "no change of policy to take back".to_owned());
                 let _ = reply.send(before.and_then(|config| self.change_policy(config)));
             }
             Question::Policy(config, reply) => {
@@ -233,6 +246,7 @@ impl Driver {
     fn change_policy(&mut self, mut config: Config) -> Result<Vec<String>, String> {
         // What the command line said still holds.
         config.service.listen.clone_from(&self.config.service.listen);
+        config.service.control.clone_from(&self.config.service.control);
         config.scheduler.explain_every = config.scheduler.explain_every.max(1);
         crate::policy::can_reload(&self.config, &config)?;
         let changes = crate::policy::changes(&self.config, &config);
@@ -347,8 +361,8 @@ impl Driver {
         let name = |id| self.name_of(id);
         let recent = self.decisions.latest.iter().rev().take(20);
         recent
-            .map(|(request, request_id, decision)| {
-                let words = self.decisions.words(*request, &name).map_or_else(
+            .map(|(_, request_id, decision)| {
+                let words = in_words(decision, &name).map_or_else(
                     || format!("refused ({} candidates)", decision.candidates.len()),
                     |(words, _)| words.to_string(),
                 );

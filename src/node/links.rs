@@ -200,11 +200,14 @@ fn address(peer: &v1::Peer) -> PeerAddress {
 impl Receiver for Links {
     fn offer(&self, ticket: Ticket, _plan: &Plan) -> Result<Accepted, Refused> {
         let epoch = *self.epoch.lock();
-        if ticket.epoch != epoch {
-            return Err(Refused {
-                retry: false,
-                why: format!("epoch {} is over, this is {epoch}", ticket.epoch),
-            });
+        if ticket.epoch > epoch {
+            // The peer has its orders already, this node not yet its welcome.
+            let why = format!("epoch {} has not begun here, this is {epoch}", ticket.epoch);
+            return Err(Refused { retry: true, why });
+        }
+        if ticket.epoch < epoch {
+            let why = format!("epoch {} is over, this is {epoch}", ticket.epoch);
+            return Err(Refused { retry: false, why });
         }
         match self.expected.lock().get(&ticket.request) {
             Some(expected) if expected.attempt == ticket.attempt => {

@@ -127,12 +127,12 @@ impl Story {
         let end_us = struck_us.unwrap_or(now_us);
         self.open.broken = struck_us.is_some();
         self.open.end_us = end_us;
-        // One process hands nothing over to itself.
+        // One process hands nothing over to itself, and a request that is let go does not wait anew.
         let place = &self.open.place;
         let stays = place.stage == HANDOFF && place.prefill == place.decode;
         if self.stages.len() >= MAX_STAGES {
             self.untold_stages += 1;
-        } else if !stays {
+        } else if !stays && (self.attempts == 0 || place.stage != QUEUE || self.open.start_us < end_us) {
             self.stages.push(self.open.clone());
         }
         end_us

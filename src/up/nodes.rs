@@ -88,8 +88,10 @@ fn spawn(plan: &Plan, name: &str, role: baton_types::Role, control: SocketAddr) 
         .args(["node", "--name", name, "--role", crate::conductor::role_word(role)])
         .arg(format!("--conductor=http://{control}"))
         .arg(format!("--log={}", plan.log))
+        .arg("--until-stdin-ends")
         .args(plan.engines.arguments())
-        .stdin(Stdio::null())
+        // Its end tells the node that this process is gone, even if that was killed.
+        .stdin(Stdio::piped())
         .kill_on_drop(true);
     if let Some(path) = &plan.config_path {
         command.arg("--config").arg(path);

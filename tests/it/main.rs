@@ -14,5 +14,6 @@ mod replay;
 mod requirements;
 mod rows;
 mod settings;
+mod top;
 mod trace_faults;
 mod trace_stats;

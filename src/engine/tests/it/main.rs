@@ -9,3 +9,4 @@ mod reference;
 mod running;
 mod starts;
 mod timed;
+mod transformers;

@@ -1,0 +1,192 @@
+//! `baton serve`: front door and conductor; nodes attach from wherever they run.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use baton_router::Tokenization;
+
+use crate::config::Config;
+use crate::up::Service;
+
+/// Where nodes attach when nothing else is said: they have to know it before this starts.
+const CONTROL: &str = "127.0.0.1:9090";
+/// Tokens in a block of nodes that are started without saying.
+const BLOCK_TOKENS: u32 = 16;
+
+/// Arguments of `baton serve`.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    baton serve -c deploy/baton.toml\n  \
+    baton serve --control 10.0.0.5:9090 --model /models/llama\n  \
+    baton node --name p0 --role prefill --conductor http://10.0.0.5:9090 --kv-listen 10.0.0.6:0")]
+pub struct ServeArgs {
+    /// Configuration file; its `[scheduler]` section is followed when it changes
+    #[arg(short, long)]
+    config: Option<PathBuf>,
+    /// Where clients are served [default: the configuration's service.listen]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<String>,
+    /// Where nodes attach [default: the configuration's service.control; 127.0.0.1:9090 if its port is 0]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    control: Option<String>,
+    /// Hugging Face folder with the tokenizer of the model that the nodes serve [default: one token a byte]
+    #[arg(long, value_name = "FOLDER")]
+    model: Option<PathBuf>,
+    /// Threads that serve clients and decide; 1 spends the least processor time a call [default: one a core]
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Log filter, like info or baton=debug
+    #[arg(long, env = "BATON_LOG", default_value = "info")]
+    log: String,
+}
+
+/// Runs `baton serve` until Ctrl-C or SIGTERM.
+///
+/// # Errors
+/// With one line for the user: what failed, and the remedy.
+pub fn run(args: ServeArgs) -> Result<ExitCode, String> {
+    crate::log::start(&args.log)?;
+    let config = settings(&args)?;
+    let tokenization = match &args.model {
+        Some(folder) => Tokenization::folder(folder).map_err(|e| format!("tokenizer: {e}"))?,
+        None => Tokenization::bytes(),
+    };
+    let runtime = super::runtime(args.threads)?;
+    runtime.block_on(serve(config, tokenization, args))?;
+    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The configuration in force: the file's, and what the command line says on top.
+fn settings(args: &ServeArgs) -> Result<Config, String> {
+    let mut config = match &args.config {
+        Some(path) => crate::config::load(path)?,
+        None => Config::default(),
+    };
+    if args.config.is_none() {
+        config.scheduler.block_tokens = BLOCK_TOKENS;
+    }
+    config.scheduler.explain_every = config.scheduler.explain_every.max(1);
+    if let Some(listen) = &args.listen {
+        config.service.listen.clone_from(listen);
+    }
+    match &args.control {
+        Some(control) => config.service.control.clone_from(control),
+        None if config.service.control.ends_with(":0") => CONTROL.clone_into(&mut config.service.control),
+        None => {}
+    }
+    config.validate()?;
+    Ok(config)
+}
+
+async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> Result<(), String> {
+    let stop = crate::shutdown::on_signal()?;
+    let mut service = Service::start(&config, tokenization, args.config.clone()).await?;
+    let failed = service.failed();
+    greet(&service, &config, &args);
+    let greeting = async {
+        service.ready().await;
+        println!("ready: a canary passed through a pair of nodes");
+        std::future::pending::<()>().await
+    };
+    let outcome = tokio::select! {
+        () = greeting => Ok(()),
+        () = stop.cancelled() => Ok(()),
+        why = failed => Err(why),
+    };
+    eprintln!("baton: draining (a second Ctrl-C stops at once)");
+    service.drain().await;
+    service.stop().await;
+    outcome
+}
+
+fn greet(service: &Service, config: &Config, args: &ServeArgs) {
+    let scheme = if config.service.tls_cert.is_empty() { "http" } else { "https" };
+    let (clients, control) = (service.clients, service.control);
+    println!("baton: front door on {scheme}://{clients}, nodes attach on {control}; Ctrl-C drains and stops");
+    let model = args.model.as_ref().map_or_else(String::new, |f| format!(" --model {}", f.display()));
+    let block_tokens = config.scheduler.block_tokens;
+    for (name, role) in [("p0", "prefill"), ("d0", "decode")] {
+        println!(
+            "node:  baton node --name {name} --role {role} --conductor http://{control} --block-tokens {block_tokens}{model}"
+        );
+    }
+    println!("watch: baton top --url {scheme}://{clients}   metrics: {scheme}://{clients}/metrics");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Node {
+        #[command(flatten)]
+        engines: crate::cli::engines::Engines,
+    }
+
+    #[derive(clap::Parser)]
+    struct Serve {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    fn args(control: Option<&str>) -> ServeArgs {
+        let more = control.into_iter().flat_map(|control| ["--control", control]);
+        let read = <Serve as clap::Parser>::try_parse_from(["serve"].into_iter().chain(more));
+        read.unwrap_or_else(|e| panic!("{e}")).args
+    }
+
+    #[test]
+    fn nodes_find_a_fixed_port_unless_another_is_given() {
+        let told = |control| settings(&args(control)).map(|config| config.service.control);
+        assert_eq!(told(None).as_deref(), Ok(CONTROL));
+        assert_eq!(told(Some("127.0.0.1:0")).as_deref(), Ok("127.0.0.1:0"));
+        assert!(told(Some("here")).is_err_and(|e| e.contains("service.control = \"here\"")));
+    }
+
+    #[test]
+    fn without_a_file_blocks_are_as_long_as_those_of_nodes_that_are_not_told() {
+        let config = settings(&args(None)).expect("the defaults are valid");
+        let node = <Node as clap::Parser>::try_parse_from(["node"]).expect("nothing is required");
+        assert_eq!(config.scheduler.block_tokens, node.engines.block_tokens);
+        assert!(config.scheduler.explain_every > 0, "decisions are remembered for /admin/explain");
+    }
+
+    #[test]
+    fn what_is_shipped_for_systemd_and_containers_starts_this_command() {
+        let unit = include_str!("../../deploy/baton.service");
+        let start =
+            unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/")).expect("a start");
+        let image = include_str!("../../deploy/Dockerfile");
+        let line = image.lines().find_map(|line| line.strip_prefix("CMD ")).expect("a command");
+        let words: Vec<String> = serde_json::from_str(line).expect("the exec form");
+        let image = format!("baton {}", words.join(" "));
+        for command in [start, &image] {
+            let cli = <crate::cli::Cli as clap::Parser>::try_parse_from(command.split(' '));
+            let cli = cli.unwrap_or_else(|e| panic!("{command}: {e}"));
+            let crate::cli::Command::Serve(args) = cli.command else { panic!("{command}: not serve") };
+            assert_eq!(args.config.as_deref(), Some(std::path::Path::new("/etc/baton/baton.toml")));
+        }
+    }
+
+    #[test]
+    fn the_shipped_configuration_is_valid_with_and_without_what_is_commented_out() {
+        let text = include_str!("../../deploy/baton.toml");
+        let shipped = crate::config::parse(text).expect("valid");
+        assert_eq!(shipped.scheduler.block_tokens, BLOCK_TOKENS);
+        let setting = |line: &str| line.starts_with("[[") || line.contains(" = ");
+        let whole: Vec<&str> = text
+            .lines()
+            .map(|line| line.strip_prefix("# ").filter(|rest| setting(rest)).unwrap_or(line))
+            .collect();
+        let whole = crate::config::parse(&whole.join("\n")).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!((whole.service.api_keys.len(), whole.service.tls_cert.is_empty()), (1, false));
+        let drain_us = crate::config::ServiceConfig::default().drain_us;
+        let patience = include_str!("../../deploy/baton.service").lines();
+        let patience = patience.filter_map(|l| l.strip_prefix("TimeoutStopSec=")?.parse::<u64>().ok()).next();
+        assert!(
+            patience.is_some_and(|s| s * 1_000_000 > drain_us),
+            "systemd waits for the drain: {patience:?} s"
+        );
+    }
+}

@@ -1,0 +1,89 @@
+//! `baton top`: a running service, in the terminal.
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::out;
+use crate::top::{Client, Watch};
+
+/// Arguments of `baton top`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Keys: q quits, p pauses, Tab chooses a list, arrows, PageUp, PageDown and Home scroll it.\n\n\
+    Examples:\n  \
+    baton top\n  \
+    baton top --url https://10.0.0.5:8080 --ca cert.pem --key OPERATORS_KEY\n  \
+    baton top --once            # one frame as text; also when the output is no terminal\n  \
+    baton top --json | jq .nodes"
+)]
+pub struct TopArgs {
+    /// The front door of `baton up` or `baton serve`
+    #[arg(long, default_value = "http://127.0.0.1:8080")]
+    url: String,
+    /// The configuration's service.admin_key
+    #[arg(long, env = "BATON_ADMIN_KEY", hide_env_values = true)]
+    key: Option<String>,
+    /// Certificate to trust, PEM: for https
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// Seconds between two looks, 0.1 to 3600
+    #[arg(long, default_value = "1", value_parser = seconds)]
+    interval: Duration,
+    /// Print one frame as text; rates are those of one interval
+    #[arg(long)]
+    once: bool,
+    /// Print what GET /admin/status answers
+    #[arg(long, conflicts_with = "once")]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("'{text}' is no number of seconds"))?;
+    if (0.1..=3600.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(format!("{text} s is outside 0.1..=3600"))
+    }
+}
+
+/// Runs `baton top`.
+///
+/// # Errors
+/// With one line for the user: what did not answer, and the remedy.
+pub fn run(args: &TopArgs) -> Result<ExitCode, String> {
+    let client = Client::new(&args.url, args.key.as_deref(), args.ca.as_deref())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(|e| format!("runtime: {e}"))?;
+    let done = if args.json {
+        let text = runtime.block_on(client.status_text())?;
+        out::say(&format!("{}\n", text.trim_end()))
+    } else if args.once || !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        let text = runtime.block_on(crate::top::once(&client, args.interval))?;
+        out::say(&text)
+    } else {
+        crate::top::watch(&runtime, Watch { client, every: args.interval })
+    };
+    // A look that is still under way is of no use to anybody.
+    runtime.shutdown_background();
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_are_bounded() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(seconds("3600"), Ok(Duration::from_secs(3600)));
+        for wrong in ["0", "0.05", "-1", "NaN", "inf", "3601", "soon"] {
+            let error = seconds(wrong).expect_err(wrong);
+            assert!(error.contains(wrong), "{error}");
+        }
+    }
+}

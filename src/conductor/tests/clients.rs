@@ -1,0 +1,151 @@
+//! Clients that leave, read slowly, or ask for what there is not.
+
+use std::sync::Arc;
+
+use baton_router::Backend as _;
+use baton_types::Sampling;
+use tokio::sync::{mpsc, oneshot};
+
+use super::bench::{Bench, prefilled, token};
+use crate::conductor::Question;
+use crate::conductor::inbox::Message;
+
+#[tokio::test]
+async fn a_client_that_leaves_frees_each_leg_once_at_any_stage() {
+    for names in [&["p0", "d0"][..], &["b0"]] {
+        for stage in 0..4u32 {
+            let mut bench = Bench::with(names).await;
+            bench.submit("r", 6).await;
+            let mut held = names.len() as u64;
+            if stage > 0 {
+                bench.do_prefill("r").await;
+            }
+            if stage > 1 {
+                if names.len() > 1 {
+                    bench.do_handoff("r").await;
+                }
+                bench.do_decode("r", stage).await;
+            }
+            if bench.legs("r").iter().any(|leg| leg.answer.is_some()) {
+                held = 1;
+            }
+            let legs = bench.legs("r");
+            bench.leave("r").await;
+            assert_eq!(bench.books.releases, held, "{names:?} at stage {stage}");
+            bench.quiet();
+            // What they go on to say is about nothing.
+            for leg in &legs {
+                bench.tell(leg, vec![token("r", 0, 0), prefilled(), token("r", 1, 2)]).await;
+            }
+            bench.quiet();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_while_it_waits_costs_nobody_anything() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    // Long prompts, so that the conductor holds the second one back.
+    for name in ["a", "b"] {
+        let mut long = Bench::submission(name, Sampling { max_tokens: 2, ..Sampling::default() });
+        long.tokens = (0..50_000).collect();
+        bench.send(long).await;
+    }
+    assert_eq!(bench.legs("a").len(), 2);
+    assert_eq!(bench.legs("b").len(), 0, "it is held back");
+    bench.leave("b").await;
+    assert_eq!(bench.books.releases, 0);
+    bench.serve("a").await;
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_cut_off() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    let (events, mut slow) = mpsc::channel(3);
+    let sampling = Sampling { max_tokens: 50, ..Sampling::default() };
+    let submission = Box::new(Bench::submission("slow", sampling));
+    let request = bench.inbox.name_request();
+    bench.inbox.send(Message::Submit { request, submission, events }).await;
+    bench.pump().await;
+    bench.do_prefill("slow").await;
+    bench.do_handoff("slow").await;
+    let decode = bench.decode("slow");
+    for index in 1..4 {
+        bench.tell(&decode, vec![token("slow", index, 0)]).await;
+    }
+    bench.quiet();
+    assert_eq!(bench.books.releases, 1);
+    let mut told = 0;
+    while slow.recv().await.is_some() {
+        told += 1;
+    }
+    assert_eq!(told, 3, "what it had room for, and then the end");
+}
+
+#[tokio::test]
+async fn what_cannot_be_served_is_refused_with_a_reason() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    let mut unknown = Bench::submission("class", Sampling::default());
+    unknown.class = Some("gold".into());
+    bench.send(unknown).await;
+    let (status, reason, message) = bench.client("class").trouble();
+    assert_eq!((status, reason.as_str()), (400, "unknown_class"));
+    assert!(message.contains("'gold'") && message.contains("default"), "{message}");
+
+    let mut empty = Bench::submission("empty", Sampling::default());
+    empty.tokens = Arc::new([]);
+    bench.send(empty).await;
+    let (status, reason, _) = bench.client("empty").trouble();
+    assert_eq!((status, reason.as_str()), (400, "empty_prompt"));
+
+    let mut long = Bench::submission("long", Sampling::default());
+    long.tokens = vec![5; 70_000].into();
+    bench.send(long).await;
+    let (status, reason, _) = bench.client("long").trouble();
+    assert_eq!((status, reason.as_str()), (400, "too_long"));
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn without_a_pair_requests_are_told_to_come_back() {
+    let mut bench = Bench::new(super::bench::config());
+    for nodes in [&[][..], &["p0"], &["p1"]] {
+        for name in nodes {
+            bench.join(name).await;
+        }
+        let name = format!("r{}", bench.clients.len());
+        bench.submit(&name, 2).await;
+        let (status, reason, message) = bench.client(&name).trouble();
+        assert_eq!((status, reason.as_str()), (503, "no_instance"));
+        assert!(message.contains("pair"), "{message}");
+    }
+    assert!(!bench.door.readiness().ready);
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn a_conductor_that_closes_finishes_what_it_has_and_lets_nobody_in() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    bench.submit("a", 3).await;
+    let (reply, mut quiet) = oneshot::channel();
+    bench.inbox.send(Message::Ask(Question::Quiesce(reply))).await;
+    bench.pump().await;
+    assert!(!bench.door.readiness().ready);
+    bench.submit("b", 3).await;
+    let (status, reason, _) = bench.client("b").trouble();
+    assert_eq!((status, reason.as_str()), (503, "shutting_down"));
+    assert!(quiet.try_recv().is_err(), "one answer is still under way");
+    bench.serve("a").await;
+    assert_eq!(quiet.try_recv(), Ok(()));
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn a_ticket_that_is_dropped_before_it_is_taken_in_leaves_nothing() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    let sampling = Sampling { max_tokens: 2, ..Sampling::default() };
+    drop(bench.door.submit(Bench::submission("r", sampling)));
+    bench.pump().await;
+    bench.quiet();
+}

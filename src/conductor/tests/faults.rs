@@ -1,0 +1,279 @@
+//! What breaks: a leg, a node, a hand-off, or somebody's patience.
+
+use baton_wire::v1::fact::Fact;
+
+use super::bench::{Bench, PROMPT, fact_token, failure, prefilled, token};
+
+#[tokio::test]
+async fn a_hand_off_that_fails_goes_to_another_decode_instance() {
+    for teller in ["prefill", "decode"] {
+        let mut bench = Bench::with(&["p0", "d0", "d1"]).await;
+        bench.submit("r", 3).await;
+        let (prefill, old) = (bench.prefill("r"), bench.decode("r"));
+        bench.do_prefill("r").await;
+        let leg = if teller == "prefill" { &prefill } else { &old };
+        bench.tell(leg, vec![Fact::Handoff(false)]).await;
+        let new = bench.decode("r");
+        assert_ne!(new.node, old.node);
+        assert_eq!(new.attempt, prefill.attempt + 1);
+        assert_eq!(new.work.tokens.len() as u32, PROMPT, "what was prefilled, not what was drawn since");
+        let again = bench.prefill("r");
+        assert_eq!((again.handoffs, again.attempt), (1, new.attempt));
+        assert_eq!(again.to.unwrap().instance, bench.lines[&new.node].life.instance);
+        // The instance that was let go is not believed any more.
+        bench.tell(&old, vec![Fact::Handoff(true)]).await;
+        bench.tell_as(&old.node, (new.request, new.attempt), vec![Fact::Handoff(true)]).await;
+        assert_eq!(bench.decode("r").answer, None);
+        bench.serve("r").await;
+        bench.quiet();
+        assert_eq!(bench.books.releases, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_prefill_instance_that_has_the_kv_no_more_is_replaced() {
+    let mut bench = Bench::with(&["p0", "p1", "d0", "d1"]).await;
+    bench.submit("r", 3).await;
+    bench.do_prefill("r").await;
+    let old = bench.prefill("r");
+    bench.tell(&old, vec![Fact::Handoff(false)]).await;
+    let asked = bench.prefill("r");
+    bench.tell(&asked, vec![failure(false)]).await;
+    let new = bench.prefill("r");
+    assert_ne!(new.node, old.node);
+    assert_eq!(new.given(), 1, "what the client has is not drawn again");
+    bench.serve("r").await;
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn a_prefill_that_fails_is_done_elsewhere() {
+    let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
+    bench.submit("r", 3).await;
+    let old = bench.prefill("r");
+    bench.tell(&old, vec![failure(false)]).await;
+    let new = bench.prefill("r");
+    assert_ne!(new.node, old.node);
+    bench.tell(&old, vec![fact_token(0, 7, 0), prefilled()]).await;
+    bench.serve("r").await;
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn a_decode_that_fails_goes_on_elsewhere_with_what_the_client_has() {
+    let mut bench = Bench::with(&["p0", "d0", "d1"]).await;
+    bench.submit("r", 5).await;
+    bench.do_prefill("r").await;
+    bench.do_handoff("r").await;
+    bench.do_decode("r", 3).await;
+    let old = bench.decode("r");
+    bench.tell(&old, vec![failure(false)]).await;
+    let new = bench.decode("r");
+    assert_ne!(new.node, old.node);
+    assert_eq!((new.given(), bench.prefill("r").given()), (3, 3));
+    bench.tell(&old, vec![token("r", 3, 0), token("r", 4, 2)]).await;
+    assert_eq!(bench.client("r").tokens.len(), 3);
+    bench.serve("r").await;
+    assert!(
+        matches!(&bench.client("r").last, Some(baton_router::Event::Finished { usage, .. }) if usage.moves == 1)
+    );
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn failures_of_the_request_itself_are_answered_at_once() {
+    for stage in ["prefill", "expect", "decode"] {
+        let mut bench = Bench::with(&["p0", "p1", "d0", "d1"]).await;
+        bench.submit("r", 3).await;
+        let mut leg = if stage == "prefill" { bench.prefill("r") } else { bench.decode("r") };
+        if stage == "decode" {
+            bench.do_prefill("r").await;
+            bench.do_handoff("r").await;
+            leg = bench.decode("r");
+        }
+        bench.tell(&leg, vec![failure(true)]).await;
+        let (status, named, message) = bench.client("r").trouble();
+        assert_eq!((status, named.as_str(), message.as_str()), (400, "engine", "it broke"));
+        bench.quiet();
+    }
+}
+
+#[tokio::test]
+async fn tries_have_an_end_and_it_is_named() {
+    let mut bench = Bench::with(&["p0", "p1", "d0", "d1"]).await;
+    bench.submit("r", 3).await;
+    for _ in 0..3 {
+        let leg = bench.prefill("r");
+        bench.tell(&leg, vec![failure(false)]).await;
+    }
+    let (status, stage, message) = bench.client("r").trouble();
+    assert_eq!((status, stage.as_str()), (502, "prefill_failed"));
+    assert!(message.contains("engine on p") && message.contains("it broke"), "{message}");
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn each_stage_has_a_time_and_its_end_is_named() {
+    for (stage, word, named) in [
+        ("prefill", "prefill_timeout", "prefill_failed"),
+        ("handoff", "handoff_timeout", "handoff_failed"),
+        ("decode", "decode_timeout", "decode_failed"),
+    ] {
+        let mut bench = Bench::tuned(&["p0", "d0"], |c| c.scheduler.max_retries = 0).await;
+        bench.submit("r", 4).await;
+        if stage != "prefill" {
+            bench.do_prefill("r").await;
+        }
+        if stage == "decode" {
+            bench.do_handoff("r").await;
+            bench.do_decode("r", 2).await;
+        }
+        bench.wait_alive_us(900_000, &[]).await;
+        assert_eq!(bench.client("r").last, None, "{stage}: too early");
+        bench.wait_alive_us(19_000_000, &[]).await;
+        let (status, told, message) = bench.client("r").trouble();
+        assert_eq!((status, told.as_str()), (502, named));
+        assert!(message.contains(word), "{message}");
+        bench.quiet();
+    }
+}
+
+#[tokio::test]
+async fn a_stage_whose_time_ran_out_is_tried_elsewhere() {
+    let mut bench = Bench::with(&["p0", "p1", "d0", "d1"]).await;
+    bench.submit("r", 4).await;
+    let first = bench.prefill("r");
+    bench.wait_alive_us(1_200_000, &[]).await;
+    let second = bench.prefill("r");
+    assert_ne!(first.node, second.node);
+    bench.do_prefill("r").await;
+    bench.do_handoff("r").await;
+    let decode = bench.decode("r");
+    bench.wait_alive_us(4_200_000, &[]).await;
+    assert_ne!(bench.decode("r").node, decode.node);
+    bench.serve("r").await;
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn tokens_that_keep_coming_keep_a_decode_alive() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    bench.submit("r", 12).await;
+    bench.do_prefill("r").await;
+    bench.do_handoff("r").await;
+    for upto in 2..12 {
+        bench.wait_alive_us(3_500_000, &[]).await;
+        bench.do_decode("r", upto).await;
+    }
+    bench.serve("r").await;
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn a_clients_patience_ends_what_has_no_token_flowing() {
+    let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
+    let mut submission = Bench::submission("r", baton_types::Sampling::default());
+    submission.timeout_us = Some(300_000);
+    bench.send(submission).await;
+    bench.wait_alive_us(400_000, &[]).await;
+    let (status, stage, message) = bench.client("r").trouble();
+    assert_eq!((status, stage.as_str()), (504, "prefill_timeout"));
+    assert!(message.contains("the client's time"), "{message}");
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn a_node_that_falls_silent_is_lost_and_not_believed_any_more() {
+    let mut bench = Bench::with(&["p0", "d0", "d1"]).await;
+    bench.submit("r", 5).await;
+    bench.do_prefill("r").await;
+    bench.do_handoff("r").await;
+    bench.do_decode("r", 2).await;
+    let old = bench.decode("r");
+    let dead = bench.lines[&old.node].life;
+    bench.wait_alive_us(1_200_000, &[old.node.as_str()]).await;
+    assert!(!bench.lines.contains_key(&old.node), "its stream is ended");
+    assert_eq!(bench.status().nodes.len(), 2);
+    bench.tell_in(&dead, (old.request, old.attempt), vec![token("r", 2, 0)]).await;
+    assert_eq!(bench.client("r").tokens.len(), 2);
+    let new = bench.decode("r");
+    assert_ne!(new.node, old.node);
+    // It comes back: another life, in which the former one has no say.
+    bench.join(&old.node).await;
+    bench.tell_in(&dead, (new.request, new.attempt), vec![fact_token(2, 7, 2)]).await;
+    bench.serve("r").await;
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn a_crash_at_any_stage_costs_no_token() {
+    for victim in ["prefill", "decode"] {
+        for stage in 0..4u32 {
+            let mut bench = Bench::with(&["p0", "p1", "d0", "d1"]).await;
+            bench.submit("r", 6).await;
+            let legs = (bench.prefill("r").node, bench.decode("r").node);
+            if stage > 0 {
+                bench.do_prefill("r").await;
+            }
+            if stage > 1 {
+                bench.do_handoff("r").await;
+                bench.do_decode("r", stage).await;
+            }
+            let crashed = if victim == "prefill" { legs.0 } else { legs.1 };
+            bench.kill(&crashed).await;
+            assert!(bench.legs("r").iter().all(|leg| leg.node != crashed));
+            bench.serve("r").await;
+            bench.quiet();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_does_not_take_its_orders_is_lost() {
+    let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
+    bench.submit("a", 2).await;
+    let stuck = bench.prefill("a").node;
+    // Nobody reads its orders any more.
+    let line = bench.lines.remove(&stuck).unwrap();
+    bench.books.lost(&stuck);
+    drop(line);
+    bench.leave("a").await;
+    bench.submit("b", 2).await;
+    bench.pump().await;
+    assert_ne!(bench.prefill("b").node, stuck);
+    bench.serve("b").await;
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn a_policy_that_looks_again_after_the_prefill_refuses_once() {
+    for max_tokens in [1, 4] {
+        let mut bench = Bench::tuned(&["p0", "d0"], |config| {
+            config.scheduler.policy = baton_scheduler::PolicyName::Mooncake;
+            config.scheduler.admission = baton_scheduler::AdmissionMode::AtDecode;
+        })
+        .await;
+        bench.submit("r", max_tokens).await;
+        // Its objective becomes one that no step meets while it prefills.
+        let mut strict = bench.driver.config.clone();
+        strict.scheduler.classes[0].tbt_us = 100;
+        let (reply, _answer) = tokio::sync::oneshot::channel();
+        bench
+            .inbox
+            .send(crate::conductor::inbox::Message::Ask(crate::conductor::Question::Policy(
+                Box::new(strict),
+                reply,
+            )))
+            .await;
+        bench.pump().await;
+        let leg = bench.prefill("r");
+        bench.tell(&leg, vec![token("r", 0, u32::from(max_tokens == 1)), prefilled()]).await;
+        if max_tokens == 1 {
+            bench.ended_well("r");
+        } else {
+            let (status, stage, _) = bench.client("r").trouble();
+            assert_eq!((status, stage.as_str()), (503, "tbt"));
+        }
+        bench.quiet();
+    }
+}

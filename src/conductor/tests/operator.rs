@@ -1,0 +1,225 @@
+//! What operators ask: the state, a reason, another policy, another part for a node; and the canary.
+
+use std::time::Duration;
+
+use baton_types::{Role, Sampling};
+use tokio::sync::oneshot;
+
+use super::bench::{Bench, failure, hello};
+use crate::conductor::Question;
+use crate::conductor::inbox::Message;
+use crate::config::Config;
+
+async fn ask<T>(bench: &mut Bench, question: impl FnOnce(oneshot::Sender<T>) -> Question) -> T {
+    let (reply, mut answer) = oneshot::channel();
+    bench.inbox.send(Message::Ask(question(reply))).await;
+    bench.pump().await;
+    answer.try_recv().expect("every question is answered")
+}
+
+async fn change(bench: &mut Bench, config: Config) -> Result<Vec<String>, String> {
+    ask(bench, |reply| Question::Policy(Box::new(config), reply)).await
+}
+
+#[tokio::test]
+async fn a_policy_is_changed_refused_and_taken_back() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    bench.submit("r", 3).await;
+    let before = *ask(&mut bench, Question::Config).await;
+    assert!(ask(&mut bench, Question::Rollback).await.is_err_and(|e| e.contains("no change")));
+
+    let mut strict = before.clone();
+    strict.scheduler.classes[0].ttft_us = 5_000_000;
+    let changes = change(&mut bench, strict.clone()).await.unwrap();
+    assert_eq!(changes, ["scheduler.classes[0].ttft_us: 2000000 -> 5000000"]);
+
+    let mut other = before.clone();
+    other.service.heartbeat_us *= 2;
+    assert!(change(&mut bench, other).await.is_err_and(|e| e.contains("service.heartbeat_us")));
+    let mut renamed = before.clone();
+    renamed.scheduler.classes[0].name = "silver".into();
+    let mut gold = renamed.scheduler.classes[0].clone();
+    gold.name = "default".into();
+    renamed.scheduler.classes.push(gold);
+    let refused = change(&mut bench, renamed).await;
+    assert!(refused.as_ref().is_err_and(|e| e.contains("live requests")), "{refused:?}");
+    assert_eq!(*ask(&mut bench, Question::Config).await, strict, "none of it is in force");
+
+    ask(&mut bench, Question::Rollback).await.unwrap();
+    assert_eq!(*ask(&mut bench, Question::Config).await, before);
+    ask(&mut bench, Question::Rollback).await.unwrap();
+    assert_eq!(*ask(&mut bench, Question::Config).await, strict, "the way back has a way back");
+    bench.serve("r").await;
+    bench.quiet();
+}
+
+/// A way back that cannot be taken now is still there later.
+#[tokio::test]
+async fn a_rollback_that_is_refused_can_be_asked_for_again() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    let before = *ask(&mut bench, Question::Config).await;
+    let mut more = before.clone();
+    let mut gold = more.scheduler.classes[0].clone();
+    gold.name = "gold".into();
+    more.scheduler.classes.push(gold);
+    change(&mut bench, more).await.unwrap();
+    let mut of_gold = Bench::submission("r", Sampling { max_tokens: 2, ..Sampling::default() });
+    of_gold.class = Some("gold".into());
+    bench.send(of_gold).await;
+    assert!(ask(&mut bench, Question::Rollback).await.is_err_and(|e| e.contains("gold")));
+    bench.serve("r").await;
+    ask(&mut bench, Question::Rollback).await.unwrap();
+    assert_eq!(*ask(&mut bench, Question::Config).await, before);
+}
+
+#[tokio::test]
+async fn a_draining_node_finishes_what_it_has_and_gets_nothing_new() {
+    let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
+    bench.submit("a", 3).await;
+    let drained = bench.prefill("a").node;
+    let order = |node: &str, drain| {
+        let node = node.to_owned();
+        move |reply| Question::Drain { node, drain, reply }
+    };
+    ask(&mut bench, order(&drained, true)).await.unwrap();
+    for name in ["b", "c", "d"] {
+        bench.submit(name, 2).await;
+        assert_ne!(bench.prefill(name).node, drained);
+    }
+    for name in ["a", "b", "c", "d"] {
+        bench.serve(name).await;
+    }
+    let status = bench.status();
+    let state = |name: &str| status.nodes.iter().find(|n| n.name == name).unwrap().state.clone();
+    assert_eq!(state(&drained), "drained");
+    let other = if drained == "p0" { "p1" } else { "p0" };
+    ask(&mut bench, order(other, true)).await.unwrap();
+    assert!(!bench.driver.fleet.has_pair());
+    ask(&mut bench, order(&drained, false)).await.unwrap();
+    bench.drop_canaries().await;
+    bench.submit("e", 2).await;
+    assert_eq!(bench.prefill("e").node, drained);
+    bench.serve("e").await;
+    assert!(ask(&mut bench, order("nobody", true)).await.is_err_and(|e| e.contains("p0, p1, d0")));
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn a_node_takes_another_part_and_keeps_what_it_has() {
+    let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
+    bench.submit("a", 3).await;
+    bench.do_prefill("a").await;
+    let node = bench.prefill("a").node;
+    let role = |role| {
+        let node = node.clone();
+        move |reply| Question::Role { node, role, reply }
+    };
+    ask(&mut bench, role(Role::Decode)).await.unwrap();
+    bench.submit("b", 2).await;
+    assert_ne!(bench.prefill("b").node, node);
+    for name in ["a", "b"] {
+        bench.serve(name).await;
+    }
+    let status = bench.status();
+    assert_eq!(status.nodes.iter().find(|n| n.name == node).unwrap().role, "decode");
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn a_request_is_explained_by_its_clients_name() {
+    let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
+    bench.submit("r", 2).await;
+    let told = ask(&mut bench, |reply| Question::Explain("r".into(), reply)).await.unwrap();
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    let candidates = told["decisions"][0]["candidates"].as_array().unwrap().clone();
+    let chosen: Vec<_> = candidates.iter().filter(|c| c["chosen"] == true).collect();
+    assert_eq!((candidates.len(), chosen.len()), (2, 1));
+    assert_eq!(chosen[0]["node"], bench.prefill("r").node.as_str());
+    assert_eq!(ask(&mut bench, |reply| Question::Explain("s".into(), reply)).await, None);
+    assert!(bench.status().decisions[0].starts_with("r prefill=p"));
+    bench.serve("r").await;
+}
+
+#[tokio::test]
+async fn a_canary_that_fails_is_sent_again_and_then_passes() {
+    let mut bench = Bench::new(super::bench::config());
+    bench.join("p0").await;
+    assert!(bench.books.open.is_empty(), "there is no pair yet");
+    bench.join("d0").await;
+    use baton_router::Backend as _;
+    let first = bench.books.open.values().find(|leg| leg.prefills).unwrap().clone();
+    assert!(first.name.starts_with("canary-"));
+    bench.tell(&first, vec![failure(true)]).await;
+    assert!(bench.books.open.is_empty() && !bench.door.readiness().ready);
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    bench.pump().await;
+    assert!(bench.door.readiness().detail.contains("waiting for a canary"));
+    bench.pass_canary().await;
+    assert!(bench.door.readiness().ready);
+    // It takes a pair to be ready, and a canary for each time that there is one again.
+    bench.kill("d0").await;
+    assert!(!bench.door.readiness().ready);
+    bench.join("d0").await;
+    assert!(!bench.door.readiness().ready);
+    bench.pass_canary().await;
+    assert!(bench.door.readiness().ready);
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn a_hello_that_does_not_fit_is_refused_with_the_reason() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    type Spoil = fn(&mut baton_wire::v1::Hello);
+    let cases: [(Spoil, &str); 10] = [
+        (|h| h.protocol_version = 9, "speaks control protocol 9"),
+        (|h| h.fingerprint.as_mut().unwrap().block_tokens = 8, "blocks of 8 tokens"),
+        (|h| h.fingerprint.as_mut().unwrap().revision = "other".into(), "cannot share KV"),
+        (|h| h.fingerprint = None, "blocks of 0 tokens"),
+        (|h| h.role = "chief".into(), "'chief' is no role"),
+        (|h| h.profile = "nonsense".into(), "cost profile"),
+        (|h| h.profile = h.profile.replace("64]", "0]"), "cost profile"),
+        (|h| h.capacity_tokens = 0, "no room"),
+        (|h| h.name = String::new(), "name"),
+        (|h| h.name = "n".repeat(300), "name"),
+    ];
+    for (at, (spoil, reason)) in cases.into_iter().enumerate() {
+        // As a newcomer, and under the name of a node that is doing well.
+        for name in ["p9", "p0"] {
+            let mut hello = hello(name, "prefill");
+            spoil(&mut hello);
+            let refused = bench.say_hello(hello).await;
+            assert!(refused.as_ref().is_err_and(|why| why.contains(reason)), "case {at}: {refused:?}");
+        }
+    }
+    let status = bench.status();
+    assert_eq!(
+        status.nodes.iter().map(|n| (n.name.as_str(), n.epoch)).collect::<Vec<_>>(),
+        [("p0", 1), ("d0", 1)]
+    );
+    bench.submit("r", 2).await;
+    bench.serve("r").await;
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn a_lone_node_may_come_back_with_another_model() {
+    let mut bench = Bench::new(super::bench::config());
+    bench.join("p0").await;
+    let mut other = hello("p0", "prefill");
+    other.fingerprint.as_mut().unwrap().revision = "next".into();
+    assert_eq!(bench.say_hello(other).await.unwrap().epoch, 2);
+    let refused = bench.say_hello(hello("d0", "decode")).await;
+    assert!(refused.is_err_and(|why| why.contains("cannot share KV")));
+}
+
+#[tokio::test]
+async fn a_node_that_is_gone_before_it_is_welcome_is_not_kept() {
+    let mut bench = Bench::new(super::bench::config());
+    let (orders, receiver) = tokio::sync::mpsc::channel(4);
+    let (reply, answer) = oneshot::channel();
+    drop((receiver, answer));
+    let hello = Box::new(hello("p0", "prefill"));
+    bench.inbox.send(Message::Joined { hello, orders, reply }).await;
+    bench.pump().await;
+    assert_eq!(bench.status().nodes.len(), 0);
+}

@@ -1,0 +1,135 @@
+//! What waits, and for how long: each stage of a request has a time at which it is given up, and who
+//! was let in but fits nowhere right now is tried again.
+
+use baton_scheduler::Input;
+use baton_types::RequestId;
+
+use super::driver::Driver;
+use super::session::Phase;
+use crate::capture::CaptureOutcome;
+
+/// How often requests that nothing could take are tried again, µs.
+pub(super) const UNPARK_EVERY_US: u64 = 50_000;
+/// Placements and hand-offs of one request at most (I9).
+const MAX_ATTEMPTS: u32 = 32;
+
+impl Driver {
+    /// A request that was let in and that nothing can take right now waits for its stage's time.
+    /// False: it was not let in before, or has waited for too long.
+    pub(super) fn park(&mut self, request: RequestId) -> bool {
+        let Some(session) = self.sessions.get_mut(&request) else { return false };
+        if !session.let_in || session.done || session.attempt >= MAX_ATTEMPTS {
+            return false;
+        }
+        if !session.parked {
+            session.parked = true;
+            (session.prefill, session.decode) = (None, None);
+            session.enter(Phase::Waiting, self.now_us, &self.fleet);
+            let wait_us = self.policy.queue_stage_us(session);
+            self.set_deadline(request, self.now_us + wait_us);
+        }
+        self.parked.insert(request);
+        true
+    }
+
+    /// Tries again whoever was parked.
+    pub(super) fn unpark(&mut self) {
+        if self.parked.is_empty() || self.now_us < self.unparked_us + UNPARK_EVERY_US {
+            return;
+        }
+        self.unparked_us = self.now_us;
+        for request in std::mem::take(&mut self.parked) {
+            self.arrive(request);
+        }
+    }
+
+    /// Gives the present stage of a request until `at_us`, or until its client's patience ends.
+    pub(super) fn set_deadline(&mut self, request: RequestId, at_us: u64) {
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        let patience_us =
+            session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
+        self.deadlines.remove(&(session.deadline_us, request));
+        session.deadline_us = at_us.min(patience_us);
+        self.deadlines.insert((session.deadline_us, request));
+    }
+
+    /// Ends stages whose time is over and lives that went silent.
+    pub(super) fn expire(&mut self) {
+        while let Some(&(at_us, request)) = self.deadlines.first().filter(|(at, _)| *at <= self.now_us) {
+            self.deadlines.remove(&(at_us, request));
+            self.stage_expired(request);
+        }
+        let since_us = self.now_us.saturating_sub(self.config.service.lost_after_us);
+        for (instance, epoch) in self.fleet.silent(since_us) {
+            self.gone(instance, epoch, "no heartbeat");
+        }
+    }
+
+    fn stage_expired(&mut self, request: RequestId) {
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        let patience_us =
+            session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
+        if session.phase == Phase::Decoding {
+            // Tokens since then have moved the deadline without touching the queue.
+            let due_us = session.last_token_us + self.policy.token_stage_us(session);
+            if due_us.min(patience_us) > self.now_us {
+                return self.set_deadline(request, due_us);
+            }
+        }
+        if session.done {
+            self.let_go_if_done(request);
+            return;
+        }
+        let phase = session.phase;
+        let stage = match phase {
+            Phase::Waiting => "queue_timeout",
+            Phase::Prefilling => "prefill_timeout",
+            Phase::HandingOff => "handoff_timeout",
+            Phase::Decoding => "decode_timeout",
+        };
+        self.metrics.stage_expired(stage);
+        if patience_us <= self.now_us || phase == Phase::Waiting {
+            let whose = if phase == Phase::Waiting { "its stage's" } else { "the client's" };
+            let message = format!("{whose} time ran out at stage '{}'", phase.name());
+            return self.give_up(request, stage, message);
+        }
+        session.blame(format!("{stage} on its instance"), stage, self.now_us);
+        let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
+        self.step(match phase {
+            Phase::Prefilling => Input::PrefillFailed { request },
+            Phase::HandingOff => Input::HandoffFailed { request },
+            _ => Input::DecodeFailed { request, emitted_tokens },
+        });
+        // Whatever the core made of it, no request is left without a time at which something happens.
+        if self.sessions.get(&request).is_some_and(|s| s.deadline_us <= self.now_us) {
+            self.give_up(request, stage, format!("nothing went on after stage '{}'", phase.name()));
+        }
+    }
+
+    fn give_up(&mut self, request: RequestId, stage: &'static str, message: String) {
+        if let Some(session) = self.sessions.get_mut(&request) {
+            session.outcome = CaptureOutcome::Failed;
+            session.fail(504, stage, message);
+            session.trace.failed(stage, self.now_us);
+        }
+        self.cancel(request, stage);
+    }
+
+    /// Audits that driver and core know the same requests and that each has its time.
+    #[cfg(test)]
+    pub(super) fn check_sessions(&self) {
+        let times = self.sessions.iter().map(|(request, s)| (s.deadline_us, *request));
+        assert_eq!(times.collect::<std::collections::BTreeSet<_>>(), self.deadlines, "deadlines");
+        let mut known = 0;
+        for (request, session) in &self.sessions {
+            let parked = self.parked.contains(request);
+            assert!(session.deadline_us > self.now_us, "request {request} is overdue");
+            assert_ne!(self.core.knows(*request), parked, "request {request}, parked: {parked}");
+            let sent = session.prefill.is_some() || session.decode.is_some();
+            assert_eq!(sent, session.phase != Phase::Waiting, "request {request}: {:?}", session.phase);
+            known += usize::from(!parked);
+        }
+        assert_eq!(self.core.live_requests(), known);
+        assert!(self.parked.iter().all(|request| self.sessions.contains_key(request)));
+    }
+}

@@ -1,0 +1,145 @@
+//! The page on a terminal: looks in the background, keys at once.
+
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
+
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use tokio::runtime::Runtime;
+
+use super::Sample;
+use super::client::Client;
+use super::frame::{LISTS, Page, Show};
+use super::history::History;
+
+/// How long a key may wait for its effect.
+const GLANCE: Duration = Duration::from_millis(50);
+/// Rows of a page up or down.
+const LEAP: usize = 10;
+
+/// What is watched.
+pub struct Watch {
+    /// The service.
+    pub client: Client,
+    /// Time between two looks.
+    pub every: Duration,
+}
+
+/// Watches until `q` is pressed. The terminal is put back as it was, after a panic too.
+///
+/// # Errors
+/// In words: the first look fails, or the terminal cannot be used.
+pub fn watch(runtime: &Runtime, watch: Watch) -> Result<(), String> {
+    let mut screen = Screen::default();
+    // Whoever gave a wrong address reads about it on the usual screen.
+    screen.history.push(runtime.block_on(watch.client.sample())?);
+    let base = watch.client.base().to_owned();
+    let (sender, looks) = sync_channel(1);
+    runtime.spawn(look(watch, sender));
+    let wrong = |e: std::io::Error| format!("top: this terminal cannot be used ({e}); try --once");
+    let mut terminal = ratatui::try_init().map_err(wrong)?;
+    let outcome = screen.run(&base, &looks, &mut terminal).map_err(wrong);
+    ratatui::restore();
+    outcome
+}
+
+async fn look(watch: Watch, sender: SyncSender<Result<Sample, String>>) {
+    loop {
+        tokio::time::sleep(watch.every).await;
+        // A screen that has not taken the last look does without this one.
+        if let Err(TrySendError::Disconnected(_)) = sender.try_send(watch.client.sample().await) {
+            return;
+        }
+    }
+}
+
+/// What a key asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// Nothing more.
+    Quit,
+    /// Show it.
+    Draw,
+    /// Nothing.
+    Stay,
+}
+
+/// The state of the screen.
+#[derive(Default)]
+pub(super) struct Screen {
+    pub(super) history: History,
+    pub(super) show: Show,
+}
+
+impl Screen {
+    fn run(
+        &mut self,
+        base: &str,
+        looks: &Receiver<Result<Sample, String>>,
+        terminal: &mut DefaultTerminal,
+    ) -> std::io::Result<()> {
+        let mut stale = true;
+        loop {
+            while let Ok(look) = looks.try_recv() {
+                stale |= self.take(look);
+            }
+            if stale {
+                terminal.draw(|frame| {
+                    let page = Page::new(base, &self.history).shown(&self.show);
+                    page.draw(frame.area(), frame.buffer_mut());
+                })?;
+            }
+            stale = false;
+            if !event::poll(GLANCE)? {
+                continue;
+            }
+            match event::read()? {
+                Event::Key(key) if key.kind == KeyEventKind::Press => match self.key(base, key) {
+                    Wish::Quit => return Ok(()),
+                    wish => stale = wish == Wish::Draw,
+                },
+                Event::Resize(..) => stale = true,
+                _ => {}
+            }
+        }
+    }
+
+    /// Takes a look in, unless paused; whether there is something new to show.
+    pub(super) fn take(&mut self, look: Result<Sample, String>) -> bool {
+        if self.show.paused {
+            return false;
+        }
+        match look {
+            Ok(sample) => {
+                self.show.trouble = None;
+                self.history.push(sample);
+            }
+            Err(why) => self.show.trouble = Some(why),
+        }
+        true
+    }
+
+    /// Does what a key says.
+    pub(super) fn key(&mut self, base: &str, key: KeyEvent) -> Wish {
+        let page = Page::new(base, &self.history);
+        let last = page.length(self.show.chosen).saturating_sub(1);
+        let from = &mut self.show.from[self.show.chosen];
+        // Lists grow shorter by themselves.
+        *from = (*from).min(last);
+        match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => return Wish::Quit,
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Wish::Quit,
+            KeyCode::Char('p') => self.show.paused = !self.show.paused,
+            KeyCode::Tab | KeyCode::Right => self.show.chosen = (self.show.chosen + 1) % LISTS,
+            KeyCode::BackTab | KeyCode::Left => self.show.chosen = (self.show.chosen + LISTS - 1) % LISTS,
+            KeyCode::Up => *from = from.saturating_sub(1),
+            KeyCode::Down => *from = (*from + 1).min(last),
+            KeyCode::PageUp => *from = from.saturating_sub(LEAP),
+            KeyCode::PageDown => *from = (*from + LEAP).min(last),
+            KeyCode::Home => *from = 0,
+            KeyCode::End => *from = last,
+            _ => return Wish::Stay,
+        }
+        Wish::Draw
+    }
+}

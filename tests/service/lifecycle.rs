@@ -1,0 +1,158 @@
+//! Beginnings and ends: clients that leave, a service that drains, processes that are killed.
+
+use std::net::{Shutdown, TcpListener};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::http::Open;
+use super::service::{Service, chat, completion, signal, until};
+
+const CHAT: &str = "/v1/chat/completions";
+/// An engine that takes its time: 30 ms a token.
+const TIMED: [&str; 2] = ["--engine", "timed"];
+
+fn streamed(mut body: Value) -> Value {
+    body["stream"] = json!(true);
+    body
+}
+
+/// Whether a process runs: one that ended and was not asked for its end yet does not.
+fn runs(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+/// What is left in a folder for temporary files.
+fn leftovers(service: &Service) -> Vec<String> {
+    let entries = std::fs::read_dir(service.path("tmp")).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn shared_memory() -> Vec<String> {
+    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten();
+    entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// A client that leaves frees everything on both legs, wherever its request was.
+#[test]
+fn a_client_that_leaves_holds_nothing() {
+    let service = Service::up(&[&TIMED[..], &["--nodes", "1p1d"]].concat());
+    let long = "word ".repeat(1_500);
+    for (what, events) in [("mid-stream", 3), ("after the first token", 1), ("during prefill", 0)] {
+        let mut open = service.open(CHAT, &streamed(chat(&format!("{what} {long}"), 2_000)));
+        assert_eq!(open.status(), 200);
+        for _ in 0..events {
+            open.event().unwrap().expect("the stream goes on");
+        }
+        let before = service.status();
+        assert!(before["live_requests"].as_u64().unwrap() >= 1, "{what}: {before}");
+        drop(open);
+        service.quiet(Duration::from_secs(5));
+    }
+    // Whoever waits for the whole answer can leave, too.
+    let address = service.clients;
+    let waiting = std::net::TcpStream::connect(address).unwrap();
+    let body = completion(&long, 2_000).to_string();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    std::io::Write::write_all(&mut &waiting, head.as_bytes()).unwrap();
+    until(Duration::from_secs(5), "the call is under way", || {
+        let status = service.status();
+        (status["live_requests"] == 0).then(|| status.to_string())
+    });
+    waiting.shutdown(Shutdown::Both).unwrap();
+    drop(waiting);
+    service.quiet(Duration::from_secs(5));
+    let counters = service.status()["counters"].clone();
+    assert_eq!(counters["cancelled"], 4, "{counters}");
+}
+
+/// Ctrl-C: nobody new is let in, whoever is in gets the whole answer, and nothing stays behind.
+#[test]
+fn ctrl_c_drains_and_leaves_nothing_behind() {
+    let shared_before = shared_memory();
+    let mut service = Service::up(&[&TIMED[..], &["--nodes", "1p1d", "--processes"]].concat());
+    let nodes = service.nodes();
+    assert_eq!(nodes.len(), 2, "{nodes:?}");
+    let mut open = service.open(CHAT, &streamed(chat("Hello", 60)));
+    open.event().unwrap().expect("the stream begins");
+    signal(service.pid(), Signal::INT);
+    until(Duration::from_secs(5), "it drains", || {
+        (!service.errors().contains("draining")).then(|| service.errors())
+    });
+    let late = service.ask(CHAT, &chat("too late", 1));
+    assert_eq!((late.status, late.error_code().as_str()), (503, "shutting_down"), "{late:?}");
+    assert!(late.header("retry-after").is_some(), "{late:?}");
+    let (mut tokens, mut done) = (1, false);
+    while let Some(data) = open.event().unwrap() {
+        done = data == "[DONE]";
+        tokens += u32::from(data.contains("\"content\":"));
+    }
+    assert!(done && tokens >= 60, "{tokens} tokens, done: {done}");
+    let begun = Instant::now();
+    assert_eq!(service.wait(Duration::from_secs(10)), Some(0), "{}", service.errors());
+    assert!(begun.elapsed() < Duration::from_secs(5), "stopping took {:?}", begun.elapsed());
+    for (name, pid) in nodes {
+        assert!(!runs(pid), "node {name}, process {pid}, still runs");
+    }
+    assert_eq!(leftovers(&service), Vec::<String>::new(), "temporary files");
+    let left: Vec<String> =
+        shared_memory().into_iter().filter(|name| !shared_before.contains(name)).collect();
+    // Other services of these tests may run: their files come and go.
+    let ours = left.iter().filter(|name| name.contains(&service.pid().to_string()));
+    assert_eq!(ours.count(), 0, "{left:?}");
+    let control: std::net::SocketAddr = service.control.trim_start_matches("http://").parse().unwrap();
+    for port in [service.clients, control] {
+        TcpListener::bind(port).unwrap_or_else(|e| panic!("{port} is still taken: {e}"));
+    }
+}
+
+/// The second Ctrl-C does not wait, and not even SIGKILL leaves nodes without their service.
+#[test]
+fn nodes_end_with_their_service_however_it_ends() {
+    for kill in [false, true] {
+        let mut service = Service::up(&[&TIMED[..], &["--nodes", "1p1d", "--processes"]].concat());
+        let nodes = service.nodes();
+        let mut open = service.open(CHAT, &streamed(chat("Hello", 5_000)));
+        open.event().unwrap().expect("the stream begins");
+        let begun = Instant::now();
+        if kill {
+            signal(service.pid(), Signal::KILL);
+        } else {
+            signal(service.pid(), Signal::INT);
+            until(Duration::from_secs(5), "it drains", || {
+                (!service.errors().contains("draining")).then(|| service.errors())
+            });
+            signal(service.pid(), Signal::INT);
+        }
+        let code = service.wait(Duration::from_secs(5));
+        assert_eq!(code, if kill { None } else { Some(130) }, "{}", service.errors());
+        assert!(begun.elapsed() < Duration::from_secs(3), "it took {:?}", begun.elapsed());
+        until(Duration::from_secs(5), "the nodes end", || {
+            nodes.iter().find(|(_, pid)| runs(*pid)).map(|(name, pid)| format!("{name} is {pid}"))
+        });
+        until(Duration::from_secs(1), "temporary files are gone", || leftovers(&service).first().cloned());
+        drop(open);
+    }
+}
+
+/// A stream that a killed service leaves is cut, not ended: no client takes it for whole.
+#[test]
+fn a_killed_service_ends_no_stream_as_if_it_were_whole() {
+    let service = Service::up(&[&TIMED[..], &["--nodes", "1b"]].concat());
+    let mut open: Open = service.open(CHAT, &streamed(chat("Hello", 5_000)));
+    open.event().unwrap().expect("the stream begins");
+    signal(service.pid(), Signal::KILL);
+    let ending = loop {
+        match open.event() {
+            Ok(Some(data)) => assert_ne!(data, "[DONE]"),
+            Ok(None) => break None,
+            Err(why) => break Some(why),
+        }
+    };
+    assert!(ending.is_some(), "the stream ended as if it were whole");
+}
