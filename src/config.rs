@@ -196,6 +196,10 @@ pub struct ServiceConfig {
     pub journal: String,
     /// Folder that a privacy-safe trace of what was served is written to; none when empty.
     pub capture: String,
+    /// Where spans of requests are sent: `http://HOST:PORT` of an OTLP collector (gRPC); nowhere when empty.
+    pub otlp_endpoint: String,
+    /// Share of the requests whose caller left it open that are traced, per mille.
+    pub trace_permille: u32,
 }
 
 /// A key and whose it is.
@@ -227,6 +231,8 @@ impl Default for ServiceConfig {
             drain_us: 30_000_000,
             journal: String::new(),
             capture: String::new(),
+            otlp_endpoint: String::new(),
+            trace_permille: 100,
         }
     }
 }
@@ -250,7 +256,28 @@ impl ServiceConfig {
         whole("stage_floor_us", self.stage_floor_us, 1e4, 3.6e9)?;
         whole("keep_alive_us", self.keep_alive_us, 1e4, 3.6e9)?;
         whole("max_body_bytes", self.max_body_bytes, 1024.0, 4e9)?;
+        whole("trace_permille", self.trace_permille.into(), 0.0, 1000.0)?;
+        check_collector(&self.otlp_endpoint)?;
         whole("drain_us", self.drain_us, 0.0, 3.6e9)
+    }
+}
+
+/// A collector is named by scheme, host and port alone.
+fn check_collector(endpoint: &str) -> Result<(), String> {
+    let wrong = |why: String| Err(format!("service.otlp_endpoint = \"{endpoint}\": {why}"));
+    if endpoint.is_empty() {
+        return Ok(());
+    }
+    let uri: http::Uri = match endpoint.parse() {
+        Ok(uri) => uri,
+        Err(e) => return wrong(format!("{e}; give http://HOST:PORT")),
+    };
+    match (uri.scheme_str(), uri.port_u16(), uri.path()) {
+        (Some("http"), Some(_), "/") => Ok(()),
+        (Some("https"), ..) => wrong(
+            "TLS is not spoken to collectors; run one on this host or in this pod, and give http://".into(),
+        ),
+        _ => wrong("give http://HOST:PORT, such as http://127.0.0.1:4317".into()),
     }
 }
 
@@ -386,6 +413,12 @@ mod tests {
     fn an_impossible_value_is_answered_with_its_bound() {
         let error = parse("[[cluster.pools]]\ncount = 0").expect_err("no instances");
         assert!(error.contains("cluster.pools[0].count = 0") && error.contains("1..=65535"), "{error}");
+        for endpoint in ["127.0.0.1:4317", "http://collector", "http://c:4317/v1/traces", "https://c:4317"] {
+            let text = format!("[service]\notlp_endpoint = \"{endpoint}\"");
+            let error = parse(&text).expect_err("no endpoint");
+            assert!(error.contains(endpoint) && error.contains("give http://"), "{error}");
+        }
+        parse("[service]\notlp_endpoint = \"http://127.0.0.1:4317\"").expect("an endpoint");
         let error = parse("[scheduler]\nblock_tokens = 0").expect_err("no tokens");
         assert!(error.contains("block_tokens = 0 is outside 1..=65536"), "{error}");
     }

@@ -9,6 +9,7 @@ mod metrics;
 mod node;
 mod policy;
 mod shutdown;
+mod spans;
 mod top;
 mod up;
 

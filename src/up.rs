@@ -25,6 +25,7 @@ use crate::cli::engines::Engines;
 use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Question};
 use crate::config::{Config, ServiceConfig};
 use crate::metrics::Metrics;
+use crate::spans::{Exporting, Spans};
 
 /// How many nodes of each part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +121,7 @@ pub struct Service {
     /// Ends the clients' side, and the rest.
     stops: (CancellationToken, CancellationToken),
     drain: Duration,
+    exporting: Option<Exporting>,
     failure: Option<tokio::sync::oneshot::Receiver<String>>,
 }
 
@@ -138,7 +140,8 @@ impl Service {
         let control = bind("service.control", &service.control).await?;
         let (client_address, control_address) = (local(&clients)?, local(&control)?);
         let metrics = Metrics::new()?;
-        let with = DriverConfig { config: config.clone(), metrics: metrics.clone() };
+        let (spans, exporting) = Spans::start(service)?;
+        let with = DriverConfig { config: config.clone(), metrics: metrics.clone(), spans };
         let (driver, inbox, door) = Driver::new(with)?;
         let tasks = TaskTracker::new();
         let (stop_clients, stop_all) = (CancellationToken::new(), CancellationToken::new());
@@ -168,7 +171,7 @@ impl Service {
         let drain = Duration::from_micros(service.drain_us);
         let stops = (stop_clients, stop_all);
         let (clients, control) = (client_address, control_address);
-        Ok(Self { clients, control, inbox, tasks, stops, drain, failure: Some(failure) })
+        Ok(Self { clients, control, inbox, tasks, stops, drain, exporting, failure: Some(failure) })
     }
 
     /// Resolves, once, when the front door stops by itself: with the reason.
@@ -207,8 +210,14 @@ impl Service {
         self.stops.1.cancel();
         drop(self.inbox);
         self.tasks.close();
+        let exporting = self.exporting;
+        let sent = async {
+            if let Some(exporting) = exporting {
+                exporting.stop().await;
+            }
+        };
         // Connections that linger are closed with the runtime.
-        let _ = tokio::time::timeout(Duration::from_secs(2), self.tasks.wait()).await;
+        let _ = tokio::join!(tokio::time::timeout(Duration::from_secs(2), self.tasks.wait()), sent);
     }
 }
 

@@ -65,6 +65,7 @@ impl Driver {
             session: None,
             body: b"{\"prompt\":[65,66,67,68,69,70,71,72],\"max_tokens\":2}"[..].into(),
             timeout_us: Some(u64::try_from(PATIENCE.as_micros()).unwrap_or(u64::MAX)),
+            trace: None,
         };
         tokio::spawn(async move {
             let message = Message::Submit { request, submission: Box::new(submission), events: sender };

@@ -21,6 +21,7 @@ use super::waiting::UNPARK_EVERY_US;
 use crate::capture::{Capture, CaptureConfig, CaptureOutcome};
 use crate::config::Config;
 use crate::metrics::Metrics;
+use crate::spans::{Spans, Trace};
 
 /// Messages handled before orders are sent on.
 const BATCH_MESSAGES: usize = 256;
@@ -35,6 +36,8 @@ pub struct DriverConfig {
     pub config: Config,
     /// Counters to keep.
     pub metrics: Metrics,
+    /// Where traces of requests go.
+    pub spans: Spans,
 }
 
 /// Tells the time since the start, µs.
@@ -54,6 +57,7 @@ pub struct Driver {
     pub(super) decisions: Decisions,
     pub(super) turns: super::turns::Turns,
     pub(super) metrics: Metrics,
+    pub(super) spans: Spans,
     pub(super) quiesce: Vec<oneshot::Sender<()>>,
     pub(super) closing: bool,
     pub(super) canary: super::canary::Canary,
@@ -77,7 +81,7 @@ impl Driver {
     /// # Errors
     /// Names the setting that is out of bounds.
     pub fn new(with: DriverConfig) -> Result<(Self, Inbox, Door), String> {
-        let DriverConfig { mut config, metrics } = with;
+        let DriverConfig { mut config, metrics, spans } = with;
         // Every decision can be asked for.
         config.scheduler.explain_every = config.scheduler.explain_every.max(1);
         let started = Instant::now();
@@ -106,6 +110,7 @@ impl Driver {
             decisions: Decisions::default(),
             turns: super::turns::Turns::default(),
             metrics,
+            spans,
             quiesce: Vec::new(),
             closing: false,
             canary: super::canary::Canary::default(),
@@ -257,7 +262,11 @@ impl Driver {
             }
         };
         let tenant = self.tenant(submission.tenant.as_ref());
+        // The conductor's own requests are nobody's to trace.
+        let canary = self.canary.request == Some(request);
+        let trace = if canary { Trace::default() } else { self.spans.open(submission.trace, self.now_us) };
         let session = self.open(submission, (class, tenant), events);
+        let session = Session { trace, ..session };
         self.sessions.insert(request, session);
         self.metrics.arrived();
         let wait_us = self.sessions.get(&request).map_or(0, |s| self.policy.queue_stage_us(s));
@@ -316,6 +325,7 @@ impl Driver {
             outcome: CaptureOutcome::Cancelled,
             sampling_json,
             wants_body: self.fleet.iter().any(|(_, node)| node.hello.wants_body),
+            trace: Trace::default(),
             submission,
         }
     }
@@ -351,9 +361,8 @@ impl Driver {
 
     /// Lets both legs of a request go.
     pub(super) fn cancel(&mut self, request: RequestId, why: &'static str) {
-        if !self.sessions.contains_key(&request) {
-            return;
-        }
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        session.trace.reason(why);
         // Its releases carry the attempt, so it is let go while it is known.
         self.step(Input::RequestCancelled { request });
         if self.end(request).is_some() {
@@ -373,12 +382,16 @@ impl Driver {
 
     /// Forgets a request; its client has been, or is about to be, told.
     pub(super) fn end(&mut self, request: RequestId) -> Option<Session> {
-        let session = self.sessions.remove(&request)?;
+        let mut session = self.sessions.remove(&request)?;
         self.deadlines.remove(&(session.deadline_us, request));
         self.parked.remove(&request);
         self.metrics.ended();
         if let Some(capture) = self.capture.as_ref().filter(|_| self.canary.request != Some(request)) {
             capture.record(session.captured(&self.config));
+        }
+        if session.trace.is_kept() {
+            let summary = session.summary(&self.config);
+            self.spans.close(&mut session.trace, self.now_us, summary);
         }
         Some(session)
     }

@@ -52,14 +52,20 @@ impl Driver {
         for request in over {
             self.let_go_if_done(request);
         }
-        let mut emitted = Vec::new();
+        let (mut emitted, now_us) = (Vec::new(), self.now_us);
         for (request, session) in &mut self.sessions {
             let legs = [session.prefill, session.decode];
             if !legs.contains(&Some(instance)) {
                 continue;
             }
-            session.cause = Some(format!("{} was lost: {why}", node.name));
-            if session.phase == Phase::Decoding && session.decode == Some(instance) {
+            let cause = format!("{} was lost: {why}", node.name);
+            if session.phase == Phase::Decoding && session.decode != Some(instance) {
+                // Its decode goes on.
+                session.cause = Some(cause);
+                continue;
+            }
+            session.blame(cause, "node_lost", now_us);
+            if session.phase == Phase::Decoding {
                 emitted.push((*request, u32::try_from(session.answer.len()).unwrap_or(u32::MAX)));
             }
         }
@@ -118,6 +124,7 @@ impl Driver {
         };
         if session.first_token_us.is_none() {
             session.first_token_us = Some(now_us);
+            session.trace.first_token(now_us);
             self.metrics.first_token(now_us - session.arrived_us, session.predicted_ttft_us);
         } else {
             self.metrics.next_token(now_us - session.last_token_us);
@@ -155,7 +162,7 @@ impl Driver {
     fn prefilled(&mut self, request: RequestId, done: &v1::Prefilled) {
         let now_us = self.now_us;
         let Some(session) = self.sessions.get_mut(&request) else { return };
-        session.phase = Phase::HandingOff;
+        session.enter(Phase::HandingOff, now_us, &self.fleet);
         if session.moves == 0 {
             session.cached_tokens = done.cached_tokens.min(session.submission.tokens.len() as u64);
         }
@@ -199,6 +206,7 @@ impl Driver {
     }
 
     fn handed_off(&mut self, request: RequestId, ok: bool) {
+        let now_us = self.now_us;
         if !ok && self.let_go_if_done(request) {
             return;
         }
@@ -213,6 +221,7 @@ impl Driver {
                 return;
             }
             session.cause.get_or_insert_with(|| "its KV did not reach the decode instance".into());
+            session.trace.failed("handoff", now_us);
             return self.step(Input::HandoffFailed { request });
         }
         match session.phase {
@@ -222,6 +231,7 @@ impl Driver {
     }
 
     fn leg_failed(&mut self, request: RequestId, instance: InstanceId, failure: &v1::Failure) {
+        let now_us = self.now_us;
         if self.let_go_if_done(request) {
             return;
         }
@@ -232,9 +242,11 @@ impl Driver {
         if failure.of_request {
             session.outcome = crate::capture::CaptureOutcome::Failed;
             session.fail(400, &failure.stage, failure.message.clone());
+            session.trace.failed(crate::spans::failure_word(&failure.stage), now_us);
             return self.cancel(request, "invalid");
         }
-        session.cause = Some(format!("{} on {node}: {}", failure.stage, failure.message));
+        let cause = format!("{} on {node}: {}", failure.stage, failure.message);
+        session.blame(cause, crate::spans::failure_word(&failure.stage), now_us);
         let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
         let on_decode = session.decode == Some(instance) && session.prefill != Some(instance);
         self.step(match phase {

@@ -61,8 +61,8 @@ impl Driver {
         session.attempt += 1;
         session.parked = false;
         session.moves += u32::from(session.attempt > 1 && !session.answer.is_empty());
-        session.phase = Phase::Prefilling;
         (session.prefill, session.decode) = (Some(placed.instance), Some(placed.decode));
+        session.enter(Phase::Prefilling, now_us, &self.fleet);
         (session.landed, session.room_tokens) = (false, placed.room_tokens);
         session.given = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
         let attempt = session.attempt;
@@ -89,7 +89,7 @@ impl Driver {
     fn start_decode(&mut self, request: RequestId, instance: InstanceId) {
         let now_us = self.now_us;
         let Some(session) = self.sessions.get_mut(&request).filter(|s| !s.done) else { return };
-        session.phase = Phase::Decoding;
+        session.enter(Phase::Decoding, now_us, &self.fleet);
         session.last_token_us = now_us;
         let (attempt, answer) = (session.attempt, session.answer.clone());
         let stage_us = self.policy.token_stage_us(session);
@@ -105,7 +105,7 @@ impl Driver {
         session.attempt += 1;
         session.decode = Some(to);
         (session.landed, session.room_tokens) = (false, room_tokens);
-        session.phase = Phase::HandingOff;
+        session.enter(Phase::HandingOff, now_us, &self.fleet);
         let attempt = session.attempt;
         // What was prefilled: the answer's tokens that came since are decoded, not handed off.
         let mut work = work_of(session);
@@ -147,14 +147,15 @@ impl Driver {
             session.decode = None;
         }
         if session.prefill.is_none() && session.decode.is_none() {
-            session.phase = Phase::Waiting;
+            session.enter(Phase::Waiting, self.now_us, &self.fleet);
             let wait_us = self.policy.queue_stage_us(session);
             self.set_deadline(request, self.now_us + wait_us);
         }
     }
 
-    fn set_outcome(&mut self, request: RequestId, outcome: CaptureOutcome) {
+    fn set_outcome(&mut self, request: RequestId, outcome: CaptureOutcome, reason: &'static str) {
         if let Some(session) = self.sessions.get_mut(&request) {
+            session.trace.reason(reason);
             session.outcome = outcome;
         }
     }
@@ -168,7 +169,7 @@ impl Driver {
         }
         let done = self.sessions.get(&rejection.request).is_some_and(|s| s.done);
         if !done {
-            self.set_outcome(rejection.request, CaptureOutcome::Rejected);
+            self.set_outcome(rejection.request, CaptureOutcome::Rejected, rejection.reason.name());
         }
         let Some(session) = self.end(rejection.request).filter(|_| !done) else { return };
         self.metrics.refused(rejection.reason.name());
@@ -197,11 +198,12 @@ impl Driver {
             return;
         }
         let stage = stage.name();
-        self.set_outcome(request, CaptureOutcome::Failed);
+        self.set_outcome(request, CaptureOutcome::Failed, stage);
         let Some(session) = self.end(request) else { return };
         let cause = session.cause.clone().unwrap_or_else(|| "no reason was told".into());
         self.metrics.failed(stage);
-        tracing::warn!(request = %session.submission.request_id, stage, cause, "request failed");
+        let trace_id = session.trace.id();
+        tracing::warn!(request = %session.submission.request_id, trace_id, stage, cause, "request failed");
         let status = if stage.ends_with("timeout") { 504 } else { 502 };
         let message = format!(
             "the request was lost at stage '{stage}' after {} attempt(s): {cause}; it is safe to send it again",

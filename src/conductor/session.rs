@@ -7,6 +7,9 @@ use tokio::sync::mpsc;
 
 use crate::capture::{CaptureOutcome, CaptureRow};
 use crate::config::Config;
+use crate::spans::{Place, Summary, Trace};
+
+use super::fleet::Fleet;
 
 /// Where a request is, as far as its driver knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +76,8 @@ pub(super) struct Session {
     pub outcome: CaptureOutcome,
     pub sampling_json: String,
     pub wants_body: bool,
+    /// Its place in a trace, and what is written down for it.
+    pub trace: Trace,
 }
 
 /// Whether a client can take what it is told.
@@ -105,6 +110,39 @@ impl Session {
 
     pub(super) fn fail(&self, status: u16, stage: &str, message: String) {
         let _ = self.tell(Event::Failed(Fault { status, stage: stage.into(), message: message.into() }));
+    }
+
+    /// Goes on to another stage, or to the same one of another attempt.
+    pub(super) fn enter(&mut self, phase: Phase, now_us: u64, fleet: &Fleet) {
+        self.phase = phase;
+        if self.trace.is_kept() {
+            let waits = phase == Phase::Waiting;
+            let name = |leg: Option<InstanceId>| fleet.get(leg?).map(|node| node.name.as_str().into());
+            let (prefill, decode) = (name(self.prefill), name(self.decode));
+            let attempt = self.attempt + u32::from(waits);
+            self.trace.enter(Place { stage: phase.name(), attempt, prefill, decode }, now_us);
+        }
+    }
+
+    /// Keeps what went wrong, for the error if nothing helps, and a word of it for the trace.
+    pub(super) fn blame(&mut self, cause: String, failure: &'static str, now_us: u64) {
+        self.cause = Some(cause);
+        self.trace.failed(failure, now_us);
+    }
+
+    /// What its trace tells of it as a whole, without a word of what was said.
+    pub(super) fn summary(&self, config: &Config) -> Summary {
+        let class = config.scheduler.classes.get(self.class.index());
+        Summary {
+            request_id: Arc::clone(&self.submission.request_id),
+            class: class.map_or_else(String::new, |class| class.name.clone()),
+            tenant: self.submission.tenant.clone(),
+            prompt_tokens: self.submission.tokens.len() as u64,
+            cached_tokens: self.cached_tokens,
+            output_tokens: self.answer.len() as u64,
+            moves: self.moves,
+            outcome: self.outcome.name(),
+        }
     }
 
     /// Prompt and answer so far.

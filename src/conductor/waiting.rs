@@ -23,8 +23,8 @@ impl Driver {
         }
         if !session.parked {
             session.parked = true;
-            session.phase = Phase::Waiting;
             (session.prefill, session.decode) = (None, None);
+            session.enter(Phase::Waiting, self.now_us, &self.fleet);
             let wait_us = self.policy.queue_stage_us(session);
             self.set_deadline(request, self.now_us + wait_us);
         }
@@ -93,7 +93,7 @@ impl Driver {
             let message = format!("{whose} time ran out at stage '{}'", phase.name());
             return self.give_up(request, stage, message);
         }
-        session.cause = Some(format!("{stage} on its instance"));
+        session.blame(format!("{stage} on its instance"), stage, self.now_us);
         let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
         self.step(match phase {
             Phase::Prefilling => Input::PrefillFailed { request },
@@ -110,6 +110,7 @@ impl Driver {
         if let Some(session) = self.sessions.get_mut(&request) {
             session.outcome = CaptureOutcome::Failed;
             session.fail(504, stage, message);
+            session.trace.failed(stage, self.now_us);
         }
         self.cancel(request, stage);
     }

@@ -14,6 +14,7 @@ use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use super::bench::{self, Bench};
 use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Question};
 use crate::metrics::Metrics;
+use crate::spans::Spans;
 
 struct Live {
     inbox: Inbox,
@@ -25,7 +26,8 @@ struct Live {
 
 impl Live {
     async fn start() -> Self {
-        let with = DriverConfig { config: bench::config(), metrics: Metrics::new().unwrap() };
+        let (config, metrics) = (bench::config(), Metrics::new().unwrap());
+        let with = DriverConfig { config, metrics, spans: Spans::off() };
         let (driver, inbox, door) = Driver::new(with).unwrap();
         let driver = tokio::spawn(driver.run());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -14,6 +14,7 @@ use crate::conductor::inbox::Message;
 use crate::conductor::{Door, Driver, DriverConfig, Inbox, Question, Status};
 use crate::config::Config;
 use crate::metrics::Metrics;
+use crate::spans::Spans;
 
 /// Tokens of a prompt, unless a test says otherwise.
 pub(super) const PROMPT: u32 = 40;
@@ -102,7 +103,7 @@ pub(super) fn config() -> Config {
 impl Bench {
     /// A conductor without nodes.
     pub(super) fn new(config: Config) -> Self {
-        let with = DriverConfig { config, metrics: Metrics::new().unwrap() };
+        let with = DriverConfig { config, metrics: Metrics::new().unwrap(), spans: Spans::off() };
         let (mut driver, inbox, door) = Driver::new(with).unwrap();
         let clock_us = Arc::new(AtomicU64::new(1_000_000));
         let clock = Arc::clone(&clock_us);
@@ -232,6 +233,7 @@ impl Bench {
             session: None,
             body: Default::default(),
             timeout_us: None,
+            trace: None,
         }
     }
 

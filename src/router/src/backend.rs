@@ -7,6 +7,8 @@ use baton_types::{BlockKey, Finish, Sampling, TokenLogprob};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
+use crate::trace::TraceParent;
+
 /// One answer wanted: a call with `n` choices or several prompts makes several.
 #[derive(Clone, Debug)]
 pub struct Submission {
@@ -30,6 +32,8 @@ pub struct Submission {
     pub body: Bytes,
     /// How long the client waits at most, µs.
     pub timeout_us: Option<u64>,
+    /// The trace that the client says it belongs to.
+    pub trace: Option<TraceParent>,
 }
 
 /// What became of a submission. The first event is `Admitted`, `Refused` or `Failed`; the last is

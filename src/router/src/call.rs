@@ -99,6 +99,7 @@ impl Desk<'_> {
                     session: caller.session,
                     body: body.clone(),
                     timeout_us: caller.timeout_us,
+                    trace: caller.trace,
                 });
             }
         }

@@ -9,6 +9,7 @@ use crate::config::{ApiKey, RouterConfig};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::tokenize::session_number;
+use crate::trace::TraceParent;
 
 /// Names from headers are at most this long.
 const MAX_NAME_BYTES: usize = 128;
@@ -23,6 +24,7 @@ pub(crate) struct Caller {
     pub(crate) session: Option<u64>,
     pub(crate) timeout_us: Option<u64>,
     pub(crate) explain: bool,
+    pub(crate) trace: Option<TraceParent>,
 }
 
 impl Caller {
@@ -43,7 +45,8 @@ impl Caller {
         let streams = fields.stream.unwrap_or(false);
         let timeout_us = timeout_us(headers, streams)?;
         let explain = text(headers, "x-baton-explain").is_some_and(|value| matches!(value, "1" | "true"));
-        Ok(Self { tenant, class, session, timeout_us, explain })
+        let trace = TraceParent::read(headers);
+        Ok(Self { tenant, class, session, timeout_us, explain, trace })
     }
 }
 

@@ -15,6 +15,7 @@
 //! | [`RouterConfig::session_headers`], else `prompt_cache_key`, `user`, `previous_response_id` | the conversation |
 //! | `x-request-timeout-ms`, `x-stainless-timeout` (s) | how long the client waits |
 //! | `x-stainless-read-timeout` (s) | the same, for calls that are not streamed |
+//! | `traceparent` | the trace that the call belongs to; ignored when it breaks the standard |
 //! | `x-baton-explain: 1` | the decision is sent back in `x-baton-decision` |
 //! | `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids`, `include_stop_str_in_output`, `skip_special_tokens`, `add_special_tokens`, `add_generation_prompt`, `chat_template_kwargs`, `prompt_logprobs` | as engines know them |
 //!
@@ -42,6 +43,7 @@ mod stops;
 mod stream;
 mod tls;
 mod tokenize;
+mod trace;
 mod write;
 
 pub use backend::{Backend, Event, Fault, Model, Readiness, Refusal, Submission, Ticket, Usage};
@@ -52,3 +54,4 @@ pub use router::Router;
 pub use serve::ServeError;
 pub use stats::RouterStats;
 pub use tokenize::{Lineage, LoadError, Prompt, Tokenization};
+pub use trace::TraceParent;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use baton_engine::{
     Engine, Event as EngineEvent, KvSink, KvView, PoolSpec, SeededSpec, Sequence, SequenceId,
 };
-use baton_router::{Backend as _, Event, Submission, Ticket, Usage};
+use baton_router::{Backend as _, Event, Submission, Ticket, TraceParent, Usage};
 use baton_types::{BlockKey, ChainHasher, Finish, Role, Sampling, TokenLogprob};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -17,7 +17,11 @@ use crate::conductor::{Door, Driver, DriverConfig, Inbox, Question, Status};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::node::{EngineChoice, NodeConfig};
+use crate::spans::{Exporting, Spans};
 use crate::up::Layout;
+
+/// Stands in every body; it is to be found nowhere else.
+pub(super) const SECRET: &str = "what nobody else may read";
 
 /// What an answer came to.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -40,6 +44,7 @@ pub(super) struct Cluster {
     pub door: Door,
     pub inbox: Inbox,
     pub config: Config,
+    exporting: Option<Exporting>,
     control: SocketAddr,
     stop: CancellationToken,
     nodes: BTreeMap<String, (CancellationToken, tokio::task::JoinHandle<Result<(), String>>)>,
@@ -52,14 +57,15 @@ impl Cluster {
         config.scheduler.block_tokens = 16;
         config.service.chain_seed = 77;
         tune(&mut config);
-        let with = DriverConfig { config: config.clone(), metrics: Metrics::new().unwrap() };
+        let (spans, exporting) = Spans::start(&config.service).unwrap();
+        let with = DriverConfig { config: config.clone(), metrics: Metrics::new().unwrap(), spans };
         let (driver, inbox, door) = Driver::new(with).unwrap();
         tokio::spawn(driver.run());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let control = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         tokio::spawn(crate::up::serve_control(listener, inbox.clone(), stop.clone()));
-        let mut cluster = Self { door, inbox, config, control, stop, nodes: BTreeMap::new() };
+        let mut cluster = Self { door, inbox, config, exporting, control, stop, nodes: BTreeMap::new() };
         for (name, role) in layout.parse::<Layout>().unwrap().nodes() {
             cluster.add(&name, role, engine);
         }
@@ -122,21 +128,33 @@ impl Cluster {
     }
 
     pub(super) fn submit(&self, tokens: &[u32], sampling: Sampling) -> Ticket {
+        self.submit_as("test", tokens, sampling, None)
+    }
+
+    /// The same with a name and a caller's trace.
+    pub(super) fn submit_as(
+        &self,
+        request_id: &str,
+        tokens: &[u32],
+        sampling: Sampling,
+        trace: Option<TraceParent>,
+    ) -> Ticket {
         let root = ChainHasher::new(self.config.service.chain_seed, b"test");
         let mut hasher = root.clone();
         let size = self.config.scheduler.block_tokens as usize;
         let chain: Vec<BlockKey> = tokens.chunks_exact(size).map(|block| hasher.push_tokens(block)).collect();
         self.door.submit(Submission {
-            request_id: "test".into(),
+            request_id: request_id.into(),
             tokens: tokens.into(),
             root: root.parent(),
             chain: chain.into(),
             sampling: Arc::new(sampling),
             class: None,
-            tenant: None,
+            tenant: Some("acme".into()),
             session: None,
-            body: Default::default(),
+            body: SECRET.into(),
             timeout_us: None,
+            trace,
         })
     }
 
@@ -145,6 +163,9 @@ impl Cluster {
         for (_, (stop, task)) in self.nodes {
             stop.cancel();
             task.await.unwrap().unwrap();
+        }
+        if let Some(exporting) = self.exporting {
+            exporting.stop().await;
         }
     }
 }

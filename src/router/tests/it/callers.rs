@@ -44,20 +44,25 @@ async fn headers_reach_the_backend() {
         ("x-session-id", "s1"),
         ("x-request-timeout-ms", "2500"),
         ("x-baton-explain", "1"),
+        ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
     ];
     let heard = door.post_with(PATH, BODY, &headers).await;
     assert_eq!(heard.header("x-request-id"), Some("mine-1"));
+    assert_eq!(heard.header("traceparent"), None, "nothing is echoed");
     assert_eq!(heard.header("x-baton-decision"), Some("prefill=p1 decode=d2"));
     let submission = door.backend.submissions.lock()[0].clone();
     assert_eq!((&*submission.request_id, submission.class.as_deref()), ("mine-1", Some("batch")));
     assert_eq!((submission.tenant.as_deref(), submission.timeout_us), (Some("t1"), Some(2_500_000)));
     assert!(submission.session.is_some());
+    let parent = submission.trace.unwrap();
+    assert_eq!((parent.span_id, parent.sampled), (0xb7ad_6b71_6920_3331, true));
 
-    let heard = door.post_with(PATH, BODY, &[]).await;
+    let heard = door.post_with(PATH, BODY, &[("traceparent", "00-not-one")]).await;
     let made = heard.header("x-request-id").unwrap().to_owned();
     assert!(made.starts_with("req-") && heard.header("x-baton-decision").is_none());
     let submission = door.backend.submissions.lock()[1].clone();
     assert_eq!((&*submission.request_id, submission.session), (made.as_str(), None));
+    assert_eq!(submission.trace, None, "a broken traceparent is as none");
     assert!(door.get("/nothing").await.header("x-request-id").is_some(), "errors have one, too");
 }
 

@@ -1,0 +1,172 @@
+//! The task that sends: stories in, batches of spans out, whatever the collector does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithTonicConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SpanExporter as _;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Endpoint;
+
+use super::Counts;
+use super::shape::spans;
+use super::story::Story;
+
+/// Requests in a batch at most.
+const BATCH_STORIES: usize = 128;
+/// How long a batch waits to be filled.
+const BATCH_WAIT: Duration = Duration::from_millis(500);
+/// How long the collector may take for a batch, retries included.
+const SEND_LIMIT: Duration = Duration::from_secs(5);
+/// How long one attempt to reach the collector may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+/// How long a shutdown waits for what is still to be sent.
+const STOP_LIMIT: Duration = Duration::from_millis(1500);
+
+/// The running task; to be stopped last, when no request is under way any more.
+pub(crate) struct Exporting {
+    task: JoinHandle<()>,
+    stop: CancellationToken,
+    counts: Arc<Counts>,
+}
+
+impl Exporting {
+    /// Starts sending what comes through `stories`. The collector need not be there.
+    pub(super) fn start(
+        endpoint: &str,
+        stories: mpsc::Receiver<Box<Story>>,
+        counts: Arc<Counts>,
+    ) -> Result<Self, String> {
+        let wrong = |why: String| format!("service.otlp_endpoint = \"{endpoint}\": {why}");
+        let channel = Endpoint::from_shared(endpoint.to_owned())
+            .map_err(|e| wrong(e.to_string()))?
+            .connect_timeout(CONNECT_LIMIT)
+            .timeout(SEND_LIMIT)
+            .connect_lazy();
+        let mut exporter = SpanExporter::builder()
+            .with_tonic()
+            .with_channel(channel)
+            .with_timeout(SEND_LIMIT)
+            .build()
+            .map_err(|e| wrong(e.to_string()))?;
+        let resource = Resource::builder_empty().with_service_name("baton").build();
+        exporter.set_resource(&resource);
+        let stop = CancellationToken::new();
+        let sender = Sender {
+            endpoint: endpoint.to_owned(),
+            stories,
+            exporter,
+            counts: Arc::clone(&counts),
+            stop: stop.clone(),
+            absent: false,
+        };
+        Ok(Self { task: tokio::spawn(sender.run()), stop, counts })
+    }
+
+    /// Sends what is queued and ends; gives up after 1.5 s.
+    pub(crate) async fn stop(mut self) {
+        self.stop.cancel();
+        if tokio::time::timeout(STOP_LIMIT, &mut self.task).await.is_err() {
+            self.task.abort();
+            tracing::warn!("spans were still to be sent when the shutdown's time was over; they are lost");
+        }
+        let (sent, dropped) = self.counts.read();
+        if dropped > 0 {
+            tracing::warn!(sent, dropped, "spans were dropped since the start");
+        }
+    }
+}
+
+struct Sender {
+    endpoint: String,
+    stories: mpsc::Receiver<Box<Story>>,
+    exporter: SpanExporter,
+    counts: Arc<Counts>,
+    stop: CancellationToken,
+    /// The last batch did not get through.
+    absent: bool,
+}
+
+impl Sender {
+    async fn run(mut self) {
+        let mut batch = Vec::with_capacity(BATCH_STORIES);
+        while self.gather(&mut batch).await {
+            self.send(&mut batch).await;
+        }
+        // Nothing new is under way: what is queued is all there is.
+        loop {
+            while batch.len() < BATCH_STORIES
+                && let Ok(story) = self.stories.try_recv()
+            {
+                batch.push(story);
+            }
+            if batch.is_empty() {
+                return;
+            }
+            self.send(&mut batch).await;
+        }
+    }
+
+    /// Waits for a batch. False when it is time to stop.
+    async fn gather(&mut self, batch: &mut Vec<Box<Story>>) -> bool {
+        let stop = self.stop.clone();
+        let mut due = None;
+        while batch.len() < BATCH_STORIES {
+            let room = BATCH_STORIES - batch.len();
+            let wait = async move {
+                match due {
+                    None => std::future::pending().await,
+                    Some(due) => tokio::time::sleep_until(due).await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return false,
+                count = self.stories.recv_many(batch, room) => {
+                    if count == 0 {
+                        return false;
+                    }
+                    due.get_or_insert_with(|| Instant::now() + BATCH_WAIT);
+                }
+                () = wait => return true,
+            }
+        }
+        true
+    }
+
+    async fn send(&mut self, batch: &mut Vec<Box<Story>>) {
+        let spans: Vec<_> = batch.drain(..).flat_map(|story| spans(&story)).collect();
+        let count = spans.len();
+        let sent = tokio::time::timeout(SEND_LIMIT, self.exporter.export(spans)).await;
+        let failure = match sent {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some(format!("no answer within {} s", SEND_LIMIT.as_secs())),
+        };
+        let endpoint = &self.endpoint;
+        match failure {
+            None => {
+                self.counts.sent(count);
+                if std::mem::take(&mut self.absent) {
+                    let (_, dropped) = self.counts.read();
+                    tracing::info!(endpoint, dropped, "the collector takes spans again");
+                }
+            }
+            Some(why) => {
+                self.counts.dropped(count);
+                // One word about it until it is back.
+                if !std::mem::replace(&mut self.absent, true) {
+                    tracing::warn!(
+                        endpoint,
+                        why,
+                        "spans cannot be sent and are dropped; start a collector there or set service.otlp_endpoint = \"\""
+                    );
+                }
+            }
+        }
+    }
+}
