@@ -107,7 +107,7 @@ impl<'a> Nodes<'a> {
         let role = if name.starts_with('p') { "prefill" } else { "decode" };
         // Every other one shares no memory with the rest: its KV goes over TCP.
         self.starts += 1;
-        let host: &[&str] = if self.starts % 2 == 0 { &["--host", "elsewhere"] } else { &[] };
+        let host: &[&str] = if self.starts.is_multiple_of(2) { &["--host", "elsewhere"] } else { &[] };
         let err = std::fs::OpenOptions::new().append(true).create(true).open(self.service.path("err.nodes"));
         let mut command = baton(self.service.folder());
         command
