@@ -73,11 +73,13 @@ impl FileTier {
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
         lock(&file)?;
         check_ours(&file)?;
+        let is_own = own_dir.is_some();
         let trace = Trace { file: path, own_dir };
         file.set_len(0)?;
         allocate(&file, layout.file_bytes())?;
         let mut tier = Self::on_disk(Box::new(file), layout)?;
-        tier._trace = Some(trace);
+        // A directory of its own needs no name once it is open: a killed process leaves nothing behind.
+        tier._trace = (!is_own).then_some(trace);
         Ok(tier)
     }
 
@@ -244,14 +246,21 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     #[test]
-    fn its_own_directory_goes_with_it() {
-        let tier = FileTier::create(None, 4, 100, 0).unwrap();
-        let dir = tier._trace.as_ref().unwrap().own_dir.clone().unwrap();
-        let file = fs::metadata(dir.join(FILE_NAME)).unwrap();
-        assert_eq!((file.len(), file.mode() & 0o777), (5 * 4096, 0o600));
+    fn its_own_directory_is_private_and_has_no_name_once_it_is_open() {
+        let dir = fresh_dir().unwrap();
         assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700, "only this user can read it");
+        fs::remove_dir(&dir).unwrap();
+        let mut tier = FileTier::create(None, 4, 100, 0).unwrap();
+        assert!(tier._trace.is_none(), "nothing is left for a killed process to leave behind");
+        tier.put(BlockKey(1), &[1; 100]).unwrap();
+        let mut out = [0; 100];
+        tier.get(BlockKey(1), &mut out).unwrap();
+        assert_eq!(out, [1; 100]);
+        let given = tempfile::tempdir().unwrap();
+        let tier = FileTier::create(Some(given.path()), 4, 100, 0).unwrap();
+        let file = fs::metadata(given.path().join(FILE_NAME)).unwrap();
+        assert_eq!((file.len(), file.mode() & 0o777), (5 * 4096, 0o600));
         drop(tier);
-        assert!(!dir.exists());
     }
 
     #[test]
