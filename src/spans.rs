@@ -54,7 +54,7 @@ impl Counts {
 
 /// The conductor's side: decides what is traced, and takes in what has ended.
 pub(crate) struct Spans {
-    stories: Option<mpsc::Sender<Box<Story>>>,
+    stories: Option<mpsc::Sender<Story>>,
     permille: u32,
     rng: Rng,
     counts: Arc<Counts>,
@@ -118,7 +118,7 @@ impl Spans {
         let (Some(sender), Some(mut story)) = (&self.stories, trace.story.take()) else { return };
         story.end(now_us, summary);
         let spans = story.span_count();
-        if sender.try_send(story).is_err() {
+        if sender.try_send(*story).is_err() {
             self.counts.dropped(spans);
         }
     }

@@ -38,7 +38,7 @@ impl Exporting {
     /// Starts sending what comes through `stories`. The collector need not be there.
     pub(super) fn start(
         endpoint: &str,
-        stories: mpsc::Receiver<Box<Story>>,
+        stories: mpsc::Receiver<Story>,
         counts: Arc<Counts>,
     ) -> Result<Self, String> {
         let wrong = |why: String| format!("service.otlp_endpoint = \"{endpoint}\": {why}");
@@ -83,7 +83,7 @@ impl Exporting {
 
 struct Sender {
     endpoint: String,
-    stories: mpsc::Receiver<Box<Story>>,
+    stories: mpsc::Receiver<Story>,
     exporter: SpanExporter,
     counts: Arc<Counts>,
     stop: CancellationToken,
@@ -112,7 +112,7 @@ impl Sender {
     }
 
     /// Waits for a batch. False when it is time to stop.
-    async fn gather(&mut self, batch: &mut Vec<Box<Story>>) -> bool {
+    async fn gather(&mut self, batch: &mut Vec<Story>) -> bool {
         let stop = self.stop.clone();
         let mut due = None;
         while batch.len() < BATCH_STORIES {
@@ -138,7 +138,7 @@ impl Sender {
         true
     }
 
-    async fn send(&mut self, batch: &mut Vec<Box<Story>>) {
+    async fn send(&mut self, batch: &mut Vec<Story>) {
         let spans: Vec<_> = batch.drain(..).flat_map(|story| spans(&story)).collect();
         let count = spans.len();
         let sent = tokio::time::timeout(SEND_LIMIT, self.exporter.export(spans)).await;

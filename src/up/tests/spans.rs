@@ -1,11 +1,13 @@
 //! Traces of requests that pass through a cluster, as a collector gets them.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_engine::PoolSpec;
 use baton_router::TraceParent;
 use baton_types::{Role, Sampling};
 use opentelemetry_proto::tonic::trace::v1::Span;
+use parking_lot::Mutex;
 
 use super::cluster::{Cluster, SECRET, listen, small_model};
 use crate::config::Config;
@@ -135,6 +137,53 @@ async fn a_retried_request_has_two_attempts() {
     assert_eq!(root.events.iter().filter(|event| event.name == "retry").count(), 1);
     assert_eq!((number(&root, "baton.attempts"), number(&root, "baton.moves")), (Some(2), Some(1)));
     cluster.quiet().await;
+    cluster.stop().await;
+}
+
+/// Keeps what is logged on this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One thread runs it all, so that one thread's log tells it all.
+#[tokio::test]
+async fn a_failure_is_found_in_the_log_by_its_trace() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let collector = Collector::start().await;
+    let tune = |config: &mut Config| {
+        tracing_to(collector.endpoint(), 0)(config);
+        config.scheduler.max_retries = 0;
+    };
+    let mut cluster = Cluster::start("1p1d", &engine(), tune).await;
+    let mut ticket = cluster.submit_as("lost", &prompt(), sampling(400), Some(PARENT));
+    while !matches!(ticket.events.recv().await, Some(baton_router::Event::Token { .. })) {}
+    while !matches!(ticket.events.recv().await, Some(baton_router::Event::Token { .. })) {}
+    cluster.kill("d0").await;
+    let trouble = listen(ticket).await.trouble.unwrap();
+    assert!(trouble.contains("decode_lost"), "{trouble}");
+
+    let (root, below) = collector.trace_of("lost").await;
+    check_shape(&root, &below);
+    let told = [text(&root, "baton.outcome"), text(&root, "baton.reason")];
+    assert_eq!(told, ["failed", "decode_lost"].map(|word| Some(word.to_owned())));
+    let codes: Vec<i32> = below.iter().map(|span| span.status.as_ref().map_or(0, |s| s.code)).collect();
+    assert_eq!((root.status.unwrap().code, codes), (2, vec![0, 0, 0, 2]), "{below:?}");
+    let heard = String::from_utf8(log.0.lock().clone()).unwrap();
+    let line = heard.lines().find(|line| line.contains("request failed")).unwrap();
+    assert!(line.contains(&format!("{:032x}", PARENT.trace_id)) && line.contains("lost"), "{line}");
     cluster.stop().await;
 }
 
