@@ -218,14 +218,17 @@ impl Receiver for Links {
     }
 
     fn slice(&self, ticket: Ticket, at: SliceAt, bytes: Bytes) -> Result<(), Refused> {
-        let current = self.expected.lock().get(&ticket.request).is_some_and(|e| e.attempt == ticket.attempt);
-        if !current {
+        let attempt = self.expected.lock().get(&ticket.request).map(|e| e.attempt);
+        if attempt != Some(ticket.attempt) || ticket.epoch != *self.epoch.lock() {
             return Err(Refused { retry: false, why: "the request is not expected any more".into() });
         }
         self.tell(ToWorker::Slice { ticket, at, bytes })
     }
 
     fn complete(&self, ticket: Ticket) {
+        if ticket.epoch != *self.epoch.lock() {
+            return;
+        }
         let mut expected = self.expected.lock();
         if expected.get(&ticket.request).is_some_and(|e| e.attempt == ticket.attempt) {
             expected.remove(&ticket.request);

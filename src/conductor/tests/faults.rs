@@ -277,3 +277,25 @@ async fn a_policy_that_looks_again_after_the_prefill_refuses_once() {
         bench.quiet();
     }
 }
+
+#[tokio::test]
+async fn a_leg_that_was_let_go_has_no_say_while_its_request_is_held_back() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    bench.submit("r", 3).await;
+    let old = bench.prefill("r");
+    // Meanwhile the only prefill instance is given so much that nothing more is sent to it.
+    let sampling = baton_types::Sampling { max_tokens: 2, ..baton_types::Sampling::default() };
+    let mut long = Bench::submission("long", sampling);
+    long.tokens = (0..60_000).collect();
+    bench.send(long).await;
+    assert!(!bench.legs("long").is_empty());
+    bench.tell(&old, vec![failure(false)]).await;
+    assert!(bench.legs("r").is_empty());
+    assert_eq!(bench.status().requests[0].stage, "queue");
+    bench.tell(&old, vec![fact_token(0, 7, 0), prefilled()]).await;
+    assert!(bench.client("r").tokens.is_empty());
+    assert_eq!(bench.status().requests[0].stage, "queue");
+    bench.serve("long").await;
+    bench.serve("r").await;
+    bench.quiet();
+}
