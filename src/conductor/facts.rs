@@ -200,7 +200,7 @@ impl Driver {
         }
         let Some(session) = self.sessions.get_mut(&request) else { return };
         if !ok {
-            session.cause.get_or_insert_with(|| "its KV did not reach the decode instance".into());
+            session.cause = Some("its KV did not reach the decode instance".into());
             return self.step(Input::HandoffFailed { request });
         }
         match session.phase {

@@ -202,8 +202,9 @@ impl Receiver for Links {
         let epoch = *self.epoch.lock();
         if ticket.epoch != epoch {
             return Err(Refused {
-                retry: false,
-                why: format!("epoch {} is over, this is {epoch}", ticket.epoch),
+                // A peer may hear of this node's new life before the node itself does.
+                retry: ticket.epoch > epoch,
+                why: format!("the offer is for epoch {}, this is {epoch}", ticket.epoch),
             });
         }
         match self.expected.lock().get(&ticket.request) {

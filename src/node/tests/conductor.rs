@@ -26,7 +26,7 @@ pub(super) const BLOCK: u32 = 16;
 /// Blocks of the node's pool.
 pub(super) const BLOCKS: u32 = 32;
 /// Tokens in the vocabulary.
-pub(super) const VOCABULARY: u32 = 256;
+pub(super) const VOCABULARY: u32 = 512;
 const SEED: u64 = 5;
 const PATIENCE: Duration = Duration::from_secs(20);
 
