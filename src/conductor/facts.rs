@@ -201,7 +201,7 @@ impl Driver {
         let Some(session) = self.sessions.get_mut(&request) else { return };
         if !ok {
             session.cause = Some("its KV did not reach the decode instance".into());
-            return self.step(Input::HandoffFailed { request });
+            return self.handoff_failed(request);
         }
         match session.phase {
             Phase::Prefilling => session.landed = true,
