@@ -299,7 +299,8 @@ impl Worker {
             && let Ok(hold) = self.cache.open(owner, &keys, 0)
         {
             let mut pool = EnginePool(self.engine.as_mut());
-            let from = hold.readable_blocks as usize;
+            // Slots that somebody else fills are not written here.
+            let from = if hold.waiting { keys.len() } else { hold.readable_blocks as usize };
             for (slot, block) in hold.slots.iter().zip(&blocks).skip(from) {
                 pool.write(*slot, &block.bytes);
             }
