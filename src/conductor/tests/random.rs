@@ -165,7 +165,7 @@ impl Play {
         let about = (leg.request, leg.attempt);
         let open = self.bench.books.open.get(&(leg.node.clone(), leg.request));
         let present = open.is_some_and(|open| open.attempt == leg.attempt);
-        let (about, facts) = match self.rng.below(6) {
+        let (about, facts) = match self.rng.below(7) {
             // Another attempt.
             0 => ((about.0, about.1 + 1), vec![fact_token(told, 7, 2), prefilled(), Fact::Handoff(true)]),
             1 => ((about.0, about.1.wrapping_sub(1)), vec![fact_token(told, 7, 0), failure(true)]),
@@ -176,6 +176,9 @@ impl Play {
             4 if told > 0 => (about, wrong(told - 1)),
             // Whatever, from a leg that has been let go.
             _ if !present => (about, vec![fact_token(told, 7, 2), Fact::Handoff(false), failure(true)]),
+            // What is the other leg's to tell.
+            _ if !leg.prefills && leg.answer.is_none() => (about, vec![fact_token(told, 7, 2), prefilled()]),
+            _ if leg.prefills && leg.to.is_some() => (about, vec![Fact::Handoff(true)]),
             _ => return,
         };
         if self.bench.lines.contains_key(&leg.node) {
