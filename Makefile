@@ -8,7 +8,7 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test check fmt bench paper seeds chaos build ready ready-lints
+.PHONY: help run replay test check fmt bench paper seeds chaos build ready ready-clients ready-lints
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -20,7 +20,7 @@ run: build ## Build, then serve: front door, conductor, two prefill and two deco
 replay: build ## Build, then replay the conversation trace on the default cluster and print the report
 	$(BATON) replay
 
-test: ready ## Run the tests of every crate
+test: ready ready-clients ## Run the tests of every crate
 	$(CARGO) test --workspace --locked
 
 check: ready ready-lints ## Check format, lints, documentation and the rules of the house
@@ -50,6 +50,9 @@ build: ready
 
 ready:
 	@CARGO="$(CARGO)" scripts/ready.sh compiler
+
+ready-clients:
+	@CARGO="$(CARGO)" scripts/ready.sh clients
 
 ready-lints:
 	@CARGO="$(CARGO)" scripts/ready.sh lints

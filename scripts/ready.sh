@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sees to it that what a make target needs is there; installs only what is missing, and says so.
-# Usage: scripts/ready.sh compiler|lints
+# Usage: scripts/ready.sh compiler|lints|clients
 set -euo pipefail
 
 cargo=${CARGO:-cargo}
@@ -17,20 +17,33 @@ need_cargo() {
     fail "there is no '$cargo'; install Rust 1.95 or newer (https://rustup.rs) and try again"
 }
 
-# The allocator and the linker need a C compiler.
-need_cc() {
-    command -v cc >/dev/null && return
-    command -v apt-get >/dev/null || fail "there is no C compiler 'cc'; install gcc and libc headers and try again"
+# Installs Debian packages. Usage: install_packages WHAT_IS_MISSING PACKAGE...
+install_packages() {
+    local missing=$1
+    shift
+    command -v apt-get >/dev/null || fail "there is no $missing; install $* and try again"
     local as_root=()
     if [ "$(id -u)" -ne 0 ]; then
-        command -v sudo >/dev/null || fail "there is no C compiler 'cc'; as root: apt-get install gcc libc6-dev"
+        command -v sudo >/dev/null || fail "there is no $missing; as root: apt-get install $*"
         # Without a terminal sudo must not wait for a password.
         as_root=(sudo -n)
     fi
-    say "there is no C compiler 'cc': installing gcc and libc6-dev with apt-get"
+    say "there is no $missing: installing $* with apt-get"
     "${as_root[@]}" apt-get update -qq </dev/null >&2
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends gcc libc6-dev \
-        </dev/null >&2
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" </dev/null >&2
+}
+
+# The allocator and the linker need a C compiler.
+need_cc() {
+    command -v cc >/dev/null && return
+    install_packages "C compiler 'cc'" gcc libc6-dev
+}
+
+# The tests of the service use what its users use: curl, and OpenAI's package for Python.
+need_clients() {
+    command -v curl >/dev/null || install_packages "'curl'" curl ca-certificates
+    command -v openssl >/dev/null || install_packages "'openssl'" openssl
+    python3 -c 'import venv, ensurepip' 2>/dev/null || install_packages "Python with venv" python3 python3-venv
 }
 
 need_component() {
@@ -43,9 +56,10 @@ need_component() {
 need_cargo
 case "${1:-}" in
     compiler) need_cc ;;
+    clients) need_clients ;;
     lints)
         need_component fmt rustfmt
         need_component clippy clippy
         ;;
-    *) fail "usage: scripts/ready.sh compiler|lints" ;;
+    *) fail "usage: scripts/ready.sh compiler|lints|clients" ;;
 esac

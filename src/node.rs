@@ -8,6 +8,8 @@ mod links;
 mod pool;
 mod prefill;
 mod sink;
+#[cfg(test)]
+mod tests;
 mod worker;
 
 use std::net::SocketAddr;

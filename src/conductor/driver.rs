@@ -68,6 +68,8 @@ pub struct Driver {
     pub(super) journal: Option<JournalWriter>,
     pub(super) parked: BTreeSet<RequestId>,
     pub(super) unparked_us: u64,
+    /// Failed hand-offs that are tried again then, with the attempt that failed.
+    pub(super) later: BTreeSet<(u64, RequestId, u32)>,
     pub(super) deadlines: BTreeSet<(u64, RequestId)>,
     tenants: BTreeMap<Arc<str>, TenantId>,
     effects: Vec<Effect>,
@@ -120,6 +122,7 @@ impl Driver {
             journal,
             parked: BTreeSet::new(),
             unparked_us: 0,
+            later: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             tenants: BTreeMap::new(),
             effects: Vec::new(),
@@ -172,7 +175,8 @@ impl Driver {
         let pause_us =
             if self.parked.is_empty() { self.config.service.heartbeat_us } else { UNPARK_EVERY_US };
         let beat_us = self.now_us + pause_us;
-        let wake_us = core_us.min(stage_us).min(beat_us).saturating_sub(self.now_us);
+        let later_us = self.later.first().map_or(u64::MAX, |(at, ..)| *at);
+        let wake_us = core_us.min(stage_us).min(later_us).min(beat_us).saturating_sub(self.now_us);
         Duration::from_micros(wake_us.max(50))
     }
 
@@ -317,6 +321,7 @@ impl Driver {
             last_token_us: self.now_us,
             deadline_us: 0,
             moves: 0,
+            handoffs_failed: (0, 0),
             let_in: false,
             parked: false,
             prompt_told: false,

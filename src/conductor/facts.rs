@@ -220,9 +220,9 @@ impl Driver {
                 }
                 return;
             }
-            session.cause.get_or_insert_with(|| "its KV did not reach the decode instance".into());
+            session.cause = Some("its KV did not reach the decode instance".into());
             session.trace.failed("handoff", now_us);
-            return self.step(Input::HandoffFailed { request });
+            return self.handoff_failed(request);
         }
         match session.phase {
             Phase::Prefilling => session.landed = true,

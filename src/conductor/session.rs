@@ -62,6 +62,8 @@ pub(super) struct Session {
     /// When the present stage is given up, µs.
     pub deadline_us: u64,
     pub moves: u32,
+    /// Attempts whose hand-off failed, and the latest of them.
+    pub handoffs_failed: (u32, u32),
     /// Its client was told that it will be served.
     pub let_in: bool,
     /// The client has the prompt's logprobs.

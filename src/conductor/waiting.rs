@@ -5,7 +5,7 @@ use baton_scheduler::Input;
 use baton_types::RequestId;
 
 use super::driver::Driver;
-use super::session::Phase;
+use super::session::{Phase, Session};
 use crate::capture::CaptureOutcome;
 
 /// How often requests that nothing could take are tried again, µs.
@@ -13,7 +13,38 @@ pub(super) const UNPARK_EVERY_US: u64 = 50_000;
 /// Placements and hand-offs of one request at most (I9).
 const MAX_ATTEMPTS: u32 = 32;
 
+/// How long a second failed hand-off waits before it is tried again, µs; each further one twice as long.
+const HANDOFF_PAUSE_US: u64 = 100_000;
+
 impl Driver {
+    /// The first failure moves at once; further ones wait, so that an instance that has died is known to
+    /// be lost before every try was spent on it.
+    pub(super) fn handoff_failed(&mut self, request: RequestId) {
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        let (count, latest) = session.handoffs_failed;
+        if latest == session.attempt {
+            // Both legs told of it.
+            return;
+        }
+        session.handoffs_failed = (count + 1, session.attempt);
+        if count == 0 {
+            return self.step(Input::HandoffFailed { request });
+        }
+        let pause_us = HANDOFF_PAUSE_US << (count - 1).min(4);
+        self.later.insert((self.now_us + pause_us, request, session.attempt));
+    }
+
+    fn retry_handoffs(&mut self) {
+        while let Some(&(at_us, request, attempt)) = self.later.first().filter(|(at, ..)| *at <= self.now_us)
+        {
+            self.later.remove(&(at_us, request, attempt));
+            let open = |s: &Session| matches!(s.phase, Phase::Prefilling | Phase::HandingOff) && !s.done;
+            if self.sessions.get(&request).is_some_and(|s| s.attempt == attempt && open(s)) {
+                self.step(Input::HandoffFailed { request });
+            }
+        }
+    }
+
     /// A request that was let in and that nothing can take right now waits for its stage's time.
     /// False: it was not let in before, or has waited for too long.
     pub(super) fn park(&mut self, request: RequestId) -> bool {
@@ -55,6 +86,7 @@ impl Driver {
 
     /// Ends stages whose time is over and lives that went silent.
     pub(super) fn expire(&mut self) {
+        self.retry_handoffs();
         while let Some(&(at_us, request)) = self.deadlines.first().filter(|(at, _)| *at <= self.now_us) {
             self.deadlines.remove(&(at_us, request));
             self.stage_expired(request);

@@ -1,14 +1,14 @@
 //! The decode leg: make room, take KV in, decode, keep what was written as cache.
 
 use baton_engine::{Sequence, SequenceId};
-use baton_tiers::Hold;
+use baton_tiers::{Hold, Refused};
 use baton_transports::{SliceAt, Ticket};
 use baton_types::{BlockKey, ChainHasher, RequestId};
 use baton_wire::v1;
 use bytes::Bytes;
 
 use super::job::{Job, Stage};
-use super::pool::EnginePool;
+use super::pool::{EnginePool, open};
 use super::worker::Worker;
 
 /// Blocks asked for when an answer outgrows its room.
@@ -17,14 +17,16 @@ const GROW_BLOCKS: u32 = 4;
 impl Worker {
     pub(super) fn expect_ordered(&mut self, request: u64, attempt: u32, order: v1::Expect) {
         self.release(request);
-        let Some(work) = order.work else { return };
-        let mut job = match Job::new(attempt, work, order.room_tokens) {
+        let block_tokens = self.engine.shape().block_tokens;
+        let mut job = match Job::new(attempt, order.work, order.room_tokens, block_tokens) {
             Ok(job) => job,
             Err(why) => return self.refuse(request, attempt, &why),
         };
         job.stage = Stage::Expecting;
         self.jobs.insert(request, job);
-        self.crowded.push(request);
+        if self.can_ever_hold(request) {
+            self.crowded.push(request);
+        }
     }
 
     /// Opens holds for expected KV, oldest first, as far as there is room.
@@ -33,10 +35,17 @@ impl Worker {
         let waiting = std::mem::take(&mut self.crowded);
         for request in waiting {
             let Some(job) = self.jobs.get_mut(&request) else { continue };
-            let room = job.room_blocks(job.tokens.len() + job.room_tokens as usize, block_tokens);
-            let Ok(hold) = self.cache.open(RequestId(request), &job.chain, room) else {
-                self.crowded.push(request);
-                continue;
+            let tokens = job.tokens.len() + job.room_tokens as usize;
+            let hold = match open(&mut self.cache, request, job, (tokens, block_tokens)) {
+                Ok(hold) => hold,
+                Err(Refused::NoRoom { .. }) => {
+                    self.crowded.push(request);
+                    continue;
+                }
+                Err(refused) => {
+                    self.leg_failed(request, "store", refused.to_string());
+                    continue;
+                }
             };
             job.readable_blocks = hold.readable_blocks;
             let have_blocks = hold.readable_blocks;
@@ -77,8 +86,13 @@ impl Worker {
             // Its prefill ran here: the sequence waits in the engine.
             Stage::Held if job.to.is_none() => {
                 job.stage = Stage::Decoding;
+                if job.ended {
+                    return self.decode_ended(request);
+                }
                 self.engine.proceed(SequenceId(request));
             }
+            // Told twice.
+            Stage::Decoding => {}
             Stage::Landed => self.decode_landed(request, answer),
             _ => {
                 let message = format!("it was told to decode at stage {:?}", job.stage);

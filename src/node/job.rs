@@ -55,8 +55,17 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// What an order says; `None` with the reason when it makes no sense.
-    pub(super) fn new(attempt: u32, work: v1::Work, room_tokens: u32) -> Result<Self, String> {
+    /// What an order says.
+    ///
+    /// # Errors
+    /// With the reason, when it makes no sense on any node.
+    pub(super) fn new(
+        attempt: u32,
+        work: Option<v1::Work>,
+        room_tokens: u32,
+        block_tokens: u32,
+    ) -> Result<Self, String> {
+        let work = work.ok_or("an order without work")?;
         let sampling: Sampling =
             serde_json::from_str(&work.sampling).map_err(|e| format!("sampling settings: {e}"))?;
         if work.tokens.is_empty()
@@ -65,11 +74,20 @@ impl Job {
         {
             return Err("an order without tokens".into());
         }
+        let chain = baton_wire::unpack_keys(&work.chain);
+        // A key of tokens that are not there would name what nobody computes.
+        if chain.len() * block_tokens as usize > work.tokens.len() {
+            return Err(format!(
+                "a chain of {} blocks of {block_tokens} for {} tokens",
+                chain.len(),
+                work.tokens.len()
+            ));
+        }
         Ok(Self {
             attempt,
             stage: Stage::Queued,
             prompt_tokens: work.prompt_tokens,
-            chain: baton_wire::unpack_keys(&work.chain),
+            chain,
             root: baton_wire::unpack_keys(&work.root).first().copied().unwrap_or_default(),
             tokens: work.tokens,
             sampling: Arc::new(sampling),
@@ -92,6 +110,11 @@ impl Job {
     /// Slots of the pool that it computes in.
     pub(super) fn slots(&self) -> &[u32] {
         self.hold.as_ref().map_or(&[], |hold| &hold.slots)
+    }
+
+    /// Tokens to come that need room here: none where the KV leaves after the prefill.
+    pub(super) const fn leg_room_tokens(&self) -> usize {
+        if self.to.is_none() { self.room_tokens as usize } else { 0 }
     }
 
     /// Blocks beyond its chain that it needs for `tokens` tokens.

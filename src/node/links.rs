@@ -200,14 +200,12 @@ fn address(peer: &v1::Peer) -> PeerAddress {
 impl Receiver for Links {
     fn offer(&self, ticket: Ticket, _plan: &Plan) -> Result<Accepted, Refused> {
         let epoch = *self.epoch.lock();
-        if ticket.epoch > epoch {
-            // The peer has its orders already, this node not yet its welcome.
-            let why = format!("epoch {} has not begun here, this is {epoch}", ticket.epoch);
-            return Err(Refused { retry: true, why });
-        }
-        if ticket.epoch < epoch {
-            let why = format!("epoch {} is over, this is {epoch}", ticket.epoch);
-            return Err(Refused { retry: false, why });
+        if ticket.epoch != epoch {
+            return Err(Refused {
+                // A peer may hear of this node's new life before the node itself does.
+                retry: ticket.epoch > epoch,
+                why: format!("the offer is for epoch {}, this is {epoch}", ticket.epoch),
+            });
         }
         match self.expected.lock().get(&ticket.request) {
             Some(expected) if expected.attempt == ticket.attempt => {
@@ -221,14 +219,17 @@ impl Receiver for Links {
     }
 
     fn slice(&self, ticket: Ticket, at: SliceAt, bytes: Bytes) -> Result<(), Refused> {
-        let current = self.expected.lock().get(&ticket.request).is_some_and(|e| e.attempt == ticket.attempt);
-        if !current {
+        let attempt = self.expected.lock().get(&ticket.request).map(|e| e.attempt);
+        if attempt != Some(ticket.attempt) || ticket.epoch != *self.epoch.lock() {
             return Err(Refused { retry: false, why: "the request is not expected any more".into() });
         }
         self.tell(ToWorker::Slice { ticket, at, bytes })
     }
 
     fn complete(&self, ticket: Ticket) {
+        if ticket.epoch != *self.epoch.lock() {
+            return;
+        }
         let mut expected = self.expected.lock();
         if expected.get(&ticket.request).is_some_and(|e| e.attempt == ticket.attempt) {
             expected.remove(&ticket.request);

@@ -1,7 +1,10 @@
 //! The engine's KV as the cache sees it: whole blocks by slot.
 
 use baton_engine::Engine;
-use baton_tiers::Pool;
+use baton_tiers::{Hold, KvCache, Pool, Refused};
+use baton_types::RequestId;
+
+use super::job::Job;
 
 /// See the module.
 pub(super) struct EnginePool<'a>(pub(super) &'a mut dyn Engine);
@@ -19,5 +22,24 @@ impl Pool for EnginePool<'_> {
         for (layer, bytes) in (0u32..).zip(bytes.chunks_exact(layer_bytes)) {
             self.0.write_layer(slot, layer, bytes);
         }
+    }
+}
+
+/// Opens a job's hold with room for `tokens.0` tokens in blocks of `tokens.1`. A chain that
+/// contradicts what the cache knows is served without it.
+pub(super) fn open(
+    cache: &mut KvCache,
+    request: u64,
+    job: &mut Job,
+    tokens: (usize, u32),
+) -> Result<Hold, Refused> {
+    let owner = RequestId(request);
+    let room = job.room_blocks(tokens.0, tokens.1);
+    match cache.open(owner, &job.chain, room) {
+        Err(Refused::Misfit { .. }) => {
+            job.chain.clear();
+            cache.open(owner, &[], job.room_blocks(tokens.0, tokens.1))
+        }
+        answer => answer,
     }
 }

@@ -1,22 +1,22 @@
 //! The prefill leg: pin, bring what is missing, compute, hand off layer by layer.
 
 use baton_engine::{Sequence, SequenceId};
-use baton_tiers::Pool as _;
+use baton_tiers::{Pool as _, Refused};
 use baton_transports::FetchedBlock;
 use baton_types::{BlockKey, RequestId, TokenLogprob};
 use baton_wire::v1;
 
 use super::job::{Job, Stage};
 use super::links::Outcome;
-use super::pool::EnginePool;
+use super::pool::{EnginePool, open};
 use super::sink::Outlet;
 use super::worker::Worker;
 
 impl Worker {
     pub(super) fn prefill_ordered(&mut self, request: u64, attempt: u32, order: v1::Prefill) {
         self.release(request);
-        let Some(work) = order.work else { return };
-        let mut job = match Job::new(attempt, work, order.room_tokens) {
+        let block_tokens = self.engine.shape().block_tokens;
+        let mut job = match Job::new(attempt, order.work, order.room_tokens, block_tokens) {
             Ok(job) => job,
             Err(why) => return self.refuse(request, attempt, &why),
         };
@@ -24,8 +24,25 @@ impl Worker {
         job.fetch = order.fetch_from.map(|from| (from, order.fetch_blocks));
         self.arrivals += 1;
         (job.order, job.arrival) = (order.order, self.arrivals);
-        self.queue.insert((job.order, job.arrival), request);
+        let place = (job.order, job.arrival);
         self.jobs.insert(request, job);
+        if self.can_ever_hold(request) {
+            self.queue.insert(place, request);
+        }
+    }
+
+    /// Whether the pool is large enough for a leg; if not, it has failed and is gone.
+    pub(super) fn can_ever_hold(&mut self, request: u64) -> bool {
+        let shape = self.engine.shape();
+        let Some(job) = self.jobs.get(&request) else { return false };
+        let tokens = job.tokens.len() + job.leg_room_tokens();
+        let (needed, blocks) = (tokens.div_ceil(shape.block_tokens as usize), shape.blocks);
+        if needed > blocks as usize {
+            let message = format!("{tokens} tokens need {needed} blocks, the pool has {blocks}");
+            self.leg_failed(request, "room", message);
+            return false;
+        }
+        true
     }
 
     /// An order that cannot be carried out anywhere.
@@ -49,9 +66,8 @@ impl Worker {
                 self.queue.remove(&place);
                 continue;
             };
-            let room_tokens = if job.to.is_none() { job.room_tokens as usize } else { 0 };
-            let room = job.room_blocks(job.tokens.len() + room_tokens, block_tokens);
-            match self.cache.open(RequestId(request), &job.chain, room) {
+            let tokens = job.tokens.len() + job.leg_room_tokens();
+            match open(&mut self.cache, request, job, (tokens, block_tokens)) {
                 Ok(hold) => {
                     self.queue.remove(&place);
                     job.stage = Stage::Loading;
@@ -60,11 +76,8 @@ impl Worker {
                     job.hold = Some(hold);
                     self.begin_fetch(request);
                 }
-                Err(refused) if self.holds_others(request) => {
-                    // Whoever ends makes room; nothing overtakes.
-                    let _ = refused;
-                    return;
-                }
+                // Whoever ends makes room; nothing overtakes.
+                Err(Refused::NoRoom { .. }) if self.holds_others(request) => return,
                 Err(refused) => self.leg_failed(request, "room", refused.to_string()),
             }
         }
@@ -95,11 +108,13 @@ impl Worker {
             return;
         };
         job.awaits_fetch = false;
+        let block_bytes = self.engine.shape().block_bytes();
         let have = job.readable_blocks as usize;
         let mut pool = EnginePool(self.engine.as_mut());
         let mut landed = have;
         for (at, block) in (have..).zip(&blocks) {
-            let expected = job.chain.get(at).is_some_and(|key| key.0 == block.key);
+            let whole = block.bytes.len() == block_bytes;
+            let expected = whole && job.chain.get(at).is_some_and(|key| key.0 == block.key);
             let Some(slot) = job.slots().get(at).copied().filter(|_| expected) else { break };
             pool.write(slot, &block.bytes);
             landed = at + 1;
@@ -225,7 +240,10 @@ impl Worker {
     /// Another decode instance shall have the KV that is complete here.
     pub(super) fn handoff_ordered(&mut self, request: u64, attempt: u32, to: Option<v1::Peer>) {
         let Some(job) = self.jobs.get_mut(&request).filter(|j| j.stage == Stage::Held) else {
-            let fact = v1::fact::Fact::Handoff(false);
+            // Not a failed hand-off: the request has to be prefilled again, anywhere.
+            let message = "its KV is not here, or not any more".into();
+            let failure = v1::Failure { stage: "handoff".into(), message, of_request: false };
+            let fact = v1::fact::Fact::Failure(failure);
             return self.facts.push(v1::Fact { request, attempt, fact: Some(fact) });
         };
         job.attempt = attempt;
@@ -267,14 +285,22 @@ impl Worker {
     }
 
     /// A copy ahead of demand arrived, perhaps in part, perhaps not at all.
-    pub(super) fn replica(&mut self, _chain: &[BlockKey], blocks: Vec<FetchedBlock>) {
+    pub(super) fn replica(&mut self, chain: &[BlockKey], mut blocks: Vec<FetchedBlock>) {
         let owner = self.helper();
+        let block_bytes = self.engine.shape().block_bytes();
+        // The chain was ordered by short names; the holder knows the whole ones.
+        let fits = |(key, block): &(&BlockKey, &FetchedBlock)| {
+            block.bytes.len() == block_bytes && BlockKey(block.key).short() == key.short()
+        };
+        let fitting = chain.iter().zip(&blocks).take_while(fits).count();
+        blocks.truncate(fitting);
         let keys: Vec<BlockKey> = blocks.iter().map(|block| BlockKey(block.key)).collect();
         if !keys.is_empty()
             && let Ok(hold) = self.cache.open(owner, &keys, 0)
         {
             let mut pool = EnginePool(self.engine.as_mut());
-            let from = hold.readable_blocks as usize;
+            // Slots that somebody else fills are not written here.
+            let from = if hold.waiting { keys.len() } else { hold.readable_blocks as usize };
             for (slot, block) in hold.slots.iter().zip(&blocks).skip(from) {
                 pool.write(*slot, &block.bytes);
             }

@@ -27,6 +27,9 @@ const BUSY_ELSEWHERE: Duration = Duration::from_millis(1);
 /// How often the load report is renewed.
 const REPORT: Duration = Duration::from_millis(100);
 
+/// From here on owners of the store are no requests.
+const FIRST_HELPER: u64 = 1 << 63;
+
 /// The thread's state.
 pub(super) struct Worker {
     pub(super) engine: Box<dyn Engine>,
@@ -145,6 +148,9 @@ impl Worker {
     fn order(&mut self, order: v1::Order) {
         use v1::order::Order;
         let (request, attempt) = (order.request, order.attempt);
+        if request >= FIRST_HELPER {
+            return self.refuse(request, attempt, "requests are numbered below 2^63");
+        }
         match order.order {
             Some(Order::Prefill(prefill)) => self.prefill_ordered(request, attempt, prefill),
             Some(Order::Expect(expect)) => self.expect_ordered(request, attempt, expect),
@@ -251,7 +257,7 @@ impl Worker {
 
     pub(super) fn helper(&mut self) -> RequestId {
         self.helpers += 1;
-        RequestId((1 << 63) | self.helpers)
+        RequestId(FIRST_HELPER | self.helpers)
     }
 
     fn renew_report(&mut self) {

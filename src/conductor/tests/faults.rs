@@ -277,3 +277,60 @@ async fn a_policy_that_looks_again_after_the_prefill_refuses_once() {
         bench.quiet();
     }
 }
+
+#[tokio::test]
+async fn a_leg_that_was_let_go_has_no_say_while_its_request_is_held_back() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    bench.submit("r", 3).await;
+    let old = bench.prefill("r");
+    // Meanwhile the only prefill instance is given so much that nothing more is sent to it.
+    let sampling = baton_types::Sampling { max_tokens: 2, ..baton_types::Sampling::default() };
+    let mut long = Bench::submission("long", sampling);
+    long.tokens = (0..60_000).collect();
+    bench.send(long).await;
+    assert!(!bench.legs("long").is_empty());
+    bench.tell(&old, vec![failure(false)]).await;
+    assert!(bench.legs("r").is_empty());
+    assert_eq!(bench.status().requests[0].stage, "queue");
+    bench.tell(&old, vec![fact_token(0, 7, 0), prefilled()]).await;
+    assert!(bench.client("r").tokens.is_empty());
+    assert_eq!(bench.status().requests[0].stage, "queue");
+    bench.serve("long").await;
+    bench.serve("r").await;
+    bench.quiet();
+}
+
+/// A decode instance has died and the conductor has not heard of it yet: its peers have.
+#[tokio::test]
+async fn hand_offs_to_an_instance_that_is_dying_leave_time_to_notice() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    bench.submit("r", 3).await;
+    bench.do_prefill("r").await;
+    for attempt in 1..=2 {
+        let leg = bench.prefill("r");
+        assert_eq!(leg.attempt, attempt);
+        bench.tell(&leg, vec![Fact::Handoff(false)]).await;
+        let decode = bench.decode("r");
+        bench.tell(&decode, vec![Fact::Handoff(false)]).await;
+    }
+    assert_eq!((bench.prefill("r").attempt, bench.client("r").last.is_none()), (2, true));
+    bench.kill("d0").await;
+    bench.wait_alive_us(500_000, &[]).await;
+    bench.join("d0").await;
+    bench.wait_alive_us(200_000, &[]).await;
+    bench.serve("r").await;
+    bench.drop_canaries().await;
+    bench.quiet();
+
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    bench.submit("r", 3).await;
+    bench.do_prefill("r").await;
+    for _ in 0..3 {
+        let leg = bench.prefill("r");
+        bench.tell(&leg, vec![Fact::Handoff(false)]).await;
+        bench.wait_alive_us(300_000, &[]).await;
+    }
+    let (status, stage, _) = bench.client("r").trouble();
+    assert_eq!((status, stage.as_str()), (502, "handoff_failed"), "one that lives is not tried for ever");
+    bench.quiet();
+}

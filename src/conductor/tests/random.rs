@@ -5,7 +5,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use baton_router::Event;
-use baton_types::{Rng, Role, Sampling};
+use baton_types::{BlockKey, Rng, Role, Sampling};
+use baton_wire::v1;
 use baton_wire::v1::fact::Fact;
 use tokio::sync::oneshot;
 
@@ -75,7 +76,8 @@ impl Play {
             78..82 => self.fail().await,
             82..84 => self.crash().await,
             84..89 => self.join().await,
-            89..97 => {
+            89..92 => self.news().await,
+            92..97 => {
                 let us = 1000 + self.rng.below(300_000);
                 self.bench.wait_alive_us(us, &[]).await;
             }
@@ -96,6 +98,12 @@ impl Play {
             0 => submission.class = Some("none".into()),
             1..4 => submission.timeout_us = Some(200_000 + self.rng.below(2_000_000)),
             4..6 => submission.tokens = (0..20_000).collect(),
+            // A prompt that begins like others, whose blocks nodes may say that they have.
+            6..14 => {
+                let (family, blocks) = (self.rng.below(3), 1 + self.rng.below(100));
+                submission.tokens = (0..u32::try_from(blocks * 16 + 5).unwrap()).collect();
+                submission.chain = (0..blocks).map(|at| key_of(family, at)).collect();
+            }
             _ => {}
         }
         self.bench.send(submission).await;
@@ -135,6 +143,10 @@ impl Play {
             let again = std::mem::replace(&mut done.prefilled, true);
             let index = leg.given();
             let first = token(&leg.name, index, last(index));
+            if !again && self.rng.below(3) > 0 {
+                let ok = self.rng.below(2) == 0;
+                self.bench.tell(leg, vec![Fact::Fetch(ok), Fact::Fetch(!ok)]).await;
+            }
             if !again {
                 self.bench.tell(leg, vec![first, prefilled()]).await;
             }
@@ -153,7 +165,7 @@ impl Play {
         let about = (leg.request, leg.attempt);
         let open = self.bench.books.open.get(&(leg.node.clone(), leg.request));
         let present = open.is_some_and(|open| open.attempt == leg.attempt);
-        let (about, facts) = match self.rng.below(6) {
+        let (about, facts) = match self.rng.below(7) {
             // Another attempt.
             0 => ((about.0, about.1 + 1), vec![fact_token(told, 7, 2), prefilled(), Fact::Handoff(true)]),
             1 => ((about.0, about.1.wrapping_sub(1)), vec![fact_token(told, 7, 0), failure(true)]),
@@ -164,11 +176,31 @@ impl Play {
             4 if told > 0 => (about, wrong(told - 1)),
             // Whatever, from a leg that has been let go.
             _ if !present => (about, vec![fact_token(told, 7, 2), Fact::Handoff(false), failure(true)]),
+            // What is the other leg's to tell.
+            _ if !leg.prefills && leg.answer.is_none() => (about, vec![fact_token(told, 7, 2), prefilled()]),
+            _ if leg.prefills && leg.to.is_some() => (about, vec![Fact::Handoff(true)]),
             _ => return,
         };
         if self.bench.lines.contains_key(&leg.node) {
             self.bench.tell_as(&leg.node, about, facts).await;
         }
+    }
+
+    /// What a node's cache holds, or what it makes up.
+    async fn news(&mut self) {
+        let Some(node) = self.any_node() else { return };
+        let (family, from, blocks) = (self.rng.below(3), self.rng.below(4), self.rng.below(100));
+        let name = |at| key_of(family, at).short().0;
+        let parent = [None, Some(name(from.saturating_sub(1))), Some(family)];
+        let change = v1::CacheChange {
+            kind: [0, 0, 0, 0, 1, 2, 9][usize::try_from(self.rng.below(7)).unwrap()],
+            parent: if from == 0 { None } else { parent[usize::try_from(self.rng.below(3)).unwrap()] },
+            hashes: (from..from + blocks).map(name).collect(),
+            tier: ["hbm", "hbm", "dram", "ssd", "remote", "tape"]
+                [usize::try_from(self.rng.below(6)).unwrap()]
+            .into(),
+        };
+        self.bench.tell_as(&node, (0, 0), vec![Fact::Cache(change), Fact::Replicated(true)]).await;
     }
 
     async fn fail(&mut self) {
@@ -262,6 +294,11 @@ impl Play {
     }
 }
 
+/// The key of a block of one of a few chains.
+fn key_of(family: u64, at: u64) -> BlockKey {
+    BlockKey(u128::from((family + 1) << 32 | at))
+}
+
 fn role_of(name: &str) -> Role {
     match name.as_bytes()[0] {
         b'p' => Role::Prefill,
@@ -273,11 +310,13 @@ fn role_of(name: &str) -> Role {
 #[tokio::test]
 async fn whatever_nodes_and_clients_do_each_request_ends_once_and_nothing_is_held() {
     let mut all: BTreeMap<&str, u32> = BTreeMap::new();
+    let mut fetches = 0;
     for seed in 1..=8 {
         let mut play = Play::new(seed).await;
         for _ in 0..STEPS {
             play.step().await;
         }
+        fetches += play.bench.driver.core.stats().fetches;
         for (end, count) in play.end().await {
             *all.entry(end).or_default() += count;
         }
@@ -286,4 +325,5 @@ async fn whatever_nodes_and_clients_do_each_request_ends_once_and_nothing_is_hel
     for end in ["finished", "refused", "failed", "left"] {
         assert!(all.get(end).is_some_and(|count| *count >= 10), "{all:?}");
     }
+    assert!(fetches > 10, "{fetches} fetches");
 }
