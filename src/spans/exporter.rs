@@ -24,6 +24,8 @@ const BATCH_WAIT: Duration = Duration::from_millis(500);
 const SEND_LIMIT: Duration = Duration::from_secs(5);
 /// How long one attempt to reach the collector may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+/// How often at most the log tells of a queue that was full.
+const TELL_EVERY: Duration = Duration::from_secs(60);
 /// How long a shutdown waits for what is still to be sent.
 const STOP_LIMIT: Duration = Duration::from_millis(1500);
 
@@ -63,6 +65,8 @@ impl Exporting {
             counts: Arc::clone(&counts),
             stop: stop.clone(),
             absent: false,
+            told_dropped: 0,
+            quiet_until: Instant::now(),
         };
         Ok(Self { task: tokio::spawn(sender.run()), stop, counts })
     }
@@ -89,6 +93,10 @@ struct Sender {
     stop: CancellationToken,
     /// The last batch did not get through.
     absent: bool,
+    /// Dropped spans that the log tells of.
+    told_dropped: u64,
+    /// Before this, no more is told of them.
+    quiet_until: Instant,
 }
 
 impl Sender {
@@ -138,6 +146,19 @@ impl Sender {
         true
     }
 
+    /// A collector that is there and too slow for what is sampled: told once a minute at most.
+    fn tell_dropped(&mut self) {
+        let (sent, dropped) = self.counts.read();
+        if dropped > self.told_dropped && Instant::now() >= self.quiet_until {
+            (self.told_dropped, self.quiet_until) = (dropped, Instant::now() + TELL_EVERY);
+            tracing::warn!(
+                sent,
+                dropped,
+                "spans were dropped: more are made than the collector takes; lower service.trace_permille"
+            );
+        }
+    }
+
     async fn send(&mut self, batch: &mut Vec<Story>) {
         let spans: Vec<_> = batch.drain(..).flat_map(|story| spans(&story)).collect();
         let count = spans.len();
@@ -154,7 +175,9 @@ impl Sender {
                 if std::mem::take(&mut self.absent) {
                     let (_, dropped) = self.counts.read();
                     tracing::info!(endpoint, dropped, "the collector takes spans again");
+                    self.told_dropped = dropped;
                 }
+                self.tell_dropped();
             }
             Some(why) => {
                 self.counts.dropped(count);
