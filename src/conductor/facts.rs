@@ -90,10 +90,6 @@ impl Driver {
         }
         let current = self.sessions.get(&request).filter(|s| s.attempt == told.attempt);
         if !current.is_some_and(|s| may_tell(s, instance, &fact)) {
-            if !self.sessions.contains_key(&request) {
-                // It ended while this was on its way: whatever that node still holds for it is let go.
-                self.push(instance, request, told.attempt, v1::order::Order::Release(v1::Release {}));
-            }
             return self.metrics.stale_message();
         }
         match fact {

@@ -1,6 +1,7 @@
 //! One leg of a request on this node.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use baton_tiers::Hold;
 use baton_types::{BlockKey, Sampling};
@@ -52,6 +53,8 @@ pub(super) struct Job {
     pub drawn: Vec<u32>,
     /// The engine has ended its sequence.
     pub ended: bool,
+    /// When its hand-off failed: the conductor says soon what shall become of it, or has forgotten it.
+    pub stranded: Option<Instant>,
 }
 
 impl Job {
@@ -104,6 +107,7 @@ impl Job {
             cached_tokens: 0,
             drawn: Vec::new(),
             ended: false,
+            stranded: None,
         })
     }
 

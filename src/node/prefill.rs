@@ -1,5 +1,7 @@
 //! The prefill leg: pin, bring what is missing, compute, hand off layer by layer.
 
+use std::time::{Duration, Instant};
+
 use baton_engine::{Sequence, SequenceId};
 use baton_tiers::{Pool as _, Refused};
 use baton_transports::FetchedBlock;
@@ -11,6 +13,9 @@ use super::links::Outcome;
 use super::pool::{EnginePool, open};
 use super::sink::Outlet;
 use super::worker::Worker;
+
+/// How long KV whose hand-off failed is kept without a word from the conductor.
+const STRANDED_LEASE: Duration = Duration::from_secs(8);
 
 impl Worker {
     pub(super) fn prefill_ordered(&mut self, request: u64, attempt: u32, order: v1::Prefill) {
@@ -233,7 +238,20 @@ impl Worker {
                 tracing::warn!(request, attempt, why, "hand-off failed");
                 self.outlets.remove(&SequenceId(request));
                 self.tell(request, v1::fact::Fact::Handoff(false));
+                if let Some(job) = self.jobs.get_mut(&request) {
+                    job.stranded = Some(Instant::now());
+                }
             }
+        }
+    }
+
+    /// Lets go what nobody asked for again: the word that it had all arrived may be what was lost.
+    pub(super) fn reap_stranded(&mut self) {
+        let over = |job: &Job| job.stranded.is_some_and(|since| since.elapsed() > STRANDED_LEASE);
+        let requests: Vec<u64> = self.jobs.iter().filter(|(_, job)| over(job)).map(|(r, _)| *r).collect();
+        for request in requests {
+            tracing::info!(request, "nobody wants its KV any more");
+            self.release(request);
         }
     }
 
@@ -247,6 +265,7 @@ impl Worker {
             return self.facts.push(v1::Fact { request, attempt, fact: Some(fact) });
         };
         job.attempt = attempt;
+        job.stranded = None;
         job.to.clone_from(&to);
         let Some(peer) = to else { return self.tell(request, v1::fact::Fact::Handoff(false)) };
         let outlet = self.open_outlet(request, peer);

@@ -96,6 +96,7 @@ impl Worker {
             self.flush();
             if self.reported.elapsed() >= REPORT {
                 self.renew_report();
+                self.reap_stranded();
             }
         }
     }

@@ -57,9 +57,10 @@ fn journal_and_capture_can_be_replayed() {
     assert!(!capture.display().to_string().ends_with(".partial"), "{capture:?} is complete");
     assert!(!rows.contains("aardvark") && rows.lines().count() >= 19, "{rows}");
     let capture = capture.display().to_string();
-    let (code, out, err) = run(place.path(), &["trace", "lint", &capture]);
+    let (code, out, err) = run(place.path(), &["trace", "lint", "--time-unit", "ms", &capture]);
     assert_eq!(code, Some(0), "{out}{err}");
-    let (code, out, err) = run(place.path(), &["replay", &capture, "--json", "replayed.json"]);
+    let (code, out, err) =
+        run(place.path(), &["replay", &capture, "--time-unit", "ms", "--json", "replayed.json"]);
     assert_eq!(code, Some(0), "{out}{err}");
     // Another history does not step to the same effects.
     let text = std::fs::read_to_string(journal).unwrap();
@@ -92,6 +93,7 @@ fn a_killed_service_leaves_a_journal_that_replays() {
     next.stop();
     let found = files(&next, "capture");
     assert!(found.iter().all(|file| file.extension().is_some_and(|e| e == "jsonl")), "{found:?}");
-    let (code, out, err) = run(place.path(), &["trace", "lint", &found[0].display().to_string()]);
+    let (code, out, err) =
+        run(place.path(), &["trace", "lint", "--time-unit", "ms", &found[0].display().to_string()]);
     assert_eq!(code, Some(0), "{out}{err}");
 }

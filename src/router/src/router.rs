@@ -24,6 +24,9 @@ use crate::stream::{EventStream, StreamTimes};
 use crate::tokenize::{Lineage, Tokenization};
 use crate::write;
 
+/// What is behind the router may take this much longer than the client gives to say so.
+const TIMEOUT_GRACE: Duration = Duration::from_millis(250);
+
 /// What a client is told to wait when nothing predicts it, µs.
 const NOT_READY_RETRY_US: u64 = 2_000_000;
 
@@ -289,7 +292,9 @@ impl Router {
         let desk = Desk { config: &self.config, tokenization: &self.tokenization, model: &model, endpoint };
         let received = Instant::now();
         let call = desk.read(headers, body, request_id).await?;
-        let deadline = call.timeout_us.map(|timeout_us| received + Duration::from_micros(timeout_us));
+        // What is behind knows the time, too, and names the stage that it ran out in: it goes first.
+        let deadline =
+            call.timeout_us.map(|timeout_us| received + Duration::from_micros(timeout_us) + TIMEOUT_GRACE);
         let work = self.carry_out(call, deadline);
         match deadline {
             None => work.await,
