@@ -2,7 +2,7 @@
 //!
 //! - [`live`] offers a trace to a running endpoint at the trace's own times and measures what a
 //!   client sees; [`figures`] turns that into the simulator's report, by the simulator's definitions.
-//! - [`bench`] measures what a router adds; [`proxy`] and [`upstream`] are what it is compared with.
+//! - [`mod@bench`] measures what a router adds; [`proxy`] and [`upstream`] are what it is compared with.
 
 pub mod answer;
 pub mod bench;
