@@ -208,14 +208,6 @@ impl Driver {
         }
         let Some(session) = self.sessions.get_mut(&request) else { return };
         if !ok {
-            if session.phase == Phase::Decoding {
-                // The decode instance has it all; only the word of it was lost on the way back.
-                let (attempt, prefill) = (session.attempt, session.prefill);
-                if let Some(prefill) = prefill.filter(|p| Some(*p) != session.decode) {
-                    self.push(prefill, request, attempt, v1::order::Order::Release(v1::Release {}));
-                }
-                return;
-            }
             session.cause = Some("its KV did not reach the decode instance".into());
             session.trace.failed("handoff", now_us);
             return self.handoff_failed(request);

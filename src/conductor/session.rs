@@ -147,6 +147,11 @@ impl Session {
         }
     }
 
+    /// When its client's patience ends, µs.
+    pub(super) fn patience_us(&self) -> u64 {
+        self.submission.timeout_us.map_or(u64::MAX, |t| self.arrived_us.saturating_add(t))
+    }
+
     /// Prompt and answer so far.
     pub(super) fn tokens(&self) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(self.submission.tokens.len() + self.answer.len());

@@ -77,8 +77,7 @@ impl Driver {
     /// Gives the present stage of a request until `at_us`, or until its client's patience ends.
     pub(super) fn set_deadline(&mut self, request: RequestId, at_us: u64) {
         let Some(session) = self.sessions.get_mut(&request) else { return };
-        let patience_us =
-            session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
+        let patience_us = session.patience_us();
         self.deadlines.remove(&(session.deadline_us, request));
         session.deadline_us = at_us.min(patience_us);
         self.deadlines.insert((session.deadline_us, request));
@@ -99,8 +98,7 @@ impl Driver {
 
     fn stage_expired(&mut self, request: RequestId) {
         let Some(session) = self.sessions.get_mut(&request) else { return };
-        let patience_us =
-            session.submission.timeout_us.map_or(u64::MAX, |t| session.arrived_us.saturating_add(t));
+        let patience_us = session.patience_us();
         if session.phase == Phase::Decoding {
             // Tokens since then have moved the deadline without touching the queue.
             let due_us = session.last_token_us + self.policy.token_stage_us(session);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use baton_engine::{Engine, Event, SequenceId};
 use baton_tiers::{KvCache, Notice};
-use baton_types::{RequestId, Tier};
+use baton_types::{CacheChange, RequestId, Tier};
 use baton_wire::v1;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -49,7 +49,6 @@ pub(super) struct Worker {
     pub(super) report: Arc<Mutex<v1::NodeLoad>>,
     pub(super) attached: Option<mpsc::Sender<v1::FromNode>>,
     pub(super) handoff_bytes: u64,
-    pub(super) draining: bool,
     reported: Instant,
 }
 
@@ -78,7 +77,6 @@ impl Worker {
             report: parts.report,
             attached: None,
             handoff_bytes: 0,
-            draining: false,
             reported: Instant::now(),
         }
     }
@@ -159,8 +157,8 @@ impl Worker {
             Some(Order::Handoff(handoff)) => self.handoff_ordered(request, attempt, handoff.to),
             Some(Order::Replicate(order)) => self.replicate_ordered(order),
             Some(Order::Release(_)) => self.release(request),
-            Some(Order::Drain(_)) => self.draining = true,
-            Some(Order::SetRole(_)) | None => {}
+            // Drains and roles are the conductor's to keep: it sends no more work.
+            Some(Order::Drain(_) | Order::SetRole(_)) | None => {}
         }
     }
 
@@ -175,10 +173,7 @@ impl Worker {
                         job.awaits_cache = false;
                     }
                 }
-                Notice::Changed(change) => {
-                    let fact = v1::fact::Fact::Cache(v1::CacheChange::from(&change));
-                    self.facts.push(v1::Fact { request: 0, attempt: 0, fact: Some(fact) });
-                }
+                Notice::Changed(change) => self.facts.push(cache_fact(&change)),
             }
         }
         self.let_decodes_in();
@@ -245,15 +240,11 @@ impl Worker {
         let requests: Vec<u64> = self.jobs.keys().copied().collect();
         requests.into_iter().for_each(|request| self.release(request));
         self.facts.clear();
-        self.draining = false;
     }
 
     /// A new epoch begins with what the cache holds.
     fn announce(&mut self) {
-        for change in self.cache.inventory() {
-            let fact = v1::fact::Fact::Cache(v1::CacheChange::from(&change));
-            self.facts.push(v1::Fact { request: 0, attempt: 0, fact: Some(fact) });
-        }
+        self.facts.extend(self.cache.inventory().iter().map(cache_fact));
     }
 
     pub(super) fn helper(&mut self) -> RequestId {
@@ -284,4 +275,10 @@ impl Worker {
             integrity_rejects: stats.integrity_rejects,
         };
     }
+}
+
+/// News of the cache, about no request.
+fn cache_fact(change: &CacheChange) -> v1::Fact {
+    let fact = v1::fact::Fact::Cache(v1::CacheChange::from(change));
+    v1::Fact { request: 0, attempt: 0, fact: Some(fact) }
 }

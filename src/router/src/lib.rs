@@ -48,6 +48,7 @@ mod write;
 
 pub use backend::{Backend, Event, Fault, Model, Readiness, Refusal, Submission, Ticket, Usage};
 pub use body::{Body, CutOff, Reply};
+pub use caller::same_key;
 pub use config::{ApiKey, Extra, ReplyFuture, RouterConfig, TlsFiles};
 pub use error::ApiError;
 pub use router::Router;
