@@ -74,7 +74,7 @@ pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), Stri
     let (to_worker, inbox) = std::sync::mpsc::channel();
     let links = Arc::new(Links::new(to_worker.clone(), Handle::current()));
     let fingerprint = engine::fingerprint(engine.as_ref());
-    let endpoint = bind(&config, &fingerprint, &links).await?;
+    let endpoint = Arc::new(bind(&config, &fingerprint, &links).await?);
     let hello = hello(&config, engine.as_ref(), &endpoint, (fingerprint, profile));
     let cache = cache(&config, engine.as_ref())?;
     let report = Arc::new(Mutex::new(v1::NodeLoad::default()));
@@ -83,8 +83,14 @@ pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), Stri
         .name(format!("baton-{}", config.name))
         .spawn(move || Worker::new(parts).run(&inbox))
         .map_err(|e| format!("node {}: cannot start its thread: {e}", config.name))?;
-    let line =
-        attach::Line { control: config.control.clone(), hello, links, worker: to_worker.clone(), report };
+    let line = attach::Line {
+        control: config.control.clone(),
+        hello,
+        links,
+        worker: to_worker.clone(),
+        report,
+        endpoint: Arc::clone(&endpoint),
+    };
     let outcome = line.keep(&stop).await;
     // A worker that is gone already has nothing left to stop.
     let _ = to_worker.send(ToWorker::Stop);

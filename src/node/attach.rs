@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use baton_transports::Endpoint;
 use baton_wire::v1;
 use baton_wire::v1::control_client::ControlClient;
 use parking_lot::Mutex;
@@ -27,6 +28,7 @@ pub(super) struct Line {
     pub(super) links: Arc<Links>,
     pub(super) worker: Sender<ToWorker>,
     pub(super) report: Arc<Mutex<v1::NodeLoad>>,
+    pub(super) endpoint: Arc<Endpoint>,
 }
 
 impl Line {
@@ -118,7 +120,9 @@ impl Line {
         loop {
             tokio::time::sleep(every).await;
             sequence += 1;
-            let load = Some(self.report.lock().clone());
+            let serving = self.endpoint.stats().serving_fetches;
+            let serving_reads = u32::try_from(serving).unwrap_or(u32::MAX);
+            let load = Some(v1::NodeLoad { serving_reads, ..self.report.lock().clone() });
             let beat = v1::from_node::Message::Heartbeat(v1::Heartbeat { sequence, load });
             if facts.send(v1::FromNode { message: Some(beat) }).await.is_err() {
                 return Ok(());

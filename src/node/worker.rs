@@ -270,6 +270,7 @@ impl Worker {
             waiting: waiting + queued,
             holds: u32::try_from(stats.store.owners).unwrap_or(u32::MAX),
             tiers: tiers.collect(),
+            // The line adds what its endpoint serves.
             serving_reads: 0,
             handoff_bytes: self.handoff_bytes,
             integrity_rejects: stats.integrity_rejects,
