@@ -23,6 +23,7 @@ mod handshake;
 mod landing;
 mod limits;
 mod message;
+pub mod mover;
 mod receiver;
 mod ring;
 mod serve;

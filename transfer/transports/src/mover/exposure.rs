@@ -1,0 +1,217 @@
+//! What of this node's memory peers may reach: windows, each revocable.
+//!
+//! A window opens a range of a segment to peers. Its number is its right: it is never used twice, so a write
+//! that arrives for a window that has been closed finds nothing. [`Exposure::revoke`] returns only when no
+//! byte can land through the window any more, whatever its peers still do: then its memory may be reused.
+//! This is the fence of the receiving side; it needs nobody's cooperation.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::memory::Memory;
+use super::port::{Direction, Fault, Transport};
+
+/// A window's number: never used twice in the life of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WindowId(pub u64);
+
+/// What peers may do through a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// Read.
+    Read,
+    /// Write.
+    Write,
+    /// Both.
+    ReadWrite,
+}
+
+impl Grant {
+    fn allows(self, direction: Direction) -> bool {
+        match direction {
+            Direction::Read => self != Self::Write,
+            Direction::Write => self != Self::Read,
+        }
+    }
+}
+
+struct Window {
+    memory: Arc<Memory>,
+    at: u64,
+    bytes: u64,
+    grant: Grant,
+    /// Permits in use.
+    users: u32,
+    closing: bool,
+}
+
+/// The windows of a node.
+#[derive(Default)]
+pub struct Exposure {
+    state: Mutex<State>,
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    windows: HashMap<u64, Window>,
+}
+
+/// The right to touch one range for the moment, held by an I/O thread while it copies. Held for one bounded
+/// copy at a time, for [`Exposure::revoke`] waits for it.
+pub struct Permit {
+    exposure: Arc<Exposure>,
+    window: WindowId,
+    memory: Arc<Memory>,
+    at: u64,
+}
+
+impl Exposure {
+    /// Numbers start at `first`, which a process takes at random, so that those of its former life mean
+    /// nothing now.
+    pub fn new(first: u64) -> Arc<Self> {
+        let state = State { next: first, windows: HashMap::new() };
+        Arc::new(Self { state: Mutex::new(state), left: Condvar::new() })
+    }
+
+    /// Opens `bytes` of `memory` from `at` on.
+    ///
+    /// # Errors
+    /// [`Fault::Invalid`] when they are not inside the memory.
+    pub fn open(&self, memory: Arc<Memory>, at: u64, bytes: u64, grant: Grant) -> Result<WindowId, Fault> {
+        if !memory.holds(at, bytes) {
+            return Err(Fault::Invalid(format!("{bytes} bytes at {at} of a memory of {}", memory.bytes())));
+        }
+        let mut state = self.state();
+        let id = state.next;
+        state.next += 1;
+        state.windows.insert(id, Window { memory, at, bytes, grant, users: 0, closing: false });
+        Ok(WindowId(id))
+    }
+
+    /// The right to touch `bytes` at `at` of a window (counted from its start).
+    ///
+    /// # Errors
+    /// [`Fault::Stale`] for a window that is closed or was never here, [`Fault::Invalid`] for a range or a
+    /// direction that it does not grant.
+    pub fn admit(
+        self: &Arc<Self>,
+        window: WindowId,
+        direction: Direction,
+        at: u64,
+        bytes: u64,
+    ) -> Result<Permit, Fault> {
+        let mut state = self.state();
+        let Some(open) = state.windows.get_mut(&window.0).filter(|open| !open.closing) else {
+            return Err(Fault::Stale(format!("window {} is closed", window.0)));
+        };
+        if !open.grant.allows(direction) {
+            return Err(Fault::Invalid(format!("window {} does not grant a {direction:?}", window.0)));
+        }
+        if at.checked_add(bytes).is_none_or(|end| end > open.bytes) {
+            let text = format!("{bytes} bytes at {at} of window {}, which has {}", window.0, open.bytes);
+            return Err(Fault::Invalid(text));
+        }
+        open.users += 1;
+        let (memory, at) = (open.memory.clone(), open.at + at);
+        Ok(Permit { exposure: self.clone(), window, memory, at })
+    }
+
+    /// Closes a window. When it returns, nothing can land through it any more: copies under way have ended,
+    /// and each of `transports` has cut what it cannot stop otherwise. Closing twice is closing.
+    pub fn revoke(&self, window: WindowId, transports: &[Arc<dyn Transport>]) {
+        let mut state = self.state();
+        match state.windows.get_mut(&window.0) {
+            Some(open) => open.closing = true,
+            None => return,
+        }
+        drop(state);
+        for transport in transports {
+            transport.revoke(window);
+        }
+        state = self.state();
+        while state.windows.get(&window.0).is_some_and(|open| open.users > 0) {
+            state = self.left.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.windows.remove(&window.0);
+    }
+
+    /// How many windows are open.
+    pub fn windows(&self) -> usize {
+        self.state().windows.len()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Permit {
+    /// The memory that it is for.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Where in the memory the range starts.
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut state = self.exposure.state();
+        if let Some(open) = state.windows.get_mut(&self.window.0) {
+            open.users -= 1;
+            if open.users == 0 && open.closing {
+                self.exposure.left.notify_all();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mover::Location;
+    use std::time::Duration;
+
+    fn memory() -> Arc<Memory> {
+        Memory::private(4_096, Location::Anywhere).unwrap()
+    }
+
+    #[test]
+    fn a_window_grants_its_range_and_its_direction() {
+        let exposure = Exposure::new(7);
+        let window = exposure.open(memory(), 1_000, 96, Grant::Write).unwrap();
+        assert_eq!(window, WindowId(7));
+        let permit = exposure.admit(window, Direction::Write, 32, 64).unwrap();
+        assert_eq!(permit.at(), 1_032);
+        let refused = |direction, at, bytes| exposure.admit(window, direction, at, bytes).err();
+        assert!(matches!(refused(Direction::Read, 0, 1), Some(Fault::Invalid(_))));
+        assert!(matches!(refused(Direction::Write, 33, 64), Some(Fault::Invalid(_))));
+        assert!(matches!(refused(Direction::Write, u64::MAX, 2), Some(Fault::Invalid(_))));
+        assert!(exposure.open(memory(), 4_000, 97, Grant::Read).is_err());
+    }
+
+    #[test]
+    fn revoking_waits_for_the_copy_under_way_and_lets_no_other_begin() {
+        let exposure = Exposure::new(0);
+        let window = exposure.open(memory(), 0, 4_096, Grant::ReadWrite).unwrap();
+        let permit = exposure.admit(window, Direction::Write, 0, 1).unwrap();
+        let closing = std::thread::spawn({
+            let exposure = exposure.clone();
+            move || exposure.revoke(window, &[])
+        });
+        while exposure.admit(window, Direction::Write, 0, 1).is_ok() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!closing.is_finished());
+        drop(permit);
+        closing.join().unwrap();
+        assert_eq!(exposure.windows(), 0);
+        assert!(matches!(exposure.admit(window, Direction::Write, 0, 1), Err(Fault::Stale(_))));
+        exposure.revoke(window, &[]);
+    }
+}

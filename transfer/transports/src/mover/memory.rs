@@ -1,0 +1,260 @@
+//! Memory that transports reach: mapped pages with a fixed place, shared by reference count.
+//!
+//! Devices, peers and I/O threads write into it while others hold it, so there are never Rust references
+//! into it: bytes go in and out by copies through raw pointers. Who may touch which range when is the
+//! business of windows ([`super::Exposure`]) and of batches, which own their ranges until they have ended.
+#![allow(unsafe_code, reason = "maps memory and copies through raw pointers; each block is argued")]
+
+use std::ffi::c_void;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Where bytes are, for the choice of paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Location {
+    /// Main memory, wherever the kernel puts it.
+    #[default]
+    Anywhere,
+    /// Main memory of one NUMA node.
+    Cpu(u16),
+    /// Memory of one accelerator.
+    Device(u16),
+}
+
+/// Which pages back a memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pages {
+    /// The system's ordinary ones, huge ones where it gives them by itself.
+    #[default]
+    Ordinary,
+    /// Reserved huge ones where there are enough, else ordinary ones.
+    Huge,
+}
+
+/// A mapped range of bytes.
+#[derive(Debug)]
+pub struct Memory {
+    base: NonNull<u8>,
+    bytes: usize,
+    /// The file that another process can map; none for memory that only this process sees.
+    file: Option<OwnedFd>,
+    location: Location,
+    huge: bool,
+}
+
+// SAFETY: `base` points to a mapping that this struct owns and unmaps only when dropped; it has no affinity
+// to a thread.
+unsafe impl Send for Memory {}
+// SAFETY: shared use is by copies through raw pointers only. Ranges are handed from one user to the next by
+// windows and batches, which order the accesses (locks and channels); a range written while it is read gives
+// torn bytes, which the checksum of the block refuses, and never a Rust reference to changing memory.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Private memory of this process, zeroed.
+    ///
+    /// # Errors
+    /// When the system has none left, or `bytes` is 0.
+    pub fn private(bytes: usize, location: Location) -> io::Result<Arc<Self>> {
+        let flags = MapFlags::PRIVATE;
+        // SAFETY: a fresh anonymous mapping at an address that the kernel chooses touches no other memory.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
+        }?;
+        Ok(Arc::new(Self::of(base, bytes, None, location, false)))
+    }
+
+    /// Memory that other processes can map through [`Memory::file`], zeroed. Its size is sealed: a peer
+    /// cannot cut it short under us.
+    ///
+    /// # Errors
+    /// When the system has none left, or `bytes` is 0.
+    pub fn shared(bytes: usize, pages: Pages, location: Location) -> io::Result<Arc<Self>> {
+        if pages == Pages::Huge
+            && let Ok(memory) = Self::memfd(bytes, MemfdFlags::HUGETLB, location)
+        {
+            return Ok(memory);
+        }
+        Self::memfd(bytes, MemfdFlags::empty(), location)
+    }
+
+    fn memfd(bytes: usize, extra: MemfdFlags, location: Location) -> io::Result<Arc<Self>> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | extra;
+        let file = rustix::fs::memfd_create("baton-segment", flags)?;
+        rustix::fs::ftruncate(&file, bytes as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+        Self::map(file, bytes, location, !extra.is_empty())
+    }
+
+    /// Maps the memory of another process of this host, whose `file` has come over a local socket.
+    ///
+    /// # Errors
+    /// When the file is not sealed at `bytes` or more, so that its owner could cut it short under us.
+    pub fn foreign(file: OwnedFd, bytes: usize, location: Location) -> io::Result<Arc<Self>> {
+        let seals = rustix::fs::fcntl_get_seals(&file)?;
+        let held = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+        if !seals.contains(SealFlags::SHRINK) || held < bytes as u64 {
+            return Err(io::Error::other("the peer's segment is not sealed at the size that it told"));
+        }
+        Self::map(file, bytes, location, false)
+    }
+
+    fn map(file: OwnedFd, bytes: usize, location: Location, huge: bool) -> io::Result<Arc<Self>> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address that the kernel chooses; the file cannot shrink below
+        // `bytes` (sealed), so no access inside the range faults.
+        let base =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0) }?;
+        Ok(Arc::new(Self::of(base, bytes, Some(file), location, huge)))
+    }
+
+    fn of(base: *mut c_void, bytes: usize, file: Option<OwnedFd>, location: Location, huge: bool) -> Self {
+        // SAFETY: the range is ours and mapped. Advice that the kernel does not take changes nothing.
+        let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxHugepage) };
+        let base = NonNull::new(base.cast()).expect("a mapping is never at address zero");
+        Self { base, bytes, file, location, huge }
+    }
+
+    /// How many bytes there are.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where they are.
+    pub fn location(&self) -> Location {
+        self.location
+    }
+
+    /// Whether reserved huge pages back it.
+    pub fn huge(&self) -> bool {
+        self.huge
+    }
+
+    /// The file to pass to another process of this host.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Whether `bytes` from `at` on are inside.
+    pub fn holds(&self, at: u64, bytes: u64) -> bool {
+        at.checked_add(bytes).is_some_and(|end| end <= self.bytes as u64)
+    }
+
+    /// The address of byte `at`, for system calls and devices.
+    ///
+    /// # Panics
+    /// When `bytes` from `at` on are not inside: callers have checked with [`Memory::holds`].
+    pub(crate) fn address(&self, at: u64, bytes: u64) -> *mut u8 {
+        assert!(self.holds(at, bytes), "{bytes} bytes at {at} of a memory of {}", self.bytes);
+        // SAFETY: `at` is inside the mapping, or one past its end when `bytes` is 0.
+        unsafe { self.base.as_ptr().add(usize::try_from(at).expect("checked against a usize")) }
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Panics
+    /// When they do not fit at `at`.
+    pub fn write(&self, at: u64, from: &[u8]) {
+        let to = self.address(at, from.len() as u64);
+        // SAFETY: `to` has room for them (checked) and `from` is a reference of Rust's, so not of this
+        // memory, into which there are none.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) }
+    }
+
+    /// Copies bytes out.
+    ///
+    /// # Panics
+    /// When there are not so many at `at`.
+    pub fn read(&self, at: u64, into: &mut [u8]) {
+        let from = self.address(at, into.len() as u64);
+        // SAFETY: as in `write`, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+    }
+
+    /// Copies `bytes` from one memory to another (or the same).
+    ///
+    /// # Panics
+    /// When either range is not inside.
+    pub fn copy(from: &Self, from_at: u64, to: &Self, to_at: u64, bytes: u64) {
+        let (source, target) = (from.address(from_at, bytes), to.address(to_at, bytes));
+        // SAFETY: both ranges are inside their mappings (checked); they may overlap, which `copy` allows.
+        unsafe { std::ptr::copy(source, target, usize::try_from(bytes).expect("checked against a usize")) }
+    }
+
+    /// [`crate::checksum`] of a range.
+    ///
+    /// # Panics
+    /// When it is not inside.
+    pub fn checksum(&self, at: u64, bytes: u64) -> u64 {
+        let from = self.address(at, bytes);
+        let bytes = usize::try_from(bytes).expect("checked against a usize");
+        // SAFETY: inside the mapping (checked). The caller owns the range for the time of the call, as a
+        // batch or a permit does, so nothing of ours writes to it meanwhile; a device that breaks that
+        // gives a wrong sum, which is refused.
+        crate::checksum(unsafe { std::slice::from_raw_parts(from, bytes) })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and nobody holds this struct any more. It fails only for a range
+        // that is not a mapping.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_back_as_they_went_in() {
+        for memory in [
+            Memory::private(10_000, Location::Anywhere).unwrap(),
+            Memory::shared(10_000, Pages::Huge, Location::Cpu(0)).unwrap(),
+        ] {
+            let sent: Vec<u8> = (0..=255).collect();
+            memory.write(9_744, &sent);
+            let mut got = vec![0; 256];
+            memory.read(9_744, &mut got);
+            assert_eq!(got, sent);
+            assert_eq!(memory.checksum(9_744, 256), crate::checksum(&sent));
+            Memory::copy(&memory, 9_744, &memory, 9_700, 256);
+            memory.read(9_700, &mut got);
+            assert_eq!(got, sent, "ranges may overlap");
+            assert!(!memory.holds(9_745, 256) && !memory.holds(u64::MAX, 2));
+        }
+    }
+
+    #[test]
+    fn another_mapping_of_the_file_is_the_same_memory() {
+        let ours = Memory::shared(8_192, Pages::Ordinary, Location::Anywhere).unwrap();
+        let file = ours.file().unwrap().try_clone_to_owned().unwrap();
+        let theirs = Memory::foreign(file, 8_192, Location::Anywhere).unwrap();
+        theirs.write(100, b"handed over");
+        let mut got = [0; 11];
+        ours.read(100, &mut got);
+        assert_eq!(&got, b"handed over");
+    }
+
+    #[test]
+    fn a_file_that_its_owner_can_cut_short_is_refused() {
+        let open = rustix::fs::memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&open, 4_096).unwrap();
+        assert!(Memory::foreign(open, 4_096, Location::Anywhere).is_err());
+        let sealed = Memory::shared(4_096, Pages::Ordinary, Location::Anywhere).unwrap();
+        let file = sealed.file().unwrap().try_clone_to_owned().unwrap();
+        assert!(Memory::foreign(file, 8_192, Location::Anywhere).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes at 4000")]
+    fn outside_is_a_bug_of_the_caller() {
+        Memory::private(4_096, Location::Anywhere).unwrap().write(4_000, &[0; 200]);
+    }
+}
