@@ -262,6 +262,9 @@ async fn serve_control(listener: TcpListener, inbox: Inbox, stop: CancellationTo
     // Orders are small and many: none may wait for the acknowledgement of the one before.
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let served = tonic::transport::Server::builder()
+        // News of a long prompt's blocks shall not wait for leave every 64 KiB.
+        .initial_stream_window_size(4 << 20)
+        .initial_connection_window_size(16 << 20)
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
         .add_service(service)

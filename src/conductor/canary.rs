@@ -64,6 +64,7 @@ impl Driver {
             tenant: None,
             session: None,
             body: b"{\"prompt\":[65,66,67,68,69,70,71,72],\"max_tokens\":2}"[..].into(),
+            explain: false,
             timeout_us: Some(u64::try_from(PATIENCE.as_micros()).unwrap_or(u64::MAX)),
             trace: None,
         };

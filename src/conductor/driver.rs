@@ -16,7 +16,7 @@ use super::inbox::{Inbox, Message, WeakInbox};
 use super::journal::{JournalSettings, JournalWriter};
 use super::policy::StagePolicy;
 use super::session::{Heard, Phase, Session};
-use super::status::Decisions;
+use super::status::{Decisions, chosen, in_words};
 use super::waiting::UNPARK_EVERY_US;
 use crate::capture::{Capture, CaptureConfig, CaptureOutcome};
 use crate::config::Config;
@@ -338,15 +338,17 @@ impl Driver {
     /// Tells the client, unless it was refused, that it will be served.
     fn admitted(&mut self, request: RequestId) {
         let names = |id: InstanceId| self.fleet.get(id).map_or_else(|| id.to_string(), |n| n.name.clone());
-        let decision = self.decisions.words(request, &names);
         let Some(session) = self.sessions.get_mut(&request) else { return };
         session.let_in = true;
-        if let Some((_, predicted_us)) = &decision {
-            session.predicted_ttft_us = *predicted_us;
+        let known = self.decisions.of(request);
+        if let Some(terms) = known.and_then(chosen) {
+            session.predicted_ttft_us = terms.ttft_us;
         }
+        let told = known.filter(|_| session.submission.explain);
+        let decision = told.and_then(|decision| in_words(decision, &names));
         self.decisions.remember(request, &session.submission.request_id);
         self.metrics.admitted();
-        if session.tell(Event::Admitted { decision: decision.map(|(words, _)| words) }) == Heard::No {
+        if session.tell(Event::Admitted { decision }) == Heard::No {
             self.cancel(request, "client_left");
         }
     }

@@ -191,12 +191,13 @@ impl Driver {
             return;
         }
         let (prefill, decode, attempt) = legs;
+        // A node that would have decoded itself has let go by itself.
         if !local {
             self.step(Input::HandoffFinished { request });
-        }
-        for leg in [prefill, decode.filter(|_| !local)].into_iter().flatten() {
-            let release = v1::order::Order::Release(v1::Release {});
-            self.push(leg, request, attempt, release);
+            for leg in [prefill, decode].into_iter().flatten() {
+                let release = v1::order::Order::Release(v1::Release {});
+                self.push(leg, request, attempt, release);
+            }
         }
         self.conclude(request);
     }

@@ -66,11 +66,10 @@ impl Driver {
         (session.landed, session.room_tokens) = (false, placed.room_tokens);
         session.given = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
         let attempt = session.attempt;
-        let work = work_of(session);
+        let (work, expected) =
+            (prefill_work(session), (placed.decode != placed.instance).then(|| decode_work(session)));
         let stage_us = self.policy.prefill_stage_us(session);
         self.set_deadline(request, now_us + stage_us);
-        let expected =
-            (placed.decode != placed.instance).then(|| v1::Work { body: Default::default(), ..work.clone() });
         if let Some(work) = expected {
             let expect = v1::Expect { work: Some(work), room_tokens: placed.room_tokens };
             self.push(placed.decode, request, attempt, v1::order::Order::Expect(expect));
@@ -108,9 +107,7 @@ impl Driver {
         session.enter(Phase::HandingOff, now_us, &self.fleet);
         let attempt = session.attempt;
         // What was prefilled: the answer's tokens that came since are decoded, not handed off.
-        let mut work = work_of(session);
-        work.tokens.truncate(session.submission.tokens.len() + session.given as usize);
-        work.body = Default::default();
+        let work = decode_work(session);
         let stage_us = self.policy.handoff_stage_us(session);
         self.set_deadline(request, now_us + stage_us);
         let expect = v1::Expect { work: Some(work), room_tokens };
@@ -241,15 +238,29 @@ fn refusal_words(rejection: &Rejection, session: &Session) -> (u16, String) {
     }
 }
 
-fn work_of(session: &Session) -> v1::Work {
+/// What both legs are told: how much there is to compute, from what root, and how to draw.
+fn outline(session: &Session) -> v1::Work {
     let submission = &session.submission;
+    let prompt_tokens = u32::try_from(submission.tokens.len()).unwrap_or(u32::MAX);
     v1::Work {
-        tokens: session.tokens(),
-        prompt_tokens: u32::try_from(submission.tokens.len()).unwrap_or(u32::MAX),
-        chain: baton_wire::pack_keys(&submission.chain),
+        token_count: prompt_tokens.saturating_add(session.given),
+        prompt_tokens,
         sampling: session.sampling_json.clone(),
-        body: if session.wants_body { submission.body.clone() } else { Default::default() },
         request_id: submission.request_id.to_string(),
         root: baton_wire::pack_keys(&[submission.root]),
+        ..v1::Work::default()
     }
+}
+
+/// The prefill leg has the tokens, and finds the keys of their blocks by itself.
+fn prefill_work(session: &Session) -> v1::Work {
+    let submission = &session.submission;
+    let (tokens, token_bytes) = baton_wire::pack_tokens(&[&submission.tokens, &session.answer]);
+    let body = if session.wants_body { submission.body.clone() } else { Default::default() };
+    v1::Work { tokens, token_bytes, body, ..outline(session) }
+}
+
+/// The decode leg must know the keys before the KV comes; the tokens come with it.
+fn decode_work(session: &Session) -> v1::Work {
+    v1::Work { chain: baton_wire::pack_keys(&session.submission.chain), ..outline(session) }
 }

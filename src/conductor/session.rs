@@ -152,14 +152,6 @@ impl Session {
         self.submission.timeout_us.map_or(u64::MAX, |t| self.arrived_us.saturating_add(t))
     }
 
-    /// Prompt and answer so far.
-    pub(super) fn tokens(&self) -> Vec<u32> {
-        let mut tokens = Vec::with_capacity(self.submission.tokens.len() + self.answer.len());
-        tokens.extend_from_slice(&self.submission.tokens);
-        tokens.extend_from_slice(&self.answer);
-        tokens
-    }
-
     /// What is written down of it, without a word of what was said.
     pub(super) fn captured(&self, config: &Config) -> CaptureRow {
         let drawn = self.answer.len() as u64;

@@ -117,21 +117,15 @@ impl Decisions {
         }
     }
 
-    /// A request's latest decision in a line, and the TTFT that was predicted.
-    pub(super) fn words(
-        &self,
-        request: RequestId,
-        name: &dyn Fn(InstanceId) -> String,
-    ) -> Option<(Arc<str>, u64)> {
-        let (_, _, decision) = self.latest.iter().rev().take(8).find(|known| known.0 == request)?;
-        in_words(decision, name)
+    /// A request's latest decision, if it was just made.
+    pub(super) fn of(&self, request: RequestId) -> Option<&Decision> {
+        self.latest.iter().rev().take(8).find(|known| known.0 == request).map(|(_, _, decision)| decision)
     }
 
     /// Time for which a request would take the quickest of the instances that were considered for it,
     /// µs; 0 where no decision about it is known.
     pub(super) fn cost_us(&self, request: RequestId) -> u64 {
-        let known = self.latest.iter().rev().take(8).find(|known| known.0 == request);
-        let candidates = known.map_or(&[][..], |(_, _, decision)| &decision.candidates);
+        let candidates = self.of(request).map_or(&[][..], |decision| &decision.candidates);
         candidates.iter().map(|c| c.load_us + c.compute_us).min().unwrap_or(0)
     }
 
@@ -158,12 +152,18 @@ impl Decisions {
 }
 
 /// A decision in a line, and the TTFT that it predicts; `None` if it was to refuse.
-fn in_words(decision: &Decision, name: &dyn Fn(InstanceId) -> String) -> Option<(Arc<str>, u64)> {
+/// What was predicted for the instance that a decision chose.
+pub(super) fn chosen(decision: &Decision) -> Option<&baton_scheduler::CandidateTerms> {
     let chosen = decision.chosen?;
-    let terms = decision.candidates.iter().find(|c| c.instance == chosen)?;
+    decision.candidates.iter().find(|c| c.instance == chosen)
+}
+
+/// A decision in a line.
+pub(super) fn in_words(decision: &Decision, name: &dyn Fn(InstanceId) -> String) -> Option<Arc<str>> {
+    let terms = chosen(decision)?;
     let words = format!(
         "prefill={} ttft_ms={:.1} queue_ms={:.1} load_ms={:.1} compute_ms={:.1} cached_tokens={} candidates={}",
-        name(chosen),
+        name(terms.instance),
         terms.ttft_us as f64 / 1e3,
         terms.queue_us as f64 / 1e3,
         terms.load_us as f64 / 1e3,
@@ -171,7 +171,7 @@ fn in_words(decision: &Decision, name: &dyn Fn(InstanceId) -> String) -> Option<
         terms.cached_tokens,
         decision.candidates.len()
     );
-    Some((words.into(), terms.ttft_us))
+    Some(words.into())
 }
 
 impl Driver {
@@ -364,7 +364,7 @@ impl Driver {
             .map(|(_, request_id, decision)| {
                 let words = in_words(decision, &name).map_or_else(
                     || format!("refused ({} candidates)", decision.candidates.len()),
-                    |(words, _)| words.to_string(),
+                    |words| words.to_string(),
                 );
                 format!("{} {words}", request_id.as_deref().unwrap_or("-"))
             })

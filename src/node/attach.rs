@@ -17,6 +17,9 @@ use super::links::{Links, ToWorker};
 
 /// Messages to the conductor that may wait; the engine waits when they are full.
 const FACTS_WAITING: usize = 1024;
+/// What the conductor may send ahead, and at once.
+const WINDOW_BYTES: u32 = 16 << 20;
+const FRAME_BYTES: u32 = 1 << 20;
 /// Between two tries to attach.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MOST: Duration = Duration::from_secs(2);
@@ -77,6 +80,10 @@ impl Line {
             .http2_keep_alive_interval(Duration::from_secs(5))
             .keep_alive_timeout(Duration::from_secs(5))
             .tcp_nodelay(true)
+            // An order may carry the tokens of a long prompt: it shall not wait for leave every 64 KiB.
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .max_frame_size(FRAME_BYTES)
             .connect()
             .await
             .map_err(unavailable)?;

@@ -18,7 +18,7 @@ impl Worker {
     pub(super) fn expect_ordered(&mut self, request: u64, attempt: u32, order: v1::Expect) {
         self.release(request);
         let block_tokens = self.engine.shape().block_tokens;
-        let mut job = match Job::new(attempt, order.work, order.room_tokens, block_tokens) {
+        let mut job = match Job::expected(attempt, order.work, order.room_tokens, block_tokens) {
             Ok(job) => job,
             Err(why) => return self.refuse(request, attempt, &why),
         };
@@ -35,7 +35,7 @@ impl Worker {
         let waiting = std::mem::take(&mut self.crowded);
         for request in waiting {
             let Some(job) = self.jobs.get_mut(&request) else { continue };
-            let tokens = job.tokens.len() + job.room_tokens as usize;
+            let tokens = job.token_count + job.room_tokens as usize;
             let hold = match open(&mut self.cache, request, job, (tokens, block_tokens)) {
                 Ok(hold) => hold,
                 Err(Refused::NoRoom { .. }) => {
@@ -60,6 +60,14 @@ impl Worker {
         (job.attempt == ticket.attempt && job.stage == Stage::Expecting).then_some(job)
     }
 
+    /// The prefill leg says what the KV is for.
+    pub(super) fn tokens_came(&mut self, ticket: Ticket, note: &Bytes) {
+        let Some(job) = self.receiving(ticket) else { return };
+        if let Err(why) = job.take_tokens(note) {
+            self.leg_failed(ticket.request, "handoff", why);
+        }
+    }
+
     pub(super) fn slice(&mut self, ticket: Ticket, at: SliceAt, bytes: &Bytes) {
         let Some(job) = self.receiving(ticket) else { return };
         let Some(slot) = job.slots().get(at.block as usize).copied() else { return };
@@ -71,6 +79,9 @@ impl Worker {
     /// Every byte is there and verified.
     pub(super) fn landed(&mut self, ticket: Ticket) {
         let Some(job) = self.receiving(ticket) else { return };
+        if job.tokens.is_empty() {
+            return self.leg_failed(ticket.request, "handoff", "its tokens did not come with the KV".into());
+        }
         job.stage = Stage::Landed;
         let blocks = u32::try_from(job.chain.len()).unwrap_or(u32::MAX);
         let mut pool = EnginePool(self.engine.as_mut());
@@ -86,9 +97,6 @@ impl Worker {
             // Its prefill ran here: the sequence waits in the engine.
             Stage::Held if job.to.is_none() => {
                 job.stage = Stage::Decoding;
-                if job.ended {
-                    return self.decode_ended(request);
-                }
                 self.engine.proceed(SequenceId(request));
             }
             // Told twice.

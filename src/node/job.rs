@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_tiers::Hold;
-use baton_types::{BlockKey, Sampling};
+use baton_types::{BlockKey, ChainHasher, Sampling};
 use baton_wire::v1;
 
 /// Where a leg is.
@@ -30,8 +30,10 @@ pub(super) enum Stage {
 pub(super) struct Job {
     pub attempt: u32,
     pub stage: Stage,
-    /// What the engine was, or will be, started with.
+    /// What the engine was, or will be, started with; a decode leg's come with its KV.
     pub tokens: Vec<u32>,
+    /// How many they are, also before they have come.
+    pub token_count: usize,
     pub prompt_tokens: u32,
     /// Keys of the prompt's full blocks.
     pub chain: Vec<BlockKey>,
@@ -51,18 +53,40 @@ pub(super) struct Job {
     pub cached_tokens: u64,
     /// Tokens drawn here, for the cache at the end.
     pub drawn: Vec<u32>,
-    /// The engine has ended its sequence.
-    pub ended: bool,
     /// When its hand-off failed: the conductor says soon what shall become of it, or has forgotten it.
     pub stranded: Option<Instant>,
 }
 
 impl Job {
-    /// What an order says.
+    /// What an order to prefill says; the keys of the prompt's blocks follow from its tokens.
     ///
     /// # Errors
     /// With the reason, when it makes no sense on any node.
-    pub(super) fn new(
+    pub(super) fn to_prefill(
+        attempt: u32,
+        work: Option<v1::Work>,
+        room_tokens: u32,
+        naming: (u64, u32),
+    ) -> Result<Self, String> {
+        let mut job = Self::expected(attempt, work, room_tokens, naming.1)?;
+        if job.tokens.is_empty() {
+            return Err("an order to prefill without its tokens".into());
+        }
+        if job.chain.is_empty() {
+            let (seed, block_tokens) = naming;
+            let prompt = &job.tokens[..job.prompt_tokens as usize];
+            let mut hasher = ChainHasher::resume(seed, job.root);
+            job.chain =
+                prompt.chunks_exact(block_tokens as usize).map(|block| hasher.push_tokens(block)).collect();
+        }
+        Ok(job)
+    }
+
+    /// What an order says to expect KV.
+    ///
+    /// # Errors
+    /// With the reason, when it makes no sense on any node.
+    pub(super) fn expected(
         attempt: u32,
         work: Option<v1::Work>,
         room_tokens: u32,
@@ -71,20 +95,15 @@ impl Job {
         let work = work.ok_or("an order without work")?;
         let sampling: Sampling =
             serde_json::from_str(&work.sampling).map_err(|e| format!("sampling settings: {e}"))?;
-        if work.tokens.is_empty()
-            || work.prompt_tokens == 0
-            || work.prompt_tokens as usize > work.tokens.len()
-        {
+        let count = work.token_count as usize;
+        if count == 0 || work.prompt_tokens == 0 || work.prompt_tokens > work.token_count {
             return Err("an order without tokens".into());
         }
+        let tokens = unpack(&work.tokens, work.token_bytes, count)?;
         let chain = baton_wire::unpack_keys(&work.chain);
         // A key of tokens that are not there would name what nobody computes.
-        if chain.len() * block_tokens as usize > work.tokens.len() {
-            return Err(format!(
-                "a chain of {} blocks of {block_tokens} for {} tokens",
-                chain.len(),
-                work.tokens.len()
-            ));
+        if chain.len() * block_tokens as usize > count {
+            return Err(format!("a chain of {} blocks of {block_tokens} for {count} tokens", chain.len()));
         }
         Ok(Self {
             attempt,
@@ -92,7 +111,8 @@ impl Job {
             prompt_tokens: work.prompt_tokens,
             chain,
             root: baton_wire::unpack_keys(&work.root).first().copied().unwrap_or_default(),
-            tokens: work.tokens,
+            tokens,
+            token_count: count,
             sampling: Arc::new(sampling),
             to: None,
             fetch: None,
@@ -106,9 +126,27 @@ impl Job {
             compute_us: 0,
             cached_tokens: 0,
             drawn: Vec::new(),
-            ended: false,
             stranded: None,
         })
+    }
+
+    /// The tokens as a note to the decode leg: their width in the first byte.
+    pub(super) fn packed_tokens(&self) -> Vec<u8> {
+        let (packed, width) = baton_wire::pack_tokens(&[&self.tokens]);
+        let mut note = Vec::with_capacity(1 + packed.len());
+        note.push(u8::try_from(width).expect("1 to 4"));
+        note.extend_from_slice(&packed);
+        note
+    }
+
+    /// Takes what [`Job::packed_tokens`] of the prefill leg told.
+    ///
+    /// # Errors
+    /// With the reason, when they are not as many as were announced.
+    pub(super) fn take_tokens(&mut self, note: &[u8]) -> Result<(), String> {
+        let (width, packed) = note.split_first().ok_or("a note without tokens")?;
+        self.tokens = unpack(packed, u32::from(*width), self.token_count)?;
+        if self.tokens.is_empty() { Err("a note without tokens".into()) } else { Ok(()) }
     }
 
     /// Slots of the pool that it computes in.
@@ -129,7 +167,16 @@ impl Job {
 
     /// Leading tokens whose KV need not be computed: the last token always is.
     pub(super) fn computed_tokens(&self, block_tokens: u32) -> u32 {
-        let last = u32::try_from(self.tokens.len() - 1).unwrap_or(u32::MAX);
+        let last = u32::try_from(self.token_count - 1).unwrap_or(u32::MAX);
         self.readable_blocks.saturating_mul(block_tokens).min(last)
     }
+}
+
+/// None of them, or all: as many as were announced.
+fn unpack(packed: &[u8], width: u32, count: usize) -> Result<Vec<u32>, String> {
+    if packed.is_empty() {
+        return Ok(Vec::new());
+    }
+    let tokens = baton_wire::unpack_tokens(packed, width).filter(|tokens| tokens.len() == count);
+    tokens.ok_or_else(|| format!("{} bytes are not {count} tokens of {width} bytes", packed.len()))
 }

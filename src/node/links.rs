@@ -36,6 +36,8 @@ pub(super) enum ToWorker {
     Detached,
     /// What the conductor wants.
     Orders(v1::Orders),
+    /// The tokens of KV that is on its way here.
+    Tokens { ticket: Ticket, note: Bytes },
     /// KV from a peer, verified.
     Slice { ticket: Ticket, at: SliceAt, bytes: Bytes },
     /// All of a flight's KV is there.
@@ -50,6 +52,18 @@ pub(super) enum ToWorker {
     FlightEnded { request: u64, attempt: u32, outcome: Outcome },
     /// The node stops.
     Stop,
+}
+
+/// What a hand-off carries: so many slices, and the tokens that they are for.
+pub(super) struct Cargo {
+    pub plan: Plan,
+    pub note: Vec<u8>,
+}
+
+/// The slices of `blocks` blocks.
+pub(super) fn plan_of(blocks: u32, shape: &KvShape) -> Plan {
+    let layer_bytes = u32::try_from(shape.layer_bytes).unwrap_or(u32::MAX);
+    Plan { blocks, layers: shape.layers, layer_bytes }
 }
 
 /// What a request's KV may arrive for.
@@ -113,19 +127,13 @@ impl Links {
         request: u64,
         attempt: u32,
         peer: v1::Peer,
-        what: (u32, &KvShape),
+        cargo: Cargo,
     ) -> mpsc::UnboundedSender<(SliceAt, Bytes)> {
         let (slices, outgoing) = mpsc::unbounded_channel();
-        let (blocks, shape) = what;
-        let plan = Plan {
-            blocks,
-            layers: shape.layers,
-            layer_bytes: u32::try_from(shape.layer_bytes).unwrap_or(u32::MAX),
-        };
         let links = Arc::clone(self);
         let task = self.runtime.spawn(async move {
             let ticket = Ticket { request, attempt, epoch: peer.epoch };
-            let outcome = links.fly(&peer, ticket, plan, outgoing).await;
+            let outcome = links.fly(&peer, ticket, cargo, outgoing).await;
             let _ = links.tell(ToWorker::FlightEnded { request, attempt, outcome });
         });
         let before = self.flights.lock().insert(request, task.abort_handle());
@@ -139,12 +147,13 @@ impl Links {
         &self,
         peer: &v1::Peer,
         ticket: Ticket,
-        plan: Plan,
+        cargo: Cargo,
         mut outgoing: mpsc::UnboundedReceiver<(SliceAt, Bytes)>,
     ) -> Outcome {
         let dialer = self.dialer().ok_or("this node's KV endpoint is closed")?;
         let mut flight =
-            Flight::start(&dialer, &address(peer), ticket, plan).await.map_err(|e| e.to_string())?;
+            Flight::start(&dialer, &address(peer), ticket, cargo.plan).await.map_err(|e| e.to_string())?;
+        flight.note(&cargo.note).await.map_err(|e| e.to_string())?;
         let have_blocks = flight.have_blocks();
         while let Some((at, bytes)) = outgoing.recv().await {
             if at.block >= have_blocks {
@@ -184,6 +193,14 @@ impl Links {
         }
     }
 
+    fn still_expected(&self, ticket: Ticket) -> Result<(), Refused> {
+        let attempt = self.expected.lock().get(&ticket.request).map(|e| e.attempt);
+        if attempt != Some(ticket.attempt) || ticket.epoch != *self.epoch.lock() {
+            return Err(Refused { retry: false, why: "the request is not expected any more".into() });
+        }
+        Ok(())
+    }
+
     /// Tells the worker. Its inbox has no bound of its own; what is sent has: orders by the requests
     /// that the conductor admits, KV by the slots that were reserved for it, fetches by the prefills
     /// that wait for them.
@@ -218,11 +235,13 @@ impl Receiver for Links {
         }
     }
 
+    fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), Refused> {
+        self.still_expected(ticket)?;
+        self.tell(ToWorker::Tokens { ticket, note: bytes })
+    }
+
     fn slice(&self, ticket: Ticket, at: SliceAt, bytes: Bytes) -> Result<(), Refused> {
-        let attempt = self.expected.lock().get(&ticket.request).map(|e| e.attempt);
-        if attempt != Some(ticket.attempt) || ticket.epoch != *self.epoch.lock() {
-            return Err(Refused { retry: false, why: "the request is not expected any more".into() });
-        }
+        self.still_expected(ticket)?;
         self.tell(ToWorker::Slice { ticket, at, bytes })
     }
 

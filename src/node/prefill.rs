@@ -9,7 +9,7 @@ use baton_types::{BlockKey, RequestId, TokenLogprob};
 use baton_wire::v1;
 
 use super::job::{Job, Stage};
-use super::links::Outcome;
+use super::links::{Cargo, Outcome, plan_of};
 use super::pool::{EnginePool, open};
 use super::sink::Outlet;
 use super::worker::Worker;
@@ -20,8 +20,8 @@ const STRANDED_LEASE: Duration = Duration::from_secs(8);
 impl Worker {
     pub(super) fn prefill_ordered(&mut self, request: u64, attempt: u32, order: v1::Prefill) {
         self.release(request);
-        let block_tokens = self.engine.shape().block_tokens;
-        let mut job = match Job::new(attempt, order.work, order.room_tokens, block_tokens) {
+        let naming = (self.chain_seed, self.engine.shape().block_tokens);
+        let mut job = match Job::to_prefill(attempt, order.work, order.room_tokens, naming) {
             Ok(job) => job,
             Err(why) => return self.refuse(request, attempt, &why),
         };
@@ -40,7 +40,7 @@ impl Worker {
     pub(super) fn can_ever_hold(&mut self, request: u64) -> bool {
         let shape = self.engine.shape();
         let Some(job) = self.jobs.get(&request) else { return false };
-        let tokens = job.tokens.len() + job.leg_room_tokens();
+        let tokens = job.token_count + job.leg_room_tokens();
         let (needed, blocks) = (tokens.div_ceil(shape.block_tokens as usize), shape.blocks);
         if needed > blocks as usize {
             let message = format!("{tokens} tokens need {needed} blocks, the pool has {blocks}");
@@ -71,7 +71,7 @@ impl Worker {
                 self.queue.remove(&place);
                 continue;
             };
-            let tokens = job.tokens.len() + job.leg_room_tokens();
+            let tokens = job.token_count + job.leg_room_tokens();
             match open(&mut self.cache, request, job, (tokens, block_tokens)) {
                 Ok(hold) => {
                     self.queue.remove(&place);
@@ -179,7 +179,8 @@ impl Worker {
         let job = self.jobs.get(&request).expect("outlets are opened for jobs at hand");
         let tokens = u32::try_from(job.tokens.len()).unwrap_or(u32::MAX);
         let blocks = tokens.div_ceil(shape.block_tokens);
-        let slices = self.links.hand_off(request, job.attempt, peer, (blocks, shape));
+        let cargo = Cargo { plan: plan_of(blocks, shape), note: job.packed_tokens() };
+        let slices = self.links.hand_off(request, job.attempt, peer, cargo);
         Outlet { slices, tokens, block_tokens: shape.block_tokens }
     }
 
@@ -206,16 +207,19 @@ impl Worker {
         let Some(job) = self.jobs.get_mut(&request) else { return };
         job.drawn.push(token.token);
         let finished = token.finish != 0;
-        job.ended |= finished;
         let first = job.stage == Stage::Computing;
         let done = v1::Prefilled { compute_us: job.compute_us, cached_tokens: job.cached_tokens };
+        let local = job.to.is_none();
+        if first {
+            job.stage = Stage::Held;
+        }
         self.tell(request, v1::fact::Fact::Token(token));
         if first {
-            if let Some(job) = self.jobs.get_mut(&request) {
-                job.stage = Stage::Held;
-            }
             // After the token: whoever decodes on needs it.
             self.tell(request, v1::fact::Fact::Prefilled(done));
+            if finished && local {
+                self.decode_ended(request);
+            }
         } else if finished {
             self.decode_ended(request);
         }

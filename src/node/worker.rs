@@ -132,6 +132,7 @@ impl Worker {
                 self.forget_everything();
             }
             ToWorker::Orders(orders) => orders.orders.into_iter().for_each(|order| self.order(order)),
+            ToWorker::Tokens { ticket, note } => self.tokens_came(ticket, &note),
             ToWorker::Slice { ticket, at, bytes } => self.slice(ticket, at, &bytes),
             ToWorker::Landed(ticket) => self.landed(ticket),
             ToWorker::Wanted { keys, reply } => self.wanted(&keys, reply),

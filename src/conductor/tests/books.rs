@@ -22,12 +22,14 @@ pub(super) struct Leg {
     pub answer: Option<Vec<u32>>,
     /// It was told to hand off again.
     pub handoffs: u32,
+    /// It drew its last token before it was told to decode here: it ends by itself once it is prefilled.
+    pub over: bool,
 }
 
 impl Leg {
     /// Answer tokens that it was started with.
     pub(super) fn given(&self) -> u32 {
-        u32::try_from(self.work.tokens.len()).unwrap() - self.work.prompt_tokens
+        self.work.token_count - self.work.prompt_tokens
     }
 }
 
@@ -46,7 +48,7 @@ impl Books {
         self.names.insert(leg.request, leg.name.clone());
         let before = self.open.insert((node.to_owned(), leg.request), leg);
         assert!(
-            before.is_none(),
+            before.as_ref().is_none_or(|leg| leg.over),
             "{node} is given again what it has not let go: {before:?}\n{:#?}",
             self.log
         );
@@ -58,17 +60,22 @@ impl Books {
         let Some(what) = order.order else { panic!("an order of nothing to {node}") };
         let leg = |work: v1::Work, to, prefills| {
             let (node, name) = (node.to_owned(), work.request_id.clone());
-            Leg { node, request, attempt, name, work, to, prefills, answer: None, handoffs: 0 }
+            Leg { node, request, attempt, name, work, to, prefills, answer: None, handoffs: 0, over: false }
         };
         let key = (node.to_owned(), request);
         match what {
             Order::Prefill(order) => {
                 self.note(node, request, attempt, "prefill");
-                self.opens(node, leg(order.work.unwrap(), order.decode, true));
+                let work = order.work.unwrap();
+                let told = baton_wire::unpack_tokens(&work.tokens, work.token_bytes).unwrap();
+                assert_eq!((told.len(), work.chain.len()), (work.token_count as usize, 0), "{request}");
+                self.opens(node, leg(work, order.decode, true));
             }
             Order::Expect(order) => {
                 self.note(node, request, attempt, "expect");
-                self.opens(node, leg(order.work.unwrap(), None, false));
+                let work = order.work.unwrap();
+                assert!(work.tokens.is_empty(), "its tokens come with the KV");
+                self.opens(node, leg(work, None, false));
             }
             Order::StartDecode(start) => {
                 self.note(node, request, attempt, "decode");
@@ -108,6 +115,8 @@ impl Books {
     /// A client has all of its answer: a leg that decoded it ends by itself, others are told.
     pub(super) fn finished(&mut self, name: &str) {
         self.open.retain(|_, leg| leg.name != name || leg.answer.is_none());
+        let local = |leg: &&mut Leg| leg.name == name && leg.prefills && leg.to.is_none();
+        self.open.values_mut().filter(local).for_each(|leg| leg.over = true);
     }
 }
 

@@ -16,7 +16,7 @@ async fn a_hand_off_that_fails_goes_to_another_decode_instance() {
         let new = bench.decode("r");
         assert_ne!(new.node, old.node);
         assert_eq!(new.attempt, prefill.attempt + 1);
-        assert_eq!(new.work.tokens.len() as u32, PROMPT, "what was prefilled, not what was drawn since");
+        assert_eq!(new.work.token_count, PROMPT, "what was prefilled, not what was drawn since");
         let again = bench.prefill("r");
         assert_eq!((again.handoffs, again.attempt), (1, new.attempt));
         assert_eq!(again.to.unwrap().instance, bench.lines[&new.node].life.instance);

@@ -56,7 +56,8 @@ async fn a_first_token_that_is_the_last_lets_both_legs_go() {
             bench.tell(&prefill, vec![token("r", 0, 1), prefilled()]).await;
             bench.ended_well("r");
             bench.quiet();
-            assert_eq!(bench.books.releases as usize, names.len());
+            // A node that plays both parts needs no word.
+            assert_eq!(bench.books.releases, if names.len() == 2 { 2 } else { 0 });
         }
     }
 }

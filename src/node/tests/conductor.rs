@@ -237,15 +237,28 @@ pub(super) fn work(tokens: u32) -> v1::Work {
     let chain: Vec<BlockKey> =
         tokens.chunks_exact(BLOCK as usize).map(|block| hasher.push_tokens(block)).collect();
     let sampling = Sampling { temperature: 0.0, max_tokens: 4, ignore_eos: true, ..Sampling::default() };
+    let count = u32::try_from(tokens.len()).unwrap();
+    let (tokens, token_bytes) = baton_wire::pack_tokens(&[&tokens]);
     v1::Work {
-        prompt_tokens: u32::try_from(tokens.len()).unwrap(),
+        prompt_tokens: count,
+        token_count: count,
         tokens,
+        token_bytes,
         chain: baton_wire::pack_keys(&chain),
         sampling: serde_json::to_string(&sampling).unwrap(),
         body: Default::default(),
         request_id: "test".into(),
         root: baton_wire::pack_keys(&[root.parent()]),
     }
+}
+
+/// The same work with its tokens changed.
+pub(super) fn retold(mut work: v1::Work, change: impl FnOnce(&mut Vec<u32>)) -> v1::Work {
+    let mut tokens = baton_wire::unpack_tokens(&work.tokens, work.token_bytes).unwrap();
+    change(&mut tokens);
+    work.token_count = u32::try_from(tokens.len()).unwrap();
+    (work.tokens, work.token_bytes) = baton_wire::pack_tokens(&[&tokens]);
+    work
 }
 
 /// A peer that nobody answers for.

@@ -5,7 +5,7 @@ use baton_wire::v1;
 use baton_wire::v1::fact::Fact;
 use baton_wire::v1::order::Order;
 
-use super::conductor::{Line, Stage, VOCABULARY, expect, nobody, prefill, work};
+use super::conductor::{Line, Stage, VOCABULARY, expect, nobody, prefill, retold, work};
 
 fn spoilt(spoil: impl FnOnce(&mut v1::Work)) -> v1::Work {
     let mut work = work(40);
@@ -31,7 +31,10 @@ async fn work_that_makes_no_sense_is_the_requests_fault() {
     let mut line = stage.attach().await;
     let answer = line.serve(1, work(50)).await;
     let nonsense = [
-        spoilt(|w| w.tokens.clear()),
+        spoilt(|w| w.token_count = 0),
+        spoilt(|w| w.token_count = 39),
+        spoilt(|w| w.token_bytes = 5),
+        spoilt(|w| w.tokens = w.tokens.slice(1..)),
         spoilt(|w| w.prompt_tokens = 0),
         spoilt(|w| w.prompt_tokens = 41),
         spoilt(|w| w.prompt_tokens = u32::MAX),
@@ -49,9 +52,11 @@ async fn work_that_makes_no_sense_is_the_requests_fault() {
             assert!(failure.of_request && !failure.message.is_empty(), "{failure:?}");
         }
     }
+    line.order(9, 1, prefill(spoilt(|w| w.tokens.clear()))).await;
+    assert!(line.failure(9).await.message.contains("without its tokens"));
     let refused_by_the_engine = [
-        spoilt(|w| w.tokens[7] = VOCABULARY),
-        spoilt(|w| w.tokens[39] = u32::MAX),
+        retold(work(40), |tokens| tokens[7] = VOCABULARY),
+        retold(work(40), |tokens| tokens[39] = u32::MAX),
         sampled(|s| s.temperature = -1.0),
         sampled(|s| s.max_tokens = 0),
         sampled(|s| s.logit_bias = vec![(VOCABULARY, 1.0)]),
@@ -179,8 +184,7 @@ async fn peers_that_do_not_answer_cost_time_and_no_answer() {
     let mut line = stage.attach().await;
     let answer = line.serve(1, work(50)).await;
     // A fetch that brings nothing is computed.
-    let mut other = work(120);
-    other.tokens.iter_mut().for_each(|token| *token += 1);
+    let mut other = retold(work(120), |tokens| tokens.iter_mut().for_each(|token| *token += 1));
     other.chain = baton_wire::pack_keys(&[baton_types::BlockKey(77), baton_types::BlockKey(78)]);
     let fetch = v1::Prefill {
         work: Some(other),

@@ -5,17 +5,22 @@ use baton_types::Rng;
 use baton_wire::v1;
 use baton_wire::v1::order::Order;
 
-use super::conductor::{Stage, VOCABULARY, nobody, work};
+use super::conductor::{Stage, VOCABULARY, nobody, retold, work};
 
 fn any_work(rng: &mut Rng) -> v1::Work {
     let mut work = work(1 + u32::try_from(rng.below(130)).unwrap());
     match rng.below(12) {
         0 => work.prompt_tokens = u32::try_from(rng.below(200)).unwrap(),
-        1 => work.tokens[0] = VOCABULARY + u32::try_from(rng.below(9)).unwrap(),
+        1 => {
+            let odd = VOCABULARY + u32::try_from(rng.below(9)).unwrap();
+            work = retold(work, |tokens| tokens[0] = odd);
+        }
         2 => work.chain = super::conductor::work(400).chain,
         3 => work.chain = work.chain.slice(..work.chain.len() / 2),
         4 => work.sampling.truncate(5),
-        5 => work.tokens.push(7),
+        5 => work = retold(work, |tokens| tokens.push(7)),
+        6 => work.token_bytes = u32::try_from(rng.below(6)).unwrap(),
+        7 => work.chain = Default::default(),
         _ => {}
     }
     work

@@ -30,6 +30,8 @@ pub struct Submission {
     pub session: Option<u64>,
     /// The body as the client sent it.
     pub body: Bytes,
+    /// The client wants to know where it went, and why.
+    pub explain: bool,
     /// How long the client waits at most, µs.
     pub timeout_us: Option<u64>,
     /// The trace that the client says it belongs to.

@@ -98,6 +98,7 @@ impl Desk<'_> {
                     tenant: caller.tenant.clone(),
                     session: caller.session,
                     body: body.clone(),
+                    explain: caller.explain,
                     timeout_us: caller.timeout_us,
                     trace: caller.trace,
                 });

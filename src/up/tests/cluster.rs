@@ -153,6 +153,7 @@ impl Cluster {
             tenant: Some("acme".into()),
             session: None,
             body: SECRET.into(),
+            explain: false,
             timeout_us: None,
             trace,
         })

@@ -8,7 +8,7 @@ pub mod v1 {
 }
 
 /// The version that both sides must speak.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 use baton_types::{BlockHash, BlockKey, CacheChange, Tier, TokenLogprob};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -26,6 +26,53 @@ pub fn pack_keys(keys: &[BlockKey]) -> Bytes {
 pub fn unpack_keys(packed: &[u8]) -> Vec<BlockKey> {
     let (whole, _) = packed.as_chunks::<16>();
     whole.iter().map(|bytes| BlockKey(u128::from_le_bytes(*bytes))).collect()
+}
+
+/// Tokens as the wire carries them, parts one after another: each as many bytes as the largest needs, little
+/// endian; and how many bytes that is. A long prompt of small numbers goes at a quarter of its size.
+#[must_use]
+pub fn pack_tokens(parts: &[&[u32]]) -> (Bytes, u32) {
+    let most = parts.iter().flat_map(|part| part.iter()).fold(0, |most, token| most | *token);
+    let width = (4 - most.leading_zeros() / 8).max(1);
+    let packed = match width {
+        1 => pack_as::<1>(parts),
+        2 => pack_as::<2>(parts),
+        3 => pack_as::<3>(parts),
+        _ => pack_as::<4>(parts),
+    };
+    (packed, width)
+}
+
+fn pack_as<const WIDTH: usize>(parts: &[&[u32]]) -> Bytes {
+    let count: usize = parts.iter().map(|part| part.len()).sum();
+    let mut packed = vec![0; count * WIDTH];
+    let (rooms, _) = packed.as_chunks_mut::<WIDTH>();
+    for (room, token) in rooms.iter_mut().zip(parts.iter().flat_map(|part| part.iter())) {
+        room.copy_from_slice(&token.to_le_bytes()[..WIDTH]);
+    }
+    packed.into()
+}
+
+/// The tokens in `packed`, `width` bytes each; `None` for a width that is none, or a torn last one.
+#[must_use]
+pub fn unpack_tokens(packed: &[u8], width: u32) -> Option<Vec<u32>> {
+    match width {
+        1 => unpack_as::<1>(packed),
+        2 => unpack_as::<2>(packed),
+        3 => unpack_as::<3>(packed),
+        4 => unpack_as::<4>(packed),
+        _ => None,
+    }
+}
+
+fn unpack_as<const WIDTH: usize>(packed: &[u8]) -> Option<Vec<u32>> {
+    let (whole, rest) = packed.as_chunks::<WIDTH>();
+    let read = |bytes: &[u8; WIDTH]| {
+        let mut token = [0; 4];
+        token[..WIDTH].copy_from_slice(bytes);
+        u32::from_le_bytes(token)
+    };
+    rest.is_empty().then(|| whole.iter().map(read).collect())
 }
 
 /// A tier by its word.
@@ -94,6 +141,21 @@ mod tests {
         let packed = pack_keys(&keys);
         assert_eq!(unpack_keys(&packed), keys);
         assert_eq!(unpack_keys(&packed[..40]), keys[..2]);
+    }
+
+    #[test]
+    fn tokens_survive_the_wire_in_as_few_bytes_as_the_largest_needs() {
+        for (most, width) in
+            [(0, 1), (255, 1), (256, 2), (65_535, 2), (65_536, 3), (1 << 24, 4), (u32::MAX, 4)]
+        {
+            let (prompt, answer) = ([3, most, 0], [7]);
+            let (packed, told) = pack_tokens(&[&prompt, &answer]);
+            assert_eq!((told, packed.len()), (width, 4 * width as usize));
+            assert_eq!(unpack_tokens(&packed, told), Some(vec![3, most, 0, 7]));
+            assert_eq!(unpack_tokens(&packed[..packed.len() - 1], told).is_none(), width > 1, "a torn one");
+        }
+        assert_eq!(pack_tokens(&[]), (Bytes::new(), 1));
+        assert_eq!((unpack_tokens(&[0; 10], 5), unpack_tokens(&[1], 0)), (None, None));
     }
 
     #[test]

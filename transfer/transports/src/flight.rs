@@ -180,6 +180,21 @@ impl Flight {
         sent.inspect_err(|error| self.dialer.party().counters.failed(error))
     }
 
+    /// Tells the receiver's program something besides the KV: once at most, before the first slice.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for a note over the limit `note_bytes`; any other error ends the flight.
+    pub async fn note(&mut self, bytes: &[u8]) -> Result<(), TransportError> {
+        let most = self.dialer.party().limits.note_bytes;
+        if u32::try_from(bytes.len()).is_ok_and(|bytes| bytes <= most) {
+            let header = Header::new(FrameKind::Note, 0, 0, 0).seal(bytes);
+            let told = self.write(&header, bytes, Stage::Send).await;
+            return told.inspect_err(|error| self.dialer.party().counters.failed(error));
+        }
+        let text = format!("a note of {} bytes is over the limit note_bytes {most}", bytes.len());
+        Err(TransportError::new(Kind::Invalid, Stage::Send, text))
+    }
+
     fn check(&self, at: SliceAt, bytes: &Bytes) -> Result<(), TransportError> {
         let Plan { blocks, layers, layer_bytes } = self.plan;
         if at.block < blocks && at.layer < layers && u32::try_from(bytes.len()) == Ok(layer_bytes) {

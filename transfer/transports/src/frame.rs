@@ -57,6 +57,8 @@ pub(crate) enum FrameKind {
     Block = 12,
     /// No more of them. [-, -, blocks]
     End = 13,
+    /// What the receiver's program should know besides the KV: at most once in a flight, before its slices.
+    Note = 14,
 }
 
 impl FrameKind {
@@ -75,6 +77,7 @@ impl FrameKind {
             11 => Self::Want,
             12 => Self::Block,
             13 => Self::End,
+            14 => Self::Note,
             _ => return None,
         })
     }

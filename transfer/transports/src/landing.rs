@@ -64,6 +64,7 @@ pub(crate) struct Landing {
     /// One bit a slice, layers of a block side by side.
     landed: Vec<u64>,
     landed_slices: u64,
+    noted: bool,
     /// The receiver has accepted and has not been told the end.
     open: bool,
     _place: Place,
@@ -78,6 +79,7 @@ impl Landing {
             have_blocks: 0,
             landed: Vec::new(),
             landed_slices: 0,
+            noted: false,
             open: false,
             _place: place,
         }
@@ -127,15 +129,21 @@ impl Landing {
         Ok(at)
     }
 
+    /// The sender's note has come and is verified: only before any slice, and only once.
+    pub(crate) fn note(&mut self, bytes: Bytes) -> Result<(), TransportError> {
+        if self.landed_slices > 0 || std::mem::replace(&mut self.noted, true) {
+            let text = "a note after a slice, or a second one";
+            return Err(TransportError::new(Kind::Bug, Stage::Serve, text));
+        }
+        self.landings.receiver.note(self.ticket, bytes).map_err(ended_by_receiver)
+    }
+
     /// A slice that was expected has come and is verified.
     pub(crate) fn land(&mut self, at: SliceAt, bytes: Bytes) -> Result<(), TransportError> {
         let (word, bit) = self.place_of(at);
         self.landed[word] |= bit;
         self.landed_slices += 1;
-        self.landings.receiver.slice(self.ticket, at, bytes).map_err(|refused| {
-            let text = format!("the receiver ended the flight: {}", refused.why);
-            TransportError::new(Kind::Closed, Stage::Serve, text)
-        })
+        self.landings.receiver.slice(self.ticket, at, bytes).map_err(ended_by_receiver)
     }
 
     fn place_of(&self, at: SliceAt) -> (usize, u64) {
@@ -167,6 +175,11 @@ impl Landing {
             self.landings.receiver.abort(self.ticket, why);
         }
     }
+}
+
+fn ended_by_receiver(refused: Refused) -> TransportError {
+    let text = format!("the receiver ended the flight: {}", refused.why);
+    TransportError::new(Kind::Closed, Stage::Serve, text)
 }
 
 impl Drop for Landing {

@@ -21,6 +21,8 @@ pub struct Limits {
     pub flight_slices: u64,
     /// Size of one slice.
     pub slice_bytes: u32,
+    /// Size of the note that a flight may carry besides its slices.
+    pub note_bytes: u32,
     /// Bytes of one flight that are sent but not confirmed; also the size of the shared-memory ring.
     pub window_bytes: u32,
     /// Keys of one fetch.
@@ -49,6 +51,7 @@ impl Default for Limits {
             flights: 128,
             flight_slices: 1 << 20,
             slice_bytes: 8 << 20,
+            note_bytes: 32 << 20,
             window_bytes: 8 << 20,
             fetch_keys: 1024,
             block_bytes: 64 << 20,

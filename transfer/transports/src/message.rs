@@ -5,7 +5,7 @@ use crate::frame::{FrameKind, Header, u32_at, u64_at};
 use crate::receiver::{Plan, Ticket};
 
 /// The version of the protocol. Another version is refused before any frame is read.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Size of the preface.
 pub(crate) const PREFACE_BYTES: usize = 16;
@@ -285,7 +285,7 @@ mod tests {
         let mut other = preface();
         other[8] = 9;
         let text = check_preface(&other).unwrap_err().text;
-        assert!(text.contains("version 9") && text.contains("version 1"), "{text}");
+        assert!(text.contains("version 9") && text.contains("version 2"), "{text}");
         assert!(check_preface(b"GET / HTTP/1.1\r\n").unwrap_err().text.contains("port"));
     }
 }

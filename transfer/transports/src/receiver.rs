@@ -113,6 +113,16 @@ pub trait Receiver: Send + Sync {
     /// [`Refused`], with `retry` where the order to expect the ticket may still be on its way.
     fn offer(&self, ticket: Ticket, plan: &Plan) -> Result<Accepted, Refused>;
 
+    /// What the sender's program has to say besides the KV: once at most, verified, before the first slice. A
+    /// receiver that has no use for it refuses it.
+    ///
+    /// # Errors
+    /// [`Refused`] ends the flight.
+    fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), Refused> {
+        let why = format!("no note is expected for {ticket:?}, least of all one of {} bytes", bytes.len());
+        Err(Refused { retry: false, why })
+    }
+
     /// One slice has arrived and is verified. Each position comes at most once.
     ///
     /// # Errors

@@ -154,6 +154,7 @@ async fn receive(
         })?;
         match header.kind {
             FrameKind::Slice => receive_slice(landings, connection, landing, &header).await?,
+            FrameKind::Note => receive_note(landings, connection, landing, &header).await?,
             FrameKind::Finish => {
                 read_control(&mut connection.reader, &header, pace, Stage::Serve).await?;
                 return Ok(header.c);
@@ -166,6 +167,24 @@ async fn receive(
 /// Is there nothing to read now, nor a moment later? An error shows at the next read.
 async fn nothing_comes(reader: &mut ReadHalf) -> bool {
     reader.buffer().is_empty() && timeout(CONFIRM_DELAY, reader.fill_buf()).await.is_err()
+}
+
+async fn receive_note(
+    landings: &Landings,
+    connection: &mut Connection,
+    landing: &mut Landing,
+    header: &Header,
+) -> Result<(), TransportError> {
+    let limits = &landings.party.limits;
+    if header.by_ring || header.body_bytes > limits.note_bytes {
+        let (bytes, most) = (header.body_bytes, limits.note_bytes);
+        let text = format!("a note of {bytes} bytes is over the limit note_bytes {most}");
+        return Err(TransportError::new(Kind::Invalid, Stage::Serve, text));
+    }
+    let pace = limits.progress_timeout();
+    let bytes = read_body(&mut connection.reader, header.body_bytes, pace, Stage::Serve).await?;
+    verify(header, &bytes, Stage::Serve)?;
+    landing.note(bytes)
 }
 
 async fn receive_slice(

@@ -20,6 +20,8 @@ on_every_medium!(
     any_order_lands,
     held_blocks_are_not_sent,
     nothing_to_send_completes,
+    a_note_comes_once_and_before_the_slices,
+    a_note_over_the_limit_is_the_callers_fault,
     more_than_the_window_lands,
     a_slow_prefill_is_no_stall,
     a_doubled_slice_ends_the_flight,
@@ -75,6 +77,48 @@ async fn any_order_lands(medium: Medium) {
     order.swap(3, 11);
     scene.fly(ticket(1), PLAN, &order).await.unwrap();
     assert!(scene.node.holds_exactly(ticket(1), PLAN, 0));
+}
+
+async fn a_note_comes_once_and_before_the_slices(medium: Medium) {
+    let scene = Scene::new(medium).await;
+    let flight = scene.start(ticket(1), PLAN).await.unwrap();
+    let refused = noted(flight, &[b"unwanted"]).await.unwrap_err();
+    assert!(refused.text.contains("no note is expected"), "{refused}");
+    scene.node.with(|book| book.notes = Some(Vec::new()));
+    let note = vec![7; 200_000];
+    noted(scene.start(ticket(2), PLAN).await.unwrap(), &[&note]).await.unwrap();
+    assert!(scene.node.holds_exactly(ticket(2), PLAN, 0));
+    scene.node.with(|book| assert_eq!(book.notes, Some(vec![(ticket(2), note.into())])));
+    let twice = noted(scene.start(ticket(3), PLAN).await.unwrap(), &[b"one", b"two"]).await.unwrap_err();
+    assert_eq!(twice.kind, Kind::Bug, "{twice}");
+    let mut late = scene.start(ticket(4), PLAN).await.unwrap();
+    late.send(SliceAt { block: 0, layer: 0 }, layer(ticket(4), SliceAt { block: 0, layer: 0 }, PLAN))
+        .await
+        .unwrap();
+    assert!(noted(late, &[b"late"]).await.is_err());
+    scene.node.until("all but one are aborted", |book| book.aborted.len() == 3).await;
+    scene.node.with(|book| assert_eq!(book.completed, [ticket(2)]));
+}
+
+/// The flight with these notes and every slice of the plan.
+async fn noted(mut flight: Flight, notes: &[&[u8]]) -> Result<FlightStats, TransportError> {
+    for note in notes {
+        flight.note(note).await?;
+    }
+    for at in positions(PLAN, 0) {
+        flight.send(at, layer(ticket(2), at, PLAN)).await?;
+    }
+    flight.finish().await
+}
+
+async fn a_note_over_the_limit_is_the_callers_fault(medium: Medium) {
+    let scene = Scene::with(medium, Limits { note_bytes: 8, ..quick() }).await;
+    scene.node.with(|book| book.notes = Some(Vec::new()));
+    let mut flight = scene.start(ticket(1), PLAN).await.unwrap();
+    let error = flight.note(&[0; 9]).await.unwrap_err();
+    assert!(error.kind == Kind::Invalid && error.text.contains("note_bytes 8"), "{error}");
+    flight.note(&[0; 8]).await.unwrap();
+    scene.node.until("it came", |book| book.notes.as_ref().is_some_and(|notes| notes.len() == 1)).await;
 }
 
 async fn held_blocks_are_not_sent(medium: Medium) {

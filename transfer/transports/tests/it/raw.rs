@@ -179,7 +179,7 @@ async fn another_version_is_named_to_the_dialer() {
     });
     let error = scene.start(ticket(1), PLAN).await.unwrap_err();
     assert_eq!((error.kind, error.stage), (Kind::Invalid, Stage::Handshake));
-    assert!(error.text.contains("version 3") && error.text.contains("version 1"), "{error}");
+    assert!(error.text.contains("version 3") && error.text.contains("version 2"), "{error}");
 }
 
 #[tokio::test]

@@ -21,6 +21,8 @@ pub struct Book {
     pub store: BTreeMap<u128, FetchedBlock>,
     pub newest_attempt: u32,
     pub offers: Vec<(Ticket, Plan)>,
+    /// Notes are taken, and here are those that came.
+    pub notes: Option<Vec<(Ticket, Bytes)>>,
     pub slices: Vec<(Ticket, SliceAt, Bytes)>,
     pub completed: Vec<Ticket>,
     pub aborted: Vec<(Ticket, String)>,
@@ -75,6 +77,13 @@ impl Receiver for Node {
             }
             book.offers.push((ticket, *plan));
             Ok(Accepted { have_blocks: book.have_blocks })
+        })
+    }
+
+    fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), Refused> {
+        self.with(|book| match &mut book.notes {
+            Some(notes) => Ok(notes.push((ticket, bytes))),
+            None => Err(Refused { retry: false, why: "no note is expected".into() }),
         })
     }
 
