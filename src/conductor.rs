@@ -20,6 +20,7 @@ mod waiting;
 
 pub use attach::ControlService;
 pub use backend::Door;
+pub(crate) use driver::as_served;
 pub use driver::{Driver, DriverConfig};
 pub use inbox::{Inbox, Question};
 pub use status::{NodeStatus, RequestStatus, Status};

@@ -109,6 +109,18 @@ impl AdmissionMode {
     }
 }
 
+/// Which leg of a pair a client has its first token from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FirstToken {
+    /// The decode leg, at the end of its first step: as with engines that answer from there alone (ADR 0004).
+    #[default]
+    Decode,
+    /// The prefill leg, which drew it: the hand-off falls into the first gap between tokens. Baton's own
+    /// engines do this, and a service of them says so whatever is set.
+    Prefill,
+}
+
 /// A setting outside its bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError(pub String);
@@ -159,6 +171,8 @@ pub struct SchedulerConfig {
     pub queue_threshold_permille: u32,
     /// Whether popular prefixes are copied to idle instances ahead of demand.
     pub replicate: bool,
+    /// Which leg the first token comes from: `decode` or `prefill`; TTFT is predicted up to there.
+    pub first_token: FirstToken,
     /// Times that a request may be placed again after losing an instance.
     pub max_retries: u32,
     /// One decision in this many is recorded with every candidate's terms; 0 records none (D36).
@@ -189,6 +203,7 @@ impl Default for SchedulerConfig {
             prior_output_tokens: 256,
             queue_threshold_permille: 1000,
             replicate: true,
+            first_token: FirstToken::Decode,
             max_retries: 2,
             explain_every: 0,
             seed: 1,

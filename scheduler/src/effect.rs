@@ -23,7 +23,8 @@ pub enum Effect {
         fetch: Option<FetchPlan>,
         /// Output tokens for which room is reserved on the decode instance.
         room_tokens: u32,
-        /// Prefills of an instance run in ascending order of this key (ties: in order of arrival there).
+        /// Prefills of an instance begin in ascending order of this key (ties: in order of arrival there); one
+        /// that has begun is not overtaken.
         order: u64,
     },
     /// Begin decoding: the KV is there.

@@ -34,7 +34,7 @@ mod testing;
 mod tests;
 
 pub use conductor::Conductor;
-pub use config::{AdmissionMode, ConfigError, PolicyName, SchedulerConfig};
+pub use config::{AdmissionMode, ConfigError, FirstToken, PolicyName, SchedulerConfig};
 pub use effect::{Effect, FailStage, FetchPlan, RejectReason, Rejection};
 pub use explain::{CandidateTerms, Decision};
 pub use fleet::{InstanceSpec, InstanceState};

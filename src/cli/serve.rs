@@ -66,7 +66,7 @@ fn settings(args: &ServeArgs) -> Result<Config, String> {
     if args.config.is_none() {
         config.scheduler.block_tokens = BLOCK_TOKENS;
     }
-    config.scheduler.explain_every = config.scheduler.explain_every.max(1);
+    crate::conductor::as_served(&mut config.scheduler);
     if let Some(listen) = &args.listen {
         config.service.listen.clone_from(listen);
     }

@@ -49,7 +49,7 @@ pub fn run(args: UpArgs) -> Result<ExitCode, String> {
     if args.config.is_none() {
         config.scheduler.block_tokens = args.engines.block_tokens;
     }
-    config.scheduler.explain_every = config.scheduler.explain_every.max(1);
+    crate::conductor::as_served(&mut config.scheduler);
     if let Some(listen) = args.listen {
         config.service.listen = listen;
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_router::{Event, Readiness, Refusal, Submission};
-use baton_scheduler::{Conductor, Effect, Input, Request};
+use baton_scheduler::{Conductor, Effect, FirstToken, Input, Request, SchedulerConfig};
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, TenantId};
 use tokio::sync::{mpsc, oneshot};
 
@@ -77,6 +77,13 @@ pub struct Driver {
     pub(super) receiver: Option<mpsc::Receiver<Message>>,
 }
 
+/// What a live service does whatever its file says: every decision can be asked for, and the first token comes
+/// from the prefill, as Baton's own engines give it.
+pub(crate) fn as_served(scheduler: &mut SchedulerConfig) {
+    scheduler.explain_every = scheduler.explain_every.max(1);
+    scheduler.first_token = FirstToken::Prefill;
+}
+
 impl Driver {
     /// A conductor without nodes, the inbox that leads to it, and the router's door.
     ///
@@ -84,8 +91,7 @@ impl Driver {
     /// Names the setting that is out of bounds.
     pub fn new(with: DriverConfig) -> Result<(Self, Inbox, Door), String> {
         let DriverConfig { mut config, metrics, spans } = with;
-        // Every decision can be asked for.
-        config.scheduler.explain_every = config.scheduler.explain_every.max(1);
+        as_served(&mut config.scheduler);
         let started = Instant::now();
         let core = Conductor::new(config.scheduler.clone()).map_err(|e| e.to_string())?;
         let service = &config.service;

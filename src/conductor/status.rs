@@ -247,7 +247,7 @@ impl Driver {
         // What the command line said still holds.
         config.service.listen.clone_from(&self.config.service.listen);
         config.service.control.clone_from(&self.config.service.control);
-        config.scheduler.explain_every = config.scheduler.explain_every.max(1);
+        super::as_served(&mut config.scheduler);
         crate::policy::can_reload(&self.config, &config)?;
         let changes = crate::policy::changes(&self.config, &config);
         self.core.can_change(&config.scheduler).map_err(|e| e.to_string())?;

@@ -7,7 +7,7 @@ use crate::conductor::Conductor;
 use crate::estimate::{fetch_us, least_work_us, load_us, prefill_work_us};
 use crate::fleet::Instance;
 use crate::request::Entry;
-use crate::{FetchPlan, PolicyName, Request};
+use crate::{FetchPlan, FirstToken, PolicyName, Request};
 
 /// When a longer prefix elsewhere is worth looking at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,14 +166,15 @@ impl Conductor {
     }
 
     /// Time from the end of a prefill to the first token on the decode side: the last layer's KV
-    /// and about one and a half decode steps. Nothing where the prefill is local.
+    /// and about one and a half decode steps. Nothing where the prefill is local, or where it is the prefill
+    /// that gives the first token.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "times are positive and small"
     )]
     pub(crate) fn handoff_tail_us(&self, instance: &Instance) -> u64 {
-        if instance.spec.role.decodes() {
+        if instance.spec.role.decodes() || self.config.first_token == FirstToken::Prefill {
             return 0;
         }
         let step_us = self.fleet.decodes.first().and_then(|id| self.fleet.get(*id)).map_or(0.0, |d| {

@@ -75,14 +75,15 @@ impl World {
             format!("{} decodes before its KV landed: {live:?}", live.id)
         });
         live.phase = Phase::Decoding;
-        if local {
+        if local && live.streamed_tokens < live.output_tokens {
             // Computed by the prefill, and let out now that the request may stay (ADR 0004).
             live.streamed_tokens += 1;
             self.first_token(slot, self.now_us);
         }
         let live = &self.live[slot as usize];
         let left_tokens = live.output_tokens - live.streamed_tokens;
-        let (id, context_tokens) = (live.id, live.prompt_tokens + u64::from(local));
+        let drawn = u64::from(local || live.prefill_streamed);
+        let (id, context_tokens) = (live.id, live.prompt_tokens + drawn);
         let excess = left_tokens.saturating_sub(live.room_tokens);
         if excess > 0 {
             // Room is asked for when it is known to be short: at the start, not at the overflow.

@@ -1,6 +1,6 @@
 //! The prefill side of a request: pin, bring what is missing, compute, seal.
 
-use baton_scheduler::Input;
+use baton_scheduler::{FirstToken, Input};
 use baton_store::{Effect as StoreEffect, Input as StoreInput};
 use baton_types::{CacheChange, RequestId, Tier};
 
@@ -223,12 +223,19 @@ impl World {
         live.prefilled = true;
         let local = live.prefill == live.decode;
         let (id, cached) = (live.id, live.cached_tokens);
+        live.prefill_streamed = !local && self.setup.scheduler.first_token == FirstToken::Prefill;
         let new = live.prompt_tokens - cached;
         let all = u32::try_from(live.keys.len()).unwrap_or(u32::MAX);
         self.nodes[at as usize].opened_tokens -= new;
         self.metrics.prefilled(self.now_us, at, new, compute_us);
         self.step_store(at, StoreInput::Seal { owner: id, upto_blocks: all });
         self.stop_reading(slot);
+        let live = &mut self.live[slot as usize];
+        // An answer whose only token was given before its KV was lost gets no second one.
+        if live.prefill_streamed && live.streamed_tokens < live.output_tokens {
+            live.streamed_tokens += 1;
+            self.first_token(slot, self.now_us);
+        }
         self.report(slot, Input::PrefillFinished { request: id, compute_us, cached_tokens: cached });
         match (local, self.live[slot as usize].landed) {
             (true, _) => {}

@@ -78,6 +78,8 @@ pub(crate) struct Live {
     pub reading_from: Option<u32>,
     pub prefilled: bool,
     pub landed: bool,
+    /// The prefill gave the token that it drew to the client.
+    pub prefill_streamed: bool,
     pub handoff: Option<u64>,
     pub first_token_us: u64,
     pub wasted_tokens: u64,
@@ -198,10 +200,14 @@ impl World {
     pub(crate) fn rejected(&mut self, slot: u32, rejection: &Rejection) {
         let clients = self.setup.clients;
         let live = &mut self.live[slot as usize];
-        self.oracle.witness(live.streamed_tokens == 0, || {
+        // A policy that looks again after the prefill may refuse what its prefill has begun to answer.
+        self.oracle.witness(live.streamed_tokens == 0 || live.prefill_streamed, || {
             format!("{} was refused in the middle of its answer", live.id)
         });
         live.wasted_tokens += rejection.wasted_tokens;
+        // Whoever comes again starts anew.
+        (live.streamed_tokens, live.first_token_us) = (0, 0);
+        live.gaps_us.clear();
         live.retry_after_us = rejection.retry_after_us;
         live.phase = Phase::Outside;
         let returns = live.attempts <= clients.retries;
@@ -296,6 +302,7 @@ fn fresh(id: RequestId, keys: Vec<BlockKey>) -> Live {
         reading_from: None,
         prefilled: false,
         landed: false,
+        prefill_streamed: false,
         handoff: None,
         first_token_us: 0,
         wasted_tokens: 0,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use baton_scheduler::{PolicyName, SchedulerConfig};
+use baton_scheduler::{FirstToken, PolicyName, SchedulerConfig};
 use baton_sim::faults::Fault;
 use baton_sim::metrics::{Outcome, Status};
 use baton_sim::workload::Arrival;
@@ -227,4 +227,23 @@ fn a_slow_node_is_slow_at_once_and_only_while_it_lasts() {
     let (slow, _) = play(&setup, &arrivals, &faults);
     let later_us = slow[0].end_us - quiet[0].end_us;
     assert!((470_000..530_000).contains(&later_us), "half of a second was lost, not {later_us} µs");
+}
+
+/// Whoever gives the first token, all tokens come; the hand-off is in the first gap or in the TTFT.
+#[test]
+fn the_first_token_of_a_prefill_comes_a_hand_off_and_a_step_sooner() {
+    let arrivals = [arrival(0, 20, 0, 50), arrival(60_000_000, 20, 0, 1)];
+    let played = [FirstToken::Decode, FirstToken::Prefill].map(|first_token| {
+        let mut setup = setup(1, 1, PolicyName::Baton);
+        setup.scheduler.first_token = first_token;
+        play(&setup, &arrivals, &[]).0
+    });
+    let [decode, prefill] = played;
+    for (late, early) in decode.iter().zip(&prefill) {
+        assert_eq!((late.status, early.status), (Status::Completed, Status::Completed));
+        let sooner_us = late.ttft_us - early.ttft_us;
+        assert!((10_000..200_000).contains(&sooner_us), "{sooner_us} µs");
+    }
+    // One step less to decode, and the hand-off among the gaps.
+    assert!(prefill[0].gaps.max_us > decode[0].gaps.max_us + 300, "{:?} {:?}", prefill[0], decode[0]);
 }

@@ -73,7 +73,8 @@ pub struct Sequence {
     pub hold: bool,
     /// Whether each layer's KV is shown to the sink as soon as it is computed.
     pub layerwise: bool,
-    /// Sequences with much to compute are served in ascending order of this, then of arrival.
+    /// Sequences with much to compute are begun in ascending order of this, then of arrival; one that has
+    /// begun is not overtaken.
     pub order: u64,
 }
 

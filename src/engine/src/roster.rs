@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_types::{Finish, Sampling, TokenLogprob};
 
@@ -35,7 +35,10 @@ pub(crate) struct Entry<X> {
     arrival: u64,
     computed: u32,
     announced: bool,
-    first_pass: Option<Instant>,
+    /// Its place among those that have begun; none while it has not.
+    begun: Option<u64>,
+    /// Its share of the passes that computed it.
+    spent: Duration,
 }
 
 /// What one pass computes of one sequence.
@@ -51,6 +54,12 @@ pub(crate) struct Chunk {
     pub(crate) decodes: bool,
 }
 
+impl Chunk {
+    fn len(&self) -> u32 {
+        self.tokens.end - self.tokens.start
+    }
+}
+
 /// All sequences of an engine.
 #[derive(Debug)]
 pub(crate) struct Roster<X> {
@@ -58,6 +67,9 @@ pub(crate) struct Roster<X> {
     pool: PoolSpec,
     model: ModelCard,
     arrivals: u64,
+    begun: u64,
+    /// When the pass in progress began, and how many prompt tokens it computes.
+    pass: Option<(Instant, u32)>,
 }
 
 impl<X> Entry<X> {
@@ -77,7 +89,7 @@ impl<X> Entry<X> {
 impl<X> Roster<X> {
     /// A roster without sequences.
     pub(crate) fn new(pool: PoolSpec, model: ModelCard) -> Self {
-        Self { entries: BTreeMap::new(), pool, model, arrivals: 0 }
+        Self { entries: BTreeMap::new(), pool, model, arrivals: 0, begun: 0, pass: None }
     }
 
     /// The model that the sequences are checked against.
@@ -122,7 +134,8 @@ impl<X> Roster<X> {
             state: State::Waiting,
             arrival: self.arrivals,
             announced: false,
-            first_pass: None,
+            begun: None,
+            spent: Duration::ZERO,
             sequence,
         };
         self.entries.insert(entry.sequence.id, entry);
@@ -166,7 +179,8 @@ impl<X> Roster<X> {
     }
 
     /// What the next pass computes: one token for each sequence that runs and has one left, then
-    /// longer rests in ascending order, then arrival, up to the pass's bound.
+    /// longer rests up to the pass's bound: those that have begun, then the others in ascending order, then
+    /// arrival.
     pub(crate) fn plan(&mut self, events: &mut Vec<Event>) -> Vec<Chunk> {
         self.starve(events);
         let mut turns: Vec<(bool, bool, u64, u64, SequenceId)> = self
@@ -174,9 +188,8 @@ impl<X> Roster<X> {
             .iter()
             .filter(|(_, entry)| matches!(entry.state, State::Waiting | State::Running))
             .map(|(id, entry)| {
-                let waits = entry.state == State::Waiting;
-                let long = entry.remaining() > 1;
-                (long, waits && !long, entry.sequence.order, entry.arrival, *id)
+                let place = entry.begun.unwrap_or(entry.sequence.order);
+                (entry.remaining() > 1, entry.begun.is_none(), place, entry.arrival, *id)
             })
             .collect();
         turns.sort_unstable();
@@ -188,7 +201,8 @@ impl<X> Roster<X> {
                 break;
             }
             let max_running = self.pool.max_running;
-            let entry = self.entry_mut(id);
+            let next = self.begun + 1;
+            let entry = self.entries.get_mut(&id).expect("listed above");
             if entry.state == State::Waiting {
                 if running >= max_running {
                     continue;
@@ -196,19 +210,30 @@ impl<X> Roster<X> {
                 entry.state = State::Running;
                 running += 1;
             }
+            if entry.begun.is_none() {
+                entry.begun = Some(next);
+                self.begun = next;
+            }
             chunks.push(entry.next_chunk(if long { budget } else { 1 }));
             if long {
-                budget -= chunks.last().map_or(0, |chunk| chunk.tokens.end - chunk.tokens.start);
+                budget -= chunks.last().map_or(0, Chunk::len);
             }
         }
+        let prompt_tokens = chunks.iter().filter(|chunk| !chunk.decodes).map(Chunk::len).sum();
+        self.pass = Some((Instant::now(), prompt_tokens));
         chunks
     }
 
     /// Notes that a chunk has been computed. Tells when all that the sequence started with is there.
     pub(crate) fn computed(&mut self, chunk: &Chunk, events: &mut Vec<Event>) {
         let id = chunk.id;
+        // A pass that several prompts share costs each its share.
+        let shared = self.pass.filter(|(_, all)| *all > 0 && !chunk.decodes);
         let entry = self.entry_mut(id);
         entry.computed = chunk.tokens.end;
+        if let Some((since, all)) = shared {
+            entry.spent += since.elapsed() * chunk.len() / all;
+        }
         if entry.remaining() > 0 || entry.announced {
             return;
         }
@@ -217,8 +242,8 @@ impl<X> Roster<X> {
             let logprobs = std::mem::take(&mut entry.prompt_logprobs);
             events.push(Event::PromptLogprobs { id, logprobs });
         }
-        let since = entry.first_pass.map_or(0, |first| first.elapsed().as_micros());
-        events.push(Event::Computed { id, compute_us: u64::try_from(since).unwrap_or(u64::MAX) });
+        let compute_us = u64::try_from(entry.spent.as_micros()).unwrap_or(u64::MAX);
+        events.push(Event::Computed { id, compute_us });
     }
 
     /// Takes the token that was drawn for a sequence; the sequence is gone if that was its last.
@@ -263,7 +288,6 @@ impl<X> Roster<X> {
 
 impl<X> Entry<X> {
     fn next_chunk(&mut self, budget: u32) -> Chunk {
-        self.first_pass.get_or_insert_with(Instant::now);
         let end = self.computed + self.remaining().min(budget);
         Chunk {
             id: self.sequence.id,

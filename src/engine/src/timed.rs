@@ -271,6 +271,7 @@ impl Engine for Timed {
     fn step(&mut self, events: &mut Vec<Event>, sink: &mut dyn KvSink) -> bool {
         let chunks = self.roster.plan(events);
         if chunks.is_empty() {
+            self.pace.rest();
             return false;
         }
         chunks.iter().for_each(|chunk| self.fill(chunk));
@@ -385,10 +386,12 @@ fn pattern(digest: u64, layer: u32) -> [u8; 8] {
     mixed(digest ^ (u64::from(layer) << 32)).to_le_bytes()
 }
 
-/// Waits, and makes up for waits that took too long.
+/// Keeps the time of passes that follow each other: what goes by between two waits is part of the second, and
+/// a wait that took too long shortens the next.
 #[derive(Debug, Default)]
 struct Pace {
-    late: Duration,
+    /// When the pass before ended, by the profile; none after a rest.
+    ended: Option<Instant>,
 }
 
 impl Pace {
@@ -396,13 +399,15 @@ impl Pace {
     const MOST: Duration = Duration::from_millis(20);
 
     fn wait(&mut self, time: Duration) {
-        let due = time.saturating_sub(self.late);
-        if due.is_zero() {
-            self.late -= time;
-            return;
-        }
-        let from = Instant::now();
-        std::thread::sleep(due);
-        self.late = from.elapsed().saturating_sub(due).min(Self::MOST);
+        let now = Instant::now();
+        let least = now.checked_sub(Self::MOST).unwrap_or(now);
+        let due = self.ended.map_or(now, |ended| ended.max(least)) + time;
+        std::thread::sleep(due.saturating_duration_since(now));
+        self.ended = Some(due);
+    }
+
+    /// There is nothing to do: the next pass begins when it begins.
+    fn rest(&mut self) {
+        self.ended = None;
     }
 }

@@ -32,7 +32,7 @@ pub fn unpack_keys(packed: &[u8]) -> Vec<BlockKey> {
 /// endian; and how many bytes that is. A long prompt of small numbers goes at a quarter of its size.
 #[must_use]
 pub fn pack_tokens(parts: &[&[u32]]) -> (Bytes, u32) {
-    let most = parts.iter().flat_map(|part| part.iter()).fold(0, |most, token| most | *token);
+    let most = parts.iter().fold(0, |most, part| part.iter().fold(most, |most, token| most | *token));
     let width = (4 - most.leading_zeros() / 8).max(1);
     let packed = match width {
         1 => pack_as::<1>(parts),
@@ -43,12 +43,17 @@ pub fn pack_tokens(parts: &[&[u32]]) -> (Bytes, u32) {
     (packed, width)
 }
 
+/// A plain loop a part: the compiler turns it into a few instructions for many tokens.
 fn pack_as<const WIDTH: usize>(parts: &[&[u32]]) -> Bytes {
     let count: usize = parts.iter().map(|part| part.len()).sum();
     let mut packed = vec![0; count * WIDTH];
-    let (rooms, _) = packed.as_chunks_mut::<WIDTH>();
-    for (room, token) in rooms.iter_mut().zip(parts.iter().flat_map(|part| part.iter())) {
-        room.copy_from_slice(&token.to_le_bytes()[..WIDTH]);
+    let (mut rooms, _) = packed.as_chunks_mut::<WIDTH>();
+    for part in parts {
+        let (filled, rest) = rooms.split_at_mut(part.len());
+        for (room, token) in filled.iter_mut().zip(*part) {
+            room.copy_from_slice(&token.to_le_bytes()[..WIDTH]);
+        }
+        rooms = rest;
     }
     packed.into()
 }
