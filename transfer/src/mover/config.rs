@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::ConfigError;
 use crate::Priority;
+use crate::config::ConfigError;
 
 /// Rails at most: they are kept in the bits of one word.
 pub const MAX_RAILS: usize = 64;
@@ -164,7 +164,8 @@ impl MoverConfig {
     }
 
     fn sizes(&self) -> [(bool, &'static str); 8] {
-        let rows = [self.slices_per_batch, self.slices_per_batch_max, self.max_batches, self.max_ops_per_batch];
+        let rows =
+            [self.slices_per_batch, self.slices_per_batch_max, self.max_batches, self.max_ops_per_batch];
         let more = [self.max_ops, self.max_slices, self.max_peers, self.max_paths, self.max_paths_per_peer];
         [
             (
@@ -199,7 +200,8 @@ impl MoverConfig {
             return Err(ConfigError(format!("rails must be 1 to {MAX_RAILS}")));
         }
         let bad = self.rails.iter().position(|rail| {
-            let room = (1..=65_536).contains(&rail.path_slices) && rail.path_bytes >= 1 && rail.rail_bytes >= 1;
+            let room =
+                (1..=65_536).contains(&rail.path_slices) && rail.path_bytes >= 1 && rail.rail_bytes >= 1;
             !(room && rail.bytes_per_s >= 1)
         });
         match bad {

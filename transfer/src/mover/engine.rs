@@ -15,7 +15,8 @@ use super::slab::Slab;
 use super::slices::Slices;
 use super::timers::{Timer, Timers};
 use super::{
-    BatchId, BatchRequest, Bound, Effect, Input, MoverConfig, MoverStats, PathNumber, PeerNumber, Refusal, Route,
+    BatchId, BatchRequest, Bound, Effect, Input, MoverConfig, MoverStats, PathNumber, PeerNumber, Refusal,
+    Route,
 };
 use crate::ids::Mix;
 

@@ -162,13 +162,7 @@ impl MoverCore {
         true
     }
 
-    fn refused(
-        &mut self,
-        (slot, batch): (u32, u32),
-        stage: Stage,
-        fault: Fault,
-        effects: &mut Vec<Effect>,
-    ) {
+    fn refused(&mut self, (slot, batch): (u32, u32), stage: Stage, fault: Fault, effects: &mut Vec<Effect>) {
         let slice = self.take_off(slot);
         self.paths[slice.path].alive_us = self.now_us;
         self.paths[slice.path].moved_us = self.now_us;
@@ -201,7 +195,12 @@ impl MoverCore {
     }
 
     /// The last of a path: what it held in doubt is so no more, or will be for ever.
-    pub(super) fn path_closed(&mut self, number: PathNumber, end: PathEnd, effects: &mut Vec<Effect>) -> bool {
+    pub(super) fn path_closed(
+        &mut self,
+        number: PathNumber,
+        end: PathEnd,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
         let Some(&slot) = self.path_slots.get(&number) else { return false };
         match self.paths[slot].state {
             PathState::Opening => return false,

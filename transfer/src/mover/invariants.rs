@@ -48,7 +48,10 @@ impl MoverCore {
         }
         let kept = (self.outstanding as usize, self.outstanding_bytes, self.closing);
         if kept != (slices, bytes, closing) || self.slices.len() != slices + probes {
-            return Err(format!("I9: {kept:?} kept, {:?} on the paths, {probes} probes", (slices, bytes, closing)));
+            return Err(format!(
+                "I9: {kept:?} kept, {:?} on the paths, {probes} probes",
+                (slices, bytes, closing)
+            ));
         }
         let ops: u64 = self.batches.iter().map(|(_, batch)| batch.ops.len() as u64).sum();
         ensure(ops == self.ops, "I9: ops are not those of the batches")?;
@@ -85,7 +88,8 @@ impl MoverCore {
         for (_, path) in self.paths.iter() {
             for &slice in &path.outstanding {
                 let slice = self.slices.get(slice);
-                if matches!(slice.cargo, Cargo::Data { batch, .. } | Cargo::Notice { batch } if batch == slot) {
+                if matches!(slice.cargo, Cargo::Data { batch, .. } | Cargo::Notice { batch } if batch == slot)
+                {
                     on_way += 1;
                     bytes += slice.bytes();
                 }
@@ -147,7 +151,10 @@ impl MoverCore {
         ensure(idle == peer.is_idle(), "its place among the idle")?;
         let places = self.waiting.iter().filter(|&&other| other == slot).count();
         ensure(places == usize::from(peer.waiting), "its place in the line")?;
-        ensure(!peer.ended || peer.batches.iter().all(|&b| self.is_ending(b)), "ended, with batches that go on")?;
+        ensure(
+            !peer.ended || peer.batches.iter().all(|&b| self.is_ending(b)),
+            "ended, with batches that go on",
+        )?;
         let closing = self.paths.iter().filter(|(_, p)| p.peer == slot && p.state == PathState::Closing);
         ensure(closing.count() == peer.closing as usize, "paths closing")?;
         let awake = peer.waiting || peer.timer_us.is_some() || !peer.paths.is_empty();

@@ -98,7 +98,8 @@ impl Path {
         let mut late_ns = 0;
         if !self.outstanding.is_empty() {
             let waited_ns = (now_us - self.moved_us).saturating_mul(1_000);
-            late_ns = waited_ns.saturating_sub(ahead_ns).saturating_sub(self.latency_us.saturating_mul(1_000));
+            late_ns =
+                waited_ns.saturating_sub(ahead_ns).saturating_sub(self.latency_us.saturating_mul(1_000));
         }
         wire_ns(self.bytes.saturating_add(bytes), self.ns_per_mib)
             .saturating_add(self.latency_us.saturating_mul(1_000))

@@ -62,7 +62,8 @@ impl MoverCore {
         let peer = &self.peers[slot];
         let front = peer.queues.iter().find_map(|queue| queue.front());
         let location = front.and_then(|&batch| self.batches[batch].ops.first()).map_or(0, |op| op.location);
-        let free = peer.routes.iter().filter(|state| state.path.is_none() && state.retry_at_us <= self.now_us);
+        let free =
+            peer.routes.iter().filter(|state| state.path.is_none() && state.retry_at_us <= self.now_us);
         let first = free.min_by_key(|state| {
             let rail = state.route.rail;
             let rank = self.config.rank(location, rail.index());

@@ -5,11 +5,14 @@
 //! ended; the driver here carries that out.
 
 mod completions;
+mod driver;
 mod exposure;
 mod memory;
 mod port;
 
+pub use baton_transfer::mover::{BatchId, Failure, MoverConfig, MoverStats, RailSpec, Reason, Stage};
 pub use completions::CompletionQueue;
+pub use driver::{Batch, DriverSnapshot, Finished, Mover, MoverSettings, Op, Outcome, Progress, Refusal};
 pub use exposure::{Exposure, Grant, Permit, WindowId};
 pub use memory::{Location, Memory, Pages};
 pub use port::{
