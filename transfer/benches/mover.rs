@@ -31,8 +31,7 @@ impl Loop {
         let config =
             MoverConfig { rails: vec![RailSpec::default(); usize::from(rails)], ..MoverConfig::default() };
         let core = MoverCore::new(config);
-        let mut held =
-            Self { core, peers, next: 0, now_us: 0, effects: Vec::new(), posted: VecDeque::new() };
+        let mut held = Self { core, peers, next: 0, now_us: 0, effects: Vec::new(), posted: VecDeque::new() };
         for peer in 0..peers {
             let routes = (0..rails).map(|rail| Route { rail: RailNumber(rail), tier: 0 }).collect();
             held.tell(Input::PeerKnown { peer: PeerNumber(peer), routes });
