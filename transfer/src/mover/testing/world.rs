@@ -321,7 +321,7 @@ impl World {
         let mut effects = Vec::new();
         self.core.step(self.now_us, input, &mut effects);
         self.steps += 1;
-        if self.steps % 4_096 == 0 {
+        if self.steps.is_multiple_of(4_096) {
             self.core.check().unwrap();
         }
         if let Some(journal) = &mut self.journal {
@@ -337,7 +337,7 @@ impl World {
             Effect::OpenPath { path, peer, rail } => self.open(path.0, peer, rail.0),
             Effect::ClosePath { path } => self.close(path.0),
             Effect::Post { path, ticket, batch, op, at, bytes } => {
-                self.post(path.0, ticket.0, (batch.0, op as usize), at, bytes);
+                self.post((path.0, ticket.0), (batch.0, op as usize), at, bytes);
             }
             Effect::Probe { path, ticket } => self.happens(20, Happening::ProbeAnswered(path.0, ticket.0)),
             Effect::Notify { path, ticket, batch } => self.notify(path.0, ticket.0, batch.0),
@@ -422,7 +422,7 @@ impl World {
         }
     }
 
-    fn post(&mut self, path: u32, ticket: u64, (batch, op): (u64, usize), at: u64, bytes: u32) {
+    fn post(&mut self, (path, ticket): (u32, u64), (batch, op): (u64, usize), at: u64, bytes: u32) {
         let job = self.jobs.get(&batch).expect("nothing is posted of a batch that has ended");
         let range = &job.ranges[op];
         assert!(at as usize + bytes as usize <= range.bytes, "a slice is inside its op");

@@ -268,7 +268,7 @@ impl State {
 
     fn carry_out(&mut self, effect: Effect, openers: &Openers, follow: &mut Vec<Input>) {
         match effect {
-            Effect::OpenPath { path, peer, rail } => self.open(path, peer, rail, openers, follow),
+            Effect::OpenPath { path, peer, rail } => self.open(path, (peer, rail), openers, follow),
             Effect::ClosePath { path } => {
                 self.flush(PathId(path.0), follow);
                 self.with_path(path, |path| path.close());
@@ -306,8 +306,7 @@ impl State {
     fn open(
         &mut self,
         path: PathNumber,
-        peer: PeerNumber,
-        rail: RailNumber,
+        (peer, rail): (PeerNumber, RailNumber),
         openers: &Openers,
         follow: &mut Vec<Input>,
     ) {
