@@ -7,8 +7,10 @@
 
 mod batch;
 mod openers;
+mod outcomes;
 mod settings;
 mod state;
+mod translate;
 
 use std::future::Future;
 use std::pin::Pin;
@@ -245,6 +247,9 @@ impl Mover {
     /// Takes no more batches, cancels those that live and waits for their ends, within the configured limit;
     /// then ends every path and thread. Twice is once.
     pub fn shutdown(&self) {
+        if self.shared.stopping.load(Ordering::Acquire) {
+            return;
+        }
         let deadline = Instant::now() + self.shared.shutdown_limit;
         let mut state = self.shared.state();
         state.closed = true;
