@@ -426,6 +426,9 @@ fn estimates_grow_with_size_load_and_lower_priority() {
     assert!(urgent < behind / 4 && patient >= behind, "{urgent} {behind} {patient}");
     desk.tell(Input::PeerEnded { peer: PEER });
     assert_eq!(desk.core.estimate(PEER, 1, Priority::Fetch), None);
+    let routes = [RailNumber(0), RailNumber(9)].map(|rail| Route { rail, tier: 0 });
+    assert!(desk.core.estimate_cold(&routes, 1 << 20).is_some_and(|us| us > 0));
+    assert_eq!(desk.core.estimate_cold(&routes[1..], 1 << 20), None);
 }
 
 #[test]

@@ -144,6 +144,8 @@ fn bytes_go_there_and_back_and_the_notice_follows_them() {
     assert!(scene.end(back).is_done());
     assert!(scene.arrived());
     assert!(scene.mover.estimate(&scene.there.id, 1 << 20, Priority::Fetch).is_some());
+    let stranger = PeerId { address: "stranger:1".into(), epoch: 1 };
+    assert!(scene.mover.estimate(&stranger, 1 << 20, Priority::Fetch).is_some());
     assert_eq!(scene.mover.poll(BatchId(99)), Progress::Unknown);
 }
 

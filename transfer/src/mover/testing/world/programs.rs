@@ -3,7 +3,7 @@
 use super::*;
 
 impl World {
-    fn submits(&mut self) {
+    pub(super) fn submits(&mut self) {
         if !self.submitting {
             return;
         }
@@ -134,7 +134,7 @@ impl World {
     }
 
     /// Every byte of the batch is where it belongs.
-    fn is_right(&self, batch: u64) {
+    pub(super) fn is_right(&self, batch: u64) {
         let job = &self.jobs[&batch];
         let there = &self.peers[job.peer];
         for range in &job.ranges {
@@ -151,7 +151,7 @@ impl World {
     }
 
     /// The end of a batch: its memory is used again at once, where that is allowed.
-    fn ended(&mut self, batch: u64, how: &'static str, remote_fenced: bool) {
+    pub(super) fn ended(&mut self, batch: u64, how: &'static str, remote_fenced: bool) {
         let job = self.jobs.remove(&batch).expect("a batch ends once");
         *self.ends.entry(how).or_default() += 1;
         if how == "done" {
@@ -174,13 +174,13 @@ impl World {
         }
     }
 
-    fn look_here(&mut self, place: usize) {
+    pub(super) fn look_here(&mut self, place: usize) {
         let Some(poison) = self.guards.remove(&place) else { return };
         let bytes = &self.memory[place * PLACE_BYTES..][..PLACE_BYTES];
         assert!(bytes.iter().all(|&byte| byte == poison), "a byte has landed here after the end was told");
     }
 
-    fn look_there(&mut self, index: usize, place: usize) {
+    pub(super) fn look_there(&mut self, index: usize, place: usize) {
         let peer = &mut self.peers[index];
         let Some(poison) = peer.guards.remove(&place) else { return };
         let bytes = &peer.memory[place * PLACE_BYTES..][..PLACE_BYTES];

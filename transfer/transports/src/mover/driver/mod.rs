@@ -211,8 +211,8 @@ impl Mover {
         self.shared.tell_of(|known| known.address == now.address && known.epoch != now.epoch);
     }
 
-    /// How long `bytes` more would take to or from a peer, by what is known now; none for a peer with which
-    /// nothing was done yet, or that cannot be reached.
+    /// How long `bytes` more would take to or from a peer, by what is known now: of its paths, or, before the
+    /// first, of the devices. None for a peer that has restarted or to which no transport leads.
     pub fn estimate(&self, peer: &PeerId, bytes: u64, priority: Priority) -> Option<Duration> {
         self.shared.state().estimate(peer, bytes, priority).map(Duration::from_micros)
     }

@@ -451,6 +451,11 @@ impl State {
         priority: baton_transfer::Priority,
     ) -> Option<u64> {
         let known = self.numbers(|id| id == peer);
+        if known.is_empty() {
+            let reach = (1u64 << self.transports.len()) - 1;
+            let (places, all) = (&self.layout.places, &self.transports);
+            return self.core.estimate_cold(&self.settings.routes(&peer.address, reach, places, all), bytes);
+        }
         known.into_iter().filter_map(|number| self.core.estimate(number, bytes, priority)).min()
     }
 }
