@@ -18,7 +18,8 @@ impl MoverCore {
     /// Looks whether a peer with work has the paths that it should have.
     pub(super) fn consider(&mut self, slot: u32, effects: &mut Vec<Effect>) {
         let peer = &self.peers[slot];
-        if peer.ended || !peer.wants() {
+        // With a path on every route there is nothing to open, and this is asked often.
+        if peer.ended || peer.paths.len() == peer.routes.len() || !peer.wants() {
             return;
         }
         let tier = self.served_tier(slot);

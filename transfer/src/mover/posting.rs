@@ -207,7 +207,8 @@ impl MoverCore {
         self.wake(peer, effects);
     }
 
-    /// Puts a peer's work before the rails of its paths.
+    /// Puts a peer's work before the rails of its paths that take more. One that is full wakes the peer
+    /// itself when it is not.
     pub(super) fn wake(&mut self, peer: u32, effects: &mut Vec<Effect>) {
         for class in 0..CLASSES {
             if self.peers[peer].queues[class].is_empty() {
@@ -215,7 +216,7 @@ impl MoverCore {
             }
             for at in 0..self.peers[peer].paths.len() {
                 let path = &self.paths[self.peers[peer].paths[at]];
-                if path.serves() {
+                if path.serves() && path.has_room(&self.rails[path.rail.index()]) {
                     self.make_ready(peer, class, path.rail);
                 }
             }
