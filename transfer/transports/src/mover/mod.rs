@@ -5,12 +5,17 @@
 //! ended; the driver here carries that out.
 
 mod completions;
+mod driver;
 mod exposure;
+mod loopback;
 mod memory;
 mod port;
 
+pub use baton_transfer::mover::{BatchId, Failure, MoverConfig, MoverStats, RailSpec, Reason, Stage};
 pub use completions::CompletionQueue;
+pub use driver::{Batch, DriverSnapshot, Finished, Mover, MoverSettings, Op, Outcome, Progress, Refusal};
 pub use exposure::{Exposure, Grant, Permit, WindowId};
+pub use loopback::{Loopback, LoopbackNet};
 pub use memory::{Location, Memory, Pages};
 pub use port::{
     Capabilities, Completion, Completions, Direction, Fault, Inbound, Notice, Path, PathEnd, PathId, PeerId,
