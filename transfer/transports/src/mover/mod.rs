@@ -5,14 +5,22 @@
 //! ended; the driver here carries that out.
 
 mod completions;
+mod damage;
 mod exposure;
+mod gate;
+mod greeting;
 mod memory;
 mod port;
+mod reactor;
+mod registry;
+mod tcp;
 
 pub use completions::CompletionQueue;
+pub use damage::Damage;
 pub use exposure::{Exposure, Grant, Permit, WindowId};
 pub use memory::{Location, Memory, Pages};
 pub use port::{
     Capabilities, Completion, Completions, Direction, Fault, Inbound, Notice, Path, PathEnd, PathId, PeerId,
     Region, RemoteSegment, Slice, Transport,
 };
+pub use tcp::{TcpConfig, TcpTransport};

@@ -1,0 +1,66 @@
+//! Memories that a transport has been told of.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::memory::Memory;
+use super::port::Fault;
+
+/// A number for each memory, never used twice. Does not keep memories alive.
+#[derive(Default)]
+pub(super) struct Registry {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    next: u32,
+    known: Vec<(u32, Weak<Memory>)>,
+}
+
+impl Registry {
+    /// Adds a memory; twice is once. Says its number, and whether it is new.
+    pub(super) fn add(&self, memory: &Arc<Memory>) -> (u32, bool) {
+        let mut state = self.state();
+        state.known.retain(|(_, known)| known.strong_count() > 0);
+        if let Some(number) = state.find(memory) {
+            return (number, false);
+        }
+        state.next += 1;
+        let number = state.next;
+        state.known.push((number, Arc::downgrade(memory)));
+        (number, true)
+    }
+
+    /// The number of a memory that is known and holds the range.
+    ///
+    /// # Errors
+    /// [`Fault::Invalid`] when it is not or does not.
+    pub(super) fn check(&self, memory: &Arc<Memory>, at: u64, bytes: u64) -> Result<u32, Fault> {
+        let Some(number) = self.state().find(memory) else {
+            return Err(Fault::Invalid(
+                "this memory is not registered with this transport; do that first".into(),
+            ));
+        };
+        if !memory.holds(at, bytes) {
+            return Err(Fault::Invalid(format!("{bytes} bytes at {at} of a memory of {}", memory.bytes())));
+        }
+        Ok(number)
+    }
+
+    /// Those alive, with their numbers.
+    pub(super) fn all(&self) -> Vec<(u32, Arc<Memory>)> {
+        let alive = |(number, known): &(u32, Weak<Memory>)| Some((*number, known.upgrade()?));
+        self.state().known.iter().filter_map(alive).collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn find(&self, memory: &Arc<Memory>) -> Option<u32> {
+        let same = |known: &&(u32, Weak<Memory>)| std::ptr::eq(known.1.as_ptr(), Arc::as_ptr(memory));
+        self.known.iter().find(same).map(|(number, _)| *number)
+    }
+}
