@@ -57,10 +57,6 @@ impl Gate {
         Self { id, completions, room, state: Mutex::new(state), ended: Condvar::new() }
     }
 
-    pub(super) fn id(&self) -> PathId {
-        self.id
-    }
-
     /// Takes as many slices as there is room for; hands on those that are sound, in order, while the gate is
     /// held, so that none comes after the path has begun to end.
     pub(super) fn take(&self, slices: &[Slice], mut on: impl FnMut(&Slice)) -> usize {

@@ -13,6 +13,7 @@ mod memory;
 mod port;
 mod reactor;
 mod registry;
+mod shm;
 mod tcp;
 
 pub use completions::CompletionQueue;
@@ -23,4 +24,5 @@ pub use port::{
     Capabilities, Completion, Completions, Direction, Fault, Inbound, Notice, Path, PathEnd, PathId, PeerId,
     Region, RemoteSegment, Slice, Transport,
 };
+pub use shm::{ShmConfig, ShmTransport};
 pub use tcp::{TcpConfig, TcpTransport};

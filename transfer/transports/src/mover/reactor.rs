@@ -17,6 +17,8 @@ const TICK: Duration = Duration::from_millis(25);
 const SPINS_PER_LOOK: u32 = 128;
 /// The token of a thread's own wake-up.
 const WAKE: u64 = 0;
+/// Files of a connection; its token and the file's number go to the kernel as one.
+const FILES_MAX: u64 = 4;
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 64;
 
@@ -27,16 +29,19 @@ pub(super) enum Turn {
     Again,
     /// Nothing until its files are ready or it is nudged.
     Wait,
+    /// It has more files than before; then as [`Turn::Again`].
+    Files,
     /// To be cut.
     End,
 }
 
 /// A connection, owned by one I/O thread.
 pub(super) trait Connection: Send {
-    /// Files whose readiness gives it a turn.
+    /// Files whose readiness gives it a turn; at most [`FILES_MAX`].
     fn files(&self) -> Vec<BorrowedFd<'_>>;
-    /// Its files have become ready; `hung` when the other end is going or gone. A turn follows.
-    fn event(&mut self, hung: bool);
+    /// File number `file` of its files has become ready; `hung` when the other end is going or gone. A turn
+    /// follows.
+    fn event(&mut self, file: usize, hung: bool);
     /// Moves what can be moved without waiting, up to a bound.
     fn turn(&mut self) -> Turn;
     /// Looks at its limits of time; called every [`TICK`] while it [`Connection::waits`].
@@ -127,7 +132,7 @@ pub(super) fn ring(wake: impl AsFd) {
 }
 
 /// Takes the wake-ups off an eventfd.
-pub(super) fn quiet(wake: impl AsFd) {
+fn quiet(wake: impl AsFd) {
     let mut count = [0; 8];
     // Empty is what is wanted.
     let _ = rustix::io::read(wake, &mut count);
@@ -284,16 +289,27 @@ impl Thread {
     }
 
     fn admit(&mut self, token: u64, connection: Box<dyn Connection>) {
-        use epoll::EventFlags as F;
-        let interest = F::IN | F::OUT | F::RDHUP | F::ET;
-        let added = connection.files().into_iter().try_for_each(|file| {
-            epoll::add(&self.door().epoll, file, epoll::EventData::new_u64(token), interest)
-        });
-        if added.is_err() {
-            return connection.cut();
-        }
         self.guests.insert(token, Guest { connection, queued: false });
-        self.queue(token);
+        self.watch(token);
+    }
+
+    /// Watches the files of a connection, and gives it a turn.
+    fn watch(&mut self, token: u64) {
+        use epoll::EventFlags as F;
+        let Some(guest) = self.guests.get(&token) else { return };
+        let interest = F::IN | F::OUT | F::RDHUP | F::ET;
+        let add = |(number, file): (u64, BorrowedFd<'_>)| {
+            let data = epoll::EventData::new_u64(token * FILES_MAX + number);
+            match epoll::add(&self.door().epoll, file, data, interest) {
+                // It is watched already.
+                Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+                Err(error) => Err(error),
+            }
+        };
+        match (0..).zip(guest.connection.files()).try_for_each(add) {
+            Ok(()) => self.queue(token),
+            Err(_) => self.cut(token),
+        }
     }
 
     fn queue(&mut self, token: u64) {
@@ -325,6 +341,7 @@ impl Thread {
             match turn {
                 Turn::End => self.cut(token),
                 Turn::Again => self.queue(token),
+                Turn::Files => self.watch(token),
                 Turn::Wait if spins => {
                     spinning = true;
                     self.queue(token);
@@ -345,17 +362,20 @@ impl Thread {
         }
         self.next_tick = now + TICK;
         self.armed = false;
-        let mut ended = Vec::new();
+        let (mut ended, mut more) = (Vec::new(), Vec::new());
         for (token, guest) in &mut self.guests {
             if !guest.connection.waits() {
                 continue;
             }
             self.armed = true;
-            if guest.connection.tick(now) == Turn::End {
-                ended.push(*token);
+            match guest.connection.tick(now) {
+                Turn::End => ended.push(*token),
+                Turn::Wait => self.awake.push(*token),
+                Turn::Again | Turn::Files => more.push(*token),
             }
         }
         ended.into_iter().for_each(|token| self.cut(token));
+        more.into_iter().for_each(|token| self.queue(token));
     }
 
     /// Waits for events as long as nothing else is to be done.
@@ -379,12 +399,14 @@ impl Thread {
         for event in &events[..came] {
             match event.data.u64() {
                 WAKE => quiet(&self.door().wake),
-                token => {
+                data => {
                     use epoll::EventFlags as F;
+                    let token = data / FILES_MAX;
+                    let file = usize::try_from(data % FILES_MAX).expect("below 4");
                     let flags = event.flags;
                     let hung = flags.intersects(F::RDHUP | F::HUP | F::ERR);
                     if let Some(guest) = self.guests.get_mut(&token) {
-                        guest.connection.event(hung);
+                        guest.connection.event(file, hung);
                     }
                     self.queue(token);
                 }

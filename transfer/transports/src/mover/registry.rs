@@ -5,6 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use super::memory::Memory;
 use super::port::Fault;
 
+/// What adding came to.
+pub(super) struct Added {
+    /// The memory's number.
+    pub(super) number: u32,
+    /// It was not known before.
+    pub(super) new: bool,
+    /// Numbers of memories that nobody has any more.
+    pub(super) gone: Vec<u32>,
+}
+
 /// A number for each memory, never used twice. Does not keep memories alive.
 #[derive(Default)]
 pub(super) struct Registry {
@@ -18,17 +28,18 @@ struct State {
 }
 
 impl Registry {
-    /// Adds a memory; twice is once. Says its number, and whether it is new.
-    pub(super) fn add(&self, memory: &Arc<Memory>) -> (u32, bool) {
+    /// Adds a memory; twice is once.
+    pub(super) fn add(&self, memory: &Arc<Memory>) -> Added {
         let mut state = self.state();
-        state.known.retain(|(_, known)| known.strong_count() > 0);
+        let gone = state.known.extract_if(.., |(_, known)| known.strong_count() == 0);
+        let gone = gone.map(|(number, _)| number).collect();
         if let Some(number) = state.find(memory) {
-            return (number, false);
+            return Added { number, new: false, gone };
         }
         state.next += 1;
         let number = state.next;
         state.known.push((number, Arc::downgrade(memory)));
-        (number, true)
+        Added { number, new: true, gone }
     }
 
     /// The number of a memory that is known and holds the range.
@@ -62,5 +73,28 @@ impl State {
     fn find(&self, memory: &Arc<Memory>) -> Option<u32> {
         let same = |known: &&(u32, Weak<Memory>)| std::ptr::eq(known.1.as_ptr(), Arc::as_ptr(memory));
         self.known.iter().find(same).map(|(number, _)| *number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mover::Location;
+
+    #[test]
+    fn numbers_are_kept_and_never_used_twice() {
+        let registry = Registry::default();
+        let memory = || Memory::private(4_096, Location::Anywhere).unwrap();
+        let (first, second) = (memory(), memory());
+        assert!(registry.check(&first, 0, 1).is_err());
+        let number = registry.add(&first).number;
+        assert!(!registry.add(&first).new);
+        assert_eq!(registry.check(&first, 0, 4_096), Ok(number));
+        assert!(registry.check(&first, 1, 4_096).is_err());
+        drop(first);
+        let added = registry.add(&second);
+        assert!(added.new && added.number != number);
+        assert_eq!(added.gone, [number]);
+        assert_eq!(registry.all().len(), 1);
     }
 }

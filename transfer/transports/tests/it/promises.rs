@@ -437,3 +437,4 @@ macro_rules! promises {
 }
 
 promises!(tcp, Tcp);
+promises!(shm, Shm);

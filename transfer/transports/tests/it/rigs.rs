@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -255,7 +256,8 @@ fn serves_in_a_process_of_its_own() {
     let address = Some(var(ADDRESS)).filter(|address| !address.is_empty());
     match var(RIG).as_str() {
         Tcp::NAME => serve::<Tcp>(epoch, address.as_deref()),
-        _ => {}
+        Shm::NAME => serve::<Shm>(epoch, address.as_deref()),
+        other => panic!("there is no rig {other:?}"),
     }
 }
 
@@ -288,6 +290,27 @@ impl Rig for Tcp {
         let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));
         let damage = config.damage.clone();
         let transport = TcpTransport::start(config, exposure.clone(), inbox.clone()).unwrap();
+        Node { peer: transport.peer_id(), transport, exposure, inbox, damage }
+    }
+}
+
+pub struct Shm;
+
+impl Rig for Shm {
+    const NAME: &'static str = "shm";
+    // The kernel closes the sockets of the dead.
+    const KILLED: PathEnd = PathEnd::Fenced;
+
+    fn start(epoch: u64, address: Option<&str>) -> Node {
+        static STARTED: AtomicU64 = AtomicU64::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let fresh = || format!("test-{}-{number}:1", std::process::id());
+        let mut config = ShmConfig::new(address.map_or_else(fresh, str::to_owned), epoch);
+        config.progress_timeout_ms = QUIET_MS;
+        config.outstanding_max = 256;
+        let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));
+        let damage = config.damage.clone();
+        let transport = ShmTransport::start(config, exposure.clone(), inbox.clone()).unwrap();
         Node { peer: transport.peer_id(), transport, exposure, inbox, damage }
     }
 }

@@ -89,7 +89,7 @@ impl Connection for FenceCall {
         vec![self.stream.file()]
     }
 
-    fn event(&mut self, hung: bool) {
+    fn event(&mut self, _file: usize, hung: bool) {
         self.incoming.awake(hung);
     }
 

@@ -261,7 +261,7 @@ impl Connection for Lane {
         vec![self.stream.file()]
     }
 
-    fn event(&mut self, hung: bool) {
+    fn event(&mut self, _file: usize, hung: bool) {
         self.writable = true;
         self.incoming.awake(hung);
     }

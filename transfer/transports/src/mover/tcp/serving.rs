@@ -34,7 +34,7 @@ impl Connection for Listener {
         vec![self.socket.as_fd()]
     }
 
-    fn event(&mut self, _hung: bool) {}
+    fn event(&mut self, _file: usize, _hung: bool) {}
 
     fn turn(&mut self) -> Turn {
         // Until there is none: an error of one connection is not the listener's, and where the system has no
@@ -306,7 +306,7 @@ impl Connection for Served {
         vec![self.stream.file()]
     }
 
-    fn event(&mut self, hung: bool) {
+    fn event(&mut self, _file: usize, hung: bool) {
         self.writable = true;
         self.incoming.awake(hung);
     }

@@ -12,13 +12,11 @@ use crate::mover::Memory;
 #[derive(Default)]
 pub(super) struct Gathered<'a> {
     pieces: Vec<IoSlice<'a>>,
-    bytes: usize,
 }
 
 impl<'a> Gathered<'a> {
     /// Adds plain bytes.
     pub(super) fn plain(&mut self, bytes: &'a [u8]) {
-        self.bytes += bytes.len();
         self.pieces.push(IoSlice::new(bytes));
     }
 
@@ -29,15 +27,10 @@ impl<'a> Gathered<'a> {
         // the kernel and the checksum read through this slice; if somebody breaks the ownership and writes
         // meanwhile, the bytes sent are torn, and the checksum finds that where it is asked to.
         self.pieces.push(IoSlice::new(unsafe { std::slice::from_raw_parts(from, bytes) }));
-        self.bytes += bytes;
     }
 
     pub(super) fn pieces(&self) -> &[IoSlice<'a>] {
         &self.pieces
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
     }
 }
 
