@@ -6,6 +6,7 @@
 
 mod completions;
 mod damage;
+mod driver;
 mod exposure;
 mod gate;
 mod greeting;
@@ -16,8 +17,10 @@ mod registry;
 mod shm;
 mod tcp;
 
+pub use baton_transfer::mover::{BatchId, Failure, MoverConfig, MoverStats, RailSpec, Reason, Stage};
 pub use completions::CompletionQueue;
 pub use damage::Damage;
+pub use driver::{Batch, DriverSnapshot, Finished, Mover, MoverSettings, Op, Outcome, Progress, Refusal};
 pub use exposure::{Exposure, Grant, Permit, WindowId};
 pub use memory::{Location, Memory, Pages};
 pub use port::{

@@ -85,7 +85,7 @@ pub fn each_slice_ends_once<R: Rig>() {
     const MANY: u64 = 6_000;
     let mut pair = pair::<R>(1 << 20, Grant::ReadWrite);
     let one = |ticket| {
-        let direction = if ticket % 3 == 0 { Direction::Read } else { Direction::Write };
+        let direction = if ticket.is_multiple_of(3) { Direction::Read } else { Direction::Write };
         pair.slice(ticket, direction, 64 + u32::try_from(ticket % 1_000).unwrap())
     };
     let slices: Vec<Slice> = (0..MANY).map(one).collect();
@@ -246,7 +246,7 @@ pub fn closing_ends_everything_once<R: Rig>() {
     pair.local.write(0, &vec![0xBB; 16 << 20]);
     let many = 200;
     let one = |ticket: u64| {
-        let direction = if ticket % 2 == 0 { Direction::Read } else { Direction::Write };
+        let direction = if ticket.is_multiple_of(2) { Direction::Read } else { Direction::Write };
         pair.slice(ticket, direction, 1 << 20)
     };
     let slices: Vec<Slice> = (0..many).map(one).collect();
