@@ -10,3 +10,4 @@ mod proxy;
 mod raw;
 mod rigs;
 mod scene;
+mod strangers;

@@ -314,3 +314,59 @@ impl Rig for Shm {
         Node { peer: transport.peer_id(), transport, exposure, inbox, damage }
     }
 }
+
+/// Threads and open files of this process.
+fn held() -> (usize, usize) {
+    let count = |folder| std::fs::read_dir(folder).unwrap().count();
+    (count("/proc/self/task"), count("/proc/self/fd"))
+}
+
+/// The body of a process that starts, moves and ends, and must then hold what it held before.
+#[test]
+#[ignore = "runs in a process of its own, which the tests of the promises start"]
+fn leaves_nothing_behind() {
+    let var = std::env::var(RIG).unwrap_or_default();
+    match var.as_str() {
+        Tcp::NAME => starts_moves_and_ends::<Tcp>(),
+        Shm::NAME => starts_moves_and_ends::<Shm>(),
+        other => panic!("there is no rig {other:?}"),
+    }
+}
+
+fn starts_moves_and_ends<R: Rig>() {
+    let before = held();
+    for round in 0..3 {
+        let (here, there) = (R::start(11, None), R::start(22 + round, None));
+        let (local, theirs) = (R::memory(1 << 20), R::memory(1 << 20));
+        here.transport.register(&local).unwrap();
+        let window = there.expose(&theirs, Grant::ReadWrite);
+        let mut ways: Vec<Way> = (0..5).map(|id| here.open(id, &there.peer)).collect();
+        for way in &mut ways {
+            for (ticket, direction) in (0..).zip([Direction::Read, Direction::Write]) {
+                assert_eq!(way.one(slice(ticket, direction, &local, &window, 1 << 20)), Ok(()));
+            }
+        }
+        let closed = ways.pop().unwrap();
+        assert_eq!(closed.close().closed, Some(PathEnd::Fenced));
+        // Two are dropped open, two end with the transport.
+        ways.truncate(2);
+        here.transport.shutdown();
+        there.transport.shutdown();
+    }
+    // A thread that was joined may be listed for a moment longer.
+    let limit = Instant::now() + Duration::from_secs(5);
+    while held() != before && Instant::now() < limit {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(held(), before, "threads and files");
+}
+
+/// Runs that body.
+pub fn leaves_nothing<R: Rig>() {
+    let ran = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "rigs::leaves_nothing_behind", "--ignored", "--test-threads", "1"])
+        .env(RIG, R::NAME)
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
+}

@@ -135,7 +135,7 @@ impl TcpTransport {
         let address = config.advertise.clone().unwrap_or(bound);
         let pool = Pool::start("tcp", config.io_threads)?;
         let site = Arc::new(Site { config, address, pool, exposure, inbound, served: AtomicUsize::new(0) });
-        site.pool.adopt(site.pool.seat(), Box::new(Listener { socket, site: site.clone() }));
+        site.pool.adopt(site.pool.seat(), Box::new(Listener::new(socket, site.clone())));
         Ok(Arc::new(Self {
             site,
             registry: Registry::default(),

@@ -25,8 +25,16 @@ const ACK_BYTES: u64 = 1 << 20;
 
 /// Takes connections.
 pub(super) struct Listener {
-    pub(super) socket: TcpListener,
-    pub(super) site: Arc<Site>,
+    socket: TcpListener,
+    site: Arc<Site>,
+    /// The system had no room for one that waits.
+    starved: bool,
+}
+
+impl Listener {
+    pub(super) fn new(socket: TcpListener, site: Arc<Site>) -> Self {
+        Self { socket, site, starved: false }
+    }
 }
 
 impl Connection for Listener {
@@ -37,9 +45,16 @@ impl Connection for Listener {
     fn event(&mut self, _file: usize, _hung: bool) {}
 
     fn turn(&mut self) -> Turn {
-        // Until there is none: an error of one connection is not the listener's, and where the system has no
-        // more files, those that wait are taken when the next comes.
-        while let Ok((socket, _)) = self.socket.accept() {
+        loop {
+            let socket = match self.socket.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => {
+                    // Where the system has no more files, those that wait are tried again later.
+                    self.starved = error.kind() != io::ErrorKind::WouldBlock;
+                    return Turn::Wait;
+                }
+            };
             let Ok(stream) = Stream::plain(socket) else { continue };
             let site = &self.site;
             let seat = site.pool.seat();
@@ -55,15 +70,14 @@ impl Connection for Listener {
             }
             site.pool.adopt(seat, Box::new(served));
         }
-        Turn::Wait
     }
 
     fn tick(&mut self, _now: Instant) -> Turn {
-        Turn::Wait
+        Turn::Again
     }
 
     fn waits(&self) -> bool {
-        false
+        self.starved
     }
 
     fn cut(self: Box<Self>) {}

@@ -3,6 +3,9 @@
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use rustix::net::sockopt;
 
 use super::vectored::{self, Gathered, Target};
 
@@ -19,6 +22,11 @@ impl Stream {
     pub(super) fn plain(socket: TcpStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
+        // A peer whose machine is gone says nothing, and an idle connection would wait for it for ever.
+        sockopt::set_socket_keepalive(&socket, true)?;
+        sockopt::set_tcp_keepidle(&socket, Duration::from_secs(30))?;
+        sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(10))?;
+        sockopt::set_tcp_keepcnt(&socket, 3)?;
         Ok(Self { socket })
     }
 
