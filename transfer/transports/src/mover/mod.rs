@@ -28,4 +28,4 @@ pub use port::{
     Region, RemoteSegment, Slice, Transport,
 };
 pub use shm::{ShmConfig, ShmTransport};
-pub use tcp::{TcpConfig, TcpTransport};
+pub use tcp::{TcpConfig, TcpTls, TcpTransport};

@@ -442,4 +442,5 @@ macro_rules! promises {
 }
 
 promises!(tcp, Tcp);
+promises!(tls, Tls);
 promises!(shm, Shm);

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use baton_transports::mover::*;
 use rustix::process::{Pid, Signal, kill_process};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
 
 /// Nothing here takes longer unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -256,6 +258,7 @@ fn serves_in_a_process_of_its_own() {
     let address = Some(var(ADDRESS)).filter(|address| !address.is_empty());
     match var(RIG).as_str() {
         Tcp::NAME => serve::<Tcp>(epoch, address.as_deref()),
+        Tls::NAME => serve::<Tls>(epoch, address.as_deref()),
         Shm::NAME => serve::<Shm>(epoch, address.as_deref()),
         other => panic!("there is no rig {other:?}"),
     }
@@ -283,14 +286,72 @@ impl Rig for Tcp {
     const KILLED: PathEnd = PathEnd::PeerUnknown;
 
     fn start(epoch: u64, address: Option<&str>) -> Node {
-        let mut config = TcpConfig::new(address.unwrap_or("127.0.0.1:0").parse().unwrap(), epoch);
-        config.lanes = 2;
-        config.progress_timeout_ms = QUIET_MS;
-        config.outstanding_max = 256;
-        let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));
-        let damage = config.damage.clone();
-        let transport = TcpTransport::start(config, exposure.clone(), inbox.clone()).unwrap();
-        Node { peer: transport.peer_id(), transport, exposure, inbox, damage }
+        start_tcp(epoch, address, None)
+    }
+}
+
+fn start_tcp(epoch: u64, address: Option<&str>, tls: Option<TcpTls>) -> Node {
+    let mut config = TcpConfig::new(address.unwrap_or("127.0.0.1:0").parse().unwrap(), epoch);
+    config.lanes = 2;
+    config.progress_timeout_ms = QUIET_MS;
+    config.outstanding_max = 256;
+    config.tls = tls;
+    let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));
+    let damage = config.damage.clone();
+    let transport = TcpTransport::start(config, exposure.clone(), inbox.clone()).unwrap();
+    Node { peer: transport.peer_id(), transport, exposure, inbox, damage }
+}
+
+/// TCP under TLS, each side with a certificate that the other asks for.
+pub struct Tls;
+
+/// One certificate for all processes of a test: whoever starts others passes it on.
+fn tls() -> TcpTls {
+    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("baton-test-tls");
+    let (certificate, key) = made_once(&dir);
+    let certificate = CertificateDer::from(certificate);
+    let key = || PrivateKeyDer::try_from(key.clone()).unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(certificate.clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let roots = Arc::new(roots);
+    let asks = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build().unwrap();
+    let server = rustls::ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(asks)
+        .with_single_cert(vec![certificate.clone()], key())
+        .unwrap();
+    let client = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![certificate], key())
+        .unwrap();
+    TcpTls { server: Arc::new(server), client: Arc::new(client), server_name: Some("baton.test".into()) }
+}
+
+/// The certificate and key in a folder; whoever comes first makes them.
+fn made_once(dir: &std::path::Path) -> (Vec<u8>, Vec<u8>) {
+    let read = || Some((std::fs::read(dir.join("cert")).ok()?, std::fs::read(dir.join("key")).ok()?));
+    if let Some(made) = read() {
+        return made;
+    }
+    let made = rcgen::generate_simple_self_signed(["baton.test".to_owned()]).unwrap();
+    let fresh = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    std::fs::write(fresh.path().join("cert"), made.cert.der()).unwrap();
+    std::fs::write(fresh.path().join("key"), made.signing_key.serialize_der()).unwrap();
+    // Only one of those who try at once succeeds, and then all read the same.
+    let _ = std::fs::rename(fresh.path(), dir);
+    read().unwrap()
+}
+
+impl Rig for Tls {
+    const NAME: &'static str = "tls";
+    const KILLED: PathEnd = PathEnd::PeerUnknown;
+
+    fn start(epoch: u64, address: Option<&str>) -> Node {
+        start_tcp(epoch, address, Some(tls()))
     }
 }
 
@@ -328,6 +389,7 @@ fn leaves_nothing_behind() {
     let var = std::env::var(RIG).unwrap_or_default();
     match var.as_str() {
         Tcp::NAME => starts_moves_and_ends::<Tcp>(),
+        Tls::NAME => starts_moves_and_ends::<Tls>(),
         Shm::NAME => starts_moves_and_ends::<Shm>(),
         other => panic!("there is no rig {other:?}"),
     }

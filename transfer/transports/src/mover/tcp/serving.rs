@@ -11,6 +11,7 @@ use super::incoming::{Came, Ground, Incoming, Landing, Place, Step};
 use super::outgoing::{Body, Outgoing};
 use super::site::Site;
 use super::stream::Stream;
+use super::tls::TcpTls;
 use super::vectored::Gathered;
 use super::wire::{Head, Kind, Tail};
 use crate::mover::gate::NOTICE_BYTES_MAX;
@@ -55,8 +56,9 @@ impl Connection for Listener {
                     return Turn::Wait;
                 }
             };
-            let Ok(stream) = Stream::plain(socket) else { continue };
             let site = &self.site;
+            let tls = site.config.tls.as_ref().map(TcpTls::accept).transpose();
+            let Ok(stream) = tls.and_then(|tls| Stream::new(socket, tls)) else { continue };
             let seat = site.pool.seat();
             let mut served = Served::new(site.clone(), stream, seat);
             if site.served.fetch_add(1, Ordering::AcqRel) >= site.config.connections_max {
@@ -188,7 +190,7 @@ impl Served {
             let came = self.receive()?;
             self.acknowledge();
             let mut sent = 0;
-            if self.writable && !self.outgoing.is_empty() {
+            if self.writable && (!self.outgoing.is_empty() || self.stream.unsent()) {
                 match self.outgoing.send(&mut self.stream, &self.site.exposure).map_err(broken)? {
                     Some(bytes) => sent = bytes,
                     None => self.writable = false,
@@ -345,7 +347,7 @@ impl Connection for Served {
     }
 
     fn waits(&self) -> bool {
-        !matches!(self.stage, Stage::Lane { .. }) || !self.outgoing.is_empty()
+        !matches!(self.stage, Stage::Lane { .. }) || !self.outgoing.is_empty() || self.stream.unsent()
     }
 
     fn serves(&self, session: u128) -> bool {
