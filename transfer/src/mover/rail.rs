@@ -26,6 +26,8 @@ pub(crate) struct Rail {
     /// Peers with work that may find a path on this rail, by priority.
     ready: [VecDeque<u32>; CLASSES],
     pass: [u128; CLASSES],
+    /// The pass of the priority whose turn it was last.
+    reached: u128,
 }
 
 impl Rail {
@@ -39,6 +41,7 @@ impl Rail {
             latency_us: spec.latency_us,
             ready: Default::default(),
             pass: [0; CLASSES],
+            reached: 0,
         }
     }
 
@@ -52,10 +55,8 @@ impl Rail {
 
     /// A peer that does not stand in this queue has work.
     pub(crate) fn push(&mut self, class: usize, peer: u32) {
-        if self.ready[class].is_empty()
-            && let Some(least) = self.least()
-        {
-            self.pass[class] = self.pass[class].max(self.pass[least]);
+        if self.ready[class].is_empty() {
+            self.pass[class] = self.pass[class].max(self.reached);
         }
         self.ready[class].push_back(peer);
     }
@@ -63,6 +64,7 @@ impl Rail {
     /// Whose turn it is: the priority and the peer, which leaves the queue.
     pub(crate) fn pop(&mut self) -> Option<(usize, u32)> {
         let class = self.least()?;
+        self.reached = self.pass[class];
         self.ready[class].pop_front().map(|peer| (class, peer))
     }
 
