@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use baton_transports::mover::*;
@@ -27,6 +27,9 @@ pub trait Rig {
     const NAME: &'static str;
     /// How a path ends whose peer's process was killed.
     const KILLED: PathEnd;
+
+    /// Whether a path can be full.
+    const FILLS: bool = true;
 
     /// An endpoint. `address` is given to one that comes back.
     fn start(epoch: u64, address: Option<&str>) -> Node;
@@ -355,6 +358,30 @@ impl Rig for Tls {
     }
 }
 
+/// Both ends in one process, one copy by whoever posts.
+pub struct Loop;
+
+impl Rig for Loop {
+    const NAME: &'static str = "loopback";
+    const KILLED: PathEnd = PathEnd::Fenced;
+    const FILLS: bool = false;
+
+    fn start(epoch: u64, _address: Option<&str>) -> Node {
+        static NET: LazyLock<Arc<LoopbackNet>> = LazyLock::new(LoopbackNet::new);
+        let peer = PeerId { address: fresh_name(), epoch };
+        let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));
+        let transport = Loopback::join(&NET, peer.clone(), exposure.clone(), inbox.clone());
+        Node { peer, transport, exposure, inbox, damage: Arc::default() }
+    }
+}
+
+/// An address that no other test has.
+fn fresh_name() -> String {
+    static STARTED: AtomicU64 = AtomicU64::new(0);
+    let number = STARTED.fetch_add(1, Ordering::Relaxed);
+    format!("test-{}-{number}:1", std::process::id())
+}
+
 pub struct Shm;
 
 impl Rig for Shm {
@@ -363,10 +390,7 @@ impl Rig for Shm {
     const KILLED: PathEnd = PathEnd::Fenced;
 
     fn start(epoch: u64, address: Option<&str>) -> Node {
-        static STARTED: AtomicU64 = AtomicU64::new(0);
-        let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        let fresh = || format!("test-{}-{number}:1", std::process::id());
-        let mut config = ShmConfig::new(address.map_or_else(fresh, str::to_owned), epoch);
+        let mut config = ShmConfig::new(address.map_or_else(fresh_name, str::to_owned), epoch);
         config.progress_timeout_ms = QUIET_MS;
         config.outstanding_max = 256;
         let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));

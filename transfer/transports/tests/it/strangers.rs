@@ -202,3 +202,18 @@ fn private_memory_is_refused_with_the_remedy() {
     assert!(matches!(refused, Err(Fault::Invalid(text)) if text.contains("Memory::shared")));
     node.transport.shutdown();
 }
+
+#[test]
+fn tls_and_the_clear_do_not_mix() {
+    let (clear, secret) = (Tcp::start(11, None), Tls::start(22, None));
+    for (from, to) in [(&clear, &secret), (&secret, &clear)] {
+        let queue = std::sync::Arc::new(CompletionQueue::default());
+        let refused = from.transport.open(PathId(1), &to.peer, "net", queue);
+        assert!(matches!(refused.err(), Some(Fault::Path(_) | Fault::Invalid(_) | Fault::Silent(_))));
+    }
+    let (more, queue) = (Tls::start(33, None), std::sync::Arc::new(CompletionQueue::default()));
+    assert!(more.transport.open(PathId(1), &secret.peer, "net", queue).is_ok(), "it serves its own");
+    for node in [clear, secret, more] {
+        node.transport.shutdown();
+    }
+}
