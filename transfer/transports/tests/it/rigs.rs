@@ -231,8 +231,20 @@ impl Peer {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    /// Returns when every thread of it has stopped: the signal is taken by one of them, when it is its turn.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
+        let limit = Instant::now() + PATIENCE;
+        let stopped = |stat: &str| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"));
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let frozen = || {
+            let stats = std::fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("stat"));
+            stats.map(std::fs::read_to_string).all(|stat| stat.is_ok_and(|stat| stopped(&stat)))
+        };
+        while !frozen() {
+            assert!(Instant::now() < limit, "it does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub fn thaw(&self) {
