@@ -49,7 +49,8 @@ fn everything() -> Chances {
 const SCALE: Scale = Scale { peers: 12, places: 8, rails: 4, bytes_per_us: 1_000 };
 
 fn slices_wanted() -> u64 {
-    let wanted = std::env::var("BATON_SLICES").ok().map(|text| text.parse().expect("BATON_SLICES is a number"));
+    let wanted =
+        std::env::var("BATON_SLICES").ok().map(|text| text.parse().expect("BATON_SLICES is a number"));
     wanted.unwrap_or(300_000)
 }
 

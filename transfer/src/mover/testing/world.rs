@@ -603,7 +603,8 @@ impl World {
         peer.memory.fill(0);
         peer.free = (0..self.scale.places).collect();
         peer.guards.clear();
-        let paths: Vec<u32> = self.links.iter().filter(|(_, link)| link.peer == index).map(|(&p, _)| p).collect();
+        let paths: Vec<u32> =
+            self.links.iter().filter(|(_, link)| link.peer == index).map(|(&p, _)| p).collect();
         for path in paths {
             self.links.get_mut(&path).expect("seen above").frozen = true;
             if self.rng.chance_permille(500) {
