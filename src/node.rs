@@ -19,7 +19,7 @@ use std::sync::Arc;
 use baton_engine::Engine;
 use baton_store::StoreConfig;
 use baton_tiers::{CacheConfig, KvCache};
-use baton_transports::{Endpoint, EndpointConfig, Receiver};
+use baton_transports::{CarrierConfig, Endpoint, EndpointConfig, Receiver};
 use baton_types::Role;
 use baton_wire::v1;
 use parking_lot::Mutex;
@@ -61,6 +61,9 @@ pub struct NodeConfig {
     /// How blocks are kept.
     pub store: StoreSection,
 }
+
+/// Registered memory for KV on its way in, and as much for KV on its way out; pages come as they are used.
+const ARENA_BYTES: usize = 64 << 20;
 
 /// Runs a node until it is told to stop.
 ///
@@ -108,7 +111,10 @@ async fn bind(
     fingerprint: &v1::Fingerprint,
     links: &Arc<Links>,
 ) -> Result<Endpoint, String> {
-    let settings = EndpointConfig::new(config.kv_listen, config.host.clone(), engine::digest(fingerprint));
+    let plain = EndpointConfig::new(config.kv_listen, config.host.clone(), engine::digest(fingerprint));
+    let listen = config.kv_listen.ip();
+    let carrier = CarrierConfig { listen, arena_bytes: ARENA_BYTES, shared_memory: true };
+    let settings = EndpointConfig { carrier: Some(carrier), ..plain };
     let endpoint = Endpoint::bind(settings, Arc::clone(links) as Arc<dyn Receiver>)
         .await
         .map_err(|e| format!("node {}: KV endpoint on {}: {e}", config.name, config.kv_listen))?;

@@ -71,6 +71,9 @@ pub struct NodeStatus {
     pub tiers: Vec<(String, u64, u64, u64, u64, u64)>,
     /// Bytes that it handed off.
     pub handoff_bytes: u64,
+    /// Bytes that it was handed by the transfer engine; what came otherwise is not in it.
+    #[serde(default)]
+    pub engine_bytes: u64,
     /// Blocks that it refused to serve since their bytes were not what was sealed.
     pub integrity_rejects: u64,
 }
@@ -298,6 +301,7 @@ impl Driver {
                     })
                     .collect(),
                 handoff_bytes: node.load.handoff_bytes,
+                engine_bytes: node.load.engine_bytes,
                 integrity_rejects: node.load.integrity_rejects,
             }
         });

@@ -127,9 +127,10 @@ impl Line {
         loop {
             tokio::time::sleep(every).await;
             sequence += 1;
-            let serving = self.endpoint.stats().serving_fetches;
-            let serving_reads = u32::try_from(serving).unwrap_or(u32::MAX);
-            let load = Some(v1::NodeLoad { serving_reads, ..self.report.lock().clone() });
+            let wire = self.endpoint.stats();
+            let serving_reads = u32::try_from(wire.serving_fetches).unwrap_or(u32::MAX);
+            let engine_bytes = wire.engine.received_bytes;
+            let load = Some(v1::NodeLoad { serving_reads, engine_bytes, ..self.report.lock().clone() });
             let beat = v1::from_node::Message::Heartbeat(v1::Heartbeat { sequence, load });
             if facts.send(v1::FromNode { message: Some(beat) }).await.is_err() {
                 return Ok(());

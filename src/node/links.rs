@@ -155,10 +155,16 @@ impl Links {
             Flight::start(&dialer, &address(peer), ticket, cargo.plan).await.map_err(|e| e.to_string())?;
         flight.note(&cargo.note).await.map_err(|e| e.to_string())?;
         let have_blocks = flight.have_blocks();
-        while let Some((at, bytes)) = outgoing.recv().await {
-            if at.block >= have_blocks {
-                flight.send(at, bytes).await.map_err(|e| e.to_string())?;
+        while let Some(first) = outgoing.recv().await {
+            let mut next = Some(first);
+            while let Some((at, bytes)) = next {
+                if at.block >= have_blocks {
+                    flight.send(at, bytes).await.map_err(|e| e.to_string())?;
+                }
+                next = outgoing.try_recv().ok();
             }
+            // The next layer is not ready yet: what there is need not wait for it.
+            flight.flush().await.map_err(|e| e.to_string())?;
         }
         flight.finish().await.map(|stats| stats.bytes).map_err(|e| e.to_string())
     }

@@ -273,6 +273,7 @@ impl Worker {
             tiers: tiers.collect(),
             // The line adds what its endpoint serves.
             serving_reads: 0,
+            engine_bytes: 0,
             handoff_bytes: self.handoff_bytes,
             integrity_rejects: stats.integrity_rejects,
         };

@@ -71,6 +71,18 @@ async fn a_pair_answers_as_one_engine_does() {
     let (cached, prompt) = compare(&cluster, 60, 1).await;
     assert!(cached * 10 > prompt, "prefixes are reused: {cached} of {prompt} tokens");
     cluster.quiet().await;
+    // All that was handed off went by the transfer engine, as soon as both ends have reported.
+    let mut moved = (0, 1);
+    for _ in 0..100 {
+        let nodes = cluster.status().await.nodes;
+        moved = nodes.iter().fold((0, 0), |sum, n| (sum.0 + n.handoff_bytes, sum.1 + n.engine_bytes));
+        if moved.0 > 0 && moved.0 <= moved.1 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    // A sender that is let go in the same moment does not count its last one.
+    assert!(moved.0 > 0 && moved.0 <= moved.1, "{moved:?}");
     cluster.stop().await;
 }
 

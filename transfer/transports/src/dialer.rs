@@ -75,6 +75,7 @@ impl Dialer {
             fingerprint: config.fingerprint,
             limits: config.limits,
             counters: Arc::new(Counters::default()),
+            carrier: None,
         };
         party.check()?;
         Ok(Self::with(Arc::new(party), Link::Tcp))

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
+use crate::carrier::{Carrier, CarrierConfig};
 use crate::dialer::Dialer;
 use crate::error::{Kind, Stage, TransportError};
 use crate::handshake::{Party, default_shm_dir};
@@ -56,13 +57,15 @@ pub struct EndpointConfig {
     pub fingerprint: u64,
     /// The bounds.
     pub limits: Limits,
+    /// Hand-offs by the transfer engine; none leaves them to the flights' own connections.
+    pub carrier: Option<CarrierConfig>,
 }
 
 impl EndpointConfig {
-    /// With the system's shared memory and the default limits.
+    /// With the system's shared memory and the default limits, and without the transfer engine.
     pub fn new(listen: SocketAddr, host: impl Into<String>, fingerprint: u64) -> Self {
         let (host, limits) = (host.into(), Limits::default());
-        Self { listen, host, shm_dir: default_shm_dir(), fingerprint, limits }
+        Self { listen, host, shm_dir: default_shm_dir(), fingerprint, limits, carrier: None }
     }
 }
 
@@ -89,8 +92,10 @@ impl Endpoint {
             fingerprint: config.fingerprint,
             limits: config.limits,
             counters: Arc::new(Counters::default()),
+            carrier: None,
         };
         party.check()?;
+        party.carrier = config.carrier.map(|carrier| Carrier::start(&carrier, ring::random())).transpose()?;
         clear_rings(&mut party);
         let failed = |error: std::io::Error| {
             let text = format!("cannot listen on {}: {error}", config.listen);

@@ -8,11 +8,12 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use crate::carrier::{BerthTold, Boarding};
 use crate::dialer::{Dialer, Leased};
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header};
 use crate::handshake::{Connection, Party};
-use crate::message::{decode_failure, encode_offer};
+use crate::message::{decode_berth, decode_failure, encode_offer};
 use crate::receiver::{PeerAddress, Plan, SliceAt, Ticket};
 use crate::ring::Ring;
 use crate::stats::{Medium, Place, add};
@@ -20,6 +21,8 @@ use crate::wire::{ReadHalf, WriteHalf, read_control, read_header, write_control,
 
 /// Slices sent but not confirmed, so that the confirmations always fit the stream's own buffers.
 const WINDOW_SLICES_MAX: u32 = 1024;
+/// How often the receiver is told of a flight that goes by the engine.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 /// How long the receiver's own words are waited for when a write has failed.
@@ -49,6 +52,10 @@ pub struct Flight {
     writer: WriteHalf,
     medium: Medium,
     ring: Option<Ring>,
+    /// The slices go by the transfer engine.
+    boarding: Option<Boarding>,
+    /// When the receiver last heard of it on the stream.
+    told: Instant,
     reading: JoinHandle<Option<ReadHalf>>,
     progress: watch::Receiver<Progress>,
     window_slices: u64,
@@ -69,7 +76,7 @@ struct Progress {
 
 /// The receiver's answer to an offer.
 enum Answer {
-    Accepted(u32),
+    Accepted(u32, Option<BerthTold>),
     Postponed(TransportError),
 }
 
@@ -113,7 +120,7 @@ impl Flight {
             last_postponed: None,
         };
         let deadline = started + party.limits.offer_timeout();
-        let (leased, have_blocks) = match timeout_at(deadline, offers.run(deadline)).await {
+        let (leased, have_blocks, berth) = match timeout_at(deadline, offers.run(deadline)).await {
             Ok(answered) => answered?,
             Err(_) => {
                 let text = format!("no answer to the offer for {} ms", party.limits.offer_timeout_ms);
@@ -126,7 +133,11 @@ impl Flight {
             let text = format!("the peer says that it holds {have_blocks} of {} blocks", plan.blocks);
             return Err(TransportError::new(Kind::Bug, Stage::Offer, text));
         }
-        Ok(Self::over(dialer, peer, leased, (plan, have_blocks, postponed, started, place)))
+        let carrier = party.carrier.as_ref();
+        let boarding = carrier.zip(berth).and_then(|(carrier, to)| carrier.board(to, &plan, have_blocks));
+        let mut flight = Self::over(dialer, peer, leased, (plan, have_blocks, postponed, started, place));
+        flight.boarding = boarding;
+        Ok(flight)
     }
 
     fn over(
@@ -147,6 +158,8 @@ impl Flight {
             writer,
             medium,
             ring,
+            boarding: None,
+            told: Instant::now(),
             reading: tokio::spawn(listen(party.clone(), reader, told)),
             progress,
             window_slices: u64::from(window_slices(party, &plan)),
@@ -165,7 +178,11 @@ impl Flight {
 
     /// Does this flight go through shared memory?
     pub fn medium(&self) -> Medium {
-        if self.ring.is_some() { Medium::SharedMemory } else { self.medium }
+        match (&self.boarding, &self.ring) {
+            (Some(_), _) => Medium::Engine,
+            (None, Some(_)) => Medium::SharedMemory,
+            (None, None) => self.medium,
+        }
     }
 
     /// Sends one slice; waits while a window of slices is unconfirmed. Positions may come in any order, each
@@ -178,6 +195,30 @@ impl Flight {
         self.check(at, &bytes)?;
         let sent = self.send_checked(at, &bytes).await;
         sent.inspect_err(|error| self.dialer.party().counters.failed(error))
+    }
+
+    /// Lets slices go that wait to leave together: for a sender that has no more for the moment.
+    ///
+    /// # Errors
+    /// As for [`Flight::send`].
+    pub async fn flush(&mut self) -> Result<(), TransportError> {
+        let Some(boarding) = &mut self.boarding else { return Ok(()) };
+        let left = boarding.leave().await;
+        let left = match left {
+            Ok(()) if self.told.elapsed() >= TELL_EVERY => {
+                let header = Header::new(FrameKind::Moved, 0, 0, self.stats.slices).seal(&[]);
+                self.told = Instant::now();
+                self.write(&header, &[], Stage::Send).await
+            }
+            left => left,
+        };
+        left.inspect_err(|error| self.fails(error))
+    }
+
+    /// Nothing may follow; the failure is counted.
+    fn fails(&mut self, error: &TransportError) {
+        self.broken = true;
+        self.dialer.party().counters.failed(error);
     }
 
     /// Tells the receiver's program something besides the KV: once at most, before the first slice.
@@ -210,6 +251,9 @@ impl Flight {
             let text = "an earlier call of this flight failed or was dropped midway";
             return Err(TransportError::new(Kind::Closed, Stage::Send, text));
         }
+        if self.boarding.is_some() {
+            return self.board(at, bytes).await;
+        }
         let room_at = (self.stats.slices + 1).saturating_sub(self.window_slices);
         self.await_progress(Stage::Send, |told| told.confirmed >= room_at).await?;
         let mut header = Header::new(FrameKind::Slice, at.block, at.layer, self.stats.slices);
@@ -217,12 +261,41 @@ impl Flight {
         let header = header.seal(bytes);
         let body = if header.by_ring { &[][..] } else { &bytes[..] };
         self.write(&header, body, Stage::Send).await?;
-        let medium = if header.by_ring { Medium::SharedMemory } else { self.medium };
+        self.stats.ring_slices += u64::from(header.by_ring);
+        self.count_slice(if header.by_ring { Medium::SharedMemory } else { self.medium });
+        Ok(())
+    }
+
+    async fn board(&mut self, at: SliceAt, bytes: &Bytes) -> Result<(), TransportError> {
+        let Some(boarding) = &mut self.boarding else { return Ok(()) };
+        if at.block < self.have_blocks {
+            let (block, held) = (at.block, self.have_blocks);
+            let text = format!("block {block}: the receiver holds the first {held} blocks already");
+            return Err(TransportError::new(Kind::Corrupt, Stage::Send, text));
+        }
+        let place = self.plan.place_by_layer(at, self.have_blocks);
+        let place = usize::try_from(place).expect("flight_slices bounds it");
+        self.broken = true;
+        if let Err(error) = boarding.load(place, bytes).await {
+            return Err(self.reason(error).await);
+        }
+        self.broken = false;
+        self.count_slice(Medium::Engine);
+        Ok(())
+    }
+
+    /// The receiver's own words, where it closed the window; else what the engine says.
+    async fn reason(&mut self, error: TransportError) -> TransportError {
+        if error.kind == Kind::Corrupt {
+            return error;
+        }
+        self.last_words().await.unwrap_or(error)
+    }
+
+    fn count_slice(&mut self, medium: Medium) {
         self.dialer.party().counters.sent(medium, u64::from(self.plan.layer_bytes));
         self.stats.slices += 1;
-        self.stats.ring_slices += u64::from(header.by_ring);
         self.stats.bytes += u64::from(self.plan.layer_bytes);
-        Ok(())
     }
 
     /// Is the slice in the ring now? Else it goes over the stream: shared memory may be full.
@@ -319,8 +392,18 @@ impl Flight {
             let text = "an earlier call of this flight failed or was dropped midway";
             return Err(TransportError::new(Kind::Closed, Stage::Finish, text));
         }
-        let header = Header::new(FrameKind::Finish, 0, 0, self.stats.slices).seal(&[]);
-        self.write(&header, &[], Stage::Finish).await?;
+        let body = match &mut self.boarding {
+            Some(boarding) => {
+                self.broken = true;
+                match boarding.arrived().await {
+                    Ok(sum) => sum.to_le_bytes().to_vec(),
+                    Err(error) => return Err(self.reason(error).await),
+                }
+            }
+            None => Vec::new(),
+        };
+        let header = Header::new(FrameKind::Finish, 0, 0, self.stats.slices).seal(&body);
+        self.write(&header, &body, Stage::Finish).await?;
         self.await_progress(Stage::Finish, |told| told.end.is_some()).await?;
         let confirmed = match &self.progress.borrow().end {
             Some(Ok(slices)) => *slices,
@@ -372,12 +455,12 @@ struct Offers<'a> {
 }
 
 impl Offers<'_> {
-    async fn run(&mut self, deadline: Instant) -> Result<(Leased, u32), TransportError> {
+    async fn run(&mut self, deadline: Instant) -> Result<(Leased, u32, Option<BerthTold>), TransportError> {
         let mut leased = self.dialer.lease(self.peer).await?;
         let mut pause = FIRST_PAUSE;
         loop {
             match self.once(&mut leased.connection).await {
-                Ok(Answer::Accepted(have_blocks)) => return Ok((leased, have_blocks)),
+                Ok(Answer::Accepted(have_blocks, berth)) => return Ok((leased, have_blocks, berth)),
                 Ok(Answer::Postponed(why)) if Instant::now() + pause >= deadline => return Err(why),
                 Ok(Answer::Postponed(why)) => {
                     self.postponed += 1;
@@ -405,7 +488,7 @@ impl Offers<'_> {
         })?;
         let body = read_control(&mut connection.reader, &header, pace, Stage::Offer).await?;
         match header.kind {
-            FrameKind::Accepted => Ok(Answer::Accepted(header.a)),
+            FrameKind::Accepted => Ok(Answer::Accepted(header.a, decode_berth(&body)?)),
             FrameKind::Refused if header.a == 1 => Ok(Answer::Postponed(decode_failure(&body, Stage::Offer))),
             FrameKind::Refused | FrameKind::Failed => Err(decode_failure(&body, Stage::Offer)),
             other => {

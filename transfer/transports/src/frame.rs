@@ -39,13 +39,13 @@ pub(crate) enum FrameKind {
     Refused = 3,
     /// Will you take this flight?
     Offer = 4,
-    /// Yes. [blocks held already]
+    /// Yes. [blocks held already] Body: a window of the transfer engine's to put the slices into, or none.
     Accepted = 5,
     /// [block, layer, how many slices came before it through the ring]
     Slice = 6,
     /// [-, -, slices landed so far]
     Ack = 7,
-    /// All is sent. [-, -, slices]
+    /// All is sent. [-, -, slices] Body: the checksum over the slices' checksums where the engine moved them.
     Finish = 8,
     /// All has landed. [-, -, slices]
     Done = 9,
@@ -59,6 +59,8 @@ pub(crate) enum FrameKind {
     End = 13,
     /// What the receiver's program should know besides the KV: at most once in a flight, before its slices.
     Note = 14,
+    /// Slices have left by the transfer engine: a sign of life. [-, -, slices so far]
+    Moved = 15,
 }
 
 impl FrameKind {
@@ -78,6 +80,7 @@ impl FrameKind {
             12 => Self::Block,
             13 => Self::End,
             14 => Self::Note,
+            15 => Self::Moved,
             _ => return None,
         })
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::carrier::Carrier;
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header};
 use crate::limits::Limits;
@@ -34,6 +35,8 @@ pub(crate) struct Party {
     pub(crate) fingerprint: u64,
     pub(crate) limits: Limits,
     pub(crate) counters: Arc<Counters>,
+    /// Its part in the transfer engine, where it has one.
+    pub(crate) carrier: Option<Arc<Carrier>>,
 }
 
 impl Party {

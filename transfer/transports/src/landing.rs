@@ -99,6 +99,11 @@ impl Landing {
         self.landed_slices
     }
 
+    /// Slices that the sender is to send.
+    pub(crate) fn slices(&self) -> u64 {
+        self.plan.slices_after(self.have_blocks)
+    }
+
     pub(crate) fn plan(&self) -> &Plan {
         &self.plan
     }

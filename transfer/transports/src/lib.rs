@@ -13,6 +13,8 @@
 //! **What is bounded.** Connections, flights, slices, sizes, unconfirmed bytes, and every wait: see
 //! [`Limits`]. What is full refuses with [`Kind::Retry`].
 
+mod arena;
+mod carrier;
 mod dialer;
 mod endpoint;
 mod error;
@@ -30,6 +32,7 @@ mod serve;
 mod stats;
 mod wire;
 
+pub use carrier::CarrierConfig;
 pub use dialer::{Dialer, DialerConfig};
 pub use endpoint::{Endpoint, EndpointConfig};
 pub use error::{Kind, Stage, TransportError};

@@ -1,7 +1,9 @@
 //! The bodies of the frames that carry no KV, and the preface that comes before any frame.
 
+use crate::carrier::BerthTold;
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header, u32_at, u64_at};
+use crate::mover::{PeerId, RemoteSegment, WindowId};
 use crate::receiver::{Plan, Ticket};
 
 /// The version of the protocol. Another version is refused before any frame is read.
@@ -142,6 +144,41 @@ pub(crate) fn decode_offer(body: &[u8]) -> Result<(Ticket, Plan, u32), Transport
     Ok((ticket, plan, window_slices))
 }
 
+/// The body of an acceptance: the window, where there is one.
+pub(crate) fn encode_berth(berth: Option<&BerthTold>) -> Vec<u8> {
+    let mut out = Vec::new();
+    let Some(berth) = berth else { return out };
+    put_text(&mut out, &berth.peer.address);
+    for number in [berth.peer.epoch, berth.segment.window.0, berth.segment.bytes] {
+        out.extend(number.to_le_bytes());
+    }
+    for (transport, access) in &berth.segment.access {
+        // What is too long to tell is not told: the other transports remain.
+        let Ok(bytes) = u16::try_from(access.len()) else { continue };
+        put_text(&mut out, transport);
+        out.extend(bytes.to_le_bytes());
+        out.extend(access);
+    }
+    out
+}
+
+/// What [`encode_berth`] wrote.
+pub(crate) fn decode_berth(body: &[u8]) -> Result<Option<BerthTold>, TransportError> {
+    let mut parts = Parts::new(body, Stage::Offer);
+    if parts.is_empty() {
+        return Ok(None);
+    }
+    let peer = PeerId { address: parts.text()?, epoch: parts.u64()? };
+    let (window, bytes) = (WindowId(parts.u64()?), parts.u64()?);
+    let mut access = Vec::new();
+    while !parts.is_empty() {
+        let transport = parts.text()?;
+        let bytes = u16::from_le_bytes([parts.u8()?, parts.u8()?]);
+        access.push((transport, parts.take(bytes.into())?.to_vec()));
+    }
+    Ok(Some(BerthTold { peer, segment: RemoteSegment { window, bytes, access } }))
+}
+
 /// The body of a want: its keys.
 pub(crate) fn encode_keys(keys: &[u128]) -> Vec<u8> {
     keys.iter().flat_map(|key| key.to_le_bytes()).collect()
@@ -270,6 +307,19 @@ mod tests {
         assert!(Hello::decode(&[hello, vec![0]].concat()).is_err());
         assert!(decode_keys(&[0; 17]).is_err());
         assert_eq!(decode_failure(&[99, 0], Stage::Send).kind, Kind::Bug);
+    }
+
+    #[test]
+    fn windows_survive_the_wire_and_cut_ones_are_found() {
+        let access = vec![("tcp".to_owned(), vec![]), ("rdma".to_owned(), vec![7; 300])];
+        let segment = RemoteSegment { window: WindowId(u64::MAX), bytes: 1 << 40, access };
+        let told = BerthTold { peer: PeerId { address: "[::1]:9".into(), epoch: 3 }, segment };
+        let body = encode_berth(Some(&told));
+        assert_eq!(decode_berth(&body), Ok(Some(told)));
+        assert_eq!((encode_berth(None), decode_berth(&[])), (vec![], Ok(None)));
+        let torn = (1..body.len()).filter(|cut| decode_berth(&body[..*cut]).is_err()).count();
+        // Only a cut between two ways of access cannot be told from a window that has fewer of them.
+        assert_eq!(torn, body.len() - 3);
     }
 
     #[test]

@@ -36,6 +36,18 @@ impl Plan {
         u64::from(self.blocks.saturating_sub(have_blocks)) * u64::from(self.layers)
     }
 
+    /// Every slice from block `have_blocks` on, layer by layer: the order in which they lie side by side.
+    pub(crate) fn by_layer(&self, have_blocks: u32) -> impl Iterator<Item = SliceAt> + use<> {
+        let blocks = have_blocks..self.blocks;
+        (0..self.layers).flat_map(move |layer| blocks.clone().map(move |block| SliceAt { block, layer }))
+    }
+
+    /// The place of a slice in [`Plan::by_layer`].
+    pub(crate) fn place_by_layer(&self, at: SliceAt, have_blocks: u32) -> u64 {
+        let blocks = u64::from(self.blocks.saturating_sub(have_blocks));
+        u64::from(at.layer) * blocks + u64::from(at.block - have_blocks)
+    }
+
     /// Is it a shape that `limits` allow?
     pub(crate) fn check(&self, limits: &Limits, stage: Stage) -> Result<(), TransportError> {
         let wrong = |text: String| Err(TransportError::new(Kind::Invalid, stage, text));

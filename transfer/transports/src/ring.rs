@@ -151,7 +151,7 @@ pub(crate) fn clear_stale(dir: &Path) -> io::Result<usize> {
 }
 
 /// A number that another process does not have: the standard library's seed for hash maps.
-fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 

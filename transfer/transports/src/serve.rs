@@ -8,12 +8,13 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::carrier::Berth;
 use crate::endpoint::{Phase, reached};
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header};
 use crate::handshake::{Connection, welcome};
 use crate::landing::{Landing, Landings};
-use crate::message::{block_header, decode_keys, decode_offer, encode_failure};
+use crate::message::{block_header, decode_keys, decode_offer, encode_berth, encode_failure};
 use crate::receiver::{Refused, Want};
 use crate::stats::{Medium, Place};
 use crate::wire::{ReadHalf, Wire, read_body, read_control, read_header, verify, write_control, write_frame};
@@ -106,7 +107,7 @@ async fn serve_flight(
     let body = read_control(&mut connection.reader, offer, pace, Stage::Serve).await?;
     let (ticket, plan, window_slices) = decode_offer(&body)?;
     let every = u64::from(window_slices / 4).clamp(1, CONFIRM_EVERY_SLICES_MAX);
-    let mut landing = match landings.admit(ticket, plan) {
+    let landing = match landings.admit(ticket, plan) {
         Ok(landing) => landing,
         Err(refused) => {
             crate::stats::add(&landings.party.counters.refused_offers, 1);
@@ -114,9 +115,12 @@ async fn serve_flight(
         }
     };
     let most = landings.party.limits.flight_timeout();
-    let told = bounded(most, "the flight", receive(landings, connection, &mut landing, every)).await;
-    let told = told.inspect_err(|error| landing.abort(&error.to_string()))?;
-    let whole = landing.complete(told)?;
+    let carrier = landings.party.carrier.as_ref();
+    let berth = carrier.and_then(|carrier| carrier.berth(landing.slices(), landing.plan().layer_bytes));
+    let mut taking = Taking { landing, berth, every };
+    let told = bounded(most, "the flight", receive(landings, connection, &mut taking)).await;
+    let told = told.inspect_err(|error| taking.landing.abort(&error.to_string()))?;
+    let whole = taking.landing.complete(told)?;
     let done = Header::new(FrameKind::Done, 0, 0, whole);
     write_control(&mut connection.writer, done, &[], pace, Stage::Serve).await
 }
@@ -128,18 +132,28 @@ async fn refuse(connection: &mut Connection, refused: Refused, pace: Duration) -
     write_control(&mut connection.writer, header, &body, pace, Stage::Serve).await
 }
 
+/// A flight being taken in.
+struct Taking {
+    landing: Landing,
+    /// Room that the sender may fill by the transfer engine.
+    berth: Option<Berth>,
+    /// Slices between two confirmations.
+    every: u64,
+}
+
 /// Takes slices until the sender says that it has sent all; returns how many it says.
 async fn receive(
     landings: &Landings,
     connection: &mut Connection,
-    landing: &mut Landing,
-    every: u64,
+    taking: &mut Taking,
 ) -> Result<u64, TransportError> {
     let (idle, pace) = (landings.party.limits.idle_timeout(), landings.party.limits.progress_timeout());
-    let accepted = Header::new(FrameKind::Accepted, landing.have_blocks(), 0, 0);
-    write_control(&mut connection.writer, accepted, &[], pace, Stage::Serve).await?;
-    let mut confirmed = 0;
+    let accepted = Header::new(FrameKind::Accepted, taking.landing.have_blocks(), 0, 0);
+    let berth = encode_berth(taking.berth.as_ref().map(Berth::told).as_ref());
+    write_control(&mut connection.writer, accepted, &berth, pace, Stage::Serve).await?;
+    let (mut confirmed, every) = (0, taking.every);
     loop {
+        let landing = &mut taking.landing;
         let landed = landing.landed_slices();
         if landed - confirmed >= every || (landed > confirmed && nothing_comes(&mut connection.reader).await)
         {
@@ -155,13 +169,47 @@ async fn receive(
         match header.kind {
             FrameKind::Slice => receive_slice(landings, connection, landing, &header).await?,
             FrameKind::Note => receive_note(landings, connection, landing, &header).await?,
-            FrameKind::Finish => {
+            FrameKind::Moved => {
                 read_control(&mut connection.reader, &header, pace, Stage::Serve).await?;
+            }
+            FrameKind::Finish => {
+                let body = read_control(&mut connection.reader, &header, pace, Stage::Serve).await?;
+                take_moved(landings, taking, &body, header.c).await?;
                 return Ok(header.c);
             }
             other => return Err(unexpected(other)),
         }
     }
+}
+
+/// Takes what the engine has put into the berth, if the sender says so: verified as a whole, then slice by slice.
+async fn take_moved(
+    landings: &Landings,
+    taking: &mut Taking,
+    body: &[u8],
+    told: u64,
+) -> Result<(), TransportError> {
+    let Some(sum) = body.try_into().ok().map(u64::from_le_bytes) else { return Ok(()) };
+    let (slices, layer_bytes) = (taking.landing.slices(), taking.landing.plan().layer_bytes);
+    let Some(mut berth) = taking.berth.take().filter(|_| told == slices) else { return Ok(()) };
+    // Both wait or compute for longer than a task of the runtime may.
+    let closed = tokio::task::spawn_blocking(move || {
+        berth.close();
+        let found = berth.sum(slices, layer_bytes);
+        (berth, found)
+    });
+    let (berth, found) = closed.await.map_err(|error| {
+        TransportError::new(Kind::Bug, Stage::Serve, format!("verifying a flight: {error}"))
+    })?;
+    if found != sum {
+        let text = "the checksum over the slices that the transfer engine moved does not match";
+        return Err(TransportError::new(Kind::Corrupt, Stage::Serve, text));
+    }
+    for (slice, at) in (0..).zip(taking.landing.plan().by_layer(taking.landing.have_blocks())) {
+        landings.party.counters.received(Medium::Engine, u64::from(layer_bytes));
+        taking.landing.land(at, berth.read(slice, layer_bytes))?;
+    }
+    Ok(())
 }
 
 /// Is there nothing to read now, nor a moment later? An error shows at the next read.

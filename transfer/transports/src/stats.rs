@@ -13,6 +13,8 @@ pub enum Medium {
     Tcp,
     /// A pipe inside this process.
     Memory,
+    /// The transfer engine, over whichever of its transports.
+    Engine,
 }
 
 /// Traffic over one medium.
@@ -54,6 +56,8 @@ pub struct TransportStats {
     pub tcp: MediumStats,
     /// Inside this process.
     pub memory: MediumStats,
+    /// By the transfer engine.
+    pub engine: MediumStats,
     /// Flights, fetches, connections and handshakes that failed, on either side.
     pub failures: FailureStats,
     /// Flights on their way out.
@@ -102,7 +106,7 @@ impl MediumCounters {
 /// The counters behind [`TransportStats`], shared by all connections.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    media: [MediumCounters; 3],
+    media: [MediumCounters; 4],
     failures: [AtomicU64; 6],
     pub(crate) sending_flights: AtomicU64,
     pub(crate) receiving_flights: AtomicU64,
@@ -147,6 +151,7 @@ impl Counters {
             shared_memory: medium(Medium::SharedMemory),
             tcp: medium(Medium::Tcp),
             memory: medium(Medium::Memory),
+            engine: medium(Medium::Engine),
             failures: FailureStats {
                 retry: failed(Kind::Retry),
                 invalid: failed(Kind::Invalid),

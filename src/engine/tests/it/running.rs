@@ -70,7 +70,11 @@ fn no_more_run_than_may_and_held_ones_make_room() {
     assert_eq!(pass(&mut engine), [(2, 5..6), (3, 0..5)]);
     engine.proceed(SequenceId(1));
     engine.stop(SequenceId(3));
-    assert_eq!(pass(&mut engine), [(1, 5..6), (2, 6..7)], "those that have begun come before one that begins");
+    assert_eq!(
+        pass(&mut engine),
+        [(1, 5..6), (2, 6..7)],
+        "those that have begun come before one that begins"
+    );
     assert_eq!(engine.load(), (2, 1));
 }
 

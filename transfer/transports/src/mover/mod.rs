@@ -5,14 +5,22 @@
 //! ended; the driver here carries that out.
 
 mod completions;
+mod damage;
 mod driver;
 mod exposure;
+mod gate;
+mod greeting;
 mod loopback;
 mod memory;
 mod port;
+mod reactor;
+mod registry;
+mod shm;
+mod tcp;
 
 pub use baton_transfer::mover::{BatchId, Failure, MoverConfig, MoverStats, RailSpec, Reason, Stage};
 pub use completions::CompletionQueue;
+pub use damage::Damage;
 pub use driver::{Batch, DriverSnapshot, Finished, Mover, MoverSettings, Op, Outcome, Progress, Refusal};
 pub use exposure::{Exposure, Grant, Permit, WindowId};
 pub use loopback::{Loopback, LoopbackNet};
@@ -21,3 +29,5 @@ pub use port::{
     Capabilities, Completion, Completions, Direction, Fault, Inbound, Notice, Path, PathEnd, PathId, PeerId,
     Region, RemoteSegment, Slice, Transport,
 };
+pub use shm::{ShmConfig, ShmTransport};
+pub use tcp::{TcpConfig, TcpTls, TcpTransport};

@@ -194,6 +194,10 @@ pub trait Path: Send + Sync {
     /// Asks the peer for a sign of life on this path; `Notified` or `Failed` with this ticket follows.
     fn probe(&self, ticket: u64);
 
+    /// Moves the path along on the caller's thread, for callers that poll their queue and cannot wait for an
+    /// I/O thread to wake. Transports that gain nothing by it do nothing; without it all goes on as well.
+    fn poll(&self) {}
+
     /// Ends the path: slices outstanding fail, then `Closed` follows. Dropping a path does the same.
     fn close(&self);
 }

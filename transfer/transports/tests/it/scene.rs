@@ -121,6 +121,13 @@ pub struct Scene {
     pub dialer: Dialer,
     pub peer: PeerAddress,
     pub shm: tempfile::TempDir,
+    /// The node that sends by the transfer engine.
+    _sender: Option<Endpoint>,
+}
+
+/// A part in the transfer engine: room for a few of the largest flights here, through shared memory or not.
+pub fn carrier(shared_memory: bool) -> CarrierConfig {
+    CarrierConfig { listen: [127, 0, 0, 1].into(), arena_bytes: 16 << 20, shared_memory }
 }
 
 /// Short enough for tests that wait for a time-out.
@@ -151,16 +158,23 @@ impl Scene {
             shm_dir: shm_dir.clone(),
             fingerprint: FINGERPRINT,
             limits: limits.clone(),
+            carrier: (medium == Medium::Engine).then(|| carrier(true)),
         };
+        let mut sender = None;
+        if medium == Medium::Engine {
+            let config = EndpointConfig { host: "there".into(), ..config.clone() };
+            sender = Some(Endpoint::bind(config, Arc::new(Node::default())).await.unwrap());
+        }
         let endpoint = Endpoint::bind(config, node.clone()).await.unwrap();
         let host = if medium == Medium::SharedMemory { "here" } else { "there" };
-        let dialer = match medium {
-            Medium::Memory => endpoint.loopback(),
+        let dialer = match (medium, &sender) {
+            (Medium::Memory, _) => endpoint.loopback(),
+            (_, Some(sender)) => sender.dialer(),
             _ => Dialer::new(DialerConfig { host: host.into(), shm_dir, fingerprint: FINGERPRINT, limits })
                 .unwrap(),
         };
         let peer = PeerAddress { kv_address: endpoint.address().to_string(), host: "here".into() };
-        Self { node, endpoint, dialer, peer, shm }
+        Self { node, endpoint, dialer, peer, shm, _sender: sender }
     }
 
     pub async fn start(&self, ticket: Ticket, plan: Plan) -> Result<Flight, TransportError> {

@@ -1,0 +1,300 @@
+//! Hand-offs by the transfer engine: the receiver lends a window of registered memory, the sender writes each
+//! layer's slices into it as they are ready, over whatever paths the engine finds, and the receiver verifies
+//! all of it when the sender says that all is there.
+//!
+//! Nothing lands in KV itself: the window is closed (which is the fence) before a byte is looked at, so what
+//! a slow or frozen sender still does later finds a window that is no more.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::arena::{Arena, Loan};
+use crate::error::{Kind, Stage, TransportError};
+use crate::mover::{
+    Batch, BatchId, Direction, Exposure, Grant, Inbound, Location, Memory, Mover, MoverSettings, Notice, Op,
+    Outcome, Pages, PeerId, Region, RemoteSegment, ShmConfig, ShmTransport, TcpConfig, TcpTransport,
+    Transport,
+};
+use crate::receiver::Plan;
+use baton_transfer::Priority;
+
+/// Slices that wait to be posted together at most.
+const BATCH_SLICES: usize = 64;
+/// Batches under way for one flight; the next one waits for the oldest.
+const BATCHES_MOST: usize = 32;
+/// How long one batch may take.
+const BATCH_WITHIN: Duration = Duration::from_secs(10);
+
+/// What a carrier needs.
+#[derive(Clone, Debug)]
+pub struct CarrierConfig {
+    /// Where its TCP listens; the port is any that is free.
+    pub listen: IpAddr,
+    /// Registered memory for KV on its way in, and as much for KV on its way out. A flight that finds no
+    /// room in it goes over the flight's own connection.
+    pub arena_bytes: usize,
+    /// Whether peers of this host are reached through shared memory.
+    pub shared_memory: bool,
+}
+
+/// This node's part in the transfer engine.
+pub(crate) struct Carrier {
+    mover: Mover,
+    me: PeerId,
+    incoming: Arc<Arena>,
+    outgoing: Arc<Arena>,
+}
+
+impl std::fmt::Debug for Carrier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let free = (self.incoming.free_bytes(), self.outgoing.free_bytes());
+        f.debug_struct("Carrier").field("me", &self.me).field("free_bytes", &free).finish_non_exhaustive()
+    }
+}
+
+/// Hand-offs need no notices: their own connection says when all is there.
+struct Deaf;
+
+impl Inbound for Deaf {
+    fn notice(&self, _from: &PeerId, _notice: Notice) {}
+}
+
+impl Carrier {
+    /// Listens, and registers the memory.
+    ///
+    /// # Errors
+    /// [`Kind::Unavailable`] at [`Stage::Bind`]: no port, memory or threads to be had.
+    pub(crate) fn start(config: &CarrierConfig, epoch: u64) -> Result<Arc<Self>, TransportError> {
+        let failed = |what: &str, why: String| {
+            TransportError::new(Kind::Unavailable, Stage::Bind, format!("transfer engine: {what}: {why}"))
+        };
+        let exposure = Exposure::new(epoch);
+        let inbound: Arc<dyn Inbound> = Arc::new(Deaf);
+        let listen = SocketAddr::new(config.listen, 0);
+        let tcp = TcpConfig { io_threads: 1, ..TcpConfig::new(listen, epoch) };
+        let tcp = TcpTransport::start(tcp, exposure.clone(), inbound.clone())
+            .map_err(|error| failed("listening", error.to_string()))?;
+        let me = tcp.peer_id();
+        let mut transports: Vec<Arc<dyn Transport>> = Vec::new();
+        if config.shared_memory {
+            let shm = ShmTransport::start(ShmConfig::new(&me.address, epoch), exposure.clone(), inbound);
+            transports.push(shm.map_err(|error| failed("shared memory", error.to_string()))?);
+        }
+        transports.push(tcp);
+        let settings = MoverSettings { openers: 2, ..MoverSettings::default() };
+        let mover = Mover::new(settings, exposure, transports)
+            .map_err(|fault| failed("starting", format!("{fault:?}")))?;
+        let arena = || {
+            let memory = Memory::shared(config.arena_bytes, Pages::Ordinary, Location::Anywhere)
+                .map_err(|error| failed("memory", error.to_string()))?;
+            mover.register(&memory).map_err(|fault| failed("registering", format!("{fault:?}")))?;
+            Ok::<_, TransportError>(Arena::new(memory))
+        };
+        let (incoming, outgoing) = (arena()?, arena()?);
+        Ok(Arc::new(Self { mover, me, incoming, outgoing }))
+    }
+
+    /// A window for the slices of a flight; none where there is no room for them, or where there are none.
+    pub(crate) fn berth(self: &Arc<Self>, slices: u64, layer_bytes: u32) -> Option<Berth> {
+        let bytes = slices.checked_mul(u64::from(layer_bytes)).filter(|bytes| *bytes > 0)?;
+        let loan = self.incoming.lend(bytes)?;
+        let window = self.mover.open_window(loan.memory(), loan.at(), bytes, Grant::Write).ok()?;
+        Some(Berth { carrier: self.clone(), loan, window, closed: false })
+    }
+
+    /// The means to write into a peer's berth; none where there is no room for a copy here.
+    pub(crate) fn board(self: &Arc<Self>, to: BerthTold, plan: &Plan, have_blocks: u32) -> Option<Boarding> {
+        let bytes = plan.slices_after(have_blocks).checked_mul(u64::from(plan.layer_bytes))?;
+        if to.segment.bytes != bytes {
+            return None;
+        }
+        Some(Boarding {
+            carrier: self.clone(),
+            loan: Arc::new(self.outgoing.lend(bytes)?),
+            peer: to.peer,
+            remote: Arc::new(to.segment),
+            sums: vec![None; usize::try_from(plan.slices_after(have_blocks)).ok()?],
+            ready: Vec::new(),
+            under_way: Vec::new(),
+        })
+    }
+}
+
+/// Room for one flight on its way in.
+pub(crate) struct Berth {
+    carrier: Arc<Carrier>,
+    loan: Loan,
+    window: RemoteSegment,
+    closed: bool,
+}
+
+/// A berth in the words of the wire.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BerthTold {
+    pub(crate) peer: PeerId,
+    pub(crate) segment: RemoteSegment,
+}
+
+impl Berth {
+    pub(crate) fn told(&self) -> BerthTold {
+        BerthTold { peer: self.carrier.me.clone(), segment: self.window.clone() }
+    }
+
+    /// Closes the window: from here on the bytes are what they are. Waits for a copy under way.
+    pub(crate) fn close(&mut self) {
+        if !std::mem::replace(&mut self.closed, true) {
+            self.carrier.mover.revoke(self.window.window);
+        }
+    }
+
+    /// The checksum over the checksums of all slices in their order, and so over all of it.
+    pub(crate) fn sum(&self, slices: u64, layer_bytes: u32) -> u64 {
+        let size = u64::from(layer_bytes);
+        let at = |slice| self.loan.at() + slice * size;
+        sum_of((0..slices).map(|slice| self.loan.memory().checksum(at(slice), size)))
+    }
+
+    /// The bytes of one slice, once the window is closed.
+    pub(crate) fn read(&self, slice: u64, layer_bytes: u32) -> bytes::Bytes {
+        debug_assert!(self.closed, "what may still change is not read");
+        let mut bytes = vec![0; usize::try_from(layer_bytes).expect("a usize has at least 32 bits")];
+        self.loan.memory().read(self.loan.at() + slice * u64::from(layer_bytes), &mut bytes);
+        bytes.into()
+    }
+}
+
+impl Drop for Berth {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Checksum over checksums, each as 8 bytes little endian.
+fn sum_of(sums: impl Iterator<Item = u64>) -> u64 {
+    let bytes: Vec<u8> = sums.flat_map(u64::to_le_bytes).collect();
+    crate::checksum(&bytes)
+}
+
+/// One flight on its way out by the engine.
+pub(crate) struct Boarding {
+    carrier: Arc<Carrier>,
+    /// Lent until the last batch has ended: the engine reads from it.
+    loan: Arc<Loan>,
+    peer: PeerId,
+    remote: Arc<RemoteSegment>,
+    /// By slice; none for what was not sent.
+    sums: Vec<Option<u64>>,
+    ready: Vec<Op>,
+    under_way: Vec<BatchId>,
+}
+
+impl Boarding {
+    /// Takes slice number `slice`, counted from the first that is sent. It leaves with the next batch.
+    pub(crate) async fn load(&mut self, slice: usize, bytes: &[u8]) -> Result<(), TransportError> {
+        if self.sums[slice].is_some() {
+            let text = format!("slice {slice} of the flight came twice");
+            return Err(TransportError::new(Kind::Corrupt, Stage::Send, text));
+        }
+        let offset = slice as u64 * bytes.len() as u64;
+        let at = self.loan.at() + offset;
+        self.loan.memory().write(at, bytes);
+        self.sums[slice] = Some(crate::checksum(bytes));
+        let local = Region { memory: self.loan.memory().clone(), at };
+        let (remote, bytes) = (self.remote.clone(), bytes.len() as u64);
+        self.ready.push(Op { direction: Direction::Write, local, remote, remote_at: offset, bytes });
+        if self.ready.len() < BATCH_SLICES { Ok(()) } else { self.leave().await }
+    }
+
+    /// Sends what has gathered; waits where much is under way.
+    pub(crate) async fn leave(&mut self) -> Result<(), TransportError> {
+        if self.ready.is_empty() {
+            return Ok(());
+        }
+        while self.under_way.len() >= BATCHES_MOST {
+            self.arrived_first().await?;
+        }
+        let batch = Batch {
+            peer: self.peer.clone(),
+            priority: Priority::Handoff,
+            limit: Some(BATCH_WITHIN),
+            // All of it is verified at the end.
+            verify: false,
+            notice: None,
+            ops: merged(std::mem::take(&mut self.ready)),
+        };
+        let taken = self
+            .carrier
+            .mover
+            .submit(batch)
+            .map_err(|refusal| TransportError::new(Kind::Retry, Stage::Send, refusal.to_string()))?;
+        self.under_way.push(taken);
+        Ok(())
+    }
+
+    /// Waits until everything is in place; the checksum over it.
+    pub(crate) async fn arrived(&mut self) -> Result<u64, TransportError> {
+        self.leave().await?;
+        while !self.under_way.is_empty() {
+            self.arrived_first().await?;
+        }
+        let (sent, all) = (self.sums.iter().flatten().count(), self.sums.len());
+        if sent < all {
+            let text = format!("{sent} of {all} slices were sent");
+            return Err(TransportError::new(Kind::Corrupt, Stage::Finish, text));
+        }
+        Ok(sum_of(self.sums.iter().flatten().copied()))
+    }
+
+    async fn arrived_first(&mut self) -> Result<(), TransportError> {
+        let ended = self.carrier.mover.finished(self.under_way[0]).await;
+        self.under_way.remove(0);
+        let text = match ended {
+            Some(Outcome::Done { .. }) => return Ok(()),
+            Some(Outcome::Failed { failure, cause, .. }) => format!("{failure} ({cause})"),
+            Some(Outcome::Cancelled { .. }) => "cancelled".to_owned(),
+            None => "its end is not known any more".to_owned(),
+        };
+        Err(TransportError::new(
+            Kind::Unavailable,
+            Stage::Send,
+            format!("transfer to {}: {text}", self.peer.address),
+        ))
+    }
+}
+
+/// Slices that follow each other at both ends go as one.
+fn merged(ops: Vec<Op>) -> Vec<Op> {
+    let mut whole: Vec<Op> = Vec::with_capacity(ops.len());
+    for op in ops {
+        match whole.last_mut() {
+            Some(last)
+                if last.local.at + last.bytes == op.local.at
+                    && last.remote_at + last.bytes == op.remote_at =>
+            {
+                last.bytes += op.bytes;
+            }
+            _ => whole.push(op),
+        }
+    }
+    whole
+}
+
+impl Drop for Boarding {
+    fn drop(&mut self) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let under_way = std::mem::take(&mut self.under_way);
+        if under_way.is_empty() {
+            return;
+        }
+        // The engine may still read from the loan: it is kept until every batch has ended.
+        let (carrier, loan) = (self.carrier.clone(), self.loan.clone());
+        under_way.iter().for_each(|batch| carrier.mover.cancel(*batch));
+        runtime.spawn(async move {
+            for batch in under_way {
+                carrier.mover.finished(batch).await;
+            }
+            drop(loan);
+        });
+    }
+}
