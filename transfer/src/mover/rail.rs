@@ -26,7 +26,7 @@ pub(crate) struct Rail {
     /// Peers with work that may find a path on this rail, by priority.
     ready: [VecDeque<u32>; CLASSES],
     pass: [u128; CLASSES],
-    /// The pass of the priority whose turn it was last.
+    /// The pass of the priority that sent last, before it did.
     reached: u128,
 }
 
@@ -64,12 +64,13 @@ impl Rail {
     /// Whose turn it is: the priority and the peer, which leaves the queue.
     pub(crate) fn pop(&mut self) -> Option<(usize, u32)> {
         let class = self.least()?;
-        self.reached = self.pass[class];
         self.ready[class].pop_front().map(|peer| (class, peer))
     }
 
     /// A priority has sent something.
     pub(crate) fn charge(&mut self, class: usize, bytes: u64, weights: &[u64; CLASSES]) {
+        // Not at `pop`: a turn that sends nothing, for want of room, must not count as one.
+        self.reached = self.pass[class];
         self.pass[class] += u128::from(bytes.max(1) * STRIDE_SCALE) * 1_000 / u128::from(weights[class]);
     }
 

@@ -9,7 +9,13 @@ extern crate std;
 
 /// Small slices, and patience that suits a world of microseconds.
 pub(super) fn config() -> MoverConfig {
-    let rail = RailSpec { path_slices: 16, path_bytes: 48 << 10, ..RailSpec::default() };
+    let rail = RailSpec {
+        path_slices: 16,
+        path_bytes: 48 << 10,
+        path_bytes_min: 16 << 10,
+        queue_us: 30,
+        ..RailSpec::default()
+    };
     MoverConfig {
         slice_bytes: 4_096,
         slice_bytes_max: 16_384,
@@ -49,7 +55,8 @@ fn everything() -> Chances {
 const SCALE: Scale = Scale { peers: 12, places: 8, rails: 4, bytes_per_us: 1_000 };
 
 fn slices_wanted() -> u64 {
-    let wanted = std::env::var("BATON_SLICES").ok().map(|text| text.parse().expect("BATON_SLICES is a number"));
+    let wanted =
+        std::env::var("BATON_SLICES").ok().map(|text| text.parse().expect("BATON_SLICES is a number"));
     wanted.unwrap_or(300_000)
 }
 

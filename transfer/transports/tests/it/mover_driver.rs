@@ -7,7 +7,7 @@ use baton_transfer::Priority;
 use baton_transfer::mover::{Fault as CoreFault, Refusal as CoreRefusal};
 use baton_transports::mover::*;
 
-use crate::mover_faulty::Faulty;
+use crate::mover_faulty::{Faulty, Trouble};
 
 const LIMIT: Duration = Duration::from_secs(30);
 const BYTES: usize = 4 << 20;
@@ -144,6 +144,8 @@ fn bytes_go_there_and_back_and_the_notice_follows_them() {
     assert!(scene.end(back).is_done());
     assert!(scene.arrived());
     assert!(scene.mover.estimate(&scene.there.id, 1 << 20, Priority::Fetch).is_some());
+    let stranger = PeerId { address: "stranger:1".into(), epoch: 1 };
+    assert!(scene.mover.estimate(&stranger, 1 << 20, Priority::Fetch).is_some());
     assert_eq!(scene.mover.poll(BatchId(99)), Progress::Unknown);
 }
 
@@ -227,7 +229,7 @@ fn paths_that_are_all_cut_are_opened_anew_and_the_batch_goes_on() {
     scene.transports[0].cut();
     assert!(scene.end(id).is_done());
     assert!(scene.arrived());
-    assert!(scene.mover.stats().probes > 0, "a path that is opened after a failure is probed first");
+    assert!(scene.mover.stats().paths_broken > 0);
 }
 
 #[test]
@@ -389,6 +391,74 @@ fn a_shutdown_ends_what_lives_and_takes_no_more() {
     assert_eq!(scene.mover.submit(scene.batch(Direction::Write)), Err(Refusal::ShutDown));
     let nobody = scene.here.loopback.open(PathId(9), &scene.there.id, "memory", Completions::default());
     assert!(matches!(nobody.err(), Some(Fault::Path(_))));
+}
+
+/// One caller among several: batches of its own range, each checked at its end.
+fn a_caller(scene: &Scene, caller: usize) -> usize {
+    let bytes = (BYTES / 8) as u64;
+    let at = caller as u64 * bytes;
+    let mut done = 0;
+    for turn in 0..40u8 {
+        scene.local.write(at, &vec![turn.wrapping_mul(7) | 1; bytes as usize]);
+        let mut batch = scene.batch(Direction::Write);
+        (batch.ops[0].local.at, batch.ops[0].remote_at, batch.ops[0].bytes) = (at, at, bytes);
+        let id = scene.mover.submit(batch).unwrap();
+        if turn % 8 == 3 {
+            scene.mover.cancel(id);
+        }
+        let outcome = if turn % 2 == 0 {
+            scene.mover.wait(id, LIMIT).unwrap()
+        } else {
+            until(|| !matches!(scene.mover.poll(id), Progress::Running { .. }));
+            scene.mover.wait(id, LIMIT).unwrap()
+        };
+        if outcome.is_done() {
+            done += 1;
+            assert_eq!(scene.local.checksum(at, bytes), scene.remote.checksum(at, bytes));
+        }
+    }
+    done
+}
+
+#[test]
+fn callers_in_many_threads_get_their_bytes_while_paths_break() {
+    let mut settings = settings();
+    settings.core.slice_tries = 100;
+    let scene = Scene::new(settings, &["a", "b"], &["nic0", "nic1"]);
+    let done = std::thread::scope(|threads| {
+        let callers: Vec<_> = (0..8)
+            .map(|caller| {
+                let scene = &scene;
+                threads.spawn(move || a_caller(scene, caller))
+            })
+            .collect();
+        let mut turn = 0;
+        while callers.iter().any(|caller| !caller.is_finished()) {
+            let transport = &scene.transports[turn % 2];
+            match turn % 7 {
+                0 => transport.cut(),
+                1 => transport.set(|trouble| trouble.unplugged = true),
+                2 => transport.set(|trouble| (trouble.hold, trouble.room) = (true, Some(5))),
+                3 => transport.set(|trouble| trouble.damage = 2),
+                _ => {
+                    transport.set(|trouble| trouble.unplugged = false);
+                    transport.release();
+                }
+            }
+            turn += 1;
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        for transport in &scene.transports {
+            transport.set(|trouble| *trouble = Trouble::default());
+            transport.release();
+        }
+        callers.into_iter().map(|caller| caller.join().unwrap()).sum::<usize>()
+    });
+    assert!(done > 0);
+    scene.mover.check().unwrap();
+    let stats = scene.mover.stats();
+    assert_eq!((stats.submitted, stats.live_batches), (320, 0));
+    assert!(stats.paths_broken > 0, "{stats:?}");
 }
 
 #[test]
