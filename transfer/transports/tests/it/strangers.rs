@@ -114,6 +114,37 @@ fn a_peer_out_of_its_mind_harms_nobody() {
 }
 
 #[test]
+fn a_fence_cuts_its_session_and_no_other() {
+    let node = Tcp::start(22, None);
+    let greet = |purpose: u8, session: u8| {
+        let mut socket = TcpStream::connect(&node.peer.address).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let record = greeting(22, |record| {
+            record[6] = purpose;
+            record[24] = session;
+        });
+        socket.write_all(&record).unwrap();
+        let mut answer = [0; GREETING_BYTES];
+        socket.read_exact(&mut answer).unwrap();
+        assert_eq!(answer[6], 3, "welcome");
+        socket
+    };
+    let (lane, fence) = (1, 2);
+    let (mut one, mut two, mut other) = (greet(lane, 7), greet(lane, 7), greet(lane, 8));
+    greet(fence, 7);
+    // They were cut before the answer came.
+    for cut in [&mut one, &mut two] {
+        cut.set_nonblocking(true).unwrap();
+        assert_eq!(cut.read(&mut [0; 8]).unwrap(), 0);
+    }
+    other.write_all(&head(4, 0, 0)).unwrap();
+    let mut answer = [0; 32];
+    other.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[0], 16, "the probe is acknowledged");
+    node.transport.shutdown();
+}
+
+#[test]
 fn one_that_says_nothing_is_cut_off_in_time() {
     let node = Tcp::start(22, None);
     let mut silent = TcpStream::connect(&node.peer.address).unwrap();
