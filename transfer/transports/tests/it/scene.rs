@@ -82,7 +82,10 @@ impl Receiver for Node {
 
     fn note(&self, ticket: Ticket, bytes: Bytes) -> Result<(), Refused> {
         self.with(|book| match &mut book.notes {
-            Some(notes) => Ok(notes.push((ticket, bytes))),
+            Some(notes) => {
+                notes.push((ticket, bytes));
+                Ok(())
+            }
             None => Err(Refused { retry: false, why: "no note is expected".into() }),
         })
     }
