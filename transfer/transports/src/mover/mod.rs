@@ -8,6 +8,9 @@ mod completions;
 mod exposure;
 mod memory;
 mod port;
+#[cfg(any(feature = "rdma", feature = "rdma-dlopen"))]
+pub mod rdma;
+pub mod topology_gids;
 
 pub use completions::CompletionQueue;
 pub use exposure::{Exposure, Grant, Permit, WindowId};

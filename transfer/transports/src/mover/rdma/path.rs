@@ -1,0 +1,526 @@
+//! The end of a path at whoever opened it: takes slices, makes requests of them, and books what the device
+//! says of those.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::crew::Bell;
+use super::link::Link;
+use super::mailbox::{Kind, Message, RECEIVE, SENT, SLOTS, TEXT_BYTES_MAX};
+use super::rail::{Rail, Watched};
+use super::regions::{Regions, remote};
+use super::verbs_queue::{FLUSHED, Finished, NO_ANSWER, REMOTE_ACCESS, Verb, Work};
+use crate::mover::{
+    Completion, Completions, Direction, Fault, Memory, Notice, Path, PathEnd, PathId, Slice,
+};
+
+/// Notices and probes that a path takes before it refuses them.
+const NOTICES_MAX: usize = 64;
+/// A completion is asked for at least this often, so that a long batch comes home in parts.
+const SIGNAL_EVERY: u32 = 8;
+/// Looks at the queue before others have their turn.
+const LOOKS: u32 = 16;
+/// Where in a request's number the place of its queue pair is.
+const PLACE_SHIFT: u32 = 48;
+
+/// What a path needs to know of itself.
+pub(super) struct Terms {
+    pub id: PathId,
+    /// The peer's device, among the keys of a window.
+    pub peer_device: usize,
+    pub queue_pairs: usize,
+    pub outstanding_max: u32,
+    pub slice_bytes_max: u32,
+    /// Requests that each queue pair takes.
+    pub works: u32,
+}
+
+/// A request that the device has.
+struct Flying {
+    id: u64,
+    ticket: u64,
+    /// Whether it is the last of its slice.
+    last: bool,
+    /// Stays mapped as long as the device may use it.
+    _memory: Arc<Memory>,
+}
+
+enum Phase {
+    Open,
+    Ending(Fault),
+    Ended,
+}
+
+struct State {
+    phase: Phase,
+    link: Option<Link>,
+    flying: Vec<VecDeque<Flying>>,
+    slices: u32,
+    next_id: u64,
+    next_place: usize,
+    full: bool,
+    /// Messages without an answer, by number, with the ticket of whoever asked; none for our own.
+    asked: BTreeMap<u64, Option<u64>>,
+    /// Messages that wait until fewer are without an answer.
+    unsent: VecDeque<Message>,
+    next_message: u64,
+    alive: bool,
+}
+
+/// See the module.
+pub(super) struct Opened {
+    terms: Terms,
+    rail: Arc<Rail>,
+    regions: Arc<Regions>,
+    completions: Completions,
+    bell: Bell,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Opened {
+    pub(super) fn new(
+        terms: Terms,
+        rail: &Arc<Rail>,
+        regions: &Arc<Regions>,
+        completions: Completions,
+        link: Link,
+    ) -> io::Result<Arc<Self>> {
+        let token = link.token();
+        let state = State {
+            phase: Phase::Open,
+            link: Some(link),
+            flying: (0..terms.queue_pairs).map(|_| VecDeque::new()).collect(),
+            slices: 0,
+            next_id: 0,
+            next_place: 0,
+            full: false,
+            asked: BTreeMap::new(),
+            unsent: VecDeque::new(),
+            next_message: 0,
+            alive: false,
+        };
+        let opened = Arc::new(Self {
+            terms,
+            rail: rail.clone(),
+            regions: regions.clone(),
+            completions,
+            bell: Bell::new()?,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        let watched: Arc<dyn Watched> = opened.clone();
+        rail.watch(token, Arc::downgrade(&watched));
+        Ok(opened)
+    }
+
+    /// Rings when the path is to be ended.
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    /// Sends a message and waits for its answer: whether data can come through at all.
+    pub(super) fn greet(&self, limit: Duration) -> Result<(), Fault> {
+        let mut state = self.state();
+        self.arm(&mut state);
+        self.ask(&mut state, Kind::Probe, Vec::new(), None);
+        let waits = |state: &mut State| !state.alive && matches!(state.phase, Phase::Open);
+        let waited = self.changed.wait_timeout_while(state, limit, waits);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match &state.phase {
+            Phase::Ending(fault) => Err(fault.clone()),
+            _ if state.alive => Ok(()),
+            _ => Err(Fault::Silent(format!(
+                "{}: no answer over RDMA within {limit:?}, though the peer answers over TCP",
+                self.rail.name
+            ))),
+        }
+    }
+
+    fn arm(&self, state: &mut State) {
+        if let Some(Err(error)) = state.link.as_ref().map(Link::arm) {
+            self.broken(state, Fault::Path(format!("{}: {error}", self.rail.name)), None);
+        }
+    }
+
+    /// Ends the path: what is outstanding fails.
+    pub(super) fn end(&self, fault: Fault, by_itself: bool) {
+        let mut state = self.state();
+        if by_itself {
+            self.broken(&mut state, fault, None);
+        } else if matches!(state.phase, Phase::Open) {
+            let failed = self.fail_all(&mut state, &fault, None);
+            state.phase = Phase::Ending(fault);
+            self.completions.push(failed);
+            self.bell.ring();
+        }
+    }
+
+    /// Why it ends; none while it is open.
+    pub(super) fn ending(&self) -> Option<Fault> {
+        match &self.state().phase {
+            Phase::Open => None,
+            Phase::Ending(fault) => Some(fault.clone()),
+            Phase::Ended => Some(Fault::Path("the path has ended".into())),
+        }
+    }
+
+    /// Destroys the queue pairs: nothing lands here any more, and nothing goes out.
+    pub(super) fn cut(&self) {
+        let link = self.state().link.take();
+        if let Some(link) = link {
+            link.stop();
+        }
+    }
+
+    /// The last of it.
+    pub(super) fn ended(&self, end: PathEnd) {
+        let mut state = self.state();
+        if !matches!(state.phase, Phase::Ended) {
+            state.phase = Phase::Ended;
+            self.completions.push([Completion::Closed { path: self.terms.id, end }]);
+        }
+    }
+
+    /// It was never given to anybody: nothing of it is told.
+    pub(super) fn discard(&self) {
+        self.state().phase = Phase::Ended;
+        self.cut();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, ticket: u64, fault: Fault) -> Completion {
+        Completion::Failed { path: self.terms.id, ticket, fault }
+    }
+
+    /// Fails all that is outstanding; `special` has a fault of its own.
+    fn fail_all(&self, state: &mut State, fault: &Fault, special: Option<(u64, Fault)>) -> Vec<Completion> {
+        let mut failed = Vec::new();
+        for flying in state.flying.iter_mut().flat_map(|queue| queue.drain(..)).filter(|one| one.last) {
+            let fault = match &special {
+                Some((ticket, own)) if *ticket == flying.ticket => own.clone(),
+                _ => fault.clone(),
+            };
+            failed.push(self.failed(flying.ticket, fault));
+        }
+        state.slices = 0;
+        state.unsent.clear();
+        let asked = std::mem::take(&mut state.asked);
+        failed.extend(asked.into_values().flatten().map(|ticket| self.failed(ticket, fault.clone())));
+        failed
+    }
+
+    fn broken(&self, state: &mut State, fault: Fault, special: Option<(u64, Fault)>) {
+        if !matches!(state.phase, Phase::Open) {
+            return;
+        }
+        let mut told = vec![Completion::Broken { path: self.terms.id, fault: fault.clone() }];
+        told.extend(self.fail_all(state, &fault, special));
+        state.phase = Phase::Ending(fault);
+        // Before the greeting is answered nobody knows the path.
+        if state.alive {
+            self.completions.push(told);
+        }
+        self.bell.ring();
+        self.changed.notify_all();
+    }
+
+    fn ask(&self, state: &mut State, kind: Kind, text: Vec<u8>, ticket: Option<u64>) {
+        let number = state.next_message;
+        state.next_message += 1;
+        state.asked.insert(number, ticket);
+        state.unsent.push_back(Message { kind, number, text });
+        self.send_unsent(state);
+    }
+
+    /// Sends messages while fewer are without an answer than the peer has receives for.
+    fn send_unsent(&self, state: &mut State) {
+        while state.asked.len() - state.unsent.len() < SLOTS as usize {
+            let (Some(message), Some(link)) = (state.unsent.pop_front(), &mut state.link) else { return };
+            let (mailbox, queue_pair) = link.mail();
+            if let Err(error) = mailbox.send(queue_pair, message) {
+                return self.broken(state, Fault::Path(format!("{}: {error}", self.rail.name)), None);
+            }
+        }
+    }
+
+    fn notice(&self, ticket: u64, kind: Kind, text: Vec<u8>) {
+        let mut state = self.state();
+        let fault = match &state.phase {
+            Phase::Ended => return,
+            Phase::Ending(fault) => fault.clone(),
+            Phase::Open if text.len() > TEXT_BYTES_MAX => {
+                Fault::Invalid(format!("a notice has at most {TEXT_BYTES_MAX} bytes"))
+            }
+            Phase::Open if state.asked.len() >= NOTICES_MAX => {
+                Fault::Path(format!("{NOTICES_MAX} notices wait already; send it when one has arrived"))
+            }
+            Phase::Open => return self.ask(&mut state, kind, text, Some(ticket)),
+        };
+        self.completions.push([self.failed(ticket, fault)]);
+    }
+
+    /// Makes requests of a slice, one for each pair of registrations that it crosses.
+    fn works(&self, slice: &Slice, id: u64) -> Result<Vec<Work>, Fault> {
+        self.check(slice)?;
+        let access = slice.remote.access.iter().find(|(name, _)| name == super::NAME).map(|(_, access)| access);
+        let access = access.ok_or_else(|| Fault::Invalid("the window has no RDMA access".into()))?;
+        let (device, total) = (usize::from(self.rail.index), u64::from(slice.bytes));
+        let mut works = Vec::with_capacity(1);
+        let mut at = 0;
+        while at < total {
+            let here = self.regions.local(&slice.local.memory, device, slice.local.at + at)?;
+            let there = remote(access, self.terms.peer_device, slice.remote_at + at)?;
+            let bytes = here.bytes.min(there.bytes).min(total - at);
+            works.push(Work {
+                id: id + works.len() as u64,
+                verb: match slice.direction {
+                    Direction::Read => Verb::Read,
+                    Direction::Write => Verb::Write,
+                },
+                local_address: here.address,
+                local_key: here.key,
+                bytes: u32::try_from(bytes).expect("no more than the slice"),
+                remote_address: there.address,
+                remote_key: there.key,
+                signalled: false,
+            });
+            at += bytes;
+        }
+        Ok(works)
+    }
+
+    fn check(&self, slice: &Slice) -> Result<(), Fault> {
+        let (bytes, most) = (u64::from(slice.bytes), self.terms.slice_bytes_max);
+        let text = if slice.bytes == 0 || slice.bytes > most {
+            format!("a slice of {bytes} bytes; give 1 to {most}")
+        } else if !slice.local.memory.holds(slice.local.at, bytes) {
+            format!("{bytes} bytes at {} of a local memory of {}", slice.local.at, slice.local.memory.bytes())
+        } else if slice.remote_at.checked_add(bytes).is_none_or(|end| end > slice.remote.bytes) {
+            format!("{bytes} bytes at {} of a window of {}", slice.remote_at, slice.remote.bytes)
+        } else {
+            return Ok(());
+        };
+        Err(Fault::Invalid(text))
+    }
+
+    /// The queue pair with room for so many requests, in turn; none when all are full.
+    fn place(&self, state: &mut State, works: usize) -> Option<usize> {
+        let count = self.terms.queue_pairs;
+        let fits = |place: &usize| {
+            let held = state.flying[*place].len();
+            held == 0 || held + works <= self.terms.works as usize
+        };
+        let place = (0..count).map(|step| (state.next_place + step) % count).find(fits)?;
+        state.next_place = (place + 1) % count;
+        Some(place)
+    }
+
+    /// Takes slices while there is room, and gives the requests of all to the device in one go.
+    fn take(&self, state: &mut State, slices: &[Slice]) -> usize {
+        let mut batches: Vec<Vec<Work>> = (0..self.terms.queue_pairs).map(|_| Vec::new()).collect();
+        let mut taken = 0;
+        for slice in slices {
+            if state.slices >= self.terms.outstanding_max {
+                state.full = true;
+                break;
+            }
+            let works = match self.works(slice, state.next_id) {
+                Ok(works) => works,
+                Err(fault) => {
+                    self.completions.push([self.failed(slice.ticket, fault)]);
+                    taken += 1;
+                    continue;
+                }
+            };
+            let Some(place) = self.place(state, works.len()) else {
+                state.full = true;
+                break;
+            };
+            self.book(state, slice, (place, works), &mut batches);
+            taken += 1;
+        }
+        self.give(state, batches);
+        taken
+    }
+
+    fn book(
+        &self,
+        state: &mut State,
+        slice: &Slice,
+        (place, works): (usize, Vec<Work>),
+        batches: &mut [Vec<Work>],
+    ) {
+        state.slices += 1;
+        state.next_id += works.len() as u64;
+        let count = works.len();
+        for (index, mut work) in works.into_iter().enumerate() {
+            let (last, memory) = (index + 1 == count, slice.local.memory.clone());
+            state.flying[place].push_back(Flying { id: work.id, ticket: slice.ticket, last, _memory: memory });
+            work.signalled = last && state.slices.is_multiple_of(SIGNAL_EVERY);
+            work.id |= (place as u64) << PLACE_SHIFT;
+            batches[place].push(work);
+        }
+    }
+
+    fn give(&self, state: &mut State, batches: Vec<Vec<Work>>) {
+        for (place, mut works) in batches.into_iter().enumerate() {
+            let (Some(last), Some(link)) = (works.last_mut(), &state.link) else { continue };
+            // The end of a batch always answers, so that nothing waits for a batch that may not come.
+            last.signalled = true;
+            if let Err(error) = link.queue_pair(place).post(&works) {
+                return self.broken(state, Fault::Path(format!("{}: {error}", self.rail.name)), None);
+            }
+        }
+    }
+
+    /// Books what has finished.
+    fn settle(&self, state: &mut State, finished: &[Finished]) {
+        let mut told = Vec::new();
+        for one in finished {
+            if !matches!(state.phase, Phase::Open) {
+                break;
+            }
+            if one.status != 0 {
+                // What was done before stays so: told first, in order.
+                self.completions.push(told.drain(..));
+                self.refused(state, one);
+                break;
+            }
+            if let Err(error) = self.finish(state, one, &mut told) {
+                self.completions.push(told.drain(..));
+                self.broken(state, Fault::Path(format!("{}: {error}", self.rail.name)), None);
+                break;
+            }
+        }
+        if matches!(state.phase, Phase::Open) {
+            if state.full && state.slices <= self.terms.outstanding_max / 4 * 3 {
+                state.full = false;
+                told.push(Completion::Room { path: self.terms.id });
+            }
+            self.completions.push(told);
+        }
+    }
+
+    fn finish(&self, state: &mut State, one: &Finished, told: &mut Vec<Completion>) -> io::Result<()> {
+        let Some(link) = &mut state.link else { return Ok(()) };
+        let (mailbox, queue_pair) = link.mail();
+        if one.id & RECEIVE != 0 {
+            let message = mailbox.take(queue_pair, one.id, one.bytes)?;
+            let message = message.filter(|message| message.kind == Kind::Answer);
+            let message = message.ok_or_else(|| io::Error::other("the peer's message is not an answer"))?;
+            self.answered(state, message.number, told);
+            return Ok(());
+        }
+        if one.id & SENT != 0 {
+            return mailbox.sent(queue_pair, one.id);
+        }
+        let (place, id) = ((one.id >> PLACE_SHIFT) as usize, one.id & ((1 << PLACE_SHIFT) - 1));
+        let queue = state.flying.get_mut(place).ok_or_else(|| io::Error::other("a strange completion"))?;
+        // A success proves that all before it on the same queue pair are done.
+        while queue.front().is_some_and(|flying| flying.id <= id) {
+            let Some(flying) = queue.pop_front() else { break };
+            if flying.last {
+                state.slices -= 1;
+                told.push(Completion::Done { path: self.terms.id, ticket: flying.ticket });
+            }
+        }
+        Ok(())
+    }
+
+    fn answered(&self, state: &mut State, number: u64, told: &mut Vec<Completion>) {
+        state.alive = true;
+        self.changed.notify_all();
+        if let Some(Some(ticket)) = state.asked.remove(&number) {
+            told.push(Completion::Notified { path: self.terms.id, ticket });
+        }
+        self.send_unsent(state);
+    }
+
+    /// A request has failed, and its queue pair with it.
+    fn refused(&self, state: &mut State, one: &Finished) {
+        let name = &self.rail.name;
+        let fault = match one.status {
+            NO_ANSWER => Fault::Silent(format!("{name}: the peer's device gave no answer")),
+            FLUSHED => Fault::Path(format!("{name}: the queue pair failed, here or at the peer")),
+            REMOTE_ACCESS => Fault::Path(format!("{name}: the peer refused the key of a window")),
+            status => Fault::Path(format!("{name}: a request failed with status {status}")),
+        };
+        let place = (one.id >> PLACE_SHIFT) as usize;
+        let id = one.id & ((1 << PLACE_SHIFT) - 1);
+        let data = one.id & (RECEIVE | SENT) == 0;
+        let queue = state.flying.get(place).filter(|_| data && one.status == REMOTE_ACCESS);
+        let ticket = queue.and_then(|queue| queue.iter().find(|one| one.id == id)).map(|one| one.ticket);
+        // Ranges were checked before: so the window is no more.
+        let stale = || Fault::Stale("the peer has closed the window".into());
+        self.broken(state, fault, ticket.map(|ticket| (ticket, stale())));
+    }
+}
+
+impl Watched for Opened {
+    fn serve(&self) -> bool {
+        let mut finished = Vec::new();
+        for _ in 0..LOOKS {
+            let mut state = self.state();
+            let Some(link) = &state.link else { return false };
+            // Armed before it is found empty, so that nothing comes unseen in between.
+            let looked = link.poll(&mut finished).and_then(|count| match count {
+                0 => link.arm().and_then(|()| link.poll(&mut finished)),
+                count => Ok(count),
+            });
+            match looked {
+                Ok(0) => return false,
+                Ok(_) => self.settle(&mut state, &finished),
+                Err(error) => self.broken(&mut state, Fault::Path(format!("{}: {error}", self.rail.name)), None),
+            }
+            finished.clear();
+        }
+        true
+    }
+
+    fn trouble(&self, why: &str) {
+        self.end(Fault::Path(why.to_owned()), true);
+    }
+}
+
+/// What the owner of a path holds.
+pub(super) struct RdmaPath(pub(super) Arc<Opened>);
+
+impl Path for RdmaPath {
+    fn post(&self, slices: &[Slice]) -> usize {
+        let mut state = self.0.state();
+        match &state.phase {
+            Phase::Open => self.0.take(&mut state, slices),
+            // Nothing may come after `Closed`, so nothing is taken.
+            Phase::Ended => 0,
+            Phase::Ending(fault) => {
+                let failed = slices.iter().map(|slice| self.0.failed(slice.ticket, fault.clone()));
+                self.0.completions.push(failed);
+                slices.len()
+            }
+        }
+    }
+
+    fn notify(&self, ticket: u64, notice: Notice) {
+        self.0.notice(ticket, Kind::Notice, notice.bytes);
+    }
+
+    fn probe(&self, ticket: u64) {
+        self.0.notice(ticket, Kind::Probe, Vec::new());
+    }
+
+    fn close(&self) {
+        self.0.end(Fault::Path("the path was closed by its owner".into()), false);
+    }
+}
+
+impl Drop for RdmaPath {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
