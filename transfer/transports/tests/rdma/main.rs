@@ -3,5 +3,10 @@
 #![cfg(any(feature = "rdma", feature = "rdma-dlopen"))]
 
 mod basics;
+mod cuts;
+mod ends;
+mod killed;
+mod memory;
+mod windows;
 mod rails;
 mod scene;

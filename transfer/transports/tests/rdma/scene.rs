@@ -129,11 +129,12 @@ impl Way {
         let until = Instant::now() + PATIENCE;
         while !rest.is_empty() {
             assert!(Instant::now() < until, "no room");
+            assert!(!matches!(self.seen.last(), Some(Completion::Closed { .. })), "the path has ended");
             rest = &rest[self.path.post(rest)..];
             if !rest.is_empty() {
                 let seen = self.seen.len();
                 self.wait(|seen_now| {
-                    seen_now[seen..].iter().any(|one| matches!(one, Completion::Room { .. } | Completion::Broken { .. }))
+                    seen_now[seen..].iter().any(|one| matches!(one, Completion::Room { .. } | Completion::Broken { .. } | Completion::Closed { .. }))
                 });
             }
         }

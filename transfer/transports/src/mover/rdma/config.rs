@@ -28,7 +28,7 @@ pub struct RdmaConfig {
     pub region_bytes: u64,
     /// How long a device waits for an answer: 4.096 µs times two to the power of this.
     pub ack_timeout_exponent: u8,
-    /// How often it repeats before it gives the path up.
+    /// How often it repeats before it gives the path up. Not 7, which some devices take for "without end".
     pub retries: u8,
     /// The service level of InfiniBand.
     pub service_level: u8,
@@ -57,7 +57,7 @@ impl Default for RdmaConfig {
             slice_bytes_max: 64 << 20,
             region_bytes: 1 << 30,
             ack_timeout_exponent: 14,
-            retries: 7,
+            retries: 6,
             service_level: 0,
             traffic_class: 0,
             open_timeout_us: 5_000_000,
@@ -85,7 +85,7 @@ impl RdmaConfig {
         within("slice_bytes_max", self.slice_bytes_max.into(), 1, 1 << 30)?;
         within("region_bytes", self.region_bytes, self.slice_bytes_max.into(), 1 << 40)?;
         within("ack_timeout_exponent", self.ack_timeout_exponent.into(), 1, 31)?;
-        within("retries", self.retries.into(), 0, 7)?;
+        within("retries", self.retries.into(), 0, 6)?;
         within("service_level", self.service_level.into(), 0, 15)?;
         within("open_timeout_us", self.open_timeout_us, 1_000, 600_000_000)?;
         within("fence_timeout_us", self.fence_timeout_us, 1_000, 600_000_000)?;

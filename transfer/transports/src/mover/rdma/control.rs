@@ -20,6 +20,10 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_STEP: Duration = Duration::from_secs(1);
 const KEEPALIVE_COUNT: u32 = 5;
 
+/// The peer's word may be faster than our own device's, which knows which request was refused, and why. It
+/// has the peer's refusal already, or will have it in a moment.
+const VERDICT: Duration = Duration::from_millis(100);
+
 /// Connects to a peer's handshake port before `until`.
 pub(super) fn dial(config: &RdmaConfig, peer: &PeerId, until: Instant) -> Result<TcpStream, Fault> {
     let wrong = || Fault::Invalid(format!("'{}' is not an address; give host:port", peer.address));
@@ -79,7 +83,10 @@ pub(super) fn keep(
         path.bell().heard();
         if told {
             let why = match Record::receive(stream) {
-                Ok(Record::Broken { text }) => format!("the peer: {text}"),
+                Ok(Record::Broken { text }) => {
+                    path.wait_ending(VERDICT);
+                    format!("the peer: {text}")
+                }
                 Ok(_) => "the peer said what it must not".into(),
                 Err(error) => format!("the peer's end is gone ({error})"),
             };

@@ -134,6 +134,9 @@ impl RdmaTransport {
         rail: &Arc<Rail>,
         completions: Completions,
     ) -> Result<Box<dyn Path>, Fault> {
+        if self.stopping.load(Ordering::Acquire) {
+            return Err(Fault::Path("RDMA is stopping here".into()));
+        }
         let until = Instant::now() + self.config.open_timeout();
         let broken = |error: io::Error| Fault::Path(format!("{}: {error}", rail.name));
         if !rail.port().map_err(broken)?.active {

@@ -167,6 +167,12 @@ impl Opened {
         }
     }
 
+    /// Waits a while for it to end by itself.
+    pub(super) fn wait_ending(&self, limit: Duration) {
+        let open = |state: &mut State| matches!(state.phase, Phase::Open);
+        drop(self.changed.wait_timeout_while(self.state(), limit, open));
+    }
+
     /// Destroys the queue pairs: nothing lands here any more, and nothing goes out.
     pub(super) fn cut(&self) {
         let link = self.state().link.take();
