@@ -50,7 +50,7 @@ enum Command {
     Profile(profile::ProfileArgs),
     /// Repeat the published experiments and print paper beside ours
     Paper(paper::PaperArgs),
-    /// Measure a router, beside a plain proxy
+    /// Measure a router beside a plain proxy, or transfers beside what the machine can do
     Bench(bench::BenchArgs),
     /// Check and explain a configuration file
     Config(config::ConfigArgs),

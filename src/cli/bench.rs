@@ -1,4 +1,7 @@
-//! `baton bench`: what a router costs, beside a plain proxy in the same run.
+//! `baton bench`: what a router costs, beside a plain proxy in the same run; how fast bytes move between
+//! processes, beside what the machine can do.
+
+mod transfer;
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -25,6 +28,11 @@ pub struct BenchArgs {
 
 #[derive(clap::Subcommand)]
 enum What {
+    /// Move blocks between two processes over one transport, beside what the machine can do
+    Transfer(transfer::TransferArgs),
+    /// The other process of that
+    #[command(hide = true)]
+    TransferPeer(transfer::PeerArgs),
     /// Measure a running router: time added, processor time by call and by event
     Router(Box<RouterArgs>),
     /// Pass requests on and do nothing else: what a router is compared with
@@ -122,6 +130,11 @@ fn rate(text: &str) -> Result<f64, String> {
 
 /// Runs `baton bench`.
 pub fn run(args: &BenchArgs) -> Result<ExitCode, String> {
+    match &args.what {
+        What::Transfer(args) => return transfer::run(args),
+        What::TransferPeer(args) => return transfer::run_peer(args),
+        What::Router(_) | What::Proxy(_) | What::Upstream(_) => {}
+    }
     let runtime = Runtime::new().map_err(|e| format!("bench: no threads to run on: {e}"))?;
     match &args.what {
         What::Router(args) => router(args, &runtime),
@@ -130,6 +143,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, String> {
             serve(args.listen, &args.end, &runtime, async |listener| proxy::run(listener, &target).await)
         }
         What::Upstream(args) => serve(args.listen, &args.end, &runtime, upstream::run),
+        What::Transfer(_) | What::TransferPeer(_) => Ok(ExitCode::SUCCESS),
     }
 }
 

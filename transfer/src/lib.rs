@@ -27,6 +27,7 @@ mod flight;
 mod ids;
 mod input;
 mod invariants;
+pub mod mover;
 mod network;
 mod share;
 mod snapshot;

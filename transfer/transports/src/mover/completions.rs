@@ -1,7 +1,7 @@
 //! The queue between the threads that see transfers end and the one that acts on it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ pub struct CompletionQueue {
     /// How many wait, so that a poller need not take the lock to see that there is none.
     count: AtomicUsize,
     came: Condvar,
+    /// Someone wants whoever waits to look again.
+    nudged: AtomicBool,
 }
 
 impl CompletionQueue {
@@ -44,6 +46,29 @@ impl CompletionQueue {
         let (mut waiting, _) = waited.unwrap_or_else(PoisonError::into_inner);
         into.extend(waiting.drain(..));
         self.count.store(0, Ordering::Release);
+    }
+
+    /// Waits until some wait or somebody nudges, no longer than `limit`, and takes none.
+    pub fn wait_any(&self, limit: Duration) {
+        let waiting = self.waiting();
+        let nothing = |waiting: &mut VecDeque<Completion>| {
+            waiting.is_empty() && !self.nudged.swap(false, Ordering::AcqRel)
+        };
+        drop(self.came.wait_timeout_while(waiting, limit, nothing));
+    }
+
+    /// Ends the present [`CompletionQueue::wait_any`], or the next.
+    pub fn nudge(&self) {
+        // Under the lock, so that it does not fall between a waiter's look and its sleep.
+        let waiting = self.waiting();
+        self.nudged.store(true, Ordering::Release);
+        drop(waiting);
+        self.came.notify_one();
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<Completion>> {
@@ -78,5 +103,19 @@ mod tests {
         queue.push([done(3)]);
         queue.drain(&mut all);
         assert_eq!(all, [done(1), done(2), done(3)]);
+    }
+
+    #[test]
+    fn a_nudge_ends_a_wait_that_takes_nothing() {
+        let queue = Arc::new(CompletionQueue::default());
+        let waiting = std::thread::spawn({
+            let queue = queue.clone();
+            move || queue.wait_any(Duration::from_secs(600))
+        });
+        queue.nudge();
+        waiting.join().unwrap();
+        queue.push([Completion::Room { path: PathId(1) }]);
+        queue.wait_any(Duration::from_secs(600));
+        assert!(!queue.is_empty());
     }
 }

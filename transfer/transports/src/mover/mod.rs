@@ -5,17 +5,30 @@
 //! ended; the driver here carries that out.
 
 mod completions;
+mod damage;
+mod driver;
 mod exposure;
+mod gate;
+mod greeting;
 mod memory;
 mod port;
 #[cfg(any(feature = "rdma", feature = "rdma-dlopen"))]
 pub mod rdma;
+mod reactor;
+mod registry;
+mod shm;
+mod tcp;
 pub mod topology_gids;
 
+pub use baton_transfer::mover::{BatchId, Failure, MoverConfig, MoverStats, RailSpec, Reason, Stage};
 pub use completions::CompletionQueue;
+pub use damage::Damage;
+pub use driver::{Batch, DriverSnapshot, Finished, Mover, MoverSettings, Op, Outcome, Progress, Refusal};
 pub use exposure::{Exposure, Grant, Permit, WindowId};
 pub use memory::{Location, Memory, Pages};
 pub use port::{
     Capabilities, Completion, Completions, Direction, Fault, Inbound, Notice, Path, PathEnd, PathId, PeerId,
     Region, RemoteSegment, Slice, Transport,
 };
+pub use shm::{ShmConfig, ShmTransport};
+pub use tcp::{TcpConfig, TcpTransport};

@@ -99,9 +99,10 @@ pub enum Fault {
     Path(String),
     /// The peer did not show life within the limit: another path to it may do.
     Silent(String),
-    /// The window is closed or the epoch is not the peer's: no path will do.
+    /// The window is closed or the epoch is not the peer's: no path will do. Of a slice that fails so,
+    /// nothing lands any more: it was refused where the bytes would have gone, and its path goes on.
     Stale(String),
-    /// The range or the right is wrong: no path will do.
+    /// The range or the right is wrong: no path will do. Nothing lands any more, as for `Stale`.
     Invalid(String),
     /// Bytes differ from what was sent: worth one more try.
     Corrupt(String),
@@ -192,6 +193,10 @@ pub trait Path: Send + Sync {
 
     /// Asks the peer for a sign of life on this path; `Notified` or `Failed` with this ticket follows.
     fn probe(&self, ticket: u64);
+
+    /// Moves the path along on the caller's thread, for callers that poll their queue and cannot wait for an
+    /// I/O thread to wake. Transports that gain nothing by it do nothing; without it all goes on as well.
+    fn poll(&self) {}
 
     /// Ends the path: slices outstanding fail, then `Closed` follows. Dropping a path does the same.
     fn close(&self);

@@ -5,6 +5,8 @@
 mod conformance;
 mod faults;
 mod killed;
+mod promises;
 mod proxy;
 mod raw;
+mod rigs;
 mod scene;

@@ -1,0 +1,208 @@
+//! What the core wants done, and what has become of batches.
+
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{BatchId, Fault, PathNumber, PeerNumber, RailNumber, Ticket};
+
+/// One order to the driver, or one answer to whoever submitted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Effect {
+    /// Open a path; answer with `PathOpened` or `PathOpenFailed`.
+    OpenPath {
+        /// Under this name.
+        path: PathNumber,
+        /// To this peer.
+        peer: PeerNumber,
+        /// Over this rail.
+        rail: RailNumber,
+    },
+    /// Close a path; `PathClosed` follows.
+    ClosePath {
+        /// Which.
+        path: PathNumber,
+    },
+    /// Move one slice.
+    Post {
+        /// Over this path.
+        path: PathNumber,
+        /// Under this name.
+        ticket: Ticket,
+        /// Of this batch.
+        batch: BatchId,
+        /// Of the op at this place in it.
+        op: u32,
+        /// First byte, counted from the start of the op.
+        at: u64,
+        /// How many bytes.
+        bytes: u32,
+    },
+    /// Ask for a sign of life.
+    Probe {
+        /// Over this path.
+        path: PathNumber,
+        /// Under this name.
+        ticket: Ticket,
+    },
+    /// Send the batch's notice.
+    Notify {
+        /// Over this path.
+        path: PathNumber,
+        /// Under this name.
+        ticket: Ticket,
+        /// Whose.
+        batch: BatchId,
+    },
+    /// A batch ended: every byte is in place, its notice delivered, and nothing of it can land any more.
+    Done {
+        /// Which.
+        batch: BatchId,
+        /// How many bytes it moved.
+        bytes: u64,
+        /// How long it took.
+        took_us: u64,
+    },
+    /// A batch ended short. Nothing of it can land here any more.
+    Failed {
+        /// Which.
+        batch: BatchId,
+        /// At what, and why.
+        failure: Failure,
+        /// Whether nothing of it can land at the peer either. If not, the owner of the window must revoke it
+        /// before its memory is used for something else.
+        remote_fenced: bool,
+    },
+    /// A batch ended because nobody wanted it any more. Nothing of it can land here any more.
+    Cancelled {
+        /// Which.
+        batch: BatchId,
+        /// As in `Failed`.
+        remote_fenced: bool,
+    },
+    /// A batch was not taken: nothing of it was or will be done.
+    Refused {
+        /// Which.
+        batch: BatchId,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// A peer was not taken in: there are too many with work.
+    PeerRefused {
+        /// Which.
+        peer: PeerNumber,
+    },
+    /// A peer without work was forgotten, to make room. Tell of it anew, under another number, when it is
+    /// needed.
+    PeerForgotten {
+        /// Which.
+        peer: PeerNumber,
+    },
+}
+
+/// What a batch was at when it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Reaching the peer.
+    Connect,
+    /// Moving slices.
+    Move,
+    /// Making sure that nothing can land late.
+    Fence,
+    /// Telling the peer's program.
+    Notify,
+}
+
+/// Why a batch failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Its time was over.
+    Deadline,
+    /// The last fault, after all tries that were worth it.
+    Fault(Fault),
+    /// The peer could not say whether late bytes of a write can still land.
+    PeerUnknown,
+}
+
+/// At what and why a batch failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Failure {
+    /// At what.
+    pub stage: Stage,
+    /// Why.
+    pub reason: Reason,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stage = match self.stage {
+            Stage::Connect => "connecting",
+            Stage::Move => "moving",
+            Stage::Fence => "fencing",
+            Stage::Notify => "notifying",
+        };
+        let reason = match self.reason {
+            Reason::Deadline => "its deadline passed: allow more time or send less",
+            Reason::Fault(Fault::Path) => "every try broke: see the paths to this peer",
+            Reason::Fault(Fault::Silent) => "the peer was silent: see whether it lives",
+            Reason::Fault(Fault::Stale) => "the window is closed or the peer has restarted: ask it anew",
+            Reason::Fault(Fault::Invalid) => "the peer grants no such range: see the window's description",
+            Reason::Fault(Fault::Corrupt) => "bytes were damaged on the way, twice: see the device",
+            Reason::PeerUnknown => "late bytes may land at the peer: its owner must revoke the window",
+        };
+        write!(f, "{stage}: {reason}")
+    }
+}
+
+/// Which bound is met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// Batches at once.
+    Batches,
+    /// Ops of all batches at once.
+    Ops,
+    /// Peers with work at once.
+    Peers,
+}
+
+/// Why a batch was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Refusal {
+    /// There is no room; when something ends there is.
+    Full {
+        /// Which bound.
+        bound: Bound,
+        /// Where it is.
+        limit: u64,
+    },
+    /// Nothing to move and nobody to notify, or an op of no bytes.
+    Empty,
+    /// More ops than a batch may have.
+    TooManyOps,
+    /// More bytes than a batch may have: [`super::MoverConfig::slices_per_batch_max`] slices.
+    TooLarge,
+    /// A batch of this name lives.
+    Duplicate,
+    /// No such peer was told of.
+    PeerUnknown,
+    /// The peer's life is over.
+    PeerEnded,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full { bound, limit } => write!(f, "full: {limit} {bound:?} at once; try again later"),
+            Self::Empty => f.write_str("nothing to move: leave out ops of no bytes"),
+            Self::TooManyOps => f.write_str("too many ops in one batch: split it"),
+            Self::TooLarge => f.write_str("too many bytes in one batch: split it"),
+            Self::Duplicate => f.write_str("a batch of this name lives: take another name"),
+            Self::PeerUnknown => f.write_str("the peer is not known"),
+            Self::PeerEnded => f.write_str("the peer has restarted: ask it for its windows anew"),
+        }
+    }
+}

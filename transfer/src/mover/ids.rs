@@ -1,0 +1,35 @@
+//! Names: who gives each, and how long it lives.
+
+use serde::{Deserialize, Serialize};
+
+/// A batch, named by whoever submits it; not used twice while it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BatchId(pub u64);
+
+/// One life of a peer process, numbered by the driver and not used twice: a peer that restarts is another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PeerNumber(pub u32);
+
+/// One way out of this node (a device of a transport), by its place in [`super::MoverConfig::rails`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct RailNumber(pub u8);
+
+/// One connection over a rail to a peer, numbered by the core and not used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PathNumber(pub u32);
+
+/// One slice, probe or notice posted on a path. What has ended is not found under its ticket any more, so a
+/// completion that comes twice or late changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Ticket(pub u64);
+
+impl RailNumber {
+    pub(crate) fn index(self) -> usize {
+        usize::from(self.0)
+    }
+
+    /// Its bit in a set of rails.
+    pub(crate) fn bit(self) -> u64 {
+        1 << self.0
+    }
+}

@@ -1,0 +1,52 @@
+//! The mover: batches of reads and writes between registered memories, over many paths to many peers.
+//!
+//! It decides how batches are cut into slices, which path each slice takes and when, what is repeated when
+//! a path breaks, and when a batch has ended. What slices, paths and windows are, and what a transport
+//! promises of them, is said by the port in `baton-transports`; this core sees sizes and names only.
+//!
+//! **When a batch ends.** A path that breaks leaves its unfinished slices *in doubt*: bytes of them may land
+//! until the path has closed. They are repeated over other paths at once, for they are the same bytes for
+//! the same place. But a batch ends only when no slice of it is outstanding and every path that held one in
+//! doubt has closed. So when its end is told, nothing of it lands here any more, and its local memory is
+//! the caller's again.
+//!
+//! **At the peer.** A path that closes `Fenced` vouches for both sides. One that closes `PeerUnknown` vouches
+//! for this side only: a copy of a write may still sit in front of the peer's memory. It holds the right
+//! bytes, but nobody can tell when it lands; told "done", the peer's program may put other bytes into that
+//! range within the same window, and lose them to the late copy. So such a batch fails, although all of its
+//! bytes arrived by another path, and says that the peer's side is not fenced: the owner revokes the window.
+//! A batch that only read has written nothing there, and is not held back by it.
+//!
+//! **Notices.** A notice leaves when every byte is in place and no doubt is left, so the peer's program may
+//! use the range at once. It is sent at most once: where its path breaks, the batch fails.
+
+mod batch;
+mod config;
+mod effect;
+mod ending;
+mod engine;
+mod estimate;
+mod faults;
+mod ids;
+mod input;
+mod invariants;
+mod path;
+mod peer;
+mod pool;
+mod posting;
+mod rail;
+mod slab;
+mod slices;
+mod snapshot;
+mod stats;
+#[cfg(test)]
+mod testing;
+mod timers;
+
+pub use config::{MAX_RAILS, MoverConfig, RailSpec};
+pub use effect::{Bound, Effect, Failure, Reason, Refusal, Stage};
+pub use engine::MoverCore;
+pub use ids::{BatchId, PathNumber, PeerNumber, RailNumber, Ticket};
+pub use input::{BatchRequest, Direction, Fault, Input, Op, PathEnd, Route};
+pub use snapshot::{BatchSnapshot, MoverSnapshot, PathSnapshot, PeerSnapshot, RailSnapshot};
+pub use stats::MoverStats;

@@ -1,0 +1,113 @@
+//! What callers ask for, and what they are told.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_transfer::Priority;
+use baton_transfer::mover::{Failure, Refusal as CoreRefusal};
+
+use crate::mover::{Direction, Notice, PeerId, Region, RemoteSegment};
+
+/// One range to move between local memory and a window of the peer's.
+#[derive(Clone, Debug)]
+pub struct Op {
+    /// Which way.
+    pub direction: Direction,
+    /// Where here. Until the batch has ended, the range belongs to it.
+    pub local: Region,
+    /// Which window.
+    pub remote: Arc<RemoteSegment>,
+    /// First byte, counted from the start of the window.
+    pub remote_at: u64,
+    /// How many bytes, at least 1.
+    pub bytes: u64,
+}
+
+/// Ranges to move, with one peer, that end together. Ranges of one batch must not overlap.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// With whom.
+    pub peer: PeerId,
+    /// How urgent.
+    pub priority: Priority,
+    /// How long it may take; the core's `batch_limit_us` where none is given, and at most that.
+    pub limit: Option<Duration>,
+    /// Whether to compare checksums of both ends of every slice.
+    pub verify: bool,
+    /// Goes to the peer's program when every byte is in place.
+    pub notice: Option<Notice>,
+    /// What to move. May be empty where there is a notice.
+    pub ops: Vec<Op>,
+}
+
+/// What has become of a batch that was taken. Nothing of it lands here any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every byte is in place and the notice delivered; nothing lands at the peer any more, either.
+    Done {
+        /// How many bytes.
+        bytes: u64,
+        /// How long it took.
+        took: Duration,
+    },
+    /// It ended short: what is in its ranges is not to be relied on.
+    Failed {
+        /// At what, and why, with the remedy.
+        failure: Failure,
+        /// What the transport last said of this peer.
+        cause: String,
+        /// Whether nothing of it lands at the peer any more, either. If not, the window's owner must revoke
+        /// it before its memory is used for something else.
+        remote_fenced: bool,
+    },
+    /// Somebody cancelled it.
+    Cancelled {
+        /// As in `Failed`.
+        remote_fenced: bool,
+    },
+}
+
+impl Outcome {
+    /// Whether every byte is in place.
+    pub fn is_done(&self) -> bool {
+        matches!(self, Self::Done { .. })
+    }
+}
+
+/// How far a batch is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Not at its end.
+    Running {
+        /// Bytes in place.
+        done_bytes: u64,
+    },
+    /// At its end.
+    Ended(Outcome),
+    /// Never taken, or ended so long ago that it is forgotten.
+    Unknown,
+}
+
+/// Why a batch was not taken: nothing of it was or will be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// A bound is met, or the peer has restarted.
+    Core(CoreRefusal),
+    /// The call is wrong.
+    Invalid(String),
+    /// This side is going down.
+    ShutDown,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Core(refusal) => write!(f, "transfer refused: {refusal}"),
+            Self::Invalid(what) => write!(f, "transfer refused: {what}"),
+            Self::ShutDown => f.write_str("transfer refused: this node is shutting down"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}

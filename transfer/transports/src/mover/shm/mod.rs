@@ -1,0 +1,284 @@
+//! Shared memory, for peers of one host: each maps the memory of the other, and bytes are copied once.
+//!
+//! The owner of memory is the only one to write into it. A write is a request in a shared ring, which the
+//! peer's I/O thread carries out by copying from our memory into its own, with a permit for each chunk. A
+//! read is copied by its opener, after the peer has admitted the window; the peer keeps a page that says
+//! which windows are open, and what was copied counts only when it was open before and after. So closing a
+//! window needs nobody's help. Threads sleep on the path's local socket and an eventfd; whoever has something
+//! for a sleeper wakes it. The socket also tells of the peer's end, for the kernel closes it when the peer
+//! dies, and is how a path is fenced: we end our half, and the peer closes its own when it copies no more.
+
+mod channel;
+mod lane;
+mod rings;
+mod route;
+mod serving;
+mod site;
+mod windows;
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use self::channel::Channel;
+use self::lane::Lane;
+use self::rings::Rings;
+use self::route::{Parts, Route, ShmPath};
+use self::serving::Listener;
+use self::site::Site;
+use self::windows::{Table, Windows};
+use super::damage::Damage;
+use super::gate::{Gate, Room};
+use super::greeting::{Greeting, Purpose};
+use super::reactor::Pool;
+use super::registry::Registry;
+use super::{
+    Capabilities, Completions, Exposure, Fault, Inbound, Memory, Path, PathEnd, PathId, PeerId, Transport,
+    WindowId,
+};
+
+/// Settings of [`ShmTransport`].
+#[derive(Clone, Debug)]
+pub struct ShmConfig {
+    /// The address that this node has among its peers, `host:port`, as for the other transports. Peers of this
+    /// host and network namespace find it by that.
+    pub address: String,
+    /// The number of this life.
+    pub epoch: u64,
+    /// I/O threads, 1 to 64.
+    pub io_threads: usize,
+    /// Slices that a path takes.
+    pub outstanding_max: u32,
+    /// Bytes that a path takes.
+    pub credit_bytes: u64,
+    /// The largest slice.
+    pub slice_bytes_max: u32,
+    /// Paths that peers may open.
+    pub paths_max: usize,
+    /// Whether to spin: I/O threads that serve never sleep, and callers call [`Path::poll`].
+    pub poll: bool,
+    /// Limit for opening a path.
+    pub open_timeout_ms: u64,
+    /// How long a peer may move nothing while something is outstanding.
+    pub progress_timeout_ms: u64,
+    /// Limit for the peer's word that it has cut a path.
+    pub fence_timeout_ms: u64,
+    /// For tests: damages what lands.
+    pub damage: Arc<Damage>,
+}
+
+impl ShmConfig {
+    /// The usual ones.
+    pub fn new(address: impl Into<String>, epoch: u64) -> Self {
+        Self {
+            address: address.into(),
+            epoch,
+            io_threads: 1,
+            outstanding_max: 4_096,
+            credit_bytes: 1 << 30,
+            slice_bytes_max: 16 << 20,
+            paths_max: 256,
+            poll: false,
+            open_timeout_ms: 2_000,
+            progress_timeout_ms: 1_500,
+            fence_timeout_ms: 1_000,
+            damage: Arc::default(),
+        }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        let bad = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        if !(1..=64).contains(&self.io_threads) {
+            return bad("shm: io_threads must be 1 to 64");
+        }
+        if !(1..=rings::OUTSTANDING_MAX).contains(&self.outstanding_max) {
+            return bad("shm: outstanding_max must be 1 to 65536");
+        }
+        let limits = [self.open_timeout_ms, self.progress_timeout_ms, self.fence_timeout_ms];
+        if limits.contains(&0) || self.credit_bytes == 0 || !(1..=1 << 30).contains(&self.slice_bytes_max) {
+            return bad("shm: limits must be at least 1, and slice_bytes_max at most 1 GiB");
+        }
+        Ok(())
+    }
+}
+
+/// The shared-memory transport of this node.
+pub struct ShmTransport {
+    site: Arc<Site>,
+    routes: Mutex<Vec<Weak<Route>>>,
+    closing: AtomicBool,
+}
+
+impl ShmTransport {
+    /// Listens and starts the I/O threads.
+    ///
+    /// # Errors
+    /// When a setting is out of its bounds, another process of this host has the address, or the system gives
+    /// no threads or memory.
+    pub fn start(
+        config: ShmConfig,
+        exposure: Arc<Exposure>,
+        inbound: Arc<dyn Inbound>,
+    ) -> io::Result<Arc<Self>> {
+        config.check()?;
+        let socket = channel::listen(&config.address)?;
+        let windows = Windows::create()?;
+        let pool = Pool::start("shm", config.io_threads)?;
+        let site = Arc::new(Site {
+            config,
+            pool,
+            exposure,
+            inbound,
+            registry: Registry::default(),
+            windows,
+            served: AtomicUsize::new(0),
+            channels: Mutex::default(),
+        });
+        site.pool.adopt(site.pool.seat(), Box::new(Listener { socket, site: site.clone() }));
+        Ok(Arc::new(Self { site, routes: Mutex::default(), closing: AtomicBool::new(false) }))
+    }
+
+    /// Who this node is to its peers.
+    pub fn peer_id(&self) -> PeerId {
+        PeerId { address: self.site.config.address.clone(), epoch: self.site.config.epoch }
+    }
+
+    fn routes(&self) -> MutexGuard<'_, Vec<Weak<Route>>> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connects and greets.
+    fn dial(&self, peer: &PeerId) -> io::Result<Dialled> {
+        let config = &self.site.config;
+        let limit = Duration::from_millis(config.open_timeout_ms);
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let (bell, our_bell) = (eventfd(0, flags)?, eventfd(0, flags)?);
+        let rings = Rings::create(config.outstanding_max)?;
+        let channel = Channel::connect(&peer.address, limit)?;
+        let greeting = self.site.greeting(Purpose::Lane, peer.epoch, config.address.clone());
+        channel.send(&greeting.encode(), &[rings.file(), bell.as_fd(), our_bell.as_fd()], true)?;
+        let answer = channel.receive_greeting(true)?;
+        let (record, mut files) = answer.ok_or(io::ErrorKind::TimedOut)?;
+        let answer = Greeting::decode(&record).and_then(Greeting::welcome);
+        let table = files.pop().map(Table::adopt).transpose()?;
+        Ok(Dialled { answer, table, parts: (Arc::new(channel), rings, bell), our_bell })
+    }
+}
+
+/// What dialling brought.
+struct Dialled {
+    answer: Result<Greeting, Fault>,
+    table: Option<Table>,
+    parts: (Arc<Channel>, Rings, std::os::fd::OwnedFd),
+    our_bell: std::os::fd::OwnedFd,
+}
+
+fn shutting_down() -> Fault {
+    Fault::Path("the transport is shutting down".into())
+}
+
+impl Transport for ShmTransport {
+    fn name(&self) -> &'static str {
+        "shm"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            slice_bytes_max: self.site.config.slice_bytes_max,
+            outstanding_max: self.site.config.outstanding_max,
+            zero_copy: true,
+            verifies: true,
+        }
+    }
+
+    fn register(&self, memory: &Arc<Memory>) -> Result<(), Fault> {
+        self.site.register(memory)
+    }
+
+    fn access(&self, _: WindowId, memory: &Arc<Memory>, at: u64, bytes: u64) -> Result<Vec<u8>, Fault> {
+        self.site.registry.check(memory, at, bytes)?;
+        Ok(Vec::new())
+    }
+
+    fn revoke(&self, window: WindowId) {
+        self.site.windows.shut(window);
+    }
+
+    fn devices(&self) -> Vec<String> {
+        vec!["memory".into()]
+    }
+
+    fn open(
+        &self,
+        id: PathId,
+        peer: &PeerId,
+        _device: &str,
+        completions: Completions,
+    ) -> Result<Box<dyn Path>, Fault> {
+        if self.closing.load(Ordering::Acquire) {
+            return Err(shutting_down());
+        }
+        let site = &self.site;
+        let failed = |error: io::Error| {
+            let text = format!("open a path to {} on this host: {error}", peer.address);
+            match error.kind() {
+                io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Fault::Silent(text),
+                _ => Fault::Path(text),
+            }
+        };
+        let Dialled { answer, table, parts: (channel, rings, bell), our_bell } =
+            self.dial(peer).map_err(failed)?;
+        let allowed = answer?;
+        let table = table.ok_or_else(|| failed(io::Error::other("its answer lacks the table of windows")))?;
+        let room = Room {
+            // The ring is as long as we asked for, whatever the peer would take.
+            slices: site.config.outstanding_max.min(allowed.outstanding_max),
+            bytes: site.config.credit_bytes.min(allowed.credit_bytes),
+            slice_bytes: site.config.slice_bytes_max.min(allowed.slice_bytes_max),
+        };
+        site.introduce(&channel).map_err(failed)?;
+        let parts = Parts { channel, rings, table, bell };
+        let gate = Gate::new(id, completions, room);
+        let route = Arc::new(Route::new(site.clone(), gate, peer.clone(), parts));
+        let mut routes = self.routes();
+        if self.closing.load(Ordering::Acquire) {
+            return Err(shutting_down());
+        }
+        routes.retain(|route| route.strong_count() > 0);
+        routes.push(Arc::downgrade(&route));
+        site.pool.adopt(route.seat, Box::new(Lane::new(route.clone(), our_bell)));
+        drop(routes);
+        Ok(Box::new(ShmPath(route)))
+    }
+
+    fn shutdown(&self) {
+        let routes: Vec<_> = {
+            let routes = self.routes();
+            self.closing.store(true, Ordering::Release);
+            routes.iter().filter_map(Weak::upgrade).collect()
+        };
+        for route in &routes {
+            route.end(shutting_down(), false);
+        }
+        let limit = Duration::from_millis(self.site.config.fence_timeout_ms);
+        let until = Instant::now() + limit + Duration::from_millis(500);
+        for route in &routes {
+            route.gate.wait_ended(until.saturating_duration_since(Instant::now()));
+        }
+        self.site.pool.stop();
+        // What the threads could not carry to its end any more has none but this.
+        for route in &routes {
+            route.gate.ended(PathEnd::PeerUnknown);
+        }
+    }
+}
+
+impl Drop for ShmTransport {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}

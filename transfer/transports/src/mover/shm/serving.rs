@@ -1,0 +1,287 @@
+//! The listener, and the server's end of a path: it copies what peers write, from their memory into ours.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::channel::Channel;
+use super::rings::{Answer, Kind, OUTSTANDING_MAX, Request, Rings};
+use super::route::{CORRUPT, INVALID, STALE, UNKNOWN};
+use super::site::{CHUNK_BYTES, Chunk, Segments, Site};
+use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose};
+use crate::mover::reactor::{Connection, Turn, ring};
+use crate::mover::{Direction, Fault, Memory, Notice, PeerId, WindowId};
+
+/// Bytes copied in one turn, at most about.
+const TURN_BYTES: u64 = 4 << 20;
+/// What a request without bytes counts for.
+const REQUEST_COST: u64 = 4 << 10;
+
+/// Takes connections.
+pub(super) struct Listener {
+    pub(super) socket: OwnedFd,
+    pub(super) site: Arc<Site>,
+}
+
+impl Connection for Listener {
+    fn files(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.socket.as_fd()]
+    }
+
+    fn event(&mut self, _file: usize, _hung: bool) {}
+
+    fn turn(&mut self) -> Turn {
+        loop {
+            let channel = match Channel::accept(&self.socket) {
+                Ok(Some(channel)) => channel,
+                Ok(None) => continue,
+                // None waits, or the system has no more files: those that wait are taken with the next.
+                Err(_) => return Turn::Wait,
+            };
+            let site = &self.site;
+            let served = Served {
+                site: site.clone(),
+                channel: Arc::new(channel),
+                lane: None,
+                spoken: true,
+                since: Instant::now(),
+            };
+            if site.served.fetch_add(1, Ordering::AcqRel) >= site.config.paths_max {
+                served.answer(Purpose::Busy, "it serves as many paths as it may; raise paths_max", &[]);
+                Box::new(served).cut();
+                continue;
+            }
+            site.pool.adopt(site.pool.seat(), Box::new(served));
+        }
+    }
+
+    fn tick(&mut self, _now: Instant) -> Turn {
+        Turn::Wait
+    }
+
+    fn waits(&self) -> bool {
+        false
+    }
+
+    fn cut(self: Box<Self>) {}
+}
+
+/// What there is after the greeting.
+struct Lane {
+    from: PeerId,
+    rings: Rings,
+    /// Wakes us.
+    bell: OwnedFd,
+    /// Wakes the opener.
+    their_bell: OwnedFd,
+    served: u32,
+    segments: Segments,
+}
+
+/// See the module.
+pub(super) struct Served {
+    site: Arc<Site>,
+    channel: Arc<Channel>,
+    lane: Option<Lane>,
+    /// The channel may have something to say.
+    spoken: bool,
+    since: Instant,
+}
+
+impl Served {
+    /// Answers a greeting. Where even that fails the opener sees the end of the channel.
+    fn answer(&self, purpose: Purpose, text: &str, files: &[BorrowedFd<'_>]) {
+        let record = self.site.greeting(purpose, 0, text.into()).encode();
+        let _ = self.channel.send(&record, files, false);
+    }
+
+    fn greet(&mut self) -> io::Result<Turn> {
+        let Some((record, files)) = self.channel.receive_greeting(false)? else { return Ok(Turn::Wait) };
+        match self.greeted(&record, files) {
+            Ok(lane) => {
+                self.lane = Some(lane);
+                self.answer(Purpose::Welcome, &self.site.config.address, &[self.site.windows.file()]);
+                self.site.introduce(&self.channel)?;
+                Ok(Turn::Files)
+            }
+            Err(fault) => {
+                let (purpose, text) = match &fault {
+                    Fault::Stale(text) => (Purpose::Stale, text),
+                    Fault::Invalid(text) | Fault::Path(text) | Fault::Silent(text) | Fault::Corrupt(text) => {
+                        (Purpose::Invalid, text)
+                    }
+                };
+                self.answer(purpose, text, &[]);
+                Ok(Turn::End)
+            }
+        }
+    }
+
+    fn greeted(&self, record: &[u8; GREETING_BYTES], files: Vec<OwnedFd>) -> Result<Lane, Fault> {
+        let address = &self.site.config.address;
+        let greeting = Greeting::decode(record)?;
+        if greeting.to_epoch != self.site.config.epoch {
+            let text = format!("{address} lives in another epoch than {}", greeting.to_epoch);
+            return Err(Fault::Stale(text));
+        }
+        let files: Result<[OwnedFd; 3], _> = files.try_into();
+        let sound = greeting.purpose == Purpose::Lane && greeting.outstanding_max <= OUTSTANDING_MAX;
+        let (Ok([rings, bell, their_bell]), true) = (files, sound) else {
+            return Err(Fault::Invalid(format!("{address}: the greeting does not ask for a path")));
+        };
+        let rings = Rings::adopt(rings, greeting.outstanding_max)
+            .map_err(|error| Fault::Invalid(format!("{address}: map the rings: {error}")))?;
+        let from = PeerId { address: greeting.text, epoch: greeting.from_epoch };
+        Ok(Lane { from, rings, bell, their_bell, served: 0, segments: Segments::default() })
+    }
+}
+
+impl Lane {
+    fn serve(&mut self, site: &Site, channel: &Channel) -> io::Result<Turn> {
+        self.rings.server_sleeps(false);
+        let mut left = TURN_BYTES;
+        loop {
+            let wrong = || io::Error::other("the opener's ring does not hold requests");
+            let asked = self.rings.asked(self.served).ok_or_else(wrong)?;
+            if asked == self.served {
+                return Ok(Turn::Wait);
+            }
+            while self.served != asked {
+                let request = self.rings.request(self.served).ok_or_else(wrong)?;
+                let answer = self.carry_out(&request, site, channel)?;
+                self.served = self.served.wrapping_add(1);
+                if self.rings.answer(&Answer { number: request.number, ..answer }) {
+                    ring(&self.their_bell);
+                }
+                left = left.saturating_sub(REQUEST_COST.max(u64::from(request.bytes)));
+                if left == 0 {
+                    return Ok(Turn::Again);
+                }
+            }
+        }
+    }
+
+    fn carry_out(&mut self, request: &Request, site: &Site, channel: &Channel) -> io::Result<Answer> {
+        match request.kind {
+            Kind::Probe => Ok(Answer::default()),
+            Kind::Write => {
+                let code = match self.segments.get(request.segment, channel)? {
+                    Some(source) => write(request, &source, site),
+                    None => UNKNOWN,
+                };
+                Ok(Answer { code, ..Answer::default() })
+            }
+            Kind::Notice => {
+                let Some(bytes) = self.rings.notice(request.segment, request.bytes) else {
+                    return Ok(Answer { code: INVALID, ..Answer::default() });
+                };
+                site.inbound.notice(&self.from, Notice { bytes });
+                Ok(Answer::default())
+            }
+            Kind::Admit => {
+                Ok(admit(request, site).unwrap_or_else(|code| Answer { code, ..Answer::default() }))
+            }
+        }
+    }
+}
+
+/// Copies one slice, with a permit for each chunk; the code of its answer.
+fn write(request: &Request, source: &Memory, site: &Site) -> u8 {
+    let end = u64::from(request.bytes);
+    let fits = request.bytes > 0 && request.bytes <= site.config.slice_bytes_max;
+    if !fits || !source.holds(request.segment_at, end) || request.at.checked_add(end).is_none() {
+        return INVALID;
+    }
+    let (mut at, mut intact) = (0, true);
+    while at < end {
+        let bytes = CHUNK_BYTES.min(end - at);
+        let window = WindowId(request.window);
+        match site.exposure.admit(window, Direction::Write, request.at + at, bytes) {
+            Ok(permit) => {
+                let from_at = request.segment_at + at;
+                let chunk = Chunk { from: source, from_at, to: permit.memory(), to_at: permit.at(), bytes };
+                intact &= chunk.copy(request.verify, &site.config);
+            }
+            Err(fault) => return code_of(&fault),
+        }
+        at += bytes;
+    }
+    if intact { 0 } else { CORRUPT }
+}
+
+/// Shows a window to its readers.
+fn admit(request: &Request, site: &Site) -> Result<Answer, u8> {
+    let window = WindowId(request.window);
+    let allowed = || {
+        let permit = site.exposure.admit(window, Direction::Read, 0, request.at);
+        permit.map_err(|fault| code_of(&fault))
+    };
+    let permit = allowed()?;
+    let segment = site.registry.check(permit.memory(), permit.at(), request.at).map_err(|_| INVALID)?;
+    let at = permit.at();
+    let slot = site.windows.show(window).map_err(|fault| code_of(&fault))?;
+    drop(permit);
+    // Closed before it was shown: whoever closed it found nothing to shut.
+    if let Err(code) = allowed() {
+        site.windows.shut(window);
+        return Err(code);
+    }
+    Ok(Answer { number: 0, code: 0, segment, slot, at })
+}
+
+fn code_of(fault: &Fault) -> u8 {
+    if matches!(fault, Fault::Stale(_)) { STALE } else { INVALID }
+}
+
+impl Connection for Served {
+    fn files(&self) -> Vec<BorrowedFd<'_>> {
+        let bell = self.lane.as_ref().map(|lane| lane.bell.as_fd());
+        [self.channel.file()].into_iter().chain(bell).collect()
+    }
+
+    fn event(&mut self, file: usize, _hung: bool) {
+        // The bell has no more to say than that it rang, so its count is left alone.
+        self.spoken |= file == 0;
+    }
+
+    fn turn(&mut self) -> Turn {
+        let spoken = std::mem::take(&mut self.spoken);
+        let Some(lane) = &mut self.lane else { return self.greet().unwrap_or(Turn::End) };
+        if spoken {
+            // The end of the channel ends all copies: the opener takes it for our word.
+            if lane.segments.take(&self.channel).is_err() {
+                return Turn::End;
+            }
+        }
+        lane.serve(&self.site, &self.channel).unwrap_or(Turn::End)
+    }
+
+    fn tick(&mut self, now: Instant) -> Turn {
+        let limit = Duration::from_millis(self.site.config.progress_timeout_ms);
+        if now.duration_since(self.since) < limit { Turn::Wait } else { Turn::End }
+    }
+
+    fn waits(&self) -> bool {
+        self.lane.is_none()
+    }
+
+    fn rest(&mut self) -> bool {
+        let Some(lane) = &self.lane else { return true };
+        lane.rings.server_sleeps(true);
+        let more = lane.rings.asked(lane.served) != Some(lane.served);
+        if more {
+            lane.rings.server_sleeps(false);
+        }
+        !more
+    }
+
+    fn spins(&self) -> bool {
+        self.site.config.poll && self.lane.is_some()
+    }
+
+    fn cut(self: Box<Self>) {
+        self.site.served.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,315 @@
+//! The opener's end of one connection: requests out, answers in.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::incoming::{Came, Ground, Incoming, Landing, Place, Step};
+use super::outgoing::{Body, Outgoing};
+use super::route::{LaneDoor, Route, Work};
+use super::stream::Stream;
+use super::wire::{Head, Kind, TEXT_BYTES_MAX, Tail, fault_of};
+use crate::mover::gate::Settled;
+use crate::mover::reactor::{Connection, Turn};
+use crate::mover::{Direction, Fault, Region, Slice};
+
+/// Bytes moved in one turn, at most about.
+const TURN_BYTES: u64 = 4 << 20;
+
+/// A request that has been sent, or waits to be.
+struct Waiting {
+    number: u32,
+    ticket: u64,
+    /// 0 for what is no slice.
+    bytes: u32,
+    /// Where a read goes.
+    into: Option<(Region, bool)>,
+}
+
+/// See the module.
+pub(super) struct Lane {
+    route: Arc<Route>,
+    index: usize,
+    stream: Stream,
+    outgoing: Outgoing,
+    incoming: Incoming,
+    landing: Option<Landing>,
+    /// Writes, notices and probes, in order.
+    acks: VecDeque<Waiting>,
+    /// Reads, in order.
+    reads: VecDeque<Waiting>,
+    next: u32,
+    settled: Settled,
+    /// The socket took all that it was offered, as far as we know.
+    writable: bool,
+    moved: bool,
+    still_since: Instant,
+}
+
+impl Lane {
+    pub(super) fn new(route: Arc<Route>, index: usize, stream: Stream) -> Self {
+        Self {
+            route,
+            index,
+            stream,
+            outgoing: Outgoing::default(),
+            incoming: Incoming::new(),
+            landing: None,
+            acks: VecDeque::new(),
+            reads: VecDeque::new(),
+            next: 0,
+            settled: Settled::default(),
+            writable: true,
+            moved: true,
+            still_since: Instant::now(),
+        }
+    }
+
+    fn door(&self) -> &LaneDoor {
+        &self.route.doors[self.index]
+    }
+
+    fn submit(&mut self) {
+        for work in self.door().take() {
+            // What was idle has only now begun to wait.
+            self.moved |= !self.waits();
+            let number = self.next;
+            self.next = self.next.wrapping_add(1);
+            match work {
+                Work::Slice(slice) => self.submit_slice(number, slice),
+                Work::Notice(ticket, notice) => {
+                    let bytes = u32::try_from(notice.bytes.len()).expect("checked when it was taken");
+                    let head = Head { bytes, ..Head::new(Kind::Notice, number) };
+                    self.outgoing.push(&head, Body::Bytes(notice.bytes), false);
+                    self.acks.push_back(Waiting { number, ticket, bytes: 0, into: None });
+                }
+                Work::Probe(ticket) => {
+                    self.outgoing.push(&Head::new(Kind::Probe, number), Body::None, false);
+                    self.acks.push_back(Waiting { number, ticket, bytes: 0, into: None });
+                }
+            }
+        }
+    }
+
+    fn submit_slice(&mut self, number: u32, slice: Slice) {
+        let Slice { ticket, bytes, verify, .. } = slice;
+        let (window, at) = (slice.remote.window.0, slice.remote_at);
+        let head = |kind| Head { verify, bytes, window, at, ..Head::new(kind, number) };
+        match slice.direction {
+            Direction::Write => {
+                let body = Body::Memory(slice.local.memory, slice.local.at);
+                self.outgoing.push(&head(Kind::Write), body, verify);
+                self.acks.push_back(Waiting { number, ticket, bytes, into: None });
+            }
+            Direction::Read => {
+                self.outgoing.push(&head(Kind::Read), Body::None, false);
+                self.reads.push_back(Waiting { number, ticket, bytes, into: Some((slice.local, verify)) });
+            }
+        }
+    }
+
+    /// Sends and receives until nothing goes or the turn is long enough.
+    fn work(&mut self) -> Result<Turn, Fault> {
+        let mut left = TURN_BYTES;
+        loop {
+            self.submit();
+            let before = left;
+            if self.writable && !self.outgoing.is_empty() {
+                match self.outgoing.send(&mut self.stream, &self.route.site.exposure).map_err(broken)? {
+                    Some(sent) => left = left.saturating_sub(sent.max(1)),
+                    None => self.writable = false,
+                }
+                self.moved = true;
+            }
+            left = left.saturating_sub(self.receive()?);
+            if left == before && (!self.writable || self.outgoing.is_empty()) {
+                return Ok(Turn::Wait);
+            }
+            if left == 0 {
+                return Ok(Turn::Again);
+            }
+        }
+    }
+
+    /// Takes one answer or part of one; says how many bytes came.
+    fn receive(&mut self) -> Result<u64, Fault> {
+        let mut came = 0;
+        while came < TURN_BYTES / 8 {
+            if self.landing.is_some() {
+                match self.land().map_err(broken)? {
+                    Step::Blocked => break,
+                    Step::Moved(bytes) => came += bytes as u64,
+                    Step::Landed(tail) => self.landed(tail)?,
+                }
+                continue;
+            }
+            match self.incoming.take_head() {
+                Some(Some(head)) => self.begin(head)?,
+                Some(None) => return Err(out_of_step("what came is no frame")),
+                None => match self.incoming.fill(&mut self.stream).map_err(broken)? {
+                    Came::Nothing => break,
+                    Came::Some(bytes) => came += bytes as u64,
+                },
+            }
+        }
+        self.moved |= came > 0;
+        Ok(came)
+    }
+
+    fn land(&mut self) -> io::Result<Step> {
+        let site = &self.route.site;
+        let (exposure, damage) = (&site.exposure, &*site.config.damage);
+        let landing = self.landing.as_mut().expect("looked at by the caller");
+        let (stream, incoming) = (&mut self.stream, &mut self.incoming);
+        landing.step(&mut Ground { stream, incoming, exposure, damage })
+    }
+
+    fn begin(&mut self, head: Head) -> Result<(), Fault> {
+        let place = match head.kind {
+            Kind::Acked => {
+                self.acked(head.number);
+                return Ok(());
+            }
+            Kind::Refused | Kind::Bye if usize::try_from(head.bytes).is_ok_and(|n| n <= TEXT_BYTES_MAX) => {
+                Place::Bytes(Vec::new())
+            }
+            Kind::Data => {
+                let asked = |read: &&Waiting| read.number == head.number && read.bytes == head.bytes;
+                let Some(read) = self.reads.front().filter(asked) else {
+                    return Err(out_of_step("it sends what was not asked for"));
+                };
+                let (region, verify) = read.into.clone().expect("a read goes somewhere");
+                self.landing = Some(Landing::new(Head { verify, ..head }, Place::Local(region), true));
+                return Ok(());
+            }
+            _ => return Err(out_of_step("it sends what only an opener sends")),
+        };
+        self.landing = Some(Landing::new(head, place, false));
+        Ok(())
+    }
+
+    fn acked(&mut self, through: u32) {
+        // Numbers wrap; those outstanding are far fewer than half of them.
+        while let Some(waiting) = self.acks.pop_front_if(|w| through.wrapping_sub(w.number) < u32::MAX / 2) {
+            self.settle(&waiting, None);
+        }
+    }
+
+    fn landed(&mut self, tail: Option<Tail>) -> Result<(), Fault> {
+        let landing = self.landing.take().expect("it has just landed");
+        let text = match &landing.place {
+            Place::Bytes(text) => String::from_utf8_lossy(text).into_owned(),
+            _ => String::new(),
+        };
+        let number = landing.head.number;
+        match landing.head.kind {
+            Kind::Bye => return Err(fault_of(landing.head.code, format!("the peer ended it: {text}"))),
+            Kind::Refused => {
+                let queue = if self.reads.front().is_some_and(|read| read.number == number) {
+                    &mut self.reads
+                } else {
+                    &mut self.acks
+                };
+                let Some(at) = queue.iter().position(|waiting| waiting.number == number) else {
+                    return Err(out_of_step("it refuses what was not asked for"));
+                };
+                let waiting = queue.remove(at).expect("just found");
+                self.settle(&waiting, Some(fault_of(landing.head.code, text)));
+            }
+            _ => {
+                let waiting = self.reads.pop_front().expect("looked at when it began");
+                let fault = match tail.map_or(0, |tail| tail.code) {
+                    0 if landing.intact(tail) => None,
+                    0 => Some(Fault::Corrupt("what was read differs from what was sent".into())),
+                    code => Some(fault_of(code, "the window was closed while it was read".into())),
+                };
+                self.settle(&waiting, fault);
+            }
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, waiting: &Waiting, fault: Option<Fault>) {
+        let gate = &self.route.gate;
+        self.settled.completions.push(match fault {
+            Some(fault) => gate.failed(waiting.ticket, fault),
+            None if waiting.bytes == 0 => gate.notified(waiting.ticket),
+            None => gate.done(waiting.ticket),
+        });
+        if waiting.bytes == 0 {
+            self.settled.notices += 1;
+        } else {
+            self.settled.slices += 1;
+            self.settled.bytes += u64::from(waiting.bytes);
+            self.route.doors[self.index].relieve(u64::from(waiting.bytes));
+        }
+    }
+}
+
+fn broken(error: io::Error) -> Fault {
+    Fault::Path(format!("the connection broke: {error}"))
+}
+
+fn out_of_step(why: &str) -> Fault {
+    Fault::Path(format!("the peer is out of step: {why}"))
+}
+
+impl Connection for Lane {
+    fn files(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.stream.file()]
+    }
+
+    fn event(&mut self, _file: usize, hung: bool) {
+        self.writable = true;
+        self.incoming.awake(hung);
+    }
+
+    fn turn(&mut self) -> Turn {
+        let turn = self.work();
+        self.route.gate.settle(&mut self.settled);
+        turn.unwrap_or_else(|fault| {
+            self.route.end(fault, true);
+            Turn::End
+        })
+    }
+
+    fn tick(&mut self, now: Instant) -> Turn {
+        if std::mem::take(&mut self.moved) {
+            self.still_since = now;
+        }
+        let limit = Duration::from_millis(self.route.site.config.progress_timeout_ms);
+        if now.duration_since(self.still_since) < limit {
+            return Turn::Wait;
+        }
+        let text = format!("{} moved nothing for {} ms", self.route.peer.address, limit.as_millis());
+        self.route.end(Fault::Silent(text), true);
+        Turn::End
+    }
+
+    fn waits(&self) -> bool {
+        !self.acks.is_empty() || !self.reads.is_empty()
+    }
+
+    fn cut(mut self: Box<Self>) {
+        // When the thread stops, nobody has begun the end yet.
+        self.route.end(Fault::Path("the transport is shutting down".into()), false);
+        let fault = self.route.gate.fault();
+        let waiting: Vec<Waiting> = self.acks.drain(..).chain(self.reads.drain(..)).collect();
+        for one in waiting {
+            self.settle(&one, Some(fault.clone()));
+        }
+        for work in self.door().rest() {
+            let (ticket, bytes) = match work {
+                Work::Slice(slice) => (slice.ticket, slice.bytes),
+                Work::Notice(ticket, _) | Work::Probe(ticket) => (ticket, 0),
+            };
+            self.settle(&Waiting { number: 0, ticket, bytes, into: None }, Some(fault.clone()));
+        }
+        let route = self.route.clone();
+        route.gate.settle(&mut self.settled);
+        drop(self);
+        route.lane_is_cut();
+    }
+}

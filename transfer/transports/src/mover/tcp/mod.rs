@@ -1,0 +1,318 @@
+//! TCP: each path is one or a few connections whose bodies go straight from and into registered memory.
+//!
+//! Writes carry their bytes and are acknowledged, many at a time; reads are answered by the peer's I/O thread.
+//! A body is moved in chunks of at most 256 KiB, each with a permit of its own, so that closing a window
+//! waits for one chunk at most. A path ends in two steps: its own threads cut its connections, so that
+//! nothing lands here; then a fresh short connection asks the peer to do the same.
+
+mod fence;
+mod incoming;
+mod lane;
+mod outgoing;
+mod route;
+mod serving;
+mod site;
+mod stream;
+mod vectored;
+mod wire;
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use self::lane::Lane;
+use self::route::{LaneDoor, Route, TcpPath};
+use self::serving::Listener;
+use self::site::Site;
+use self::stream::Stream;
+use super::damage::Damage;
+use super::gate::{Gate, Room};
+use super::greeting::{GREETING_BYTES, Greeting, Purpose};
+use super::reactor::Pool;
+use super::registry::Registry;
+use super::{
+    Capabilities, Completions, Exposure, Fault, Inbound, Memory, Path, PathId, PeerId, Transport, WindowId,
+};
+
+/// Settings of [`TcpTransport`].
+#[derive(Clone, Debug)]
+pub struct TcpConfig {
+    /// Where to listen; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// How peers reach that, `host:port`; by default as it is bound.
+    pub advertise: Option<String>,
+    /// The number of this life.
+    pub epoch: u64,
+    /// Connections of a path, 1 to 16.
+    pub lanes: usize,
+    /// I/O threads, 1 to 64.
+    pub io_threads: usize,
+    /// Slices that a path takes.
+    pub outstanding_max: u32,
+    /// Bytes that a path takes.
+    pub credit_bytes: u64,
+    /// The largest slice.
+    pub slice_bytes_max: u32,
+    /// Connections that peers may open.
+    pub connections_max: usize,
+    /// Limit for making a connection.
+    pub open_timeout_ms: u64,
+    /// How long a peer may move nothing while something is outstanding.
+    pub progress_timeout_ms: u64,
+    /// Limit for the peer's word that it has cut a path.
+    pub fence_timeout_ms: u64,
+    /// For tests: damages what lands.
+    pub damage: Arc<Damage>,
+}
+
+impl TcpConfig {
+    /// The usual ones.
+    pub fn new(listen: SocketAddr, epoch: u64) -> Self {
+        Self {
+            listen,
+            advertise: None,
+            epoch,
+            lanes: 1,
+            io_threads: 2,
+            outstanding_max: 4_096,
+            credit_bytes: 256 << 20,
+            slice_bytes_max: 16 << 20,
+            connections_max: 1_024,
+            open_timeout_ms: 2_000,
+            progress_timeout_ms: 2_000,
+            fence_timeout_ms: 1_000,
+            damage: Arc::default(),
+        }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        let bad = |text: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        if !(1..=16).contains(&self.lanes) {
+            return bad("tcp: lanes must be 1 to 16");
+        }
+        if !(1..=64).contains(&self.io_threads) {
+            return bad("tcp: io_threads must be 1 to 64");
+        }
+        let positive = [
+            u64::from(self.outstanding_max),
+            self.credit_bytes,
+            u64::from(self.slice_bytes_max),
+            self.open_timeout_ms,
+            self.progress_timeout_ms,
+            self.fence_timeout_ms,
+        ];
+        if positive.contains(&0) || self.slice_bytes_max > 1 << 30 {
+            return bad("tcp: limits must be at least 1, and slice_bytes_max at most 1 GiB");
+        }
+        Ok(())
+    }
+}
+
+/// The TCP transport of this node.
+pub struct TcpTransport {
+    site: Arc<Site>,
+    registry: Registry,
+    routes: Mutex<Vec<Weak<Route>>>,
+    closing: AtomicBool,
+}
+
+impl TcpTransport {
+    /// Listens and starts the I/O threads.
+    ///
+    /// # Errors
+    /// When a setting is out of its bounds, the address cannot be had, or the system gives no threads.
+    pub fn start(
+        config: TcpConfig,
+        exposure: Arc<Exposure>,
+        inbound: Arc<dyn Inbound>,
+    ) -> io::Result<Arc<Self>> {
+        config.check()?;
+        let socket = TcpListener::bind(config.listen)?;
+        socket.set_nonblocking(true)?;
+        let bound = socket.local_addr()?.to_string();
+        let address = config.advertise.clone().unwrap_or(bound);
+        let pool = Pool::start("tcp", config.io_threads)?;
+        let site = Arc::new(Site { config, address, pool, exposure, inbound, served: AtomicUsize::new(0) });
+        site.pool.adopt(site.pool.seat(), Box::new(Listener { socket, site: site.clone() }));
+        Ok(Arc::new(Self {
+            site,
+            registry: Registry::default(),
+            routes: Mutex::default(),
+            closing: AtomicBool::new(false),
+        }))
+    }
+
+    /// Who this node is to its peers.
+    pub fn peer_id(&self) -> PeerId {
+        PeerId { address: self.site.address.clone(), epoch: self.site.config.epoch }
+    }
+
+    /// Connects and greets; what the peer allows comes with the stream.
+    fn dial(&self, peer: &PeerId, session: u128) -> Result<(TcpStream, SocketAddr, Greeting), Fault> {
+        let until = Instant::now() + Duration::from_millis(self.site.config.open_timeout_ms);
+        let failed = |what: &str, error: &io::Error| {
+            let text = format!("{what} {}: {error}", peer.address);
+            match error.kind() {
+                io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Fault::Silent(text),
+                _ => Fault::Path(text),
+            }
+        };
+        let found = peer.address.to_socket_addrs().map_err(|error| failed("look up", &error))?;
+        let mut fault = Fault::Path(format!("look up {}: it has no address", peer.address));
+        for address in found {
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            match TcpStream::connect_timeout(&address, left) {
+                Ok(socket) => {
+                    let greeted = self.greet(&socket, peer, session, until);
+                    let answer = greeted.map_err(|error| failed("greet", &error))?;
+                    return Ok((socket, address, Greeting::decode(&answer)?.welcome()?));
+                }
+                Err(error) => fault = failed("connect to", &error),
+            }
+        }
+        Err(fault)
+    }
+
+    fn greet(
+        &self,
+        mut socket: &TcpStream,
+        peer: &PeerId,
+        session: u128,
+        until: Instant,
+    ) -> io::Result<[u8; GREETING_BYTES]> {
+        let text = self.site.address.clone();
+        let record = self.site.greeting(Purpose::Lane, peer.epoch, session, text).encode();
+        let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        socket.set_write_timeout(Some(left()))?;
+        socket.write_all(&record)?;
+        let mut answer = [0; GREETING_BYTES];
+        let mut came = 0;
+        while came < GREETING_BYTES {
+            if Instant::now() >= until {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            socket.set_read_timeout(Some(left()))?;
+            match socket.read(&mut answer[came..])? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                more => came += more,
+            }
+        }
+        Ok(answer)
+    }
+
+    fn routes(&self) -> MutexGuard<'_, Vec<Weak<Route>>> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Transport for TcpTransport {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            slice_bytes_max: self.site.config.slice_bytes_max,
+            outstanding_max: self.site.config.outstanding_max,
+            zero_copy: false,
+            verifies: true,
+        }
+    }
+
+    fn register(&self, memory: &Arc<Memory>) -> Result<(), Fault> {
+        self.registry.add(memory);
+        Ok(())
+    }
+
+    fn access(&self, _: WindowId, memory: &Arc<Memory>, at: u64, bytes: u64) -> Result<Vec<u8>, Fault> {
+        self.registry.check(memory, at, bytes)?;
+        Ok(Vec::new())
+    }
+
+    fn revoke(&self, _: WindowId) {}
+
+    fn devices(&self) -> Vec<String> {
+        vec!["net".into()]
+    }
+
+    fn open(
+        &self,
+        id: PathId,
+        peer: &PeerId,
+        _device: &str,
+        completions: Completions,
+    ) -> Result<Box<dyn Path>, Fault> {
+        if self.closing.load(Ordering::Acquire) {
+            return Err(Fault::Path("open: the transport is shutting down".into()));
+        }
+        let site = &self.site;
+        let session = rand_session();
+        let dialled = (0..site.config.lanes).map(|_| self.dial(peer, session));
+        let dialled = dialled.collect::<Result<Vec<_>, _>>()?;
+        let (_, address, allowed) = dialled.first().expect("at least one lane");
+        let room = Room {
+            slices: site.config.outstanding_max.min(allowed.outstanding_max),
+            bytes: site.config.credit_bytes.min(allowed.credit_bytes),
+            slice_bytes: site.config.slice_bytes_max.min(allowed.slice_bytes_max),
+        };
+        let route = Arc::new(Route {
+            site: site.clone(),
+            gate: Gate::new(id, completions, room),
+            peer: peer.clone(),
+            address: *address,
+            session,
+            doors: dialled.iter().map(|_| LaneDoor::new(site.pool.seat())).collect(),
+            lanes_left: AtomicUsize::new(dialled.len()),
+        });
+        let streams = dialled.into_iter().map(|(socket, _, _)| Stream::plain(socket));
+        let streams = streams.collect::<io::Result<Vec<_>>>();
+        let streams = streams.map_err(|error| Fault::Path(format!("open {}: {error}", peer.address)))?;
+        let mut routes = self.routes();
+        if self.closing.load(Ordering::Acquire) {
+            return Err(Fault::Path("open: the transport is shutting down".into()));
+        }
+        routes.retain(|route| route.strong_count() > 0);
+        routes.push(Arc::downgrade(&route));
+        for (index, stream) in streams.into_iter().enumerate() {
+            let lane = Lane::new(route.clone(), index, stream);
+            site.pool.adopt(route.doors[index].seat(), Box::new(lane));
+        }
+        drop(routes);
+        Ok(Box::new(TcpPath(route)))
+    }
+
+    fn shutdown(&self) {
+        let routes: Vec<_> = {
+            let routes = self.routes();
+            self.closing.store(true, Ordering::Release);
+            routes.iter().filter_map(Weak::upgrade).collect()
+        };
+        for route in &routes {
+            route.end(Fault::Path("the transport is shutting down".into()), false);
+        }
+        let limit = Duration::from_millis(self.site.config.fence_timeout_ms);
+        let until = Instant::now() + limit + Duration::from_millis(500);
+        for route in &routes {
+            route.gate.wait_ended(until.saturating_duration_since(Instant::now()));
+        }
+        self.site.pool.stop();
+        // What the threads could not carry to its end any more has none but this.
+        for route in &routes {
+            route.gate.ended(super::PathEnd::PeerUnknown);
+        }
+    }
+}
+
+impl Drop for TcpTransport {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+fn rand_session() -> u128 {
+    use std::hash::{BuildHasher as _, RandomState};
+    let draw = || u128::from(RandomState::new().hash_one(std::process::id()));
+    draw() << 64 | draw()
+}
