@@ -18,7 +18,9 @@ mod reactor;
 mod registry;
 mod shm;
 mod tcp;
+pub mod topology;
 pub mod topology_gids;
+mod topology_scan;
 
 pub use baton_transfer::mover::{BatchId, Failure, MoverConfig, MoverStats, RailSpec, Reason, Stage};
 pub use completions::CompletionQueue;

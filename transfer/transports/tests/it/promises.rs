@@ -84,7 +84,7 @@ pub fn data_lands_where_it_belongs<R: Rig>() {
 pub fn each_slice_ends_once<R: Rig>() {
     const MANY: u64 = 6_000;
     let mut pair = pair::<R>(1 << 20, Grant::ReadWrite);
-    let one = |ticket| {
+    let one = |ticket: u64| {
         let direction = if ticket.is_multiple_of(3) { Direction::Read } else { Direction::Write };
         pair.slice(ticket, direction, 64 + u32::try_from(ticket % 1_000).unwrap())
     };

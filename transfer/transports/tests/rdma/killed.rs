@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
+use baton_transports::mover::rdma::RdmaConfig;
 use baton_transports::mover::{
     Completion, Direction, Fault, Grant, PathEnd, PeerId, RemoteSegment, WindowId,
 };
@@ -96,14 +97,8 @@ fn a_killed_peer_fails_everything_and_its_next_life_is_another() {
 
 #[test]
 fn a_peer_that_is_stopped_cannot_confirm_the_end() {
-    let here = Node::with(
-        baton_transports::mover::rdma::RdmaConfig {
-            fence_timeout_us: 500_000,
-            ..crate::scene::config(&["rxe_a0"])
-        },
-        1,
-        BYTES,
-    );
+    let config = RdmaConfig { fence_timeout_us: 500_000, ..crate::scene::config(&["rxe_a0"]) };
+    let here = Node::with(config, 1, BYTES);
     let peer = Peer::start(21);
     let mut way = here.open(1, &peer.id, "rxe_a0").unwrap();
     peer.signal("-STOP");
@@ -111,4 +106,26 @@ fn a_peer_that_is_stopped_cannot_confirm_the_end() {
     assert!(matches!(way.wait_closed(), Completion::Closed { end: PathEnd::PeerUnknown, .. }));
     peer.signal("-CONT");
     here.open(2, &peer.id, "rxe_a0").unwrap();
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_silent() {
+    let config = RdmaConfig {
+        answer_timeout_us: 500_000,
+        fence_timeout_us: 300_000,
+        ..crate::scene::config(&["rxe_a0"])
+    };
+    let here = Node::with(config, 1, BYTES);
+    let peer = Peer::start(31);
+    let mut way = here.open(1, &peer.id, "rxe_a0").unwrap();
+    peer.signal("-STOP");
+    // Its device goes on without it, so data still lands: only an answer shows that it lives.
+    way.post_all(&[slice(1, Direction::Write, (&here.memory, 0), (&peer.window, 0), 4_096)]);
+    way.wait_ended(1);
+    assert!(way.failures().is_empty(), "{:?}", way.failures());
+    way.path.probe(2);
+    assert!(matches!(way.wait_closed(), Completion::Closed { end: PathEnd::PeerUnknown, .. }));
+    let silent = |one: &Completion| matches!(one, Completion::Broken { fault: Fault::Silent(_), .. });
+    assert!(way.seen.iter().any(silent), "{:?}", way.seen);
+    peer.signal("-CONT");
 }

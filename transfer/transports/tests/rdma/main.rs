@@ -5,6 +5,7 @@
 mod basics;
 mod cuts;
 mod ends;
+mod failover;
 mod killed;
 mod memory;
 mod windows;

@@ -54,6 +54,13 @@ fn nothing_lands_after_a_window_is_closed_and_others_live_on() {
     assert_eq!(there.transport.open_to_peers().0, 1);
 }
 
+/// The same window, with an access that claims every right.
+fn boastful(window: &Arc<RemoteSegment>) -> Arc<RemoteSegment> {
+    let mut access = window.access.clone();
+    access[0].1[1] = 3;
+    Arc::new(RemoteSegment { access, ..(**window).clone() })
+}
+
 #[test]
 fn a_window_grants_no_more_than_it_says() {
     let (here, there) = (Node::here(MIB as usize), Node::there(MIB as usize));
@@ -61,12 +68,15 @@ fn a_window_grants_no_more_than_it_says() {
     let (_, readable) = there.window(0, 8_192, Grant::Read);
     let (_, writable) = there.window(8_192, 8_192, Grant::Write);
     let mut way = here.open(1, &there.id, "rxe_a0").unwrap();
-    assert_eq!(try_one(&here, &mut way, Direction::Read, &readable), None);
-    assert!(try_one(&here, &mut way, Direction::Write, &readable).is_some());
+    assert!(matches!(try_one(&here, &mut way, Direction::Write, &readable), Some(Fault::Invalid(_))));
+    assert!(matches!(try_one(&here, &mut way, Direction::Read, &writable), Some(Fault::Invalid(_))));
+    assert_eq!(try_one(&here, &mut way, Direction::Read, &readable), None, "the path goes on");
+    // Who lies to itself is stopped by the peer's device.
+    assert!(try_one(&here, &mut way, Direction::Write, &boastful(&readable)).is_some());
     way.wait_closed();
     let mut way = here.open(2, &there.id, "rxe_a0").unwrap();
     assert_eq!(try_one(&here, &mut way, Direction::Write, &writable), None);
-    assert!(try_one(&here, &mut way, Direction::Read, &writable).is_some());
+    assert!(try_one(&here, &mut way, Direction::Read, &boastful(&writable)).is_some());
     assert_eq!(there.bytes(0, 8_192), pattern(2, 8_192), "what is only to be read is as it was");
 }
 

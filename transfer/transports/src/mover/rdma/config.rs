@@ -36,6 +36,8 @@ pub struct RdmaConfig {
     pub traffic_class: u8,
     /// How long opening a path may take.
     pub open_timeout_us: u64,
+    /// How long the peer may take to answer a notice or a probe.
+    pub answer_timeout_us: u64,
     /// How long the peer may take to confirm the end of a path.
     pub fence_timeout_us: u64,
     /// Paths of both kinds, opened here and by peers.
@@ -61,6 +63,7 @@ impl Default for RdmaConfig {
             service_level: 0,
             traffic_class: 0,
             open_timeout_us: 5_000_000,
+            answer_timeout_us: 5_000_000,
             fence_timeout_us: 2_000_000,
             paths_max: 1_024,
             sysfs: PathBuf::from("/sys"),
@@ -88,6 +91,7 @@ impl RdmaConfig {
         within("retries", self.retries.into(), 0, 6)?;
         within("service_level", self.service_level.into(), 0, 15)?;
         within("open_timeout_us", self.open_timeout_us, 1_000, 600_000_000)?;
+        within("answer_timeout_us", self.answer_timeout_us, 1_000, 600_000_000)?;
         within("fence_timeout_us", self.fence_timeout_us, 1_000, 600_000_000)?;
         within("paths_max", self.paths_max.into(), 1, 65_536)
     }
@@ -99,6 +103,10 @@ impl RdmaConfig {
 
     pub(super) fn open_timeout(&self) -> Duration {
         Duration::from_micros(self.open_timeout_us)
+    }
+
+    pub(super) fn answer_timeout(&self) -> Duration {
+        Duration::from_micros(self.answer_timeout_us)
     }
 
     pub(super) fn fence_timeout(&self) -> Duration {

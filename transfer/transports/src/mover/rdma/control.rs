@@ -79,7 +79,8 @@ pub(super) fn keep(
     (peer, session): (&PeerId, u128),
 ) {
     while path.ending().is_none() {
-        let [told, _] = ready([stream.as_fd(), path.bell().as_fd()], None);
+        let limit = path.patience(config.answer_timeout());
+        let [told, _] = ready([stream.as_fd(), path.bell().as_fd()], limit);
         path.bell().heard();
         if told {
             let why = match Record::receive(stream) {

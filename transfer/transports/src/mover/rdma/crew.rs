@@ -104,7 +104,10 @@ mod tests {
     fn the_crew_waits_for_its_last_thread() {
         let crew = Arc::new(Crew::default());
         let (go, wait) = std::sync::mpsc::channel::<()>();
-        crew.spawn("one", move || drop(wait.recv())).unwrap();
+        crew.spawn("one", move || {
+            let _ = wait.recv();
+        })
+        .unwrap();
         crew.spawn("two", || {}).unwrap();
         let waiting = std::thread::spawn({
             let crew = crew.clone();

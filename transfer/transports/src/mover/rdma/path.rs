@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::crew::Bell;
 use super::link::Link;
 use super::mailbox::{Kind, Message, RECEIVE, SENT, SLOTS, TEXT_BYTES_MAX};
 use super::rail::{Rail, Watched};
-use super::regions::{Regions, remote};
+use super::regions::{Regions, grants, remote};
 use super::verbs_queue::{FLUSHED, Finished, NO_ANSWER, REMOTE_ACCESS, Verb, Work};
 use crate::mover::{
     Completion, Completions, Direction, Fault, Memory, Notice, Path, PathEnd, PathId, Slice,
@@ -47,6 +47,13 @@ struct Flying {
     _memory: Arc<Memory>,
 }
 
+/// A message without an answer.
+struct Asked {
+    /// Of whoever asked; none for our own.
+    ticket: Option<u64>,
+    since: Instant,
+}
+
 enum Phase {
     Open,
     Ending(Fault),
@@ -61,8 +68,8 @@ struct State {
     next_id: u64,
     next_place: usize,
     full: bool,
-    /// Messages without an answer, by number, with the ticket of whoever asked; none for our own.
-    asked: BTreeMap<u64, Option<u64>>,
+    /// Messages without an answer, by number.
+    asked: BTreeMap<u64, Asked>,
     /// Messages that wait until fewer are without an answer.
     unsent: VecDeque<Message>,
     next_message: u64,
@@ -167,6 +174,19 @@ impl Opened {
         }
     }
 
+    /// How long the oldest message may still be without an answer; none when there is none. When it has been
+    /// for too long, the path breaks.
+    pub(super) fn patience(&self, limit: Duration) -> Option<Duration> {
+        let mut state = self.state();
+        let since = state.asked.values().next()?.since;
+        let left = limit.saturating_sub(since.elapsed());
+        if left.is_zero() {
+            let text = format!("{}: the peer has not answered a notice for {limit:?}", self.rail.name);
+            self.broken(&mut state, Fault::Silent(text), None);
+        }
+        Some(left)
+    }
+
     /// Waits a while for it to end by itself.
     pub(super) fn wait_ending(&self, limit: Duration) {
         let open = |state: &mut State| matches!(state.phase, Phase::Open);
@@ -217,7 +237,8 @@ impl Opened {
         state.slices = 0;
         state.unsent.clear();
         let asked = std::mem::take(&mut state.asked);
-        failed.extend(asked.into_values().flatten().map(|ticket| self.failed(ticket, fault.clone())));
+        let tickets = asked.into_values().filter_map(|asked| asked.ticket);
+        failed.extend(tickets.map(|ticket| self.failed(ticket, fault.clone())));
         failed
     }
 
@@ -239,7 +260,11 @@ impl Opened {
     fn ask(&self, state: &mut State, kind: Kind, text: Vec<u8>, ticket: Option<u64>) {
         let number = state.next_message;
         state.next_message += 1;
-        state.asked.insert(number, ticket);
+        if state.asked.is_empty() {
+            // Whoever keeps the path has a limit of time to watch now.
+            self.bell.ring();
+        }
+        state.asked.insert(number, Asked { ticket, since: Instant::now() });
         state.unsent.push_back(Message { kind, number, text });
         self.send_unsent(state);
     }
@@ -276,6 +301,10 @@ impl Opened {
         self.check(slice)?;
         let access = slice.remote.access.iter().find(|(name, _)| name == super::NAME).map(|(_, access)| access);
         let access = access.ok_or_else(|| Fault::Invalid("the window has no RDMA access".into()))?;
+        if !grants(access, slice.direction) {
+            let text = format!("window {} does not grant a {:?}", slice.remote.window.0, slice.direction);
+            return Err(Fault::Invalid(text));
+        }
         let (device, total) = (usize::from(self.rail.index), u64::from(slice.bytes));
         let mut works = Vec::with_capacity(1);
         let mut at = 0;
@@ -442,7 +471,7 @@ impl Opened {
     fn answered(&self, state: &mut State, number: u64, told: &mut Vec<Completion>) {
         state.alive = true;
         self.changed.notify_all();
-        if let Some(Some(ticket)) = state.asked.remove(&number) {
+        if let Some(Asked { ticket: Some(ticket), .. }) = state.asked.remove(&number) {
             told.push(Completion::Notified { path: self.terms.id, ticket });
         }
         self.send_unsent(state);

@@ -24,6 +24,10 @@ const ACCESS_HEAD_BYTES: usize = 24;
 /// Registrations by device, each a row of pieces of equal size (the last may be shorter).
 type Pieces = Vec<Vec<Mr>>;
 
+/// What a window grants, as its access says it; the devices hold peers to it.
+const READ: u8 = 1;
+const WRITE: u8 = 2;
+
 struct Arena {
     memory: Weak<Memory>,
     pieces: Pieces,
@@ -104,16 +108,17 @@ impl Regions {
         let grant = self.exposure.grant(window).ok_or_else(closed)?;
         let remote = Remote { read: grant.allows(Direction::Read), write: grant.allows(Direction::Write) };
         let pieces = self.pieces(memory, at, bytes, remote)?;
+        let address = memory.address(at, bytes) as u64;
         let mut windows = self.windows();
         if let Some(known) = windows.get(&window) {
-            return Ok(self.encode(memory.address(at, bytes) as u64, known));
+            return Ok(self.encode(address, known, remote));
         }
         // Whoever revokes marks the window first and comes here then: either it is seen now, or the
         // registrations are found by it.
         if self.exposure.grant(window).is_none() {
             return Err(closed());
         }
-        let access = self.encode(memory.address(at, bytes) as u64, &pieces);
+        let access = self.encode(address, &pieces, remote);
         windows.insert(window, pieces);
         Ok(access)
     }
@@ -155,9 +160,10 @@ impl Regions {
         Ok(self.domains.iter().map(|_| made.by_ref().take(each).collect()).collect())
     }
 
-    fn encode(&self, address: u64, pieces: &Pieces) -> Vec<u8> {
+    fn encode(&self, address: u64, pieces: &Pieces, remote: Remote) -> Vec<u8> {
         let count = pieces.first().map_or(0, Vec::len);
-        let mut bytes = vec![ACCESS_VERSION, 0];
+        let grant = u8::from(remote.read) * READ | u8::from(remote.write) * WRITE;
+        let mut bytes = vec![ACCESS_VERSION, grant];
         bytes.extend(u16::try_from(pieces.len()).expect("a node has few devices").to_le_bytes());
         bytes.extend(u32::try_from(count).expect("pieces are large").to_le_bytes());
         bytes.extend(self.piece_bytes.to_le_bytes());
@@ -166,6 +172,12 @@ impl Regions {
         bytes.extend(pieces.iter().flatten().flat_map(|region| region.remote_key().to_le_bytes()));
         bytes
     }
+}
+
+/// Whether a peer's window grants a direction, as the peer said of it.
+pub(super) fn grants(access: &[u8], direction: Direction) -> bool {
+    let right = if direction == Direction::Read { READ } else { WRITE };
+    access.get(1).is_some_and(|grant| grant & right != 0)
 }
 
 /// Where byte `at` of a peer's window is, from what the peer said of it.
@@ -247,7 +259,7 @@ mod tests {
     use super::*;
 
     fn access(devices: u16, pieces: u32) -> Vec<u8> {
-        let mut bytes = vec![ACCESS_VERSION, 0];
+        let mut bytes = vec![ACCESS_VERSION, READ];
         bytes.extend(devices.to_le_bytes());
         bytes.extend(pieces.to_le_bytes());
         bytes.extend(1_000_u64.to_le_bytes());
@@ -260,6 +272,7 @@ mod tests {
     fn a_byte_of_a_window_is_found_in_its_piece() {
         let found = remote(&access(2, 3), 1, 2_100).unwrap();
         assert_eq!((found.address, found.key, found.bytes), (52_100, 5, 900));
+        assert!(grants(&access(2, 3), Direction::Read) && !grants(&access(2, 3), Direction::Write));
     }
 
     #[test]
