@@ -22,7 +22,7 @@ fail() {
 }
 
 need() {
-    command -v "$1" >/dev/null || fail "there is no '$1'; install the package $2 (scripts/ready.sh rdma does) and try again"
+    command -v "$1" >/dev/null || fail "there is no '$1'; install the package $2 (scripts/rdma/ready.sh does) and try again"
 }
 
 # The exact packages to download, as NAME=VERSION: qemu with what this machine lacks for it, busybox, kernel.

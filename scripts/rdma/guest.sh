@@ -13,7 +13,7 @@ memory_mib=${BATON_GUEST_MIB:-1536}
 
 folder=$("$here/fetch.sh")
 command -v cpio >/dev/null || {
-    echo "rdma guest: there is no 'cpio'; install it (scripts/ready.sh rdma does) and try again" >&2
+    echo "rdma guest: there is no 'cpio'; install it (scripts/rdma/ready.sh does) and try again" >&2
     exit 1
 }
 libraries=$folder/root/usr/lib/x86_64-linux-gnu

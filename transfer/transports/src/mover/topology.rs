@@ -31,14 +31,14 @@ impl Topology {
     /// Of a machine: memory at a NUMA node prefers the devices that are nearest to the node, an accelerator's
     /// those that are nearest in the PCI tree. Devices without an active port are left out.
     pub fn of(machine: &Machine) -> Self {
-        let live: Vec<&Nic> = machine.nics.iter().filter(|nic| nic.ports.iter().any(PortSeen::active)).collect();
+        let live: Vec<&Nic> =
+            machine.nics.iter().filter(|nic| nic.ports.iter().any(PortSeen::active)).collect();
         let node = |number: &u16| {
             let far = |nic: &&Nic| machine.numa_distance(Some(*number), nic.numa);
             (format!("cpu:{number}"), row(&live, far))
         };
-        let accelerator = |one: &Accelerator| {
-            (one.name.clone(), row(&live, |nic: &&Nic| machine.pci_distance(one, nic)))
-        };
+        let accelerator =
+            |one: &Accelerator| (one.name.clone(), row(&live, |nic: &&Nic| machine.pci_distance(one, nic)));
         let rows = machine.nodes.keys().map(node);
         Self { rows: rows.chain(machine.accelerators.iter().map(accelerator)).collect() }
     }

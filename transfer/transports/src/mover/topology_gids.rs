@@ -139,13 +139,7 @@ mod tests {
         use GidKind as K;
         assert_eq!(
             order,
-            [
-                (5, K::RoceV2Ipv4),
-                (3, K::RoceV2Ipv6),
-                (1, K::RoceV2LinkLocal),
-                (0, K::RoceV1),
-                (4, K::RoceV1)
-            ]
+            [(5, K::RoceV2Ipv4), (3, K::RoceV2Ipv6), (1, K::RoceV2LinkLocal), (0, K::RoceV1), (4, K::RoceV1)]
         );
         assert_eq!(gids[0].text(), "10.0.0.1");
         assert_eq!(gids[0].interface.as_deref(), Some("eth0"));

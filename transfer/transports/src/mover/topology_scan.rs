@@ -140,7 +140,13 @@ fn seen(folder: &Path, port: &str) -> Option<PortSeen> {
     let state = line(&port.join("state")).unwrap_or_default();
     let state = state.split_once(": ").map_or(state.as_str(), |(_, name)| name).to_owned();
     let text = |name: &str| line(&port.join(name)).unwrap_or_default();
-    Some(PortSeen { number, state, link_layer: text("link_layer"), rate: text("rate"), gids: ranked_gids(&port) })
+    Some(PortSeen {
+        number,
+        state,
+        link_layer: text("link_layer"),
+        rate: text("rate"),
+        gids: ranked_gids(&port),
+    })
 }
 
 fn numa(device: &Path) -> Option<u16> {
@@ -182,7 +188,8 @@ fn accelerators(sysfs: &Path) -> Vec<Accelerator> {
     let gpu = |address: &String| {
         let text = |name: &str| line(&folder.join(address).join(name)).unwrap_or_default();
         // Display and 3D controllers.
-        text("vendor") == NVIDIA && (text("class").starts_with("0x0300") || text("class").starts_with("0x0302"))
+        text("vendor") == NVIDIA
+            && (text("class").starts_with("0x0300") || text("class").starts_with("0x0302"))
     };
     let found = entries(&folder).into_iter().filter(gpu);
     let one = |(number, address): (usize, String)| {

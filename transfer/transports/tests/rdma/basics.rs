@@ -14,20 +14,26 @@ fn bytes_go_both_ways_and_notices_after_them() {
     let mut way = here.open(7, &there.id, "rxe_a0").unwrap();
     let piece = 64 << 10;
     let writes: Vec<_> = (0..32)
-        .map(|at| slice(at, Direction::Write, (&here.memory, at * piece), (&window, at * piece), piece as u32))
+        .map(|at| {
+            slice(at, Direction::Write, (&here.memory, at * piece), (&window, at * piece), piece as u32)
+        })
         .collect();
     way.post_all(&writes);
     way.wait_ended(32);
     way.path.notify(100, Notice { bytes: b"32 pieces".to_vec() });
     way.wait_ended(33);
     assert!(way.failures().is_empty(), "{:?}", way.failures());
-    assert!(way.seen.contains(&Completion::Notified { path: baton_transports::mover::PathId(7), ticket: 100 }));
+    assert!(
+        way.seen.contains(&Completion::Notified { path: baton_transports::mover::PathId(7), ticket: 100 })
+    );
     assert_eq!(there.bytes(0, 2 * MIB), pattern(3, 2 * MIB));
     assert_eq!(*there.inbox.0.lock().unwrap(), [(here.id.clone(), b"32 pieces".to_vec())]);
 
     there.fill(9);
     let reads: Vec<_> = (0..16)
-        .map(|at| slice(200 + at, Direction::Read, (&here.memory, at * piece), (&window, at * piece), piece as u32))
+        .map(|at| {
+            slice(200 + at, Direction::Read, (&here.memory, at * piece), (&window, at * piece), piece as u32)
+        })
         .collect();
     way.post_all(&reads);
     way.wait_ended(49);

@@ -13,7 +13,8 @@ const BYTES: usize = 8 << 20;
 const PIECE: u64 = 64 << 10;
 
 fn writes(node: &Node, window: &Arc<RemoteSegment>) -> Vec<Slice> {
-    let one = |at| slice(at, Direction::Write, (&node.memory, at * PIECE), (window, at * PIECE), PIECE as u32);
+    let one =
+        |at| slice(at, Direction::Write, (&node.memory, at * PIECE), (window, at * PIECE), PIECE as u32);
     (0..BYTES as u64 / PIECE).map(one).collect()
 }
 

@@ -19,7 +19,9 @@ fn a_path_closed_in_the_middle_ends_everything_once_and_closed_is_last() {
     let (_, window) = there.window(0, BYTES as u64, Grant::Write);
     let mut way = here.open(1, &there.id, "rxe_a0").unwrap();
     let slices: Vec<_> = (0..64)
-        .map(|at| slice(at, Direction::Write, (&here.memory, at * PIECE), (&window, at * PIECE), PIECE as u32))
+        .map(|at| {
+            slice(at, Direction::Write, (&here.memory, at * PIECE), (&window, at * PIECE), PIECE as u32)
+        })
         .collect();
     assert_eq!(way.path.post(&slices), 64);
     way.path.notify(64, Notice { bytes: vec![1] });
@@ -77,7 +79,9 @@ fn a_full_path_takes_more_when_it_says_so() {
     let (_, window) = there.window(0, BYTES as u64, Grant::ReadWrite);
     let mut way = here.open(1, &there.id, "rxe_a0").unwrap();
     let slices: Vec<_> = (0..64)
-        .map(|at| slice(at, Direction::Write, (&here.memory, at * PIECE), (&window, at * PIECE), PIECE as u32))
+        .map(|at| {
+            slice(at, Direction::Write, (&here.memory, at * PIECE), (&window, at * PIECE), PIECE as u32)
+        })
         .collect();
     assert_eq!(way.path.post(&slices), 4);
     way.wait(|seen| seen.contains(&Completion::Room { path: PathId(1) }));
@@ -99,12 +103,8 @@ fn notices_keep_their_order_and_have_bounds() {
     let invalid = |one: &&Completion| matches!(one, Completion::Failed { fault: Fault::Invalid(_), .. });
     assert_eq!(way.seen.iter().filter(invalid).count(), 1);
     let arrived: Vec<u8> = there.inbox.0.lock().unwrap().iter().map(|(_, bytes)| bytes[4_095]).collect();
-    let notified: Vec<u64> = way
-        .seen
-        .iter()
-        .filter(|one| matches!(one, Completion::Notified { .. }))
-        .filter_map(ticket)
-        .collect();
+    let notified: Vec<u64> =
+        way.seen.iter().filter(|one| matches!(one, Completion::Notified { .. })).filter_map(ticket).collect();
     assert!(arrived.len() >= 64, "only {} of 200 were taken", arrived.len());
     assert_eq!(arrived, notified.iter().map(|ticket| *ticket as u8).collect::<Vec<_>>());
     assert!(notified.is_sorted());

@@ -44,7 +44,8 @@ impl Peer {
         let lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
         let line = lines.into_iter().find(|line| line.starts_with("peer ")).unwrap();
         let words: Vec<&str> = line.split(' ').collect();
-        let access = (0..words[3].len() / 2).map(|at| u8::from_str_radix(&words[3][2 * at..2 * at + 2], 16).unwrap());
+        let access =
+            (0..words[3].len() / 2).map(|at| u8::from_str_radix(&words[3][2 * at..2 * at + 2], 16).unwrap());
         let window = RemoteSegment {
             window: WindowId(words[2].parse().unwrap()),
             bytes: BYTES as u64,
@@ -73,7 +74,9 @@ fn a_killed_peer_fails_everything_and_its_next_life_is_another() {
     let mut way = here.open(1, &peer.id, "rxe_a0").unwrap();
     let piece = 64 << 10;
     let slices: Vec<_> = (0..64)
-        .map(|at| slice(at, Direction::Write, (&here.memory, at * piece), (&peer.window, at * piece), piece as u32))
+        .map(|at| {
+            slice(at, Direction::Write, (&here.memory, at * piece), (&peer.window, at * piece), piece as u32)
+        })
         .collect();
     way.post_all(&slices);
     let former = peer.id.clone();

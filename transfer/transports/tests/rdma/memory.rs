@@ -22,7 +22,15 @@ fn slices_cross_the_pieces_of_a_large_memory() {
     let (_, window) = there.window(4_096, bytes as u64 - 4_096, Grant::ReadWrite);
     let piece = 700_001;
     let slices: Vec<_> = (0..8)
-        .map(|at| slice(at, Direction::Write, (&here.memory, at * piece + 100_000), (&window, at * piece), piece as u32))
+        .map(|at| {
+            slice(
+                at,
+                Direction::Write,
+                (&here.memory, at * piece + 100_000),
+                (&window, at * piece),
+                piece as u32,
+            )
+        })
         .collect();
     let mut way = here.open(1, &there.id, "rxe_a1").unwrap();
     way.post_all(&slices);

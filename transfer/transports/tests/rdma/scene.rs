@@ -134,7 +134,12 @@ impl Way {
             if !rest.is_empty() {
                 let seen = self.seen.len();
                 self.wait(|seen_now| {
-                    seen_now[seen..].iter().any(|one| matches!(one, Completion::Room { .. } | Completion::Broken { .. } | Completion::Closed { .. }))
+                    seen_now[seen..].iter().any(|one| {
+                        matches!(
+                            one,
+                            Completion::Room { .. } | Completion::Broken { .. } | Completion::Closed { .. }
+                        )
+                    })
                 });
             }
         }
@@ -161,7 +166,10 @@ impl Way {
     }
 
     pub fn failures(&self) -> Vec<&Completion> {
-        self.seen.iter().filter(|one| matches!(one, Completion::Failed { .. } | Completion::Broken { .. })).collect()
+        self.seen
+            .iter()
+            .filter(|one| matches!(one, Completion::Failed { .. } | Completion::Broken { .. }))
+            .collect()
     }
 }
 

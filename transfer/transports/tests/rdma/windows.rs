@@ -36,7 +36,15 @@ fn nothing_lands_after_a_window_is_closed_and_others_live_on() {
     let mut bystander = here.open(2, &there.id, "rxe_a0").unwrap();
     let piece = 32 << 10;
     let into = |window: &Arc<RemoteSegment>| -> Vec<_> {
-        let one = |at| slice(at, Direction::Write, (&here.memory, at % 64 * piece), (window, at % 64 * piece), piece as u32);
+        let one = |at| {
+            slice(
+                at,
+                Direction::Write,
+                (&here.memory, at % 64 * piece),
+                (window, at % 64 * piece),
+                piece as u32,
+            )
+        };
         (0..128).map(one).collect()
     };
     way.post_all(&into(&window));
@@ -105,7 +113,8 @@ fn what_cannot_be_right_fails_alone() {
     let mut way = here.open(1, &there.id, "rxe_a0").unwrap();
     let unknown = Node::here(8_192);
     let without = Arc::new(RemoteSegment { access: Vec::new(), ..(*window).clone() });
-    let garbled = Arc::new(RemoteSegment { access: vec![("rdma".into(), vec![1, 2, 3])], ..(*window).clone() });
+    let garbled =
+        Arc::new(RemoteSegment { access: vec![("rdma".into(), vec![1, 2, 3])], ..(*window).clone() });
     let write = |at, there_at, bytes, window: &Arc<RemoteSegment>| {
         slice(1, Direction::Write, (&here.memory, at), (window, there_at), bytes)
     };

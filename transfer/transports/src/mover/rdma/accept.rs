@@ -176,10 +176,10 @@ impl Acceptor {
             let bits = shared_bits(rail.gid().ok()?.1, theirs.gid).min(most);
             Some((bits, rail.name == theirs.device, std::cmp::Reverse(rail.index)))
         };
-        let best = self.rails.iter().filter_map(|rail| Some((near(&rail)?, rail))).max_by_key(|(near, _)| *near);
-        best.map(|(_, rail)| rail).ok_or_else(|| {
-            Fault::Path("the peer has no active RDMA port of the same kind of network".into())
-        })
+        let best =
+            self.rails.iter().filter_map(|rail| Some((near(&rail)?, rail))).max_by_key(|(near, _)| *near);
+        best.map(|(_, rail)| rail)
+            .ok_or_else(|| Fault::Path("the peer has no active RDMA port of the same kind of network".into()))
     }
 
     /// Lives as long as the path; true when the other end waits for a confirmation.

@@ -19,7 +19,11 @@ pub(super) struct Crew {
 
 impl Crew {
     /// Starts a thread.
-    pub(super) fn spawn(self: &Arc<Self>, name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    pub(super) fn spawn(
+        self: &Arc<Self>,
+        name: &str,
+        work: impl FnOnce() + Send + 'static,
+    ) -> io::Result<()> {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         let place = Place(self.clone());
         let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);

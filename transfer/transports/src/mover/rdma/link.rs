@@ -82,7 +82,8 @@ impl Link {
         if ours.queue_pairs.len() != theirs.queue_pairs.len() {
             return Err(Fault::Invalid("the peer has another number of queue pairs".into()));
         }
-        let broken = |error: io::Error| Fault::Path(format!("{}: {error}; see `baton rdma doctor`", ours.device));
+        let broken =
+            |error: io::Error| Fault::Path(format!("{}: {error}; see `baton rdma doctor`", ours.device));
         let route = Route {
             port: self.rail.port_number,
             gid_index: self.rail.gid().map_err(broken)?.0,

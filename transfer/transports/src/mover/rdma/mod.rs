@@ -115,9 +115,8 @@ impl RdmaTransport {
         offset: u64,
         bytes: u64,
     ) -> Result<DmabufRegion, Fault> {
-        let one = |rail: &Arc<Rail>| {
-            Mr::register_dmabuf(&rail.domain, file, (offset, bytes), 0, Remote::default())
-        };
+        let one =
+            |rail: &Arc<Rail>| Mr::register_dmabuf(&rail.domain, file, (offset, bytes), 0, Remote::default());
         let regions = self.rails.iter().map(one).collect::<io::Result<_>>();
         Ok(DmabufRegion { regions: regions.map_err(|error| regions::refused(&error, bytes))? })
     }

@@ -12,9 +12,7 @@ use super::mailbox::{Kind, Message, RECEIVE, SENT, SLOTS, TEXT_BYTES_MAX};
 use super::rail::{Rail, Watched};
 use super::regions::{Regions, grants, remote};
 use super::verbs_queue::{FLUSHED, Finished, NO_ANSWER, REMOTE_ACCESS, Verb, Work};
-use crate::mover::{
-    Completion, Completions, Direction, Fault, Memory, Notice, Path, PathEnd, PathId, Slice,
-};
+use crate::mover::{Completion, Completions, Direction, Fault, Memory, Notice, Path, PathEnd, PathId, Slice};
 
 /// Notices and probes that a path takes before it refuses them.
 const NOTICES_MAX: usize = 64;
@@ -299,7 +297,8 @@ impl Opened {
     /// Makes requests of a slice, one for each pair of registrations that it crosses.
     fn works(&self, slice: &Slice, id: u64) -> Result<Vec<Work>, Fault> {
         self.check(slice)?;
-        let access = slice.remote.access.iter().find(|(name, _)| name == super::NAME).map(|(_, access)| access);
+        let access =
+            slice.remote.access.iter().find(|(name, _)| name == super::NAME).map(|(_, access)| access);
         let access = access.ok_or_else(|| Fault::Invalid("the window has no RDMA access".into()))?;
         if !grants(access, slice.direction) {
             let text = format!("window {} does not grant a {:?}", slice.remote.window.0, slice.direction);
@@ -396,7 +395,12 @@ impl Opened {
         let count = works.len();
         for (index, mut work) in works.into_iter().enumerate() {
             let (last, memory) = (index + 1 == count, slice.local.memory.clone());
-            state.flying[place].push_back(Flying { id: work.id, ticket: slice.ticket, last, _memory: memory });
+            state.flying[place].push_back(Flying {
+                id: work.id,
+                ticket: slice.ticket,
+                last,
+                _memory: memory,
+            });
             work.signalled = last && state.slices.is_multiple_of(SIGNAL_EVERY);
             work.id |= (place as u64) << PLACE_SHIFT;
             batches[place].push(work);
@@ -511,7 +515,9 @@ impl Watched for Opened {
             match looked {
                 Ok(0) => return false,
                 Ok(_) => self.settle(&mut state, &finished),
-                Err(error) => self.broken(&mut state, Fault::Path(format!("{}: {error}", self.rail.name)), None),
+                Err(error) => {
+                    self.broken(&mut state, Fault::Path(format!("{}: {error}", self.rail.name)), None)
+                }
             }
             finished.clear();
         }

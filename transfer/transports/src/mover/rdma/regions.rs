@@ -154,7 +154,8 @@ impl Regions {
         };
         let work = bytes.saturating_mul(self.domains.len() as u64) / THREAD_BYTES;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = usize::try_from(work).unwrap_or(THREADS_MAX).clamp(1, THREADS_MAX.min(cores)).min(total);
+        let threads =
+            usize::try_from(work).unwrap_or(THREADS_MAX).clamp(1, THREADS_MAX.min(cores)).min(total);
         let made = side_by_side(total, threads, one).map_err(|error| refused(&error, bytes))?;
         let mut made = made.into_iter();
         Ok(self.domains.iter().map(|_| made.by_ref().take(each).collect()).collect())
@@ -182,7 +183,8 @@ pub(super) fn grants(access: &[u8], direction: Direction) -> bool {
 
 /// Where byte `at` of a peer's window is, from what the peer said of it.
 pub(super) fn remote(access: &[u8], device: usize, at: u64) -> Result<Local, Fault> {
-    let wrong = || Fault::Invalid("the window's RDMA access is not of this release; run the same on both".into());
+    let wrong =
+        || Fault::Invalid("the window's RDMA access is not of this release; run the same on both".into());
     if access.len() < ACCESS_HEAD_BYTES || access[0] != ACCESS_VERSION {
         return Err(wrong());
     }

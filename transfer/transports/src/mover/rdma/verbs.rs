@@ -117,7 +117,8 @@ pub(super) enum Event {
 impl Context {
     /// Opens the device of this name.
     pub(super) fn open(name: &str) -> io::Result<Arc<Self>> {
-        let mut opened = Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no RDMA device {name}")));
+        let mut opened =
+            Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no RDMA device {name}")));
         each_device(|found, device| {
             if found == name {
                 // SAFETY: `device` is valid while the list is; an opened context does not need the list.
@@ -166,7 +167,9 @@ impl Context {
     pub(super) fn gid(&self, port: u8, index: u8) -> io::Result<[u8; 16]> {
         let mut gid = ffi::ibv_gid { raw: [0; 16] };
         // SAFETY: the context is open and `gid` outlives the call.
-        returned("asking for a GID", unsafe { ffi::ibv_query_gid(self.raw(), port, c_int::from(index), &mut gid) })?;
+        returned("asking for a GID", unsafe {
+            ffi::ibv_query_gid(self.raw(), port, c_int::from(index), &mut gid)
+        })?;
         // SAFETY: every bit pattern is a valid array of bytes.
         Ok(unsafe { gid.raw })
     }

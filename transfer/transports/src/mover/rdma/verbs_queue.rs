@@ -216,7 +216,8 @@ impl Qp {
         let remote = ffi::ibv_access_flags::IBV_ACCESS_REMOTE_READ.0
             | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
         attr.qp_access_flags = remote as c_uint;
-        let mask = [Mask::IBV_QP_STATE, Mask::IBV_QP_PKEY_INDEX, Mask::IBV_QP_PORT, Mask::IBV_QP_ACCESS_FLAGS];
+        let mask =
+            [Mask::IBV_QP_STATE, Mask::IBV_QP_PKEY_INDEX, Mask::IBV_QP_PORT, Mask::IBV_QP_ACCESS_FLAGS];
         self.modify("setting up a queue pair", attr, &mask)
     }
 

@@ -70,9 +70,9 @@ impl Out {
         let flags = [u8::from(end.infiniband), end.mtu_code, end.reads_out, end.reads_in];
         let out = self.text(&end.device).bytes(&end.device_index.to_le_bytes()).bytes(&end.gid);
         let out = out.bytes(&end.lid.to_le_bytes()).bytes(&flags).bytes(&count.to_le_bytes());
-        end.queue_pairs.iter().fold(out, |out, (number, first)| {
-            out.bytes(&number.to_le_bytes()).bytes(&first.to_le_bytes())
-        })
+        end.queue_pairs
+            .iter()
+            .fold(out, |out, (number, first)| out.bytes(&number.to_le_bytes()).bytes(&first.to_le_bytes()))
     }
 }
 
@@ -182,7 +182,12 @@ impl Record {
         let mut length = [0; 4];
         from.read_exact(&mut length)?;
         let length = usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX);
-        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "what it says is not of this protocol; check its port and release");
+        let wrong = || {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "what it says is not of this protocol; check its port and release",
+            )
+        };
         if length > RECORD_BYTES_MAX {
             return Err(wrong());
         }
