@@ -10,11 +10,14 @@ const MIB: u64 = 1 << 20;
 
 /// Why slices failed, in order.
 fn faults(way: &Way) -> Vec<&Fault> {
-    let fault = |one| match one {
-        &Completion::Failed { ref fault, .. } => Some(fault),
+    way.seen.iter().filter_map(fault_of).collect()
+}
+
+fn fault_of(one: &Completion) -> Option<&Fault> {
+    match one {
+        Completion::Failed { fault, .. } => Some(fault),
         _ => None,
-    };
-    way.seen.iter().filter_map(fault).collect()
+    }
 }
 
 /// Posts one slice and gives its fault; none when it is done.

@@ -16,8 +16,10 @@ use crate::mover::{Completion, Completions, Direction, Fault, Memory, Notice, Pa
 
 /// Notices and probes that a path takes before it refuses them.
 const NOTICES_MAX: usize = 64;
-/// A completion is asked for at least this often, so that a long batch comes home in parts.
-const SIGNAL_EVERY: u32 = 8;
+/// A completion is asked for at least this often, in slices and in bytes, so that a long batch comes home in
+/// parts; and no more often, for each wakes a thread.
+const SIGNAL_SLICES: u32 = 16;
+const SIGNAL_BYTES: u64 = 2 << 20;
 /// Looks at the queue before others have their turn.
 const LOOKS: u32 = 16;
 /// Where in a request's number the place of its queue pair is.
@@ -65,6 +67,8 @@ struct State {
     slices: u32,
     next_id: u64,
     next_place: usize,
+    /// By queue pair: slices and bytes since a completion was asked for.
+    silent: Vec<(u32, u64)>,
     full: bool,
     /// Messages without an answer, by number.
     asked: BTreeMap<u64, Asked>,
@@ -101,6 +105,7 @@ impl Opened {
             slices: 0,
             next_id: 0,
             next_place: 0,
+            silent: vec![(0, 0); terms.queue_pairs],
             full: false,
             asked: BTreeMap::new(),
             unsent: VecDeque::new(),
@@ -393,6 +398,12 @@ impl Opened {
         state.slices += 1;
         state.next_id += works.len() as u64;
         let count = works.len();
+        let silent = &mut state.silent[place];
+        *silent = (silent.0 + 1, silent.1 + u64::from(slice.bytes));
+        let signalled = silent.0 >= SIGNAL_SLICES || silent.1 >= SIGNAL_BYTES;
+        if signalled {
+            *silent = (0, 0);
+        }
         for (index, mut work) in works.into_iter().enumerate() {
             let (last, memory) = (index + 1 == count, slice.local.memory.clone());
             state.flying[place].push_back(Flying {
@@ -401,7 +412,7 @@ impl Opened {
                 last,
                 _memory: memory,
             });
-            work.signalled = last && state.slices.is_multiple_of(SIGNAL_EVERY);
+            work.signalled = last && signalled;
             work.id |= (place as u64) << PLACE_SHIFT;
             batches[place].push(work);
         }
@@ -412,6 +423,7 @@ impl Opened {
             let (Some(last), Some(link)) = (works.last_mut(), &state.link) else { continue };
             // The end of a batch always answers, so that nothing waits for a batch that may not come.
             last.signalled = true;
+            state.silent[place] = (0, 0);
             if let Err(error) = link.queue_pair(place).post(&works) {
                 return self.broken(state, Fault::Path(format!("{}: {error}", self.rail.name)), None);
             }

@@ -129,8 +129,12 @@ impl Regions {
     /// When a device does not confirm it: then its queue pairs must go.
     pub(super) fn revoke(&self, window: WindowId) -> io::Result<()> {
         let Some(pieces) = self.windows().remove(&window) else { return Ok(()) };
+        let mut outcome = Ok(());
         // All are tried, whatever becomes of the first.
-        pieces.into_iter().flatten().map(Mr::release).fold(Ok(()), |all, one| all.and(one))
+        for region in pieces.into_iter().flatten() {
+            outcome = outcome.and(region.release());
+        }
+        outcome
     }
 
     /// Windows that peers can reach now.
@@ -163,7 +167,7 @@ impl Regions {
 
     fn encode(&self, address: u64, pieces: &Pieces, remote: Remote) -> Vec<u8> {
         let count = pieces.first().map_or(0, Vec::len);
-        let grant = u8::from(remote.read) * READ | u8::from(remote.write) * WRITE;
+        let grant = (u8::from(remote.read) * READ) | (u8::from(remote.write) * WRITE);
         let mut bytes = vec![ACCESS_VERSION, grant];
         bytes.extend(u16::try_from(pieces.len()).expect("a node has few devices").to_le_bytes());
         bytes.extend(u32::try_from(count).expect("pieces are large").to_le_bytes());
