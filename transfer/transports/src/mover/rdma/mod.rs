@@ -15,6 +15,7 @@ mod mailbox;
 mod path;
 mod rail;
 mod regions;
+mod requests;
 mod session;
 mod verbs;
 mod verbs_queue;
@@ -41,6 +42,7 @@ use link::{Link, random};
 use path::{Opened, RdmaPath, Terms};
 use rail::Rail;
 use regions::Regions;
+use requests::Requests;
 use verbs::{Mr, Remote};
 use wire::{End, Record};
 
@@ -152,13 +154,17 @@ impl RdmaTransport {
         link.connect(&self.config, &ours, &theirs)?;
         let terms = Terms {
             id,
-            peer_device: usize::from(theirs.device_index),
             queue_pairs: ours.queue_pairs.len(),
             outstanding_max: self.config.outstanding_max,
-            slice_bytes_max: self.config.slice_bytes_max,
             works: link.works(),
         };
-        let path = Opened::new(terms, rail, &self.regions, completions, link).map_err(broken)?;
+        let requests = Requests {
+            regions: self.regions.clone(),
+            device: usize::from(rail.index),
+            peer_device: usize::from(theirs.device_index),
+            slice_bytes_max: self.config.slice_bytes_max,
+        };
+        let path = Opened::new(terms, rail, requests, completions, link).map_err(broken)?;
         if let Err(fault) = path.greet(until.saturating_duration_since(Instant::now())) {
             path.discard();
             return Err(fault);

@@ -1,6 +1,8 @@
 //! The end of a path at whoever opened it: takes slices, makes requests of them, and books what the device
 //! says of those.
 
+mod settle;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use super::crew::Bell;
 use super::link::Link;
-use super::mailbox::{Kind, Message, RECEIVE, SENT, SLOTS, TEXT_BYTES_MAX};
+use super::mailbox::{Kind, Message, SLOTS, TEXT_BYTES_MAX};
 use super::rail::{Rail, Watched};
-use super::regions::{Regions, grants, remote};
-use super::verbs_queue::{FLUSHED, Finished, NO_ANSWER, REMOTE_ACCESS, Verb, Work};
-use crate::mover::{Completion, Completions, Direction, Fault, Memory, Notice, Path, PathEnd, PathId, Slice};
+use super::requests::Requests;
+use super::verbs_queue::Work;
+use crate::mover::{Completion, Completions, Fault, Memory, Notice, Path, PathEnd, PathId, Slice};
 
 /// Notices and probes that a path takes before it refuses them.
 const NOTICES_MAX: usize = 64;
@@ -20,19 +22,14 @@ const NOTICES_MAX: usize = 64;
 /// parts; and no more often, for each wakes a thread.
 const SIGNAL_SLICES: u32 = 16;
 const SIGNAL_BYTES: u64 = 2 << 20;
-/// Looks at the queue before others have their turn.
-const LOOKS: u32 = 16;
 /// Where in a request's number the place of its queue pair is.
 const PLACE_SHIFT: u32 = 48;
 
 /// What a path needs to know of itself.
 pub(super) struct Terms {
     pub id: PathId,
-    /// The peer's device, among the keys of a window.
-    pub peer_device: usize,
     pub queue_pairs: usize,
     pub outstanding_max: u32,
-    pub slice_bytes_max: u32,
     /// Requests that each queue pair takes.
     pub works: u32,
 }
@@ -82,7 +79,7 @@ struct State {
 pub(super) struct Opened {
     terms: Terms,
     rail: Arc<Rail>,
-    regions: Arc<Regions>,
+    requests: Requests,
     completions: Completions,
     bell: Bell,
     state: Mutex<State>,
@@ -93,7 +90,7 @@ impl Opened {
     pub(super) fn new(
         terms: Terms,
         rail: &Arc<Rail>,
-        regions: &Arc<Regions>,
+        requests: Requests,
         completions: Completions,
         link: Link,
     ) -> io::Result<Arc<Self>> {
@@ -115,7 +112,7 @@ impl Opened {
         let opened = Arc::new(Self {
             terms,
             rail: rail.clone(),
-            regions: regions.clone(),
+            requests,
             completions,
             bell: Bell::new()?,
             state: Mutex::new(state),
@@ -299,55 +296,6 @@ impl Opened {
         self.completions.push([self.failed(ticket, fault)]);
     }
 
-    /// Makes requests of a slice, one for each pair of registrations that it crosses.
-    fn works(&self, slice: &Slice, id: u64) -> Result<Vec<Work>, Fault> {
-        self.check(slice)?;
-        let access =
-            slice.remote.access.iter().find(|(name, _)| name == super::NAME).map(|(_, access)| access);
-        let access = access.ok_or_else(|| Fault::Invalid("the window has no RDMA access".into()))?;
-        if !grants(access, slice.direction) {
-            let text = format!("window {} does not grant a {:?}", slice.remote.window.0, slice.direction);
-            return Err(Fault::Invalid(text));
-        }
-        let (device, total) = (usize::from(self.rail.index), u64::from(slice.bytes));
-        let mut works = Vec::with_capacity(1);
-        let mut at = 0;
-        while at < total {
-            let here = self.regions.local(&slice.local.memory, device, slice.local.at + at)?;
-            let there = remote(access, self.terms.peer_device, slice.remote_at + at)?;
-            let bytes = here.bytes.min(there.bytes).min(total - at);
-            works.push(Work {
-                id: id + works.len() as u64,
-                verb: match slice.direction {
-                    Direction::Read => Verb::Read,
-                    Direction::Write => Verb::Write,
-                },
-                local_address: here.address,
-                local_key: here.key,
-                bytes: u32::try_from(bytes).expect("no more than the slice"),
-                remote_address: there.address,
-                remote_key: there.key,
-                signalled: false,
-            });
-            at += bytes;
-        }
-        Ok(works)
-    }
-
-    fn check(&self, slice: &Slice) -> Result<(), Fault> {
-        let (bytes, most) = (u64::from(slice.bytes), self.terms.slice_bytes_max);
-        let text = if slice.bytes == 0 || slice.bytes > most {
-            format!("a slice of {bytes} bytes; give 1 to {most}")
-        } else if !slice.local.memory.holds(slice.local.at, bytes) {
-            format!("{bytes} bytes at {} of a local memory of {}", slice.local.at, slice.local.memory.bytes())
-        } else if slice.remote_at.checked_add(bytes).is_none_or(|end| end > slice.remote.bytes) {
-            format!("{bytes} bytes at {} of a window of {}", slice.remote_at, slice.remote.bytes)
-        } else {
-            return Ok(());
-        };
-        Err(Fault::Invalid(text))
-    }
-
     /// The queue pair with room for so many requests, in turn; none when all are full.
     fn place(&self, state: &mut State, works: usize) -> Option<usize> {
         let count = self.terms.queue_pairs;
@@ -369,7 +317,7 @@ impl Opened {
                 state.full = true;
                 break;
             }
-            let works = match self.works(slice, state.next_id) {
+            let works = match self.requests.of(slice, state.next_id) {
                 Ok(works) => works,
                 Err(fault) => {
                     self.completions.push([self.failed(slice.ticket, fault)]);
@@ -428,116 +376,6 @@ impl Opened {
                 return self.broken(state, Fault::Path(format!("{}: {error}", self.rail.name)), None);
             }
         }
-    }
-
-    /// Books what has finished.
-    fn settle(&self, state: &mut State, finished: &[Finished]) {
-        let mut told = Vec::new();
-        for one in finished {
-            if !matches!(state.phase, Phase::Open) {
-                break;
-            }
-            if one.status != 0 {
-                // What was done before stays so: told first, in order.
-                self.completions.push(told.drain(..));
-                self.refused(state, one);
-                break;
-            }
-            if let Err(error) = self.finish(state, one, &mut told) {
-                self.completions.push(told.drain(..));
-                self.broken(state, Fault::Path(format!("{}: {error}", self.rail.name)), None);
-                break;
-            }
-        }
-        if matches!(state.phase, Phase::Open) {
-            if state.full && state.slices <= self.terms.outstanding_max / 4 * 3 {
-                state.full = false;
-                told.push(Completion::Room { path: self.terms.id });
-            }
-            self.completions.push(told);
-        }
-    }
-
-    fn finish(&self, state: &mut State, one: &Finished, told: &mut Vec<Completion>) -> io::Result<()> {
-        let Some(link) = &mut state.link else { return Ok(()) };
-        let (mailbox, queue_pair) = link.mail();
-        if one.id & RECEIVE != 0 {
-            let message = mailbox.take(queue_pair, one.id, one.bytes)?;
-            let message = message.filter(|message| message.kind == Kind::Answer);
-            let message = message.ok_or_else(|| io::Error::other("the peer's message is not an answer"))?;
-            self.answered(state, message.number, told);
-            return Ok(());
-        }
-        if one.id & SENT != 0 {
-            return mailbox.sent(queue_pair, one.id);
-        }
-        let (place, id) = ((one.id >> PLACE_SHIFT) as usize, one.id & ((1 << PLACE_SHIFT) - 1));
-        let queue = state.flying.get_mut(place).ok_or_else(|| io::Error::other("a strange completion"))?;
-        // A success proves that all before it on the same queue pair are done.
-        while queue.front().is_some_and(|flying| flying.id <= id) {
-            let Some(flying) = queue.pop_front() else { break };
-            if flying.last {
-                state.slices -= 1;
-                told.push(Completion::Done { path: self.terms.id, ticket: flying.ticket });
-            }
-        }
-        Ok(())
-    }
-
-    fn answered(&self, state: &mut State, number: u64, told: &mut Vec<Completion>) {
-        state.alive = true;
-        self.changed.notify_all();
-        if let Some(Asked { ticket: Some(ticket), .. }) = state.asked.remove(&number) {
-            told.push(Completion::Notified { path: self.terms.id, ticket });
-        }
-        self.send_unsent(state);
-    }
-
-    /// A request has failed, and its queue pair with it.
-    fn refused(&self, state: &mut State, one: &Finished) {
-        let name = &self.rail.name;
-        let fault = match one.status {
-            NO_ANSWER => Fault::Silent(format!("{name}: the peer's device gave no answer")),
-            FLUSHED => Fault::Path(format!("{name}: the queue pair failed, here or at the peer")),
-            REMOTE_ACCESS => Fault::Path(format!("{name}: the peer refused the key of a window")),
-            status => Fault::Path(format!("{name}: a request failed with status {status}")),
-        };
-        let place = (one.id >> PLACE_SHIFT) as usize;
-        let id = one.id & ((1 << PLACE_SHIFT) - 1);
-        let data = one.id & (RECEIVE | SENT) == 0;
-        let queue = state.flying.get(place).filter(|_| data && one.status == REMOTE_ACCESS);
-        let ticket = queue.and_then(|queue| queue.iter().find(|one| one.id == id)).map(|one| one.ticket);
-        // Ranges were checked before: so the window is no more.
-        let stale = || Fault::Stale("the peer has closed the window".into());
-        self.broken(state, fault, ticket.map(|ticket| (ticket, stale())));
-    }
-}
-
-impl Watched for Opened {
-    fn serve(&self) -> bool {
-        let mut finished = Vec::new();
-        for _ in 0..LOOKS {
-            let mut state = self.state();
-            let Some(link) = &state.link else { return false };
-            // Armed before it is found empty, so that nothing comes unseen in between.
-            let looked = link.poll(&mut finished).and_then(|count| match count {
-                0 => link.arm().and_then(|()| link.poll(&mut finished)),
-                count => Ok(count),
-            });
-            match looked {
-                Ok(0) => return false,
-                Ok(_) => self.settle(&mut state, &finished),
-                Err(error) => {
-                    self.broken(&mut state, Fault::Path(format!("{}: {error}", self.rail.name)), None)
-                }
-            }
-            finished.clear();
-        }
-        true
-    }
-
-    fn trouble(&self, why: &str) {
-        self.end(Fault::Path(why.to_owned()), true);
     }
 }
 
