@@ -15,6 +15,9 @@
 //!
 //! **Arithmetic.** All integers: time inside is in nanoseconds, bytes in 10⁻¹² byte. So bytes are
 //! conserved exactly (I7), and the same inputs give the same effects on every machine (I10).
+//!
+//! The [`mover`] is the other core of this crate: it decides how the real bytes of a transfer go, slice by
+//! slice over many paths, and what becomes of them when a path breaks.
 #![no_std]
 extern crate alloc;
 

@@ -19,8 +19,13 @@ pub const MAX_RAILS: usize = 64;
 pub struct RailSpec {
     /// Slices outstanding on one path, 1 to 65,536; at most what the transport takes.
     pub path_slices: u32,
-    /// Bytes outstanding on one path; one slice always goes.
+    /// Bytes outstanding on one path at most; one slice always goes.
     pub path_bytes: u64,
+    /// Bytes outstanding on one path that are allowed however slow it is; at most `path_bytes`.
+    pub path_bytes_min: u64,
+    /// Between the two, no more than the path carries in this time and two latencies: what is more urgent
+    /// waits no longer behind what is on its way.
+    pub queue_us: u64,
     /// Bytes outstanding on all paths of the rail; one slice always goes.
     pub rail_bytes: u64,
     /// What is believed of its speed until it has been measured.
@@ -34,6 +39,8 @@ impl Default for RailSpec {
         Self {
             path_slices: 64,
             path_bytes: 8 << 20,
+            path_bytes_min: 1 << 20,
+            queue_us: 5_000,
             rail_bytes: 64 << 20,
             bytes_per_s: 3_000_000_000,
             latency_us: 30,
@@ -202,10 +209,12 @@ impl MoverConfig {
         let bad = self.rails.iter().position(|rail| {
             let room =
                 (1..=65_536).contains(&rail.path_slices) && rail.path_bytes >= 1 && rail.rail_bytes >= 1;
-            !(room && rail.bytes_per_s >= 1)
+            !(room && rail.bytes_per_s >= 1 && (1..=rail.path_bytes).contains(&rail.path_bytes_min))
         });
         match bad {
-            Some(rail) => Err(ConfigError(format!("rails[{rail}]: all but latency_us must be at least 1"))),
+            Some(rail) => Err(ConfigError(format!(
+                "rails[{rail}]: all but times must be at least 1, and path_bytes_min at most path_bytes"
+            ))),
             None => Ok(()),
         }
     }

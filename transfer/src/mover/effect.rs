@@ -187,7 +187,7 @@ pub enum Refusal {
     TooLarge,
     /// A batch of this name lives.
     Duplicate,
-    /// No such peer was told of.
+    /// No such peer was told of, or no route to it.
     PeerUnknown,
     /// The peer's life is over.
     PeerEnded,
@@ -201,7 +201,7 @@ impl fmt::Display for Refusal {
             Self::TooManyOps => f.write_str("too many ops in one batch: split it"),
             Self::TooLarge => f.write_str("too many bytes in one batch: split it"),
             Self::Duplicate => f.write_str("a batch of this name lives: take another name"),
-            Self::PeerUnknown => f.write_str("the peer is not known"),
+            Self::PeerUnknown => f.write_str("no route to the peer is known"),
             Self::PeerEnded => f.write_str("the peer has restarted: ask it for its windows anew"),
         }
     }

@@ -262,6 +262,9 @@ impl MoverCore {
         if self.peers[slot].ended {
             return Err(Refusal::PeerEnded);
         }
+        if self.peers[slot].routes.is_empty() {
+            return Err(Refusal::PeerUnknown);
+        }
         if self.batches.len() >= config.max_batches as usize {
             return Err(full(Bound::Batches, config.max_batches));
         }

@@ -34,6 +34,13 @@ impl MoverCore {
         Some(ns.div_ceil(1_000))
     }
 
+    /// The same for a peer that is not known yet, over these routes: by what their rails have shown.
+    #[must_use]
+    pub fn estimate_cold(&self, routes: &[Route], bytes: u64) -> Option<u64> {
+        let known = routes.iter().filter(|route| route.rail.index() < self.rails.len());
+        self.estimate_unopened(known.map(|&route| (route, 0)), bytes)
+    }
+
     /// Bytes of the peer's that go before the last of `bytes` more.
     fn ahead_bytes(&self, slot: u32, bytes: u64, priority: Priority) -> u64 {
         let own = self.weights[priority.index()];

@@ -158,7 +158,7 @@ impl MoverCore {
         let closing = self.paths.iter().filter(|(_, p)| p.peer == slot && p.state == PathState::Closing);
         ensure(closing.count() == peer.closing as usize, "paths closing")?;
         let awake = peer.waiting || peer.timer_us.is_some() || !peer.paths.is_empty();
-        ensure(awake || !peer.wants() || peer.routes.is_empty(), "has work that nothing will wake")
+        ensure(awake || !peer.wants(), "has work that nothing will wake")
     }
 
     fn is_ending(&self, slot: u32) -> bool {

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::rail::Rail;
-use super::{PathNumber, RailNumber};
+use super::{PathNumber, RailNumber, RailSpec};
 
 /// A sample of speed is taken over at least so many bytes.
 const SAMPLE_BYTES: u64 = 256 << 10;
@@ -43,6 +43,8 @@ pub(crate) struct Path {
     /// Slots of the slices and notices on their way.
     pub(crate) outstanding: Vec<u32>,
     pub(crate) bytes: u64,
+    /// Bytes that may be outstanding.
+    credit_bytes: u64,
     pub(crate) ns_per_mib: u64,
     pub(crate) latency_us: u64,
     sample: (u64, u64),
@@ -70,6 +72,7 @@ impl Path {
             probe: None,
             outstanding: Vec::new(),
             bytes: 0,
+            credit_bytes: credit_bytes(&rail.spec, rail.ns_per_mib, rail.latency_us),
             ns_per_mib: rail.ns_per_mib,
             latency_us: rail.latency_us,
             sample: (0, 0),
@@ -88,7 +91,7 @@ impl Path {
     pub(crate) fn has_room(&self, rail: &Rail) -> bool {
         !self.full
             && self.outstanding.len() < rail.spec.path_slices as usize
-            && (self.bytes < rail.spec.path_bytes || self.outstanding.is_empty())
+            && (self.bytes < self.credit_bytes || self.outstanding.is_empty())
     }
 
     /// Nanoseconds until `bytes` more would be there: what is ahead of them, themselves, the latency, and
@@ -108,12 +111,13 @@ impl Path {
 
     /// Learns from a slice that ended well. Time counts from the end of the slice before, for a path with
     /// more than one on it is never idle between them; a slice that was alone tells the latency instead.
-    pub(crate) fn measure(&mut self, bytes: u64, posted_us: u64, now_us: u64) {
+    pub(crate) fn measure(&mut self, bytes: u64, posted_us: u64, now_us: u64, spec: &RailSpec) {
         let since_us = posted_us.max(self.moved_us);
         if self.outstanding.is_empty() && self.sample == (0, 0) && posted_us >= self.moved_us {
             let wire_us = wire_ns(bytes, self.ns_per_mib) / 1_000;
             let seen_us = (now_us - posted_us).saturating_sub(wire_us);
             self.latency_us = blend(self.latency_us, seen_us);
+            self.credit_bytes = credit_bytes(spec, self.ns_per_mib, self.latency_us);
         } else {
             self.sample.0 += bytes;
             self.sample.1 += now_us - since_us;
@@ -122,8 +126,16 @@ impl Path {
             let (bytes, us) = core::mem::take(&mut self.sample);
             let seen = (us.max(1).saturating_mul(1_000 << 10) / (bytes >> 10).max(1)).max(1);
             self.ns_per_mib = blend(self.ns_per_mib, seen).max(1);
+            self.credit_bytes = credit_bytes(spec, self.ns_per_mib, self.latency_us);
         }
     }
+}
+
+/// What a path carries in the time that the rail's settings allow it to hold up others.
+fn credit_bytes(spec: &RailSpec, ns_per_mib: u64, latency_us: u64) -> u64 {
+    let ns = spec.queue_us.saturating_add(latency_us.saturating_mul(2)).saturating_mul(1_000);
+    let bytes = (u128::from(ns) << 20) / u128::from(ns_per_mib.max(1));
+    u64::try_from(bytes).unwrap_or(u64::MAX).clamp(spec.path_bytes_min, spec.path_bytes)
 }
 
 /// Nanoseconds that bytes need at a speed.
@@ -139,7 +151,7 @@ pub(crate) fn blend(old: u64, new: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mover::{RailSpec, Route};
+    use crate::mover::Route;
 
     fn path() -> Path {
         let rail = Rail::new(RailSpec { bytes_per_s: 1 << 30, latency_us: 10, ..RailSpec::default() });
@@ -152,10 +164,11 @@ mod tests {
         path.outstanding = alloc::vec![0, 1];
         // 1 MiB each 10 ms: a tenth of what was believed.
         for turn in 1..60u64 {
-            path.measure(1 << 20, 0, turn * 10_000);
+            path.measure(1 << 20, 0, turn * 10_000, &RailSpec::default());
             path.moved_us = turn * 10_000;
         }
         assert!((9_900_000..10_100_000).contains(&path.ns_per_mib), "{}", path.ns_per_mib);
+        assert_eq!(path.credit_bytes, RailSpec::default().path_bytes_min, "a slow path holds up little");
     }
 
     #[test]

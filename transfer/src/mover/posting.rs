@@ -182,8 +182,8 @@ impl MoverCore {
     fn learn(&mut self, slice: &Slice) {
         let path = &mut self.paths[slice.path];
         if slice.bytes() > 0 {
-            path.measure(slice.bytes(), slice.posted_us, self.now_us);
             let rail = &mut self.rails[path.rail.index()];
+            path.measure(slice.bytes(), slice.posted_us, self.now_us, &rail.spec);
             rail.ns_per_mib = blend(rail.ns_per_mib, path.ns_per_mib).max(1);
             rail.latency_us = blend(rail.latency_us, path.latency_us);
         }

@@ -26,6 +26,8 @@ pub(crate) struct Rail {
     /// Peers with work that may find a path on this rail, by priority.
     ready: [VecDeque<u32>; CLASSES],
     pass: [u128; CLASSES],
+    /// The pass of the priority that sent last, before it did.
+    reached: u128,
 }
 
 impl Rail {
@@ -39,6 +41,7 @@ impl Rail {
             latency_us: spec.latency_us,
             ready: Default::default(),
             pass: [0; CLASSES],
+            reached: 0,
         }
     }
 
@@ -52,10 +55,8 @@ impl Rail {
 
     /// A peer that does not stand in this queue has work.
     pub(crate) fn push(&mut self, class: usize, peer: u32) {
-        if self.ready[class].is_empty()
-            && let Some(least) = self.least()
-        {
-            self.pass[class] = self.pass[class].max(self.pass[least]);
+        if self.ready[class].is_empty() {
+            self.pass[class] = self.pass[class].max(self.reached);
         }
         self.ready[class].push_back(peer);
     }
@@ -68,6 +69,8 @@ impl Rail {
 
     /// A priority has sent something.
     pub(crate) fn charge(&mut self, class: usize, bytes: u64, weights: &[u64; CLASSES]) {
+        // Not at `pop`: a turn that sends nothing, for want of room, must not count as one.
+        self.reached = self.pass[class];
         self.pass[class] += u128::from(bytes.max(1) * STRIDE_SCALE) * 1_000 / u128::from(weights[class]);
     }
 

@@ -1,1 +1,5 @@
-//! Tests of the mover.
+//! Tests of the mover: a naive world with real bytes, and random and built scenes in it.
+
+mod properties;
+mod scenes;
+mod world;

@@ -10,6 +10,7 @@ mod driver;
 mod exposure;
 mod gate;
 mod greeting;
+mod loopback;
 mod memory;
 mod port;
 #[cfg(any(feature = "rdma", feature = "rdma-dlopen"))]
@@ -27,10 +28,11 @@ pub use completions::CompletionQueue;
 pub use damage::Damage;
 pub use driver::{Batch, DriverSnapshot, Finished, Mover, MoverSettings, Op, Outcome, Progress, Refusal};
 pub use exposure::{Exposure, Grant, Permit, WindowId};
+pub use loopback::{Loopback, LoopbackNet};
 pub use memory::{Location, Memory, Pages};
 pub use port::{
     Capabilities, Completion, Completions, Direction, Fault, Inbound, Notice, Path, PathEnd, PathId, PeerId,
     Region, RemoteSegment, Slice, Transport,
 };
 pub use shm::{ShmConfig, ShmTransport};
-pub use tcp::{TcpConfig, TcpTransport};
+pub use tcp::{TcpConfig, TcpTls, TcpTransport};

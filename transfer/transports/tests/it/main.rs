@@ -5,8 +5,11 @@
 mod conformance;
 mod faults;
 mod killed;
+mod mover_driver;
+mod mover_faulty;
 mod promises;
 mod proxy;
 mod raw;
 mod rigs;
 mod scene;
+mod strangers;

@@ -94,7 +94,7 @@ pub fn each_slice_ends_once<R: Rig>() {
     pair.way.post(&slices);
     pair.way.wait_slices(0..MANY);
     assert!(pair.way.ends.slices.values().all(Result::is_ok));
-    assert!(pair.way.ends.room > 0, "it was full and never said that it had room again");
+    assert!(!R::FILLS || pair.way.ends.room > 0, "it was full and never said that it had room again");
     pair.end();
 }
 
@@ -174,22 +174,27 @@ fn fire(mut way: Way, one: Slice, stop: Arc<AtomicBool>) -> (Way, u64) {
     (way, next)
 }
 
+/// What is copied at a time: the smaller it is, the likelier a close falls into the middle of one.
+const PIECE: u32 = 256 << 10;
+/// Windows closed in such a test.
+const CLOSES: u8 = 40;
+
 /// After a window has been closed nothing lands through it, whatever its peer still sends.
 pub fn nothing_lands_in_a_closed_window<R: Rig>() {
-    let Pair { here, there, local, theirs, way, window } = pair::<R>(1 << 20, Grant::ReadWrite);
-    local.write(0, &vec![0xAA; 1 << 20]);
-    let (mut way, mut window) = (way, window);
-    for round in 0_u8..8 {
+    let pair = pair::<R>(PIECE as usize, Grant::ReadWrite);
+    let Pair { here, there, local, theirs, mut way, mut window } = pair;
+    local.write(0, &[0xAA; PIECE as usize]);
+    for round in 0..CLOSES {
         let stop = Arc::new(AtomicBool::new(false));
-        let one = slice(0, Direction::Write, &local, &window, 1 << 20);
+        let one = slice(0, Direction::Write, &local, &window, PIECE);
         let firing = std::thread::spawn({
             let stop = stop.clone();
             move || fire(way, one, stop)
         });
-        std::thread::sleep(Duration::from_millis(5 + 3 * u64::from(round)));
+        std::thread::sleep(Duration::from_micros(2_000 + 170 * u64::from(round)));
         there.exposure.revoke(window.window, std::slice::from_ref(&there.transport));
-        theirs.write(0, &vec![round; 1 << 20]);
-        std::thread::sleep(Duration::from_millis(30));
+        theirs.write(0, &[round; PIECE as usize]);
+        std::thread::sleep(Duration::from_millis(10));
         assert!(bytes_of(&theirs).iter().all(|byte| *byte == round), "something landed after the revoke");
         stop.store(true, Ordering::Release);
         let (back, _) = firing.join().unwrap();
@@ -203,40 +208,47 @@ pub fn nothing_lands_in_a_closed_window<R: Rig>() {
 
 /// A read that ended well has not a byte of what its window's owner wrote after closing it.
 pub fn no_read_returns_what_came_after_the_close<R: Rig>() {
-    let mut pair = pair::<R>(8 << 20, Grant::ReadWrite);
-    let window = pair.window.clone();
-    let closing = std::thread::spawn({
-        let (there, transport) = (pair.there.exposure.clone(), pair.there.transport.clone());
-        let theirs = pair.theirs.clone();
-        move || {
-            std::thread::sleep(Duration::from_millis(4));
-            there.revoke(window.window, &[transport]);
-            theirs.write(0, &vec![0xEE; 8 << 20]);
-        }
-    });
+    let mut pair = pair::<R>(PIECE as usize, Grant::ReadWrite);
+    let into = R::memory(16 * PIECE as usize);
     let mut next = 0;
-    loop {
-        let slices = (next..next + 8).map(|ticket| Slice {
-            local: Region { memory: pair.local.clone(), at: (ticket % 8) << 20 },
-            ..pair.slice(ticket, Direction::Read, 1 << 20)
+    for round in 0..u64::from(CLOSES) {
+        pair.theirs.write(0, &[0; PIECE as usize]);
+        let window = pair.there.expose(&pair.theirs, Grant::Read);
+        let closing = std::thread::spawn({
+            let (there, transport) = (pair.there.exposure.clone(), pair.there.transport.clone());
+            let (theirs, window) = (pair.theirs.clone(), window.window);
+            move || {
+                std::thread::sleep(Duration::from_micros(1_000 + 170 * round));
+                there.revoke(window, &[transport]);
+                theirs.write(0, &[0xEE; PIECE as usize]);
+            }
         });
-        let slices: Vec<Slice> = slices.collect();
-        pair.way.post(&slices);
-        pair.way.wait_slices(next..next + 8);
-        let all = bytes_of(&pair.local);
-        for ticket in next..next + 8 {
-            let at = usize::try_from((ticket % 8) << 20).unwrap();
+        let first = next;
+        loop {
+            let piece = |ticket| slice(ticket, Direction::Read, &into, &window, PIECE);
+            let place = |ticket: u64| Region { memory: into.clone(), at: ticket % 16 * u64::from(PIECE) };
+            let slices = (next..next + 8).map(|ticket| Slice { local: place(ticket), ..piece(ticket) });
+            pair.way.post(&slices.collect::<Vec<_>>());
+            pair.way.wait_slices(next..next + 8);
+            next += 8;
+            if (next - 8..next).any(|ticket| pair.way.ends.slices[&ticket].is_err()) {
+                break;
+            }
+        }
+        // Those at the close are among the last sixteen; what came before need not be looked at, so that the
+        // close finds a copy under way.
+        let all = bytes_of(&into);
+        for ticket in first.max(next.saturating_sub(16))..next {
+            let at = usize::try_from(ticket % 16).unwrap() * PIECE as usize;
             match &pair.way.ends.slices[&ticket] {
-                Ok(()) => assert!(all[at..at + (1 << 20)].iter().all(|byte| *byte == 0)),
+                Ok(()) => {
+                    assert!(all[at..at + PIECE as usize] == [0; PIECE as usize], "came after the close")
+                }
                 Err(fault) => assert!(matches!(fault, Fault::Stale(_)), "{fault:?}"),
             }
         }
-        next += 8;
-        if pair.way.ends.slices[&(next - 1)].is_err() {
-            break;
-        }
+        closing.join().unwrap();
     }
-    closing.join().unwrap();
     pair.end();
 }
 
@@ -357,6 +369,36 @@ pub fn a_frozen_peer_is_silent<R: Rig>() {
     way.wait("Closed", |ends| ends.closed.is_some());
 }
 
+/// `Fenced` is the peer's word: what it had not taken by then never lands.
+pub fn a_fence_holds_what_the_peer_had_not_taken<R: Rig>() {
+    let (here, peer) = (R::start(11, None), Peer::start::<R>(22, None));
+    let (old, new, back) = (R::memory(1 << 20), R::memory(1 << 20), R::memory(1 << 20));
+    old.write(0, &[0xAA; 1 << 20]);
+    new.write(0, &[0x55; 1 << 20]);
+    for memory in [&old, &new] {
+        here.transport.register(memory).unwrap();
+    }
+    let write = |ticket, from| slice(ticket, Direction::Write, from, &peer.window, 1 << 20);
+    for round in 0..8 {
+        let mut way = here.open(2 * round, &peer.id);
+        assert_eq!(way.one(write(0, &old)), Ok(()));
+        peer.freeze();
+        way.path.post(&(1..40).map(|ticket| write(ticket, &old)).collect::<Vec<_>>());
+        std::thread::sleep(Duration::from_millis(20));
+        way.path.close();
+        peer.thaw();
+        way.wait("Closed", |ends| ends.closed.is_some());
+        assert_eq!(way.ends.closed, Some(PathEnd::Fenced));
+        let mut way = here.open(2 * round + 1, &peer.id);
+        assert_eq!(way.one(write(0, &new)), Ok(()));
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(way.one(slice(1, Direction::Read, &back, &peer.window, 1 << 20)), Ok(()));
+        assert!(bytes_of(&back).iter().all(|byte| *byte == 0x55), "the old path still wrote");
+        assert_eq!(way.close().closed, Some(PathEnd::Fenced));
+    }
+    here.transport.shutdown();
+}
+
 /// Shutdown ends paths that are open, and refuses more.
 pub fn shutdown_ends_what_is_open<R: Rig>() {
     let mut pair = pair::<R>(1 << 20, Grant::ReadWrite);
@@ -372,69 +414,50 @@ pub fn shutdown_ends_what_is_open<R: Rig>() {
     pair.there.transport.shutdown();
 }
 
-/// The suite for one rig.
+/// Tests for one rig.
 macro_rules! promises {
-    ($name:ident, $rig:ty) => {
+    ($name:ident, $rig:ident: $($test:ident)*) => {
         mod $name {
-            use crate::rigs::*;
-
-            #[test]
-            fn data_lands_where_it_belongs() {
-                super::data_lands_where_it_belongs::<$rig>();
-            }
-
-            #[test]
-            fn each_slice_ends_once() {
-                super::each_slice_ends_once::<$rig>();
-            }
-
-            #[test]
-            fn verification_finds_damage() {
-                super::verification_finds_damage::<$rig>();
-            }
-
-            #[test]
-            fn what_is_not_allowed_is_refused_by_name() {
-                super::what_is_not_allowed_is_refused_by_name::<$rig>();
-            }
-
-            #[test]
-            fn nothing_lands_in_a_closed_window() {
-                super::nothing_lands_in_a_closed_window::<$rig>();
-            }
-
-            #[test]
-            fn no_read_returns_what_came_after_the_close() {
-                super::no_read_returns_what_came_after_the_close::<$rig>();
-            }
-
-            #[test]
-            fn closing_ends_everything_once() {
-                super::closing_ends_everything_once::<$rig>();
-            }
-
-            #[test]
-            fn notices_come_after_the_data() {
-                super::notices_come_after_the_data::<$rig>();
-            }
-
-            #[test]
-            fn a_killed_peer_fails_what_was_outstanding() {
-                super::a_killed_peer_fails_what_was_outstanding::<$rig>();
-            }
-
-            #[test]
-            fn a_frozen_peer_is_silent() {
-                super::a_frozen_peer_is_silent::<$rig>();
-            }
-
-            #[test]
-            fn shutdown_ends_what_is_open() {
-                super::shutdown_ends_what_is_open::<$rig>();
-            }
+            $(
+                #[test]
+                fn $test() {
+                    super::$test::<crate::rigs::$rig>();
+                }
+            )*
         }
     };
 }
 
-promises!(tcp, Tcp);
-promises!(shm, Shm);
+/// All of them.
+macro_rules! every_promise {
+    ($name:ident, $rig:ident) => {
+        promises! { $name, $rig:
+            data_lands_where_it_belongs
+            each_slice_ends_once
+            verification_finds_damage
+            what_is_not_allowed_is_refused_by_name
+            nothing_lands_in_a_closed_window
+            no_read_returns_what_came_after_the_close
+            closing_ends_everything_once
+            notices_come_after_the_data
+            a_killed_peer_fails_what_was_outstanding
+            a_frozen_peer_is_silent
+            a_fence_holds_what_the_peer_had_not_taken
+            shutdown_ends_what_is_open
+            leaves_nothing
+        }
+    };
+}
+
+every_promise!(tcp, Tcp);
+every_promise!(tls, Tls);
+every_promise!(shm, Shm);
+
+// Inside a process there is no peer to kill or freeze, no thread that could be left, and no way for damage.
+promises! { loopback, Loop:
+    data_lands_where_it_belongs
+    each_slice_ends_once
+    what_is_not_allowed_is_refused_by_name
+    nothing_lands_in_a_closed_window
+    no_read_returns_what_came_after_the_close
+}

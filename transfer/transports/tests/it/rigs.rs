@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use baton_transports::mover::*;
 use rustix::process::{Pid, Signal, kill_process};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
 
 /// Nothing here takes longer unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -25,6 +27,9 @@ pub trait Rig {
     const NAME: &'static str;
     /// How a path ends whose peer's process was killed.
     const KILLED: PathEnd;
+
+    /// Whether a path can be full.
+    const FILLS: bool = true;
 
     /// An endpoint. `address` is given to one that comes back.
     fn start(epoch: u64, address: Option<&str>) -> Node;
@@ -226,8 +231,20 @@ impl Peer {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    /// Returns when every thread of it has stopped: the signal is taken by one of them, when it is its turn.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
+        let limit = Instant::now() + PATIENCE;
+        let stopped = |stat: &str| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"));
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let frozen = || {
+            let stats = std::fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("stat"));
+            stats.map(std::fs::read_to_string).all(|stat| stat.is_ok_and(|stat| stopped(&stat)))
+        };
+        while !frozen() {
+            assert!(Instant::now() < limit, "it does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     pub fn thaw(&self) {
@@ -256,6 +273,7 @@ fn serves_in_a_process_of_its_own() {
     let address = Some(var(ADDRESS)).filter(|address| !address.is_empty());
     match var(RIG).as_str() {
         Tcp::NAME => serve::<Tcp>(epoch, address.as_deref()),
+        Tls::NAME => serve::<Tls>(epoch, address.as_deref()),
         Shm::NAME => serve::<Shm>(epoch, address.as_deref()),
         other => panic!("there is no rig {other:?}"),
     }
@@ -283,15 +301,97 @@ impl Rig for Tcp {
     const KILLED: PathEnd = PathEnd::PeerUnknown;
 
     fn start(epoch: u64, address: Option<&str>) -> Node {
-        let mut config = TcpConfig::new(address.unwrap_or("127.0.0.1:0").parse().unwrap(), epoch);
-        config.lanes = 2;
-        config.progress_timeout_ms = QUIET_MS;
-        config.outstanding_max = 256;
-        let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));
-        let damage = config.damage.clone();
-        let transport = TcpTransport::start(config, exposure.clone(), inbox.clone()).unwrap();
-        Node { peer: transport.peer_id(), transport, exposure, inbox, damage }
+        start_tcp(epoch, address, None)
     }
+}
+
+fn start_tcp(epoch: u64, address: Option<&str>, tls: Option<TcpTls>) -> Node {
+    let mut config = TcpConfig::new(address.unwrap_or("127.0.0.1:0").parse().unwrap(), epoch);
+    config.lanes = 2;
+    config.progress_timeout_ms = QUIET_MS;
+    config.outstanding_max = 256;
+    config.tls = tls;
+    let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));
+    let damage = config.damage.clone();
+    let transport = TcpTransport::start(config, exposure.clone(), inbox.clone()).unwrap();
+    Node { peer: transport.peer_id(), transport, exposure, inbox, damage }
+}
+
+/// TCP under TLS, each side with a certificate that the other asks for.
+pub struct Tls;
+
+/// One certificate for all processes of a test: whoever starts others passes it on.
+fn tls() -> TcpTls {
+    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("baton-test-tls");
+    let (certificate, key) = made_once(&dir);
+    let certificate = CertificateDer::from(certificate);
+    let key = || PrivateKeyDer::try_from(key.clone()).unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(certificate.clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let roots = Arc::new(roots);
+    let asks = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build().unwrap();
+    let server = rustls::ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(asks)
+        .with_single_cert(vec![certificate.clone()], key())
+        .unwrap();
+    let client = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![certificate], key())
+        .unwrap();
+    TcpTls { server: Arc::new(server), client: Arc::new(client), server_name: Some("baton.test".into()) }
+}
+
+/// The certificate and key in a folder; whoever comes first makes them.
+fn made_once(dir: &std::path::Path) -> (Vec<u8>, Vec<u8>) {
+    let read = || Some((std::fs::read(dir.join("cert")).ok()?, std::fs::read(dir.join("key")).ok()?));
+    if let Some(made) = read() {
+        return made;
+    }
+    let made = rcgen::generate_simple_self_signed(["baton.test".to_owned()]).unwrap();
+    let fresh = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    std::fs::write(fresh.path().join("cert"), made.cert.der()).unwrap();
+    std::fs::write(fresh.path().join("key"), made.signing_key.serialize_der()).unwrap();
+    // Only one of those who try at once succeeds, and then all read the same.
+    let _ = std::fs::rename(fresh.path(), dir);
+    read().unwrap()
+}
+
+impl Rig for Tls {
+    const NAME: &'static str = "tls";
+    const KILLED: PathEnd = PathEnd::PeerUnknown;
+
+    fn start(epoch: u64, address: Option<&str>) -> Node {
+        start_tcp(epoch, address, Some(tls()))
+    }
+}
+
+/// Both ends in one process, one copy by whoever posts.
+pub struct Loop;
+
+impl Rig for Loop {
+    const NAME: &'static str = "loopback";
+    const KILLED: PathEnd = PathEnd::Fenced;
+    const FILLS: bool = false;
+
+    fn start(epoch: u64, _address: Option<&str>) -> Node {
+        static NET: LazyLock<Arc<LoopbackNet>> = LazyLock::new(LoopbackNet::new);
+        let peer = PeerId { address: fresh_name(), epoch };
+        let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));
+        let transport = Loopback::join(&NET, peer.clone(), exposure.clone(), inbox.clone());
+        Node { peer, transport, exposure, inbox, damage: Arc::default() }
+    }
+}
+
+/// An address that no other test has.
+fn fresh_name() -> String {
+    static STARTED: AtomicU64 = AtomicU64::new(0);
+    let number = STARTED.fetch_add(1, Ordering::Relaxed);
+    format!("test-{}-{number}:1", std::process::id())
 }
 
 pub struct Shm;
@@ -302,10 +402,7 @@ impl Rig for Shm {
     const KILLED: PathEnd = PathEnd::Fenced;
 
     fn start(epoch: u64, address: Option<&str>) -> Node {
-        static STARTED: AtomicU64 = AtomicU64::new(0);
-        let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        let fresh = || format!("test-{}-{number}:1", std::process::id());
-        let mut config = ShmConfig::new(address.map_or_else(fresh, str::to_owned), epoch);
+        let mut config = ShmConfig::new(address.map_or_else(fresh_name, str::to_owned), epoch);
         config.progress_timeout_ms = QUIET_MS;
         config.outstanding_max = 256;
         let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));
@@ -313,4 +410,61 @@ impl Rig for Shm {
         let transport = ShmTransport::start(config, exposure.clone(), inbox.clone()).unwrap();
         Node { peer: transport.peer_id(), transport, exposure, inbox, damage }
     }
+}
+
+/// Threads and open files of this process.
+fn held() -> (usize, usize) {
+    let count = |folder| std::fs::read_dir(folder).unwrap().count();
+    (count("/proc/self/task"), count("/proc/self/fd"))
+}
+
+/// The body of a process that starts, moves and ends, and must then hold what it held before.
+#[test]
+#[ignore = "runs in a process of its own, which the tests of the promises start"]
+fn leaves_nothing_behind() {
+    let var = std::env::var(RIG).unwrap_or_default();
+    match var.as_str() {
+        Tcp::NAME => starts_moves_and_ends::<Tcp>(),
+        Tls::NAME => starts_moves_and_ends::<Tls>(),
+        Shm::NAME => starts_moves_and_ends::<Shm>(),
+        other => panic!("there is no rig {other:?}"),
+    }
+}
+
+fn starts_moves_and_ends<R: Rig>() {
+    let before = held();
+    for round in 0..3 {
+        let (here, there) = (R::start(11, None), R::start(22 + round, None));
+        let (local, theirs) = (R::memory(1 << 20), R::memory(1 << 20));
+        here.transport.register(&local).unwrap();
+        let window = there.expose(&theirs, Grant::ReadWrite);
+        let mut ways: Vec<Way> = (0..5).map(|id| here.open(id, &there.peer)).collect();
+        for way in &mut ways {
+            for (ticket, direction) in (0..).zip([Direction::Read, Direction::Write]) {
+                assert_eq!(way.one(slice(ticket, direction, &local, &window, 1 << 20)), Ok(()));
+            }
+        }
+        let closed = ways.pop().unwrap();
+        assert_eq!(closed.close().closed, Some(PathEnd::Fenced));
+        // Two are dropped open, two end with the transport.
+        ways.truncate(2);
+        here.transport.shutdown();
+        there.transport.shutdown();
+    }
+    // A thread that was joined may be listed for a moment longer.
+    let limit = Instant::now() + Duration::from_secs(5);
+    while held() != before && Instant::now() < limit {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(held(), before, "threads and files");
+}
+
+/// Runs that body.
+pub fn leaves_nothing<R: Rig>() {
+    let ran = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "rigs::leaves_nothing_behind", "--ignored", "--test-threads", "1"])
+        .env(RIG, R::NAME)
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stdout));
 }

@@ -7,12 +7,14 @@
 
 mod batch;
 mod openers;
+mod outcomes;
 mod settings;
 mod state;
+mod translate;
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
@@ -55,6 +57,8 @@ struct Shared {
     leader: Mutex<()>,
     has_background: bool,
     stopping: AtomicBool,
+    /// Until when the background thread sleeps, in the time of the state; 0 while it is awake.
+    asleep_until_us: AtomicU64,
     shutdown_limit: Duration,
 }
 
@@ -94,6 +98,7 @@ impl Mover {
             leader: Mutex::new(()),
             has_background: settings.background,
             stopping: AtomicBool::new(false),
+            asleep_until_us: AtomicU64::new(0),
             shutdown_limit: settings.shutdown_limit,
             state: Mutex::new(State::new(settings, layout, transports.clone())),
             transports,
@@ -163,13 +168,8 @@ impl Mover {
     /// When it is not taken; nothing of it is done then.
     pub fn submit(&self, batch: Batch) -> Result<BatchId, Refusal> {
         let mut state = self.shared.state();
-        let before = state.core.next_deadline();
         let taken = state.submit(batch, &self.shared.openers);
-        let sooner = state.core.next_deadline() < before || before.is_none();
         self.shared.release(state);
-        if sooner && self.shared.has_background {
-            self.shared.completions.nudge();
-        }
         taken
     }
 
@@ -211,8 +211,8 @@ impl Mover {
         self.shared.tell_of(|known| known.address == now.address && known.epoch != now.epoch);
     }
 
-    /// How long `bytes` more would take to or from a peer, by what is known now; none for a peer with which
-    /// nothing was done yet, or that cannot be reached.
+    /// How long `bytes` more would take to or from a peer, by what is known now: of its paths, or, before the
+    /// first, of the devices. None for a peer that has restarted or to which no transport leads.
     pub fn estimate(&self, peer: &PeerId, bytes: u64, priority: Priority) -> Option<Duration> {
         self.shared.state().estimate(peer, bytes, priority).map(Duration::from_micros)
     }
@@ -247,6 +247,9 @@ impl Mover {
     /// Takes no more batches, cancels those that live and waits for their ends, within the configured limit;
     /// then ends every path and thread. Twice is once.
     pub fn shutdown(&self) {
+        if self.shared.stopping.load(Ordering::Acquire) {
+            return;
+        }
         let deadline = Instant::now() + self.shared.shutdown_limit;
         let mut state = self.shared.state();
         state.closed = true;
@@ -281,13 +284,19 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the lock back, and wakes whose batches have ended.
+    /// Gives the lock back, and wakes whose batches have ended, and the thread that would oversleep.
     fn release(&self, mut state: MutexGuard<'_, State>) {
         let woken = std::mem::take(&mut state.woken);
         let ended = std::mem::take(&mut state.newly_ended);
+        let next_us = state.core.next_deadline().unwrap_or(u64::MAX);
+        let oversleeps = next_us < self.asleep_until_us.load(Ordering::Acquire);
         drop(state);
         if ended {
             self.ended.notify_all();
+        }
+        // Without a background thread a waiter may sleep on the completions, whose batch another has ended.
+        if oversleeps || (ended && !self.has_background) {
+            self.completions.nudge();
         }
         woken.into_iter().for_each(Waker::wake);
     }
@@ -314,8 +323,15 @@ impl Shared {
     fn run(&self) {
         while !self.stopping.load(Ordering::Acquire) {
             self.drive();
-            let sleep = self.state().sleep(IDLE_SLEEP);
+            let state = self.state();
+            let sleep = state.sleep(IDLE_SLEEP);
+            let until_us =
+                state.now_us().saturating_add(u64::try_from(sleep.as_micros()).unwrap_or(u64::MAX));
+            // Told under the lock: whoever sets an earlier time after this sees it.
+            self.asleep_until_us.store(until_us, Ordering::Release);
+            drop(state);
             self.completions.wait_any(sleep);
+            self.asleep_until_us.store(0, Ordering::Release);
         }
     }
 
@@ -346,7 +362,6 @@ impl Shared {
         let mut state = self.state();
         state.apply([input], &self.openers);
         self.release(state);
-        self.completions.nudge();
     }
 
     fn tell_of(&self, is_meant: impl Fn(&PeerId) -> bool) {
@@ -355,7 +370,6 @@ impl Shared {
             state.numbers(is_meant).into_iter().map(|peer| Input::PeerEnded { peer }).collect();
         state.apply(inputs, &self.openers);
         self.release(state);
-        self.completions.nudge();
     }
 }
 

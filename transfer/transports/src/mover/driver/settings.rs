@@ -76,6 +76,7 @@ impl MoverSettings {
             let known = self.lanes.get(transport.name()).copied();
             let (lanes, mut spec) = known.unwrap_or((1, RailSpec::default()));
             spec.path_slices = spec.path_slices.min(capabilities.outstanding_max);
+            spec.path_bytes_min = spec.path_bytes_min.min(spec.path_bytes);
             for device in transport.devices() {
                 for _ in 0..lanes {
                     places.push(RailPlace { transport: index, device: device.clone() });

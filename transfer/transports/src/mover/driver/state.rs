@@ -1,7 +1,7 @@
 //! What is behind the driver's lock: the core, and what its names stand for.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use baton_transfer::mover::{
 
 use super::batch::{Batch, Op, Outcome, Refusal};
 use super::openers::{Openers, Opening};
+use super::outcomes::Outcomes;
 use super::settings::{Layout, MoverSettings};
-use crate::mover::{
-    Completion, Direction, Fault, Memory, Notice, Path, PathEnd, PathId, PeerId, Region, Slice, Transport,
-};
+use super::translate::{meaning, path_of, translate};
+use crate::mover::{Completion, Direction, Memory, Notice, Path, PathId, PeerId, Region, Slice, Transport};
 
 /// A batch that lives.
 struct Running {
@@ -49,15 +49,15 @@ pub(super) struct State {
     settings: MoverSettings,
     transports: Vec<Arc<dyn Transport>>,
     started: Instant,
-    registered: HashMap<usize, (Arc<Memory>, u64)>,
+    /// By address, which no other memory can have while this knows of it.
+    registered: BTreeMap<usize, (Weak<Memory>, u64)>,
     peers: BTreeMap<PeerNumber, KnownPeer>,
     numbers: HashMap<(PeerId, u64), PeerNumber>,
     next_peer: u32,
     paths: HashMap<PathId, OpenPath>,
     batches: HashMap<BatchId, Running>,
     next_batch: u64,
-    ended: HashMap<BatchId, Outcome>,
-    ended_order: VecDeque<BatchId>,
+    outcomes: Outcomes,
     effects: Vec<Effect>,
     /// Slices to post, by path, in the order in which paths came up.
     outgoing: Vec<(PathId, Vec<Slice>)>,
@@ -70,21 +70,20 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(settings: MoverSettings, layout: Layout, transports: Vec<Arc<dyn Transport>>) -> Self {
         Self {
+            outcomes: Outcomes::new(settings.outcomes_kept),
             core: MoverCore::new(layout.core.clone()),
             layout,
             closed: false,
             settings,
             transports,
             started: Instant::now(),
-            registered: HashMap::new(),
+            registered: BTreeMap::new(),
             peers: BTreeMap::new(),
             numbers: HashMap::new(),
             next_peer: 0,
             paths: HashMap::new(),
             batches: HashMap::new(),
             next_batch: 0,
-            ended: HashMap::new(),
-            ended_order: VecDeque::new(),
             effects: Vec::new(),
             outgoing: Vec::new(),
             woken: Vec::new(),
@@ -109,11 +108,12 @@ impl State {
     }
 
     pub(super) fn registered(&mut self, memory: &Arc<Memory>, reach: u64) {
-        self.registered.insert(Arc::as_ptr(memory) as usize, (memory.clone(), reach));
+        self.registered.retain(|_, (known, _)| known.strong_count() > 0);
+        self.registered.insert(Arc::as_ptr(memory) as usize, (Arc::downgrade(memory), reach));
     }
 
     pub(super) fn outcome(&self, batch: BatchId) -> Option<&Outcome> {
-        self.ended.get(&batch)
+        self.outcomes.get(batch)
     }
 
     pub(super) fn is_running(&self, batch: BatchId) -> bool {
@@ -268,7 +268,7 @@ impl State {
 
     fn carry_out(&mut self, effect: Effect, openers: &Openers, follow: &mut Vec<Input>) {
         match effect {
-            Effect::OpenPath { path, peer, rail } => self.open(path, peer, rail, openers, follow),
+            Effect::OpenPath { path, peer, rail } => self.open(path, (peer, rail), openers, follow),
             Effect::ClosePath { path } => {
                 self.flush(PathId(path.0), follow);
                 self.with_path(path, |path| path.close());
@@ -306,8 +306,7 @@ impl State {
     fn open(
         &mut self,
         path: PathNumber,
-        peer: PeerNumber,
-        rail: RailNumber,
+        (peer, rail): (PeerNumber, RailNumber),
         openers: &Openers,
         follow: &mut Vec<Input>,
     ) {
@@ -372,15 +371,9 @@ impl State {
     fn end(&mut self, batch: BatchId, outcome: impl FnOnce(String) -> Outcome) {
         let Some(running) = self.batches.remove(&batch) else { return };
         let cause = self.peers.get(&running.peer).map(|peer| peer.cause.clone()).unwrap_or_default();
-        self.ended.insert(batch, outcome(cause));
-        self.ended_order.push_back(batch);
+        self.outcomes.keep(batch, outcome(cause));
         self.woken.extend(running.wakers);
         self.newly_ended = true;
-        while self.ended_order.len() > self.settings.outcomes_kept.max(1) {
-            if let Some(old) = self.ended_order.pop_front() {
-                self.ended.remove(&old);
-            }
-        }
     }
 
     /// Paths that were opened, or not.
@@ -398,7 +391,8 @@ impl State {
                 Err(fault) => {
                     let peer = open.peer;
                     self.paths.remove(&id);
-                    let fault = self.told(peer, fault);
+                    let (fault, text) = meaning(fault);
+                    self.said(peer, text);
                     self.apply([Input::PathOpenFailed { path, fault }], openers);
                 }
             }
@@ -430,46 +424,18 @@ impl State {
     }
 
     fn input(&mut self, peer: PeerNumber, completion: Completion) -> Input {
-        let number = |path: PathId| PathNumber(path.0);
-        match completion {
-            Completion::Done { path, ticket } => {
-                Input::SliceDone { path: number(path), ticket: Ticket(ticket) }
-            }
-            Completion::Failed { path, ticket, fault } => {
-                let fault = self.told(peer, fault);
-                Input::Failed { path: number(path), ticket: Ticket(ticket), fault }
-            }
-            Completion::Broken { path, fault } => {
-                let fault = self.told(peer, fault);
-                Input::PathBroken { path: number(path), fault }
-            }
-            Completion::Closed { path, end } => {
-                let end = match end {
-                    PathEnd::Fenced => baton_transfer::mover::PathEnd::Fenced,
-                    PathEnd::PeerUnknown => baton_transfer::mover::PathEnd::PeerUnknown,
-                };
-                Input::PathClosed { path: number(path), end }
-            }
-            Completion::Room { path } => Input::PathRoom { path: number(path) },
-            Completion::Notified { path, ticket } => {
-                Input::Notified { path: number(path), ticket: Ticket(ticket) }
-            }
+        let (input, said) = translate(completion);
+        if let Some(text) = said {
+            self.said(peer, text);
         }
+        input
     }
 
-    /// Keeps what was said of a peer, and tells the core what it means.
-    fn told(&mut self, peer: PeerNumber, fault: Fault) -> CoreFault {
-        let (fault, text) = match fault {
-            Fault::Path(text) => (CoreFault::Path, text),
-            Fault::Silent(text) => (CoreFault::Silent, text),
-            Fault::Stale(text) => (CoreFault::Stale, text),
-            Fault::Invalid(text) => (CoreFault::Invalid, text),
-            Fault::Corrupt(text) => (CoreFault::Corrupt, text),
-        };
+    /// Keeps what was said of a peer.
+    fn said(&mut self, peer: PeerNumber, text: String) {
         if let Some(known) = self.peers.get_mut(&peer) {
             known.cause = text;
         }
-        fault
     }
 
     /// Drops every path that is left, at the end of a shutdown.
@@ -485,17 +451,11 @@ impl State {
         priority: baton_transfer::Priority,
     ) -> Option<u64> {
         let known = self.numbers(|id| id == peer);
+        if known.is_empty() {
+            let reach = (1u64 << self.transports.len()) - 1;
+            let (places, all) = (&self.layout.places, &self.transports);
+            return self.core.estimate_cold(&self.settings.routes(&peer.address, reach, places, all), bytes);
+        }
         known.into_iter().filter_map(|number| self.core.estimate(number, bytes, priority)).min()
-    }
-}
-
-fn path_of(completion: &Completion) -> PathId {
-    match completion {
-        Completion::Done { path, .. }
-        | Completion::Failed { path, .. }
-        | Completion::Broken { path, .. }
-        | Completion::Closed { path, .. }
-        | Completion::Room { path }
-        | Completion::Notified { path, .. } => *path,
     }
 }

@@ -147,9 +147,11 @@ impl Connection for Farewell {
                     return Turn::End;
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Turn::Wait,
-                // Reset: its end is closed, with packets of ours unread.
-                Err(_) => {
-                    self.end = PathEnd::Fenced;
+                Err(error) => {
+                    // Its end is closed, with packets of ours unread.
+                    if error.kind() == std::io::ErrorKind::ConnectionReset {
+                        self.end = PathEnd::Fenced;
+                    }
                     return Turn::End;
                 }
             }

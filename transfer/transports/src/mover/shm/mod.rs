@@ -138,7 +138,7 @@ impl ShmTransport {
             served: AtomicUsize::new(0),
             channels: Mutex::default(),
         });
-        site.pool.adopt(site.pool.seat(), Box::new(Listener { socket, site: site.clone() }));
+        site.pool.adopt(site.pool.seat(), Box::new(Listener::new(socket, site.clone())));
         Ok(Arc::new(Self { site, routes: Mutex::default(), closing: AtomicBool::new(false) }))
     }
 

@@ -21,8 +21,16 @@ const REQUEST_COST: u64 = 4 << 10;
 
 /// Takes connections.
 pub(super) struct Listener {
-    pub(super) socket: OwnedFd,
-    pub(super) site: Arc<Site>,
+    socket: OwnedFd,
+    site: Arc<Site>,
+    /// The system had no room for one that waits.
+    starved: bool,
+}
+
+impl Listener {
+    pub(super) fn new(socket: OwnedFd, site: Arc<Site>) -> Self {
+        Self { socket, site, starved: false }
+    }
 }
 
 impl Connection for Listener {
@@ -37,8 +45,12 @@ impl Connection for Listener {
             let channel = match Channel::accept(&self.socket) {
                 Ok(Some(channel)) => channel,
                 Ok(None) => continue,
-                // None waits, or the system has no more files: those that wait are taken with the next.
-                Err(_) => return Turn::Wait,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => {
+                    // Where the system has no more files, those that wait are tried again later.
+                    self.starved = error.kind() != io::ErrorKind::WouldBlock;
+                    return Turn::Wait;
+                }
             };
             let site = &self.site;
             let served = Served {
@@ -58,11 +70,11 @@ impl Connection for Listener {
     }
 
     fn tick(&mut self, _now: Instant) -> Turn {
-        Turn::Wait
+        Turn::Again
     }
 
     fn waits(&self) -> bool {
-        false
+        self.starved
     }
 
     fn cut(self: Box<Self>) {}

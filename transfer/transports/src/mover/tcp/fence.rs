@@ -44,9 +44,13 @@ impl FenceCall {
         let (site, peer) = (&route.site, &route.peer);
         let greeting = site.greeting(Purpose::Fence, peer.epoch, route.session, site.address.clone());
         let until = Instant::now() + Duration::from_millis(site.config.fence_timeout_ms);
+        let tls = match &site.config.tls {
+            Some(tls) => Some(tls.connect(&peer.address)?.into()),
+            None => None,
+        };
         Ok(Self {
             record: greeting.encode(),
-            stream: Stream::plain(TcpStream::from(socket))?,
+            stream: Stream::new(TcpStream::from(socket), tls)?,
             incoming: Incoming::new(),
             sent: 0,
             until,

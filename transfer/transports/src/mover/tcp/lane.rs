@@ -116,7 +116,7 @@ impl Lane {
         loop {
             self.submit();
             let before = left;
-            if self.writable && !self.outgoing.is_empty() {
+            if self.writable && (!self.outgoing.is_empty() || self.stream.unsent()) {
                 match self.outgoing.send(&mut self.stream, &self.route.site.exposure).map_err(broken)? {
                     Some(sent) => left = left.saturating_sub(sent.max(1)),
                     None => self.writable = false,

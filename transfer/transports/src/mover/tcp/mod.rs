@@ -13,10 +13,11 @@ mod route;
 mod serving;
 mod site;
 mod stream;
+mod tls;
 mod vectored;
 mod wire;
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -27,6 +28,7 @@ use self::route::{LaneDoor, Route, TcpPath};
 use self::serving::Listener;
 use self::site::Site;
 use self::stream::Stream;
+pub use self::tls::TcpTls;
 use super::damage::Damage;
 use super::gate::{Gate, Room};
 use super::greeting::{GREETING_BYTES, Greeting, Purpose};
@@ -63,6 +65,8 @@ pub struct TcpConfig {
     pub progress_timeout_ms: u64,
     /// Limit for the peer's word that it has cut a path.
     pub fence_timeout_ms: u64,
+    /// TLS for all connections, or none.
+    pub tls: Option<TcpTls>,
     /// For tests: damages what lands.
     pub damage: Arc<Damage>,
 }
@@ -83,6 +87,7 @@ impl TcpConfig {
             open_timeout_ms: 2_000,
             progress_timeout_ms: 2_000,
             fence_timeout_ms: 1_000,
+            tls: None,
             damage: Arc::default(),
         }
     }
@@ -135,7 +140,7 @@ impl TcpTransport {
         let address = config.advertise.clone().unwrap_or(bound);
         let pool = Pool::start("tcp", config.io_threads)?;
         let site = Arc::new(Site { config, address, pool, exposure, inbound, served: AtomicUsize::new(0) });
-        site.pool.adopt(site.pool.seat(), Box::new(Listener { socket, site: site.clone() }));
+        site.pool.adopt(site.pool.seat(), Box::new(Listener::new(socket, site.clone())));
         Ok(Arc::new(Self {
             site,
             registry: Registry::default(),
@@ -150,7 +155,7 @@ impl TcpTransport {
     }
 
     /// Connects and greets; what the peer allows comes with the stream.
-    fn dial(&self, peer: &PeerId, session: u128) -> Result<(TcpStream, SocketAddr, Greeting), Fault> {
+    fn dial(&self, peer: &PeerId, session: u128) -> Result<(Stream, SocketAddr, Greeting), Fault> {
         let until = Instant::now() + Duration::from_millis(self.site.config.open_timeout_ms);
         let failed = |what: &str, error: &io::Error| {
             let text = format!("{what} {}: {error}", peer.address);
@@ -165,9 +170,9 @@ impl TcpTransport {
             let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             match TcpStream::connect_timeout(&address, left) {
                 Ok(socket) => {
-                    let greeted = self.greet(&socket, peer, session, until);
-                    let answer = greeted.map_err(|error| failed("greet", &error))?;
-                    return Ok((socket, address, Greeting::decode(&answer)?.welcome()?));
+                    let greeted = self.greet(socket, peer, session, until);
+                    let (stream, answer) = greeted.map_err(|error| failed("greet", &error))?;
+                    return Ok((stream, address, Greeting::decode(&answer)?.welcome()?));
                 }
                 Err(error) => fault = failed("connect to", &error),
             }
@@ -175,31 +180,27 @@ impl TcpTransport {
         Err(fault)
     }
 
+    /// Says who we are and takes the answer, under TLS where that is set.
     fn greet(
         &self,
-        mut socket: &TcpStream,
+        mut socket: TcpStream,
         peer: &PeerId,
         session: u128,
         until: Instant,
-    ) -> io::Result<[u8; GREETING_BYTES]> {
+    ) -> io::Result<(Stream, [u8; GREETING_BYTES])> {
         let text = self.site.address.clone();
         let record = self.site.greeting(Purpose::Lane, peer.epoch, session, text).encode();
-        let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        socket.set_write_timeout(Some(left()))?;
-        socket.write_all(&record)?;
-        let mut answer = [0; GREETING_BYTES];
-        let mut came = 0;
-        while came < GREETING_BYTES {
-            if Instant::now() >= until {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            socket.set_read_timeout(Some(left()))?;
-            match socket.read(&mut answer[came..])? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                more => came += more,
-            }
-        }
-        Ok(answer)
+        socket.set_nodelay(true)?;
+        let mut tls = match &self.site.config.tls {
+            Some(tls) => Some(tls.connect(&peer.address)?),
+            None => None,
+        };
+        let clock = socket.try_clone()?;
+        let answer = match &mut tls {
+            Some(tls) => exchange(&mut rustls::Stream::new(tls, &mut socket), &clock, &record, until)?,
+            None => exchange(&mut socket, &clock, &record, until)?,
+        };
+        Ok((Stream::new(socket, tls.map(rustls::Connection::from))?, answer))
     }
 
     fn routes(&self) -> MutexGuard<'_, Vec<Weak<Route>>> {
@@ -266,16 +267,13 @@ impl Transport for TcpTransport {
             doors: dialled.iter().map(|_| LaneDoor::new(site.pool.seat())).collect(),
             lanes_left: AtomicUsize::new(dialled.len()),
         });
-        let streams = dialled.into_iter().map(|(socket, _, _)| Stream::plain(socket));
-        let streams = streams.collect::<io::Result<Vec<_>>>();
-        let streams = streams.map_err(|error| Fault::Path(format!("open {}: {error}", peer.address)))?;
         let mut routes = self.routes();
         if self.closing.load(Ordering::Acquire) {
             return Err(Fault::Path("open: the transport is shutting down".into()));
         }
         routes.retain(|route| route.strong_count() > 0);
         routes.push(Arc::downgrade(&route));
-        for (index, stream) in streams.into_iter().enumerate() {
+        for (index, (stream, _, _)) in dialled.into_iter().enumerate() {
             let lane = Lane::new(route.clone(), index, stream);
             site.pool.adopt(route.doors[index].seat(), Box::new(lane));
         }
@@ -309,6 +307,32 @@ impl Drop for TcpTransport {
     fn drop(&mut self) {
         self.shutdown();
     }
+}
+
+/// Sends a record and takes the answer; `clock` is the socket whose limits of time count.
+fn exchange(
+    talk: &mut (impl Read + Write),
+    clock: &TcpStream,
+    record: &[u8],
+    until: Instant,
+) -> io::Result<[u8; GREETING_BYTES]> {
+    let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    clock.set_write_timeout(Some(left()))?;
+    clock.set_read_timeout(Some(left()))?;
+    talk.write_all(record)?;
+    let mut answer = [0; GREETING_BYTES];
+    let mut came = 0;
+    while came < GREETING_BYTES {
+        if Instant::now() >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        clock.set_read_timeout(Some(left()))?;
+        match talk.read(&mut answer[came..])? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            more => came += more,
+        }
+    }
+    Ok(answer)
 }
 
 fn rand_session() -> u128 {

@@ -11,6 +11,7 @@ use super::incoming::{Came, Ground, Incoming, Landing, Place, Step};
 use super::outgoing::{Body, Outgoing};
 use super::site::Site;
 use super::stream::Stream;
+use super::tls::TcpTls;
 use super::vectored::Gathered;
 use super::wire::{Head, Kind, Tail};
 use crate::mover::gate::NOTICE_BYTES_MAX;
@@ -25,8 +26,16 @@ const ACK_BYTES: u64 = 1 << 20;
 
 /// Takes connections.
 pub(super) struct Listener {
-    pub(super) socket: TcpListener,
-    pub(super) site: Arc<Site>,
+    socket: TcpListener,
+    site: Arc<Site>,
+    /// The system had no room for one that waits.
+    starved: bool,
+}
+
+impl Listener {
+    pub(super) fn new(socket: TcpListener, site: Arc<Site>) -> Self {
+        Self { socket, site, starved: false }
+    }
 }
 
 impl Connection for Listener {
@@ -37,11 +46,19 @@ impl Connection for Listener {
     fn event(&mut self, _file: usize, _hung: bool) {}
 
     fn turn(&mut self) -> Turn {
-        // Until there is none: an error of one connection is not the listener's, and where the system has no
-        // more files, those that wait are taken when the next comes.
-        while let Ok((socket, _)) = self.socket.accept() {
-            let Ok(stream) = Stream::plain(socket) else { continue };
+        loop {
+            let socket = match self.socket.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+                Err(error) => {
+                    // Where the system has no more files, those that wait are tried again later.
+                    self.starved = error.kind() != io::ErrorKind::WouldBlock;
+                    return Turn::Wait;
+                }
+            };
             let site = &self.site;
+            let tls = site.config.tls.as_ref().map(TcpTls::accept).transpose();
+            let Ok(stream) = tls.and_then(|tls| Stream::new(socket, tls)) else { continue };
             let seat = site.pool.seat();
             let mut served = Served::new(site.clone(), stream, seat);
             if site.served.fetch_add(1, Ordering::AcqRel) >= site.config.connections_max {
@@ -55,15 +72,14 @@ impl Connection for Listener {
             }
             site.pool.adopt(seat, Box::new(served));
         }
-        Turn::Wait
     }
 
     fn tick(&mut self, _now: Instant) -> Turn {
-        Turn::Wait
+        Turn::Again
     }
 
     fn waits(&self) -> bool {
-        false
+        self.starved
     }
 
     fn cut(self: Box<Self>) {}
@@ -174,7 +190,7 @@ impl Served {
             let came = self.receive()?;
             self.acknowledge();
             let mut sent = 0;
-            if self.writable && !self.outgoing.is_empty() {
+            if self.writable && (!self.outgoing.is_empty() || self.stream.unsent()) {
                 match self.outgoing.send(&mut self.stream, &self.site.exposure).map_err(broken)? {
                     Some(bytes) => sent = bytes,
                     None => self.writable = false,
@@ -331,7 +347,7 @@ impl Connection for Served {
     }
 
     fn waits(&self) -> bool {
-        !matches!(self.stage, Stage::Lane { .. }) || !self.outgoing.is_empty()
+        !matches!(self.stage, Stage::Lane { .. }) || !self.outgoing.is_empty() || self.stream.unsent()
     }
 
     fn serves(&self, session: u128) -> bool {

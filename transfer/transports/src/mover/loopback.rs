@@ -1,0 +1,233 @@
+//! The transport inside one process: a slice is one copy, made by the thread that posts it.
+//!
+//! Peers find each other in a [`LoopbackNet`] that they share. A node that leaves it, or comes back in
+//! another life, is gone for the paths to the old one.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::completions::CompletionQueue;
+use super::exposure::{Exposure, WindowId};
+use super::memory::Memory;
+use super::port::{
+    Capabilities, Completion, Completions, Direction, Fault, Inbound, Notice, Path, PathEnd, PathId, PeerId,
+    Slice, Transport,
+};
+
+const DEVICE: &str = "memory";
+
+/// A node as its peers in the process see it.
+struct Member {
+    epoch: u64,
+    exposure: Arc<Exposure>,
+    inbound: Arc<dyn Inbound>,
+}
+
+/// Who can be reached inside the process.
+#[derive(Default)]
+pub struct LoopbackNet {
+    members: Mutex<BTreeMap<String, Arc<Member>>>,
+}
+
+impl LoopbackNet {
+    /// An empty one.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self::default())
+    }
+
+    fn members(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Member>>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, peer: &PeerId) -> Result<Arc<Member>, Fault> {
+        let found = self.members().get(&peer.address).cloned();
+        let member = found.ok_or_else(|| Fault::Silent(format!("{} is not here", peer.address)))?;
+        if member.epoch != peer.epoch {
+            return Err(Fault::Stale(format!("{} lives in epoch {}", peer.address, member.epoch)));
+        }
+        Ok(member)
+    }
+}
+
+/// One node's side of it.
+pub struct Loopback {
+    me: PeerId,
+    net: Arc<LoopbackNet>,
+    member: Arc<Member>,
+    registered: Mutex<Vec<Weak<Memory>>>,
+    shared: Arc<Mutex<Closed>>,
+}
+
+/// Set by a shutdown: nothing of this node goes any more.
+#[derive(Default)]
+struct Closed(bool);
+
+impl Loopback {
+    /// Joins the net as `me`; a former life at that address is over for its peers.
+    pub fn join(
+        net: &Arc<LoopbackNet>,
+        me: PeerId,
+        exposure: Arc<Exposure>,
+        inbound: Arc<dyn Inbound>,
+    ) -> Arc<Self> {
+        let member = Arc::new(Member { epoch: me.epoch, exposure, inbound });
+        net.members().insert(me.address.clone(), member.clone());
+        let net = net.clone();
+        Arc::new(Self { me, net, member, registered: Mutex::default(), shared: Arc::default() })
+    }
+
+    fn is_registered(&self, memory: &Arc<Memory>) -> bool {
+        let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        registered.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(memory)))
+    }
+}
+
+impl Transport for Loopback {
+    fn name(&self) -> &'static str {
+        "loopback"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { slice_bytes_max: 16 << 20, outstanding_max: 1_024, zero_copy: true, verifies: true }
+    }
+
+    fn register(&self, memory: &Arc<Memory>) -> Result<(), Fault> {
+        if !self.is_registered(memory) {
+            let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+            registered.retain(|known| known.strong_count() > 0);
+            registered.push(Arc::downgrade(memory));
+        }
+        Ok(())
+    }
+
+    fn access(&self, _: WindowId, memory: &Arc<Memory>, _: u64, _: u64) -> Result<Vec<u8>, Fault> {
+        if !self.is_registered(memory) {
+            return Err(Fault::Invalid("the memory is not registered: register it first".into()));
+        }
+        Ok(Vec::new())
+    }
+
+    /// Each copy holds a permit, for which the exposure waits.
+    fn revoke(&self, _: WindowId) {}
+
+    fn devices(&self) -> Vec<String> {
+        vec![DEVICE.into()]
+    }
+
+    fn open(
+        &self,
+        id: PathId,
+        peer: &PeerId,
+        device: &str,
+        completions: Completions,
+    ) -> Result<Box<dyn Path>, Fault> {
+        if device != DEVICE {
+            return Err(Fault::Invalid(format!("loopback has no device {device}: use {DEVICE}")));
+        }
+        if self.shared.lock().unwrap_or_else(PoisonError::into_inner).0 {
+            return Err(Fault::Path("this node is shutting down".into()));
+        }
+        self.net.find(peer)?;
+        let (me, peer, net, here) = (self.me.clone(), peer.clone(), self.net.clone(), self.shared.clone());
+        Ok(Box::new(LoopbackPath { id, me, peer, net, here, completions, closed: Mutex::default() }))
+    }
+
+    fn shutdown(&self) {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).0 = true;
+        let mut members = self.net.members();
+        if members.get(&self.me.address).is_some_and(|member| Arc::ptr_eq(member, &self.member)) {
+            members.remove(&self.me.address);
+        }
+    }
+}
+
+struct LoopbackPath {
+    id: PathId,
+    me: PeerId,
+    peer: PeerId,
+    net: Arc<LoopbackNet>,
+    here: Arc<Mutex<Closed>>,
+    completions: Arc<CompletionQueue>,
+    closed: Mutex<Closed>,
+}
+
+impl LoopbackPath {
+    fn member(&self) -> Result<Arc<Member>, Fault> {
+        if self.here.lock().unwrap_or_else(PoisonError::into_inner).0 {
+            return Err(Fault::Path("this node is shutting down".into()));
+        }
+        // A peer that is gone is a broken path; that it lives again is found by opening anew.
+        self.net.find(&self.peer).map_err(|fault| Fault::Path(format!("{fault:?}")))
+    }
+
+    fn copy(&self, slice: &Slice) -> Result<(), Fault> {
+        let member = self.member()?;
+        let bytes = u64::from(slice.bytes);
+        let (local, at) = (&slice.local.memory, slice.local.at);
+        if !local.holds(at, bytes) {
+            return Err(Fault::Invalid(format!("{bytes} bytes at {at} of a memory of {}", local.bytes())));
+        }
+        let window = slice.remote.window;
+        let permit = member.exposure.admit(window, slice.direction, slice.remote_at, bytes)?;
+        let (remote, remote_at) = (permit.memory(), permit.at());
+        match slice.direction {
+            Direction::Read => Memory::copy(remote, remote_at, local, at, bytes),
+            Direction::Write => Memory::copy(local, at, remote, remote_at, bytes),
+        }
+        if slice.verify && local.checksum(at, bytes) != remote.checksum(remote_at, bytes) {
+            return Err(Fault::Corrupt("a copy differs: the source changed, or the memory is bad".into()));
+        }
+        Ok(())
+    }
+
+    fn end(&self, ticket: u64, result: Result<Completion, Fault>) {
+        let path = self.id;
+        let failed = |fault| Completion::Failed { path, ticket, fault };
+        self.completions.push([result.unwrap_or_else(failed)]);
+    }
+}
+
+impl Path for LoopbackPath {
+    fn post(&self, slices: &[Slice]) -> usize {
+        let path = self.id;
+        // Held over the copies, so that none is under way when `Closed` is told.
+        let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends = slices.iter().map(|slice| {
+            let ticket = slice.ticket;
+            let result =
+                if closed.0 { Err(Fault::Path("the path is closed".into())) } else { self.copy(slice) };
+            match result {
+                Ok(()) => Completion::Done { path, ticket },
+                Err(fault) => Completion::Failed { path, ticket, fault },
+            }
+        });
+        self.completions.push(ends.collect::<Vec<_>>());
+        slices.len()
+    }
+
+    fn notify(&self, ticket: u64, notice: Notice) {
+        let told = self.member().map(|member| {
+            member.inbound.notice(&self.me, notice);
+            Completion::Notified { path: self.id, ticket }
+        });
+        self.end(ticket, told);
+    }
+
+    fn probe(&self, ticket: u64) {
+        let alive = self.member().map(|_| Completion::Notified { path: self.id, ticket });
+        self.end(ticket, alive);
+    }
+
+    fn close(&self) {
+        let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        if !std::mem::replace(&mut closed.0, true) {
+            self.completions.push([Completion::Closed { path: self.id, end: PathEnd::Fenced }]);
+        }
+    }
+}
+
+impl Drop for LoopbackPath {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
