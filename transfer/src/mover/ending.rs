@@ -1,5 +1,6 @@
 //! How batches end: exactly once, and not before nothing of them can land any more.
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use super::batch::{Batch, End, Phase};
@@ -69,10 +70,10 @@ impl MoverCore {
         let (peer, class) = (&mut self.peers[batch.peer], batch.priority.index());
         peer.pending_bytes[class] -= batch.unposted_bytes;
         if core::mem::take(&mut batch.queued) {
-            peer.queues[class].retain(|&other| other != slot);
+            leave(&mut peer.queues[class], slot);
         }
         if batch.phase == Phase::Noticing {
-            peer.notices.retain(|&other| other != slot);
+            leave(&mut peer.notices, slot);
         }
         batch.drop_unposted();
         batch.phase = Phase::Ending(end);
@@ -156,5 +157,12 @@ impl MoverCore {
             // Its paths are free for others now.
             self.look_for_room = true;
         }
+    }
+}
+
+/// Takes a slot out of a queue; it is mostly near the front.
+fn leave(queue: &mut VecDeque<u32>, slot: u32) {
+    if let Some(at) = queue.iter().position(|&other| other == slot) {
+        queue.remove(at);
     }
 }

@@ -125,6 +125,10 @@ impl MoverCore {
     }
 
     fn fail_all(&mut self, peer: u32, failure: Failure, effects: &mut Vec<Effect>) {
+        // All at once, for taking them out one by one would look through the queue for each.
+        for queue in &mut self.peers[peer].queues {
+            queue.drain(..).for_each(|batch| self.batches[batch].queued = false);
+        }
         let batches: Vec<u32> = self.peers[peer].batches.iter().copied().collect();
         for batch in batches {
             self.begin_end(batch, End::Failed(failure), effects);

@@ -458,7 +458,6 @@ fn callers_in_many_threads_get_their_bytes_while_paths_break() {
     scene.mover.check().unwrap();
     let stats = scene.mover.stats();
     assert_eq!((stats.submitted, stats.live_batches), (320, 0));
-    assert!(stats.paths_broken > 0, "{stats:?}");
 }
 
 #[test]

@@ -26,10 +26,9 @@ struct Running {
     wakers: Vec<Waker>,
 }
 
-/// One life of a peer, and the transports by which some windows of it are reached.
+/// One life of a peer, as reached by some transports.
 struct KnownPeer {
     id: PeerId,
-    reach: u64,
     /// What was last said of it.
     cause: String,
 }
@@ -52,7 +51,8 @@ pub(super) struct State {
     /// By address, which no other memory can have while this knows of it.
     registered: BTreeMap<usize, (Weak<Memory>, u64)>,
     peers: BTreeMap<PeerNumber, KnownPeer>,
-    numbers: HashMap<(PeerId, u64), PeerNumber>,
+    /// By peer: its reaches, and the core's number for each.
+    numbers: HashMap<PeerId, Vec<(u64, PeerNumber)>>,
     next_peer: u32,
     paths: HashMap<PathId, OpenPath>,
     batches: HashMap<BatchId, Running>,
@@ -214,9 +214,8 @@ impl State {
 
     /// The core's number of a peer.
     fn number(&mut self, peer: &PeerId, reach: u64, openers: &Openers) -> Result<PeerNumber, Refusal> {
-        let key = (peer.clone(), reach);
-        if let Some(&number) = self.numbers.get(&key) {
-            return Ok(number);
+        if let Some((_, number)) = self.reaches(peer).iter().find(|(known, _)| *known == reach) {
+            return Ok(*number);
         }
         let number = PeerNumber(self.next_peer);
         self.next_peer = self.next_peer.wrapping_add(1);
@@ -225,8 +224,8 @@ impl State {
             let text = format!("no transport is configured for {}: see its order", peer.address);
             return Err(Refusal::Invalid(text));
         }
-        self.numbers.insert(key, number);
-        self.peers.insert(number, KnownPeer { id: peer.clone(), reach, cause: String::new() });
+        self.numbers.entry(peer.clone()).or_default().push((reach, number));
+        self.peers.insert(number, KnownPeer { id: peer.clone(), cause: String::new() });
         self.apply([Input::PeerKnown { peer: number, routes }], openers);
         if !self.peers.contains_key(&number) {
             let limit = u64::from(self.layout.core.max_peers);
@@ -236,7 +235,19 @@ impl State {
         Ok(number)
     }
 
-    /// The numbers under which a peer is known, with whatever reach.
+    fn reaches(&self, peer: &PeerId) -> &[(u64, PeerNumber)] {
+        self.numbers.get(peer).map_or(&[], Vec::as_slice)
+    }
+
+    fn forget(&mut self, number: PeerNumber, peer: &PeerId) {
+        let Some(numbers) = self.numbers.get_mut(peer) else { return };
+        numbers.retain(|&(_, other)| other != number);
+        if numbers.is_empty() {
+            self.numbers.remove(peer);
+        }
+    }
+
+    /// The numbers of the peers that are meant, with whatever reach.
     pub(super) fn numbers(&self, is_meant: impl Fn(&PeerId) -> bool) -> Vec<PeerNumber> {
         self.peers.iter().filter(|(_, known)| is_meant(&known.id)).map(|(&number, _)| number).collect()
     }
@@ -297,7 +308,7 @@ impl State {
             Effect::Refused { refusal, .. } => self.refused = Some(refusal),
             Effect::PeerRefused { peer } | Effect::PeerForgotten { peer } => {
                 if let Some(known) = self.peers.remove(&peer) {
-                    self.numbers.remove(&(known.id, known.reach));
+                    self.forget(peer, &known.id);
                 }
             }
         }
@@ -450,12 +461,12 @@ impl State {
         bytes: u64,
         priority: baton_transfer::Priority,
     ) -> Option<u64> {
-        let known = self.numbers(|id| id == peer);
+        let known = self.reaches(peer);
         if known.is_empty() {
             let reach = (1u64 << self.transports.len()) - 1;
             let (places, all) = (&self.layout.places, &self.transports);
             return self.core.estimate_cold(&self.settings.routes(&peer.address, reach, places, all), bytes);
         }
-        known.into_iter().filter_map(|number| self.core.estimate(number, bytes, priority)).min()
+        known.iter().filter_map(|&(_, number)| self.core.estimate(number, bytes, priority)).min()
     }
 }
