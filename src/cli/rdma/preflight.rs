@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use baton_transports::mover::rdma::{RdmaConfig, RdmaNode, RdmaTransport};
 use baton_transports::mover::{
-    Completion, CompletionQueue, Exposure, Fault, Inbound, Notice, Path as _, PathId, PeerId, Transport as _,
+    Completion, CompletionQueue, Exposure, Fault, Inbound, Notice, PathId, PeerId, Transport as _,
 };
 
 use crate::cli::out;

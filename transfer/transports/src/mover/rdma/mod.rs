@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 pub use config::RdmaConfig;
-pub use view::{DeviceView, device_views};
+pub use view::{DeviceView, OpenedView, device_views};
 
 use super::{
     Capabilities, Completions, Exposure, Fault, Inbound, Memory, Path, PathId, PeerId, Transport, WindowId,
