@@ -49,6 +49,9 @@ struct DoctorArgs {
     /// Be the peer of another node's doctor, until interrupted
     #[arg(long, value_name = "HOST:PORT")]
     listen: Option<String>,
+    /// Use this device only, with --peer and --listen; may be given several times
+    #[arg(long = "device", value_name = "NAME")]
+    devices: Vec<String>,
     /// Where sysfs is
     #[arg(long, default_value = "/sys")]
     sysfs: PathBuf,
@@ -61,8 +64,8 @@ struct DoctorArgs {
 pub fn run(args: &RdmaArgs) -> Result<ExitCode, String> {
     match &args.action {
         Action::Doctor(args) => match (&args.peer, &args.listen) {
-            (Some(peer), _) => preflight(peer),
-            (_, Some(address)) => listen(address),
+            (Some(peer), _) => preflight(peer, &args.devices),
+            (_, Some(address)) => listen(address, &args.devices),
             _ => doctor(args),
         },
         Action::Topology { check: None, sysfs } => {
@@ -84,13 +87,13 @@ pub fn run(args: &RdmaArgs) -> Result<ExitCode, String> {
 use preflight::{listen, preflight};
 
 #[cfg(not(any(feature = "rdma", feature = "rdma-dlopen")))]
-fn preflight(_peer: &str) -> Result<ExitCode, String> {
+fn preflight(_peer: &str, _devices: &[String]) -> Result<ExitCode, String> {
     Err(format!("rdma doctor: {}", verbs::WITHOUT))
 }
 
 #[cfg(not(any(feature = "rdma", feature = "rdma-dlopen")))]
-fn listen(address: &str) -> Result<ExitCode, String> {
-    preflight(address)
+fn listen(address: &str, devices: &[String]) -> Result<ExitCode, String> {
+    preflight(address, devices)
 }
 
 fn doctor(args: &DoctorArgs) -> Result<ExitCode, String> {

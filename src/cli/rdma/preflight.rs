@@ -27,19 +27,19 @@ impl Inbound for Deaf {
     fn notice(&self, _from: &PeerId, _notice: Notice) {}
 }
 
-fn start(address: &str) -> Result<Arc<RdmaTransport>, String> {
+fn start(address: &str, devices: &[String]) -> Result<Arc<RdmaTransport>, String> {
     let failed = |error: std::io::Error| format!("rdma doctor: listening at {address}: {error}");
     let listener = TcpListener::bind(address).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?.to_string();
     let id = PeerId { address, epoch: EPOCH };
+    let config = RdmaConfig { devices: devices.to_vec(), ..RdmaConfig::default() };
     let node = RdmaNode { id, exposure: Exposure::new(0), inbound: Arc::new(Deaf) };
-    RdmaTransport::start(RdmaConfig::default(), listener, node)
-        .map_err(|fault| format!("rdma doctor: {fault:?}"))
+    RdmaTransport::start(config, listener, node).map_err(|fault| format!("rdma doctor: {fault:?}"))
 }
 
 /// Is the peer of another node's doctor, until interrupted.
-pub(super) fn listen(address: &str) -> Result<ExitCode, String> {
-    let transport = start(address)?;
+pub(super) fn listen(address: &str, devices: &[String]) -> Result<ExitCode, String> {
+    let transport = start(address, devices)?;
     out::say(&format!("waiting for `baton rdma doctor --peer` at {address}; interrupt to end\n"))?;
     let runtime = crate::cli::runtime(Some(1))?;
     let ended = runtime.block_on(tokio::signal::ctrl_c());
@@ -48,8 +48,8 @@ pub(super) fn listen(address: &str) -> Result<ExitCode, String> {
 }
 
 /// Opens a path from every device to a doctor that listens, and times answers over RDMA.
-pub(super) fn preflight(peer: &str) -> Result<ExitCode, String> {
-    let transport = start("0.0.0.0:0")?;
+pub(super) fn preflight(peer: &str, devices: &[String]) -> Result<ExitCode, String> {
+    let transport = start("0.0.0.0:0", devices)?;
     let peer = PeerId { address: peer.to_owned(), epoch: EPOCH };
     let (mut text, mut reached) = (String::new(), true);
     for (number, device) in (0..).zip(transport.devices()) {
