@@ -8,11 +8,11 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test check fmt bench paper seeds chaos build ready ready-clients ready-lints
+.PHONY: help run replay test test-rdma check fmt bench paper seeds chaos build ready ready-clients ready-lints
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
-		printf '  make %-8s %s\n' "$$name" "$$text"; done
+		printf '  make %-9s %s\n' "$$name" "$$text"; done
 
 run: build ## Build, then serve: front door, conductor, two prefill and two decode nodes on this machine
 	$(BATON) up
@@ -20,14 +20,18 @@ run: build ## Build, then serve: front door, conductor, two prefill and two deco
 replay: build ## Build, then replay the conversation trace on the default cluster and print the report
 	$(BATON) replay
 
-test: ready ready-clients ## Run the tests of every crate
+test: ready ready-clients ## Run the tests of every crate, those of RDMA in a virtual machine
 	$(CARGO) test --workspace --locked
+	$(MAKE) --no-print-directory test-rdma
+
+test-rdma: ready ## Run the tests of RDMA in a virtual machine with software RDMA (Debian packages, no root)
+	CARGO="$(CARGO)" scripts/rdma/test.sh
 
 check: ready ready-lints ## Check format, lints, documentation and the rules of the house
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
-	for script in scripts/*.sh .ci/run; do bash -n "$$script" || exit 1; done
+	for script in scripts/*.sh scripts/rdma/*.sh .ci/run; do bash -n "$$script" || exit 1; done
 	$(CARGO) test --locked --package baton --test architecture
 
 fmt: ready-lints ## Format every crate

@@ -12,6 +12,7 @@ mod node;
 mod out;
 mod paper;
 mod profile;
+mod rdma;
 mod reference;
 mod replay;
 mod require;
@@ -54,6 +55,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Check and explain a configuration file
     Config(config::ConfigArgs),
+    /// Show what RDMA there is, and what is wrong with it
+    Rdma(rdma::RdmaArgs),
 }
 
 /// The runtime that serves: one thread that never wakes another, or several.
@@ -81,5 +84,6 @@ pub fn run(cli: Cli) -> Result<ExitCode, String> {
         Command::Paper(args) => paper::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Config(args) => config::run(&args),
+        Command::Rdma(args) => rdma::run(&args),
     }
 }

@@ -27,7 +27,7 @@ pub enum Grant {
 }
 
 impl Grant {
-    fn allows(self, direction: Direction) -> bool {
+    pub(crate) fn allows(self, direction: Direction) -> bool {
         match direction {
             Direction::Read => self != Self::Write,
             Direction::Write => self != Self::Read,
@@ -118,6 +118,12 @@ impl Exposure {
         Ok(Permit { exposure: self.clone(), window, memory, at })
     }
 
+    /// What a window grants; none for one that is closed, being closed, or was never here. For transports whose
+    /// devices check the right themselves, to be told when the window is made known to them.
+    pub fn grant(&self, window: WindowId) -> Option<Grant> {
+        self.state().windows.get(&window.0).filter(|open| !open.closing).map(|open| open.grant)
+    }
+
     /// Closes a window. When it returns, nothing can land through it any more: copies under way have ended,
     /// and each of `transports` has cut what it cannot stop otherwise. Closing twice is closing.
     pub fn revoke(&self, window: WindowId, transports: &[Arc<dyn Transport>]) {
@@ -188,6 +194,8 @@ mod tests {
         assert_eq!(window, WindowId(7));
         let permit = exposure.admit(window, Direction::Write, 32, 64).unwrap();
         assert_eq!(permit.at(), 1_032);
+        assert_eq!(exposure.grant(window), Some(Grant::Write));
+        assert_eq!(exposure.grant(WindowId(8)), None);
         let refused = |direction, at, bytes| exposure.admit(window, direction, at, bytes).err();
         assert!(matches!(refused(Direction::Read, 0, 1), Some(Fault::Invalid(_))));
         assert!(matches!(refused(Direction::Write, 33, 64), Some(Fault::Invalid(_))));

@@ -13,10 +13,15 @@ mod greeting;
 mod loopback;
 mod memory;
 mod port;
+#[cfg(any(feature = "rdma", feature = "rdma-dlopen"))]
+pub mod rdma;
 mod reactor;
 mod registry;
 mod shm;
 mod tcp;
+pub mod topology;
+pub mod topology_gids;
+mod topology_scan;
 
 pub use baton_transfer::mover::{BatchId, Failure, MoverConfig, MoverStats, RailSpec, Reason, Stage};
 pub use completions::CompletionQueue;

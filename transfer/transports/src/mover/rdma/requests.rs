@@ -1,0 +1,68 @@
+//! Makes a device's requests of slices.
+
+use std::sync::Arc;
+
+use super::NAME;
+use super::regions::{Regions, grants, remote};
+use super::verbs_queue::{Verb, Work};
+use crate::mover::{Direction, Fault, Slice};
+
+/// What a path's slices are judged and translated by.
+pub(super) struct Requests {
+    pub regions: Arc<Regions>,
+    /// The device here, among those that memory is registered with.
+    pub device: usize,
+    /// The device there, among the keys of a window.
+    pub peer_device: usize,
+    pub slice_bytes_max: u32,
+}
+
+impl Requests {
+    /// The requests of a slice, one for each pair of registrations that it crosses, numbered from `id` on.
+    pub(super) fn of(&self, slice: &Slice, id: u64) -> Result<Vec<Work>, Fault> {
+        let access = self.check(slice)?;
+        let total = u64::from(slice.bytes);
+        let mut works = Vec::with_capacity(1);
+        let mut at = 0;
+        while at < total {
+            let here = self.regions.local(&slice.local.memory, self.device, slice.local.at + at)?;
+            let there = remote(access, self.peer_device, slice.remote_at + at)?;
+            let bytes = here.bytes.min(there.bytes).min(total - at);
+            works.push(Work {
+                id: id + works.len() as u64,
+                verb: match slice.direction {
+                    Direction::Read => Verb::Read,
+                    Direction::Write => Verb::Write,
+                },
+                local_address: here.address,
+                local_key: here.key,
+                bytes: u32::try_from(bytes).expect("no more than the slice"),
+                remote_address: there.address,
+                remote_key: there.key,
+                signalled: false,
+            });
+            at += bytes;
+        }
+        Ok(works)
+    }
+
+    /// The access to the slice's window, where the slice can be right.
+    fn check<'a>(&self, slice: &'a Slice) -> Result<&'a [u8], Fault> {
+        let (bytes, most) = (u64::from(slice.bytes), self.slice_bytes_max);
+        let text = if slice.bytes == 0 || slice.bytes > most {
+            format!("a slice of {bytes} bytes; give 1 to {most}")
+        } else if !slice.local.memory.holds(slice.local.at, bytes) {
+            format!("{bytes} bytes at {} of a local memory of {}", slice.local.at, slice.local.memory.bytes())
+        } else if slice.remote_at.checked_add(bytes).is_none_or(|end| end > slice.remote.bytes) {
+            format!("{bytes} bytes at {} of a window of {}", slice.remote_at, slice.remote.bytes)
+        } else {
+            let access = slice.remote.access.iter().find(|(name, _)| name == NAME);
+            match access {
+                Some((_, access)) if grants(access, slice.direction) => return Ok(access),
+                Some(_) => format!("window {} does not grant a {:?}", slice.remote.window.0, slice.direction),
+                None => "the window has no RDMA access".into(),
+            }
+        };
+        Err(Fault::Invalid(text))
+    }
+}
