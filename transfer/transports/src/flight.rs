@@ -1,23 +1,27 @@
 //! The sending side of a hand-off.
 
-use std::sync::Arc;
+mod hearing;
+mod offers;
+
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::carrier::{BerthTold, Boarding};
+use crate::carrier::Boarding;
 use crate::dialer::{Dialer, Leased};
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header};
 use crate::handshake::{Connection, Party};
-use crate::message::{decode_berth, decode_failure, encode_offer};
+use crate::message::encode_offer;
 use crate::receiver::{PeerAddress, Plan, SliceAt, Ticket};
 use crate::ring::Ring;
 use crate::stats::{Medium, Place, add};
-use crate::wire::{ReadHalf, WriteHalf, read_control, read_header, write_control, write_frame};
+use crate::wire::{ReadHalf, WriteHalf, write_frame};
+use hearing::{Progress, listen};
+use offers::Offers;
 
 /// Slices sent but not confirmed, so that the confirmations always fit the stream's own buffers.
 const WINDOW_SLICES_MAX: u32 = 1024;
@@ -65,19 +69,6 @@ pub struct Flight {
     broken: bool,
     _permit: OwnedSemaphorePermit,
     _place: Place,
-}
-
-/// What the receiver has told so far.
-#[derive(Clone, Debug, Default)]
-struct Progress {
-    confirmed: u64,
-    end: Option<Result<u64, TransportError>>,
-}
-
-/// The receiver's answer to an offer.
-enum Answer {
-    Accepted(u32, Option<BerthTold>),
-    Postponed(TransportError),
 }
 
 impl Flight {
@@ -443,95 +434,4 @@ impl std::fmt::Debug for Flight {
 /// How many slices may be unconfirmed: as many as the window's bytes hold, which is the ring's size too.
 fn window_slices(party: &Party, plan: &Plan) -> u32 {
     (party.limits.window_bytes / plan.layer_bytes).clamp(1, WINDOW_SLICES_MAX)
-}
-
-/// The offers of one flight.
-struct Offers<'a> {
-    dialer: &'a Dialer,
-    peer: &'a PeerAddress,
-    offer: Vec<u8>,
-    postponed: u64,
-    last_postponed: Option<TransportError>,
-}
-
-impl Offers<'_> {
-    async fn run(&mut self, deadline: Instant) -> Result<(Leased, u32, Option<BerthTold>), TransportError> {
-        let mut leased = self.dialer.lease(self.peer).await?;
-        let mut pause = FIRST_PAUSE;
-        loop {
-            match self.once(&mut leased.connection).await {
-                Ok(Answer::Accepted(have_blocks, berth)) => return Ok((leased, have_blocks, berth)),
-                Ok(Answer::Postponed(why)) if Instant::now() + pause >= deadline => return Err(why),
-                Ok(Answer::Postponed(why)) => {
-                    self.postponed += 1;
-                    self.last_postponed = Some(why);
-                    sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
-                // Each such turn uses up one idle connection, so there is an end to them.
-                Err(error) if error.kind == Kind::Closed && leased.pooled => {
-                    drop(leased);
-                    leased = self.dialer.lease(self.peer).await?;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    async fn once(&self, connection: &mut Connection) -> Result<Answer, TransportError> {
-        let pace = self.dialer.party().limits.progress_timeout();
-        let header = Header::new(FrameKind::Offer, 0, 0, 0);
-        write_control(&mut connection.writer, header, &self.offer, pace, Stage::Offer).await?;
-        let header = read_header(&mut connection.reader, pace, pace, Stage::Offer).await?;
-        let header = header.ok_or_else(|| {
-            TransportError::new(Kind::Closed, Stage::Offer, "the peer closed the connection")
-        })?;
-        let body = read_control(&mut connection.reader, &header, pace, Stage::Offer).await?;
-        match header.kind {
-            FrameKind::Accepted => Ok(Answer::Accepted(header.a, decode_berth(&body)?)),
-            FrameKind::Refused if header.a == 1 => Ok(Answer::Postponed(decode_failure(&body, Stage::Offer))),
-            FrameKind::Refused | FrameKind::Failed => Err(decode_failure(&body, Stage::Offer)),
-            other => {
-                let text = format!("a {other:?} frame in answer to an offer");
-                Err(TransportError::new(Kind::Bug, Stage::Offer, text))
-            }
-        }
-    }
-}
-
-/// Reads what the receiver says until the flight's end. Gives the half back where it can be used again.
-async fn listen(party: Arc<Party>, mut reader: ReadHalf, told: watch::Sender<Progress>) -> Option<ReadHalf> {
-    loop {
-        let end = match listen_once(&party, &mut reader).await {
-            Ok(Heard::Confirmed(slices)) => {
-                told.send_modify(|progress| progress.confirmed = slices);
-                continue;
-            }
-            Ok(Heard::Done(slices)) => Ok(slices),
-            Err(error) => Err(error),
-        };
-        let reusable = end.is_ok();
-        told.send_modify(|progress| progress.end = Some(end));
-        return reusable.then_some(reader);
-    }
-}
-
-enum Heard {
-    Confirmed(u64),
-    Done(u64),
-}
-
-async fn listen_once(party: &Party, reader: &mut ReadHalf) -> Result<Heard, TransportError> {
-    let stage = Stage::Acknowledge;
-    let (whole, pace) = (party.limits.flight_timeout(), party.limits.progress_timeout());
-    let header = read_header(reader, whole, pace, stage).await?.ok_or_else(|| {
-        TransportError::new(Kind::Closed, stage, "the peer closed the connection in the middle of a flight")
-    })?;
-    let body = read_control(reader, &header, pace, stage).await?;
-    match header.kind {
-        FrameKind::Ack => Ok(Heard::Confirmed(header.c)),
-        FrameKind::Done => Ok(Heard::Done(header.c)),
-        FrameKind::Failed => Err(decode_failure(&body, stage)),
-        other => Err(TransportError::new(Kind::Bug, stage, format!("a {other:?} frame in a flight"))),
-    }
 }
