@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::completions::CompletionQueue;
 use super::exposure::{Exposure, WindowId};
+use super::gate::NOTICE_BYTES_MAX;
 use super::memory::Memory;
 use super::port::{
     Capabilities, Completion, Completions, Direction, Fault, Inbound, Notice, Path, PathEnd, PathId, PeerId,
@@ -15,6 +16,7 @@ use super::port::{
 };
 
 const DEVICE: &str = "memory";
+const SLICE_BYTES_MAX: u32 = 16 << 20;
 
 /// A node as its peers in the process see it.
 struct Member {
@@ -56,6 +58,7 @@ pub struct Loopback {
     member: Arc<Member>,
     registered: Mutex<Vec<Weak<Memory>>>,
     shared: Arc<Mutex<Closed>>,
+    routes: Mutex<Vec<Weak<Route>>>,
 }
 
 /// Set by a shutdown: nothing of this node goes any more.
@@ -73,7 +76,14 @@ impl Loopback {
         let member = Arc::new(Member { epoch: me.epoch, exposure, inbound });
         net.members().insert(me.address.clone(), member.clone());
         let net = net.clone();
-        Arc::new(Self { me, net, member, registered: Mutex::default(), shared: Arc::default() })
+        Arc::new(Self {
+            me,
+            net,
+            member,
+            registered: Mutex::default(),
+            shared: Arc::default(),
+            routes: Mutex::default(),
+        })
     }
 
     fn is_registered(&self, memory: &Arc<Memory>) -> bool {
@@ -88,7 +98,8 @@ impl Transport for Loopback {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { slice_bytes_max: 16 << 20, outstanding_max: 1_024, zero_copy: true, verifies: true }
+        let slice_bytes_max = SLICE_BYTES_MAX;
+        Capabilities { slice_bytes_max, outstanding_max: 1_024, zero_copy: true, verifies: true }
     }
 
     fn register(&self, memory: &Arc<Memory>) -> Result<(), Fault> {
@@ -129,7 +140,12 @@ impl Transport for Loopback {
         }
         self.net.find(peer)?;
         let (me, peer, net, here) = (self.me.clone(), peer.clone(), self.net.clone(), self.shared.clone());
-        Ok(Box::new(LoopbackPath { id, me, peer, net, here, completions, closed: Mutex::default() }))
+        let route = Route { id, me, peer, net, here, completions, closed: Mutex::default() };
+        let route = Arc::new(route);
+        let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        routes.retain(|known| known.strong_count() > 0);
+        routes.push(Arc::downgrade(&route));
+        Ok(Box::new(LoopbackPath(route)))
     }
 
     fn shutdown(&self) {
@@ -138,10 +154,16 @@ impl Transport for Loopback {
         if members.get(&self.me.address).is_some_and(|member| Arc::ptr_eq(member, &self.member)) {
             members.remove(&self.me.address);
         }
+        drop(members);
+        let routes = std::mem::take(&mut *self.routes.lock().unwrap_or_else(PoisonError::into_inner));
+        routes.iter().filter_map(Weak::upgrade).for_each(|route| route.close());
     }
 }
 
-struct LoopbackPath {
+/// A path; the transport knows what it stands for, to end it at a shutdown.
+struct LoopbackPath(Arc<Route>);
+
+struct Route {
     id: PathId,
     me: PeerId,
     peer: PeerId,
@@ -151,7 +173,7 @@ struct LoopbackPath {
     closed: Mutex<Closed>,
 }
 
-impl LoopbackPath {
+impl Route {
     fn member(&self) -> Result<Arc<Member>, Fault> {
         if self.here.lock().unwrap_or_else(PoisonError::into_inner).0 {
             return Err(Fault::Path("this node is shutting down".into()));
@@ -163,6 +185,9 @@ impl LoopbackPath {
     fn copy(&self, slice: &Slice) -> Result<(), Fault> {
         let member = self.member()?;
         let bytes = u64::from(slice.bytes);
+        if slice.bytes == 0 || slice.bytes > SLICE_BYTES_MAX {
+            return Err(Fault::Invalid(format!("a slice of {bytes} bytes; it has 1 to {SLICE_BYTES_MAX}")));
+        }
         let (local, at) = (&slice.local.memory, slice.local.at);
         if !local.holds(at, bytes) {
             return Err(Fault::Invalid(format!("{bytes} bytes at {at} of a memory of {}", local.bytes())));
@@ -180,42 +205,17 @@ impl LoopbackPath {
         Ok(())
     }
 
-    fn end(&self, ticket: u64, result: Result<Completion, Fault>) {
+    /// Does something with the peer and tells its end; of a closed path nothing is told any more.
+    fn tell(&self, ticket: u64, say: impl FnOnce(&Member) -> Result<(), Fault>) {
         let path = self.id;
-        let failed = |fault| Completion::Failed { path, ticket, fault };
-        self.completions.push([result.unwrap_or_else(failed)]);
-    }
-}
-
-impl Path for LoopbackPath {
-    fn post(&self, slices: &[Slice]) -> usize {
-        let path = self.id;
-        // Held over the copies, so that none is under way when `Closed` is told.
         let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
-        let ends = slices.iter().map(|slice| {
-            let ticket = slice.ticket;
-            let result =
-                if closed.0 { Err(Fault::Path("the path is closed".into())) } else { self.copy(slice) };
-            match result {
-                Ok(()) => Completion::Done { path, ticket },
-                Err(fault) => Completion::Failed { path, ticket, fault },
-            }
-        });
-        self.completions.push(ends.collect::<Vec<_>>());
-        slices.len()
-    }
-
-    fn notify(&self, ticket: u64, notice: Notice) {
-        let told = self.member().map(|member| {
-            member.inbound.notice(&self.me, notice);
-            Completion::Notified { path: self.id, ticket }
-        });
-        self.end(ticket, told);
-    }
-
-    fn probe(&self, ticket: u64) {
-        let alive = self.member().map(|_| Completion::Notified { path: self.id, ticket });
-        self.end(ticket, alive);
+        if closed.0 {
+            return;
+        }
+        self.completions.push([match self.member().and_then(|member| say(&member)) {
+            Ok(()) => Completion::Notified { path, ticket },
+            Err(fault) => Completion::Failed { path, ticket, fault },
+        }]);
     }
 
     fn close(&self) {
@@ -223,6 +223,45 @@ impl Path for LoopbackPath {
         if !std::mem::replace(&mut closed.0, true) {
             self.completions.push([Completion::Closed { path: self.id, end: PathEnd::Fenced }]);
         }
+    }
+}
+
+impl Path for LoopbackPath {
+    fn post(&self, slices: &[Slice]) -> usize {
+        let path = self.0.id;
+        // Held over the copies, so that none is under way when `Closed` is told.
+        let closed = self.0.closed.lock().unwrap_or_else(PoisonError::into_inner);
+        if closed.0 {
+            return 0;
+        }
+        let ends = slices.iter().map(|slice| {
+            let ticket = slice.ticket;
+            match self.0.copy(slice) {
+                Ok(()) => Completion::Done { path, ticket },
+                Err(fault) => Completion::Failed { path, ticket, fault },
+            }
+        });
+        self.0.completions.push(ends.collect::<Vec<_>>());
+        slices.len()
+    }
+
+    fn notify(&self, ticket: u64, notice: Notice) {
+        self.0.tell(ticket, |member| {
+            let bytes = notice.bytes.len();
+            if bytes > NOTICE_BYTES_MAX {
+                return Err(Fault::Invalid(format!("a notice of {bytes} bytes; at most {NOTICE_BYTES_MAX}")));
+            }
+            member.inbound.notice(&self.0.me, notice);
+            Ok(())
+        });
+    }
+
+    fn probe(&self, ticket: u64) {
+        self.0.tell(ticket, |_| Ok(()));
+    }
+
+    fn close(&self) {
+        self.0.close();
     }
 }
 

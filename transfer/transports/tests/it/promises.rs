@@ -460,4 +460,7 @@ promises! { loopback, Loop:
     what_is_not_allowed_is_refused_by_name
     nothing_lands_in_a_closed_window
     no_read_returns_what_came_after_the_close
+    closing_ends_everything_once
+    notices_come_after_the_data
+    shutdown_ends_what_is_open
 }
