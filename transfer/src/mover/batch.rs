@@ -141,7 +141,9 @@ impl Batch {
 /// The smallest size that cuts `bytes` into few enough slices.
 fn slice_bytes(bytes: u64, config: &MoverConfig) -> u32 {
     let mut size = config.slice_bytes;
-    while bytes / u64::from(size) > u64::from(config.slices_per_batch) && size < config.slice_bytes_max {
+    while bytes.div_ceil(u64::from(size)) > u64::from(config.slices_per_batch)
+        && size < config.slice_bytes_max
+    {
         size = size.saturating_mul(2).min(config.slice_bytes_max);
     }
     size
@@ -313,5 +315,38 @@ mod tests {
         assert!(writes.contains(&true) && writes.contains(&false));
         let batch = Batch::new(asked, 0, &MoverConfig::default(), 0);
         assert!((0..40).map(|op| batch.writes(op)).eq(writes));
+    }
+
+    #[test]
+    fn slices_are_the_smallest_that_are_few_enough() {
+        let mut rng = Rng::new(21);
+        for _ in 0..4_000 {
+            let least = 4_096 + rng.below(100_000) as u32;
+            let most = least + rng.below(u64::from(least) * 300) as u32;
+            let few = 1 + rng.below(300);
+            let magnitude = 1 + rng.below(34);
+            let bytes = 1 + rng.below(1 << magnitude);
+            let config = MoverConfig {
+                slice_bytes: least,
+                slice_bytes_max: most,
+                slices_per_batch: few as u32,
+                ..MoverConfig::default()
+            };
+            let size = slice_bytes(bytes, &config);
+            let slices = |size: u32| bytes.div_ceil(u64::from(size));
+            assert!((least..=most).contains(&size), "{size} of {least} to {most}");
+            assert!(slices(size) <= few || size == most, "{bytes} in slices of {size}: more than {few}");
+            assert!(size == least || slices(size.div_ceil(2)) > few, "{bytes}: {size} is too large");
+        }
+    }
+
+    #[test]
+    fn a_batch_of_one_byte_more_gets_larger_slices() {
+        let config = MoverConfig::default();
+        let fit = u64::from(config.slices_per_batch) * u64::from(config.slice_bytes);
+        assert_eq!(slice_bytes(fit, &config), config.slice_bytes);
+        assert_eq!(slice_bytes(fit + 1, &config), config.slice_bytes * 2);
+        let huge = MoverConfig { slice_bytes: 1 << 30, slice_bytes_max: 1 << 30, ..config };
+        assert_eq!(slice_bytes(u64::MAX, &huge), 1 << 30);
     }
 }
