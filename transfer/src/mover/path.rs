@@ -140,7 +140,9 @@ fn credit_bytes(spec: &RailSpec, ns_per_mib: u64, latency_us: u64) -> u64 {
 
 /// Nanoseconds that bytes need at a speed.
 pub(crate) fn wire_ns(bytes: u64, ns_per_mib: u64) -> u64 {
-    bytes.saturating_mul(ns_per_mib) >> 20
+    // In 128 bits: what is large or slow would pass 64 before it is divided, and seem to need hours at most.
+    let ns = (u128::from(bytes) * u128::from(ns_per_mib)) >> 20;
+    u64::try_from(ns).unwrap_or(u64::MAX)
 }
 
 /// A moving average.
@@ -231,6 +233,18 @@ mod tests {
         assert_eq!((path.number, path.peer, path.rail, path.tier), (PathNumber(4), 9, RailNumber(2), 1));
         assert_eq!([path.opened_us, path.alive_us, path.moved_us], [123; 3]);
         assert_eq!(path.credit_bytes, credit_bytes(&rail.spec, 5_000_000, 77));
+    }
+
+    #[test]
+    fn bytes_need_what_exact_reckoning_says() {
+        let mut rng = Rng::new(5);
+        for _ in 0..20_000 {
+            let (bytes, ns_per_mib) = (any_size(&mut rng), any_size(&mut rng));
+            let exact = (u128::from(bytes) * u128::from(ns_per_mib)) >> 20;
+            assert_eq!(u128::from(wire_ns(bytes, ns_per_mib)), exact.min(u128::from(u64::MAX)));
+        }
+        // 16 GiB at 500 kB/s: nine hours and a half.
+        assert_eq!(wire_ns(16 << 30, 2_097_152_000), 34_359_738_368_000);
     }
 
     /// A number of any magnitude.
