@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn peers_of_one_priority_take_turns_in_order() {
         let mut rail = Rail::new(RailSpec::default());
-        [5, 3, 9].map(|peer| rail.push(1, peer));
+        [5, 3, 9].into_iter().for_each(|peer| rail.push(1, peer));
         let mut turns = vec![];
         for _ in 0..7 {
             let (class, peer) = rail.pop().unwrap();
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn a_turn_that_sends_nothing_does_not_count() {
         let (mut rail, weights) = (Rail::new(RailSpec::default()), weights(&MoverConfig::default()));
-        [0, 3].map(|class| rail.push(class, 1));
+        [0, 3].into_iter().for_each(|class| rail.push(class, 1));
         for _ in 0..1_000 {
             let (class, peer) = rail.pop().unwrap();
             assert_eq!(class, 0, "nothing was sent, so it is still the first one's turn");
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn what_has_no_bytes_is_a_turn_too() {
         let (mut rail, weights) = (Rail::new(RailSpec::default()), weights(&MoverConfig::default()));
-        [0, 1].map(|class| rail.push(class, 1));
+        [0, 1].into_iter().for_each(|class| rail.push(class, 1));
         let turns = (0..300).filter(|_| {
             let (class, peer) = rail.pop().unwrap();
             rail.charge(class, 0, &weights);
@@ -253,7 +253,7 @@ mod tests {
         rail.push(1, 1);
         rail.pop();
         rail.charge(1, 1 << 20, &weights);
-        [0, 1].map(|class| rail.push(class, 1));
+        [0, 1].into_iter().for_each(|class| rail.push(class, 1));
         for turn in 0..100 {
             let (class, peer) = rail.pop().unwrap();
             assert_eq!(class, 0, "turn {turn}: what was sent before is not forgotten");
