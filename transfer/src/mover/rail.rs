@@ -253,7 +253,7 @@ mod tests {
         rail.push(1, 1);
         rail.pop();
         rail.charge(1, 1 << 20, &weights);
-        [0, 1].into_iter().for_each(|class| rail.push(class, 1));
+        [(0, 1), (0, 2), (1, 1)].into_iter().for_each(|(class, peer)| rail.push(class, peer));
         for turn in 0..100 {
             let (class, peer) = rail.pop().unwrap();
             assert_eq!(class, 0, "turn {turn}: what was sent before is not forgotten");
