@@ -88,9 +88,9 @@ pub struct MoverConfig {
     pub slice_tries: u8,
     /// Times in a row that every route to a peer fails before its batches do, at least 1.
     pub route_tries: u32,
-    /// How long a route rests after its first failure.
+    /// How long a route rests after its first failure, give or take a quarter by chance.
     pub backoff_min_us: u64,
-    /// How long it rests at most.
+    /// How long it rests at most, but for that quarter.
     pub backoff_max_us: u64,
     /// How long a path may take to open before others are tried as well.
     pub open_patience_us: u64,
