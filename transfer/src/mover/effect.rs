@@ -168,6 +168,16 @@ pub enum Bound {
     Peers,
 }
 
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Batches => "batches",
+            Self::Ops => "ops",
+            Self::Peers => "peers",
+        })
+    }
+}
+
 /// Why a batch was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -196,13 +206,98 @@ pub enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Full { bound, limit } => write!(f, "full: {limit} {bound:?} at once; try again later"),
+            Self::Full { bound, limit } => write!(f, "full: {limit} {bound} at once; try again later"),
             Self::Empty => f.write_str("nothing to move: leave out ops of no bytes"),
             Self::TooManyOps => f.write_str("too many ops in one batch: split it"),
             Self::TooLarge => f.write_str("too many bytes in one batch: split it"),
             Self::Duplicate => f.write_str("a batch of this name lives: take another name"),
-            Self::PeerUnknown => f.write_str("no route to the peer is known"),
+            Self::PeerUnknown => f.write_str("no route to the peer is known: tell of one first"),
             Self::PeerEnded => f.write_str("the peer has restarted: ask it for its windows anew"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::collections::BTreeSet;
+    use alloc::format;
+    use alloc::string::{String, ToString};
+
+    const STAGES: [(Stage, &str); 4] = [
+        (Stage::Connect, "connecting: "),
+        (Stage::Move, "moving: "),
+        (Stage::Fence, "fencing: "),
+        (Stage::Notify, "notifying: "),
+    ];
+
+    /// Each reason, a word that says what happened, and one that says what to do.
+    const REASONS: [(Reason, &str, &str); 7] = [
+        (Reason::Deadline, "deadline", "allow more time"),
+        (Reason::Fault(Fault::Path), "broke", "see the paths"),
+        (Reason::Fault(Fault::Silent), "silent", "see whether it lives"),
+        (Reason::Fault(Fault::Stale), "closed", "ask it anew"),
+        (Reason::Fault(Fault::Invalid), "no such range", "see the window's description"),
+        (Reason::Fault(Fault::Corrupt), "damaged", "see the device"),
+        (Reason::PeerUnknown, "late bytes", "revoke the window"),
+    ];
+
+    /// A cause, then what to do about it.
+    fn has_remedy(text: &str) -> bool {
+        let parts = text.split_once([':', ';']);
+        parts.is_some_and(|(cause, remedy)| !cause.trim().is_empty() && remedy.trim().contains(' '))
+    }
+
+    #[test]
+    fn every_failure_names_its_stage_its_cause_and_a_remedy_and_none_is_like_another() {
+        let mut texts = BTreeSet::new();
+        for (stage, at) in STAGES {
+            for (reason, cause, remedy) in REASONS {
+                let text = Failure { stage, reason }.to_string();
+                let why = text.strip_prefix(at).unwrap_or_else(|| panic!("{text} does not begin with {at}"));
+                assert!(why.contains(cause) && why.contains(remedy) && has_remedy(why), "{text}");
+                assert!(why.find(cause) < why.find(remedy), "first the cause: {text}");
+                assert!(texts.insert(text));
+            }
+        }
+        assert_eq!(texts.len(), 28);
+    }
+
+    #[test]
+    fn every_refusal_names_its_cause_and_a_remedy_and_none_is_like_another() {
+        let full = |bound| Refusal::Full { bound, limit: 37 };
+        let table = [
+            (full(Bound::Batches), "37 batches", "later"),
+            (full(Bound::Ops), "37 ops", "later"),
+            (full(Bound::Peers), "37 peers", "later"),
+            (Refusal::Empty, "nothing to move", "leave out"),
+            (Refusal::TooManyOps, "too many ops", "split"),
+            (Refusal::TooLarge, "too many bytes", "split"),
+            (Refusal::Duplicate, "this name lives", "another name"),
+            (Refusal::PeerUnknown, "no route", "tell of one"),
+            (Refusal::PeerEnded, "restarted", "anew"),
+        ];
+        let mut texts = BTreeSet::new();
+        for (refusal, cause, remedy) in table {
+            let text = refusal.to_string();
+            assert!(text.contains(cause) && text.contains(remedy) && has_remedy(&text), "{text}");
+            assert!(texts.insert(text));
+        }
+    }
+
+    #[test]
+    fn texts_stay_on_one_line_and_show_no_names_of_types() {
+        let failures = STAGES.iter().flat_map(|&(stage, _)| {
+            REASONS
+                .iter()
+                .map(move |&(reason, ..)| (format!("{:?}", (stage, reason)), Failure { stage, reason }))
+        });
+        for (names, failure) in failures {
+            let text: String = failure.to_string();
+            let shown =
+                names.split(['(', ')', ',', ' ']).find(|name| !name.is_empty() && text.contains(name));
+            assert_eq!(shown, None, "{text}");
+            assert!(text.len() < 100 && !text.contains('\n') && !text.ends_with('.'), "{text}");
         }
     }
 }

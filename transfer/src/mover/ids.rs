@@ -33,3 +33,21 @@ impl RailNumber {
         1 << self.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mover::MAX_RAILS;
+
+    #[test]
+    fn every_rail_has_a_bit_of_its_own_and_all_fit_one_word() {
+        let rails = (0..u8::try_from(MAX_RAILS).unwrap()).map(RailNumber);
+        let mut set = 0u64;
+        for rail in rails {
+            assert_eq!((rail.bit().count_ones(), set & rail.bit()), (1, 0), "{rail:?}");
+            assert_eq!(rail.bit().trailing_zeros() as usize, rail.index());
+            set |= rail.bit();
+        }
+        assert_eq!(set, u64::MAX);
+    }
+}

@@ -166,3 +166,38 @@ pub enum Input {
     /// Time has passed.
     TimerFired,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::fmt::Debug;
+    use serde::de::IntoDeserializer;
+    use serde::de::value::{Error, StrDeserializer};
+
+    /// A name as it stands in a journal.
+    fn read<T: for<'de> Deserialize<'de>>(name: &str) -> Result<T, Error> {
+        let name: StrDeserializer<'_, Error> = name.into_deserializer();
+        T::deserialize(name)
+    }
+
+    fn check<T: for<'de> Deserialize<'de> + PartialEq + Debug>(table: &[(&str, T)]) {
+        for (name, value) in table {
+            assert_eq!(read::<T>(name).as_ref(), Ok(value));
+            assert!(read::<T>(&name.to_uppercase()).is_err(), "{name} has one spelling");
+        }
+    }
+
+    #[test]
+    fn journals_of_old_are_read_by_the_same_names() {
+        check(&[("read", Direction::Read), ("write", Direction::Write)]);
+        check(&[("fenced", PathEnd::Fenced), ("peer_unknown", PathEnd::PeerUnknown)]);
+        check(&[
+            ("path", Fault::Path),
+            ("silent", Fault::Silent),
+            ("stale", Fault::Stale),
+            ("invalid", Fault::Invalid),
+            ("corrupt", Fault::Corrupt),
+        ]);
+        assert!(read::<Fault>("fenced").is_err() && read::<Direction>("").is_err());
+    }
+}

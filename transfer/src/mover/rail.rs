@@ -101,6 +101,9 @@ pub(crate) fn weights(config: &MoverConfig) -> [u64; CLASSES] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec;
+    use alloc::vec::Vec;
+    use baton_types::Rng;
 
     fn shares(present: &[usize]) -> [u64; CLASSES] {
         let (mut rail, weights) = (Rail::new(RailSpec::default()), weights(&MoverConfig::default()));
@@ -144,5 +147,145 @@ mod tests {
             class == 0
         });
         assert!(firsts.count() >= 15);
+    }
+
+    /// Any weights that a config may have.
+    fn drawn(rng: &mut Rng) -> MoverConfig {
+        let mut weights = [0; CLASSES].map(|_: u32| 1 + rng.below(10_000) as u32);
+        weights.sort_unstable_by(|a, b| b.cmp(a));
+        let floor_permille = rng.below(501) as u32;
+        MoverConfig { weights, floor_permille, ..MoverConfig::default() }
+    }
+
+    #[test]
+    fn the_lowest_has_its_floor_whatever_the_weights_and_no_more_than_that() {
+        let mut rng = Rng::new(1);
+        for _ in 0..5_000 {
+            let config = drawn(&mut rng);
+            assert_eq!(config.validate(), Ok(()));
+            let got = weights(&config);
+            let asked = config.weights.map(|weight| u64::from(weight) * 1_000);
+            assert_eq!(got[..CLASSES - 1], asked[..CLASSES - 1], "only the lowest is lifted");
+            let (all, lowest) = (got.iter().sum::<u64>(), got[CLASSES - 1]);
+            let floor = u64::from(config.floor_permille);
+            assert!(lowest * 1_000 >= all * floor, "{config:?}");
+            let lifted = lowest > asked[CLASSES - 1];
+            assert!(!lifted || (lowest - 1) * 1_000 < (all - 1) * floor, "lifted too far: {config:?}");
+        }
+    }
+
+    /// By stride no two priorities are ever further apart than one slice of each over its weight.
+    #[test]
+    fn shares_are_never_further_apart_than_one_slice() {
+        for seed in 0..40 {
+            let mut rng = Rng::new(seed);
+            let weights = weights(&drawn(&mut rng));
+            let mut rail = Rail::new(RailSpec::default());
+            let present: Vec<usize> = (0..CLASSES).filter(|_| rng.chance_permille(700)).collect();
+            present.iter().for_each(|&class| rail.push(class, 1));
+            let mut sent = [0u64; CLASSES];
+            for _ in 0..3_000 {
+                let Some((class, peer)) = rail.pop() else { break };
+                let bytes = 1 + rng.below(65_536);
+                rail.charge(class, bytes, &weights);
+                rail.push(class, peer);
+                sent[class] += bytes;
+                for (&one, &two) in present.iter().flat_map(|one| present.iter().map(move |two| (one, two))) {
+                    // sent[one] / weight[one] - sent[two] / weight[two] <= one slice / weight[one], but for
+                    // what rounding took from each of 3,000 slices.
+                    let scale = |class: usize| sent[class] as f64 / weights[class] as f64;
+                    let bound = 65_536.0 / weights[one] as f64 + 0.01;
+                    assert!(scale(one) - scale(two) <= bound, "{one} {two}: {sent:?} {weights:?}");
+                }
+            }
+            assert!((0..CLASSES).all(|class| (sent[class] > 0) == present.contains(&class)));
+        }
+    }
+
+    #[test]
+    fn peers_of_one_priority_take_turns_in_order() {
+        let mut rail = Rail::new(RailSpec::default());
+        [5, 3, 9].into_iter().for_each(|peer| rail.push(1, peer));
+        let mut turns = vec![];
+        for _ in 0..7 {
+            let (class, peer) = rail.pop().unwrap();
+            rail.charge(class, 1, &[1_000; CLASSES]);
+            rail.push(class, peer);
+            turns.push(peer);
+        }
+        assert_eq!(turns, [5, 3, 9, 5, 3, 9, 5]);
+        assert!(rail.queued(1).eq([3, 9, 5]) && rail.queued(0).next().is_none());
+    }
+
+    #[test]
+    fn a_turn_that_sends_nothing_does_not_count() {
+        let (mut rail, weights) = (Rail::new(RailSpec::default()), weights(&MoverConfig::default()));
+        [0, 3].into_iter().for_each(|class| rail.push(class, 1));
+        for _ in 0..1_000 {
+            let (class, peer) = rail.pop().unwrap();
+            assert_eq!(class, 0, "nothing was sent, so it is still the first one's turn");
+            rail.push(class, peer);
+        }
+        rail.pop();
+        rail.charge(0, 1, &weights);
+        rail.push(0, 1);
+        assert_eq!(rail.pop(), Some((3, 1)));
+    }
+
+    #[test]
+    fn what_has_no_bytes_is_a_turn_too() {
+        let (mut rail, weights) = (Rail::new(RailSpec::default()), weights(&MoverConfig::default()));
+        [0, 1].into_iter().for_each(|class| rail.push(class, 1));
+        let turns = (0..300).filter(|_| {
+            let (class, peer) = rail.pop().unwrap();
+            rail.charge(class, 0, &weights);
+            rail.push(class, peer);
+            class == 1
+        });
+        assert_eq!(turns.count(), 100, "half the weight, a third of the turns");
+    }
+
+    #[test]
+    fn one_that_comes_back_ahead_of_the_others_is_not_set_back_to_them() {
+        let mut rail = Rail::new(RailSpec::default());
+        let weights = [1_000_000, 1_000, 1_000, 1_000];
+        // Priority 1 sends a lot and rests; priority 0 has sent little when it comes back.
+        rail.push(1, 1);
+        rail.pop();
+        rail.charge(1, 1 << 20, &weights);
+        [(0, 1), (0, 2), (1, 1)].into_iter().for_each(|(class, peer)| rail.push(class, peer));
+        for turn in 0..100 {
+            let (class, peer) = rail.pop().unwrap();
+            assert_eq!(class, 0, "turn {turn}: what was sent before is not forgotten");
+            rail.charge(class, 1 << 20, &weights);
+            rail.push(class, peer);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_is_removed_stands_in_no_queue() {
+        let mut rail = Rail::new(RailSpec::default());
+        assert!(!rail.is_ready() && rail.pop().is_none());
+        for (class, peer) in [(0, 7), (0, 8), (2, 7), (3, 7)] {
+            rail.push(class, peer);
+        }
+        rail.remove(7);
+        assert_eq!(
+            (rail.is_ready(), rail.pop(), rail.is_ready(), rail.pop()),
+            (true, Some((0, 8)), false, None)
+        );
+    }
+
+    #[test]
+    fn there_is_room_below_the_bound_and_speeds_of_any_size_are_taken() {
+        let mut rail = Rail::new(RailSpec { rail_bytes: 10, latency_us: 7, ..RailSpec::default() });
+        for (bytes, room) in [(0, true), (9, true), (10, false), (11, false)] {
+            rail.bytes = bytes;
+            assert_eq!(rail.has_room(), room, "{bytes} of 10");
+        }
+        assert_eq!(rail.latency_us, 7);
+        let ns_per_mib = |bytes_per_s| Rail::new(RailSpec { bytes_per_s, ..RailSpec::default() }).ns_per_mib;
+        assert_eq!([1, 1 << 20, 1 << 30].map(ns_per_mib), [1_000_000_000 << 20, 1_000_000_000, 976_562]);
+        assert_eq!(ns_per_mib(u64::MAX), 1, "never nothing, for it divides");
     }
 }

@@ -64,6 +64,8 @@ impl<T> IndexMut<u32> for Slab<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::collections::BTreeMap;
+    use baton_types::Rng;
 
     #[test]
     fn slots_stay_and_are_used_again() {
@@ -74,5 +76,60 @@ mod tests {
         slab[b] = 'd';
         assert!(slab.iter().eq([(0, &'c'), (1, &'d')]));
         assert_eq!(slab.get(7), None);
+    }
+
+    #[test]
+    fn behaves_as_a_map_and_takes_no_more_slots_than_were_ever_filled_at_once() {
+        let (mut slab, mut model, mut rng, mut most) = (Slab::default(), BTreeMap::new(), Rng::new(1), 0);
+        for turn in 0..20_000u64 {
+            // Fills for a while, then drains, so that holes of every shape come up.
+            let fills = if turn / 2_000 % 2 == 0 { 700 } else { 300 };
+            if rng.chance_permille(fills) || model.is_empty() {
+                let slot = slab.insert(turn);
+                assert_eq!(model.insert(slot, turn), None, "a slot in use was given away");
+                most = most.max(model.len());
+            } else {
+                let nth = rng.below(model.len() as u64) as usize;
+                let (&slot, &kept) = model.iter().nth(nth).unwrap();
+                slab[slot] += 1;
+                assert_eq!((slab.remove(slot), model.remove(&slot)), (kept + 1, Some(kept)));
+                assert_eq!(slab.get(slot), None);
+            }
+            assert_eq!(slab.len(), model.len());
+            assert!(model.keys().all(|&slot| (slot as usize) < most), "a hole was left unused");
+            if turn.is_multiple_of(64) {
+                assert!(slab.iter().eq(model.iter().map(|(&slot, thing)| (slot, thing))));
+                assert!(
+                    model.iter().all(|(&slot, thing)| slab[slot] == *thing && slab.get(slot) == Some(thing))
+                );
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "removed by whoever filled it, once")]
+    fn a_slot_is_not_removed_twice() {
+        let mut slab = Slab::default();
+        let slot = slab.insert(());
+        slab.remove(slot);
+        slab.remove(slot);
+    }
+
+    #[test]
+    #[should_panic(expected = "only while they are filled")]
+    fn a_hole_is_not_read() {
+        let mut slab = Slab::default();
+        let (hole, _) = (slab.insert(1), slab.insert(2));
+        slab.remove(hole);
+        assert_eq!(slab[hole], 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "only while they are filled")]
+    fn a_hole_is_not_written() {
+        let mut slab = Slab::default();
+        let hole = slab.insert(1);
+        slab.remove(hole);
+        slab[hole] = 2;
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn config() -> MoverConfig {
     }
 }
 
-fn everything() -> Chances {
+pub(super) fn everything() -> Chances {
     Chances {
         reset: 4,
         freeze: 1,
