@@ -412,10 +412,12 @@ mod tests {
         assert_eq!(bench.core.stats().waiting_peers, 0);
     }
 
+    /// A route's tier, failures, rank, paths on its rail, and until when it rests.
+    type Standing = (u8, u32, u8, u32, u64);
+
     #[test]
     fn the_route_tried_first_is_of_the_best_tier_then_least_failed_nearest_and_emptiest() {
-        // By rail: tier, failures, rank, paths on it, and until when it rests.
-        let table: [(&str, [(u8, u32, u8, u32, u64); 2], Option<u8>); 8] = [
+        let table: [(&str, [Standing; 2], Option<u8>); 8] = [
             ("all alike: the first", [(0, 0, 0, 0, 0), (0, 0, 0, 0, 0)], Some(0)),
             ("tier before failures", [(1, 0, 0, 0, 0), (0, 5, 9, 9, 0)], Some(1)),
             ("failures before rank", [(0, 1, 0, 0, 0), (0, 0, 9, 9, 0)], Some(1)),
