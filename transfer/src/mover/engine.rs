@@ -280,3 +280,262 @@ impl MoverCore {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Priority;
+    use crate::mover::testing::bench::*;
+    use crate::mover::*;
+    use alloc::vec;
+
+    const FAULTS: [Fault; 5] = [Fault::Path, Fault::Silent, Fault::Stale, Fault::Invalid, Fault::Corrupt];
+
+    /// Every fact about a path or a ticket, for these names.
+    fn facts(path: PathNumber, ticket: Ticket) -> Vec<Input> {
+        let mut facts = vec![
+            Input::PathOpened { path },
+            Input::PathClosed { path, end: PathEnd::Fenced },
+            Input::PathClosed { path, end: PathEnd::PeerUnknown },
+            Input::PathRoom { path },
+            Input::PathRefused { path, ticket },
+            Input::SliceDone { path, ticket },
+            Input::Notified { path, ticket },
+        ];
+        for fault in FAULTS {
+            facts.push(Input::PathOpenFailed { path, fault });
+            facts.push(Input::PathBroken { path, fault });
+            facts.push(Input::Failed { path, ticket, fault });
+        }
+        facts
+    }
+
+    fn ops(sizes: &[u64]) -> Vec<Op> {
+        let op = |&bytes: &u64| Op { direction: Direction::Read, bytes, location: 0 };
+        sizes.iter().map(op).collect()
+    }
+
+    #[test]
+    fn facts_about_what_is_not_known_change_nothing_in_any_state() {
+        let mut bench = Bench::new(rails(2), 2, &[0, 0]);
+        let mut unknown = facts(PathNumber(99), Ticket(99));
+        unknown.extend([
+            Input::PeerEnded { peer: PeerNumber(99) },
+            Input::Cancel { batch: BatchId(99) },
+            Input::PeerKnown { peer: PeerNumber(0), routes: Vec::new() },
+        ]);
+        let try_all = |bench: &mut Bench| unknown.iter().for_each(|input| bench.ignores(input.clone()));
+        try_all(&mut bench);
+        let path = opens(&bench.submit(write(1, 0, 1_000)))[0];
+        try_all(&mut bench);
+        let post = posts(&bench.opened(path))[0];
+        try_all(&mut bench);
+        bench.broken(post.path, Fault::Path);
+        try_all(&mut bench);
+        bench.cancel(1);
+        bench.closed(post.path, PathEnd::PeerUnknown);
+        try_all(&mut bench);
+        assert_eq!(bench.core.stats().ignored_inputs, 5 * unknown.len() as u64);
+    }
+
+    #[test]
+    fn a_path_that_is_gone_is_never_heard_of_again() {
+        let (mut bench, post) = Bench::moving(MoverConfig::default());
+        bench.done(post);
+        bench.broken(post.path, Fault::Path);
+        bench.closed(post.path, PathEnd::Fenced);
+        facts(post.path, post.ticket).into_iter().for_each(|fact| bench.ignores(fact));
+    }
+
+    #[test]
+    fn a_closing_path_hears_only_that_it_has_closed() {
+        let (mut bench, post) = Bench::moving(MoverConfig::default());
+        bench.broken(post.path, Fault::Path);
+        for fact in facts(post.path, post.ticket) {
+            if !matches!(fact, Input::PathClosed { .. } | Input::PathRoom { .. }) {
+                bench.ignores(fact);
+            }
+        }
+        assert_eq!(bench.core.stats().paths, 1);
+    }
+
+    /// Any fact, true or not, about names that mostly exist.
+    fn noise(rng: &mut Rng, core: &MoverCore, seen: &[(PathNumber, Ticket)]) -> Input {
+        let batch = BatchId(rng.below(12));
+        // Lives go by: the names of peers move on with time.
+        let peer = PeerNumber((core.now_us / 1_000_000) as u32 + rng.below(3) as u32);
+        if rng.below(3) == 0 {
+            let sizes: Vec<u64> = (0..rng.below(3)).map(|_| rng.below(100_000)).collect();
+            let priority = Priority::ALL[rng.below(4) as usize];
+            let deadline_us = (rng.below(3) == 0).then(|| core.now_us + rng.below(100_000));
+            let notice = rng.below(2) == 0;
+            let ops = ops(&sizes);
+            return Input::Submit(BatchRequest { batch, peer, priority, deadline_us, notice, ops });
+        }
+        match rng.below(200) {
+            0..5 => return Input::Cancel { batch },
+            5 => return Input::PeerEnded { peer },
+            6..20 => {
+                let route = |rail| Route { rail: RailNumber(rail), tier: rng.below(2) as u8 };
+                return Input::PeerKnown { peer, routes: (0..4).map(route).collect() };
+            }
+            20..25 => return Input::TimerFired,
+            _ => {}
+        }
+        let newest = seen.len().saturating_sub(1 + rng.below(6) as usize);
+        let (path, ticket) = seen.get(newest).copied().unwrap_or((PathNumber(0), Ticket(0)));
+        let path = if rng.below(8) == 0 { PathNumber(rng.below(40) as u32) } else { path };
+        let mut facts = facts(path, ticket);
+        if rng.below(4) > 0 {
+            facts.retain(|fact| matches!(fact, Input::PathOpened { .. } | Input::SliceDone { .. }));
+        }
+        facts[rng.below(facts.len() as u64) as usize].clone()
+    }
+
+    #[test]
+    fn no_order_of_facts_however_wrong_breaks_an_invariant() {
+        let mut sum = MoverStats::default();
+        for seed in 0..40 {
+            let mut rng = Rng::new(seed);
+            let config = MoverConfig {
+                max_peers: 5,
+                max_paths: 3,
+                max_batches: 6,
+                slice_tries: 2,
+                route_tries: 3,
+                ..rails(3)
+            };
+            let mut bench = Bench::new(config, 3, &[0, 0, 1]);
+            let mut seen = Vec::new();
+            for _ in 0..1_500 {
+                bench.now_us += rng.below(20_000);
+                let input = noise(&mut rng, &bench.core, &seen);
+                for effect in bench.tell(input) {
+                    match effect {
+                        Effect::OpenPath { path, .. } => seen.push((path, Ticket(0))),
+                        Effect::Post { path, ticket, .. }
+                        | Effect::Probe { path, ticket }
+                        | Effect::Notify { path, ticket, .. } => seen.push((path, ticket)),
+                        _ => {}
+                    }
+                }
+            }
+            let stats = bench.core.stats();
+            sum.done += stats.done;
+            sum.failed += stats.failed;
+            sum.refused += stats.refused;
+            sum.paths_broken += stats.paths_broken;
+            sum.ignored_inputs += stats.ignored_inputs;
+        }
+        let all = [sum.done, sum.failed, sum.refused, sum.paths_broken, sum.ignored_inputs];
+        assert!(all.iter().all(|&count| count > 100), "the noise reached too little: {sum:?}");
+    }
+
+    /// What it is, its name, its peer, its ops, and why it is refused.
+    type Request = (&'static str, u64, u32, &'static [u64], Option<Refusal>);
+
+    #[test]
+    fn each_bound_of_a_batch_is_met_and_not_passed_and_the_first_breach_is_told() {
+        let config = MoverConfig {
+            max_ops_per_batch: 3,
+            max_ops: 5,
+            max_batches: 3,
+            slices_per_batch_max: 2,
+            slice_bytes: 4_096,
+            slice_bytes_max: 8_192,
+            ..MoverConfig::default()
+        };
+        let full = |bound, limit| Some(Refusal::Full { bound, limit });
+        // In order, each on top of those that were taken before.
+        let script: [Request; 13] = [
+            ("no ops, no notice", 1, 0, &[], Some(Refusal::Empty)),
+            ("an op of nothing", 1, 0, &[1, 0, 1, 1], Some(Refusal::Empty)),
+            ("one op too many", 1, 0, &[1; 4], Some(Refusal::TooManyOps)),
+            ("one byte too many", 1, 0, &[8_192, 8_193], Some(Refusal::TooLarge)),
+            ("more than can be counted", 1, 0, &[u64::MAX, 1], Some(Refusal::TooLarge)),
+            ("nobody", 1, 7, &[1], Some(Refusal::PeerUnknown)),
+            ("nowhere", 1, 1, &[1], Some(Refusal::PeerUnknown)),
+            ("as much as may be", 1, 0, &[8_192, 8_191, 1], None),
+            ("its name again, too large", 1, 0, &[8_193, 8_192], Some(Refusal::TooLarge)),
+            ("its name again", 1, 7, &[1], Some(Refusal::Duplicate)),
+            ("too many ops in all", 2, 0, &[1; 3], full(Bound::Ops, 5)),
+            ("just so many", 2, 0, &[1; 2], None),
+            ("no op left", 3, 0, &[1], full(Bound::Ops, 5)),
+        ];
+        let mut bench = Bench::new(config, 1, &[0]);
+        bench.know(1, &[]);
+        for (what, batch, peer, sizes, wanted) in script {
+            let effects = bench.submit(BatchRequest { ops: ops(sizes), ..write(batch, peer, 1) });
+            let refused = effects.iter().find_map(|effect| match effect {
+                Effect::Refused { refusal, .. } => Some(*refusal),
+                _ => None,
+            });
+            assert_eq!(refused, wanted, "{what}");
+        }
+        let told = |batch| BatchRequest { notice: true, ops: Vec::new(), ..write(batch, 0, 1) };
+        assert_eq!(bench.submit(told(3)), [], "a notice needs no op");
+        let refusal = Refusal::Full { bound: Bound::Batches, limit: 3 };
+        assert_eq!(bench.submit(told(4)), [Effect::Refused { batch: BatchId(4), refusal }]);
+        bench.cancel(2);
+        assert_eq!(bench.submit(told(4)), [], "what ends makes room");
+        assert_eq!((bench.core.stats().submitted, bench.core.stats().refused), (4, 12));
+    }
+
+    #[test]
+    fn the_peer_that_rested_longest_is_forgotten_for_a_new_one() {
+        let config = MoverConfig { max_peers: 3, ..MoverConfig::default() };
+        let mut bench = Bench::new(config, 0, &[]);
+        for peer in 0..3 {
+            bench.now_us += 10;
+            bench.know(peer, &[0]);
+        }
+        bench.now_us += 10;
+        // The first has just been of use, without ever having had a path.
+        bench.submit(BatchRequest { deadline_us: Some(0), ..write(1, 0, 10) });
+        let forgotten = |peer| [Effect::PeerForgotten { peer: PeerNumber(peer) }];
+        assert_eq!(bench.know(3, &[0]), forgotten(1));
+        assert_eq!(bench.know(4, &[0]), forgotten(2));
+        bench.start(write(2, 3, 10));
+        bench.submit(write(3, 4, 10));
+        assert_eq!(bench.know(5, &[0]), forgotten(0));
+        bench.submit(write(4, 5, 10));
+        assert_eq!(bench.know(6, &[0]), [Effect::PeerRefused { peer: PeerNumber(6) }]);
+        bench.ignores(Input::PeerEnded { peer: PeerNumber(1) });
+        assert_eq!(bench.core.stats().peers, 3);
+    }
+
+    #[test]
+    fn routes_over_rails_that_do_not_exist_are_left_out() {
+        let mut bench = Bench::new(rails(2), 1, &[2, 1, 0, 0, 0]);
+        assert_eq!(opens_to(&bench.submit(write(1, 0, 10))), [(0, 1)]);
+        assert_eq!(bench.core.peers[0].routes.len(), 2);
+    }
+
+    #[test]
+    fn all_that_is_due_happens_before_the_fact_and_in_the_order_of_its_time() {
+        let mut bench = Bench::new(MoverConfig::default(), 1, &[0]);
+        for (batch, deadline_us) in [(1, 3_000), (2, 2_000), (3, 9_000), (4, 5_000)] {
+            bench.submit(BatchRequest { deadline_us: Some(deadline_us), ..write(batch, 0, 10) });
+        }
+        assert_eq!(bench.core.next_deadline(), Some(2_000));
+        bench.now_us = 5_000;
+        let effects = bench.cancel(4);
+        assert_eq!(ends(&effects).iter().map(|end| end.0).collect::<Vec<_>>(), [2, 1, 4]);
+        assert_eq!(ends(&effects)[2].1, "failed", "it was late before it was cancelled");
+        assert_eq!(bench.core.stats().ignored_inputs, 1);
+        bench.now_us = 1;
+        assert_eq!(bench.tell(Input::TimerFired), []);
+        assert_eq!((bench.core.now_us, bench.core.stats().clock_regressions), (5_000, 1));
+    }
+
+    #[test]
+    fn an_idle_core_sleeps() {
+        let mut bench = Bench::new(MoverConfig::default(), 2, &[0]);
+        assert_eq!(bench.core.next_deadline(), None);
+        let orders = bench.submit(write(1, 0, 1 << 20));
+        assert!(bench.core.next_deadline().is_some());
+        bench.obey(orders);
+        bench.pass(1_000_000);
+        assert_eq!(bench.core.next_deadline(), None, "an idle path needs no care");
+    }
+}

@@ -273,3 +273,306 @@ impl MoverCore {
         self.timers.set(Timer::Path(slot), &mut path.timer_us, at_us);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mover::testing::bench::*;
+    use crate::mover::*;
+    use alloc::vec;
+    use baton_types::Rng;
+
+    const ALL: [Fault; 5] = [Fault::Path, Fault::Silent, Fault::Stale, Fault::Invalid, Fault::Corrupt];
+
+    fn refusal(fault: Fault) -> bool {
+        matches!(fault, Fault::Stale | Fault::Invalid)
+    }
+
+    /// A path in each of its states, with a batch that waits or moves.
+    fn path_in(state: &str) -> (Bench, PathNumber) {
+        let mut bench = Bench::new(rails(2), 1, &[0, 1]);
+        let path = opens(&bench.submit(write(1, 0, 1_000)))[0];
+        match state {
+            "opening" => {}
+            "trial" => {
+                bench.core.peers[0].routes[0].fails = 1;
+                assert_eq!(probes(&bench.opened(path)).len(), 1);
+            }
+            "open" => drop(bench.opened(path)),
+            "draining" => {
+                bench.opened(path);
+                bench.core.paths[0].draining = true;
+            }
+            "closing" => {
+                bench.opened(path);
+                assert_eq!(closes(&bench.broken(path, Fault::Path)), [path]);
+            }
+            other => panic!("{other}"),
+        }
+        assert_eq!(bench.core.snapshot().paths[0].state, state);
+        (bench, path)
+    }
+
+    #[test]
+    fn a_path_breaks_once_whatever_its_fault_and_only_where_it_stands() {
+        for fault in ALL {
+            for state in ["opening", "closing"] {
+                let (mut bench, path) = path_in(state);
+                bench.ignores(Input::PathBroken { path, fault });
+            }
+            for state in ["trial", "open", "draining"] {
+                let (mut bench, path) = path_in(state);
+                let effects = bench.broken(path, fault);
+                assert_eq!(closes(&effects), [path], "{fault:?} {state}");
+                let stale = fault == Fault::Stale;
+                assert_eq!(bench.core.snapshot().peers[0].ended, stale, "{fault:?} {state}");
+                assert_eq!(bench.core.stats().paths_broken, u64::from(!stale));
+                bench.ignores(Input::PathBroken { path, fault });
+            }
+        }
+    }
+
+    #[test]
+    fn a_path_may_close_in_every_state_but_while_it_opens() {
+        for end in [PathEnd::Fenced, PathEnd::PeerUnknown] {
+            let (mut bench, path) = path_in("opening");
+            bench.ignores(Input::PathClosed { path, end });
+            for state in ["trial", "open", "draining", "closing"] {
+                let (mut bench, path) = path_in(state);
+                let effects = bench.closed(path, end);
+                assert_eq!(closes(&effects).len(), usize::from(state != "closing"), "{state}");
+                let held = state != "trial";
+                let failed = held && end == PathEnd::PeerUnknown;
+                assert_eq!(ends(&effects).len(), usize::from(failed), "{state} {end:?}");
+                bench.ignores(Input::PathClosed { path, end });
+            }
+        }
+    }
+
+    #[test]
+    fn a_path_that_does_not_open_says_why_and_is_heard_once() {
+        for fault in ALL {
+            let (mut bench, path) = path_in("opening");
+            let effects = bench.open_failed(path, fault);
+            let (fails, retry_at_us) = bench.route(0, 0);
+            match fault {
+                Fault::Stale => {
+                    let reason = Reason::Fault(Fault::Stale);
+                    let failure = Failure { stage: Stage::Connect, reason };
+                    assert_eq!(ends(&effects), [(1, "failed", Some(failure), true)]);
+                }
+                Fault::Invalid => {
+                    assert_eq!((fails, opens_to(&effects)), (6, vec![(0, 1)]));
+                    assert!(retry_at_us >= bench.now_us + 3_750_000, "it rests as long as any");
+                }
+                _ => assert_eq!((fails, opens_to(&effects)), (1, vec![(0, 1)])),
+            }
+            bench.ignores(Input::PathOpenFailed { path, fault });
+            for state in ["trial", "open", "draining", "closing"] {
+                let (mut bench, path) = path_in(state);
+                bench.ignores(Input::PathOpenFailed { path, fault });
+                bench.ignores(Input::PathOpened { path });
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_slice_is_refused_or_breaks_its_path() {
+        for fault in ALL {
+            let mut bench = Bench::new(rails(2), 1, &[0, 1]);
+            let post = bench.start(write(1, 0, 1_000));
+            let effects = bench.failed(post.path, post.ticket, fault);
+            if refusal(fault) {
+                let failure = Failure { stage: Stage::Move, reason: Reason::Fault(fault) };
+                assert_eq!(effects.len(), 1, "{fault:?}: the path is not to blame");
+                assert_eq!(ends(&effects), [(1, "failed", Some(failure), true)]);
+                assert_eq!(bench.route(0, 0).0, 0);
+            } else {
+                assert_eq!((closes(&effects), opens_to(&effects)), (vec![post.path], vec![(0, 1)]));
+                assert_eq!((bench.route(0, 0).0, ends(&effects).len()), (1, 0), "{fault:?}");
+                assert_eq!(bench.core.stats().damaged_slices, u64::from(fault == Fault::Corrupt));
+                let again = posts(&bench.opened(opens(&effects)[0]));
+                assert_eq!((again.len(), again[0].bytes), (1, 1_000));
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_notice_is_never_sent_again() {
+        for fault in ALL {
+            let mut bench = Bench::new(MoverConfig::default(), 1, &[0]);
+            let post = bench.start(BatchRequest { notice: true, ..write(1, 0, 1_000) });
+            let sent = bench.done(post);
+            let [(path, ticket)] = notices(&sent)[..] else { panic!("{sent:?}") };
+            let effects = bench.failed(path, ticket, fault);
+            let failure = Failure { stage: Stage::Notify, reason: Reason::Fault(fault) };
+            assert_eq!(ends(&effects), [(1, "failed", Some(failure), true)]);
+            assert_eq!(closes(&effects).len(), usize::from(!refusal(fault)), "{fault:?}");
+            bench.ignores(Input::Notified { path, ticket });
+            assert_eq!(bench.core.stats().notices, 1);
+        }
+    }
+
+    #[test]
+    fn a_failed_probe_breaks_its_path_whatever_the_fault() {
+        for fault in ALL {
+            let (mut bench, post) = Bench::moving(MoverConfig::default());
+            let effects = bench.pass(500_000);
+            let [ticket] = probes(&effects)[..] else { panic!("{effects:?}") };
+            let effects = bench.failed(post.path, ticket, fault);
+            assert_eq!((closes(&effects), ends(&effects)), (vec![post.path], vec![]), "{fault:?}");
+            bench.ignores(Input::Notified { path: post.path, ticket });
+        }
+    }
+
+    #[test]
+    fn a_slice_is_posted_as_often_as_the_setting_says() {
+        for slice_tries in [1, 2, 5] {
+            let mut bench = Bench::new(MoverConfig { slice_tries, ..rails(8) }, 1, &[0; 8]);
+            let mut effects = bench.submit(write(1, 0, 1_000));
+            let mut tries = 0;
+            while let Some(&path) = opens(&effects).first() {
+                tries += posts(&bench.opened(path)).len();
+                effects = bench.broken(path, Fault::Path);
+                effects.extend(bench.closed(path, PathEnd::Fenced));
+            }
+            let failure = Failure { stage: Stage::Move, reason: Reason::Fault(Fault::Path) };
+            assert_eq!(ends(&effects), [(1, "failed", Some(failure), true)]);
+            assert_eq!(tries, usize::from(slice_tries));
+            assert_eq!(bench.core.stats().repeated_slices, u64::from(slice_tries) - 1);
+        }
+    }
+
+    #[test]
+    fn damage_is_worth_one_more_try_and_is_remembered_between_other_faults() {
+        for between in [false, true] {
+            let mut bench = Bench::new(rails(4), 1, &[0; 4]);
+            let mut post = bench.start(write(1, 0, 1_000));
+            let faults: &[Fault] = if between { &[Fault::Corrupt, Fault::Path] } else { &[Fault::Corrupt] };
+            for &fault in faults {
+                let effects = bench.failed(post.path, post.ticket, fault);
+                bench.closed(post.path, PathEnd::Fenced);
+                post = posts(&bench.opened(opens(&effects)[0]))[0];
+            }
+            bench.failed(post.path, post.ticket, Fault::Corrupt);
+            let failure = Failure { stage: Stage::Move, reason: Reason::Fault(Fault::Corrupt) };
+            let effects = bench.closed(post.path, PathEnd::Fenced);
+            assert_eq!(ends(&effects), [(1, "failed", Some(failure), true)]);
+            assert_eq!(bench.core.stats().damaged_slices, 2);
+        }
+    }
+
+    #[test]
+    fn rests_double_up_to_the_limit_and_are_spread_by_a_quarter_each_way() {
+        let mut rng = Rng::new(3);
+        let mut seen = [u64::MAX, 0];
+        for _ in 0..300 {
+            let least_us = 1 + rng.below(1_000);
+            let most_us = least_us + rng.below(1_000_000);
+            let (backoff_min_us, backoff_max_us) = (least_us, most_us);
+            let seed = rng.below(u64::MAX);
+            let config = MoverConfig { seed, backoff_min_us, backoff_max_us, ..rails(1) };
+            let mut bench = Bench::new(config, 1, &[0]);
+            let mut wanted_us = least_us;
+            for fails in 1..70 {
+                bench.core.blame(0, RailNumber(0), Fault::Path, true);
+                let (counted, at_us) = bench.route(0, 0);
+                let rest_us = at_us - bench.core.now_us;
+                assert_eq!(counted, fails);
+                let (low, high) = (wanted_us - wanted_us / 4, wanted_us + wanted_us / 4 + 1);
+                assert!((low..=high).contains(&rest_us), "{rest_us} for {wanted_us} after {fails}");
+                if wanted_us > 1_000 {
+                    let part = rest_us * 1_000 / wanted_us;
+                    seen = [seen[0].min(part), seen[1].max(part)];
+                }
+                wanted_us = (wanted_us * 2).min(most_us);
+            }
+        }
+        assert!(seen[0] < 770 && seen[1] > 1_230, "per mille of the rest: {seen:?}");
+    }
+
+    #[test]
+    fn a_slice_that_ends_well_clears_its_route_and_a_fault_elsewhere_does_not_touch_it() {
+        let mut bench = Bench::new(rails(2), 1, &[0, 1]);
+        let path = opens(&bench.submit(write(1, 0, 1_000)))[0];
+        let other = opens(&bench.open_failed(path, Fault::Path))[0];
+        let post = posts(&bench.opened(other))[0];
+        assert_eq!([bench.route(0, 0).0, bench.route(0, 1).0], [1, 0]);
+        bench.done(post);
+        assert_eq!([bench.route(0, 0).0, bench.route(0, 1).0], [1, 0]);
+        let path = opens(&bench.submit(write(2, 0, 1_000)));
+        assert_eq!(path, [], "it rests");
+        bench.pass(30_000);
+        let effects = bench.submit(write(3, 0, 1_000));
+        let [ticket] = probes(&bench.opened(opens(&effects)[0]))[..] else { panic!("{effects:?}") };
+        bench.tell(Input::Notified { path: opens(&effects)[0], ticket });
+        let post = posts(&bench.submit(write(4, 0, 1_000)))[0];
+        assert_eq!((post.path, bench.route(0, 0).0), (opens(&effects)[0], 1));
+        bench.done(post);
+        assert_eq!(bench.route(0, 0).0, 0);
+    }
+
+    #[test]
+    fn a_peer_is_given_up_when_every_route_has_failed_so_often_and_no_path_stands() {
+        for route_tries in [1, 3] {
+            let config = MoverConfig { route_tries, backoff_max_us: 20_000, ..rails(2) };
+            let mut bench = Bench::new(config, 1, &[0, 0]);
+            let (mut effects, mut opened) = (bench.submit(write(1, 0, 1_000)), 0);
+            while ends(&effects).is_empty() {
+                let paths = opens(&effects);
+                effects = if paths.is_empty() { bench.pass(50_000) } else { Vec::new() };
+                for path in paths {
+                    opened += 1;
+                    effects.extend(bench.open_failed(path, Fault::Silent));
+                }
+            }
+            let failure = Failure { stage: Stage::Connect, reason: Reason::Fault(Fault::Silent) };
+            assert_eq!(ends(&effects), [(1, "failed", Some(failure), true)]);
+            assert_eq!(opened, 2 * route_tries);
+        }
+    }
+
+    #[test]
+    fn silence_is_counted_from_the_last_sign_and_a_probe_has_its_time() {
+        let config = MoverConfig { silent_us: 700, probe_us: 300, stuck_us: 1_500, ..rails(1) };
+        let mut bench = Bench::new(config, 1, &[0]);
+        let path = opens(&bench.submit(write(1, 0, 1 << 20)))[0];
+        let moving = posts(&bench.opened(path));
+        assert_eq!(bench.pass(600), []);
+        bench.done(moving[0]);
+        assert_eq!(bench.pass(699), []);
+        let effects = bench.pass(1);
+        assert_eq!((effects.len(), probes(&effects).len()), (1, 1));
+        assert_eq!(bench.pass(299), []);
+        // Moving a slice is no answer to the probe.
+        bench.done(moving[1]);
+        assert_eq!(closes(&bench.pass(1)), [path]);
+        assert_eq!(bench.core.peers[0].last_fault, Fault::Silent);
+    }
+
+    #[test]
+    fn a_path_whose_slices_do_not_end_is_stuck_to_the_microsecond() {
+        let config = MoverConfig { silent_us: 400, probe_us: 400, stuck_us: 1_000, ..rails(1) };
+        let (mut bench, post) = Bench::moving(config);
+        let (mut effects, mut probed) = (Vec::new(), 0);
+        for _ in 0..999 {
+            effects.extend(bench.pass(1));
+            for ticket in probes(&core::mem::take(&mut effects)) {
+                probed += 1;
+                effects = bench.tell(Input::Notified { path: post.path, ticket });
+            }
+            assert_eq!(effects, []);
+        }
+        assert_eq!((closes(&bench.pass(1)), probed), (vec![post.path], 2));
+    }
+
+    #[test]
+    fn a_full_path_that_forgets_to_say_that_it_has_room_is_tried_again() {
+        let config = MoverConfig { silent_us: 400, ..MoverConfig::default() };
+        let (mut bench, post) = Bench::moving(config);
+        bench.tell(Input::PathRefused { path: post.path, ticket: post.ticket });
+        assert_eq!(bench.pass(399), []);
+        let effects = bench.pass(1);
+        assert_eq!((effects.len(), posts(&effects)[0].path), (1, post.path));
+    }
+}

@@ -183,3 +183,177 @@ impl MoverCore {
 fn ensure(holds: bool, breach: &str) -> Audit {
     if holds { Ok(()) } else { Err(String::from(breach)) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mover::batch::End;
+    use crate::mover::testing::bench::*;
+    use crate::mover::*;
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    /// A core with something of each kind: a busy path, one that closes with a batch in doubt, a probe, a
+    /// peer in line, an idle one, and a batch that ends. Peer 0 and its path 0 are the busy ones.
+    fn rich() -> MoverCore {
+        let rail = RailSpec { path_slices: 3, ..RailSpec::default() };
+        let config =
+            MoverConfig { max_paths: 2, turn_us: 1 << 40, rails: vec![rail; 2], ..MoverConfig::default() };
+        let mut bench = Bench::new(config, 4, &[0, 1]);
+        bench.start(write(1, 0, 1 << 20));
+        let doubtful = bench.start(write(2, 1, 1_000));
+        bench.submit(write(3, 2, 1_000));
+        bench.cancel(2);
+        bench.broken(doubtful.path, Fault::Path);
+        bench.submit(write(4, 0, 1_000));
+        bench.pass(500_000);
+        let core = bench.core;
+        let states: Vec<_> = core.snapshot().paths.iter().map(|path| path.state).collect();
+        assert_eq!(states, ["open", "closing"]);
+        assert!(core.paths[0].probe.is_some() && core.paths[0].outstanding.len() == 3);
+        assert_eq!((core.waiting.len(), core.batches.len()), (1, 4));
+        core
+    }
+
+    type Break = (&'static str, fn(&mut MoverCore));
+
+    fn caught(table: &[Break]) {
+        assert_eq!(rich().check(), Ok(()));
+        for (breach, damage) in table {
+            let mut core = rich();
+            damage(&mut core);
+            let told = core.check().expect_err(breach);
+            assert!(told.starts_with(breach), "{breach}, but told is: {told}");
+        }
+    }
+
+    #[test]
+    fn sums_that_are_wrong_are_caught() {
+        caught(&[
+            ("I5: batches taken", |core| core.stats.done += 1),
+            ("I5: batches taken", |core| core.stats.submitted += 1),
+            ("I5: batches taken", |core| core.stats.cancelled += 1),
+            ("I9: (4,", |core| core.outstanding += 1),
+            ("I9: (3,", |core| core.outstanding_bytes += 1),
+            ("I9: (3,", |core| core.closing = 0),
+            ("I9: (3,", |core| core.paths[0].probe = None),
+            ("I9: ops are", |core| core.ops += 1),
+            ("I9: a rail is", |core| core.rails[0].bytes += 1),
+            ("I9: a rail is", |core| core.rails[1].paths += 1),
+        ]);
+    }
+
+    #[test]
+    fn bounds_that_are_passed_are_caught() {
+        caught(&[
+            ("I9: batches", |core| core.config.max_batches = 3),
+            ("I9: ops", |core| core.config.max_ops = 3),
+            ("I9: paths", |core| core.config.max_paths = 1),
+            ("I9: peers", |core| core.config.max_peers = 3),
+            ("I9: names of batches", |core| core.batch_slots.extend([(BatchId(70), 0)])),
+            ("I9: names of paths", |core| core.path_slots.extend([(PathNumber(70), 0)])),
+            ("I9: names of peers", |core| core.peer_slots.extend([(PeerNumber(70), 0)])),
+            ("I9: bytes outstanding", |core| {
+                (core.config.max_bytes, core.config.slice_bytes_max) = (1, 65_536);
+            }),
+            ("I9: bytes of a rail", |core| {
+                (core.rails[0].spec.rail_bytes, core.config.slice_bytes_max) = (1, 65_536);
+            }),
+            ("I9: slices on a path", |core| core.rails[0].spec.path_slices = 2),
+            ("I9: bytes of a path", |core| {
+                (core.rails[0].spec.path_bytes, core.config.slice_bytes_max) = (1, 65_536);
+            }),
+        ]);
+    }
+
+    #[test]
+    fn a_batch_that_is_not_as_it_says_is_caught() {
+        caught(&[
+            ("not found under its name", |core| core.batches[0].id = BatchId(70)),
+            ("its peer is gone", |core| core.batches[0].peer = 70),
+            ("not among its peer's", |core| core.peers[0].batches.clear()),
+            ("slices on their way", |core| core.batches[0].outstanding += 1),
+            ("I7: bytes lost", |core| core.batches[0].done_bytes += 1),
+            ("I7: bytes lost", |core| core.batches[0].unposted_bytes -= 1),
+            ("its place in the queue", |core| core.batches[0].queued = false),
+            ("its place in the queue", |core| core.peers[0].queues[1].push_back(0)),
+            ("bytes that wait in no queue", |core| {
+                core.batches[0].queued = false;
+                core.peers[0].queues[1].retain(|&batch| batch != 0);
+            }),
+            ("doubts a path", |core| core.batches[0].doubts.extend([(PathNumber(0), true)])),
+            ("doubts a path", |core| core.batches[0].doubts.extend([(PathNumber(70), true)])),
+            ("doubts a path", |core| core.paths[1].doubtful.clear()),
+            ("I5: should have ended", |core| core.batches[1].doubts.clear()),
+            ("I5: should have ended", |core| {
+                core.batches[1].doubts.clear();
+                core.batches[1].phase = Phase::Moving;
+                core.batches[1].done_bytes = core.batches[1].bytes;
+            }),
+            ("has no limit of time", |core| core.batches[0].timer_us = None),
+        ]);
+    }
+
+    #[test]
+    fn a_path_that_is_not_as_it_says_is_caught() {
+        caught(&[
+            ("not found under its name", |core| core.paths[0].number = PathNumber(70)),
+            ("its peer is gone", |core| core.paths[0].peer = 70),
+            ("its place at its peer", |core| core.peers[0].paths.clear()),
+            ("its place at its peer", |core| core.peers[1].paths.push(1)),
+            ("slices on a path not open", |core| core.paths[0].state = PathState::Opening),
+            ("slices on a path not open", |core| core.paths[0].state = PathState::Trial),
+            ("doubts of a path", |core| core.paths[0].doubtful.push(0)),
+            ("bytes of a path", |core| {
+                core.paths[0].bytes -= 1;
+                (core.rails[0].bytes, core.outstanding_bytes) = (core.paths[0].bytes, core.paths[0].bytes);
+            }),
+            ("a slice is not in its seat", |core| core.paths[0].outstanding.swap(0, 2)),
+            ("a slice is not in its seat", |core| core.slices.reseat(core.paths[0].outstanding[0], 1)),
+            ("busy and not watched", |core| core.paths[0].timer_us = None),
+        ]);
+    }
+
+    #[test]
+    fn a_peer_that_is_not_as_it_says_is_caught() {
+        caught(&[
+            ("not found under its name", |core| core.peers[3].number = PeerNumber(70)),
+            ("bytes to post", |core| core.peers[0].pending_bytes[1] += 1),
+            ("bytes to post", |core| core.peers[3].pending_bytes[0] = 1),
+            ("its place before a rail", |core| core.peers[3].ready[2] = 2),
+            ("its place before a rail", |core| core.rails[1].push(3, 3)),
+            ("its place among the idle", |core| core.idle_peers.clear()),
+            ("its place among the idle", |core| core.idle_peers.extend([(core.peers[0].used_us, 0)])),
+            ("its place in the line", |core| core.waiting.clear()),
+            ("its place in the line", |core| core.peers[3].waiting = true),
+            ("its place in the line", |core| core.waiting.push_back(2)),
+            ("ended, with batches that go on", |core| core.peers[0].ended = true),
+            ("paths closing", |core| core.peers[1].closing = 2),
+            ("has work that nothing will wake", |core| {
+                core.waiting.clear();
+                (core.peers[2].waiting, core.peers[2].timer_us) = (false, None);
+            }),
+        ]);
+    }
+
+    #[test]
+    fn a_timer_that_is_lost_or_has_no_owner_is_caught() {
+        caught(&[
+            ("a timer is lost", |core| core.batches[0].timer_us = Some(1)),
+            ("a timer is lost", |core| core.paths[0].timer_us = Some(1)),
+            ("a timer is lost", |core| core.peers[3].timer_us = Some(1)),
+            ("a timer is lost", |core| core.turn_timer_us = Some(1)),
+            ("a timer has no owner", |core| core.timers.set(Timer::Turn, &mut None, Some(1))),
+            ("a timer has no owner", |core| core.timers.set(Timer::Peer(3), &mut None, Some(1))),
+        ]);
+    }
+
+    #[test]
+    fn a_breach_names_what_it_concerns() {
+        let mut core = rich();
+        core.batches[0].phase = Phase::Ending(End::Cancelled);
+        core.batches[0].outstanding = 0;
+        let told = core.check().unwrap_err();
+        assert!(told.starts_with("slices on their way: Batch {") && told.contains("BatchId(1)"), "{told}");
+    }
+}

@@ -82,3 +82,65 @@ impl Peer {
         self.routes.iter_mut().find(|state| state.route.rail == rail)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    fn peer(rails: &[u8]) -> Peer {
+        let route = |&rail: &u8| Route { rail: RailNumber(rail), tier: rail };
+        Peer::new(PeerNumber(4), rails.iter().map(route).collect(), 77)
+    }
+
+    #[test]
+    fn a_new_peer_wants_nothing_and_has_done_nothing_wrong() {
+        let peer = peer(&[3, 1]);
+        assert!(peer.is_idle() && !peer.wants() && !peer.ended && !peer.waiting);
+        assert_eq!((peer.used_us, peer.backlog_bytes(), peer.timer_us), (77, 0, None));
+        assert!(
+            peer.routes
+                .iter()
+                .all(|route| route.path.is_none() && route.fails + route.retry_at_us as u32 == 0)
+        );
+    }
+
+    #[test]
+    fn it_wants_a_path_for_a_batch_of_any_class_or_a_notice_and_for_nothing_else() {
+        for class in 0..CLASSES {
+            let mut peer = peer(&[0]);
+            peer.queues[class].push_back(9);
+            assert!(peer.wants(), "class {class}");
+        }
+        let mut told = peer(&[0]);
+        told.notices.push_back(9);
+        assert!(told.wants());
+        let mut busy = peer(&[0]);
+        (busy.batches, busy.paths, busy.closing) = (BTreeSet::from([1]), vec![2], 3);
+        assert!(!busy.wants(), "all of it is on its way");
+    }
+
+    #[test]
+    fn it_is_idle_only_without_batches_and_paths_those_that_close_included() {
+        let changes: [fn(&mut Peer); 3] =
+            [|p| p.batches = BTreeSet::from([0]), |p| p.paths.push(0), |p| p.closing = 1];
+        for change in changes {
+            let mut peer = peer(&[0]);
+            change(&mut peer);
+            assert!(!peer.is_idle(), "{peer:?}");
+        }
+        let mut ended = peer(&[0]);
+        ended.ended = true;
+        assert!(ended.is_idle(), "an ended one may be forgotten");
+    }
+
+    #[test]
+    fn its_backlog_is_that_of_all_classes_and_its_routes_go_by_rail() {
+        let mut peer = peer(&[3, 1]);
+        peer.pending_bytes = [1, 20, 300, 4_000];
+        assert_eq!(peer.backlog_bytes(), 4_321);
+        peer.route_mut(RailNumber(1)).expect("it was given").fails = 5;
+        assert_eq!([peer.routes[0].fails, peer.routes[1].fails], [0, 5]);
+        assert!(peer.route_mut(RailNumber(2)).is_none());
+    }
+}

@@ -204,3 +204,165 @@ fn peer_snapshot(peer: &Peer) -> PeerSnapshot {
 fn bytes_per_s(ns_per_mib: u64) -> u64 {
     (1_000_000_000 << 20) / ns_per_mib.max(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mover::testing::bench::*;
+    use crate::mover::{BatchRequest, Direction, Fault, Input, MoverConfig, Op, PathEnd};
+    use alloc::vec;
+    use baton_types::Rng;
+
+    #[test]
+    fn everything_is_there_once_and_sorted_by_name() {
+        let mut rng = Rng::new(2);
+        for _ in 0..40 {
+            let mut bench = Bench::new(MoverConfig { spread_bytes: 1, ..rails(2) }, 0, &[]);
+            // Names that come in any order, and slots that are used again.
+            let mut names: Vec<u32> = (0..20).collect();
+            for at in (1..names.len()).rev() {
+                names.swap(at, rng.below(at as u64 + 1) as usize);
+            }
+            names.iter().for_each(|&name| drop(bench.know(name, &[0, 0])));
+            let mut live = Vec::new();
+            for &name in &names[..12] {
+                let batch = u64::from(name) * 7 % 31;
+                let mut effects = bench.submit(write(batch, name, 1 + rng.below(1 << 20)));
+                live.push((BatchId(batch), PeerNumber(name)));
+                match rng.below(3) {
+                    0 => drop(bench.opened(opens(&effects)[0])),
+                    1 => {
+                        effects = bench.obey(effects);
+                        assert_eq!(ends(&effects).len(), 1);
+                        live.pop();
+                    }
+                    _ => {}
+                }
+            }
+            live.sort_unstable();
+            let snapshot = bench.core.snapshot();
+            let batches: Vec<_> = snapshot.batches.iter().map(|batch| (batch.batch, batch.peer)).collect();
+            assert_eq!(batches, live);
+            let peers: Vec<u32> = snapshot.peers.iter().map(|peer| peer.peer.0).collect();
+            let mut busy = names[..12].to_vec();
+            busy.sort_unstable();
+            assert_eq!(peers, busy, "those with work or a path, and no others");
+            assert!(snapshot.paths.is_sorted_by(|a, b| a.path < b.path));
+            assert_eq!(snapshot.paths.len() as u64, bench.core.stats().paths);
+            let rails: Vec<u8> = snapshot.rails.iter().map(|rail| rail.rail.0).collect();
+            assert_eq!(rails, [0, 1]);
+            sums_agree(&snapshot);
+        }
+    }
+
+    /// What is told of paths, rails, batches and peers adds up.
+    fn sums_agree(snapshot: &MoverSnapshot) {
+        let paths = &snapshot.paths;
+        for rail in &snapshot.rails {
+            let on = || paths.iter().filter(|path| path.rail == rail.rail);
+            assert_eq!(on().count(), rail.paths as usize);
+            assert_eq!(on().map(|path| path.outstanding_bytes).sum::<u64>(), rail.outstanding_bytes);
+        }
+        for peer in &snapshot.peers {
+            let with = || snapshot.batches.iter().filter(|batch| batch.peer == peer.peer);
+            let to = paths.iter().filter(|path| path.peer == peer.peer);
+            let whole: u64 = with().map(|batch| batch.bytes - batch.done_bytes).sum();
+            let on_way: u64 = to.map(|path| path.outstanding_bytes).sum();
+            assert_eq!(peer.pending_bytes.iter().sum::<u64>() + on_way, whole);
+            assert_eq!(peer.batches, with().count() as u64);
+        }
+        let slices: u64 = paths.iter().map(|path| path.outstanding_slices).sum();
+        assert_eq!(slices, snapshot.stats.outstanding_slices);
+        let held: u64 = snapshot.batches.iter().map(|batch| u64::from(batch.outstanding)).sum();
+        assert_eq!(slices, held);
+    }
+
+    #[test]
+    fn a_path_and_a_batch_tell_each_of_their_states() {
+        let mut bench = Bench::new(rails(2), 1, &[0, 1]);
+        let seen = |bench: &Bench| {
+            let snapshot = bench.core.snapshot();
+            (snapshot.paths[0].state, snapshot.batches.first().map(|batch| batch.state))
+        };
+        let request = BatchRequest { notice: true, ..write(1, 0, 1_000) };
+        let path = opens(&bench.submit(request))[0];
+        assert_eq!(seen(&bench), ("opening", Some("moving")));
+        let post = posts(&bench.opened(path))[0];
+        assert_eq!(seen(&bench), ("open", Some("moving")));
+        let again = opens(&bench.broken(path, Fault::Path))[0];
+        assert_eq!(seen(&bench), ("closing", Some("moving")));
+        let repeated = posts(&bench.opened(again))[0];
+        bench.done(repeated);
+        assert_eq!(seen(&bench), ("closing", Some("fencing")));
+        assert_eq!(bench.core.snapshot().batches[0].doubts, 1);
+        assert_eq!(bench.core.snapshot().paths[0].batches_in_doubt, 1);
+        bench.closed(post.path, PathEnd::Fenced);
+        assert_eq!(seen(&bench), ("open", Some("noticing")));
+        bench.core.paths[1].draining = true;
+        assert_eq!(seen(&bench), ("draining", Some("noticing")));
+        bench.cancel(1);
+        assert_eq!(seen(&bench), ("draining", Some("ending")));
+        bench.core.paths[1].state = PathState::Trial;
+        assert_eq!(seen(&bench).0, "trial");
+    }
+
+    #[test]
+    fn every_number_of_a_busy_core_is_told() {
+        let mut bench = Bench::new(rails(1), 1, &[0]);
+        bench.now_us = 5_000;
+        let op = Op { direction: Direction::Read, bytes: 100_000, location: 0 };
+        let (deadline_us, priority) = (Some(9_000), Priority::Handoff);
+        let request = BatchRequest { deadline_us, priority, ops: vec![op], ..write(8, 0, 0) };
+        let path = opens(&bench.submit(request))[0];
+        bench.now_us = 5_500;
+        let post = posts(&bench.opened(path))[0];
+        bench.done(post);
+        bench.submit(write(9, 0, 64 << 20));
+        let snapshot = bench.core.snapshot();
+        let batch = BatchSnapshot {
+            batch: BatchId(8),
+            peer: PeerNumber(0),
+            priority,
+            state: "moving",
+            bytes: 100_000,
+            done_bytes: 65_536,
+            outstanding: 1,
+            doubts: 0,
+            submitted_us: 5_000,
+            deadline_us: 9_000,
+        };
+        assert_eq!((snapshot.now_us, &snapshot.batches[0]), (5_500, &batch));
+        let path = &snapshot.paths[0];
+        assert_eq!(path.outstanding_bytes, 34_464 + (8 << 20), "slices of 256 KiB until 8 MiB are passed");
+        let pending = snapshot.peers[0].pending_bytes;
+        assert_eq!(pending[Priority::Fetch.index()] + path.outstanding_bytes, (64 << 20) + 34_464);
+        let speed = 3_000_000_000;
+        assert!(path.bytes_per_s.abs_diff(speed) < speed / 1_000 && path.latency_us == 30, "{path:?}");
+        assert_eq!((snapshot.rails[0].paths, snapshot.stats), (1, bench.core.stats()));
+    }
+
+    #[test]
+    fn routes_tell_their_failures_and_rests_and_who_stands_in_line() {
+        let mut bench = Bench::new(MoverConfig { max_paths: 1, ..rails(2) }, 2, &[0, 1]);
+        let path = opens(&bench.submit(write(1, 0, 10)))[0];
+        bench.submit(write(2, 1, 10));
+        let effects = bench.open_failed(path, Fault::Silent);
+        assert_eq!(opens_to(&effects), [(1, 0)]);
+        let [first, second] = &bench.core.snapshot().peers[..] else { panic!() };
+        let (fails, retry_at_us) = bench.route(0, 0);
+        assert_eq!(first.routes, [(RailNumber(0), fails, retry_at_us), (RailNumber(1), 0, 0)]);
+        assert_eq!((fails, first.waiting, second.waiting), (1, true, false));
+        bench.tell(Input::PeerEnded { peer: PeerNumber(1) });
+        let ended: Vec<bool> = bench.core.snapshot().peers.iter().map(|peer| peer.ended).collect();
+        assert_eq!(ended, [false, true]);
+    }
+
+    #[test]
+    fn speeds_are_told_in_bytes_of_a_second() {
+        for (ns_per_mib, wanted) in
+            [(1_000_000_000, 1 << 20), (1_000_000, 1_000 << 20), (0, 1_000_000_000 << 20), (u64::MAX, 0)]
+        {
+            assert_eq!(bytes_per_s(ns_per_mib), wanted);
+        }
+    }
+}
