@@ -8,6 +8,7 @@ use baton_wire::v1;
 use bytes::Bytes;
 
 use super::job::{Job, Stage};
+use super::links::plan_of;
 use super::pool::{EnginePool, open};
 use super::worker::Worker;
 
@@ -51,7 +52,8 @@ impl Worker {
             let have_blocks = hold.readable_blocks;
             job.hold = Some(hold);
             // From now on its KV is let in; earlier offers were asked to come again.
-            self.links.expect(request, job.attempt, have_blocks);
+            let blocks = u32::try_from(job.token_count).unwrap_or(u32::MAX).div_ceil(block_tokens);
+            self.links.expect(request, job.attempt, have_blocks, plan_of(blocks, self.engine.shape()));
         }
     }
 
@@ -70,9 +72,13 @@ impl Worker {
 
     pub(super) fn slice(&mut self, ticket: Ticket, at: SliceAt, bytes: &Bytes) {
         let Some(job) = self.receiving(ticket) else { return };
-        let Some(slot) = job.slots().get(at.block as usize).copied() else { return };
-        if bytes.len() == self.engine.shape().layer_bytes && at.layer < self.engine.shape().layers {
-            self.engine.write_layer(slot, at.layer, bytes);
+        let slot = job.slots().get(at.block as usize).copied();
+        let shape = self.engine.shape();
+        let fits = bytes.len() == shape.layer_bytes && at.layer < shape.layers;
+        match slot.filter(|_| fits) {
+            Some(slot) => self.engine.write_layer(slot, at.layer, bytes),
+            // What is left out here would be read as KV later.
+            None => self.leg_failed(ticket.request, "handoff", format!("a slice that has no place: {at:?}")),
         }
     }
 

@@ -71,6 +71,8 @@ pub(super) fn plan_of(blocks: u32, shape: &KvShape) -> Plan {
 struct Expected {
     attempt: u32,
     have_blocks: u32,
+    /// What has to come: another shape is another request's, or a foreign sender's.
+    plan: Plan,
 }
 
 /// Shared by the worker and the tasks.
@@ -109,8 +111,8 @@ impl Links {
     }
 
     /// From now on a request's KV is let in, but for the blocks that are here already.
-    pub(super) fn expect(&self, request: u64, attempt: u32, have_blocks: u32) {
-        self.expected.lock().insert(request, Expected { attempt, have_blocks });
+    pub(super) fn expect(&self, request: u64, attempt: u32, have_blocks: u32, plan: Plan) {
+        self.expected.lock().insert(request, Expected { attempt, have_blocks, plan });
     }
 
     /// Nothing more comes in or goes out for a request.
@@ -221,7 +223,7 @@ fn address(peer: &v1::Peer) -> PeerAddress {
 }
 
 impl Receiver for Links {
-    fn offer(&self, ticket: Ticket, _plan: &Plan) -> Result<Accepted, Refused> {
+    fn offer(&self, ticket: Ticket, plan: &Plan) -> Result<Accepted, Refused> {
         let epoch = *self.epoch.lock();
         if ticket.epoch != epoch {
             return Err(Refused {
@@ -231,6 +233,10 @@ impl Receiver for Links {
             });
         }
         match self.expected.lock().get(&ticket.request) {
+            Some(expected) if expected.attempt == ticket.attempt && expected.plan != *plan => {
+                let why = format!("{plan:?} was offered where {:?} is expected", expected.plan);
+                Err(Refused { retry: false, why })
+            }
             Some(expected) if expected.attempt == ticket.attempt => {
                 Ok(Accepted { have_blocks: expected.have_blocks })
             }
@@ -287,5 +293,37 @@ impl Receiver for Links {
                 _ => Vec::new(),
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A flight of another shape than the request's KV would be whole by its own plan and leave holes in ours.
+    #[tokio::test]
+    async fn only_the_very_kv_that_is_expected_is_let_in() {
+        let (worker, _inbox) = std::sync::mpsc::channel();
+        let links = Links::new(worker, Handle::current());
+        links.set_epoch(3);
+        let plan = Plan { blocks: 5, layers: 2, layer_bytes: 64 };
+        links.expect(7, 1, 2, plan);
+        let ticket = Ticket { request: 7, attempt: 1, epoch: 3 };
+        assert_eq!(links.offer(ticket, &plan), Ok(Accepted { have_blocks: 2 }));
+        for other in
+            [Plan { blocks: 4, ..plan }, Plan { layers: 1, ..plan }, Plan { layer_bytes: 32, ..plan }]
+        {
+            let refused = links.offer(ticket, &other).unwrap_err();
+            assert!(!refused.retry && refused.why.contains("expected"), "{refused:?}");
+        }
+        for (odd, retry) in [
+            (Ticket { epoch: 2, ..ticket }, false),
+            (Ticket { epoch: 4, ..ticket }, true),
+            (Ticket { attempt: 0, ..ticket }, false),
+            (Ticket { attempt: 2, ..ticket }, true),
+            (Ticket { request: 8, ..ticket }, true),
+        ] {
+            assert_eq!(links.offer(odd, &plan).unwrap_err().retry, retry, "{odd:?}");
+        }
     }
 }

@@ -397,11 +397,14 @@ struct Pace {
 impl Pace {
     /// What is made up for at most: a machine that was asleep need not hurry through all it missed.
     const MOST: Duration = Duration::from_millis(20);
+    const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
     fn wait(&mut self, time: Duration) {
         let now = Instant::now();
         let least = now.checked_sub(Self::MOST).unwrap_or(now);
-        let due = self.ended.map_or(now, |ended| ended.max(least)) + time;
+        let from = self.ended.map_or(now, |ended| ended.max(least));
+        // A profile may ask for more time than a clock can tell: then it is as good as for ever.
+        let due = from.checked_add(time).unwrap_or(from + Self::FOR_EVER);
         std::thread::sleep(due.saturating_duration_since(now));
         self.ended = Some(due);
     }

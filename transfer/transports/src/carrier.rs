@@ -5,16 +5,17 @@
 //! Nothing lands in KV itself: the window is closed (which is the fence) before a byte is looked at, so what
 //! a slow or frozen sender still does later finds a window that is no more.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::arena::{Arena, Loan};
 use crate::error::{Kind, Stage, TransportError};
 use crate::mover::{
     Batch, BatchId, Direction, Exposure, Grant, Inbound, Location, Memory, Mover, MoverSettings, Notice, Op,
-    Outcome, Pages, PeerId, Region, RemoteSegment, ShmConfig, ShmTransport, TcpConfig, TcpTransport,
-    Transport,
+    Outcome, Pages, PeerId, Progress, Region, RemoteSegment, ShmConfig, ShmTransport, TcpConfig,
+    TcpTransport, Transport,
 };
 use crate::receiver::Plan;
 use baton_transfer::Priority;
@@ -25,6 +26,8 @@ const BATCH_SLICES: usize = 64;
 const BATCHES_MOST: usize = 32;
 /// How long one batch may take.
 const BATCH_WITHIN: Duration = Duration::from_secs(10);
+/// How long a peer's engine is left alone after a batch to it failed.
+const SHUN_FOR: Duration = Duration::from_secs(30);
 
 /// What a carrier needs.
 #[derive(Clone, Debug)]
@@ -44,6 +47,8 @@ pub(crate) struct Carrier {
     me: PeerId,
     incoming: Arc<Arena>,
     outgoing: Arc<Arena>,
+    /// Peers whose engine could not be reached, and since when: a port that is closed to us, perhaps.
+    shunned: Mutex<BTreeMap<PeerId, Instant>>,
 }
 
 impl std::fmt::Debug for Carrier {
@@ -92,7 +97,7 @@ impl Carrier {
             Ok::<_, TransportError>(Arena::new(memory))
         };
         let (incoming, outgoing) = (arena()?, arena()?);
-        Ok(Arc::new(Self { mover, me, incoming, outgoing }))
+        Ok(Arc::new(Self { mover, me, incoming, outgoing, shunned: Mutex::default() }))
     }
 
     /// A window for the slices of a flight; none where there is no room for them, or where there are none.
@@ -100,13 +105,13 @@ impl Carrier {
         let bytes = slices.checked_mul(u64::from(layer_bytes)).filter(|bytes| *bytes > 0)?;
         let loan = self.incoming.lend(bytes)?;
         let window = self.mover.open_window(loan.memory(), loan.at(), bytes, Grant::Write).ok()?;
-        Some(Berth { carrier: self.clone(), loan, window, closed: false })
+        Some(Berth { carrier: self.clone(), loan: Some(loan), window, closed: false })
     }
 
     /// The means to write into a peer's berth; none where there is no room for a copy here.
     pub(crate) fn board(self: &Arc<Self>, to: BerthTold, plan: &Plan, have_blocks: u32) -> Option<Boarding> {
         let bytes = plan.slices_after(have_blocks).checked_mul(u64::from(plan.layer_bytes))?;
-        if to.segment.bytes != bytes {
+        if to.segment.bytes != bytes || self.shuns(&to.peer) {
             return None;
         }
         Some(Boarding {
@@ -121,10 +126,31 @@ impl Carrier {
     }
 }
 
+impl Carrier {
+    /// Ends the engine: it waits for what is under way, so not on a thread of the runtime.
+    pub(crate) async fn shutdown(self: &Arc<Self>) {
+        let carrier = self.clone();
+        // It fails only by a panic, which the runtime has reported.
+        let _ = tokio::task::spawn_blocking(move || carrier.mover.shutdown()).await;
+    }
+
+    /// Whether flights to a peer go over their own connections for now.
+    fn shuns(&self, peer: &PeerId) -> bool {
+        let mut shunned = self.shunned.lock().unwrap_or_else(PoisonError::into_inner);
+        shunned.retain(|_, since| since.elapsed() < SHUN_FOR);
+        shunned.contains_key(peer)
+    }
+
+    fn shun(&self, peer: &PeerId) {
+        self.shunned.lock().unwrap_or_else(PoisonError::into_inner).insert(peer.clone(), Instant::now());
+    }
+}
+
 /// Room for one flight on its way in.
 pub(crate) struct Berth {
     carrier: Arc<Carrier>,
-    loan: Loan,
+    /// Taken only at the end.
+    loan: Option<Loan>,
     window: RemoteSegment,
     closed: bool,
 }
@@ -151,22 +177,38 @@ impl Berth {
     /// The checksum over the checksums of all slices in their order, and so over all of it.
     pub(crate) fn sum(&self, slices: u64, layer_bytes: u32) -> u64 {
         let size = u64::from(layer_bytes);
-        let at = |slice| self.loan.at() + slice * size;
-        sum_of((0..slices).map(|slice| self.loan.memory().checksum(at(slice), size)))
+        let loan = self.loan();
+        sum_of((0..slices).map(|slice| loan.memory().checksum(loan.at() + slice * size, size)))
     }
 
     /// The bytes of one slice, once the window is closed.
     pub(crate) fn read(&self, slice: u64, layer_bytes: u32) -> bytes::Bytes {
         debug_assert!(self.closed, "what may still change is not read");
         let mut bytes = vec![0; usize::try_from(layer_bytes).expect("a usize has at least 32 bits")];
-        self.loan.memory().read(self.loan.at() + slice * u64::from(layer_bytes), &mut bytes);
+        self.loan().memory().read(self.loan().at() + slice * u64::from(layer_bytes), &mut bytes);
         bytes.into()
+    }
+
+    fn loan(&self) -> &Loan {
+        self.loan.as_ref().expect("taken only when dropped")
     }
 }
 
 impl Drop for Berth {
     fn drop(&mut self) {
-        self.close();
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
+        // Closing waits for a copy under way: not on a thread of the runtime, where there is one.
+        let (carrier, loan, window) = (self.carrier.clone(), self.loan.take(), self.window.window);
+        let close = move || {
+            carrier.mover.revoke(window);
+            drop(loan);
+        };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(close)),
+            Err(_) => close(),
+        }
     }
 }
 
@@ -211,6 +253,7 @@ impl Boarding {
         if self.ready.is_empty() {
             return Ok(());
         }
+        self.look().await?;
         while self.under_way.len() >= BATCHES_MOST {
             self.arrived_first().await?;
         }
@@ -229,6 +272,16 @@ impl Boarding {
             .submit(batch)
             .map_err(|refusal| TransportError::new(Kind::Retry, Stage::Send, refusal.to_string()))?;
         self.under_way.push(taken);
+        Ok(())
+    }
+
+    /// Takes note of what has arrived: how a batch ended is not remembered for ever.
+    pub(crate) async fn look(&mut self) -> Result<(), TransportError> {
+        while let Some(&first) = self.under_way.first()
+            && !matches!(self.carrier.mover.poll(first), Progress::Running { .. })
+        {
+            self.arrived_first().await?;
+        }
         Ok(())
     }
 
@@ -251,7 +304,11 @@ impl Boarding {
         self.under_way.remove(0);
         let text = match ended {
             Some(Outcome::Done { .. }) => return Ok(()),
-            Some(Outcome::Failed { failure, cause, .. }) => format!("{failure} ({cause})"),
+            Some(Outcome::Failed { failure, cause, .. }) => {
+                // The next try goes by the flight's own connection, whatever ails the engine's.
+                self.carrier.shun(&self.peer);
+                format!("{failure} ({cause})")
+            }
             Some(Outcome::Cancelled { .. }) => "cancelled".to_owned(),
             None => "its end is not known any more".to_owned(),
         };

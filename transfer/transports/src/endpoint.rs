@@ -143,6 +143,9 @@ impl Endpoint {
             // It fails only by a panic of a connection, which the runtime has reported.
             let _ = accepting.await;
         }
+        if let Some(carrier) = &self.party.carrier {
+            carrier.shutdown().await;
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -167,7 +168,11 @@ async fn receive(
             TransportError::new(Kind::Closed, Stage::Serve, text)
         })?;
         match header.kind {
-            FrameKind::Slice => receive_slice(landings, connection, landing, &header).await?,
+            FrameKind::Slice => {
+                // The sender does not use the engine: its room is for others.
+                taking.berth = None;
+                receive_slice(landings, connection, &mut taking.landing, &header).await?;
+            }
             FrameKind::Note => receive_note(landings, connection, landing, &header).await?,
             FrameKind::Moved => {
                 read_control(&mut connection.reader, &header, pace, Stage::Serve).await?;
@@ -196,18 +201,20 @@ async fn take_moved(
     let closed = tokio::task::spawn_blocking(move || {
         berth.close();
         let found = berth.sum(slices, layer_bytes);
-        (berth, found)
+        let read = |slice| berth.read(slice, layer_bytes);
+        let bytes: Vec<Bytes> = if found == sum { (0..slices).map(read).collect() } else { Vec::new() };
+        (bytes, found)
     });
-    let (berth, found) = closed.await.map_err(|error| {
+    let (bytes, found) = closed.await.map_err(|error| {
         TransportError::new(Kind::Bug, Stage::Serve, format!("verifying a flight: {error}"))
     })?;
     if found != sum {
         let text = "the checksum over the slices that the transfer engine moved does not match";
         return Err(TransportError::new(Kind::Corrupt, Stage::Serve, text));
     }
-    for (slice, at) in (0..).zip(taking.landing.plan().by_layer(taking.landing.have_blocks())) {
+    for (bytes, at) in bytes.into_iter().zip(taking.landing.plan().by_layer(taking.landing.have_blocks())) {
         landings.party.counters.received(Medium::Engine, u64::from(layer_bytes));
-        taking.landing.land(at, berth.read(slice, layer_bytes))?;
+        taking.landing.land(at, bytes)?;
     }
     Ok(())
 }

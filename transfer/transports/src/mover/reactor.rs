@@ -224,6 +224,8 @@ struct Guest {
     connection: Box<dyn Connection>,
     /// Whether it is in the list of those that get a turn.
     queued: bool,
+    /// Whether it is in the list of those to be asked before the thread sleeps.
+    awake: bool,
 }
 
 struct Thread {
@@ -289,7 +291,7 @@ impl Thread {
     }
 
     fn admit(&mut self, token: u64, connection: Box<dyn Connection>) {
-        self.guests.insert(token, Guest { connection, queued: false });
+        self.guests.insert(token, Guest { connection, queued: false, awake: false });
         self.watch(token);
     }
 
@@ -346,7 +348,7 @@ impl Thread {
                     spinning = true;
                     self.queue(token);
                 }
-                Turn::Wait => self.awake.push(token),
+                Turn::Wait => self.waits(token),
             }
         }
         spinning
@@ -362,7 +364,7 @@ impl Thread {
         }
         self.next_tick = now + TICK;
         self.armed = false;
-        let (mut ended, mut more) = (Vec::new(), Vec::new());
+        let (mut ended, mut more, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
         for (token, guest) in &mut self.guests {
             if !guest.connection.waits() {
                 continue;
@@ -370,12 +372,22 @@ impl Thread {
             self.armed = true;
             match guest.connection.tick(now) {
                 Turn::End => ended.push(*token),
-                Turn::Wait => self.awake.push(*token),
+                Turn::Wait => waiting.push(*token),
                 Turn::Again | Turn::Files => more.push(*token),
             }
         }
         ended.into_iter().for_each(|token| self.cut(token));
         more.into_iter().for_each(|token| self.queue(token));
+        waiting.into_iter().for_each(|token| self.waits(token));
+    }
+
+    /// It has nothing to do; before the thread sleeps it is asked once, however often it said so.
+    fn waits(&mut self, token: u64) {
+        if let Some(guest) = self.guests.get_mut(&token)
+            && !std::mem::replace(&mut guest.awake, true)
+        {
+            self.awake.push(token);
+        }
     }
 
     /// Waits for events as long as nothing else is to be done.
@@ -419,7 +431,9 @@ impl Thread {
             return false;
         }
         for token in std::mem::take(&mut self.awake) {
-            if self.guests.get_mut(&token).is_some_and(|guest| !guest.connection.rest()) {
+            let Some(guest) = self.guests.get_mut(&token) else { continue };
+            guest.awake = false;
+            if !guest.connection.rest() {
                 self.queue(token);
             }
         }

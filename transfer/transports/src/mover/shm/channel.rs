@@ -45,6 +45,11 @@ fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
+/// Whether the process at the other end runs as our user.
+fn is_ours(socket: &OwnedFd) -> io::Result<bool> {
+    Ok(sockopt::socket_peercred(socket)?.uid == rustix::process::geteuid())
+}
+
 /// Listens under the name of an address.
 pub(super) fn listen(address: &str) -> io::Result<OwnedFd> {
     let socket = socket(SocketFlags::NONBLOCK)?;
@@ -60,6 +65,13 @@ impl Channel {
         sockopt::set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
         sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(limit))?;
         rustix::net::connect(&socket, &name_of(address)?)?;
+        // Names are anybody's to take: what is greeted is given our memory, so it must be our own user's.
+        if !is_ours(&socket)? {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "another user listens under that name",
+            ));
+        }
         Ok(Self { socket })
     }
 
@@ -67,8 +79,7 @@ impl Channel {
     pub(super) fn accept(listener: &OwnedFd) -> io::Result<Option<Self>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::accept_with(listener, flags)?;
-        let theirs = sockopt::socket_peercred(&socket)?.uid;
-        Ok((theirs == rustix::process::geteuid()).then_some(Self { socket }))
+        Ok(is_ours(&socket)?.then_some(Self { socket }))
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {

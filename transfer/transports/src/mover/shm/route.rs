@@ -198,7 +198,8 @@ impl Route {
         let answered = self.rings.answered();
         while desk.answered != answered {
             let answer = self.rings.answer_to(desk.answered);
-            let Some(asked) = desk.asked.pop_front().filter(|_| answer.number == desk.answered) else {
+            let right = answer.number == desk.answered;
+            let Some(asked) = right.then(|| desk.asked.pop_front()).flatten() else {
                 return Err(io::Error::other("the peer answers what was not asked"));
             };
             desk.answered = desk.answered.wrapping_add(1);
@@ -269,10 +270,11 @@ impl Route {
     fn copy(&self, job: &Job) -> Option<Fault> {
         let Job { slice, source } = job;
         let window = slice.remote.window.0;
-        let from_at = source.at + slice.remote_at;
-        if !source.memory.holds(from_at, u64::from(slice.bytes)) {
+        // Where it lies is the peer's word.
+        let inside = |at: &u64| source.memory.holds(*at, u64::from(slice.bytes));
+        let Some(from_at) = source.at.checked_add(slice.remote_at).filter(inside) else {
             return fault_of(INVALID, window);
-        }
+        };
         let (mut at, end) = (0, u64::from(slice.bytes));
         while at < end {
             if !self.table.open(source.slot, window) {

@@ -234,12 +234,13 @@ fn admit(request: &Request, site: &Site) -> Result<Answer, u8> {
     let segment = site.registry.check(permit.memory(), permit.at(), request.at).map_err(|_| INVALID)?;
     let at = permit.at();
     let slot = site.windows.show(window).map_err(|fault| code_of(&fault))?;
-    drop(permit);
-    // Closed before it was shown: whoever closed it found nothing to shut.
+    // Closed before it was shown: whoever closed it found nothing to shut. The permit keeps them waiting until
+    // it is shut again, for nobody may see a window open that is closed.
     if let Err(code) = allowed() {
         site.windows.shut(window);
         return Err(code);
     }
+    drop(permit);
     Ok(Answer { number: 0, code: 0, segment, slot, at })
 }
 

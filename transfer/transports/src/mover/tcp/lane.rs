@@ -117,11 +117,11 @@ impl Lane {
             self.submit();
             let before = left;
             if self.writable && (!self.outgoing.is_empty() || self.stream.unsent()) {
-                match self.outgoing.send(&mut self.stream, &self.route.site.exposure).map_err(broken)? {
-                    Some(sent) => left = left.saturating_sub(sent.max(1)),
-                    None => self.writable = false,
-                }
-                self.moved = true;
+                let kept = self.stream.unsent();
+                let went = self.outgoing.send(&mut self.stream, &self.route.site.exposure).map_err(broken)?;
+                self.writable = went.more;
+                left = left.saturating_sub(if went.more { went.bytes.max(1) } else { went.bytes });
+                self.moved |= went.bytes > 0 || (kept && !self.stream.unsent());
             }
             left = left.saturating_sub(self.receive()?);
             if left == before && (!self.writable || self.outgoing.is_empty()) {

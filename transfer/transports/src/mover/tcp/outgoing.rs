@@ -53,6 +53,14 @@ impl Frame {
     }
 }
 
+/// What one call has done.
+pub(super) struct Sent {
+    /// Bytes that the stream has taken.
+    pub(super) bytes: u64,
+    /// Whether it would take more.
+    pub(super) more: bool,
+}
+
 /// One range to send, as decided before anything is borrowed.
 struct Span {
     frame: usize,
@@ -119,8 +127,8 @@ impl Outgoing {
         self.push(&head, Body::Bytes(text), false);
     }
 
-    /// One call: sends up to about a chunk. `None` when the socket takes no more for now.
-    pub(super) fn send(&mut self, stream: &mut Stream, exposure: &Arc<Exposure>) -> io::Result<Option<u64>> {
+    /// One call: sends up to about a chunk.
+    pub(super) fn send(&mut self, stream: &mut Stream, exposure: &Arc<Exposure>) -> io::Result<Sent> {
         let batch = self.prepare(exposure);
         let mut gathered = Gathered::default();
         for span in &batch.spans {
@@ -129,11 +137,11 @@ impl Outgoing {
         match stream.send(&gathered) {
             Ok(sent) => {
                 drop(gathered);
-                let whole = sent as u64 == batch.bytes;
-                self.advance(sent as u64);
-                Ok(whole.then_some(sent as u64))
+                let bytes = sent as u64;
+                self.advance(bytes);
+                Ok(Sent { bytes, more: bytes == batch.bytes })
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Sent { bytes: 0, more: false }),
             Err(error) => Err(error),
         }
     }

@@ -191,11 +191,11 @@ impl Served {
             self.acknowledge();
             let mut sent = 0;
             if self.writable && (!self.outgoing.is_empty() || self.stream.unsent()) {
-                match self.outgoing.send(&mut self.stream, &self.site.exposure).map_err(broken)? {
-                    Some(bytes) => sent = bytes,
-                    None => self.writable = false,
-                }
-                self.moved = true;
+                let kept = self.stream.unsent();
+                let went = self.outgoing.send(&mut self.stream, &self.site.exposure).map_err(broken)?;
+                (sent, self.writable) = (went.bytes, went.more);
+                // A peer that reads nothing must not renew its time by asking for more.
+                self.moved |= went.bytes > 0 || (kept && !self.stream.unsent());
             }
             if came + sent == 0 && (!self.writable || self.outgoing.is_empty()) {
                 return Ok(Turn::Wait);
@@ -239,6 +239,11 @@ impl Served {
     }
 
     fn begin(&mut self, head: Head) -> Result<(), Fault> {
+        let most = usize::try_from(self.site.config.outstanding_max).expect("a usize has 32 bits");
+        // Acknowledgements and refusals wait here too, at most one for each request.
+        if self.outgoing.frames() > 2 * most {
+            return Err(Fault::Path("it does not read what it is answered".into()));
+        }
         let fits = (1..=self.site.config.slice_bytes_max).contains(&head.bytes);
         let notice_max = u32::try_from(NOTICE_BYTES_MAX).expect("a few thousand");
         let place = match head.kind {
@@ -260,11 +265,6 @@ impl Served {
     }
 
     fn begin_read(&mut self, head: Head) -> Result<(), Fault> {
-        let most = usize::try_from(self.site.config.outstanding_max).expect("a usize has 32 bits");
-        // Acknowledgements and refusals wait here too, at most one for each request.
-        if self.outgoing.frames() > 2 * most {
-            return Err(Fault::Path("it asks for more than it may at a time".into()));
-        }
         let window = WindowId(head.window);
         match self.site.exposure.admit(window, Direction::Read, head.at, u64::from(head.bytes)) {
             Ok(_for_now) => {
