@@ -492,7 +492,7 @@ mod tests {
 
     #[test]
     fn what_a_full_path_refused_goes_again_and_no_try_is_lost_by_it() {
-        let config = MoverConfig { slice_tries: 1, ..MoverConfig::default() };
+        let config = MoverConfig { slice_tries: 2, ..MoverConfig::default() };
         let (mut bench, mut post) = Bench::moving(config);
         for turn in 1..20 {
             let Post { path, ticket, .. } = post;
@@ -505,7 +505,10 @@ mod tests {
             post = again[0];
         }
         assert_eq!(bench.core.stats().refused_slices, 19);
-        assert_eq!(ends(&bench.done(post)), [(1, "done", None, true)]);
+        // Were each refusal a try, this break would be one too many.
+        assert_eq!(ends(&bench.broken(post.path, Fault::Path)), []);
+        let failed = bench.closed(post.path, PathEnd::Fenced);
+        assert_eq!((ends(&failed).len(), bench.core.stats().repeated_slices), (0, 1));
     }
 
     #[test]
