@@ -21,7 +21,7 @@
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, ALREADY_PINNED = 712,
        NOT_PINNED = 713, NOT_READY = 600, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801 };
-enum { RANGES_MAX = 256, CALLS_MAX = 64, STREAMS_MAX = 64 };
+enum { RANGES_MAX = 256, CALLS_MAX = 64, STREAMS_MAX = 1024 };
 static const size_t DEVICE_BYTES = (size_t)64 << 20;
 
 struct range { uintptr_t start; size_t bytes; };

@@ -8,6 +8,7 @@
     reason = "calls the CUDA driver through pointers that it gave us; each block is argued"
 )]
 
+use std::error::Error;
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};

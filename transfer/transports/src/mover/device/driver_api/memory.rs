@@ -19,7 +19,8 @@ const AS_DMA_BUF: i32 = 1;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: i32 = 801;
 
-/// Memory of a device, freed when the last user is gone.
+/// Memory of a device, freed when the last user is gone. Taking and freeing make drivers wait for the device:
+/// take much once, and use ranges of it.
 #[derive(Debug)]
 pub struct DeviceMemory {
     device: Arc<Device>,
