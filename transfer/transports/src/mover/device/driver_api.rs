@@ -116,8 +116,10 @@ impl Driver {
     pub fn load_from(library: &Path) -> Result<Arc<Self>, DeviceFault> {
         // SAFETY: loading runs the library's own start-up code; that of a CUDA driver is made to be loaded
         // so, and whoever names another library answers for it as for a program that he starts.
-        let loaded = unsafe { Library::new(library) }
-            .map_err(|error| DeviceFault::NoDriver { library: library.to_owned(), why: error.to_string() })?;
+        let loaded = unsafe { Library::new(library) }.map_err(|error| DeviceFault::NoDriver {
+            library: library.to_owned(),
+            why: error.source().map_or_else(|| error.to_string(), ToString::to_string),
+        })?;
         let loaded = ManuallyDrop::new(loaded);
         let functions = Functions::of(&loaded, library)?;
         let driver = Self { functions, library: library.to_owned() };
