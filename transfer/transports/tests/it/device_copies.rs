@@ -277,6 +277,21 @@ fn a_device_that_cannot_be_asked_keeps_its_ranges_and_gets_no_more_work() {
 }
 
 #[test]
+fn a_refusal_by_a_device_that_cannot_be_asked_is_not_certain_either() {
+    let bench = Bench::new();
+    bench.stand_in.plan("fail cuMemcpyDtoHAsync_v2 1 700\nfail cuStreamSynchronize 1 700");
+    let copier = bench.copier(small(1));
+    copier.submit(&[bench.down(0, 0, 4_096)]).unwrap();
+    assert_eq!(
+        fault_of(&next(&copier)),
+        ("cuMemcpyDtoHAsync_v2", "CUDA_ERROR_ILLEGAL_ADDRESS".into(), false)
+    );
+    let Bench { there, here, stand_in, .. } = bench;
+    drop((copier, there, here));
+    assert_eq!(stand_in.count("unpinned") + stand_in.count("freed"), 0, "{:#?}", stand_in.journal());
+}
+
+#[test]
 fn nothing_touches_a_range_after_its_batch_was_told() {
     let bench = Bench::new();
     let copier = bench.copier(small(3));

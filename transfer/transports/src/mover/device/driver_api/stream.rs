@@ -34,8 +34,11 @@ pub(in crate::mover::device) struct Running {
     /// Taken when they have ended; else dropping waits.
     copies: Vec<Transfer>,
     event: Option<Event>,
-    /// Whether the event stands behind the last copy; else only the whole stream can be waited for.
+    /// Whether the event stands behind the last copy.
     marked: bool,
+    /// Whether the driver took every copy without a fault. Where it did not, the fault may be that of an earlier
+    /// copy and this one under way all the same: only the end of the whole stream tells that none is.
+    whole: bool,
 }
 
 /// How copies under way have ended.
@@ -67,22 +70,21 @@ impl Device {
 }
 
 impl Stream {
-    /// Queues copies and a mark behind them. Where one is refused, those before it are under way all the same
-    /// and the rest are not; the fault tells, and the vector holds those that the stream took.
+    /// Queues copies and a mark behind them, up to the first that the driver refuses, and tells its fault.
     pub(in crate::mover::device) fn run(
         self: &Arc<Self>,
         copies: Vec<Transfer>,
         event: Event,
     ) -> (Running, Option<DeviceFault>) {
-        let mut running = Running { stream: self.clone(), copies, event: Some(event), marked: false };
-        let mut taken = 0;
-        let queued = running.copies.iter().try_for_each(|copy| self.queue(copy).inspect(|()| taken += 1));
-        running.copies.truncate(taken);
-        if taken == 0 {
-            return (running, queued.err());
-        }
-        let marked = self.mark(running.event.as_ref().expect("given above"));
-        running.marked = marked.is_ok();
+        let queued = copies.iter().try_for_each(|copy| self.queue(copy));
+        let marked = self.mark(&event);
+        let running = Running {
+            stream: self.clone(),
+            copies,
+            event: Some(event),
+            marked: marked.is_ok(),
+            whole: queued.is_ok() && marked.is_ok(),
+        };
         (running, queued.err().or(marked.err()))
     }
 
@@ -149,7 +151,8 @@ impl Drop for Event {
 }
 
 impl Running {
-    /// Whether [`Running::settle`] would return at once, or nearly.
+    /// Whether [`Running::settle`] would return at once, or nearly. Where the driver refused the mark there is
+    /// nothing to ask, and settling waits.
     pub(in crate::mover::device) fn is_over(&self) -> bool {
         let (true, Some(event)) = (self.marked, &self.event) else { return true };
         let Ok(functions) = self.stream.device.enter() else { return true };
@@ -169,11 +172,10 @@ impl Running {
         if copies.is_empty() {
             return None;
         }
-        let fault = match &self.event {
-            Some(event) if self.marked => match event.wait() {
-                Ok(()) => return None,
-                Err(fault) => Some(fault),
-            },
+        let marked = self.event.as_ref().filter(|_| self.marked);
+        let fault = match marked.map(Event::wait) {
+            Some(Ok(())) if self.whole => return None,
+            Some(Err(fault)) => Some(fault),
             _ => None,
         };
         match self.stream.wait() {
