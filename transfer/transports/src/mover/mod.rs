@@ -6,6 +6,7 @@
 
 mod completions;
 mod damage;
+pub mod device;
 mod driver;
 mod exposure;
 mod gate;

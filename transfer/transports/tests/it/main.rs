@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod conformance;
+mod device_copies;
 mod faults;
 mod killed;
 mod mover_driver;
@@ -12,4 +13,5 @@ mod proxy;
 mod raw;
 mod rigs;
 mod scene;
+mod standin;
 mod strangers;
