@@ -16,12 +16,15 @@ use baton_wire::v1;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// How long a fetch may take before its blocks are computed instead.
 const FETCH_WITHIN: Duration = Duration::from_secs(5);
 /// How long the worker may take to look blocks up for a peer.
 const SERVE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Hand-offs under way at a time, below what an endpoint sends at most.
+const DEPARTURES: usize = 64;
 
 /// How a flight ended: bytes, or why not.
 pub(super) type Outcome = Result<u64, String>;
@@ -81,6 +84,8 @@ pub(super) struct Links {
     runtime: Handle,
     expected: Mutex<HashMap<u64, Expected>>,
     flights: Mutex<HashMap<u64, tokio::task::AbortHandle>>,
+    /// Hand-offs that may be under way: the others wait their turn, where a refusal would cost them their KV.
+    departures: Semaphore,
     dialer: Mutex<Option<Dialer>>,
     /// The life of this node, for tickets that others show.
     epoch: Mutex<u32>,
@@ -93,6 +98,7 @@ impl Links {
             runtime,
             expected: Mutex::default(),
             flights: Mutex::default(),
+            departures: Semaphore::new(DEPARTURES),
             dialer: Mutex::default(),
             epoch: Mutex::default(),
         }
@@ -153,6 +159,7 @@ impl Links {
         mut outgoing: mpsc::UnboundedReceiver<(SliceAt, Bytes)>,
     ) -> Outcome {
         let dialer = self.dialer().ok_or("this node's KV endpoint is closed")?;
+        let _turn = self.departures.acquire().await.map_err(|_| "this node is stopping")?;
         let mut flight =
             Flight::start(&dialer, &address(peer), ticket, cargo.plan).await.map_err(|e| e.to_string())?;
         flight.note(&cargo.note).await.map_err(|e| e.to_string())?;
