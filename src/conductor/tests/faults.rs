@@ -334,3 +334,22 @@ async fn hand_offs_to_an_instance_that_is_dying_leave_time_to_notice() {
     assert_eq!((status, stage.as_str()), (502, "handoff_failed"), "one that lives is not tried for ever");
     bench.quiet();
 }
+
+/// One of two prefill instances fails whatever it is given: its clients do not notice.
+#[tokio::test]
+async fn a_prefill_instance_that_fails_everything_costs_no_client_anything() {
+    let mut bench = Bench::with(&["p0", "p1", "d0", "d1"]).await;
+    let mut failed = 0;
+    for at in 0..100 {
+        let name = format!("r{at}");
+        bench.submit(&name, 3).await;
+        while bench.prefill(&name).node == "p0" {
+            let leg = bench.prefill(&name);
+            bench.tell(&leg, vec![failure(false)]).await;
+            failed += 1;
+        }
+        bench.serve(&name).await;
+    }
+    assert!(failed > 0, "nothing was ever sent to the one that fails");
+    bench.quiet();
+}
