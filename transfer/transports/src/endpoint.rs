@@ -16,6 +16,7 @@ use crate::error::{Kind, Stage, TransportError};
 use crate::handshake::{Party, default_shm_dir};
 use crate::landing::Landings;
 use crate::limits::Limits;
+use crate::random::random;
 use crate::receiver::Receiver;
 use crate::ring;
 use crate::serve::serve;
@@ -95,7 +96,7 @@ impl Endpoint {
             carrier: None,
         };
         party.check()?;
-        party.carrier = config.carrier.map(|carrier| Carrier::start(&carrier, ring::random())).transpose()?;
+        party.carrier = config.carrier.map(|carrier| Carrier::start(&carrier, random())).transpose()?;
         clear_rings(&mut party);
         let failed = |error: std::io::Error| {
             let text = format!("cannot listen on {}: {error}", config.listen);

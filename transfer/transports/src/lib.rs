@@ -26,6 +26,7 @@ mod landing;
 mod limits;
 mod message;
 pub mod mover;
+mod random;
 mod receiver;
 mod ring;
 mod serve;

@@ -6,7 +6,6 @@
 //! a leaving of one killed in between, and whoever comes next clears it.
 
 use std::fs::{self, File, OpenOptions};
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -14,6 +13,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 
 use crate::message::RingOffer;
+use crate::random::random;
 
 const NAME_PREFIX: &str = "baton-kv-";
 /// Where the nonce goes: behind the slots.
@@ -148,11 +148,6 @@ pub(crate) fn clear_stale(dir: &Path) -> io::Result<usize> {
         }
     }
     Ok(cleared)
-}
-
-/// A number that another process does not have: the standard library's seed for hash maps.
-pub(crate) fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
 }
 
 #[cfg(test)]

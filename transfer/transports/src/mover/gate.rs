@@ -4,12 +4,10 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::port::{Completion, Completions, Fault, Notice, PathEnd, PathId, Slice};
+use super::port::{Completion, Completions, Fault, NOTICE_BYTES_MAX, Notice, PathEnd, PathId, Slice};
 
 /// Notices and probes that one path takes before it refuses them.
 const NOTICES_MAX: u32 = 64;
-/// Bytes of a notice.
-pub(super) const NOTICE_BYTES_MAX: usize = 4 << 10;
 
 /// How much a path takes.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +69,7 @@ impl Gate {
             Phase::Ended => return 0,
         }
         for (taken, slice) in slices.iter().enumerate() {
-            if let Some(fault) = self.unsound(slice) {
+            if let Some(fault) = slice.fault(self.room.slice_bytes) {
                 self.completions.push([self.failed(slice.ticket, fault)]);
                 continue;
             }
@@ -86,20 +84,6 @@ impl Gate {
             on(slice);
         }
         slices.len()
-    }
-
-    fn unsound(&self, slice: &Slice) -> Option<Fault> {
-        let (bytes, most) = (u64::from(slice.bytes), self.room.slice_bytes);
-        let text = if slice.bytes == 0 || slice.bytes > most {
-            format!("a slice of {bytes} bytes; give 1 to {most}")
-        } else if !slice.local.memory.holds(slice.local.at, bytes) {
-            format!("{bytes} bytes at {} of a local memory of {}", slice.local.at, slice.local.memory.bytes())
-        } else if slice.remote_at.checked_add(bytes).is_none_or(|end| end > slice.remote.bytes) {
-            format!("{bytes} bytes at {} of a window of {}", slice.remote_at, slice.remote.bytes)
-        } else {
-            return None;
-        };
-        Some(Fault::Invalid(text))
     }
 
     /// Takes a notice, or fails it.

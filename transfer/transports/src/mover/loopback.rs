@@ -8,11 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::completions::CompletionQueue;
 use super::exposure::{Exposure, WindowId};
-use super::gate::NOTICE_BYTES_MAX;
 use super::memory::Memory;
 use super::port::{
-    Capabilities, Completion, Completions, Direction, Fault, Inbound, Notice, Path, PathEnd, PathId, PeerId,
-    Slice, Transport,
+    Capabilities, Completion, Completions, Direction, Fault, Inbound, NOTICE_BYTES_MAX, Notice, Path,
+    PathEnd, PathId, PeerId, Slice, Transport,
 };
 
 const DEVICE: &str = "memory";
@@ -185,13 +184,10 @@ impl Route {
     fn copy(&self, slice: &Slice) -> Result<(), Fault> {
         let member = self.member()?;
         let bytes = u64::from(slice.bytes);
-        if slice.bytes == 0 || slice.bytes > SLICE_BYTES_MAX {
-            return Err(Fault::Invalid(format!("a slice of {bytes} bytes; it has 1 to {SLICE_BYTES_MAX}")));
+        if let Some(fault) = slice.fault(SLICE_BYTES_MAX) {
+            return Err(fault);
         }
         let (local, at) = (&slice.local.memory, slice.local.at);
-        if !local.holds(at, bytes) {
-            return Err(Fault::Invalid(format!("{bytes} bytes at {at} of a memory of {}", local.bytes())));
-        }
         let window = slice.remote.window;
         let permit = member.exposure.admit(window, slice.direction, slice.remote_at, bytes)?;
         let (remote, remote_at) = (permit.memory(), permit.at());

@@ -79,6 +79,23 @@ pub struct Slice {
     pub verify: bool,
 }
 
+impl Slice {
+    /// What is wrong with it whoever moves it: its size, or a range that is not inside.
+    pub(super) fn fault(&self, bytes_max: u32) -> Option<Fault> {
+        let bytes = u64::from(self.bytes);
+        let text = if self.bytes == 0 || self.bytes > bytes_max {
+            format!("a slice of {bytes} bytes; give 1 to {bytes_max}")
+        } else if !self.local.memory.holds(self.local.at, bytes) {
+            format!("{bytes} bytes at {} of a local memory of {}", self.local.at, self.local.memory.bytes())
+        } else if self.remote_at.checked_add(bytes).is_none_or(|end| end > self.remote.bytes) {
+            format!("{bytes} bytes at {} of a window of {}", self.remote_at, self.remote.bytes)
+        } else {
+            return None;
+        };
+        Some(Fault::Invalid(text))
+    }
+}
+
 /// What a transport can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
@@ -167,6 +184,9 @@ pub enum Completion {
 
 /// Where completions go.
 pub type Completions = Arc<CompletionQueue>;
+
+/// Bytes of a notice, at most.
+pub(super) const NOTICE_BYTES_MAX: usize = 4 << 10;
 
 /// A short message to the peer's program, delivered once, after the data of every slice that was `Done`
 /// before it was sent.

@@ -64,6 +64,62 @@ pub(super) trait Connection: Send {
     fn cut(self: Box<Self>);
 }
 
+/// A socket that others connect to.
+pub(super) trait Accepts: Send {
+    /// It, ready when somebody waits.
+    fn file(&self) -> BorrowedFd<'_>;
+    /// Takes the next one that waits, and gives it a thread or turns it away.
+    ///
+    /// # Errors
+    /// Those of accepting: one that waits no more, nobody waiting, or no room in the system.
+    fn accept(&mut self) -> io::Result<()>;
+}
+
+/// Takes whoever connects.
+pub(super) struct Listener<A> {
+    socket: A,
+    /// The system had no room for one that waits.
+    starved: bool,
+}
+
+impl<A: Accepts> Listener<A> {
+    pub(super) const fn new(socket: A) -> Self {
+        Self { socket, starved: false }
+    }
+}
+
+impl<A: Accepts> Connection for Listener<A> {
+    fn files(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.socket.file()]
+    }
+
+    fn event(&mut self, _file: usize, _hung: bool) {}
+
+    fn turn(&mut self) -> Turn {
+        loop {
+            match self.socket.accept() {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    // Where the system has no more files, those that wait are tried again later.
+                    self.starved = error.kind() != io::ErrorKind::WouldBlock;
+                    return Turn::Wait;
+                }
+            }
+        }
+    }
+
+    fn tick(&mut self, _now: Instant) -> Turn {
+        Turn::Again
+    }
+
+    fn waits(&self) -> bool {
+        self.starved
+    }
+
+    fn cut(self: Box<Self>) {}
+}
+
 /// Where a connection lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seat {

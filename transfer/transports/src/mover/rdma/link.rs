@@ -1,7 +1,5 @@
 //! The device's side of one end of a path: queue pairs, their completion queue, and the mailbox.
 
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::sync::Arc;
 
@@ -11,6 +9,7 @@ use super::rail::Rail;
 use super::verbs_queue::{Cq, Finished, Qp, Route};
 use super::wire::End;
 use crate::mover::Fault;
+use crate::random::random;
 
 /// See the module. Dropping it destroys the queue pairs: after that, nothing that came over them lands here.
 pub(super) struct Link {
@@ -138,9 +137,4 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.rail.forget(self.token);
     }
-}
-
-/// A number that nobody can foretell.
-pub(super) fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
 }

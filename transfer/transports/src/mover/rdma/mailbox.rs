@@ -14,7 +14,7 @@ use crate::mover::{Location, Memory};
 /// Messages that may be unanswered.
 pub(super) const SLOTS: u32 = 16;
 /// The largest text of a message.
-pub(super) const TEXT_BYTES_MAX: usize = 4_096;
+pub(super) const TEXT_BYTES_MAX: usize = crate::mover::port::NOTICE_BYTES_MAX;
 /// Messages that may wait for a slot to be sent from.
 const WAITING_MAX: usize = 4 * SLOTS as usize;
 const HEAD_BYTES: usize = 12;

@@ -35,10 +35,11 @@ pub use view::{DeviceView, OpenedView, device_views};
 use super::{
     Capabilities, Completions, Exposure, Fault, Inbound, Memory, Path, PathId, PeerId, Transport, WindowId,
 };
+use crate::random::random_128;
 use accept::Acceptor;
 use control::{ask, dial, keep};
 use crew::Crew;
-use link::{Link, random};
+use link::Link;
 use path::{Opened, RdmaPath, Terms};
 use rail::Rail;
 use regions::Regions;
@@ -146,7 +147,7 @@ impl RdmaTransport {
         let link = Link::new(rail, self.config.queue_pairs, self.config.outstanding_max).map_err(broken)?;
         let ours = link.end(&self.config).map_err(broken)?;
         let stream = dial(&self.config, peer, until)?;
-        let session = u128::from(random()) << 64 | u128::from(random());
+        let session = random_128();
         let (from, end) = (self.id.clone(), ours.clone());
         let hello = Record::Hello { to_epoch: peer.epoch, from, session, end };
         let silent = |error: io::Error| Fault::Silent(format!("{}: handshake: {error}", peer.address));

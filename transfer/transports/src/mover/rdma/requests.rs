@@ -48,20 +48,14 @@ impl Requests {
 
     /// The access to the slice's window, where the slice can be right.
     fn check<'a>(&self, slice: &'a Slice) -> Result<&'a [u8], Fault> {
-        let (bytes, most) = (u64::from(slice.bytes), self.slice_bytes_max);
-        let text = if slice.bytes == 0 || slice.bytes > most {
-            format!("a slice of {bytes} bytes; give 1 to {most}")
-        } else if !slice.local.memory.holds(slice.local.at, bytes) {
-            format!("{bytes} bytes at {} of a local memory of {}", slice.local.at, slice.local.memory.bytes())
-        } else if slice.remote_at.checked_add(bytes).is_none_or(|end| end > slice.remote.bytes) {
-            format!("{bytes} bytes at {} of a window of {}", slice.remote_at, slice.remote.bytes)
-        } else {
-            let access = slice.remote.access.iter().find(|(name, _)| name == NAME);
-            match access {
-                Some((_, access)) if grants(access, slice.direction) => return Ok(access),
-                Some(_) => format!("window {} does not grant a {:?}", slice.remote.window.0, slice.direction),
-                None => "the window has no RDMA access".into(),
-            }
+        if let Some(fault) = slice.fault(self.slice_bytes_max) {
+            return Err(fault);
+        }
+        let access = slice.remote.access.iter().find(|(name, _)| name == NAME);
+        let text = match access {
+            Some((_, access)) if grants(access, slice.direction) => return Ok(access),
+            Some(_) => format!("window {} does not grant a {:?}", slice.remote.window.0, slice.direction),
+            None => "the window has no RDMA access".into(),
         };
         Err(Fault::Invalid(text))
     }

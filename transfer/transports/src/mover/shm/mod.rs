@@ -28,13 +28,13 @@ use self::channel::Channel;
 use self::lane::Lane;
 use self::rings::Rings;
 use self::route::{Parts, Route, ShmPath};
-use self::serving::Listener;
+use self::serving::Door;
 use self::site::Site;
 use self::windows::{Table, Windows};
 use super::damage::Damage;
 use super::gate::{Gate, Room};
 use super::greeting::{Greeting, Purpose};
-use super::reactor::Pool;
+use super::reactor::{Listener, Pool};
 use super::registry::Registry;
 use super::{
     Capabilities, Completions, Exposure, Fault, Inbound, Memory, Path, PathEnd, PathId, PeerId, Transport,
@@ -138,7 +138,8 @@ impl ShmTransport {
             served: AtomicUsize::new(0),
             channels: Mutex::default(),
         });
-        site.pool.adopt(site.pool.seat(), Box::new(Listener::new(socket, site.clone())));
+        let door = Listener::new(Door { socket, site: site.clone() });
+        site.pool.adopt(site.pool.seat(), Box::new(door));
         Ok(Arc::new(Self { site, routes: Mutex::default(), closing: AtomicBool::new(false) }))
     }
 

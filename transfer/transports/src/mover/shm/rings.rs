@@ -7,8 +7,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use crate::mover::gate::NOTICE_BYTES_MAX;
 use crate::mover::greeting::field;
+use crate::mover::port::NOTICE_BYTES_MAX;
 use crate::mover::{Location, Memory, Pages};
 
 const REQUEST_BYTES: u64 = 64;

@@ -11,7 +11,7 @@ use super::rings::{Answer, Kind, OUTSTANDING_MAX, Request, Rings};
 use super::route::{CORRUPT, INVALID, STALE, UNKNOWN};
 use super::site::{CHUNK_BYTES, Chunk, Segments, Site};
 use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose};
-use crate::mover::reactor::{Connection, Turn, ring};
+use crate::mover::reactor::{Accepts, Connection, Turn, ring};
 use crate::mover::{Direction, Fault, Memory, Notice, PeerId, WindowId};
 
 /// Bytes copied in one turn, at most about.
@@ -19,65 +19,35 @@ const TURN_BYTES: u64 = 4 << 20;
 /// What a request without bytes counts for.
 const REQUEST_COST: u64 = 4 << 10;
 
-/// Takes connections.
-pub(super) struct Listener {
-    socket: OwnedFd,
-    site: Arc<Site>,
-    /// The system had no room for one that waits.
-    starved: bool,
+/// The socket that openers of paths connect to.
+pub(super) struct Door {
+    pub(super) socket: OwnedFd,
+    pub(super) site: Arc<Site>,
 }
 
-impl Listener {
-    pub(super) fn new(socket: OwnedFd, site: Arc<Site>) -> Self {
-        Self { socket, site, starved: false }
-    }
-}
-
-impl Connection for Listener {
-    fn files(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.socket.as_fd()]
+impl Accepts for Door {
+    fn file(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
-    fn event(&mut self, _file: usize, _hung: bool) {}
-
-    fn turn(&mut self) -> Turn {
-        loop {
-            let channel = match Channel::accept(&self.socket) {
-                Ok(Some(channel)) => channel,
-                Ok(None) => continue,
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                Err(error) => {
-                    // Where the system has no more files, those that wait are tried again later.
-                    self.starved = error.kind() != io::ErrorKind::WouldBlock;
-                    return Turn::Wait;
-                }
-            };
-            let site = &self.site;
-            let served = Served {
-                site: site.clone(),
-                channel: Arc::new(channel),
-                lane: None,
-                spoken: true,
-                since: Instant::now(),
-            };
-            if site.served.fetch_add(1, Ordering::AcqRel) >= site.config.paths_max {
-                served.answer(Purpose::Busy, "it serves as many paths as it may; raise paths_max", &[]);
-                Box::new(served).cut();
-                continue;
-            }
-            site.pool.adopt(site.pool.seat(), Box::new(served));
+    fn accept(&mut self) -> io::Result<()> {
+        let Some(channel) = Channel::accept(&self.socket)? else { return Ok(()) };
+        let site = &self.site;
+        let served = Served {
+            site: site.clone(),
+            channel: Arc::new(channel),
+            lane: None,
+            spoken: true,
+            since: Instant::now(),
+        };
+        if site.served.fetch_add(1, Ordering::AcqRel) >= site.config.paths_max {
+            served.answer(Purpose::Busy, "it serves as many paths as it may; raise paths_max", &[]);
+            Box::new(served).cut();
+            return Ok(());
         }
+        site.pool.adopt(site.pool.seat(), Box::new(served));
+        Ok(())
     }
-
-    fn tick(&mut self, _now: Instant) -> Turn {
-        Turn::Again
-    }
-
-    fn waits(&self) -> bool {
-        self.starved
-    }
-
-    fn cut(self: Box<Self>) {}
 }
 
 /// What there is after the greeting.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::incoming::{Came, Ground, Incoming, Landing, Place, Step};
 use super::outgoing::{Body, Outgoing};
 use super::route::{LaneDoor, Route, Work};
-use super::stream::Stream;
+use super::stream::{Stream, broken};
 use super::wire::{Head, Kind, TEXT_BYTES_MAX, Tail, fault_of};
 use crate::mover::gate::Settled;
 use crate::mover::reactor::{Connection, Turn};
@@ -246,10 +246,6 @@ impl Lane {
             self.route.doors[self.index].relieve(u64::from(waiting.bytes));
         }
     }
-}
-
-fn broken(error: io::Error) -> Fault {
-    Fault::Path(format!("the connection broke: {error}"))
 }
 
 fn out_of_step(why: &str) -> Fault {

@@ -25,14 +25,14 @@ use std::time::{Duration, Instant};
 
 use self::lane::Lane;
 use self::route::{LaneDoor, Route, TcpPath};
-use self::serving::Listener;
+use self::serving::Door;
 use self::site::Site;
 use self::stream::Stream;
 pub use self::tls::TcpTls;
 use super::damage::Damage;
 use super::gate::{Gate, Room};
 use super::greeting::{GREETING_BYTES, Greeting, Purpose};
-use super::reactor::Pool;
+use super::reactor::{Listener, Pool};
 use super::registry::Registry;
 use super::{
     Capabilities, Completions, Exposure, Fault, Inbound, Memory, Path, PathId, PeerId, Transport, WindowId,
@@ -140,7 +140,8 @@ impl TcpTransport {
         let address = config.advertise.clone().unwrap_or(bound);
         let pool = Pool::start("tcp", config.io_threads)?;
         let site = Arc::new(Site { config, address, pool, exposure, inbound, served: AtomicUsize::new(0) });
-        site.pool.adopt(site.pool.seat(), Box::new(Listener::new(socket, site.clone())));
+        let door = Listener::new(Door { socket, site: site.clone() });
+        site.pool.adopt(site.pool.seat(), Box::new(door));
         Ok(Arc::new(Self {
             site,
             registry: Registry::default(),
@@ -249,7 +250,7 @@ impl Transport for TcpTransport {
             return Err(Fault::Path("open: the transport is shutting down".into()));
         }
         let site = &self.site;
-        let session = rand_session();
+        let session = crate::random::random_128();
         let dialled = (0..site.config.lanes).map(|_| self.dial(peer, session));
         let dialled = dialled.collect::<Result<Vec<_>, _>>()?;
         let (_, address, allowed) = dialled.first().expect("at least one lane");
@@ -333,10 +334,4 @@ fn exchange(
         }
     }
     Ok(answer)
-}
-
-fn rand_session() -> u128 {
-    use std::hash::{BuildHasher as _, RandomState};
-    let draw = || u128::from(RandomState::new().hash_one(std::process::id()));
-    draw() << 64 | draw()
 }

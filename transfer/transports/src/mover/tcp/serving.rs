@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use super::incoming::{Came, Ground, Incoming, Landing, Place, Step};
 use super::outgoing::{Body, Outgoing};
 use super::site::Site;
-use super::stream::Stream;
+use super::stream::{Stream, broken};
 use super::tls::TcpTls;
 use super::vectored::Gathered;
 use super::wire::{Head, Kind, Tail};
-use crate::mover::gate::NOTICE_BYTES_MAX;
 use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose, may_begin};
-use crate::mover::reactor::{Connection, Seat, Turn};
+use crate::mover::port::NOTICE_BYTES_MAX;
+use crate::mover::reactor::{Accepts, Connection, Seat, Turn};
 use crate::mover::{Direction, Fault, Notice, PeerId, WindowId};
 
 /// Bytes moved in one turn, at most about.
@@ -24,65 +24,33 @@ const TURN_BYTES: u64 = 4 << 20;
 /// Bytes that land before they are acknowledged although more are coming.
 const ACK_BYTES: u64 = 1 << 20;
 
-/// Takes connections.
-pub(super) struct Listener {
-    socket: TcpListener,
-    site: Arc<Site>,
-    /// The system had no room for one that waits.
-    starved: bool,
+/// The socket that peers connect to.
+pub(super) struct Door {
+    pub(super) socket: TcpListener,
+    pub(super) site: Arc<Site>,
 }
 
-impl Listener {
-    pub(super) fn new(socket: TcpListener, site: Arc<Site>) -> Self {
-        Self { socket, site, starved: false }
-    }
-}
-
-impl Connection for Listener {
-    fn files(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.socket.as_fd()]
+impl Accepts for Door {
+    fn file(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
-    fn event(&mut self, _file: usize, _hung: bool) {}
-
-    fn turn(&mut self) -> Turn {
-        loop {
-            let socket = match self.socket.accept() {
-                Ok((socket, _)) => socket,
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
-                Err(error) => {
-                    // Where the system has no more files, those that wait are tried again later.
-                    self.starved = error.kind() != io::ErrorKind::WouldBlock;
-                    return Turn::Wait;
-                }
-            };
-            let site = &self.site;
-            let tls = site.config.tls.as_ref().map(TcpTls::accept).transpose();
-            let Ok(stream) = tls.and_then(|tls| Stream::new(socket, tls)) else { continue };
-            let seat = site.pool.seat();
-            let mut served = Served::new(site.clone(), stream, seat);
-            if site.served.fetch_add(1, Ordering::AcqRel) >= site.config.connections_max {
-                served.answer(
-                    Purpose::Busy,
-                    0,
-                    "it has as many connections as it may; raise connections_max",
-                );
-                Box::new(served).cut();
-                continue;
-            }
-            site.pool.adopt(seat, Box::new(served));
+    fn accept(&mut self) -> io::Result<()> {
+        let (socket, _) = self.socket.accept()?;
+        let site = &self.site;
+        let tls = site.config.tls.as_ref().map(TcpTls::accept).transpose();
+        // One that cannot be served is none of the others' business.
+        let Ok(stream) = tls.and_then(|tls| Stream::new(socket, tls)) else { return Ok(()) };
+        let seat = site.pool.seat();
+        let mut served = Served::new(site.clone(), stream, seat);
+        if site.served.fetch_add(1, Ordering::AcqRel) >= site.config.connections_max {
+            served.answer(Purpose::Busy, 0, "it has as many connections as it may; raise connections_max");
+            Box::new(served).cut();
+            return Ok(());
         }
+        site.pool.adopt(seat, Box::new(served));
+        Ok(())
     }
-
-    fn tick(&mut self, _now: Instant) -> Turn {
-        Turn::Again
-    }
-
-    fn waits(&self) -> bool {
-        self.starved
-    }
-
-    fn cut(self: Box<Self>) {}
 }
 
 /// How far a connection has come.
@@ -311,10 +279,6 @@ impl Served {
             Stage::Fence { .. } => Ok(Turn::Wait),
         }
     }
-}
-
-fn broken(error: io::Error) -> Fault {
-    Fault::Path(format!("the connection broke: {error}"))
 }
 
 impl Connection for Served {

@@ -9,6 +9,7 @@ use rustix::net::sockopt;
 use rustls::Connection;
 
 use super::vectored::{self, Gathered, Target};
+use crate::mover::Fault;
 
 /// What TLS may hold that the socket has not taken.
 const TLS_BYTES_MAX: usize = 512 << 10;
@@ -128,4 +129,9 @@ fn decrypted(tls: &mut Connection, socket: &mut TcpStream, into: &mut [u8]) -> i
             return Ok(0);
         }
     }
+}
+
+/// What a failed call on it means for the path.
+pub(super) fn broken(error: io::Error) -> Fault {
+    Fault::Path(format!("the connection broke: {error}"))
 }
