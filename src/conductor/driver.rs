@@ -15,7 +15,7 @@ use super::fleet::Fleet;
 use super::inbox::{Inbox, Message, WeakInbox};
 use super::journal::{JournalSettings, JournalWriter};
 use super::policy::StagePolicy;
-use super::session::{Heard, Phase, Session};
+use super::session::{Heard, Phase, Session, Turn};
 use super::status::{Decisions, chosen, in_words};
 use super::waiting::UNPARK_EVERY_US;
 use crate::capture::{Capture, CaptureConfig, CaptureOutcome};
@@ -326,6 +326,7 @@ impl Driver {
             first_token_us: None,
             last_token_us: self.now_us,
             deadline_us: 0,
+            turn: Turn::default(),
             moves: 0,
             handoffs_failed: (0, 0),
             let_in: false,

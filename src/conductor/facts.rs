@@ -158,6 +158,9 @@ impl Driver {
     fn prefilled(&mut self, request: RequestId, done: &v1::Prefilled) {
         let now_us = self.now_us;
         let Some(session) = self.sessions.get_mut(&request) else { return };
+        if let Some(node) = session.prefill.and_then(|leg| self.fleet.get_mut(leg)) {
+            node.pace.prefilled += 1;
+        }
         session.enter(Phase::HandingOff, now_us, &self.fleet);
         if session.moves == 0 {
             session.cached_tokens = done.cached_tokens.min(session.submission.tokens.len() as u64);
@@ -212,6 +215,11 @@ impl Driver {
             session.cause = Some("its KV did not reach the decode instance".into());
             session.trace.failed("handoff", now_us);
             return self.handoff_failed(request);
+        }
+        for leg in [session.prefill, session.decode].into_iter().flatten() {
+            if let Some(node) = self.fleet.get_mut(leg) {
+                node.pace.handed += 1;
+            }
         }
         match session.phase {
             Phase::Prefilling => session.landed = true,

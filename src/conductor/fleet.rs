@@ -24,6 +24,16 @@ pub(super) struct Node {
     pub hello: v1::Hello,
     pub heard_us: u64,
     pub load: v1::NodeLoad,
+    pub pace: Pace,
+}
+
+/// What an instance has got done in this life: who waits behind others is not late while this grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pace {
+    /// Prefills that it ended.
+    pub prefilled: u64,
+    /// Hand-offs that it was a side of and that were verified.
+    pub handed: u64,
 }
 
 /// Every instance that ever attached, by number; `None` while it is away.
@@ -68,6 +78,15 @@ impl Fleet {
         self.iter().filter(|(_, n)| !n.draining && n.role.prefills()).count() as u64
     }
 
+    /// What both legs' instances have got done.
+    pub(super) fn pace(&self, legs: [Option<InstanceId>; 2]) -> Pace {
+        let done = legs.into_iter().flatten().filter_map(|leg| Some(self.get(leg)?.pace));
+        done.fold(Pace::default(), |sum, pace| Pace {
+            prefilled: sum.prefilled + pace.prefilled,
+            handed: sum.handed + pace.handed,
+        })
+    }
+
     /// How peers reach an instance's KV.
     pub(super) fn peer(&self, instance: InstanceId) -> Option<v1::Peer> {
         let node = self.get(instance)?;
@@ -107,7 +126,9 @@ impl Fleet {
         let spec = spec_of(&hello, (id, epoch), role, profile);
         let load = v1::NodeLoad::default();
         let (name, outbox) = (hello.name.clone(), Vec::new());
-        let node = Node { name, epoch, role, draining: false, orders, outbox, hello, heard_us: now_us, load };
+        let pace = Pace::default();
+        let node =
+            Node { name, epoch, role, draining: false, orders, outbox, hello, heard_us: now_us, load, pace };
         self.nodes[id.index()] = Some(node);
         Ok(spec)
     }

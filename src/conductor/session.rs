@@ -9,7 +9,11 @@ use crate::capture::{CaptureOutcome, CaptureRow};
 use crate::config::Config;
 use crate::spans::{Place, Summary, Trace};
 
-use super::fleet::Fleet;
+use super::fleet::{Fleet, Pace};
+
+/// A request is late when this many times as many were served before it as can have been ahead of it: each is
+/// counted by both of its instances, and moved ones come back into the line.
+const TURN_SLACK: u64 = 4;
 
 /// Where a request is, as far as its driver knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +65,8 @@ pub(super) struct Session {
     pub last_token_us: u64,
     /// When the present stage is given up, µs.
     pub deadline_us: u64,
+    /// Its turn in the present stage, behind others.
+    pub turn: Turn,
     pub moves: u32,
     /// Attempts whose hand-off failed, and the latest of them.
     pub handoffs_failed: (u32, u32),
@@ -80,6 +86,34 @@ pub(super) struct Session {
     pub wants_body: bool,
     /// Its place in a trace, and what is written down for it.
     pub trace: Trace,
+}
+
+/// A request's place among those that are in the same stage on the same instances.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Turn {
+    /// What its instances had got done when the stage began, and when its time was last over.
+    pub begun: Pace,
+    pub seen: Pace,
+    /// Requests that may have been ahead of it; 0: not yet counted.
+    pub ahead: u64,
+}
+
+impl Turn {
+    /// Whether its instances got on since its time was last over, and not so far that its turn must have come.
+    /// `live` counts the requests under way.
+    pub(super) fn is_to_come(&mut self, phase: Phase, pace: Pace, live: u64) -> bool {
+        let count = |pace: Pace| match phase {
+            Phase::Prefilling => pace.prefilled,
+            Phase::HandingOff => pace.handed,
+            Phase::Waiting | Phase::Decoding => 0,
+        };
+        if self.ahead == 0 {
+            self.ahead = live;
+        }
+        let (done, seen) = (count(pace), count(self.seen));
+        self.seen = pace;
+        done > seen && done.saturating_sub(count(self.begun)) <= TURN_SLACK * self.ahead
+    }
 }
 
 /// Whether a client can take what it is told.
@@ -117,6 +151,8 @@ impl Session {
     /// Goes on to another stage, or to the same one of another attempt.
     pub(super) fn enter(&mut self, phase: Phase, now_us: u64, fleet: &Fleet) {
         self.phase = phase;
+        let pace = fleet.pace([self.prefill, self.decode]);
+        self.turn = Turn { begun: pace, seen: pace, ahead: 0 };
         if self.trace.is_kept() {
             let waits = phase == Phase::Waiting;
             let name = |leg: Option<InstanceId>| fleet.get(leg?).map(|node| node.name.as_str().into());

@@ -97,6 +97,7 @@ impl Driver {
     }
 
     fn stage_expired(&mut self, request: RequestId) {
+        let live = self.sessions.len() as u64;
         let Some(session) = self.sessions.get_mut(&request) else { return };
         let patience_us = session.patience_us();
         if session.phase == Phase::Decoding {
@@ -111,6 +112,14 @@ impl Driver {
             return;
         }
         let phase = session.phase;
+        let pace = self.fleet.pace([session.prefill, session.decode]);
+        if patience_us > self.now_us && session.turn.is_to_come(phase, pace, live) {
+            let stage_us = match phase {
+                Phase::Prefilling => self.policy.prefill_stage_us(session),
+                _ => self.policy.handoff_stage_us(session),
+            };
+            return self.set_deadline(request, self.now_us + stage_us);
+        }
         let stage = match phase {
             Phase::Waiting => "queue_timeout",
             Phase::Prefilling => "prefill_timeout",

@@ -139,6 +139,27 @@ async fn each_stage_has_a_time_and_its_end_is_named() {
 }
 
 #[tokio::test]
+async fn who_waits_behind_others_is_late_only_when_they_stand_still_too() {
+    let mut bench = Bench::tuned(&["p0", "d0"], |c| c.scheduler.max_retries = 0).await;
+    bench.submit("r", 4).await;
+    bench.do_prefill("r").await;
+    for other in ["a", "b", "c"] {
+        bench.submit(other, 2).await;
+        bench.do_prefill(other).await;
+        // Longer than the stage's time of 1 s, all in all; shorter between two that get on.
+        bench.wait_alive_us(900_000, &[]).await;
+        bench.do_handoff(other).await;
+        bench.serve(other).await;
+    }
+    assert_eq!(bench.client("r").last, None, "its instances got on");
+    bench.wait_alive_us(2_200_000, &[]).await;
+    let (status, told, message) = bench.client("r").trouble();
+    assert_eq!((status, told.as_str()), (502, "handoff_failed"));
+    assert!(message.contains("handoff_timeout"), "{message}");
+    bench.quiet();
+}
+
+#[tokio::test]
 async fn a_stage_whose_time_ran_out_is_tried_elsewhere() {
     let mut bench = Bench::with(&["p0", "p1", "d0", "d1"]).await;
     bench.submit("r", 4).await;
