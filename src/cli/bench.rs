@@ -45,6 +45,7 @@ enum What {
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     baton bench router --url http://127.0.0.1:8000 --pid 4242 --reference\n  \
+    baton bench router --url http://127.0.0.1:8000 --pid 4242 --reference --callers 32\n  \
     baton bench router --url http://127.0.0.1:8000 --direct-url http://127.0.0.1:9000 --json out.json")]
 struct RouterArgs {
     /// The router, in front of nodes that answer at once
@@ -65,6 +66,10 @@ struct RouterArgs {
     /// Model to ask for [default: the first that the router lists]
     #[arg(long)]
     model: Option<String>,
+    /// Callers who each send as soon as they have their answer, in place of fixed rates: what a call costs
+    /// when the machine is full
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024), conflicts_with_all = ["rate", "large_rate", "stream_rate"])]
+    callers: Option<u32>,
     /// Small calls a second
     #[arg(long, default_value = "500", value_parser = rate)]
     rate: f64,
@@ -236,6 +241,7 @@ fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode, String> {
         sides: sides(args, target, &started)?,
         duration: Duration::from_secs(args.duration),
         rounds: args.rounds,
+        callers: args.callers,
     };
     let rates =
         Rates { small_per_s: args.rate, large_per_s: args.large_rate, stream_per_s: args.stream_rate };
@@ -328,6 +334,7 @@ fn table(figures: &[Figures], added: &[Added]) -> String {
         "side",
         "answered",
         "errors",
+        "a second",
         "waited",
         "first byte p50",
         "p99",
@@ -348,6 +355,7 @@ fn table(figures: &[Figures], added: &[Added]) -> String {
             f.side.into(),
             f.answered.to_string(),
             f.errors.to_string(),
+            format!("{:.0}", f.answered_per_s),
             f.waited.to_string(),
             us(f.first_byte_p50_us),
             us(f.first_byte_p99_us),

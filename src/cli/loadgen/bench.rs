@@ -1,9 +1,10 @@
 //! What a router adds to a call: time, and processor time by call and by event.
 //!
-//! Every load is offered at a fixed rate, whatever the answers, to each side in turn and in several
-//! rounds, so that a machine that slows down slows all sides.
+//! Every load is offered at a fixed rate, whatever the answers, or by callers who each wait for theirs, to
+//! each side in turn and in several rounds, so that a machine that slows down slows all sides.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -56,6 +57,8 @@ pub struct Figures {
     pub answered: u64,
     /// Calls that were not, or not with 200.
     pub errors: u64,
+    /// Calls answered a second, while the load lasted.
+    pub answered_per_s: f64,
     /// Calls that waited because too many were in flight.
     pub waited: u64,
     /// From sending to the first byte of the answer's body, µs: median.
@@ -81,6 +84,7 @@ struct Sums {
     waited: u64,
     events: u64,
     cpu_us: u64,
+    lasted: Duration,
 }
 
 /// What one call gave: µs to the first byte, µs in all, events.
@@ -96,6 +100,8 @@ pub struct Comparison {
     pub duration: Duration,
     /// Rounds in which the sides take turns.
     pub rounds: u32,
+    /// Callers who each send as soon as they have an answer; none: calls come at the load's rate.
+    pub callers: Option<u32>,
 }
 
 impl Comparison {
@@ -105,14 +111,26 @@ impl Comparison {
         let calls = (load.rate_per_s * self.duration.as_secs_f64() / f64::from(self.rounds)).ceil().max(1.0);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive count")]
         let calls = calls as u64;
-        let mut number = 0;
+        let numbers = Arc::new(AtomicU64::new(0));
+        let each = self.duration / self.rounds.max(1);
         for round in 0..=self.rounds {
             for (side, sums) in self.sides.iter().zip(&mut sums) {
                 // The first round warms connections and caches up and is thrown away.
                 let warm_up = round == 0;
-                let count = if warm_up { calls.div_ceil(5) } else { calls };
-                let mut seen = self.round(side, load, number..number + count, runtime)?;
-                number += count;
+                let before = side.pid.map(CpuTime::of).transpose()?;
+                let began = Instant::now();
+                let mut seen = if let Some(callers) = self.callers {
+                    let lasts = if warm_up { each / 5 } else { each };
+                    self.call_in_turn(side, load, (callers, lasts, &numbers), runtime)?
+                } else {
+                    let count = if warm_up { calls.div_ceil(5) } else { calls };
+                    let number = numbers.fetch_add(count, Ordering::Relaxed);
+                    self.offer(side, load, number..number + count, runtime)?
+                };
+                seen.lasted = began.elapsed();
+                if let (Some(before), Some(pid)) = (before, side.pid) {
+                    seen.cpu_us = CpuTime::of(pid)?.since_us(before);
+                }
                 if !warm_up {
                     sums.first_us.append(&mut seen.first_us);
                     sums.whole_us.append(&mut seen.whole_us);
@@ -120,13 +138,43 @@ impl Comparison {
                     sums.waited += seen.waited;
                     sums.events += seen.events;
                     sums.cpu_us += seen.cpu_us;
+                    sums.lasted += seen.lasted;
                 }
             }
         }
         Ok(self.sides.iter().zip(sums).map(|(side, sums)| sums.figures(load, side)).collect())
     }
 
-    fn round(
+    /// Callers send one call after the other until the time is over.
+    fn call_in_turn(
+        &self,
+        side: &Side,
+        load: &Load,
+        (callers, lasts, numbers): (u32, Duration, &Arc<AtomicU64>),
+        runtime: &Handle,
+    ) -> Result<Sums, String> {
+        let (sums, until) = (Arc::new(Mutex::new(Sums::default())), Instant::now() + lasts);
+        let calling = (0..callers).map(|_| {
+            let (client, sums, load) = (self.client.clone(), Arc::clone(&sums), load.clone());
+            let (target, numbers) = (side.target.clone(), Arc::clone(numbers));
+            runtime.spawn(async move {
+                while Instant::now() < until {
+                    let body = (load.body)(numbers.fetch_add(1, Ordering::Relaxed));
+                    let request = target.request(Method::POST, "/v1/chat/completions", body);
+                    let outcome = tokio::time::timeout(TIMEOUT, call(&client, request)).await;
+                    sums.lock().take(outcome.ok().flatten());
+                }
+            })
+        });
+        for caller in calling.collect::<Vec<_>>() {
+            runtime.block_on(caller).map_err(|e| format!("bench: a caller: {e}"))?;
+        }
+        let sums = std::mem::take(&mut *sums.lock());
+        Ok(sums)
+    }
+
+    /// Calls come at the load's rate, whatever the answers.
+    fn offer(
         &self,
         side: &Side,
         load: &Load,
@@ -137,7 +185,6 @@ impl Comparison {
         let bodies: Vec<Bytes> = numbers.map(|n| (load.body)(n)).collect();
         let (permits, sums) =
             (Arc::new(Semaphore::new(MOST_IN_FLIGHT as usize)), Arc::new(Mutex::new(Sums::default())));
-        let before = side.pid.map(CpuTime::of).transpose()?;
         let zero = Instant::now();
         for (at, body) in (0u32..).zip(bodies) {
             let due = zero + Duration::from_secs_f64(f64::from(at) / load.rate_per_s);
@@ -152,25 +199,14 @@ impl Comparison {
             let request = side.target.request(Method::POST, "/v1/chat/completions", body);
             runtime.spawn(async move {
                 let outcome = tokio::time::timeout(TIMEOUT, call(&client, request)).await;
-                let mut sums = sums.lock();
-                match outcome {
-                    Ok(Some((first_us, whole_us, events))) => {
-                        sums.first_us.push(first_us);
-                        sums.whole_us.push(whole_us);
-                        sums.events += events;
-                    }
-                    _ => sums.errors += 1,
-                }
+                sums.lock().take(outcome.ok().flatten());
                 drop(permit);
             });
         }
         runtime
             .block_on(async { permits.acquire_many(MOST_IN_FLIGHT).await.map(drop) })
             .map_err(|e| format!("bench: {e}"))?;
-        let mut sums = std::mem::take(&mut *sums.lock());
-        if let (Some(before), Some(pid)) = (before, side.pid) {
-            sums.cpu_us = CpuTime::of(pid)?.since_us(before);
-        }
+        let sums = std::mem::take(&mut *sums.lock());
         Ok(sums)
     }
 }
@@ -191,6 +227,16 @@ async fn call(client: &HttpClient, request: http::Request<http_body_util::Full<B
 }
 
 impl Sums {
+    fn take(&mut self, outcome: Option<CallTimes>) {
+        let Some((first_us, whole_us, events)) = outcome else {
+            self.errors += 1;
+            return;
+        };
+        self.first_us.push(first_us);
+        self.whole_us.push(whole_us);
+        self.events += events;
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "figures for a report")]
     fn figures(mut self, load: &Load, side: &Side) -> Figures {
         self.first_us.sort_unstable();
@@ -201,6 +247,7 @@ impl Sums {
             side: side.name,
             answered,
             errors: self.errors,
+            answered_per_s: answered as f64 / self.lasted.as_secs_f64().max(1e-9),
             waited: self.waited,
             first_byte_p50_us: rank(&self.first_us, 50),
             first_byte_p99_us: rank(&self.first_us, 99),
@@ -338,6 +385,7 @@ mod tests {
             side: "",
             answered: 10,
             errors: 0,
+            answered_per_s: 0.0,
             waited: 0,
             first_byte_p50_us: None,
             first_byte_p99_us: None,
