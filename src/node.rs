@@ -166,5 +166,6 @@ fn hello(
         max_model_tokens: model.max_model_tokens,
         end_tokens: model.end_tokens.clone(),
         wants_body: false,
+        engine_moves_kv: false,
     }
 }

@@ -96,6 +96,7 @@ impl Driver {
             v1::fact::Fact::Token(token) => self.token(request, &token),
             v1::fact::Fact::Prefilled(done) => self.prefilled(request, &done),
             v1::fact::Fact::Handoff(ok) => self.handed_off(request, ok),
+            v1::fact::Fact::Offer(offer) => self.offered(request, offer),
             v1::fact::Fact::Fetch(ok) => self.step(Input::FetchFinished { request, ok }),
             v1::fact::Fact::Failure(failure) => self.leg_failed(request, instance, &failure),
             v1::fact::Fact::PromptLogprobs(told) => {
@@ -205,6 +206,15 @@ impl Driver {
         self.conclude(request);
     }
 
+    /// The engines move the KV themselves: the decode leg's is told how, and what comes of it shows in its tokens.
+    fn offered(&mut self, request: RequestId, offer: v1::Offer) {
+        let Some(session) = self.sessions.get_mut(&request).filter(|s| !s.landed) else { return };
+        let (Some(decode), attempt) = (session.decode, session.attempt) else { return };
+        session.landed = true;
+        let take = v1::order::Order::Take(v1::Take { transfer: offer.transfer });
+        self.push(decode, request, attempt, take);
+    }
+
     fn handed_off(&mut self, request: RequestId, ok: bool) {
         let now_us = self.now_us;
         if !ok && self.let_go_if_done(request) {
@@ -263,6 +273,7 @@ fn may_tell(session: &Session, instance: InstanceId, fact: &v1::fact::Fact) -> b
         // A prefill draws one token, the first of its attempt.
         (Phase::Prefilling, Fact::Token(token)) => prefills && token.index == session.given,
         (Phase::Prefilling, Fact::Prefilled(_) | Fact::Fetch(_) | Fact::PromptLogprobs(_)) => prefills,
+        (Phase::Prefilling, Fact::Offer(_)) => prefills && !decodes,
         (Phase::Prefilling | Phase::HandingOff, Fact::Handoff(true)) => decodes,
         (Phase::Prefilling | Phase::HandingOff, Fact::Handoff(false) | Fact::Failure(_)) => {
             prefills || decodes

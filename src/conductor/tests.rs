@@ -7,6 +7,7 @@ mod attach;
 mod bench;
 mod books;
 mod clients;
+mod engines;
 mod faults;
 mod operator;
 mod pair;

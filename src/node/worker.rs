@@ -158,6 +158,8 @@ impl Worker {
             Some(Order::Handoff(handoff)) => self.handoff_ordered(request, attempt, handoff.to),
             Some(Order::Replicate(order)) => self.replicate_ordered(order),
             Some(Order::Release(_)) => self.release(request),
+            // Its KV comes by flights.
+            Some(Order::Take(_)) => {}
             // Drains and roles are the conductor's to keep: it sends no more work.
             Some(Order::Drain(_) | Order::SetRole(_)) | None => {}
         }

@@ -85,6 +85,8 @@ pub(super) fn hello(name: &str, role: &str) -> v1::Hello {
         max_model_tokens: 60_000,
         end_tokens: vec![2],
         wants_body: false,
+        // Those whose name ends so have engines that move KV themselves.
+        engine_moves_kv: name.ends_with('x'),
     }
 }
 

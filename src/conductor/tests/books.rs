@@ -20,6 +20,8 @@ pub(super) struct Leg {
     pub prefills: bool,
     /// It was told to decode, with this answer so far.
     pub answer: Option<Vec<u32>>,
+    /// What its engine was told of the KV that it can take.
+    pub taken: Option<Vec<u8>>,
     /// It was told to hand off again.
     pub handoffs: u32,
     /// It drew its last token before it was told to decode here: it ends by itself once it is prefilled.
@@ -60,7 +62,19 @@ impl Books {
         let Some(what) = order.order else { panic!("an order of nothing to {node}") };
         let leg = |work: v1::Work, to, prefills| {
             let (node, name) = (node.to_owned(), work.request_id.clone());
-            Leg { node, request, attempt, name, work, to, prefills, answer: None, handoffs: 0, over: false }
+            Leg {
+                node,
+                request,
+                attempt,
+                name,
+                work,
+                to,
+                prefills,
+                answer: None,
+                taken: None,
+                handoffs: 0,
+                over: false,
+            }
         };
         let key = (node.to_owned(), request);
         match what {
@@ -74,7 +88,8 @@ impl Books {
             Order::Expect(order) => {
                 self.note(node, request, attempt, "expect");
                 let work = order.work.unwrap();
-                assert!(work.tokens.is_empty(), "its tokens come with the KV");
+                let told = !work.tokens.is_empty();
+                assert_eq!(told, node.ends_with('x'), "its tokens come with the KV, unless engines move it");
                 self.opens(node, leg(work, None, false));
             }
             Order::StartDecode(start) => {
@@ -97,6 +112,12 @@ impl Books {
                 self.releases += 1;
                 let open = self.open.remove(&key);
                 assert!(open.is_some(), "{node} is told twice to let {request} go\n{:#?}", self.log);
+            }
+            Order::Take(order) => {
+                self.note(node, request, attempt, "take");
+                let open = self.open.get_mut(&key).unwrap_or_else(|| panic!("{node} has no leg to take KV"));
+                assert_eq!((open.attempt, open.prefills, &open.taken), (attempt, false, &None), "{node}");
+                open.taken = Some(order.transfer.to_vec());
             }
             Order::Replicate(_) | Order::Drain(_) | Order::SetRole(_) => {}
         }

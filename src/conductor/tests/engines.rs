@@ -1,0 +1,81 @@
+//! Pairs whose engines move KV by a protocol of their own.
+
+use baton_wire::v1;
+
+use super::bench::{Bench, failure, prefilled, token};
+
+fn offer(transfer: &str) -> v1::fact::Fact {
+    v1::fact::Fact::Offer(v1::Offer { transfer: transfer.as_bytes().to_vec().into() })
+}
+
+/// The first token comes from the decode leg, which knows by then how to take the KV.
+#[tokio::test]
+async fn a_decode_leg_is_told_what_its_prefill_leg_offers() {
+    let mut bench = Bench::with(&["px", "dx"]).await;
+    bench.submit("r", 3).await;
+    let (prefill, decode) = (bench.prefill("r"), bench.decode("r"));
+    assert_eq!((&decode.work.tokens, decode.taken), (&prefill.work.tokens, None));
+    bench.tell(&prefill, vec![offer("by lane 7"), prefilled()]).await;
+    let decode = bench.decode("r");
+    assert_eq!((decode.taken.as_deref(), decode.answer.as_deref()), (Some(&b"by lane 7"[..]), Some(&[][..])));
+    bench.do_decode("r", 3).await;
+    bench.ended_well("r");
+    bench.quiet();
+}
+
+/// Some engines want both legs at once: the offer comes long before the prefill's end.
+#[tokio::test]
+async fn an_offer_may_come_before_the_prefill_has_ended_and_is_taken_once() {
+    let mut bench = Bench::with(&["px", "dx"]).await;
+    bench.submit("r", 2).await;
+    let prefill = bench.prefill("r");
+    bench.tell(&prefill, vec![offer("room 9")]).await;
+    assert_eq!(bench.decode("r").answer, None, "the prefill goes on");
+    bench.tell(&prefill, vec![offer("room 10")]).await;
+    assert_eq!(bench.decode("r").taken.as_deref(), Some(&b"room 9"[..]));
+    // Not the decode leg's to say.
+    let decode = bench.decode("r");
+    bench.tell(&decode, vec![offer("room 11")]).await;
+    bench.tell(&prefill, vec![prefilled()]).await;
+    bench.do_decode("r", 2).await;
+    bench.ended_well("r");
+    bench.quiet();
+}
+
+/// What was offered counts for its own attempt; the next one waits for its own offer.
+#[tokio::test]
+async fn an_offer_ends_with_its_attempt() {
+    let mut bench = Bench::with(&["p1x", "p2x", "dx"]).await;
+    bench.submit("r", 4).await;
+    let first = bench.prefill("r");
+    bench.tell(&first, vec![offer("one"), failure(false)]).await;
+    let second = bench.prefill("r");
+    assert_ne!(first.node, second.node);
+    assert_eq!(bench.decode("r").taken, None);
+    // The one that failed is not heard any more.
+    bench.tell(&first, vec![offer("one again")]).await;
+    assert_eq!(bench.decode("r").taken, None);
+    bench.tell(&second, vec![offer("two"), prefilled()]).await;
+    assert_eq!(bench.decode("r").taken.as_deref(), Some(&b"two"[..]));
+    // Lost in mid-answer, it goes on from the tokens that the client has.
+    bench.do_decode("r", 2).await;
+    let lost = bench.decode("r");
+    bench.tell(&lost, vec![failure(false)]).await;
+    let third = bench.prefill("r");
+    assert_eq!(third.given(), 2);
+    bench.tell(&third, vec![offer("three"), prefilled()]).await;
+    bench.do_decode("r", 4).await;
+    bench.ended_well("r");
+    bench.quiet();
+}
+
+/// A prefill that ends the answer by itself is the answer.
+#[tokio::test]
+async fn an_answer_of_one_token_needs_no_offer() {
+    let mut bench = Bench::with(&["px", "dx"]).await;
+    bench.submit("r", 1).await;
+    let prefill = bench.prefill("r");
+    bench.tell(&prefill, vec![token("r", 0, 2), prefilled()]).await;
+    bench.ended_well("r");
+    bench.quiet();
+}
