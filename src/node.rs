@@ -15,6 +15,7 @@ mod worker;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use baton_engine::Engine;
 use baton_store::StoreConfig;
@@ -24,8 +25,10 @@ use baton_types::Role;
 use baton_wire::v1;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use attach::{Gone, Station};
 pub use engine::EngineChoice;
 #[cfg(test)]
 pub(crate) use engine::build as build_engine;
@@ -62,6 +65,42 @@ pub struct NodeConfig {
     pub store: StoreSection,
 }
 
+/// The engine of this process, on its thread.
+struct Here {
+    links: Arc<Links>,
+    worker: Sender<ToWorker>,
+    report: Arc<Mutex<v1::NodeLoad>>,
+    endpoint: Arc<Endpoint>,
+}
+
+impl Here {
+    fn tell(&self, message: ToWorker) -> Result<(), Gone> {
+        self.worker.send(message).map_err(|_| Gone)
+    }
+}
+
+impl Station for Here {
+    fn attached(&self, welcome: &v1::Welcome, facts: mpsc::Sender<v1::FromNode>) -> Result<(), Gone> {
+        self.links.set_epoch(welcome.epoch);
+        self.tell(ToWorker::Attached { chain_seed: welcome.chain_seed, facts })
+    }
+
+    fn detached(&self) -> Result<(), Gone> {
+        self.tell(ToWorker::Detached)
+    }
+
+    fn ordered(&self, orders: v1::Orders) -> Result<(), Gone> {
+        self.tell(ToWorker::Orders(orders))
+    }
+
+    fn load(&self) -> v1::NodeLoad {
+        let wire = self.endpoint.stats();
+        let serving_reads = u32::try_from(wire.serving_fetches).unwrap_or(u32::MAX);
+        let engine_bytes = wire.engine.received_bytes;
+        v1::NodeLoad { serving_reads, engine_bytes, ..self.report.lock().clone() }
+    }
+}
+
 /// Registered memory for KV on its way in, and as much for KV on its way out; pages come as they are used.
 const ARENA_BYTES: usize = 64 << 20;
 
@@ -86,14 +125,8 @@ pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), Stri
         .name(format!("baton-{}", config.name))
         .spawn(move || Worker::new(parts).run(&inbox))
         .map_err(|e| format!("node {}: cannot start its thread: {e}", config.name))?;
-    let line = attach::Line {
-        control: config.control.clone(),
-        hello,
-        links,
-        worker: to_worker.clone(),
-        report,
-        endpoint: Arc::clone(&endpoint),
-    };
+    let station = Here { links, worker: to_worker.clone(), report, endpoint: Arc::clone(&endpoint) };
+    let line = attach::Line { control: config.control.clone(), hello, station };
     let outcome = line.keep(&stop).await;
     // A worker that is gone already has nothing left to stop.
     let _ = to_worker.send(ToWorker::Stop);

@@ -1,19 +1,13 @@
 //! The line to the conductor: attach, say Hello, report, take orders; again in a new epoch when it breaks.
 
-use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use baton_transports::Endpoint;
 use baton_wire::v1;
 use baton_wire::v1::control_client::ControlClient;
-use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
-
-use super::links::{Links, ToWorker};
 
 /// Messages to the conductor that may wait; the engine waits when they are full.
 const FACTS_WAITING: usize = 1024;
@@ -24,17 +18,39 @@ const FRAME_BYTES: u32 = 1 << 20;
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MOST: Duration = Duration::from_secs(2);
 
-/// See the module.
-pub(super) struct Line {
-    pub(super) control: String,
-    pub(super) hello: v1::Hello,
-    pub(super) links: Arc<Links>,
-    pub(super) worker: Sender<ToWorker>,
-    pub(super) report: Arc<Mutex<v1::NodeLoad>>,
-    pub(super) endpoint: Arc<Endpoint>,
+/// What does the node's work, as the line sees it.
+pub(super) trait Station: Send + Sync {
+    /// A new life begins; facts of it go to `facts`.
+    ///
+    /// # Errors
+    /// [`Gone`]: nobody does the work any more; so for the others.
+    fn attached(&self, welcome: &v1::Welcome, facts: mpsc::Sender<v1::FromNode>) -> Result<(), Gone>;
+    /// The conductor is gone: nothing of this life counts any more.
+    fn detached(&self) -> Result<(), Gone>;
+    /// What the conductor wants.
+    fn ordered(&self, orders: v1::Orders) -> Result<(), Gone>;
+    /// How it fares.
+    fn load(&self) -> v1::NodeLoad;
 }
 
-impl Line {
+/// Nobody does the node's work any more.
+#[derive(Debug)]
+pub(super) struct Gone;
+
+impl From<Gone> for tonic::Status {
+    fn from(_: Gone) -> Self {
+        Self::aborted("the node's thread has ended")
+    }
+}
+
+/// See the module.
+pub(super) struct Line<S> {
+    pub(super) control: String,
+    pub(super) hello: v1::Hello,
+    pub(super) station: S,
+}
+
+impl<S: Station> Line<S> {
     /// Keeps the line up until told to stop.
     ///
     /// # Errors
@@ -46,7 +62,7 @@ impl Line {
                 ended = self.once() => ended,
                 () = stop.cancelled() => return Ok(()),
             };
-            if self.worker.send(ToWorker::Detached).is_err() {
+            if self.station.detached().is_err() {
                 return Err(format!("node {}: its thread ended; please report this", self.hello.name));
             }
             match ended {
@@ -97,9 +113,7 @@ impl Line {
             Some(v1::to_node::Message::Welcome(welcome)) => welcome,
             _ => return Err(tonic::Status::internal("the conductor did not say Welcome first")),
         };
-        self.links.set_epoch(welcome.epoch);
-        let attached = ToWorker::Attached { chain_seed: welcome.chain_seed, facts: facts.clone() };
-        self.to_worker(attached)?;
+        self.station.attached(&welcome, facts.clone())?;
         tracing::info!(
             node = self.hello.name,
             instance = welcome.instance,
@@ -116,7 +130,7 @@ impl Line {
     async fn obey(&self, orders: &mut Streaming<v1::ToNode>) -> Result<(), tonic::Status> {
         while let Some(message) = orders.message().await? {
             if let Some(v1::to_node::Message::Orders(orders)) = message.message {
-                self.to_worker(ToWorker::Orders(orders))?;
+                self.station.ordered(orders)?;
             }
         }
         Ok(())
@@ -127,18 +141,11 @@ impl Line {
         loop {
             tokio::time::sleep(every).await;
             sequence += 1;
-            let wire = self.endpoint.stats();
-            let serving_reads = u32::try_from(wire.serving_fetches).unwrap_or(u32::MAX);
-            let engine_bytes = wire.engine.received_bytes;
-            let load = Some(v1::NodeLoad { serving_reads, engine_bytes, ..self.report.lock().clone() });
+            let load = Some(self.station.load());
             let beat = v1::from_node::Message::Heartbeat(v1::Heartbeat { sequence, load });
             if facts.send(v1::FromNode { message: Some(beat) }).await.is_err() {
                 return Ok(());
             }
         }
-    }
-
-    fn to_worker(&self, message: ToWorker) -> Result<(), tonic::Status> {
-        self.worker.send(message).map_err(|_| tonic::Status::aborted("the node's thread has ended"))
     }
 }
