@@ -96,6 +96,7 @@ impl Driver {
             v1::fact::Fact::Token(token) => self.token(request, &token),
             v1::fact::Fact::Prefilled(done) => self.prefilled(request, &done),
             v1::fact::Fact::Handoff(ok) => self.handed_off(request, ok),
+            v1::fact::Fact::Ended(ended) => self.ended(request, &ended),
             v1::fact::Fact::Offer(offer) => self.offered(request, offer),
             v1::fact::Fact::Fetch(ok) => self.step(Input::FetchFinished { request, ok }),
             v1::fact::Fact::Failure(failure) => self.leg_failed(request, instance, &failure),
@@ -130,11 +131,30 @@ impl Driver {
         if heard == Heard::No {
             return self.cancel(request, "client_left_or_slow");
         }
-        let finish = match told.finish {
-            0 => return,
-            1 => Finish::Stop,
-            _ => Finish::Length,
-        };
+        if let Some(finish) = finish_of(told.finish) {
+            self.complete(request, finish);
+        }
+    }
+
+    /// The end of an answer whose last token did not know that it was the last.
+    fn ended(&mut self, request: RequestId, told: &v1::Ended) {
+        let Some(session) = self.sessions.get_mut(&request).filter(|s| !s.done) else { return };
+        if let Some(cached_tokens) = told.cached_tokens.filter(|_| session.moves == 0) {
+            session.cached_tokens = cached_tokens.min(session.submission.tokens.len() as u64);
+        }
+        let Some(finish) = finish_of(told.finish) else { return };
+        if session.answer.is_empty() {
+            // Never a success without an answer.
+            let message = "it ended its answer before any token".into();
+            let failure = v1::Failure { stage: "engine".into(), message, of_request: false };
+            let Some(leg) = session.decode.or(session.prefill) else { return };
+            return self.leg_failed(request, leg, &failure);
+        }
+        self.complete(request, finish);
+    }
+
+    fn complete(&mut self, request: RequestId, finish: Finish) {
+        let Some(session) = self.sessions.get_mut(&request) else { return };
         session.finish(finish);
         session.done = true;
         session.outcome = crate::capture::CaptureOutcome::Completed;
@@ -265,6 +285,15 @@ impl Driver {
     }
 }
 
+/// What the word for an end on the wire stands for; 0 is none.
+const fn finish_of(word: u32) -> Option<Finish> {
+    match word {
+        0 => None,
+        1 => Some(Finish::Stop),
+        _ => Some(Finish::Length),
+    }
+}
+
 /// Whether a node has a say in this: each leg tells what it does, and at its stage.
 fn may_tell(session: &Session, instance: InstanceId, fact: &v1::fact::Fact) -> bool {
     use v1::fact::Fact;
@@ -273,12 +302,13 @@ fn may_tell(session: &Session, instance: InstanceId, fact: &v1::fact::Fact) -> b
         // A prefill draws one token, the first of its attempt.
         (Phase::Prefilling, Fact::Token(token)) => prefills && token.index == session.given,
         (Phase::Prefilling, Fact::Prefilled(_) | Fact::Fetch(_) | Fact::PromptLogprobs(_)) => prefills,
+        (Phase::Prefilling, Fact::Ended(_)) => prefills,
         (Phase::Prefilling, Fact::Offer(_)) => prefills && !decodes,
         (Phase::Prefilling | Phase::HandingOff, Fact::Handoff(true)) => decodes,
         (Phase::Prefilling | Phase::HandingOff, Fact::Handoff(false) | Fact::Failure(_)) => {
             prefills || decodes
         }
-        (Phase::Decoding, Fact::Token(_) | Fact::Failure(_)) => decodes,
+        (Phase::Decoding, Fact::Token(_) | Fact::Ended(_) | Fact::Failure(_)) => decodes,
         _ => false,
     }
 }

@@ -79,3 +79,52 @@ async fn an_answer_of_one_token_needs_no_offer() {
     bench.ended_well("r");
     bench.quiet();
 }
+
+fn ended(finish: u32, cached_tokens: Option<u64>) -> v1::fact::Fact {
+    v1::fact::Fact::Ended(v1::Ended { finish, cached_tokens })
+}
+
+/// Engines that stream may know only after a token that it was the last, and then how much was cached.
+#[tokio::test]
+async fn an_answer_may_end_after_its_last_token() {
+    let mut bench = Bench::with(&["px", "dx"]).await;
+    bench.submit("r", 9).await;
+    let prefill = bench.prefill("r");
+    bench.tell(&prefill, vec![offer("it"), prefilled()]).await;
+    let decode = bench.decode("r");
+    bench.tell(&decode, vec![token("r", 0, 0), token("r", 1, 0)]).await;
+    assert_eq!(bench.client("r").last, None);
+    bench.tell(&decode, vec![ended(1, Some(32)), token("r", 2, 0)]).await;
+    let Some(baton_router::Event::Finished { usage, .. }) = &bench.client("r").last else { panic!("no end") };
+    assert_eq!((usage.cached_tokens, bench.client("r").tokens.len()), (32, 2));
+    bench.quiet();
+}
+
+/// Never a success with nothing in it.
+#[tokio::test]
+async fn an_end_without_an_answer_is_a_failure_and_tried_elsewhere() {
+    let mut bench = Bench::with(&["px", "d1x", "d2x"]).await;
+    bench.submit("r", 2).await;
+    let prefill = bench.prefill("r");
+    bench.tell(&prefill, vec![offer("it"), prefilled()]).await;
+    let empty = bench.decode("r");
+    bench.tell(&empty, vec![ended(1, None)]).await;
+    assert_eq!(bench.client("r").last, None);
+    let prefill = bench.prefill("r");
+    bench.tell(&prefill, vec![offer("again"), prefilled()]).await;
+    assert_ne!(bench.decode("r").node, empty.node);
+    bench.do_decode("r", 2).await;
+    bench.ended_well("r");
+    bench.quiet();
+}
+
+/// A prefill may be all: its engine found that the answer ends with the first token.
+#[tokio::test]
+async fn a_prefill_may_end_the_answer() {
+    let mut bench = Bench::with(&["px", "dx"]).await;
+    bench.submit("r", 5).await;
+    let prefill = bench.prefill("r");
+    bench.tell(&prefill, vec![token("r", 0, 0), ended(1, None), prefilled()]).await;
+    assert!(matches!(bench.client("r").last, Some(baton_router::Event::Finished { .. })));
+    bench.quiet();
+}
