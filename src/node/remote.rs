@@ -1,0 +1,177 @@
+//! A node whose engine is a server of its own: vLLM, SGLang or another, driven over HTTP.
+//!
+//! The engine keeps its KV and moves it by its own protocol. This node turns orders into calls and what comes of them
+//! into facts; it attaches while the engine is well, and leaves when it is not, so that the conductor never places work
+//! on an engine that does not answer.
+
+mod assumed;
+mod desk;
+mod legs;
+mod work;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_remote::{Dialect, HandoffWay, Probe, RemoteEngine, RemoteSettings};
+use baton_types::{CostProfile, Role};
+use baton_wire::v1;
+use tokio_util::sync::CancellationToken;
+
+use super::attach::{Line, Station as _};
+use desk::Desk;
+
+/// How often the engine is asked whether it is well, and for its load.
+const LOOK: Duration = Duration::from_secs(1);
+/// Questions that may go unanswered in a row.
+const UNANSWERED_MOST: u32 = 2;
+/// Between two tries while it does not answer.
+const AWAIT: Duration = Duration::from_millis(500);
+
+/// What such a node is started with.
+#[derive(Clone, Debug)]
+pub struct RemoteNode {
+    /// Its name: the same name is the same instance after a restart.
+    pub name: String,
+    /// Its part.
+    pub role: Role,
+    /// The conductor's control address, as `http://ADDRESS:PORT`.
+    pub control: String,
+    /// Where the engine is and how it is spoken to.
+    pub engine: RemoteSettings,
+    /// Tokens in a block, as the conductor counts them.
+    pub block_tokens: u32,
+    /// Tokens that its KV pool holds; what the engine says when `None`.
+    pub capacity_tokens: Option<u64>,
+    /// Prompt tokens of one pass at most.
+    pub pass_tokens: u32,
+    /// Rate at which KV moves between engines, for predictions, bytes/s.
+    pub net_bytes_per_s: u64,
+    /// Longest prompt and answer together; what the engine says when `None`.
+    pub max_model_tokens: Option<u32>,
+    /// Tokens that end an answer, for the router.
+    pub end_tokens: Vec<u32>,
+    /// What its passes are expected to cost; measured times correct it.
+    pub profile: CostProfile,
+}
+
+/// Runs a node until it is told to stop.
+///
+/// # Errors
+/// In words: settings that cannot work, an engine that lacks something that is needed and has no default, or a conductor
+/// that will not have this node.
+pub async fn run(node: RemoteNode, stop: CancellationToken) -> Result<(), String> {
+    let named = |error: String| format!("node {}: {error}", node.name);
+    let engine = RemoteEngine::new(node.engine.clone()).map_err(|e| named(e.to_string()))?;
+    loop {
+        let found = tokio::select! {
+            found = well(&engine, &node) => found,
+            () = stop.cancelled() => return Ok(()),
+        };
+        let hello = hello(&node, &found).map_err(named)?;
+        let capacity_blocks = hello.capacity_tokens / u64::from(node.block_tokens);
+        let desk = Desk::new(engine.clone(), node.block_tokens, capacity_blocks);
+        let line = Line { control: node.control.clone(), hello, station: desk.clone() };
+        let why = tokio::select! {
+            ended = line.keep(&stop) => return ended,
+            why = unwell(&engine, &desk) => why,
+        };
+        tracing::warn!(node = node.name, why, "the engine does not answer: this node leaves until it does");
+        // Whoever waits for it is served elsewhere.
+        let _ = desk.detached();
+    }
+}
+
+/// Waits until the engine answers, and asks what it is.
+async fn well(engine: &RemoteEngine, node: &RemoteNode) -> Arc<Probe> {
+    let mut told = false;
+    loop {
+        let asked = match engine.health().await {
+            Ok(()) => engine.probe().await,
+            Err(error) => Err(error),
+        };
+        match asked {
+            Ok(probe) => {
+                tracing::info!(node = node.name, model = probe.model, version = probe.version, "the engine is well");
+                return probe;
+            }
+            Err(error) => {
+                if !told {
+                    tracing::warn!(node = node.name, %error, "waiting for the engine");
+                }
+                told = true;
+            }
+        }
+        tokio::time::sleep(AWAIT).await;
+    }
+}
+
+/// Looks after the engine until it does not answer any more; returns what it said last.
+async fn unwell(engine: &RemoteEngine, desk: &Desk) -> String {
+    let mut unanswered = 0;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            () = desk.doubted() => {}
+        }
+        match engine.health().await {
+            Ok(()) => {
+                unanswered = 0;
+                // Load is for people and predictions: without it the engine serves as well.
+                desk.looked(engine.load().await.ok());
+            }
+            Err(error) => {
+                unanswered += 1;
+                if unanswered >= UNANSWERED_MOST {
+                    return error.to_string();
+                }
+            }
+        }
+    }
+}
+
+/// What the node says of itself.
+fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
+    let lacks = |what: &str, option: &str| format!("the engine does not tell its {what}; give --{option}");
+    let capacity_tokens =
+        node.capacity_tokens.or(found.capacity_tokens).ok_or_else(|| lacks("KV capacity", "capacity-tokens"))?;
+    let max_model_tokens =
+        node.max_model_tokens.or(found.max_model_tokens).ok_or_else(|| lacks("longest context", "max-model-tokens"))?;
+    let mut profile = node.profile.clone();
+    profile.kv_capacity_tokens = capacity_tokens;
+    let fingerprint = v1::Fingerprint {
+        model: found.model.clone(),
+        block_tokens: node.block_tokens,
+        // Two versions of an engine, or two ways of moving KV, make no pair.
+        engine: format!("{} {} {}", node.engine.dialect.name(), way(&node.engine), found.version.as_deref().unwrap_or("")),
+        ..v1::Fingerprint::default()
+    };
+    Ok(v1::Hello {
+        protocol_version: baton_wire::PROTOCOL_VERSION,
+        name: node.name.clone(),
+        role: crate::conductor::role_word(node.role).into(),
+        fingerprint: Some(fingerprint),
+        capacity_tokens,
+        pass_tokens: node.pass_tokens,
+        mixed_chunk_tokens: None,
+        net_bytes_per_s: node.net_bytes_per_s,
+        // What its own cache brings up, it brings up by itself.
+        host_bytes_per_s: 1_000_000_000,
+        ssd_bytes_per_s: 0,
+        kv_address: String::new(),
+        host: String::new(),
+        profile: toml::to_string(&profile).map_err(|e| format!("cost profile: {e}"))?,
+        max_model_tokens,
+        end_tokens: node.end_tokens.clone(),
+        wants_body: true,
+        engine_moves_kv: true,
+    })
+}
+
+const fn way(settings: &RemoteSettings) -> &'static str {
+    match (&settings.handoff, settings.dialect) {
+        (HandoffWay::None, Dialect::Vllm | Dialect::Sglang | Dialect::Plain) => "alone",
+        (HandoffWay::Nixl, _) => "nixl",
+        (HandoffWay::Mooncake { .. }, _) => "mooncake",
+        (HandoffWay::Rooms { .. }, _) => "rooms",
+    }
+}

@@ -1,0 +1,135 @@
+//! What an engine that tells nothing of its cache is assumed to hold: what it computed last, as far as there is room.
+
+use std::collections::{BTreeMap, HashMap};
+
+use baton_types::{BlockHash, BlockKey, CacheChange, Tier};
+
+/// See the module. It may be wrong either way, which costs time and nothing else (I6).
+#[derive(Debug)]
+pub(super) struct Assumed {
+    capacity_blocks: usize,
+    /// When each block was last used.
+    used: HashMap<BlockHash, u64>,
+    /// The same by time.
+    by_time: BTreeMap<u64, BlockHash>,
+    now: u64,
+}
+
+impl Assumed {
+    pub(super) fn new(capacity_blocks: u64) -> Self {
+        let capacity_blocks = usize::try_from(capacity_blocks).unwrap_or(usize::MAX);
+        Self { capacity_blocks, used: HashMap::new(), by_time: BTreeMap::new(), now: 0 }
+    }
+
+    /// The engine has computed this chain, from the root: what is news of that.
+    pub(super) fn computed(&mut self, chain: &[BlockKey]) -> Vec<CacheChange> {
+        let chain = &chain[..chain.len().min(self.capacity_blocks)];
+        let known = chain.iter().take_while(|key| self.used.contains_key(&key.short())).count();
+        // From the end: of one chain the last block is the first to go.
+        for key in chain.iter().rev() {
+            self.touch(key.short());
+        }
+        let mut news = Vec::new();
+        if known < chain.len() {
+            news.push(CacheChange::Stored {
+                parent: known.checked_sub(1).map(|at| chain[at].short()),
+                hashes: chain[known..].iter().map(|key| key.short()).collect(),
+                tier: Tier::Hbm,
+            });
+        }
+        let gone = self.evict();
+        if !gone.is_empty() {
+            news.push(CacheChange::Removed { hashes: gone, tier: Tier::Hbm });
+        }
+        news
+    }
+
+    fn touch(&mut self, block: BlockHash) {
+        self.now += 1;
+        if let Some(before) = self.used.insert(block, self.now) {
+            self.by_time.remove(&before);
+        }
+        self.by_time.insert(self.now, block);
+    }
+
+    fn evict(&mut self) -> Vec<BlockHash> {
+        let mut gone = Vec::new();
+        while self.used.len() > self.capacity_blocks {
+            let Some((_, block)) = self.by_time.pop_first() else { break };
+            self.used.remove(&block);
+            gone.push(block);
+        }
+        gone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn chain(family: u128, blocks: u128) -> Vec<BlockKey> {
+        (0..blocks).map(|at| BlockKey((family << 32) + at + 1)).collect()
+    }
+
+    /// What an index makes of the news.
+    fn apply(held: &mut BTreeSet<u64>, news: &[CacheChange]) {
+        for change in news {
+            match change {
+                CacheChange::Stored { parent, hashes, .. } => {
+                    assert!(parent.is_none_or(|parent| held.contains(&parent.0)), "an orphan: {change:?}");
+                    held.extend(hashes.iter().map(|hash| hash.0));
+                }
+                CacheChange::Removed { hashes, .. } => {
+                    hashes.iter().for_each(|hash| assert!(held.remove(&hash.0), "it was not there"));
+                }
+                CacheChange::Cleared => held.clear(),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_known_is_not_told_again() {
+        let mut assumed = Assumed::new(10);
+        assert_eq!(assumed.computed(&chain(1, 3)).len(), 1);
+        assert!(assumed.computed(&chain(1, 3)).is_empty());
+        let more = assumed.computed(&chain(1, 5));
+        let [CacheChange::Stored { parent, hashes, .. }] = &more[..] else { panic!("{more:?}") };
+        assert_eq!((parent.map(|p| p.0), hashes.len()), (Some(chain(1, 3)[2].short().0), 2));
+    }
+
+    #[test]
+    fn a_chain_goes_from_its_end_and_the_longest_unused_first() {
+        let mut assumed = Assumed::new(4);
+        let mut held = BTreeSet::new();
+        apply(&mut held, &assumed.computed(&chain(1, 3)));
+        apply(&mut held, &assumed.computed(&chain(2, 2)));
+        let left: Vec<bool> = chain(1, 3).iter().map(|key| held.contains(&key.short().0)).collect();
+        assert_eq!(left, [true, true, false]);
+        apply(&mut held, &assumed.computed(&chain(1, 1)));
+        apply(&mut held, &assumed.computed(&chain(3, 2)));
+        let left: Vec<bool> = chain(1, 2).iter().map(|key| held.contains(&key.short().0)).collect();
+        assert_eq!((left, held.len()), (vec![true, false], 4));
+    }
+
+    #[test]
+    fn a_chain_longer_than_the_room_is_held_as_far_as_there_is_room() {
+        let mut assumed = Assumed::new(3);
+        let mut held = BTreeSet::new();
+        apply(&mut held, &assumed.computed(&chain(1, 9)));
+        assert_eq!(held, chain(1, 3).iter().map(|key| key.short().0).collect());
+        assert!(Assumed::new(0).computed(&chain(1, 2)).is_empty());
+    }
+
+    #[test]
+    fn an_index_that_follows_the_news_never_holds_more_than_there_is_room_for() {
+        let mut rng = baton_types::Rng::new(7);
+        let mut assumed = Assumed::new(50);
+        let mut held = BTreeSet::new();
+        for _ in 0..2_000 {
+            let (family, blocks) = (u128::from(rng.below(12)), u128::from(rng.below(12)));
+            apply(&mut held, &assumed.computed(&chain(family, blocks)));
+            assert!(held.len() <= 50 && held.len() == assumed.used.len());
+        }
+    }
+}

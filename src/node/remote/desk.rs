@@ -1,0 +1,320 @@
+//! The legs that are under way on the engine, and the word to and from the conductor about them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use baton_remote::{Load, RemoteEngine};
+use baton_types::{BlockKey, CacheChange};
+use baton_wire::v1;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::task::AbortHandle;
+
+use super::assumed::Assumed;
+use super::legs;
+use super::work::Work;
+use crate::node::attach::{Gone, Station};
+
+/// Legs at a time; the conductor admits fewer.
+const LEGS_MOST: usize = 65_536;
+
+/// See the module. Clones are the same desk.
+#[derive(Clone)]
+pub(super) struct Desk {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    engine: RemoteEngine,
+    runtime: Handle,
+    block_tokens: u32,
+    capacity_blocks: u64,
+    life: Mutex<Life>,
+    /// The last that the engine told.
+    load: Mutex<Option<Load>>,
+    doubt: Notify,
+}
+
+/// What counts for one attachment to the conductor.
+struct Life {
+    facts: Option<mpsc::Sender<v1::FromNode>>,
+    chain_seed: u64,
+    legs: BTreeMap<u64, Leg>,
+    assumed: Assumed,
+}
+
+/// One leg.
+struct Leg {
+    attempt: u32,
+    /// A decode leg's, until it is told how to take its KV.
+    work: Option<Work>,
+    task: Option<AbortHandle>,
+    /// Lets tokens out.
+    go: Option<oneshot::Sender<()>>,
+    /// What waits for that.
+    gate: Option<oneshot::Receiver<()>>,
+}
+
+impl Leg {
+    fn new(attempt: u32) -> Self {
+        let (go, gate) = oneshot::channel();
+        Self { attempt, work: None, task: None, go: Some(go), gate: Some(gate) }
+    }
+}
+
+impl Drop for Leg {
+    fn drop(&mut self) {
+        // Its call ends with it, which is how the engine hears of it.
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+/// A leg's own end of the desk.
+#[derive(Clone)]
+pub(super) struct Voice {
+    desk: Desk,
+    facts: mpsc::Sender<v1::FromNode>,
+    request: u64,
+    attempt: u32,
+}
+
+impl Desk {
+    /// A desk of the runtime that it is made in.
+    pub(super) fn new(engine: RemoteEngine, block_tokens: u32, capacity_blocks: u64) -> Self {
+        let life = Life {
+            facts: None,
+            chain_seed: 0,
+            legs: BTreeMap::new(),
+            assumed: Assumed::new(capacity_blocks),
+        };
+        let inner = Inner {
+            engine,
+            runtime: Handle::current(),
+            block_tokens,
+            capacity_blocks,
+            life: Mutex::new(life),
+            load: Mutex::default(),
+            doubt: Notify::new(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Keeps what the engine told of its load.
+    pub(super) fn looked(&self, load: Option<Load>) {
+        *self.inner.load.lock() = load;
+    }
+
+    /// Returns when a leg found the engine away.
+    pub(super) async fn doubted(&self) {
+        self.inner.doubt.notified().await;
+    }
+
+    fn order(&self, order: v1::Order) {
+        use v1::order::Order;
+        let (request, attempt) = (order.request, order.attempt);
+        match order.order {
+            Some(Order::Prefill(prefill)) => self.prefill(request, attempt, prefill),
+            Some(Order::Expect(expect)) => self.expect(request, attempt, expect.work),
+            Some(Order::Take(take)) => self.take(request, attempt, take.transfer),
+            Some(Order::StartDecode(_)) => self.start(request, attempt),
+            Some(Order::Release(_)) => _ = self.inner.life.lock().legs.remove(&request),
+            // What was offered once is not offered again: the engine may have given the blocks away.
+            Some(Order::Handoff(_)) => self.refuse(request, attempt, ("handoff", "its KV is not here any more")),
+            Some(Order::Replicate(_)) => {
+                self.say(0, 0, v1::fact::Fact::Replicated(true));
+            }
+            Some(Order::Drain(_) | Order::SetRole(_)) | None => {}
+        }
+    }
+
+    fn prefill(&self, request: u64, attempt: u32, order: v1::Prefill) {
+        let work = match self.work(order.work) {
+            Ok(work) => work,
+            Err(why) => return self.refuse(request, attempt, ("engine", &why)),
+        };
+        if order.fetch_from.is_some() {
+            // Its engine computes what others hold.
+            self.say(request, attempt, v1::fact::Fact::Fetch(false));
+        }
+        let engine = self.inner.engine.clone();
+        let alone = order.decode.is_none();
+        self.open(request, attempt, |gate, voice| async move {
+            if alone { legs::whole(engine, work, voice, gate).await } else { legs::prefill(engine, work, voice).await }
+        });
+    }
+
+    fn expect(&self, request: u64, attempt: u32, work: Option<v1::Work>) {
+        match self.work(work) {
+            Ok(work) => {
+                let leg = Leg { work: Some(work), ..Leg::new(attempt) };
+                self.inner.life.lock().legs.insert(request, leg);
+            }
+            Err(why) => self.refuse(request, attempt, ("engine", &why)),
+        }
+    }
+
+    /// The KV can be taken: its call begins, so that it is there when the word to decode comes.
+    fn take(&self, request: u64, attempt: u32, transfer: Bytes) {
+        let taken = {
+            let mut life = self.inner.life.lock();
+            life.legs.get_mut(&request).filter(|leg| leg.attempt == attempt).and_then(|leg| leg.work.take())
+        };
+        let Some(work) = taken else { return };
+        let engine = self.inner.engine.clone();
+        self.run(request, |gate, voice| legs::decode(engine, (work, transfer), voice, gate));
+    }
+
+    fn start(&self, request: u64, attempt: u32) {
+        let mut life = self.inner.life.lock();
+        let leg = life.legs.get_mut(&request).filter(|leg| leg.attempt == attempt);
+        if let Some(go) = leg.and_then(|leg| leg.go.take()) {
+            // A leg that has failed meanwhile has said so.
+            let _ = go.send(());
+        }
+    }
+
+    fn work(&self, work: Option<v1::Work>) -> Result<Work, String> {
+        let life = self.inner.life.lock();
+        if life.legs.len() >= LEGS_MOST {
+            return Err(format!("{LEGS_MOST} legs are under way on this node"));
+        }
+        Work::new(work, (life.chain_seed, self.inner.block_tokens))
+    }
+
+    fn open<F: Future<Output = ()> + Send + 'static>(
+        &self,
+        request: u64,
+        attempt: u32,
+        task: impl FnOnce(oneshot::Receiver<()>, Voice) -> F,
+    ) {
+        // Whatever was under way for it here is over.
+        self.inner.life.lock().legs.insert(request, Leg::new(attempt));
+        self.run(request, task);
+    }
+
+    /// Starts the task of a leg that is open.
+    fn run<F: Future<Output = ()> + Send + 'static>(
+        &self,
+        request: u64,
+        task: impl FnOnce(oneshot::Receiver<()>, Voice) -> F,
+    ) {
+        let mut life = self.inner.life.lock();
+        let Some(facts) = life.facts.clone() else { return };
+        let Some(leg) = life.legs.get_mut(&request) else { return };
+        let Some(gate) = leg.gate.take() else { return };
+        let voice = Voice { desk: self.clone(), facts, request, attempt: leg.attempt };
+        leg.task = Some(self.inner.runtime.spawn(task(gate, voice)).abort_handle());
+    }
+
+    fn refuse(&self, request: u64, attempt: u32, (stage, why): (&str, &str)) {
+        let failure = v1::Failure { stage: stage.into(), message: why.into(), of_request: false };
+        self.say(request, attempt, v1::fact::Fact::Failure(failure));
+    }
+
+    /// Says one thing outside a leg's task; a line that is full is waited for there.
+    fn say(&self, request: u64, attempt: u32, fact: v1::fact::Fact) {
+        let Some(facts) = self.inner.life.lock().facts.clone() else { return };
+        let told = message(request, attempt, vec![fact]);
+        self.inner.runtime.spawn(async move {
+            // A line that is gone took its requests with it.
+            let _ = facts.send(told).await;
+        });
+    }
+}
+
+impl Voice {
+    /// Tells the conductor; false when it is gone.
+    pub(super) async fn tell(&self, facts: Vec<v1::fact::Fact>) -> bool {
+        self.facts.send(message(self.request, self.attempt, facts)).await.is_ok()
+    }
+
+    /// The engine has computed this chain; says what the conductor did not know of it.
+    pub(super) async fn computed(&self, chain: &[BlockKey]) {
+        let news = self.desk.inner.life.lock().assumed.computed(chain);
+        let facts: Vec<v1::fact::Fact> = news.iter().map(cache_fact).collect();
+        if !facts.is_empty() {
+            // As in `tell`.
+            let _ = self.facts.send(message(0, 0, facts)).await;
+        }
+    }
+
+    /// Somebody should look whether the engine is well.
+    pub(super) fn doubt(&self) {
+        self.desk.inner.doubt.notify_one();
+    }
+
+    /// This leg is over here.
+    pub(super) fn close(self) {
+        let mut life = self.desk.inner.life.lock();
+        if life.legs.get(&self.request).is_some_and(|leg| leg.attempt == self.attempt)
+            && let Some(mut leg) = life.legs.remove(&self.request)
+        {
+            // It is its own task that says so.
+            leg.task = None;
+        }
+    }
+}
+
+impl Station for Desk {
+    fn attached(&self, welcome: &v1::Welcome, facts: mpsc::Sender<v1::FromNode>) -> Result<(), Gone> {
+        let mut life = self.inner.life.lock();
+        life.legs.clear();
+        life.assumed = Assumed::new(self.inner.capacity_blocks);
+        (life.chain_seed, life.facts) = (welcome.chain_seed, Some(facts));
+        Ok(())
+    }
+
+    fn detached(&self) -> Result<(), Gone> {
+        let mut life = self.inner.life.lock();
+        life.legs.clear();
+        life.facts = None;
+        Ok(())
+    }
+
+    fn ordered(&self, orders: v1::Orders) -> Result<(), Gone> {
+        orders.orders.into_iter().for_each(|order| self.order(order));
+        Ok(())
+    }
+
+    fn load(&self) -> v1::NodeLoad {
+        let legs = u32::try_from(self.inner.life.lock().legs.len()).unwrap_or(u32::MAX);
+        let load = self.inner.load.lock().unwrap_or_default();
+        let whole = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+        let capacity_blocks = self.inner.capacity_blocks;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a share of a count"
+        )]
+        let used_blocks = (load.kv_used_share.unwrap_or(0.0) * capacity_blocks as f64) as u64;
+        let hit_blocks = load.prefix_hit_tokens.unwrap_or(0) / u64::from(self.inner.block_tokens);
+        let hbm = v1::TierLoad {
+            tier: "hbm".into(),
+            capacity_blocks,
+            used_blocks,
+            hit_blocks,
+            ..v1::TierLoad::default()
+        };
+        v1::NodeLoad {
+            running: whole(load.running),
+            waiting: whole(load.waiting),
+            holds: legs,
+            tiers: vec![hbm],
+            ..v1::NodeLoad::default()
+        }
+    }
+}
+
+fn message(request: u64, attempt: u32, facts: Vec<v1::fact::Fact>) -> v1::FromNode {
+    let facts = facts.into_iter().map(|fact| v1::Fact { request, attempt, fact: Some(fact) }).collect();
+    v1::FromNode { message: Some(v1::from_node::Message::Facts(v1::Facts { facts })) }
+}
+
+fn cache_fact(change: &CacheChange) -> v1::fact::Fact {
+    v1::fact::Fact::Cache(v1::CacheChange::from(change))
+}

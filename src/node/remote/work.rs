@@ -1,0 +1,119 @@
+//! An order's work as a request to an engine.
+
+use std::sync::Arc;
+
+use baton_remote::Request;
+use baton_types::{BlockKey, Sampling};
+use baton_wire::v1;
+use bytes::Bytes;
+
+use crate::node::job::Job;
+
+/// What a leg is to do.
+#[derive(Clone, Debug)]
+pub(super) struct Work {
+    pub(super) request: Request,
+    /// Answer tokens that are part of its prompt: it goes on from there.
+    pub(super) given: u32,
+    /// Keys of the full blocks.
+    pub(super) chain: Vec<BlockKey>,
+}
+
+/// Fields whose meaning depends on the answer so far, which an engine takes for prompt when it goes on from there.
+const BOUND_TO_ANSWER: [&str; 7] = [
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "json_schema",
+];
+
+impl Work {
+    /// What an order says. `naming` is the seed of the block keys and the tokens in a block.
+    ///
+    /// # Errors
+    /// With the reason, when it makes no sense on any node.
+    pub(super) fn new(work: Option<v1::Work>, naming: (u64, u32)) -> Result<Self, String> {
+        let (id, body) = match &work {
+            Some(work) => (Arc::<str>::from(work.request_id.as_str()), work.body.clone()),
+            None => return Err("an order without work".into()),
+        };
+        let job = Job::to_prefill(0, work, 0, naming)?;
+        let given = u32::try_from(job.tokens.len() - job.prompt_tokens as usize).unwrap_or(u32::MAX);
+        let sampling = if given == 0 { job.sampling } else { Arc::new(resumed(&job.sampling, given, &body)?) };
+        let request = Request { id, tokens: job.tokens.into(), sampling, body };
+        Ok(Self { request, given, chain: job.chain })
+    }
+}
+
+/// The settings of an answer that goes on after `given` tokens.
+///
+/// # Errors
+/// With the reason, when the engine would draw the rest otherwise than it would have drawn it in one go.
+fn resumed(sampling: &Sampling, given: u32, body: &Bytes) -> Result<Sampling, String> {
+    let cannot = |why: &str| Err(format!("an answer cannot go on from its tokens: {why}"));
+    if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
+        return cannot("penalties count the answer's tokens only");
+    }
+    let Some(left) = sampling.max_tokens.checked_sub(given).filter(|left| *left > 0) else {
+        return cannot("it has all its tokens");
+    };
+    let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(body).unwrap_or_default();
+    if let Some(name) = BOUND_TO_ANSWER.iter().find(|name| fields.get(**name).is_some_and(|v| !v.is_null())) {
+        return cannot(&format!("{name} binds the answer as a whole"));
+    }
+    Ok(Sampling { max_tokens: left, min_tokens: sampling.min_tokens.saturating_sub(given), ..sampling.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(prompt: &[u32], answer: &[u32], sampling: &Sampling) -> v1::Work {
+        let (tokens, token_bytes) = baton_wire::pack_tokens(&[prompt, answer]);
+        v1::Work {
+            tokens,
+            token_bytes,
+            token_count: (prompt.len() + answer.len()) as u32,
+            prompt_tokens: prompt.len() as u32,
+            sampling: serde_json::to_string(sampling).unwrap(),
+            request_id: "r".into(),
+            root: baton_wire::pack_keys(&[BlockKey(5)]),
+            ..v1::Work::default()
+        }
+    }
+
+    #[test]
+    fn what_was_drawn_elsewhere_is_prompt_and_counts() {
+        let sampling = Sampling { max_tokens: 10, min_tokens: 4, ..Sampling::default() };
+        let work = Work::new(Some(order(&[1, 2, 3], &[4, 5], &sampling)), (0, 2)).unwrap();
+        assert_eq!(&work.request.tokens[..], &[1, 2, 3, 4, 5]);
+        assert_eq!((work.given, work.chain.len()), (2, 1));
+        assert_eq!((work.request.sampling.max_tokens, work.request.sampling.min_tokens), (8, 2));
+    }
+
+    #[test]
+    fn an_answer_that_would_go_on_otherwise_does_not() {
+        let plain = Sampling { max_tokens: 10, ..Sampling::default() };
+        let penal = Sampling { presence_penalty: 0.5, ..plain.clone() };
+        let new = |work| Work::new(Some(work), (0, 2));
+        assert!(new(order(&[1, 2], &[3], &penal)).unwrap_err().contains("penalties"));
+        assert!(new(order(&[1, 2], &[], &penal)).is_ok());
+        let schema = br#"{"response_format":{"type":"json_object"},"guided_json":null}"#;
+        let bound = v1::Work { body: schema.to_vec().into(), ..order(&[1, 2], &[3], &plain) };
+        assert!(new(bound).unwrap_err().contains("response_format"));
+        let none = v1::Work { body: br#"{"guided_json":null}"#.to_vec().into(), ..order(&[1, 2], &[3], &plain) };
+        assert!(new(none).is_ok());
+        let full = Sampling { max_tokens: 1, ..plain };
+        assert!(new(order(&[1, 2], &[3], &full)).unwrap_err().contains("all its tokens"));
+    }
+
+    #[test]
+    fn senseless_orders_are_refused() {
+        assert!(Work::new(None, (0, 2)).is_err());
+        let torn = v1::Work { token_count: 9, ..order(&[1, 2], &[], &Sampling::default()) };
+        assert!(Work::new(Some(torn), (0, 2)).is_err());
+    }
+}
