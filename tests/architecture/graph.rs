@@ -73,6 +73,7 @@ pub const TABLE: &[Row] = &[
         ours: &["baton-types"],
         outside: Outside::Without(&["tokio"]),
     },
+    Row { name: "baton-remote", dir: "src/remote", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-router", dir: "src/router", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-wire", dir: "src/wire", ours: &["baton-types"], outside: Outside::Any },
     Row {

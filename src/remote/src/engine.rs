@@ -1,0 +1,265 @@
+//! A remote engine: whole requests and decode legs. Prefill legs are in `prefill.rs`, what it is in `probe.rs`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{HeaderName, HeaderValue};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::completions;
+use crate::error::{Kind, RemoteError, Side, Stage};
+use crate::fields::Body;
+use crate::generation::{Abort, Generation, Reader, Terms, charged};
+use crate::handoff::{Handoff, Way, now_us};
+use crate::http::{Call, Wire};
+use crate::ids::leg_id;
+use crate::prefill::{set_room, vllm_headers};
+use crate::probe::Probe;
+use crate::request::Request;
+use crate::settings::{Dialect, RemoteSettings};
+use crate::sglang;
+use crate::spent::{NotSpent, Spent};
+use crate::vllm::{self, Leg};
+
+/// An engine somewhere else. Clones are the same engine.
+#[derive(Clone)]
+pub struct RemoteEngine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    settings: RemoteSettings,
+    wire: Arc<Wire>,
+    probe: Mutex<Option<Arc<Probe>>>,
+    spent: Mutex<Spent>,
+}
+
+impl std::fmt::Debug for RemoteEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteEngine").field("settings", &self.inner.settings).finish_non_exhaustive()
+    }
+}
+
+impl RemoteEngine {
+    /// An engine as the settings say; nothing is sent yet.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for settings that cannot work.
+    pub fn new(settings: RemoteSettings) -> Result<Self, RemoteError> {
+        settings.check()?;
+        let wire = Arc::new(Wire::new(&settings)?);
+        let inner = Inner { settings, wire, probe: Mutex::new(None), spent: Mutex::new(Spent::default()) };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Its settings.
+    #[must_use]
+    pub fn settings(&self) -> &RemoteSettings {
+        &self.inner.settings
+    }
+
+    /// Requests that it may be given beside those in flight, before one is refused.
+    #[must_use]
+    pub fn free_calls(&self) -> usize {
+        self.inner.wire.free_places()
+    }
+
+    /// What the last [`Self::probe`] found.
+    #[must_use]
+    pub fn probed(&self) -> Option<Arc<Probe>> {
+        self.inner.probe.lock().clone()
+    }
+
+    pub(crate) fn keep_probe(&self, probe: Probe) -> Arc<Probe> {
+        let probe = Arc::new(probe);
+        *self.inner.probe.lock() = Some(Arc::clone(&probe));
+        probe
+    }
+
+    pub(crate) fn wire(&self) -> Arc<Wire> {
+        Arc::clone(&self.inner.wire)
+    }
+
+    pub(crate) fn block_tokens(&self) -> Option<u32> {
+        self.probed().and_then(|probe| probe.block_tokens)
+    }
+
+    pub(crate) fn vllm_headers(&self, leg: &str) -> Result<Vec<(HeaderName, HeaderValue)>, RemoteError> {
+        vllm_headers(leg, self.inner.settings.dp_rank)
+    }
+
+    /// From now, and to when blocks are lent: what the settings say, or the engine itself when that is sooner.
+    pub(crate) fn lease(&self, engine_us: Option<u64>) -> (u64, u64) {
+        let now = now_us();
+        let ours = now.saturating_add(self.inner.settings.lease.lease_us);
+        (now, engine_us.map_or(ours, |theirs| theirs.min(ours)).max(now + 1))
+    }
+
+    pub(crate) fn name_model(&self, body: &mut Body) -> Result<(), RemoteError> {
+        let name =
+            self.inner.settings.model.clone().or_else(|| self.probed().map(|probe| probe.model.clone()));
+        match name {
+            Some(name) if self.inner.settings.dialect != Dialect::Sglang => body.set("model", &name),
+            _ => Ok(()),
+        }
+    }
+
+    /// Serves a whole request on this engine.
+    ///
+    /// # Errors
+    /// When the request cannot be served, or the engine does not take it; what fails later comes out of the generation.
+    pub async fn generate(&self, request: Request) -> Result<Generation, RemoteError> {
+        let client = Body::of_client(&request.body)?;
+        let leg = leg_id(&request.id);
+        let first = self.inner.settings.timeouts.first_token_us;
+        if self.inner.settings.dialect == Dialect::Sglang {
+            let body = sglang::body(&request, client, &leg, true)?;
+            return self.start(Start { request, body, leg, first_us: first, leased: false }).await;
+        }
+        let streams = vllm::streams(Leg::Whole, &request.sampling);
+        let body = vllm::body(&request, client, Leg::Whole, self.inner.settings.dialect)?;
+        let start = Start { request, body, leg, first_us: first, leased: false };
+        if streams { self.start(start).await } else { self.at_once(start).await }
+    }
+
+    /// Decodes a request from what its prefill leg handed over. The hand-off is used up, whatever becomes of it.
+    ///
+    /// # Errors
+    /// Before anything is sent: [`Kind::Invalid`] when it is not this prompt's, lacks a field, has been used, or is of
+    /// another way than this engine's; [`Kind::Retry`] when its lease is, or is about to be, over. Then as [`Self::generate`].
+    pub async fn decode(&self, request: Request, handoff: Handoff) -> Result<Generation, RemoteError> {
+        let settings = &self.inner.settings;
+        let client = Body::of_client(&request.body)?;
+        let leg = leg_id(&request.id);
+        let left = self.admit(&request, &handoff)?;
+        let first_us = settings.timeouts.first_token_us.min(left);
+        let leased = left < settings.timeouts.first_token_us;
+        let body = match handoff.way {
+            Way::Room { host, port, room } => {
+                let mut body = sglang::body(&request, client, &leg, true)?;
+                set_room(&mut body, &host, port, room)?;
+                body
+            }
+            Way::Nixl { params } => {
+                let mut body = vllm::body(&request, client, Leg::Decode, settings.dialect)?;
+                body.set_raw("kv_transfer_params", params);
+                body
+            }
+            Way::Mooncake { engine_id, bootstrap, transfer_id } => {
+                let mut body = vllm::body(&request, client, Leg::Decode, settings.dialect)?;
+                body.set(
+                    "kv_transfer_params",
+                    &json!({"do_remote_decode": false, "do_remote_prefill": true, "remote_engine_id": engine_id,
+                        "remote_bootstrap_addr": bootstrap, "transfer_id": transfer_id}),
+                )?;
+                body
+            }
+        };
+        self.start(Start { request, body, leg, first_us, leased }).await
+    }
+
+    /// Takes a hand-off, once; returns how long the first token may take, µs.
+    fn admit(&self, request: &Request, handoff: &Handoff) -> Result<u64, RemoteError> {
+        use crate::settings::HandoffWay as Set;
+        let settings = &self.inner.settings;
+        let fits = matches!(
+            (&settings.handoff, &handoff.way),
+            (Set::Nixl, Way::Nixl { .. })
+                | (Set::Mooncake { .. }, Way::Mooncake { .. })
+                | (Set::Rooms { .. }, Way::Room { .. })
+        );
+        if !fits {
+            let text = format!("a hand-off of another way than this engine's ({:?})", settings.handoff);
+            return Err(RemoteError::ours(Stage::Handoff, text).remedy("pair engines that hand over alike"));
+        }
+        let now = now_us();
+        let left = handoff.admit(request, now, settings.lease.margin_us)?;
+        match self.inner.spent.lock().spend(handoff.name(), handoff.until_us(), now) {
+            Ok(()) => Ok(left),
+            Err(NotSpent::Again) => Err(RemoteError::ours(Stage::Handoff, "the hand-off has been used")
+                .remedy("prefill again for each decode leg: the blocks are released after the first read")),
+            Err(NotSpent::Full) => Err(RemoteError::new(
+                Kind::Retry,
+                Side::Us,
+                Stage::Handoff,
+                "too many hand-offs within one lease",
+            )
+            .remedy("decode elsewhere, or shorten the lease")),
+        }
+    }
+
+    async fn start(&self, start: Start) -> Result<Generation, RemoteError> {
+        let stage = Stage::Start;
+        let settings = &self.inner.settings;
+        let Start { request, mut body, leg, first_us, leased } = start;
+        self.name_model(&mut body)?;
+        let first_by = Instant::now() + Duration::from_micros(first_us);
+        let terms = self.terms(&request, first_by, leased);
+        let sampling = &request.sampling;
+        let (prompt, logprobs) = (Arc::clone(&request.tokens), sampling.logprobs);
+        let (path, headers, reader, abort) = if settings.dialect == Dialect::Sglang {
+            let prompt_logprobs = sampling.prompt_logprobs;
+            let reader = sglang::Reader { stage, prompt, logprobs, prompt_logprobs, seen: Vec::new() };
+            let abort = Abort::new(self.wire(), leg);
+            ("/generate", vec![], Reader::Sglang(reader), Some(abort))
+        } else {
+            let reader =
+                completions::Reader { stage, prompt, logprobs, prompt_logprobs: sampling.prompt_logprobs };
+            ("/v1/completions", self.vllm_headers(&leg)?, Reader::Completions(reader), None)
+        };
+        let call = Call { stage, path, elsewhere: None, headers, until: first_by };
+        // A call that is given up here drops `abort`, which tells the engine.
+        match self.inner.wire.post(body.bytes()?, call).await {
+            Ok(answer) => Ok(Generation::streamed(answer, reader, terms, abort)),
+            Err(error) => {
+                if let Some(mut abort) = abort.filter(|_| error.status.is_some()) {
+                    abort.disarm();
+                }
+                Err(charged(error, stage))
+            }
+        }
+    }
+
+    async fn at_once(&self, start: Start) -> Result<Generation, RemoteError> {
+        let stage = Stage::Start;
+        let Start { request, mut body, leg, .. } = start;
+        self.name_model(&mut body)?;
+        let until = Instant::now() + Duration::from_micros(self.inner.settings.timeouts.answer_us);
+        let headers = self.vllm_headers(&leg)?;
+        let call = Call { stage, path: "/v1/completions", elsewhere: None, headers, until };
+        let answer = self.inner.wire.post(body.bytes()?, call).await?;
+        let bytes = self.inner.wire.whole(answer, until, stage).await?;
+        let sampling = &request.sampling;
+        let reader = completions::Reader {
+            stage,
+            prompt: Arc::clone(&request.tokens),
+            logprobs: sampling.logprobs,
+            prompt_logprobs: sampling.prompt_logprobs,
+        };
+        let progress = reader.whole(&bytes)?.progress;
+        let terms = self.terms(&request, until, false);
+        Generation::at_once(progress, Reader::Completions(reader), terms)
+    }
+
+    fn terms(&self, request: &Request, first_by: Instant, leased: bool) -> Terms {
+        let settings = &self.inner.settings;
+        Terms {
+            first_by,
+            leased,
+            silence: Duration::from_micros(settings.timeouts.silence_us),
+            max_tokens: request.sampling.max_tokens,
+            event_bytes: settings.bounds.event_bytes,
+        }
+    }
+}
+
+/// A call that is about to be made.
+struct Start {
+    request: Request,
+    body: Body,
+    leg: String,
+    first_us: u64,
+    leased: bool,
+}

@@ -1,0 +1,167 @@
+//! What can go wrong with a remote engine: the kind is the remedy, the side is who is charged, the stage is the place.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// What to do about an error. One kind per remedy, not one per cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// This attempt failed: the same request may succeed anew, on this engine later or on another one now.
+    Retry,
+    /// The request or a setting is wrong: repeating it cannot help.
+    Invalid,
+    /// The engine cannot be reached or is not ready: send nothing until its health says otherwise.
+    Unavailable,
+    /// The call is over because one side ended it.
+    Closed,
+    /// The engine, or this crate, broke the protocol: report it.
+    Bug,
+}
+
+/// Who is charged with an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// The request as the client sent it.
+    Client,
+    /// The engine, or the way to it.
+    Engine,
+    /// Baton: its settings, or how it used the engine.
+    Us,
+}
+
+/// Where it went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// Reading the settings.
+    Settings,
+    /// Opening a connection.
+    Connect,
+    /// Asking the engine what it is.
+    Probe,
+    /// Asking whether it is well.
+    Health,
+    /// Reading its load.
+    Load,
+    /// Drawing one token to see that it works.
+    Canary,
+    /// Making the engine's request out of the client's.
+    Prepare,
+    /// The prefill leg.
+    Prefill,
+    /// Checking what the prefill leg hands to the decode leg.
+    Handoff,
+    /// Starting a decode leg or a whole request, up to its first token.
+    Start,
+    /// Tokens after the first.
+    Stream,
+}
+
+impl Stage {
+    /// The stage as one word.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Settings => "settings",
+            Self::Connect => "connect",
+            Self::Probe => "probe",
+            Self::Health => "health",
+            Self::Load => "load",
+            Self::Canary => "canary",
+            Self::Prepare => "prepare",
+            Self::Prefill => "prefill",
+            Self::Handoff => "handoff",
+            Self::Start => "start",
+            Self::Stream => "stream",
+        }
+    }
+}
+
+/// A failed call: the remedy by kind and in words, the side, the place, and what happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteError {
+    /// What to do.
+    pub kind: Kind,
+    /// Who is charged.
+    pub side: Side,
+    /// Where.
+    pub stage: Stage,
+    /// The engine's HTTP status, where it gave one.
+    pub status: Option<u16>,
+    /// What happened, with the values involved.
+    pub text: String,
+    /// What a person does about it.
+    pub remedy: Cow<'static, str>,
+}
+
+impl RemoteError {
+    pub(crate) fn new(kind: Kind, side: Side, stage: Stage, text: impl Into<String>) -> Self {
+        let remedy = match kind {
+            Kind::Retry => "send the request again, elsewhere if there is another engine",
+            Kind::Invalid => "change the request",
+            Kind::Unavailable => "see whether the engine runs, and its log",
+            Kind::Closed => "nothing, unless it was not meant to end",
+            Kind::Bug => "report it with the engine's version",
+        };
+        Self { kind, side, stage, status: None, text: text.into(), remedy: Cow::Borrowed(remedy) }
+    }
+
+    /// The engine said what it should not.
+    pub(crate) fn bug(stage: Stage, text: impl Into<String>) -> Self {
+        Self::new(Kind::Bug, Side::Engine, stage, text)
+    }
+
+    /// The engine failed at this attempt.
+    pub(crate) fn retry(stage: Stage, text: impl Into<String>) -> Self {
+        Self::new(Kind::Retry, Side::Engine, stage, text)
+    }
+
+    /// The client's request cannot be served as it is.
+    pub(crate) fn invalid(stage: Stage, text: impl Into<String>) -> Self {
+        Self::new(Kind::Invalid, Side::Client, stage, text)
+    }
+
+    /// Baton is set up, or was used, in a way that cannot work.
+    pub(crate) fn ours(stage: Stage, text: impl Into<String>) -> Self {
+        Self::new(Kind::Invalid, Side::Us, stage, text)
+    }
+
+    pub(crate) fn remedy(mut self, remedy: impl Into<Cow<'static, str>>) -> Self {
+        self.remedy = remedy.into();
+        self
+    }
+
+    pub(crate) const fn status(mut self, status: u16) -> Self {
+        self.status = Some(status);
+        self
+    }
+
+    pub(crate) const fn at(mut self, stage: Stage) -> Self {
+        self.stage = stage;
+        self
+    }
+}
+
+impl fmt::Display for RemoteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}; {}", self.stage.name(), self.text, self.remedy)
+    }
+}
+
+impl std::error::Error for RemoteError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_stage_cause_and_remedy() {
+        let error = RemoteError::retry(Stage::Prefill, "the engine is full").status(429);
+        assert_eq!(
+            error.to_string(),
+            "prefill: the engine is full; send the request again, elsewhere if there is another engine"
+        );
+        assert_eq!((error.kind, error.side, error.status), (Kind::Retry, Side::Engine, Some(429)));
+        let error = RemoteError::ours(Stage::Settings, "no port").remedy("give a port").at(Stage::Probe);
+        assert_eq!(error.to_string(), "probe: no port; give a port");
+    }
+}

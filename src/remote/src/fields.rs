@@ -1,0 +1,312 @@
+//! The client's body, field by field: which fields are Baton's, which are dropped or refused, and which go along.
+//!
+//! Values that go along are the client's bytes, never parsed and written anew.
+
+use std::fmt;
+
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::ser::SerializeMap as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::{RawValue, to_raw_value};
+
+use crate::error::{RemoteError, Stage};
+
+/// Fields of a body, at most.
+const MAX_FIELDS: usize = 512;
+
+/// What becomes of a field of the client's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// Baton writes it itself, on every leg, from what it has read and checked.
+    Ours,
+    /// Baton's front door serves it; no engine hears of it.
+    Served,
+    /// It names KV, places or connections: clients have no say in it.
+    Private,
+    /// It would change what Baton relies on; a request that has it is refused, unless it is null, false or empty.
+    Refused,
+}
+
+/// The fields that do not go along. Every other field goes to the engine as the client sent it, on each leg.
+pub const FIELDS: &[(&str, Rule)] = &[
+    ("model", Rule::Ours),
+    ("prompt", Rule::Ours),
+    ("messages", Rule::Ours),
+    ("tokens", Rule::Ours),
+    ("text", Rule::Ours),
+    ("input_ids", Rule::Ours),
+    ("sampling_params", Rule::Ours),
+    ("max_tokens", Rule::Ours),
+    ("max_completion_tokens", Rule::Ours),
+    ("max_new_tokens", Rule::Ours),
+    ("min_tokens", Rule::Ours),
+    ("min_new_tokens", Rule::Ours),
+    ("temperature", Rule::Ours),
+    ("top_p", Rule::Ours),
+    ("top_k", Rule::Ours),
+    ("min_p", Rule::Ours),
+    ("presence_penalty", Rule::Ours),
+    ("frequency_penalty", Rule::Ours),
+    ("repetition_penalty", Rule::Ours),
+    ("logit_bias", Rule::Ours),
+    ("seed", Rule::Ours),
+    ("sampling_seed", Rule::Ours),
+    ("stop_token_ids", Rule::Ours),
+    ("ignore_eos", Rule::Ours),
+    ("logprobs", Rule::Ours),
+    ("top_logprobs", Rule::Ours),
+    ("prompt_logprobs", Rule::Ours),
+    ("return_logprob", Rule::Ours),
+    ("logprob_start_len", Rule::Ours),
+    ("top_logprobs_num", Rule::Ours),
+    ("token_ids_logprob", Rule::Ours),
+    ("logprob_token_ids", Rule::Ours),
+    ("return_text_in_logprobs", Rule::Ours),
+    ("stream", Rule::Ours),
+    ("return_token_ids", Rule::Ours),
+    ("return_tokens_as_token_ids", Rule::Ours),
+    ("stream_options", Rule::Served),
+    ("stream_interval", Rule::Served),
+    ("stop", Rule::Served),
+    ("stop_regex", Rule::Served),
+    ("include_stop_str_in_output", Rule::Served),
+    ("no_stop_trim", Rule::Served),
+    ("skip_special_tokens", Rule::Served),
+    ("spaces_between_special_tokens", Rule::Served),
+    ("n", Rule::Served),
+    ("best_of", Rule::Served),
+    ("echo", Rule::Served),
+    ("tools", Rule::Served),
+    ("tool_choice", Rule::Served),
+    ("parallel_tool_calls", Rule::Served),
+    ("functions", Rule::Served),
+    ("function_call", Rule::Served),
+    ("chat_template", Rule::Served),
+    ("chat_template_kwargs", Rule::Served),
+    ("add_generation_prompt", Rule::Served),
+    ("continue_final_message", Rule::Served),
+    ("add_special_tokens", Rule::Served),
+    ("documents", Rule::Served),
+    ("truncation_side", Rule::Served),
+    ("kv_transfer_params", Rule::Private),
+    ("ec_transfer_params", Rule::Private),
+    ("bootstrap_host", Rule::Private),
+    ("bootstrap_port", Rule::Private),
+    ("bootstrap_room", Rule::Private),
+    ("bootstrap_pair_key", Rule::Private),
+    ("decode_tp_size", Rule::Private),
+    ("rid", Rule::Private),
+    ("request_id", Rule::Private),
+    ("data_parallel_rank", Rule::Private),
+    ("routed_dp_rank", Rule::Private),
+    ("disagg_prefill_dp_rank", Rule::Private),
+    ("data_parallel_rank_decode", Rule::Private),
+    ("background", Rule::Private),
+    ("session_id", Rule::Private),
+    ("conversation_id", Rule::Private),
+    ("session_params", Rule::Refused),
+    ("suffix", Rule::Refused),
+    ("truncate_prompt_tokens", Rule::Refused),
+    ("use_beam_search", Rule::Refused),
+    ("prompt_embeds", Rule::Refused),
+    ("input_embeds", Rule::Refused),
+    ("image_data", Rule::Refused),
+    ("video_data", Rule::Refused),
+    ("audio_data", Rule::Refused),
+];
+
+/// The rule of a field; `None` when it goes along.
+#[must_use]
+pub fn rule(name: &str) -> Option<Rule> {
+    FIELDS.iter().find(|(known, _)| *known == name).map(|(_, rule)| *rule)
+}
+
+/// A JSON object as it is written: names in order, each once, values in their own bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Body(Vec<(String, Box<RawValue>)>);
+
+impl Body {
+    /// The fields of a client's body that go along. An empty body has none.
+    pub(crate) fn of_client(body: &[u8]) -> Result<Client, RemoteError> {
+        if body.is_empty() {
+            return Ok(Client::default());
+        }
+        let Self(fields) = serde_json::from_slice(body).map_err(|error| {
+            RemoteError::invalid(Stage::Prepare, format!("the body is not a JSON object: {error}"))
+        })?;
+        let mut client = Client::default();
+        for (name, value) in fields {
+            match rule(&name) {
+                Some(Rule::Refused) if !is_nothing(&value) => {
+                    let text = format!("{name} cannot be served by an engine behind Baton");
+                    return Err(
+                        RemoteError::invalid(Stage::Prepare, text).remedy(format!("leave {name} out"))
+                    );
+                }
+                Some(Rule::Ours) if name == "seed" => client.seeded = value.get() != "null",
+                Some(_) => {}
+                None => client.along.set_raw(&name, value),
+            }
+        }
+        Ok(client)
+    }
+
+    /// Sets a field; the last value counts, in the first one's place.
+    pub(crate) fn set(&mut self, name: &str, value: &(impl Serialize + ?Sized)) -> Result<(), RemoteError> {
+        let raw = to_raw_value(value).map_err(|error| {
+            RemoteError::new(crate::Kind::Bug, crate::Side::Us, Stage::Prepare, format!("{name}: {error}"))
+        })?;
+        self.set_raw(name, raw);
+        Ok(())
+    }
+
+    pub(crate) fn set_raw(&mut self, name: &str, value: Box<RawValue>) {
+        match self.0.iter_mut().find(|(known, _)| known == name) {
+            Some((_, old)) => *old = value,
+            None => self.0.push((name.to_owned(), value)),
+        }
+    }
+
+    /// Takes a field out; `None` when it is not there or says nothing.
+    pub(crate) fn take(&mut self, name: &str) -> Option<Box<RawValue>> {
+        let at = self.0.iter().position(|(known, _)| known == name)?;
+        let (_, value) = self.0.remove(at);
+        (!is_nothing(&value)).then_some(value)
+    }
+
+    /// The bytes to send.
+    pub(crate) fn bytes(&self) -> Result<bytes::Bytes, RemoteError> {
+        let written = serde_json::to_vec(self).map_err(|error| {
+            RemoteError::new(crate::Kind::Bug, crate::Side::Us, Stage::Prepare, error.to_string())
+        })?;
+        Ok(written.into())
+    }
+}
+
+/// What a client's body has for the engine.
+#[derive(Debug, Default)]
+pub(crate) struct Client {
+    /// Fields that go along.
+    pub(crate) along: Body,
+    /// The client wants these very draws: its seed goes along. Without it engines draw as they like, which is faster.
+    pub(crate) seeded: bool,
+}
+
+/// Null, false, or empty.
+fn is_nothing(value: &RawValue) -> bool {
+    let mut text = value.get().as_bytes().iter().filter(|byte| !byte.is_ascii_whitespace());
+    let start: Vec<u8> = text.by_ref().take(6).copied().collect();
+    matches!(start.as_slice(), b"null" | b"false" | b"\"\"" | b"[]" | b"{}")
+}
+
+impl Serialize for Body {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, value) in &self.0 {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Body {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Body;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Body, A::Error> {
+                let mut body = Body::default();
+                while let Some((name, value)) = map.next_entry::<String, Box<RawValue>>()? {
+                    body.set_raw(&name, value);
+                    if body.0.len() > MAX_FIELDS {
+                        return Err(A::Error::custom(format_args!("more than {MAX_FIELDS} fields")));
+                    }
+                }
+                Ok(body)
+            }
+        }
+        deserializer.deserialize_map(Reader)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn along(body: &str) -> String {
+        let client = Body::of_client(body.as_bytes()).unwrap();
+        String::from_utf8(client.along.bytes().unwrap().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn each_field_has_one_rule() {
+        let names: BTreeSet<&str> = FIELDS.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names.len(), FIELDS.len());
+    }
+
+    #[test]
+    fn unknown_fields_go_along_byte_for_byte() {
+        let body = r#"{"priority":-3,"vendor":{"b":1.10,"a":[1e400,"\u00e9"]},"model":"x","guided_json":{"type": "object"},"cache_salt":"s"}"#;
+        assert_eq!(
+            along(body),
+            r#"{"priority":-3,"vendor":{"b":1.10,"a":[1e400,"\u00e9"]},"guided_json":{"type": "object"},"cache_salt":"s"}"#
+        );
+    }
+
+    #[test]
+    fn ours_served_and_private_fields_never_go_along() {
+        for (name, rule) in FIELDS {
+            let value = if *rule == Rule::Refused { "null" } else { "1" };
+            assert_eq!(along(&format!("{{\"{name}\":{value}}}")), "{}", "{name}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_refused_by_name() {
+        for (name, _) in FIELDS.iter().filter(|(_, rule)| *rule == Rule::Refused) {
+            let error = Body::of_client(format!("{{\"{name}\":[1]}}").as_bytes()).unwrap_err();
+            assert!(error.text.contains(name) && error.remedy.contains(name), "{error}");
+            for nothing in ["null", "false", "\"\"", "[]", "{ }"] {
+                assert_eq!(along(&format!("{{\"{name}\":{nothing}}}")), "{}");
+            }
+        }
+    }
+
+    #[test]
+    fn seeds_are_noticed_and_bad_bodies_refused() {
+        let seeded = |body: &str| Body::of_client(body.as_bytes()).unwrap().seeded;
+        assert!(seeded(r#"{"seed":0}"#) && !seeded(r#"{"seed":null}"#) && !seeded("{}") && !seeded(""));
+        for body in ["[]", "{", "3", r#"{"a":}"#, "\u{0}"] {
+            assert_eq!(Body::of_client(body.as_bytes()).unwrap_err().stage, Stage::Prepare);
+        }
+        let many: Vec<String> = (0..=MAX_FIELDS).map(|at| format!("\"f{at}\":1")).collect();
+        assert!(Body::of_client(format!("{{{}}}", many.join(",")).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn a_field_given_twice_is_sent_once() {
+        assert_eq!(along(r#"{"a":1,"b":2,"a":3}"#), r#"{"a":3,"b":2}"#);
+        let mut body = Body::default();
+        body.set("a", &1).unwrap();
+        body.set("a", "x").unwrap();
+        assert_eq!(body.take("a").unwrap().get(), "\"x\"");
+        assert!(body.take("a").is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_of_any_kind_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(client) = Body::of_client(&bytes) {
+                let written = client.along.bytes().unwrap();
+                prop_assert!(serde_json::from_slice::<serde_json::Value>(&written).is_ok());
+            }
+        }
+    }
+}

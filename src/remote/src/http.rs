@@ -1,0 +1,324 @@
+//! Calls to one engine: a bounded pool of connections, bounded answers, and time limits that are the caller's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, Error as ClientError};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
+
+use crate::error::{Kind, RemoteError, Side, Stage};
+use crate::settings::RemoteSettings;
+
+/// A connection that has been idle for longer is not used again: the engines' servers close theirs after five
+/// seconds, and a request that meets the close is lost.
+const IDLE_TIME: Duration = Duration::from_secs(2);
+/// Most of an engine's words that an error repeats.
+const QUOTED_CHARS: usize = 400;
+
+/// A call's name, patience and extra headers.
+pub(crate) struct Call<'a> {
+    pub(crate) stage: Stage,
+    pub(crate) path: &'a str,
+    /// Another server than the engine, such as a bootstrap server. It does not get the engine's key.
+    pub(crate) elsewhere: Option<&'a str>,
+    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
+    /// When the answer's head has to be there, and the whole answer where it comes in one piece.
+    pub(crate) until: Instant,
+}
+
+/// An answer whose head is there. It keeps its place among the calls in flight until it is dropped.
+pub(crate) struct Answer {
+    pub(crate) body: Incoming,
+    pub(crate) place: OwnedSemaphorePermit,
+}
+
+/// The way to one engine.
+pub(crate) struct Wire {
+    client: Client<HttpConnector, Full<Bytes>>,
+    base: String,
+    host: String,
+    authorization: Option<HeaderValue>,
+    places: Arc<Semaphore>,
+    page_bytes: usize,
+    answer_bytes: usize,
+}
+
+impl Wire {
+    pub(crate) fn new(settings: &RemoteSettings) -> Result<Self, RemoteError> {
+        let (base, host) = base_of(&settings.url)?;
+        let bearer = settings.api_key.as_deref().map(|key| HeaderValue::from_str(&format!("Bearer {key}")));
+        let mut authorization = bearer.transpose().map_err(|_| {
+            RemoteError::ours(Stage::Settings, "the API key holds characters that no header may")
+                .remedy("give the key as the engine was given it")
+        })?;
+        if let Some(value) = &mut authorization {
+            value.set_sensitive(true);
+        }
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(Duration::from_micros(settings.timeouts.connect_us)));
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_TIME)
+            .pool_max_idle_per_host(settings.bounds.idle_connections)
+            .build(connector);
+        Ok(Self {
+            client,
+            base,
+            host,
+            authorization,
+            places: Arc::new(Semaphore::new(settings.bounds.calls)),
+            page_bytes: settings.bounds.page_bytes,
+            answer_bytes: settings.bounds.answer_bytes,
+        })
+    }
+
+    /// The engine's host, without a port.
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// `http://host:port`.
+    pub(crate) fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// Requests in flight may be this many more.
+    pub(crate) fn free_places(&self) -> usize {
+        self.places.available_permits()
+    }
+
+    /// A page in one piece, whatever its status. Pages have no place among the calls: health is asked of a full engine too.
+    pub(crate) async fn page(&self, call: Call<'_>) -> Result<(StatusCode, Bytes), RemoteError> {
+        let stage = call.stage;
+        let until = call.until;
+        let response = self.send(Method::GET, Bytes::new(), call).await?;
+        let status = response.status();
+        Ok((status, collect(response.into_body(), self.page_bytes, until, stage).await?))
+    }
+
+    /// Posts without waiting for more than the answer's head; for aborts.
+    pub(crate) async fn tell(&self, body: Bytes, call: Call<'_>) -> Result<(), RemoteError> {
+        self.send(Method::POST, body, call).await.map(drop)
+    }
+
+    /// Posts a request; a status other than 2xx is an error.
+    pub(crate) async fn post(&self, body: Bytes, call: Call<'_>) -> Result<Answer, RemoteError> {
+        let stage = call.stage;
+        let until = call.until;
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
+            RemoteError::new(
+                Kind::Retry,
+                Side::Us,
+                stage,
+                "as many requests are in flight as the settings allow",
+            )
+            .remedy("send it when one has ended, or elsewhere")
+        })?;
+        let response = self.send(Method::POST, body, call).await?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(Answer { body: response.into_body(), place });
+        }
+        let words = collect(response.into_body(), self.page_bytes, until, stage).await.unwrap_or_default();
+        Err(refused(status, &words, stage))
+    }
+
+    /// The whole of an answer that comes in one piece.
+    pub(crate) async fn whole(
+        &self,
+        answer: Answer,
+        until: Instant,
+        stage: Stage,
+    ) -> Result<Bytes, RemoteError> {
+        collect(answer.body, self.answer_bytes, until, stage).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        body: Bytes,
+        call: Call<'_>,
+    ) -> Result<Response<Incoming>, RemoteError> {
+        let stage = call.stage;
+        let base = call.elsewhere.map_or(self.base.as_str(), |base| base.trim_end_matches('/'));
+        let uri = format!("{base}{}", call.path);
+        let mut request = Request::builder().method(method).uri(&uri);
+        if !body.is_empty() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        if let Some(key) = &self.authorization
+            && call.elsewhere.is_none()
+        {
+            request = request.header(AUTHORIZATION, key);
+        }
+        for (name, value) in call.headers {
+            request = request.header(name, value);
+        }
+        let request = request.body(Full::new(body)).map_err(|error| {
+            RemoteError::ours(stage, format!("{uri} cannot be called: {error}"))
+                .remedy("give a URL like http://host:8000")
+        })?;
+        match timeout_at(call.until, self.client.request(request)).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => Err(broken(&error, &uri, stage)),
+            Err(_) => Err(RemoteError::retry(stage, format!("{uri} did not answer in time"))
+                .remedy("send the request elsewhere; see whether the engine is stuck, or give it more time")),
+        }
+    }
+}
+
+/// `http://host:port` of a URL, and its host.
+pub(crate) fn base_of(url: &str) -> Result<(String, String), RemoteError> {
+    let wrong = |text: String| {
+        Err(RemoteError::ours(Stage::Settings, text).remedy("give a URL like http://host:8000"))
+    };
+    let uri: Uri = match url.parse() {
+        Ok(uri) => uri,
+        Err(error) => return wrong(format!("{url:?} is no URL: {error}")),
+    };
+    match uri.scheme_str() {
+        Some("http") => {}
+        Some("https") => return wrong(format!("{url} is https, and engines are spoken to in plain http")),
+        _ => return wrong(format!("{url:?} does not begin with http://")),
+    }
+    let Some(host) = uri.host().filter(|host| !host.is_empty()) else {
+        return wrong(format!("{url:?} names no host"));
+    };
+    if uri.query().is_some() {
+        return wrong(format!("{url:?} has a query"));
+    }
+    let base = url.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches('/').to_owned();
+    Ok((base, host.trim_start_matches('[').trim_end_matches(']').to_owned()))
+}
+
+async fn collect(body: Incoming, most: usize, until: Instant, stage: Stage) -> Result<Bytes, RemoteError> {
+    match timeout_at(until, Limited::new(body, most).collect()).await {
+        Ok(Ok(all)) => Ok(all.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(RemoteError::bug(stage, format!("the engine's answer is longer than {most} bytes"))
+                .remedy("raise the bound if answers of that length are meant"))
+        }
+        Ok(Err(error)) => {
+            Err(RemoteError::retry(stage, format!("the connection broke within the answer: {error}")))
+        }
+        Err(_) => Err(RemoteError::retry(stage, "the answer did not end in time")
+            .remedy("send the request elsewhere; see whether the engine is stuck, or give it more time")),
+    }
+}
+
+/// What became of a request that has no answer.
+fn broken(error: &ClientError, uri: &str, stage: Stage) -> RemoteError {
+    let mut words = error.to_string();
+    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        words = format!("{words}: {inner}");
+        cause = inner.source();
+    }
+    if error.is_connect() {
+        RemoteError::new(Kind::Unavailable, Side::Engine, Stage::Connect, format!("{uri}: {words}"))
+    } else {
+        RemoteError::retry(stage, format!("{uri}: the connection broke before an answer: {words}"))
+    }
+}
+
+/// What a status other than 2xx means.
+pub(crate) fn refused(status: StatusCode, body: &[u8], stage: Stage) -> RemoteError {
+    let words = quoted(body);
+    let text = format!("the engine answered {}: {words}", status.as_u16());
+    let error = match status.as_u16() {
+        401 | 403 => RemoteError::ours(stage, text).remedy("give the engine's API key in the settings"),
+        404 | 405 if !words.to_ascii_lowercase().contains("model") => {
+            RemoteError::ours(stage, text).remedy("check that the URL and the engine's kind belong together")
+        }
+        408 | 425 | 429 => {
+            RemoteError::retry(stage, text).remedy("send it when the engine has less to do, or elsewhere")
+        }
+        400..=499 => RemoteError::invalid(stage, text),
+        503 => RemoteError::new(Kind::Unavailable, Side::Engine, stage, text),
+        _ => RemoteError::retry(stage, text),
+    };
+    error.status(status.as_u16())
+}
+
+/// The message in an engine's error, whichever of their shapes it has.
+pub(crate) fn quoted(body: &[u8]) -> String {
+    let words = match serde_json::from_slice::<Value>(body) {
+        Ok(value) => message_of(&value),
+        Err(_) => String::from_utf8_lossy(body).into_owned(),
+    };
+    let words = words.trim();
+    if words.is_empty() { "(nothing)".to_owned() } else { words.chars().take(QUOTED_CHARS).collect() }
+}
+
+/// `error.message`, `error`, `message` or `detail`, or the whole.
+pub(crate) fn message_of(value: &Value) -> String {
+    let error = &value["error"];
+    let places = [&error["message"], error, &value["message"], &value["detail"]];
+    let found = places.into_iter().find_map(Value::as_str);
+    found.map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_checked_and_shortened() {
+        for url in ["http://a:8000", "http://a:8000/", "http://a:8000/v1", "http://a:8000/v1/"] {
+            assert_eq!(base_of(url).unwrap(), ("http://a:8000".into(), "a".into()));
+        }
+        assert_eq!(base_of("http://[::1]:80").unwrap().1, "::1");
+        for url in ["", "a:8000", "https://a", "http://", "ftp://a", "http://a/?q=1", "/x"] {
+            let error = base_of(url).unwrap_err();
+            assert_eq!((error.kind, error.stage), (Kind::Invalid, Stage::Settings), "{url}");
+        }
+    }
+
+    #[test]
+    fn statuses_say_who_is_to_do_what() {
+        let of = |status: u16, body: &str| {
+            let error = refused(StatusCode::from_u16(status).unwrap(), body.as_bytes(), Stage::Start);
+            (error.kind, error.side)
+        };
+        assert_eq!(of(400, "{}"), (Kind::Invalid, Side::Client));
+        assert_eq!(of(404, r#"{"detail":"Not Found"}"#), (Kind::Invalid, Side::Us));
+        assert_eq!(
+            of(404, r#"{"error":{"message":"The model `x` does not exist."}}"#),
+            (Kind::Invalid, Side::Client)
+        );
+        assert_eq!(of(401, ""), (Kind::Invalid, Side::Us));
+        assert_eq!(of(429, ""), (Kind::Retry, Side::Engine));
+        assert_eq!(of(500, ""), (Kind::Retry, Side::Engine));
+        assert_eq!(of(503, ""), (Kind::Unavailable, Side::Engine));
+    }
+
+    #[test]
+    fn every_shape_of_error_is_quoted() {
+        // Shapes as seen in faults_nixl.json, faults_sglang.json and vllm_basic.json.
+        for (body, words) in [
+            (r#"{"error":{"message":"Internal server error","code":500}}"#, "Internal server error"),
+            (
+                r#"{"object":"error","message":"Prefill bootstrap failed","code":500}"#,
+                "Prefill bootstrap failed",
+            ),
+            (r#"{"detail":"Not Found"}"#, "Not Found"),
+            (r#"{"error":"full"}"#, "full"),
+            ("Internal Server Error", "Internal Server Error"),
+            ("", "(nothing)"),
+            (r#"{"x":1}"#, r#"{"x":1}"#),
+        ] {
+            assert_eq!(quoted(body.as_bytes()), words);
+        }
+        assert_eq!(quoted("y".repeat(9_999).as_bytes()).len(), QUOTED_CHARS);
+    }
+}

@@ -1,0 +1,317 @@
+//! The prefill leg: the prompt is computed, and what the decode leg needs comes out, or the answer itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_types::{Finish, TokenLogprob};
+use bytes::Bytes;
+use http::header::{HeaderName, HeaderValue};
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::answer::Progress;
+use crate::completions::{self, Whole};
+use crate::engine::RemoteEngine;
+use crate::error::{Kind, RemoteError, Side, Stage};
+use crate::fields::Body;
+use crate::generation::Abort;
+use crate::handoff::{Handoff, Way, now_us};
+use crate::http::Call;
+use crate::ids::{fresh63, leg_id};
+use crate::nixl;
+use crate::request::{Counts, Request, Token};
+use crate::settings::HandoffWay;
+use crate::sglang;
+use crate::vllm::{self, Leg};
+
+/// What is next for a request whose prompt is computed.
+#[derive(Debug)]
+pub enum Next {
+    /// Decode it from here.
+    Decode(Handoff),
+    /// Its hand-off was offered before ([`PrefillLeg::offer`]): the decode leg is under way.
+    Offered,
+    /// Nothing: the tokens are the whole answer.
+    Answer(Finish),
+}
+
+/// A finished prefill leg.
+#[derive(Debug)]
+pub struct Prefilled {
+    /// The token that was drawn. It is part of the answer only with [`Next::Answer`]: a decode leg tells its first token
+    /// itself.
+    pub tokens: Vec<Token>,
+    /// Logprobs of the prompt's tokens but the first, when asked for. The decode leg does not tell them.
+    pub prompt_logprobs: Option<Vec<TokenLogprob>>,
+    /// What it took; `cached_tokens` is the prefill engine's prefix hit, when told.
+    pub counts: Counts,
+    /// What is next.
+    pub next: Next,
+}
+
+/// A prefill leg that is ready to run. Nothing is sent before [`Self::run`] is polled; dropping the leg or its future
+/// ends the request at the engine.
+pub struct PrefillLeg {
+    engine: RemoteEngine,
+    request: Request,
+    body: Bytes,
+    leg: String,
+    plan: Plan,
+    offer: Option<Handoff>,
+}
+
+/// What to make of the answer.
+enum Plan {
+    /// One token is all that is wanted: no KV is kept for anybody.
+    Answer,
+    Nixl,
+    Mooncake {
+        engine_id: String,
+        bootstrap: String,
+        transfer_id: String,
+    },
+    Room,
+}
+
+impl std::fmt::Debug for PrefillLeg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PrefillLeg").field("leg", &self.leg).finish_non_exhaustive()
+    }
+}
+
+impl PrefillLeg {
+    /// The hand-off of an engine whose two legs have to run at once (SGLang): `Some` once, before the leg runs. Give it to
+    /// the decode leg right away, and run this leg meanwhile; when one of them fails, drop the other. Engines whose decode
+    /// leg comes after offer nothing here.
+    pub const fn offer(&mut self) -> Option<Handoff> {
+        self.offer.take()
+    }
+
+    /// The name under which the engine knows this leg.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.leg
+    }
+
+    /// Runs the leg to its end.
+    ///
+    /// # Errors
+    /// When the engine fails, or gives less than a decode engine needs.
+    pub async fn run(self) -> Result<Prefilled, RemoteError> {
+        let stage = Stage::Prefill;
+        let wait = Duration::from_micros(self.engine.settings().timeouts.answer_us);
+        let until = Instant::now() + wait;
+        let room = matches!(self.plan, Plan::Room);
+        let mut abort = room.then(|| Abort::new(self.engine.wire(), self.leg.clone()));
+        let path = if room { "/generate" } else { "/v1/completions" };
+        let headers = if room { vec![] } else { self.engine.vllm_headers(&self.leg)? };
+        let call = Call { stage, path, elsewhere: None, headers, until };
+        let wire = self.engine.wire();
+        let answer = wire.post(self.body.clone(), call).await?;
+        let bytes = wire.whole(answer, until, stage).await?;
+        if let Some(abort) = &mut abort {
+            abort.disarm();
+        }
+        self.read(&bytes)
+    }
+
+    fn read(self, bytes: &[u8]) -> Result<Prefilled, RemoteError> {
+        let sampling = &self.request.sampling;
+        let (logprobs, prompt_logprobs) = (sampling.logprobs, sampling.prompt_logprobs);
+        let prompt = Arc::clone(&self.request.tokens);
+        let stage = Stage::Prefill;
+        let whole = if matches!(self.plan, Plan::Room) {
+            let mut reader = sglang::Reader { stage, prompt, logprobs, prompt_logprobs, seen: Vec::new() };
+            Whole { progress: reader.event(bytes)?, kv_transfer_params: None }
+        } else {
+            completions::Reader { stage, prompt, logprobs, prompt_logprobs }.whole(bytes)?
+        };
+        let Whole { progress, kv_transfer_params } = whole;
+        let Progress { tokens, prompt_logprobs, finish, counts } = progress;
+        let Some(finish) = finish else {
+            return Err(RemoteError::bug(stage, "the prefill's answer does not say how it ended"));
+        };
+        let answers = finish == Finish::Stop || sampling.max_tokens == 1;
+        let next = match self.plan {
+            Plan::Room => Next::Offered,
+            Plan::Answer => Next::Answer(finish),
+            _ if answers => Next::Answer(finish),
+            Plan::Nixl => Next::Decode(nixl_handoff(&self.engine, &self.request, kv_transfer_params)?),
+            Plan::Mooncake { engine_id, bootstrap, transfer_id } => {
+                let lease = self.engine.lease(None);
+                Next::Decode(Handoff::new(
+                    &self.request,
+                    Way::Mooncake { engine_id, bootstrap, transfer_id },
+                    lease,
+                ))
+            }
+        };
+        if matches!(next, Next::Answer(_)) && tokens.is_empty() && counts.answer_tokens.unwrap_or(0) == 0 {
+            return Err(RemoteError::retry(stage, "an answer without a token"));
+        }
+        Ok(Prefilled { tokens, prompt_logprobs, counts, next })
+    }
+}
+
+fn nixl_handoff(
+    engine: &RemoteEngine,
+    request: &Request,
+    params: Option<Box<serde_json::value::RawValue>>,
+) -> Result<Handoff, RemoteError> {
+    let Some(params) = params else {
+        return Err(RemoteError::bug(Stage::Handoff, "the prefill's answer has no kv_transfer_params").remedy(
+            "start the prefill engine with --kv-transfer-config and NixlConnector, or give this engine no hand-off",
+        ));
+    };
+    let terms = nixl::check(&params, request.tokens.len() as u64, engine.block_tokens())
+        .map_err(|flaw| RemoteError::bug(Stage::Handoff, flaw.to_string()))?;
+    let lease = engine.lease(nixl::expiry_us(terms, now_us()));
+    Ok(Handoff::new(request, Way::Nixl { params }, lease))
+}
+
+impl RemoteEngine {
+    /// Makes a prefill leg of a request. With Mooncake this asks the bootstrap server for the engine's name first.
+    ///
+    /// # Errors
+    /// When the request cannot be served, this engine has no way of handing over, or the bootstrap server does not answer.
+    pub async fn prefill(&self, request: Request) -> Result<PrefillLeg, RemoteError> {
+        let client = Body::of_client(&request.body)?;
+        let leg = leg_id(&request.id);
+        let one = request.sampling.max_tokens == 1;
+        let settings = self.settings();
+        let (plan, mut body) = match &settings.handoff {
+            HandoffWay::None => {
+                return Err(RemoteError::ours(Stage::Prefill, "this engine has no way of handing KV over")
+                    .remedy("set the engine's hand-off, or let it serve whole requests"));
+            }
+            HandoffWay::Rooms { .. } => (Plan::Room, sglang::body(&request, client, &leg, false)?),
+            way => {
+                let body = vllm::body(&request, client, Leg::Prefill, settings.dialect)?;
+                let plan = match way {
+                    _ if one => Plan::Answer,
+                    HandoffWay::Mooncake { bootstrap_url } => self.transfer(bootstrap_url).await?,
+                    _ => Plan::Nixl,
+                };
+                (plan, body)
+            }
+        };
+        let mut offer = None;
+        match &plan {
+            Plan::Answer => {}
+            // The fields that are null are those that the engine fills in.
+            Plan::Nixl => body.set(
+                "kv_transfer_params",
+                &json!({"do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null,
+                    "remote_block_ids": null, "remote_host": null, "remote_port": null}),
+            )?,
+            Plan::Mooncake { transfer_id, .. } => body.set(
+                "kv_transfer_params",
+                &json!({"do_remote_decode": true, "do_remote_prefill": false, "transfer_id": transfer_id}),
+            )?,
+            Plan::Room => offer = Some(self.open_room(&request, &mut body)?),
+        }
+        self.name_model(&mut body)?;
+        let body = body.bytes()?;
+        Ok(PrefillLeg { engine: self.clone(), request, body, leg, plan, offer })
+    }
+
+    fn open_room(&self, request: &Request, body: &mut Body) -> Result<Handoff, RemoteError> {
+        let HandoffWay::Rooms { host, port } = &self.settings().handoff else {
+            return Err(RemoteError::ours(Stage::Prefill, "this engine has no rooms"));
+        };
+        let wire = self.wire();
+        let host = host.clone().unwrap_or_else(|| wire.host().to_owned());
+        let room = fresh63();
+        set_room(body, &host, *port, room)?;
+        Ok(Handoff::new(request, Way::Room { host, port: *port, room }, self.lease(None)))
+    }
+
+    /// Names a transfer, and finds the engine's name at its bootstrap server.
+    async fn transfer(&self, bootstrap_url: &str) -> Result<Plan, RemoteError> {
+        let stage = Stage::Prefill;
+        if bootstrap_url.is_empty() {
+            return Err(RemoteError::ours(stage, "this engine has no bootstrap URL")
+                .remedy("give a prefill engine its bootstrap URL, like http://host:8998"));
+        }
+        let until = Instant::now() + Duration::from_micros(self.settings().timeouts.page_us);
+        let call = Call { stage, path: "/query", elsewhere: Some(bootstrap_url), headers: vec![], until };
+        let (status, page) = self.wire().page(call).await?;
+        if !status.is_success() {
+            let text = format!("the bootstrap server answered {}", status.as_u16());
+            return Err(
+                RemoteError::new(Kind::Unavailable, Side::Engine, stage, text).status(status.as_u16())
+            );
+        }
+        let engine_id = engine_of(&page, self.settings().dp_rank)?;
+        let transfer_id = format!("xfer-{:016x}{:016x}", fresh63(), fresh63());
+        Ok(Plan::Mooncake {
+            engine_id,
+            bootstrap: bootstrap_url.trim_end_matches('/').to_owned(),
+            transfer_id,
+        })
+    }
+}
+
+/// The bootstrap fields, alike on both legs.
+pub(crate) fn set_room(body: &mut Body, host: &str, port: u16, room: u64) -> Result<(), RemoteError> {
+    body.set("bootstrap_host", host)?;
+    body.set("bootstrap_port", &port)?;
+    body.set("bootstrap_room", &room)
+}
+
+/// The engine's name in a bootstrap server's answer, by data-parallel rank.
+fn engine_of(page: &[u8], rank: Option<u32>) -> Result<String, RemoteError> {
+    let stage = Stage::Prefill;
+    let read: std::collections::BTreeMap<String, serde_json::Value> =
+        serde_json::from_slice(page).map_err(|error| {
+            RemoteError::bug(stage, format!("the bootstrap server's answer cannot be read: {error}"))
+        })?;
+    let named = |rank: &str| read.get(rank).and_then(|one| one["engine_id"].as_str()).map(str::to_owned);
+    let found = match rank {
+        Some(rank) => named(&rank.to_string()),
+        None if read.len() > 1 => {
+            let text = format!("the bootstrap server knows {} data-parallel ranks", read.len());
+            return Err(RemoteError::ours(stage, text).remedy("say which rank this engine is (dp_rank)"));
+        }
+        None => read.keys().next().and_then(|rank| named(rank)),
+    };
+    found.filter(|id| !id.is_empty()).ok_or_else(|| {
+        let text = "the bootstrap server does not know the prefill engine";
+        RemoteError::new(Kind::Unavailable, Side::Engine, stage, text)
+            .remedy("wait until the prefill engine has registered, or mend the bootstrap URL")
+    })
+}
+
+/// `X-Request-Id`, and the data-parallel rank where one is meant.
+pub(crate) fn vllm_headers(
+    leg: &str,
+    rank: Option<u32>,
+) -> Result<Vec<(HeaderName, HeaderValue)>, RemoteError> {
+    let value = HeaderValue::from_str(leg).map_err(|_| {
+        RemoteError::new(Kind::Bug, Side::Us, Stage::Prepare, "a request id that no header may hold")
+    })?;
+    let mut headers = vec![(HeaderName::from_static("x-request-id"), value)];
+    if let Some(rank) = rank {
+        headers.push((HeaderName::from_static("x-data-parallel-rank"), HeaderValue::from(rank)));
+    }
+    Ok(headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bootstrap_server_names_the_engine() {
+        // As in pd_mooncake.json.
+        let seen = br#"{"0": {"engine_id": "75710752-3d2e-42cc-8c96-76bff4387671", "worker_addr": {"0": {"0": "tcp://127.0.0.1:44301"}}}}"#;
+        assert_eq!(engine_of(seen, None).unwrap(), "75710752-3d2e-42cc-8c96-76bff4387671");
+        assert_eq!(engine_of(seen, Some(0)).unwrap(), "75710752-3d2e-42cc-8c96-76bff4387671");
+        assert_eq!(engine_of(seen, Some(1)).unwrap_err().kind, Kind::Unavailable);
+        assert_eq!(engine_of(b"{}", None).unwrap_err().kind, Kind::Unavailable);
+        assert_eq!(engine_of(b"[]", None).unwrap_err().kind, Kind::Bug);
+        let two = br#"{"0": {"engine_id": "a"}, "1": {"engine_id": "b"}}"#;
+        assert_eq!(engine_of(two, None).unwrap_err().kind, Kind::Invalid);
+        assert_eq!(engine_of(two, Some(1)).unwrap(), "b");
+    }
+}
