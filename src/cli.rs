@@ -14,6 +14,7 @@ mod paper;
 mod profile;
 mod rdma;
 mod reference;
+mod remote;
 mod replay;
 mod require;
 mod schema;

@@ -7,6 +7,7 @@ mod job;
 mod links;
 mod pool;
 mod prefill;
+mod remote;
 mod sink;
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ pub use engine::EngineChoice;
 #[cfg(test)]
 pub(crate) use engine::build as build_engine;
 use links::{Links, ToWorker};
+pub use remote::{RemoteNode, run as run_remote};
 use worker::{Parts, Worker};
 
 use crate::config::StoreSection;

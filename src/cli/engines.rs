@@ -3,15 +3,18 @@
 use std::path::PathBuf;
 
 use baton_engine::{PoolSpec, SeededSpec, TimedSpec};
+use baton_remote::Dialect;
 use baton_router::Tokenization;
+use baton_types::CostProfile;
 
 use crate::node::EngineChoice;
 
 /// What nodes compute with.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Engines {
-    /// builtin: a real transformer on the CPU; timed: keeps the time of a cost profile; zero: takes no time
-    #[arg(long, default_value = "builtin", value_parser = ["builtin", "timed", "zero"])]
+    /// builtin: a real transformer on the CPU; timed: keeps the time of a cost profile; zero: takes no time;
+    /// vllm, sglang, openai (`baton node` only): a server of that kind at --url
+    #[arg(long, default_value = "builtin", value_parser = ["builtin", "timed", "zero", "vllm", "sglang", "openai"])]
     engine: String,
     /// Hugging Face folder with the model's weights and tokenizer [default: a small model from a seed]
     #[arg(long)]
@@ -19,7 +22,7 @@ pub struct Engines {
     /// Seed of the small model's weights
     #[arg(long, default_value_t = 1)]
     model_seed: u64,
-    /// Cost profile of a timed engine: a shipped one's name or a file
+    /// Cost profile of an engine that is not measured at its start: a shipped one's name or a file
     #[arg(long, default_value = "llama3-70b-8xa100")]
     profile: String,
     /// A timed engine takes this many times what its profile says
@@ -39,7 +42,7 @@ pub struct Engines {
     pub ssd_blocks: u64,
     /// Prompt tokens that an engine computes in one pass at most
     #[arg(long, default_value_t = 512)]
-    pass_tokens: u32,
+    pub pass_tokens: u32,
     /// Sequences that an engine runs at a time at most
     #[arg(long, default_value_t = 64)]
     max_running: u32,
@@ -51,6 +54,14 @@ impl Engines {
     /// # Errors
     /// Names the profile that cannot be read.
     pub fn choice(&self) -> Result<EngineChoice, String> {
+        if let Some(dialect) = self.dialect() {
+            return Err(format!(
+                "a node of this program cannot be a {} server: `baton node --engine {} --url URL` \
+                attaches one that runs",
+                dialect.name(),
+                self.engine
+            ));
+        }
         let pool = PoolSpec {
             block_tokens: self.block_tokens,
             blocks: self.blocks,
@@ -60,7 +71,7 @@ impl Engines {
         };
         Ok(match (self.engine.as_str(), &self.model) {
             ("timed", _) => {
-                let profile = baton_sim::profiles::find(&self.profile).map_err(|e| e.to_string())?;
+                let profile = self.profile()?;
                 let spec = Box::new(TimedSpec { time_scale: self.time_scale, ..TimedSpec::new(profile) });
                 EngineChoice::Timed { spec, pool }
             }
@@ -71,6 +82,35 @@ impl Engines {
                 pool,
             },
         })
+    }
+
+    /// The kind of server that computes, if it is none of this program's engines.
+    #[must_use]
+    pub fn dialect(&self) -> Option<Dialect> {
+        match self.engine.as_str() {
+            "vllm" => Some(Dialect::Vllm),
+            "sglang" => Some(Dialect::Sglang),
+            "openai" => Some(Dialect::Plain),
+            _ => None,
+        }
+    }
+
+    /// The cost profile that was named.
+    ///
+    /// # Errors
+    /// Names the profile that cannot be read.
+    pub fn profile(&self) -> Result<CostProfile, String> {
+        baton_sim::profiles::find(&self.profile).map_err(|e| e.to_string())
+    }
+
+    /// Tokens that end an answer, as the model's folder has it; none without one.
+    ///
+    /// # Errors
+    /// Names the file of the folder that cannot be read.
+    pub fn end_tokens(&self) -> Result<Vec<u32>, String> {
+        let Some(folder) = &self.model else { return Ok(Vec::new()) };
+        let read = Tokenization::folder(folder).map_err(|e| format!("tokenizer: {e}"))?;
+        Ok(read.end_tokens())
     }
 
     /// How prompts become tokens, as the engine's model has it.
@@ -92,6 +132,7 @@ impl Engines {
         match (self.engine.as_str(), &self.model) {
             ("timed", _) => format!("a timed engine by {}", self.profile),
             ("zero", _) => "an engine that takes no time".into(),
+            ("vllm" | "sglang" | "openai", _) => format!("a server of kind {}", self.engine),
             (_, Some(folder)) => format!("the built-in engine with {}", folder.display()),
             (_, None) => format!("the built-in engine with a small model from seed {}", self.model_seed),
         }

@@ -4,24 +4,32 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::cli::engines::Engines;
+use crate::cli::remote::RemoteArgs;
 use crate::node::NodeConfig;
 
 /// Arguments of `baton node`.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    baton node --name p0 --role prefill --conductor http://10.0.0.5:9090 --kv-listen 10.0.0.6:0\n  \
+    baton node --name v0 --role both --conductor http://10.0.0.5:9090 --engine vllm --url http://127.0.0.1:8000\n  \
+    baton node --name vp --role prefill --conductor http://10.0.0.5:9090 --engine vllm --url http://127.0.0.1:8200 --handoff nixl\n  \
+    baton node --name sp --role prefill --conductor http://10.0.0.5:9090 --engine sglang --url http://10.0.0.7:30000 --bootstrap-port 8998")]
 pub struct NodeArgs {
     /// Configuration file; its `store` section says how blocks are kept
     #[arg(short, long)]
     config: Option<PathBuf>,
     /// Its name: the same name is the same instance after a restart
     #[arg(long)]
-    name: String,
+    pub(super) name: String,
     /// prefill, decode, both or store
     #[arg(long)]
     role: String,
     /// The conductor's control address, as http://ADDRESS:PORT
     #[arg(long)]
-    conductor: String,
+    pub(super) conductor: String,
     /// Where peers reach its KV; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:0")]
     kv_listen: SocketAddr,
@@ -33,7 +41,10 @@ pub struct NodeArgs {
     data: Option<PathBuf>,
     /// What it computes with
     #[command(flatten)]
-    engines: Engines,
+    pub(super) engines: Engines,
+    /// A server that computes
+    #[command(flatten)]
+    remote: RemoteArgs,
     /// Stop when standard input ends, as it does when the process that holds its other end is gone
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -53,6 +64,10 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         None => crate::config::Config::default(),
     };
     let role = crate::conductor::parse_role(&args.role)?;
+    if let Some(dialect) = args.engines.dialect() {
+        let node = args.remote.node(&args, dialect, role)?;
+        return keep(args.until_stdin_ends, |stop| crate::node::run_remote(node, stop));
+    }
     let node = NodeConfig {
         name: args.name,
         role,
@@ -65,6 +80,14 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         ssd_dir: args.data,
         store: config.store,
     };
+    keep(args.until_stdin_ends, |stop| crate::node::run(node, stop))
+}
+
+/// Runs a node until it is told to stop.
+fn keep<F: Future<Output = Result<(), String>>>(
+    until_stdin_ends: bool,
+    node: impl FnOnce(CancellationToken) -> F,
+) -> Result<ExitCode, String> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -72,10 +95,10 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         .map_err(|e| format!("runtime: {e}"))?;
     runtime.block_on(async {
         let stop = crate::shutdown::on_signal()?;
-        if args.until_stdin_ends {
+        if until_stdin_ends {
             follow_stdin(stop.clone())?;
         }
-        crate::node::run(node, stop).await
+        node(stop).await
     })?;
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     Ok(ExitCode::SUCCESS)

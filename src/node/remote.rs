@@ -91,7 +91,12 @@ async fn well(engine: &RemoteEngine, node: &RemoteNode) -> Arc<Probe> {
         };
         match asked {
             Ok(probe) => {
-                tracing::info!(node = node.name, model = probe.model, version = probe.version, "the engine is well");
+                tracing::info!(
+                    node = node.name,
+                    model = probe.model,
+                    version = probe.version,
+                    "the engine is well"
+                );
                 return probe;
             }
             Err(error) => {
@@ -132,17 +137,26 @@ async fn unwell(engine: &RemoteEngine, desk: &Desk) -> String {
 /// What the node says of itself.
 fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
     let lacks = |what: &str, option: &str| format!("the engine does not tell its {what}; give --{option}");
-    let capacity_tokens =
-        node.capacity_tokens.or(found.capacity_tokens).ok_or_else(|| lacks("KV capacity", "capacity-tokens"))?;
-    let max_model_tokens =
-        node.max_model_tokens.or(found.max_model_tokens).ok_or_else(|| lacks("longest context", "max-model-tokens"))?;
+    let capacity_tokens = node
+        .capacity_tokens
+        .or(found.capacity_tokens)
+        .ok_or_else(|| lacks("KV capacity", "capacity-tokens"))?;
+    let max_model_tokens = node
+        .max_model_tokens
+        .or(found.max_model_tokens)
+        .ok_or_else(|| lacks("longest context", "max-model-tokens"))?;
     let mut profile = node.profile.clone();
     profile.kv_capacity_tokens = capacity_tokens;
     let fingerprint = v1::Fingerprint {
         model: found.model.clone(),
         block_tokens: node.block_tokens,
         // Two versions of an engine, or two ways of moving KV, make no pair.
-        engine: format!("{} {} {}", node.engine.dialect.name(), way(&node.engine), found.version.as_deref().unwrap_or("")),
+        engine: format!(
+            "{} {} {}",
+            node.engine.dialect.name(),
+            way(&node.engine),
+            found.version.as_deref().unwrap_or("")
+        ),
         ..v1::Fingerprint::default()
     };
     Ok(v1::Hello {

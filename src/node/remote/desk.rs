@@ -58,9 +58,9 @@ struct Leg {
 }
 
 impl Leg {
-    fn new(attempt: u32) -> Self {
+    fn new(attempt: u32, work: Option<Work>) -> Self {
         let (go, gate) = oneshot::channel();
-        Self { attempt, work: None, task: None, go: Some(go), gate: Some(gate) }
+        Self { attempt, work, task: None, go: Some(go), gate: Some(gate) }
     }
 }
 
@@ -123,7 +123,9 @@ impl Desk {
             Some(Order::StartDecode(_)) => self.start(request, attempt),
             Some(Order::Release(_)) => _ = self.inner.life.lock().legs.remove(&request),
             // What was offered once is not offered again: the engine may have given the blocks away.
-            Some(Order::Handoff(_)) => self.refuse(request, attempt, ("handoff", "its KV is not here any more")),
+            Some(Order::Handoff(_)) => {
+                self.refuse(request, attempt, ("handoff", "its KV is not here any more"))
+            }
             Some(Order::Replicate(_)) => {
                 self.say(0, 0, v1::fact::Fact::Replicated(true));
             }
@@ -143,15 +145,18 @@ impl Desk {
         let engine = self.inner.engine.clone();
         let alone = order.decode.is_none();
         self.open(request, attempt, |gate, voice| async move {
-            if alone { legs::whole(engine, work, voice, gate).await } else { legs::prefill(engine, work, voice).await }
+            if alone {
+                legs::whole(engine, work, voice, gate).await
+            } else {
+                legs::prefill(engine, work, voice).await
+            }
         });
     }
 
     fn expect(&self, request: u64, attempt: u32, work: Option<v1::Work>) {
         match self.work(work) {
             Ok(work) => {
-                let leg = Leg { work: Some(work), ..Leg::new(attempt) };
-                self.inner.life.lock().legs.insert(request, leg);
+                self.inner.life.lock().legs.insert(request, Leg::new(attempt, Some(work)));
             }
             Err(why) => self.refuse(request, attempt, ("engine", &why)),
         }
@@ -192,7 +197,7 @@ impl Desk {
         task: impl FnOnce(oneshot::Receiver<()>, Voice) -> F,
     ) {
         // Whatever was under way for it here is over.
-        self.inner.life.lock().legs.insert(request, Leg::new(attempt));
+        self.inner.life.lock().legs.insert(request, Leg::new(attempt, None));
         self.run(request, task);
     }
 

@@ -42,7 +42,8 @@ impl Work {
         };
         let job = Job::to_prefill(0, work, 0, naming)?;
         let given = u32::try_from(job.tokens.len() - job.prompt_tokens as usize).unwrap_or(u32::MAX);
-        let sampling = if given == 0 { job.sampling } else { Arc::new(resumed(&job.sampling, given, &body)?) };
+        let sampling =
+            if given == 0 { job.sampling } else { Arc::new(resumed(&job.sampling, given, &body)?) };
         let request = Request { id, tokens: job.tokens.into(), sampling, body };
         Ok(Self { request, given, chain: job.chain })
     }
@@ -64,7 +65,11 @@ fn resumed(sampling: &Sampling, given: u32, body: &Bytes) -> Result<Sampling, St
     if let Some(name) = BOUND_TO_ANSWER.iter().find(|name| fields.get(**name).is_some_and(|v| !v.is_null())) {
         return cannot(&format!("{name} binds the answer as a whole"));
     }
-    Ok(Sampling { max_tokens: left, min_tokens: sampling.min_tokens.saturating_sub(given), ..sampling.clone() })
+    Ok(Sampling {
+        max_tokens: left,
+        min_tokens: sampling.min_tokens.saturating_sub(given),
+        ..sampling.clone()
+    })
 }
 
 #[cfg(test)]
@@ -104,7 +109,8 @@ mod tests {
         let schema = br#"{"response_format":{"type":"json_object"},"guided_json":null}"#;
         let bound = v1::Work { body: schema.to_vec().into(), ..order(&[1, 2], &[3], &plain) };
         assert!(new(bound).unwrap_err().contains("response_format"));
-        let none = v1::Work { body: br#"{"guided_json":null}"#.to_vec().into(), ..order(&[1, 2], &[3], &plain) };
+        let none =
+            v1::Work { body: br#"{"guided_json":null}"#.to_vec().into(), ..order(&[1, 2], &[3], &plain) };
         assert!(new(none).is_ok());
         let full = Sampling { max_tokens: 1, ..plain };
         assert!(new(order(&[1, 2], &[3], &full)).unwrap_err().contains("all its tokens"));

@@ -1,0 +1,110 @@
+//! Servers that a node drives over HTTP, from the command line.
+
+use baton_remote::{Dialect, HandoffWay, RemoteSettings};
+use baton_types::Role;
+
+use crate::cli::node::NodeArgs;
+use crate::node::RemoteNode;
+
+/// Rate at which KV moves between servers when nothing is said, bytes/s: a NIC of 100 Gbit/s.
+const NET_BYTES_PER_S: u64 = 12_500_000_000;
+
+/// A server that computes: for `--engine vllm | sglang | openai`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Servers (--engine vllm, sglang or openai)")]
+pub struct RemoteArgs {
+    /// Where the server is
+    #[arg(long)]
+    url: Option<String>,
+    /// How it hands KV over: none, nixl or mooncake (vLLM's connectors), rooms (SGLang's bootstrap) [default: none for
+    /// role both, else nixl for vllm and rooms for sglang]
+    #[arg(long, value_parser = ["none", "nixl", "mooncake", "rooms"])]
+    handoff: Option<String>,
+    /// The prefill server's bootstrap server as decode servers reach it, for --handoff mooncake
+    #[arg(long, value_name = "URL")]
+    bootstrap_url: Option<String>,
+    /// Host of the prefill server's bootstrap as decode servers reach it, for --handoff rooms [default: the URL's]
+    #[arg(long, value_name = "HOST")]
+    bootstrap_host: Option<String>,
+    /// Port of the prefill server's bootstrap, for --handoff rooms
+    #[arg(long, value_name = "PORT", default_value_t = 8998)]
+    bootstrap_port: u16,
+    /// Key that the server wants
+    #[arg(long, value_name = "KEY", env = "BATON_ENGINE_KEY", hide_env_values = true)]
+    engine_key: Option<String>,
+    /// The model's name at the server [default: the first that it lists]
+    #[arg(long, value_name = "NAME")]
+    served_model: Option<String>,
+    /// Data-parallel rank of the server that is meant, when it has several
+    #[arg(long, value_name = "RANK")]
+    dp_rank: Option<u32>,
+    /// Tokens that its KV pool holds [default: what it says]
+    #[arg(long, value_name = "TOKENS")]
+    capacity_tokens: Option<u64>,
+    /// Longest prompt and answer together [default: what it says]
+    #[arg(long, value_name = "TOKENS")]
+    max_model_tokens: Option<u32>,
+    /// Rate at which KV moves between servers, for predictions, bytes/s
+    #[arg(long, value_name = "BYTES_PER_S", default_value_t = NET_BYTES_PER_S, value_parser = clap::value_parser!(u64).range(1..))]
+    net_bytes_per_s: u64,
+}
+
+impl RemoteArgs {
+    /// The node that was asked for.
+    ///
+    /// # Errors
+    /// Names what is missing, or does not go together.
+    pub fn node(&self, args: &NodeArgs, dialect: Dialect, role: Role) -> Result<RemoteNode, String> {
+        let url = self
+            .url
+            .as_ref()
+            .ok_or_else(|| format!("--engine {} needs --url: where the server is", dialect.name()))?;
+        if role == Role::Store {
+            return Err("a server is no store: give it the role prefill, decode or both".into());
+        }
+        let mut engine = RemoteSettings::new(dialect, url).with_handoff(self.way(dialect, role)?);
+        engine.api_key.clone_from(&self.engine_key);
+        engine.model.clone_from(&self.served_model);
+        engine.dp_rank = self.dp_rank;
+        Ok(RemoteNode {
+            name: args.name.clone(),
+            role,
+            control: args.conductor.clone(),
+            engine,
+            block_tokens: args.engines.block_tokens,
+            capacity_tokens: self.capacity_tokens,
+            pass_tokens: args.engines.pass_tokens,
+            net_bytes_per_s: self.net_bytes_per_s,
+            max_model_tokens: self.max_model_tokens,
+            end_tokens: args.engines.end_tokens()?,
+            profile: args.engines.profile()?,
+        })
+    }
+
+    fn way(&self, dialect: Dialect, role: Role) -> Result<HandoffWay, String> {
+        let otherwise = match (role, dialect) {
+            (Role::Both, _) | (_, Dialect::Plain) => "none",
+            (_, Dialect::Vllm) => "nixl",
+            (_, Dialect::Sglang) => "rooms",
+        };
+        let word = self.handoff.as_deref().unwrap_or(otherwise);
+        if word == "none" && role != Role::Both {
+            return Err(format!(
+                "a {} server that hands no KV over serves whole requests: give it the role both",
+                dialect.name()
+            ));
+        }
+        Ok(match word {
+            "nixl" => HandoffWay::Nixl,
+            "mooncake" => {
+                let url = self.bootstrap_url.clone();
+                if url.is_none() && role != Role::Decode {
+                    return Err("--handoff mooncake needs --bootstrap-url: the prefill server's VLLM_MOONCAKE_BOOTSTRAP_PORT, as http://HOST:8998".into());
+                }
+                HandoffWay::Mooncake { bootstrap_url: url.unwrap_or_default() }
+            }
+            "rooms" => HandoffWay::Rooms { host: self.bootstrap_host.clone(), port: self.bootstrap_port },
+            _ => HandoffWay::None,
+        })
+    }
+}
