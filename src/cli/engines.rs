@@ -103,14 +103,14 @@ impl Engines {
         baton_sim::profiles::find(&self.profile).map_err(|e| e.to_string())
     }
 
-    /// Tokens that end an answer, as the model's folder has it; none without one.
+    /// What the model's folder says of its tokens: how many there are, and which end an answer; nothing without one.
     ///
     /// # Errors
     /// Names the file of the folder that cannot be read.
-    pub fn end_tokens(&self) -> Result<Vec<u32>, String> {
-        let Some(folder) = &self.model else { return Ok(Vec::new()) };
+    pub fn vocabulary(&self) -> Result<Option<(u32, Vec<u32>)>, String> {
+        let Some(folder) = &self.model else { return Ok(None) };
         let read = Tokenization::folder(folder).map_err(|e| format!("tokenizer: {e}"))?;
-        Ok(read.end_tokens())
+        Ok(Some((read.vocab_tokens(), read.end_tokens())))
     }
 
     /// How prompts become tokens, as the engine's model has it.

@@ -66,6 +66,8 @@ impl RemoteArgs {
         engine.api_key.clone_from(&self.engine_key);
         engine.model.clone_from(&self.served_model);
         engine.dp_rank = self.dp_rank;
+        // Without a folder the server alone knows them, and refuses what it does not have.
+        let (vocab_tokens, end_tokens) = args.engines.vocabulary()?.unwrap_or((u32::MAX, Vec::new()));
         Ok(RemoteNode {
             name: args.name.clone(),
             role,
@@ -76,7 +78,8 @@ impl RemoteArgs {
             pass_tokens: args.engines.pass_tokens,
             net_bytes_per_s: self.net_bytes_per_s,
             max_model_tokens: self.max_model_tokens,
-            end_tokens: args.engines.end_tokens()?,
+            vocab_tokens,
+            end_tokens,
             profile: args.engines.profile()?,
         })
     }

@@ -48,6 +48,8 @@ pub struct RemoteNode {
     pub net_bytes_per_s: u64,
     /// Longest prompt and answer together; what the engine says when `None`.
     pub max_model_tokens: Option<u32>,
+    /// Tokens that there are.
+    pub vocab_tokens: u32,
     /// Tokens that end an answer, for the router.
     pub end_tokens: Vec<u32>,
     /// What its passes are expected to cost; measured times correct it.
@@ -150,6 +152,7 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
     let fingerprint = v1::Fingerprint {
         model: found.model.clone(),
         block_tokens: node.block_tokens,
+        vocab_tokens: node.vocab_tokens,
         // Two versions of an engine, or two ways of moving KV, make no pair.
         engine: format!(
             "{} {} {}",
