@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Real clients against Baton in front of real engines, compared with one engine alone.
+
+    check.py --baton http://127.0.0.1:8088 --alone http://127.0.0.1:8100 --engine http://127.0.0.1:8200 ...
+
+Sends the same requests both ways and compares the answers token for token; leaves requests at every phase and looks, two
+seconds later, whether anything is still held. Prints one line a check; the exit status says whether all held.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+
+import aiohttp
+
+WORDS = "the block cache holds a prefix of every prompt that was served before and what is not there is computed".split()
+FAILED = []
+
+
+def say(good, what):
+    print(("ok    " if good else "FAILED ") + what, flush=True)
+    if not good:
+        FAILED.append(what)
+
+
+def prompts(rng, count):
+    """Some share long beginnings, some are alone; from one word to some hundreds."""
+    stems = [" ".join(rng.choice(WORDS) for _ in range(rng.choice([40, 120, 300]))) for _ in range(6)]
+    for at in range(count):
+        tail = " ".join(rng.choice(WORDS) for _ in range(rng.choice([1, 3, 9, 30, 80])))
+        yield (rng.choice(stems) + " " + tail if at % 3 else tail) + f" {at}"
+
+
+def requests(rng, count):
+    for at, prompt in enumerate(prompts(rng, count)):
+        body = {"model": "tiny", "max_tokens": rng.choice([1, 2, 7, 16, 30]), "temperature": 0}
+        if at % 4 == 3:
+            body |= {"temperature": 0.8, "seed": at}
+        if at % 5 == 4:
+            body |= {"ignore_eos": True}
+        body["stream"] = at % 2 == 1
+        if at % 7 == 6:
+            yield "/v1/completions", body | {"prompt": prompt}
+        else:
+            yield "/v1/chat/completions", body | {"messages": [{"role": "user", "content": prompt}]}
+
+
+def text_of(choice):
+    part = choice.get("delta") or choice.get("message") or choice
+    return part.get("content") or part.get("text") or ""
+
+
+async def ask(session, base, path, body):
+    """Text, end and usage of an answer, or what went wrong."""
+    body = dict(body)
+    if body["stream"]:
+        body["stream_options"] = {"include_usage": True}
+    async with session.post(base + path, json=body) as answer:
+        if answer.status != 200:
+            return ("status", answer.status, await answer.text())
+        if not body["stream"]:
+            told = await answer.json()
+            choice = told["choices"][0]
+            return (text_of(choice), choice["finish_reason"], told["usage"]["completion_tokens"])
+        text, end, tokens, done = "", None, None, False
+        async for line in answer.content:
+            line = line.decode().strip()
+            if not line.startswith("data:"):
+                continue
+            if line == "data: [DONE]":
+                done = True
+                break
+            told = json.loads(line[5:])
+            if "error" in told:
+                return ("error", 200, line)
+            if told.get("usage"):
+                tokens = told["usage"]["completion_tokens"]
+            for choice in told["choices"]:
+                text += text_of(choice)
+                end = choice.get("finish_reason") or end
+        return (text, end, tokens) if done else ("cut", 200, text)
+
+
+async def compare(session, args):
+    rng = random.Random(args.seed)
+    gate = asyncio.Semaphore(args.at_once)
+
+    async def one(path, body):
+        async with gate:
+            ours = await ask(session, args.baton, path, body)
+            alone = await ask(session, args.alone, path, body)
+            return ours == alone, path, body, ours, alone
+
+    began = time.time()
+    outcomes = await asyncio.gather(*(one(path, body) for path, body in requests(rng, args.count)))
+    wrong = [o for o in outcomes if not o[0]]
+    for _, path, body, ours, alone in wrong[:3]:
+        print(f"   {path} {json.dumps(body)[:160]}\n   baton {ours!r}\n   alone {alone!r}")
+    say(not wrong, f"{len(outcomes)} answers equal one engine's alone, {len(wrong)} do not ({time.time() - began:.0f} s)")
+
+
+async def scrape(session, base, names):
+    async with session.get(base + "/metrics") as page:
+        text = await page.text()
+    found = {}
+    for line in text.splitlines():
+        for name in names:
+            if line.startswith(name + "{") or line.startswith(name + " "):
+                found[name] = found.get(name, 0) + float(line.split()[-1])
+    return found
+
+
+HELD = ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+        "sglang:num_running_reqs", "sglang:num_queue_reqs"]
+
+
+async def leave(session, args):
+    """Clients that go away at any moment: nothing may be held two seconds later."""
+    rng = random.Random(args.seed + 1)
+
+    async def one(at, path, body):
+        body = body | {"max_tokens": 200, "ignore_eos": True, "stream": at % 2 == 0, "temperature": 0}
+        try:
+            await asyncio.wait_for(ask(session, args.baton, path, body), rng.uniform(0.0, args.leave_within))
+        except (asyncio.TimeoutError, aiohttp.ClientError):
+            pass
+
+    bodies = list(requests(rng, args.leaves))
+    for start in range(0, len(bodies), args.at_once):
+        await asyncio.gather(*(one(start + at, *b) for at, b in enumerate(bodies[start:start + args.at_once])))
+    held, until = None, time.time() + 2.0
+    while True:
+        held = {}
+        for engine in args.engine:
+            found = await scrape(session, engine, HELD)
+            held |= {f"{engine} {name}": value for name, value in found.items() if value}
+        live = (await scrape(session, args.baton, ["baton_requests_live"])).get("baton_requests_live", 0)
+        if live:
+            held["baton_requests_live"] = live
+        if not held or time.time() > until:
+            break
+        await asyncio.sleep(0.2)
+    say(not held, f"{len(bodies)} clients left at any moment; held two seconds later: {held or 'nothing'}")
+
+
+async def fields(session, args):
+    """Fields that Baton does not know reach the engine; what cannot be served is refused as one engine refuses it."""
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "the block"}], "max_tokens": 4, "temperature": 0,
+            "stream": False}
+    answer = await ask(session, args.baton, "/v1/chat/completions", chat | {"allowed_token_ids": [40, 41]})
+    alone = await ask(session, args.alone, "/v1/chat/completions", chat | {"allowed_token_ids": [40, 41]})
+    say(answer == alone, f"a field that only the engine knows changes the answer alike: {answer[0]!r}")
+    answer = await ask(session, args.baton, "/v1/chat/completions", chat | {"max_tokens": 1_000_000})
+    say(answer[0] == "status" and answer[1] == 400, f"more tokens than the model has are refused: {answer[1]}")
+    answer = await ask(session, args.baton, "/v1/chat/completions", chat | {"allowed_token_ids": "none"})
+    say(answer[0] == "status" and 400 <= answer[1] < 500, f"a field that the engine refuses is the client's error: {answer[1:]}")
+
+
+async def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--baton", required=True, help="Baton's front door")
+    parser.add_argument("--alone", required=True, help="one engine that serves whole requests, to compare with")
+    parser.add_argument("--engine", action="append", default=[], help="an engine behind Baton, for its metrics")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--leaves", type=int, default=60)
+    parser.add_argument("--leave-within", type=float, default=1.5, help="seconds after which a leaving client is gone")
+    parser.add_argument("--at-once", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    timeout = aiohttp.ClientTimeout(total=300)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        await fields(session, args)
+        await compare(session, args)
+        await leave(session, args)
+    sys.exit(1 if FAILED else 0)
+
+
+asyncio.run(main())
