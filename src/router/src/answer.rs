@@ -43,6 +43,8 @@ pub(crate) struct Answer {
     pub(crate) cached_tokens: Option<u64>,
     /// Why it ended.
     pub(crate) finish: Option<Finish>,
+    /// A stream's client has heard that it ended.
+    pub(crate) end_told: bool,
 }
 
 impl Answer {
@@ -64,6 +66,7 @@ impl Answer {
             completion_tokens: 0,
             cached_tokens: None,
             finish: None,
+            end_told: false,
         };
         if !plan.wants_prompt_logs {
             answer.echo(plan, &[]);

@@ -301,6 +301,8 @@ impl Desk<'_> {
             logprobs: sampling.logprobs.is_some(),
             wants_prompt_logs: sampling.prompt_logprobs.is_some(),
             shows_prompt_logs: fields.prompt_logprobs.is_some(),
+            tells_usage: fields.stream != Some(true)
+                || options.is_some_and(|options| options.include_usage == Some(true)),
             include_usage: options.and_then(|options| options.include_usage).unwrap_or(false),
             continuous_usage: options.and_then(|options| options.continuous_usage_stats).unwrap_or(false),
         }

@@ -41,6 +41,8 @@ pub(crate) struct Plan {
     /// The prompt's logprobs are a field of their own.
     pub(crate) shows_prompt_logs: bool,
     pub(crate) include_usage: bool,
+    /// The client is told what the call took.
+    pub(crate) tells_usage: bool,
     pub(crate) continuous_usage: bool,
 }
 

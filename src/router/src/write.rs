@@ -158,7 +158,8 @@ impl ChunkWriter {
             put(out, ",\"finish_reason\":null}");
             self.close(out, totals);
         }
-        if let Some(finish) = answer.finish_name() {
+        if let Some(finish) = answer.finish_name().filter(|_| !answer.end_told) {
+            answer.end_told = true;
             self.open(out, index);
             put(out, if self.chat { ",\"delta\":{}" } else { ",\"text\":\"\"" });
             put(out, ",\"logprobs\":null,\"finish_reason\":\"");

@@ -29,7 +29,6 @@ enum At {
     Argument {
         begun: bool,
         over: bool,
-        first: bool,
     },
     Value(Value),
     AfterValue,
@@ -72,17 +71,13 @@ impl PythonList {
             At::Function { begun, over: false } if in_name(c, begun, true) => {
                 self.in_word(c, At::Function { begun: true, over: false })
             }
-            At::Argument { begun: false, first: true, .. } | At::AfterValue if c == ')' => {
-                self.close_call(draft)
-            }
+            // Python takes a comma after the last argument.
+            At::Argument { begun: false, .. } | At::AfterValue if c == ')' => self.close_call(draft),
             At::Argument { begun: true, .. } if c == '=' => self.open_value(draft),
-            At::Argument { begun, over: false, first } if in_name(c, begun, false) => {
-                self.in_word(c, At::Argument { begun: true, over: false, first })
+            At::Argument { begun, over: false } if in_name(c, begun, false) => {
+                self.in_word(c, At::Argument { begun: true, over: false })
             }
-            At::AfterValue if c == ',' => {
-                self.raw.push_str(", ");
-                self.go_on(At::Argument { begun: false, over: false, first: false })
-            }
+            At::AfterValue if c == ',' => self.go_on(At::Argument { begun: false, over: false }),
             At::AfterCall if c == ',' => self.go_on(At::Function { begun: false, over: false }),
             At::AfterCall if c == ']' => Step::Done,
             _ => Step::Broken,
@@ -103,12 +98,12 @@ impl PythonList {
         self.function = std::mem::take(&mut self.word);
         self.raw.push('{');
         self.told = false;
-        self.go_on(At::Argument { begun: false, over: false, first: true })
+        self.go_on(At::Argument { begun: false, over: false })
     }
 
     /// With its first argument it is sure to be a call.
     fn open_value(&mut self, draft: &mut Draft) -> Step {
-        self.raw.push('"');
+        self.raw.push_str(if self.told { ", \"" } else { "\"" });
         self.raw.push_str(&std::mem::take(&mut self.word));
         self.raw.push_str("\": ");
         self.tell_name(draft);

@@ -77,7 +77,7 @@ fn hermes() {
     );
     // Cut short: what was said of it is said.
     with(r#"<tool_call>{"name": "now", "arguments": {"a": "b"#, None, &[("now", r#"{"a": "b"#)]);
-    with(&format!("{one}\n</tool_c"), None, &[("weather", ULM)]);
+    with(&one[..one.len() - 3], None, &[("weather", ULM)]);
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn pythonic() {
     with(
         "[weather(city='Ulm \"x\"', days = [1, None], deep={'a': True}), now()]",
         None,
-        &[("weather", r#"{"city": "Ulm \"x\"", "days":  [1, null], "deep": {"a": true}}"#), ("now", "{}")],
+        &[("weather", r#"{"city": "Ulm \"x\"", "days": [1, null], "deep": {"a": true}}"#), ("now", "{}")],
     );
     with("<|python_start|>[now( ), a.b-c(n=-5)]\n", None, &[("now", "{}"), ("a.b-c", "{\"n\": -5}")]);
     for text in [
@@ -200,7 +200,8 @@ fn pythonic() {
     ] {
         assert_text(ToolFormat::Pythonic, text);
     }
-    with("[now(a=1,)]", Some(")]"), &[("now", "{\"a\": 1, ")]);
+    with("[now(a=1,)]", None, &[("now", "{\"a\": 1}")]);
+    with("[now(a=1, 2)]", Some("2)]"), &[("now", "{\"a\": 1")]);
     with("[now(), other()]", Some(", other()]"), &[("now", "{}")]);
 }
 
@@ -291,49 +292,50 @@ fn templates_tell_the_format() {
 }
 
 /// Words that make calls, and some that spoil them.
+const WORDS: &[&str] = &[
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "<|python_start|>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "function",
+    "```json\n",
+    "\n```",
+    "{\"name\": \"now\"",
+    ", \"arguments\": ",
+    "{\"a\": \"é\"}",
+    "{}",
+    "}",
+    "{",
+    "[",
+    "]",
+    "now",
+    "weather",
+    "(",
+    ")",
+    "a=",
+    "'x'",
+    "1",
+    ",",
+    ";",
+    " ",
+    "\n",
+    "é",
+    "<",
+    "{\"name\": \"now\", \"parameters\": {\"b\": [1, 2]}}",
+    "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": 1}}</tool_call>",
+    "[now(a=1)]",
+    "[now(), weather(a='b')]",
+];
+
 fn any_text() -> impl Strategy<Value = String> {
-    let words = [
-        "<tool_call>",
-        "</tool_call>",
-        "[TOOL_CALLS]",
-        "[ARGS]",
-        "<|python_tag|>",
-        "<|python_start|>",
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁calls▁end｜>",
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        "<｜tool▁sep｜>",
-        "function",
-        "```json\n",
-        "\n```",
-        "{\"name\": \"now\"",
-        ", \"arguments\": ",
-        "{\"a\": \"é\"}",
-        "{}",
-        "}",
-        "{",
-        "[",
-        "]",
-        "now",
-        "weather",
-        "(",
-        ")",
-        "a=",
-        "'x'",
-        "1",
-        ",",
-        ";",
-        " ",
-        "\n",
-        "é",
-        "<",
-        "{\"name\": \"now\", \"parameters\": {\"b\": [1, 2]}}",
-        "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": 1}}</tool_call>",
-        "[now(a=1)]",
-        "[now(), weather(a='b')]",
-    ];
-    proptest::collection::vec(proptest::sample::select(&words[..]), 0..14).prop_map(|words| words.concat())
+    proptest::collection::vec(proptest::sample::select(WORDS), 0..14).prop_map(|words| words.concat())
 }
 
 fn cut<'t>(text: &'t str, cuts: &[prop::sample::Index]) -> Vec<&'t str> {

@@ -117,7 +117,10 @@ impl Value {
             _ => {}
         }
         if matches!(c, ' ' | '\t' | '\n' | '\r') {
-            out.push(c);
+            // What is not begun has no space in it.
+            if !self.open.is_empty() {
+                out.push(c);
+            }
             return Step::More;
         }
         match self.at {
