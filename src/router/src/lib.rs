@@ -19,6 +19,9 @@
 //! | `x-baton-explain: 1` | the decision is sent back in `x-baton-decision` |
 //! | `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids`, `include_stop_str_in_output`, `skip_special_tokens`, `add_special_tokens`, `add_generation_prompt`, `chat_template_kwargs`, `prompt_logprobs` | as engines know them |
 //!
+//! Tool calls in answers become `tool_calls`, see [`ToolParser`]; reasoning may become
+//! `reasoning_content`, see [`ReasoningParser`].
+//!
 //! All other fields, `priority` among them, are not read here; the body goes along as it came.
 
 mod answer;
