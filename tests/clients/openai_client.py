@@ -152,6 +152,43 @@ def tools_are_taken():
     client.chat.completions.create(model=MODEL, messages=history, tools=[tool], max_tokens=4)
 
 
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALLS = [
+    '<tool_call>{"name": "weather", "arguments": {"city": "Ulm é"}}</tool_call>',
+    '<tool_call>{"arguments": {}, "name": "weather"}</tool_call>',
+]
+
+
+@only_echo
+def calls_are_read():
+    asked = ask("Let me look. " + " ".join(CALLS), tools=[WEATHER], max_tokens=400)
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me look."), choice
+    calls = [(call.type, call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls]
+    assert calls == [("function", "weather", {"city": "Ulm é"}), ("function", "weather", {})], calls
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+    # The next turn takes the message as it came.
+    history = [*asked["messages"], choice.message, {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "sunny"}]
+    client.chat.completions.create(**{**asked, "messages": history})
+    one = client.chat.completions.create(**asked, parallel_tool_calls=False).choices[0].message
+    assert len(one.tool_calls) == 1, one
+
+
+@only_echo
+def calls_are_streamed():
+    asked = ask("Let me look. " + " ".join(CALLS), tools=[WEATHER], max_tokens=400)
+    pieces = 0
+    with client.chat.completions.stream(**asked) as stream:
+        for event in stream:
+            pieces += event.type == "tool_calls.function.arguments.delta" and event.index == 0
+        final = stream.get_final_completion().choices[0]
+    whole = client.chat.completions.create(**asked).choices[0]
+    told = lambda choice: [(call.function.name, call.function.arguments) for call in choice.message.tool_calls]
+    assert told(final) == told(whole) and len(told(whole)) == 2, final
+    assert (final.finish_reason, final.message.content) == ("tool_calls", "Let me look."), final
+    assert pieces > 5, pieces
+
+
 @check
 def content_may_come_in_parts():
     parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "there"}]

@@ -128,9 +128,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             "chat of {name:>7}, {tokens:>6} tokens: first time {cold:>7.1} µs, next turn {warm:>7.1} µs"
         );
     }
-    for (stream, class) in [(true, "one by one"), (true, "at once"), (false, "at once")] {
+    let tool = r#""tools":[{"type":"function","function":{"name":"now"}}],"#;
+    let ways = [(true, "one by one"), (true, "at once"), (false, "at once")];
+    for ((stream, class), tools) in ways.into_iter().flat_map(|way| [(way, ""), (way, tool)]) {
         let body = format!(
-            "{{\"messages\":[{{\"role\":\"user\",\"content\":\"x\"}}],\"max_tokens\":{EVENTS},\"stream\":{stream},\"service_tier\":\"{class}\"}}"
+            "{{\"messages\":[{{\"role\":\"user\",\"content\":\"x\"}}],{tools}\"max_tokens\":{EVENTS},\"stream\":{stream},\"service_tier\":\"{class}\"}}"
         );
         let mut times = Vec::new();
         for _ in 0..20 {
@@ -142,7 +144,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             assert!(!stream || events == EVENTS + 3, "{events} events: role, tokens, end and the last word");
         }
         println!(
-            "{EVENTS} tokens that come {class}, streamed {stream}: {:.3} µs each, with the channel",
+            "{EVENTS} tokens that come {class}, streamed {stream}, calls looked for {}: {:.3} µs each, with the channel",
+            !tools.is_empty(),
             median(times)
         );
     }

@@ -3,6 +3,7 @@
 use baton_types::{Finish, TokenLogprob};
 
 use crate::plan::Plan;
+use crate::speech::Speech;
 use crate::stops::StopWatch;
 use crate::tokenize::Detokenizer;
 
@@ -22,8 +23,10 @@ pub(crate) struct TokenLog {
 pub(crate) struct Answer {
     detokenizer: Detokenizer,
     watch: StopWatch,
-    /// Text that can be shown and was not yet taken.
+    /// Text that can be shown and was not yet taken; where there is more to an answer, nothing.
     pub(crate) shown: String,
+    /// What the text says, where it is more than text.
+    pub(crate) speech: Option<Speech>,
     shown_bytes: usize,
     raw_bytes: usize,
     raw_chars: usize,
@@ -40,15 +43,18 @@ pub(crate) struct Answer {
     pub(crate) cached_tokens: Option<u64>,
     /// Why it ended.
     pub(crate) finish: Option<Finish>,
+    /// A stream's client has heard that it ended.
+    pub(crate) end_told: bool,
 }
 
 impl Answer {
     /// The answer to the plan's prompt at `prompt_at`.
     pub(crate) fn new(plan: &Plan, prompt_at: usize) -> Self {
         let mut answer = Self {
-            detokenizer: Detokenizer::new(plan.skip_special),
+            detokenizer: Detokenizer::seeing(plan.skip_special, plan.speech.seen.clone()),
             watch: StopWatch::new(&plan.stops, plan.keep_stop),
             shown: String::new(),
+            speech: (!plan.speech.is_plain()).then(|| Speech::new(&plan.speech)),
             shown_bytes: 0,
             raw_bytes: 0,
             raw_chars: 0,
@@ -60,6 +66,7 @@ impl Answer {
             completion_tokens: 0,
             cached_tokens: None,
             finish: None,
+            end_told: false,
         };
         if !plan.wants_prompt_logs {
             answer.echo(plan, &[]);
@@ -123,6 +130,7 @@ impl Answer {
         }
         let armed = self.completion_tokens > u64::from(plan.min_tokens);
         self.show_piece(armed);
+        self.speak();
     }
 
     /// The engine says that the answer is over.
@@ -138,6 +146,7 @@ impl Answer {
             self.shown_bytes += self.shown.len() - before;
             self.finish = Some(if plan.discards_tokens { Finish::Length } else { finish });
         }
+        self.speak();
     }
 
     fn show_piece(&mut self, armed: bool) {
@@ -150,6 +159,23 @@ impl Answer {
             self.finish = Some(Finish::Stop);
         }
         self.shown_bytes += self.shown.len() - before;
+    }
+
+    /// Reads what can be shown.
+    fn speak(&mut self) {
+        if let Some(speech) = &mut self.speech {
+            speech.push(&self.shown);
+            self.shown.clear();
+            if self.finish.is_some() {
+                speech.finish();
+            }
+        }
+    }
+
+    /// Why it ended, in the API's word.
+    pub(crate) fn finish_name(&self) -> Option<&'static str> {
+        let calls = || self.speech.as_ref().is_some_and(Speech::has_calls);
+        self.finish.map(|finish| if finish == Finish::Stop && calls() { "tool_calls" } else { finish.name() })
     }
 
     /// Takes out what is said of the tokens whose text is shown; at the end, of all but those that a

@@ -105,6 +105,9 @@ pub struct Fault {
 }
 
 /// A submission under way. Dropping it cancels the request on every leg.
+///
+/// Who drops only the guard, after a stop string, may still hear of what it took: [`Event::Finished`] with
+/// the usage so far if the prompt was computed, else the channel's end.
 pub struct Ticket {
     /// What becomes of it.
     pub events: mpsc::Receiver<Event>,

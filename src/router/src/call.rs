@@ -16,7 +16,9 @@ use crate::error::ApiError;
 use crate::fields::{Fields, PromptField};
 use crate::plan::{Plan, PlannedPrompt};
 use crate::sampling::{self, Endpoint};
+use crate::speech::SpeechPlan;
 use crate::tokenize::{Lineage, Prompt, Tokenization, from_tokens};
+use crate::tools;
 
 /// What completions get that do not say how long: the API's own figure.
 const COMPLETION_TOKENS: u32 = 16;
@@ -53,10 +55,11 @@ impl From<ChatError> for ApiError {
     }
 }
 
-/// A prompt with what it reads as, for echoing.
+/// A prompt with what it reads as, for echoing, and whether it opens the answer's reasoning.
 struct Ready {
     prompt: Prompt,
     text: String,
+    thoughts: Option<bool>,
 }
 
 impl Desk<'_> {
@@ -104,7 +107,8 @@ impl Desk<'_> {
                 });
             }
         }
-        let plan = self.plan(&fields, &sampling, stops, ready);
+        let speech = self.speech(&fields, &ready);
+        let plan = Plan { speech, ..self.plan(&fields, &sampling, stops, ready) };
         let stream = fields.stream.unwrap_or(false);
         Ok(Call { plan, submissions, stream, explain: caller.explain, timeout_us: caller.timeout_us })
     }
@@ -152,18 +156,7 @@ impl Desk<'_> {
                 return Err(ApiError::invalid("response_format", message).code("unsupported_value"));
             }
         }
-        if let Some(choice) = fields.tool_choice
-            && !matches!(choice.get(), "\"none\"" | "\"auto\"")
-            && !self.config.constrains
-        {
-            let message =
-                "tool_choice can be \"auto\" or \"none\" here: no engine can be held to calling a tool";
-            return Err(ApiError::invalid("tool_choice", message).code("unsupported_value"));
-        }
-        if fields.tools.is_some_and(|tools| !tools.get().starts_with('[')) {
-            return Err(ApiError::invalid("tools", "tools is not a list; it is a list of tool objects"));
-        }
-        Ok(())
+        tools::check(fields, self.tool_format(), self.config.constrains)
     }
 
     fn check_count(&self, prompts: usize, n: usize) -> Result<(), ApiError> {
@@ -185,10 +178,11 @@ impl Desk<'_> {
 
     async fn chat_prompt(&self, fields: &Fields<'_>, lineage: Lineage) -> Result<Ready, ApiError> {
         let text = render_chat(self.tokenization, fields)?;
+        let thoughts = self.config.reasoning_parser.thoughts(&text);
         let dressed = fields.add_special_tokens.unwrap_or(false);
         let prompt = self.tokenization.prompt(text, dressed, lineage).await.map_err(not_tokenised)?;
         self.check_tokens(&prompt.tokens, "messages")?;
-        Ok(Ready { prompt, text: String::new() })
+        Ok(Ready { prompt, text: String::new(), thoughts })
     }
 
     async fn completion_prompts(
@@ -217,7 +211,7 @@ impl Desk<'_> {
             let echoed = if echo { text.clone() } else { String::new() };
             let prompt = self.tokenization.prompt(text, dressed, lineage).await.map_err(not_tokenised)?;
             self.check_tokens(&prompt.tokens, "prompt")?;
-            ready.push(Ready { prompt, text: echoed });
+            ready.push(Ready { prompt, text: echoed, thoughts: None });
         }
         Ok(ready)
     }
@@ -230,7 +224,7 @@ impl Desk<'_> {
         }
         self.check_tokens(tokens, "prompt")?;
         let text = if echo { self.tokenization.decode(tokens, true) } else { String::new() };
-        Ok(Ready { prompt: from_tokens(tokens, &lineage), text })
+        Ok(Ready { prompt: from_tokens(tokens, &lineage), text, thoughts: None })
     }
 
     fn check_tokens(&self, tokens: &[u32], param: &'static str) -> Result<(), ApiError> {
@@ -259,6 +253,25 @@ impl Desk<'_> {
         room
     }
 
+    fn tool_format(&self) -> Option<tools::ToolFormat> {
+        self.config.tool_parser.format(self.tokenization.tool_format())
+    }
+
+    /// What is looked for in the answers beside text.
+    fn speech(&self, fields: &Fields<'_>, ready: &[Ready]) -> SpeechPlan {
+        if self.endpoint != Endpoint::Chat {
+            return SpeechPlan::default();
+        }
+        let offer = self.tool_format().and_then(|format| tools::Offer::read(fields, format));
+        let thoughts = ready.first().and_then(|one| one.thoughts);
+        let mut texts = offer.as_ref().map_or(Vec::new(), |offer| offer.format.seen().to_vec());
+        if thoughts.is_some() {
+            texts.extend_from_slice(self.config.reasoning_parser.seen());
+        }
+        let seen = self.tokenization.special_tokens(&texts).into();
+        SpeechPlan { offer: offer.map(Arc::new), thoughts, seen }
+    }
+
     fn plan(&self, fields: &Fields<'_>, sampling: &Sampling, stops: Vec<String>, ready: Vec<Ready>) -> Plan {
         let mut ends = sampling.stop_token_ids.clone();
         if !sampling.ignore_eos {
@@ -280,6 +293,7 @@ impl Desk<'_> {
             stops,
             keep_stop: fields.include_stop_str_in_output.unwrap_or(false),
             skip_special: fields.skip_special_tokens.unwrap_or(true),
+            speech: SpeechPlan::default(),
             min_tokens: sampling.min_tokens,
             ends,
             echo,
@@ -287,6 +301,8 @@ impl Desk<'_> {
             logprobs: sampling.logprobs.is_some(),
             wants_prompt_logs: sampling.prompt_logprobs.is_some(),
             shows_prompt_logs: fields.prompt_logprobs.is_some(),
+            tells_usage: fields.stream != Some(true)
+                || options.is_some_and(|options| options.include_usage == Some(true)),
             include_usage: options.and_then(|options| options.include_usage).unwrap_or(false),
             continuous_usage: options.and_then(|options| options.continuous_usage_stats).unwrap_or(false),
         }
@@ -308,10 +324,9 @@ pub(crate) fn render_chat(tokenization: &Tokenization, fields: &Fields<'_>) -> R
             format!("role {:?} is not one of system, developer, user, assistant and tool", message.role);
         return Err(ApiError::invalid("messages", text));
     }
-    let refused = fields.tool_choice.is_some_and(|choice| choice.get() == "\"none\"");
     let chat = Chat {
         messages,
-        tools: fields.tools.filter(|tools| !refused && !is_empty_list(tools)),
+        tools: tools::offered(fields),
         template_kwargs: fields.chat_template_kwargs,
         add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
     };
@@ -329,10 +344,6 @@ pub(crate) fn check_model(name: Option<&str>, model: &Model) -> Result<(), ApiEr
         }
         _ => Ok(()),
     }
-}
-
-fn is_empty_list(raw: &RawValue) -> bool {
-    raw.get().strip_prefix('[').is_some_and(|rest| rest.trim_start() == "]")
 }
 
 fn format_type(raw: &RawValue) -> Option<String> {

@@ -1,7 +1,13 @@
 //! The answers of a call under way: their tickets, and what comes out of them.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Sleep;
 
 use crate::answer::Answer;
 use crate::backend::{Event, Ticket};
@@ -11,10 +17,24 @@ use crate::plan::Plan;
 /// Events taken from one answer before it is another's turn, where nobody watches each.
 const EVENTS_A_TURN: usize = 32;
 
+/// How long an answer that a stop string ended waits to hear what it took.
+const LAST_WORD_LIMIT: Duration = Duration::from_millis(250);
+
+/// What an answer comes from.
+enum Source {
+    Open(Ticket),
+    /// A stop string has ended the answer and its work; what it took is yet to be heard.
+    Leaving {
+        events: mpsc::Receiver<Event>,
+        alarm: Pin<Box<Sleep>>,
+    },
+    Over,
+}
+
 /// All answers of a call. Dropping it cancels those that are not at their end.
 pub(crate) struct Choices {
     pub(crate) plan: Arc<Plan>,
-    tickets: Vec<Option<Ticket>>,
+    sources: Vec<Source>,
     pub(crate) answers: Vec<Answer>,
     open: usize,
 }
@@ -25,13 +45,14 @@ impl Choices {
         let per_prompt = (tickets.len() / plan.prompts.len().max(1)).max(1);
         let answers = (0..tickets.len()).map(|at| Answer::new(&plan, at / per_prompt)).collect();
         let open = tickets.len();
-        Self { plan, tickets: tickets.into_iter().map(Some).collect(), answers, open }
+        Self { plan, sources: tickets.into_iter().map(Source::Open).collect(), answers, open }
     }
 
     /// Waits until each answer is admitted, and tells what was decided; fails with the first refusal.
     pub(crate) async fn admitted(&mut self) -> Result<Vec<Arc<str>>, ApiError> {
         let mut decisions = Vec::new();
-        for ticket in self.tickets.iter_mut().flatten() {
+        for source in &mut self.sources {
+            let Source::Open(ticket) = source else { continue };
             match ticket.events.recv().await {
                 Some(Event::Admitted { decision }) => decisions.extend(decision),
                 Some(Event::Refused(refusal)) => return Err(refusal.into()),
@@ -59,7 +80,11 @@ impl Choices {
         turn: usize,
         limit: usize,
     ) -> Poll<Result<bool, ApiError>> {
-        let Some(ticket) = &mut self.tickets[turn] else { return Poll::Ready(Ok(false)) };
+        let ticket = match &mut self.sources[turn] {
+            Source::Open(ticket) => ticket,
+            Source::Leaving { .. } => return self.poll_leaving(cx, turn).map(Ok),
+            Source::Over => return Poll::Ready(Ok(false)),
+        };
         let (plan, answer) = (&self.plan, &mut self.answers[turn]);
         for taken in 0..limit {
             let event = match ticket.events.poll_recv(cx) {
@@ -69,18 +94,48 @@ impl Choices {
             };
             take_in(plan, answer, event)?;
             if answer.finish.is_some() {
-                // Given back at once: what a stop string ended is computed no further.
-                self.tickets[turn] = None;
-                self.open -= 1;
+                self.let_go(turn);
                 return Poll::Ready(Ok(true));
             }
         }
         Poll::Ready(Ok(true))
     }
 
+    /// Gives an ended answer's ticket back at once: what a stop string ended is computed no further.
+    fn let_go(&mut self, turn: usize) {
+        let Source::Open(ticket) = std::mem::replace(&mut self.sources[turn], Source::Over) else { return };
+        if self.plan.tells_usage && self.answers[turn].cached_tokens.is_none() {
+            let alarm = Box::pin(tokio::time::sleep(LAST_WORD_LIMIT));
+            self.sources[turn] = Source::Leaving { events: ticket.events, alarm };
+        } else {
+            self.open -= 1;
+        }
+    }
+
+    /// `Ready` once it is known what the answer took, or will not be.
+    fn poll_leaving(&mut self, cx: &mut Context<'_>, turn: usize) -> Poll<bool> {
+        let Source::Leaving { events, alarm } = &mut self.sources[turn] else { return Poll::Ready(false) };
+        loop {
+            match events.poll_recv(cx) {
+                Poll::Ready(Some(Event::Finished { usage, .. })) => {
+                    self.answers[turn].cached_tokens = Some(usage.cached_tokens);
+                    break;
+                }
+                Poll::Ready(None | Some(Event::Refused(_) | Event::Failed(_))) => break,
+                // Said before it was known that nobody listens.
+                Poll::Ready(Some(_)) => {}
+                Poll::Pending if alarm.as_mut().poll(cx).is_ready() => break,
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        self.sources[turn] = Source::Over;
+        self.open -= 1;
+        Poll::Ready(true)
+    }
+
     /// Cancels what is not at its end.
     pub(crate) fn give_up(&mut self) {
-        self.tickets.clear();
+        self.sources.clear();
         self.open = 0;
     }
 
@@ -89,7 +144,7 @@ impl Choices {
         std::future::poll_fn(|cx| {
             loop {
                 let mut moved = false;
-                for turn in 0..self.tickets.len() {
+                for turn in 0..self.sources.len() {
                     match self.poll_answer(cx, turn, EVENTS_A_TURN) {
                         Poll::Ready(Ok(some)) => moved |= some,
                         Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),

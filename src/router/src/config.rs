@@ -9,6 +9,8 @@ use bytes::Bytes;
 use http::request::Parts;
 
 use crate::body::Reply;
+use crate::reasoning::ReasoningParser;
+use crate::tools::ToolParser;
 
 /// Settings of the front door. Every bound has a default that suits one machine.
 #[derive(Clone)]
@@ -37,6 +39,10 @@ pub struct RouterConfig {
     pub drain_limit_ms: u64,
     /// Whether engines can be held to a grammar: `response_format` of JSON, a tool choice of `required`.
     pub constrains: bool,
+    /// Which tool calls are looked for in chats that offer tools.
+    pub tool_parser: ToolParser,
+    /// Whether a chat's reasoning is told apart from its content.
+    pub reasoning_parser: ReasoningParser,
     /// Headers that name a conversation, first one there counts.
     pub session_headers: Vec<String>,
     /// Paths beside the router's own.
@@ -66,6 +72,8 @@ impl Default for RouterConfig {
             receive_limit_ms: 30_000,
             drain_limit_ms: 30_000,
             constrains: false,
+            tool_parser: ToolParser::default(),
+            reasoning_parser: ReasoningParser::default(),
             session_headers: sessions.map(str::to_owned).to_vec(),
             extra: None,
         }

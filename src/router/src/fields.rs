@@ -80,6 +80,7 @@ fields! {
     chat_template_kwargs: &'a RawValue,
     tools: &'a RawValue,
     tool_choice: &'a RawValue,
+    parallel_tool_calls: bool,
     response_format: &'a RawValue,
     user: Text<'a>,
     prompt_cache_key: Text<'a>,

@@ -19,6 +19,9 @@
 //! | `x-baton-explain: 1` | the decision is sent back in `x-baton-decision` |
 //! | `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `ignore_eos`, `stop_token_ids`, `include_stop_str_in_output`, `skip_special_tokens`, `add_special_tokens`, `add_generation_prompt`, `chat_template_kwargs`, `prompt_logprobs` | as engines know them |
 //!
+//! Tool calls in answers become `tool_calls`, see [`ToolParser`]; reasoning may become
+//! `reasoning_content`, see [`ReasoningParser`].
+//!
 //! All other fields, `priority` among them, are not read here; the body goes along as it came.
 
 mod answer;
@@ -33,16 +36,19 @@ mod error;
 mod fields;
 mod json;
 mod plan;
+mod reasoning;
 mod receive;
 mod router;
 mod sampling;
 mod serve;
+mod speech;
 mod stall;
 mod stats;
 mod stops;
 mod stream;
 mod tls;
 mod tokenize;
+mod tools;
 mod trace;
 mod write;
 
@@ -51,8 +57,10 @@ pub use body::{Body, CutOff, Reply};
 pub use caller::same_key;
 pub use config::{ApiKey, Extra, ReplyFuture, RouterConfig, TlsFiles};
 pub use error::ApiError;
+pub use reasoning::ReasoningParser;
 pub use router::Router;
 pub use serve::ServeError;
 pub use stats::RouterStats;
 pub use tokenize::{Lineage, LoadError, Prompt, Tokenization};
+pub use tools::{ToolFormat, ToolParser};
 pub use trace::TraceParent;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::sampling::Endpoint;
+use crate::speech::SpeechPlan;
 use crate::tokenize::Tokenization;
 
 /// A prompt of the call.
@@ -27,6 +28,8 @@ pub(crate) struct Plan {
     pub(crate) stops: Vec<String>,
     pub(crate) keep_stop: bool,
     pub(crate) skip_special: bool,
+    /// Whether answers are more than their text.
+    pub(crate) speech: SpeechPlan,
     pub(crate) min_tokens: u32,
     /// Tokens that end the answer and have no text in it, ascending.
     pub(crate) ends: Vec<u32>,
@@ -38,6 +41,8 @@ pub(crate) struct Plan {
     /// The prompt's logprobs are a field of their own.
     pub(crate) shows_prompt_logs: bool,
     pub(crate) include_usage: bool,
+    /// The client is told what the call took.
+    pub(crate) tells_usage: bool,
     pub(crate) continuous_usage: bool,
 }
 

@@ -5,6 +5,7 @@ use crate::error::ApiError;
 use crate::json;
 use crate::plan::Plan;
 use crate::sampling::Endpoint;
+use crate::speech::{Message, Part};
 use crate::tokenize::Tokenization;
 
 /// Last words of a stream that went well.
@@ -67,6 +68,8 @@ pub(crate) struct ChunkWriter {
     chat: bool,
     head: Vec<u8>,
     usage: Usage,
+    /// Whether content may be absent, so that who speaks says none.
+    plain: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +91,7 @@ impl ChunkWriter {
             (true, false) => Usage::Last,
             (true, true) => Usage::Each,
         };
-        Self { chat, head, usage }
+        Self { chat, head, usage, plain: plan.speech.is_plain() }
     }
 
     /// Whether every event has the tokens so far.
@@ -119,10 +122,9 @@ impl ChunkWriter {
     pub(crate) fn role(&self, out: &mut Vec<u8>, index: usize, totals: Option<Totals>) {
         if self.chat {
             self.open(out, index);
-            put(
-                out,
-                ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}",
-            );
+            put(out, ",\"delta\":{\"role\":\"assistant\",\"content\":");
+            put(out, if self.plain { "\"\"" } else { "null" });
+            put(out, "},\"logprobs\":null,\"finish_reason\":null}");
             self.close(out, totals);
         }
     }
@@ -135,8 +137,17 @@ impl ChunkWriter {
         answer: &mut Answer,
         (plan, totals): (&Plan, Option<Totals>),
     ) {
-        let logs = if plan.logprobs { answer.take_logs() } else { Vec::new() };
-        if !answer.shown.is_empty() || !logs.is_empty() {
+        let mut logs = if plan.logprobs { answer.take_logs() } else { Vec::new() };
+        if let Some(speech) = &mut answer.speech {
+            let parts = speech.take();
+            if parts.is_empty() && !logs.is_empty() {
+                self.delta(out, (index, None), (plan, &logs), totals);
+            }
+            for part in &parts {
+                self.delta(out, (index, Some(part)), (plan, &logs), totals);
+                logs.clear();
+            }
+        } else if !answer.shown.is_empty() || !logs.is_empty() {
             self.open(out, index);
             put(out, if self.chat { ",\"delta\":{\"content\":\"" } else { ",\"text\":\"" });
             json::escape(out, &answer.shown);
@@ -147,14 +158,38 @@ impl ChunkWriter {
             put(out, ",\"finish_reason\":null}");
             self.close(out, totals);
         }
-        if let Some(finish) = answer.finish {
+        if let Some(finish) = answer.finish_name().filter(|_| !answer.end_told) {
+            answer.end_told = true;
             self.open(out, index);
             put(out, if self.chat { ",\"delta\":{}" } else { ",\"text\":\"\"" });
             put(out, ",\"logprobs\":null,\"finish_reason\":\"");
-            put(out, finish.name());
+            put(out, finish);
             put(out, "\"}");
             self.close(out, totals);
         }
+    }
+
+    /// The event with a part of an answer, or only with what is said of its tokens.
+    fn delta(
+        &self,
+        out: &mut Vec<u8>,
+        (index, part): (usize, Option<&Part>),
+        (plan, logs): (&Plan, &[TokenLog]),
+        totals: Option<Totals>,
+    ) {
+        self.open(out, index);
+        put(out, ",\"delta\":{");
+        if let Some(part) = part {
+            write_part(out, part);
+        }
+        put(out, "},\"logprobs\":");
+        if logs.is_empty() {
+            put(out, "null");
+        } else {
+            write_logs(out, plan, logs);
+        }
+        put(out, ",\"finish_reason\":null}");
+        self.close(out, totals);
     }
 
     /// The last events of a stream that went well.
@@ -187,6 +222,73 @@ fn write_head(out: &mut Vec<u8>, plan: &Plan, object: &str) {
     json::string(out, &plan.model);
 }
 
+/// The fields of a delta.
+fn write_part(out: &mut Vec<u8>, part: &Part) {
+    match part {
+        Part::Reasoning(text) => {
+            put(out, "\"reasoning_content\":");
+            json::string(out, text);
+        }
+        Part::Content(text) => {
+            put(out, "\"content\":");
+            json::string(out, text);
+        }
+        Part::Call { index, id, name } => {
+            put(out, "\"tool_calls\":[{\"index\":");
+            json::integer(out, *index as u64);
+            put(out, ",");
+            write_call(out, (id, name, ""));
+            put(out, "]");
+        }
+        Part::Arguments { index, text } => {
+            put(out, "\"tool_calls\":[{\"index\":");
+            json::integer(out, *index as u64);
+            put(out, ",\"function\":{\"arguments\":");
+            json::string(out, text);
+            put(out, "}}]");
+        }
+    }
+}
+
+/// A call's fields from its id on, with the brace that closes it.
+fn write_call(out: &mut Vec<u8>, (id, name, arguments): (&str, &str, &str)) {
+    put(out, "\"id\":");
+    json::string(out, id);
+    put(out, ",\"type\":\"function\",\"function\":{\"name\":");
+    json::string(out, name);
+    put(out, ",\"arguments\":");
+    json::string(out, arguments);
+    put(out, "}}");
+}
+
+/// A chat's message from its content on, with the brace that closes it.
+fn write_message(out: &mut Vec<u8>, plan: &Plan, answer: &mut Answer) {
+    let message = match &mut answer.speech {
+        Some(speech) => Message::of(speech.take()),
+        None => Message { content: Some(std::mem::take(&mut answer.shown)), ..Message::default() },
+    };
+    match &message.content {
+        Some(content) => json::string(out, content),
+        None => put(out, "null"),
+    }
+    put(out, ",\"refusal\":null");
+    if plan.speech.thoughts.is_some() {
+        put(out, ",\"reasoning_content\":");
+        match &message.reasoning {
+            Some(reasoning) => json::string(out, reasoning),
+            None => put(out, "null"),
+        }
+    }
+    if !message.calls.is_empty() {
+        put(out, ",\"tool_calls\":");
+        list(out, &message.calls, |out, (id, name, arguments)| {
+            put(out, "{");
+            write_call(out, (id, name, arguments));
+        });
+    }
+    put(out, "}");
+}
+
 /// The response to a call that is not streamed.
 pub(crate) fn whole(plan: &Plan, answers: &mut [Answer]) -> Vec<u8> {
     let chat = plan.endpoint == Endpoint::Chat;
@@ -200,12 +302,17 @@ pub(crate) fn whole(plan: &Plan, answers: &mut [Answer]) -> Vec<u8> {
         }
         put(&mut out, "{\"index\":");
         json::integer(&mut out, index as u64);
-        put(&mut out, if chat { ",\"message\":{\"role\":\"assistant\",\"content\":" } else { ",\"text\":" });
-        json::string(&mut out, &answer.shown);
-        put(&mut out, if chat { ",\"refusal\":null},\"logprobs\":" } else { ",\"logprobs\":" });
+        if chat {
+            put(&mut out, ",\"message\":{\"role\":\"assistant\",\"content\":");
+            write_message(&mut out, plan, answer);
+        } else {
+            put(&mut out, ",\"text\":");
+            json::string(&mut out, &answer.shown);
+        }
+        put(&mut out, ",\"logprobs\":");
         write_logs(&mut out, plan, &answer.take_logs());
         put(&mut out, ",\"finish_reason\":");
-        json::string(&mut out, answer.finish.map_or("stop", baton_types::Finish::name));
+        json::string(&mut out, answer.finish_name().unwrap_or("stop"));
         if plan.shows_prompt_logs {
             put(&mut out, ",\"prompt_logprobs\":");
             write_prompt_logs(&mut out, &plan.tokenization, &answer.prompt_logs);

@@ -1,5 +1,7 @@
 //! Tokens to text, one at a time, as the whole would read.
 
+use std::sync::Arc;
+
 use super::table::push_utf8;
 use super::{Tokenization, Vocabulary};
 
@@ -11,6 +13,8 @@ const MAX_WAITING: usize = 12;
 #[derive(Debug)]
 pub(crate) struct Detokenizer {
     skip_special: bool,
+    /// Special tokens that are written all the same, ascending.
+    seen: Arc<[u32]>,
     /// Bytes of an unfinished character.
     pending: Vec<u8>,
     /// For vocabularies with a decoder: tokens that the next one's text depends on,
@@ -24,15 +28,28 @@ pub(crate) struct Detokenizer {
 impl Detokenizer {
     /// Leaves special tokens out, or writes their names.
     pub(crate) fn new(skip_special: bool) -> Self {
-        Self { skip_special, pending: Vec::new(), window: Vec::new(), shown_tokens: 0, shown_bytes: 0 }
+        Self::seeing(skip_special, Arc::default())
+    }
+
+    /// The same, but the special tokens in `seen`, which ascends, are written.
+    pub(crate) fn seeing(skip_special: bool, seen: Arc<[u32]>) -> Self {
+        let (pending, window) = (Vec::new(), Vec::new());
+        Self { skip_special, seen, pending, window, shown_tokens: 0, shown_bytes: 0 }
+    }
+
+    fn leaves_out(&self, with: &Tokenization, token: u32) -> bool {
+        self.skip_special && with.table.is_special(token) && self.seen.binary_search(&token).is_err()
     }
 
     /// Takes in a token and appends the text that is whole with it.
     pub(crate) fn push(&mut self, with: &Tokenization, token: u32, out: &mut String) {
         if with.table_decodes {
-            if !(self.skip_special && with.table.is_special(token)) {
+            if !self.leaves_out(with, token) {
                 push_utf8(&mut self.pending, with.table.bytes(token), out);
             }
+            return;
+        }
+        if !self.seen.is_empty() && self.leaves_out(with, token) {
             return;
         }
         self.window.push(token);
@@ -63,7 +80,9 @@ impl Detokenizer {
 
     fn decode(&self, with: &Tokenization) -> String {
         let Vocabulary::Folder(folder) = &with.vocabulary else { return String::new() };
+        // What is left out did not get here where some special tokens are written.
+        let skips = self.skip_special && self.seen.is_empty();
         // A decoder that fails on a token has no text for it.
-        folder.tokenizer.decode(&self.window, self.skip_special).unwrap_or_default()
+        folder.tokenizer.decode(&self.window, skips).unwrap_or_default()
     }
 }

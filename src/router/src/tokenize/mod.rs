@@ -17,6 +17,7 @@ pub use prompt::{Lineage, Prompt};
 pub(crate) use prompt::{from_tokens, session_number};
 
 use crate::chat::{Chat, ChatError, render_plain};
+use crate::tools::ToolFormat;
 use folder::{Folder, Loaded};
 use prompt::{LookUp, PrefixCache};
 use splitter::{Mark, Splitter};
@@ -175,6 +176,23 @@ impl Tokenization {
                 }),
             },
         }
+    }
+
+    /// How the model writes tool calls, as far as its chat template tells.
+    pub(crate) fn tool_format(&self) -> Option<ToolFormat> {
+        match &self.vocabulary {
+            Vocabulary::Bytes => Some(ToolFormat::Hermes),
+            Vocabulary::Folder(folder) => folder.template.as_ref()?.tool_format,
+        }
+    }
+
+    /// The special tokens whose text is one of `texts`, ascending.
+    pub(crate) fn special_tokens(&self, texts: &[&str]) -> Vec<u32> {
+        let Vocabulary::Folder(folder) = &self.vocabulary else { return Vec::new() };
+        let ids = texts.iter().filter_map(|text| folder.tokenizer.token_to_id(text));
+        let mut found: Vec<u32> = ids.filter(|&id| self.table.is_special(id)).collect();
+        found.sort_unstable();
+        found
     }
 
     /// The prompt that `text` is, with the tokens that the tokenizer puts around a text when `dressed`.

@@ -5,6 +5,7 @@ use minijinja::value::{Kwargs, Serde, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 
 use crate::chat::{Chat, ChatError, Pairs};
+use crate::tools::ToolFormat;
 
 /// Instructions that a rendering may take: thousands of messages, and a fraction of a second.
 const FUEL: u64 = 5_000_000;
@@ -21,6 +22,8 @@ pub(crate) struct SpecialTexts {
 pub(crate) struct Template {
     environment: Environment<'static>,
     has_tools: bool,
+    /// How the model writes calls, as far as this tells.
+    pub(crate) tool_format: Option<ToolFormat>,
     texts: SpecialTexts,
 }
 
@@ -42,13 +45,14 @@ impl Template {
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", to_json);
         let has_tools = with_tools.is_some();
+        let tool_format = ToolFormat::spoken_of(with_tools.as_ref().unwrap_or(&source));
         for (name, source) in [("chat", Some(source)), ("tools", with_tools)] {
             if let Some(source) = source {
                 let source = without_generation_tags(&source);
                 environment.add_template_owned(name, source).map_err(|e| format!("chat template: {e:#}"))?;
             }
         }
-        Ok(Self { environment, has_tools, texts })
+        Ok(Self { environment, has_tools, tool_format, texts })
     }
 
     /// The chat as the model reads it. The work is bounded.

@@ -97,6 +97,19 @@ fn a_folder_tokenises_as_its_tokenizer_does() {
 }
 
 #[test]
+fn special_tokens_are_seen_where_they_are_asked_for() {
+    let with = small();
+    let seen = with.special_tokens(&["<|turn|>", "no token", "a"]);
+    assert_eq!(seen, [261], "what is not special is seen anyway");
+    let mut detokenizer = Detokenizer::seeing(true, seen.into());
+    let mut out = String::new();
+    for token in [256, 259, 261, 260, 257] {
+        detokenizer.push(&with, token, &mut out);
+    }
+    assert_eq!(out, "th<|turn|>the");
+}
+
+#[test]
 fn templates_are_rendered_as_hugging_face_does() {
     let with = small();
     let json = r#"[{"role":"user","content":" hi "},{"role":"assistant","content":"yo"}]"#;

@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`: whole and streamed.
 
-use baton_router::{Event, Fault, RouterConfig};
+use baton_router::{Event, Fault, RouterConfig, Usage};
 use baton_types::Finish;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -143,6 +143,24 @@ async fn stop_strings_end_the_answer_and_the_work() {
     door.backend.submissions.lock().clear();
     drop(door);
 
+    // What the work took until then is told all the same, where the backend says it.
+    let door = open(RouterConfig::default(), |_| {
+        let mut steps = saying("one, two, three, four");
+        steps.pop();
+        let usage = Usage { cached_tokens: 32, moves: 0 };
+        steps.extend([Step::LastWord(Event::Finished { finish: Finish::Stop, usage }), Step::Hang]);
+        steps
+    })
+    .await;
+    let whole = ask(json!({"stop": ", th"}));
+    let cached = |value: &Value| value["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+    assert_eq!(cached(&door.post(PATH, &whole).await.json()), 32);
+    let streamed = ask(json!({"stop": ", th", "stream": true, "stream_options": {"include_usage": true}}));
+    let (events, done) = door.post(PATH, &streamed).await.events();
+    assert_eq!((read(&events), done), (("one, two".to_owned(), 1, vec!["stop".to_owned()]), true));
+    assert_eq!(cached(events.last().unwrap()), 32);
+    door.wait_cancelled(2).await;
+
     let door = open_saying("one, two, one").await;
     assert_eq!(door.post(PATH, &body).await.json()["choices"][0]["message"]["content"], "one, two, ");
 }
@@ -244,7 +262,11 @@ async fn tools_go_into_the_prompt_and_the_body_goes_along() {
     assert_eq!(submission.body, body, "byte for byte");
     let text: Vec<u8> = submission.tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
     assert!(String::from_utf8(text).unwrap().contains(&tools.to_string()));
-    for field in [json!({"tool_choice": "required"}), json!({"response_format": {"type": "json_object"}})] {
+    for field in [
+        json!({"tool_choice": "required"}),
+        json!({"tool_choice": "must"}),
+        json!({"response_format": {"type": "json_object"}}),
+    ] {
         let heard = door.post(PATH, &ask(field.clone())).await;
         assert_eq!((heard.status, heard.error().0.as_ref()), (400, field.as_object().unwrap().keys().next()));
     }

@@ -8,3 +8,4 @@ mod connections;
 mod errors;
 mod lifecycle;
 mod scripted;
+mod tools;

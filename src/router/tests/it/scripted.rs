@@ -28,6 +28,8 @@ pub enum Step {
     Pause(u64),
     /// Does nothing until the ticket is dropped.
     Hang,
+    /// Says it when the guard is dropped.
+    LastWord(Event),
 }
 
 pub fn admitted() -> Step {
@@ -91,6 +93,10 @@ impl Backend for Scripted {
             gone: CancellationToken::new(),
         };
         let (ended, gone) = (Arc::clone(&guard.ended), guard.gone.clone());
+        let last_word = steps.iter().find_map(|step| match step {
+            Step::LastWord(event) => Some(event.clone()),
+            _ => None,
+        });
         tokio::spawn(async move {
             let play = async {
                 for step in steps {
@@ -108,12 +114,17 @@ impl Backend for Scripted {
                         }
                         Step::Pause(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
                         Step::Hang => std::future::pending().await,
+                        Step::LastWord(_) => {}
                     }
                 }
             };
             tokio::select! {
                 () = play => {}
-                () = gone.cancelled() => {}
+                () = gone.cancelled() => {
+                    if let Some(event) = last_word {
+                        let _ = sender.send(event).await;
+                    }
+                }
             }
         });
         Ticket { events, guard: Box::new(guard) }
@@ -160,14 +171,22 @@ pub async fn open(
     config: RouterConfig,
     script: impl Fn(&Submission) -> Vec<Step> + Send + Sync + 'static,
 ) -> Door {
+    open_reading(Tokenization::bytes(), config, script).await
+}
+
+/// The same with another vocabulary.
+pub async fn open_reading(
+    tokenization: Tokenization,
+    config: RouterConfig,
+    script: impl Fn(&Submission) -> Vec<Step> + Send + Sync + 'static,
+) -> Door {
     let backend = Arc::new(Scripted {
         script: Box::new(script),
         submissions: Mutex::default(),
         cancelled: Arc::default(),
         ready: AtomicBool::new(true),
     });
-    let router =
-        Arc::new(Router::new(config, Tokenization::bytes(), Arc::clone(&backend) as Arc<dyn Backend>));
+    let router = Arc::new(Router::new(config, tokenization, Arc::clone(&backend) as Arc<dyn Backend>));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let stop = CancellationToken::new();

@@ -1,0 +1,209 @@
+//! Reasoning before an answer, between `<think>` and `</think>`.
+
+use crate::speech::Parts;
+use crate::tools::marks::Marks;
+
+/// Whether reasoning is told apart from content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReasoningParser {
+    /// It is not.
+    #[default]
+    None,
+    /// What stands between `<think>` and `</think>` at the answer's beginning is its reasoning; the
+    /// first of them may also be the prompt's end.
+    Think,
+}
+
+const OPEN: &str = "<think>";
+const CLOSE: &str = "</think>";
+
+impl ReasoningParser {
+    /// What it is called in a configuration.
+    pub const NAMES: [&str; 2] = ["none", "think"];
+
+    /// The one of that name; the error says which there are.
+    pub fn from_name(name: &str) -> Result<Self, String> {
+        match name {
+            "none" => Ok(Self::None),
+            "think" => Ok(Self::Think),
+            _ => Err(format!("{name:?} is not a reasoning parser; use one of {}", Self::NAMES.join(", "))),
+        }
+    }
+
+    /// How an answer to `prompt` is read: `None` as content, else whether the prompt has opened its
+    /// reasoning.
+    pub(crate) fn thoughts(self, prompt: &str) -> Option<bool> {
+        (self == Self::Think).then(|| prompt.trim_end().ends_with(OPEN))
+    }
+
+    /// Texts that have to be seen even where they are special tokens.
+    pub(crate) fn seen(self) -> &'static [&'static str] {
+        match self {
+            Self::None => &[],
+            Self::Think => &[OPEN, CLOSE],
+        }
+    }
+}
+
+/// Tells one answer's reasoning from the rest. Whitespace around the tags belongs to them.
+#[derive(Debug)]
+pub(crate) struct Thoughts {
+    at: At,
+    /// The prompt has opened it.
+    opened: bool,
+    marks: Marks,
+    text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// Before anything but whitespace.
+    Start,
+    Reasoning {
+        begun: bool,
+    },
+    Content {
+        begun: bool,
+    },
+}
+
+impl Thoughts {
+    pub(crate) fn new(opened: bool) -> Self {
+        Self { at: At::Start, opened, marks: Marks::default(), text: String::new() }
+    }
+
+    /// Takes in a piece of text, and appends to `rest` what is no reasoning.
+    pub(crate) fn push(&mut self, piece: &str, parts: &mut Parts, rest: &mut String) {
+        for (at, c) in piece.char_indices() {
+            if self.at == (At::Content { begun: true }) {
+                rest.push_str(&piece[at..]);
+                return;
+            }
+            self.one(c, parts, rest);
+        }
+    }
+
+    fn one(&mut self, c: char, parts: &mut Parts, rest: &mut String) {
+        match self.at {
+            At::Start => {
+                self.text.clear();
+                let found = self.marks.push(c, &[OPEN], None, &mut self.text);
+                if found.is_some() {
+                    self.marks.take();
+                    self.at = At::Reasoning { begun: false };
+                } else if !self.text.is_empty() {
+                    self.no_tag(parts, rest);
+                }
+            }
+            At::Reasoning { begun } => {
+                if !begun && self.marks.is_empty() && c.is_whitespace() {
+                    return;
+                }
+                self.at = At::Reasoning { begun: true };
+                self.text.clear();
+                let found = self.marks.push(c, &[CLOSE], None, &mut self.text);
+                parts.reasoning(&self.text);
+                if found.is_some() {
+                    self.marks.take();
+                    self.at = At::Content { begun: false };
+                }
+            }
+            At::Content { .. } => {
+                if !c.is_whitespace() {
+                    self.at = At::Content { begun: true };
+                    rest.push(c);
+                }
+            }
+        }
+    }
+
+    /// The answer does not begin with a tag.
+    fn no_tag(&mut self, parts: &mut Parts, rest: &mut String) {
+        let text = std::mem::take(&mut self.text) + &self.marks.take();
+        if self.opened {
+            self.at = At::Reasoning { begun: false };
+            for c in text.chars() {
+                self.one(c, parts, rest);
+            }
+        } else {
+            self.at = At::Content { begun: true };
+            rest.push_str(&text);
+        }
+    }
+
+    /// The answer is over.
+    pub(crate) fn finish(&mut self, parts: &mut Parts, rest: &mut String) {
+        if self.at == At::Start {
+            self.no_tag(parts, rest);
+        }
+        let held = self.marks.take();
+        match self.at {
+            At::Reasoning { .. } => parts.reasoning(&held),
+            At::Start | At::Content { .. } => rest.push_str(&held),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::speech::{Message, Speech, SpeechPlan};
+    use proptest::prelude::*;
+
+    fn read(pieces: &[&str], opened: bool) -> (Option<String>, Option<String>) {
+        let mut speech = Speech::new(&SpeechPlan { thoughts: Some(opened), ..SpeechPlan::default() });
+        let mut parts = Vec::new();
+        for piece in pieces {
+            speech.push(piece);
+            parts.append(&mut speech.take());
+        }
+        speech.finish();
+        parts.append(&mut speech.take());
+        let message = Message::of(parts);
+        (message.reasoning, message.content)
+    }
+
+    #[test]
+    fn reasoning_is_what_stands_between_the_tags() {
+        let some = |text: &str| Some(text.to_owned());
+        for (text, opened, reasoning, content) in [
+            ("<think>\nwhy\n</think>\n\nso", false, some("why"), some("so")),
+            ("\n<think>why</think>so </think>", false, some("why"), some("so </think>")),
+            ("why\n</think>\n\nso <think>", true, some("why"), some("so <think>")),
+            ("<think>why</think>so", true, some("why"), some("so")),
+            ("so <think>why</think>", false, None, some("so <think>why</think>")),
+            (" <thin", false, None, some(" <thin")),
+            ("why < </thin", true, some("why < </thin"), some("")),
+            ("<think>\n</think>\n", false, None, some("")),
+            ("", true, None, some("")),
+        ] {
+            assert_eq!(read(&[text], opened), (reasoning, content), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_prompt_may_open_it() {
+        let think = ReasoningParser::Think;
+        assert_eq!(think.thoughts("<|assistant|><think>\n"), Some(true));
+        assert_eq!(think.thoughts("<|assistant|><think>\n\n</think>\n\n"), Some(false));
+        assert_eq!(ReasoningParser::None.thoughts("<think>"), None);
+        assert!(ReasoningParser::NAMES.iter().all(|name| ReasoningParser::from_name(name).is_ok()));
+        assert!(ReasoningParser::from_name("Think").unwrap_err().contains("none, think"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_reads_the_same(
+            words in proptest::collection::vec(prop_oneof![Just("<think>"), Just("</think>"), Just("\n"), Just("<"), Just("é a"), Just("</thi")], 0..12),
+            cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..8),
+            opened in any::<bool>(),
+        ) {
+            let text = words.concat();
+            let mut ends: Vec<usize> = cuts.iter().map(|cut| text.floor_char_boundary(cut.index(text.len() + 1))).collect();
+            ends.extend([0, text.len()]);
+            ends.sort_unstable();
+            let pieces: Vec<&str> = ends.windows(2).map(|ends| &text[ends[0]..ends[1]]).collect();
+            prop_assert_eq!(read(&pieces, opened), read(&[&text], opened));
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What follows DeepSeek's mark: calls between marks of their own, as V3 and R1 write them
+//! (`function`, mark, name, arguments in a code fence) or as V3.1 does (name, mark, arguments).
+
+use super::draft::Draft;
+use super::fixed::Fixed;
+use super::value::{Dialect, Step, Value};
+
+/// Before all calls.
+pub(super) const CALLS_BEGIN: &str = "<｜tool▁calls▁begin｜>";
+/// After them.
+pub(super) const CALLS_END: &str = "<｜tool▁calls▁end｜>";
+/// Before one call.
+pub(super) const CALL_BEGIN: &str = "<｜tool▁call▁begin｜>";
+/// After it.
+pub(super) const CALL_END: &str = "<｜tool▁call▁end｜>";
+/// Between its kind and its name, or its name and its arguments.
+pub(super) const SEPARATOR: &str = "<｜tool▁sep｜>";
+/// What V3 puts around the arguments.
+const FENCE: &str = "```json";
+const FENCE_END: &str = "```";
+/// Longest name with the mark after it.
+const MAX_NAME_BYTES: usize = 256;
+
+#[derive(Debug)]
+pub(super) struct DeepSeek {
+    at: At,
+    word: String,
+    fenced: bool,
+}
+
+#[derive(Debug)]
+enum At {
+    Begin(Fixed),
+    /// Up to the separator.
+    First,
+    /// Up to the line's end.
+    Name,
+    Fence(Fixed),
+    Arguments {
+        raw: String,
+        value: Value,
+        begun: bool,
+    },
+    FenceEnd(Fixed),
+    End(Fixed),
+    /// Up to the next call's mark, or the last mark.
+    Next,
+}
+
+impl DeepSeek {
+    pub(super) fn new() -> Self {
+        Self { at: At::Begin(Fixed::new(CALL_BEGIN)), word: String::new(), fenced: false }
+    }
+
+    /// Whether all was read but for marks at the end.
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.at, At::FenceEnd(_) | At::End(_) | At::Next)
+    }
+
+    pub(super) fn push(&mut self, c: char, draft: &mut Draft) -> Step {
+        let (step, then) = match &mut self.at {
+            At::Begin(mark) => (mark.push(c), At::First),
+            At::Fence(mark) => (mark.push(c), arguments()),
+            At::FenceEnd(mark) => (mark.push(c), At::End(Fixed::new(CALL_END))),
+            At::End(mark) => (mark.push(c), At::Next),
+            At::First => return self.first(c),
+            At::Name => return self.name(c),
+            At::Arguments { .. } => return self.arguments(c, draft),
+            At::Next => return self.next(c),
+        };
+        self.after(step, then)
+    }
+
+    fn after(&mut self, step: Step, then: At) -> Step {
+        if step != Step::Done {
+            return step;
+        }
+        self.at = then;
+        Step::More
+    }
+
+    fn first(&mut self, c: char) -> Step {
+        self.word.push(c);
+        if self.word.len() > MAX_NAME_BYTES {
+            return Step::Broken;
+        }
+        let Some(first) = self.word.strip_suffix(SEPARATOR) else { return Step::More };
+        self.fenced = first.trim() == "function";
+        if self.fenced {
+            self.word.clear();
+            self.at = At::Name;
+        } else {
+            self.word = first.trim().to_owned();
+            self.at = arguments();
+        }
+        Step::More
+    }
+
+    fn name(&mut self, c: char) -> Step {
+        if c == '\n' {
+            self.word = self.word.trim().to_owned();
+            self.at = At::Fence(Fixed::new(FENCE));
+            return Step::More;
+        }
+        self.word.push(c);
+        if self.word.len() > MAX_NAME_BYTES { Step::Broken } else { Step::More }
+    }
+
+    fn arguments(&mut self, c: char, draft: &mut Draft) -> Step {
+        let At::Arguments { raw, value, begun } = &mut self.at else { return Step::Broken };
+        if !*begun {
+            if matches!(c, ' ' | '\t' | '\n' | '\r') {
+                return Step::More;
+            }
+            if c != '{' {
+                return Step::Broken;
+            }
+            *begun = true;
+            draft.name(std::mem::take(&mut self.word));
+        }
+        let step = value.push(c, raw);
+        draft.arguments(raw);
+        if step != Step::Done {
+            return step;
+        }
+        draft.end();
+        let fence = || At::FenceEnd(Fixed::new(FENCE_END));
+        self.at = if self.fenced { fence() } else { At::End(Fixed::new(CALL_END)) };
+        Step::More
+    }
+
+    fn next(&mut self, c: char) -> Step {
+        if self.word.is_empty() && c.is_whitespace() {
+            return Step::More;
+        }
+        self.word.push(c);
+        if self.word == CALLS_END {
+            return Step::Done;
+        }
+        if self.word == CALL_BEGIN {
+            self.word.clear();
+            self.at = At::First;
+        } else if !CALL_BEGIN.starts_with(&self.word) && !CALLS_END.starts_with(&self.word) {
+            return Step::Broken;
+        }
+        Step::More
+    }
+}
+
+fn arguments() -> At {
+    At::Arguments { raw: String::new(), value: Value::new(Dialect::Json), begun: false }
+}

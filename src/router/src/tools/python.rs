@@ -1,0 +1,137 @@
+//! Calls as a list of Python's: `[weather(city="Ulm", days=2), now()]`.
+
+use super::draft::Draft;
+use super::value::{Dialect, Step, Value};
+
+/// Longest name of a function or an argument.
+const MAX_NAME_BYTES: usize = 256;
+
+/// Reads such a list, which has one call at least.
+#[derive(Debug)]
+pub(super) struct PythonList {
+    at: At,
+    /// The name that is being read.
+    word: String,
+    function: String,
+    /// Arguments as JSON, as far as they were not told.
+    raw: String,
+    told: bool,
+}
+
+#[derive(Debug)]
+enum At {
+    Open,
+    /// In a function's name; true once it has a character, and once it is over.
+    Function {
+        begun: bool,
+        over: bool,
+    },
+    Argument {
+        begun: bool,
+        over: bool,
+    },
+    Value(Value),
+    AfterValue,
+    AfterCall,
+}
+
+impl PythonList {
+    pub(super) fn new() -> Self {
+        Self { at: At::Open, word: String::new(), function: String::new(), raw: String::new(), told: false }
+    }
+
+    /// Whether all was read but for what closes the list.
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.at, At::AfterCall)
+    }
+
+    pub(super) fn push(&mut self, c: char, draft: &mut Draft) -> Step {
+        if let At::Value(value) = &mut self.at {
+            let step = value.push(c, &mut self.raw);
+            self.tell(draft);
+            return match step {
+                Step::Done => self.go_on(At::AfterValue),
+                Step::Past => {
+                    self.at = At::AfterValue;
+                    self.push(c, draft)
+                }
+                step => step,
+            };
+        }
+        if matches!(c, ' ' | '\t' | '\n' | '\r') {
+            if let At::Function { begun: true, over } | At::Argument { begun: true, over, .. } = &mut self.at
+            {
+                *over = true;
+            }
+            return Step::More;
+        }
+        match self.at {
+            At::Open if c == '[' => self.go_on(At::Function { begun: false, over: false }),
+            At::Function { begun: true, .. } if c == '(' => self.open_call(),
+            At::Function { begun, over: false } if in_name(c, begun, true) => {
+                self.in_word(c, At::Function { begun: true, over: false })
+            }
+            // Python takes a comma after the last argument.
+            At::Argument { begun: false, .. } | At::AfterValue if c == ')' => self.close_call(draft),
+            At::Argument { begun: true, .. } if c == '=' => self.open_value(draft),
+            At::Argument { begun, over: false } if in_name(c, begun, false) => {
+                self.in_word(c, At::Argument { begun: true, over: false })
+            }
+            At::AfterValue if c == ',' => self.go_on(At::Argument { begun: false, over: false }),
+            At::AfterCall if c == ',' => self.go_on(At::Function { begun: false, over: false }),
+            At::AfterCall if c == ']' => Step::Done,
+            _ => Step::Broken,
+        }
+    }
+
+    fn go_on(&mut self, at: At) -> Step {
+        self.at = at;
+        Step::More
+    }
+
+    fn in_word(&mut self, c: char, at: At) -> Step {
+        self.word.push(c);
+        if self.word.len() > MAX_NAME_BYTES { Step::Broken } else { self.go_on(at) }
+    }
+
+    fn open_call(&mut self) -> Step {
+        self.function = std::mem::take(&mut self.word);
+        self.raw.push('{');
+        self.told = false;
+        self.go_on(At::Argument { begun: false, over: false })
+    }
+
+    /// With its first argument it is sure to be a call.
+    fn open_value(&mut self, draft: &mut Draft) -> Step {
+        self.raw.push_str(if self.told { ", \"" } else { "\"" });
+        self.raw.push_str(&std::mem::take(&mut self.word));
+        self.raw.push_str("\": ");
+        self.tell_name(draft);
+        self.tell(draft);
+        self.go_on(At::Value(Value::new(Dialect::Python)))
+    }
+
+    fn tell_name(&mut self, draft: &mut Draft) {
+        if !self.told {
+            self.told = true;
+            draft.name(std::mem::take(&mut self.function));
+        }
+    }
+
+    fn tell(&mut self, draft: &mut Draft) {
+        draft.arguments(&mut self.raw);
+    }
+
+    fn close_call(&mut self, draft: &mut Draft) -> Step {
+        self.raw.push('}');
+        self.tell_name(draft);
+        self.tell(draft);
+        draft.end();
+        self.go_on(At::AfterCall)
+    }
+}
+
+/// Names are Python's; those of functions may have dots and dashes, as tools do.
+fn in_name(c: char, begun: bool, function: bool) -> bool {
+    c == '_' || c.is_alphabetic() || (begun && (c.is_alphanumeric() || (function && matches!(c, '.' | '-'))))
+}

@@ -1,0 +1,312 @@
+//! Tool calls and reasoning: found again in answers, whole and streamed.
+
+use std::path::Path;
+
+use baton_router::{ReasoningParser, RouterConfig, Submission, Tokenization, ToolFormat, ToolParser};
+use baton_types::Finish;
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+
+use crate::scripted::{
+    Door, Step, admitted, finished, likely, open, open_reading, open_saying, saying, token,
+};
+
+const PATH: &str = "/v1/chat/completions";
+const CALL: &str =
+    "Let me look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Ulm é\"}}\n</tool_call>";
+
+fn tools() -> Value {
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {}}});
+    json!([tool("weather"), tool("now")])
+}
+
+fn ask(more: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": tools()});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// What a client makes of a stream's deltas: texts joined, calls by index.
+fn joined(events: &[Value]) -> Value {
+    let mut message = json!({"role": null, "content": null, "refusal": null});
+    let mut finish = Value::Null;
+    for choice in events.iter().filter_map(|event| event["choices"].get(0)) {
+        join(message.as_object_mut().unwrap(), choice["delta"].as_object().unwrap());
+        assert!(finish.is_null(), "nothing comes after the end");
+        finish = choice["finish_reason"].clone();
+    }
+    json!({"message": message, "finish_reason": finish})
+}
+
+fn join(into: &mut Map<String, Value>, delta: &Map<String, Value>) {
+    for (name, value) in delta {
+        let at = into.entry(name.clone()).or_insert(Value::Null);
+        match (&mut *at, value) {
+            (Value::String(before), Value::String(more)) if name != "id" && name != "type" => {
+                before.push_str(more)
+            }
+            (Value::Object(before), Value::Object(more)) => join(before, more),
+            (_, Value::Array(calls)) => {
+                for call in calls {
+                    let mut call = call.as_object().unwrap().clone();
+                    let index = call.remove("index").unwrap().as_u64().unwrap() as usize;
+                    let list = at.as_array_mut().map(std::mem::take).unwrap_or_default();
+                    *at = Value::Array(list);
+                    let list = at.as_array_mut().unwrap();
+                    assert!(index <= list.len(), "calls come in order");
+                    if index == list.len() {
+                        assert_eq!(
+                            (&call["type"], &call["function"]["arguments"]),
+                            (&json!("function"), &json!(""))
+                        );
+                        assert!(call["function"]["name"].is_string() && call["id"].is_string());
+                        list.push(Value::Object(call));
+                    } else {
+                        assert_eq!(call.keys().collect::<Vec<_>>(), ["function"]);
+                        join(list[index].as_object_mut().unwrap(), &call);
+                    }
+                }
+            }
+            (_, value) => *at = value.clone(),
+        }
+    }
+}
+
+/// Ids are drawn, and so compared by their shape only.
+fn without_ids(mut choice: Value) -> Value {
+    for call in choice["message"]["tool_calls"].as_array_mut().into_iter().flatten() {
+        assert!(call["id"].as_str().unwrap().starts_with("call_"), "{call}");
+        call["id"] = Value::Null;
+    }
+    json!({"message": choice["message"], "finish_reason": choice["finish_reason"]})
+}
+
+/// Asks both ways, sees that the answer is the same, and gives it without ids.
+async fn both_ways(door: &Door, body: &Value) -> Value {
+    let heard = door.post(PATH, body).await;
+    assert_eq!(heard.status, 200, "{:?}", heard.body);
+    let whole = without_ids(heard.json()["choices"][0].clone());
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let (events, done) = door.post(PATH, &streamed).await.events();
+    assert!(done);
+    let mut told = without_ids(joined(&events));
+    if whole["message"].get("reasoning_content") == Some(&Value::Null) {
+        told["message"]["reasoning_content"] = Value::Null;
+    }
+    assert_eq!(told, whole);
+    whole
+}
+
+#[tokio::test]
+async fn a_call_has_the_apis_shape() {
+    let door = open_saying(CALL).await;
+    let choice = both_ways(&door, &ask(json!({}))).await;
+    let call = json!({"id": null, "type": "function",
+        "function": {"name": "weather", "arguments": "{\"city\": \"Ulm é\"}"}});
+    let message =
+        json!({"role": "assistant", "content": "Let me look.", "refusal": null, "tool_calls": [call]});
+    assert_eq!(choice, json!({"message": message, "finish_reason": "tool_calls"}));
+
+    let (events, _) = door.post(PATH, &ask(json!({"stream": true}))).await.events();
+    let delta = |at: usize| events[at]["choices"][0]["delta"].clone();
+    assert_eq!(delta(0), json!({"role": "assistant", "content": null}));
+    assert_eq!(delta(1), json!({"content": "L"}), "text is not held up");
+    let calls: Vec<Value> =
+        (0..events.len()).map(delta).filter(|delta| delta.get("tool_calls").is_some()).collect();
+    assert_eq!(calls[1], json!({"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}));
+    assert!(calls.len() > 10, "arguments come in pieces");
+}
+
+#[tokio::test]
+async fn without_tools_or_parser_the_text_stays() {
+    let door = open_saying(CALL).await;
+    let text = |value: Value| value["choices"][0].clone();
+    for body in [ask(json!({"tool_choice": "none"})), ask(json!({"tools": []})), ask(json!({"tools": null}))]
+    {
+        let choice = text(door.post(PATH, &body).await.json());
+        assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(CALL), &json!("stop")));
+    }
+    let config = RouterConfig { tool_parser: ToolParser::None, ..RouterConfig::default() };
+    let door = open(config, |_| saying(CALL)).await;
+    assert_eq!(text(door.post(PATH, &ask(json!({}))).await.json())["message"]["content"], CALL);
+    let heard = door.post(PATH, &ask(json!({"tool_choice": "required"}))).await;
+    assert_eq!((heard.status, heard.error().0.as_deref()), (400, Some("tool_choice")));
+}
+
+#[tokio::test]
+async fn choices_of_tools_are_checked() {
+    let door = open_saying("No call.").await;
+    let named = |name: &str| json!({"tool_choice": {"type": "function", "function": {"name": name}}});
+    for body in [json!({"tool_choice": "required"}), named("weather")] {
+        let choice = both_ways(&door, &ask(body)).await;
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&json!("No call."), &json!("stop"))
+        );
+    }
+    let mut without = ask(json!({"tool_choice": "required"}));
+    without.as_object_mut().unwrap().remove("tools");
+    for bad in
+        [ask(named("absent")), ask(json!({"tool_choice": "must"})), ask(json!({"tool_choice": 5})), without]
+    {
+        let heard = door.post(PATH, &bad).await;
+        assert_eq!((heard.status, heard.error().0.as_deref()), (400, Some("tool_choice")), "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn several_calls_or_only_one_and_a_cut_one() {
+    let text: &'static str = "<tool_call>{\"name\": \"now\"}</tool_call>\n<tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call>";
+    let door = open_saying(text).await;
+    let count = |choice: &Value| choice["message"]["tool_calls"].as_array().unwrap().len();
+    assert_eq!(count(&both_ways(&door, &ask(json!({}))).await), 2);
+    let first = both_ways(&door, &ask(json!({"parallel_tool_calls": false}))).await;
+    assert_eq!((count(&first), &first["message"]["content"]), (1, &Value::Null));
+
+    let door = open(RouterConfig::default(), |_| {
+        let mut steps = saying(&CALL[..CALL.len() - 20]);
+        steps.pop();
+        steps.push(finished(Finish::Length, 0));
+        steps
+    })
+    .await;
+    let cut = both_ways(&door, &ask(json!({}))).await;
+    assert_eq!((count(&cut), &cut["finish_reason"]), (1, &json!("length")));
+}
+
+#[tokio::test]
+async fn reasoning_is_a_field_of_its_own() {
+    let config = RouterConfig { reasoning_parser: ReasoningParser::Think, ..RouterConfig::default() };
+    let text = format!("<think>\nUlm, then.\n</think>\n\n{CALL}");
+    let door = open(config.clone(), move |_| saying(&text)).await;
+    let choice = both_ways(&door, &ask(json!({}))).await;
+    let message = &choice["message"];
+    assert_eq!(
+        (&message["reasoning_content"], &message["content"]),
+        (&json!("Ulm, then."), &json!("Let me look."))
+    );
+    assert_eq!(choice["finish_reason"], "tool_calls");
+
+    let door = open(config, |_| saying("No reasons.")).await;
+    let choice = both_ways(&door, &ask(json!({"tools": null}))).await;
+    let message = &choice["message"];
+    assert_eq!((&message["reasoning_content"], &message["content"]), (&Value::Null, &json!("No reasons.")));
+}
+
+/// A vocabulary whose marks are special tokens, and whose template opens the reasoning.
+fn folder(path: &Path) {
+    let words = [
+        "?",
+        "[TOOL_CALLS]",
+        "</think>",
+        "<pad>",
+        "Well.",
+        "[{\"name\":",
+        "\"now\"}]",
+        "hm",
+        "user:",
+        "hi",
+        "<think>",
+    ];
+    let vocab: Map<String, Value> =
+        words.iter().enumerate().map(|(id, word)| ((*word).to_owned(), json!(id))).collect();
+    let special = |id: usize| {
+        json!({"id": id, "content": words[id], "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    let tokenizer = json!({"version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [special(1), special(2), special(3)], "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "?"}});
+    std::fs::write(path.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let template = "{# [TOOL_CALLS] #}{% for m in messages %}user: {{ m.content }} {% endfor %}<think>\n";
+    std::fs::write(path.join("chat_template.jinja"), template).unwrap();
+}
+
+#[tokio::test]
+async fn marks_that_are_special_tokens_are_seen_and_not_shown() {
+    let place = tempfile::tempdir().unwrap();
+    folder(place.path());
+    let script = |_: &Submission| {
+        let said = [7, 3, 2, 4, 3, 1, 5, 6].map(token);
+        std::iter::once(admitted()).chain(said).chain([finished(Finish::Stop, 0)]).collect()
+    };
+    let reading = || Tokenization::folder(place.path()).unwrap();
+    let think = RouterConfig { reasoning_parser: ReasoningParser::Think, ..RouterConfig::default() };
+    let door = open_reading(reading(), think, script).await;
+    let choice = door.post(PATH, &ask(json!({}))).await.json()["choices"][0].clone();
+    let message = &choice["message"];
+    assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("hm"), &json!("Well.")));
+    assert_eq!(message["tool_calls"][0]["function"], json!({"name": "now", "arguments": "{}"}));
+    assert_eq!(message["tool_calls"][0]["id"].as_str().unwrap().len(), 9, "Mistral's ids");
+
+    // Where nothing looks for them they are left out, as ever.
+    let plain = RouterConfig { tool_parser: ToolParser::None, ..RouterConfig::default() };
+    let door = open_reading(reading(), plain, script).await;
+    let value = door.post(PATH, &ask(json!({}))).await.json();
+    assert_eq!(value["choices"][0]["message"]["content"], "hm Well. [{\"name\": \"now\"}]");
+}
+
+#[tokio::test]
+async fn logprobs_and_stop_strings_go_with_calls() {
+    let door = open(RouterConfig::default(), |_| {
+        let said = CALL.bytes().map(|byte| likely(u32::from(byte), -0.5));
+        std::iter::once(admitted()).chain(said).chain([finished(Finish::Stop, 0)]).collect()
+    })
+    .await;
+    let body = ask(json!({"logprobs": true, "stop": "</tool"}));
+    let choice = both_ways(&door, &body).await;
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    let logs = |value: &Value| value["logprobs"]["content"].as_array().cloned().unwrap_or_default();
+    let whole = logs(&door.post(PATH, &body).await.json()["choices"][0]);
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    let (events, _) = door.post(PATH, &streamed).await.events();
+    let told: Vec<Value> = events.iter().flat_map(|event| logs(&event["choices"][0])).collect();
+    assert_eq!((whole.len(), &told), (CALL.len() - "</tool_call>".len(), &whole));
+}
+
+const WORDS: &[&str] = &[
+    "<tool_call>",
+    "</tool_call>",
+    "{\"name\": \"now\"",
+    ", \"arguments\": ",
+    "{\"a\": \"é\"}",
+    "{}",
+    "}",
+    " ",
+    "\n",
+    "<think>",
+    "</think>",
+    "[now(a=1)]",
+    "[",
+    "x",
+    "é",
+    "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": 1}}</tool_call>",
+    "{\"name\": \"weather\", \"parameters\": {}}",
+    ";",
+    "[TOOL_CALLS]",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn deltas_joined_are_the_whole_answer(
+        words in proptest::collection::vec(proptest::sample::select(WORDS), 0..10),
+        format in proptest::sample::select(&[ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::Pythonic][..]),
+        thinks in any::<bool>(),
+        one_only in any::<bool>(),
+        stops in proptest::collection::vec("[}<é]{1,2}", 0..2),
+    ) {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let text = words.concat();
+            let reasoning_parser = if thinks { ReasoningParser::Think } else { ReasoningParser::None };
+            let tool_parser = ToolParser::Format(format);
+            let config = RouterConfig { tool_parser, reasoning_parser, ..RouterConfig::default() };
+            let door = open(config, move |_: &Submission| -> Vec<Step> { saying(&text) }).await;
+            both_ways(&door, &ask(json!({"parallel_tool_calls": !one_only, "stop": stops}))).await;
+        });
+    }
+}
