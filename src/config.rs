@@ -3,6 +3,7 @@
 //! Each core owns its settings; this file nests them. Unknown keys are refused with the nearest
 //! known one, impossible values with their bound, and nothing starts before all of it is checked.
 
+use baton_router::{ReasoningParser, ToolParser};
 use baton_scheduler::SchedulerConfig;
 use baton_store::{Eviction, Offload};
 use baton_transfer::TransferConfig;
@@ -24,6 +25,8 @@ pub struct Config {
     pub transfer: TransferConfig,
     /// How the live service runs.
     pub service: ServiceConfig,
+    /// How its front door reads answers.
+    pub router: RouterSection,
     /// How simulated clients behave.
     pub clients: ClientsConfig,
     /// Faults that a simulation injects.
@@ -202,6 +205,35 @@ pub struct ServiceConfig {
     pub trace_permille: u32,
 }
 
+/// How the front door reads answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RouterSection {
+    /// Tool calls looked for in chats that offer tools: `auto` (what the chat template speaks of), `none`, `hermes`, `llama3_json`, `mistral`, `pythonic`, `deepseek`.
+    pub tool_parser: String,
+    /// Reasoning told apart from content, as `reasoning_content`: `none`, or `think` for what stands in `<think>` tags.
+    pub reasoning_parser: String,
+}
+
+impl Default for RouterSection {
+    fn default() -> Self {
+        Self { tool_parser: "auto".into(), reasoning_parser: "none".into() }
+    }
+}
+
+impl RouterSection {
+    /// Both, if there are such.
+    ///
+    /// # Errors
+    /// In words: which is not one, and which there are.
+    pub fn parsers(&self) -> Result<(ToolParser, ReasoningParser), String> {
+        let tools =
+            ToolParser::from_name(&self.tool_parser).map_err(|e| format!("router.tool_parser: {e}"))?;
+        let reasoning = ReasoningParser::from_name(&self.reasoning_parser);
+        Ok((tools, reasoning.map_err(|e| format!("router.reasoning_parser: {e}"))?))
+    }
+}
+
 /// A key and whose it is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -362,6 +394,7 @@ impl Config {
         self.scheduler.validate().map_err(|e| e.to_string())?;
         self.transfer.validate().map_err(|e| e.to_string())?;
         self.service.validate()?;
+        self.router.parsers()?;
         for (at, pool) in self.cluster.pools.iter().enumerate() {
             let name = |setting: &str| format!("cluster.pools[{at}].{setting}");
             within(&name("count"), f64::from(pool.count), 1.0, 65_535.0)?;
@@ -419,6 +452,8 @@ mod tests {
             assert!(error.contains(endpoint) && error.contains("give http://"), "{error}");
         }
         parse("[service]\notlp_endpoint = \"http://127.0.0.1:4317\"").expect("an endpoint");
+        let error = parse("[router]\ntool_parser = \"qwen\"").expect_err("no parser");
+        assert!(error.contains("router.tool_parser") && error.contains("hermes"), "{error}");
         let error = parse("[scheduler]\nblock_tokens = 0").expect_err("no tokens");
         assert!(error.contains("block_tokens = 0 is outside 1..=65536"), "{error}");
     }

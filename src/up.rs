@@ -23,7 +23,7 @@ use tonic::transport::server::TcpIncoming;
 use crate::cli::engines::Engines;
 
 use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Question};
-use crate::config::{Config, ServiceConfig};
+use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::spans::{Exporting, Spans};
 
@@ -154,7 +154,7 @@ impl Service {
             }
         });
         let admin = admin::Admin::new(inbox.clone(), metrics.clone(), config_path.clone(), config);
-        let router = router(service, tokenization, door, admin);
+        let router = router(config, tokenization, door, admin)?;
         let (failed, failure) = tokio::sync::oneshot::channel();
         let serving = router.serve(clients, stop_clients.clone());
         tasks.spawn(async move {
@@ -232,11 +232,13 @@ fn local(listener: &TcpListener) -> Result<SocketAddr, String> {
 }
 
 fn router(
-    service: &ServiceConfig,
+    config: &Config,
     tokenization: Tokenization,
     door: Door,
     admin: admin::Admin,
-) -> Arc<Router> {
+) -> Result<Arc<Router>, String> {
+    let service = &config.service;
+    let (tool_parser, reasoning_parser) = config.router.parsers()?;
     let path = |text: &String| (!text.is_empty()).then(|| PathBuf::from(text));
     let config = RouterConfig {
         hash_seed: service.chain_seed,
@@ -251,10 +253,12 @@ fn router(
         tls: path(&service.tls_cert)
             .zip(path(&service.tls_key))
             .map(|(certificate, key)| TlsFiles { certificate, key }),
+        tool_parser,
+        reasoning_parser,
         extra: Some(Arc::new(admin)),
         ..RouterConfig::default()
     };
-    Arc::new(Router::new(config, tokenization, Arc::new(door)))
+    Ok(Arc::new(Router::new(config, tokenization, Arc::new(door))))
 }
 
 async fn serve_control(listener: TcpListener, inbox: Inbox, stop: CancellationToken) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use baton_router::{Event, Readiness, Refusal, Submission};
 use baton_scheduler::{Conductor, Effect, FirstToken, Input, Request, SchedulerConfig};
-use baton_types::{ClassId, Epoch, InstanceId, RequestId, TenantId};
+use baton_types::{ClassId, Epoch, Finish, InstanceId, RequestId, TenantId};
 use tokio::sync::{mpsc, oneshot};
 
 use super::backend::{Door, Shared};
@@ -189,7 +189,10 @@ impl Driver {
     fn take_in(&mut self, message: Message) {
         match message {
             Message::Submit { request, submission, events } => self.submit(request, *submission, events),
-            Message::Cancel(request) => self.cancel(request, "client_left"),
+            Message::Cancel(request) => {
+                self.tell_usage(request);
+                self.cancel(request, "client_left");
+            }
             Message::Joined { hello, orders, reply } => {
                 if let Err(Ok(life)) = reply.send(self.joined(*hello, orders)) {
                     let (instance, epoch) = (InstanceId(life.instance), Epoch(life.epoch));
@@ -381,6 +384,15 @@ impl Driver {
         self.step(Input::RequestCancelled { request });
         if self.end(request).is_some() {
             self.metrics.cancelled(why);
+        }
+    }
+
+    /// A front door that has all it wants of an answer may still listen for what it took.
+    fn tell_usage(&self, request: RequestId) {
+        let Some(session) = self.sessions.get(&request) else { return };
+        let computed = matches!(session.phase, Phase::HandingOff | Phase::Decoding);
+        if computed && !session.done && !session.answer.is_empty() {
+            session.finish(Finish::Stop);
         }
     }
 

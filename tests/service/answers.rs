@@ -56,6 +56,24 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
+/// What a stop string ends is cancelled, and the client still learns what was reused.
+#[test]
+fn a_stop_string_leaves_the_usage_whole() {
+    let service = Service::up(&["--nodes", "1p1d"]);
+    let mut body = completion(&"Four seasons: spring, summer, autumn and so on. ".repeat(4), 200);
+    let whole = service.ask(COMPLETIONS, &body).ok().json();
+    let text: String = whole["choices"][0]["text"].as_str().unwrap().chars().skip(3).take(2).collect();
+    body["stop"] = json!(text);
+    let stopped = service.ask(COMPLETIONS, &body).ok().json();
+    assert_eq!(stopped["choices"][0]["finish_reason"], "stop");
+    let reused = |usage: &Value| number(&usage["prompt_tokens_details"]["cached_tokens"]);
+    let expected = number(&stopped["usage"]["prompt_tokens"]) / 16 * 16;
+    assert!(expected > 100 && reused(&stopped["usage"]) + 16 >= expected, "{stopped}");
+    let streamed = read(service.open(COMPLETIONS, &streaming(&body)));
+    assert_eq!((streamed.finish, reused(&streamed.usage)), (vec!["stop".into()], reused(&stopped["usage"])));
+    service.quiet(std::time::Duration::from_secs(10));
+}
+
 /// The same text, tokens and end, whether it streams or not, alone or beside others.
 #[test]
 fn a_stream_is_the_whole_answer_alone_and_beside_others() {

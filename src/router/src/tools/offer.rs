@@ -98,7 +98,7 @@ pub(crate) fn check(
             refuse(format!("tool_choice names {name:?}, which is not among the tools; send it, or another"))
         }
         _ if format.is_none() && !constrains => refuse(
-            "tool_choice can be \"auto\" or \"none\" here: this model's calls are not read; set tool_parser to its format"
+            "tool_choice can be \"auto\" or \"none\" here: this model's calls are not read; set router.tool_parser to its format"
                 .to_owned(),
         ),
         _ => Ok(()),
