@@ -73,6 +73,7 @@ pub const TABLE: &[Row] = &[
         ours: &["baton-types"],
         outside: Outside::Without(&["tokio"]),
     },
+    Row { name: "baton-events", dir: "src/events", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-router", dir: "src/router", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-wire", dir: "src/wire", ours: &["baton-types"], outside: Outside::Any },
     Row {
@@ -88,6 +89,7 @@ pub const TABLE: &[Row] = &[
             "baton-traces",
             "baton-sim",
             "baton-engine",
+            "baton-events",
             "baton-router",
             "baton-wire",
         ],

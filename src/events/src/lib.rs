@@ -1,0 +1,11 @@
+//! KV cache events: what vLLM, SGLang and Mooncake's store announce, read, mirrored in Baton's names, and published.
+
+mod codec;
+mod error;
+pub mod hash;
+mod model;
+mod msgpack;
+
+pub use codec::{Form, Limits, Speaker, decode, encode, sequence_of};
+pub use error::{EventError, Kind, Stage};
+pub use model::{Batch, BlockExtra, Change, EngineHash, Event, ExtraKey, Medium, Removed, Source, Stored};
