@@ -3,9 +3,11 @@
 mod codec;
 mod error;
 pub mod hash;
+mod mirror;
 mod model;
 mod msgpack;
 
 pub use codec::{Form, Limits, Speaker, decode, encode, sequence_of};
 pub use error::{EventError, Kind, Stage};
+pub use mirror::{Lineage, Mirror, MirrorConfig, MirrorStats, Roots};
 pub use model::{Batch, BlockExtra, Change, EngineHash, Event, ExtraKey, Medium, Removed, Source, Stored};

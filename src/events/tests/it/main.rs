@@ -1,3 +1,6 @@
 //! What other engines really sent, and the two ends talking to each other.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod captures;
+mod mirrored;
