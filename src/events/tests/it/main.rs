@@ -3,4 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod captures;
+mod engine;
+mod hostile;
+mod loopback;
 mod mirrored;
+mod wire;
