@@ -1,6 +1,6 @@
 //! Writing a batch, for whoever listens to us.
 
-use crate::model::{Batch, Change, EngineHash, ExtraKey, Medium, Removed, Stored};
+use crate::model::{Batch, Change, EngineHash, ExtraKey, Medium, Stored};
 use crate::msgpack::Writer;
 
 /// The dialect to write.
@@ -17,7 +17,7 @@ pub enum Form {
 pub struct Speaker {
     /// The model served.
     pub model: String,
-    /// Tokens of a block.
+    /// Tokens of a block, where an event does not say it.
     pub block_tokens: u32,
     /// What else separates caches; empty for nothing.
     pub salt: String,
@@ -174,23 +174,28 @@ impl Standard<'_> {
     fn write(&mut self, change: &Change) {
         match change {
             Change::Stored(stored) => self.stored(stored),
-            Change::Removed(removed) => self.removed(removed),
+            Change::Removed(removed) => {
+                self.envelope("removed", removed.medium.as_ref(), None, 1);
+                hashes(self.writer, "seq_hashes", &removed.hashes);
+            }
             Change::Cleared(medium) => self.envelope("cleared", medium.as_ref(), None, 0),
             Change::Unknown(_) => {}
         }
     }
 
-    /// Who speaks and about which cache: the same ten fields before every event.
-    fn envelope(&mut self, kind: &str, medium: Option<&Medium>, lora: Option<&str>, more: usize) {
+    /// Who speaks and about which cache: the same fields before every event, and then `more`.
+    fn envelope(&mut self, kind: &str, medium: Option<&Medium>, of: Option<&Stored>, more: usize) {
         let Self { writer, batch, speaker, id } = self;
         writer.map(11 + more);
         number(writer, "event_id", *id);
         number(writer, "timestamp", batch.time_us / 1000);
         text(writer, "event_type", Some(kind));
         text(writer, "model_name", Some(&speaker.model));
-        number(writer, "block_size", u64::from(speaker.block_tokens));
+        let told = of.map_or(0, |stored| stored.block_tokens);
+        let block_tokens = if told > 0 { told } else { speaker.block_tokens };
+        number(writer, "block_size", u64::from(block_tokens));
         text(writer, "additional_salt", Some(&speaker.salt));
-        text(writer, "lora_name", lora);
+        text(writer, "lora_name", of.and_then(|stored| stored.lora.as_deref()));
         let tenant = if speaker.tenant.is_empty() { "default" } else { &speaker.tenant };
         text(writer, "tenant_id", Some(tenant));
         text(writer, "backend_id", Some(&speaker.backend));
@@ -199,20 +204,19 @@ impl Standard<'_> {
     }
 
     fn stored(&mut self, stored: &Stored) {
-        let based = usize::from(stored.base_block.is_some());
-        self.envelope("stored", stored.medium.as_ref(), stored.lora.as_deref(), 4 + based);
+        let (based, keyed) = (stored.base_block.is_some(), !stored.extra.is_empty());
+        let more = 3 + usize::from(based) + usize::from(keyed);
+        self.envelope("stored", stored.medium.as_ref(), Some(stored), more);
         hashes(self.writer, "seq_hashes", &stored.hashes);
         parent(self.writer, "parent_hash", stored.parent.as_ref());
         tokens(self.writer, &stored.tokens);
-        extra_keys(self.writer, stored);
         if let Some(base) = stored.base_block {
             number(self.writer, "base_block_idx", base);
         }
-    }
-
-    fn removed(&mut self, removed: &Removed) {
-        self.envelope("removed", removed.medium.as_ref(), None, 1);
-        hashes(self.writer, "seq_hashes", &removed.hashes);
+        // Not of the standard, and only where names depend on it.
+        if keyed {
+            extra_keys(self.writer, stored);
+        }
     }
 }
 

@@ -92,10 +92,11 @@ async fn live(stream: TcpStream, shared: &Shared) -> Result<(), EventError> {
             received = incoming.next() => match received? {
                 Received::Ping(context) => outgoing.pong(&context).await?,
                 Received::Subscribe(wanted, prefix) => subscribe(&mut topics, wanted, &prefix),
-                Received::Message(frames) => match frames.first().and_then(|frame| frame.split_first()) {
-                    Some((mark @ 0..=1, prefix)) => subscribe(&mut topics, *mark == 1, prefix),
-                    _ => {}
-                },
+                Received::Message(frames) => {
+                    if let Some((mark @ 0..=1, prefix)) = frames.first().and_then(|frame| frame.split_first()) {
+                        subscribe(&mut topics, *mark == 1, prefix);
+                    }
+                }
             },
             batch = batches.recv() => match batch {
                 Ok(batch) if topics.iter().any(|prefix| topic.starts_with(prefix)) => {

@@ -49,7 +49,7 @@ impl Engine {
         while self.held.len() > 60 {
             told.push(self.evict());
         }
-        if self.rng.next_u64() % 200 == 0 {
+        if self.rng.below(200) == 0 {
             self.held.clear();
             told.push(Change::Cleared(None));
         }
@@ -57,9 +57,9 @@ impl Engine {
     }
 
     fn compute(&mut self) -> Change {
-        let salted = self.rng.next_u64() % 4 == 0;
-        let length = 1 + (self.rng.next_u64() % 6) as usize;
-        let blocks: Vec<u32> = (0..length).map(|_| (self.rng.next_u64() % 3) as u32).collect();
+        let salted = self.rng.below(4) == 0;
+        let length = 1 + self.rng.below(6) as usize;
+        let blocks: Vec<u32> = (0..length).map(|_| self.rng.below(3) as u32).collect();
         let until = |length: usize| (salted, blocks[..length].to_vec());
         let there = (1..=length).take_while(|n| self.held.contains_key(&until(*n))).count();
         let new: Vec<Prefix> = (there + 1..=length).map(until).collect();
@@ -84,7 +84,7 @@ impl Engine {
                 .any(|o| o.0 == prefix.0 && o.1.len() > prefix.1.len() && o.1.starts_with(&prefix.1))
         };
         let leaves: Vec<Prefix> = self.held.keys().filter(leaf).cloned().collect();
-        let gone = leaves[(self.rng.next_u64() % leaves.len() as u64) as usize].clone();
+        let gone = leaves[self.rng.below(leaves.len() as u64) as usize].clone();
         self.held.remove(&gone);
         Change::Removed(Removed { hashes: vec![name(&gone)], medium: Some(Medium::Gpu), group: None })
     }

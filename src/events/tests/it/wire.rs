@@ -70,8 +70,7 @@ impl Proxy {
                     let (server_read, server_write) = server.into_split();
                     let mut rng = baton_types::Rng::new(seed);
                     let keep = move || {
-                        let gone =
-                            one_in > 0 && rng.next_u64() % one_in == 0 && losing.load(Ordering::SeqCst);
+                        let gone = one_in > 0 && rng.below(one_in) == 0 && losing.load(Ordering::SeqCst);
                         lost.fetch_add(u64::from(gone), Ordering::SeqCst);
                         !gone
                     };
