@@ -18,6 +18,33 @@ pub(crate) enum Next {
     Other,
 }
 
+/// How an unsigned integer of at most 32 bits lies in the eight bytes from its mark on.
+#[derive(Clone, Copy)]
+struct Shape {
+    shift: u8,
+    /// Bytes with the mark; 0 for anything else.
+    length: u8,
+    mask: u32,
+}
+
+impl Shape {
+    const OTHER: Self = Self { shift: 0, length: 0, mask: 0 };
+}
+
+/// The shape behind each mark.
+const SHAPES: [Shape; 256] = {
+    let mut shapes = [Shape::OTHER; 256];
+    let mut small = 0;
+    while small < 0x80 {
+        shapes[small] = Shape { shift: 56, length: 1, mask: 0x7f };
+        small += 1;
+    }
+    shapes[0xcc] = Shape { shift: 48, length: 2, mask: 0xff };
+    shapes[0xcd] = Shape { shift: 40, length: 3, mask: 0xffff };
+    shapes[0xce] = Shape { shift: 24, length: 5, mask: u32::MAX };
+    shapes
+};
+
 /// A cursor over one message.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader<'a> {
@@ -176,17 +203,18 @@ impl<'a> Reader<'a> {
     pub(crate) fn words(&mut self, count: usize, into: &mut Vec<u32>) -> Read<()> {
         into.reserve(count);
         for _ in 0..count {
-            // Nearly every token takes one of these two: two bytes and their mark, or one byte alone.
-            let word = match self.bytes.get(self.at..) {
-                Some([0xcd, high, low, ..]) => {
-                    self.at += 3;
-                    u32::from(*high) << 8 | u32::from(*low)
-                }
-                Some([small @ 0x00..=0x7f, ..]) => {
-                    self.at += 1;
-                    u32::from(*small)
-                }
-                _ => self.word()?,
+            // Token ids mix widths at random, so a branch on the width is guessed wrong every other time: eight
+            // bytes are taken at once and the width decides by how much they are shifted.
+            let ahead = self.bytes.get(self.at..self.at + 8).and_then(|bytes| bytes.try_into().ok());
+            let shape = ahead.map_or(Shape::OTHER, |bytes: [u8; 8]| SHAPES[usize::from(bytes[0])]);
+            let word = if shape.length == 0 {
+                self.word()?
+            } else {
+                self.at += usize::from(shape.length);
+                let bits = ahead.map_or(0, u64::from_be_bytes) >> shape.shift;
+                #[expect(clippy::cast_possible_truncation, reason = "the mask leaves 32 bits at most")]
+                let word = bits as u32 & shape.mask;
+                word
             };
             into.push(word);
         }
