@@ -74,6 +74,7 @@ pub const TABLE: &[Row] = &[
         outside: Outside::Without(&["tokio"]),
     },
     Row { name: "baton-remote", dir: "src/remote", ours: &["baton-types"], outside: Outside::Any },
+    Row { name: "baton-events", dir: "src/events", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-router", dir: "src/router", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-wire", dir: "src/wire", ours: &["baton-types"], outside: Outside::Any },
     Row {
@@ -89,6 +90,7 @@ pub const TABLE: &[Row] = &[
             "baton-traces",
             "baton-sim",
             "baton-engine",
+            "baton-events",
             "baton-router",
             "baton-wire",
         ],

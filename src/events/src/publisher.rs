@@ -1,0 +1,232 @@
+//! Announcing a cache of our own to whoever understands vLLM's events or the standard ones.
+//!
+//! Two listeners: one sends every batch to every subscriber as it is published, numbered from 0; the other
+//! repeats what a subscriber missed, as vLLM's does: to `["", number]` it answers `["", topic, number, batch]`
+//! for each batch kept from that number on, and then the number −1.
+//!
+//! Only so many batches are kept. Who asks for an older one gets a *snapshot* instead: one batch under the
+//! newest number, which clears and then stores all that is held now. A subscriber that knows nothing of
+//! snapshots sees a hole, which it must take for a loss anyway, and is right after it.
+
+mod history;
+mod ledger;
+mod serve;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, broadcast};
+use tokio::task::JoinHandle;
+
+use crate::codec::{Form, Speaker, encode};
+use crate::error::{EventError, Stage};
+use crate::model::{Batch, Change, Event};
+use crate::zmtp::Endpoint;
+use history::History;
+
+/// Settings of a [`Publisher`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublisherConfig {
+    /// Where to publish, `tcp://HOST:PORT`; port 0 takes any.
+    pub endpoint: String,
+    /// Where to repeat; without it nothing is repeated.
+    pub replay_endpoint: Option<String>,
+    /// Topic of every batch.
+    pub topic: String,
+    /// The dialect.
+    pub form: Form,
+    /// Who speaks, in the standard form.
+    pub speaker: Speaker,
+    /// Rank in a data-parallel group.
+    pub dp_rank: Option<u32>,
+    /// Batches kept for replay.
+    pub history_batches: usize,
+    /// Bytes of them.
+    pub history_bytes: usize,
+    /// Tokens of held blocks kept for snapshots; blocks beyond are not in them.
+    pub snapshot_tokens: usize,
+    /// Batches that a slow subscriber may be behind before it loses the oldest.
+    pub queue_batches: usize,
+    /// Connections to each of the two listeners.
+    pub max_peers: usize,
+    /// Time for a peer to shake hands, or to take a message.
+    pub peer_timeout_us: u64,
+}
+
+impl PublisherConfig {
+    /// The defaults: vLLM's form, 10,000 batches kept.
+    #[must_use]
+    pub fn new(endpoint: impl Into<String>, replay_endpoint: Option<String>) -> Self {
+        Self {
+            endpoint: endpoint.into(),
+            replay_endpoint,
+            topic: String::new(),
+            form: Form::Vllm,
+            speaker: Speaker::default(),
+            dp_rank: Some(0),
+            history_batches: 10_000,
+            history_bytes: 256 << 20,
+            snapshot_tokens: 8 << 20,
+            queue_batches: 10_000,
+            max_peers: 64,
+            peer_timeout_us: 10_000_000,
+        }
+    }
+}
+
+/// How a publisher is doing: plain counts since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PublisherStats {
+    /// Batches published.
+    pub batches: u64,
+    /// Batches kept for replay now.
+    pub kept_batches: u64,
+    /// Bytes of them.
+    pub kept_bytes: u64,
+    /// Blocks in the next snapshot.
+    pub snapshot_blocks: u64,
+    /// Held blocks that there was no room for in it.
+    pub snapshot_missing: u64,
+    /// Subscribers that connected.
+    pub subscribers: u64,
+    /// Batches that slow subscribers lost, each counted.
+    pub dropped: u64,
+    /// Requests for replay that were answered.
+    pub replays: u64,
+    /// Of these, those that got a snapshot.
+    pub snapshots: u64,
+    /// Connections turned away because `max_peers` were there.
+    pub refused: u64,
+}
+
+/// One published batch.
+#[derive(Clone, Debug)]
+struct Published {
+    sequence: u64,
+    payload: Bytes,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    subscribers: AtomicU64,
+    dropped: AtomicU64,
+    replays: AtomicU64,
+    snapshots: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// What listeners and publisher share.
+#[derive(Debug)]
+struct Shared {
+    config: PublisherConfig,
+    history: Mutex<History>,
+    live: broadcast::Sender<Published>,
+    counts: Counts,
+}
+
+impl Shared {
+    fn encode(&self, sequence: u64, events: Vec<Event>) -> Bytes {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let time_us = u64::try_from(since.as_micros()).unwrap_or(u64::MAX);
+        let batch = Batch { sequence, time_us, dp_rank: self.config.dp_rank, events };
+        encode(&batch, self.config.form, &self.config.speaker).into()
+    }
+}
+
+/// Publishes until it is dropped.
+#[derive(Debug)]
+pub struct Publisher {
+    shared: Arc<Shared>,
+    endpoint: String,
+    replay_endpoint: Option<String>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Publisher {
+    /// Listens, and starts to serve. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// `Invalid` where an endpoint is none, `Unavailable` where it cannot be listened on.
+    pub async fn bind(config: PublisherConfig) -> Result<Self, EventError> {
+        let (live, _) = broadcast::channel(config.queue_batches.max(1));
+        let history = Mutex::new(History::new(&config));
+        let shared = Arc::new(Shared { history, live, counts: Counts::default(), config });
+        let (listener, endpoint) = listen(&shared.config.endpoint).await?;
+        let room = || Arc::new(Semaphore::new(shared.config.max_peers.max(1)));
+        let mut tasks =
+            vec![tokio::spawn(serve::accept(listener, shared.clone(), room(), serve::Service::Live))];
+        let mut replay_endpoint = None;
+        if let Some(replay) = &shared.config.replay_endpoint {
+            let (listener, endpoint) = listen(replay).await?;
+            tasks.push(tokio::spawn(serve::accept(listener, shared.clone(), room(), serve::Service::Replay)));
+            replay_endpoint = Some(endpoint);
+        }
+        Ok(Self { shared, endpoint, replay_endpoint, tasks })
+    }
+
+    /// Where it publishes, with the port that was taken.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Where it repeats.
+    #[must_use]
+    pub fn replay_endpoint(&self) -> Option<&str> {
+        self.replay_endpoint.as_deref()
+    }
+
+    /// Publishes events as the next batch and returns its number. Never waits: who cannot keep up loses batches,
+    /// and asks for them.
+    pub fn publish(&self, events: Vec<Event>) -> u64 {
+        let mut history = self.shared.history.lock();
+        let sequence = history.next();
+        history.record(&events);
+        let payload = self.shared.encode(sequence, events);
+        history.push(payload.clone());
+        // Nobody may be listening. Under the lock, so that batches leave in order.
+        let _ = self.shared.live.send(Published { sequence, payload });
+        sequence
+    }
+
+    /// Publishes changes as one batch; see [`Self::publish`].
+    pub fn announce(&self, changes: Vec<Change>) -> u64 {
+        self.publish(changes.into_iter().map(Event::from).collect())
+    }
+
+    /// The counts so far.
+    #[must_use]
+    pub fn stats(&self) -> PublisherStats {
+        let counts = &self.shared.counts;
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let history = self.shared.history.lock();
+        PublisherStats {
+            subscribers: read(&counts.subscribers),
+            dropped: read(&counts.dropped),
+            replays: read(&counts.replays),
+            snapshots: read(&counts.snapshots),
+            refused: read(&counts.refused),
+            ..history.stats()
+        }
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+async fn listen(endpoint: &str) -> Result<(TcpListener, String), EventError> {
+    let wanted = Endpoint::parse(endpoint)?;
+    let failed = |error: std::io::Error| {
+        EventError::new(crate::Kind::Unavailable, Stage::Bind, format!("cannot listen on {wanted}: {error}"))
+    };
+    let listener = TcpListener::bind(wanted.address()).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, format!("tcp://{address}")))
+}

@@ -1,0 +1,162 @@
+//! The two listeners' connections, one task each.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::Shared;
+use super::history::Answer;
+use crate::codec::sequence_of;
+use crate::error::{EventError, Kind, Stage};
+use crate::zmtp::{Connection, Outgoing, Received, Role, WireLimits};
+
+/// Number of the message that ends a replay.
+const END: u64 = u64::MAX;
+/// Subscriptions of one subscriber.
+const MAX_TOPICS: usize = 64;
+
+/// What a listener is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Service {
+    Live,
+    Replay,
+}
+
+/// Accepts connections until it is aborted, which ends them as well.
+pub(super) async fn accept(
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    room: Arc<Semaphore>,
+    service: Service,
+) {
+    let mut peers = JoinSet::new();
+    loop {
+        while peers.try_join_next().is_some() {}
+        let Ok((stream, _)) = listener.accept().await else {
+            // Out of descriptors, most likely: others must close first.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let Ok(place) = room.clone().try_acquire_owned() else {
+            add(&shared.counts.refused, 1);
+            continue;
+        };
+        let shared = shared.clone();
+        peers.spawn(async move {
+            // A peer that goes, or speaks another tongue, is nobody's loss.
+            let _ = match service {
+                Service::Live => live(stream, &shared).await,
+                Service::Replay => replay(stream, &shared).await,
+            };
+            drop(place);
+        });
+    }
+}
+
+fn add(count: &AtomicU64, more: u64) {
+    count.fetch_add(more, Ordering::Relaxed);
+}
+
+fn patience(shared: &Shared) -> Duration {
+    Duration::from_micros(shared.config.peer_timeout_us)
+}
+
+fn late() -> EventError {
+    EventError::new(Kind::Unavailable, Stage::Send, "the peer takes nothing")
+}
+
+async fn shake(stream: TcpStream, role: Role, shared: &Shared) -> Result<Connection, EventError> {
+    let shaking = Connection::shake(stream, role, WireLimits::for_requests());
+    timeout(patience(shared), shaking).await.map_err(|_| late())?
+}
+
+async fn send(outgoing: &mut Outgoing, frames: &[&[u8]], shared: &Shared) -> Result<(), EventError> {
+    timeout(patience(shared), outgoing.send(frames)).await.map_err(|_| late())?
+}
+
+/// Sends every batch from now on, once the peer has subscribed.
+async fn live(stream: TcpStream, shared: &Shared) -> Result<(), EventError> {
+    let Connection { mut incoming, mut outgoing } = shake(stream, Role::Pub, shared).await?;
+    add(&shared.counts.subscribers, 1);
+    let mut batches = shared.live.subscribe();
+    let topic = shared.config.topic.as_bytes();
+    let mut topics: Vec<Vec<u8>> = Vec::new();
+    loop {
+        tokio::select! {
+            received = incoming.next() => match received? {
+                Received::Ping(context) => outgoing.pong(&context).await?,
+                Received::Subscribe(wanted, prefix) => subscribe(&mut topics, wanted, &prefix),
+                Received::Message(frames) => {
+                    if let Some((mark @ 0..=1, prefix)) = frames.first().and_then(|frame| frame.split_first()) {
+                        subscribe(&mut topics, *mark == 1, prefix);
+                    }
+                }
+            },
+            batch = batches.recv() => match batch {
+                Ok(batch) if topics.iter().any(|prefix| topic.starts_with(prefix)) => {
+                    let frames = [topic, &batch.sequence.to_be_bytes(), &batch.payload];
+                    send(&mut outgoing, &frames, shared).await?;
+                }
+                Ok(_) => {}
+                Err(RecvError::Lagged(lost)) => add(&shared.counts.dropped, lost),
+                Err(RecvError::Closed) => return Ok(()),
+            },
+        }
+    }
+}
+
+fn subscribe(topics: &mut Vec<Vec<u8>>, wanted: bool, prefix: &[u8]) {
+    if !wanted {
+        if let Some(at) = topics.iter().position(|known| known == prefix) {
+            topics.swap_remove(at);
+        }
+    } else if topics.len() < MAX_TOPICS {
+        topics.push(prefix.to_vec());
+    }
+}
+
+/// Answers requests for replay, one after another.
+async fn replay(stream: TcpStream, shared: &Shared) -> Result<(), EventError> {
+    let Connection { mut incoming, mut outgoing } = shake(stream, Role::Router, shared).await?;
+    loop {
+        match incoming.next().await? {
+            Received::Ping(context) => outgoing.pong(&context).await?,
+            Received::Subscribe(..) => {}
+            // As vLLM: no answer without the empty frame.
+            Received::Message(frames) => {
+                if let [delimiter, number] = frames.as_slice()
+                    && delimiter.is_empty()
+                    && let Ok(number) = sequence_of(number)
+                {
+                    repeat(&mut outgoing, number, shared).await?;
+                }
+            }
+        }
+    }
+}
+
+async fn repeat(outgoing: &mut Outgoing, number: u64, shared: &Shared) -> Result<(), EventError> {
+    add(&shared.counts.replays, 1);
+    let topic = shared.config.topic.as_bytes();
+    let answer = shared.history.lock().from(number);
+    match answer {
+        Answer::Kept(kept) => {
+            for batch in kept {
+                let frames = [b"", topic, &batch.sequence.to_be_bytes(), &batch.payload];
+                send(outgoing, &frames, shared).await?;
+            }
+        }
+        Answer::Snapshot(sequence, events) => {
+            add(&shared.counts.snapshots, 1);
+            let payload = shared.encode(sequence, events);
+            send(outgoing, &[b"", topic, &sequence.to_be_bytes(), &payload], shared).await?;
+        }
+    }
+    send(outgoing, &[b"", b"", &END.to_be_bytes(), b""], shared).await
+}
