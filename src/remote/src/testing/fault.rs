@@ -1,0 +1,59 @@
+//! What goes wrong, on demand.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// Something that goes wrong with the next request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The answer begins so much later.
+    Delay(Duration),
+    /// It answers with this status.
+    Status(u16),
+    /// It takes the request and never answers.
+    NeverAnswer,
+    /// The connection closes before an answer.
+    Hangup,
+    /// The connection breaks after so many tokens.
+    DieAfter(usize),
+    /// After so many tokens no more come, and the connection stays open.
+    FallSilentAfter(usize),
+    /// The stream fails with an error object after so many tokens, then `[DONE]`.
+    ErrorAfter(usize),
+    /// The stream ends with `[DONE]` after so many tokens, and no finish.
+    DoneAfter(usize),
+    /// Bytes that are no JSON where an answer should be.
+    Garbage,
+    /// A stream that never ends its first event.
+    Endless,
+    /// The answer has text and no token ids.
+    NoTokenIds,
+    /// It answers another prompt.
+    OtherPrompt,
+    /// The prefill's parameters lack this field.
+    Lack(&'static str),
+    /// This field of the prefill's parameters has another value, as JSON.
+    Instead(&'static str, &'static str),
+    /// The whole server is gone.
+    Exit,
+}
+
+/// The faults that are to come, one a request.
+#[derive(Debug, Default)]
+pub(super) struct Faults(Mutex<VecDeque<Fault>>);
+
+impl Faults {
+    pub(super) fn push(&self, fault: Fault, times: usize) {
+        self.0.lock().extend(std::iter::repeat_n(fault, times));
+    }
+
+    pub(super) fn take(&self) -> Option<Fault> {
+        self.0.lock().pop_front()
+    }
+
+    pub(super) fn clear(&self) {
+        self.0.lock().clear();
+    }
+}
