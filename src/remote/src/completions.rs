@@ -31,7 +31,7 @@ struct Choice {
     token_ids: Option<Vec<u32>>,
     prompt_token_ids: Option<Vec<u32>>,
     logprobs: Option<Logprobs>,
-    prompt_logprobs: Option<Vec<Option<BTreeMap<String, PromptLogprob>>>>,
+    prompt_logprobs: Option<Vec<Option<PromptTop>>>,
     finish_reason: Option<String>,
     #[serde(default)]
     text: Option<String>,
@@ -55,9 +55,12 @@ struct Details {
 struct Logprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f32>>,
-    top_logprobs: Option<Vec<Option<BTreeMap<String, f32>>>>,
+    top_logprobs: Option<Vec<Option<Top>>>,
     content: Option<Vec<Content>>,
 }
+
+/// Logprobs by token; one that is null is none that JSON can say.
+type Top = BTreeMap<String, Option<f32>>;
 
 #[derive(Deserialize)]
 struct Content {
@@ -72,6 +75,8 @@ struct TopContent {
     id: Option<u32>,
     logprob: f32,
 }
+
+type PromptTop = BTreeMap<String, PromptLogprob>;
 
 #[derive(Deserialize)]
 struct PromptLogprob {
@@ -195,14 +200,11 @@ impl Reader {
         }
         let logprob = logs.token_logprobs.get(at).copied().flatten()?;
         let top = logs.top_logprobs.as_ref().and_then(|tops| tops.get(at)?.as_ref());
-        let top = top.map(|top| top.iter().filter_map(|(name, log)| Some((id_of(name)?, *log))).collect());
+        let top = top.map(|top| top.iter().filter_map(|(name, log)| Some((id_of(name)?, (*log)?))).collect());
         Some(TokenLogprob { logprob, top: likeliest(top.unwrap_or_default(), count) })
     }
 
-    fn prompt_logs(
-        &self,
-        list: &[Option<BTreeMap<String, PromptLogprob>>],
-    ) -> Result<Vec<TokenLogprob>, RemoteError> {
+    fn prompt_logs(&self, list: &[Option<PromptTop>]) -> Result<Vec<TokenLogprob>, RemoteError> {
         if list.len() != self.prompt.len() {
             let text = format!("{} prompt logprobs came for {} tokens", list.len(), self.prompt.len());
             return Err(self.bug(text));
@@ -286,7 +288,7 @@ mod tests {
     fn logprobs_come_in_two_shapes() {
         let openai = r#"{"choices":[{"text":"ab","token_ids":[5,6],"logprobs":{"text_offset":[0,1],
             "tokens":["token_id:5","token_id:6"],"token_logprobs":[-0.5,-0.25],
-            "top_logprobs":[{"token_id:4":-0.1,"token_id:5":-0.5},{"token_id:6":-0.25}]}}]}"#;
+            "top_logprobs":[{"token_id:4":-0.1,"token_id:5":-0.5,"token_id:9":null},{"token_id:6":-0.25}]}}]}"#;
         let read = reader(&[1], Some(1)).event(openai.as_bytes()).unwrap();
         assert_eq!(read.tokens[0].logprob, Some(TokenLogprob { logprob: -0.5, top: vec![(4, -0.1)] }));
         assert_eq!(read.tokens[1].logprob, Some(TokenLogprob { logprob: -0.25, top: vec![(6, -0.25)] }));

@@ -73,7 +73,7 @@ fn params(sampling: &Sampling, along: &mut Body, seeded: bool) -> Result<Body, R
     }
     if seeded {
         // SGLang's seeds are not negative.
-        params.set("sampling_seed", &(sampling.seed >> 1))?;
+        params.set("sampling_seed", &(sampling.seed & i64::MAX as u64))?;
     }
     for name in MOVED {
         if let Some(value) = along.take(name) {
@@ -329,7 +329,7 @@ mod tests {
             json!({"priority": 4, "rid": "leg", "input_ids": [5, 6], "stream": true, "sampling_params": {
                 "max_new_tokens": 24, "min_new_tokens": 0, "temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
                 "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "ignore_eos": true,
-                "sampling_seed": 4}})
+                "sampling_seed": 9}})
         );
     }
 

@@ -289,7 +289,7 @@ impl Sglang {
         };
         json!({"page_size": 1, "disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake",
             "disaggregation_bootstrap_port": self.spec.bootstrap_port, "version": "0.5.23",
-            "internal_states": [{"model_path": "tiny", "served_model_name": "tiny", "context_length": null, "dp_size": 1,
+            "internal_states": [{"model_path": "tiny", "served_model_name": "tiny", "context_length": null, "dp_size": 1, "incremental_streaming_output": !self.spec.repeats,
                 "memory_usage": {"token_capacity": self.spec.pool_tokens}}]})
     }
 
