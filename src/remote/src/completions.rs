@@ -21,6 +21,7 @@ struct Chunk {
     choices: Vec<Choice>,
     usage: Option<Usage>,
     error: Option<Value>,
+    object: Option<String>,
     kv_transfer_params: Option<Box<RawValue>>,
 }
 
@@ -108,7 +109,8 @@ impl Reader {
     pub(crate) fn whole(&self, data: &[u8]) -> Result<Whole, RemoteError> {
         let chunk: Chunk = serde_json::from_slice(data)
             .map_err(|error| self.bug(format!("the engine's answer cannot be read: {error}")))?;
-        if chunk.error.as_ref().is_some_and(|error| !error.is_null()) {
+        // Older versions say it at the top.
+        if chunk.error.is_some() || chunk.object.as_deref() == Some("error") {
             let value: Value = serde_json::from_slice(data).unwrap_or_default();
             return Err(stream_error(&value, self.stage));
         }
@@ -327,6 +329,18 @@ mod tests {
         assert_eq!(read.prompt_logprobs, Some(vec![TokenLogprob { logprob: -2.0, top: vec![(4, -0.5)] }]));
         assert!(reader(&[7, 9], Some(1)).event(seen.as_bytes()).is_err());
         assert!(reader(&[7, 8, 9], Some(1)).event(seen.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn errors_come_in_two_shapes() {
+        for text in [
+            r#"{"error":{"message":"too long","code":400}}"#,
+            r#"{"object":"error","message":"too long","code":400}"#,
+        ] {
+            let error = reader(&[1], None).event(text.as_bytes()).unwrap_err();
+            assert_eq!((error.kind, error.text.ends_with("too long")), (Kind::Invalid, true), "{error}");
+        }
+        assert!(reader(&[1], None).event(br#"{"error":null,"choices":[]}"#).is_ok());
     }
 
     #[test]

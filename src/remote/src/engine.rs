@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::completions;
 use crate::error::{Kind, RemoteError, Side, Stage};
 use crate::fields::Body;
-use crate::generation::{Abort, Generation, Reader, Terms, charged};
+use crate::generation::{Abort, Generation, Reader, Terms};
 use crate::handoff::{Handoff, Way, now_us};
 use crate::http::{Call, Wire};
 use crate::ids::leg_id;
@@ -224,7 +224,7 @@ impl RemoteEngine {
                 if let Some(mut abort) = abort.filter(|_| error.status.is_some()) {
                     abort.disarm();
                 }
-                Err(charged(error, stage))
+                Err(error)
             }
         }
     }

@@ -10,7 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use crate::answer::Progress;
-use crate::error::{RemoteError, Side, Stage};
+use crate::error::{RemoteError, Stage};
 use crate::http::{Answer, Call, Wire};
 use crate::request::{Counts, Piece};
 use crate::sse::Events;
@@ -296,12 +296,6 @@ impl Generation {
         }
         Ok(collected)
     }
-}
-
-/// Marks a failure as the engine's when the stage is before any token.
-pub(crate) fn charged(error: RemoteError, stage: Stage) -> RemoteError {
-    let stage = if error.side == Side::Us { error.stage } else { stage };
-    error.at(stage)
 }
 
 /// A whole answer.

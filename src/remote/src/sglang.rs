@@ -132,6 +132,7 @@ struct Chunk {
     output_ids: Vec<u32>,
     meta_info: Option<Meta>,
     error: Option<Value>,
+    object: Option<String>,
 }
 
 type Log = (Option<f32>, u32, Option<Value>);
@@ -171,7 +172,7 @@ impl Reader {
         let chunk: Chunk = serde_json::from_slice(data)
             .map_err(|error| self.bug(format!("the engine's answer cannot be read: {error}")))?;
         let Some(meta) = chunk.meta_info else {
-            if chunk.error.is_some() {
+            if chunk.error.is_some() || chunk.object.as_deref() == Some("error") {
                 let value: Value = serde_json::from_slice(data).unwrap_or_default();
                 return Err(stream_error(&value, self.stage));
             }
@@ -457,6 +458,8 @@ mod tests {
         assert_eq!(of(json!({"type": "abort"})), Kind::Closed);
         let failed = reader(2, None).event(br#"{"error":{"message":"timed out"}}"#).unwrap_err();
         assert!(failed.text.contains("timed out"));
+        let failed = reader(2, None).event(br#"{"object":"error","message":"full","code":503}"#).unwrap_err();
+        assert_eq!(failed.kind, Kind::Unavailable);
         assert_eq!(reader(2, None).event(b"{}").unwrap_err().kind, Kind::Bug);
     }
 }

@@ -4,6 +4,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde_json::json;
+
+use super::server::{Reply, never};
 
 /// Something that goes wrong with the next request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,11 +52,36 @@ impl Faults {
         self.0.lock().extend(std::iter::repeat_n(fault, times));
     }
 
-    pub(super) fn take(&self) -> Option<Fault> {
-        self.0.lock().pop_front()
+    /// The next fault, if it is one of those that need no request to be read; `exit` ends the server.
+    pub(super) async fn meet(&self, exit: impl FnOnce()) -> Met {
+        let next = self.0.lock().pop_front();
+        match next {
+            Some(Fault::Delay(time)) => {
+                tokio::time::sleep(time).await;
+                Met::GoOn(None)
+            }
+            Some(Fault::Status(status)) => {
+                Met::Ended(Reply::json(status, &json!({"error": {"message": "as ordered", "code": status}})))
+            }
+            Some(Fault::NeverAnswer) => Met::Ended(never().await),
+            Some(Fault::Hangup) => Met::Ended(Reply::Hangup),
+            Some(Fault::Exit) => {
+                exit();
+                Met::Ended(Reply::Hangup)
+            }
+            other => Met::GoOn(other),
+        }
     }
 
     pub(super) fn clear(&self) {
         self.0.lock().clear();
     }
+}
+
+/// What a fault has made of a request.
+pub(super) enum Met {
+    /// That was the answer.
+    Ended(Reply),
+    /// It is served, with what goes wrong later.
+    GoOn(Option<Fault>),
 }

@@ -10,6 +10,7 @@ mod book;
 mod fabric;
 mod fault;
 mod nixl;
+mod play;
 mod pool;
 mod server;
 mod sglang;

@@ -1,26 +1,30 @@
 //! A stand-in for SGLang: `/generate`, its rooms, and its pages.
 
+mod rooms;
+mod told;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use baton_types::{Finish, Sampling};
+use baton_types::Sampling;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
+use self::told::Told;
 use super::FakeRole;
 use super::body::{draws, lengths, token_list};
 use super::book::{Book, Received};
-use super::fabric::{Fabric, Room};
-use super::fault::{Fault, Faults};
+use super::fabric::Fabric;
+use super::fault::{Fault, Faults, Met};
 use super::pool::{Held, Pool};
-use super::server::{Asked, Life, Reply, Site, event, never, serve};
-use super::toy::{toy_answer, toy_logprob};
+use super::server::{Asked, Life, Reply, Site, event, serve};
+use super::toy::toy_answer;
 use crate::{Dialect, HandoffWay, RemoteSettings};
 
 /// Sampling parameters that SGLang knows; any other is a 400.
@@ -302,19 +306,9 @@ impl Sglang {
             authorization: None,
             body: body.clone(),
         });
-        let fault = match self.faults.take() {
-            Some(Fault::Delay(time)) => {
-                tokio::time::sleep(time).await;
-                None
-            }
-            Some(Fault::Status(status)) => return failure(status, "as ordered"),
-            Some(Fault::NeverAnswer) => return never().await,
-            Some(Fault::Hangup) => return Reply::Hangup,
-            Some(Fault::Exit) => {
-                self.exit();
-                return Reply::Hangup;
-            }
-            other => other,
+        let fault = match self.faults.meet(|| self.exit()).await {
+            Met::Ended(reply) => return reply,
+            Met::GoOn(fault) => fault,
         };
         let asks = match self.asks(&body) {
             Ok(asks) => asks,
@@ -392,88 +386,6 @@ impl Sglang {
         })
     }
 
-    /// A prefill leg enters its room, and waits until a decode leg has its KV.
-    async fn meet_decode(
-        &self,
-        asks: &Asks,
-        key: &(String, u16, u64),
-        running: &mut Running,
-    ) -> Result<(), Reply> {
-        if key.1 != self.spec.bootstrap_port {
-            self.book.violate(format!("a prefill leg for the bootstrap port {}", key.1));
-        }
-        let (crowded, used) = self.fabric.change(|state| {
-            let room = state.rooms.entry(key.clone()).or_default();
-            let found = (room.prefills > 0, room.moved || room.prefill.is_some());
-            *room = Room {
-                prefill: Some(asks.prompt.clone()),
-                moved: false,
-                prefills: room.prefills + 1,
-                ..room.clone()
-            };
-            found
-        });
-        running.room = Some(key.clone());
-        if used || crowded {
-            self.book.violate(format!("room {} is used a second time", key.2));
-        }
-        if crowded {
-            self.book.violate("two requests in one room at once; the real prefill server exits");
-            self.exit();
-            return Err(Reply::Hangup);
-        }
-        let until = Instant::now() + self.spec.wait;
-        let moved =
-            |state: &mut super::fabric::State| state.rooms.get(key).filter(|room| room.moved).map(|_| ());
-        let mut abort = running.abort.clone();
-        tokio::select! {
-            met = self.fabric.wait_for(until, moved) => met.ok_or_else(|| {
-                self.book.violate("only the prefill leg came");
-                failure(500, "Prefill bootstrap failed: timed out in KVPoll.Bootstrapping")
-            }),
-            _ = abort.wait_for(|abort| *abort) => Err(failure(500, "Aborted by AbortReq.")),
-        }
-    }
-
-    /// A decode leg enters its room, and takes the prefill's KV, whatever prompt that is of.
-    async fn meet_prefill(
-        &self,
-        asks: &Asks,
-        key: &(String, u16, u64),
-        running: &Running,
-    ) -> Result<Vec<u32>, Reply> {
-        let reused = self.fabric.change(|state| {
-            let room = state.rooms.entry(key.clone()).or_default();
-            room.decode.replace(asks.prompt.clone()).is_some()
-        });
-        if reused {
-            self.book.violate(format!("room {} is used a second time", key.2));
-        }
-        let until = Instant::now() + self.spec.wait;
-        let ready = |state: &mut super::fabric::State| {
-            let room = state.rooms.get_mut(key).filter(|room| room.prefills > 0 && !room.moved)?;
-            room.moved = true;
-            room.prefill.clone()
-        };
-        let mut abort = running.abort.clone();
-        let found = tokio::select! {
-            found = self.fabric.wait_for(until, ready) => found,
-            _ = abort.wait_for(|abort| *abort) => return Err(failure(500, "Aborted by AbortReq.")),
-        };
-        let Some(theirs) = found else {
-            // A prefill server that is gone is nobody's fault.
-            if self.fabric.0.state.lock().bootstraps.contains(&key.1) {
-                self.book.violate("only the decode leg came");
-            }
-            return Err(failure(500, "Decode transfer failed: timed out in KVPoll.WaitingForInput"));
-        };
-        self.fabric.0.changed.notify_waiters();
-        if theirs != asks.prompt {
-            self.book.violate("different prompts under one room; the answer is wrong, with status 200");
-        }
-        Ok(theirs)
-    }
-
     fn tell(self: Arc<Self>, asks: Asks, context: &[u32], fault: Option<Fault>, running: Running) -> Reply {
         let mut sampling = asks.sampling.clone();
         if self.spec.role == FakeRole::Prefill {
@@ -508,79 +420,5 @@ impl Sglang {
             drop(running);
         });
         Reply::Stream(reply)
-    }
-}
-
-/// An answer to be told.
-struct Told {
-    asks: Asks,
-    answer: Vec<u32>,
-    finish: Finish,
-    fault: Option<Fault>,
-    repeats: bool,
-}
-
-impl Told {
-    fn event(&self, from: usize, to: usize, last: bool) -> Value {
-        let from = if self.repeats { 0 } else { from };
-        let ids = &self.answer[from..to];
-        let prompt_tokens = self.asks.prompt.len() + usize::from(self.fault == Some(Fault::OtherPrompt));
-        let end = last.then(|| json!({"type": self.finish.name(), "length": to}));
-        let mut meta = json!({"id": self.asks.rid, "finish_reason": end, "prompt_tokens": prompt_tokens,
-            "completion_tokens": to, "cached_tokens": 0});
-        if self.asks.logprobs {
-            let log = |at: usize| json!([toy_logprob(self.answer[at], at), self.answer[at], null]);
-            meta["output_token_logprobs"] = (from..to).map(log).collect();
-            meta["output_top_logprobs"] = (from..to).map(|at| json!([log(at)])).collect();
-        }
-        if self.asks.sampling.prompt_logprobs.is_some() {
-            let log =
-                |at: usize| if at == 0 { Value::Null } else { json!(toy_logprob(self.asks.prompt[at], at)) };
-            let each = 0..self.asks.prompt.len();
-            meta["input_token_logprobs"] =
-                each.map(|at| json!([log(at), self.asks.prompt[at], null])).collect();
-        }
-        let mut event = json!({"text": "t", "meta_info": meta});
-        if self.fault != Some(Fault::NoTokenIds) {
-            event["output_ids"] = json!(ids);
-        }
-        event
-    }
-
-    async fn stream(&self, events: &mpsc::Sender<io::Result<Bytes>>, token_time: Duration) {
-        let send = async |bytes: Bytes| events.send(Ok(bytes)).await.is_ok();
-        let done = Bytes::from_static(b"data: [DONE]\n\n");
-        for at in 0..=self.answer.len() {
-            match &self.fault {
-                Some(Fault::DieAfter(count)) if *count == at => {
-                    let _ = events.send(Err(io::Error::other("broken on purpose"))).await;
-                    return;
-                }
-                Some(Fault::FallSilentAfter(count)) if *count == at => return std::future::pending().await,
-                Some(Fault::ErrorAfter(count)) if *count == at => {
-                    let error = json!({"error": {"message": "KVTransferError", "code": 500}});
-                    let _ = send(event(&error)).await && send(done).await;
-                    return;
-                }
-                Some(Fault::DoneAfter(count)) if *count == at => {
-                    send(done).await;
-                    return;
-                }
-                Some(Fault::Garbage) => {
-                    send(Bytes::from_static(b"data: {nothing\n\n")).await;
-                    return;
-                }
-                Some(Fault::Endless) => while send(Bytes::from(vec![b'x'; 65_536])).await {},
-                _ => {}
-            }
-            if at == self.answer.len() {
-                break;
-            }
-            tokio::time::sleep(token_time).await;
-            if !send(event(&self.event(at, at + 1, at + 1 == self.answer.len()))).await {
-                return;
-            }
-        }
-        send(done).await;
     }
 }

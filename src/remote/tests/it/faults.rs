@@ -103,7 +103,7 @@ async fn an_engine_that_is_gone_is_unavailable() {
     assert_eq!(outcome(&engine).await.unwrap_err().kind, Kind::Retry);
     becomes("it is gone", || vllm.exited()).await;
     let error = outcome(&engine).await.unwrap_err();
-    assert_eq!((error.kind, error.side), (Kind::Unavailable, Side::Engine));
+    assert_eq!((error.kind, error.side, error.stage), (Kind::Unavailable, Side::Engine, Stage::Connect));
     assert_eq!(engine.health().await.unwrap_err().kind, Kind::Unavailable);
     assert_eq!(engine.probe().await.unwrap_err().kind, Kind::Unavailable);
 }
