@@ -77,6 +77,19 @@ async fn every_fault_of_sglang_has_its_error() {
 }
 
 #[tokio::test]
+async fn what_breaks_after_the_finish_takes_nothing_away() {
+    let vllm =
+        FakeVllm::start(VllmSpec::new(FakeRole::Whole, FakeConnector::None), &Fabric::new()).await.unwrap();
+    let engine = impatient(vllm.settings());
+    for fault in [Fault::DieAfter(8), Fault::FallSilentAfter(8), Fault::ErrorAfter(8)] {
+        vllm.fault(fault.clone(), 1);
+        let outcome = outcome(&engine).await;
+        // An error that the engine tells is an error all the same.
+        assert_eq!(outcome.is_ok(), !matches!(fault, Fault::ErrorAfter(_)), "{fault:?}: {outcome:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_delay_within_patience_is_no_fault() {
     let vllm =
         FakeVllm::start(VllmSpec::new(FakeRole::Whole, FakeConnector::None), &Fabric::new()).await.unwrap();

@@ -241,6 +241,26 @@ async fn a_decode_that_would_outlast_the_lease_is_left() {
     assert_eq!(pair.serve(&asked).await, Ok(truth(&asked)));
 }
 
+/// Whether the tokens came in time cannot be told when nobody looked; then they are not used.
+#[tokio::test]
+async fn a_first_token_that_is_looked_at_after_the_lease_is_not_used() {
+    let pair = VllmPair::with(
+        FakeConnector::Nixl,
+        |_| {},
+        |settings| {
+            settings.lease.lease_us = 2_000_000;
+            settings.lease.margin_us = 200_000;
+        },
+    )
+    .await;
+    let asked = request(&prompt(3, 50), greedy(6));
+    let mut generation = pair.decode.decode(asked.clone(), pair.handoff(&asked).await).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1_900)).await;
+    let error = generation.next().await.unwrap().unwrap_err();
+    assert_eq!((error.kind, error.stage), (Kind::Retry, Stage::Handoff));
+    assert!(generation.next().await.is_none());
+}
+
 #[tokio::test]
 async fn a_prefill_whose_parameters_are_not_whole_is_not_decoded() {
     let names = [
