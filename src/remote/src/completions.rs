@@ -21,6 +21,7 @@ struct Chunk {
     choices: Vec<Choice>,
     usage: Option<Usage>,
     error: Option<Value>,
+    object: Option<String>,
     kv_transfer_params: Option<Box<RawValue>>,
 }
 
@@ -31,7 +32,7 @@ struct Choice {
     token_ids: Option<Vec<u32>>,
     prompt_token_ids: Option<Vec<u32>>,
     logprobs: Option<Logprobs>,
-    prompt_logprobs: Option<Vec<Option<BTreeMap<String, PromptLogprob>>>>,
+    prompt_logprobs: Option<Vec<Option<PromptTop>>>,
     finish_reason: Option<String>,
     #[serde(default)]
     text: Option<String>,
@@ -55,9 +56,12 @@ struct Details {
 struct Logprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f32>>,
-    top_logprobs: Option<Vec<Option<BTreeMap<String, f32>>>>,
+    top_logprobs: Option<Vec<Option<Top>>>,
     content: Option<Vec<Content>>,
 }
+
+/// Logprobs by token; one that is null is none that JSON can say.
+type Top = BTreeMap<String, Option<f32>>;
 
 #[derive(Deserialize)]
 struct Content {
@@ -72,6 +76,8 @@ struct TopContent {
     id: Option<u32>,
     logprob: f32,
 }
+
+type PromptTop = BTreeMap<String, PromptLogprob>;
 
 #[derive(Deserialize)]
 struct PromptLogprob {
@@ -103,7 +109,8 @@ impl Reader {
     pub(crate) fn whole(&self, data: &[u8]) -> Result<Whole, RemoteError> {
         let chunk: Chunk = serde_json::from_slice(data)
             .map_err(|error| self.bug(format!("the engine's answer cannot be read: {error}")))?;
-        if chunk.error.as_ref().is_some_and(|error| !error.is_null()) {
+        // Older versions say it at the top.
+        if chunk.error.is_some() || chunk.object.as_deref() == Some("error") {
             let value: Value = serde_json::from_slice(data).unwrap_or_default();
             return Err(stream_error(&value, self.stage));
         }
@@ -195,14 +202,11 @@ impl Reader {
         }
         let logprob = logs.token_logprobs.get(at).copied().flatten()?;
         let top = logs.top_logprobs.as_ref().and_then(|tops| tops.get(at)?.as_ref());
-        let top = top.map(|top| top.iter().filter_map(|(name, log)| Some((id_of(name)?, *log))).collect());
+        let top = top.map(|top| top.iter().filter_map(|(name, log)| Some((id_of(name)?, (*log)?))).collect());
         Some(TokenLogprob { logprob, top: likeliest(top.unwrap_or_default(), count) })
     }
 
-    fn prompt_logs(
-        &self,
-        list: &[Option<BTreeMap<String, PromptLogprob>>],
-    ) -> Result<Vec<TokenLogprob>, RemoteError> {
+    fn prompt_logs(&self, list: &[Option<PromptTop>]) -> Result<Vec<TokenLogprob>, RemoteError> {
         if list.len() != self.prompt.len() {
             let text = format!("{} prompt logprobs came for {} tokens", list.len(), self.prompt.len());
             return Err(self.bug(text));
@@ -286,7 +290,7 @@ mod tests {
     fn logprobs_come_in_two_shapes() {
         let openai = r#"{"choices":[{"text":"ab","token_ids":[5,6],"logprobs":{"text_offset":[0,1],
             "tokens":["token_id:5","token_id:6"],"token_logprobs":[-0.5,-0.25],
-            "top_logprobs":[{"token_id:4":-0.1,"token_id:5":-0.5},{"token_id:6":-0.25}]}}]}"#;
+            "top_logprobs":[{"token_id:4":-0.1,"token_id:5":-0.5,"token_id:9":null},{"token_id:6":-0.25}]}}]}"#;
         let read = reader(&[1], Some(1)).event(openai.as_bytes()).unwrap();
         assert_eq!(read.tokens[0].logprob, Some(TokenLogprob { logprob: -0.5, top: vec![(4, -0.1)] }));
         assert_eq!(read.tokens[1].logprob, Some(TokenLogprob { logprob: -0.25, top: vec![(6, -0.25)] }));
@@ -325,6 +329,18 @@ mod tests {
         assert_eq!(read.prompt_logprobs, Some(vec![TokenLogprob { logprob: -2.0, top: vec![(4, -0.5)] }]));
         assert!(reader(&[7, 9], Some(1)).event(seen.as_bytes()).is_err());
         assert!(reader(&[7, 8, 9], Some(1)).event(seen.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn errors_come_in_two_shapes() {
+        for text in [
+            r#"{"error":{"message":"too long","code":400}}"#,
+            r#"{"object":"error","message":"too long","code":400}"#,
+        ] {
+            let error = reader(&[1], None).event(text.as_bytes()).unwrap_err();
+            assert_eq!((error.kind, error.text.ends_with("too long")), (Kind::Invalid, true), "{error}");
+        }
+        assert!(reader(&[1], None).event(br#"{"error":null,"choices":[]}"#).is_ok());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_types::Sampling;
 use http::header::{HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use serde_json::json;
@@ -11,7 +12,7 @@ use tokio::time::Instant;
 use crate::completions;
 use crate::error::{Kind, RemoteError, Side, Stage};
 use crate::fields::Body;
-use crate::generation::{Abort, Generation, Reader, Terms, charged};
+use crate::generation::{Abort, Generation, Reader, Terms};
 use crate::handoff::{Handoff, Way, now_us};
 use crate::http::{Call, Wire};
 use crate::ids::leg_id;
@@ -129,13 +130,19 @@ impl RemoteEngine {
     /// # Errors
     /// Before anything is sent: [`Kind::Invalid`] when it is not this prompt's, lacks a field, has been used, or is of
     /// another way than this engine's; [`Kind::Retry`] when its lease is, or is about to be, over. Then as [`Self::generate`].
-    pub async fn decode(&self, request: Request, handoff: Handoff) -> Result<Generation, RemoteError> {
+    pub async fn decode(&self, mut request: Request, handoff: Handoff) -> Result<Generation, RemoteError> {
         let settings = &self.inner.settings;
         let client = Body::of_client(&request.body)?;
         let leg = leg_id(&request.id);
         let left = self.admit(&request, &handoff)?;
-        let first_us = settings.timeouts.first_token_us.min(left);
-        let leased = left < settings.timeouts.first_token_us;
+        if request.sampling.prompt_logprobs.is_some() {
+            // The prefill leg has told them, and engines that decode were seen to fail over them.
+            request.sampling = Arc::new(Sampling { prompt_logprobs: None, ..(*request.sampling).clone() });
+        }
+        // A room is opened before its prefill has run, and nothing is read from it too late.
+        let patience = settings.timeouts.first_token_us;
+        let left = if matches!(handoff.way, Way::Room { .. }) { patience } else { left };
+        let (first_us, leased) = (patience.min(left), left < patience);
         let body = match handoff.way {
             Way::Room { host, port, room } => {
                 let mut body = sglang::body(&request, client, &leg, true)?;
@@ -217,7 +224,7 @@ impl RemoteEngine {
                 if let Some(mut abort) = abort.filter(|_| error.status.is_some()) {
                     abort.disarm();
                 }
-                Err(charged(error, stage))
+                Err(error)
             }
         }
     }

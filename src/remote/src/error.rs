@@ -135,8 +135,11 @@ impl RemoteError {
         self
     }
 
-    pub(crate) const fn at(mut self, stage: Stage) -> Self {
-        self.stage = stage;
+    /// The same at another stage. That an engine cannot be reached stays so wherever it was wanted.
+    pub(crate) fn at(mut self, stage: Stage) -> Self {
+        if self.stage != Stage::Connect {
+            self.stage = stage;
+        }
         self
     }
 }
@@ -163,5 +166,6 @@ mod tests {
         assert_eq!((error.kind, error.side, error.status), (Kind::Retry, Side::Engine, Some(429)));
         let error = RemoteError::ours(Stage::Settings, "no port").remedy("give a port").at(Stage::Probe);
         assert_eq!(error.to_string(), "probe: no port; give a port");
+        assert_eq!(RemoteError::retry(Stage::Connect, "refused").at(Stage::Canary).stage, Stage::Connect);
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use crate::answer::Progress;
-use crate::error::{RemoteError, Side, Stage};
+use crate::error::{RemoteError, Stage};
 use crate::http::{Answer, Call, Wire};
 use crate::request::{Counts, Piece};
 use crate::sse::Events;
@@ -18,6 +18,8 @@ use crate::{completions, sglang};
 
 /// The end of a stream, in both engines.
 const DONE: &[u8] = b"[DONE]";
+/// How long the counts may take after an answer has said how it ended.
+const END_TIME: Duration = Duration::from_secs(5);
 /// How long an engine may take to hear that a request is aborted.
 const ABORT_TIME: Duration = Duration::from_secs(5);
 
@@ -180,7 +182,10 @@ impl Generation {
         let stage = self.stage();
         let Some(events) = &mut self.events else { return Err(RemoteError::bug(stage, "no stream")) };
         let event = match timeout_at(self.silent_by, events.next()).await {
-            Ok(event) => event.map_err(|error| error.at(stage))?,
+            Ok(Ok(event)) => event,
+            // All of the answer is there once it has said how it ended: what breaks then takes nothing away.
+            _ if self.finish.is_some() => None,
+            Ok(Err(error)) => return Err(error.at(stage)),
             Err(_) => return Err(self.too_late()),
         };
         match event {
@@ -238,6 +243,10 @@ impl Generation {
         if self.finish.is_some() && !tokens.is_empty() {
             return Err(RemoteError::bug(stage, "tokens after the end of the answer"));
         }
+        if self.terms.leased && self.seen == 0 && Instant::now() > self.terms.first_by {
+            // The tokens may have waited for us, or for the engine: then it may have read blocks that were not its own.
+            return Err(self.too_late());
+        }
         self.seen += tokens.len() as u64;
         if self.seen > u64::from(self.terms.max_tokens) {
             let text = format!("{} tokens where {} were asked for", self.seen, self.terms.max_tokens);
@@ -250,7 +259,10 @@ impl Generation {
             self.silent_by = Instant::now() + self.terms.silence;
             self.ready.push_back(Piece::Tokens(tokens));
         }
-        self.finish = finish.or(self.finish);
+        if finish.is_some() {
+            self.finish = finish;
+            self.silent_by = Instant::now() + self.terms.silence.min(END_TIME);
+        }
         self.counts = Counts {
             prompt_tokens: counts.prompt_tokens.or(self.counts.prompt_tokens),
             answer_tokens: counts.answer_tokens.or(self.counts.answer_tokens),
@@ -296,12 +308,6 @@ impl Generation {
         }
         Ok(collected)
     }
-}
-
-/// Marks a failure as the engine's when the stage is before any token.
-pub(crate) fn charged(error: RemoteError, stage: Stage) -> RemoteError {
-    let stage = if error.side == Side::Us { error.stage } else { stage };
-    error.at(stage)
 }
 
 /// A whole answer.

@@ -50,6 +50,9 @@ pub struct Probe {
     pub bootstrap_port: Option<u16>,
     /// Data-parallel ranks, when told.
     pub dp_ranks: Option<u32>,
+    /// Whether each event of a stream repeats the answer so far, when told: with long answers that is a lot to send and
+    /// read, and `--incremental-streaming-output` ends it (SGLang).
+    pub repeats_answer: Option<bool>,
 }
 
 impl RemoteEngine {
@@ -222,6 +225,7 @@ impl RemoteEngine {
             state["memory_usage"]["token_capacity"].as_u64().or_else(|| of("max_total_num_tokens").as_u64());
         probe.version = text(&told["version"]);
         probe.dp_ranks = number(of("dp_size"));
+        probe.repeats_answer = of("incremental_streaming_output").as_bool().map(|adds| !adds);
         probe.role = match of("disaggregation_mode").as_str() {
             Some("prefill") => Some(EngineRole::Prefill),
             Some("decode") => Some(EngineRole::Decode),

@@ -242,7 +242,8 @@ mod tests {
     #[test]
     fn each_wrong_setting_is_refused_with_a_remedy() {
         let rooms = |host: Option<&str>, port| HandoffWay::Rooms { host: host.map(Into::into), port };
-        let wrong: [(&str, fn(&mut RemoteSettings)); 5] = [
+        type Change = fn(&mut RemoteSettings);
+        let wrong: [(&str, Change); 5] = [
             ("silence_us", |s| s.timeouts.silence_us = 0),
             ("connect_us", |s| s.timeouts.connect_us = u64::MAX),
             ("below 1024", |s| s.bounds.event_bytes = 3),

@@ -73,7 +73,7 @@ fn params(sampling: &Sampling, along: &mut Body, seeded: bool) -> Result<Body, R
     }
     if seeded {
         // SGLang's seeds are not negative.
-        params.set("sampling_seed", &(sampling.seed >> 1))?;
+        params.set("sampling_seed", &(sampling.seed & i64::MAX as u64))?;
     }
     for name in MOVED {
         if let Some(value) = along.take(name) {
@@ -132,6 +132,7 @@ struct Chunk {
     output_ids: Vec<u32>,
     meta_info: Option<Meta>,
     error: Option<Value>,
+    object: Option<String>,
 }
 
 type Log = (Option<f32>, u32, Option<Value>);
@@ -171,7 +172,7 @@ impl Reader {
         let chunk: Chunk = serde_json::from_slice(data)
             .map_err(|error| self.bug(format!("the engine's answer cannot be read: {error}")))?;
         let Some(meta) = chunk.meta_info else {
-            if chunk.error.is_some() {
+            if chunk.error.is_some() || chunk.object.as_deref() == Some("error") {
                 let value: Value = serde_json::from_slice(data).unwrap_or_default();
                 return Err(stream_error(&value, self.stage));
             }
@@ -329,7 +330,7 @@ mod tests {
             json!({"priority": 4, "rid": "leg", "input_ids": [5, 6], "stream": true, "sampling_params": {
                 "max_new_tokens": 24, "min_new_tokens": 0, "temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
                 "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "ignore_eos": true,
-                "sampling_seed": 4}})
+                "sampling_seed": 9}})
         );
     }
 
@@ -457,6 +458,8 @@ mod tests {
         assert_eq!(of(json!({"type": "abort"})), Kind::Closed);
         let failed = reader(2, None).event(br#"{"error":{"message":"timed out"}}"#).unwrap_err();
         assert!(failed.text.contains("timed out"));
+        let failed = reader(2, None).event(br#"{"object":"error","message":"full","code":503}"#).unwrap_err();
+        assert_eq!(failed.kind, Kind::Unavailable);
         assert_eq!(reader(2, None).event(b"{}").unwrap_err().kind, Kind::Bug);
     }
 }

@@ -1,0 +1,157 @@
+//! Reading requests as strictly as the real servers do.
+
+use baton_types::Sampling;
+use serde_json::{Map, Value, json};
+
+use super::server::Reply;
+use super::toy::VOCAB_TOKENS;
+
+/// What a request to `/v1/completions` asks for.
+#[derive(Debug)]
+pub(super) struct Asks {
+    pub(super) prompt: Vec<u32>,
+    pub(super) sampling: Sampling,
+    pub(super) stream: bool,
+    pub(super) usage: bool,
+    pub(super) token_ids: bool,
+    pub(super) ids_in_logprobs: bool,
+    pub(super) params: Option<Map<String, Value>>,
+}
+
+/// Why a request is not served.
+pub(super) type Wrong = String;
+
+/// A 400 as vLLM words it.
+pub(super) fn bad_request(message: &str) -> Reply {
+    Reply::json(
+        400,
+        &json!({"error": {"message": message, "type": "BadRequestError", "param": null, "code": 400}}),
+    )
+}
+
+/// A 500 as vLLM words it.
+pub(super) fn server_error() -> Reply {
+    Reply::json(
+        500,
+        &json!({"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}}),
+    )
+}
+
+/// Token ids of the vocabulary, at least one.
+pub(super) fn token_list(value: &Value) -> Result<Vec<u32>, Wrong> {
+    let list =
+        value.as_array().filter(|list| !list.is_empty()).ok_or("the prompt is no list of token ids")?;
+    let ids: Option<Vec<u32>> =
+        list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect();
+    let ids = ids.ok_or("the prompt is no list of token ids")?;
+    match ids.iter().find(|id| **id >= VOCAB_TOKENS) {
+        Some(id) => Err(format!("token {id} is out of vocabulary")),
+        None => Ok(ids),
+    }
+}
+
+fn flag(body: &Value, name: &str) -> Result<bool, Wrong> {
+    match &body[name] {
+        Value::Null => Ok(false),
+        value => value.as_bool().ok_or_else(|| format!("{name} should be a valid boolean")),
+    }
+}
+
+fn count(body: &Value, name: &str) -> Result<Option<u32>, Wrong> {
+    match &body[name] {
+        Value::Null => Ok(None),
+        value => {
+            let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+            number.map(Some).ok_or_else(|| format!("{name} should be a valid count"))
+        }
+    }
+}
+
+fn real(body: &Value, name: &str, range: std::ops::RangeInclusive<f64>) -> Result<Option<f64>, Wrong> {
+    match &body[name] {
+        Value::Null => Ok(None),
+        value => match value.as_f64() {
+            Some(number) if range.contains(&number) => Ok(Some(number)),
+            _ => Err(format!("{name} should be within {range:?}, got {value}")),
+        },
+    }
+}
+
+/// Checks the draws that both engines name alike.
+pub(super) fn draws(params: &Value) -> Result<(), Wrong> {
+    real(params, "temperature", 0.0..=f64::MAX)?;
+    real(params, "top_p", f64::MIN_POSITIVE..=1.0)?;
+    real(params, "top_k", -1.0..=f64::MAX)?;
+    real(params, "min_p", 0.0..=1.0)?;
+    real(params, "presence_penalty", -2.0..=2.0)?;
+    real(params, "frequency_penalty", -2.0..=2.0)?;
+    real(params, "repetition_penalty", f64::MIN_POSITIVE..=f64::MAX)?;
+    if let Some(biases) = params["logit_bias"].as_object()
+        && biases.iter().any(|(token, bias)| token.parse::<u32>().is_err() || !bias.is_number())
+    {
+        return Err("logit_bias has a key that is no token".into());
+    }
+    Ok(())
+}
+
+/// Lengths and ends, by the names that an engine gives them.
+pub(super) fn lengths(params: &Value, most: &str, least: &str) -> Result<Sampling, Wrong> {
+    let max_tokens = count(params, most)?.unwrap_or(16);
+    let min_tokens = count(params, least)?.unwrap_or(0);
+    if max_tokens == 0 {
+        return Err(format!("{most} must be at least 1"));
+    }
+    if min_tokens > max_tokens {
+        return Err(format!("{least} must be less than or equal to {most}={max_tokens}, got {min_tokens}"));
+    }
+    let stop_token_ids = match &params["stop_token_ids"] {
+        Value::Null => Vec::new(),
+        value => token_list(value)?,
+    };
+    let ignore_eos = flag(params, "ignore_eos")?;
+    Ok(Sampling { max_tokens, min_tokens, stop_token_ids, ignore_eos, ..Sampling::default() })
+}
+
+/// Reads a request to `/v1/completions`.
+pub(super) fn completion(body: &Value, max_model_tokens: u32) -> Result<Asks, Wrong> {
+    let prompt = token_list(&body["prompt"])?;
+    draws(body)?;
+    let mut sampling = lengths(body, "max_tokens", "min_tokens")?;
+    let stream = flag(body, "stream")?;
+    if !body["stream_options"].is_null() && !stream {
+        return Err("Stream options can only be defined when `stream=True`.".into());
+    }
+    if count(body, "n")?.unwrap_or(1) != 1 {
+        return Err("n is not 1".into());
+    }
+    sampling.logprobs = top(body, "logprobs")?;
+    sampling.prompt_logprobs = top(body, "prompt_logprobs")?;
+    if stream && sampling.prompt_logprobs.is_some() {
+        return Err("`prompt_logprobs` are not available when `stream=True`.".into());
+    }
+    if prompt.len() as u64 + u64::from(sampling.max_tokens) > u64::from(max_model_tokens) {
+        return Err(format!("This model's maximum context length is {max_model_tokens} tokens."));
+    }
+    let params = match &body["kv_transfer_params"] {
+        Value::Null => None,
+        Value::Object(params) => Some(params.clone()),
+        _ => return Err("kv_transfer_params should be a valid dictionary".into()),
+    };
+    Ok(Asks {
+        prompt,
+        sampling,
+        stream,
+        usage: body["stream_options"]["include_usage"] == json!(true),
+        token_ids: flag(body, "return_token_ids")?,
+        ids_in_logprobs: flag(body, "return_tokens_as_token_ids")?,
+        params,
+    })
+}
+
+fn top(body: &Value, name: &str) -> Result<Option<u8>, Wrong> {
+    match count(body, name)? {
+        None => Ok(None),
+        Some(number) if number <= 20 => Ok(u8::try_from(number).ok()),
+        Some(number) => Err(format!("Requested {name} of {number}, which is greater than max allowed: 20")),
+    }
+}

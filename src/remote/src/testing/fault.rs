@@ -1,0 +1,87 @@
+//! What goes wrong, on demand.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::json;
+
+use super::server::{Reply, never};
+
+/// Something that goes wrong with the next request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The answer begins so much later.
+    Delay(Duration),
+    /// It answers with this status.
+    Status(u16),
+    /// It takes the request and never answers.
+    NeverAnswer,
+    /// The connection closes before an answer.
+    Hangup,
+    /// The connection breaks after so many tokens.
+    DieAfter(usize),
+    /// After so many tokens no more come, and the connection stays open.
+    FallSilentAfter(usize),
+    /// The stream fails with an error object after so many tokens, then `[DONE]`.
+    ErrorAfter(usize),
+    /// The stream ends with `[DONE]` after so many tokens, and no finish.
+    DoneAfter(usize),
+    /// Bytes that are no JSON where an answer should be.
+    Garbage,
+    /// A stream that never ends its first event.
+    Endless,
+    /// The answer has text and no token ids.
+    NoTokenIds,
+    /// It answers another prompt.
+    OtherPrompt,
+    /// The prefill's parameters lack this field.
+    Lack(&'static str),
+    /// This field of the prefill's parameters has another value, as JSON.
+    Instead(&'static str, &'static str),
+    /// The whole server is gone.
+    Exit,
+}
+
+/// The faults that are to come, one a request.
+#[derive(Debug, Default)]
+pub(super) struct Faults(Mutex<VecDeque<Fault>>);
+
+impl Faults {
+    pub(super) fn push(&self, fault: Fault, times: usize) {
+        self.0.lock().extend(std::iter::repeat_n(fault, times));
+    }
+
+    /// The next fault, if it is one of those that need no request to be read; `exit` ends the server.
+    pub(super) async fn meet(&self, exit: impl FnOnce()) -> Met {
+        let next = self.0.lock().pop_front();
+        match next {
+            Some(Fault::Delay(time)) => {
+                tokio::time::sleep(time).await;
+                Met::GoOn(None)
+            }
+            Some(Fault::Status(status)) => {
+                Met::Ended(Reply::json(status, &json!({"error": {"message": "as ordered", "code": status}})))
+            }
+            Some(Fault::NeverAnswer) => Met::Ended(never().await),
+            Some(Fault::Hangup) => Met::Ended(Reply::Hangup),
+            Some(Fault::Exit) => {
+                exit();
+                Met::Ended(Reply::Hangup)
+            }
+            other => Met::GoOn(other),
+        }
+    }
+
+    pub(super) fn clear(&self) {
+        self.0.lock().clear();
+    }
+}
+
+/// What a fault has made of a request.
+pub(super) enum Met {
+    /// That was the answer.
+    Ended(Reply),
+    /// It is served, with what goes wrong later.
+    GoOn(Option<Fault>),
+}

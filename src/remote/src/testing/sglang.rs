@@ -1,0 +1,424 @@
+//! A stand-in for SGLang: `/generate`, its rooms, and its pages.
+
+mod rooms;
+mod told;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use baton_types::Sampling;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+
+use self::told::Told;
+use super::FakeRole;
+use super::body::{draws, lengths, token_list};
+use super::book::{Book, Received};
+use super::fabric::Fabric;
+use super::fault::{Fault, Faults, Met};
+use super::pool::{Held, Pool};
+use super::server::{Asked, Life, Reply, Site, event, serve};
+use super::toy::toy_answer;
+use crate::{Dialect, HandoffWay, RemoteSettings};
+
+/// Sampling parameters that SGLang knows; any other is a 400.
+const KNOWN_PARAMS: &[&str] = &[
+    "max_new_tokens",
+    "min_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "ignore_eos",
+    "stop_token_ids",
+    "logit_bias",
+    "sampling_seed",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+    "custom_params",
+];
+
+/// What a stand-in for SGLang is like.
+#[derive(Clone, Debug)]
+pub struct SglangSpec {
+    /// Which leg it is for.
+    pub role: FakeRole,
+    /// Port of the bootstrap server of a prefill; only its number counts here, nothing listens there.
+    pub bootstrap_port: u16,
+    /// How long a leg waits for the other one.
+    pub wait: Duration,
+    /// Each event repeats the answer so far, as SGLang does unless told otherwise.
+    pub repeats: bool,
+    /// Tokens of the KV pool; its blocks are single tokens, as in the recordings.
+    pub pool_tokens: u32,
+    /// Longest prompt and answer together.
+    pub max_model_tokens: u32,
+    /// Time of a prefill.
+    pub prefill_time: Duration,
+    /// Time of a token.
+    pub token_time: Duration,
+}
+
+impl SglangSpec {
+    /// Waits of 500 ms, events that repeat; fast.
+    #[must_use]
+    pub const fn new(role: FakeRole) -> Self {
+        Self {
+            role,
+            bootstrap_port: 8_998,
+            wait: Duration::from_millis(500),
+            repeats: true,
+            pool_tokens: 8_192,
+            max_model_tokens: 4_096,
+            prefill_time: Duration::ZERO,
+            token_time: Duration::ZERO,
+        }
+    }
+}
+
+/// A stand-in for SGLang on a port of its own. It goes when it is dropped.
+pub struct FakeSglang {
+    site: Arc<Sglang>,
+    address: SocketAddr,
+}
+
+struct Sglang {
+    spec: SglangSpec,
+    fabric: Fabric,
+    pool: Arc<Pool>,
+    book: Book,
+    faults: Faults,
+    life: Life,
+    running: Mutex<BTreeMap<String, watch::Sender<bool>>>,
+    aborted: AtomicU64,
+}
+
+impl FakeSglang {
+    /// Starts one on loopback.
+    ///
+    /// # Errors
+    /// When there is no port to listen on.
+    pub async fn start(spec: SglangSpec, fabric: &Fabric) -> io::Result<Self> {
+        if spec.role == FakeRole::Prefill {
+            fabric.change(|state| state.bootstraps.insert(spec.bootstrap_port));
+        }
+        let life = Life::new();
+        let site = Arc::new(Sglang {
+            pool: Arc::new(Pool::new(spec.pool_tokens, 1)),
+            spec,
+            fabric: fabric.clone(),
+            book: Book::default(),
+            faults: Faults::default(),
+            life: life.clone(),
+            running: Mutex::default(),
+            aborted: AtomicU64::new(0),
+        });
+        let address = serve(Arc::clone(&site), life).await?;
+        Ok(Self { site, address })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Settings that suit it.
+    #[must_use]
+    pub fn settings(&self) -> RemoteSettings {
+        let way = match self.site.spec.role {
+            FakeRole::Whole => HandoffWay::None,
+            _ => HandoffWay::Rooms { host: None, port: self.site.spec.bootstrap_port },
+        };
+        RemoteSettings::new(Dialect::Sglang, self.url()).with_handoff(way)
+    }
+
+    /// What it was sent and should not have been.
+    #[must_use]
+    pub fn violations(&self) -> Vec<String> {
+        self.site.book.violations()
+    }
+
+    /// The requests that it was sent, in order.
+    #[must_use]
+    pub fn received(&self) -> Vec<Received> {
+        self.site.book.received()
+    }
+
+    /// KV tokens that it holds.
+    #[must_use]
+    pub fn held_tokens(&self) -> usize {
+        self.site.pool.held()
+    }
+
+    /// Requests that it works on.
+    #[must_use]
+    pub fn running(&self) -> usize {
+        self.site.running.lock().len()
+    }
+
+    /// Aborts that found their request.
+    #[must_use]
+    pub fn aborted(&self) -> u64 {
+        self.site.aborted.load(Ordering::SeqCst)
+    }
+
+    /// The next `times` requests meet this fault, after those that were ordered before.
+    pub fn fault(&self, fault: Fault, times: usize) {
+        self.site.faults.push(fault, times);
+    }
+
+    /// No more faults.
+    pub fn heal(&self) {
+        self.site.faults.clear();
+    }
+
+    /// The server and all its connections are gone.
+    pub fn kill(&self) {
+        self.site.exit();
+    }
+
+    /// Whether it is gone.
+    #[must_use]
+    pub fn exited(&self) -> bool {
+        self.site.life.exited()
+    }
+}
+
+impl Drop for FakeSglang {
+    fn drop(&mut self) {
+        self.site.exit();
+    }
+}
+
+/// What a request asks for.
+struct Asks {
+    rid: String,
+    prompt: Vec<u32>,
+    sampling: Sampling,
+    stream: bool,
+    logprobs: bool,
+    room: Option<(String, u16, u64)>,
+}
+
+/// A request that is worked on; it is nobody's when this goes.
+struct Running {
+    site: Arc<Sglang>,
+    rid: String,
+    held: Option<Held>,
+    /// The room that a prefill leg is in.
+    room: Option<(String, u16, u64)>,
+    abort: watch::Receiver<bool>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.site.running.lock().remove(&self.rid);
+        self.held = None;
+        if let Some(key) = &self.room {
+            self.site.fabric.change(|state| {
+                if let Some(room) = state.rooms.get_mut(key) {
+                    room.prefills = room.prefills.saturating_sub(1);
+                }
+            });
+        }
+    }
+}
+
+impl Site for Sglang {
+    async fn answer(self: Arc<Self>, asked: Asked) -> Reply {
+        match asked.path.as_str() {
+            "/health" | "/health_generate" => Reply::Page(200, "text/plain", Bytes::new()),
+            "/get_server_info" => Reply::json(200, &self.told()),
+            "/v1/models" => {
+                let model = json!({"id": "tiny", "object": "model", "owned_by": "sglang", "root": "tiny",
+                    "max_model_len": self.spec.max_model_tokens});
+                Reply::json(200, &json!({"object": "list", "data": [model]}))
+            }
+            "/metrics" => {
+                let labels = "{model_name=\"tiny\",tp_rank=\"0\"}";
+                let page = format!(
+                    "sglang:num_running_reqs{labels} {}.0\nsglang:num_queue_reqs{labels} 0.0\nsglang:token_usage{labels} {}\n",
+                    self.running.lock().len(),
+                    self.pool.share()
+                );
+                Reply::Page(200, "text/plain; version=0.0.4", page.into())
+            }
+            "/abort_request" => {
+                let body: Value = serde_json::from_slice(&asked.body).unwrap_or_default();
+                let rid = body["rid"].as_str().unwrap_or_default();
+                if let Some(abort) = self.running.lock().get(rid) {
+                    abort.send_replace(true);
+                    self.aborted.fetch_add(1, Ordering::SeqCst);
+                }
+                Reply::Page(200, "text/plain", Bytes::new())
+            }
+            "/generate" => self.generate(asked).await,
+            _ => Reply::json(404, &json!({"detail": "Not Found"})),
+        }
+    }
+}
+
+fn failure(status: u16, message: &str) -> Reply {
+    Reply::json(
+        status,
+        &json!({"object": "error", "message": message, "type": status.to_string(), "param": null, "code": status}),
+    )
+}
+
+impl Sglang {
+    fn exit(&self) {
+        self.life.exit();
+        if self.spec.role == FakeRole::Prefill {
+            self.fabric.change(|state| state.bootstraps.remove(&self.spec.bootstrap_port));
+        }
+    }
+
+    fn told(&self) -> Value {
+        let mode = match self.spec.role {
+            FakeRole::Prefill => "prefill",
+            FakeRole::Decode => "decode",
+            FakeRole::Whole => "null",
+        };
+        json!({"page_size": 1, "disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake",
+            "disaggregation_bootstrap_port": self.spec.bootstrap_port, "version": "0.5.23",
+            "internal_states": [{"model_path": "tiny", "served_model_name": "tiny", "context_length": null, "dp_size": 1, "incremental_streaming_output": !self.spec.repeats,
+                "memory_usage": {"token_capacity": self.spec.pool_tokens}}]})
+    }
+
+    async fn generate(self: Arc<Self>, asked: Asked) -> Reply {
+        let read = serde_json::from_slice::<Value>(&asked.body);
+        let body = read.unwrap_or_default();
+        self.book.receive(Received {
+            path: asked.path,
+            request_id: None,
+            authorization: None,
+            body: body.clone(),
+        });
+        let fault = match self.faults.meet(|| self.exit()).await {
+            Met::Ended(reply) => return reply,
+            Met::GoOn(fault) => fault,
+        };
+        let asks = match self.asks(&body) {
+            Ok(asks) => asks,
+            Err(wrong) => return Reply::json(400, &json!({"error": {"message": wrong}})),
+        };
+        let abort = watch::Sender::new(false);
+        let heard = abort.subscribe();
+        if self.running.lock().insert(asks.rid.clone(), abort).is_some() {
+            self.book.violate(format!("two requests at once with the id {}", asks.rid));
+        }
+        let mut running =
+            Running { site: Arc::clone(&self), rid: asks.rid.clone(), held: None, room: None, abort: heard };
+        let Some(blocks) = self.pool.fill(&asks.prompt) else { return failure(500, "no room") };
+        running.held = Some(Held { pool: Arc::clone(&self.pool), blocks });
+        tokio::time::sleep(self.spec.prefill_time).await;
+        let context = match (self.spec.role, asks.room.clone()) {
+            (FakeRole::Whole, _) => asks.prompt.clone(),
+            (FakeRole::Prefill, Some(room)) => match self.meet_decode(&asks, &room, &mut running).await {
+                Ok(()) => asks.prompt.clone(),
+                Err(reply) => return reply,
+            },
+            (FakeRole::Decode, Some(room)) => match self.meet_prefill(&asks, &room, &running).await {
+                Ok(context) => context,
+                Err(reply) => return reply,
+            },
+            (_, None) => {
+                self.book.violate("a leg without bootstrap fields");
+                let text = "Invalid request: Disaggregated request received without bootstrap room id.";
+                return Reply::json(400, &json!({"error": {"message": text}}));
+            }
+        };
+        self.tell(asks, &context, fault, running)
+    }
+
+    fn asks(&self, body: &Value) -> Result<Asks, String> {
+        let prompt = token_list(&body["input_ids"])?;
+        let params = &body["sampling_params"];
+        let names = params.as_object().ok_or("sampling_params is no object")?;
+        if let Some(name) = names.keys().find(|name| !KNOWN_PARAMS.contains(&name.as_str())) {
+            return Err(format!("SamplingParams got an unexpected keyword argument '{name}'"));
+        }
+        draws(params)?;
+        let mut sampling = lengths(params, "max_new_tokens", "min_new_tokens")?;
+        if prompt.len() as u64 + u64::from(sampling.max_tokens) > u64::from(self.spec.max_model_tokens) {
+            return Err(format!(
+                "The input is longer than the model's context length ({}).",
+                self.spec.max_model_tokens
+            ));
+        }
+        let room = &body["bootstrap_room"];
+        let port = body["bootstrap_port"].as_u64().and_then(|port| u16::try_from(port).ok());
+        let room = match (body["bootstrap_host"].as_str(), port, room.as_u64()) {
+            (Some(host), Some(port), Some(room)) if room <= i64::MAX as u64 => {
+                Some((host.to_owned(), port, room))
+            }
+            (None, None, None) => None,
+            _ => {
+                self.book.violate("some bootstrap fields, and not all, or of wrong types");
+                return Err("bootstrap fields".into());
+            }
+        };
+        let logprobs = body["return_logprob"] == json!(true);
+        if logprobs && body["logprob_start_len"] == json!(0) {
+            sampling.prompt_logprobs = Some(1);
+        }
+        Ok(Asks {
+            rid: body["rid"]
+                .as_str()
+                .map_or_else(|| format!("{:032x}", rand::random::<u128>()), str::to_owned),
+            prompt,
+            sampling,
+            stream: body["stream"] == json!(true),
+            logprobs,
+            room,
+        })
+    }
+
+    fn tell(self: Arc<Self>, asks: Asks, context: &[u32], fault: Option<Fault>, running: Running) -> Reply {
+        let mut sampling = asks.sampling.clone();
+        if self.spec.role == FakeRole::Prefill {
+            // It draws the first token, and says that it was cut short.
+            sampling.max_tokens = 1;
+            sampling.min_tokens = sampling.min_tokens.min(1);
+        }
+        let (answer, finish) = toy_answer(context, &sampling);
+        let told = Told { asks, answer, finish, fault, repeats: self.spec.repeats };
+        if !told.asks.stream {
+            let page = match told.fault {
+                Some(Fault::Garbage) => Bytes::from_static(b"<html>not here</html>"),
+                _ => told.event(0, told.answer.len(), true).to_string().into(),
+            };
+            return Reply::Page(200, "application/json", page);
+        }
+        let (events, reply) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let life = self.life.clone();
+            let mut abort = running.abort.clone();
+            tokio::select! {
+                () = told.stream(&events, self.spec.token_time) => {}
+                () = events.closed() => {}
+                _ = abort.wait_for(|abort| *abort) => {
+                    let end = json!({"text": "", "output_ids": [], "meta_info": {"id": told.asks.rid, "completion_tokens": 0,
+                        "finish_reason": {"type": "abort", "message": "Aborted by AbortReq."}}});
+                    // The client may have gone.
+                    let _ = events.try_send(Ok(event(&end)));
+                }
+                () = life.ended() => {}
+            }
+            drop(running);
+        });
+        Reply::Stream(reply)
+    }
+}

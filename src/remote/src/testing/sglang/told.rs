@@ -1,0 +1,58 @@
+//! An answer in SGLang's words, in one piece or as a stream.
+
+use std::io;
+use std::time::Duration;
+
+use baton_types::Finish;
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::Asks;
+use crate::testing::fault::Fault;
+use crate::testing::play::Play;
+use crate::testing::toy::toy_logprob;
+
+/// An answer to be told.
+pub(super) struct Told {
+    pub(super) asks: Asks,
+    pub(super) answer: Vec<u32>,
+    pub(super) finish: Finish,
+    pub(super) fault: Option<Fault>,
+    pub(super) repeats: bool,
+}
+
+impl Told {
+    pub(super) fn event(&self, from: usize, to: usize, last: bool) -> Value {
+        let from = if self.repeats { 0 } else { from };
+        let ids = &self.answer[from..to];
+        let prompt_tokens = self.asks.prompt.len() + usize::from(self.fault == Some(Fault::OtherPrompt));
+        let end = last.then(|| json!({"type": self.finish.name(), "length": to}));
+        let mut meta = json!({"id": self.asks.rid, "finish_reason": end, "prompt_tokens": prompt_tokens,
+            "completion_tokens": to, "cached_tokens": 0});
+        if self.asks.logprobs {
+            let log = |at: usize| json!([toy_logprob(self.answer[at], at), self.answer[at], null]);
+            meta["output_token_logprobs"] = (from..to).map(log).collect();
+            meta["output_top_logprobs"] = (from..to).map(|at| json!([log(at)])).collect();
+        }
+        if self.asks.sampling.prompt_logprobs.is_some() {
+            let log =
+                |at: usize| if at == 0 { Value::Null } else { json!(toy_logprob(self.asks.prompt[at], at)) };
+            let each = 0..self.asks.prompt.len();
+            meta["input_token_logprobs"] =
+                each.map(|at| json!([log(at), self.asks.prompt[at], null])).collect();
+        }
+        let mut event = json!({"text": "t", "meta_info": meta});
+        if self.fault != Some(Fault::NoTokenIds) {
+            event["output_ids"] = json!(ids);
+        }
+        event
+    }
+
+    pub(super) async fn stream(&self, events: &mpsc::Sender<io::Result<Bytes>>, token_time: Duration) {
+        let error = json!({"error": {"message": "KVTransferError", "code": 500}});
+        let tokens = self.answer.len();
+        let play = Play { events, fault: self.fault.as_ref(), tokens, token_time, error };
+        play.run(|at| self.event(at, at + 1, at + 1 == tokens), None).await;
+    }
+}

@@ -1,0 +1,65 @@
+//! A model that anyone can work out: the next token is a hash of all tokens so far.
+
+use baton_types::{Finish, Sampling};
+
+/// Tokens in the vocabulary.
+pub const VOCAB_TOKENS: u32 = 2_048;
+/// The model's end token.
+pub const END_TOKEN: u32 = 0;
+
+/// The token that follows `tokens`.
+#[must_use]
+pub fn toy_next(tokens: &[u32]) -> u32 {
+    let mixed = tokens.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, token| {
+        (hash ^ u64::from(*token)).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23)
+    });
+    u32::try_from((mixed >> 20) % u64::from(VOCAB_TOKENS)).unwrap_or(END_TOKEN)
+}
+
+/// The logprob that the model gives the token at a place of the answer.
+#[must_use]
+pub fn toy_logprob(token: u32, at: usize) -> f32 {
+    let step = u16::try_from((token as usize + at) % 64).unwrap_or(0);
+    -f32::from(step + 1) / 64.0
+}
+
+/// What follows `context`, drawn as `sampling` says: lengths, ends and stop tokens; the rest of it changes nothing here.
+#[must_use]
+pub fn toy_answer(context: &[u32], sampling: &Sampling) -> (Vec<u32>, Finish) {
+    let mut all = context.to_vec();
+    let mut answer = Vec::new();
+    while answer.len() < sampling.max_tokens as usize {
+        let mut token = toy_next(&all);
+        let ends = |token: u32| {
+            (token == END_TOKEN && !sampling.ignore_eos) || sampling.stop_token_ids.contains(&token)
+        };
+        let early = answer.len() < sampling.min_tokens as usize;
+        while early && ends(token) {
+            token = (token + 1) % VOCAB_TOKENS;
+        }
+        answer.push(token);
+        all.push(token);
+        if ends(token) {
+            return (answer, Finish::Stop);
+        }
+    }
+    (answer, Finish::Length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_depend_on_every_token_and_keep_to_the_sampling() {
+        assert_ne!(toy_next(&[1, 2, 3]), toy_next(&[1, 2, 4]));
+        assert_ne!(toy_next(&[1, 2, 3]), toy_next(&[2, 1, 3]));
+        let sampling = Sampling { max_tokens: 9, ignore_eos: true, ..Sampling::default() };
+        let (answer, finish) = toy_answer(&[5, 6], &sampling);
+        assert_eq!((answer.len(), finish), (9, Finish::Length));
+        let stop = Sampling { stop_token_ids: vec![answer[3]], ..sampling.clone() };
+        assert_eq!(toy_answer(&[5, 6], &stop), (answer[..4].to_vec(), Finish::Stop));
+        let later = Sampling { min_tokens: 5, ..stop };
+        assert!(toy_answer(&[5, 6], &later).0.len() >= 5);
+    }
+}

@@ -1,0 +1,338 @@
+//! A stand-in for vLLM: `/v1/completions`, its pages, and both of its connectors.
+
+mod legs;
+mod told;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use self::told::Told;
+use super::FakeRole;
+use super::body::{Asks, bad_request, completion, server_error};
+use super::book::{Book, Received};
+use super::fabric::Fabric;
+use super::fault::{Fault, Faults, Met};
+use super::pool::{Held, Pool};
+use super::server::{Asked, Life, Reply, Site, serve};
+use super::toy::toy_answer;
+use crate::{Dialect, HandoffWay, RemoteSettings};
+
+/// How a stand-in hands KV over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FakeConnector {
+    /// Not at all.
+    None,
+    /// As NixlConnector does.
+    Nixl,
+    /// As MooncakeConnector does.
+    Mooncake,
+}
+
+/// What a stand-in for vLLM is like.
+#[derive(Clone, Debug)]
+pub struct VllmSpec {
+    /// Which leg it is for.
+    pub role: FakeRole,
+    /// How it hands KV over.
+    pub connector: FakeConnector,
+    /// Tokens in a block.
+    pub block_tokens: u32,
+    /// Blocks in its pool.
+    pub blocks: u32,
+    /// How long prefilled blocks are lent.
+    pub lease: Duration,
+    /// How long a Mooncake decode waits for its prefill.
+    pub wait: Duration,
+    /// Longest prompt and answer together.
+    pub max_model_tokens: u32,
+    /// Time of a prefill.
+    pub prefill_time: Duration,
+    /// Time of a token.
+    pub token_time: Duration,
+}
+
+impl VllmSpec {
+    /// Blocks of 32 tokens, 341 of them, as in the recordings; leases of 30 s and waits of 500 ms; fast.
+    #[must_use]
+    pub const fn new(role: FakeRole, connector: FakeConnector) -> Self {
+        Self {
+            role,
+            connector,
+            block_tokens: 32,
+            blocks: 341,
+            lease: Duration::from_secs(30),
+            wait: Duration::from_millis(500),
+            max_model_tokens: 4_096,
+            prefill_time: Duration::ZERO,
+            token_time: Duration::ZERO,
+        }
+    }
+}
+
+/// A stand-in for vLLM on a port of its own. It goes when it is dropped.
+pub struct FakeVllm {
+    site: Arc<Vllm>,
+    address: SocketAddr,
+}
+
+struct Vllm {
+    spec: VllmSpec,
+    fabric: Fabric,
+    engine_id: String,
+    pool: Arc<Pool>,
+    book: Book,
+    faults: Faults,
+    life: Life,
+    count: AtomicU64,
+    running: Arc<AtomicU64>,
+    /// Prompts whose cached KV is another prompt's.
+    poisoned: Mutex<BTreeMap<Vec<u32>, Vec<u32>>>,
+}
+
+impl FakeVllm {
+    /// Starts one on loopback.
+    ///
+    /// # Errors
+    /// When there is no port to listen on.
+    pub async fn start(spec: VllmSpec, fabric: &Fabric) -> io::Result<Self> {
+        let pool = Arc::new(Pool::new(spec.blocks, spec.block_tokens));
+        let engine_id = format!("engine-{:016x}", rand::random::<u64>());
+        fabric.change(|state| match spec.connector {
+            FakeConnector::None => {}
+            FakeConnector::Nixl => drop(state.pools.insert(engine_id.clone(), Arc::clone(&pool))),
+            FakeConnector::Mooncake => drop(state.engines.insert(engine_id.clone())),
+        });
+        let life = Life::new();
+        let site = Arc::new(Vllm {
+            spec,
+            fabric: fabric.clone(),
+            engine_id,
+            pool,
+            book: Book::default(),
+            faults: Faults::default(),
+            life: life.clone(),
+            count: AtomicU64::new(0),
+            running: Arc::default(),
+            poisoned: Mutex::default(),
+        });
+        let address = serve(Arc::clone(&site), life).await?;
+        Ok(Self { site, address })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Settings that suit it. Its bootstrap server, if it is a Mooncake prefill, has its own URL.
+    #[must_use]
+    pub fn settings(&self) -> RemoteSettings {
+        let way = match self.site.spec.connector {
+            FakeConnector::None => HandoffWay::None,
+            FakeConnector::Nixl => HandoffWay::Nixl,
+            FakeConnector::Mooncake => HandoffWay::Mooncake { bootstrap_url: self.url() },
+        };
+        RemoteSettings::new(Dialect::Vllm, self.url()).with_handoff(way)
+    }
+
+    /// What it was sent and should not have been.
+    #[must_use]
+    pub fn violations(&self) -> Vec<String> {
+        self.site.book.violations()
+    }
+
+    /// The requests that it was sent, in order.
+    #[must_use]
+    pub fn received(&self) -> Vec<Received> {
+        self.site.book.received()
+    }
+
+    /// KV blocks that it holds, lent ones included.
+    #[must_use]
+    pub fn held_blocks(&self) -> usize {
+        self.site.pool.held()
+    }
+
+    /// Requests that it works on.
+    #[must_use]
+    pub fn running(&self) -> u64 {
+        self.site.running.load(Ordering::SeqCst)
+    }
+
+    /// Leases that ran out.
+    #[must_use]
+    pub fn expired_leases(&self) -> u64 {
+        self.site.pool.expired()
+    }
+
+    /// The next `times` requests meet this fault, after those that were ordered before.
+    pub fn fault(&self, fault: Fault, times: usize) {
+        self.site.faults.push(fault, times);
+    }
+
+    /// No more faults.
+    pub fn heal(&self) {
+        self.site.faults.clear();
+    }
+
+    /// The server and all its connections are gone.
+    pub fn kill(&self) {
+        self.site.exit();
+    }
+
+    /// Whether it is gone.
+    #[must_use]
+    pub fn exited(&self) -> bool {
+        self.site.life.exited()
+    }
+}
+
+impl Drop for FakeVllm {
+    fn drop(&mut self) {
+        self.site.exit();
+    }
+}
+
+/// A request that is worked on, until it is dropped.
+struct Running(Arc<AtomicU64>);
+
+impl Running {
+    fn new(count: &Arc<AtomicU64>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Site for Vllm {
+    async fn answer(self: Arc<Self>, asked: Asked) -> Reply {
+        match asked.path.as_str() {
+            "/health" => Reply::Page(200, "text/plain", Bytes::new()),
+            "/version" => Reply::json(200, &json!({"version": "0.32.0"})),
+            "/v1/models" => Reply::json(
+                200,
+                &json!({"object": "list", "data": [{"id": "tiny", "object": "model", "owned_by": "vllm", "root": "lab/tiny",
+                    "max_model_len": self.spec.max_model_tokens}]}),
+            ),
+            "/metrics" => Reply::Page(200, "text/plain; version=0.0.4", self.metrics().into()),
+            "/query" if self.spec.connector == FakeConnector::Mooncake => Reply::json(
+                200,
+                &json!({"0": {"engine_id": self.engine_id, "worker_addr": {"0": {"0": "tcp://127.0.0.1:1"}}}}),
+            ),
+            "/v1/completions" => self.complete(asked).await,
+            _ => Reply::json(404, &json!({"detail": "Not Found"})),
+        }
+    }
+}
+
+impl Vllm {
+    fn exit(&self) {
+        self.life.exit();
+        self.fabric.change(|state| {
+            state.pools.remove(&self.engine_id);
+            state.engines.remove(&self.engine_id);
+        });
+    }
+
+    fn metrics(&self) -> String {
+        let labels = "{engine=\"0\",model_name=\"tiny\"}";
+        let nixl = if self.spec.connector == FakeConnector::Nixl {
+            format!("vllm:nixl_num_kv_expired_reqs_total{labels} {}\n", self.pool.expired())
+        } else {
+            String::new()
+        };
+        format!(
+            "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{labels} {}.0\n\
+             vllm:num_requests_waiting{labels} 0.0\nvllm:kv_cache_usage_perc{labels} {}\n{nixl}\
+             vllm:prefix_cache_queries_total{labels} 0.0\nvllm:prefix_cache_hits_total{labels} 0.0\n\
+             vllm:cache_config_info{{block_size=\"{}\",num_gpu_blocks=\"{}\"}} 1.0\n",
+            self.running.load(Ordering::SeqCst),
+            self.pool.share(),
+            self.spec.block_tokens,
+            self.spec.blocks
+        )
+    }
+
+    async fn complete(self: Arc<Self>, asked: Asked) -> Reply {
+        let header =
+            |name: &str| asked.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let read = serde_json::from_slice::<Value>(&asked.body);
+        let body = read.as_ref().cloned().unwrap_or_default();
+        self.book.receive(Received {
+            path: asked.path,
+            request_id: header("x-request-id"),
+            authorization: header("authorization"),
+            body: body.clone(),
+        });
+        let running = Running::new(&self.running);
+        let fault = match self.faults.meet(|| self.exit()).await {
+            Met::Ended(reply) => return reply,
+            Met::GoOn(fault) => fault,
+        };
+        let asks = match completion(&body, self.spec.max_model_tokens) {
+            Ok(asks) if read.is_ok() => asks,
+            Ok(_) => return bad_request("the body is no JSON"),
+            Err(wrong) => return bad_request(&wrong),
+        };
+        let id = header("x-request-id").unwrap_or_default();
+        let id = format!("cmpl-{id}-{}", self.count.fetch_add(1, Ordering::SeqCst));
+        match asks.params.clone() {
+            None => self.whole(asks, (id, fault, running)).await,
+            Some(params) => self.leg(asks, params, (id, fault, running)).await,
+        }
+    }
+
+    async fn whole(
+        self: Arc<Self>,
+        asks: Asks,
+        (id, fault, running): (String, Option<Fault>, Running),
+    ) -> Reply {
+        let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
+        let held = Held { pool: Arc::clone(&self.pool), blocks };
+        tokio::time::sleep(self.spec.prefill_time).await;
+        // What the cache holds is believed.
+        let cached = self.poisoned.lock().get(&asks.prompt).cloned();
+        let (answer, finish) = toy_answer(&cached.unwrap_or_else(|| asks.prompt.clone()), &asks.sampling);
+        self.tell(Told { asks, id, answer, finish, params: Value::Null, fault }, (held, running))
+    }
+
+    fn tell(self: Arc<Self>, mut told: Told, rest: (Held, Running)) -> Reply {
+        if told.fault == Some(Fault::OtherPrompt) {
+            told.asks.prompt.push(1);
+        }
+        if !told.asks.stream {
+            let page = match told.fault {
+                Some(Fault::Garbage) => Bytes::from_static(b"<html>not here</html>"),
+                _ => told.whole().to_string().into(),
+            };
+            return Reply::Page(200, "application/json", page);
+        }
+        // One event is on its way at a time, so that a client that leaves is noticed.
+        let (events, reply) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let life = self.life.clone();
+            tokio::select! {
+                () = told.stream(&events, self.spec.token_time) => {}
+                () = events.closed() => {}
+                () = life.ended() => {}
+            }
+            drop(rest);
+        });
+        Reply::Stream(reply)
+    }
+}

@@ -1,0 +1,176 @@
+//! The two legs of a pair, as NixlConnector and MooncakeConnector have them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use baton_types::Finish;
+use serde_json::{Map, Value, json};
+
+use super::told::Told;
+use super::{FakeConnector, Running, Vllm};
+use crate::testing::FakeRole;
+use crate::testing::body::{Asks, bad_request, server_error};
+use crate::testing::fabric::Transfer;
+use crate::testing::fault::Fault;
+use crate::testing::nixl::{Failed, Reading};
+use crate::testing::pool::Held;
+use crate::testing::server::Reply;
+use crate::testing::toy::toy_answer;
+
+impl Vllm {
+    pub(super) async fn leg(
+        self: Arc<Self>,
+        asks: Asks,
+        params: Map<String, Value>,
+        rest: (String, Option<Fault>, Running),
+    ) -> Reply {
+        let is = |name: &str| params.get(name) == Some(&json!(true));
+        match (is("do_remote_decode"), is("do_remote_prefill"), self.spec.connector) {
+            (_, _, FakeConnector::None) => {
+                self.book.violate("kv_transfer_params to an engine that hands nothing over");
+                self.whole(asks, rest).await
+            }
+            (true, false, _) => self.prefill(asks, params, rest).await,
+            (false, true, _) => self.decode(asks, params, rest).await,
+            _ => {
+                self.book.violate("kv_transfer_params of both legs, or of neither");
+                bad_request("kv_transfer_params")
+            }
+        }
+    }
+
+    async fn prefill(
+        self: Arc<Self>,
+        asks: Asks,
+        params: Map<String, Value>,
+        (id, fault, running): (String, Option<Fault>, Running),
+    ) -> Reply {
+        if self.spec.role == FakeRole::Decode {
+            self.book.violate("a prefill leg to a decode engine");
+        }
+        if asks.stream || asks.sampling.max_tokens != 1 {
+            self.book.violate("a prefill leg that streams, or wants more than a token");
+        }
+        let transfer = params.get("transfer_id").and_then(Value::as_str).unwrap_or_default().to_owned();
+        if self.spec.connector == FakeConnector::Mooncake
+            && (transfer.is_empty()
+                || !self.fabric.change(|state| state.transfer_names.insert(transfer.clone())))
+        {
+            self.book.violate(format!("a transfer without a name of its own: {transfer:?}"));
+        }
+        let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
+        let held = Held { pool: Arc::clone(&self.pool), blocks };
+        tokio::time::sleep(self.spec.prefill_time).await;
+        let (answer, finish) = toy_answer(&asks.prompt, &asks.sampling);
+        let mut told = Told { asks, id, answer, finish, params: Value::Null, fault };
+        // Only an answer that was cut short is worth handing over.
+        if finish == Finish::Stop || told.asks.stream {
+            return self.tell(told, (held, running));
+        }
+        let blocks = held.keep();
+        if self.spec.connector == FakeConnector::Nixl {
+            told.params = self.lent(&told, &blocks);
+            self.pool.lend(&told.id, blocks, self.spec.lease);
+        } else {
+            let until = Instant::now() + self.spec.lease;
+            self.pool.lend(&transfer, blocks, self.spec.lease);
+            let named = Transfer { tokens: told.asks.prompt.clone(), until, pool: Arc::clone(&self.pool) };
+            self.fabric.change(|state| state.transfers.insert((self.engine_id.clone(), transfer), named));
+        }
+        let nothing = Held { pool: Arc::clone(&self.pool), blocks: Vec::new() };
+        self.tell(told, (nothing, running))
+    }
+
+    /// Where the blocks are, in NixlConnector's words.
+    fn lent(&self, told: &Told, blocks: &[u32]) -> Value {
+        let mut params = json!({"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [blocks],
+            "remote_engine_id": self.engine_id, "remote_request_id": told.id, "remote_host": "127.0.0.1", "remote_port": 5600,
+            "tp_size": 1, "dcp_size": 1, "pp_size": 1, "remote_num_tokens": told.asks.prompt.len(),
+            "remote_blocks_expiry_time": null, "transfer_mode": "pull", "remote_prefill_cached_tokens": 0});
+        match &told.fault {
+            Some(Fault::Lack(name)) => drop(params.as_object_mut().and_then(|params| params.remove(*name))),
+            Some(Fault::Instead(name, value)) => {
+                params[*name] = serde_json::from_str(value).unwrap_or_default()
+            }
+            _ => {}
+        }
+        params
+    }
+
+    async fn decode(
+        self: Arc<Self>,
+        asks: Asks,
+        params: Map<String, Value>,
+        (id, fault, running): (String, Option<Fault>, Running),
+    ) -> Reply {
+        if self.spec.role == FakeRole::Prefill {
+            self.book.violate("a decode leg to a prefill engine; the real server exits");
+            self.exit();
+            return Reply::Hangup;
+        }
+        let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
+        let held = Held { pool: Arc::clone(&self.pool), blocks };
+        let read = if self.spec.connector == FakeConnector::Nixl {
+            let block_tokens = self.spec.block_tokens as usize;
+            Reading { fabric: &self.fabric, book: &self.book, block_tokens }.read(&asks.prompt, &params)
+        } else {
+            self.fetch(&asks.prompt, &params).await
+        };
+        let context = match read {
+            Ok(context) => context,
+            // As recorded: a stream has begun by then, so the failure is told within it.
+            Err(Failed::Request) if asks.stream => {
+                let told = Told {
+                    asks,
+                    id,
+                    answer: vec![0],
+                    finish: Finish::Length,
+                    params: Value::Null,
+                    fault: Some(Fault::ErrorAfter(0)),
+                };
+                return self.tell(told, (held, running));
+            }
+            Err(Failed::Request) => return server_error(),
+            Err(Failed::Server) => {
+                self.exit();
+                return Reply::Hangup;
+            }
+        };
+        if context != asks.prompt {
+            self.poisoned.lock().insert(asks.prompt.clone(), context.clone());
+        }
+        let (answer, finish) = toy_answer(&context, &asks.sampling);
+        self.tell(Told { asks, id, answer, finish, params: Value::Null, fault }, (held, running))
+    }
+
+    /// Waits for the prefill of a Mooncake transfer, and takes it.
+    async fn fetch(&self, prompt: &[u32], params: &Map<String, Value>) -> Result<Vec<u32>, Failed> {
+        let word = |name: &str| params.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let (engine, transfer) = (word("remote_engine_id"), word("transfer_id"));
+        if engine.is_empty() || transfer.is_empty() || word("remote_bootstrap_addr").is_empty() {
+            self.book.violate("decode: a Mooncake transfer without all of its names");
+            return Err(Failed::Request);
+        }
+        if !self.fabric.0.state.lock().engines.contains(&engine) {
+            return Err(Failed::Request);
+        }
+        let key = (engine, transfer);
+        let until = Instant::now() + self.spec.wait;
+        let found = self.fabric.wait_for(until, |state| state.transfers.remove(&key)).await;
+        let Some(found) = found.filter(|found| found.until > Instant::now()) else {
+            self.book.violate("decode: a transfer that nobody has, that was taken, or whose lease is over");
+            return Err(Failed::Request);
+        };
+        if found.tokens.len() < prompt.len() {
+            self.book.violate("decode: a longer prompt than the prefill's");
+            return Err(Failed::Request);
+        }
+        // Its blocks are free now.
+        found.pool.read(&key.1, &[]);
+        let tokens = found.tokens[..prompt.len()].to_vec();
+        if tokens != prompt {
+            self.book.violate("decode: a transfer of another prompt");
+        }
+        Ok(tokens)
+    }
+}

@@ -1,0 +1,105 @@
+//! A completion in vLLM's words, in one piece or as a stream.
+
+use std::io;
+use std::time::Duration;
+
+use baton_types::Finish;
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::testing::body::Asks;
+use crate::testing::fault::Fault;
+use crate::testing::play::Play;
+use crate::testing::toy::{VOCAB_TOKENS, toy_logprob};
+
+/// An answer to be told.
+pub(super) struct Told {
+    pub(super) asks: Asks,
+    pub(super) id: String,
+    pub(super) answer: Vec<u32>,
+    pub(super) finish: Finish,
+    pub(super) params: Value,
+    pub(super) fault: Option<Fault>,
+}
+
+impl Told {
+    fn ids(&self, ids: &[u32]) -> Value {
+        let tells = self.asks.token_ids && self.fault != Some(Fault::NoTokenIds);
+        if tells { json!(ids) } else { Value::Null }
+    }
+
+    fn logprobs(&self, from: usize, ids: &[u32]) -> Value {
+        let Some(count) = self.asks.sampling.logprobs else { return Value::Null };
+        if self.fault == Some(Fault::NoTokenIds) {
+            return Value::Null;
+        }
+        let name =
+            |id: u32| if self.asks.ids_in_logprobs { format!("token_id:{id}") } else { format!("t{id}") };
+        let own = |at: usize| toy_logprob(ids[at], from + at);
+        let top = |at: usize| {
+            let others = (1..u32::from(count.max(1)))
+                .map(|step| ((ids[at] + step) % VOCAB_TOKENS, own(at) - step as f32));
+            let all = std::iter::once((ids[at], own(at))).chain(others);
+            Value::Object(all.map(|(id, log)| (name(id), json!(log))).collect())
+        };
+        let each = 0..ids.len();
+        json!({"text_offset": each.clone().collect::<Vec<_>>(), "tokens": ids.iter().map(|id| name(*id)).collect::<Vec<_>>(),
+            "token_logprobs": each.clone().map(own).collect::<Vec<_>>(), "top_logprobs": each.map(top).collect::<Vec<_>>()})
+    }
+
+    fn prompt_logprobs(&self) -> Value {
+        let Some(count) = self.asks.sampling.prompt_logprobs else { return Value::Null };
+        let one = |(at, token): (usize, &u32)| {
+            if at == 0 {
+                return Value::Null;
+            }
+            let own = toy_logprob(*token, at);
+            let others =
+                (1..=u32::from(count)).map(|step| ((token + step) % VOCAB_TOKENS, own - step as f32));
+            let all = std::iter::once((*token, own)).chain(others);
+            Value::Object(all.map(|(id, log)| (id.to_string(), json!({"logprob": log, "rank": 1}))).collect())
+        };
+        self.asks.prompt.iter().enumerate().map(one).collect()
+    }
+
+    fn usage(&self) -> Value {
+        let (prompt, answer) = (self.asks.prompt.len(), self.answer.len());
+        json!({"prompt_tokens": prompt, "total_tokens": prompt + answer, "completion_tokens": answer,
+            "prompt_tokens_details": {"cached_tokens": 0}})
+    }
+
+    fn choice(&self, from: usize, ids: &[u32], last: bool) -> Value {
+        let prompt = if from == 0 { self.ids(&self.asks.prompt) } else { Value::Null };
+        json!({"index": 0, "text": ids.iter().map(|id| format!(" t{id}")).collect::<String>(),
+            "logprobs": self.logprobs(from, ids), "finish_reason": last.then(|| self.finish.name()), "stop_reason": null,
+            "prompt_token_ids": prompt, "token_ids": self.ids(ids)})
+    }
+
+    fn frame(&self, choices: &Value) -> Value {
+        json!({"id": self.id, "object": "text_completion", "created": 1_795_230_029, "model": "tiny", "choices": choices})
+    }
+
+    pub(super) fn whole(&self) -> Value {
+        let mut choice = self.choice(0, &self.answer, true);
+        choice["prompt_logprobs"] = self.prompt_logprobs();
+        let mut whole = self.frame(&json!([choice]));
+        whole["usage"] = self.usage();
+        whole["kv_transfer_params"] = self.params.clone();
+        whole
+    }
+
+    pub(super) async fn stream(&self, events: &mpsc::Sender<io::Result<Bytes>>, token_time: Duration) {
+        let error = json!({"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}});
+        let tokens = self.answer.len();
+        let play = Play { events, fault: self.fault.as_ref(), tokens, token_time, error };
+        let token =
+            |at: usize| self.frame(&json!([self.choice(at, &self.answer[at..=at], at + 1 == tokens)]));
+        let last = self.asks.usage.then(|| {
+            let mut frame = self.frame(&json!([]));
+            frame["usage"] = self.usage();
+            frame
+        });
+        play.run(token, last).await;
+    }
+}
