@@ -34,7 +34,7 @@ pub use engine::EngineChoice;
 #[cfg(test)]
 pub(crate) use engine::build as build_engine;
 use links::{Links, ToWorker};
-pub use remote::{RemoteNode, run as run_remote};
+pub use remote::{EventSource, RemoteNode, run as run_remote};
 use worker::{Parts, Worker};
 
 use crate::config::StoreSection;

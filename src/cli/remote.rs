@@ -1,10 +1,11 @@
 //! Servers that a node drives over HTTP, from the command line.
 
+use baton_events::SubscriberConfig;
 use baton_remote::{Dialect, HandoffWay, RemoteSettings};
 use baton_types::Role;
 
 use crate::cli::node::NodeArgs;
-use crate::node::RemoteNode;
+use crate::node::{EventSource, RemoteNode};
 
 /// Rate at which KV moves between servers when nothing is said, bytes/s: a NIC of 100 Gbit/s.
 const NET_BYTES_PER_S: u64 = 12_500_000_000;
@@ -29,6 +30,13 @@ pub struct RemoteArgs {
     /// Port of the prefill server's bootstrap, for --handoff rooms
     #[arg(long, value_name = "PORT", default_value_t = 8998)]
     bootstrap_port: u16,
+    /// Where it announces what happens in its cache, tcp://HOST:PORT (vLLM: --kv-events-config, SGLang: the same)
+    /// [default: what it computed last is assumed to be there]
+    #[arg(long, value_name = "ENDPOINT")]
+    events: Option<String>,
+    /// Where it repeats its announcements
+    #[arg(long, value_name = "ENDPOINT", requires = "events")]
+    events_replay: Option<String>,
     /// Key that the server wants
     #[arg(long, value_name = "KEY", env = "BATON_ENGINE_KEY", hide_env_values = true)]
     engine_key: Option<String>,
@@ -80,8 +88,20 @@ impl RemoteArgs {
             max_model_tokens: self.max_model_tokens,
             vocab_tokens,
             end_tokens,
+            events: self.events()?,
             profile: args.engines.profile()?,
         })
+    }
+
+    fn events(&self) -> Result<Option<EventSource>, String> {
+        let Some(endpoint) = &self.events else { return Ok(None) };
+        for given in [Some(endpoint), self.events_replay.as_ref()].into_iter().flatten() {
+            if !given.starts_with("tcp://") || given.contains('*') {
+                return Err(format!("'{given}' is no endpoint to connect to; give tcp://HOST:PORT"));
+            }
+        }
+        let subscriber = SubscriberConfig::new(endpoint.clone(), self.events_replay.clone());
+        Ok(Some(EventSource { subscriber, dp_rank: self.dp_rank }))
     }
 
     fn way(&self, dialect: Dialect, role: Role) -> Result<HandoffWay, String> {

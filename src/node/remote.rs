@@ -7,6 +7,7 @@
 mod assumed;
 mod desk;
 mod legs;
+mod news;
 mod work;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::attach::{Line, Station as _};
 use desk::Desk;
+pub use news::EventSource;
 
 /// How often the engine is asked whether it is well, and for its load.
 const LOOK: Duration = Duration::from_secs(1);
@@ -52,6 +54,8 @@ pub struct RemoteNode {
     pub vocab_tokens: u32,
     /// Tokens that end an answer, for the router.
     pub end_tokens: Vec<u32>,
+    /// Where it announces what happens in its cache; nothing is assumed of that then.
+    pub events: Option<EventSource>,
     /// What its passes are expected to cost; measured times correct it.
     pub profile: CostProfile,
 }
@@ -71,7 +75,7 @@ pub async fn run(node: RemoteNode, stop: CancellationToken) -> Result<(), String
         };
         let hello = hello(&node, &found).map_err(named)?;
         let capacity_blocks = hello.capacity_tokens / u64::from(node.block_tokens);
-        let desk = Desk::new(engine.clone(), node.block_tokens, capacity_blocks);
+        let desk = Desk::new(engine.clone(), node.block_tokens, capacity_blocks, node.events.clone());
         let line = Line { control: node.control.clone(), hello, station: desk.clone() };
         let why = tokio::select! {
             ended = line.keep(&stop) => return ended,

@@ -9,11 +9,12 @@ use baton_wire::v1;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use super::assumed::Assumed;
 use super::legs;
+use super::news::{self, Attachment, EventSource};
 use super::work::Work;
 use crate::node::attach::{Gone, Station};
 
@@ -35,6 +36,15 @@ struct Inner {
     /// The last that the engine told.
     load: Mutex<Option<Load>>,
     doubt: Notify,
+    knowledge: Knowledge,
+}
+
+/// How it is known what the engine holds.
+enum Knowledge {
+    /// It announces that, to those that follow.
+    Told(watch::Sender<Option<Attachment>>),
+    /// What it computed last, as far as there is room.
+    Assumed,
 }
 
 /// What counts for one attachment to the conductor.
@@ -84,7 +94,18 @@ pub(super) struct Voice {
 
 impl Desk {
     /// A desk of the runtime that it is made in.
-    pub(super) fn new(engine: RemoteEngine, block_tokens: u32, capacity_blocks: u64) -> Self {
+    pub(super) fn new(
+        engine: RemoteEngine,
+        block_tokens: u32,
+        capacity_blocks: u64,
+        events: Option<EventSource>,
+    ) -> Self {
+        let knowledge = events.map_or(Knowledge::Assumed, |source| {
+            let (attachments, seen) = watch::channel(None);
+            // It ends with the desk, whose end of the channel is the only one.
+            tokio::spawn(news::follow(source, block_tokens, seen));
+            Knowledge::Told(attachments)
+        });
         let life = Life {
             facts: None,
             chain_seed: 0,
@@ -99,6 +120,7 @@ impl Desk {
             life: Mutex::new(life),
             load: Mutex::default(),
             doubt: Notify::new(),
+            knowledge,
         };
         Self { inner: Arc::new(inner) }
     }
@@ -239,6 +261,9 @@ impl Voice {
 
     /// The engine has computed this chain; says what the conductor did not know of it.
     pub(super) async fn computed(&self, chain: &[BlockKey]) {
+        if matches!(self.desk.inner.knowledge, Knowledge::Told(_)) {
+            return;
+        }
         let news = self.desk.inner.life.lock().assumed.computed(chain);
         let facts: Vec<v1::fact::Fact> = news.iter().map(cache_fact).collect();
         if !facts.is_empty() {
@@ -269,6 +294,10 @@ impl Station for Desk {
         let mut life = self.inner.life.lock();
         life.legs.clear();
         life.assumed = Assumed::new(self.inner.capacity_blocks);
+        if let Knowledge::Told(attachments) = &self.inner.knowledge {
+            let chain_seed = welcome.chain_seed;
+            attachments.send_replace(Some(Attachment { chain_seed, facts: facts.clone() }));
+        }
         (life.chain_seed, life.facts) = (welcome.chain_seed, Some(facts));
         Ok(())
     }
@@ -277,6 +306,9 @@ impl Station for Desk {
         let mut life = self.inner.life.lock();
         life.legs.clear();
         life.facts = None;
+        if let Knowledge::Told(attachments) = &self.inner.knowledge {
+            attachments.send_replace(None);
+        }
         Ok(())
     }
 
@@ -315,11 +347,11 @@ impl Station for Desk {
     }
 }
 
-fn message(request: u64, attempt: u32, facts: Vec<v1::fact::Fact>) -> v1::FromNode {
+pub(super) fn message(request: u64, attempt: u32, facts: Vec<v1::fact::Fact>) -> v1::FromNode {
     let facts = facts.into_iter().map(|fact| v1::Fact { request, attempt, fact: Some(fact) }).collect();
     v1::FromNode { message: Some(v1::from_node::Message::Facts(v1::Facts { facts })) }
 }
 
-fn cache_fact(change: &CacheChange) -> v1::fact::Fact {
+pub(super) fn cache_fact(change: &CacheChange) -> v1::fact::Fact {
     v1::fact::Fact::Cache(v1::CacheChange::from(change))
 }
