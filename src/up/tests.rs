@@ -1,5 +1,6 @@
 //! The service without its front door: conductor, control plane and nodes over loopback, in one process.
 
 mod cluster;
+mod engines;
 mod equality;
 mod spans;

@@ -44,6 +44,8 @@ pub(super) struct Cluster {
     pub door: Door,
     pub inbox: Inbox,
     pub config: Config,
+    /// Of every request.
+    pub body: bytes::Bytes,
     exporting: Option<Exporting>,
     control: SocketAddr,
     stop: CancellationToken,
@@ -65,12 +67,38 @@ impl Cluster {
         let control = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         tokio::spawn(crate::up::serve_control(listener, inbox.clone(), stop.clone()));
-        let mut cluster = Self { door, inbox, config, exporting, control, stop, nodes: BTreeMap::new() };
-        for (name, role) in layout.parse::<Layout>().unwrap().nodes() {
+        let (body, nodes) = (SECRET.into(), BTreeMap::new());
+        let mut cluster = Self { door, inbox, config, body, exporting, control, stop, nodes };
+        let nodes = layout.parse::<Layout>().map(|layout| layout.nodes()).unwrap_or_default();
+        for (name, role) in nodes {
             cluster.add(&name, role, engine);
         }
-        cluster.ready().await;
+        if !layout.is_empty() {
+            cluster.ready().await;
+        }
         cluster
+    }
+
+    /// Starts a node over a server.
+    pub(super) fn add_remote(&mut self, name: &str, role: Role, engine: baton_remote::RemoteSettings) {
+        let node = crate::node::RemoteNode {
+            name: name.into(),
+            role,
+            control: format!("http://{}", self.control),
+            engine,
+            block_tokens: 16,
+            capacity_tokens: None,
+            pass_tokens: 4096,
+            net_bytes_per_s: 1_000_000_000,
+            max_model_tokens: None,
+            vocab_tokens: baton_remote::testing::VOCAB_TOKENS,
+            end_tokens: vec![baton_remote::testing::END_TOKEN],
+            events: None,
+            profile: baton_sim::profiles::find("llama3-70b-8xh200").unwrap(),
+        };
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(crate::node::run_remote(node, stop.clone()));
+        self.nodes.insert(name.into(), (stop, task));
     }
 
     /// Starts a node.
@@ -152,7 +180,7 @@ impl Cluster {
             class: None,
             tenant: Some("acme".into()),
             session: None,
-            body: SECRET.into(),
+            body: self.body.clone(),
             explain: false,
             timeout_us: None,
             trace,
