@@ -5,6 +5,7 @@ pub(crate) mod cluster;
 mod config;
 mod cpu;
 pub(crate) mod engines;
+mod events;
 mod journal;
 mod live;
 mod loadgen;
@@ -52,6 +53,8 @@ enum Command {
     Profile(profile::ProfileArgs),
     /// Repeat the published experiments and print paper beside ours
     Paper(paper::PaperArgs),
+    /// Watch what an engine announces about its KV cache
+    Events(events::EventsArgs),
     /// Measure a router beside a plain proxy, or transfers beside what the machine can do
     Bench(bench::BenchArgs),
     /// Check and explain a configuration file
@@ -83,6 +86,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, String> {
         Command::Trace(args) => trace::run(args),
         Command::Profile(args) => profile::run(args),
         Command::Paper(args) => paper::run(&args),
+        Command::Events(args) => events::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Rdma(args) => rdma::run(&args),

@@ -86,6 +86,7 @@ impl Driver {
             }
             v1::fact::Fact::Replicated(_) => return self.step(Input::ReplicateFinished { to: instance }),
             v1::fact::Fact::Drain(_) => return,
+            v1::fact::Fact::Abandoned(loan) => return self.abandoned(request, loan),
             _ => {}
         }
         let current = self.sessions.get(&request).filter(|s| s.attempt == told.attempt);
@@ -231,8 +232,22 @@ impl Driver {
         let Some(session) = self.sessions.get_mut(&request).filter(|s| !s.landed) else { return };
         let (Some(decode), attempt) = (session.decode, session.attempt) else { return };
         session.landed = true;
+        let prefill = session.prefill;
         let take = v1::order::Order::Take(v1::Take { transfer: offer.transfer });
         self.push(decode, request, attempt, take);
+        if let Some(prefill) = prefill {
+            self.push(prefill, request, attempt, v1::order::Order::Taken(v1::Taken {}));
+        }
+    }
+
+    /// KV that its request does not want any more waits at an engine: any engine that decodes lets it go by taking it.
+    fn abandoned(&mut self, request: RequestId, loan: v1::Loan) {
+        let lets_go = |node: &Node| node.hello.engine_moves_kv && node.role == baton_types::Role::Decode;
+        let found = self.fleet.iter().find(|(_, node)| lets_go(node)).map(|(id, _)| id);
+        // Without one its lease ends by itself.
+        if let Some(instance) = found {
+            self.push(instance, request, 0, v1::order::Order::Discard(loan));
+        }
     }
 
     fn handed_off(&mut self, request: RequestId, ok: bool) {

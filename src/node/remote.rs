@@ -173,7 +173,8 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         fingerprint: Some(fingerprint),
         capacity_tokens,
         pass_tokens: node.pass_tokens,
-        mixed_chunk_tokens: None,
+        // An engine that is there for decode legs is given nothing else.
+        mixed_chunk_tokens: (node.role == Role::Decode).then_some(0),
         net_bytes_per_s: node.net_bytes_per_s,
         // What its own cache brings up, it brings up by itself.
         host_bytes_per_s: 1_000_000_000,

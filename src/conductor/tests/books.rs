@@ -43,6 +43,8 @@ pub(super) struct Books {
     /// Every order, in words, for a failed test.
     pub log: Vec<String>,
     pub releases: u64,
+    /// KV that was to be thrown away, and where.
+    pub discards: Vec<(String, Vec<u8>)>,
 }
 
 impl Books {
@@ -118,6 +120,14 @@ impl Books {
                 let open = self.open.get_mut(&key).unwrap_or_else(|| panic!("{node} has no leg to take KV"));
                 assert_eq!((open.attempt, open.prefills, &open.taken), (attempt, false, &None), "{node}");
                 open.taken = Some(order.transfer.to_vec());
+            }
+            Order::Taken(_) => {
+                self.note(node, request, attempt, "taken");
+                assert!(node.ends_with('x'), "{node} offers nothing");
+            }
+            Order::Discard(loan) => {
+                self.note(node, request, attempt, "discard");
+                self.discards.push((node.to_owned(), loan.transfer.to_vec()));
             }
             Order::Replicate(_) | Order::Drain(_) | Order::SetRole(_) => {}
         }

@@ -128,3 +128,16 @@ async fn a_prefill_may_end_the_answer() {
     assert!(matches!(bench.client("r").last, Some(baton_router::Event::Finished { .. })));
     bench.quiet();
 }
+
+/// What waits at an engine for nobody is taken by whoever can, and thrown away there.
+#[tokio::test]
+async fn kv_that_nobody_wants_any_more_is_let_go() {
+    let mut bench = Bench::with(&["px", "dx"]).await;
+    bench.submit("r", 5).await;
+    let prefill = bench.prefill("r");
+    bench.leave("r").await;
+    let loan = v1::Loan { transfer: b"blocks 3 to 9".to_vec().into(), ..v1::Loan::default() };
+    bench.tell(&prefill, vec![offer("blocks 3 to 9"), v1::fact::Fact::Abandoned(loan)]).await;
+    assert_eq!(bench.books.discards, [("dx".to_owned(), b"blocks 3 to 9".to_vec())]);
+    bench.quiet();
+}

@@ -26,7 +26,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Wide enough for the snapshot of a cache of a million blocks.
+    /// Wide enough for any snapshot of our own publisher.
     fn default() -> Self {
         Self { batch_bytes: 64 << 20, events: 1 << 20, blocks: 1 << 20, tokens: 1 << 25, text_bytes: 4096 }
     }

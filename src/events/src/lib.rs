@@ -1,4 +1,13 @@
 //! KV cache events: what vLLM, SGLang and Mooncake's store announce, read, mirrored in Baton's names, and published.
+//!
+//! To follow an engine, a [`Subscriber`] turns its sockets into a row of epochs without holes, and a [`Mirror`]
+//! turns their batches into [`CacheChange`](baton_types::CacheChange)s for the conductor's index:
+//! [`Feed::Batch`] goes to [`Mirror::apply`], [`Feed::Cleared`] to [`Mirror::forget`].
+//!
+//! To be followed, a [`Publisher`] announces [`Change`]s in either [`Form`], repeats what was missed, and gives
+//! a snapshot to whoever comes too late for that.
+//!
+//! [`decode`] and [`encode`] are the formats alone, [`hash`] the engines' own names for blocks.
 
 mod codec;
 mod error;

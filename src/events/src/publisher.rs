@@ -47,7 +47,7 @@ pub struct PublisherConfig {
     pub history_batches: usize,
     /// Bytes of them.
     pub history_bytes: usize,
-    /// Tokens of held blocks kept for snapshots; blocks beyond are not in them.
+    /// Tokens of held blocks kept for snapshots; blocks beyond, or beyond the first 131,071, are not in them.
     pub snapshot_tokens: usize,
     /// Batches that a slow subscriber may be behind before it loses the oldest.
     pub queue_batches: usize,

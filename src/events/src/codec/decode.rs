@@ -37,7 +37,7 @@ pub fn decode(sequence: u64, payload: &[u8], limits: &Limits) -> Result<Batch, E
     if fields < 2 {
         return Err(EventError::decode(format!("a batch of {fields} fields, not time and events")));
     }
-    let time_us = whole(reader.float()? * 1e6);
+    let time_us = microseconds(reader.float()?);
     let count = reader.array()?;
     if count > limits.events {
         let message = format!("a batch of {count} events, at most {} are taken", limits.events);
@@ -55,6 +55,11 @@ pub fn decode(sequence: u64, payload: &[u8], limits: &Limits) -> Result<Batch, E
         _ => Some(reader.word()?),
     };
     Ok(Batch { sequence, time_us, dp_rank, events })
+}
+
+/// A time since 1970 in seconds, or in milliseconds: taken for seconds, those would be past the year 5000.
+fn microseconds(time: f64) -> u64 {
+    whole(if time < 1e11 { time * 1e6 } else { time * 1e3 })
 }
 
 fn event(reader: &mut Reader<'_>, room: &mut Room) -> Read<Event> {

@@ -148,6 +148,22 @@ fn the_stores_own_publisher_may_know_the_object_only() {
 }
 
 #[test]
+fn a_time_is_in_seconds_or_in_milliseconds() {
+    let at = |time: f64| {
+        let mut writer = Writer::default();
+        writer.array(2);
+        writer.float(time);
+        writer.array(0);
+        read(&writer.finish()).unwrap().time_us
+    };
+    assert_eq!(
+        (at(1_795_229_467.5), at(1_795_229_467_500.0)),
+        (1_795_229_467_500_000, 1_795_229_467_500_000)
+    );
+    assert_eq!((at(-1.0), at(f64::NAN)), (0, 0), "what is no time is none");
+}
+
+#[test]
 fn hashes_in_text_are_numbers() {
     let bytes = |text: &str| {
         batch(1, |w| {

@@ -44,7 +44,7 @@ impl Parked {
     pub(super) fn park(&mut self, stored: &Stored, tier: Tier) -> u64 {
         let Some(parent) = stored.parent else { return 0 };
         let count = stored.hashes.len();
-        if count > self.max_blocks {
+        if count == 0 || count > self.max_blocks {
             return count as u64;
         }
         let mut dropped = 0;

@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 
 use crate::model::{BlockExtra, Change, EngineHash, Event, ExtraKey, Medium, Stored};
 
+/// Blocks of a snapshot: in each of four media still fewer events than a subscriber takes in one batch.
+const MAX_BLOCKS: usize = (1 << 17) - 1;
+
 #[derive(Clone, Debug)]
 struct Held {
     hash: EngineHash,
@@ -100,7 +103,7 @@ impl Ledger {
     fn insert(&mut self, held: Held) {
         // A block without tokens costs room as well.
         let cost = held.tokens.len().max(16);
-        if self.tokens + cost > self.max_tokens {
+        if self.tokens + cost > self.max_tokens || self.blocks.len() >= MAX_BLOCKS {
             self.missing += 1;
             return;
         }
@@ -233,6 +236,16 @@ mod tests {
     fn room_is_bounded_and_what_is_missing_counted() {
         let ledger = ledger(40, &[stored(&[1, 2, 3], None, Medium::Gpu)]);
         assert_eq!((ledger.blocks(), ledger.missing()), (2, 1));
+    }
+
+    #[test]
+    fn a_snapshot_of_lone_blocks_is_not_more_than_a_subscriber_takes() {
+        let mut full = Ledger::new(usize::MAX);
+        for name in 0..=MAX_BLOCKS as u64 {
+            full.apply(&stored(&[name], None, Medium::Gpu));
+        }
+        assert_eq!((full.blocks(), full.missing()), (MAX_BLOCKS as u64, 1));
+        assert!(4 * full.blocks() < crate::Limits::default().events as u64);
     }
 
     #[test]
