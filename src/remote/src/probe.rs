@@ -14,18 +14,7 @@ use crate::error::{Kind, RemoteError, Side, Stage};
 use crate::http::{Call, refused};
 use crate::load::{self, Load, Sample};
 use crate::request::Request;
-use crate::settings::Dialect;
-
-/// Which leg an engine was started for, when it says so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EngineRole {
-    /// Prefill legs only.
-    Prefill,
-    /// Decode legs only.
-    Decode,
-    /// Whole requests.
-    Whole,
-}
+use crate::settings::{Dialect, EngineRole};
 
 /// What an engine says of itself.
 #[derive(Clone, Debug, Default, PartialEq)]
