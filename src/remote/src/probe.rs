@@ -65,9 +65,8 @@ impl RemoteEngine {
     /// When no token comes, or the engine does not tell its id.
     pub async fn canary(&self) -> Result<Duration, RemoteError> {
         let started = Clock::now();
-        let paired =
-            self.probed().is_some_and(|probe| probe.role.is_some_and(|role| role != EngineRole::Whole))
-                || !matches!(self.settings().handoff, crate::HandoffWay::None);
+        let paired = self.role().is_some_and(|role| role != EngineRole::Whole)
+            || !matches!(self.settings().handoff, crate::HandoffWay::None);
         if self.settings().dialect == Dialect::Sglang && paired {
             let (status, page) = self.page(Stage::Canary, "/health_generate").await?;
             return if status.is_success() {

@@ -257,7 +257,9 @@ async fn a_leg_for_the_other_role_is_not_sent() {
     // SGLang says its role itself.
     let rooms = SglangPair::new().await;
     rooms.decode.probe().await.unwrap();
-    assert!(rooms.decode.prefill(asked).await.is_err());
+    assert!(rooms.decode.prefill(asked.clone()).await.is_err());
+    let error = rooms.decode.generate(asked).await.unwrap_err();
+    assert_eq!((error.kind, error.side), (Kind::Invalid, Side::Us), "not the client's mistake");
     pair.assert_no_violation();
     assert_eq!((pair.p.received().len(), pair.d.received().len(), rooms.d.received().len()), (1, 0, 0));
 }
