@@ -19,10 +19,13 @@ use crate::ids::leg_id;
 use crate::prefill::{set_room, vllm_headers};
 use crate::probe::Probe;
 use crate::request::Request;
-use crate::settings::{Dialect, RemoteSettings};
+use crate::settings::{Dialect, EngineRole, RemoteSettings};
 use crate::sglang;
 use crate::spent::{NotSpent, Spent};
 use crate::vllm::{self, Leg};
+
+/// A token id in JSON, with what separates it from the next, at most.
+const TOKEN_BYTES: usize = 12;
 
 /// An engine somewhere else. Clones are the same engine.
 #[derive(Clone)]
@@ -107,11 +110,41 @@ impl RemoteEngine {
         }
     }
 
+    /// Which legs it was started for, by the settings or by its own word.
+    pub(crate) fn role(&self) -> Option<EngineRole> {
+        self.inner.settings.role.or_else(|| self.probed().and_then(|probe| probe.role))
+    }
+
+    /// Refuses a leg that the engine was not started for.
+    pub(crate) fn check_role(&self, leg: EngineRole) -> Result<(), RemoteError> {
+        match self.role() {
+            Some(role) if role != EngineRole::Whole && role != leg => {
+                let text = format!("a {leg:?} leg for an engine that was started for {role:?} legs");
+                Err(RemoteError::ours(Stage::Handoff, text).remedy("send each leg to an engine of its role"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses whole requests where the engine serves legs only: SGLang's 400 would look like the client's mistake.
+    fn check_whole(&self) -> Result<(), RemoteError> {
+        match self.role() {
+            Some(role) if role != EngineRole::Whole && self.inner.settings.dialect == Dialect::Sglang => {
+                let text = format!("a whole request for an SGLang that was started for {role:?} legs");
+                Err(RemoteError::ours(Stage::Prepare, text)
+                    .remedy("send it to a pair, or to an engine without a role"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Serves a whole request on this engine.
     ///
     /// # Errors
     /// When the request cannot be served, or the engine does not take it; what fails later comes out of the generation.
+    /// An SGLang that is one of a pair serves no whole requests.
     pub async fn generate(&self, request: Request) -> Result<Generation, RemoteError> {
+        self.check_whole()?;
         let client = Body::of_client(&request.body)?;
         let leg = leg_id(&request.id);
         let first = self.inner.settings.timeouts.first_token_us;
@@ -130,7 +163,9 @@ impl RemoteEngine {
     /// # Errors
     /// Before anything is sent: [`Kind::Invalid`] when it is not this prompt's, lacks a field, has been used, or is of
     /// another way than this engine's; [`Kind::Retry`] when its lease is, or is about to be, over. Then as [`Self::generate`].
+    /// Ask the generation for its first piece at once: a first token that is looked at after the lease is not believed.
     pub async fn decode(&self, mut request: Request, handoff: Handoff) -> Result<Generation, RemoteError> {
+        self.check_role(EngineRole::Decode)?;
         let settings = &self.inner.settings;
         let client = Body::of_client(&request.body)?;
         let leg = leg_id(&request.id);
@@ -257,7 +292,8 @@ impl RemoteEngine {
             leased,
             silence: Duration::from_micros(settings.timeouts.silence_us),
             max_tokens: request.sampling.max_tokens,
-            event_bytes: settings.bounds.event_bytes,
+            // vLLM repeats the prompt in its first event.
+            event_bytes: settings.bounds.event_bytes.saturating_add(request.tokens.len() * TOKEN_BYTES),
         }
     }
 }

@@ -63,6 +63,7 @@ pub const FIELDS: &[(&str, Rule)] = &[
     ("logprob_token_ids", Rule::Ours),
     ("return_text_in_logprobs", Rule::Ours),
     ("stream", Rule::Ours),
+    ("return_hidden_states", Rule::Ours),
     ("return_token_ids", Rule::Ours),
     ("return_tokens_as_token_ids", Rule::Ours),
     ("stream_options", Rule::Served),
@@ -194,9 +195,10 @@ pub(crate) struct Client {
 
 /// Null, false, or empty.
 fn is_nothing(value: &RawValue) -> bool {
-    let mut text = value.get().as_bytes().iter().filter(|byte| !byte.is_ascii_whitespace());
-    let start: Vec<u8> = text.by_ref().take(6).copied().collect();
-    matches!(start.as_slice(), b"null" | b"false" | b"\"\"" | b"[]" | b"{}")
+    let text = value.get().trim();
+    let inside = |open: char, close: char| text.strip_prefix(open).and_then(|text| text.strip_suffix(close));
+    let empty = inside('[', ']').or_else(|| inside('{', '}')).is_some_and(|inside| inside.trim().is_empty());
+    empty || matches!(text, "null" | "false" | "\"\"")
 }
 
 impl Serialize for Body {
@@ -276,6 +278,10 @@ mod tests {
             for nothing in ["null", "false", "\"\"", "[]", "{ }"] {
                 assert_eq!(along(&format!("{{\"{name}\":{nothing}}}")), "{}");
             }
+            assert!(
+                Body::of_client(format!("{{\"{name}\":\" \"}}").as_bytes()).is_err(),
+                "a space is something"
+            );
         }
     }
 

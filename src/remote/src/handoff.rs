@@ -1,7 +1,8 @@
 //! What the prefill leg hands to the decode leg: checked when it is made, checked again when it arrives, used once.
 
+use baton_types::ChainHasher;
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 
 use crate::error::{Kind, RemoteError, Side, Stage};
 use crate::nixl;
@@ -40,6 +41,19 @@ pub(crate) enum Way {
     Room { host: String, port: u16, room: u64 },
 }
 
+/// A hand-off on its way, so that what arrives is what was sent, or nothing.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sealed {
+    /// Hash of the bytes of `handoff`.
+    seal: u64,
+    handoff: Box<RawValue>,
+}
+
+fn seal_of(bytes: &str) -> u64 {
+    ChainHasher::new(0, bytes.as_bytes()).parent().short().0
+}
+
 impl Handoff {
     pub(crate) fn new(request: &Request, way: Way, lease: (u64, u64)) -> Self {
         Self {
@@ -54,19 +68,26 @@ impl Handoff {
     /// For the way to the decode node.
     #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
-        serde_json::to_vec(&self).expect("numbers, strings and JSON that was read before can be written")
+        let why = "numbers, strings and JSON that was read before can be written";
+        let handoff = to_raw_value(&self).expect(why);
+        serde_json::to_vec(&Sealed { seal: seal_of(handoff.get()), handoff }).expect(why)
     }
 
     /// As it came from the prefill node.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] when it is not one, or lacks a field without which the decode engine would fail or exit.
+    /// [`Kind::Invalid`] when it is not one, is not as it was sent, or lacks a field without which the decode engine would
+    /// fail or exit.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RemoteError> {
         if bytes.len() > MAX_BYTES {
             return Err(bad(format!("a hand-off of {} bytes is longer than {MAX_BYTES}", bytes.len())));
         }
-        let read: Self = serde_json::from_slice(bytes)
-            .map_err(|error| bad(format!("the hand-off cannot be read: {error}")))?;
+        let unread = |error| bad(format!("the hand-off cannot be read: {error}"));
+        let sealed: Sealed = serde_json::from_slice(bytes).map_err(unread)?;
+        if seal_of(sealed.handoff.get()) != sealed.seal {
+            return Err(bad("the hand-off is not as it was sent: its seal is of other bytes"));
+        }
+        let read: Self = serde_json::from_str(sealed.handoff.get()).map_err(unread)?;
         read.check()?;
         Ok(read)
     }
@@ -227,8 +248,10 @@ mod tests {
 
     #[test]
     fn what_lacks_something_is_refused() {
-        let good = Handoff::new(&request(&[1]), room(), (1, 2)).into_bytes();
-        let good = String::from_utf8(good).unwrap();
+        let handoff = Handoff::new(&request(&[1]), room(), (1, 2));
+        let good = serde_json::to_string(&handoff).unwrap();
+        let sealed = |text: &str| format!("{{\"seal\":{},\"handoff\":{text}}}", seal_of(text)).into_bytes();
+        assert!(Handoff::from_bytes(&sealed(&good)).is_ok());
         for (from, to) in [
             ("\"port\":8998", "\"port\":0"),
             ("\"room\":5", "\"room\":9223372036854775808"),
@@ -239,9 +262,24 @@ mod tests {
         ] {
             let bad = good.replace(from, to);
             assert_ne!(bad, good);
-            assert_eq!(Handoff::from_bytes(bad.as_bytes()).unwrap_err().stage, Stage::Handoff, "{bad}");
+            assert_eq!(Handoff::from_bytes(&sealed(&bad)).unwrap_err().stage, Stage::Handoff, "{bad}");
         }
         assert!(Handoff::from_bytes(&vec![b' '; MAX_BYTES + 1]).is_err());
+    }
+
+    #[test]
+    fn a_handoff_of_which_any_byte_has_changed_is_refused() {
+        for way in [room(), nixl(PARAMS)] {
+            let good = Handoff::new(&request(&[1, 2, 3]), way, (100, 200)).into_bytes();
+            for at in 0..good.len() {
+                for flip in [1, 4, 16, 64] {
+                    let mut bad = good.clone();
+                    bad[at] ^= flip;
+                    let error = Handoff::from_bytes(&bad).unwrap_err();
+                    assert_eq!((error.kind, error.stage), (Kind::Invalid, Stage::Handoff));
+                }
+            }
+        }
     }
 
     proptest! {

@@ -38,6 +38,6 @@ pub use generation::{Collected, Generation};
 pub use handoff::Handoff;
 pub use load::Load;
 pub use prefill::{Next, PrefillLeg, Prefilled};
-pub use probe::{EngineRole, Probe};
+pub use probe::Probe;
 pub use request::{Counts, Piece, Request, Token};
-pub use settings::{Bounds, Dialect, HandoffWay, LeaseTerms, RemoteSettings, Timeouts};
+pub use settings::{Bounds, Dialect, EngineRole, HandoffWay, LeaseTerms, RemoteSettings, Timeouts};

@@ -20,7 +20,7 @@ use crate::http::Call;
 use crate::ids::{fresh63, leg_id};
 use crate::nixl;
 use crate::request::{Counts, Request, Token};
-use crate::settings::HandoffWay;
+use crate::settings::{EngineRole, HandoffWay};
 use crate::sglang;
 use crate::vllm::{self, Leg};
 
@@ -175,6 +175,7 @@ impl RemoteEngine {
     /// # Errors
     /// When the request cannot be served, this engine has no way of handing over, or the bootstrap server does not answer.
     pub async fn prefill(&self, request: Request) -> Result<PrefillLeg, RemoteError> {
+        self.check_role(EngineRole::Prefill)?;
         let client = Body::of_client(&request.body)?;
         let leg = leg_id(&request.id);
         let one = request.sampling.max_tokens == 1;

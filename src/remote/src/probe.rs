@@ -14,18 +14,7 @@ use crate::error::{Kind, RemoteError, Side, Stage};
 use crate::http::{Call, refused};
 use crate::load::{self, Load, Sample};
 use crate::request::Request;
-use crate::settings::Dialect;
-
-/// Which leg an engine was started for, when it says so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EngineRole {
-    /// Prefill legs only.
-    Prefill,
-    /// Decode legs only.
-    Decode,
-    /// Whole requests.
-    Whole,
-}
+use crate::settings::{Dialect, EngineRole};
 
 /// What an engine says of itself.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -76,9 +65,8 @@ impl RemoteEngine {
     /// When no token comes, or the engine does not tell its id.
     pub async fn canary(&self) -> Result<Duration, RemoteError> {
         let started = Clock::now();
-        let paired =
-            self.probed().is_some_and(|probe| probe.role.is_some_and(|role| role != EngineRole::Whole))
-                || !matches!(self.settings().handoff, crate::HandoffWay::None);
+        let paired = self.role().is_some_and(|role| role != EngineRole::Whole)
+            || !matches!(self.settings().handoff, crate::HandoffWay::None);
         if self.settings().dialect == Dialect::Sglang && paired {
             let (status, page) = self.page(Stage::Canary, "/health_generate").await?;
             return if status.is_success() {

@@ -28,6 +28,17 @@ impl Dialect {
     }
 }
 
+/// Which leg of a pair an engine was started for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EngineRole {
+    /// Prefill legs only.
+    Prefill,
+    /// Decode legs only.
+    Decode,
+    /// Either leg, and whole requests.
+    Whole,
+}
+
 /// How KV gets from a prefill engine to a decode engine. Both have to be set up alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HandoffWay {
@@ -67,7 +78,7 @@ pub struct Timeouts {
 /// How much is taken of an engine, and how much is given to it at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// One event of a stream. SGLang repeats the answer so far in each unless told `--incremental-streaming-output`.
+    /// One event of a stream, beside the prompt's tokens. SGLang repeats the answer so far in each unless told `--incremental-streaming-output`.
     pub event_bytes: usize,
     /// An answer that comes in one piece.
     pub answer_bytes: usize,
@@ -97,6 +108,9 @@ pub struct RemoteSettings {
     pub dialect: Dialect,
     /// How it hands KV over.
     pub handoff: HandoffWay,
+    /// Which legs it was started for; what the probe finds when `None`. The other leg is refused before anything is sent:
+    /// a vLLM that is only a producer exits over a decode leg.
+    pub role: Option<EngineRole>,
     /// Sent as a bearer token, when the engine wants one.
     pub api_key: Option<String>,
     /// The model's name in requests; what the probe finds when `None`.
@@ -120,6 +134,7 @@ impl RemoteSettings {
             url: url.into(),
             dialect,
             handoff: HandoffWay::None,
+            role: None,
             api_key: None,
             model: None,
             dp_rank: None,
@@ -217,6 +232,7 @@ impl fmt::Debug for RemoteSettings {
             .field("url", &self.url)
             .field("dialect", &self.dialect)
             .field("handoff", &self.handoff)
+            .field("role", &self.role)
             .field("api_key", &self.api_key.as_ref().map(|_| "(set)"))
             .field("model", &self.model)
             .field("dp_rank", &self.dp_rank)

@@ -15,6 +15,8 @@ pub struct Received {
     pub path: String,
     /// Its `X-Request-Id`.
     pub request_id: Option<String>,
+    /// Its `X-data-parallel-rank`.
+    pub dp_rank: Option<String>,
     /// Its `Authorization`.
     pub authorization: Option<String>,
     /// Its body; null when it had none.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::fault::Fault;
-use super::server::event;
+use super::server::{event, pass};
 
 const DONE: Bytes = Bytes::from_static(b"data: [DONE]\n\n");
 
@@ -32,7 +32,7 @@ impl Play<'_> {
             if at == self.tokens {
                 break;
             }
-            tokio::time::sleep(self.token_time).await;
+            pass(self.token_time).await;
             if !self.send(event(&token(at))).await {
                 return;
             }

@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
@@ -92,6 +93,10 @@ pub(super) async fn serve<S: Site>(site: Arc<S>, life: Life) -> io::Result<Socke
                 accepted = listener.accept() => accepted,
             };
             let Ok((stream, _)) = stream else { return };
+            // As the real servers have it: an event is not kept back until the one before is acknowledged.
+            if stream.set_nodelay(true).is_err() {
+                continue;
+            }
             let (site, life) = (Arc::clone(&site), life.clone());
             tokio::spawn(async move {
                 let service = service_fn(move |request| respond(Arc::clone(&site), request));
@@ -146,6 +151,13 @@ impl Body for Stream {
 /// An event's bytes.
 pub(super) fn event(value: &Value) -> Bytes {
     format!("data: {value}\n\n").into()
+}
+
+/// Sleeps, and does not for no time: the timer's steps are a thousand times longer than an event takes.
+pub(super) async fn pass(time: Duration) {
+    if !time.is_zero() {
+        tokio::time::sleep(time).await;
+    }
 }
 
 /// Never comes.

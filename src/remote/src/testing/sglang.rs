@@ -23,7 +23,7 @@ use super::book::{Book, Received};
 use super::fabric::Fabric;
 use super::fault::{Fault, Faults, Met};
 use super::pool::{Held, Pool};
-use super::server::{Asked, Life, Reply, Site, event, serve};
+use super::server::{Asked, Life, Reply, Site, event, pass, serve};
 use super::toy::toy_answer;
 use crate::{Dialect, HandoffWay, RemoteSettings};
 
@@ -303,6 +303,7 @@ impl Sglang {
         self.book.receive(Received {
             path: asked.path,
             request_id: None,
+            dp_rank: None,
             authorization: None,
             body: body.clone(),
         });
@@ -323,7 +324,7 @@ impl Sglang {
             Running { site: Arc::clone(&self), rid: asks.rid.clone(), held: None, room: None, abort: heard };
         let Some(blocks) = self.pool.fill(&asks.prompt) else { return failure(500, "no room") };
         running.held = Some(Held { pool: Arc::clone(&self.pool), blocks });
-        tokio::time::sleep(self.spec.prefill_time).await;
+        pass(self.spec.prefill_time).await;
         let context = match (self.spec.role, asks.room.clone()) {
             (FakeRole::Whole, _) => asks.prompt.clone(),
             (FakeRole::Prefill, Some(room)) => match self.meet_decode(&asks, &room, &mut running).await {

@@ -22,7 +22,7 @@ use super::book::{Book, Received};
 use super::fabric::Fabric;
 use super::fault::{Fault, Faults, Met};
 use super::pool::{Held, Pool};
-use super::server::{Asked, Life, Reply, Site, serve};
+use super::server::{Asked, Life, Reply, Site, pass, serve};
 use super::toy::toy_answer;
 use crate::{Dialect, HandoffWay, RemoteSettings};
 
@@ -276,6 +276,7 @@ impl Vllm {
         self.book.receive(Received {
             path: asked.path,
             request_id: header("x-request-id"),
+            dp_rank: header("x-data-parallel-rank"),
             authorization: header("authorization"),
             body: body.clone(),
         });
@@ -304,7 +305,7 @@ impl Vllm {
     ) -> Reply {
         let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
         let held = Held { pool: Arc::clone(&self.pool), blocks };
-        tokio::time::sleep(self.spec.prefill_time).await;
+        pass(self.spec.prefill_time).await;
         // What the cache holds is believed.
         let cached = self.poisoned.lock().get(&asks.prompt).cloned();
         let (answer, finish) = toy_answer(&cached.unwrap_or_else(|| asks.prompt.clone()), &asks.sampling);

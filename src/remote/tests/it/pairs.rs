@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use baton_remote::testing::{FakeConnector, Fault, toy_next};
-use baton_remote::{Handoff, Kind, Next, Stage};
+use baton_remote::{EngineRole, Handoff, Kind, Next, RemoteSettings, Side, Stage};
 use baton_types::{Finish, Sampling};
 use serde_json::{Value, json};
 
-use crate::scene::{SglangPair, VllmPair, becomes, greedy, ids, prompt, request, truth, with_body};
+use crate::scene::{
+    SglangPair, VllmPair, becomes, engine_with, greedy, ids, prompt, request, truth, with_body,
+};
 
 const BOTH: [FakeConnector; 2] = [FakeConnector::Nixl, FakeConnector::Mooncake];
 
@@ -239,6 +241,27 @@ async fn a_decode_that_would_outlast_the_lease_is_left() {
     pair.assert_no_violation();
     pair.p.heal();
     assert_eq!(pair.serve(&asked).await, Ok(truth(&asked)));
+}
+
+/// The real producer exits over it.
+#[tokio::test]
+async fn a_leg_for_the_other_role_is_not_sent() {
+    let pair = VllmPair::new(FakeConnector::Mooncake).await;
+    let asked = request(&prompt(3, 50), greedy(6));
+    let handoff = pair.handoff(&asked).await;
+    let of = |settings: RemoteSettings, role| engine_with(settings, |settings| settings.role = Some(role));
+    let producer = of(pair.p.settings(), EngineRole::Prefill);
+    let error = producer.decode(asked.clone(), handoff).await.unwrap_err();
+    assert_eq!((error.kind, error.side, error.stage), (Kind::Invalid, Side::Us, Stage::Handoff));
+    assert!(of(pair.d.settings(), EngineRole::Decode).prefill(asked.clone()).await.is_err());
+    // SGLang says its role itself.
+    let rooms = SglangPair::new().await;
+    rooms.decode.probe().await.unwrap();
+    assert!(rooms.decode.prefill(asked.clone()).await.is_err());
+    let error = rooms.decode.generate(asked).await.unwrap_err();
+    assert_eq!((error.kind, error.side), (Kind::Invalid, Side::Us), "not the client's mistake");
+    pair.assert_no_violation();
+    assert_eq!((pair.p.received().len(), pair.d.received().len(), rooms.d.received().len()), (1, 0, 0));
 }
 
 /// Whether the tokens came in time cannot be told when nobody looked; then they are not used.

@@ -114,6 +114,18 @@ async fn more_calls_than_allowed_are_refused_and_places_come_back() {
 }
 
 #[tokio::test]
+async fn a_long_prompt_has_room_in_the_first_event() {
+    let vllm = vllm().await;
+    let engine = engine_with(vllm.settings(), |settings| {
+        settings.bounds.event_bytes = 1_024;
+        settings.dp_rank = Some(3);
+    });
+    let asked = request(&prompt(1, 3_000), greedy(4));
+    assert_eq!(ids(engine.generate(asked.clone()).await).await, Ok(truth(&asked)));
+    assert_eq!(vllm.received()[0].dp_rank.as_deref(), Some("3"));
+}
+
+#[tokio::test]
 async fn a_request_that_cannot_be_served_is_the_clients() {
     let vllm = vllm().await;
     let engine = engine(vllm.settings());

@@ -14,7 +14,7 @@ use crate::testing::fabric::Transfer;
 use crate::testing::fault::Fault;
 use crate::testing::nixl::{Failed, Reading};
 use crate::testing::pool::Held;
-use crate::testing::server::Reply;
+use crate::testing::server::{Reply, pass};
 use crate::testing::toy::toy_answer;
 
 impl Vllm {
@@ -60,7 +60,7 @@ impl Vllm {
         }
         let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
         let held = Held { pool: Arc::clone(&self.pool), blocks };
-        tokio::time::sleep(self.spec.prefill_time).await;
+        pass(self.spec.prefill_time).await;
         let (answer, finish) = toy_answer(&asks.prompt, &asks.sampling);
         let mut told = Told { asks, id, answer, finish, params: Value::Null, fault };
         // Only an answer that was cut short is worth handing over.
