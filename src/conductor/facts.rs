@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use super::driver::Driver;
+use super::fleet::Node;
 use super::session::{Heard, Phase, Session};
 
 impl Driver {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
-use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
 
 use super::assumed::Assumed;
 use super::legs;
@@ -60,8 +60,9 @@ struct Leg {
     attempt: u32,
     /// A decode leg's, until it is told how to take its KV.
     work: Option<Work>,
-    task: Option<AbortHandle>,
-    /// Lets tokens out.
+    /// Its task ends: at once, or as soon as nothing would stay behind at the engine.
+    over: CancellationToken,
+    /// The word that it waits for: to decode, or that its offer was passed on.
     go: Option<oneshot::Sender<()>>,
     /// What waits for that.
     gate: Option<oneshot::Receiver<()>>,
@@ -70,17 +71,22 @@ struct Leg {
 impl Leg {
     fn new(attempt: u32, work: Option<Work>) -> Self {
         let (go, gate) = oneshot::channel();
-        Self { attempt, work, task: None, go: Some(go), gate: Some(gate) }
+        Self { attempt, work, over: CancellationToken::new(), go: Some(go), gate: Some(gate) }
     }
 }
 
 impl Drop for Leg {
     fn drop(&mut self) {
-        // Its call ends with it, which is how the engine hears of it.
-        if let Some(task) = &self.task {
-            task.abort();
-        }
+        self.over.cancel();
     }
+}
+
+/// What a leg waits for beside its engine.
+pub(super) struct Word {
+    /// Nobody wants it any more.
+    pub(super) over: CancellationToken,
+    /// It may go on.
+    pub(super) gate: oneshot::Receiver<()>,
 }
 
 /// A leg's own end of the desk.
@@ -142,7 +148,8 @@ impl Desk {
             Some(Order::Prefill(prefill)) => self.prefill(request, attempt, prefill),
             Some(Order::Expect(expect)) => self.expect(request, attempt, expect.work),
             Some(Order::Take(take)) => self.take(request, attempt, take.transfer),
-            Some(Order::StartDecode(_)) => self.start(request, attempt),
+            Some(Order::StartDecode(_) | Order::Taken(_)) => self.start(request, attempt),
+            Some(Order::Discard(loan)) => self.discard(request, &loan),
             Some(Order::Release(_)) => _ = self.inner.life.lock().legs.remove(&request),
             // What was offered once is not offered again: the engine may have given the blocks away.
             Some(Order::Handoff(_)) => {
@@ -166,11 +173,11 @@ impl Desk {
         }
         let engine = self.inner.engine.clone();
         let alone = order.decode.is_none();
-        self.open(request, attempt, |gate, voice| async move {
+        self.open(request, attempt, |word, voice| async move {
             if alone {
-                legs::whole(engine, work, voice, gate).await
+                legs::whole(engine, work, voice, word).await;
             } else {
-                legs::prefill(engine, work, voice).await
+                legs::prefill(engine, work, voice, word).await;
             }
         });
     }
@@ -192,7 +199,7 @@ impl Desk {
         };
         let Some(work) = taken else { return };
         let engine = self.inner.engine.clone();
-        self.run(request, |gate, voice| legs::decode(engine, (work, transfer), voice, gate));
+        self.run(request, |word, voice| legs::decode(engine, (work, transfer), voice, word));
     }
 
     fn start(&self, request: u64, attempt: u32) {
@@ -202,6 +209,18 @@ impl Desk {
             // A leg that has failed meanwhile has said so.
             let _ = go.send(());
         }
+    }
+
+    /// Takes KV off another engine and throws it away.
+    fn discard(&self, request: u64, loan: &v1::Loan) {
+        let engine = self.inner.engine.clone();
+        let tokens = baton_wire::unpack_tokens(&loan.tokens, loan.token_bytes).unwrap_or_default();
+        let transfer = loan.transfer.clone();
+        self.inner.runtime.spawn(async move {
+            if let Err(error) = legs::discard(&engine, tokens, &transfer).await {
+                tracing::warn!(request, %error, "KV of a request that is gone waits for the end of its lease");
+            }
+        });
     }
 
     fn work(&self, work: Option<v1::Work>) -> Result<Work, String> {
@@ -216,7 +235,7 @@ impl Desk {
         &self,
         request: u64,
         attempt: u32,
-        task: impl FnOnce(oneshot::Receiver<()>, Voice) -> F,
+        task: impl FnOnce(Word, Voice) -> F,
     ) {
         // Whatever was under way for it here is over.
         self.inner.life.lock().legs.insert(request, Leg::new(attempt, None));
@@ -227,14 +246,15 @@ impl Desk {
     fn run<F: Future<Output = ()> + Send + 'static>(
         &self,
         request: u64,
-        task: impl FnOnce(oneshot::Receiver<()>, Voice) -> F,
+        task: impl FnOnce(Word, Voice) -> F,
     ) {
         let mut life = self.inner.life.lock();
         let Some(facts) = life.facts.clone() else { return };
         let Some(leg) = life.legs.get_mut(&request) else { return };
         let Some(gate) = leg.gate.take() else { return };
         let voice = Voice { desk: self.clone(), facts, request, attempt: leg.attempt };
-        leg.task = Some(self.inner.runtime.spawn(task(gate, voice)).abort_handle());
+        let word = Word { over: leg.over.clone(), gate };
+        self.inner.runtime.spawn(task(word, voice));
     }
 
     fn refuse(&self, request: u64, attempt: u32, (stage, why): (&str, &str)) {
@@ -280,11 +300,8 @@ impl Voice {
     /// This leg is over here.
     pub(super) fn close(self) {
         let mut life = self.desk.inner.life.lock();
-        if life.legs.get(&self.request).is_some_and(|leg| leg.attempt == self.attempt)
-            && let Some(mut leg) = life.legs.remove(&self.request)
-        {
-            // It is its own task that says so.
-            leg.task = None;
+        if life.legs.get(&self.request).is_some_and(|leg| leg.attempt == self.attempt) {
+            life.legs.remove(&self.request);
         }
     }
 }

@@ -1,32 +1,41 @@
 //! What a leg does: calls the engine, and tells what comes of it.
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use baton_remote::{
-    Generation, Handoff, Kind, Next, Piece, Prefilled, RemoteEngine, RemoteError, Side, Stage, Token,
+    Generation, Handoff, HandoffWay, Kind, Next, Piece, Prefilled, RemoteEngine, RemoteError, Request, Side,
+    Stage, Token,
 };
-use baton_types::Finish;
+use baton_types::{Finish, Sampling};
 use baton_wire::v1;
 use bytes::Bytes;
-use tokio::sync::oneshot;
 
-use super::desk::Voice;
+use super::desk::{Voice, Word};
 use super::work::Work;
 use v1::fact::Fact;
 
+/// How long a leg that nobody wants any more goes on, so that nothing stays behind at the engine. One that ends at once
+/// may leave KV that was computed an instant before, for which nobody will ask; one that goes on computes for nobody.
+const GRACE: Duration = Duration::from_millis(500);
+
 /// The prefill leg of a pair.
-pub(super) async fn prefill(engine: RemoteEngine, work: Work, voice: Voice) {
-    let outcome = prefilled(&engine, &work, &voice).await;
+pub(super) async fn prefill(engine: RemoteEngine, work: Work, voice: Voice, word: Word) {
+    let outcome = prefilled(&engine, &work, &voice, word).await;
     settle(outcome, voice).await;
 }
 
-async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice) -> Result<(), RemoteError> {
+async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice, word: Word) -> Result<(), RemoteError> {
     let began = Instant::now();
     let mut leg = engine.prefill(work.request.clone()).await?;
     if let Some(handoff) = leg.offer() {
         voice.tell(vec![offer(handoff)]).await;
     }
-    let done = leg.run().await?;
+    // KV in a room goes with its leg; the others' waits for whoever has its name.
+    let lends = matches!(engine.settings().handoff, HandoffWay::Nixl | HandoffWay::Mooncake { .. });
+    let grace = if lends { GRACE } else { Duration::ZERO };
+    let Some(done) = until_over(leg.run(), &word, grace).await else { return Ok(()) };
+    let done = done?;
     let compute_us = us_since(began);
     let Prefilled { tokens, prompt_logprobs, counts, next } = done;
     voice.computed(&work.chain).await;
@@ -34,8 +43,12 @@ async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice) -> Result<
     if let Some(logprobs) = prompt_logprobs {
         facts.push(prompt_fact(&logprobs));
     }
+    let mut lent = Bytes::new();
     match next {
-        Next::Decode(handoff) => facts.push(offer(handoff)),
+        Next::Decode(handoff) => {
+            lent = handoff.into_bytes().into();
+            facts.push(Fact::Offer(v1::Offer { transfer: lent.clone() }));
+        }
         Next::Offered => {}
         Next::Answer(finish) => {
             facts.extend(token_facts(&tokens, work.given));
@@ -43,18 +56,59 @@ async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice) -> Result<
         }
     }
     facts.push(prefilled_fact(compute_us, counts.cached_tokens));
-    voice.tell(facts).await;
+    if !word.over.is_cancelled() {
+        voice.tell(facts).await;
+    }
+    if !lent.is_empty() {
+        see_taken(engine, work, lent, (voice, word)).await;
+    }
     Ok(())
 }
 
+/// Waits until an offer was passed on; where it never will be, says that its KV is nobody's.
+async fn see_taken(engine: &RemoteEngine, work: &Work, transfer: Bytes, (voice, word): (&Voice, Word)) {
+    let lease = Duration::from_micros(engine.settings().lease.lease_us);
+    let Word { over, gate } = word;
+    let taken = tokio::select! {
+        biased;
+        // The desk drops its end when the leg is over.
+        taken = gate => taken.is_ok(),
+        () = over.cancelled() => false,
+        () = tokio::time::sleep(lease) => true,
+    };
+    if !taken {
+        let (tokens, token_bytes) = baton_wire::pack_tokens(&[&work.request.tokens]);
+        voice.tell(vec![Fact::Abandoned(v1::Loan { transfer, tokens, token_bytes })]).await;
+    }
+}
+
+/// Takes KV that nobody wants off its engine.
+pub(super) async fn discard(
+    engine: &RemoteEngine,
+    tokens: Vec<u32>,
+    transfer: &[u8],
+) -> Result<(), RemoteError> {
+    let sampling = Arc::new(Sampling { temperature: 0.0, max_tokens: 1, ..Sampling::default() });
+    let request = Request { id: "abandoned".into(), tokens: tokens.into(), sampling, body: Bytes::new() };
+    engine.decode(request, Handoff::from_bytes(transfer)?).await?.all().await.map(drop)
+}
+
+/// What comes of `call`, unless nobody wants it any more for longer than `grace`.
+async fn until_over<T>(call: impl Future<Output = T>, word: &Word, grace: Duration) -> Option<T> {
+    let given_up = async {
+        word.over.cancelled().await;
+        tokio::time::sleep(grace).await;
+    };
+    tokio::select! {
+        biased;
+        done = call => Some(done),
+        () = given_up => None,
+    }
+}
+
 /// The decode leg of a pair: its call begins as soon as the KV can be taken; its tokens wait for the word to decode.
-pub(super) async fn decode(
-    engine: RemoteEngine,
-    (work, transfer): (Work, Bytes),
-    voice: Voice,
-    gate: oneshot::Receiver<()>,
-) {
-    let outcome = decoded(&engine, (&work, &transfer), &voice, gate).await;
+pub(super) async fn decode(engine: RemoteEngine, (work, transfer): (Work, Bytes), voice: Voice, word: Word) {
+    let outcome = decoded(&engine, (&work, &transfer), &voice, word).await;
     settle(outcome, voice).await;
 }
 
@@ -62,27 +116,41 @@ async fn decoded(
     engine: &RemoteEngine,
     (work, transfer): (&Work, &Bytes),
     voice: &Voice,
-    gate: oneshot::Receiver<()>,
+    mut word: Word,
 ) -> Result<(), RemoteError> {
     let handoff = Handoff::from_bytes(transfer)?;
-    let generation = engine.decode(work.request.clone(), handoff).await?;
-    // The desk keeps the other end for as long as the leg lives.
-    let _ = gate.await;
-    forward(generation, work.given, voice).await
+    // Until the first token comes, the KV may still be where it was.
+    let call = engine.decode(work.request.clone(), handoff);
+    let Some(generation) = until_over(call, &word, GRACE).await else { return Ok(()) };
+    let mut generation = generation?;
+    let Some(first) = until_over(generation.next(), &word, GRACE).await else { return Ok(()) };
+    let first = first.unwrap_or_else(|| Err(cut_short()))?;
+    if !goes_on(&mut word).await {
+        return Ok(());
+    }
+    forward(generation, (first, work.given), voice, &word).await
+}
+
+/// Waits for the word to go on; false when it will not come.
+async fn goes_on(word: &mut Word) -> bool {
+    tokio::select! {
+        told = &mut word.gate => told.is_ok(),
+        () = word.over.cancelled() => false,
+    }
 }
 
 /// A request that is prefilled and decoded on one engine: it waits after its first token, as orders have it.
-pub(super) async fn whole(engine: RemoteEngine, work: Work, voice: Voice, gate: oneshot::Receiver<()>) {
-    let outcome = alone(&engine, &work, &voice, gate).await;
+pub(super) async fn whole(engine: RemoteEngine, work: Work, voice: Voice, word: Word) {
+    let over = word.over.clone();
+    let outcome = tokio::select! {
+        outcome = alone(&engine, &work, &voice, word) => outcome,
+        // Its call ends here, which is how the engine hears of it.
+        () = over.cancelled() => Ok(()),
+    };
     settle(outcome, voice).await;
 }
 
-async fn alone(
-    engine: &RemoteEngine,
-    work: &Work,
-    voice: &Voice,
-    gate: oneshot::Receiver<()>,
-) -> Result<(), RemoteError> {
+async fn alone(engine: &RemoteEngine, work: &Work, voice: &Voice, mut word: Word) -> Result<(), RemoteError> {
     let began = Instant::now();
     let mut generation = engine.generate(work.request.clone()).await?;
     let mut facts = Vec::new();
@@ -105,22 +173,25 @@ async fn alone(
     voice.computed(&work.chain).await;
     facts.push(prefilled_fact(us_since(began), None));
     voice.tell(facts).await;
-    let _ = gate.await;
-    let given = work.given + 1;
-    if !rest.is_empty() {
-        voice.tell(token_facts(&rest, given)).await;
+    if !goes_on(&mut word).await {
+        return Ok(());
     }
-    forward(generation, given + count(&rest), voice).await
+    forward(generation, (Piece::Tokens(rest), work.given + 1), voice, &word).await
 }
 
-/// Tells the tokens from position `next` on, and the end.
-async fn forward(mut generation: Generation, mut next: u32, voice: &Voice) -> Result<(), RemoteError> {
+/// Tells the tokens, of which the first piece begins at a position of the answer, and the end.
+async fn forward(
+    mut generation: Generation,
+    (mut piece, mut next): (Piece, u32),
+    voice: &Voice,
+    word: &Word,
+) -> Result<(), RemoteError> {
     loop {
-        match generation.next().await.unwrap_or_else(|| Err(cut_short()))? {
+        match piece {
             // The prefill leg told them.
             Piece::PromptLogprobs(_) => {}
             Piece::Tokens(tokens) => {
-                if !voice.tell(token_facts(&tokens, next)).await {
+                if !tokens.is_empty() && !voice.tell(token_facts(&tokens, next)).await {
                     return Ok(());
                 }
                 next = next.saturating_add(count(&tokens));
@@ -130,6 +201,8 @@ async fn forward(mut generation: Generation, mut next: u32, voice: &Voice) -> Re
                 return Ok(());
             }
         }
+        let Some(came) = until_over(generation.next(), word, Duration::ZERO).await else { return Ok(()) };
+        piece = came.unwrap_or_else(|| Err(cut_short()))?;
     }
 }
 
