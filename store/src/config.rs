@@ -39,6 +39,9 @@ pub enum Eviction {
     S3Fifo,
     /// Like `Lfu` with coarse counts, but blocks deep in a chain go before those near its root.
     LengthAware,
+    /// The leaf whose slot is expected to save the least time: its chance of return, learnt from
+    /// what was seen of blocks used alike, times what it costs to compute at its position.
+    Reuse,
 }
 
 /// When a block is copied to the next slower tier that has any slots.

@@ -6,7 +6,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use baton_types::{BlockHash, Tier};
 
-const POLICIES: [Eviction; 4] = [Eviction::Lru, Eviction::Lfu, Eviction::S3Fifo, Eviction::LengthAware];
+const POLICIES: [Eviction; 5] =
+    [Eviction::Lru, Eviction::Lfu, Eviction::S3Fifo, Eviction::LengthAware, Eviction::Reuse];
 const SHAPES: [[u64; 3]; 4] = [[8, 0, 0], [8, 8, 0], [8, 0, 8], [8, 8, 8]];
 const OFFLOADS: [Offload; 3] = [Offload::Off, Offload::WriteThrough, Offload::OnEvict];
 

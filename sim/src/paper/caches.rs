@@ -23,7 +23,7 @@ const COUNTED: [(u64, f64, f64); 5] = [
     (u64::MAX, 0.3664, 0.6396),
 ];
 
-fn keys(ids: &[u64]) -> Vec<BlockKey> {
+pub(super) fn keys(ids: &[u64]) -> Vec<BlockKey> {
     let mut hasher = chain_hasher();
     ids.iter().map(|id| hasher.push_id(*id)).collect()
 }
