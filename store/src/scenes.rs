@@ -407,6 +407,27 @@ fn s3fifo_keeps_a_used_chain_through_a_scan_that_sweeps_lru() {
 }
 
 #[test]
+fn reuse_learns_who_comes_back_and_keeps_their_blocks_through_scans() {
+    let hits_at_the_end = |policy| {
+        let mut rig = rig_of([24, 0, 0], policy, Offload::Off);
+        let mut hits = 0;
+        for round in 0..80u128 {
+            rig.wait_us(30_000_000);
+            let chain = [1_000 + round % 2, 2_000 + round % 2];
+            hits += if round < 40 { 0 } else { rig.hits(&chain).0 };
+            rig.serve(1, &chain);
+            for scan in 0..2 {
+                let from = 10_000 + (2 * round + scan) * 10;
+                rig.serve(2, &core::array::from_fn::<u128, 10, _>(|at| from + at as u128));
+            }
+        }
+        hits
+    };
+    assert_eq!(hits_at_the_end(Eviction::Lru), 0, "forty other blocks between two uses");
+    assert_eq!(hits_at_the_end(Eviction::Reuse), 80, "every block of the chains that return");
+}
+
+#[test]
 fn lfu_keeps_the_popular_for_a_while_and_lets_it_go_once_it_is_forgotten() {
     let mut rig = rig_of([4, 0, 0], Eviction::Lfu, Offload::Off);
     (0..10).for_each(|_| drop(rig.serve(1, &[1])));

@@ -158,6 +158,31 @@ proptest! {
         prop_assert_eq!(first.0.snapshot(), second.0.snapshot());
     }
 
+    /// No parent goes before its children under `Reuse`: each eviction frees one slot, so a tier
+    /// that was full once stays full however the chains branch.
+    #[test]
+    fn under_reuse_nothing_is_lost_with_its_parent(
+        paths in proptest::collection::vec((proptest::collection::vec(0u64..3, 1..9), 0u64..200), 1..120),
+    ) {
+        let config = StoreConfig {
+            hbm_blocks: 12, dram_blocks: 0, ssd_blocks: 0,
+            eviction: Eviction::Reuse, offload: Offload::Off, ssd_second_touch: false,
+        };
+        let (mut store, mut effects) = (Store::new(config).expect("valid"), Vec::new());
+        let (mut now_us, mut full) = (0, false);
+        for (number, (path, wait_s)) in paths.into_iter().enumerate() {
+            now_us += wait_s * 1_000_000;
+            let owner = RequestId(number as u64);
+            store.step(now_us, Input::Open { owner, chain: &chain(&path), room_blocks: 0 }, &mut effects);
+            store.step(now_us, Input::Seal { owner, upto_blocks: u32::MAX }, &mut effects);
+            store.step(now_us, Input::Close { owner }, &mut effects);
+            store.check().map_err(TestCaseError::fail)?;
+            let used = store.stats().tiers[0].used_blocks;
+            prop_assert!(!full || used == 12, "more went than there was need for: {} are left", used);
+            full |= used == 12;
+        }
+    }
+
     /// What an answer says is what a look a moment earlier said, and what is promised is enough.
     #[test]
     fn an_open_counts_every_block_of_its_chain_once(

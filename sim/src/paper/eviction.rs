@@ -36,8 +36,12 @@ pub const POLICIES: [(Eviction, &str); 5] = [
 /// The name of the optimum's lines.
 pub const OPTIMUM: &str = "optimum";
 
-/// Runs for each size: the policies and the optimum.
-pub const RUNS: usize = POLICIES.len() + 1;
+/// The name of the lines of `lru` that is told which blocks are never used again, and gives those
+/// up first: what knowing *whether* a block returns is worth, without knowing when.
+pub const TOLD: &str = "lru_told";
+
+/// Runs for each size: the policies, the one that is told, and the optimum.
+pub const RUNS: usize = POLICIES.len() + 2;
 
 /// The profile that seconds are counted by.
 const PROFILE: &str = "llama3-70b-8xa100";
@@ -49,7 +53,7 @@ pub struct Line {
     pub trace: String,
     /// The cache, in tokens.
     pub cache_tokens: u64,
-    /// The policy, or [`OPTIMUM`].
+    /// The policy, or [`TOLD`] or [`OPTIMUM`].
     pub policy: String,
     /// Blocks found, of all asked for.
     pub block_hit_ratio: f64,
@@ -73,7 +77,7 @@ struct Stream<'a> {
     profile: CostProfile,
 }
 
-/// The lines for one trace, by size and policy in the order of [`POLICIES`], the optimum last.
+/// The lines for one trace, by size and policy in the order of [`POLICIES`], then [`TOLD`] and [`OPTIMUM`].
 /// `done` is called after each run, [`RUNS`] times for each size.
 ///
 /// # Errors
@@ -101,6 +105,7 @@ pub fn compare(
             let blocks = size / u64::from(trace.block_tokens);
             let tally = match POLICIES.get(run) {
                 Some(&(policy, _)) => stream.under(policy, blocks),
+                None if run == POLICIES.len() => Ok(stream.told(blocks as usize)),
                 None => Ok(stream.optimum(blocks as usize)),
             };
             done();
@@ -120,7 +125,7 @@ fn lines(name: &str, stream: &Stream<'_>, cache_tokens: u64, tallies: &[Tally]) 
     let asked: u64 = stream.chains.iter().map(|chain| chain.len() as u64).sum();
     let all_us: f64 = stream.trace.records.iter().map(|record| stream.prefill_us(record.input_length, 0)).sum();
     let (lru, optimum) = (tallies[0].hits as f64, tallies[RUNS - 1].hits as f64);
-    let names = POLICIES.iter().map(|(_, name)| *name).chain([OPTIMUM]);
+    let names = POLICIES.iter().map(|(_, name)| *name).chain([TOLD, OPTIMUM]);
     let line = |(policy, tally): (&str, &Tally)| Line {
         trace: name.into(),
         cache_tokens,
@@ -177,6 +182,16 @@ impl Stream<'_> {
 
     /// Belady: the block whose next use is farthest goes first, the deepest among equals.
     fn optimum(&self, blocks: usize) -> Tally {
+        self.foreseen(blocks, |_, next| next)
+    }
+
+    /// `lru`, but what is never used again goes before all else.
+    fn told(&self, blocks: usize) -> Tally {
+        self.foreseen(blocks, |request, next| if next == usize::MAX { next } else { usize::MAX - 1 - request })
+    }
+
+    /// The block of the highest `rank(last use, next use)` goes first, the deepest among equals.
+    fn foreseen(&self, blocks: usize, rank: impl Fn(usize, usize) -> usize) -> Tally {
         let next_uses = self.next_uses();
         let mut resident: HashMap<BlockKey, (usize, usize)> = HashMap::new();
         let mut order: BTreeSet<(usize, usize, BlockKey)> = BTreeSet::new();
@@ -184,8 +199,8 @@ impl Stream<'_> {
         for (request, chain) in self.chains.iter().enumerate() {
             let mut hits = 0;
             for key in chain {
-                if let Some((next, position)) = resident.remove(key) {
-                    order.remove(&(next, position, *key));
+                if let Some((rank, position)) = resident.remove(key) {
+                    order.remove(&(rank, position, *key));
                     hits += 1;
                 }
             }
@@ -194,9 +209,9 @@ impl Stream<'_> {
                 resident.remove(&key);
             }
             for (position, key) in chain.iter().enumerate() {
-                let next = next_uses[request][position];
-                resident.insert(*key, (next, position));
-                order.insert((next, position, *key));
+                let rank = rank(request, next_uses[request][position]);
+                resident.insert(*key, (rank, position));
+                order.insert((rank, position, *key));
             }
             self.count(&mut tally, request, hits);
         }

@@ -7,7 +7,7 @@ use super::ranks::MAX_RANK;
 /// Classes of use.
 pub(crate) const CLASSES: usize = 24;
 /// A class that was seen little is thought to be like all others: this many blocks' worth of them.
-const PRIOR_BLOCKS: u64 = 16;
+const PRIOR_BLOCKS: u64 = 64;
 /// Chances and shares are in units of one in this power of two.
 const SHIFT: u32 = 24;
 const ONE: u64 = 1 << SHIFT;
@@ -146,7 +146,7 @@ mod tests {
         let (never, always) = (chances.worth(0), chances.worth(1));
         assert!(always[6] > always[4] && always[4] > always[0] && always[0] > 0);
         assert!(always[6] > 100 * always[8].max(1), "{always:?}");
-        assert!(always[0] > 4 * never[0], "{always:?} {never:?}");
+        assert!(always[0] > 3 * never[0], "{always:?} {never:?}");
         assert_eq!(chances.seen[1].waiting, [0; CELLS]);
     }
 
