@@ -83,7 +83,10 @@ struct Stream<'a> {
 /// # Errors
 /// Names the request whose chain a size cannot hold.
 pub fn compare(
-    name: &str, trace: &Trace, sizes_tokens: &[u64], done: &(dyn Fn() + Sync),
+    name: &str,
+    trace: &Trace,
+    sizes_tokens: &[u64],
+    done: &(dyn Fn() + Sync),
 ) -> Result<Vec<Line>, String> {
     let longest = trace.records.iter().map(|record| record.hash_ids.len() as u64).max().unwrap_or(0);
     let least = longest * u64::from(trace.block_tokens);
@@ -123,7 +126,8 @@ pub fn compare(
 #[expect(clippy::cast_precision_loss, reason = "ratios")]
 fn lines(name: &str, stream: &Stream<'_>, cache_tokens: u64, tallies: &[Tally]) -> Vec<Line> {
     let asked: u64 = stream.chains.iter().map(|chain| chain.len() as u64).sum();
-    let all_us: f64 = stream.trace.records.iter().map(|record| stream.prefill_us(record.input_length, 0)).sum();
+    let all_us: f64 =
+        stream.trace.records.iter().map(|record| stream.prefill_us(record.input_length, 0)).sum();
     let (lru, optimum) = (tallies[0].hits as f64, tallies[RUNS - 1].hits as f64);
     let names = POLICIES.iter().map(|(_, name)| *name).chain([TOLD, OPTIMUM]);
     let line = |(policy, tally): (&str, &Tally)| Line {
@@ -163,7 +167,11 @@ impl Stream<'_> {
         let (mut tally, mut effects) = (Tally::default(), Vec::new());
         let mut now_us = 0;
         for (request, chain) in self.chains.iter().enumerate() {
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a trace's times are small")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a trace's times are small"
+            )]
             let at_us = (self.trace.records[request].timestamp_ms * 1000.0) as u64;
             now_us = at_us.max(now_us);
             let owner = RequestId(request as u64);
@@ -187,7 +195,10 @@ impl Stream<'_> {
 
     /// `lru`, but what is never used again goes before all else.
     fn told(&self, blocks: usize) -> Tally {
-        self.foreseen(blocks, |request, next| if next == usize::MAX { next } else { usize::MAX - 1 - request })
+        self.foreseen(
+            blocks,
+            |request, next| if next == usize::MAX { next } else { usize::MAX - 1 - request },
+        )
     }
 
     /// The block of the highest `rank(last use, next use)` goes first, the deepest among equals.
@@ -274,7 +285,9 @@ mod tests {
                 .iter()
                 .map(|chain| {
                     // A name for each prefix, so that equal ids mean equal prefixes.
-                    (1..=chain.len()).map(|len| chain[..len].iter().fold(1, |id, step| id * 2 + step)).collect()
+                    (1..=chain.len())
+                        .map(|len| chain[..len].iter().fold(1, |id, step| id * 2 + step))
+                        .collect()
                 })
                 .collect();
             let borrowed: Vec<&[u64]> = ids.iter().map(Vec::as_slice).collect();
@@ -300,7 +313,10 @@ mod tests {
         let best = &lines[RUNS - 1];
         assert_eq!((best.policy.as_str(), best.cache_tokens, best.gap_closed), (OPTIMUM, 160, 1.0));
         assert!(lines[..RUNS].iter().all(|line| line.block_hit_ratio <= best.block_hit_ratio));
-        assert!(lines[RUNS..].iter().all(|line| line.block_hit_ratio > 0.8), "all fits: only first uses miss");
+        assert!(
+            lines[RUNS..].iter().all(|line| line.block_hit_ratio > 0.8),
+            "all fits: only first uses miss"
+        );
         let error = compare("t", &trace(&borrowed), &[32], &|| ()).expect_err("three blocks of 16");
         assert!(error.contains("at least 48"), "{error}");
     }

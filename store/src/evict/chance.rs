@@ -90,15 +90,18 @@ impl Chances {
     pub(super) fn worth(&self, class: usize) -> [u32; CELLS] {
         let chances: [u64; CELLS] = core::array::from_fn(|cell| self.chance(class, cell));
         core::array::from_fn(|from| {
-            let (mut left, mut returned, mut ticks, mut best) = (ONE, 0, 0, 0);
+            let (mut left, mut returned, mut ticks, mut best) = (ONE, 0, 0, (0, 1));
             for cell in from..CELLS {
                 let gone = (left * chances[cell]) >> SHIFT;
                 ticks += (left - gone / 2) * u64::from(width(cell));
                 returned += gone;
                 left -= gone;
-                best = best.max((returned << 32) / ticks.max(1));
+                // Fractions compared without dividing: returned < 2^25, ticks < 2^37.
+                if returned * best.1 > best.0 * ticks {
+                    best = (returned, ticks.max(1));
+                }
             }
-            best.min(u64::from(MAX_RANK)) as u32
+            ((best.0 << 32) / best.1).min(u64::from(MAX_RANK)) as u32
         })
     }
 
@@ -107,7 +110,8 @@ impl Chances {
         let (seen, width) = (&self.seen[class], u64::from(width(cell)));
         let usual = (u64::from(self.all.returns[cell]) << SHIFT) / (self.all.waited[cell] + width).max(1);
         let prior = PRIOR_BLOCKS * width;
-        let rate = ((u64::from(seen.returns[cell]) << SHIFT) + prior * usual) / (seen.waited[cell] + prior).max(1);
+        let rate =
+            ((u64::from(seen.returns[cell]) << SHIFT) + prior * usual) / (seen.waited[cell] + prior).max(1);
         // Of x returns expected over the width, about 2x / (2 + x) blocks come back.
         let expected = (rate * width).min(ONE * 8);
         (2 * (expected << SHIFT) / (2 * ONE + expected)).min(ONE)

@@ -406,7 +406,8 @@ mod tests {
 
     /// Where a block stands: its list and the list's rank. Within a list the order is by joining.
     fn score(naive: &Naive, block: u32) -> (u32, usize) {
-        let list = naive.resting.iter().find(|(other, _)| *other == block).map_or(usize::MAX, |(_, list)| *list);
+        let list =
+            naive.resting.iter().find(|(other, _)| *other == block).map_or(usize::MAX, |(_, list)| *list);
         (naive.ranks.get(&list).copied().unwrap_or(0), list)
     }
 
