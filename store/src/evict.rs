@@ -63,7 +63,7 @@ impl Resting {
     /// Nobody rests yet in a tier of `capacity` slots.
     pub(crate) fn new(policy: Eviction, capacity: u64) -> Self {
         let s3_capacity = if policy == Eviction::S3Fifo { capacity } else { 0 };
-        let reuse_lists = if policy == Eviction::Reuse { REUSE_LISTS } else { 0 };
+        let reuse_lists = if policy == Eviction::Reuse && capacity > 0 { REUSE_LISTS } else { 0 };
         Self {
             policy,
             lists: Lists::new(FIRST_REUSE + reuse_lists),
@@ -184,6 +184,8 @@ impl Resting {
     /// What is known of reuse changed.
     pub(crate) fn change(&mut self, change: &Change) {
         match change {
+            _ if self.ranks.is_empty() => {}
+            Change::Moved { .. } if self.lists.len() == 0 => {}
             Change::Moved { from, to } => {
                 for (from, to) in reuse::moves(*from, *to) {
                     if self.lists.oldest(FIRST_REUSE + from).is_some() {

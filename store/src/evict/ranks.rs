@@ -27,6 +27,11 @@ impl Ranks {
         Self { first, rank: alloc::vec![0; seats], tree: alloc::vec![NOBODY; 2 * leaves] }
     }
 
+    /// Whether there are no lists to rank.
+    pub(super) const fn is_empty(&self) -> bool {
+        self.rank.is_empty()
+    }
+
     /// `list` has blocks now.
     pub(super) fn seat(&mut self, list: usize) {
         let seat = list - self.first;
