@@ -20,7 +20,7 @@ pub(super) const fn tick_of(now_us: u64) -> u32 {
 pub(super) const fn cell_of_age(age: u32) -> usize {
     let ordinal = age as u64 + 1;
     let octave = ordinal.ilog2();
-    let half = if octave == 0 { 0 } else { ordinal >> (octave - 1) & 1 };
+    let half = if octave == 0 { 0 } else { (ordinal >> (octave - 1)) & 1 };
     let cell = octave as usize * 2 + half as usize;
     if cell < CELLS { cell } else { CELLS - 1 }
 }

@@ -91,8 +91,8 @@ impl Chances {
         let chances: [u64; CELLS] = core::array::from_fn(|cell| self.chance(class, cell));
         core::array::from_fn(|from| {
             let (mut left, mut returned, mut ticks, mut best) = (ONE, 0, 0, (0, 1));
-            for cell in from..CELLS {
-                let gone = (left * chances[cell]) >> SHIFT;
+            for (cell, chance) in chances.iter().enumerate().skip(from) {
+                let gone = (left * chance) >> SHIFT;
                 ticks += (left - gone / 2) * u64::from(width(cell));
                 returned += gone;
                 left -= gone;

@@ -255,7 +255,7 @@ mod tests {
         let mut reuse = Reuse::new(64);
         let (ours, others) = ([0u32, 1], [2u32, 3, 4, 5, 6, 7, 8, 9]);
         for round in 0..60u64 {
-            reuse.advance(round * 50 << 20, |_| ());
+            reuse.advance((round * 50) << 20, |_| ());
             let back = usize::from(round > 0) * 2;
             reuse.asked(&ours, back, 2, |position| position as u64);
             reuse.asked(&others, 0, 8, |position| 1_000 * (round + 1) + position as u64);
