@@ -96,7 +96,6 @@ impl Lists {
             debug_assert!(target <= list, "lists move down");
             if target != list && self.oldest(list).is_some() {
                 self.append(target, list);
-                self.occupied |= bit(target);
             }
         }
     }
@@ -141,6 +140,7 @@ impl Lists {
         self.links[newest as usize].newer = target as u32;
         self.links[target].older = newest;
         self.links[from] = Link { newer: from as u32, older: from as u32 };
+        self.occupied |= bit(target);
     }
 }
 

@@ -293,11 +293,12 @@ mod tests {
     }
 
     fn op() -> impl Strategy<Value = Op> {
-        let lists = prop_oneof![0usize..3, 90usize..93, REUSE_LISTS - 40..REUSE_LISTS];
+        let lists = prop_oneof![0usize..3, KINDS..KINDS + 3, REUSE_LISTS - 40..REUSE_LISTS];
         prop_oneof![
             4 => (0u32..16, lists).prop_map(|(block, list)| Op::Rest(block, list)),
             1 => (0u32..16).prop_map(Op::Lift),
             1 => (1usize..CELLS, 0usize..CELLS).prop_map(|(to, from)| Op::Move(from % to, to)),
+            1 => Just(Op::Move(CELLS - 2, CELLS - 1)),
             3 => (0usize..CLASSES, 0u64..4).prop_map(|(class, seed)| Op::Value(class, seed)),
             1 => Just(Op::Condemn),
             2 => Just(Op::Evict),
@@ -424,5 +425,7 @@ mod tests {
         (0..4).for_each(|block| lists.push_newest(usize::from(block < 2), block));
         lists.append(1, 0);
         assert_eq!(lists.iter(1).collect::<Vec<_>>(), vec![0, 1, 2, 3]);
+        lists.append(2, 1);
+        assert_eq!((lists.oldest_of_lowest(3), lists.check()), (Some(0), Ok(())), "the list is known to have blocks");
     }
 }
