@@ -121,11 +121,14 @@ impl Driver {
     }
 }
 
+/// Time between two steps: long enough for blocks to grow old in the order of `Reuse`.
+const STEP_US: u64 = 7_000_000;
+
 fn play(config: &StoreConfig, ops: &[Op]) -> (Store, Driver) {
     let mut store = Store::new(config.clone()).expect("the tests' sizes are valid");
     let mut driver = Driver::default();
     for (step, op) in ops.iter().enumerate() {
-        driver.run(&mut store, step as u64, op);
+        driver.run(&mut store, step as u64 * STEP_US, op);
         if let Err(sentence) = store.check() {
             panic!("after step {step} {op:?}: {sentence}");
         }
@@ -140,7 +143,7 @@ proptest! {
     #[test]
     fn every_invariant_holds_after_every_step(config in config(), ops in ops(120)) {
         let (mut store, mut driver) = play(&config, &ops);
-        driver.settle(&mut store, 1_000);
+        driver.settle(&mut store, 1_000 * STEP_US);
         store.check().map_err(TestCaseError::fail)?;
         driver.check_announced(&store);
         prop_assert_eq!(store.pinned_total(), 0, "I3: at rest all pins are zero");
@@ -193,7 +196,7 @@ proptest! {
         let before = store.lookup(&chain);
         let free = store.stats();
         driver.log.clear();
-        driver.apply(&mut store, 1_000, Input::Open { owner, chain: &chain, room_blocks: room });
+        driver.apply(&mut store, 1_000 * STEP_US, Input::Open { owner, chain: &chain, room_blocks: room });
         match driver.log[0] {
             Effect::Opened { hbm, dram, ssd, pending, reserved, .. } => {
                 let fresh = reserved - room;
@@ -269,9 +272,13 @@ fn every_pair_of_policies_survives_a_fixed_churn() {
                 let owner = RequestId(step);
                 let path: Vec<u64> = (0..1 + rng.below(8)).map(|_| rng.below(3)).collect();
                 let chain = chain(&path);
-                driver.apply(&mut store, step, Input::Open { owner, chain: &chain, room_blocks: 1 });
-                driver.apply(&mut store, step, Input::Seal { owner, upto_blocks: 9 });
-                driver.settle(&mut store, step);
+                driver.apply(
+                    &mut store,
+                    step * STEP_US,
+                    Input::Open { owner, chain: &chain, room_blocks: 1 },
+                );
+                driver.apply(&mut store, step * STEP_US, Input::Seal { owner, upto_blocks: 9 });
+                driver.settle(&mut store, step * STEP_US);
                 if let Err(sentence) = store.check() {
                     panic!(
                         "{eviction:?} {offload:?}, step {step}: {sentence} {:#?} {:?}",

@@ -426,6 +426,10 @@ mod tests {
         lists.append(1, 0);
         assert_eq!(lists.iter(1).collect::<Vec<_>>(), vec![0, 1, 2, 3]);
         lists.append(2, 1);
-        assert_eq!((lists.oldest_of_lowest(3), lists.check()), (Some(0), Ok(())), "the list is known to have blocks");
+        assert_eq!(
+            (lists.oldest_of_lowest(3), lists.check()),
+            (Some(0), Ok(())),
+            "the list is known to have blocks"
+        );
     }
 }
