@@ -159,7 +159,7 @@ pub struct StoreSection {
 
 impl Default for StoreSection {
     fn default() -> Self {
-        Self { eviction: Eviction::Lru, offload: Offload::OnEvict, ssd_second_touch: false }
+        Self { eviction: Eviction::Reuse, offload: Offload::OnEvict, ssd_second_touch: false }
     }
 }
 

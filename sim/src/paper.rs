@@ -8,6 +8,7 @@
 mod caches;
 mod capacity;
 mod cluster;
+pub mod eviction;
 mod overload;
 mod schedulers;
 

@@ -13,9 +13,14 @@ use indicatif::{ProgressBar, ProgressDrawTarget};
 
 use super::out;
 
+mod eviction;
+
 /// Arguments of `baton paper`.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct PaperArgs {
+    #[command(subcommand)]
+    experiment: Option<Experiment>,
     /// Write the page that the repository keeps as docs/paper.md
     #[arg(long, value_name = "OUT")]
     write: Option<PathBuf>,
@@ -27,8 +32,18 @@ pub struct PaperArgs {
     strict: bool,
 }
 
+/// Experiments of our own.
+#[derive(clap::Subcommand)]
+enum Experiment {
+    /// Hit ratios of the eviction policies beside the optimum
+    Eviction(eviction::EvictionArgs),
+}
+
 /// Runs `baton paper`.
 pub fn run(args: &PaperArgs) -> Result<ExitCode, String> {
+    if let Some(Experiment::Eviction(args)) = &args.experiment {
+        return eviction::run(args);
+    }
     let (conversation, real) = trace("conversation_trace.jsonl", Like::Conversation)?;
     let (synthetic, also_real) = trace("synthetic_trace.jsonl", Like::Synthetic)?;
     let traces = Traces { conversation: Arc::new(conversation), synthetic: Arc::new(synthetic) };

@@ -140,7 +140,7 @@ fn main() {
     if wanted == "week" {
         return week();
     }
-    use Eviction::{LengthAware, Lfu, Lru, S3Fifo};
+    use Eviction::{LengthAware, Lfu, Lru, Reuse, S3Fifo};
     use Offload::{Off, OnEvict, WriteThrough};
     let case = |name, config, chain_blocks, shared| {
         let requests = 9_600_000 / chain_blocks as u64;
@@ -155,6 +155,9 @@ fn main() {
         case("half shared, lfu", config(Lfu, Off, 60_000, 0), 24, 12),
         case("half shared, s3fifo", config(S3Fifo, Off, 60_000, 0), 24, 12),
         case("half shared, length-aware", config(LengthAware, Off, 60_000, 0), 24, 12),
+        case("half shared, reuse", config(Reuse, Off, 60_000, 0), 24, 12),
+        case("nothing shared, reuse", config(Reuse, Off, 60_000, 0), 24, 0),
+        case("half shared, reuse, dram on evict", config(Reuse, OnEvict, 15_000, 60_000), 24, 12),
         case("half shared, dram on evict", config(Lru, OnEvict, 15_000, 60_000), 24, 12),
         case("half shared, dram write-through", config(Lru, WriteThrough, 15_000, 60_000), 24, 12),
         case("chains of 8192, half shared", config(Lru, Off, 60_000, 0), 8192, 4096),

@@ -31,7 +31,6 @@ pub struct StoreConfig {
 #[serde(rename_all = "snake_case")]
 pub enum Eviction {
     /// The one that came to rest longest ago; within a request its last block first.
-    #[default]
     Lru,
     /// The least often asked for, counts being halved now and then; ties as in `Lru`.
     Lfu,
@@ -39,6 +38,10 @@ pub enum Eviction {
     S3Fifo,
     /// Like `Lfu` with coarse counts, but blocks deep in a chain go before those near its root.
     LengthAware,
+    /// The leaf whose slot is expected to save the least time: its chance of return, learnt from
+    /// what was seen of blocks used alike, times what it costs to compute at its position.
+    #[default]
+    Reuse,
 }
 
 /// When a block is copied to the next slower tier that has any slots.
@@ -62,7 +65,7 @@ impl Default for StoreConfig {
             hbm_blocks: 1024,
             dram_blocks: 8192,
             ssd_blocks: 0,
-            eviction: Eviction::Lru,
+            eviction: Eviction::Reuse,
             offload: Offload::OnEvict,
             ssd_second_touch: true,
         }

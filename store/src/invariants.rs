@@ -43,6 +43,8 @@ impl Store {
         ensure!(block.fastest() < TIERS, "{key:?} rests nowhere");
         ensure!(!block.unclaimed || block.slots[HBM] == Slot::Filling, "{key:?} is unclaimed without a slot");
         for (tier, slot) in block.slots.iter().enumerate() {
+            let waits = self.tiers[tier].resting.is_parked(number);
+            ensure!(!waits || !self.table.is_leaf_in(number, tier), "{key:?} waits for children it has not");
             let rests = self.tiers[tier].resting.contains(number);
             let expected = *slot == Slot::Ready && block.pins == 0;
             ensure!(rests == expected, "I3: {key:?} rests in tier {tier}: {rests}, expected {expected}");

@@ -167,7 +167,9 @@ impl Store {
         self.tiers[HBM].space.reserve(needed_blocks);
         (hold.owner, hold.room, hold.sealed) = (owner, room, census.sealed);
         self.start_onboard(&mut hold, census.hits, census.first_load);
+        let found = hold.blocks.len();
         self.insert_missing(chain, &mut hold);
+        self.note_asked(chain, &hold.blocks, found);
         self.count_opened(census, chain.len());
         let Hits { hbm, dram, ssd, .. } = census.hits;
         effects.push(Effect::Opened {
@@ -199,6 +201,7 @@ impl Store {
             parent = block;
         }
         self.pin(&hold.blocks);
+        self.note_asked(chain, &hold.blocks, hold.blocks.len());
         (hold.owner, hold.reads_only) = (owner, true);
         self.holds.insert(hold);
         self.count_opened(Census { hits, ..Census::default() }, chain.len());
@@ -273,6 +276,15 @@ impl Store {
             frequency: known.frequency_at(self.age),
             depth_class: known.depth_class,
             hash: known.key.short().0,
+            list: self.reuse.as_ref().map_or(0, |reuse| reuse.list_of(block)),
+        }
+    }
+
+    /// Under `Reuse`: takes note of a chain that was asked for, of which the hold has the leading
+    /// blocks and the store had the first `found`.
+    fn note_asked(&mut self, chain: &[BlockKey], blocks: &[u32], found: usize) {
+        if let Some(reuse) = &mut self.reuse {
+            reuse.asked(blocks, found, chain.len(), |position| chain[position].short().0);
         }
     }
 
@@ -353,8 +365,13 @@ impl Store {
         if self.table[block].slots[HBM] == Slot::Filling {
             self.drop_copy(HBM, block);
         }
-        let facts = self.facts(block);
         let slots = self.table[block].slots;
+        if let Some(reuse) = &mut self.reuse
+            && slots.contains(&Slot::Ready)
+        {
+            reuse.rested(block);
+        }
+        let facts = self.facts(block);
         for (tier, slot) in slots.into_iter().enumerate() {
             if slot == Slot::Ready {
                 self.tiers[tier].resting.rest(block, facts);

@@ -6,7 +6,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 use baton_types::{BlockHash, Tier};
 
-const POLICIES: [Eviction; 4] = [Eviction::Lru, Eviction::Lfu, Eviction::S3Fifo, Eviction::LengthAware];
+const POLICIES: [Eviction; 5] =
+    [Eviction::Lru, Eviction::Lfu, Eviction::S3Fifo, Eviction::LengthAware, Eviction::Reuse];
 const SHAPES: [[u64; 3]; 4] = [[8, 0, 0], [8, 8, 0], [8, 0, 8], [8, 8, 8]];
 const OFFLOADS: [Offload; 3] = [Offload::Off, Offload::WriteThrough, Offload::OnEvict];
 
@@ -403,6 +404,27 @@ fn s3fifo_keeps_a_used_chain_through_a_scan_that_sweeps_lru() {
         rig.hits(&[1, 2]).0
     };
     assert_eq!((left_after_scan(Eviction::S3Fifo), left_after_scan(Eviction::Lru)), (2, 0));
+}
+
+#[test]
+fn reuse_learns_who_comes_back_and_keeps_their_blocks_through_scans() {
+    let hits_at_the_end = |policy| {
+        let mut rig = rig_of([24, 0, 0], policy, Offload::Off);
+        let mut hits = 0;
+        for round in 0..80u128 {
+            rig.wait_us(30_000_000);
+            let chain = [1_000 + round % 2, 2_000 + round % 2];
+            hits += if round < 40 { 0 } else { rig.hits(&chain).0 };
+            rig.serve(1, &chain);
+            for scan in 0..2 {
+                let from = 10_000 + (2 * round + scan) * 10;
+                rig.serve(2, &core::array::from_fn::<u128, 10, _>(|at| from + at as u128));
+            }
+        }
+        hits
+    };
+    assert_eq!(hits_at_the_end(Eviction::Lru), 0, "forty other blocks between two uses");
+    assert_eq!(hits_at_the_end(Eviction::Reuse), 80, "every block of the chains that return");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use crate::capacity::Capacity;
 use crate::config::{ConfigError, Eviction, Offload, StoreConfig};
 use crate::effect::Effect;
 use crate::evict::Resting;
+use crate::evict::reuse::Reuse;
 use crate::input::Input;
 use crate::lifecycle::{HBM, NONE, TIERS};
 use crate::pin::Holds;
@@ -50,6 +51,8 @@ pub struct Store {
     pub(crate) next_ticket: u64,
     pub(crate) counts: StoreStats,
     pub(crate) age: u16,
+    /// What was seen of returns; only under `Reuse`.
+    pub(crate) reuse: Option<Reuse>,
     touches_left: u64,
     now_us: u64,
     /// Reused between steps.
@@ -65,6 +68,7 @@ impl Store {
         config.validate()?;
         Ok(Self {
             tiers: tiers_of(&config),
+            reuse: reuse_of(&config),
             touches_left: touches_between_halvings(&config),
             config,
             table: Table::default(),
@@ -82,6 +86,7 @@ impl Store {
     pub fn step(&mut self, now_us: u64, input: Input<'_>, effects: &mut Vec<Effect>) {
         debug_assert!(now_us >= self.now_us, "I11: time never goes back");
         self.now_us = now_us.max(self.now_us);
+        self.learn();
         match input {
             Input::Open { owner, chain, room_blocks } => self.open(owner, chain, room_blocks, effects),
             Input::Read { owner, chain } => self.read(owner, chain, effects),
@@ -141,7 +146,7 @@ impl Store {
 
     /// Counts `touches` blocks asked for, and halves all frequencies when it is time.
     pub(crate) fn count_touches(&mut self, touches: usize) {
-        if matches!(self.config.eviction, Eviction::Lru | Eviction::S3Fifo) {
+        if matches!(self.config.eviction, Eviction::Lru | Eviction::S3Fifo | Eviction::Reuse) {
             return;
         }
         self.touches_left = self.touches_left.saturating_sub(touches as u64);
@@ -152,11 +157,21 @@ impl Store {
         }
     }
 
+    /// Under `Reuse`: time passes for what waits to be asked for, and the order follows.
+    fn learn(&mut self) {
+        let Some(reuse) = &mut self.reuse else { return };
+        let tiers = &mut self.tiers;
+        let mut change = |change: &_| tiers.iter_mut().for_each(|tier| tier.resting.change(change));
+        reuse.advance(self.now_us, &mut change);
+        reuse.value(&mut change);
+    }
+
     fn clear(&mut self, effects: &mut Vec<Effect>) {
         self.table.clear();
         self.holds.clear();
         self.tickets.clear();
         self.tiers = tiers_of(&self.config);
+        self.reuse = reuse_of(&self.config);
         effects.push(Effect::Cleared);
     }
 
@@ -184,6 +199,11 @@ fn tiers_of(config: &StoreConfig) -> [TierState; TIERS] {
             outgoing: Vec::new(),
         }
     })
+}
+
+fn reuse_of(config: &StoreConfig) -> Option<Reuse> {
+    let slots = config.capacities().iter().sum();
+    (config.eviction == Eviction::Reuse).then(|| Reuse::new(slots))
 }
 
 const fn touches_between_halvings(config: &StoreConfig) -> u64 {

@@ -49,6 +49,11 @@ impl Rig {
         effects
     }
 
+    /// Lets time pass.
+    pub(crate) fn wait_us(&mut self, wait_us: u64) {
+        self.now_us += wait_us;
+    }
+
     pub(crate) fn open(&mut self, number: u64, chain: &[u128], room_blocks: u32) -> Vec<Effect> {
         self.step(Input::Open { owner: owner(number), chain: &keys(chain), room_blocks })
     }

@@ -63,7 +63,7 @@ impl Store {
         if self.table[block].is_last_leaf_copy(tier) {
             self.counts.lost_blocks += 1;
             self.vacate(tier, block);
-            return self.table.remove_leaf(block, tier);
+            return self.remove_leaf(block, tier);
         }
         // Where the block and everything visited below it may stay; it rises on the way down, at
         // most once for each tier, and the nodes where it did are on the stack.
@@ -118,6 +118,7 @@ impl Store {
                         })
                 });
                 let Some(block) = condemned else { break };
+                self.unpark_parent(tier, block);
                 if self.table[block].fastest() == tier {
                     self.start_copy(tier, block);
                 }
@@ -262,10 +263,27 @@ impl Store {
             let leaf = self.table.first_leaf_below(block);
             self.counts.lost_blocks += u64::from(self.table[leaf].readable().is_some());
             self.drop_slots_above(TIERS, leaf);
-            self.table.remove_leaf(leaf, TIERS);
+            self.remove_leaf(leaf, TIERS);
             if leaf == block {
                 return;
             }
+        }
+    }
+
+    /// As [`Table::remove_leaf`]; under `Reuse` its name is kept for a while.
+    fn remove_leaf(&mut self, block: u32, tier: usize) {
+        if let Some(reuse) = &mut self.reuse {
+            reuse.removed(block, self.table[block].key.short().0);
+        }
+        self.table.remove_leaf(block, tier);
+    }
+
+    /// A copy of `block` in `tier` left or was condemned: its parent need not wait for it.
+    fn unpark_parent(&mut self, tier: usize, block: u32) {
+        let parent = self.table[block].parent;
+        if parent != NONE && self.tiers[tier].resting.is_parked(parent) {
+            let facts = self.facts(parent);
+            self.tiers[tier].resting.unpark(parent, facts);
         }
     }
 
@@ -315,6 +333,9 @@ impl Store {
         let counts = &mut self.counts.tiers[tier];
         counts.evicted_blocks += 1;
         counts.useless_offload_blocks += u64::from(tier != HBM && !known.read[tier]);
+        if self.reuse.is_some() {
+            (HBM..TIERS).for_each(|tier| self.unpark_parent(tier, block));
+        }
     }
 }
 

@@ -121,11 +121,14 @@ impl Driver {
     }
 }
 
+/// Time between two steps: long enough for blocks to grow old in the order of `Reuse`.
+const STEP_US: u64 = 7_000_000;
+
 fn play(config: &StoreConfig, ops: &[Op]) -> (Store, Driver) {
     let mut store = Store::new(config.clone()).expect("the tests' sizes are valid");
     let mut driver = Driver::default();
     for (step, op) in ops.iter().enumerate() {
-        driver.run(&mut store, step as u64, op);
+        driver.run(&mut store, step as u64 * STEP_US, op);
         if let Err(sentence) = store.check() {
             panic!("after step {step} {op:?}: {sentence}");
         }
@@ -140,7 +143,7 @@ proptest! {
     #[test]
     fn every_invariant_holds_after_every_step(config in config(), ops in ops(120)) {
         let (mut store, mut driver) = play(&config, &ops);
-        driver.settle(&mut store, 1_000);
+        driver.settle(&mut store, 1_000 * STEP_US);
         store.check().map_err(TestCaseError::fail)?;
         driver.check_announced(&store);
         prop_assert_eq!(store.pinned_total(), 0, "I3: at rest all pins are zero");
@@ -158,6 +161,31 @@ proptest! {
         prop_assert_eq!(first.0.snapshot(), second.0.snapshot());
     }
 
+    /// No parent goes before its children under `Reuse`: each eviction frees one slot, so a tier
+    /// that was full once stays full however the chains branch.
+    #[test]
+    fn under_reuse_nothing_is_lost_with_its_parent(
+        paths in proptest::collection::vec((proptest::collection::vec(0u64..3, 1..9), 0u64..200), 1..120),
+    ) {
+        let config = StoreConfig {
+            hbm_blocks: 12, dram_blocks: 0, ssd_blocks: 0,
+            eviction: Eviction::Reuse, offload: Offload::Off, ssd_second_touch: false,
+        };
+        let (mut store, mut effects) = (Store::new(config).expect("valid"), Vec::new());
+        let (mut now_us, mut full) = (0, false);
+        for (number, (path, wait_s)) in paths.into_iter().enumerate() {
+            now_us += wait_s * 1_000_000;
+            let owner = RequestId(number as u64);
+            store.step(now_us, Input::Open { owner, chain: &chain(&path), room_blocks: 0 }, &mut effects);
+            store.step(now_us, Input::Seal { owner, upto_blocks: u32::MAX }, &mut effects);
+            store.step(now_us, Input::Close { owner }, &mut effects);
+            store.check().map_err(TestCaseError::fail)?;
+            let used = store.stats().tiers[0].used_blocks;
+            prop_assert!(!full || used == 12, "more went than there was need for: {} are left", used);
+            full |= used == 12;
+        }
+    }
+
     /// What an answer says is what a look a moment earlier said, and what is promised is enough.
     #[test]
     fn an_open_counts_every_block_of_its_chain_once(
@@ -168,7 +196,7 @@ proptest! {
         let before = store.lookup(&chain);
         let free = store.stats();
         driver.log.clear();
-        driver.apply(&mut store, 1_000, Input::Open { owner, chain: &chain, room_blocks: room });
+        driver.apply(&mut store, 1_000 * STEP_US, Input::Open { owner, chain: &chain, room_blocks: room });
         match driver.log[0] {
             Effect::Opened { hbm, dram, ssd, pending, reserved, .. } => {
                 let fresh = reserved - room;
@@ -192,7 +220,7 @@ fn random_histories_visit_every_corner() {
     use proptest::strategy::ValueTree;
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut seen: BTreeMap<&str, u64> = BTreeMap::new();
-    for _ in 0..800 {
+    for _ in 0..1_000 {
         let (config, ops) =
             (config(), ops(120)).new_tree(&mut runner).expect("generation never fails").current();
         let (store, driver) = play(&config, &ops);
@@ -227,7 +255,7 @@ fn random_histories_visit_every_corner() {
 /// The same accounting for the plain enumerations, so that no pair is left to chance.
 #[test]
 fn every_pair_of_policies_survives_a_fixed_churn() {
-    for eviction in [Eviction::Lru, Eviction::Lfu, Eviction::S3Fifo, Eviction::LengthAware] {
+    for eviction in [Eviction::Lru, Eviction::Lfu, Eviction::S3Fifo, Eviction::LengthAware, Eviction::Reuse] {
         for offload in [Offload::Off, Offload::WriteThrough, Offload::OnEvict] {
             let config = StoreConfig {
                 hbm_blocks: 12,
@@ -244,9 +272,13 @@ fn every_pair_of_policies_survives_a_fixed_churn() {
                 let owner = RequestId(step);
                 let path: Vec<u64> = (0..1 + rng.below(8)).map(|_| rng.below(3)).collect();
                 let chain = chain(&path);
-                driver.apply(&mut store, step, Input::Open { owner, chain: &chain, room_blocks: 1 });
-                driver.apply(&mut store, step, Input::Seal { owner, upto_blocks: 9 });
-                driver.settle(&mut store, step);
+                driver.apply(
+                    &mut store,
+                    step * STEP_US,
+                    Input::Open { owner, chain: &chain, room_blocks: 1 },
+                );
+                driver.apply(&mut store, step * STEP_US, Input::Seal { owner, upto_blocks: 9 });
+                driver.settle(&mut store, step * STEP_US);
                 if let Err(sentence) = store.check() {
                     panic!(
                         "{eviction:?} {offload:?}, step {step}: {sentence} {:#?} {:?}",

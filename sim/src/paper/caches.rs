@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use baton_scheduler::PolicyName;
-use baton_store::{Effect, Input, Store, StoreConfig};
+use baton_store::{Effect, Eviction, Input, Store, StoreConfig};
 use baton_traces::Trace;
 use baton_types::{BlockHash, BlockKey, RequestId};
 
@@ -23,7 +23,7 @@ const COUNTED: [(u64, f64, f64); 5] = [
     (u64::MAX, 0.3664, 0.6396),
 ];
 
-fn keys(ids: &[u64]) -> Vec<BlockKey> {
+pub(super) fn keys(ids: &[u64]) -> Vec<BlockKey> {
     let mut hasher = chain_hasher();
     ids.iter().map(|id| hasher.push_id(*id)).collect()
 }
@@ -32,7 +32,13 @@ fn keys(ids: &[u64]) -> Vec<BlockKey> {
 fn hit_ratio(trace: &Trace, tokens: u64) -> Result<f64, String> {
     let all: u64 = trace.records.iter().map(|r| r.hash_ids.len() as u64).sum();
     let blocks = (tokens / u64::from(trace.block_tokens)).min(all + 1);
-    let config = StoreConfig { hbm_blocks: blocks, dram_blocks: 0, ssd_blocks: 0, ..StoreConfig::default() };
+    let config = StoreConfig {
+        hbm_blocks: blocks,
+        dram_blocks: 0,
+        ssd_blocks: 0,
+        eviction: Eviction::Lru,
+        ..StoreConfig::default()
+    };
     let mut store = Store::new(config).map_err(|e| e.to_string())?;
     let (mut hits, mut effects) = (0u64, Vec::new());
     for (at, record) in trace.records.iter().enumerate() {

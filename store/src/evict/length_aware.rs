@@ -30,7 +30,7 @@ mod tests {
     fn rare_goes_before_common_and_deep_before_shallow() {
         let mut resting = Resting::new(Eviction::LengthAware, 8);
         for (block, frequency, depth_class) in [(0, 1, 0), (1, 1, 9), (2, 2, 14), (3, 60, 3), (4, 1, 9)] {
-            resting.rest(block, Facts { frequency, depth_class, hash: 0 });
+            resting.rest(block, Facts { frequency, depth_class, ..Facts::default() });
         }
         let mut order = [0; 5];
         for slot in &mut order {
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn halving_keeps_the_depth() {
-        let of = |frequency, depth_class| rank(Facts { frequency, depth_class, hash: 0 });
+        let of = |frequency, depth_class| rank(Facts { frequency, depth_class, ..Facts::default() });
         for depth in 0..=MAX_DEPTH_CLASS {
             assert_eq!(halved(of(3, depth)), of(1, depth));
             assert_eq!(halved(of(1, depth)), of(0, depth));

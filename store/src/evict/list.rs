@@ -20,15 +20,14 @@ struct Link {
 pub(super) struct Lists {
     links: Vec<Link>,
     lists: usize,
-    /// Bit per list that may have blocks; cleared lazily.
+    /// Bit for each of the first 64 lists that may have blocks; cleared lazily.
     occupied: u64,
     len: usize,
 }
 
 impl Lists {
-    /// `lists` empty lists, at most 64.
+    /// `lists` empty lists. Only the first 64 can be asked for by [`Lists::oldest_of_lowest`].
     pub(super) fn new(lists: usize) -> Self {
-        assert!(lists <= 64, "one bit per list");
         let links = (0..lists as u32).map(|own| Link { newer: own, older: own }).collect();
         Self { links, lists, occupied: 0, len: 0 }
     }
@@ -54,7 +53,7 @@ impl Lists {
         self.links[place] = Link { newer: list as u32, older: newest };
         self.links[newest as usize].newer = place as u32;
         self.links[list].older = place as u32;
-        self.occupied |= 1 << list;
+        self.occupied |= bit(list);
         self.len += 1;
     }
 
@@ -78,7 +77,7 @@ impl Lists {
     pub(super) fn oldest_of_lowest(&mut self, end: usize) -> Option<u32> {
         loop {
             let list = self.occupied.trailing_zeros() as usize;
-            if list >= end {
+            if list >= end.min(64) {
                 return None;
             }
             let oldest = self.oldest(list);
@@ -97,7 +96,6 @@ impl Lists {
             debug_assert!(target <= list, "lists move down");
             if target != list && self.oldest(list).is_some() {
                 self.append(target, list);
-                self.occupied |= 1 << target;
             }
         }
     }
@@ -124,7 +122,7 @@ impl Lists {
                     break;
                 }
                 seen += 1;
-                if self.occupied >> list & 1 == 0 || seen > self.len {
+                if self.occupied & bit(list) != bit(list) || seen > self.len {
                     return Err(format!("list {list} has blocks that are not counted"));
                 }
                 place = newer;
@@ -133,8 +131,8 @@ impl Lists {
         if seen == self.len { Ok(()) } else { Err(format!("{seen} blocks in lists, {} counted", self.len)) }
     }
 
-    /// Makes all of `from` newer than all of `target`.
-    fn append(&mut self, target: usize, from: usize) {
+    /// Makes all of `from`, which has some, newer than all of `target`.
+    pub(super) fn append(&mut self, target: usize, from: usize) {
         let Link { newer: oldest, older: newest } = self.links[from];
         let target_newest = self.links[target].older;
         self.links[target_newest as usize].newer = oldest;
@@ -142,7 +140,13 @@ impl Lists {
         self.links[newest as usize].newer = target as u32;
         self.links[target].older = newest;
         self.links[from] = Link { newer: from as u32, older: from as u32 };
+        self.occupied |= bit(target);
     }
+}
+
+/// The bit of a list, if it has one.
+const fn bit(list: usize) -> u64 {
+    if list < 64 { 1 << list } else { 0 }
 }
 
 #[cfg(test)]

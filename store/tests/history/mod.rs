@@ -69,7 +69,8 @@ pub fn config() -> impl Strategy<Value = StoreConfig> {
         Just(Eviction::Lru),
         Just(Eviction::Lfu),
         Just(Eviction::S3Fifo),
-        Just(Eviction::LengthAware)
+        Just(Eviction::LengthAware),
+        Just(Eviction::Reuse)
     ];
     let offload = prop_oneof![Just(Offload::Off), Just(Offload::WriteThrough), Just(Offload::OnEvict)];
     let slower = || prop_oneof![1 => Just(0u64), 4 => 1u64..24];

@@ -1,0 +1,181 @@
+//! What was seen of how blocks come back: for each class and age, how many did and for how long
+//! how many were waited for. From that, what a block's slot is worth.
+
+use super::ages::{CELLS, width};
+use super::ranks::MAX_RANK;
+
+/// Classes of use.
+pub(crate) const CLASSES: usize = 24;
+/// A class that was seen little is thought to be like all others: this many blocks' worth of them.
+const PRIOR_BLOCKS: u64 = 64;
+/// Chances and shares are in units of one in this power of two.
+const SHIFT: u32 = 24;
+const ONE: u64 = 1 << SHIFT;
+/// Counts are halved after this many blocks came to rest.
+const RESTS_TO_HALVING: u32 = 1 << 18;
+
+/// One class.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// Blocks at rest or gone, of which nobody knows yet whether they come back, by cell.
+    waiting: [u32; CELLS],
+    /// Blocks that came back from each cell.
+    returns: [u32; CELLS],
+    /// Ticks that blocks were in each cell, summed over the blocks.
+    waited: [u64; CELLS],
+}
+
+/// What was seen of all classes.
+#[derive(Debug)]
+pub(super) struct Chances {
+    seen: [Seen; CLASSES],
+    /// All classes together; its `waiting` is not kept.
+    all: Seen,
+    rests_left: u32,
+}
+
+impl Chances {
+    /// Nothing was seen.
+    pub(super) const fn new() -> Self {
+        const NOTHING: Seen = Seen { waiting: [0; CELLS], returns: [0; CELLS], waited: [0; CELLS] };
+        Self { seen: [NOTHING; CLASSES], all: NOTHING, rests_left: RESTS_TO_HALVING }
+    }
+
+    /// A block of `class` came to rest.
+    pub(super) fn rested(&mut self, class: usize) {
+        self.seen[class].waiting[0] += 1;
+        self.rests_left -= 1;
+        if self.rests_left == 0 {
+            self.rests_left = RESTS_TO_HALVING;
+            for seen in self.seen.iter_mut().chain([&mut self.all]) {
+                seen.returns.iter_mut().for_each(|count| *count /= 2);
+                seen.waited.iter_mut().for_each(|ticks| *ticks /= 2);
+            }
+        }
+    }
+
+    /// A block of `class` in `cell` was asked for again.
+    pub(super) const fn returned(&mut self, class: usize, cell: usize) {
+        self.given_up(class, cell);
+        self.seen[class].returns[cell] += 1;
+        self.all.returns[cell] += 1;
+    }
+
+    /// A block of `class` in `cell` will not be recognised any more.
+    pub(super) const fn given_up(&mut self, class: usize, cell: usize) {
+        let waiting = &mut self.seen[class].waiting[cell];
+        *waiting = waiting.saturating_sub(1);
+    }
+
+    /// The blocks of group `group` were at the age of `cell` for `ticks`.
+    pub(super) fn waited(&mut self, group: usize, cell: usize, ticks: u32) {
+        for seen in &mut self.seen {
+            let block_ticks = u64::from(seen.waiting[group]) * u64::from(ticks);
+            seen.waited[cell] += block_ticks;
+            self.all.waited[cell] += block_ticks;
+        }
+    }
+
+    /// Group `from` joins group `to`.
+    pub(super) fn moved(&mut self, from: usize, to: usize) {
+        for seen in &mut self.seen {
+            seen.waiting[to] += core::mem::take(&mut seen.waiting[from]);
+        }
+    }
+
+    /// What a slot with a block of `class` is worth at each age: the returns to be had for each
+    /// tick that the slot is kept, in units of 2⁻³², if it is kept as long as pays best. (The
+    /// largest, over all ends of the wait, of the chance to return until then divided by the
+    /// expected length of the wait. Ordering by it is what the Gittins index does for projects.)
+    pub(super) fn worth(&self, class: usize) -> [u32; CELLS] {
+        let chances: [u64; CELLS] = core::array::from_fn(|cell| self.chance(class, cell));
+        core::array::from_fn(|from| {
+            let (mut left, mut returned, mut ticks, mut best) = (ONE, 0, 0, (0, 1));
+            for (cell, chance) in chances.iter().enumerate().skip(from) {
+                let gone = (left * chance) >> SHIFT;
+                ticks += (left - gone / 2) * u64::from(width(cell));
+                returned += gone;
+                left -= gone;
+                // Fractions compared without dividing: returned < 2^25, ticks < 2^37.
+                if returned * best.1 > best.0 * ticks {
+                    best = (returned, ticks.max(1));
+                }
+            }
+            ((best.0 << 32) / best.1).min(u64::from(MAX_RANK)) as u32
+        })
+    }
+
+    /// The chance that a block of `class` that reaches `cell` comes back before it leaves it.
+    fn chance(&self, class: usize, cell: usize) -> u64 {
+        let (seen, width) = (&self.seen[class], u64::from(width(cell)));
+        let usual = (u64::from(self.all.returns[cell]) << SHIFT) / (self.all.waited[cell] + width).max(1);
+        let prior = PRIOR_BLOCKS * width;
+        let rate =
+            ((u64::from(seen.returns[cell]) << SHIFT) + prior * usual) / (seen.waited[cell] + prior).max(1);
+        // Of x returns expected over the width, about 2x / (2 + x) blocks come back.
+        let expected = (rate * width).min(ONE * 8);
+        (2 * (expected << SHIFT) / (2 * ONE + expected)).min(ONE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_seen_is_worth_nothing() {
+        assert_eq!(Chances::new().worth(3), [0; CELLS]);
+    }
+
+    /// Ten blocks of each class wait; those of class 1 all come back from cell 6, class 0 never.
+    fn seen() -> Chances {
+        let mut chances = Chances::new();
+        for class in [0, 1] {
+            (0..100).for_each(|_| chances.rested(class));
+        }
+        for cell in [0, 2, 3, 4, 5, 6] {
+            chances.waited(0, cell, width(cell));
+        }
+        chances.moved(0, 6);
+        (0..100).for_each(|_| chances.returned(1, 6));
+        for cell in 7..20 {
+            chances.waited(6, cell, width(cell));
+        }
+        chances
+    }
+
+    #[test]
+    fn worth_rises_until_the_age_of_return_and_falls_after_it() {
+        let chances = seen();
+        let (never, always) = (chances.worth(0), chances.worth(1));
+        assert!(always[6] > always[4] && always[4] > always[0] && always[0] > 0);
+        assert!(always[6] > 100 * always[8].max(1), "{always:?}");
+        assert!(always[0] > 3 * never[0], "{always:?} {never:?}");
+        assert_eq!(chances.seen[1].waiting, [0; CELLS]);
+    }
+
+    #[test]
+    fn a_class_unseen_is_thought_to_be_like_all() {
+        let chances = seen();
+        let (never, unseen, always) = (chances.worth(0), chances.worth(9), chances.worth(1));
+        assert!(never[6] < unseen[6] && unseen[6] < always[6]);
+    }
+
+    #[test]
+    fn what_was_seen_long_ago_counts_half() {
+        let mut chances = seen();
+        (0..RESTS_TO_HALVING).for_each(|_| chances.rested(5));
+        assert_eq!(chances.all.returns[6], 50);
+        assert_eq!(chances.seen[1].returns[6], 50);
+    }
+
+    #[test]
+    fn counts_at_their_bounds_do_not_overflow() {
+        let mut chances = Chances::new();
+        chances.seen[0].returns = [RESTS_TO_HALVING * 2; CELLS];
+        chances.all.returns = [RESTS_TO_HALVING * 2; CELLS];
+        assert!(chances.worth(0).iter().all(|&worth| worth > 1 << 20));
+        chances.seen[0].waited = [u64::MAX >> 8; CELLS];
+        assert!(chances.worth(0)[0] < 1 << 20);
+    }
+}

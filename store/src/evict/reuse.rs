@@ -1,0 +1,435 @@
+//! Reuse: the order of eviction by the time that a block's slot is expected to save.
+//!
+//! A block's *class* is what its requests tell of its future: how often it was asked for, how much
+//! of the last chain through it was new, and whether it ended that chain (a partial block, which a
+//! longer prompt does not contain). For each class and age the store counts returns, also of
+//! blocks that it gave up, by their names. A slot's rank is the chance of return for each tick that
+//! it is kept, times what the block costs to compute again, which grows with its position.
+
+use super::ages::{Ages, CELLS, tick_of, width};
+use super::chance::{CLASSES, Chances};
+use super::ghosts::{Ghost, Ghosts};
+use alloc::vec::Vec;
+
+/// Uses that are told apart: once, twice, three times, more.
+const USES: usize = 4;
+/// How much of a chain was new: nothing, 1–2 blocks, 3–6, 7–14, more.
+const NEWS: usize = 5;
+/// What a block costs to compute by the depth of its position, in units of 1/256 of a root's.
+/// Attention makes the cost grow with the position; how fast depends on the model and on the size
+/// of a block, which the store does not know. These are about right for 70 billion parameters and
+/// blocks of 16 tokens. Larger blocks would justify more, but more weight on the depth saved less
+/// time on real traces: it outweighs differences in the chance of return (docs/perf.md).
+const COST: [u64; 4] = [256, 257, 260, 268];
+/// Kinds of blocks: class and cost.
+const KINDS: usize = CLASSES * COST.len();
+/// Lists that the order uses: one for each kind and cell of age.
+pub(crate) const REUSE_LISTS: usize = KINDS * CELLS;
+/// A class is valued anew after this many blocks were asked for, one class after the other.
+const ASKED_BETWEEN_VALUES: usize = 24;
+
+const _: () = assert!(CLASSES == USES * (NEWS + 1), "every class has its number");
+
+/// What is known of one block's use.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mark {
+    /// When it last came to rest.
+    tick: u32,
+    class: u8,
+    cost: u8,
+    /// Whether it is counted as waiting to be asked for again.
+    waits: bool,
+}
+
+/// What changes in the order of a tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// All lists of one cell join those of another.
+    Moved { from: usize, to: usize },
+    /// The lists of a class have new ranks at each age.
+    Valued { class: usize, worth: [u32; CELLS] },
+}
+
+/// What the store saw of its requests; shared by its tiers.
+#[derive(Debug)]
+pub(crate) struct Reuse {
+    ages: Ages,
+    chances: Chances,
+    marks: Vec<Mark>,
+    ghosts: Ghosts,
+    asked: usize,
+    next_class: usize,
+    /// Reused between requests: earlier uses of a chain's blocks.
+    uses: Vec<u8>,
+}
+
+/// The list of blocks of one class, cost and cell: the oldest first where ranks tie.
+const fn list(class: usize, cost: usize, cell: usize) -> usize {
+    ((CELLS - 1 - cell) * CLASSES + class) * COST.len() + cost
+}
+
+const fn class_of(uses: usize, news: usize, is_tail: bool) -> usize {
+    let uses = if uses > USES { USES } else { uses };
+    let news = if news == 0 { 0 } else { (news + 1).ilog2() as usize };
+    let news = if news < NEWS { news } else { NEWS - 1 };
+    (if is_tail { 0 } else { 1 + news }) * USES + uses - 1
+}
+
+const fn uses_of(class: usize) -> usize {
+    class % USES + 1
+}
+
+/// The lists of `class` and their ranks, given what it is worth at each age.
+pub(super) fn ranks(class: usize, worth: &[u32; CELLS]) -> impl Iterator<Item = (usize, u32)> + '_ {
+    worth.iter().enumerate().flat_map(move |(cell, &worth)| {
+        COST.iter().enumerate().map(move |(cost, factor)| {
+            let rank = (u64::from(worth) * factor) >> 8;
+            (list(class, cost, cell), u32::try_from(rank).unwrap_or(u32::MAX))
+        })
+    })
+}
+
+/// The pairs of lists to pour one into the other when cell `from` joins cell `to`.
+pub(super) fn moves(from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..KINDS).map(move |kind| (list(0, 0, from) + kind, list(0, 0, to) + kind))
+}
+
+impl Reuse {
+    /// Nothing was seen yet by a store of `slots` slots.
+    pub(crate) fn new(slots: u64) -> Self {
+        Self {
+            ages: Ages::new(0),
+            chances: Chances::new(),
+            marks: Vec::new(),
+            ghosts: Ghosts::new(slots),
+            asked: 0,
+            next_class: 0,
+            uses: Vec::new(),
+        }
+    }
+
+    /// Time goes on to `now_us`.
+    pub(crate) fn advance(&mut self, now_us: u64, mut change: impl FnMut(&Change)) {
+        let tick = tick_of(now_us);
+        if tick <= self.ages.tick() {
+            return;
+        }
+        let chances = &mut self.chances;
+        self.ages.stays_until(tick, |group, cell, ticks| chances.waited(group, cell, ticks));
+        self.ages.advance(tick, |from, to| {
+            chances.moved(from, to);
+            change(&Change::Moved { from, to });
+        });
+    }
+
+    /// The list in which `block` belongs.
+    pub(crate) fn list_of(&self, block: u32) -> usize {
+        let mark = self.marks[block as usize];
+        list(usize::from(mark.class), usize::from(mark.cost), self.ages.cell_of(mark.tick))
+    }
+
+    /// A request asked for a chain of which `blocks` are the leading blocks; those from `found` on
+    /// are new here. `names` are theirs, and `asked` is how long the chain is. Positions are
+    /// those of the chain.
+    pub(crate) fn asked(&mut self, blocks: &[u32], found: usize, asked: usize, names: impl Fn(usize) -> u64) {
+        let mut uses_before = core::mem::take(&mut self.uses);
+        let mut seen = found;
+        for (position, &block) in blocks.iter().enumerate() {
+            let uses = if position < found {
+                self.meet_again(block)
+            } else {
+                let ghost = self.ghosts.take(names(position));
+                ghost.map_or(0, |ghost| self.ghost_returned(ghost))
+            };
+            seen += usize::from(uses > 0 && position == seen);
+            uses_before.push(uses);
+        }
+        let news = asked - seen.min(asked);
+        for (position, (&block, &uses)) in blocks.iter().zip(&uses_before).enumerate() {
+            if self.marks.len() <= block as usize {
+                self.marks.resize(block as usize + 1, Mark::default());
+            }
+            let class = class_of(usize::from(uses) + 1, news, position + 1 == asked) as u8;
+            let cost = cost_of(position) as u8;
+            self.marks[block as usize] = Mark { tick: self.ages.tick(), class, cost, waits: false };
+        }
+        self.asked += asked;
+        uses_before.clear();
+        self.uses = uses_before;
+    }
+
+    /// `block` came to rest.
+    pub(crate) fn rested(&mut self, block: u32) {
+        self.ages.join();
+        let mark = &mut self.marks[block as usize];
+        mark.tick = self.ages.tick();
+        if !core::mem::replace(&mut mark.waits, true) {
+            self.chances.rested(usize::from(mark.class));
+        }
+    }
+
+    /// `block` leaves the store; its name is kept for a while.
+    pub(crate) fn removed(&mut self, block: u32, name: u64) {
+        let Some(mark) = self.marks.get_mut(block as usize) else { return };
+        if core::mem::take(&mut mark.waits) {
+            let ghost = Ghost { class: mark.class, tick: mark.tick };
+            if let Some(lost) = self.ghosts.put(name, ghost) {
+                self.chances.given_up(usize::from(lost.class), self.ages.cell_of(lost.tick));
+            }
+        }
+    }
+
+    /// The next class whose worth is due to be counted again, if one is.
+    pub(crate) fn value(&mut self, mut change: impl FnMut(&Change)) {
+        let due = (self.asked / ASKED_BETWEEN_VALUES).min(CLASSES);
+        self.asked %= ASKED_BETWEEN_VALUES;
+        for _ in 0..due {
+            let class = self.next_class;
+            self.next_class = (class + 1) % CLASSES;
+            change(&Change::Valued { class, worth: self.chances.worth(class) });
+        }
+    }
+
+    /// Times that `block` was asked for before, at most [`USES`]; it waits no longer.
+    fn meet_again(&mut self, block: u32) -> u8 {
+        let Some(mark) = self.marks.get_mut(block as usize) else { return 0 };
+        let class = usize::from(mark.class);
+        if core::mem::take(&mut mark.waits) {
+            self.chances.returned(class, self.ages.cell_of(mark.tick));
+        }
+        uses_of(class) as u8
+    }
+
+    fn ghost_returned(&mut self, ghost: Ghost) -> u8 {
+        let class = usize::from(ghost.class);
+        self.chances.returned(class, self.ages.cell_of(ghost.tick));
+        uses_of(class) as u8
+    }
+}
+
+/// The cost group of a position in a chain: below 7, 31, 127 and beyond.
+const fn cost_of(position: usize) -> usize {
+    let octave = (position + 1).ilog2() as usize;
+    let group = octave.saturating_sub(1) / 2;
+    if group < COST.len() { group } else { COST.len() - 1 }
+}
+
+const _: () = assert!(width(CELLS - 1) > 0, "the last cell counts");
+
+#[cfg(test)]
+mod tests {
+    use super::super::Resting;
+    use super::super::list::Lists;
+    use super::*;
+    use crate::config::Eviction;
+    use crate::evict::Facts;
+    use alloc::collections::BTreeMap;
+    use alloc::vec;
+    use proptest::prelude::*;
+
+    #[test]
+    fn classes_tell_uses_news_and_tails_apart() {
+        assert_eq!((class_of(1, 0, true), class_of(9, 1000, true)), (0, 3));
+        assert_eq!((class_of(1, 0, false), class_of(4, 1 << 40, false)), (4, CLASSES - 1));
+        assert_eq!((class_of(2, 2, false), class_of(2, 3, false)), (9, 13));
+        assert!((1..=USES).all(|uses| uses_of(class_of(uses, 5, false)) == uses));
+        assert_eq!([0, 6, 7, 30, 31, 126, 127, 1 << 20].map(cost_of), [0, 0, 1, 1, 2, 2, 3, 3]);
+    }
+
+    #[test]
+    fn every_list_belongs_to_one_kind_and_cell() {
+        let mut lists: Vec<usize> = (0..CLASSES)
+            .flat_map(|class| ranks(class, &[7; CELLS]).map(|(list, _)| list).collect::<Vec<_>>())
+            .collect();
+        lists.sort_unstable();
+        assert_eq!(lists, (0..REUSE_LISTS).collect::<Vec<_>>());
+        let poured: Vec<_> = moves(2, 5).collect();
+        assert_eq!(poured.len(), KINDS);
+        assert!(poured.contains(&(list(3, 1, 2), list(3, 1, 5))));
+    }
+
+    /// A stream in which every second chain returns after 50 ticks teaches which half does: those
+    /// that added two blocks. The others added eight.
+    #[test]
+    fn it_learns_which_blocks_return_and_keeps_those() {
+        let mut reuse = Reuse::new(64);
+        let (ours, others) = ([0u32, 1], [2u32, 3, 4, 5, 6, 7, 8, 9]);
+        for round in 0..60u64 {
+            reuse.advance((round * 50) << 20, |_| ());
+            let back = usize::from(round > 0) * 2;
+            reuse.asked(&ours, back, 2, |position| position as u64);
+            reuse.asked(&others, 0, 8, |position| 1_000 * (round + 1) + position as u64);
+            for block in ours.into_iter().chain(others) {
+                reuse.rested(block);
+            }
+            others.iter().for_each(|&block| reuse.removed(block, 1_000 * (round + 1) + u64::from(block) - 2));
+        }
+        let worth = |block: u32| {
+            let class = usize::from(reuse.marks[block as usize].class);
+            reuse.chances.worth(class)[0]
+        };
+        assert!(worth(0) > 20 * worth(3), "{} {}", worth(0), worth(3));
+    }
+
+    #[test]
+    fn a_name_that_left_is_known_when_it_returns() {
+        let mut reuse = Reuse::new(8);
+        reuse.asked(&[0, 1], 0, 2, |position| 70 + position as u64);
+        [1, 0].into_iter().for_each(|block| reuse.rested(block));
+        [1, 0].into_iter().for_each(|block| reuse.removed(block, 70 + u64::from(block)));
+        reuse.asked(&[5, 6, 7], 0, 3, |position| 70 + position as u64);
+        let classes = [5, 6, 7].map(|block: usize| usize::from(reuse.marks[block].class));
+        assert_eq!(classes, [class_of(2, 1, false), class_of(2, 1, false), class_of(1, 1, true)]);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Rest(u32, usize),
+        Lift(u32),
+        Move(usize, usize),
+        Value(usize, u64),
+        Condemn,
+        Evict,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let lists = prop_oneof![0usize..3, KINDS..KINDS + 3, REUSE_LISTS - 40..REUSE_LISTS];
+        prop_oneof![
+            4 => (0u32..16, lists).prop_map(|(block, list)| Op::Rest(block, list)),
+            1 => (0u32..16).prop_map(Op::Lift),
+            1 => (1usize..CELLS, 0usize..CELLS).prop_map(|(to, from)| Op::Move(from % to, to)),
+            1 => Just(Op::Move(CELLS - 2, CELLS - 1)),
+            3 => (0usize..CLASSES, 0u64..4).prop_map(|(class, seed)| Op::Value(class, seed)),
+            1 => Just(Op::Condemn),
+            2 => Just(Op::Evict),
+        ]
+    }
+
+    /// Blocks in the order of their score, by sorting: rank, list, time of joining the list.
+    #[derive(Default)]
+    struct Naive {
+        ranks: BTreeMap<usize, u32>,
+        resting: Vec<(u32, usize)>,
+        condemned: Vec<u32>,
+    }
+
+    impl Naive {
+        /// Block `b` continues `b / 2`, and no block goes before what continues it.
+        fn is_leaf(&self, block: u32) -> bool {
+            !self.resting.iter().any(|&(other, _)| other != block && other / 2 == block)
+        }
+
+        fn next(&self) -> Option<u32> {
+            let mut sorted: Vec<_> = self.resting.iter().filter(|(block, _)| self.is_leaf(*block)).collect();
+            sorted.sort_by_key(|(_, list)| (self.ranks.get(list).copied().unwrap_or(0), *list));
+            sorted.first().map(|(block, _)| *block)
+        }
+
+        fn forget(&mut self, block: u32) {
+            self.resting.retain(|&(other, _)| other != block);
+            self.condemned.retain(|&other| other != block);
+        }
+    }
+
+    fn worth_of(seed: u64) -> [u32; CELLS] {
+        core::array::from_fn(|cell| ((cell as u64 * 7 + seed * 5) % 11 * 1000) as u32)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        /// Within a list the order is by joining, which a block that waited for its children does
+        /// anew; so the place of the victim is compared, its list and rank, not its number.
+        #[test]
+        fn victims_are_those_of_a_sort_by_the_same_score(ops in proptest::collection::vec(op(), 0..120)) {
+            let mut resting = Resting::new(Eviction::Reuse, 16);
+            let mut naive = Naive::default();
+            let mut lists: BTreeMap<u32, usize> = BTreeMap::new();
+            for op in ops {
+                match op {
+                    Op::Rest(block, list) if !resting.contains(block) => {
+                        lists.insert(block, list);
+                        resting.rest(block, Facts { list, ..Facts::default() });
+                        naive.resting.push((block, list));
+                    }
+                    Op::Lift(block) => {
+                        resting.lift(block);
+                        naive.forget(block);
+                        unpark(&mut resting, block / 2, &lists);
+                    }
+                    Op::Move(from, to) => {
+                        resting.change(&Change::Moved { from, to });
+                        pour(&mut naive, &mut lists, from, to);
+                    }
+                    Op::Value(class, seed) => {
+                        let worth = worth_of(seed);
+                        resting.change(&Change::Valued { class, worth });
+                        naive.ranks.extend(ranks(class, &worth));
+                    }
+                    Op::Condemn => {
+                        let block = resting.condemn(|_, block| naive.is_leaf(block));
+                        let expected = naive.next();
+                        prop_assert_eq!(block.map(|b| score(&naive, b)), expected.map(|b| score(&naive, b)));
+                        if let Some(block) = block {
+                            prop_assert!(naive.is_leaf(block));
+                            naive.forget(block);
+                            naive.condemned.push(block);
+                            unpark(&mut resting, block / 2, &lists);
+                        }
+                    }
+                    Op::Evict => {
+                        let block = resting.victim(|block| naive.is_leaf(block));
+                        if let Some(&condemned) = naive.condemned.first() {
+                            prop_assert_eq!(block, Some(condemned));
+                        } else {
+                            let expected = naive.next();
+                            prop_assert_eq!(block.map(|b| score(&naive, b)), expected.map(|b| score(&naive, b)));
+                            prop_assert!(block.is_none_or(|block| naive.is_leaf(block)));
+                        }
+                        if let Some(block) = block {
+                            resting.lift(block);
+                            naive.forget(block);
+                            unpark(&mut resting, block / 2, &lists);
+                        }
+                    }
+                    Op::Rest(..) => {}
+                }
+                prop_assert_eq!(resting.check(), Ok(()));
+                prop_assert_eq!(resting.len(), naive.resting.len() + naive.condemned.len());
+            }
+        }
+    }
+
+    fn unpark(resting: &mut Resting, parent: u32, lists: &BTreeMap<u32, usize>) {
+        let list = lists.get(&parent).copied().unwrap_or(0);
+        resting.unpark(parent, Facts { list, ..Facts::default() });
+    }
+
+    /// Where a block stands: its list and the list's rank. Within a list the order is by joining.
+    fn score(naive: &Naive, block: u32) -> (u32, usize) {
+        let list =
+            naive.resting.iter().find(|(other, _)| *other == block).map_or(usize::MAX, |(_, list)| *list);
+        (naive.ranks.get(&list).copied().unwrap_or(0), list)
+    }
+
+    fn pour(naive: &mut Naive, lists: &mut BTreeMap<u32, usize>, from: usize, to: usize) {
+        let to_of: BTreeMap<usize, usize> = moves(from, to).collect();
+        for list in naive.resting.iter_mut().map(|(_, list)| list).chain(lists.values_mut()) {
+            *list = to_of.get(list).copied().unwrap_or(*list);
+        }
+    }
+
+    #[test]
+    fn moving_whole_lists_keeps_the_order_of_age() {
+        let mut lists = Lists::new(3);
+        (0..4).for_each(|block| lists.push_newest(usize::from(block < 2), block));
+        lists.append(1, 0);
+        assert_eq!(lists.iter(1).collect::<Vec<_>>(), vec![0, 1, 2, 3]);
+        lists.append(2, 1);
+        assert_eq!(
+            (lists.oldest_of_lowest(3), lists.check()),
+            (Some(0), Ok(())),
+            "the list is known to have blocks"
+        );
+    }
+}
