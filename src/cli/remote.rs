@@ -1,7 +1,7 @@
 //! Servers that a node drives over HTTP, from the command line.
 
 use baton_events::SubscriberConfig;
-use baton_remote::{Dialect, HandoffWay, RemoteSettings};
+use baton_remote::{Dialect, EngineRole, HandoffWay, RemoteSettings};
 use baton_types::Role;
 
 use crate::cli::node::NodeArgs;
@@ -30,7 +30,7 @@ pub struct RemoteArgs {
     /// Port of the prefill server's bootstrap, for --handoff rooms
     #[arg(long, value_name = "PORT", default_value_t = 8998)]
     bootstrap_port: u16,
-    /// Where it announces what happens in its cache, tcp://HOST:PORT (vLLM: --kv-events-config, SGLang: the same)
+    /// Where it announces what happens in its cache, tcp://HOST:PORT (vLLM's --kv-events-config)
     /// [default: what it computed last is assumed to be there]
     #[arg(long, value_name = "ENDPOINT")]
     events: Option<String>,
@@ -71,6 +71,11 @@ impl RemoteArgs {
             return Err("a server is no store: give it the role prefill, decode or both".into());
         }
         let mut engine = RemoteSettings::new(dialect, url).with_handoff(self.way(dialect, role)?);
+        engine.role = Some(match role {
+            Role::Prefill => EngineRole::Prefill,
+            Role::Decode => EngineRole::Decode,
+            Role::Both | Role::Store => EngineRole::Whole,
+        });
         engine.api_key.clone_from(&self.engine_key);
         engine.model.clone_from(&self.served_model);
         engine.dp_rank = self.dp_rank;
@@ -88,13 +93,18 @@ impl RemoteArgs {
             max_model_tokens: self.max_model_tokens,
             vocab_tokens,
             end_tokens,
-            events: self.events()?,
+            events: self.events(dialect)?,
             profile: args.engines.profile()?,
         })
     }
 
-    fn events(&self) -> Result<Option<EventSource>, String> {
+    fn events(&self, dialect: Dialect) -> Result<Option<EventSource>, String> {
         let Some(endpoint) = &self.events else { return Ok(None) };
+        if dialect != Dialect::Vllm {
+            // Its announcements leave out what keeps tenants apart, so that nobody could tell whose blocks they are.
+            let why = "only vllm's announcements can be followed; without --events what was computed last is assumed";
+            return Err(why.into());
+        }
         for given in [Some(endpoint), self.events_replay.as_ref()].into_iter().flatten() {
             if !given.starts_with("tcp://") || given.contains('*') {
                 return Err(format!("'{given}' is no endpoint to connect to; give tcp://HOST:PORT"));
