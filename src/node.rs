@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use baton_engine::Engine;
 use baton_store::StoreConfig;
-use baton_tiers::{CacheConfig, KvCache};
+use baton_tiers::{CacheConfig, IoChoice, KvCache};
 use baton_transports::{CarrierConfig, Endpoint, EndpointConfig, Receiver};
 use baton_types::Role;
 use baton_wire::v1;
@@ -134,7 +134,8 @@ fn cache(config: &NodeConfig, engine: &dyn Engine) -> Result<KvCache, String> {
     };
     let fingerprint = engine::digest(&engine::fingerprint(engine));
     let ssd_dir = config.ssd_dir.clone();
-    KvCache::new(CacheConfig { store, block_bytes: shape.block_bytes(), ssd_dir, fingerprint })
+    let block_bytes = shape.block_bytes();
+    KvCache::new(CacheConfig { store, block_bytes, ssd_dir, ssd_io: IoChoice::Auto, fingerprint })
         .map_err(|e| format!("node {}: KV cache: {e}", config.name))
 }
 

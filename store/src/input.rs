@@ -64,6 +64,14 @@ pub enum Input<'a> {
         /// Who ends.
         owner: Owner,
     },
+    /// These blocks rest on flash from an earlier life of the node: parents before children, what
+    /// was used last first. Those that fit, hang together from a root on and are not known yet
+    /// become readable there, as if they had just been copied; the driver asks for
+    /// [`Store::copy_state`](crate::Store::copy_state) and drops the bytes of the others.
+    Recovered {
+        /// Each with the block that it continues; `None` at the root.
+        blocks: &'a [(BlockKey, Option<BlockKey>)],
+    },
     /// An operator removes blocks, with all that continue them, from every tier. Pinned ones stay.
     Evict {
         /// Which.

@@ -1,8 +1,8 @@
 //! Loads: blocks come up from host memory and flash into their HBM slots, verified.
 
 use super::{KvCache, Pool, Purpose};
-use crate::io::Done;
-use crate::slab::HEADER_BYTES;
+use crate::desk::Done;
+use crate::file::FileTier;
 use crate::tier::TierError;
 use baton_store::{CopyState, Input, Owner};
 use baton_types::{BlockKey, Tier};
@@ -32,22 +32,22 @@ struct Load {
 impl KvCache {
     /// Takes in what the I/O thread has done.
     pub(super) fn take_transfers(&mut self, pool: &mut dyn Pool) {
-        while let Some(done) = self.io.as_mut().and_then(crate::io::IoThread::next_done) {
+        while let Some(done) = self.file.as_mut().and_then(FileTier::next_done) {
             let Done { number, outcome, buffer } = done;
             match self.purposes.remove(&number) {
                 Some(Purpose::Write { ticket, key, place }) => self.written(ticket, (key, place), outcome),
                 Some(Purpose::Read { owner, load, key }) => {
-                    let bytes = outcome.map(|_| &buffer[HEADER_BYTES..]);
+                    let bytes = outcome.map(|_| &buffer[..self.config.block_bytes]);
                     self.arrived(owner, load, (key, bytes), pool);
                 }
                 // Everything was cleared meanwhile.
                 None => {}
             }
-            if let Some(io) = &mut self.io {
-                io.recycle(buffer);
+            if let Some(file) = &mut self.file {
+                file.recycle(buffer);
             }
         }
-        if self.io.as_ref().is_some_and(crate::io::IoThread::is_gone) {
+        if self.file.as_ref().is_some_and(FileTier::is_gone) {
             self.fail_transfers(pool);
         }
     }
@@ -140,10 +140,10 @@ impl KvCache {
     }
 
     fn start_reads(&mut self, owner: Owner, load: &mut Load) {
-        let (Some(file), Some(io)) = (&self.file, &mut self.io) else { return };
-        while !load.failed && io.takes_read() {
+        let Some(file) = &mut self.file else { return };
+        while !load.failed && file.takes_read() {
             let Some(key) = load.todo.pop_front() else { return };
-            let number = file.place(key).and_then(|place| io.read(place, key));
+            let number = file.read(key);
             match number {
                 Some(number) => {
                     load.reads += 1;
@@ -172,7 +172,10 @@ impl KvCache {
         let Some(active) = active.filter(|active| active.number == load) else { return };
         active.reads -= 1;
         match (bytes, address) {
-            (Ok(bytes), Some(slot)) if is_awaited => pool.write(slot, bytes),
+            (Ok(bytes), Some(slot)) if is_awaited => {
+                self.counts.ssd_read_bytes += bytes.len() as u64;
+                pool.write(slot, bytes);
+            }
             _ => active.failed = true,
         }
     }

@@ -108,7 +108,7 @@ fn a_damaged_copy_in_host_memory_is_replaced_by_the_one_on_flash() {
 
 #[test]
 fn a_disk_that_fails_or_lies_costs_the_cache_and_nothing_else() {
-    type Break = fn(&mut crate::slab::testing::SickState);
+    type Break = fn(&mut crate::disk::testing::SickState);
     let breaks: [(Break, u64, u64); 3] = [
         (|state| state.fail_reads = 1, 0, 1),
         (|state| state.flip_reads = 1, 1, 0),
