@@ -57,6 +57,7 @@ pub(crate) mod testing {
         pub(crate) fail_writes: u32,
         pub(crate) fail_flushes: u32,
         pub(crate) lose_writes: u32,
+        pub(crate) lose_all_writes: bool,
         pub(crate) flip_reads: u32,
         pub(crate) panic_on_read: bool,
         pub(crate) flushes: u64,
@@ -113,7 +114,7 @@ pub(crate) mod testing {
             if due(&mut state.fail_writes) {
                 return Err(io::ErrorKind::StorageFull.into());
             }
-            if due(&mut state.lose_writes) {
+            if state.lose_all_writes || due(&mut state.lose_writes) {
                 return Ok(());
             }
             let end = offset as usize + bytes.len();

@@ -1,5 +1,6 @@
 //! Blocks in a slab file on flash.
 
+mod many;
 mod open;
 mod trial;
 
@@ -231,11 +232,24 @@ impl FileTier {
         }
     }
 
+    /// Waits for the desk to tell something, or for the thread to be gone.
+    fn wait(&mut self) {
+        if let Some(answer) = self.io.wait_answer() {
+            self.hear(answer);
+        }
+    }
+
+    /// One of these jobs that ended.
+    fn take_ended(&mut self, is_mine: impl Fn(u64) -> bool) -> Option<Done> {
+        let at = self.ended.iter().position(|done| is_mine(done.number))?;
+        self.ended.remove(at)
+    }
+
     /// Waits for the end of one job.
     fn wait_for(&mut self, number: u64) -> Result<Done, TierError> {
         loop {
-            if let Some(at) = self.ended.iter().position(|done| done.number == number) {
-                return self.ended.remove(at).ok_or_else(gone);
+            if let Some(done) = self.take_ended(|ended| ended == number) {
+                return Ok(done);
             }
             let answer = self.io.wait_answer().ok_or_else(gone)?;
             self.hear(answer);
@@ -245,8 +259,7 @@ impl FileTier {
     /// Waits until no slot drains that will be free.
     fn settle(&mut self) {
         while self.waits_for_slots() {
-            let Some(answer) = self.io.wait_answer() else { return };
-            self.hear(answer);
+            self.wait();
         }
     }
 }

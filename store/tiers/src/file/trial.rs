@@ -1,8 +1,7 @@
 //! The trial at the start: does the disk give back what it was given, and how fast.
 
 use super::FileTier;
-use crate::checksum::block_checksum;
-use crate::index::{Place, is_trial, trial_key};
+use crate::index::trial_key;
 use crate::tier::{Tier, TierError};
 use baton_types::BlockKey;
 use std::time::{Duration, Instant};
@@ -29,68 +28,42 @@ impl FileTier {
     pub fn try_out(&mut self) -> Result<Option<Speed>, String> {
         self.settle();
         let most = (TRIAL_BYTES / self.layout.stride_bytes().max(1)).clamp(1, TRIAL_BLOCKS);
-        let begun = Instant::now();
-        let places = self.write_trial(most).map_err(|error| format!("writing: {error}"))?;
-        let wrote = begun.elapsed();
-        if places.is_empty() {
+        let blocks = most.min(self.capacity_blocks().saturating_sub(self.len_blocks()));
+        if blocks == 0 {
             return Ok(None);
         }
+        let keys: Vec<BlockKey> = (0..blocks as u64).map(trial_key).collect();
         let begun = Instant::now();
-        self.read_trial(&places).map_err(|error| format!("reading back: {error}"))?;
+        self.put_all(keys.iter().map(|&key| (key, None)), fill)
+            .map_err(|error| format!("writing: {error}"))?;
+        let wrote = begun.elapsed();
+        let begun = Instant::now();
+        self.read_trial(&keys).map_err(|error| format!("reading back: {error}"))?;
         let read = begun.elapsed();
-        for &(key, place) in &places {
-            self.discard(place);
-            if self.place(key).is_some() {
+        self.remove_trial(&keys)?;
+        let bytes = blocks * self.layout.block_bytes;
+        Ok(Some(Speed { read_bytes_per_s: rate(bytes, read), write_bytes_per_s: rate(bytes, wrote) }))
+    }
+
+    fn read_trial(&mut self, keys: &[BlockKey]) -> Result<(), TierError> {
+        let mut expected = vec![0; self.block_bytes()];
+        let mut are_same = true;
+        self.get_all(keys, |key, bytes| {
+            fill(key, &mut expected);
+            are_same &= bytes == expected;
+        })?;
+        if are_same { Ok(()) } else { Err(TierError::Corrupt { what: "a trial block on flash" }) }
+    }
+
+    fn remove_trial(&mut self, keys: &[BlockKey]) -> Result<(), String> {
+        for &key in keys {
+            if !self.remove(key.short()) || self.place(key).is_some() {
                 return Err("a block that was removed is still there; please report this".into());
             }
         }
         self.settle();
-        if self.is_stalled || self.is_off {
-            return Err("removing: the disk did not take it".into());
-        }
-        let bytes = places.len() * self.layout.block_bytes;
-        Ok(Some(Speed { read_bytes_per_s: rate(bytes, read), write_bytes_per_s: rate(bytes, wrote) }))
-    }
-
-    fn write_trial(&mut self, most: usize) -> Result<Vec<(BlockKey, Place)>, TierError> {
-        let mut begun = Vec::new();
-        for at in 0..most {
-            if !self.book.has_free() {
-                break;
-            }
-            let key = trial_key(at as u64);
-            debug_assert!(is_trial(key), "a later start knows it for what it is");
-            let mut buffer = self.buffer();
-            fill(key, &mut buffer[..self.layout.block_bytes]);
-            let checksum = block_checksum(key, &buffer[..self.layout.block_bytes]);
-            let (number, place) = self.write((key, None), checksum, buffer)?;
-            begun.push((number, key, place));
-        }
-        let mut written = Vec::new();
-        for (number, key, place) in begun {
-            let done = self.wait_for(number)?;
-            self.recycle(done.buffer);
-            done.outcome?;
-            written.push((key, place));
-        }
-        Ok(written)
-    }
-
-    fn read_trial(&mut self, places: &[(BlockKey, Place)]) -> Result<(), TierError> {
-        let begun: Vec<_> = places.iter().map(|&(key, place)| (self.io.read(place, key), key)).collect();
-        let mut expected = vec![0; self.block_bytes()];
-        for (number, key) in begun {
-            let done = self.wait_for(number.ok_or_else(super::gone)?)?;
-            let outcome = done.outcome;
-            fill(key, &mut expected);
-            let is_same = done.buffer[..expected.len()] == expected[..];
-            self.recycle(done.buffer);
-            outcome?;
-            if !is_same {
-                return Err(TierError::Corrupt { what: "a trial block on flash" });
-            }
-        }
-        Ok(())
+        let is_free = self.book.draining() == 0 && !self.is_off;
+        if is_free { Ok(()) } else { Err("removing: the disk did not take it".into()) }
     }
 }
 
@@ -132,11 +105,12 @@ mod tests {
     #[test]
     fn a_disk_that_fails_or_lies_is_found_out() {
         type Break = fn(&mut crate::disk::testing::SickState);
-        let breaks: [(Break, &str); 4] = [
+        let breaks: [(Break, &str); 5] = [
             (|state| state.fail_writes = 1, "writing"),
             (|state| state.fail_flushes = 1, "writing"),
             (|state| state.fail_reads = 1, "reading back"),
             (|state| state.lose_writes = 1, "reading back"),
+            (|state| state.lose_all_writes = true, "reading back"),
         ];
         for (break_it, at) in breaks {
             let disk = Arc::new(Sick::default());
