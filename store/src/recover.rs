@@ -14,6 +14,7 @@ impl Store {
         // Where in its chain each block is: by number, for the depth class of its children.
         let mut positions: Vec<u32> = Vec::new();
         let mut taken: Vec<u32> = Vec::new();
+        self.table.reserve(blocks.len().min(self.tiers[SSD].space.free() as usize));
         for &(key, parent) in blocks {
             if self.tiers[SSD].space.free() == 0 {
                 break;

@@ -82,6 +82,13 @@ impl Table {
         number
     }
 
+    /// Makes room for so many more at once.
+    pub(crate) fn reserve(&mut self, more: usize) {
+        self.blocks.reserve(more);
+        let blocks = &self.blocks;
+        self.index.reserve(more, |&other| spread(blocks[other as usize].key));
+    }
+
     /// Takes out a block without children, whose last copy was in `tier`, or which has none
     /// (`TIERS`).
     pub(crate) fn remove_leaf(&mut self, number: u32, tier: usize) {

@@ -7,6 +7,9 @@ use crate::short::ByShort;
 use crate::slots::Slots;
 use baton_types::{BlockHash, BlockKey};
 
+/// Blocks by short name, each with its place.
+pub(crate) type Places = ByShort<(BlockKey, Place)>;
+
 /// The places of a slab file.
 ///
 /// Contract: a slot is in exactly one state: free; reserved for one write; taken by a block that
@@ -14,7 +17,7 @@ use baton_types::{BlockHash, BlockKey};
 #[derive(Debug)]
 pub(crate) struct Book {
     layout: Layout,
-    places: ByShort<(BlockKey, Place)>,
+    places: Places,
     slots: Slots,
     draining: u32,
     next_generation: u64,
@@ -22,20 +25,13 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    /// Takes over what an earlier life left. The slots of `stale` entries drain: order their
-    /// removal.
-    pub(crate) fn new(layout: Layout, entries: &[Entry], stale: &[Entry]) -> Self {
-        let mut places = ByShort::default();
-        places.reserve(entries.len());
+    /// Takes over what an earlier life left: `entries`, which are in `places`. The slots of
+    /// `stale` ones drain: order their removal.
+    pub(crate) fn new(layout: Layout, places: Places, entries: &[Entry], stale: &[Entry]) -> Self {
+        let all = || entries.iter().chain(stale).map(|entry| entry.place);
+        let next_generation = all().map(|place| place.generation + 1).max().unwrap_or(1);
         let mut slots = Slots::new(layout.slots());
-        let mut next_generation = 1;
-        for entry in entries.iter().chain(stale) {
-            next_generation = next_generation.max(entry.place.generation + 1);
-        }
-        for entry in entries {
-            places.insert(entry.key.short(), (entry.key, entry.place));
-        }
-        slots.take_these(entries.iter().chain(stale).map(|entry| entry.place.slot));
+        slots.take_these(all().map(|place| place.slot));
         Self { layout, places, slots, draining: stale.len() as u32, next_generation, epoch: 0 }
     }
 
@@ -143,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_given_out_again_only_once_it_is_freed() {
-        let mut book = Book::new(LAYOUT, &[], &[]);
+        let mut book = Book::new(LAYOUT, Places::default(), &[], &[]);
         let first = book.reserve(1).unwrap();
         let second = book.reserve(2).unwrap();
         assert!(book.reserve(3).is_none(), "the spare slot adds no capacity");
@@ -159,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_was_freed_before_a_clear_stays_with_its_new_tenant() {
-        let mut book = Book::new(LAYOUT, &[], &[]);
+        let mut book = Book::new(LAYOUT, Places::default(), &[], &[]);
         let old = book.reserve(1).unwrap();
         book.failed();
         book.clear();
@@ -175,7 +171,9 @@ mod tests {
             let place = Place { slot, generation, checksum: 0 };
             Entry { key: BlockKey(5), parent: None, place }
         };
-        let mut book = Book::new(LAYOUT, &[entry(2, 9)], &[entry(0, 8)]);
+        let kept = entry(2, 9);
+        let places = Places::from_iter([(kept.key.short(), (kept.key, kept.place))]);
+        let mut book = Book::new(LAYOUT, places, &[kept], &[entry(0, 8)]);
         assert_eq!((book.committed(), book.in_use(), book.draining()), (1, 1, 1));
         assert_eq!(book.place(BlockKey(5)).map(|place| place.slot), Some(2));
         let place = book.reserve(0).unwrap();

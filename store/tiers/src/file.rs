@@ -55,9 +55,9 @@ impl FileTier {
         lasts: bool,
         device: String,
     ) -> Result<Self, FlashError> {
-        let Opened { header, index, entries, stale, beginning } = opened;
+        let Opened { header, index, entries, places, stale, beginning } = opened;
         let layout = header.layout;
-        let book = Book::new(layout, &entries, &stale);
+        let book = Book::new(layout, places, &entries, &stale);
         let mut io = IoThread::start(Desk::new(header, index, lasts), queue, layout.stride_bytes())?;
         for entry in stale {
             io.send(Order::Remove(entry.place));

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
-/// Jobs under way at most; writes may take half of them, so that they never keep a load waiting
-/// for a place.
-pub(crate) const MAX_JOBS: usize = 64;
-pub(crate) const MAX_WRITES: usize = MAX_JOBS / 2;
+/// Reads and writes under way at most. A write is under way until it lasts, which is longer than
+/// the disk has it in hand.
+const MAX_READS: usize = 64;
+const MAX_WRITES: usize = 64;
 
-/// The thread and the channels to and from it. They are bounded by their use: no more jobs than
-/// `MAX_JOBS`, and one removal for each slot.
+/// The thread and the channels to and from it. They are bounded by their use: so many
+/// reads and writes, and one removal for each slot.
 #[derive(Debug)]
 pub(crate) struct IoThread {
     orders: Option<Sender<Order>>,
@@ -59,12 +59,12 @@ impl IoThread {
 
     /// Whether another read may start.
     pub(crate) fn takes_read(&self) -> bool {
-        self.reads + self.writes < MAX_JOBS
+        self.reads < MAX_READS
     }
 
     /// Whether another write may start.
     pub(crate) fn takes_write(&self) -> bool {
-        self.takes_read() && self.writes < MAX_WRITES
+        self.writes < MAX_WRITES
     }
 
     /// Jobs whose end was not seen yet.
@@ -84,7 +84,7 @@ impl IoThread {
 
     /// Takes a buffer back.
     pub(crate) fn recycle(&mut self, buffer: Aligned) {
-        if self.spare.len() < MAX_JOBS {
+        if self.spare.len() < MAX_READS {
             self.spare.push(buffer);
         }
     }
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_leave_half_of_the_places_to_reads() {
+    fn writes_and_reads_are_bounded_and_leave_each_other_room() {
         let mut io = started(&Arc::default());
         let mut writes = 0;
         while io.takes_write() {
@@ -265,8 +265,8 @@ mod tests {
         while io.takes_read() {
             io.read(place(0, 1), KEY).unwrap();
         }
-        assert_eq!(io.under_way(), MAX_JOBS);
-        for _ in 0..MAX_JOBS {
+        assert_eq!(io.under_way(), MAX_READS + MAX_WRITES);
+        for _ in 0..MAX_READS + MAX_WRITES {
             wait(&mut io).outcome.unwrap();
         }
         assert!(io.takes_write() && io.next_answer().is_none());

@@ -1,10 +1,10 @@
 //! What an earlier life left in the file, without reading a single block.
 
 use crate::aligned::{Aligned, PAGE_BYTES};
+use crate::book::Places;
 use crate::disk::Disk;
 use crate::index::{Entry, Index, is_trial};
 use crate::layout::{Header, Layout, Sighted, VERSION};
-use crate::short::ByShort;
 use std::fmt;
 use std::io;
 
@@ -116,6 +116,8 @@ pub(crate) struct Opened {
     pub index: Index,
     /// The blocks, no two with one short name.
     pub entries: Vec<Entry>,
+    /// The same by short name.
+    pub places: Places,
     /// Entries that do not count: another of the same name is newer.
     pub stale: Vec<Entry>,
     /// How it began.
@@ -207,7 +209,8 @@ pub(crate) fn begin(disk: &dyn Disk, header: Header, beginning: Beginning) -> Re
     disk.write_at(&page, header.offset())?;
     disk.flush()?;
     let index = Index::new(header.layout, header.incarnation);
-    Ok(Opened { header, index, entries: Vec::new(), stale: Vec::new(), beginning })
+    let (entries, places, stale) = (Vec::new(), Places::default(), Vec::new());
+    Ok(Opened { header, index, entries, places, stale, beginning })
 }
 
 /// Takes up the life of a file where it ended.
@@ -234,9 +237,9 @@ pub(crate) fn recover(disk: &dyn Disk, header: Header) -> Result<Opened, FlashEr
         }
     }
     wipe(disk, &torn)?;
-    let (entries, stale) = newest(&index);
+    let (entries, places, stale) = newest(&index);
     let beginning = Beginning::Recovered { blocks: entries.len() as u64, lost_pages };
-    Ok(Opened { header, index, entries, stale, beginning })
+    Ok(Opened { header, index, entries, places, stale, beginning })
 }
 
 /// Overwrites pages that were cut short.
@@ -257,23 +260,24 @@ fn read_pair(disk: &dyn Disk, offset: u64, pair: &mut [u8]) {
 
 /// Of blocks with one short name the one written last: its predecessors were to be removed, as
 /// were the blocks of a trial.
-fn newest(index: &Index) -> (Vec<Entry>, Vec<Entry>) {
+fn newest(index: &Index) -> (Vec<Entry>, Places, Vec<Entry>) {
     let mut entries: Vec<Entry> = index.entries().collect();
-    let mut stale = Vec::new();
-    let mut newest: ByShort<u64> = ByShort::default();
-    newest.reserve(entries.len());
-    for entry in &entries {
-        let known = newest.entry(entry.key.short()).or_default();
-        *known = entry.place.generation.max(*known);
-    }
-    entries.retain(|entry| {
-        let counts = newest[&entry.key.short()] == entry.place.generation && !is_trial(entry.key);
-        if !counts {
-            stale.push(*entry);
+    let mut places = Places::default();
+    places.reserve(entries.len());
+    for entry in entries.iter().filter(|entry| !is_trial(entry.key)) {
+        let known = places.entry(entry.key.short()).or_insert((entry.key, entry.place));
+        if known.1.generation < entry.place.generation {
+            *known = (entry.key, entry.place);
         }
-        counts
-    });
-    (entries, stale)
+    }
+    let mut stale = Vec::new();
+    if places.len() < entries.len() {
+        let counts =
+            |entry: &Entry| places.get(&entry.key.short()).is_some_and(|(_, place)| *place == entry.place);
+        stale.extend(entries.iter().filter(|entry| !counts(entry)).copied());
+        entries.retain(counts);
+    }
+    (entries, places, stale)
 }
 
 #[cfg(test)]

@@ -33,13 +33,18 @@ impl KvCache {
             return;
         }
         self.step(Input::Recovered { blocks: &blocks });
+        self.flash.recovered_blocks = self.store.stats().tiers[Tier::Ssd.index()].used_blocks;
+        self.flash.dropped_blocks = blocks.len() as u64 - self.flash.recovered_blocks;
+        if self.flash.dropped_blocks > 0 {
+            self.drop_unknown(&blocks);
+        }
+    }
+
+    fn drop_unknown(&mut self, blocks: &[(BlockKey, Option<BlockKey>)]) {
         let Some(file) = &mut self.file else { return };
         for (key, _) in blocks {
-            if self.store.copy_state(key, Tier::Ssd) == CopyState::Ready {
-                self.flash.recovered_blocks += 1;
-            } else {
+            if self.store.copy_state(*key, Tier::Ssd) != CopyState::Ready {
                 file.remove(key.short());
-                self.flash.dropped_blocks += 1;
             }
         }
     }

@@ -388,22 +388,22 @@ fn what_an_earlier_hold_had_under_way_does_not_count_for_the_next() {
 
 #[test]
 fn copies_called_off_while_they_wait_do_not_fail_the_others() {
-    let mut bench = Bench::new([40, 0, 64], Offload::WriteThrough);
-    let path: Vec<u64> = (0..40).collect();
+    let mut bench = Bench::new([80, 0, 128], Offload::WriteThrough);
+    let path: Vec<u64> = (0..80).collect();
     let hold = bench.open(1, &path, 0);
     for (&key, &slot) in chain(&path).iter().zip(&hold.slots) {
         bench.fill(slot, key);
     }
     bench.disk.state.lock().unwrap().is_held = true;
-    bench.cache.seal(owner(1), 40, &mut bench.memory).unwrap();
-    assert_eq!(bench.cache.stats().io_jobs, 32, "as many as may be under way");
+    bench.cache.seal(owner(1), 80, &mut bench.memory).unwrap();
+    assert_eq!(bench.cache.stats().io_jobs, 64, "as many as may be under way");
     bench.cache.close(owner(1));
     bench.open(2, &[], 5);
     bench.disk.state.lock().unwrap().is_held = false;
     bench.quiet();
     bench.cache.close(owner(2));
     bench.displace();
-    assert_eq!(bench.hits(&path), (0, 0, 35));
+    assert_eq!(bench.hits(&path), (0, 0, 75));
 }
 
 #[test]

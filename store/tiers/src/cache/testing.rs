@@ -82,6 +82,16 @@ impl Bench {
         Self { cache, memory, disk }
     }
 
+    /// Ends the cache and starts it again on what its disk has.
+    pub(crate) fn restart(&mut self) {
+        let store = self.cache.config.store.clone();
+        let none = StoreConfig { ssd_blocks: 0, ..store.clone() };
+        // The old one first carries out what it was told.
+        self.cache = Self::with(none).cache;
+        *self = Self::over(store, Arc::clone(&self.disk));
+        self.audit();
+    }
+
     /// Polls until nothing is under way; gives all notices.
     pub(crate) fn quiet(&mut self) -> Vec<Notice> {
         let mut notices = Vec::new();

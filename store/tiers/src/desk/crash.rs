@@ -123,7 +123,7 @@ impl World {
             layout,
             rng: Rng::new(seed),
             device: Device::new(bytes),
-            book: Book::new(layout, &opened.entries, &opened.stale),
+            book: Book::new(layout, opened.places, &opened.entries, &opened.stale),
             desk: Desk::new(opened.header, opened.index, true),
             known: BTreeMap::new(),
             versions: BTreeMap::new(),
@@ -303,7 +303,7 @@ impl World {
             let may = BTreeSet::from([*version]);
             self.known.insert(entry.key, Known { must: Some(*version), may });
         }
-        self.book = Book::new(self.layout, &opened.entries, &opened.stale);
+        self.book = Book::new(self.layout, opened.places, &opened.entries, &opened.stale);
         self.desk = Desk::new(opened.header, opened.index, true);
         for (place, (key, version)) in left {
             self.known.entry(key).or_default().may.insert(version);
