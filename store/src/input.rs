@@ -37,6 +37,17 @@ pub enum Input<'a> {
         /// their copies below are given up unless another owner pins them.
         ok: bool,
     },
+    /// The oldest unanswered `Onboard` of `owner` ended before its end: its first blocks rest in
+    /// HBM, verified, and the owner must compute the others.
+    OnboardCutShort {
+        /// As in the effect.
+        owner: Owner,
+        /// How many of the blocks that waited for their bytes rest in HBM.
+        good_blocks: u32,
+        /// Whether the block after them could not be read: its copies below are given up unless
+        /// another owner pins it. Those of the blocks after it stay.
+        next_is_lost: bool,
+    },
     /// An `Offload` ended; tickets may end in any order.
     OffloadDone {
         /// As in the effect.

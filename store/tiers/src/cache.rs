@@ -111,8 +111,8 @@ struct Address {
 enum Purpose {
     /// One block of a copy to flash.
     Write { ticket: u64, key: BlockKey, place: Place },
-    /// One block of a load from flash.
-    Read { owner: Owner, load: u64, key: BlockKey },
+    /// One block of a load from flash, and where in the load it is.
+    Read { owner: Owner, load: u64, key: BlockKey, at: u32 },
 }
 
 /// The KV blocks of one node: who holds which, in which slot, and their bytes below HBM.

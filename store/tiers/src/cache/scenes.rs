@@ -83,15 +83,24 @@ fn copies_are_made_ahead_of_eviction() {
 }
 
 #[test]
-fn a_damaged_copy_is_computed_again_and_repaired() {
+fn a_damaged_copy_is_computed_again_and_its_neighbours_live() {
     let mut bench = Bench::new([8, 16, 0], Offload::WriteThrough);
     bench.serve(1, &A);
-    bench.displace();
-    bench.damage_dram(1);
-    assert_eq!(bench.serve(2, &A), 0, "the whole load counts as failed");
-    assert_eq!(bench.cache.stats().integrity_rejects, 1);
-    bench.displace();
-    assert_eq!(bench.serve(3, &A), 3, "new copies were made");
+    for lost in 0..3 {
+        bench.displace();
+        assert_eq!(bench.hits(&A), (0, 3, 0), "new copies were made");
+        bench.cache.dram.damage(chain(&A)[lost]);
+        bench.open(2, &A, 0);
+        assert_eq!(readies(&bench.quiet()), [&ready(2, lost as u32)]);
+        let there: Vec<bool> = chain(&A).iter().map(|&key| bench.is_ready(key, Tier::Dram)).collect();
+        assert_eq!(there, [0, 1, 2].map(|at| at != lost), "only the damaged one was dropped");
+        let hold: Vec<_> = chain(&A).iter().map(|&key| (bench.cache.address(key).unwrap(), key)).collect();
+        hold.into_iter().for_each(|(slot, key)| bench.fill(slot, key));
+        bench.cache.seal(owner(2), 3, &mut bench.memory).unwrap();
+        bench.cache.close(owner(2));
+        bench.quiet();
+        assert_eq!(bench.cache.stats().integrity_rejects, lost as u64 + 1);
+    }
 }
 
 #[test]
@@ -119,7 +128,7 @@ fn a_disk_that_fails_or_lies_costs_the_cache_and_nothing_else() {
         bench.serve(1, &A);
         bench.displace();
         break_it(&mut bench.disk.state.lock().unwrap());
-        assert_eq!(bench.serve(2, &A), 0);
+        assert!(bench.serve(2, &A) < 3, "those before the bad one, at most");
         let stats = bench.cache.stats();
         assert_eq!((stats.integrity_rejects, stats.io_errors), (rejects, errors));
         assert_eq!(bench.serve(3, &A), 3, "computed and cached again");
