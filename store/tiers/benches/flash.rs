@@ -100,8 +100,7 @@ impl Raw {
     }
 }
 
-fn tier(dir: &Path, io: IoChoice) -> FileTier {
-    let dir = Some(dir);
+fn tier(dir: Option<&Path>, io: IoChoice) -> FileTier {
     let options =
         FileOptions { dir, capacity_blocks: BLOCKS as u32, block_bytes: BLOCK_BYTES, fingerprint: 1, io };
     FileTier::open(&options).expect("there is room")
@@ -135,20 +134,23 @@ fn throughput(dir: &Path) {
     println!("{BLOCKS} blocks of {BLOCK_BYTES} bytes, best and (worst) of {ROUNDS} rounds in turn, GB/s");
     let bytes = BLOCKS * BLOCK_BYTES;
     let raw = Raw::new(dir);
-    let mut ring = tier(&dir.join("ring"), IoChoice::Auto);
-    let mut threads = tier(&dir.join("threads"), IoChoice::Threads);
+    let mut ring = tier(Some(&dir.join("ring")), IoChoice::Auto);
+    let mut threads = tier(Some(&dir.join("threads")), IoChoice::Threads);
+    let mut temporary = tier(None, IoChoice::Auto);
     let in_order: Vec<usize> = (0..BLOCKS).collect();
     let at_random = shuffled(&in_order);
-    let mut seen = vec![Vec::new(); 6];
+    let mut seen = vec![Vec::new(); 8];
     // The first round writes extents that were never written: it is left out for all.
     for round in 0..=ROUNDS {
         let raw_times = [raw.run(&in_order, DEPTH, true), raw.run(&at_random, DEPTH, false)];
-        let times = [raw_times, put_and_get(&mut ring), put_and_get(&mut threads)].concat();
+        let times =
+            [raw_times, put_and_get(&mut ring), put_and_get(&mut threads), put_and_get(&mut temporary)]
+                .concat();
         if round > 0 {
             seen.iter_mut().zip(times).for_each(|(seen, time)| seen.push(rate(time, bytes)));
         }
     }
-    let names = ["raw direct loop", ring.device(), threads.device()];
+    let names = ["raw direct loop", ring.device(), threads.device(), "io_uring, temporary: no flush"];
     for (at, name) in names.iter().enumerate() {
         let show = |rates: &[f64]| {
             let best = rates.iter().copied().fold(0.0, f64::max);
@@ -160,25 +162,27 @@ fn throughput(dir: &Path) {
     }
 }
 
-/// Seconds by the clock, and seconds that this thread had a processor: on a busy machine the second
-/// is what the work takes, without the disk's part.
-struct Timer(Instant, f64);
+/// Seconds by the clock; of those, seconds that this thread had a processor, and seconds that it
+/// waited for one because others had them. The rest is the disk's.
+struct Timer(Instant, [f64; 2]);
 
 impl Timer {
     fn start() -> Self {
-        Self(Instant::now(), on_processor_s())
+        Self(Instant::now(), scheduled_s())
     }
 
     fn words(&self) -> String {
-        let on_processor = on_processor_s() - self.1;
-        format!("{:.3} s ({on_processor:.3} s on a processor)", self.0.elapsed().as_secs_f64())
+        let [had, waited] = scheduled_s();
+        let ([had, waited], all) = ([had - self.1[0], waited - self.1[1]], self.0.elapsed().as_secs_f64());
+        format!("{all:.3} s ({had:.3} s on a processor, {waited:.3} s waiting for one)")
     }
 }
 
 /// As the kernel counts it for this thread.
-fn on_processor_s() -> f64 {
+fn scheduled_s() -> [f64; 2] {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    text.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or_default() / 1e9
+    let mut numbers = text.split(' ').map(|ns| ns.parse::<f64>().unwrap_or_default() / 1e9);
+    [numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default()]
 }
 
 /// How long a tier of small blocks takes to start, all of them being there.
@@ -223,9 +227,11 @@ fn recovery(dir: &Path, blocks: usize) {
 }
 
 fn main() {
+    let begun = Timer::start();
     let parent = std::env::var_os("BATON_BENCH_DIR").map_or_else(std::env::temp_dir, Into::into);
     let dir = tempfile::tempdir_in(parent).expect("the folder can be written to");
     throughput(dir.path());
     let blocks = std::env::var("BATON_BENCH_BLOCKS").ok().and_then(|text| text.parse().ok());
     recovery(&dir.path().join("many"), blocks.unwrap_or(1_000_000));
+    println!("all of it: {}", begun.words());
 }

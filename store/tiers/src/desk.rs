@@ -65,7 +65,7 @@ pub(crate) struct Done {
     pub number: u64,
     /// How: a checksum that was verified, or written.
     pub outcome: Result<u64, TierError>,
-    /// Its buffer.
+    /// Its buffer; empty if it was given back as [`Answer::Spare`].
     pub buffer: Aligned,
 }
 
@@ -74,6 +74,8 @@ pub(crate) struct Done {
 pub(crate) enum Answer {
     /// A job ended.
     Done(Done),
+    /// The buffer of a write that has not ended yet: its bytes are written, and do not last.
+    Spare(Aligned),
     /// A slot may be used again, unless another `Clear` was ordered since.
     Freed {
         /// Which.
@@ -126,7 +128,6 @@ struct Landing {
     number: u64,
     entry: Entry,
     epoch: u32,
-    buffer: Aligned,
 }
 
 /// What an operation is for.
@@ -305,7 +306,10 @@ impl Desk {
     fn was_written(&mut self, job: Job, result: io::Result<()>, buffer: Aligned) {
         let Job { number, entry, epoch, .. } = job;
         match result {
-            Ok(()) if self.lasts => self.landed.push(Landing { number, entry, epoch, buffer }),
+            Ok(()) if self.lasts => {
+                self.landed.push(Landing { number, entry, epoch });
+                self.answers.push(Answer::Spare(buffer));
+            }
             Ok(()) => self.done(number, Ok(entry.place.checksum), buffer),
             Err(error) => {
                 self.done(number, Err(TierError::Io(error)), buffer);

@@ -227,6 +227,7 @@ impl FileTier {
                 self.ended.push_back(done);
             }
             Answer::Freed { slot, epoch } => _ = self.book.freed(slot, epoch),
+            Answer::Spare(buffer) => self.io.recycle(buffer),
             Answer::Stalled => self.is_stalled = true,
             Answer::Off => self.is_off = true,
         }

@@ -76,8 +76,8 @@ impl Desk {
     /// Blocks that were written and will get no entry.
     fn give_up(&mut self) {
         let blocks: Vec<Landing> = self.landed.drain(..).chain(self.flushed.drain(..)).collect();
-        for Landing { number, buffer, .. } in blocks {
-            self.refuse(number, buffer);
+        for Landing { number, .. } in blocks {
+            self.refuse(number, Aligned::new(0));
         }
         self.removals.clear();
         if self.is_off && self.clearing.take().is_some() {
@@ -141,8 +141,8 @@ impl Desk {
     fn succeed(&mut self, group: Group) {
         self.failures = 0;
         group.pages.iter().for_each(|&page| self.index.lasts(page));
-        for Landing { number, entry, buffer, .. } in group.blocks {
-            self.done(number, Ok(entry.place.checksum), buffer);
+        for Landing { number, entry, .. } in group.blocks {
+            self.done(number, Ok(entry.place.checksum), Aligned::new(0));
         }
         group.leaving.iter().for_each(|place| self.free(place.slot, self.epoch));
         self.flushed = group.covered;
@@ -153,14 +153,14 @@ impl Desk {
     fn fail(&mut self, group: Group, error: &io::Error) {
         group.pages.iter().for_each(|&page| self.index.missed(page));
         let again = || TierError::Io(io::Error::new(error.kind(), error.to_string()));
-        for Landing { number, entry, buffer, .. } in group.blocks {
+        for Landing { number, entry, .. } in group.blocks {
             self.index.clear(entry.place);
             self.removals.push_back(entry.place);
-            self.done(number, Err(again()), buffer);
+            self.done(number, Err(again()), Aligned::new(0));
         }
         group.leaving.into_iter().rev().for_each(|place| self.removals.push_front(place));
-        for Landing { number, entry, epoch, buffer } in group.covered {
-            self.done(number, Err(again()), buffer);
+        for Landing { number, entry, epoch } in group.covered {
+            self.done(number, Err(again()), Aligned::new(0));
             self.free(entry.place.slot, epoch);
         }
         self.count_failure();

@@ -240,6 +240,7 @@ impl World {
                 }
                 self.count("freed");
             }
+            Answer::Spare(_) => {}
             Answer::Stalled => self.count("stalled"),
             Answer::Off => self.is_off = true,
         }
