@@ -136,6 +136,63 @@ fn a_disk_that_fails_or_lies_costs_the_cache_and_nothing_else() {
 }
 
 #[test]
+fn a_disk_that_fails_its_trial_is_not_used_and_said_to_be_off() {
+    let disk = std::sync::Arc::new(crate::disk::testing::Sick::default());
+    disk.state.lock().unwrap().lose_all_writes = true;
+    let healthy = Bench::new([8, 0, 16], Offload::WriteThrough);
+    assert!(healthy.cache.flash().speed.is_some() && !healthy.cache.flash().is_off);
+    let mut bench = Bench::over(healthy.cache.config().store.clone(), disk);
+    let flash = bench.cache.flash();
+    assert!(flash.is_off && flash.words.contains("off, for it failed its trial"), "{flash:?}");
+    assert!(bench.cache.stats().ssd_is_off);
+    bench.serve(1, &A);
+    assert_eq!(bench.serve(2, &A), 3, "HBM goes on");
+    bench.displace();
+    assert_eq!(bench.hits(&A), (0, 0, 0));
+    assert_eq!(bench.cache.stats().io_errors, 0, "nothing is tried");
+}
+
+#[test]
+fn what_flash_kept_of_whole_chains_comes_back_and_the_rest_makes_room() {
+    let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);
+    bench.serve(1, &A);
+    bench.serve(2, &[1, 2, 9]);
+    bench.serve(3, &[7, 8]);
+    bench.restart();
+    let told = bench.quiet();
+    assert!(
+        told.iter()
+            .all(|notice| matches!(notice, Notice::Changed(CacheChange::Stored { tier: Tier::Ssd, .. })))
+    );
+    assert_eq!(
+        (bench.hits(&A), bench.hits(&[1, 2, 9]), bench.hits(&[7, 8])),
+        ((0, 0, 3), (0, 0, 3), (0, 0, 2))
+    );
+    assert_eq!(bench.serve(1, &A), 3);
+    assert_eq!(bench.cache.stats().ssd_read_bytes, 3 * BLOCK_BYTES as u64);
+    let lost = chain(&A)[1].short();
+    assert!(bench.cache.file.as_mut().is_some_and(|file| crate::tier::Tier::remove(file, lost)));
+    bench.restart();
+    let flash = bench.cache.flash();
+    assert_eq!((flash.recovered_blocks, flash.dropped_blocks), (3, 2), "{flash:?}");
+    bench.quiet();
+    assert_eq!((bench.hits(&A), bench.hits(&[7, 8])), ((0, 0, 1), (0, 0, 2)));
+    bench.restart();
+    assert_eq!(bench.cache.flash().dropped_blocks, 0, "they were removed for good");
+}
+
+#[test]
+fn bytes_written_and_bytes_hit_are_counted() {
+    let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);
+    bench.serve(1, &A);
+    bench.displace();
+    bench.serve(2, &A);
+    let stats = bench.cache.stats();
+    let blocks = 3 * BLOCK_BYTES as u64;
+    assert_eq!((stats.ssd_written_bytes, stats.ssd_read_bytes), (blocks, blocks));
+}
+
+#[test]
 fn a_full_disk_fails_the_copy_and_the_cache_goes_on() {
     let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);
     bench.disk.state.lock().unwrap().fail_writes = 3;
