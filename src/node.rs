@@ -20,7 +20,7 @@ use std::sync::mpsc::Sender;
 
 use baton_engine::Engine;
 use baton_store::StoreConfig;
-use baton_tiers::{CacheConfig, KvCache};
+use baton_tiers::{CacheConfig, IoChoice, KvCache};
 use baton_transports::{CarrierConfig, Endpoint, EndpointConfig, Receiver};
 use baton_types::Role;
 use baton_wire::v1;
@@ -119,8 +119,11 @@ pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), Stri
     let links = Arc::new(Links::new(to_worker.clone(), Handle::current()));
     let fingerprint = engine::fingerprint(engine.as_ref());
     let endpoint = Arc::new(bind(&config, &fingerprint, &links).await?);
-    let hello = hello(&config, engine.as_ref(), &endpoint, (fingerprint, profile));
     let cache = cache(&config, engine.as_ref())?;
+    let hello = v1::Hello {
+        ssd_bytes_per_s: ssd_bytes_per_s(&cache),
+        ..hello(&config, engine.as_ref(), &endpoint, (fingerprint, profile))
+    };
     let report = Arc::new(Mutex::new(v1::NodeLoad::default()));
     let parts = Parts { engine, cache, links: Arc::clone(&links), report: Arc::clone(&report) };
     let thread = std::thread::Builder::new()
@@ -169,8 +172,25 @@ fn cache(config: &NodeConfig, engine: &dyn Engine) -> Result<KvCache, String> {
     };
     let fingerprint = engine::digest(&engine::fingerprint(engine));
     let ssd_dir = config.ssd_dir.clone();
-    KvCache::new(CacheConfig { store, block_bytes: shape.block_bytes(), ssd_dir, fingerprint })
-        .map_err(|e| format!("node {}: KV cache: {e}", config.name))
+    let block_bytes = shape.block_bytes();
+    let cache = KvCache::new(CacheConfig { store, block_bytes, ssd_dir, ssd_io: IoChoice::Auto, fingerprint })
+        .map_err(|e| format!("node {}: KV cache: {e}", config.name))?;
+    let flash = cache.flash();
+    if flash.is_off {
+        tracing::error!(node = config.name, "the SSD tier is {}", flash.words);
+    } else if !flash.words.is_empty() {
+        let (recovered, dropped) = (flash.recovered_blocks, flash.dropped_blocks);
+        tracing::info!(node = config.name, recovered, dropped, "SSD tier: {}", flash.words);
+    }
+    Ok(cache)
+}
+
+/// How fast blocks come from SSD, as it was seen at the start; 0 without one. A disk whose every
+/// slot is in use could not be tried: then a modest figure stands for it.
+fn ssd_bytes_per_s(cache: &KvCache) -> u64 {
+    let has_tier = cache.stats().store.tiers[baton_types::Tier::Ssd.index()].capacity_blocks > 0;
+    let untried = if has_tier { 500_000_000 } else { 0 };
+    cache.flash().speed.map_or(untried, |speed| speed.read_bytes_per_s)
 }
 
 fn hello(
@@ -194,7 +214,8 @@ fn hello(
         mixed_chunk_tokens: None,
         net_bytes_per_s: config.engine.net_bytes_per_s(),
         host_bytes_per_s: config.engine.host_bytes_per_s(),
-        ssd_bytes_per_s: if config.ssd_blocks > 0 { 500_000_000 } else { 0 },
+        // The cache knows, once it has tried its disk out.
+        ssd_bytes_per_s: 0,
         kv_address: endpoint.address().to_string(),
         host: config.host.clone(),
         profile: toml::to_string(&profile).unwrap_or_default(),

@@ -37,6 +37,17 @@ pub enum Input<'a> {
         /// their copies below are given up unless another owner pins them.
         ok: bool,
     },
+    /// The oldest unanswered `Onboard` of `owner` ended before its end: its first blocks rest in
+    /// HBM, verified, and the owner must compute the others.
+    OnboardCutShort {
+        /// As in the effect.
+        owner: Owner,
+        /// How many of the blocks that waited for their bytes rest in HBM.
+        good_blocks: u32,
+        /// Whether the block after them could not be read: its copies below are given up unless
+        /// another owner pins it. Those of the blocks after it stay.
+        next_is_lost: bool,
+    },
     /// An `Offload` ended; tickets may end in any order.
     OffloadDone {
         /// As in the effect.
@@ -63,6 +74,14 @@ pub enum Input<'a> {
     Close {
         /// Who ends.
         owner: Owner,
+    },
+    /// These blocks rest on flash from an earlier life of the node: parents before children, what
+    /// was used last first. Those that fit, hang together from a root on and are not known yet
+    /// become readable there, as if they had just been copied; the driver asks for
+    /// [`Store::copy_state`](crate::Store::copy_state) and drops the bytes of the others.
+    Recovered {
+        /// Each with the block that it continues; `None` at the root.
+        blocks: &'a [(BlockKey, Option<BlockKey>)],
     },
     /// An operator removes blocks, with all that continue them, from every tier. Pinned ones stay.
     Evict {

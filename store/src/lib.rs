@@ -23,6 +23,7 @@ mod input;
 mod invariants;
 mod lifecycle;
 mod pin;
+mod recover;
 #[cfg(test)]
 mod scenes;
 mod single_flight;

@@ -65,7 +65,34 @@ impl Store {
             self.count_onboarded(run);
             self.settle_hbm(run, effects);
         } else {
-            self.fail_load(number, duty, run, effects);
+            self.fail_load(number, duty, (run, run.len()), effects);
+        }
+        self.holds.get_mut(number).blocks = blocks;
+    }
+
+    /// A load ended after its first `good` unfilled blocks; whether the next one is lost.
+    pub(crate) fn onboard_cut_short(
+        &mut self,
+        owner: Owner,
+        (good, next_is_lost): (u32, bool),
+        effects: &mut Vec<Effect>,
+    ) {
+        let number = self.holds.find(owner);
+        let Some((number, duty)) = number.and_then(|n| Some((n, self.take_load(n)?))) else {
+            self.counts.stale_inputs += 1;
+            return;
+        };
+        let blocks = core::mem::take(&mut self.holds.get_mut(number).blocks);
+        let run = &blocks[duty.from as usize..duty.to as usize];
+        let unfilled = |&at: &usize| self.table[run[at]].slots[HBM] == Slot::Filling;
+        let cut = (0..run.len()).filter(unfilled).nth(good as usize).unwrap_or(run.len());
+        let (arrived, rest) = run.split_at(cut);
+        self.count_onboarded(arrived);
+        self.settle_hbm(arrived, effects);
+        let lost = usize::from(next_is_lost).min(rest.len());
+        if !rest.is_empty() {
+            let rest_duty = Duty { from: duty.from + cut as u32, ..duty };
+            self.fail_load(number, rest_duty, (rest, lost), effects);
         }
         self.holds.get_mut(number).blocks = blocks;
     }
@@ -154,16 +181,22 @@ impl Store {
         }
     }
 
-    /// The load becomes a fill. A copy that could not be read is not offered again, unless
-    /// another owner is reading it (I3).
-    fn fail_load(&mut self, number: usize, duty: Duty, run: &[u32], effects: &mut Vec<Effect>) {
+    /// The load becomes a fill. The copies of its first `lost` blocks, which could not be read,
+    /// are not offered again, unless another owner is reading them (I3).
+    fn fail_load(
+        &mut self,
+        number: usize,
+        duty: Duty,
+        (run, lost): (&[u32], usize),
+        effects: &mut Vec<Effect>,
+    ) {
         let mut blocks = 0;
-        for &block in run {
+        for (at, &block) in run.iter().enumerate() {
             if self.table[block].slots[HBM] != Slot::Filling {
                 continue;
             }
             blocks += 1;
-            if self.table[block].pins == 1 {
+            if at < lost && self.table[block].pins == 1 {
                 for tier in [DRAM, SSD] {
                     if self.table[block].slots[tier] == Slot::Ready {
                         self.drop_copy(tier, block);
@@ -181,8 +214,9 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Input;
     use crate::testing::{Rig, owner};
+    use crate::{CopyState, Input};
+    use baton_types::Tier;
 
     /// DRAM holds 1–2–3, HBM has been taken by others and is free again.
     fn rig_with_chain_in_dram() -> Rig {
@@ -219,6 +253,42 @@ mod tests {
         assert_eq!(rig.close(2), []);
         assert_eq!(rig.store.stats().shared_fill_blocks, 2);
         assert_eq!(rig.hits(&[1, 2, 4]), (3, 0, 0));
+    }
+
+    #[test]
+    fn a_load_that_is_cut_short_keeps_what_came_and_what_was_not_asked_for() {
+        let mut rig = rig_with_chain_in_dram();
+        rig.open(3, &[1, 2, 3], 0);
+        let cut = Input::OnboardCutShort { owner: owner(3), good_blocks: 1, next_is_lost: true };
+        let told = rig.step(cut);
+        assert!(told.contains(&Effect::OnboardFailed { owner: owner(3), blocks: 2 }), "{told:?}");
+        assert_eq!(rig.hits(&[1, 2, 3]), (1, 0, 0));
+        let state = |rig: &Rig, key| rig.store.copy_state(baton_types::BlockKey(key), Tier::Dram);
+        assert_eq!((state(&rig, 2), state(&rig, 3)), (CopyState::Absent, CopyState::Ready));
+        rig.seal(3, 3);
+        assert_eq!(rig.hits(&[1, 2, 3]), (3, 0, 0));
+        rig.close(3);
+        rig.open(4, &[1, 2, 3], 0);
+        assert_eq!(
+            rig.step(Input::OnboardCutShort { owner: owner(4), good_blocks: 0, next_is_lost: true }),
+            []
+        );
+        assert_eq!(rig.store.stats().stale_inputs, 1, "there is no load");
+    }
+
+    #[test]
+    fn a_load_that_is_cut_short_before_its_start_loses_one_block_or_none() {
+        for (next_is_lost, left) in [(false, 3), (true, 0)] {
+            let mut rig = rig_with_chain_in_dram();
+            rig.open(3, &[1, 2, 3], 0);
+            rig.step(Input::OnboardCutShort { owner: owner(3), good_blocks: 0, next_is_lost });
+            rig.close(3);
+            assert_eq!(
+                rig.hits(&[1, 2, 3]),
+                (0, left, 0),
+                "who is gone without sealing takes the lost one along"
+            );
+        }
     }
 
     #[test]

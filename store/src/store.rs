@@ -91,10 +91,14 @@ impl Store {
             Input::Open { owner, chain, room_blocks } => self.open(owner, chain, room_blocks, effects),
             Input::Read { owner, chain } => self.read(owner, chain, effects),
             Input::OnboardDone { owner, ok } => self.onboard_done(owner, ok, effects),
+            Input::OnboardCutShort { owner, good_blocks, next_is_lost } => {
+                self.onboard_cut_short(owner, (good_blocks, next_is_lost), effects);
+            }
             Input::OffloadDone { ticket, ok } => self.offload_done(ticket, ok, effects),
             Input::Seal { owner, upto_blocks } => self.seal(owner, upto_blocks, effects),
             Input::GrowRoom { owner, room_blocks } => self.grow_room(owner, room_blocks, effects),
             Input::Close { owner } => self.close(owner, effects),
+            Input::Recovered { blocks } => self.recovered(blocks, effects),
             Input::Evict { keys } => self.evict_keys(keys),
             Input::Clear => self.clear(effects),
         }

@@ -47,8 +47,14 @@ impl Table {
 
     /// Adds a block that is not there yet, as a child of `parent`, with an HBM slot to be filled.
     pub(crate) fn insert(&mut self, key: BlockKey, parent: u32, age: u16) -> u32 {
+        self.insert_in(key, parent, age, (HBM, Slot::Filling))
+    }
+
+    /// Adds a block that is not there yet, as a child of `parent`, with a copy in one tier.
+    pub(crate) fn insert_in(&mut self, key: BlockKey, parent: u32, age: u16, copy: (usize, Slot)) -> u32 {
         let mut block = Block::new(key, parent, age);
-        block.slots[HBM] = Slot::Filling;
+        block.slots[copy.0] = copy.1;
+        let fastest = block.fastest();
         let number = match self.free.pop() {
             Some(number) => {
                 block.generation = self[number].generation;
@@ -64,7 +70,9 @@ impl Table {
         self.index.insert_unique(spread(key), number, |&other| spread(blocks[other as usize].key));
         if parent != NONE {
             let above = &mut self[parent];
-            above.kids[HBM] += 1;
+            if let Some(kids) = above.kids.get_mut(fastest) {
+                *kids += 1;
+            }
             let next = core::mem::replace(&mut above.first_child, number);
             self[number].next_sibling = next;
             if next != NONE {
@@ -72,6 +80,13 @@ impl Table {
             }
         }
         number
+    }
+
+    /// Makes room for so many more at once.
+    pub(crate) fn reserve(&mut self, more: usize) {
+        self.blocks.reserve(more);
+        let blocks = &self.blocks;
+        self.index.reserve(more, |&other| spread(blocks[other as usize].key));
     }
 
     /// Takes out a block without children, whose last copy was in `tier`, or which has none

@@ -30,6 +30,13 @@ impl Store {
         }
     }
 
+    /// The block that `key` continues; `None` if it is a root, or not known.
+    #[must_use]
+    pub fn parent(&self, key: BlockKey) -> Option<BlockKey> {
+        let parent = self.table[self.table.find(key)?].parent;
+        (parent != NONE).then(|| self.table[parent].key)
+    }
+
     /// The position of the first block of `chain` that is known here as the continuation of
     /// another block. Honest chains have none, since a key commits to all that precedes it (I1).
     #[must_use]

@@ -81,7 +81,12 @@ impl Driver {
             Op::Close { owner } => self.close(store, now_us, RequestId(*owner)),
             Op::Onboarded { pick, ok } if !self.onboards.is_empty() => {
                 let owner = self.onboards.remove(pick % self.onboards.len());
-                self.apply(store, now_us, Input::OnboardDone { owner, ok: *ok });
+                let good_blocks = *pick as u32 % 3;
+                let input = match *ok || *pick > 5 {
+                    true => Input::OnboardDone { owner, ok: *ok },
+                    false => Input::OnboardCutShort { owner, good_blocks, next_is_lost: pick % 2 == 0 },
+                };
+                self.apply(store, now_us, input);
             }
             Op::Offloaded { pick, ok } if !self.offloads.is_empty() => {
                 let ticket = self.offloads.remove(pick % self.offloads.len());

@@ -1,11 +1,10 @@
 //! What the node's cache costs beside the engine: checksums, copies to host memory and back,
 //! flash and back, and the bookkeeping of a hold. `cargo bench -p baton-tiers`.
 //!
-//! Each figure is the best of a few rounds, since the machine may be shared. The flash figures
-//! are those of the page cache unless the file is larger than the memory.
+//! Each figure is the best of a few rounds, since the machine may be shared.
 
 use baton_store::{Eviction, Offload, StoreConfig};
-use baton_tiers::{CacheConfig, KvCache, Notice, Pool, block_checksum};
+use baton_tiers::{CacheConfig, IoChoice, KvCache, Notice, Pool, block_checksum};
 use baton_types::{BlockKey, ChainHasher, RequestId};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -38,7 +37,8 @@ fn node(dram_blocks: u64, ssd_blocks: u64, offload: Offload) -> (KvCache, Memory
         offload,
         ssd_second_touch: false,
     };
-    let config = CacheConfig { store, block_bytes: BLOCK_BYTES, ssd_dir: None, fingerprint: 0 };
+    let ssd_io = IoChoice::Auto;
+    let config = CacheConfig { store, block_bytes: BLOCK_BYTES, ssd_dir: None, ssd_io, fingerprint: 0 };
     let cache = KvCache::new(config).expect("the machine has room for the benchmark");
     (cache, Memory(vec![1; 2 * CHAIN_BLOCKS as usize * BLOCK_BYTES]))
 }

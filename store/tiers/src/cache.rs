@@ -10,6 +10,7 @@ mod loads;
 #[cfg(test)]
 mod model;
 mod read;
+mod recover;
 #[cfg(test)]
 mod scenes;
 mod settle;
@@ -21,8 +22,8 @@ pub use hold::{Hold, Misuse, Refused};
 pub use read::ReadFailed;
 
 use crate::dram::Dram;
-use crate::file::FileTier;
-use crate::io::IoThread;
+use crate::file::{FileOptions, FileTier, Speed};
+use crate::index::Place;
 use crate::short::ByShort;
 use crate::slots::Slots;
 use crate::tier::TierError;
@@ -74,6 +75,28 @@ pub struct CacheStats {
     pub io_jobs: u64,
     /// Orders to copy blocks down that are not carried out yet.
     pub queued_copies: u64,
+    /// Bytes of blocks written to flash. What each byte read costs the flash in wear is this
+    /// divided by `ssd_read_bytes`.
+    pub ssd_written_bytes: u64,
+    /// Bytes of blocks that came from flash and were of use.
+    pub ssd_read_bytes: u64,
+    /// Whether flash was asked for and is not written to, for it failed.
+    pub ssd_is_off: bool,
+}
+
+/// What an operator is told of the flash tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Flash {
+    /// In a sentence: how it is used and what was found, or why it is off. Empty: not asked for.
+    pub words: String,
+    /// Whether it failed its trial and is not used.
+    pub is_off: bool,
+    /// What it was seen to do at the start.
+    pub speed: Option<Speed>,
+    /// Blocks of an earlier life that are readable again.
+    pub recovered_blocks: u64,
+    /// Blocks of an earlier life that continue others which are gone, and so were dropped.
+    pub dropped_blocks: u64,
 }
 
 /// A block's place in HBM.
@@ -87,9 +110,9 @@ struct Address {
 #[derive(Clone, Copy, Debug)]
 enum Purpose {
     /// One block of a copy to flash.
-    Write { ticket: u64, key: BlockKey, place: crate::slab::Place },
-    /// One block of a load from flash.
-    Read { owner: Owner, load: u64, key: BlockKey },
+    Write { ticket: u64, key: BlockKey, place: Place },
+    /// One block of a load from flash, and where in the load it is.
+    Read { owner: Owner, load: u64, key: BlockKey, at: u32 },
 }
 
 /// The KV blocks of one node: who holds which, in which slot, and their bytes below HBM.
@@ -107,7 +130,8 @@ pub struct KvCache {
     slots: Slots,
     dram: Dram,
     file: Option<FileTier>,
-    io: Option<IoThread>,
+    /// How the flash tier began, for the operator.
+    flash: Flash,
     held: BTreeMap<Owner, Held>,
     /// Owners to be told when they are ready, and the position that each was last seen to await.
     waiting: BTreeMap<Owner, u32>,
@@ -132,7 +156,10 @@ struct Adopted {
 }
 
 impl KvCache {
-    /// An empty cache; makes and fills out the slab file if there is a flash tier.
+    /// A cache. If there is a flash tier in a folder given, what it kept from an earlier life of
+    /// this node is readable again, and the first [`KvCache::poll`] tells of it.
+    ///
+    /// A flash tier that fails its trial at the start is not used; [`KvCache::flash`] says so.
     ///
     /// # Errors
     /// [`CacheError`] says what in the configuration, or on the machine, stands against it.
@@ -141,24 +168,39 @@ impl KvCache {
         config.check_memory()?;
         let file = match config.ssd_blocks() {
             0 => None,
-            blocks => Some(
-                FileTier::create(config.ssd_dir.as_deref(), blocks, config.block_bytes, config.fingerprint)
-                    .map_err(CacheError::Flash)?,
-            ),
+            blocks => {
+                let options = FileOptions {
+                    dir: config.ssd_dir.as_deref(),
+                    capacity_blocks: blocks,
+                    block_bytes: config.block_bytes,
+                    fingerprint: config.fingerprint,
+                    io: config.ssd_io,
+                };
+                Some(FileTier::open(&options).map_err(CacheError::Flash)?)
+            }
         };
         Self::with_file(config, file)
     }
 
     /// A cache on a given flash tier.
-    fn with_file(config: CacheConfig, file: Option<FileTier>) -> Result<Self, CacheError> {
-        let io = file.as_ref().map(|file| IoThread::start(file.slab())).transpose();
+    fn with_file(mut config: CacheConfig, file: Option<FileTier>) -> Result<Self, CacheError> {
+        let (file, flash) = recover::try_out(file);
+        if flash.is_off {
+            config.store.ssd_blocks = 0;
+        }
+        let mut cache = Self::on_tried(config, file, flash)?;
+        cache.recover();
+        Ok(cache)
+    }
+
+    fn on_tried(config: CacheConfig, file: Option<FileTier>, flash: Flash) -> Result<Self, CacheError> {
         Ok(Self {
             store: Store::new(config.store.clone()).map_err(CacheError::Store)?,
             addresses: ByShort::default(),
             slots: Slots::new(config.hbm_blocks()),
             dram: Dram::new(config.dram_blocks(), config.block_bytes),
             file,
-            io: io.map_err(CacheError::Flash)?,
+            flash,
             held: BTreeMap::new(),
             waiting: BTreeMap::new(),
             news: Vec::new(),
@@ -187,13 +229,19 @@ impl KvCache {
     #[must_use]
     pub fn is_busy(&self) -> bool {
         // Copies and loads that are left over after a poll wait for transfers, or for owners.
-        self.is_stirred || self.io.as_ref().is_some_and(|io| io.under_way() > 0)
+        self.is_stirred || self.file.as_ref().is_some_and(|file| file.under_way() > 0)
     }
 
     /// Leading blocks of `chain` that are readable, by the fastest tier of each.
     #[must_use]
     pub fn lookup(&self, chain: &[BlockKey]) -> Hits {
         self.store.lookup(chain)
+    }
+
+    /// What became of the flash tier at the start.
+    #[must_use]
+    pub const fn flash(&self) -> &Flash {
+        &self.flash
     }
 
     /// The configuration in force.
@@ -214,7 +262,8 @@ impl KvCache {
             tier.hit_blocks -= u64::from(hits);
         }
         stats.waiting_holds = self.waiting.len() as u64;
-        stats.io_jobs = self.io.as_ref().map_or(0, |io| io.under_way() as u64);
+        stats.io_jobs = self.file.as_ref().map_or(0, |file| file.jobs() as u64);
+        stats.ssd_is_off = self.flash.is_off || self.file.as_ref().is_some_and(FileTier::is_off);
         stats.queued_copies = self.copies.len() as u64;
         stats
     }

@@ -1,310 +1,410 @@
-//! Blocks in a slab file on flash: which block rests in which slot.
+//! Blocks in a slab file on flash.
 
+mod many;
+mod open;
+mod trial;
+
+pub use open::{FileOptions, IoChoice};
+pub use trial::Speed;
+
+use crate::aligned::Aligned;
+use crate::book::Book;
 use crate::checksum::block_checksum;
-use crate::short::ByShort;
-use crate::slab::{Disk, FILE_MAGIC, HEADER_BYTES, Layout, Place, Slab};
-use crate::slots::Slots;
+use crate::desk::{Answer, Desk, Done, Order, verify};
+use crate::disk::Disk;
+use crate::index::{Entry, Place};
+use crate::io::IoThread;
+use crate::layout::Layout;
+use crate::queue::Queue;
+use crate::recover::{Beginning, FlashError, Opened};
 use crate::tier::{Tier, TierError, check_length};
 use baton_types::{BlockHash, BlockKey};
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::collections::VecDeque;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-const FILE_NAME: &str = "kv.slab";
-
-/// The file, removed when dropped, with its directory if that was made for it.
-#[derive(Debug)]
-struct Trace {
-    file: PathBuf,
-    own_dir: Option<PathBuf>,
-}
-
-impl Drop for Trace {
-    fn drop(&mut self) {
-        // Nothing can be done about a file that will not go; the next start empties it.
-        let _ = fs::remove_file(&self.file);
-        if let Some(dir) = &self.own_dir {
-            let _ = fs::remove_dir(dir);
-        }
-    }
-}
-
-/// A tier in a preallocated file. It always starts empty: what an earlier life left is not read.
+/// A tier in a preallocated file, read and written past the page cache where the system can.
+///
+/// In a given folder it outlives the process: a block whose `put` succeeded is there after a kill
+/// or a power cut, unless it was removed. Without a folder the file has no name and goes with
+/// the process, and nothing waits for the disk's flush.
 #[derive(Debug)]
 pub struct FileTier {
-    slab: Arc<Slab>,
-    places: ByShort<(BlockKey, Place)>,
-    slots: Slots,
-    next_generation: u64,
-    buffer: Vec<u8>,
-    _trace: Option<Trace>,
+    disk: Arc<dyn Disk>,
+    layout: Layout,
+    book: Book,
+    io: IoThread,
+    /// Ended jobs that nobody asked for yet.
+    ended: VecDeque<Done>,
+    /// Jobs of lower numbers were ordered before the last `clear`.
+    first_number: u64,
+    recovered: Vec<Entry>,
+    beginning: Beginning,
+    device: String,
+    is_stalled: bool,
+    is_off: bool,
+    buffer: Aligned,
 }
 
 impl FileTier {
-    /// Makes the file for `capacity_blocks` in `dir`, or in a new directory of its own under the
-    /// system's temporary one. The file goes when the tier is dropped. Only this user can read
-    /// what is made here: prompts could be told from KV.
-    ///
-    /// `fingerprint` stands for everything that gives a block's bytes their meaning; it is kept
-    /// in the file's header.
-    ///
-    /// # Errors
-    /// The directory cannot be made, a running process uses it, its `kv.slab` is somebody else's
-    /// file, or the disk has no room for all blocks.
-    pub fn create(
-        dir: Option<&Path>,
-        capacity_blocks: u32,
-        block_bytes: usize,
-        fingerprint: u64,
-    ) -> io::Result<Self> {
-        let layout = Layout { block_bytes, slots: capacity_blocks, fingerprint };
-        let own_dir = if dir.is_none() { Some(fresh_dir()?) } else { None };
-        let dir = match (dir, &own_dir) {
-            (Some(dir), _) => dir,
-            (None, own) => own.as_deref().expect("it was made because none was given"),
-        };
-        fs::create_dir_all(dir)?;
-        let path = dir.join(FILE_NAME);
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
-        lock(&file)?;
-        check_ours(&file)?;
-        let is_own = own_dir.is_some();
-        let trace = Trace { file: path, own_dir };
-        file.set_len(0)?;
-        allocate(&file, layout.file_bytes())?;
-        let mut tier = Self::on_disk(Box::new(file), layout)?;
-        // A directory of its own needs no name once it is open: a killed process leaves nothing behind.
-        tier._trace = (!is_own).then_some(trace);
-        Ok(tier)
-    }
-
-    /// A tier on any disk.
-    pub(crate) fn on_disk(disk: Box<dyn Disk>, layout: Layout) -> io::Result<Self> {
-        let slab = Slab::start(disk, layout, fresh_number())?;
+    /// A tier over an opened file.
+    pub(crate) fn start(
+        disk: Arc<dyn Disk>,
+        queue: Box<dyn Queue>,
+        opened: Opened,
+        lasts: bool,
+        device: String,
+    ) -> Result<Self, FlashError> {
+        let Opened { header, index, entries, places, stale, beginning } = opened;
+        let layout = header.layout;
+        let book = Book::new(layout, places, &entries, &stale);
+        let mut io = IoThread::start(Desk::new(header, index, lasts), queue, layout.stride_bytes())?;
+        for entry in stale {
+            io.send(Order::Remove(entry.place));
+        }
         Ok(Self {
-            buffer: vec![0; slab.buffer_bytes()],
-            slab: Arc::new(slab),
-            places: ByShort::default(),
-            slots: Slots::new(layout.slots),
-            next_generation: 1,
-            _trace: None,
+            disk,
+            layout,
+            book,
+            io,
+            ended: VecDeque::new(),
+            first_number: 0,
+            recovered: entries,
+            beginning,
+            device,
+            is_stalled: false,
+            is_off: false,
+            buffer: Aligned::new(layout.stride_bytes()),
         })
     }
 
-    /// The file itself, for the thread that does the writing.
-    pub(crate) fn slab(&self) -> Arc<Slab> {
-        Arc::clone(&self.slab)
+    /// How it began: empty or not, and why.
+    #[must_use]
+    pub const fn beginning(&self) -> &Beginning {
+        &self.beginning
     }
 
-    /// A place to write a block to; commit it once written, or release it.
-    pub(crate) fn reserve(&mut self) -> Option<Place> {
-        let slot = self.slots.take()?;
-        let generation = self.next_generation;
-        self.next_generation += 1;
-        Some(Place { slot, generation })
+    /// How the disk is read and written, in a few words.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.device
     }
 
-    /// The block was written in full to a reserved place. `false`: a block of that short name
-    /// rests here already, and the place stays the caller's.
-    pub(crate) fn commit(&mut self, key: BlockKey, place: Place) -> bool {
-        let is_new = !self.places.contains_key(&key.short());
-        if is_new {
-            self.places.insert(key.short(), (key, place));
+    /// Whether the disk failed so often that nothing is written any more.
+    #[must_use]
+    pub const fn is_off(&self) -> bool {
+        self.is_off
+    }
+
+    /// The blocks that were there at the start; once.
+    pub(crate) fn take_recovered(&mut self) -> Vec<Entry> {
+        std::mem::take(&mut self.recovered)
+    }
+
+    /// Whether another read may start.
+    pub(crate) fn takes_read(&self) -> bool {
+        self.io.takes_read()
+    }
+
+    /// Whether another write may start: there is a place for its block, too. If not, there may be
+    /// after the next [`FileTier::next_done`].
+    pub(crate) fn takes_write(&self) -> bool {
+        self.io.takes_write() && (self.book.has_free() || !self.waits_for_slots())
+    }
+
+    /// Whether slots will be free without anything new being ordered.
+    fn waits_for_slots(&self) -> bool {
+        self.book.draining() > 0 && !self.is_stalled && !self.is_off && !self.io.is_gone()
+    }
+
+    /// Jobs under way, and slots that will be free.
+    pub(crate) fn under_way(&self) -> usize {
+        let draining = if self.waits_for_slots() { self.book.draining() as usize } else { 0 };
+        self.io.under_way() + draining + self.ended.len()
+    }
+
+    /// Reads and writes under way.
+    pub(crate) fn jobs(&self) -> usize {
+        self.io.under_way()
+    }
+
+    /// Whether the thread ended before its time: no job under way will ever end.
+    pub(crate) const fn is_gone(&self) -> bool {
+        self.io.is_gone()
+    }
+
+    /// A buffer for [`FileTier::write`]: the block's bytes go first.
+    pub(crate) fn buffer(&mut self) -> Aligned {
+        self.io.buffer()
+    }
+
+    /// Takes a buffer back.
+    pub(crate) fn recycle(&mut self, buffer: Aligned) {
+        self.io.recycle(buffer);
+    }
+
+    /// Starts to write a block; commit it or discard it once it is done.
+    ///
+    /// # Errors
+    /// `Full`, or `Io` if the thread is gone.
+    pub(crate) fn write(
+        &mut self,
+        (key, parent): (BlockKey, Option<BlockKey>),
+        checksum: u64,
+        buffer: Aligned,
+    ) -> Result<(u64, Place), TierError> {
+        let Some(place) = self.book.reserve(checksum) else {
+            self.recycle(buffer);
+            return Err(TierError::Full);
+        };
+        self.is_stalled = false;
+        match self.io.write(Entry { key, parent, place }, buffer) {
+            Some(number) => Ok((number, place)),
+            None => {
+                self.book.give_back(place);
+                Err(gone())
+            }
         }
-        is_new
     }
 
-    /// A reserved place is not needed.
-    pub(crate) fn release(&mut self, place: Place) {
-        self.slots.give(place.slot);
+    /// Starts to read a block that rests here. `None`: it does not, or the thread is gone.
+    pub(crate) fn read(&mut self, key: BlockKey) -> Option<u64> {
+        let place = self.book.place(key)?;
+        self.io.read(place, key)
+    }
+
+    /// A job that ended, if any has since the last time. Never waits.
+    pub(crate) fn next_done(&mut self) -> Option<Done> {
+        while let Some(answer) = self.io.next_answer() {
+            self.hear(answer);
+        }
+        self.ended.pop_front()
+    }
+
+    /// The block was written to this place. `false`: a block of that short name rests here
+    /// already; discard it.
+    pub(crate) fn commit(&mut self, key: BlockKey, place: Place) -> bool {
+        self.book.commit(key, place)
+    }
+
+    /// A block that was written is not wanted.
+    pub(crate) fn discard(&mut self, place: Place) {
+        let order = self.book.discard(place);
+        self.order_removal(order);
     }
 
     /// Where a block rests.
     pub(crate) fn place(&self, key: BlockKey) -> Option<Place> {
-        self.places.get(&key.short()).filter(|(known, _)| *known == key).map(|&(_, place)| place)
+        self.book.place(key)
     }
 
-    /// Committed blocks; `len_blocks` counts reserved places too.
+    /// Blocks that rest here; `len_blocks` counts places being written to as well.
     pub(crate) fn committed(&self) -> usize {
-        self.places.len()
+        self.book.committed()
     }
 
-    /// Forgets every block. Writes under way may still land; later ones land after them.
+    /// Forgets every block. Writes under way may still end; later ones begin after them.
     pub(crate) fn clear(&mut self) {
-        self.places.clear();
-        self.slots = Slots::new(self.slab.layout().slots);
+        self.book.clear();
+        self.first_number = self.io.next_number();
+        self.is_stalled = false;
+        self.io.send(Order::Clear(open::fresh_number()));
     }
+
+    fn order_removal(&mut self, order: Order) {
+        self.is_stalled = false;
+        // A thread that is gone frees nothing, and nothing is written any more either.
+        let _ = self.io.send(order);
+    }
+
+    fn hear(&mut self, answer: Answer) {
+        match answer {
+            Answer::Done(done) => {
+                let is_present = done.number >= self.first_number;
+                if IoThread::is_write(done.number) && done.outcome.is_err() && is_present {
+                    self.book.failed();
+                }
+                self.ended.push_back(done);
+            }
+            Answer::Freed { slot, epoch } => _ = self.book.freed(slot, epoch),
+            Answer::Spare(buffer) => self.io.recycle(buffer),
+            Answer::Stalled => self.is_stalled = true,
+            Answer::Off => self.is_off = true,
+        }
+    }
+
+    /// Waits for the desk to tell something, or for the thread to be gone.
+    fn wait(&mut self) {
+        if let Some(answer) = self.io.wait_answer() {
+            self.hear(answer);
+        }
+    }
+
+    /// One of these jobs that ended.
+    fn take_ended(&mut self, is_mine: impl Fn(u64) -> bool) -> Option<Done> {
+        let at = self.ended.iter().position(|done| is_mine(done.number))?;
+        self.ended.remove(at)
+    }
+
+    /// Waits for the end of one job.
+    fn wait_for(&mut self, number: u64) -> Result<Done, TierError> {
+        loop {
+            if let Some(done) = self.take_ended(|ended| ended == number) {
+                return Ok(done);
+            }
+            let answer = self.io.wait_answer().ok_or_else(gone)?;
+            self.hear(answer);
+        }
+    }
+
+    /// Waits until no slot drains that will be free.
+    fn settle(&mut self) {
+        while self.waits_for_slots() {
+            self.wait();
+        }
+    }
+}
+
+fn gone() -> TierError {
+    TierError::Io(io::ErrorKind::BrokenPipe.into())
 }
 
 impl Tier for FileTier {
     fn block_bytes(&self) -> usize {
-        self.slab.layout().block_bytes
+        self.layout.block_bytes
     }
 
     fn capacity_blocks(&self) -> usize {
-        self.slab.layout().slots as usize
+        self.book.capacity() as usize
     }
 
     fn len_blocks(&self) -> usize {
-        self.slots.taken()
+        self.book.in_use()
     }
 
     fn put(&mut self, key: BlockKey, bytes: &[u8]) -> Result<(), TierError> {
         check_length(self.block_bytes(), bytes.len())?;
-        match self.places.get(&key.short()) {
-            Some((known, _)) if *known != key => return Err(TierError::SameShortName),
+        match self.book.get(key.short()) {
+            Some((known, _)) if known != key => return Err(TierError::SameShortName),
+            // The older copy is gone for good before the newer one is written: it cannot come back.
             Some(_) => _ = self.remove(key.short()),
             None => {}
         }
-        let place = self.reserve().ok_or(TierError::Full)?;
-        self.buffer[HEADER_BYTES..].copy_from_slice(bytes);
-        let written = self.slab.write(place, key, block_checksum(key, bytes), &mut self.buffer);
-        match written {
-            Ok(()) => _ = self.commit(key, place),
-            Err(_) => self.release(place),
-        }
-        written
+        self.settle();
+        let mut buffer = self.buffer();
+        buffer[..bytes.len()].copy_from_slice(bytes);
+        let (number, place) = self.write((key, None), block_checksum(key, bytes), buffer)?;
+        let done = self.wait_for(number)?;
+        self.recycle(done.buffer);
+        done.outcome?;
+        self.book.commit(key, place);
+        Ok(())
     }
 
     fn get(&mut self, key: BlockKey, out: &mut [u8]) -> Result<u64, TierError> {
         check_length(self.block_bytes(), out.len())?;
         let place = self.place(key).ok_or(TierError::Absent)?;
-        let checksum = self.slab.read(place, key, &mut self.buffer)?;
-        out.copy_from_slice(&self.buffer[HEADER_BYTES..]);
+        self.disk.read_at(&mut self.buffer, self.layout.slot_offset(place.slot))?;
+        let bytes = &self.buffer[..out.len()];
+        let checksum = verify(key, place, bytes)?;
+        out.copy_from_slice(bytes);
         Ok(checksum)
     }
 
     fn remove(&mut self, block: BlockHash) -> bool {
-        let removed = self.places.remove(&block);
-        if let Some((_, place)) = removed {
-            self.release(place);
+        let order = self.book.remove(block);
+        let was_there = order.is_some();
+        if let Some(order) = order {
+            self.order_removal(order);
         }
-        removed.is_some()
+        was_there
     }
 }
 
-/// A number that no earlier call, here or in another process, is likely to have given.
-fn fresh_number() -> u64 {
-    static CALLS: AtomicU64 = AtomicU64::new(0);
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
-    let call = CALLS.fetch_add(1, Ordering::Relaxed);
-    since_epoch ^ (u64::from(std::process::id()) << 40) ^ (call << 56)
-}
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+    use crate::disk::testing::Sick;
+    use crate::queue::Threads;
+    use crate::recover::{Found, begin, look, recover};
 
-fn fresh_dir() -> io::Result<PathBuf> {
-    let dir = std::env::temp_dir().join(format!("baton-kv-{:016x}", fresh_number()));
-    DirBuilder::new().mode(0o700).create(&dir)?;
-    Ok(dir)
-}
-
-fn lock(file: &File) -> io::Result<()> {
-    file.try_lock().map_err(|error| match error {
-        TryLockError::WouldBlock => {
-            io::Error::new(io::ErrorKind::ResourceBusy, "kv.slab is in use; give each node its own directory")
-        }
-        TryLockError::Error(error) => error,
-    })
-}
-
-/// A file that is not empty is only overwritten if it is one of ours.
-fn check_ours(file: &File) -> io::Result<()> {
-    let mut magic = [0; FILE_MAGIC.len()];
-    if file.metadata()?.len() == 0 {
-        return Ok(());
-    }
-    // A file of only zeros is one whose header was not written before a crash.
-    let is_ours = file.read_exact_at(&mut magic, 0).is_ok() && (magic == FILE_MAGIC || magic == [0; 8]);
-    if is_ours {
-        return Ok(());
-    }
-    let what = "kv.slab is not a slab file of ours; remove it or name another directory";
-    Err(io::Error::new(io::ErrorKind::AlreadyExists, what))
-}
-
-/// Takes the disk space now, so that a full disk is found at the start; on file systems that
-/// cannot, writes may fail later, which costs copies and nothing else.
-fn allocate(file: &File, bytes: u64) -> io::Result<()> {
-    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => file.set_len(bytes),
-        Err(error) => Err(io::Error::new(
-            io::Error::from(error).kind(),
-            format!("no room for {bytes} bytes ({error}); lower ssd_blocks or free some space"),
-        )),
+    /// A lasting tier on a disk in memory, recovered from what is there.
+    pub(crate) fn on_disk(disk: &Arc<Sick>, layout: Layout) -> Result<FileTier, FlashError> {
+        let disk = Arc::clone(disk) as Arc<dyn Disk>;
+        let opened = match look(disk.as_ref(), &layout)? {
+            Found::Usable(header) => recover(disk.as_ref(), header)?,
+            Found::Unusable(sequence, reason) => {
+                // All of it is there from the beginning, as in a file.
+                let length = layout.file_bytes() as usize;
+                disk.write_at(&vec![0; length], 0)?;
+                let beginning = reason.map_or(Beginning::New, |reason| Beginning::Emptied { reason });
+                let header = crate::layout::Header { layout, incarnation: open::fresh_number(), sequence };
+                begin(disk.as_ref(), header, beginning)?
+            }
+        };
+        let queue = Box::new(Threads::start(&disk)?);
+        FileTier::start(disk, queue, opened, true, "a disk in memory".into())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::slab::testing::Sick;
-    use std::os::unix::fs::MetadataExt;
+    use crate::disk::testing::Sick;
 
-    #[test]
-    fn its_own_directory_is_private_and_has_no_name_once_it_is_open() {
-        let dir = fresh_dir().unwrap();
-        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700, "only this user can read it");
-        fs::remove_dir(&dir).unwrap();
-        let mut tier = FileTier::create(None, 4, 100, 0).unwrap();
-        assert!(tier._trace.is_none(), "nothing is left for a killed process to leave behind");
-        tier.put(BlockKey(1), &[1; 100]).unwrap();
-        let mut out = [0; 100];
-        tier.get(BlockKey(1), &mut out).unwrap();
-        assert_eq!(out, [1; 100]);
-        let given = tempfile::tempdir().unwrap();
-        let tier = FileTier::create(Some(given.path()), 4, 100, 0).unwrap();
-        let file = fs::metadata(given.path().join(FILE_NAME)).unwrap();
-        assert_eq!((file.len(), file.mode() & 0o777), (5 * 4096, 0o600));
-        drop(tier);
-    }
-
-    #[test]
-    fn a_given_directory_stays_and_old_content_is_not_read() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut old = FileTier::create(Some(dir.path()), 4, 100, 0).unwrap();
-        old.put(BlockKey(1), &[1; 100]).unwrap();
-        let left = fs::read(dir.path().join(FILE_NAME)).unwrap();
-        drop(old);
-        assert!(dir.path().exists() && !dir.path().join(FILE_NAME).exists());
-        fs::write(dir.path().join(FILE_NAME), left).unwrap();
-        let mut tier = FileTier::create(Some(dir.path()), 4, 100, 0).unwrap();
-        assert!(matches!(tier.get(BlockKey(1), &mut [0; 100]), Err(TierError::Absent)));
-    }
-
-    #[test]
-    fn a_directory_has_one_user_and_foreign_files_are_left_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let tier = FileTier::create(Some(dir.path()), 4, 100, 0).unwrap();
-        let second = FileTier::create(Some(dir.path()), 4, 100, 0).unwrap_err();
-        assert!(second.to_string().contains("in use"), "{second}");
-        drop(tier);
-        fs::write(dir.path().join(FILE_NAME), "somebody's thesis").unwrap();
-        let foreign = FileTier::create(Some(dir.path()), 4, 100, 0).unwrap_err();
-        assert!(foreign.to_string().contains("not a slab"), "{foreign}");
-        assert_eq!(fs::read(dir.path().join(FILE_NAME)).unwrap(), b"somebody's thesis");
-    }
-
-    #[test]
-    fn more_than_the_disk_has_is_refused_at_the_start() {
-        let error = FileTier::create(None, u32::MAX, 1 << 30, 0).unwrap_err();
-        assert!(error.to_string().contains("lower ssd_blocks"), "{error}");
-    }
+    const LAYOUT: Layout = Layout { block_bytes: 100, capacity: 1, fingerprint: 0 };
 
     #[test]
     fn a_failed_write_leaves_no_copy_and_takes_no_place() {
         let disk = Arc::new(Sick::default());
-        let layout = Layout { block_bytes: 100, slots: 1, fingerprint: 0 };
-        let mut tier = FileTier::on_disk(Box::new(Arc::clone(&disk)), layout).unwrap();
+        let mut tier = testing::on_disk(&disk, LAYOUT).unwrap();
         tier.put(BlockKey(1), &[1; 100]).unwrap();
+        tier.remove(BlockKey(1).short());
+        tier.settle();
         disk.state.lock().unwrap().fail_writes = 1;
         assert!(matches!(tier.put(BlockKey(1), &[2; 100]), Err(TierError::Io(_))));
         assert!(matches!(tier.get(BlockKey(1), &mut [0; 100]), Err(TierError::Absent)));
         assert_eq!(tier.len_blocks(), 0);
         tier.put(BlockKey(2), &[2; 100]).unwrap();
+    }
+
+    #[test]
+    fn what_was_put_is_there_again_and_what_was_removed_is_not() {
+        let disk = Arc::new(Sick::default());
+        let layout = Layout { capacity: 9, ..LAYOUT };
+        let mut tier = testing::on_disk(&disk, layout).unwrap();
+        assert_eq!(tier.beginning(), &Beginning::New);
+        for key in 0..5 {
+            tier.put(BlockKey(key), &[key as u8; 100]).unwrap();
+        }
+        tier.put(BlockKey(2), &[22; 100]).unwrap();
+        tier.remove(BlockKey(3).short());
+        drop(tier);
+        let mut tier = testing::on_disk(&disk, layout).unwrap();
+        assert_eq!(tier.beginning(), &Beginning::Recovered { blocks: 4, lost_pages: 0 });
+        for (key, fill) in [(0, 0), (1, 1), (2, 22), (4, 4)] {
+            let mut out = [9; 100];
+            tier.get(BlockKey(key), &mut out).unwrap();
+            assert_eq!(out, [fill; 100]);
+        }
+        tier.clear();
+        tier.put(BlockKey(7), &[7; 100]).unwrap();
+        drop(tier);
+        let tier = testing::on_disk(&disk, layout).unwrap();
+        assert_eq!((tier.committed(), tier.place(BlockKey(7)).is_some()), (1, true));
+    }
+
+    #[test]
+    fn a_disk_that_never_flushes_is_switched_off() {
+        let disk = Arc::new(Sick::default());
+        let mut tier = testing::on_disk(&disk, Layout { capacity: 9, ..LAYOUT }).unwrap();
+        tier.put(BlockKey(1), &[1; 100]).unwrap();
+        disk.state.lock().unwrap().fail_flushes = u32::MAX;
+        for key in 2..30 {
+            assert!(tier.put(BlockKey(key), &[1; 100]).is_err());
+        }
+        assert!(tier.is_off());
+        assert_eq!(tier.under_way(), 0, "nothing is waited for");
+        tier.get(BlockKey(1), &mut [0; 100]).expect("what rests there can still be read");
     }
 }

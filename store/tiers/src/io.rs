@@ -1,78 +1,64 @@
-//! The thread that writes and reads the slab file, in the order in which it is told to.
+//! The thread between a tier and its disk: it keeps the desk, and the desk's operations going.
 
-use crate::slab::{Place, Slab};
-use crate::tier::TierError;
+use crate::aligned::Aligned;
+use crate::desk::{Answer, Desk, Order};
+use crate::index::{Entry, Place};
+use crate::queue::{Bell, Queue};
 use baton_types::BlockKey;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
-/// Jobs under way at most; writes may take half of them, so that they never keep a load waiting
-/// for a place.
-const MAX_JOBS: usize = 64;
-const MAX_WRITES: usize = MAX_JOBS / 2;
+/// Reads, and as many writes, that the disk has in hand at most; of large blocks fewer.
+const MAX_DEPTH: usize = 64;
+const MIN_DEPTH: usize = 8;
+const DEPTH_BYTES: usize = 64 << 20;
+/// A write is under way until it lasts, which is longer than the disk has it in hand: so many
+/// times the depth may be.
+const WRITES_PER_DEPTH: usize = 4;
 
-/// One transfer.
-#[derive(Debug)]
-struct Job {
-    number: u64,
-    key: BlockKey,
-    place: Place,
-    /// What to write as checksum; a read has none.
-    write: Option<u64>,
-    buffer: Vec<u8>,
-}
-
-/// A transfer that ended. The buffer holds a slot header, then the block.
-#[derive(Debug)]
-pub(crate) struct Done {
-    /// Which.
-    pub number: u64,
-    /// How: a checksum that was verified, or written.
-    pub outcome: Result<u64, TierError>,
-    /// Its buffer.
-    pub buffer: Vec<u8>,
-}
-
-/// The thread and the two bounded queues to it.
+/// The thread and the channels to and from it. They are bounded by their use: so many
+/// reads and writes, and one removal for each slot.
 #[derive(Debug)]
 pub(crate) struct IoThread {
-    jobs: Option<SyncSender<Job>>,
-    done: Receiver<Done>,
+    orders: Option<Sender<Order>>,
+    answers: Receiver<Answer>,
+    bell: Arc<dyn Bell>,
     thread: Option<JoinHandle<()>>,
     next_number: u64,
+    depth: usize,
     reads: usize,
     writes: usize,
+    /// Writes whose buffers have not come back.
+    writes_in_hand: usize,
     buffer_bytes: usize,
-    spare: Vec<Vec<u8>>,
+    spare: Vec<Aligned>,
     is_gone: bool,
 }
 
 impl IoThread {
-    /// Starts it.
+    /// Starts it; `buffer_bytes` is the length of every buffer.
     ///
     /// # Errors
     /// The system has no thread left.
-    pub(crate) fn start(slab: Arc<Slab>) -> io::Result<Self> {
-        let buffer_bytes = slab.buffer_bytes();
-        let (jobs, inbox) = sync_channel::<Job>(MAX_JOBS);
-        let (outbox, done) = sync_channel(MAX_JOBS);
-        let thread = std::thread::Builder::new().name("kv-flash".into()).spawn(move || {
-            // Ends when the cache drops its side of either queue.
-            while let Ok(job) = inbox.recv() {
-                if outbox.send(carry_out(&slab, job)).is_err() {
-                    return;
-                }
-            }
-        })?;
+    pub(crate) fn start(desk: Desk, queue: Box<dyn Queue>, buffer_bytes: usize) -> io::Result<Self> {
+        let (orders, inbox) = channel();
+        let (outbox, answers) = channel();
+        let bell = queue.bell();
+        let thread = std::thread::Builder::new()
+            .name("kv-flash".into())
+            .spawn(move || run(desk, queue, &inbox, &outbox))?;
         Ok(Self {
-            jobs: Some(jobs),
-            done,
+            orders: Some(orders),
+            answers,
+            bell,
             thread: Some(thread),
             next_number: 0,
+            depth: (DEPTH_BYTES / buffer_bytes.max(1)).clamp(MIN_DEPTH, MAX_DEPTH),
             reads: 0,
             writes: 0,
+            writes_in_hand: 0,
             buffer_bytes,
             spare: Vec::new(),
             is_gone: false,
@@ -81,12 +67,12 @@ impl IoThread {
 
     /// Whether another read may start.
     pub(crate) fn takes_read(&self) -> bool {
-        self.reads + self.writes < MAX_JOBS
+        self.reads < self.depth
     }
 
     /// Whether another write may start.
     pub(crate) fn takes_write(&self) -> bool {
-        self.takes_read() && self.writes < MAX_WRITES
+        self.writes_in_hand < self.depth && self.writes < self.depth * WRITES_PER_DEPTH
     }
 
     /// Jobs whose end was not seen yet.
@@ -94,49 +80,67 @@ impl IoThread {
         self.reads + self.writes
     }
 
-    /// A buffer of the right length.
-    pub(crate) fn buffer(&mut self) -> Vec<u8> {
-        self.spare.pop().unwrap_or_else(|| vec![0; self.buffer_bytes])
+    /// The number that the next job gets at least.
+    pub(crate) const fn next_number(&self) -> u64 {
+        self.next_number << 1
     }
 
-    /// Takes a buffer back.
-    pub(crate) fn recycle(&mut self, buffer: Vec<u8>) {
-        if self.spare.len() < MAX_JOBS {
+    /// A buffer of the right length, with anything in it.
+    pub(crate) fn buffer(&mut self) -> Aligned {
+        self.spare.pop().unwrap_or_else(|| Aligned::new(self.buffer_bytes))
+    }
+
+    /// Takes a buffer back; an empty one is none.
+    pub(crate) fn recycle(&mut self, buffer: Aligned) {
+        if buffer.len() == self.buffer_bytes && self.spare.len() < self.depth {
             self.spare.push(buffer);
         }
     }
 
     /// Starts a write; ask [`IoThread::takes_write`] first. `None`: the thread is gone.
-    pub(crate) fn write(
-        &mut self,
-        place: Place,
-        key: BlockKey,
-        checksum: u64,
-        buffer: Vec<u8>,
-    ) -> Option<u64> {
-        self.send(Job { number: 0, key, place, write: Some(checksum), buffer })
+    pub(crate) fn write(&mut self, entry: Entry, buffer: Aligned) -> Option<u64> {
+        let number = self.number(true);
+        self.send(Order::Write { number, entry, buffer })?;
+        self.writes += 1;
+        self.writes_in_hand += 1;
+        Some(number)
     }
 
     /// Starts a read; ask [`IoThread::takes_read`] first. `None`: the thread is gone.
     pub(crate) fn read(&mut self, place: Place, key: BlockKey) -> Option<u64> {
         let buffer = self.buffer();
-        self.send(Job { number: 0, key, place, write: None, buffer })
+        let number = self.number(false);
+        self.send(Order::Read { number, key, place, buffer })?;
+        self.reads += 1;
+        Some(number)
     }
 
-    /// A job that ended, if any has since the last time. Never waits.
-    pub(crate) fn next_done(&mut self) -> Option<Done> {
-        match self.done.try_recv() {
-            Ok(done) => {
-                let is_write = done.number & 1 == 1;
-                *if is_write { &mut self.writes } else { &mut self.reads } -= 1;
-                Some(done)
-            }
+    /// Sends what is no job.
+    pub(crate) fn send(&mut self, order: Order) -> Option<()> {
+        self.orders.as_ref()?.send(order).ok()?;
+        self.bell.ring();
+        Some(())
+    }
+
+    /// Whether a job is a write.
+    pub(crate) const fn is_write(number: u64) -> bool {
+        number & 1 == 1
+    }
+
+    /// What the desk told, if there is more. Never waits.
+    pub(crate) fn next_answer(&mut self) -> Option<Answer> {
+        match self.answers.try_recv() {
+            Ok(answer) => Some(self.count(answer)),
             Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => {
-                self.is_gone = true;
-                (self.reads, self.writes) = (0, 0);
-                None
-            }
+            Err(TryRecvError::Disconnected) => self.lose(),
+        }
+    }
+
+    /// Waits for what the desk tells next. `None`: the thread is gone.
+    pub(crate) fn wait_answer(&mut self) -> Option<Answer> {
+        match self.answers.recv() {
+            Ok(answer) => Some(self.count(answer)),
+            Err(_) => self.lose(),
         }
     }
 
@@ -145,20 +149,36 @@ impl IoThread {
         self.is_gone
     }
 
-    fn send(&mut self, mut job: Job) -> Option<u64> {
-        let is_write = job.write.is_some();
+    fn number(&mut self, is_write: bool) -> u64 {
         let number = self.next_number << 1 | u64::from(is_write);
-        job.number = number;
         self.next_number += 1;
-        self.jobs.as_ref()?.try_send(job).ok()?;
-        *if is_write { &mut self.writes } else { &mut self.reads } += 1;
-        Some(number)
+        number
+    }
+
+    fn count(&mut self, answer: Answer) -> Answer {
+        match &answer {
+            Answer::Spare(_) => self.writes_in_hand -= 1,
+            Answer::Done(done) if Self::is_write(done.number) => {
+                self.writes -= 1;
+                self.writes_in_hand -= usize::from(done.buffer.len() == self.buffer_bytes);
+            }
+            Answer::Done(_) => self.reads -= 1,
+            Answer::Freed { .. } | Answer::Stalled | Answer::Off => {}
+        }
+        answer
+    }
+
+    fn lose(&mut self) -> Option<Answer> {
+        self.is_gone = true;
+        (self.reads, self.writes, self.writes_in_hand) = (0, 0, 0);
+        None
     }
 }
 
 impl Drop for IoThread {
     fn drop(&mut self) {
-        self.jobs = None;
+        self.orders = None;
+        self.bell.ring();
         if let Some(thread) = self.thread.take() {
             // What is queued is carried out first: a bounded number of transfers.
             let _ = thread.join();
@@ -166,43 +186,68 @@ impl Drop for IoThread {
     }
 }
 
-fn carry_out(slab: &Slab, job: Job) -> Done {
-    let Job { number, key, place, write, mut buffer } = job;
-    let outcome = match write {
-        Some(checksum) => slab.write(place, key, checksum, &mut buffer).map(|()| checksum),
-        None => slab.read(place, key, &mut buffer),
-    };
-    Done { number, outcome, buffer }
+/// Ends when all is done and the tier has dropped its side, or when the queue is broken.
+fn run(mut desk: Desk, mut queue: Box<dyn Queue>, inbox: &Receiver<Order>, outbox: &Sender<Answer>) {
+    loop {
+        let is_closed = loop {
+            match inbox.try_recv() {
+                Ok(order) => desk.take(order),
+                Err(error) => break error == TryRecvError::Disconnected,
+            }
+        };
+        desk.next_ops().into_iter().for_each(|op| queue.submit(op));
+        for answer in desk.next_answers() {
+            // A tier that is gone needs no answer, only that its writes end.
+            let _ = outbox.send(answer);
+        }
+        if is_closed && desk.is_idle() {
+            return;
+        }
+        let Ok(ended) = queue.wait() else { return };
+        for done in ended {
+            desk.completed(done.token, done.result, done.buffer);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::checksum::block_checksum;
-    use crate::slab::testing::Sick;
-    use crate::slab::{HEADER_BYTES, Layout};
+    use crate::desk::Done;
+    use crate::disk::Disk;
+    use crate::disk::testing::Sick;
+    use crate::index::Index;
+    use crate::layout::{Header, Layout};
+    use crate::queue::Threads;
+    use crate::tier::TierError;
 
-    const LAYOUT: Layout = Layout { block_bytes: 100, slots: 99, fingerprint: 0 };
+    const LAYOUT: Layout = Layout { block_bytes: 100, capacity: 99, fingerprint: 0 };
+    const KEY: BlockKey = BlockKey(7);
 
     fn started(disk: &Arc<Sick>) -> IoThread {
-        let slab = Slab::start(Box::new(Arc::clone(disk)), LAYOUT, 1).unwrap();
-        IoThread::start(Arc::new(slab)).unwrap()
+        let disk = Arc::clone(disk) as Arc<dyn Disk>;
+        let header = Header { layout: LAYOUT, incarnation: 1, sequence: 0 };
+        let desk = Desk::new(header, Index::new(LAYOUT, 1), true);
+        let queue = Box::new(Threads::start(&disk).unwrap());
+        IoThread::start(desk, queue, LAYOUT.stride_bytes()).unwrap()
+    }
+
+    fn place(slot: u32, fill: u8) -> Place {
+        Place { slot, generation: 1, checksum: block_checksum(KEY, &[fill; 100]) }
     }
 
     fn write(io: &mut IoThread, slot: u32, fill: u8) -> Option<u64> {
         let mut buffer = io.buffer();
-        buffer[HEADER_BYTES..].fill(fill);
-        let checksum = block_checksum(BlockKey(7), &buffer[HEADER_BYTES..]);
-        io.write(Place { slot, generation: 1 }, BlockKey(7), checksum, buffer)
+        buffer[..100].fill(fill);
+        io.write(Entry { key: KEY, parent: None, place: place(slot, fill) }, buffer)
     }
 
     fn wait(io: &mut IoThread) -> Done {
         loop {
-            if let Some(done) = io.next_done() {
+            if let Answer::Done(done) = io.wait_answer().expect("the thread lives") {
                 return done;
             }
-            assert!(!io.is_gone());
-            std::thread::yield_now();
         }
     }
 
@@ -211,33 +256,39 @@ mod tests {
         let mut io = started(&Arc::default());
         for fill in 0..20 {
             let written = write(&mut io, 3, fill).unwrap();
-            let read = io.read(Place { slot: 3, generation: 1 }, BlockKey(7)).unwrap();
-            let (first, second) = (wait(&mut io), wait(&mut io));
-            assert_eq!((first.number, second.number), (written, read));
-            assert_eq!(first.outcome.unwrap(), second.outcome.unwrap());
-            assert_eq!(second.buffer[HEADER_BYTES..], [fill; 100]);
-            io.recycle(first.buffer);
+            let read = io.read(place(3, fill), KEY).unwrap();
+            for _ in 0..2 {
+                let Done { number, outcome, buffer } = wait(&mut io);
+                assert!(number == written || number == read);
+                assert_eq!(outcome.unwrap(), place(3, fill).checksum);
+                assert!(number == written || buffer[..100] == [fill; 100]);
+                io.recycle(buffer);
+            }
         }
         assert_eq!(io.under_way(), 0);
     }
 
     #[test]
-    fn writes_leave_half_of_the_places_to_reads() {
-        let mut io = started(&Arc::default());
+    fn writes_and_reads_are_bounded_and_leave_each_other_room() {
+        let disk = Arc::new(Sick::default());
+        let mut io = started(&disk);
+        disk.state.lock().unwrap().is_held = true;
         let mut writes = 0;
         while io.takes_write() {
-            write(&mut io, 0, 1).unwrap();
+            write(&mut io, writes, 1).unwrap();
             writes += 1;
         }
-        assert!(writes == MAX_WRITES && io.takes_read());
+        assert!(writes as usize == MAX_DEPTH && io.takes_read());
         while io.takes_read() {
-            io.read(Place { slot: 0, generation: 1 }, BlockKey(7)).unwrap();
+            io.read(place(0, 1), KEY).unwrap();
         }
-        assert_eq!(io.under_way(), MAX_JOBS);
-        for _ in 0..MAX_JOBS {
+        assert_eq!(io.under_way(), 2 * MAX_DEPTH);
+        disk.state.lock().unwrap().is_held = false;
+        for _ in 0..2 * MAX_DEPTH {
             wait(&mut io).outcome.unwrap();
         }
-        assert!(io.takes_write() && io.next_done().is_none());
+        while io.next_answer().is_some() {}
+        assert!(io.takes_write() && io.under_way() == 0);
     }
 
     #[test]
@@ -250,7 +301,19 @@ mod tests {
         write(&mut io, 0, 1).unwrap();
         wait(&mut io).outcome.unwrap();
         disk.state.lock().unwrap().fail_reads = 1;
-        io.read(Place { slot: 0, generation: 1 }, BlockKey(7)).unwrap();
+        io.read(place(0, 1), KEY).unwrap();
         assert!(matches!(wait(&mut io).outcome, Err(TierError::Io(_))));
+    }
+
+    #[test]
+    fn what_was_ordered_is_carried_out_before_the_thread_ends() {
+        let disk = Arc::new(Sick::default());
+        let mut io = started(&disk);
+        write(&mut io, 5, 9).unwrap();
+        drop(io);
+        let state = disk.state.lock().unwrap();
+        let from = LAYOUT.slot_offset(5) as usize;
+        assert_eq!(state.bytes[from..from + 100], [9; 100]);
+        assert!(state.flushes >= 2, "the block, then its entry");
     }
 }

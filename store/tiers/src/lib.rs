@@ -11,20 +11,29 @@
 //!
 //! One thread uses the cache; flash is written and read on a second one, with bounded queues.
 
+mod aligned;
+mod book;
 mod cache;
 mod checksum;
+mod desk;
+mod disk;
 mod dram;
 mod file;
+mod index;
 mod io;
+mod layout;
+mod queue;
+mod recover;
+mod ring;
 mod short;
-mod slab;
 mod slots;
 mod tier;
 
 pub use cache::{
-    CacheConfig, CacheError, CacheStats, Hold, KvCache, Misuse, Notice, Pool, ReadFailed, Refused,
+    CacheConfig, CacheError, CacheStats, Flash, Hold, KvCache, Misuse, Notice, Pool, ReadFailed, Refused,
 };
 pub use checksum::block_checksum;
 pub use dram::Dram;
-pub use file::FileTier;
+pub use file::{FileOptions, FileTier, IoChoice, Speed};
+pub use recover::{Beginning, FlashError};
 pub use tier::{Tier, TierError};

@@ -13,6 +13,21 @@ impl Slots {
         Self { free: (0..capacity).rev().collect(), is_taken: vec![false; capacity as usize] }
     }
 
+    /// Takes these, each of which is free, at once.
+    pub(crate) fn take_these(&mut self, slots: impl Iterator<Item = u32>) {
+        for slot in slots {
+            let taken = std::mem::replace(&mut self.is_taken[slot as usize], true);
+            assert!(!taken, "a slot has one tenant");
+        }
+        let is_taken = &self.is_taken;
+        self.free.retain(|&slot| !is_taken[slot as usize]);
+    }
+
+    /// Whether one is free.
+    pub(crate) fn has_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     /// Takes a free one, the one given back last.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let slot = self.free.pop()?;

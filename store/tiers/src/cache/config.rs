@@ -1,8 +1,9 @@
 //! What a cache is made of.
 
+use crate::file::IoChoice;
+use crate::recover::FlashError;
 use baton_store::{ConfigError, StoreConfig};
 use std::fmt;
-use std::io;
 use std::path::PathBuf;
 
 /// One node's cache.
@@ -12,9 +13,11 @@ pub struct CacheConfig {
     pub store: StoreConfig,
     /// The size of one block, at least 1.
     pub block_bytes: usize,
-    /// Where the slab file goes if `ssd_blocks` is not 0; `None`: a directory of its own under
-    /// the system's temporary one. Each node needs its own. The file goes with the cache.
+    /// Where the slab file goes if `ssd_blocks` is not 0; each node needs its own folder. Blocks
+    /// there outlive the process. `None`: a temporary file, which goes with the cache.
     pub ssd_dir: Option<PathBuf>,
+    /// How the disk is read and written.
+    pub ssd_io: IoChoice,
     /// Stands for all that gives a block's bytes their meaning: model, precision, layout.
     pub fingerprint: u64,
 }
@@ -82,7 +85,7 @@ pub enum CacheError {
         dram_bytes: usize,
     },
     /// The slab file or its thread.
-    Flash(io::Error),
+    Flash(FlashError),
 }
 
 impl fmt::Display for CacheError {
@@ -110,7 +113,7 @@ mod tests {
     use super::*;
 
     fn config(store: StoreConfig, block_bytes: usize) -> CacheConfig {
-        CacheConfig { store, block_bytes, ssd_dir: None, fingerprint: 0 }
+        CacheConfig { store, block_bytes, ssd_dir: None, ssd_io: IoChoice::Auto, fingerprint: 0 }
     }
 
     #[test]

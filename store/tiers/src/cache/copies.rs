@@ -1,7 +1,8 @@
 //! Copies to slower tiers: to host memory at once, to flash through the I/O thread.
 
 use super::{KvCache, Pool, Purpose};
-use crate::slab::{HEADER_BYTES, Place};
+use crate::file::FileTier;
+use crate::index::Place;
 use crate::tier::{Tier as _, TierError};
 use baton_store::{CopyState, Input};
 use baton_types::{BlockKey, Tier};
@@ -67,10 +68,12 @@ impl KvCache {
         let Some(copy) = self.copies.iter_mut().find(|copy| copy.ticket == ticket) else { return };
         copy.writes -= 1;
         match outcome {
-            Ok(_) => copy.arrived.push((block.0, Some(block.1))),
+            Ok(_) => {
+                copy.arrived.push((block.0, Some(block.1)));
+                self.counts.ssd_written_bytes += self.config.block_bytes as u64;
+            }
             Err(error) => {
                 copy.failed = true;
-                self.release_place(block.1);
                 self.count_error(&error);
             }
         }
@@ -82,7 +85,8 @@ impl KvCache {
             None => self.store.offload_keys(copy.ticket).into(),
         };
         while let Some(&key) = todo.front() {
-            if copy.failed || (copy.to == Tier::Ssd && !self.io.as_ref().is_some_and(|io| io.takes_write())) {
+            if copy.failed || (copy.to == Tier::Ssd && !self.file.as_ref().is_some_and(FileTier::takes_write))
+            {
                 break;
             }
             todo.pop_front();
@@ -111,9 +115,9 @@ impl KvCache {
 
     /// Hands a block to the I/O thread, vouched for by the checksum that it has from now on.
     fn start_write(&mut self, copy: &CopyDown, key: BlockKey, pool: &dyn Pool) -> Result<(), TierError> {
-        let (Some(file), Some(io)) = (&mut self.file, &mut self.io) else { return Err(TierError::Full) };
-        let mut buffer = io.buffer();
-        let bytes = &mut buffer[HEADER_BYTES..];
+        let Some(file) = &mut self.file else { return Err(TierError::Full) };
+        let mut buffer = file.buffer();
+        let bytes = &mut buffer[..self.config.block_bytes];
         let checksum = if copy.from == Tier::Dram {
             let (stored, checksum) = self.dram.view(key)?;
             bytes.copy_from_slice(stored);
@@ -123,11 +127,7 @@ impl KvCache {
             pool.read(address.ok_or(TierError::Absent)?.slot, bytes);
             crate::checksum::block_checksum(key, bytes)
         };
-        let place = file.reserve().ok_or(TierError::Full)?;
-        let Some(number) = io.write(place, key, checksum, buffer) else {
-            file.release(place);
-            return Err(TierError::Io(std::io::ErrorKind::BrokenPipe.into()));
-        };
+        let (number, place) = file.write((key, self.store.parent(key)), checksum, buffer)?;
         self.purposes.insert(number, Purpose::Write { ticket: copy.ticket, key, place });
         Ok(())
     }
@@ -143,16 +143,16 @@ impl KvCache {
                 Some(place) => {
                     let committed = counts && self.file.as_mut().is_some_and(|file| file.commit(key, place));
                     if !committed {
-                        self.release_place(place);
+                        self.discard_place(place);
                     }
                 }
             }
         }
     }
 
-    fn release_place(&mut self, place: Place) {
+    fn discard_place(&mut self, place: Place) {
         if let Some(file) = &mut self.file {
-            file.release(place);
+            file.discard(place);
         }
     }
 }

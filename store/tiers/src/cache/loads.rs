@@ -1,8 +1,8 @@
 //! Loads: blocks come up from host memory and flash into their HBM slots, verified.
 
 use super::{KvCache, Pool, Purpose};
-use crate::io::Done;
-use crate::slab::HEADER_BYTES;
+use crate::desk::Done;
+use crate::file::FileTier;
 use crate::tier::TierError;
 use baton_store::{CopyState, Input, Owner};
 use baton_types::{BlockKey, Tier};
@@ -22,32 +22,53 @@ struct Load {
     number: u64,
     /// The position of its first block.
     first: u32,
-    /// Blocks to be read from flash.
-    todo: VecDeque<BlockKey>,
+    /// Blocks to be read from flash, and where each is in the load.
+    todo: VecDeque<(BlockKey, u32)>,
     /// Reads under way.
     reads: u32,
-    failed: bool,
+    /// The first block that could not be had; what comes before it is waited for, what comes
+    /// after it is not wanted any more.
+    failed: Option<u32>,
+}
+
+impl Load {
+    fn fail(&mut self, at: u32) {
+        let first = self.failed.map_or(at, |known| known.min(at));
+        self.failed = Some(first);
+        self.todo.retain(|&(_, at)| at < first);
+    }
+}
+
+/// How a load ended.
+#[derive(Clone, Copy, Debug)]
+enum Verdict {
+    Complete,
+    /// Its first blocks are there.
+    CutShort {
+        good_blocks: u32,
+        next_is_lost: bool,
+    },
 }
 
 impl KvCache {
     /// Takes in what the I/O thread has done.
     pub(super) fn take_transfers(&mut self, pool: &mut dyn Pool) {
-        while let Some(done) = self.io.as_mut().and_then(crate::io::IoThread::next_done) {
+        while let Some(done) = self.file.as_mut().and_then(FileTier::next_done) {
             let Done { number, outcome, buffer } = done;
             match self.purposes.remove(&number) {
                 Some(Purpose::Write { ticket, key, place }) => self.written(ticket, (key, place), outcome),
-                Some(Purpose::Read { owner, load, key }) => {
-                    let bytes = outcome.map(|_| &buffer[HEADER_BYTES..]);
-                    self.arrived(owner, load, (key, bytes), pool);
+                Some(Purpose::Read { owner, load, key, at }) => {
+                    let bytes = outcome.map(|_| &buffer[..self.config.block_bytes]);
+                    self.arrived((owner, load, at), (key, bytes), pool);
                 }
                 // Everything was cleared meanwhile.
                 None => {}
             }
-            if let Some(io) = &mut self.io {
-                io.recycle(buffer);
+            if let Some(file) = &mut self.file {
+                file.recycle(buffer);
             }
         }
-        if self.io.as_ref().is_some_and(crate::io::IoThread::is_gone) {
+        if self.file.as_ref().is_some_and(FileTier::is_gone) {
             self.fail_transfers(pool);
         }
     }
@@ -70,10 +91,15 @@ impl KvCache {
             };
             self.start_reads(owner, &mut load);
             match self.verdict(owner, &load) {
-                Some(ok) => {
+                Some(verdict) => {
                     loads.orders -= 1;
                     answered = true;
-                    self.step(Input::OnboardDone { owner, ok });
+                    self.step(match verdict {
+                        Verdict::Complete => Input::OnboardDone { owner, ok: true },
+                        Verdict::CutShort { good_blocks, next_is_lost } => {
+                            Input::OnboardCutShort { owner, good_blocks, next_is_lost }
+                        }
+                    });
                 }
                 None => loads.active = Some(load),
             }
@@ -87,15 +113,20 @@ impl KvCache {
     /// How a load ended, if it has. What precedes it in its chain must be readable first, so that
     /// an owner that has to compute never meets readable blocks further on, which it would
     /// overwrite: if it has to compute what precedes, it computes these blocks too.
-    fn verdict(&self, owner: Owner, load: &Load) -> Option<bool> {
-        if load.reads > 0 || !(load.failed || load.todo.is_empty()) {
+    fn verdict(&self, owner: Owner, load: &Load) -> Option<Verdict> {
+        if load.reads > 0 || !load.todo.is_empty() {
             return None;
         }
-        if load.failed || self.store.readable_blocks(owner) >= load.first {
-            return Some(!load.failed);
+        if load.failed == Some(0) {
+            return Some(Verdict::CutShort { good_blocks: 0, next_is_lost: true });
+        }
+        if self.store.readable_blocks(owner) >= load.first {
+            let cut = |good_blocks| Verdict::CutShort { good_blocks, next_is_lost: true };
+            return Some(load.failed.map_or(Verdict::Complete, cut));
         }
         let awaits_others = self.store.next_awaited(owner, 0).is_some_and(|position| position < load.first);
-        if awaits_others { None } else { Some(false) }
+        let unused = Verdict::CutShort { good_blocks: 0, next_is_lost: false };
+        if awaits_others { None } else { Some(unused) }
     }
 
     /// Brings up from host memory what rests there, and lists the rest.
@@ -106,8 +137,8 @@ impl KvCache {
         let chain = self.held.get(&owner).map_or(&[][..], |held| &held.chain);
         let first = wanted.first().and_then(|(first, _)| chain.iter().position(|key| key == first));
         let first = first.unwrap_or(0) as u32;
-        let mut load = Load { number, first, todo: VecDeque::new(), reads: 0, failed: false };
-        for (key, tier) in wanted {
+        let mut load = Load { number, first, todo: VecDeque::new(), reads: 0, failed: None };
+        for (at, (key, tier)) in (0u32..).zip(wanted) {
             let from_flash = match tier {
                 Tier::Dram => match self.load_from_dram(key, pool) {
                     Ok(()) => continue,
@@ -119,10 +150,10 @@ impl KvCache {
                 _ => self.rests_on_flash(key),
             };
             if !from_flash {
-                load.failed = true;
+                load.fail(at);
                 break;
             }
-            load.todo.push_back(key);
+            load.todo.push_back((key, at));
         }
         load
     }
@@ -140,16 +171,16 @@ impl KvCache {
     }
 
     fn start_reads(&mut self, owner: Owner, load: &mut Load) {
-        let (Some(file), Some(io)) = (&self.file, &mut self.io) else { return };
-        while !load.failed && io.takes_read() {
-            let Some(key) = load.todo.pop_front() else { return };
-            let number = file.place(key).and_then(|place| io.read(place, key));
+        let Some(file) = &mut self.file else { return };
+        while file.takes_read() {
+            let Some((key, at)) = load.todo.pop_front() else { return };
+            let number = file.read(key);
             match number {
                 Some(number) => {
                     load.reads += 1;
-                    self.purposes.insert(number, Purpose::Read { owner, load: load.number, key });
+                    self.purposes.insert(number, Purpose::Read { owner, load: load.number, key, at });
                 }
-                None => load.failed = true,
+                None => load.fail(at),
             }
         }
     }
@@ -157,8 +188,7 @@ impl KvCache {
     /// A block came from flash, or did not.
     fn arrived(
         &mut self,
-        owner: Owner,
-        load: u64,
+        (owner, load, at): (Owner, u64, u32),
         (key, bytes): (BlockKey, Result<&[u8], TierError>),
         pool: &mut dyn Pool,
     ) {
@@ -172,8 +202,11 @@ impl KvCache {
         let Some(active) = active.filter(|active| active.number == load) else { return };
         active.reads -= 1;
         match (bytes, address) {
-            (Ok(bytes), Some(slot)) if is_awaited => pool.write(slot, bytes),
-            _ => active.failed = true,
+            (Ok(bytes), Some(slot)) if is_awaited => {
+                self.counts.ssd_read_bytes += bytes.len() as u64;
+                pool.write(slot, bytes);
+            }
+            _ => active.fail(at),
         }
     }
 
@@ -183,7 +216,9 @@ impl KvCache {
         for (_, purpose) in std::mem::take(&mut self.purposes) {
             match purpose {
                 Purpose::Write { ticket, key, place } => self.written(ticket, (key, place), Err(gone())),
-                Purpose::Read { owner, load, key } => self.arrived(owner, load, (key, Err(gone())), pool),
+                Purpose::Read { owner, load, key, at } => {
+                    self.arrived((owner, load, at), (key, Err(gone())), pool);
+                }
             }
         }
     }

@@ -5,7 +5,7 @@
 use super::testing::{BLOCK_BYTES, Bench, chain, content, owner};
 use super::{Misuse, Notice, ReadFailed, Refused};
 use baton_store::{Eviction, Offload, StoreConfig};
-use baton_types::BlockKey;
+use baton_types::{BlockKey, Tier};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,6 +26,7 @@ enum Op {
     DamageDram { pick: usize },
     SickDisk { fail_reads: u32, fail_writes: u32, lose_writes: u32, flip_reads: u32 },
     Evict { path: Vec<u64> },
+    Restart,
     Clear,
 }
 
@@ -45,13 +46,15 @@ struct World {
     bench: Bench,
     owners: BTreeMap<u64, Known>,
     was_damaged: bool,
+    /// Whether the disk said that it had written what it had not.
+    has_lied: bool,
     seen: BTreeMap<&'static str, u64>,
 }
 
 impl World {
     fn new(config: StoreConfig) -> Self {
         let bench = Bench::with(config);
-        Self { bench, owners: BTreeMap::new(), was_damaged: false, seen: BTreeMap::new() }
+        Self { bench, owners: BTreeMap::new(), was_damaged: false, has_lied: false, seen: BTreeMap::new() }
     }
 
     fn count(&mut self, name: &'static str, times: u64) {
@@ -86,8 +89,10 @@ impl World {
                 (state.fail_reads, state.fail_writes) = (*fail_reads, *fail_writes);
                 (state.lose_writes, state.flip_reads) = (*lose_writes, *flip_reads);
                 self.was_damaged |= fail_reads + fail_writes + lose_writes + flip_reads > 0;
+                self.has_lied |= *lose_writes > 0;
             }
             Op::Evict { path } => self.bench.cache.evict(&chain(path)),
+            Op::Restart => self.restart(),
             Op::Clear => {
                 self.bench.cache.clear();
                 self.owners.clear();
@@ -95,6 +100,38 @@ impl World {
         }
         self.bench.audit();
         self.audit_owners();
+    }
+
+    /// The node ends and starts again: owners are gone, and of the blocks those remain that were
+    /// readable from flash with all their ancestors.
+    fn restart(&mut self) {
+        let mut state = self.bench.disk.state.lock().unwrap();
+        (state.fail_reads, state.fail_writes, state.lose_writes, state.flip_reads) = (0, 0, 0, 0);
+        drop(state);
+        self.owners.clear();
+        let before = self.lasting();
+        self.bench.restart();
+        let after = self.lasting();
+        assert!(self.has_lied || before.is_subset(&after), "{before:?} {after:?}");
+        let stats = self.bench.cache.stats();
+        assert_eq!(stats.store.tiers[2].used_blocks, after.len() as u64);
+        assert_eq!(stats.store.blocks, after.len() as u64);
+        self.count("came back", after.len() as u64);
+    }
+
+    /// Blocks on flash whose ancestors are there, too.
+    fn lasting(&self) -> BTreeSet<BlockKey> {
+        let blocks = self.bench.cache.store.snapshot().blocks;
+        let on_flash = blocks.iter().filter(|block| block.readable_in.contains(&Tier::Ssd));
+        let parents: BTreeMap<_, _> = on_flash.map(|block| (block.key, block.parent)).collect();
+        let is_whole = |mut key: BlockKey| loop {
+            match parents.get(&key) {
+                Some(Some(parent)) => key = *parent,
+                Some(None) => return true,
+                None => return false,
+            }
+        };
+        parents.keys().copied().filter(|&key| is_whole(key)).collect()
     }
 
     fn open(&mut self, number: u64, path: &[u64], room: u32) {
@@ -352,7 +389,10 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn ops(longest: usize) -> impl Strategy<Value = Vec<Op>> {
-    proptest::collection::vec(prop_oneof![200 => op(), 1 => Just(Op::Clear)], 1..longest)
+    proptest::collection::vec(
+        prop_oneof![200 => op(), 1 => Just(Op::Clear), 3 => Just(Op::Restart)],
+        1..longest,
+    )
 }
 
 /// Sizes at which everything is scarce, and every policy.
@@ -418,6 +458,6 @@ fn random_histories_visit_every_corner() {
         add("shared fill", stats.store.shared_fill_blocks);
         add("offload failed", tiers[1].offload_failed_blocks + tiers[2].offload_failed_blocks);
     }
-    assert_eq!(seen.len(), 19, "{seen:?}");
+    assert_eq!(seen.len(), 20, "{seen:?}");
     assert!(seen.values().all(|&count| count > 10), "{seen:?}");
 }

@@ -86,7 +86,11 @@ impl KvCache {
                 Ok(block_checksum(key, out))
             }
             (Tier::Dram, _) => self.dram.get(key, out),
-            (Tier::Ssd, Some(file)) => file.get(key, out),
+            (Tier::Ssd, Some(file)) => {
+                let checksum = file.get(key, out)?;
+                self.counts.ssd_read_bytes += out.len() as u64;
+                Ok(checksum)
+            }
             _ => Err(TierError::Absent),
         }
     }

@@ -2,9 +2,10 @@
 //! their keys, a disk that fails when told to.
 
 use super::{CacheConfig, Hold, KvCache, Notice, Pool};
-use crate::file::FileTier;
-use crate::slab::Layout;
-use crate::slab::testing::Sick;
+use crate::disk::testing::Sick;
+use crate::file::IoChoice;
+use crate::file::testing::on_disk;
+use crate::layout::Layout;
 use baton_store::{CopyState, Eviction, Offload, Owner, StoreConfig};
 use baton_types::{BlockKey, ChainHasher, RequestId, Rng, Tier};
 use std::sync::Arc;
@@ -62,14 +63,33 @@ impl Bench {
     }
 
     pub(crate) fn with(store: StoreConfig) -> Self {
-        let disk = Arc::new(Sick::default());
-        let layout = Layout { block_bytes: BLOCK_BYTES, slots: store.ssd_blocks as u32, fingerprint: 0 };
-        let file = (store.ssd_blocks > 0)
-            .then(|| FileTier::on_disk(Box::new(Arc::clone(&disk)), layout).expect("the disk is well"));
+        Self::over(store, Arc::new(Sick::default()))
+    }
+
+    /// On a disk that an earlier life may have used.
+    pub(crate) fn over(store: StoreConfig, disk: Arc<Sick>) -> Self {
+        let layout = Layout { block_bytes: BLOCK_BYTES, capacity: store.ssd_blocks as u32, fingerprint: 0 };
+        let file = (store.ssd_blocks > 0).then(|| on_disk(&disk, layout).expect("the disk is well"));
         let memory = Memory(vec![[0; BLOCK_BYTES]; store.hbm_blocks as usize]);
-        let config = CacheConfig { store, block_bytes: BLOCK_BYTES, ssd_dir: None, fingerprint: 0 };
+        let config = CacheConfig {
+            store,
+            block_bytes: BLOCK_BYTES,
+            ssd_dir: None,
+            ssd_io: IoChoice::Auto,
+            fingerprint: 0,
+        };
         let cache = KvCache::with_file(config, file).expect("the tests' sizes are valid");
         Self { cache, memory, disk }
+    }
+
+    /// Ends the cache and starts it again on what its disk has.
+    pub(crate) fn restart(&mut self) {
+        let store = self.cache.config.store.clone();
+        let none = StoreConfig { ssd_blocks: 0, ..store.clone() };
+        // The old one first carries out what it was told.
+        self.cache = Self::with(none).cache;
+        *self = Self::over(store, Arc::clone(&self.disk));
+        self.audit();
     }
 
     /// Polls until nothing is under way; gives all notices.

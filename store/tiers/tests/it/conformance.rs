@@ -1,16 +1,29 @@
 //! What every tier must do, run on each.
 
-use baton_tiers::{Dram, FileTier, Tier, TierError, block_checksum};
+use baton_tiers::{Dram, FileOptions, FileTier, IoChoice, Tier, TierError, block_checksum};
 use baton_types::BlockKey;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
 
 const BLOCK_BYTES: usize = 5_000;
 const CAPACITY_BLOCKS: u32 = 4;
 
-fn tiers() -> [(&'static str, Box<dyn Tier>); 2] {
-    let file = FileTier::create(None, CAPACITY_BLOCKS, BLOCK_BYTES, 1).expect("a temporary file");
-    [("dram", Box::new(Dram::new(CAPACITY_BLOCKS, BLOCK_BYTES))), ("file", Box::new(file))]
+fn file(dir: Option<&Path>, io: IoChoice, capacity_blocks: u32) -> FileTier {
+    let options = FileOptions { dir, capacity_blocks, block_bytes: BLOCK_BYTES, fingerprint: 1, io };
+    FileTier::open(&options).expect("the file is free")
+}
+
+/// The file in its kinds: io_uring or threads, for good or for now.
+fn tiers(dir: &Path) -> [(&'static str, Box<dyn Tier>); 4] {
+    let dir = dir.join(format!("{:?}", Instant::now()));
+    [
+        ("dram", Box::new(Dram::new(CAPACITY_BLOCKS, BLOCK_BYTES))),
+        ("file", Box::new(file(None, IoChoice::Auto, CAPACITY_BLOCKS))),
+        ("threads", Box::new(file(None, IoChoice::Threads, CAPACITY_BLOCKS))),
+        ("lasting", Box::new(file(Some(&dir), IoChoice::Auto, CAPACITY_BLOCKS))),
+    ]
 }
 
 fn block(fill: u8) -> Vec<u8> {
@@ -26,7 +39,8 @@ fn get(tier: &mut dyn Tier, key: BlockKey) -> Result<Vec<u8>, TierError> {
 
 #[test]
 fn what_is_put_is_what_is_got() {
-    for (name, mut tier) in tiers() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, mut tier) in tiers(dir.path()) {
         assert_eq!((tier.capacity_blocks(), tier.block_bytes(), tier.len_blocks()), (4, BLOCK_BYTES, 0));
         tier.put(BlockKey(1), &block(1)).unwrap();
         tier.put(BlockKey(2), &block(2)).unwrap();
@@ -41,7 +55,8 @@ fn what_is_put_is_what_is_got() {
 
 #[test]
 fn a_full_tier_says_so_and_keeps_what_it_has() {
-    for (name, mut tier) in tiers() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, mut tier) in tiers(dir.path()) {
         for key in 0..4 {
             tier.put(BlockKey(key), &block(key as u8)).unwrap();
         }
@@ -57,7 +72,8 @@ fn a_full_tier_says_so_and_keeps_what_it_has() {
 
 #[test]
 fn wrong_sizes_and_shared_names_are_refused() {
-    for (name, mut tier) in tiers() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, mut tier) in tiers(dir.path()) {
         assert!(matches!(tier.put(BlockKey(1), &[0; 7]), Err(TierError::WrongLength { .. })), "{name}");
         tier.put(BlockKey(1), &block(1)).unwrap();
         assert!(matches!(tier.get(BlockKey(1), &mut [0; 7]), Err(TierError::WrongLength { .. })), "{name}");
@@ -71,9 +87,9 @@ fn wrong_sizes_and_shared_names_are_refused() {
 #[test]
 fn a_tier_of_no_places_is_always_full() {
     let none: [Box<dyn Tier>; 2] =
-        [Box::new(Dram::new(0, 8)), Box::new(FileTier::create(None, 0, 8, 0).unwrap())];
+        [Box::new(Dram::new(0, BLOCK_BYTES)), Box::new(file(None, IoChoice::Auto, 0))];
     for mut tier in none {
-        assert!(matches!(tier.put(BlockKey(1), &[0; 8]), Err(TierError::Full)));
+        assert!(matches!(tier.put(BlockKey(1), &[0; BLOCK_BYTES]), Err(TierError::Full)));
         assert_eq!((tier.capacity_blocks(), tier.len_blocks()), (0, 0));
     }
 }
@@ -94,11 +110,12 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_tier_is_a_bounded_map(ops in proptest::collection::vec(op(), 1..60)) {
-        for (name, mut tier) in tiers() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, mut tier) in tiers(dir.path()) {
             let mut model: BTreeMap<u128, u8> = BTreeMap::new();
             for op in &ops {
                 match *op {

@@ -1,8 +1,8 @@
 //! The cache with a slab file on a real file system.
 
 use baton_store::{Eviction, Offload, StoreConfig};
-use baton_tiers::{CacheConfig, CacheError, KvCache, Notice, Pool, block_checksum};
-use baton_types::{BlockKey, ChainHasher, RequestId};
+use baton_tiers::{CacheConfig, CacheError, IoChoice, KvCache, Notice, Pool, block_checksum};
+use baton_types::{BlockKey, CacheChange, ChainHasher, RequestId};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -31,7 +31,8 @@ fn config(dir: &Path) -> CacheConfig {
         offload: Offload::WriteThrough,
         ssd_second_touch: false,
     };
-    CacheConfig { store, block_bytes: BLOCK_BYTES, ssd_dir: Some(dir.to_owned()), fingerprint: 3 }
+    let ssd_dir = Some(dir.to_owned());
+    CacheConfig { store, block_bytes: BLOCK_BYTES, ssd_dir, ssd_io: IoChoice::Auto, fingerprint: 3 }
 }
 
 struct Node {
@@ -129,7 +130,7 @@ fn damage_on_the_disk_is_never_served() {
 }
 
 #[test]
-fn a_node_directory_has_one_user_at_a_time_and_starts_empty() {
+fn a_node_directory_has_one_user_at_a_time_and_what_it_kept_comes_back() {
     let dir = tempfile::tempdir().unwrap();
     let mut node = Node::start(dir.path());
     let a = chain(b"a", 8);
@@ -137,7 +138,15 @@ fn a_node_directory_has_one_user_at_a_time_and_starts_empty() {
     let second = KvCache::new(config(dir.path())).map(|_| ()).unwrap_err();
     assert!(matches!(&second, CacheError::Flash(_)) && second.to_string().contains("in use"), "{second}");
     drop(node);
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the file goes with the cache");
     let mut again = Node::start(dir.path());
-    assert_eq!(again.serve(1, &a), 0);
+    assert_eq!((again.cache.flash().recovered_blocks, again.cache.flash().dropped_blocks), (8, 0));
+    assert_eq!(again.cache.inventory().len(), 8, "it is announced");
+    let told = again.cache.poll(&mut again.memory);
+    assert!(matches!(&told[..], [Notice::Changed(CacheChange::Stored { hashes, .. })] if hashes.len() == 8));
+    assert_eq!(again.serve(1, &a), 8);
+    drop(again);
+    let other = CacheConfig { fingerprint: 4, ..config(dir.path()) };
+    let other = KvCache::new(other).unwrap();
+    assert_eq!(other.flash().recovered_blocks, 0);
+    assert!(other.flash().words.contains("another model"), "{:?}", other.flash());
 }

@@ -1,0 +1,183 @@
+//! Which block rests where, in memory, and which slots may be given out.
+
+use crate::desk::Order;
+use crate::index::{Entry, Place};
+use crate::layout::Layout;
+use crate::short::ByShort;
+use crate::slots::Slots;
+use baton_types::{BlockHash, BlockKey};
+
+/// Blocks by short name, each with its place.
+pub(crate) type Places = ByShort<(BlockKey, Place)>;
+
+/// The places of a slab file.
+///
+/// Contract: a slot is in exactly one state: free; reserved for one write; taken by a block that
+/// rests here; or draining, until the desk says `Freed`.
+#[derive(Debug)]
+pub(crate) struct Book {
+    layout: Layout,
+    places: Places,
+    slots: Slots,
+    draining: u32,
+    next_generation: u64,
+    epoch: u32,
+}
+
+impl Book {
+    /// Takes over what an earlier life left: `entries`, which are in `places`. The slots of
+    /// `stale` ones drain: order their removal.
+    pub(crate) fn new(layout: Layout, places: Places, entries: &[Entry], stale: &[Entry]) -> Self {
+        let all = || entries.iter().chain(stale).map(|entry| entry.place);
+        let next_generation = all().map(|place| place.generation + 1).max().unwrap_or(1);
+        let mut slots = Slots::new(layout.slots());
+        slots.take_these(all().map(|place| place.slot));
+        Self { layout, places, slots, draining: stale.len() as u32, next_generation, epoch: 0 }
+    }
+
+    /// Blocks that may rest here.
+    pub(crate) const fn capacity(&self) -> u32 {
+        self.layout.capacity
+    }
+
+    /// Blocks that rest here.
+    pub(crate) fn committed(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Blocks that rest here and places reserved.
+    pub(crate) fn in_use(&self) -> usize {
+        self.slots.taken() - self.draining as usize
+    }
+
+    /// Slots that wait for the desk.
+    pub(crate) const fn draining(&self) -> u32 {
+        self.draining
+    }
+
+    /// Whether a place can be reserved now.
+    pub(crate) fn has_free(&self) -> bool {
+        self.in_use() < self.layout.capacity as usize && self.slots.has_free()
+    }
+
+    /// A place to write a block with this checksum to: then commit it, or say what became of it.
+    pub(crate) fn reserve(&mut self, checksum: u64) -> Option<Place> {
+        if !self.has_free() {
+            return None;
+        }
+        let slot = self.slots.take()?;
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        Some(Place { slot, generation, checksum })
+    }
+
+    /// The block was written in full to a reserved place. `false`: a block of that short name
+    /// rests here already, and the place stays the caller's.
+    pub(crate) fn commit(&mut self, key: BlockKey, place: Place) -> bool {
+        let is_new = !self.places.contains_key(&key.short());
+        if is_new {
+            self.places.insert(key.short(), (key, place));
+        }
+        is_new
+    }
+
+    /// Nothing was ever written to a reserved place.
+    pub(crate) fn give_back(&mut self, place: Place) {
+        self.slots.give(place.slot);
+    }
+
+    /// A write to a reserved place failed: its slot drains.
+    pub(crate) fn failed(&mut self) {
+        self.draining += 1;
+    }
+
+    /// What was written to a reserved place is not wanted: its slot drains once this is ordered.
+    pub(crate) fn discard(&mut self, place: Place) -> Order {
+        self.draining += 1;
+        Order::Remove(place)
+    }
+
+    /// Gives a block up; its slot drains once this is ordered.
+    pub(crate) fn remove(&mut self, block: BlockHash) -> Option<Order> {
+        let (_, place) = self.places.remove(&block)?;
+        Some(self.discard(place))
+    }
+
+    /// The desk freed a slot. `false`: that was before everything was forgotten.
+    pub(crate) fn freed(&mut self, slot: u32, epoch: u32) -> bool {
+        if epoch == self.epoch {
+            self.draining -= 1;
+            self.slots.give(slot);
+        }
+        epoch == self.epoch
+    }
+
+    /// Forgets every block; the file must be ordered to as well.
+    pub(crate) fn clear(&mut self) {
+        self.places.clear();
+        self.slots = Slots::new(self.layout.slots());
+        self.draining = 0;
+        self.epoch += 1;
+    }
+
+    /// The place of a block of that short name.
+    pub(crate) fn get(&self, block: BlockHash) -> Option<(BlockKey, Place)> {
+        self.places.get(&block).copied()
+    }
+
+    /// Where a block rests.
+    pub(crate) fn place(&self, key: BlockKey) -> Option<Place> {
+        self.get(key.short()).filter(|(known, _)| *known == key).map(|(_, place)| place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYOUT: Layout = Layout { block_bytes: 10, capacity: 2, fingerprint: 0 };
+
+    #[test]
+    fn a_slot_is_given_out_again_only_once_it_is_freed() {
+        let mut book = Book::new(LAYOUT, Places::default(), &[], &[]);
+        let first = book.reserve(1).unwrap();
+        let second = book.reserve(2).unwrap();
+        assert!(book.reserve(3).is_none(), "the spare slot adds no capacity");
+        assert!(book.commit(BlockKey(1), first) && !book.commit(BlockKey(1), second));
+        assert!(matches!(book.remove(BlockHash(1)), Some(Order::Remove(place)) if place == first));
+        let third = book.reserve(3).expect("the spare slot");
+        assert!(third.slot != first.slot && third.generation > second.generation);
+        book.failed();
+        assert!(!book.has_free() && book.in_use() == 1 && book.draining() == 2);
+        assert!(book.freed(first.slot, 0));
+        assert_eq!(book.reserve(4).map(|place| place.slot), Some(first.slot));
+    }
+
+    #[test]
+    fn what_was_freed_before_a_clear_stays_with_its_new_tenant() {
+        let mut book = Book::new(LAYOUT, Places::default(), &[], &[]);
+        let old = book.reserve(1).unwrap();
+        book.failed();
+        book.clear();
+        let new = book.reserve(2).unwrap();
+        assert_eq!(old.slot, new.slot);
+        assert!(!book.freed(old.slot, 0));
+        assert_eq!((book.in_use(), book.draining()), (1, 0));
+    }
+
+    #[test]
+    fn what_was_left_is_there_and_what_is_stale_drains() {
+        let entry = |slot, generation| {
+            let place = Place { slot, generation, checksum: 0 };
+            Entry { key: BlockKey(5), parent: None, place }
+        };
+        let kept = entry(2, 9);
+        let places = Places::from_iter([(kept.key.short(), (kept.key, kept.place))]);
+        let mut book = Book::new(LAYOUT, places, &[kept], &[entry(0, 8)]);
+        assert_eq!((book.committed(), book.in_use(), book.draining()), (1, 1, 1));
+        assert_eq!(book.place(BlockKey(5)).map(|place| place.slot), Some(2));
+        let place = book.reserve(0).unwrap();
+        assert_eq!((place.slot, place.generation), (1, 10));
+        assert_eq!(book.place(BlockKey(5 | 1 << 90)), None);
+    }
+}

@@ -1,0 +1,118 @@
+//! A disk with a cache that forgets: writes last once they are flushed, and any of them, or any
+//! part of them, may last earlier. Operations end in any order, and some fail.
+
+use crate::aligned::Aligned;
+use crate::desk::{Op, OpKind};
+use crate::queue::Completion;
+use baton_types::Rng;
+use std::io;
+
+/// What a disk writes at once or not at all.
+const SECTOR_BYTES: usize = 512;
+/// Where the headers end: a sector of theirs is old or new, never neither.
+const HEADERS_END: u64 = 8192;
+
+#[derive(Debug)]
+struct Flying {
+    op: Op,
+    /// A flush covers as many of the cached writes.
+    covers: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Device {
+    lasting: Vec<u8>,
+    cached: Vec<(u64, Vec<u8>)>,
+    flying: Vec<Flying>,
+}
+
+fn put(bytes: &mut [u8], offset: u64, written: &[u8]) {
+    bytes[offset as usize..offset as usize + written.len()].copy_from_slice(written);
+}
+
+/// A write of which each sector is there or not, or is nothing of either.
+fn tear(bytes: &mut [u8], offset: u64, written: &[u8], rng: &mut Rng) {
+    let garbles = offset >= HEADERS_END && rng.below(8) == 0;
+    for (at, sector) in written.chunks(SECTOR_BYTES).enumerate() {
+        let offset = offset + (at * SECTOR_BYTES) as u64;
+        match rng.below(if garbles { 3 } else { 2 }) {
+            0 => {}
+            1 => put(bytes, offset, sector),
+            _ => put(bytes, offset, &vec![rng.below(256) as u8; sector.len()]),
+        }
+    }
+}
+
+impl Device {
+    pub(super) fn new(lasting: Vec<u8>) -> Self {
+        Self { lasting, cached: Vec::new(), flying: Vec::new() }
+    }
+
+    pub(super) fn lasting(&self) -> &[u8] {
+        &self.lasting
+    }
+
+    pub(super) fn submit(&mut self, op: Op) {
+        self.flying.push(Flying { op, covers: self.cached.len() });
+    }
+
+    /// One of the operations under way ends.
+    pub(super) fn complete_any(&mut self, rng: &mut Rng, may_fail: bool) -> Option<Completion> {
+        if self.flying.is_empty() {
+            return None;
+        }
+        let at = rng.below(self.flying.len() as u64) as usize;
+        let Flying { op, covers } = self.flying.swap_remove(at);
+        let Op { token, kind, offset, mut buffer } = op;
+        let fails = may_fail && rng.below(50) == 0;
+        match kind {
+            OpKind::Read => self.read(offset, &mut buffer),
+            OpKind::Write if fails => {
+                let mut torn = self.as_read(offset, buffer.len());
+                tear(&mut torn, 0, &buffer, rng);
+                self.cached.push((offset, torn));
+            }
+            OpKind::Write => self.cached.push((offset, buffer.to_vec())),
+            // A flush that fails may have done its work, but not even that is known.
+            OpKind::Flush if fails && rng.below(2) == 0 => {}
+            OpKind::Flush => {
+                for (offset, written) in self.cached.drain(..covers) {
+                    put(&mut self.lasting, offset, &written);
+                }
+            }
+        }
+        let result = if fails { Err(io::Error::other("it failed")) } else { Ok(()) };
+        Some(Completion { token, result, buffer })
+    }
+
+    /// What is left when the power goes now.
+    pub(super) fn after_power_cut(&self, rng: &mut Rng) -> Self {
+        let mut lasting = self.lasting.clone();
+        let flying = self.flying.iter().filter(|flying| flying.op.kind == OpKind::Write);
+        let flying = flying.map(|flying| (flying.op.offset, &flying.op.buffer[..]));
+        let cached = self.cached.iter().map(|(offset, written)| (*offset, &written[..]));
+        for (offset, written) in cached.chain(flying) {
+            match rng.below(3) {
+                0 => {}
+                1 => put(&mut lasting, offset, written),
+                _ => tear(&mut lasting, offset, written, rng),
+            }
+        }
+        Self::new(lasting)
+    }
+
+    fn as_read(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut out = Aligned::new(len);
+        self.read(offset, &mut out);
+        out.to_vec()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) {
+        let from = offset as usize;
+        out.copy_from_slice(&self.lasting[from..from + out.len()]);
+        for (_, written) in self.cached.iter().filter(|(at, _)| *at == offset) {
+            out.copy_from_slice(written);
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Which block rests in which slot, as the file has it: pages of entries with two sides each.
+//!
+//! A page is written whole, to the side where its last lasting state is *not*, under the next
+//! version. So a write that is cut short costs nothing: the other side still says what was true.
+//! Of two sound sides the higher version counts.
+
+use crate::aligned::PAGE_BYTES;
+use crate::layout::{Layout, PAGE_ENTRIES, put_words, word};
+use baton_types::BlockKey;
+use crc_fast::{CrcAlgorithm, checksum};
+use std::collections::BTreeSet;
+
+/// The size of an entry, and of a page's header.
+const ENTRY_BYTES: usize = 64;
+const PAGE_MAGIC: u64 = 0x4254_4E4B_5658_4944;
+/// Bits of an entry's flags.
+const PRESENT: u64 = 1;
+const HAS_PARENT: u64 = 2;
+
+/// Where a block rests, and what vouches for its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Which slot.
+    pub slot: u32,
+    /// The how-manieth write to the file.
+    pub generation: u64,
+    /// Of the key and the bytes.
+    pub checksum: u64,
+}
+
+/// One block of the index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// The block.
+    pub key: BlockKey,
+    /// The block that it continues.
+    pub parent: Option<BlockKey>,
+    /// Where it rests.
+    pub place: Place,
+}
+
+impl Entry {
+    fn encode(&self, out: &mut [u8]) {
+        let halves = |key: BlockKey| [key.0 as u64, (key.0 >> 64) as u64];
+        let ([low, high], [above_low, above_high]) =
+            (halves(self.key), halves(self.parent.unwrap_or(BlockKey(0))));
+        let flags = PRESENT | if self.parent.is_some() { HAS_PARENT } else { 0 };
+        let Place { slot, generation, checksum } = self.place;
+        put_words(out, &[low, high, above_low, above_high, generation, checksum, u64::from(slot), flags]);
+    }
+
+    /// The entry of `slot` if there is one.
+    fn decode(bytes: &[u8], slot: u32) -> Option<Self> {
+        let key = |at| BlockKey(u128::from(word(bytes, at)) | u128::from(word(bytes, at + 1)) << 64);
+        let flags = word(bytes, 7);
+        if flags & PRESENT == 0 || word(bytes, 6) != u64::from(slot) {
+            return None;
+        }
+        let parent = (flags & HAS_PARENT != 0).then(|| key(2));
+        let place = Place { slot, generation: word(bytes, 4), checksum: word(bytes, 5) };
+        Some(Self { key: key(0), parent, place })
+    }
+}
+
+/// The keys of the blocks that a start tries the disk out with.
+pub(crate) const fn trial_key(at: u64) -> BlockKey {
+    BlockKey((u64::MAX as u128) << 64 | at as u128)
+}
+
+/// Whether a block is such a one, left by a start that was killed.
+pub(crate) const fn is_trial(key: BlockKey) -> bool {
+    (key.0 >> 64) as u64 == u64::MAX
+}
+
+/// How far a page got.
+#[derive(Clone, Copy, Debug, Default)]
+struct Written {
+    /// The version that lasts; its parity is its side.
+    lasting: u64,
+    /// The highest version that was tried; always for the other side.
+    tried: u64,
+}
+
+/// What a side of a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    /// Of this life, in this version.
+    Sound(u64),
+    /// Never written in this life.
+    Unused,
+    /// Neither.
+    Torn,
+}
+
+/// What came of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Adopted {
+    /// Whether blocks may be lost: no side was sound, and one was written.
+    pub is_lost: bool,
+    /// Sides to be wiped before anything else is written: a later write that is cut short could
+    /// make of its own sectors and of theirs a page that once was to be, and is not true any more.
+    pub is_torn: [bool; 2],
+}
+
+/// The index in memory: every page as it is to be.
+#[derive(Debug)]
+pub(crate) struct Index {
+    layout: Layout,
+    incarnation: u64,
+    bytes: Vec<u8>,
+    pages: Vec<Written>,
+    dirty: BTreeSet<u32>,
+}
+
+impl Index {
+    /// An empty one.
+    pub(crate) fn new(layout: Layout, incarnation: u64) -> Self {
+        let pages = layout.index_pages() as usize;
+        Self {
+            layout,
+            incarnation,
+            bytes: vec![0; pages * PAGE_ENTRIES * ENTRY_BYTES],
+            pages: vec![Written::default(); pages],
+            dirty: BTreeSet::new(),
+        }
+    }
+
+    /// Empties it for a new life of the file.
+    pub(crate) fn restart(&mut self, incarnation: u64) {
+        *self = Self::new(self.layout, incarnation);
+    }
+
+    /// Takes over the two sides of a page as they were read.
+    pub(crate) fn adopt(&mut self, page: u32, side_pair: &[u8]) -> Adopted {
+        let (first, second) = side_pair.split_at(PAGE_BYTES);
+        let sides = [self.look(page, 0, first), self.look(page, 1, second)];
+        let version = |side: Side| if let Side::Sound(version) = side { Some(version) } else { None };
+        let best = version(sides[0]).max(version(sides[1]));
+        let is_torn = sides.map(|side| side == Side::Torn);
+        let Some(lasting) = best else { return Adopted { is_lost: is_torn[0] || is_torn[1], is_torn } };
+        self.pages[page as usize] = Written { lasting, tried: lasting };
+        let from = page as usize * PAGE_ENTRIES * ENTRY_BYTES;
+        let bytes = if lasting & 1 == 0 { first } else { second };
+        let entries = &bytes[ENTRY_BYTES..];
+        self.bytes[from..from + entries.len()].copy_from_slice(entries);
+        Adopted { is_lost: false, is_torn }
+    }
+
+    fn look(&self, page: u32, side: u64, bytes: &[u8]) -> Side {
+        let sum = checksum(CrcAlgorithm::Crc64Nvme, &bytes[8..]);
+        let is_sound = word(bytes, 0) == sum
+            && word(bytes, 1) == PAGE_MAGIC
+            && word(bytes, 3) == u64::from(page)
+            && word(bytes, 4) & 1 == side;
+        match is_sound {
+            true if word(bytes, 2) == self.incarnation => Side::Sound(word(bytes, 4)),
+            false if bytes.iter().any(|&byte| byte != 0) => Side::Torn,
+            _ => Side::Unused,
+        }
+    }
+
+    /// All entries, by slot.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
+        let bytes = self.bytes.chunks_exact(ENTRY_BYTES);
+        (0..self.layout.slots()).zip(bytes).filter_map(|(slot, bytes)| Entry::decode(bytes, slot))
+    }
+
+    /// Adds a block, in place of what the slot's entry was.
+    pub(crate) fn set(&mut self, entry: &Entry) {
+        let slot = entry.place.slot;
+        entry.encode(&mut self.bytes[range(slot)]);
+        self.dirty.insert(slot / PAGE_ENTRIES as u32);
+    }
+
+    /// Takes out the block of one write, if its slot still has it.
+    pub(crate) fn clear(&mut self, place: Place) {
+        let known = Entry::decode(&self.bytes[range(place.slot)], place.slot);
+        if known.is_some_and(|entry| entry.place.generation == place.generation) {
+            self.bytes[range(place.slot)].fill(0);
+            self.dirty.insert(place.slot / PAGE_ENTRIES as u32);
+        }
+    }
+
+    /// Pages that do not last as they are in memory.
+    pub(crate) fn dirty_pages(&self) -> usize {
+        self.dirty.len()
+    }
+
+    /// Takes the dirty pages to be written. Each is to be reported [`Index::lasts`] or
+    /// [`Index::missed`] before anything changes again.
+    pub(crate) fn take_dirty(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.dirty).into_iter().collect()
+    }
+
+    /// A page under its next version, and where it goes.
+    pub(crate) fn compose(&mut self, page: u32, out: &mut [u8]) -> u64 {
+        let written = &mut self.pages[page as usize];
+        // After a failed try two more: the side stays, and what the failed one left is outdone.
+        written.tried += if written.tried == written.lasting { 1 } else { 2 };
+        let from = page as usize * PAGE_ENTRIES * ENTRY_BYTES;
+        out.fill(0);
+        put_words(&mut out[8..], &[PAGE_MAGIC, self.incarnation, u64::from(page), written.tried]);
+        out[ENTRY_BYTES..].copy_from_slice(&self.bytes[from..from + PAGE_ENTRIES * ENTRY_BYTES]);
+        let sum = checksum(CrcAlgorithm::Crc64Nvme, &out[8..]);
+        put_words(out, &[sum]);
+        self.layout.page_offset(page, written.tried)
+    }
+
+    /// What was composed of this page is on the disk for good.
+    pub(crate) fn lasts(&mut self, page: u32) {
+        let written = &mut self.pages[page as usize];
+        written.lasting = written.tried;
+    }
+
+    /// What was composed of this page may be on the disk or not.
+    pub(crate) fn missed(&mut self, page: u32) {
+        self.dirty.insert(page);
+    }
+}
+
+fn range(slot: u32) -> std::ops::Range<usize> {
+    let from = slot as usize * ENTRY_BYTES;
+    from..from + ENTRY_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYOUT: Layout = Layout { block_bytes: 100, capacity: 100, fingerprint: 0 };
+
+    fn entry(slot: u32, generation: u64) -> Entry {
+        let key = BlockKey(u128::from(generation) << 70 | 5);
+        let parent = generation.is_multiple_of(2).then_some(BlockKey(u128::MAX - 3));
+        Entry { key, parent, place: Place { slot, generation, checksum: !generation } }
+    }
+
+    /// Writes the dirty pages to a file in memory.
+    fn write(index: &mut Index, file: &mut [u8]) {
+        for page in index.take_dirty() {
+            let mut bytes = vec![9; PAGE_BYTES];
+            let at = index.compose(page, &mut bytes) as usize;
+            file[at..at + PAGE_BYTES].copy_from_slice(&bytes);
+            index.lasts(page);
+        }
+    }
+
+    fn read(file: &[u8], incarnation: u64) -> (Index, usize) {
+        let mut index = Index::new(LAYOUT, incarnation);
+        let pair = |page| {
+            let at = LAYOUT.page_offset(page, 0) as usize;
+            &file[at..at + 2 * PAGE_BYTES]
+        };
+        let lost = (0..LAYOUT.index_pages()).filter(|&page| index.adopt(page, pair(page)).is_lost).count();
+        (index, lost)
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_a_removed_block_stays_removed() {
+        let mut file = vec![0; LAYOUT.slot_offset(0) as usize];
+        let mut index = Index::new(LAYOUT, 7);
+        let all = [entry(0, 1), entry(62, 2), entry(63, 3), entry(100, 4)];
+        all.iter().for_each(|entry| index.set(entry));
+        assert_eq!(index.dirty_pages(), 2);
+        write(&mut index, &mut file);
+        assert_eq!(read(&file, 7).0.entries().collect::<Vec<_>>(), all);
+        index.clear(all[1].place);
+        index.clear(Place { generation: 99, ..all[2].place });
+        assert_eq!(index.dirty_pages(), 1, "a slot that has another block by now is left alone");
+        write(&mut index, &mut file);
+        let (again, lost) = read(&file, 7);
+        assert_eq!((again.entries().collect::<Vec<_>>(), lost), (vec![all[0], all[2], all[3]], 0));
+        let (other, lost) = read(&file, 8);
+        assert_eq!((other.entries().count(), lost), (0, 0), "an earlier life of the file");
+    }
+
+    #[test]
+    fn a_damaged_side_leaves_what_was_true_before() {
+        let mut file = vec![0; LAYOUT.slot_offset(0) as usize];
+        let mut index = Index::new(LAYOUT, 7);
+        for round in 1..6 {
+            index.set(&entry(round as u32, round));
+            write(&mut index, &mut file);
+            let before = read(&file, 7).0.entries().count();
+            assert_eq!(before, round as usize);
+            let side = LAYOUT.page_offset(0, round) as usize;
+            for at in [0, 9, 17, 25, 33, 70, 4095] {
+                let mut damaged = file.clone();
+                damaged[side + at] ^= 0x10;
+                let (older, lost) = read(&damaged, 7);
+                assert_eq!(older.entries().count(), round as usize - 1);
+                assert_eq!(lost, usize::from(round == 1), "at first there is no other side");
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_write_is_tried_again_on_the_same_side_and_outdoes_it() {
+        let mut index = Index::new(LAYOUT, 7);
+        let mut bytes = vec![0; PAGE_BYTES];
+        index.set(&entry(1, 1));
+        index.take_dirty();
+        let first = index.compose(0, &mut bytes);
+        index.lasts(0);
+        let offsets: Vec<_> = (0..3).map(|_| index.compose(0, &mut bytes)).collect();
+        assert!(offsets.iter().all(|&at| at == offsets[0] && at != first));
+        assert_eq!(word(&bytes, 4), 6);
+        index.lasts(0);
+        assert_eq!(index.compose(0, &mut bytes), first);
+        index.missed(0);
+        assert_eq!(index.dirty_pages(), 1);
+    }
+}
