@@ -49,8 +49,13 @@ def requests(rng, count):
 
 
 def text_of(choice):
+    """The text; vLLM holds back the bytes of a letter that the answer ends within, others show U+FFFD there."""
     part = choice.get("delta") or choice.get("message") or choice
     return part.get("content") or part.get("text") or ""
+
+
+def whole(text):
+    return text.rstrip("\ufffd")
 
 
 async def ask(session, base, path, body):
@@ -64,7 +69,7 @@ async def ask(session, base, path, body):
         if not body["stream"]:
             told = await answer.json()
             choice = told["choices"][0]
-            return (text_of(choice), choice["finish_reason"], told["usage"]["completion_tokens"])
+            return (whole(text_of(choice)), choice["finish_reason"], told["usage"]["completion_tokens"])
         text, end, tokens, done = "", None, None, False
         async for line in answer.content:
             line = line.decode().strip()
@@ -81,7 +86,7 @@ async def ask(session, base, path, body):
             for choice in told["choices"]:
                 text += text_of(choice)
                 end = choice.get("finish_reason") or end
-        return (text, end, tokens) if done else ("cut", 200, text)
+        return (whole(text), end, tokens) if done else ("cut", 200, text)
 
 
 async def compare(session, args):
