@@ -173,8 +173,9 @@ fn cache(config: &NodeConfig, engine: &dyn Engine) -> Result<KvCache, String> {
     let fingerprint = engine::digest(&engine::fingerprint(engine));
     let ssd_dir = config.ssd_dir.clone();
     let block_bytes = shape.block_bytes();
-    let cache = KvCache::new(CacheConfig { store, block_bytes, ssd_dir, ssd_io: IoChoice::Auto, fingerprint })
-        .map_err(|e| format!("node {}: KV cache: {e}", config.name))?;
+    let cache =
+        KvCache::new(CacheConfig { store, block_bytes, ssd_dir, ssd_io: IoChoice::Auto, fingerprint })
+            .map_err(|e| format!("node {}: KV cache: {e}", config.name))?;
     let flash = cache.flash();
     if flash.is_off {
         tracing::error!(node = config.name, "the SSD tier is {}", flash.words);
