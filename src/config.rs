@@ -6,6 +6,7 @@
 use baton_router::{ReasoningParser, ToolParser};
 use baton_scheduler::SchedulerConfig;
 use baton_store::{Eviction, Offload};
+use baton_tiers::IoChoice;
 use baton_transfer::TransferConfig;
 use baton_types::Role;
 use serde::{Deserialize, Serialize};
@@ -151,15 +152,53 @@ impl Default for PoolConfig {
 pub struct StoreSection {
     /// Which unpinned block goes first when a tier is full.
     pub eviction: Eviction,
-    /// When a block is copied to the next slower tier.
-    pub offload: Offload,
+    /// When a block is copied to the next slower tier: `off`, `write_through` (as soon as it is readable), `on_evict`
+    /// (when it is about to go), or `auto`: at once where the SSD's folder outlives the node.
+    pub offload: OffloadChoice,
     /// Whether SSD takes only blocks that were asked for twice.
     pub ssd_second_touch: bool,
+    /// How nodes read and write their SSD: `ring` (io_uring, or not at all), `threads`, or `auto`: io_uring
+    /// if the kernel lets them, else threads.
+    pub ssd_io: IoChoice,
+}
+
+/// When a block is copied to the next slower tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OffloadChoice {
+    /// `write_through` where the SSD's folder outlives the node, else `on_evict`.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// As soon as it is readable in the faster tier.
+    WriteThrough,
+    /// When it is among the next to be evicted.
+    OnEvict,
+}
+
+impl OffloadChoice {
+    /// What it stands for. A chain comes back after a restart only from its first block on, and the first block of a
+    /// chain is the last to be evicted: where blocks are to outlive the node, they are copied at once.
+    #[must_use]
+    pub const fn of(self, lasts: bool) -> Offload {
+        match self {
+            Self::Auto if lasts => Offload::WriteThrough,
+            Self::Auto | Self::OnEvict => Offload::OnEvict,
+            Self::Off => Offload::Off,
+            Self::WriteThrough => Offload::WriteThrough,
+        }
+    }
 }
 
 impl Default for StoreSection {
     fn default() -> Self {
-        Self { eviction: Eviction::Reuse, offload: Offload::OnEvict, ssd_second_touch: false }
+        Self {
+            eviction: Eviction::Reuse,
+            offload: OffloadChoice::Auto,
+            ssd_second_touch: false,
+            ssd_io: IoChoice::Auto,
+        }
     }
 }
 

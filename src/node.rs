@@ -20,7 +20,7 @@ use std::sync::mpsc::Sender;
 
 use baton_engine::Engine;
 use baton_store::StoreConfig;
-use baton_tiers::{CacheConfig, IoChoice, KvCache};
+use baton_tiers::{CacheConfig, KvCache};
 use baton_transports::{CarrierConfig, Endpoint, EndpointConfig, Receiver};
 use baton_types::Role;
 use baton_wire::v1;
@@ -167,15 +167,14 @@ fn cache(config: &NodeConfig, engine: &dyn Engine) -> Result<KvCache, String> {
         dram_blocks: config.dram_blocks,
         ssd_blocks: config.ssd_blocks,
         eviction: config.store.eviction,
-        offload: config.store.offload,
+        offload: config.store.offload.of(config.ssd_dir.is_some() && config.ssd_blocks > 0),
         ssd_second_touch: config.store.ssd_second_touch,
     };
     let fingerprint = engine::digest(&engine::fingerprint(engine));
     let ssd_dir = config.ssd_dir.clone();
-    let block_bytes = shape.block_bytes();
-    let cache =
-        KvCache::new(CacheConfig { store, block_bytes, ssd_dir, ssd_io: IoChoice::Auto, fingerprint })
-            .map_err(|e| format!("node {}: KV cache: {e}", config.name))?;
+    let (block_bytes, ssd_io) = (shape.block_bytes(), config.store.ssd_io);
+    let cache = KvCache::new(CacheConfig { store, block_bytes, ssd_dir, ssd_io, fingerprint })
+        .map_err(|e| format!("node {}: KV cache: {e}", config.name))?;
     let flash = cache.flash();
     if flash.is_off {
         tracing::error!(node = config.name, "the SSD tier is {}", flash.words);

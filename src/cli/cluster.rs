@@ -30,7 +30,7 @@ pub fn setup(config: &Config, seed: u64) -> Result<Setup, String> {
         pools,
         transfer: config.transfer.clone(),
         eviction: config.store.eviction,
-        offload: config.store.offload,
+        offload: config.store.offload.of(false),
         ssd_second_touch: config.store.ssd_second_touch,
         handoff: match config.cluster.handoff {
             HandoffMode::Layerwise => Handoff::Layerwise,
