@@ -157,3 +157,39 @@ fn a_killed_service_ends_no_stream_as_if_it_were_whole() {
     };
     assert!(ending.is_some(), "the stream ended as if it were whole");
 }
+
+/// What a node's disk holds outlives the node, power cut or not: a prompt is not computed again.
+#[test]
+fn a_killed_node_comes_back_with_what_its_disk_holds() {
+    let data = tempfile::TempDir::new().unwrap();
+    let folder = data.path().display().to_string();
+    let start = || {
+        Service::configured(
+            "[scheduler]\nblock_tokens = 16\n[service]\nchain_seed = 7\n",
+            &["--nodes", "1b", "--data", folder.as_str()],
+        )
+    };
+    let mut body = chat(&"a long story, again ".repeat(30), 6);
+    body["temperature"] = 0.into();
+    let ask = |service: &Service| {
+        let told = service.ask(CHAT, &body).ok().json();
+        let text = told["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+        (text, told["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap())
+    };
+    let mut first = start();
+    let (said, cached) = ask(&first);
+    assert_eq!(cached, 0, "nothing is known yet");
+    // Four fifths of its blocks are reported durable.
+    until(Duration::from_secs(20), "it is on the disk", || {
+        let status = first.get("/admin/status").ok().json();
+        let tiers = status["nodes"][0]["tiers"].as_array().cloned().unwrap_or_default();
+        let used = tiers.iter().find(|t| t[0] == "ssd").and_then(|t| t[1].as_u64());
+        used.is_none_or(|used| used < 30).then(|| status["nodes"][0].to_string())
+    });
+    signal(first.pid(), Signal::KILL);
+    first.wait(Duration::from_secs(5));
+    let second = start();
+    let (again, cached) = ask(&second);
+    assert_eq!(again, said);
+    assert!(cached >= 480, "{cached} tokens of some 600 were there: {}", second.errors());
+}
