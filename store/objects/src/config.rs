@@ -11,7 +11,8 @@ pub struct StoreConfig {
     pub value_max_bytes: u64,
     /// Most keys; 0 is one for each KiB of memory.
     pub keys_max: u64,
-    /// Shards, a power of two; 0 is one for each 64 MiB, at most 64.
+    /// Shards, a power of two; 0 is one for each 256 MiB, at most 64. Each keeps its own
+    /// partly filled pages, so more than that waste memory.
     pub shards: usize,
     /// How long a writer has from its reservation to its seal before another may take over, µs.
     pub write_lease_us: u64,
@@ -67,7 +68,7 @@ impl StoreConfig {
             return Err(format!("value_max_bytes: give from 1 to {value_top}, half of the memory"));
         }
         let shards = match self.shards {
-            0 => (pages as usize / 64).clamp(1, 64).next_power_of_two(),
+            0 => (pages as usize / 256).clamp(1, 64).next_power_of_two(),
             given => given,
         };
         if !shards.is_power_of_two() || shards > 1024 {
@@ -89,7 +90,7 @@ impl StoreConfig {
             pages,
             shards,
             keys_by_shard: keys_by_shard.min(1 << 30),
-            high_bytes: u64::from(pages) * page / 100 * u64::from(self.high_percent),
+            high_bytes: u64::from(pages) * page * u64::from(self.high_percent) / 100,
         })
     }
 }
@@ -102,7 +103,7 @@ mod tests {
     fn defaults_hold_and_each_wrong_setting_is_named() {
         let good = StoreConfig::default();
         let effective = good.check().unwrap();
-        assert_eq!((effective.pages, effective.shards), (1024, 16));
+        assert_eq!((effective.pages, effective.shards), (1024, 4));
         let wrong = [
             (StoreConfig { capacity_bytes: 1 << 20, ..good.clone() }, "capacity_bytes"),
             (StoreConfig { value_max_bytes: 1 << 30, ..good.clone() }, "value_max_bytes"),

@@ -49,10 +49,7 @@ impl Reading {
     ///
     /// # Errors
     /// [`Refusal::Revoked`].
-    pub fn visit<R>(
-        &self,
-        look: impl FnOnce(&mut dyn Iterator<Item = &[u8]>) -> R,
-    ) -> Result<R, Refusal> {
+    pub fn visit<R>(&self, look: impl FnOnce(&mut dyn Iterator<Item = &[u8]>) -> R) -> Result<R, Refusal> {
         let room = self.hold()?;
         Ok(look(&mut room.slices()))
     }

@@ -40,8 +40,8 @@ pub(crate) struct Shard {
     /// Sealed entries that end some day.
     expiring: usize,
     sweep_at: u32,
-    /// The class whose age is compared next.
-    compare_at: u8,
+    /// Evictions until ages are compared.
+    compare_in: u8,
     pub(crate) counters: Counters,
 }
 
@@ -61,7 +61,7 @@ impl Shard {
             next_generation: 1,
             expiring: 0,
             sweep_at: 0,
-            compare_at: 0,
+            compare_in: 0,
             counters: Counters::default(),
         }
     }

@@ -1,7 +1,8 @@
 //! SIEVE: one queue in order of arrival, a mark on what was read since, and a hand that goes from the oldest to
 //! the newest, takes the mark off what has one and evicts what has none (Zhang et al., NSDI 2024).
 //!
-//! A read only sets the mark: nothing moves.
+//! A read only sets the mark: nothing moves. One thing is added: where every eviction is followed by an arrival, the
+//! hand would never come round to those it has passed; after two steps for each entry it starts over.
 
 use crate::entry::{Entries, NONE};
 
@@ -17,11 +18,13 @@ pub(crate) struct Queue {
     oldest: u32,
     hand: u32,
     len: u32,
+    /// Steps since the hand was at the oldest.
+    turn: u32,
 }
 
 impl Default for Queue {
     fn default() -> Self {
-        Self { newest: NONE, oldest: NONE, hand: NONE, len: 0 }
+        Self { newest: NONE, oldest: NONE, hand: NONE, len: 0, turn: 0 }
     }
 }
 
@@ -84,7 +87,11 @@ impl Queue {
     ) -> Option<u32> {
         let mut marks = 0;
         for _ in 0..self.len.saturating_mul(2).min(STEPS_MAX) {
-            let number = self.hand();
+            self.turn += 1;
+            if self.hand == NONE || self.turn > self.len.saturating_mul(2) {
+                (self.hand, self.turn) = (self.oldest, 0);
+            }
+            let number = self.hand;
             let entry = entries.at_mut(number);
             self.hand = entry.previous;
             if entry.is_held(now_us) || !may(entry) {
@@ -161,9 +168,9 @@ mod tests {
         fn it_is_sieve(steps in proptest::collection::vec((0u8..3, 0usize..20), 1..200)) {
             let mut entries = Entries::new();
             let mut queue = Queue::default();
-            // Oldest first: number and mark; and where the hand is.
+            // Oldest first: number and mark; where the hand is, if it has begun; its steps since then.
             let mut model: VecDeque<(u32, bool)> = VecDeque::new();
-            let mut hand = 0;
+            let (mut hand, mut turn) = (None, 0);
             for (what, which) in steps {
                 match what {
                     0 if model.len() < 20 => {
@@ -178,11 +185,20 @@ mod tests {
                         entries.at_mut(model[at].0).visited = true;
                     }
                     2 if !model.is_empty() => {
-                        if hand >= model.len() { hand = 0; }
-                        while std::mem::take(&mut model[hand].1) {
-                            hand = (hand + 1) % model.len();
-                        }
-                        let (expected, _) = model.remove(hand).expect("in range");
+                        let expected = loop {
+                            turn += 1;
+                            if hand.is_none() || turn > 2 * model.len() {
+                                (hand, turn) = (Some(0), 0);
+                            }
+                            let at = hand.expect("set above");
+                            if std::mem::take(&mut model[at].1) {
+                                hand = (at + 1 < model.len()).then_some(at + 1);
+                                continue;
+                            }
+                            let (number, _) = model.remove(at).expect("in range");
+                            hand = (at < model.len()).then_some(at);
+                            break number;
+                        };
                         proptest::prop_assert_eq!(evict(&mut queue, &mut entries), Some(expected));
                         entries.free(expected);
                     }
@@ -191,5 +207,20 @@ mod tests {
                 proptest::prop_assert_eq!(queue.len() as usize, model.len());
             }
         }
+    }
+
+    #[test]
+    fn whoever_the_hand_has_passed_is_met_again_while_others_come_and_go() {
+        let mut entries = Entries::new();
+        let (mut queue, numbers) = queue_of(&mut entries, 10);
+        entries.at_mut(numbers[0]).visited = true;
+        let mut evicted = Vec::new();
+        for _ in 0..40 {
+            evicted.extend(evict(&mut queue, &mut entries));
+            let number = entries.take();
+            entries.at_mut(number).generation = 1;
+            queue.link(&mut entries, number);
+        }
+        assert!(evicted.contains(&numbers[0]));
     }
 }

@@ -45,8 +45,11 @@ pub(crate) struct Tenants {
 
 impl Tenants {
     pub(crate) fn new() -> Self {
-        let anonymous =
-            Share { name: String::new(), used_bytes: AtomicU64::new(0), quota_bytes: AtomicU64::new(u64::MAX) };
+        let anonymous = Share {
+            name: String::new(),
+            used_bytes: AtomicU64::new(0),
+            quota_bytes: AtomicU64::new(u64::MAX),
+        };
         Self { shares: RwLock::new(vec![Arc::new(anonymous)]) }
     }
 

@@ -107,6 +107,21 @@ impl PutTicket {
         Ok(filled)
     }
 
+    /// Changes what the seal does: a sender may say so after the value.
+    #[cfg(feature = "resp")]
+    pub(crate) fn set_options(&mut self, options: PutOptions) {
+        self.options = options;
+    }
+
+    /// Starts the lease anew, for a writer that goes on writing.
+    ///
+    /// # Errors
+    /// [`Refusal::TakenOver`].
+    pub fn renew(&mut self) -> Result<(), Refusal> {
+        let now_us = self.store.now_us();
+        self.store.shard(self.shard).renew(&self.begun, now_us)
+    }
+
     fn with_room<R>(&self, write: impl FnOnce(&mut Room) -> R) -> Result<R, Refusal> {
         // The store takes the room away only when it gets this lock, so never in the middle of a copy.
         self.begun.room.lock().as_mut().map(write).ok_or(Refusal::TakenOver)

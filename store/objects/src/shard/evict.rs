@@ -8,8 +8,8 @@ use crate::entry::State;
 
 /// Entries that a put looks at for what has run out.
 const SWEEP_ENTRIES: u32 = 2;
-/// Of so many evictions one compares the ages of two classes.
-const COMPARE_EVERY: u64 = 16;
+/// Of so many evictions one compares the ages of the classes.
+const COMPARE_EVERY: u8 = 16;
 
 impl Shard {
     /// Frees something that a slot of `class` can be made of. False when this shard has nothing to give.
@@ -49,8 +49,7 @@ impl Shard {
     /// Over the high mark, a put evicts two of its class, so that the next ones need not.
     pub(super) fn trim(&mut self, class: usize, now_us: u64) {
         for _ in 0..2 {
-            if self.arena.used_bytes() <= self.config.high_bytes
-                || !self.evict_next(class, now_us, |_| true)
+            if self.arena.used_bytes() <= self.config.high_bytes || !self.evict_next(class, now_us, |_| true)
             {
                 return;
             }
@@ -58,7 +57,8 @@ impl Shard {
     }
 
     fn evict_in(&mut self, class: u8, now_us: u64) -> bool {
-        if self.counters.evicted.is_multiple_of(COMPARE_EVERY)
+        self.compare_in = self.compare_in.checked_sub(1).unwrap_or(COMPARE_EVERY);
+        if self.compare_in == 0
             && let Some(older) = self.class_older_than(class)
             && self.evict_page(usize::from(older), now_us)
         {
@@ -67,21 +67,19 @@ impl Shard {
         self.evict_next(usize::from(class), now_us, |_| true)
     }
 
-    /// Another class, if what it would evict next is unread and arrived twice as long ago as what `class` would:
-    /// then memory is worth more here. One other class is looked at in each call.
-    fn class_older_than(&mut self, class: u8) -> Option<u8> {
-        self.compare_at = (self.compare_at + 1) % u8::try_from(CLASSES.len()).expect("28 classes");
-        let other = self.compare_at;
-        if other == class || self.queues[usize::from(other)].len() == 0 {
-            return None;
-        }
-        let age = |entry: &crate::entry::Entry| self.next_generation - entry.generation;
-        let theirs = self.entries.at(self.queues[usize::from(other)].hand());
-        if self.queues[usize::from(class)].len() == 0 {
-            return Some(other);
-        }
-        let ours = self.entries.at(self.queues[usize::from(class)].hand());
-        (!theirs.visited && age(theirs) / 2 > age(ours)).then_some(other)
+    /// The class whose next victim is oldest, if that is unread and arrived twice as long ago as the next victim
+    /// of `class`: then memory is worth more here.
+    fn class_older_than(&self, class: u8) -> Option<u8> {
+        let next = |class: u8| {
+            let queue = &self.queues[usize::from(class)];
+            (queue.len() > 0).then(|| self.entries.at(queue.hand()))
+        };
+        let age = |generation: u64| self.next_generation - generation;
+        let classes = 0..u8::try_from(CLASSES.len()).expect("28 classes");
+        let unread = classes.filter_map(|class| Some((next(class).filter(|e| !e.visited)?.generation, class)));
+        let (oldest, other) = unread.min()?;
+        let older = next(class).is_none_or(|ours| age(oldest) / 2 > age(ours.generation));
+        (other != class && older).then_some(other)
     }
 
     fn evict_next(&mut self, class: usize, now_us: u64, of: impl Fn(u32) -> bool) -> bool {

@@ -229,6 +229,17 @@ impl Shard {
         one.bytes() == other.bytes() && one.slices().eq(other.slices())
     }
 
+    /// Starts the lease of a reservation anew.
+    pub(crate) fn renew(&mut self, begun: &Begun, now_us: u64) -> Result<(), Refusal> {
+        let lease_us = now_us.saturating_add(self.config.set.write_lease_us);
+        let entry = self.entries.at_mut(begun.number);
+        if entry.generation != begun.generation {
+            return Err(Refusal::TakenOver);
+        }
+        entry.lease_us = lease_us;
+        Ok(())
+    }
+
     /// Gives a reservation up, if it is still this one.
     pub(crate) fn abandon(&mut self, begun: &Begun) {
         if self.entries.at(begun.number).generation == begun.generation

@@ -35,6 +35,8 @@ struct Model {
     keys: BTreeMap<String, Known>,
     writers: VecDeque<Writer>,
     readers: VecDeque<Reader>,
+    /// Writers that went without a word: key and begin.
+    crashed: Vec<(String, u64)>,
     now_us: u64,
     counts: BTreeMap<&'static str, u32>,
 }
@@ -62,7 +64,9 @@ impl Model {
         // Few seeds and sizes for a key, so that equal values meet.
         let (seed, bytes) = (rng.below(3), usize::try_from(rng.below(top)).unwrap() / 1000 * 1000);
         let options = Self::options(rng);
-        let writing = self.writers.iter().any(|w| w.name == name && self.now_us < w.begun_us + 2_000_000);
+        let begun = self.writers.iter().map(|w| (&w.name, w.begun_us));
+        let mut begun = begun.chain(self.crashed.iter().map(|(name, begun_us)| (name, *begun_us)));
+        let writing = begun.any(|(other, begun_us)| *other == name && self.now_us < begun_us + 2_000_000);
         match store.try_reserve(key(&name), bytes as u64, options) {
             Ok(mut ticket) => {
                 assert!(!writing, "one writer at a time");
@@ -87,6 +91,7 @@ impl Model {
         if rng.chance_permille(100) {
             // A writer that crashed: its ticket is never dropped.
             std::mem::forget(writer.ticket);
+            self.crashed.push((writer.name, writer.begun_us));
             return self.count("crashed");
         }
         let bytes = writer.ticket.bytes();
@@ -214,7 +219,17 @@ fn random_histories_agree_with_the_model() {
         }
         assert!(store.stats().evicted > 0);
     }
-    let corners =
-        ["busy", "crashed", "full", "missed", "pinned", "read", "revoked", "sealed", "taken over", "unchanged"];
+    let corners = [
+        "busy",
+        "crashed",
+        "full",
+        "missed",
+        "pinned",
+        "read",
+        "revoked",
+        "sealed",
+        "taken over",
+        "unchanged",
+    ];
     corners.iter().for_each(|corner| assert!(seen.get(corner) > Some(&0), "{corner}: {seen:?}"));
 }

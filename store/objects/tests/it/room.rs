@@ -38,7 +38,7 @@ fn memory_follows_the_sizes_that_are_written() {
     }
     let (listed, _) = store.list(0, 100_000);
     let now: u64 = listed.iter().filter(|l| l.key.starts_with(b"5")).map(|l| u64::from(l.stat.bytes)).sum();
-    assert!(now > 16 << 20, "{now} bytes of the size written last");
+    assert!(now > 16 << 20, "{now} bytes of the size written last, {:?}", store.stats());
 }
 
 #[test]
@@ -154,7 +154,12 @@ fn over_the_high_mark_puts_make_more_room_than_they_need() {
 
 #[test]
 fn a_listing_shows_every_key_once_while_nothing_changes() {
-    let config = StoreConfig { capacity_bytes: 64 << 20, value_max_bytes: 1 << 20, shards: 8, ..StoreConfig::default() };
+    let config = StoreConfig {
+        capacity_bytes: 64 << 20,
+        value_max_bytes: 1 << 20,
+        shards: 8,
+        ..StoreConfig::default()
+    };
     let (store, _) = with(&config);
     let tenant = store.open_tenant("t", u64::MAX).unwrap();
     let mut expected: Vec<Vec<u8>> = (0..3_000u32).map(|n| n.to_string().into_bytes()).collect();
@@ -177,7 +182,8 @@ fn a_listing_shows_every_key_once_while_nothing_changes() {
 
 #[test]
 fn a_key_weighs_at_most_250_bytes() {
-    let config = StoreConfig { capacity_bytes: 512 << 20, value_max_bytes: 1 << 20, ..StoreConfig::default() };
+    let config =
+        StoreConfig { capacity_bytes: 512 << 20, value_max_bytes: 1 << 20, ..StoreConfig::default() };
     let (store, _) = with(&config);
     let count = 100_000;
     for n in 0..count {

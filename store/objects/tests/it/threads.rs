@@ -23,7 +23,7 @@ fn judge(name: u64, value: &[u8]) {
 
 fn write(store: &ObjectStore, rng: &mut Rng, name: u64, number: u64) {
     let options = PutOptions { existing: Existing::Replace, ..PutOptions::default() };
-    let bytes = usize::try_from(rng.below(1 << (6 + name % 14))).unwrap();
+    let bytes = usize::try_from(rng.below(1 << (7 + 3 * (name % 5)))).unwrap();
     let value = value_of(name, number, bytes);
     let mut ticket = match store.reserve(key(&name.to_string()), value.len() as u64, options) {
         Ok(ticket) => ticket,
@@ -69,9 +69,9 @@ fn read(store: &ObjectStore, rng: &mut Rng, name: u64) {
 fn every_value_read_is_whole_and_of_its_key() {
     // Leases so short that they run out under readers and writers all the time.
     let config = StoreConfig {
-        capacity_bytes: 24 << 20,
+        capacity_bytes: 48 << 20,
         value_max_bytes: 4 << 20,
-        shards: 4,
+        shards: 2,
         write_lease_us: 1_000,
         read_lease_us: 1_000,
         room_wait_us: 2_000,
@@ -102,8 +102,12 @@ fn every_value_read_is_whole_and_of_its_key() {
 
 #[test]
 fn a_quota_holds_against_many_threads() {
-    let config =
-        StoreConfig { capacity_bytes: 64 << 20, value_max_bytes: 1 << 20, shards: 8, ..StoreConfig::default() };
+    let config = StoreConfig {
+        capacity_bytes: 64 << 20,
+        value_max_bytes: 1 << 20,
+        shards: 8,
+        ..StoreConfig::default()
+    };
     let store = ObjectStore::new(&config, Clock::machine()).unwrap();
     let tenant = store.open_tenant("t", 2 << 20).unwrap();
     std::thread::scope(|threads| {
