@@ -9,6 +9,8 @@ mod clock;
 mod config;
 mod entry;
 mod key;
+#[cfg(feature = "resp")]
+pub mod measure;
 mod reading;
 mod refusal;
 #[cfg(feature = "resp")]

@@ -82,9 +82,12 @@ impl PutTicket {
     }
 
     /// Lets `fill` write the bytes that come next, some or all of them; it returns how many it wrote, from the
-    /// start of what it was given. It must not wait. Not called when nothing is left.
-    #[cfg(feature = "resp")]
-    pub(crate) fn fill_with(
+    /// start of what it was given. It must not wait. Not called when nothing is left. What it says it wrote is
+    /// believed: bytes that it did not write would be those of an earlier value.
+    ///
+    /// # Errors
+    /// [`Refusal::TakenOver`]; inside, what `fill` says.
+    pub fn fill_with(
         &mut self,
         fill: impl FnOnce(&mut [u8]) -> std::io::Result<usize>,
     ) -> Result<std::io::Result<usize>, Refusal> {

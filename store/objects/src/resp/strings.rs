@@ -7,6 +7,9 @@ use crate::store::{Existing, PutOptions, Stored};
 /// Most bytes that one `MGET` answers.
 const ANSWER_MAX_BYTES: usize = 1 << 30;
 
+/// Longest pin of a client, who may never come back to take it off.
+const PIN_MAX_MS: u64 = 3_600_000;
+
 /// The puts.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Put {
@@ -133,6 +136,48 @@ pub(super) fn persist(on: &mut Connection<'_>) {
     let had = on.shared.store.stat(on.key(1)).is_some_and(|stat| stat.ttl_us.is_some());
     let done = had && on.shared.store.set_ttl(on.key(1), None).is_ok();
     on.out.integer(i64::from(done));
+}
+
+/// `BATON.STAT key`: all that is known of a key.
+pub(super) fn stat(on: &mut Connection<'_>) {
+    let Some(stat) = on.shared.store.stat(on.key(1)) else { return on.out.nothing() };
+    let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let numbers = [
+        ("bytes", Some(u64::from(stat.bytes))),
+        ("generation", Some(stat.generation)),
+        ("ttl_ms", stat.ttl_us.map(|us| us.div_ceil(1_000))),
+        ("hard_pins", Some(u64::from(stat.hard_pins))),
+        ("readers", Some(u64::from(stat.readers))),
+    ];
+    on.out.map(numbers.len() + 1);
+    for (name, number) in numbers {
+        on.out.bulk(name.as_bytes());
+        match number {
+            Some(number) => on.out.integer(whole(number)),
+            None => on.out.nothing(),
+        }
+    }
+    on.out.bulk(b"crc32c");
+    match stat.checksum {
+        Some(sum) => on.out.bulk(format!("{sum:08x}").as_bytes()),
+        None => on.out.nothing(),
+    }
+}
+
+/// `BATON.VERIFY key`: compares the value with its checksum, where it is.
+pub(super) fn verify(on: &mut Connection<'_>) {
+    match on.shared.store.verify(on.key(1)) {
+        Ok(_) => on.out.simple("OK"),
+        Err(refusal) => on.refuse(refusal),
+    }
+}
+
+/// `BATON.PIN key ms`: keeps a value from eviction for so long.
+pub(super) fn pin(on: &mut Connection<'_>) {
+    let time = on.number(2).and_then(|ms| u64::try_from(ms).ok()).filter(|ms| (1..=PIN_MAX_MS).contains(ms));
+    let Some(ms) = time else { return on.out.error("ERR give a time from 1 to 3600000 ms") };
+    let done = on.shared.store.pin_softly(on.key(1), ms * 1_000);
+    on.out.integer(i64::from(done.is_ok()));
 }
 
 /// Serves a put.

@@ -9,7 +9,7 @@ use crate::entry::State;
 /// Entries that a put looks at for what has run out.
 const SWEEP_ENTRIES: u32 = 2;
 /// Of so many evictions one compares the ages of the classes.
-const COMPARE_EVERY: u8 = 16;
+const COMPARE_EVERY: u8 = 4;
 
 impl Shard {
     /// Frees something that a slot of `class` can be made of. False when this shard has nothing to give.
@@ -76,7 +76,8 @@ impl Shard {
         };
         let age = |generation: u64| self.next_generation - generation;
         let classes = 0..u8::try_from(CLASSES.len()).expect("28 classes");
-        let unread = classes.filter_map(|class| Some((next(class).filter(|e| !e.visited)?.generation, class)));
+        let unread =
+            classes.filter_map(|class| Some((next(class).filter(|e| !e.visited)?.generation, class)));
         let (oldest, other) = unread.min()?;
         let older = next(class).is_none_or(|ours| age(oldest) / 2 > age(ours.generation));
         (other != class && older).then_some(other)

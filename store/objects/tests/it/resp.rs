@@ -113,6 +113,26 @@ fn strings_are_as_clients_know_them() {
 }
 
 #[test]
+fn a_client_can_look_at_what_is_kept_and_pin_it_for_a_while() {
+    let served = plain();
+    let c = &mut served.client();
+    assert_eq!(words(c, "SET a 123456789 PX 5000000"), ok());
+    let Reply::List(parts) = words(c, "BATON.STAT a") else { panic!("a map") };
+    let find = |name: &str| parts[parts.iter().position(|part| *part == bulk(name)).unwrap() + 1].clone();
+    assert_eq!((find("bytes"), find("hard_pins")), (Reply::Integer(9), Reply::Integer(0)));
+    assert_eq!(find("crc32c"), bulk("e3069283"), "the published check value of CRC-32C");
+    assert!(matches!(find("ttl_ms"), Reply::Integer(4_900_000..=5_000_000)));
+    assert_eq!((words(c, "BATON.VERIFY a"), words(c, "BATON.STAT none")), (ok(), Reply::Nothing));
+    assert_eq!(words(c, "BATON.PIN a 600000"), Reply::Integer(1));
+    for n in 0..200 {
+        c.call(&[b"SET", n.to_string().as_bytes(), &vec![1; 1 << 20]]).unwrap();
+    }
+    assert_eq!(words(c, "GET a"), bulk("123456789"), "a pinned value stays");
+    assert!(error_of(&words(c, "BATON.PIN a 0")).starts_with("ERR give a time"));
+    assert!(error_of(&words(c, "BATON.VERIFY none")).starts_with("ERR no such key"));
+}
+
+#[test]
 fn times_to_live_run_out() {
     let served = plain();
     let c = &mut served.client();
