@@ -9,15 +9,17 @@ mod write;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use baton_types::TenantId;
 use hashbrown::HashTable;
 
 use crate::arena::{Arena, CLASSES, Slabs, classes_of};
 use crate::config::Effective;
 use crate::entry::{Entries, Entry, State};
 use crate::key::Key;
+use crate::refusal::Refusal;
 use crate::sieve::Queue;
 use crate::stats::Counters;
-use crate::tenant::Tenants;
+use crate::tenant::{Share, Tenants};
 
 pub(crate) use read::{Fetched, Opened, Place};
 pub(crate) use write::{Begun, Request, Stop};
@@ -28,6 +30,8 @@ pub(crate) struct Shard {
     arena: Arc<Arena>,
     slabs: Arc<Slabs>,
     tenants: Arc<Tenants>,
+    /// The tenants' shares, as far as they were needed here: so that a put takes no lock for them.
+    shares: Vec<Arc<Share>>,
     config: Effective,
     entries: Entries,
     sealed: HashTable<u32>,
@@ -51,6 +55,7 @@ impl Shard {
             arena: Arc::clone(arena),
             slabs: Slabs::new(Arc::clone(arena)),
             tenants: Arc::clone(tenants),
+            shares: Vec::new(),
             config: config.clone(),
             entries: Entries::new(),
             sealed: HashTable::new(),
@@ -79,9 +84,31 @@ impl Shard {
         self.sealed.find(place, same).copied()
     }
 
+    /// The share of a tenant.
+    fn share(&mut self, tenant: TenantId) -> Result<&Share, Refusal> {
+        while self.shares.len() <= tenant.0 as usize {
+            let next = TenantId(u32::try_from(self.shares.len()).expect("at most TENANTS_MAX"));
+            self.shares.push(self.tenants.share(next)?);
+        }
+        Ok(&self.shares[tenant.0 as usize])
+    }
+
     /// The sealed entry of a key; one that has expired goes now.
     fn find_live(&mut self, key: &Key<'_>, place: u64, now_us: u64) -> Option<u32> {
         let number = self.find(key, place)?;
+        self.unexpired(number, now_us)
+    }
+
+    /// The sealed entry of the same key as `number`.
+    fn find_other(&mut self, number: u32, now_us: u64) -> Option<u32> {
+        let entries = &self.entries;
+        let entry = entries.at(number);
+        let key = Key { tenant: TenantId(entry.tenant), bytes: &entry.key };
+        let found = self.sealed.find(entry.place, |other| Self::is(entries.at(*other), &key)).copied()?;
+        self.unexpired(found, now_us)
+    }
+
+    fn unexpired(&mut self, number: u32, now_us: u64) -> Option<u32> {
         if self.entries.at(number).is_expired(now_us) {
             self.counters.expired += 1;
             self.retire(number, now_us);
@@ -121,8 +148,7 @@ impl Shard {
         if matches!(entry.state, State::Leaving(_)) {
             self.leaving_live -= 1;
         }
-        let share = self.tenants.share(baton_types::TenantId(entry.tenant));
-        share.expect("tenants are never closed").refund(slot_bytes(entry.bytes));
+        self.shares[entry.tenant as usize].refund(slot_bytes(entry.bytes));
     }
 
     pub(crate) fn keys(&self) -> usize {

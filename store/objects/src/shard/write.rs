@@ -49,10 +49,9 @@ impl Shard {
         self.sweep(request.now_us);
         self.admit(request).map_err(Stop::Refused)?;
         self.make_way_for_key(request.now_us)?;
-        let share = self.tenants.share(request.key.tenant).map_err(Stop::Refused)?;
         let cost = slot_bytes(request.bytes);
         let mut tries = 64;
-        while !share.charge(cost) {
+        while !self.share(request.key.tenant).map_err(Stop::Refused)?.charge(cost) {
             tries -= 1;
             if tries == 0 || !self.evict_of(request.key.tenant, request.now_us) {
                 let retry_after_us = self.config.set.read_lease_us;
@@ -63,7 +62,7 @@ impl Shard {
         match self.take_room(request.bytes, number, request.now_us) {
             Some(room) => Ok(self.reserve(request, number, room)),
             None => {
-                share.refund(cost);
+                self.shares[request.key.tenant.0 as usize].refund(cost);
                 self.entries.at_mut(number).generation = u64::MAX;
                 self.entries.free(number);
                 Err(Stop::NoRoom)
@@ -190,10 +189,7 @@ impl Shard {
         checksum: Option<u32>,
         now_us: u64,
     ) -> Result<Option<u64>, Refusal> {
-        let entry = self.entries.at(number);
-        let (place, tenant, name) = (entry.place, baton_types::TenantId(entry.tenant), entry.key.clone());
-        let key = Key { tenant, bytes: &name };
-        let Some(old) = self.find_live(&key, place, now_us) else { return Ok(None) };
+        let Some(old) = self.find_other(number, now_us) else { return Ok(None) };
         if options.existing == Existing::Keep {
             return Err(Refusal::Exists);
         }
