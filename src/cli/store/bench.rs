@@ -59,8 +59,8 @@ impl Group {
 
 /// Runs `baton store bench`.
 pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
-    if !(64 << 20..=1 << 40).contains(&args.memory) {
-        return Err("bench: --memory: give from 64MiB to 1TiB".into());
+    if !(256 << 20..=1 << 40).contains(&args.memory) {
+        return Err("bench: --memory: give from 256MiB to 1TiB".into());
     }
     let effort = Effort { memory_bytes: args.memory, each: Duration::from_secs(args.seconds) };
     let all = [Group::Copies, Group::Metadata, Group::Pressure, Group::Socket];

@@ -38,7 +38,7 @@ pub(super) struct ServeArgs {
     /// Let FLUSHDB remove all keys of its tenant
     #[arg(long)]
     allow_flush: bool,
-    /// Compare values with their checksums on reads inside this process
+    /// Compare each value with its checksum before GET answers
     #[arg(long)]
     verify: bool,
     /// Connections at a time

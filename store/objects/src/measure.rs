@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn every_measurement_measures_something() {
-        let effort = Effort { memory_bytes: 64 << 20, each: Duration::from_millis(20) };
+        let effort = Effort { memory_bytes: 160 << 20, each: Duration::from_millis(20) };
         let mut told = Vec::new();
         let mut tell = |what: &str| told.push(what.to_owned());
         let all = [

@@ -156,6 +156,12 @@ impl ObjectStore {
         self.inner.config.set.value_max_bytes
     }
 
+    /// Whether reads compare values with their checksums.
+    #[cfg(feature = "resp")]
+    pub(crate) fn verifies_reads(&self) -> bool {
+        self.inner.config.set.verify_reads
+    }
+
     pub(crate) fn shard(&self, number: usize) -> MutexGuard<'_, Shard> {
         self.inner.shards[number].lock()
     }

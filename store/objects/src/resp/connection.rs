@@ -51,6 +51,7 @@ impl Connection<'_> {
     async fn serve(mut self, stream: &TcpStream) -> io::Result<()> {
         loop {
             let broken = loop {
+                self.incoming.known = self.tenant.is_some();
                 match self.incoming.advance() {
                     Ok(Step::Read) => break None,
                     Ok(Step::Large(bytes)) => {

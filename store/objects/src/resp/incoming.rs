@@ -5,10 +5,15 @@ use crate::ticket::PutTicket;
 
 /// Values from this size on go straight into the arena.
 const LARGE_BYTES: usize = 16 * 1024;
+/// Values from this size on do so too once the command is as long as the other.
+const MEDIUM_BYTES: usize = 1024;
+const LONG_COMMAND_BYTES: usize = 1 << 20;
 /// Largest argument that is gathered here.
 const GATHERED_MAX_BYTES: usize = 64 * 1024;
 /// Largest command without its large values.
 const COMMAND_MAX_BYTES: usize = 16 << 20;
+/// Largest command of a client that has not logged in.
+const STRANGER_MAX_BYTES: usize = 64 * 1024;
 /// Longest line: that of a command typed by hand.
 const LINE_MAX_BYTES: usize = 16 * 1024;
 /// Most arguments of a command.
@@ -57,6 +62,8 @@ pub(super) struct Incoming {
     large_left: usize,
     /// The last argument is a large value whose end of line has not come.
     large_open: bool,
+    /// Whether the client has logged in.
+    pub(super) known: bool,
 }
 
 impl Incoming {
@@ -71,6 +78,7 @@ impl Incoming {
             expected: None,
             large_left: 0,
             large_open: false,
+            known: false,
         }
     }
 
@@ -132,14 +140,17 @@ impl Incoming {
                 continue;
             }
             let whole = self.end - self.at >= bytes + 2;
-            if !whole && bytes >= LARGE_BYTES && self.is_value() {
+            let gathered = self.at - self.begin;
+            let large = bytes >= LARGE_BYTES || (bytes >= MEDIUM_BYTES && gathered > LONG_COMMAND_BYTES);
+            if !whole && large && self.is_value() {
                 return Ok(Step::Large(bytes as u64));
             }
             if bytes > GATHERED_MAX_BYTES && !self.is_value() {
                 return Err(Broken("ERR Protocol error: argument too large"));
             }
             if !whole {
-                return if self.at - self.begin + bytes > COMMAND_MAX_BYTES {
+                let top = if self.known { COMMAND_MAX_BYTES } else { STRANGER_MAX_BYTES };
+                return if gathered + bytes > top {
                     Err(Broken("ERR Protocol error: command too large"))
                 } else {
                     Ok(Step::Read)

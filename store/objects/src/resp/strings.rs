@@ -42,8 +42,9 @@ pub(super) fn get(on: &mut Connection<'_>) {
             Ok(())
         }
         Some(reading) => {
+            let good = if on.shared.store.verifies_reads() { reading.verify() } else { Ok(()) };
             let bytes = reading.bytes();
-            on.out.value(reading, 0, bytes)
+            good.and_then(|()| on.out.value(reading, 0, bytes))
         }
     };
     if let Err(refusal) = answered {

