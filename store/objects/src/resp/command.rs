@@ -87,6 +87,8 @@ pub(super) async fn execute(on: &mut Connection<'_>) {
     on.shared.commands.fetch_add(1, Ordering::Relaxed);
     let name = on.incoming.text(0);
     let Some(command) = COMMANDS.iter().find(|c| name.eq_ignore_ascii_case(c.name.as_bytes())) else {
+        // A browser that was lured here: what it sends may hold commands further down.
+        on.over = name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:");
         let name = String::from_utf8_lossy(&name[..name.len().min(64)]).into_owned();
         return on.out.error(&format!("ERR unknown command '{name}'; this is a store of strings"));
     };

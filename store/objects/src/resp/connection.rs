@@ -50,6 +50,8 @@ pub(super) async fn run(stream: TcpStream, shared: &Shared, id: u64) {
 impl Connection<'_> {
     async fn serve(mut self, stream: &TcpStream) -> io::Result<()> {
         loop {
+            // A client that never stops sending lets others have their turn.
+            tokio::task::coop::consume_budget().await;
             let broken = loop {
                 self.incoming.known = self.tenant.is_some();
                 match self.incoming.advance() {
@@ -126,6 +128,7 @@ impl Connection<'_> {
                 // One that was taken over tells so at its seal.
                 let _ = ticket.renew();
             }
+            tokio::task::coop::consume_budget().await;
             if waits {
                 self.patiently(stream.readable()).await?;
             }

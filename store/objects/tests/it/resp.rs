@@ -256,6 +256,11 @@ fn what_is_broken_is_told_and_closed() {
         let _ = stream.read_to_string(&mut told);
         assert!(told.starts_with("-ERR Protocol error") || told.is_empty(), "{told}");
     }
+    let mut browser = served.raw();
+    browser.write_all(b"POST / HTTP/1.1\r\nHost: x\r\n\r\nSET lured yes\r\n").unwrap();
+    let mut told = String::new();
+    let _ = browser.read_to_string(&mut told);
+    assert!(told.matches("ERR").count() <= 1 && served.store.stats().keys == 0, "{told}");
     // Many values of medium size are not gathered: their command may be longer than what is.
     let value = vec![3; 9_000];
     let names: Vec<String> = (0..3_000).map(|n| n.to_string()).collect();
