@@ -6,6 +6,8 @@ use super::{Effort, Figure, cpu_ns, median};
 use crate::{Clock, Existing, Key, ObjectStore, PutOptions, PutTicket, Reading, StoreConfig};
 
 const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
+/// Rounds of each, on however slow a machine.
+const ROUNDS_MIN: usize = 3;
 /// Bytes of a round, if there is so much memory.
 const ROUND_BYTES: usize = 512 << 20;
 const REPLACE: PutOptions =
@@ -35,8 +37,9 @@ pub fn copies(effort: Effort, tell: &mut dyn FnMut(&str)) -> Result<Vec<Figure>,
         tell(&format!("copies of {} KiB", bytes >> 10));
         let mut bench = Bench::new(effort, bytes)?;
         let label = |what: &str| format!("{what} {} KiB", bytes >> 10);
-        // Once over all, so that every page is there.
+        // Once over all, so that every page is there; plain copies have two sets of places, one after the other.
         bench.puts();
+        bench.copies_in();
         bench.copies_in();
         let (copied, put, ratio) = bench.compare(effort, Bench::copies_in, Bench::puts);
         figures.push(Figure::new(label("memcpy in"), "GB/s", copied));
@@ -72,11 +75,11 @@ impl Bench {
     fn compare(&mut self, effort: Effort, one: Pass, other: Pass) -> (f64, f64, f64) {
         let (mut ones, mut others, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
         let start = Instant::now();
-        while ones.is_empty() || start.elapsed() < effort.each * 2 {
+        while ones.len() < ROUNDS_MIN || start.elapsed() < effort.each * 2 {
             let mut rate = |run: Pass| {
                 let (mut ns, mut bytes) = (0, 0);
                 // Long enough for the ticks of the clock.
-                while bytes == 0 || bytes < ROUND_BYTES.min(self.source.len() * 4) {
+                while bytes == 0 || bytes < ROUND_BYTES.min(self.source.len() * 2) {
                     ns += run(self);
                     bytes += self.source.len();
                 }
