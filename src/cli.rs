@@ -20,6 +20,7 @@ mod replay;
 mod require;
 mod schema;
 mod serve;
+mod store;
 mod table;
 mod top;
 mod trace;
@@ -61,6 +62,8 @@ enum Command {
     Config(config::ConfigArgs),
     /// Show what RDMA there is, and what is wrong with it
     Rdma(rdma::RdmaArgs),
+    /// Keep objects in memory for connectors that speak Redis' protocol, and look into such a store
+    Store(Box<store::StoreArgs>),
 }
 
 /// The runtime that serves: one thread that never wakes another, or several.
@@ -90,5 +93,6 @@ pub fn run(cli: Cli) -> Result<ExitCode, String> {
         Command::Bench(args) => bench::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Rdma(args) => rdma::run(&args),
+        Command::Store(args) => store::run(&args),
     }
 }

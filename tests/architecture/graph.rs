@@ -49,6 +49,7 @@ pub const TABLE: &[Row] = &[
         ours: &["baton-types", "baton-store"],
         outside: Outside::Any,
     },
+    Row { name: "baton-objects", dir: "store/objects", ours: &["baton-types"], outside: Outside::Any },
     Row {
         name: "baton-transports",
         dir: "transfer/transports",
@@ -86,6 +87,7 @@ pub const TABLE: &[Row] = &[
             "baton-store",
             "baton-transfer",
             "baton-tiers",
+            "baton-objects",
             "baton-transports",
             "baton-traces",
             "baton-sim",

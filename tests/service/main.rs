@@ -14,6 +14,7 @@ mod chaos;
 mod clients;
 mod http;
 mod lifecycle;
+mod objects;
 mod operators;
 mod overload;
 mod policy;

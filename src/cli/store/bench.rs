@@ -1,0 +1,118 @@
+//! `baton store bench`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use baton_objects::measure::{self, Bar, Effort, Figure};
+use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
+use serde_json::json;
+
+use crate::cli::out;
+
+/// Arguments of `baton store bench`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  baton store bench\n  baton store bench socket --seconds 5 --json out.json"
+)]
+pub(super) struct BenchArgs {
+    /// What to measure [default: everything]
+    #[arg(value_enum)]
+    what: Vec<Group>,
+    /// Seconds for each figure
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+    /// Memory of each store; two are there at a time
+    #[arg(long, default_value = "1GiB", value_parser = super::size)]
+    memory: u64,
+    /// Write the figures to this file
+    #[arg(long, value_name = "OUT")]
+    json: Option<PathBuf>,
+    /// Fail when a figure misses its bar
+    #[arg(long)]
+    strict: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Group {
+    /// Large values beside plain copies
+    Copies,
+    /// Small operations in a full store
+    Metadata,
+    /// What eviction costs
+    Pressure,
+    /// Over a socket
+    Socket,
+}
+
+impl Group {
+    fn run(self, effort: Effort) -> Result<Vec<Figure>, String> {
+        let mut tell = |what: &str| eprintln!("measuring: {what}");
+        match self {
+            Self::Copies => measure::copies(effort, &mut tell),
+            Self::Metadata => measure::metadata(effort, &mut tell),
+            Self::Pressure => measure::pressure(effort, &mut tell),
+            Self::Socket => measure::socket(effort, &mut tell),
+        }
+    }
+}
+
+/// Runs `baton store bench`.
+pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
+    if !(256 << 20..=1 << 40).contains(&args.memory) {
+        return Err("bench: --memory: give from 256MiB to 1TiB".into());
+    }
+    let effort = Effort { memory_bytes: args.memory, each: Duration::from_secs(args.seconds) };
+    let all = [Group::Copies, Group::Metadata, Group::Pressure, Group::Socket];
+    let mut figures = Vec::new();
+    for group in all.into_iter().filter(|group| args.what.is_empty() || args.what.contains(group)) {
+        figures.extend(group.run(effort)?);
+    }
+    out::say(&format!("{}\n", table(&figures)))?;
+    if let Some(path) = &args.json {
+        let rows: Vec<_> = figures.iter().map(row).collect();
+        let text = serde_json::to_string_pretty(&json!({ "figures": rows }));
+        out::save(path, &text.map_err(|e| format!("bench: report: {e}"))?)?;
+        eprintln!("written: {}", path.display());
+    }
+    let missed = args.strict && figures.iter().any(|figure| !figure.holds());
+    Ok(if missed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn row(figure: &Figure) -> serde_json::Value {
+    let (least, most) = match figure.bar {
+        Some(Bar::Least(bar)) => (Some(bar), None),
+        Some(Bar::Most(bar)) => (None, Some(bar)),
+        None => (None, None),
+    };
+    json!({
+        "what": figure.what, "unit": figure.unit, "value": figure.value,
+        "at_least": least, "at_most": most, "holds": figure.holds(),
+    })
+}
+
+fn table(figures: &[Figure]) -> String {
+    let mut table = Table::new();
+    table.load_style(UTF8_BORDERS_ONLY);
+    table.set_header(["what", "measured", "unit", "bar", ""]);
+    for column in table.column_iter_mut().skip(1).take(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    for figure in figures {
+        let bar = match figure.bar {
+            Some(Bar::Least(bar)) => format!("≥ {bar}"),
+            Some(Bar::Most(bar)) => format!("≤ {bar}"),
+            None => String::new(),
+        };
+        let value = if figure.value < 100.0 { 2 } else { 0 };
+        let verdict = if figure.holds() { "" } else { "missed" };
+        table.add_row([
+            figure.what.clone(),
+            format!("{:.value$}", figure.value),
+            figure.unit.to_owned(),
+            bar,
+            verdict.to_owned(),
+        ]);
+    }
+    table.to_string()
+}

@@ -1,0 +1,209 @@
+//! `baton store serve`.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use baton_objects::resp::{Login, RespConfig, Server};
+use baton_objects::{Clock, ObjectStore, StoreConfig};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::cli::out;
+use crate::shutdown;
+
+/// Arguments of `baton store serve`.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    baton store serve --memory 4GiB\n  \
+    baton store serve --listen 0.0.0.0:6379 --memory 64GiB --auth logins.txt --metrics 127.0.0.1:9180\n\
+    A line of logins.txt: USER PASSWORD TENANT [QUOTA], such as: default secret team-a 8GiB")]
+pub(super) struct ServeArgs {
+    /// Address to serve on; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:6379")]
+    listen: SocketAddr,
+    /// Memory for values
+    #[arg(long, default_value = "1GiB", value_parser = super::size)]
+    memory: u64,
+    /// Largest value
+    #[arg(long, default_value = "64MiB", value_parser = super::size)]
+    value_max: u64,
+    /// File of users, passwords, tenants and quotas, a line each; without it everybody may come in
+    #[arg(long, value_name = "FILE")]
+    auth: Option<PathBuf>,
+    /// Serve metrics over HTTP on this address
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
+    /// Let FLUSHDB remove all keys of its tenant
+    #[arg(long)]
+    allow_flush: bool,
+    /// Compare each value with its checksum before GET answers
+    #[arg(long)]
+    verify: bool,
+    /// Connections at a time
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    connections: u32,
+    /// Threads that serve [default: one for each core]
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+/// Runs `baton store serve`.
+pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
+    let logins = args.auth.as_deref().map(logins).transpose()?.unwrap_or_default();
+    let open = logins.is_empty() && !args.listen.ip().is_loopback();
+    let config = StoreConfig {
+        capacity_bytes: args.memory,
+        value_max_bytes: args.value_max.min(args.memory / 2),
+        verify_reads: args.verify,
+        ..StoreConfig::default()
+    };
+    let resp = RespConfig {
+        logins,
+        connections_max: args.connections as usize,
+        allow_flush: args.allow_flush,
+        ..RespConfig::default()
+    };
+    let store = ObjectStore::new(&config, Clock::machine())?;
+    let server = Server::new(store.clone(), resp)?;
+    if open {
+        eprintln!("baton: store: everybody who reaches {} may read and write; give --auth", args.listen);
+    }
+    let served = crate::cli::runtime(args.threads)?.block_on(async {
+        let stop = shutdown::on_signal()?;
+        let (listener, address) = bind(args.listen).await?;
+        if let Some(metrics) = args.metrics {
+            let (listener, address) = bind(metrics).await?;
+            tokio::spawn(serve_metrics(listener, server.clone(), store));
+            eprintln!("metrics on http://{address}/metrics");
+        }
+        out::say(&format!("listening on redis://{address}\n"))?;
+        server.serve(listener, stop.cancelled()).await;
+        Ok::<_, String>(())
+    });
+    served.map(|()| ExitCode::SUCCESS)
+}
+
+async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), String> {
+    let failed = |e| format!("store: listen on {address}: {e}; give another address");
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
+/// Reads users, passwords, tenants and quotas. Empty lines and those that begin with `#` say nothing.
+fn logins(path: &Path) -> Result<Vec<Login>, String> {
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|e| format!("store: logins {}: {e}; give a file to --auth", path.display()))?;
+    let lines =
+        text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+    let logins = lines.map(|(at, line)| {
+        let wrong = |what: &str| format!("store: logins {} line {}: {what}", path.display(), at + 1);
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (user, password, tenant, quota) = match words[..] {
+            [user, password, tenant] => (user, password, tenant, None),
+            [user, password, tenant, quota] => (user, password, tenant, Some(quota)),
+            _ => return Err(wrong("give USER PASSWORD TENANT [QUOTA]")),
+        };
+        let quota_bytes = quota.map_or(Ok(u64::MAX), super::size).map_err(|e| wrong(&e))?;
+        Ok(Login { user: user.into(), password: password.into(), tenant: tenant.into(), quota_bytes })
+    });
+    let logins: Vec<Login> = logins.collect::<Result<_, _>>()?;
+    if logins.is_empty() {
+        Err(format!("store: logins {}: no line of it", path.display()))
+    } else {
+        Ok(logins)
+    }
+}
+
+/// Answers every HTTP request with the metrics, one at a time.
+async fn serve_metrics(listener: TcpListener, server: Server, store: ObjectStore) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            // Too many files are open: some will be closed.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            continue;
+        };
+        let text = metrics(&server, &store);
+        // A scraper that is slow or gone is its own business.
+        let _ = tokio::time::timeout(Duration::from_secs(2), answer(stream, &text)).await;
+    }
+}
+
+async fn answer(mut stream: TcpStream, text: &str) -> std::io::Result<()> {
+    let mut head = [0; 4096];
+    let mut got = 0;
+    while got < head.len() && !head[..got].windows(4).any(|end| end == b"\r\n\r\n") {
+        match stream.read(&mut head[got..]).await? {
+            0 => return Ok(()),
+            more => got += more,
+        }
+    }
+    let length = text.len();
+    let reply = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: {length}\r\n\
+         connection: close\r\n\r\n{text}"
+    );
+    stream.write_all(reply.as_bytes()).await?;
+    stream.shutdown().await
+}
+
+fn metrics(server: &Server, store: &ObjectStore) -> String {
+    let stats = store.stats();
+    let connections = u64::try_from(server.connections()).unwrap_or(u64::MAX);
+    let rows = [
+        ("baton_objects_keys", "gauge", "Keys that can be read", stats.keys),
+        ("baton_objects_capacity_bytes", "gauge", "Memory for values", stats.capacity_bytes),
+        ("baton_objects_used_bytes", "gauge", "Memory of values in use", stats.used_bytes),
+        ("baton_objects_connections", "gauge", "Open connections", connections),
+        ("baton_objects_commands_total", "counter", "Commands served", server.commands()),
+        ("baton_objects_hits_total", "counter", "Reads that found a value", stats.hits),
+        ("baton_objects_misses_total", "counter", "Reads that found none", stats.misses),
+        ("baton_objects_puts_total", "counter", "Values sealed", stats.puts),
+        ("baton_objects_unchanged_total", "counter", "Puts of what was there already", stats.unchanged),
+        ("baton_objects_removed_total", "counter", "Values removed by request", stats.removed),
+        ("baton_objects_evicted_total", "counter", "Values evicted for room", stats.evicted),
+        ("baton_objects_expired_total", "counter", "Values at the end of their time", stats.expired),
+        ("baton_objects_abandoned_total", "counter", "Writers that did not come back", stats.abandoned),
+        ("baton_objects_taken_over_total", "counter", "Writers replaced by another", stats.taken_over),
+    ];
+    let row = |(name, kind, what, value): &(&str, &str, &str, u64)| {
+        format!("# HELP {name} {what}\n# TYPE {name} {kind}\n{name} {value}\n")
+    };
+    rows.iter().map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logins_are_read_and_a_wrong_line_is_named() {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let path = place.path().join("logins");
+        let read = |text: &str| {
+            std::fs::write(&path, text).expect("written");
+            logins(&path)
+        };
+        let good = read("# who\n\ndefault secret team-a 8GiB\nother word team-b\n").expect("two lines");
+        assert_eq!(good.len(), 2);
+        assert_eq!((good[0].quota_bytes, good[1].quota_bytes), (8 << 30, u64::MAX));
+        assert!(read("a b").expect_err("too short").contains("line 1"));
+        assert!(read("a b c 1GB").expect_err("no such unit").contains("line 1"));
+        assert!(read("# nobody").is_err());
+        assert!(logins(&place.path().join("none")).expect_err("no file").contains("--auth"));
+    }
+
+    #[test]
+    fn metrics_say_what_is_there() {
+        let config =
+            StoreConfig { capacity_bytes: 4 << 20, value_max_bytes: 1 << 20, ..StoreConfig::default() };
+        let store = ObjectStore::new(&config, Clock::machine()).expect("small");
+        let server = Server::new(store.clone(), RespConfig::default()).expect("good settings");
+        store.put(baton_objects::Key::anonymous(b"a"), b"x", Default::default()).expect("room");
+        let text = metrics(&server, &store);
+        assert!(text.contains("\nbaton_objects_keys 1\n") && text.contains("\nbaton_objects_puts_total 1\n"));
+        assert!(text.contains("# TYPE baton_objects_hits_total counter"));
+    }
+}

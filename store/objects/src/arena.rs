@@ -1,0 +1,97 @@
+//! The one mapping that holds all values, cut into pages that shards take and give back.
+//!
+//! A page belongs to one size class of one shard while anything lives in it, and returns to the common pool
+//! when its last slot is freed. So memory of one size can always become memory of another, and nothing grows.
+
+mod classes;
+mod memory;
+mod slabs;
+
+use parking_lot::{Condvar, Mutex};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use memory::Mapping;
+
+pub(crate) use classes::{CLASSES, classes_of};
+pub(crate) use memory::Room;
+pub(crate) use slabs::Slabs;
+
+/// Bytes of a page: the largest extent of a value.
+pub(crate) const PAGE_BYTES: usize = 1 << 20;
+
+/// All pages, and those that nobody has.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    map: Mapping,
+    free: Mutex<Vec<u32>>,
+    pages: u32,
+    /// Bytes of slots in use.
+    used_bytes: AtomicU64,
+    /// Threads that wait for room.
+    waiting: AtomicUsize,
+    freed: (Mutex<u64>, Condvar),
+}
+
+impl Arena {
+    /// Maps `pages` pages; they are touched when first used.
+    ///
+    /// # Errors
+    /// When the system does not give the address range.
+    pub(crate) fn new(pages: u32) -> io::Result<Arc<Self>> {
+        let map = Mapping::new(pages as usize * PAGE_BYTES)?;
+        Ok(Arc::new(Self {
+            map,
+            free: Mutex::new((0..pages).rev().collect()),
+            pages,
+            used_bytes: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            freed: (Mutex::new(0), Condvar::new()),
+        }))
+    }
+
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        u64::from(self.pages) * PAGE_BYTES as u64
+    }
+
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Pages that no class has.
+    pub(crate) fn free_pages(&self) -> usize {
+        self.free.lock().len()
+    }
+
+    fn take_page(&self) -> Option<u32> {
+        self.free.lock().pop()
+    }
+
+    fn give_page(&self, page: u32) {
+        self.free.lock().push(page);
+    }
+
+    fn count_taken(&self, bytes: usize) {
+        self.used_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn count_freed(&self, bytes: usize) {
+        self.used_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            *self.freed.0.lock() += 1;
+            self.freed.1.notify_all();
+        }
+    }
+
+    /// Waits until something was freed, or `at_most`.
+    pub(crate) fn wait_for_room(&self, at_most: Duration) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let mut turn = self.freed.0.lock();
+        // What is freed between the caller's look and this wait is not told: so waits are short.
+        self.freed.1.wait_for(&mut turn, at_most);
+        drop(turn);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}

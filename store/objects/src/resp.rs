@@ -1,0 +1,17 @@
+//! Redis' protocol, versions 2 and 3: a server over the store, so that clients of Redis use it as it is, and a
+//! small client.
+//!
+//! Values go from the socket straight into the arena and from the arena straight into the socket. Only strings
+//! are known; `MSET` is a put for each key, one after the other, not one step for all.
+
+mod admin;
+pub mod client;
+mod command;
+mod connection;
+mod glob;
+mod incoming;
+mod outgoing;
+mod server;
+mod strings;
+
+pub use server::{Login, RespConfig, Server};

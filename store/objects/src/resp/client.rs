@@ -1,0 +1,207 @@
+//! A small client: one connection, blocking, pipelines included. For commands, tests and measurements.
+
+use std::io::{self, BufReader, Read as _, Write as _};
+use std::net::{TcpStream, ToSocketAddrs as _};
+use std::time::Duration;
+
+/// Largest text or list that a reply may have.
+const REPLY_MAX: i64 = 4 << 30;
+/// Deepest list in a list.
+const DEPTH_MAX: u32 = 8;
+
+/// A reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// `+OK` and its like.
+    Simple(String),
+    /// What was refused, and why.
+    Error(String),
+    /// A number.
+    Integer(i64),
+    /// Bytes.
+    Bulk(Vec<u8>),
+    /// No value.
+    Nothing,
+    /// Several replies; a map's keys and values in turn.
+    List(Vec<Reply>),
+}
+
+impl Reply {
+    /// The same, with errors as errors.
+    ///
+    /// # Errors
+    /// The server's, as it says it.
+    pub fn done(self) -> Result<Self, String> {
+        if let Self::Error(error) = self { Err(error) } else { Ok(self) }
+    }
+}
+
+/// Where a server is and how to come in: `redis://[[user]:password@]host[:port]`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Url {
+    /// Host and port.
+    pub address: String,
+    /// User and password.
+    pub login: Option<(String, String)>,
+}
+
+impl std::fmt::Debug for Url {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The password stays out of logs.
+        f.debug_struct("Url").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl std::str::FromStr for Url {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rest = text.strip_prefix("redis://").ok_or("url: give redis://host:port")?;
+        let rest = rest.split('/').next().unwrap_or(rest);
+        let (login, host) = rest.rsplit_once('@').map_or((None, rest), |(login, host)| (Some(login), host));
+        let login = login.map(|login| {
+            let (user, password) = login.split_once(':').unwrap_or((login, ""));
+            (if user.is_empty() { "default" } else { user }.to_owned(), password.to_owned())
+        });
+        if host.is_empty() {
+            return Err("url: give redis://host:port".into());
+        }
+        // The colons of an IPv6 address are inside brackets.
+        let ported = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        Ok(Self { address: if ported { host.to_owned() } else { format!("{host}:6379") }, login })
+    }
+}
+
+/// A connection to a server of Redis' protocol.
+#[derive(Debug)]
+pub struct Client {
+    stream: BufReader<TcpStream>,
+    out: Vec<u8>,
+}
+
+impl Client {
+    /// Connects and logs in.
+    ///
+    /// # Errors
+    /// What the network or the server says.
+    pub fn connect(url: &Url, patience: Duration) -> Result<Self, String> {
+        let failed = |e: io::Error| format!("connect to {}: {e}; is the store running there?", url.address);
+        let address = url.address.to_socket_addrs().map_err(failed)?.next();
+        let address = address.ok_or_else(|| format!("connect to {}: no such host", url.address))?;
+        let stream = TcpStream::connect_timeout(&address, patience).map_err(failed)?;
+        let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(patience)));
+        set.and_then(|()| stream.set_write_timeout(Some(patience))).map_err(failed)?;
+        let mut client = Self { stream: BufReader::with_capacity(1 << 17, stream), out: Vec::new() };
+        if let Some((user, password)) = &url.login {
+            client.call(&[b"AUTH", user.as_bytes(), password.as_bytes()])?;
+        }
+        Ok(client)
+    }
+
+    /// Sends a command and waits for its reply.
+    ///
+    /// # Errors
+    /// What the network says, or the server's refusal.
+    pub fn call(&mut self, arguments: &[&[u8]]) -> Result<Reply, String> {
+        self.queue(arguments);
+        self.flush().and_then(|()| self.receive()).map_err(|e| format!("call: {e}"))?.done()
+    }
+
+    /// Adds a command to those that [`Client::flush`] sends.
+    pub fn queue(&mut self, arguments: &[&[u8]]) {
+        // A vector takes what it is given.
+        let _ = write!(self.out, "*{}\r\n", arguments.len());
+        for argument in arguments {
+            let _ = write!(self.out, "${}\r\n", argument.len());
+            self.out.extend_from_slice(argument);
+            self.out.extend_from_slice(b"\r\n");
+        }
+    }
+
+    /// Sends what is queued.
+    ///
+    /// # Errors
+    /// What the network says.
+    pub fn flush(&mut self) -> io::Result<()> {
+        let sent = self.stream.get_mut().write_all(&self.out);
+        self.out.clear();
+        sent
+    }
+
+    /// Sends bytes as they are, for tests of what a server does with them.
+    ///
+    /// # Errors
+    /// What the network says.
+    pub fn send_raw(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.get_mut().write_all(bytes)
+    }
+
+    /// Waits for the next reply.
+    ///
+    /// # Errors
+    /// What the network says, or a reply that is none.
+    pub fn receive(&mut self) -> io::Result<Reply> {
+        self.reply(0)
+    }
+
+    fn line(&mut self) -> io::Result<Vec<u8>> {
+        use std::io::BufRead as _;
+        let mut line = Vec::new();
+        self.stream.by_ref().take(1 << 16).read_until(b'\n', &mut line)?;
+        match line.strip_suffix(b"\r\n") {
+            Some(line) => Ok(line.to_vec()),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn reply(&mut self, depth: u32) -> io::Result<Reply> {
+        let bad = || io::Error::new(io::ErrorKind::InvalidData, "not a reply of this protocol");
+        let line = self.line()?;
+        let (kind, text) = line.split_first().ok_or_else(bad)?;
+        let text = String::from_utf8_lossy(text).into_owned();
+        let number = || text.parse::<i64>().ok().filter(|n| *n <= REPLY_MAX).ok_or_else(bad);
+        let length = |times: usize| number().map(|n| usize::try_from(n).ok().map(|n| times * n));
+        match kind {
+            b'+' => Ok(Reply::Simple(text)),
+            b'-' => Ok(Reply::Error(text)),
+            b':' => text.parse().map(Reply::Integer).map_err(|_| bad()),
+            b'_' => Ok(Reply::Nothing),
+            b'$' => match length(1)? {
+                None => Ok(Reply::Nothing),
+                Some(bytes) => {
+                    let mut value = Vec::new();
+                    self.stream.by_ref().take(bytes as u64 + 2).read_to_end(&mut value)?;
+                    if value.len() != bytes + 2 || !value.ends_with(b"\r\n") {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                    value.truncate(bytes);
+                    Ok(Reply::Bulk(value))
+                }
+            },
+            b'*' | b'%' | b'~' if depth < DEPTH_MAX => match length(if *kind == b'%' { 2 } else { 1 })? {
+                None => Ok(Reply::Nothing),
+                Some(count) => {
+                    (0..count).map(|_| self.reply(depth + 1)).collect::<Result<_, _>>().map(Reply::List)
+                }
+            },
+            _ => Err(bad()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_say_where_and_who() {
+        let url = |text: &str| text.parse::<Url>();
+        assert_eq!(url("redis://h").unwrap(), Url { address: "h:6379".into(), login: None });
+        let full = url("redis://u:p@[::1]:7/0").unwrap();
+        assert_eq!(full.address, "[::1]:7");
+        assert_eq!(full.login, Some(("u".into(), "p".into())));
+        assert_eq!(url("redis://:p@h:1").unwrap().login, Some(("default".into(), "p".into())));
+        assert!(url("http://h").is_err() && url("redis://").is_err());
+        assert!(!format!("{full:?}").contains("login"));
+    }
+}

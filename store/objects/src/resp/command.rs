@@ -1,0 +1,140 @@
+//! Which command it is, and what every one of them needs: arguments, keys, errors in Redis' shape.
+
+use std::sync::atomic::Ordering;
+
+use baton_types::TenantId;
+
+use super::connection::Connection;
+use super::{admin, strings};
+use crate::key::Key;
+use crate::refusal::Refusal;
+
+/// A command: its name, how many arguments it has at least and at most (its name included), who serves it.
+struct Command {
+    name: &'static str,
+    least: usize,
+    most: usize,
+    does: Does,
+}
+
+/// What serves a command.
+#[derive(Clone, Copy)]
+enum Does {
+    /// Something that is done at once.
+    Now(fn(&mut Connection<'_>)),
+    /// The same, before a login too.
+    Open(fn(&mut Connection<'_>)),
+    /// A put, which may wait for room.
+    Put(strings::Put),
+    /// Removes everything of the tenant.
+    Flush,
+}
+
+const MANY: usize = usize::MAX;
+
+const fn of(name: &'static str, least: usize, most: usize, does: Does) -> Command {
+    Command { name, least, most, does }
+}
+
+/// Every command, the frequent ones first.
+const COMMANDS: &[Command] = &[
+    of("GET", 2, 2, Does::Now(strings::get)),
+    of("SET", 3, 12, Does::Put(strings::Put::Set)),
+    of("EXISTS", 2, MANY, Does::Now(strings::exists)),
+    of("MGET", 2, MANY, Does::Now(strings::mget)),
+    of("MSET", 3, MANY, Does::Put(strings::Put::Several)),
+    of("STRLEN", 2, 2, Does::Now(strings::strlen)),
+    of("GETRANGE", 4, 4, Does::Now(strings::getrange)),
+    of("SUBSTR", 4, 4, Does::Now(strings::getrange)),
+    of("DEL", 2, MANY, Does::Now(strings::del)),
+    of("UNLINK", 2, MANY, Does::Now(strings::del)),
+    of("SETNX", 3, 3, Does::Put(strings::Put::IfAbsent)),
+    of("SETEX", 4, 4, Does::Put(strings::Put::Timed(1_000_000))),
+    of("PSETEX", 4, 4, Does::Put(strings::Put::Timed(1_000))),
+    of("TTL", 2, 2, Does::Now(|on| strings::ttl(on, 1_000_000))),
+    of("PTTL", 2, 2, Does::Now(|on| strings::ttl(on, 1_000))),
+    of("EXPIRE", 3, 3, Does::Now(|on| strings::expire(on, 1_000_000))),
+    of("PEXPIRE", 3, 3, Does::Now(|on| strings::expire(on, 1_000))),
+    of("PERSIST", 2, 2, Does::Now(strings::persist)),
+    of("TYPE", 2, 2, Does::Now(strings::kind)),
+    of("BATON.STAT", 2, 2, Does::Now(strings::stat)),
+    of("BATON.VERIFY", 2, 2, Does::Now(strings::verify)),
+    of("BATON.PIN", 3, 3, Does::Now(strings::pin)),
+    of("SCAN", 2, 8, Does::Now(admin::scan)),
+    of("DBSIZE", 1, 1, Does::Now(admin::dbsize)),
+    of("INFO", 1, MANY, Does::Now(admin::report)),
+    of("CONFIG", 2, MANY, Does::Now(admin::config)),
+    of("FLUSHDB", 1, 2, Does::Flush),
+    of("FLUSHALL", 1, 2, Does::Flush),
+    of("SELECT", 2, 2, Does::Now(admin::select)),
+    of("PING", 1, 2, Does::Now(admin::ping)),
+    of("ECHO", 2, 2, Does::Now(admin::echo)),
+    of("COMMAND", 1, MANY, Does::Now(admin::command)),
+    of("CLIENT", 2, MANY, Does::Now(admin::client)),
+    of("HELLO", 1, 8, Does::Open(admin::hello)),
+    of("AUTH", 2, 3, Does::Open(admin::auth)),
+    of("RESET", 1, 1, Does::Open(admin::reset)),
+    of("QUIT", 1, MANY, Does::Open(admin::quit)),
+];
+
+/// How many commands there are.
+pub(super) fn count() -> usize {
+    COMMANDS.len()
+}
+
+/// Serves the command that has come in; its reply is then pending.
+pub(super) async fn execute(on: &mut Connection<'_>) {
+    on.shared.commands.fetch_add(1, Ordering::Relaxed);
+    let name = on.incoming.text(0);
+    let Some(command) = COMMANDS.iter().find(|c| name.eq_ignore_ascii_case(c.name.as_bytes())) else {
+        // A browser that was lured here: what it sends may hold commands further down.
+        on.over = name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:");
+        let name = String::from_utf8_lossy(&name[..name.len().min(64)]).into_owned();
+        return on.out.error(&format!("ERR unknown command '{name}'; this is a store of strings"));
+    };
+    let open = matches!(command.does, Does::Open(_));
+    if on.tenant.is_none() && !open {
+        return on.out.error("NOAUTH Authentication required.");
+    }
+    if !(command.least..=command.most).contains(&on.incoming.count()) {
+        let name = command.name.to_ascii_lowercase();
+        return on.out.error(&format!("ERR wrong number of arguments for '{name}' command"));
+    }
+    match command.does {
+        Does::Now(serve) | Does::Open(serve) => serve(on),
+        Does::Put(put) => strings::put(on, put).await,
+        Does::Flush => admin::flush(on).await,
+    }
+}
+
+impl Connection<'_> {
+    /// The key that an argument is.
+    pub(super) fn key(&self, argument: usize) -> Key<'_> {
+        // Commands with keys are not served before a login; a tenant that no one has sees nothing.
+        Key { tenant: self.tenant.unwrap_or(TenantId(u32::MAX)), bytes: self.incoming.text(argument) }
+    }
+
+    /// The whole number that an argument is.
+    pub(super) fn number(&self, argument: usize) -> Option<i64> {
+        std::str::from_utf8(self.incoming.text(argument)).ok()?.parse().ok()
+    }
+
+    /// Whether an argument is this word, in whatever case.
+    pub(super) fn is(&self, argument: usize, word: &str) -> bool {
+        self.incoming.text(argument).eq_ignore_ascii_case(word.as_bytes())
+    }
+
+    pub(super) fn not_a_number(&mut self) {
+        self.out.error("ERR value is not an integer or out of range");
+    }
+
+    /// A refusal, under the code by which clients of Redis know what to do.
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
+        let code = match refusal {
+            Refusal::Full { .. } | Refusal::OverQuota { .. } => "OOM",
+            Refusal::Busy { .. } | Refusal::TakenOver | Refusal::Revoked => "TRYAGAIN",
+            _ => "ERR",
+        };
+        self.out.error(&format!("{code} {refusal}"));
+    }
+}

@@ -1,0 +1,305 @@
+//! Commands on values.
+
+use super::connection::{Connection, reserve};
+use crate::refusal::Refusal;
+use crate::store::{Existing, PutOptions, Stored};
+
+/// Most bytes that one `MGET` answers.
+const ANSWER_MAX_BYTES: usize = 1 << 30;
+
+/// Longest pin of a client, who may never come back to take it off.
+const PIN_MAX_MS: u64 = 3_600_000;
+
+/// The puts.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Put {
+    /// `SET` with its options.
+    Set,
+    /// `SETNX`.
+    IfAbsent,
+    /// `SETEX`, `PSETEX`: the unit of the time, µs.
+    Timed(u64),
+    /// `MSET`.
+    Several,
+}
+
+/// What `SET` says after the value.
+#[derive(Default)]
+struct SetWords {
+    options: PutOptions,
+    answer_old: bool,
+    keep_ttl: bool,
+}
+
+const REPLACE: PutOptions =
+    PutOptions { existing: Existing::Replace, only_if_present: false, ttl_us: None, checksum: None };
+
+pub(super) fn get(on: &mut Connection<'_>) {
+    let found = on.shared.store.get(on.key(1));
+    let answered = match found {
+        None => {
+            on.out.nothing();
+            Ok(())
+        }
+        Some(reading) => {
+            let good = if on.shared.store.verifies_reads() { reading.verify() } else { Ok(()) };
+            let bytes = reading.bytes();
+            good.and_then(|()| on.out.value(reading, 0, bytes))
+        }
+    };
+    if let Err(refusal) = answered {
+        on.refuse(refusal);
+    }
+}
+
+pub(super) fn mget(on: &mut Connection<'_>) {
+    let keys = 1..on.incoming.count();
+    let found: Vec<_> = keys.map(|at| on.shared.store.get(on.key(at))).collect();
+    if found.iter().flatten().map(crate::Reading::bytes).sum::<usize>() > ANSWER_MAX_BYTES {
+        return on.out.error("ERR the answer would be larger than 1 GiB; ask for fewer keys");
+    }
+    on.out.array(found.len());
+    for reading in found {
+        let Some(reading) = reading else {
+            on.out.nothing();
+            continue;
+        };
+        let bytes = reading.bytes();
+        // Opened a moment ago; one that is gone all the same is a miss.
+        if on.out.value(reading, 0, bytes).is_err() {
+            on.out.nothing();
+        }
+    }
+}
+
+pub(super) fn strlen(on: &mut Connection<'_>) {
+    let stat = on.shared.store.stat(on.key(1));
+    on.out.integer(stat.map_or(0, |stat| i64::from(stat.bytes)));
+}
+
+pub(super) fn getrange(on: &mut Connection<'_>) {
+    let (Some(start), Some(end)) = (on.number(2), on.number(3)) else { return on.not_a_number() };
+    let Some(reading) = on.shared.store.get(on.key(1)) else { return on.out.bulk(b"") };
+    let bytes = i64::from(reading.stat().bytes);
+    // Negative places count from the end.
+    let place = |at: i64| if at < 0 { at.saturating_add(bytes).max(0) } else { at.min(bytes) };
+    let (from, to) = (place(start), place(end.saturating_add(1)));
+    let to = if end == -1 { bytes } else { to };
+    if from >= to {
+        return on.out.bulk(b"");
+    }
+    let narrow = |at: i64| usize::try_from(at).expect("between 0 and the length");
+    if let Err(refusal) = on.out.value(reading, narrow(from), narrow(to)) {
+        on.refuse(refusal);
+    }
+}
+
+pub(super) fn exists(on: &mut Connection<'_>) {
+    let found = (1..on.incoming.count()).filter(|at| on.shared.store.exists(on.key(*at))).count();
+    on.out.integer(i64::try_from(found).unwrap_or(i64::MAX));
+}
+
+pub(super) fn del(on: &mut Connection<'_>) {
+    let mut removed = 0;
+    for at in 1..on.incoming.count() {
+        match on.shared.store.remove(on.key(at)) {
+            Ok(()) => removed += 1,
+            Err(Refusal::Absent) => {}
+            Err(refusal) => return on.refuse(refusal),
+        }
+    }
+    on.out.integer(removed);
+}
+
+pub(super) fn kind(on: &mut Connection<'_>) {
+    let there = on.shared.store.exists(on.key(1));
+    on.out.simple(if there { "string" } else { "none" });
+}
+
+/// Time to live in units of `unit_us`, rounded up: what is not over is not 0.
+pub(super) fn ttl(on: &mut Connection<'_>, unit_us: u64) {
+    let stat = on.shared.store.stat(on.key(1));
+    let left = |us: u64| i64::try_from(us.div_ceil(unit_us)).unwrap_or(i64::MAX);
+    on.out.integer(stat.map_or(-2, |stat| stat.ttl_us.map_or(-1, left)));
+}
+
+pub(super) fn expire(on: &mut Connection<'_>, unit_us: u64) {
+    let Some(time) = on.number(2) else { return on.not_a_number() };
+    // A time that has passed removes the key, as clients expect.
+    let done = match u64::try_from(time) {
+        Ok(time) if time > 0 => on.shared.store.set_ttl(on.key(1), Some(time.saturating_mul(unit_us))),
+        _ => on.shared.store.remove(on.key(1)),
+    };
+    on.out.integer(i64::from(done.is_ok()));
+}
+
+pub(super) fn persist(on: &mut Connection<'_>) {
+    let had = on.shared.store.stat(on.key(1)).is_some_and(|stat| stat.ttl_us.is_some());
+    let done = had && on.shared.store.set_ttl(on.key(1), None).is_ok();
+    on.out.integer(i64::from(done));
+}
+
+/// `BATON.STAT key`: all that is known of a key.
+pub(super) fn stat(on: &mut Connection<'_>) {
+    let Some(stat) = on.shared.store.stat(on.key(1)) else { return on.out.nothing() };
+    let whole = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    let numbers = [
+        ("bytes", Some(u64::from(stat.bytes))),
+        ("generation", Some(stat.generation)),
+        ("ttl_ms", stat.ttl_us.map(|us| us.div_ceil(1_000))),
+        ("hard_pins", Some(u64::from(stat.hard_pins))),
+        ("readers", Some(u64::from(stat.readers))),
+    ];
+    on.out.map(numbers.len() + 1);
+    for (name, number) in numbers {
+        on.out.bulk(name.as_bytes());
+        match number {
+            Some(number) => on.out.integer(whole(number)),
+            None => on.out.nothing(),
+        }
+    }
+    on.out.bulk(b"crc32c");
+    match stat.checksum {
+        Some(sum) => on.out.bulk(format!("{sum:08x}").as_bytes()),
+        None => on.out.nothing(),
+    }
+}
+
+/// `BATON.VERIFY key`: compares the value with its checksum, where it is.
+pub(super) fn verify(on: &mut Connection<'_>) {
+    match on.shared.store.verify(on.key(1)) {
+        Ok(_) => on.out.simple("OK"),
+        Err(refusal) => on.refuse(refusal),
+    }
+}
+
+/// `BATON.PIN key ms`: keeps a value from eviction for so long.
+pub(super) fn pin(on: &mut Connection<'_>) {
+    let time = on.number(2).and_then(|ms| u64::try_from(ms).ok()).filter(|ms| (1..=PIN_MAX_MS).contains(ms));
+    let Some(ms) = time else { return on.out.error("ERR give a time from 1 to 3600000 ms") };
+    let done = on.shared.store.pin_softly(on.key(1), ms * 1_000);
+    on.out.integer(i64::from(done.is_ok()));
+}
+
+/// Serves a put.
+pub(super) async fn put(on: &mut Connection<'_>, put: Put) {
+    match put {
+        Put::Several => several(on).await,
+        Put::Set => set(on).await,
+        Put::IfAbsent => {
+            let options = PutOptions { existing: Existing::Keep, ..REPLACE };
+            match store(on, 1, 2, options).await {
+                Ok(_) => on.out.integer(1),
+                Err(Refusal::Exists) => on.out.integer(0),
+                Err(refusal) => on.refuse(refusal),
+            }
+        }
+        Put::Timed(unit_us) => {
+            let time = on.number(2).and_then(|time| u64::try_from(time).ok()).filter(|time| *time > 0);
+            let Some(time) = time else {
+                return on.out.error("ERR invalid expire time; give a whole number above 0");
+            };
+            let options = PutOptions { ttl_us: Some(time.saturating_mul(unit_us)), ..REPLACE };
+            match store(on, 1, 3, options).await {
+                Ok(_) => on.out.simple("OK"),
+                Err(refusal) => on.refuse(refusal),
+            }
+        }
+    }
+}
+
+async fn set(on: &mut Connection<'_>) {
+    let mut words = match set_words(on) {
+        Ok(words) => words,
+        Err(error) => return on.out.error(error),
+    };
+    if words.keep_ttl {
+        words.options.ttl_us = on.shared.store.stat(on.key(1)).and_then(|stat| stat.ttl_us);
+    }
+    let old = words.answer_old.then(|| on.shared.store.get(on.key(1))).flatten();
+    let stored = store(on, 1, 2, words.options).await;
+    let missed = matches!(stored, Err(Refusal::Exists | Refusal::Absent));
+    match (stored, old) {
+        (Err(refusal), _) if !missed => on.refuse(refusal),
+        (_, Some(old)) => {
+            let bytes = old.bytes();
+            if let Err(refusal) = on.out.value(old, 0, bytes) {
+                on.refuse(refusal);
+            }
+        }
+        (Ok(_), None) if !words.answer_old => on.out.simple("OK"),
+        _ => on.out.nothing(),
+    }
+}
+
+/// The options that follow the value.
+fn set_words(on: &Connection<'_>) -> Result<SetWords, &'static str> {
+    const SYNTAX: &str = "ERR syntax error";
+    let mut words = SetWords { options: REPLACE, ..SetWords::default() };
+    let mut at = 3;
+    while at < on.incoming.count() {
+        let unit_us = [("EX", 1_000_000), ("PX", 1_000)].into_iter().find(|(word, _)| on.is(at, word));
+        if let Some((_, unit_us)) = unit_us {
+            let time = on.number(at + 1).ok_or("ERR value is not an integer or out of range")?;
+            let time = u64::try_from(time).ok().filter(|time| *time > 0);
+            let time = time.ok_or("ERR invalid expire time in 'set' command")?;
+            if words.options.ttl_us.replace(time.saturating_mul(unit_us)).is_some() {
+                return Err(SYNTAX);
+            }
+            at += 2;
+            continue;
+        }
+        match () {
+            () if on.is(at, "NX") && !words.options.only_if_present => {
+                words.options.existing = Existing::Keep;
+            }
+            () if on.is(at, "XX") && words.options.existing != Existing::Keep => {
+                words.options.only_if_present = true;
+            }
+            () if on.is(at, "GET") => words.answer_old = true,
+            () if on.is(at, "KEEPTTL") => words.keep_ttl = true,
+            () => return Err(SYNTAX),
+        }
+        at += 1;
+    }
+    if words.keep_ttl && words.options.ttl_us.is_some() { Err(SYNTAX) } else { Ok(words) }
+}
+
+async fn several(on: &mut Connection<'_>) {
+    let count = on.incoming.count();
+    if count.is_multiple_of(2) {
+        return on.out.error("ERR wrong number of arguments for 'mset' command");
+    }
+    for key in (1..count).step_by(2) {
+        if let Err(refusal) = store(on, key, key + 1, REPLACE).await {
+            return on.refuse(refusal);
+        }
+    }
+    on.out.simple("OK");
+}
+
+/// Stores the value in argument `value` under the key in argument `key`.
+async fn store(
+    on: &mut Connection<'_>,
+    key: usize,
+    value: usize,
+    options: PutOptions,
+) -> Result<Stored, Refusal> {
+    let ticket = match on.incoming.take_large(value) {
+        Some(ticket) => {
+            let mut ticket = ticket?;
+            if options.only_if_present && !on.shared.store.exists(on.key(key)) {
+                return Err(Refusal::Absent);
+            }
+            ticket.set_options(options);
+            ticket
+        }
+        None => {
+            let text = on.incoming.text(value);
+            let mut ticket = reserve(on.shared, on.key(key), text.len() as u64, options).await?;
+            ticket.append(text)?;
+            ticket
+        }
+    };
+    if on.shared.config.checksums { ticket.seal_computed() } else { ticket.seal() }
+}

@@ -1,0 +1,162 @@
+//! One shard: the entries whose keys hash here, their queues and their slots. Plain logic under one lock, with
+//! the time handed in.
+
+mod audit;
+mod evict;
+mod read;
+mod write;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use baton_types::TenantId;
+use hashbrown::HashTable;
+
+use crate::arena::{Arena, CLASSES, Slabs, classes_of};
+use crate::config::Effective;
+use crate::entry::{Entries, Entry, State};
+use crate::key::Key;
+use crate::refusal::Refusal;
+use crate::sieve::Queue;
+use crate::stats::Counters;
+use crate::tenant::{Share, Tenants};
+
+pub(crate) use read::{Fetched, Opened, Place};
+pub(crate) use write::{Begun, Request, Stop};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    arena: Arc<Arena>,
+    slabs: Arc<Slabs>,
+    tenants: Arc<Tenants>,
+    /// The tenants' shares, as far as they were needed here: so that a put takes no lock for them.
+    shares: Vec<Arc<Share>>,
+    config: Effective,
+    entries: Entries,
+    sealed: HashTable<u32>,
+    pending: HashTable<u32>,
+    queues: [Queue; CLASSES.len()],
+    /// Entries that left while they were leased, with their generations, oldest first.
+    leaving: VecDeque<(u32, u64)>,
+    leaving_live: usize,
+    next_generation: u64,
+    /// Sealed entries that end some day.
+    expiring: usize,
+    sweep_at: u32,
+    /// Evictions until ages are compared.
+    compare_in: u8,
+    pub(crate) counters: Counters,
+}
+
+impl Shard {
+    pub(crate) fn new(arena: &Arc<Arena>, tenants: &Arc<Tenants>, config: &Effective) -> Self {
+        Self {
+            arena: Arc::clone(arena),
+            slabs: Slabs::new(Arc::clone(arena)),
+            tenants: Arc::clone(tenants),
+            shares: Vec::new(),
+            config: config.clone(),
+            entries: Entries::new(),
+            sealed: HashTable::new(),
+            pending: HashTable::new(),
+            queues: std::array::from_fn(|_| Queue::default()),
+            leaving: VecDeque::new(),
+            leaving_live: 0,
+            next_generation: 1,
+            expiring: 0,
+            sweep_at: 0,
+            compare_in: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    fn is(entry: &Entry, key: &Key<'_>) -> bool {
+        entry.tenant == key.tenant.0 && *entry.key == *key.bytes
+    }
+
+    /// The sealed entry of a key, expired or not.
+    fn find(&self, key: &Key<'_>, place: u64) -> Option<u32> {
+        let same = |number: &u32| {
+            let entry = self.entries.at(*number);
+            entry.place == place && Self::is(entry, key)
+        };
+        self.sealed.find(place, same).copied()
+    }
+
+    /// The share of a tenant.
+    fn share(&mut self, tenant: TenantId) -> Result<&Share, Refusal> {
+        while self.shares.len() <= tenant.0 as usize {
+            let next = TenantId(u32::try_from(self.shares.len()).expect("at most TENANTS_MAX"));
+            self.shares.push(self.tenants.share(next)?);
+        }
+        Ok(&self.shares[tenant.0 as usize])
+    }
+
+    /// The sealed entry of a key; one that has expired goes now.
+    fn find_live(&mut self, key: &Key<'_>, place: u64, now_us: u64) -> Option<u32> {
+        let number = self.find(key, place)?;
+        self.unexpired(number, now_us)
+    }
+
+    /// The sealed entry of the same key as `number`.
+    fn find_other(&mut self, number: u32, now_us: u64) -> Option<u32> {
+        let entries = &self.entries;
+        let entry = entries.at(number);
+        let key = Key { tenant: TenantId(entry.tenant), bytes: &entry.key };
+        let found = self.sealed.find(entry.place, |other| Self::is(entries.at(*other), &key)).copied()?;
+        self.unexpired(found, now_us)
+    }
+
+    fn unexpired(&mut self, number: u32, now_us: u64) -> Option<u32> {
+        if self.entries.at(number).is_expired(now_us) {
+            self.counters.expired += 1;
+            self.retire(number, now_us);
+            return None;
+        }
+        Some(number)
+    }
+
+    /// Takes a sealed entry away: out of sight at once, freed when nobody reads it any more.
+    fn retire(&mut self, number: u32, now_us: u64) {
+        let entry = self.entries.at_mut(number);
+        let (place, class, generation) = (entry.place, usize::from(entry.class), entry.generation);
+        let found = self.sealed.find_entry(place, |other| *other == number);
+        found.expect("a sealed entry is in its table").remove();
+        self.queues[class].unlink(&mut self.entries, number);
+        let entry = self.entries.at_mut(number);
+        if entry.expires_us != u64::MAX {
+            entry.expires_us = u64::MAX;
+            self.expiring -= 1;
+        }
+        if !entry.is_leased(now_us) {
+            return self.free(number);
+        }
+        let State::Sealed(room) = &entry.state else { unreachable!("only sealed entries are in the table") };
+        entry.state = State::Leaving(Arc::clone(room));
+        self.leaving.push_back((number, generation));
+        self.leaving_live += 1;
+        if self.leaving.len() > 2 * self.leaving_live + 64 {
+            let entries = &self.entries;
+            self.leaving.retain(|(number, generation)| entries.at(*number).generation == *generation);
+        }
+    }
+
+    /// Makes an entry vacant; its memory is free once no call of a reader touches it.
+    fn free(&mut self, number: u32) {
+        let entry = self.entries.free(number);
+        if matches!(entry.state, State::Leaving(_)) {
+            self.leaving_live -= 1;
+        }
+        self.shares[entry.tenant as usize].refund(slot_bytes(entry.bytes));
+    }
+
+    pub(crate) fn keys(&self) -> usize {
+        self.sealed.len()
+    }
+}
+
+/// Bytes of slots that a value of `bytes` takes.
+fn slot_bytes(bytes: u32) -> u64 {
+    classes_of(bytes as usize).map(|class| CLASSES[usize::from(class)] as u64).sum()
+}

@@ -1,0 +1,157 @@
+//! Making room: what is over, what the hand of SIEVE points at, and pages taken from the classes that age least.
+
+use baton_types::TenantId;
+
+use super::Shard;
+use crate::arena::CLASSES;
+use crate::entry::State;
+
+/// Entries that a put looks at for what has run out.
+const SWEEP_ENTRIES: u32 = 2;
+/// Of so many evictions one compares the ages of the classes.
+const COMPARE_EVERY: u8 = 4;
+
+impl Shard {
+    /// Frees something that a slot of `class` can be made of. False when this shard has nothing to give.
+    pub(super) fn make_room(&mut self, class: u8, now_us: u64) -> bool {
+        self.free_left(now_us) || self.evict_in(class, now_us) || self.shed(now_us)
+    }
+
+    /// Frees a page, if that can be: for another class or another shard.
+    pub(crate) fn shed(&mut self, now_us: u64) -> bool {
+        if self.free_left(now_us) {
+            return true;
+        }
+        let mut rich: [usize; CLASSES.len()] = std::array::from_fn(|class| class);
+        rich.sort_unstable_by_key(|class| {
+            std::cmp::Reverse(self.queues[*class].len() as usize * CLASSES[*class])
+        });
+        rich.into_iter().any(|class| self.queues[class].len() > 0 && self.evict_page(class, now_us))
+    }
+
+    /// Evicts one entry of whatever class.
+    pub(super) fn evict_any(&mut self, now_us: u64) -> bool {
+        if self.free_left(now_us) {
+            return true;
+        }
+        let mut classes: [usize; CLASSES.len()] = std::array::from_fn(|class| class);
+        classes.sort_unstable_by_key(|class| std::cmp::Reverse(self.queues[*class].len()));
+        classes.into_iter().any(|class| self.evict_next(class, now_us, |_| true))
+    }
+
+    /// Evicts one entry of a tenant, if the hands meet one within their bounds.
+    pub(super) fn evict_of(&mut self, tenant: TenantId, now_us: u64) -> bool {
+        (0..CLASSES.len()).rev().any(|class| {
+            self.queues[class].len() > 0 && self.evict_next(class, now_us, |owner| owner == tenant.0)
+        })
+    }
+
+    /// Over the high mark, a put evicts two of its class, so that the next ones need not.
+    pub(super) fn trim(&mut self, class: usize, now_us: u64) {
+        for _ in 0..2 {
+            if self.arena.used_bytes() <= self.config.high_bytes || !self.evict_next(class, now_us, |_| true)
+            {
+                return;
+            }
+        }
+    }
+
+    fn evict_in(&mut self, class: u8, now_us: u64) -> bool {
+        self.compare_in = self.compare_in.checked_sub(1).unwrap_or(COMPARE_EVERY);
+        if self.compare_in == 0
+            && let Some(older) = self.class_older_than(class)
+            && self.evict_page(usize::from(older), now_us)
+        {
+            return true;
+        }
+        self.evict_next(usize::from(class), now_us, |_| true)
+    }
+
+    /// The class whose next victim is oldest, if that is unread and arrived twice as long ago as the next victim
+    /// of `class`: then memory is worth more here.
+    fn class_older_than(&self, class: u8) -> Option<u8> {
+        let next = |class: u8| {
+            let queue = &self.queues[usize::from(class)];
+            (queue.len() > 0).then(|| self.entries.at(queue.hand()))
+        };
+        let age = |generation: u64| self.next_generation - generation;
+        let classes = 0..u8::try_from(CLASSES.len()).expect("28 classes");
+        let unread =
+            classes.filter_map(|class| Some((next(class).filter(|e| !e.visited)?.generation, class)));
+        let (oldest, other) = unread.min()?;
+        let older = next(class).is_none_or(|ours| age(oldest) / 2 > age(ours.generation));
+        (other != class && older).then_some(other)
+    }
+
+    fn evict_next(&mut self, class: usize, now_us: u64, of: impl Fn(u32) -> bool) -> bool {
+        let victim = self.queues[class].victim(&mut self.entries, now_us, |entry| of(entry.tenant));
+        let Some(victim) = victim else { return false };
+        self.evict(victim, now_us);
+        true
+    }
+
+    fn evict(&mut self, number: u32, now_us: u64) {
+        if self.entries.at(number).is_expired(now_us) {
+            self.counters.expired += 1;
+        } else {
+            self.counters.evicted += 1;
+        }
+        self.retire(number, now_us);
+    }
+
+    /// Evicts everything in the page of the class's next victim, but what is held.
+    fn evict_page(&mut self, class: usize, now_us: u64) -> bool {
+        let victim = self.queues[class].victim(&mut self.entries, now_us, |_| true);
+        let Some(victim) = victim else { return false };
+        let mates = self.entries.at(victim).sealed().map(|room| room.page_mates()).unwrap_or_default();
+        for mate in mates {
+            let entry = self.entries.at(mate);
+            if mate != victim && entry.sealed().is_some() && !entry.is_held(now_us) {
+                self.evict(mate, now_us);
+            }
+        }
+        self.evict(victim, now_us);
+        true
+    }
+
+    /// Frees one entry that has left and whose readers' lease is over.
+    fn free_left(&mut self, now_us: u64) -> bool {
+        while let Some((number, generation)) = self.leaving.front().copied() {
+            let entry = self.entries.at(number);
+            if entry.generation != generation {
+                self.leaving.pop_front();
+                continue;
+            }
+            if entry.is_leased(now_us) {
+                return false;
+            }
+            self.leaving.pop_front();
+            self.free(number);
+            return true;
+        }
+        false
+    }
+
+    /// Looks at the next few entries for what has run out: so that it goes though nobody asks for it.
+    pub(super) fn sweep(&mut self, now_us: u64) {
+        if self.expiring == 0 && self.pending.is_empty() && self.leaving.is_empty() {
+            return;
+        }
+        self.free_left(now_us);
+        for _ in 0..SWEEP_ENTRIES.min(self.entries.end()) {
+            self.sweep_at = (self.sweep_at + 1) % self.entries.end();
+            let entry = self.entries.at(self.sweep_at);
+            match &entry.state {
+                State::Sealed(_) if entry.is_expired(now_us) => {
+                    self.counters.expired += 1;
+                    self.retire(self.sweep_at, now_us);
+                }
+                State::Pending(_) if entry.lease_us <= now_us => {
+                    let dropped = self.drop_pending(self.sweep_at);
+                    self.counters.abandoned += u64::from(dropped);
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Look-ups, leases, pins, time to live, listing.
+
+use std::sync::{Arc, Weak};
+
+use super::Shard;
+use crate::arena::Room;
+use crate::entry::{Entry, State};
+use crate::key::Key;
+use crate::refusal::Refusal;
+use crate::store::{Listed, ObjectStat};
+
+/// A key and where it hashes to in its shard.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    pub(crate) key: Key<'a>,
+    pub(crate) place: u64,
+    pub(crate) now_us: u64,
+}
+
+/// A value for one call that reads it at once.
+#[derive(Debug)]
+pub(crate) struct Fetched {
+    pub(crate) room: Arc<Room>,
+    pub(crate) checksum: Option<u32>,
+}
+
+/// A value under a lease.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) number: u32,
+    pub(crate) room: Weak<Room>,
+    pub(crate) stat: ObjectStat,
+}
+
+impl Shard {
+    fn hit(&mut self, at: &Place<'_>) -> Option<u32> {
+        let found = self.find_live(&at.key, at.place, at.now_us);
+        match found {
+            Some(number) => {
+                self.counters.hits += 1;
+                self.entries.at_mut(number).visited = true;
+            }
+            None => self.counters.misses += 1,
+        }
+        found
+    }
+
+    /// The value, kept alive by the answer itself.
+    pub(crate) fn fetch(&mut self, at: &Place<'_>) -> Option<Fetched> {
+        let entry = self.hit(at).map(|number| self.entries.at(number))?;
+        let room = Arc::clone(entry.sealed().expect("what is found is sealed"));
+        Some(Fetched { room, checksum: entry.checksum })
+    }
+
+    /// The value under a lease: it stays until [`Shard::close`], or the end of the lease.
+    pub(crate) fn open(&mut self, at: &Place<'_>) -> Option<Opened> {
+        let number = self.hit(at)?;
+        let lease_us = at.now_us.saturating_add(self.config.set.read_lease_us);
+        let entry = self.entries.at_mut(number);
+        entry.readers += 1;
+        entry.lease_us = entry.lease_us.max(lease_us);
+        let room = Arc::downgrade(entry.sealed().expect("what is found is sealed"));
+        Some(Opened { number, room, stat: stat_of(entry, at.now_us) })
+    }
+
+    /// Ends one reader's lease; does nothing when the memory has gone to somebody else.
+    pub(crate) fn close(&mut self, number: u32, generation: u64) {
+        let entry = self.entries.at_mut(number);
+        if entry.generation != generation {
+            return;
+        }
+        entry.readers -= 1;
+        if entry.readers == 0 && matches!(entry.state, State::Leaving(_)) {
+            self.free(number);
+        }
+    }
+
+    /// What is known of a key. Changes nothing: neither its mark nor its lease.
+    pub(crate) fn stat(&self, at: &Place<'_>) -> Option<ObjectStat> {
+        let entry = self.entries.at(self.find(&at.key, at.place)?);
+        (!entry.is_expired(at.now_us)).then(|| stat_of(entry, at.now_us))
+    }
+
+    /// Removes a key. Those who read it go on.
+    pub(crate) fn remove(&mut self, at: &Place<'_>) -> Result<(), Refusal> {
+        let number = self.find_live(&at.key, at.place, at.now_us).ok_or(Refusal::Absent)?;
+        if self.entries.at(number).hard_pins > 0 {
+            return Err(Refusal::Pinned);
+        }
+        self.counters.removed += 1;
+        self.retire(number, at.now_us);
+        Ok(())
+    }
+
+    /// Keeps a value until it is unpinned as often. A pinned value leaves its queue: hands do not meet it.
+    pub(crate) fn pin(&mut self, at: &Place<'_>) -> Result<(), Refusal> {
+        let number = self.find_live(&at.key, at.place, at.now_us).ok_or(Refusal::Absent)?;
+        self.entries.at_mut(number).hard_pins += 1;
+        let class = usize::from(self.entries.at(number).class);
+        self.queues[class].unlink(&mut self.entries, number);
+        Ok(())
+    }
+
+    pub(crate) fn unpin(&mut self, at: &Place<'_>) -> Result<(), Refusal> {
+        // A pinned value that has expired is still there to be unpinned.
+        let number = self.find(&at.key, at.place).ok_or(Refusal::Absent)?;
+        let entry = self.entries.at_mut(number);
+        entry.hard_pins = entry.hard_pins.checked_sub(1).ok_or(Refusal::Absent)?;
+        if entry.hard_pins == 0 {
+            let class = usize::from(entry.class);
+            self.queues[class].link(&mut self.entries, number);
+        }
+        Ok(())
+    }
+
+    /// Keeps a value until a time, while anything else can be evicted.
+    pub(crate) fn pin_softly(&mut self, at: &Place<'_>, for_us: u64) -> Result<(), Refusal> {
+        let number = self.find_live(&at.key, at.place, at.now_us).ok_or(Refusal::Absent)?;
+        let entry = self.entries.at_mut(number);
+        entry.soft_pin_us = entry.soft_pin_us.max(at.now_us.saturating_add(for_us));
+        Ok(())
+    }
+
+    /// Sets or takes away the time to live of a key.
+    pub(crate) fn set_ttl(&mut self, at: &Place<'_>, ttl_us: Option<u64>) -> Result<(), Refusal> {
+        let number = self.find_live(&at.key, at.place, at.now_us).ok_or(Refusal::Absent)?;
+        self.expire_after(number, ttl_us, at.now_us);
+        Ok(())
+    }
+
+    pub(super) fn expire_after(&mut self, number: u32, ttl_us: Option<u64>, now_us: u64) {
+        let entry = self.entries.at_mut(number);
+        let before = entry.expires_us != u64::MAX;
+        entry.expires_us = ttl_us.map_or(u64::MAX, |ttl_us| now_us.saturating_add(ttl_us));
+        let after = entry.expires_us != u64::MAX;
+        self.expiring = self.expiring + usize::from(after) - usize::from(before);
+    }
+
+    /// Readable keys of `entries` entries from number `from` on, and where to go on; none at the end.
+    pub(crate) fn list(&self, from: u32, entries: u32, now_us: u64) -> (Vec<Listed>, Option<u32>) {
+        let end = self.entries.end().min(from.saturating_add(entries));
+        let live = (from..end).map(|number| self.entries.at(number));
+        let live = live.filter(|entry| entry.sealed().is_some() && !entry.is_expired(now_us));
+        let listed = live.map(|entry| Listed {
+            tenant: baton_types::TenantId(entry.tenant),
+            key: entry.key.to_vec(),
+            stat: stat_of(entry, now_us),
+        });
+        (listed.collect(), (end < self.entries.end()).then_some(end))
+    }
+}
+
+fn stat_of(entry: &Entry, now_us: u64) -> ObjectStat {
+    ObjectStat {
+        bytes: entry.bytes,
+        generation: entry.generation,
+        checksum: entry.checksum,
+        ttl_us: (entry.expires_us != u64::MAX).then(|| entry.expires_us.saturating_sub(now_us)),
+        hard_pins: entry.hard_pins,
+        readers: entry.readers,
+    }
+}

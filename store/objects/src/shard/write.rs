@@ -1,0 +1,262 @@
+//! Reserve, seal, abandon.
+
+use std::sync::Arc;
+
+use hashbrown::HashTable;
+use parking_lot::Mutex;
+
+use super::{Shard, slot_bytes};
+use crate::arena::{CLASSES, PAGE_BYTES, Room, classes_of};
+use crate::entry::{Entries, Pending, State};
+use crate::key::Key;
+use crate::refusal::Refusal;
+use crate::store::{Existing, PutOptions, Stored};
+
+/// What a reservation asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request<'a> {
+    pub(crate) key: Key<'a>,
+    pub(crate) place: u64,
+    pub(crate) bytes: u32,
+    pub(crate) options: PutOptions,
+    pub(crate) now_us: u64,
+}
+
+/// A reservation.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    pub(crate) number: u32,
+    pub(crate) generation: u64,
+    pub(crate) room: Pending,
+}
+
+/// Why there is no reservation.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// It must not be.
+    Refused(Refusal),
+    /// This shard has nothing more to give; another may.
+    NoRoom,
+}
+
+fn insert(table: &mut HashTable<u32>, entries: &Entries, number: u32) {
+    table.insert_unique(entries.at(number).place, number, |other| entries.at(*other).place);
+}
+
+impl Shard {
+    /// Reserves memory for a value. What is readable stays so until the seal.
+    pub(crate) fn begin(&mut self, request: &Request<'_>) -> Result<Begun, Stop> {
+        self.sweep(request.now_us);
+        self.admit(request).map_err(Stop::Refused)?;
+        self.make_way_for_key(request.now_us)?;
+        let cost = slot_bytes(request.bytes);
+        let mut tries = 64;
+        while !self.share(request.key.tenant).map_err(Stop::Refused)?.charge(cost) {
+            tries -= 1;
+            if tries == 0 || !self.evict_of(request.key.tenant, request.now_us) {
+                let retry_after_us = self.config.set.read_lease_us;
+                return Err(Stop::Refused(Refusal::OverQuota { retry_after_us }));
+            }
+        }
+        let number = self.entries.take();
+        match self.take_room(request.bytes, number, request.now_us) {
+            Some(room) => Ok(self.reserve(request, number, room)),
+            None => {
+                self.shares[request.key.tenant.0 as usize].refund(cost);
+                self.entries.at_mut(number).generation = u64::MAX;
+                self.entries.free(number);
+                Err(Stop::NoRoom)
+            }
+        }
+    }
+
+    /// Whether a writer may come at all: no other is at it, and what is there may go.
+    fn admit(&mut self, request: &Request<'_>) -> Result<(), Refusal> {
+        let Request { key, place, now_us, .. } = request;
+        let same = |number: &u32| Self::is(self.entries.at(*number), key);
+        if let Some(number) = self.pending.find(*place, same).copied() {
+            let lease_us = self.entries.at(number).lease_us;
+            if lease_us > *now_us {
+                return Err(Refusal::Busy { retry_after_us: lease_us - now_us });
+            }
+            if !self.drop_pending(number) {
+                return Err(Refusal::Busy { retry_after_us: 1_000 });
+            }
+            self.counters.taken_over += 1;
+        }
+        let Some(number) = self.find_live(key, *place, *now_us) else {
+            return if request.options.only_if_present { Err(Refusal::Absent) } else { Ok(()) };
+        };
+        let there = self.entries.at(number);
+        let differs = there.bytes != request.bytes
+            || matches!((there.checksum, request.options.checksum), (Some(a), Some(b)) if a != b);
+        match request.options.existing {
+            Existing::Keep => Err(Refusal::Exists),
+            Existing::Same if differs => Err(Refusal::Exists),
+            Existing::Replace if there.hard_pins > 0 => Err(Refusal::Pinned),
+            Existing::Same | Existing::Replace => Ok(()),
+        }
+    }
+
+    fn make_way_for_key(&mut self, now_us: u64) -> Result<(), Stop> {
+        let mut tries = 4;
+        while self.entries.live() >= self.config.keys_by_shard {
+            tries -= 1;
+            if tries == 0 || !self.evict_any(now_us) {
+                return Err(Stop::NoRoom);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_room(&mut self, bytes: u32, owner: u32, now_us: u64) -> Option<Room> {
+        let pages = bytes as usize / PAGE_BYTES;
+        let mut tries = 2 * pages + 8;
+        loop {
+            let class = match Room::take(&self.slabs, bytes, owner) {
+                Ok(room) => return Some(room),
+                Err(class) => class,
+            };
+            loop {
+                tries = tries.checked_sub(1)?;
+                if !self.make_room(class, now_us) {
+                    return None;
+                }
+                // Several pages at once, or the first ones are taken and given back for each that is missing.
+                if CLASSES[usize::from(class)] < PAGE_BYTES || self.arena.free_pages() >= pages {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn reserve(&mut self, request: &Request<'_>, number: u32, room: Room) -> Begun {
+        let generation = self.next_generation;
+        self.next_generation += 1;
+        let room: Pending = Arc::new(Mutex::new(Some(room)));
+        let entry = self.entries.at_mut(number);
+        entry.key = request.key.bytes.into();
+        entry.tenant = request.key.tenant.0;
+        entry.place = request.place;
+        entry.generation = generation;
+        entry.bytes = request.bytes;
+        entry.class = classes_of(request.bytes as usize).next().unwrap_or(0);
+        entry.lease_us = request.now_us.saturating_add(self.config.set.write_lease_us);
+        entry.state = State::Pending(Arc::clone(&room));
+        insert(&mut self.pending, &self.entries, number);
+        self.trim(usize::from(self.entries.at(number).class), request.now_us);
+        Begun { number, generation, room }
+    }
+
+    /// Makes a reservation readable.
+    pub(crate) fn seal(
+        &mut self,
+        begun: &Begun,
+        options: &PutOptions,
+        checksum: Option<u32>,
+        now_us: u64,
+    ) -> Result<Stored, Refusal> {
+        if self.entries.at(begun.number).generation != begun.generation {
+            return Err(Refusal::TakenOver);
+        }
+        let verdict = self.settle(begun.number, options, checksum, now_us);
+        if !matches!(verdict, Ok(None)) {
+            let dropped = self.drop_pending(begun.number);
+            debug_assert!(dropped, "its writer seals it and so does not write");
+            return verdict.map(|same| Stored::Unchanged { generation: same.expect("only none goes on") });
+        }
+        let room = begun.room.lock().take().expect("a reservation with its generation has its room");
+        let place = self.entries.at(begun.number).place;
+        let found = self.pending.find_entry(place, |other| *other == begun.number);
+        found.expect("a reservation is in its table").remove();
+        let entry = self.entries.at_mut(begun.number);
+        entry.state = State::Sealed(Arc::new(room));
+        entry.lease_us = 0;
+        entry.checksum = checksum;
+        let class = usize::from(entry.class);
+        insert(&mut self.sealed, &self.entries, begun.number);
+        self.queues[class].link(&mut self.entries, begun.number);
+        self.expire_after(begun.number, options.ttl_us, now_us);
+        self.counters.puts += 1;
+        Ok(Stored::New { generation: begun.generation })
+    }
+
+    /// What becomes of the value that is there: kept (its generation), out of the way (none), or in the way.
+    fn settle(
+        &mut self,
+        number: u32,
+        options: &PutOptions,
+        checksum: Option<u32>,
+        now_us: u64,
+    ) -> Result<Option<u64>, Refusal> {
+        let Some(old) = self.find_other(number, now_us) else { return Ok(None) };
+        if options.existing == Existing::Keep {
+            return Err(Refusal::Exists);
+        }
+        let there = self.entries.at(old);
+        // Equal sums call for a look at the bytes; where one is missing, only a put that must know looks.
+        let look = match (there.checksum, checksum) {
+            (Some(a), Some(b)) => a == b,
+            _ => options.existing == Existing::Same,
+        };
+        if look && self.same_bytes(old, number) {
+            self.counters.unchanged += 1;
+            self.expire_after(old, options.ttl_us, now_us);
+            self.entries.at_mut(old).visited = true;
+            return Ok(Some(self.entries.at(old).generation));
+        }
+        match options.existing {
+            Existing::Replace if self.entries.at(old).hard_pins > 0 => Err(Refusal::Pinned),
+            Existing::Replace => {
+                self.retire(old, now_us);
+                Ok(None)
+            }
+            Existing::Keep | Existing::Same => Err(Refusal::Exists),
+        }
+    }
+
+    fn same_bytes(&self, sealed: u32, pending: u32) -> bool {
+        let (sealed, pending) = (self.entries.at(sealed), self.entries.at(pending));
+        let (State::Sealed(one), State::Pending(other)) = (&sealed.state, &pending.state) else {
+            unreachable!("called for a sealed entry and a reservation")
+        };
+        let other = other.lock();
+        let other = other.as_ref().expect("a reservation with its generation has its room");
+        one.bytes() == other.bytes() && one.slices().eq(other.slices())
+    }
+
+    /// Starts the lease of a reservation anew.
+    pub(crate) fn renew(&mut self, begun: &Begun, now_us: u64) -> Result<(), Refusal> {
+        let lease_us = now_us.saturating_add(self.config.set.write_lease_us);
+        let entry = self.entries.at_mut(begun.number);
+        if entry.generation != begun.generation {
+            return Err(Refusal::TakenOver);
+        }
+        entry.lease_us = lease_us;
+        Ok(())
+    }
+
+    /// Gives a reservation up, if it is still this one.
+    pub(crate) fn abandon(&mut self, begun: &Begun) {
+        if self.entries.at(begun.number).generation == begun.generation
+            && matches!(self.entries.at(begun.number).state, State::Pending(_))
+        {
+            let dropped = self.drop_pending(begun.number);
+            debug_assert!(dropped, "its writer gives it up and so does not write");
+        }
+    }
+
+    /// Takes a reservation's memory back; not while its writer is at this very moment copying into it.
+    pub(super) fn drop_pending(&mut self, number: u32) -> bool {
+        let State::Pending(room) = &self.entries.at(number).state else {
+            unreachable!("only reservations are in the table of reservations")
+        };
+        let Some(taken) = room.try_lock().map(|mut room| room.take()) else { return false };
+        drop(taken);
+        let place = self.entries.at(number).place;
+        let found = self.pending.find_entry(place, |other| *other == number);
+        found.expect("a reservation is in its table").remove();
+        self.free(number);
+        true
+    }
+}

@@ -1,0 +1,421 @@
+//! The store that threads share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_types::TenantId;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::arena::{Arena, PAGE_BYTES};
+use crate::clock::Clock;
+use crate::config::{Effective, StoreConfig};
+use crate::key::{Hasher, Key};
+use crate::reading::{Reading, copy_out, room_checksum};
+use crate::refusal::Refusal;
+use crate::shard::{Begun, Fetched, Place, Request, Shard, Stop};
+use crate::stats::StoreStats;
+use crate::tenant::Tenants;
+use crate::ticket::PutTicket;
+
+/// When to try again where nothing better is known, µs.
+const RETRY_AFTER_US: u64 = 10_000;
+/// One wait for room, before looking again.
+const WAIT_STEP: Duration = Duration::from_millis(5);
+
+/// What a put does to a value that is there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Existing {
+    /// Equal bytes are fine, others are refused.
+    #[default]
+    Same,
+    /// Any value is left as it is and the put refused.
+    Keep,
+    /// Equal bytes stay, others are replaced under a new generation.
+    Replace,
+}
+
+/// How a value is put.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PutOptions {
+    /// What to do about a value that is there.
+    pub existing: Existing,
+    /// Refuse when there is none.
+    pub only_if_present: bool,
+    /// Time to live from the seal on, µs; none is for ever.
+    pub ttl_us: Option<u64>,
+    /// CRC-32C of the value, if known beforehand: a put that would be refused ends before it begins.
+    pub checksum: Option<u32>,
+}
+
+/// What a put has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// The value can be read.
+    New {
+        /// Its generation.
+        generation: u64,
+    },
+    /// The same bytes were there already.
+    Unchanged {
+        /// Their generation.
+        generation: u64,
+    },
+}
+
+/// What is known of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectStat {
+    /// Its length.
+    pub bytes: u32,
+    /// Its number in its shard; another value of the same key has another.
+    pub generation: u64,
+    /// Its CRC-32C, if known.
+    pub checksum: Option<u32>,
+    /// What is left of its time to live, µs.
+    pub ttl_us: Option<u64>,
+    /// How often it is pinned hard.
+    pub hard_pins: u32,
+    /// Readers with a lease.
+    pub readers: u32,
+}
+
+/// One key of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// The key.
+    pub key: Vec<u8>,
+    /// What is known of its value.
+    pub stat: ObjectStat,
+}
+
+struct Inner {
+    arena: Arc<Arena>,
+    shards: Box<[Mutex<Shard>]>,
+    tenants: Arc<Tenants>,
+    hasher: Hasher,
+    clock: Clock,
+    config: Effective,
+}
+
+/// Immutable values by key, shared by threads; cloning shares the same store. See the crate.
+#[derive(Clone)]
+pub struct ObjectStore {
+    inner: Arc<Inner>,
+}
+
+impl fmt::Debug for ObjectStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectStore").field("shards", &self.inner.shards.len()).finish_non_exhaustive()
+    }
+}
+
+impl ObjectStore {
+    /// An empty store. Memory is mapped now and touched when first used.
+    ///
+    /// # Errors
+    /// The setting that is wrong, or what the system says about the memory.
+    pub fn new(config: &StoreConfig, clock: Clock) -> Result<Self, String> {
+        let config = config.check()?;
+        let failed =
+            |e| format!("store: map {} bytes: {e}; give a smaller capacity", config.set.capacity_bytes);
+        let arena = Arena::new(config.pages).map_err(failed)?;
+        let tenants = Arc::new(Tenants::new());
+        let shard = |_| Mutex::new(Shard::new(&arena, &tenants, &config));
+        let shards = (0..config.shards).map(shard).collect();
+        let inner = Inner { arena, shards, tenants, hasher: Hasher::new(), clock, config };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The tenant of this name, with this quota from now on; none when there are [`crate::TENANTS_MAX`].
+    #[must_use]
+    pub fn open_tenant(&self, name: &str, quota_bytes: u64) -> Option<TenantId> {
+        self.inner.tenants.open(name, quota_bytes)
+    }
+
+    /// Bytes of slots that a tenant has.
+    #[must_use]
+    pub fn tenant_used_bytes(&self, tenant: TenantId) -> u64 {
+        self.inner.tenants.share(tenant).map_or(0, |share| share.used_bytes())
+    }
+
+    pub(crate) fn now_us(&self) -> u64 {
+        self.inner.clock.now_us()
+    }
+
+    /// How long a put may wait for room.
+    pub(crate) fn room_wait_us(&self) -> u64 {
+        self.inner.config.set.room_wait_us
+    }
+
+    /// Largest value, bytes.
+    #[must_use]
+    pub fn value_max_bytes(&self) -> u64 {
+        self.inner.config.set.value_max_bytes
+    }
+
+    /// Whether reads compare values with their checksums.
+    #[cfg(feature = "resp")]
+    pub(crate) fn verifies_reads(&self) -> bool {
+        self.inner.config.set.verify_reads
+    }
+
+    pub(crate) fn shard(&self, number: usize) -> MutexGuard<'_, Shard> {
+        self.inner.shards[number].lock()
+    }
+
+    fn place<'a>(&self, key: Key<'a>) -> (usize, Place<'a>) {
+        let hashed = self.inner.hasher.hash(&key);
+        #[expect(clippy::cast_possible_truncation, reason = "the low bits choose among at most 1024")]
+        let shard = hashed.shard_hash as usize & (self.inner.shards.len() - 1);
+        (shard, Place { key, place: hashed.place, now_us: self.now_us() })
+    }
+
+    /// Reserves memory for a value, without waiting. What is readable stays so until the seal.
+    ///
+    /// # Errors
+    /// Why not; [`Refusal::retry_after_us`] says whether trying again may help.
+    pub fn try_reserve(&self, key: Key<'_>, bytes: u64, options: PutOptions) -> Result<PutTicket, Refusal> {
+        key.check()?;
+        let max_bytes = self.value_max_bytes();
+        let fits = u32::try_from(bytes).ok().filter(|bytes| u64::from(*bytes) <= max_bytes);
+        let bytes = fits.ok_or(Refusal::Value { bytes, max_bytes })?;
+        let (shard, at) = self.place(key);
+        let request = Request { key, place: at.place, bytes, options, now_us: at.now_us };
+        let begun = self.begin(shard, &request)?;
+        Ok(PutTicket::new(self.clone(), shard, begun, &request))
+    }
+
+    fn begin(&self, shard: usize, request: &Request<'_>) -> Result<Begun, Refusal> {
+        let others = self.inner.shards.len();
+        let mut helped = 0;
+        // A large value may need a page of each of many shards; each round frees at least one.
+        let mut rounds = 2 * others + request.bytes as usize / PAGE_BYTES;
+        loop {
+            match self.shard(shard).begin(request) {
+                Ok(begun) => return Ok(begun),
+                Err(Stop::Refused(refusal)) => return Err(refusal),
+                Err(Stop::NoRoom) => {}
+            }
+            let shed = |n: usize| self.shard((shard + 1 + n) % others).shed(request.now_us);
+            let giver = (0..others - 1).map(|n| (helped + n) % (others - 1)).find(|n| shed(*n));
+            rounds -= 1;
+            match giver {
+                Some(giver) if rounds > 0 => helped = giver + 1,
+                _ => return Err(Refusal::Full { retry_after_us: RETRY_AFTER_US }),
+            }
+        }
+    }
+
+    /// Reserves memory, waiting for room as long as the settings allow. Blocks the thread meanwhile.
+    ///
+    /// # Errors
+    /// As [`ObjectStore::try_reserve`].
+    pub fn reserve(&self, key: Key<'_>, bytes: u64, options: PutOptions) -> Result<PutTicket, Refusal> {
+        let mut end = None;
+        loop {
+            match self.try_reserve(key, bytes, options) {
+                Err(Refusal::Full { retry_after_us }) => {
+                    let wait = Duration::from_micros(self.room_wait_us());
+                    let left = end.get_or_insert_with(|| Instant::now() + wait);
+                    let left = left.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(Refusal::Full { retry_after_us });
+                    }
+                    self.inner.arena.wait_for_room(left.min(WAIT_STEP));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Puts a whole value. With [`PutOptions::checksum`] the bytes must match it; without, none is kept.
+    ///
+    /// # Errors
+    /// Why not; nothing is changed then.
+    pub fn put(&self, key: Key<'_>, value: &[u8], options: PutOptions) -> Result<Stored, Refusal> {
+        let mut ticket = self.reserve(key, value.len() as u64, options)?;
+        ticket.append(value)?;
+        match options.checksum {
+            Some(expected) => ticket.seal_checked(expected),
+            None => ticket.seal(),
+        }
+    }
+
+    /// The value under a lease, to be read in pieces; none when there is none.
+    #[must_use]
+    pub fn get(&self, key: Key<'_>) -> Option<Reading> {
+        let (shard, at) = self.place(key);
+        let opened = self.shard(shard).open(&at)?;
+        Some(Reading::new(self.clone(), shard, opened))
+    }
+
+    /// Copies the value into `into`, as much as there is room for. Returns its length; none when there is none.
+    ///
+    /// # Errors
+    /// [`Refusal::Corrupt`], if reads are verified.
+    pub fn get_into(&self, key: Key<'_>, into: &mut [u8]) -> Result<Option<usize>, Refusal> {
+        let Some(fetched) = self.fetch(key)? else { return Ok(None) };
+        copy_out(&fetched.room, 0, into);
+        Ok(Some(fetched.room.bytes()))
+    }
+
+    fn fetch(&self, key: Key<'_>) -> Result<Option<Fetched>, Refusal> {
+        let (shard, at) = self.place(key);
+        let fetched = self.shard(shard).fetch(&at);
+        if let Some(Fetched { room, checksum: Some(expected) }) = &fetched
+            && self.inner.config.set.verify_reads
+        {
+            let found = room_checksum(room);
+            if found != *expected {
+                return Err(Refusal::Corrupt { expected: *expected, found });
+            }
+        }
+        Ok(fetched)
+    }
+
+    /// Reads the value and compares it with its checksum, if it has one. Counts as a read.
+    ///
+    /// # Errors
+    /// [`Refusal::Absent`] or [`Refusal::Corrupt`].
+    pub fn verify(&self, key: Key<'_>) -> Result<u32, Refusal> {
+        let (shard, at) = self.place(key);
+        let fetched = self.shard(shard).fetch(&at).ok_or(Refusal::Absent)?;
+        let found = room_checksum(&fetched.room);
+        match fetched.checksum {
+            Some(expected) if expected != found => Err(Refusal::Corrupt { expected, found }),
+            _ => Ok(found),
+        }
+    }
+
+    /// What is known of a key. Renews nothing.
+    #[must_use]
+    pub fn stat(&self, key: Key<'_>) -> Option<ObjectStat> {
+        let (shard, at) = self.place(key);
+        self.shard(shard).stat(&at)
+    }
+
+    /// Whether a key can be read. Renews nothing.
+    #[must_use]
+    pub fn exists(&self, key: Key<'_>) -> bool {
+        self.stat(key).is_some()
+    }
+
+    /// Removes a key. Those who read it go on under their leases.
+    ///
+    /// # Errors
+    /// [`Refusal::Absent`] or [`Refusal::Pinned`].
+    pub fn remove(&self, key: Key<'_>) -> Result<(), Refusal> {
+        let (shard, at) = self.place(key);
+        self.shard(shard).remove(&at)
+    }
+
+    /// Keeps a value until it is unpinned as often.
+    ///
+    /// # Errors
+    /// [`Refusal::Absent`].
+    pub fn pin(&self, key: Key<'_>) -> Result<(), Refusal> {
+        let (shard, at) = self.place(key);
+        self.shard(shard).pin(&at)
+    }
+
+    /// Takes one pin away.
+    ///
+    /// # Errors
+    /// [`Refusal::Absent`] when there is none.
+    pub fn unpin(&self, key: Key<'_>) -> Result<(), Refusal> {
+        let (shard, at) = self.place(key);
+        self.shard(shard).unpin(&at)
+    }
+
+    /// Keeps a value from eviction for `for_us` from now on. It can still be removed and replaced.
+    ///
+    /// # Errors
+    /// [`Refusal::Absent`].
+    pub fn pin_softly(&self, key: Key<'_>, for_us: u64) -> Result<(), Refusal> {
+        let (shard, at) = self.place(key);
+        self.shard(shard).pin_softly(&at, for_us)
+    }
+
+    /// Sets the time to live from now on, µs; none is for ever.
+    ///
+    /// # Errors
+    /// [`Refusal::Absent`].
+    pub fn set_ttl(&self, key: Key<'_>, ttl_us: Option<u64>) -> Result<(), Refusal> {
+        let (shard, at) = self.place(key);
+        self.shard(shard).set_ttl(&at, ttl_us)
+    }
+
+    /// Puts several values: a result for each, in order.
+    pub fn put_all(&self, puts: &[(Key<'_>, &[u8])], options: PutOptions) -> Vec<Result<Stored, Refusal>> {
+        puts.iter().map(|(key, value)| self.put(*key, value, options)).collect()
+    }
+
+    /// Leases of several values, in order.
+    #[must_use]
+    pub fn get_all(&self, keys: &[Key<'_>]) -> Vec<Option<Reading>> {
+        keys.iter().map(|key| self.get(*key)).collect()
+    }
+
+    /// What is known of several keys, in order.
+    #[must_use]
+    pub fn stat_all(&self, keys: &[Key<'_>]) -> Vec<Option<ObjectStat>> {
+        keys.iter().map(|key| self.stat(*key)).collect()
+    }
+
+    /// Removes several keys: a result for each, in order.
+    pub fn remove_all(&self, keys: &[Key<'_>]) -> Vec<Result<(), Refusal>> {
+        keys.iter().map(|key| self.remove(*key)).collect()
+    }
+
+    /// Keys of all tenants from a cursor on (0 is the start), looking at no more than `entries` entries, and the
+    /// cursor to go on from (0 is the end). A key that is there all the while is listed at least once.
+    #[must_use]
+    pub fn list(&self, cursor: u64, entries: u32) -> (Vec<Listed>, u64) {
+        let mut number = u32::try_from(cursor & u64::from(u32::MAX)).expect("masked to 32 bits");
+        let mut shard = usize::try_from(cursor >> 32).unwrap_or(usize::MAX);
+        let (mut found, mut left, now_us) = (Vec::new(), entries.clamp(1, 100_000), self.now_us());
+        // A look at an empty shard counts too: so each call ends.
+        while shard < self.inner.shards.len() && left > 0 {
+            let (mut listed, next) = self.shard(shard).list(number, left, now_us);
+            found.append(&mut listed);
+            left = left.saturating_sub(next.map_or(256, |next| next - number).max(1));
+            (shard, number) = next.map_or((shard + 1, 0), |next| (shard, next));
+        }
+        let over = shard >= self.inner.shards.len();
+        (found, if over { 0 } else { (shard as u64) << 32 | u64::from(number) })
+    }
+
+    /// Counts and sizes; no key is visited.
+    #[must_use]
+    pub fn stats(&self) -> StoreStats {
+        let mut stats = StoreStats {
+            capacity_bytes: self.inner.arena.capacity_bytes(),
+            used_bytes: self.inner.arena.used_bytes(),
+            ..StoreStats::default()
+        };
+        for shard in &self.inner.shards {
+            let shard = shard.lock();
+            stats.add(&shard.counters, shard.keys());
+        }
+        stats
+    }
+
+    /// Bytes of everything but values. Visits every entry: for tests and measurements.
+    #[must_use]
+    pub fn metadata_bytes(&self) -> usize {
+        self.inner.shards.iter().map(|shard| shard.lock().metadata_bytes()).sum()
+    }
+
+    /// Checks every invariant, for tests: nothing else may be under way.
+    ///
+    /// # Panics
+    /// When one is broken.
+    pub fn check(&self) {
+        let used_bytes: u64 = self.inner.shards.iter().map(|shard| shard.lock().check()).sum();
+        assert_eq!(used_bytes, self.inner.arena.used_bytes(), "slots in use are those of entries");
+        assert!(used_bytes <= self.inner.arena.capacity_bytes());
+    }
+}

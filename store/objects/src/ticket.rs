@@ -1,0 +1,256 @@
+//! Writing: reserve, fill, seal.
+
+use crate::arena::Room;
+use crate::reading::room_checksum;
+use crate::refusal::Refusal;
+use crate::shard::{Begun, Request};
+use crate::store::{ObjectStore, PutOptions, Stored};
+
+/// Most gaps that a value may have while it is filled out of order.
+const GAPS_MAX: usize = 1024;
+
+/// A reserved value that its writer fills; sealed it can be read, dropped it is gone.
+///
+/// The reservation has a lease: when it has run out, another writer of the key takes over, or the memory goes to
+/// whoever needs it. Writing and sealing then fail with [`Refusal::TakenOver`].
+#[derive(Debug)]
+pub struct PutTicket {
+    store: ObjectStore,
+    shard: usize,
+    begun: Begun,
+    bytes: u32,
+    options: PutOptions,
+    written: Ranges,
+    /// Where the next append goes.
+    cursor: u32,
+    sealed: bool,
+}
+
+impl PutTicket {
+    pub(crate) fn new(store: ObjectStore, shard: usize, begun: Begun, request: &Request<'_>) -> Self {
+        let (bytes, options) = (request.bytes, request.options);
+        let written = Ranges::default();
+        Self { store, shard, begun, bytes, options, written, cursor: 0, sealed: false }
+    }
+
+    /// Bytes reserved.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes as usize
+    }
+
+    /// Bytes that appends have not reached yet.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        (self.bytes - self.cursor) as usize
+    }
+
+    /// Writes after what was appended last.
+    ///
+    /// # Errors
+    /// As [`PutTicket::write_at`].
+    pub fn append(&mut self, from: &[u8]) -> Result<(), Refusal> {
+        self.write_at(self.cursor as usize, from)?;
+        self.cursor += u32::try_from(from.len()).expect("it fitted");
+        Ok(())
+    }
+
+    /// Writes at byte `offset`; pieces may come in any order.
+    ///
+    /// # Errors
+    /// [`Refusal::TakenOver`]; [`Refusal::Unfilled`] when a byte would be outside the value, or more than a
+    /// thousand gaps would be left.
+    pub fn write_at(&mut self, offset: usize, from: &[u8]) -> Result<(), Refusal> {
+        let end = offset.checked_add(from.len()).filter(|end| *end <= self.bytes());
+        let end = end.ok_or_else(|| self.unfilled())?;
+        let mut skip = offset;
+        let mut from_left = from;
+        self.with_room(|room| {
+            for slice in room.slices_mut() {
+                let at = skip.min(slice.len());
+                skip -= at;
+                let bytes = from_left.len().min(slice.len() - at);
+                let (now, later) = from_left.split_at(bytes);
+                slice[at..at + bytes].copy_from_slice(now);
+                from_left = later;
+                if from_left.is_empty() {
+                    break;
+                }
+            }
+        })?;
+        self.note(offset, end)
+    }
+
+    /// Lets `fill` write the bytes that come next, some or all of them; it returns how many it wrote, from the
+    /// start of what it was given. It must not wait. Not called when nothing is left. What it says it wrote is
+    /// believed: bytes that it did not write would be those of an earlier value.
+    ///
+    /// # Errors
+    /// [`Refusal::TakenOver`]; inside, what `fill` says.
+    pub fn fill_with(
+        &mut self,
+        fill: impl FnOnce(&mut [u8]) -> std::io::Result<usize>,
+    ) -> Result<std::io::Result<usize>, Refusal> {
+        let mut skip = self.cursor as usize;
+        let filled = self.with_room(|room| {
+            for slice in room.slices_mut() {
+                if skip < slice.len() {
+                    let top = slice.len() - skip;
+                    return fill(&mut slice[skip..]).map(|bytes| bytes.min(top));
+                }
+                skip -= slice.len();
+            }
+            Ok(0)
+        })?;
+        if let Ok(bytes) = filled {
+            let end = self.cursor as usize + bytes;
+            self.note(self.cursor as usize, end)?;
+            self.cursor = u32::try_from(end).expect("it fitted");
+        }
+        Ok(filled)
+    }
+
+    /// Changes what the seal does: a sender may say so after the value.
+    #[cfg(feature = "resp")]
+    pub(crate) fn set_options(&mut self, options: PutOptions) {
+        self.options = options;
+    }
+
+    /// Starts the lease anew, for a writer that goes on writing.
+    ///
+    /// # Errors
+    /// [`Refusal::TakenOver`].
+    pub fn renew(&mut self) -> Result<(), Refusal> {
+        let now_us = self.store.now_us();
+        self.store.shard(self.shard).renew(&self.begun, now_us)
+    }
+
+    fn with_room<R>(&self, write: impl FnOnce(&mut Room) -> R) -> Result<R, Refusal> {
+        // The store takes the room away only when it gets this lock, so never in the middle of a copy.
+        self.begun.room.lock().as_mut().map(write).ok_or(Refusal::TakenOver)
+    }
+
+    fn note(&mut self, from: usize, to: usize) -> Result<(), Refusal> {
+        let narrow = |at: usize| u32::try_from(at).expect("inside the value");
+        if self.written.add(narrow(from), narrow(to)) { Ok(()) } else { Err(self.unfilled()) }
+    }
+
+    fn unfilled(&self) -> Refusal {
+        Refusal::Unfilled { written: self.written.total(), bytes: u64::from(self.bytes) }
+    }
+
+    /// Makes the value readable, without a checksum.
+    ///
+    /// # Errors
+    /// [`Refusal::Unfilled`], [`Refusal::TakenOver`], or what [`PutOptions::existing`] refuses. The reservation
+    /// is gone then.
+    pub fn seal(self) -> Result<Stored, Refusal> {
+        self.finish(None)
+    }
+
+    /// Makes the value readable, with a checksum of what was written.
+    ///
+    /// # Errors
+    /// As [`PutTicket::seal`].
+    pub fn seal_computed(self) -> Result<Stored, Refusal> {
+        let sum = self.with_room(|room| room_checksum(room))?;
+        self.finish(Some(sum))
+    }
+
+    /// Makes the value readable, if it has the checksum that its sender gave.
+    ///
+    /// # Errors
+    /// [`Refusal::Corrupt`]; else as [`PutTicket::seal`].
+    pub fn seal_checked(self, expected: u32) -> Result<Stored, Refusal> {
+        let found = self.with_room(|room| room_checksum(room))?;
+        if found != expected {
+            return Err(Refusal::Corrupt { expected, found });
+        }
+        self.finish(Some(expected))
+    }
+
+    fn finish(mut self, checksum: Option<u32>) -> Result<Stored, Refusal> {
+        if self.written.total() != u64::from(self.bytes) {
+            return Err(self.unfilled());
+        }
+        let now_us = self.store.now_us();
+        let sealed = self.store.shard(self.shard).seal(&self.begun, &self.options, checksum, now_us);
+        self.sealed = true;
+        sealed
+    }
+}
+
+impl Drop for PutTicket {
+    fn drop(&mut self) {
+        if !self.sealed {
+            self.store.shard(self.shard).abandon(&self.begun);
+        }
+    }
+}
+
+/// Which bytes were written: those before `start`, and ranges after it in order, apart from each other. Who writes
+/// from the start on, as nearly everybody does, needs no list.
+#[derive(Debug, Default)]
+struct Ranges {
+    start: u32,
+    later: Vec<(u32, u32)>,
+}
+
+impl Ranges {
+    /// Adds a range. False when there would be too many.
+    fn add(&mut self, from: u32, to: u32) -> bool {
+        if from <= self.start {
+            self.start = self.start.max(to);
+            let reached = self.later.partition_point(|(start, _)| *start <= self.start);
+            let end = self.later.drain(..reached).map(|(_, end)| end).max();
+            self.start = self.start.max(end.unwrap_or(0));
+            return true;
+        }
+        if from == to {
+            return true;
+        }
+        let first = self.later.partition_point(|(_, end)| *end < from);
+        let last = self.later.partition_point(|(start, _)| *start <= to);
+        let touched = &self.later[first..last];
+        let merged = touched.iter().fold((from, to), |(a, b), (c, d)| (a.min(*c), b.max(*d)));
+        self.later.splice(first..last, [merged]);
+        self.later.len() <= GAPS_MAX
+    }
+
+    fn total(&self) -> u64 {
+        let later = self.later.iter().map(|(from, to)| u64::from(to - from)).sum::<u64>();
+        u64::from(self.start) + later
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    proptest::proptest! {
+        #[test]
+        fn every_byte_counts_once(ranges in proptest::collection::vec((0u32..60, 0u32..20), 0..40)) {
+            let mut marks = [false; 80];
+            let mut written = Ranges::default();
+            for (from, bytes) in ranges {
+                proptest::prop_assert!(written.add(from, from + bytes));
+                marks[from as usize..(from + bytes) as usize].fill(true);
+                let expected = marks.iter().filter(|mark| **mark).count() as u64;
+                proptest::prop_assert_eq!(written.total(), expected);
+                let apart = written.later.windows(2).all(|pair| pair[0].1 < pair[1].0);
+                let apart = apart && written.later.first().is_none_or(|first| first.0 > written.start);
+                proptest::prop_assert!(apart, "{:?}", written);
+            }
+        }
+    }
+
+    #[test]
+    fn gaps_have_a_bound() {
+        let mut written = Ranges::default();
+        let gaps = u32::try_from(GAPS_MAX).unwrap();
+        assert!((0..gaps).all(|n| written.add(3 * n + 1, 3 * n + 2)));
+        assert!(written.add(0, 1), "that closes one");
+        assert!(written.add(9 * gaps, 9 * gaps + 1));
+        assert!(!written.add(9 * gaps + 5, 9 * gaps + 6));
+    }
+}
