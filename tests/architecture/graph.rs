@@ -74,6 +74,7 @@ pub const TABLE: &[Row] = &[
         outside: Outside::Without(&["tokio"]),
     },
     Row { name: "baton-router", dir: "src/router", ours: &["baton-types"], outside: Outside::Any },
+    Row { name: "baton-membership", dir: "src/membership", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-wire", dir: "src/wire", ours: &["baton-types"], outside: Outside::Any },
     Row {
         name: "baton",
@@ -89,6 +90,7 @@ pub const TABLE: &[Row] = &[
             "baton-sim",
             "baton-engine",
             "baton-router",
+            "baton-membership",
             "baton-wire",
         ],
         outside: Outside::Any,
