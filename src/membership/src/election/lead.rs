@@ -141,6 +141,12 @@ impl Leadership {
         self.permit.lock().filter(|permit| now_us() < permit.until_us)
     }
 
+    /// As [`Leadership::permit`], at a moment that the caller has just read from [`crate::clock::now_us`].
+    #[must_use]
+    pub fn permit_at(&self, now_us: u64) -> Option<Permit> {
+        self.permit.lock().filter(|permit| now_us < permit.until_us)
+    }
+
     /// How we stand; changes are told, the passing of time is not: [`Leadership::permit`] knows first.
     #[must_use]
     pub fn standing(&self) -> watch::Receiver<Standing> {
