@@ -69,7 +69,11 @@ fn a_leader_that_cannot_renew_steps_down_and_starts_anew() {
     let mut alone = Alone::leader();
     alone.step(3 * S + S / 2, Input::TimerFired);
     assert_eq!(alone.step(4 * S, Input::RenewFailed { lease: 7 }), []);
-    assert_eq!(alone.step(4 * S + S / 2, Input::TimerFired), [Effect::Renew { lease: 7 }], "tried again soon");
+    assert_eq!(
+        alone.step(4 * S + S / 2, Input::TimerFired),
+        [Effect::Renew { lease: 7 }],
+        "tried again soon"
+    );
     let down = [
         Effect::Deposed { token: 50, why: Why::TimeUp },
         Effect::Revoke { lease: 7 },
@@ -247,7 +251,8 @@ mod world {
 
         /// A candidate's clock; all begin together.
         fn clock_of(&self, at: usize) -> u64 {
-            let drift = i64::try_from(self.now_us).expect("short runs") * self.candidates[at].drift_ppm / 1_000_000;
+            let drift =
+                i64::try_from(self.now_us).expect("short runs") * self.candidates[at].drift_ppm / 1_000_000;
             self.now_us.saturating_add_signed(drift)
         }
 
@@ -392,7 +397,11 @@ mod world {
                 let (lease, held) = self.key.unwrap_or_else(|| panic!("{token} acts and nobody leads"));
                 assert_eq!(token, held, "an old leader acts");
                 let end = self.leases[&lease];
-                assert!(self.now_us < end, "{token} acts at {} after its lease may end at {end}", self.now_us);
+                assert!(
+                    self.now_us < end,
+                    "{token} acts at {} after its lease may end at {end}",
+                    self.now_us
+                );
                 self.acted += 1;
             }
         }

@@ -108,8 +108,11 @@ async fn round(seed: u64) {
         parties.iter().find_map(|party| party.leadership.as_ref()?.permit())
     })
     .await;
-    let expected: BTreeMap<String, String> =
-        parties.iter().enumerate().map(|(at, party)| (format!("n{at}"), format!("n{at}:{}", party.lives))).collect();
+    let expected: BTreeMap<String, String> = parties
+        .iter()
+        .enumerate()
+        .map(|(at, party)| (format!("n{at}"), format!("n{at}:{}", party.lives)))
+        .collect();
     eventually(&format!("seed {seed}: everybody knows who is there"), || {
         judge(&parties, &mut last);
         let known = parties.iter().map(|party| {

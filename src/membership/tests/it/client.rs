@@ -201,7 +201,8 @@ async fn name_and_password_are_shown_where_they_are_asked_for_and_again_when_for
     // It forgets its tokens with its life.
     server.kill();
     server.go();
-    crate::eventually("etcd is back", || std::net::TcpStream::connect(("127.0.0.1", server.port())).ok()).await;
+    crate::eventually("etcd is back", || std::net::TcpStream::connect(("127.0.0.1", server.port())).ok())
+        .await;
     let deadline = tokio::time::Instant::now() + crate::SOON;
     while let Err(error) = root.get("/k").await {
         assert!(tokio::time::Instant::now() < deadline && error.kind != Kind::Denied, "{error}");
@@ -229,8 +230,13 @@ async fn tls_is_spoken_with_those_whose_certificate_is_trusted() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
-    std::fs::write(&certificate, other.cert.pem()).expect("written");
+    let elsewhere = server.folder().join("other.pem");
+    std::fs::write(&elsewhere, other.cert.pem()).expect("written");
+    trusting.ca = Some(elsewhere);
     let stranger = Etcd::new(trusting).expect("a client");
     let refused = stranger.get("/").await.expect_err("not the certificate that it trusts");
-    assert!(refused.kind == Kind::Unavailable && refused.text.to_lowercase().contains("certificate"), "{refused}");
+    assert!(
+        refused.kind == Kind::Unavailable && refused.text.to_lowercase().contains("certificate"),
+        "{refused}"
+    );
 }

@@ -35,9 +35,12 @@ async fn who_resigns_hands_over_at_once_and_tokens_grow() {
         tokens.push(leads(&leader).await);
         let next = stand(&server.client(), &format!("c{n}"));
         let mut told = observer.latest();
-        let told = tokio::time::timeout(crate::SOON, told.wait_for(|leader| {
-            leader.as_ref().is_some_and(|leader| leader.member.name == format!("c{}", n - 1))
-        }));
+        let told = tokio::time::timeout(
+            crate::SOON,
+            told.wait_for(|leader| {
+                leader.as_ref().is_some_and(|leader| leader.member.name == format!("c{}", n - 1))
+            }),
+        );
         let told = told.await.expect("in time").expect("followed").clone().expect("somebody");
         assert_eq!((told.token, told.member.epoch), (tokens[n - 1], tokens[n - 1]));
         assert_eq!(told.member.addresses, [format!("c{}:9090", n - 1)]);
@@ -130,7 +133,10 @@ async fn a_policy_is_changed_by_who_knows_the_last_one_and_all_follow() {
     let second = policies.put("a = 2", first).await.expect("the next");
     assert!(second > first);
     let late = policies.put("a = 3", first).await.expect_err("not the last");
-    assert!(late.kind == Kind::Conflict && late.text.contains(&format!("version {second} is in force")), "{late}");
+    assert!(
+        late.kind == Kind::Conflict && late.text.contains(&format!("version {second} is in force")),
+        "{late}"
+    );
     let told = |text: &'static str| {
         let mut latest = following.latest();
         async move {

@@ -79,7 +79,9 @@ async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut state: watch:
             Ok(count) if count > 0 => count,
             _ => return,
         };
-        if state.wait_for(|wire| *wire == Wire::Whole).await.is_err() || to.write_all(&bytes[..count]).await.is_err() {
+        if state.wait_for(|wire| *wire == Wire::Whole).await.is_err()
+            || to.write_all(&bytes[..count]).await.is_err()
+        {
             return;
         }
     }

@@ -89,6 +89,13 @@ impl Api {
         }
     }
 
+    /// Ends the watch and refuses the one after it.
+    fn refuses_the_next_watch(&self, status: StatusCode) {
+        let mut script = self.script.lock().expect("whole");
+        script.refuse_watch = Some(status);
+        script.watches.clear();
+    }
+
     fn asked(&self) -> Vec<String> {
         self.script.lock().expect("whole").asked.clone()
     }
@@ -239,14 +246,12 @@ async fn history_that_is_gone_is_listed_anew_within_a_watch_and_before_one() {
     let directory = Directory::start(Source::Kubernetes(api.source())).expect("a directory");
     shows(&directory, &["p0"]).await;
     api.will_list(&[page(200, "", &[slice("s9", 190, &[("p5", "10.0.0.5")])])]);
-    let gone = json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"});
+    let gone =
+        json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"});
     api.says(1, "ERROR", &gone).await;
     shows(&directory, &["p5"]).await;
     api.will_list(&[page(300, "", &[slice("s9", 290, &[("p6", "10.0.0.6")])])]);
-    let mut script = api.script.lock().expect("whole");
-    script.refuse_watch = Some(StatusCode::GONE);
-    script.watches.clear();
-    drop(script);
+    api.refuses_the_next_watch(StatusCode::GONE);
     shows(&directory, &["p6"]).await;
 }
 
@@ -261,8 +266,7 @@ async fn what_is_known_stays_while_the_server_refuses_or_is_gone() {
     says("503 Service Unavailable: as scripted").await;
     api.will_list(&[page(100, "", &[slice("s1", 90, &[("p0", "10.0.0.1")])])]);
     shows(&directory, &["p0"]).await;
-    api.script.lock().expect("whole").refuse_watch = Some(StatusCode::FORBIDDEN);
-    api.script.lock().expect("whole").watches.clear();
+    api.refuses_the_next_watch(StatusCode::FORBIDDEN);
     says("let the account get, list and watch endpointslices").await;
     assert_eq!(directory.snapshot().members.len(), 1, "what is known stays known");
     shows(&directory, &["p0"]).await;

@@ -27,9 +27,8 @@ async fn a_file_is_followed_and_a_wrong_one_leaves_what_is_known() {
     let source = FileSource { every_us: 10_000, ..FileSource::new(&path) };
     let directory = Directory::start(Source::File(source)).expect("a directory");
     stale(&directory, "members.toml").await;
-    let member = |name: &str| {
-        format!("[[member]]\nname = \"{name}\"\nrole = \"both\"\naddresses = [\"{name}:1\"]\n")
-    };
+    let member =
+        |name: &str| format!("[[member]]\nname = \"{name}\"\nrole = \"both\"\naddresses = [\"{name}:1\"]\n");
     std::fs::write(&path, member("a")).expect("written");
     eventually("a", || (names(&directory) == ["a"]).then_some(())).await;
     std::fs::write(&path, format!("{}{}", member("a"), member("b"))).expect("written");
@@ -57,11 +56,8 @@ async fn a_name_is_looked_up_again_and_again() {
         let answer = asked.lock().expect("whole").clone();
         Box::pin(async move { answer.map_err(Error::from) })
     });
-    let source = DnsSource {
-        every_us: 5_000,
-        resolve,
-        ..DnsSource::new("nodes.test", 7000, MemberRole::Decode)
-    };
+    let source =
+        DnsSource { every_us: 5_000, resolve, ..DnsSource::new("nodes.test", 7000, MemberRole::Decode) };
     let directory = Directory::start(Source::Dns(source)).expect("a directory");
     let say = |now: Result<Vec<IpAddr>, ErrorKind>| *answer.lock().expect("whole") = now;
     stale(&directory, "no addresses").await;
