@@ -4,7 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use baton_membership::Leaders;
+
 use crate::cli::engines::Engines;
+use crate::cli::etcd::EtcdArgs;
 use crate::node::NodeConfig;
 
 /// Arguments of `baton node`.
@@ -20,8 +23,11 @@ pub struct NodeArgs {
     #[arg(long)]
     role: String,
     /// The conductor's control address, as http://ADDRESS:PORT
-    #[arg(long)]
-    conductor: String,
+    #[arg(long, required_unless_present = "etcd", conflicts_with = "etcd")]
+    conductor: Option<String>,
+    /// How it finds the conductor that leads, where there are several
+    #[command(flatten)]
+    etcd: EtcdArgs,
     /// Where peers reach its KV; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:0")]
     kv_listen: SocketAddr,
@@ -53,10 +59,11 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         None => crate::config::Config::default(),
     };
     let role = crate::conductor::parse_role(&args.role)?;
+    let etcd = args.etcd.client()?;
     let node = NodeConfig {
         name: args.name,
         role,
-        control: args.conductor,
+        control: args.conductor.unwrap_or_default(),
         kv_listen: args.kv_listen,
         host: args.host.unwrap_or_else(crate::up::host_name),
         engine: args.engines.choice()?,
@@ -75,7 +82,11 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         if args.until_stdin_ends {
             follow_stdin(stop.clone())?;
         }
-        crate::node::run(node, stop).await
+        let leaders = etcd.map(|etcd| Leaders::follow(&etcd, &args.etcd.cluster)).transpose();
+        let leaders = leaders.map_err(|e| e.to_string())?;
+        // Held until the node has ended: it is followed as long as this lives.
+        let latest = leaders.as_ref().map(Leaders::latest);
+        crate::node::run_led(node, latest, stop).await
     })?;
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     Ok(ExitCode::SUCCESS)

@@ -53,6 +53,20 @@ pub struct Permit {
     pub until_us: u64,
 }
 
+/// What the one who asks for a permit looks at.
+#[derive(Debug, Default)]
+struct Seat {
+    permit: Option<Permit>,
+    /// It was given up: no permit is given any more.
+    left: bool,
+}
+
+impl Seat {
+    fn permit_at(&self, now_us: u64) -> Option<Permit> {
+        self.permit.filter(|permit| !self.left && now_us < permit.until_us)
+    }
+}
+
 /// How the candidate stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
@@ -94,11 +108,11 @@ impl Leader {
 /// A candidate, and perhaps the leader. Dropping it lets go without a word: the lease then ends by itself.
 #[derive(Debug)]
 pub struct Leadership {
-    permit: Arc<Mutex<Option<Permit>>>,
+    seat: Arc<Mutex<Seat>>,
     standing: watch::Receiver<Standing>,
     leader: watch::Receiver<Option<Leader>>,
     facts: mpsc::Sender<Input>,
-    task: Option<JoinHandle<()>>,
+    task: Mutex<Option<JoinHandle<()>>>,
     _stop: DropGuard,
 }
 
@@ -116,7 +130,7 @@ impl Leadership {
         let (facts, inbox) = mpsc::channel(FACTS);
         let (standings, standing) = watch::channel(Standing::Waiting);
         let (leaders, leader) = watch::channel(None);
-        let permit = Arc::new(Mutex::new(None));
+        let seat = Arc::new(Mutex::new(Seat::default()));
         let stop = CancellationToken::new();
         let key = leader_key(&candidacy.cluster);
         let observer = Observer { leaders, facts: Some(facts.clone()) };
@@ -127,24 +141,25 @@ impl Leadership {
             value: candidacy.member.to_json().into(),
             patience: Duration::from_micros(candidacy.settings.renew_every_us),
             facts: facts.clone(),
-            permit: permit.clone(),
+            seat: seat.clone(),
             standings,
         };
         let running = candidate.run(Election::new(candidacy.settings), inbox, stop.clone());
-        let task = Some(tokio::spawn(running));
-        Ok(Self { permit, standing, leader, facts, task, _stop: stop.drop_guard() })
+        let task = Mutex::new(Some(tokio::spawn(running)));
+        Ok(Self { seat, standing, leader, facts, task, _stop: stop.drop_guard() })
     }
 
     /// Leave to act, if we lead and our lease cannot have ended. Never waits and asks nobody: ask before each act.
     #[must_use]
     pub fn permit(&self) -> Option<Permit> {
-        self.permit.lock().filter(|permit| now_us() < permit.until_us)
+        let seat = self.seat.lock();
+        seat.permit_at(now_us())
     }
 
     /// As [`Leadership::permit`], at a moment that the caller has just read from [`crate::clock::now_us`].
     #[must_use]
     pub fn permit_at(&self, now_us: u64) -> Option<Permit> {
-        self.permit.lock().filter(|permit| now_us < permit.until_us)
+        self.seat.lock().permit_at(now_us)
     }
 
     /// How we stand; changes are told, the passing of time is not: [`Leadership::permit`] knows first.
@@ -160,10 +175,11 @@ impl Leadership {
     }
 
     /// Stops acting at once, and lets another lead as soon as etcd is told. Gives up telling it after two seconds.
-    pub async fn resign(mut self) {
-        *self.permit.lock() = None;
-        if self.facts.send(Input::Resign).await.is_ok()
-            && let Some(task) = self.task.take()
+    pub async fn resign(&self) {
+        self.seat.lock().left = true;
+        let task = self.task.lock().take();
+        if let Some(task) = task
+            && self.facts.send(Input::Resign).await.is_ok()
         {
             // The task is bounded by itself; that it was cancelled or failed leaves nothing to do here.
             let _ = task.await;
@@ -252,7 +268,7 @@ struct Candidate {
     /// A call that takes longer has failed.
     patience: Duration,
     facts: mpsc::Sender<Input>,
-    permit: Arc<Mutex<Option<Permit>>>,
+    seat: Arc<Mutex<Seat>>,
     standings: watch::Sender<Standing>,
 }
 
@@ -276,7 +292,7 @@ impl Candidate {
                 fact = inbox.recv() => fact.expect("this holds a sender of its own"),
                 () = tokio::time::sleep(wait) => Input::TimerFired,
                 () = stop.cancelled() => {
-                    *self.permit.lock() = None;
+                    self.seat.lock().left = true;
                     return;
                 }
             };
@@ -285,7 +301,7 @@ impl Candidate {
 
     fn publish(&self, election: &Election) {
         let permit = election.token().zip(election.acts_until_us());
-        *self.permit.lock() = permit.map(|(token, until_us)| Permit { token, until_us });
+        self.seat.lock().permit = permit.map(|(token, until_us)| Permit { token, until_us });
     }
 
     /// Gives back what is held; a lease that is still being granted ends by itself.
