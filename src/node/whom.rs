@@ -41,12 +41,9 @@ impl Whom {
         };
         let known =
             |leader: &Option<Leader>| leader.as_ref().is_some_and(|one| self.fence.pass(one.token).is_ok());
-        let leader = match leaders.wait_for(known).await {
-            Ok(leader) => leader.clone(),
-            // Nobody tells any more: the process is ending.
-            Err(_) => std::future::pending().await,
-        };
-        let leader = leader.expect("it was waited for");
+        let told = leaders.wait_for(known).await.ok().and_then(|leader| leader.clone());
+        // Nobody tells any more: the process is ending.
+        let Some(leader) = told else { return std::future::pending().await };
         Chosen { address: leader.member.addresses[0].clone(), token: leader.token }
     }
 

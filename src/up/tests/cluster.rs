@@ -64,7 +64,11 @@ impl Cluster {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let control = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
-        tokio::spawn(crate::up::serve_control(listener, inbox.clone(), stop.clone()));
+        tokio::spawn(crate::up::serve_control(
+            listener,
+            (inbox.clone(), crate::conductor::Lead::alone()),
+            stop.clone(),
+        ));
         let mut cluster = Self { door, inbox, config, exporting, control, stop, nodes: BTreeMap::new() };
         for (name, role) in layout.parse::<Layout>().unwrap().nodes() {
             cluster.add(&name, role, engine);
