@@ -100,7 +100,7 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
     let lead = if etcd.is_some() { Lead::elected() } else { Lead::alone() };
     let mut service = Service::start_led(&config, tokenization, args.config.clone(), lead.clone()).await?;
     if let Some(etcd) = etcd {
-        let candidacy = Candidacy::new(&args.etcd.cluster, conductor(&service, &args), LEASE_US);
+        let candidacy = Candidacy::new(&args.etcd.cluster, conductor(&service, &args)?, LEASE_US);
         lead.stands(Leadership::start(&etcd, candidacy).map_err(|e| e.to_string())?);
     }
     let failed = service.failed();
@@ -130,11 +130,14 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
 }
 
 /// What the others are told about this conductor.
-fn conductor(service: &Service, args: &ServeArgs) -> Member {
+fn conductor(service: &Service, args: &ServeArgs) -> Result<Member, String> {
     let control = service.control;
+    if args.advertise.is_none() && control.ip().is_unspecified() {
+        return Err(format!("serve: nodes cannot attach to {control}; say where they can with --advertise"));
+    }
     let name = args.name.clone().unwrap_or_else(|| format!("{}-{}", crate::up::host_name(), control.port()));
     let address = args.advertise.clone().unwrap_or_else(|| format!("http://{control}"));
-    Member::new(name, MemberRole::Conductor, vec![address])
+    Ok(Member::new(name, MemberRole::Conductor, vec![address]))
 }
 
 /// Resolves when this conductor led and leads no more: with what to do. Never where nobody elects.

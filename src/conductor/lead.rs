@@ -40,8 +40,7 @@ impl Lead {
         self.standing.get()
     }
 
-    /// Why a node may not attach, and where to instead; `None`: it may.
-    #[expect(clippy::result_large_err, reason = "a status is what the caller has to return")]
+    /// Whether a node may attach; if not, the refusal says who leads and where, if that is known.
     pub(super) fn check(&self) -> Result<(), Status> {
         let standing = self.standing.get();
         if !self.elected || standing.is_some_and(|leadership| leadership.permit().is_some()) {

@@ -81,7 +81,7 @@ fn ready(at: std::net::SocketAddr) -> Option<u16> {
 #[test]
 fn when_the_leading_conductor_is_killed_the_nodes_go_to_the_next() {
     let place = TempDir::new().unwrap();
-    let (_etcd, endpoint) = etcd(place.path());
+    let (etcd, endpoint) = etcd(place.path());
     let (first, at_first) = conductor(place.path(), &endpoint, "first");
     let _nodes =
         [node(place.path(), &endpoint, "p0", "prefill"), node(place.path(), &endpoint, "d0", "decode")];
@@ -90,7 +90,7 @@ fn when_the_leading_conductor_is_killed_the_nodes_go_to_the_next() {
         until(LONG, name, || (ready(at) != Some(200)).then(|| format!("{:?} {}", ready(at), log(name))));
     };
     waits(at_first, "first");
-    let (_second, at_second) = conductor(place.path(), &endpoint, "second");
+    let (mut second, at_second) = conductor(place.path(), &endpoint, "second");
     until(LONG, "the second serves", || ready(at_second).is_none().then(|| log("second")));
     assert_eq!(ready(at_second), Some(503), "it does not lead");
     signal(first.0.id(), Signal::KILL);
@@ -98,4 +98,8 @@ fn when_the_leading_conductor_is_killed_the_nodes_go_to_the_next() {
     let asked = chat("hello", 4).to_string();
     let json = [("content-type", "application/json")];
     http::call(at_second, "POST /v1/chat/completions", &json, &asked).unwrap().ok();
+    // A leader that cannot renew its lease stops before it ends: another may have it by then.
+    drop(etcd);
+    until(LONG, "the second stops", || second.0.try_wait().unwrap().is_none().then(|| log("second")));
+    assert!(log("second").contains("leads no more: its lease could not be renewed"), "{}", log("second"));
 }

@@ -149,7 +149,7 @@ impl Etcd {
         }
         let mut failed = MembershipError::new(Kind::Unavailable, stage, "etcd: no endpoint");
         for _ in 0..self.shared.endpoints.len() {
-            let at = self.shared.state.lock().at;
+            let at = self.next_endpoint();
             match self.dial(at).await {
                 Ok((channel, token)) => {
                     let mut state = self.shared.state.lock();
@@ -160,9 +160,16 @@ impl Etcd {
                 }
                 Err(error) => failed = error,
             }
-            self.shared.state.lock().at = (at + 1) % self.shared.endpoints.len();
         }
         Err(failed)
+    }
+
+    /// The endpoint to dial. The one after it is next, even if whoever dials this one stops waiting.
+    fn next_endpoint(&self) -> usize {
+        let mut state = self.shared.state.lock();
+        let at = state.at;
+        state.at = (at + 1) % self.shared.endpoints.len();
+        at
     }
 
     fn known(&self) -> Option<Line> {
