@@ -8,7 +8,7 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-rdma check fmt bench paper seeds chaos build ready ready-clients ready-lints
+.PHONY: help run replay test test-rdma check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -20,7 +20,7 @@ run: build ## Build, then serve: front door, conductor, two prefill and two deco
 replay: build ## Build, then replay the conversation trace on the default cluster and print the report
 	$(BATON) replay
 
-test: ready ready-clients ## Run the tests of every crate, those of RDMA in a virtual machine
+test: ready ready-clients ready-etcd ## Run the tests of every crate, those of RDMA in a virtual machine
 	$(CARGO) test --workspace --locked
 	$(MAKE) --no-print-directory test-rdma
 
@@ -57,6 +57,9 @@ ready:
 
 ready-clients:
 	@CARGO="$(CARGO)" scripts/ready.sh clients
+
+ready-etcd:
+	@CARGO="$(CARGO)" scripts/ready.sh etcd
 
 ready-lints:
 	@CARGO="$(CARGO)" scripts/ready.sh lints

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sees to it that what a make target needs is there; installs only what is missing, and says so.
-# Usage: scripts/ready.sh compiler|lints|clients
+# Usage: scripts/ready.sh compiler|lints|clients|etcd
 set -euo pipefail
 
 cargo=${CARGO:-cargo}
@@ -46,6 +46,12 @@ need_clients() {
     python3 -c 'import venv, ensurepip' 2>/dev/null || install_packages "Python with venv" python3 python3-venv
 }
 
+# The tests of membership and election run an etcd of their own, and its command line tool.
+need_etcd() {
+    command -v etcd >/dev/null && command -v etcdctl >/dev/null && return
+    install_packages "'etcd' with 'etcdctl'" etcd-server etcd-client
+}
+
 need_component() {
     "$cargo" "$1" --version >/dev/null 2>&1 && return
     command -v rustup >/dev/null || fail "there is no 'cargo $1'; install $2 for this toolchain and try again"
@@ -57,9 +63,10 @@ need_cargo
 case "${1:-}" in
     compiler) need_cc ;;
     clients) need_clients ;;
+    etcd) need_etcd ;;
     lints)
         need_component fmt rustfmt
         need_component clippy clippy
         ;;
-    *) fail "usage: scripts/ready.sh compiler|lints|clients" ;;
+    *) fail "usage: scripts/ready.sh compiler|lints|clients|etcd" ;;
 esac

@@ -5,6 +5,7 @@ pub(crate) mod cluster;
 mod config;
 mod cpu;
 pub(crate) mod engines;
+mod etcd;
 mod events;
 mod journal;
 mod live;

@@ -9,6 +9,7 @@ mod facts;
 mod fleet;
 mod inbox;
 pub mod journal;
+mod lead;
 mod orders;
 mod policy;
 mod session;
@@ -23,6 +24,7 @@ pub use backend::Door;
 pub(crate) use driver::as_served;
 pub use driver::{Driver, DriverConfig};
 pub use inbox::{Inbox, Question};
+pub use lead::Lead;
 pub use status::{NodeStatus, RequestStatus, Status};
 
 pub(crate) use fleet::{parse_role, role_word};

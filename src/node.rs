@@ -11,6 +11,7 @@ mod remote;
 mod sink;
 #[cfg(test)]
 mod tests;
+mod whom;
 mod worker;
 
 use std::net::SocketAddr;
@@ -35,6 +36,8 @@ pub use engine::EngineChoice;
 pub(crate) use engine::build as build_engine;
 use links::{Links, ToWorker};
 pub use remote::{EventSource, RemoteNode, run as run_remote};
+pub(crate) use whom::LEADER_METADATA;
+pub use whom::Leaders;
 use worker::{Parts, Worker};
 
 use crate::config::StoreSection;
@@ -112,6 +115,18 @@ const ARENA_BYTES: usize = 64 << 20;
 /// In words: the engine cannot be built, the port is taken, the disk has no room, or the conductor
 /// will not have this node.
 pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), String> {
+    run_led(config, None, stop).await
+}
+
+/// The same, attached to whoever leads by `leaders`, if given, instead of to `config.control`.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_led(
+    config: NodeConfig,
+    leaders: Option<Leaders>,
+    stop: CancellationToken,
+) -> Result<(), String> {
     let choice = config.engine.clone();
     let built = tokio::task::spawn_blocking(move || engine::build_and_calibrate(&choice));
     let (engine, profile) = built.await.map_err(|e| format!("engine: {e}"))??;
@@ -131,7 +146,8 @@ pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), Stri
         .spawn(move || Worker::new(parts).run(&inbox))
         .map_err(|e| format!("node {}: cannot start its thread: {e}", config.name))?;
     let station = Here { links, worker: to_worker.clone(), report, endpoint: Arc::clone(&endpoint) };
-    let line = attach::Line { control: config.control.clone(), hello, station };
+    let whom = Arc::new(whom::Whom::new(config.control.clone(), leaders));
+    let line = attach::Line { whom, hello, station };
     let outcome = line.keep(&stop).await;
     // A worker that is gone already has nothing left to stop.
     let _ = to_worker.send(ToWorker::Stop);

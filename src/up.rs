@@ -22,7 +22,7 @@ use tonic::transport::server::TcpIncoming;
 
 use crate::cli::engines::Engines;
 
-use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Question};
+use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Lead, Question};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::spans::{Exporting, Spans};
@@ -135,6 +135,19 @@ impl Service {
         tokenization: Tokenization,
         config_path: Option<PathBuf>,
     ) -> Result<Self, String> {
+        Self::start_led(config, tokenization, config_path, Lead::alone()).await
+    }
+
+    /// The same, taking nodes only as long as `lead` lets it.
+    ///
+    /// # Errors
+    /// As [`Service::start`].
+    pub async fn start_led(
+        config: &Config,
+        tokenization: Tokenization,
+        config_path: Option<PathBuf>,
+        lead: Lead,
+    ) -> Result<Self, String> {
         let service = &config.service;
         let clients = bind("service.listen", &service.listen).await?;
         let control = bind("service.control", &service.control).await?;
@@ -163,7 +176,7 @@ impl Service {
                 let _ = failed.send(format!("front door: {error}"));
             }
         });
-        tasks.spawn(serve_control(control, inbox.clone(), stop_all.clone()));
+        tasks.spawn(serve_control(control, (inbox.clone(), lead), stop_all.clone()));
         tasks.spawn(keep_up(metrics, stop_all.clone()));
         if let Some(path) = config_path {
             tasks.spawn(policy_watch::watch(path, inbox.clone(), stop_all.clone()));
@@ -261,8 +274,8 @@ fn router(
     Ok(Arc::new(Router::new(config, tokenization, Arc::new(door))))
 }
 
-async fn serve_control(listener: TcpListener, inbox: Inbox, stop: CancellationToken) {
-    let service = ControlServer::new(ControlService::new(inbox)).max_decoding_message_size(64 << 20);
+async fn serve_control(listener: TcpListener, (inbox, lead): (Inbox, Lead), stop: CancellationToken) {
+    let service = ControlServer::new(ControlService::new(inbox, lead)).max_decoding_message_size(64 << 20);
     // Orders are small and many: none may wait for the acknowledgement of the one before.
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let served = tonic::transport::Server::builder()

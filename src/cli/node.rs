@@ -4,9 +4,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use baton_membership::Leaders;
+use baton_membership::etcd::Etcd;
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::engines::Engines;
+use crate::cli::etcd::EtcdArgs;
 use crate::cli::remote::RemoteArgs;
 use crate::node::NodeConfig;
 
@@ -28,8 +31,11 @@ pub struct NodeArgs {
     #[arg(long)]
     role: String,
     /// The conductor's control address, as http://ADDRESS:PORT
-    #[arg(long)]
-    pub(super) conductor: String,
+    #[arg(long, required_unless_present = "etcd", conflicts_with = "etcd")]
+    pub(super) conductor: Option<String>,
+    /// How it finds the conductor that leads, where there are several
+    #[command(flatten)]
+    etcd: EtcdArgs,
     /// Where peers reach its KV; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:0")]
     kv_listen: SocketAddr,
@@ -64,14 +70,16 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         None => crate::config::Config::default(),
     };
     let role = crate::conductor::parse_role(&args.role)?;
+    let etcd = args.etcd.client()?;
+    let led = Led { etcd, cluster: args.etcd.cluster.clone(), until_stdin_ends: args.until_stdin_ends };
     if let Some(dialect) = args.engines.dialect() {
         let node = args.remote.node(&args, dialect, role)?;
-        return keep(args.until_stdin_ends, |stop| crate::node::run_remote(node, stop));
+        return led.keep(|latest, stop| crate::node::run_remote(node, latest, stop));
     }
     let node = NodeConfig {
         name: args.name,
         role,
-        control: args.conductor,
+        control: args.conductor.unwrap_or_default(),
         kv_listen: args.kv_listen,
         host: args.host.unwrap_or_else(crate::up::host_name),
         engine: args.engines.choice()?,
@@ -80,28 +88,41 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         ssd_dir: args.data,
         store: config.store,
     };
-    keep(args.until_stdin_ends, |stop| crate::node::run(node, stop))
+    led.keep(|latest, stop| crate::node::run_led(node, latest, stop))
 }
 
-/// Runs a node until it is told to stop.
-fn keep<F: Future<Output = Result<(), String>>>(
+/// What a node's process follows: whoever leads, and the end of what started it.
+struct Led {
+    etcd: Option<Etcd>,
+    cluster: String,
     until_stdin_ends: bool,
-    node: impl FnOnce(CancellationToken) -> F,
-) -> Result<ExitCode, String> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(|e| format!("runtime: {e}"))?;
-    runtime.block_on(async {
-        let stop = crate::shutdown::on_signal()?;
-        if until_stdin_ends {
-            follow_stdin(stop.clone())?;
-        }
-        node(stop).await
-    })?;
-    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
-    Ok(ExitCode::SUCCESS)
+}
+
+impl Led {
+    /// Runs a node until it is told to stop.
+    fn keep<F: Future<Output = Result<(), String>>>(
+        self,
+        node: impl FnOnce(Option<crate::node::Leaders>, CancellationToken) -> F,
+    ) -> Result<ExitCode, String> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .map_err(|e| format!("runtime: {e}"))?;
+        runtime.block_on(async {
+            let stop = crate::shutdown::on_signal()?;
+            if self.until_stdin_ends {
+                follow_stdin(stop.clone())?;
+            }
+            let leaders = self.etcd.map(|etcd| Leaders::follow(&etcd, &self.cluster)).transpose();
+            let leaders = leaders.map_err(|e| e.to_string())?;
+            // Held until the node has ended: it is followed as long as this lives.
+            let latest = leaders.as_ref().map(Leaders::latest);
+            node(latest, stop).await
+        })?;
+        runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+        Ok(ExitCode::SUCCESS)
+    }
 }
 
 /// Cancels `stop` at the end of standard input. The pipe is the one thing that the kernel closes

@@ -84,7 +84,7 @@ impl RemoteArgs {
         Ok(RemoteNode {
             name: args.name.clone(),
             role,
-            control: args.conductor.clone(),
+            control: args.conductor.clone().unwrap_or_default(),
             engine,
             block_tokens: args.engines.block_tokens,
             capacity_tokens: self.capacity_tokens,

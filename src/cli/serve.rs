@@ -3,13 +3,19 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use baton_membership::election::state::Why;
+use baton_membership::{Candidacy, Leadership, Member, MemberRole, Standing};
 use baton_router::Tokenization;
 
+use crate::cli::etcd::EtcdArgs;
+use crate::conductor::Lead;
 use crate::config::Config;
 use crate::up::Service;
 
 /// Where nodes attach when nothing else is said: they have to know it before this starts.
 const CONTROL: &str = "127.0.0.1:9090";
+/// The lease of a conductor that leads: nodes are without one for about as long when it dies.
+const LEASE_US: u64 = 10_000_000;
 /// Tokens in a block of nodes that are started without saying.
 const BLOCK_TOKENS: u32 = 16;
 
@@ -32,6 +38,15 @@ pub struct ServeArgs {
     /// Hugging Face folder with the tokenizer of the model that the nodes serve [default: one token a byte]
     #[arg(long, value_name = "FOLDER")]
     model: Option<PathBuf>,
+    /// Where nodes reach the control address from elsewhere, as http://ADDRESS:PORT [default: the address itself]
+    #[arg(long, requires = "etcd", value_name = "URL")]
+    advertise: Option<String>,
+    /// Name among the conductors [default: this machine's, and the control port]
+    #[arg(long, requires = "etcd")]
+    name: Option<String>,
+    /// How conductors elect the one that leads, where there are several
+    #[command(flatten)]
+    etcd: EtcdArgs,
     /// Threads that serve clients and decide; 1 spends the least processor time a call [default: one a core]
     #[arg(long)]
     threads: Option<usize>,
@@ -81,7 +96,13 @@ fn settings(args: &ServeArgs) -> Result<Config, String> {
 
 async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> Result<(), String> {
     let stop = crate::shutdown::on_signal()?;
-    let mut service = Service::start(&config, tokenization, args.config.clone()).await?;
+    let etcd = args.etcd.client()?;
+    let lead = if etcd.is_some() { Lead::elected() } else { Lead::alone() };
+    let mut service = Service::start_led(&config, tokenization, args.config.clone(), lead.clone()).await?;
+    if let Some(etcd) = etcd {
+        let candidacy = Candidacy::new(&args.etcd.cluster, conductor(&service, &args)?, LEASE_US);
+        lead.stands(Leadership::start(&etcd, candidacy).map_err(|e| e.to_string())?);
+    }
     let failed = service.failed();
     greet(&service, &config, &args);
     let greeting = async {
@@ -93,11 +114,47 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
         () = greeting => Ok(()),
         () = stop.cancelled() => Ok(()),
         why = failed => Err(why),
+        why = deposed(&lead) => {
+            // Another may lead before long: nothing more is decided here, not even to the end of a drain.
+            service.stop().await;
+            return Err(why);
+        }
     };
     eprintln!("baton: draining (a second Ctrl-C stops at once)");
     service.drain().await;
+    if let Some(leadership) = lead.standing() {
+        leadership.resign().await;
+    }
     service.stop().await;
     outcome
+}
+
+/// What the others are told about this conductor.
+fn conductor(service: &Service, args: &ServeArgs) -> Result<Member, String> {
+    let control = service.control;
+    if args.advertise.is_none() && control.ip().is_unspecified() {
+        return Err(format!("serve: nodes cannot attach to {control}; say where they can with --advertise"));
+    }
+    let name = args.name.clone().unwrap_or_else(|| format!("{}-{}", crate::up::host_name(), control.port()));
+    let address = args.advertise.clone().unwrap_or_else(|| format!("http://{control}"));
+    Ok(Member::new(name, MemberRole::Conductor, vec![address]))
+}
+
+/// Resolves when this conductor led and leads no more: with what to do. Never where nobody elects.
+async fn deposed(lead: &Lead) -> String {
+    let Some(leadership) = lead.standing() else { return std::future::pending().await };
+    let mut standing = leadership.standing();
+    let leading = |standing: &Standing| matches!(standing, Standing::Leading { .. });
+    let Ok(led) = standing.wait_for(leading).await.map(|standing| *standing) else {
+        return std::future::pending().await;
+    };
+    // Being elected once more counts too: whatever was decided in between was decided by another.
+    let ended = standing.wait_for(|standing| *standing != led).await;
+    let why = match ended.map(|standing| *standing) {
+        Ok(Standing::Deposed { why: Why::TimeUp | Why::LeaseGone, .. }) => "its lease could not be renewed",
+        _ => "its election was taken back",
+    };
+    format!("serve: this conductor leads no more: {why}; see whether etcd is well, and start it again")
 }
 
 fn greet(service: &Service, config: &Config, args: &ServeArgs) {

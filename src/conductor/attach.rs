@@ -10,6 +10,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::inbox::{Inbox, Message};
+use super::lead::Lead;
 
 /// Messages to a node that may wait; a node that lets more pile up is taken for lost.
 const ORDERS_PER_NODE: usize = 1024;
@@ -20,19 +21,20 @@ const HELLO_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
 pub struct ControlService {
     inbox: Inbox,
     hello_within: std::time::Duration,
+    lead: Lead,
 }
 
 impl ControlService {
-    /// A server that tells `inbox` what nodes say.
+    /// A server that tells `inbox` what nodes say, and takes them as long as `lead` lets it.
     #[must_use]
-    pub const fn new(inbox: Inbox) -> Self {
-        Self { inbox, hello_within: HELLO_WITHIN }
+    pub const fn new(inbox: Inbox, lead: Lead) -> Self {
+        Self { inbox, hello_within: HELLO_WITHIN, lead }
     }
 
     /// The same with another patience for the first message.
     #[cfg(test)]
-    pub(super) const fn hello_within(inbox: Inbox, hello_within: std::time::Duration) -> Self {
-        Self { inbox, hello_within }
+    pub(super) fn hello_within(inbox: Inbox, hello_within: std::time::Duration) -> Self {
+        Self { inbox, hello_within, lead: Lead::alone() }
     }
 }
 
@@ -46,6 +48,7 @@ impl v1::control_server::Control for ControlService {
         &self,
         request: Request<Streaming<v1::FromNode>>,
     ) -> Result<Response<ToNodeStream>, Status> {
+        self.lead.check()?;
         let mut incoming = request.into_inner();
         let hello = match tokio::time::timeout(self.hello_within, incoming.message()).await {
             Ok(Ok(Some(v1::FromNode { message: Some(v1::from_node::Message::Hello(hello)) }))) => hello,

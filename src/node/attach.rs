@@ -1,5 +1,6 @@
 //! The line to the conductor: attach, say Hello, report, take orders; again in a new epoch when it breaks.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use baton_wire::v1;
@@ -8,6 +9,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
+
+use super::whom::Whom;
 
 /// Messages to the conductor that may wait; the engine waits when they are full.
 const FACTS_WAITING: usize = 1024;
@@ -45,7 +48,7 @@ impl From<Gone> for tonic::Status {
 
 /// See the module.
 pub(super) struct Line<S> {
-    pub(super) control: String,
+    pub(super) whom: Arc<Whom>,
     pub(super) hello: v1::Hello,
     pub(super) station: S,
 }
@@ -71,6 +74,7 @@ impl<S: Station> Line<S> {
                     return Err(format!("the conductor refused: {}", status.message()));
                 }
                 Err(status) => {
+                    self.whom.refused(&status);
                     tracing::warn!(
                         node = self.hello.name,
                         why = status.message(),
@@ -88,9 +92,10 @@ impl<S: Station> Line<S> {
 
     /// One life: from Hello to the end of the stream.
     async fn once(&self) -> Result<(), tonic::Status> {
+        let chosen = self.whom.choose().await;
         let unavailable =
-            |e: tonic::transport::Error| tonic::Status::unavailable(format!("{}: {e}", self.control));
-        let channel = tonic::transport::Endpoint::from_shared(self.control.clone())
+            |e: tonic::transport::Error| tonic::Status::unavailable(format!("{}: {e}", chosen.address));
+        let channel = tonic::transport::Endpoint::from_shared(chosen.address.clone())
             .map_err(unavailable)?
             .connect_timeout(Duration::from_secs(2))
             .http2_keep_alive_interval(Duration::from_secs(5))
@@ -124,6 +129,7 @@ impl<S: Station> Line<S> {
         tokio::select! {
             ended = self.obey(&mut orders) => ended,
             ended = self.beat(&facts, beat) => ended,
+            () = self.whom.replaced(&chosen) => Err(tonic::Status::unavailable("another conductor leads")),
         }
     }
 

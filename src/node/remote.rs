@@ -19,6 +19,7 @@ use baton_wire::v1;
 use tokio_util::sync::CancellationToken;
 
 use super::attach::{Line, Station as _};
+use super::whom::{Leaders, Whom};
 use desk::Desk;
 pub use news::EventSource;
 
@@ -60,12 +61,13 @@ pub struct RemoteNode {
     pub profile: CostProfile,
 }
 
-/// Runs a node until it is told to stop.
+/// Runs a node until it is told to stop, attached to whoever leads by `leaders`, if given, instead of to `control`.
 ///
 /// # Errors
 /// In words: settings that cannot work, an engine that lacks something that is needed and has no default, or a conductor
 /// that will not have this node.
-pub async fn run(node: RemoteNode, stop: CancellationToken) -> Result<(), String> {
+pub async fn run(node: RemoteNode, leaders: Option<Leaders>, stop: CancellationToken) -> Result<(), String> {
+    let whom = Arc::new(Whom::new(node.control.clone(), leaders));
     let named = |error: String| format!("node {}: {error}", node.name);
     let engine = RemoteEngine::new(node.engine.clone()).map_err(|e| named(e.to_string()))?;
     loop {
@@ -76,7 +78,7 @@ pub async fn run(node: RemoteNode, stop: CancellationToken) -> Result<(), String
         let hello = hello(&node, &found).map_err(named)?;
         let capacity_blocks = hello.capacity_tokens / u64::from(node.block_tokens);
         let desk = Desk::new(engine.clone(), node.block_tokens, capacity_blocks, node.events.clone());
-        let line = Line { control: node.control.clone(), hello, station: desk.clone() };
+        let line = Line { whom: Arc::clone(&whom), hello, station: desk.clone() };
         let why = tokio::select! {
             ended = line.keep(&stop) => return ended,
             why = unwell(&engine, &desk) => why,

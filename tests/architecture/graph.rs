@@ -77,6 +77,7 @@ pub const TABLE: &[Row] = &[
     Row { name: "baton-remote", dir: "src/remote", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-events", dir: "src/events", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-router", dir: "src/router", ours: &["baton-types"], outside: Outside::Any },
+    Row { name: "baton-membership", dir: "src/membership", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-wire", dir: "src/wire", ours: &["baton-types"], outside: Outside::Any },
     Row {
         name: "baton",
@@ -94,6 +95,7 @@ pub const TABLE: &[Row] = &[
             "baton-engine",
             "baton-events",
             "baton-router",
+            "baton-membership",
             "baton-wire",
         ],
         outside: Outside::Any,

@@ -22,4 +22,5 @@ mod records;
 mod schedule;
 mod secrets;
 mod service;
+mod several;
 mod start;

@@ -66,7 +66,8 @@ impl Cluster {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let control = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
-        tokio::spawn(crate::up::serve_control(listener, inbox.clone(), stop.clone()));
+        let lead = crate::conductor::Lead::alone();
+        tokio::spawn(crate::up::serve_control(listener, (inbox.clone(), lead), stop.clone()));
         let (body, nodes) = (SECRET.into(), BTreeMap::new());
         let mut cluster = Self { door, inbox, config, body, exporting, control, stop, nodes };
         let nodes = layout.parse::<Layout>().map(|layout| layout.nodes()).unwrap_or_default();
@@ -97,7 +98,7 @@ impl Cluster {
             profile: baton_sim::profiles::find("llama3-70b-8xh200").unwrap(),
         };
         let stop = CancellationToken::new();
-        let task = tokio::spawn(crate::node::run_remote(node, stop.clone()));
+        let task = tokio::spawn(crate::node::run_remote(node, None, stop.clone()));
         self.nodes.insert(name.into(), (stop, task));
     }
 

@@ -1,0 +1,32 @@
+//! Who is in the cluster, and which conductor leads.
+//!
+//! A [`Directory`] tells who is there, from a file, DNS, Kubernetes or etcd, and goes on telling what it last knew
+//! when its source fails. A [`Registration`] makes a process one of those who are told. [`Leadership`] sees to it
+//! that at most one conductor acts at a time. [`Policies`] hands the policy in force to all of them.
+
+#[expect(clippy::all, reason = "generated from proto/etcd.proto")]
+mod proto {
+    tonic::include_proto!("etcdserverpb");
+}
+
+mod backoff;
+pub mod clock;
+mod directory;
+pub mod election;
+mod error;
+pub mod etcd;
+mod member;
+mod policy;
+mod registration;
+mod source;
+mod view;
+
+pub use directory::{Changes, Directory};
+pub use election::{Candidacy, Fence, Leader, Leaders, Leadership, Permit, Standing};
+pub use error::{Kind, MembershipError, Result, Stage};
+pub use etcd::{Etcd, EtcdConfig, Secret};
+pub use member::{Member, MemberRole};
+pub use policy::{Following, POLICY_BYTES_MAX, Policies, Policy};
+pub use registration::{Registered, Registration};
+pub use source::{DnsSource, EtcdSource, FileSource, KubernetesSource, Resolve, Source};
+pub use view::{Change, Listed, MEMBERS_MAX, Revision, Snapshot, Stale, changes};

@@ -1,0 +1,159 @@
+//! A list of members in a file.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio_util::sync::CancellationToken;
+
+use super::Following;
+use crate::directory::{Board, listed};
+use crate::error::{Kind, MembershipError, Result, Stage};
+use crate::member::{Member, MemberRole};
+use crate::view::{Listed, MEMBERS_MAX, Revision};
+
+/// A file longer than this is no list of members.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// A file that lists members: TOML with `[[member]]` tables, or JSON (`.json`) with a list.
+///
+/// A file with any fault in it is refused as a whole, and what was known before stays. It is read, not asked for
+/// notices: those do not come from network file systems, and a mounted ConfigMap is swapped by a link.
+#[derive(Clone, Debug)]
+pub struct FileSource {
+    /// Where it is.
+    pub path: PathBuf,
+    /// How often it is read.
+    pub every_us: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    name: String,
+    role: MemberRole,
+    addresses: Vec<String>,
+    #[serde(default)]
+    epoch: u64,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    #[serde(default)]
+    member: Vec<Written>,
+}
+
+impl FileSource {
+    /// The file at `path`, read every second.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), every_us: 1_000_000 }
+    }
+
+    pub(super) fn following(self, board: Board, stop: CancellationToken) -> Result<Following> {
+        if self.every_us == 0 {
+            return Err(MembershipError::invalid("a file cannot be read every 0 µs; give a longer pause"));
+        }
+        Ok(Box::pin(self.follow(board, stop)))
+    }
+
+    async fn follow(self, board: Board, stop: CancellationToken) {
+        let mut seen: Option<Vec<u8>> = None;
+        let mut readings = 0u64;
+        loop {
+            match read(&self.path).await {
+                Ok(text) if seen.as_ref() == Some(&text) => board.fresh(),
+                Ok(text) => {
+                    readings += 1;
+                    match parse(&self.path, &text, &readings.to_string().into()) {
+                        Ok(members) => {
+                            board.replace(members, readings.to_string().into(), 0);
+                            seen = Some(text);
+                        }
+                        Err(error) => board.stale(&error.to_string()),
+                    }
+                }
+                Err(error) => board.stale(&error.to_string()),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_micros(self.every_us)) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+}
+
+async fn read(path: &Path) -> Result<Vec<u8>> {
+    let wrong = |why: String| {
+        let text = format!("{}: {why}; give a readable list of members", path.display());
+        MembershipError::new(Kind::Unavailable, Stage::Read, text)
+    };
+    let length = tokio::fs::metadata(path).await.map_err(|e| wrong(e.to_string()))?.len();
+    if length > FILE_BYTES_MAX {
+        return Err(wrong(format!("{length} bytes, at most {FILE_BYTES_MAX}")));
+    }
+    tokio::fs::read(path).await.map_err(|e| wrong(e.to_string()))
+}
+
+fn parse(path: &Path, text: &[u8], revision: &Revision) -> Result<Vec<Listed>> {
+    let wrong =
+        |why: String| MembershipError::new(Kind::Corrupt, Stage::Read, format!("{}: {why}", path.display()));
+    let written: Vec<Written> = if path.extension().is_some_and(|end| end == "json") {
+        serde_json::from_slice(text).map_err(|e| wrong(format!("no list of members as JSON: {e}")))?
+    } else {
+        let text = std::str::from_utf8(text).map_err(|e| wrong(format!("no text: {e}")))?;
+        toml::from_str::<Document>(text).map_err(|e| wrong(format!("no members as TOML: {e}")))?.member
+    };
+    if written.len() > MEMBERS_MAX {
+        return Err(wrong(format!("{} members, at most {MEMBERS_MAX}; split the cluster", written.len())));
+    }
+    let mut names = std::collections::BTreeSet::new();
+    if let Some(twice) = written.iter().find(|one| !names.insert(one.name.as_str())) {
+        return Err(wrong(format!("'{}' is listed twice; give each member its own name", twice.name)));
+    }
+    let member = |one: Written| Member {
+        name: one.name,
+        role: one.role,
+        addresses: one.addresses,
+        epoch: one.epoch,
+        labels: one.labels,
+    };
+    let each = written.into_iter().map(|one| listed(member(one), revision).map_err(|e| wrong(e.text)));
+    each.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_as(name: &str, text: &str) -> std::result::Result<Vec<String>, String> {
+        let members = parse(Path::new(name), text.as_bytes(), &"1".into()).map_err(|e| e.to_string())?;
+        Ok(members.into_iter().map(|one| one.member.name.clone()).collect())
+    }
+
+    #[test]
+    fn toml_and_json_list_the_same_members() {
+        let toml = "[[member]]\nname = \"p0\"\nrole = \"prefill\"\naddresses = [\"10.0.0.6:1\"]\nlabels = { zone = \"a\" }\n\
+            [[member]]\nname = \"c\"\nrole = \"conductor\"\naddresses = [\"10.0.0.5:9090\", \"10.0.0.5:8080\"]\nepoch = 3\n";
+        assert_eq!(read_as("m.toml", toml), Ok(vec!["p0".to_owned(), "c".to_owned()]));
+        let json = r#"[{"name":"p0","role":"prefill","addresses":["a:1"]}]"#;
+        assert_eq!(read_as("m.json", json), Ok(vec!["p0".to_owned()]));
+        assert_eq!(read_as("m.toml", ""), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_fault_anywhere_refuses_the_whole_file_and_says_where() {
+        let told = |name: &str, text: &str| read_as(name, text).expect_err("wrong");
+        let one = "[[member]]\nname = \"a\"\nrole = \"both\"\naddresses = [\"a:1\"]\n";
+        assert!(told("m.toml", &format!("{one}{one}")).contains("'a' is listed twice"));
+        assert!(told("m.toml", &one.replace("a:1", "a")).contains("member 'a': address 'a': no port"));
+        assert!(told("m.toml", &format!("{one}adress = 1\n")).contains("adress"));
+        assert!(told("m.toml", "member = 3").contains("m.toml"));
+        assert!(told("m.json", "[{}]").contains("missing field"));
+        assert!(told("m.toml", "\u{0}").contains("m.toml"));
+    }
+}
