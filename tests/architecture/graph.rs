@@ -93,6 +93,7 @@ pub const TABLE: &[Row] = &[
             "baton-traces",
             "baton-sim",
             "baton-engine",
+            "baton-remote",
             "baton-events",
             "baton-router",
             "baton-membership",

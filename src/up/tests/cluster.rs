@@ -95,7 +95,7 @@ impl Cluster {
             vocab_tokens: baton_remote::testing::VOCAB_TOKENS,
             end_tokens: vec![baton_remote::testing::END_TOKEN],
             events: None,
-            profile: baton_sim::profiles::find("llama3-70b-8xh200").unwrap(),
+            profile: baton_engine::TimedSpec::zero_work().profile,
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(crate::node::run_remote(node, None, stop.clone()));
