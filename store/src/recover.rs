@@ -35,6 +35,10 @@ impl Store {
         // The last block of a chain is in line to go before those that it continues, and what was
         // used last comes last of all.
         for &block in taken.iter().rev() {
+            if let Some(reuse) = &mut self.reuse {
+                reuse.recovered(block, positions[block as usize] as usize);
+                reuse.rested(block);
+            }
             let facts = self.facts(block);
             self.tiers[SSD].resting.rest(block, facts);
         }
@@ -94,6 +98,25 @@ mod tests {
         assert_eq!(rig.hits(&[5, 6]), (0, 0, 1), "the end of the chain");
         assert_eq!(rig.store.parent(BlockKey(5)), None);
         assert_eq!(rig.store.offload_keys(9), keys(&[]));
+    }
+
+    /// Whatever orders them, recovered chains rest, are served and go from their ends.
+    #[test]
+    fn chains_come_back_under_every_eviction_policy() {
+        use crate::Eviction::{LengthAware, Lfu, Lru, Reuse, S3Fifo};
+        for eviction in [Lru, Lfu, LengthAware, S3Fifo, Reuse] {
+            let mut rig = Rig::new([4, 0, 4], Offload::WriteThrough);
+            rig = Rig::with(crate::StoreConfig { eviction, ..rig.store.config().clone() });
+            recover(&mut rig, &[(1, 0), (2, 1), (3, 2), (4, 3)]);
+            assert_eq!((rig.hits(&[1, 2, 3, 4]), rig.store.check()), ((0, 0, 4), Ok(())), "{eviction:?}");
+            for (request, key) in [(1, 20), (2, 21)] {
+                rig.serve(request, &[key]);
+                rig.offloaded(request - 1, true);
+                assert_eq!(rig.store.check(), Ok(()), "{eviction:?}");
+            }
+            let (_, _, left) = rig.hits(&[1, 2, 3, 4]);
+            assert!(left >= 2, "{eviction:?} kept {left} of a chain of which two blocks had to go");
+        }
     }
 
     #[test]

@@ -225,7 +225,7 @@ fn random_histories_visit_every_corner() {
     use proptest::strategy::ValueTree;
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut seen: BTreeMap<&str, u64> = BTreeMap::new();
-    for _ in 0..1_000 {
+    for _ in 0..2_000 {
         let (config, ops) =
             (config(), ops(120)).new_tree(&mut runner).expect("generation never fails").current();
         let (store, driver) = play(&config, &ops);

@@ -158,6 +158,16 @@ impl Reuse {
         self.uses = uses_before;
     }
 
+    /// `block` came back from flash, at a position of its chain, and is about to rest: of its past it is only
+    /// known that it was used.
+    pub(crate) fn recovered(&mut self, block: u32, position: usize) {
+        if self.marks.len() <= block as usize {
+            self.marks.resize(block as usize + 1, Mark::default());
+        }
+        let (class, cost) = (class_of(1, 0, false) as u8, cost_of(position) as u8);
+        self.marks[block as usize] = Mark { tick: self.ages.tick(), class, cost, waits: false };
+    }
+
     /// `block` came to rest.
     pub(crate) fn rested(&mut self, block: u32) {
         self.ages.join();
