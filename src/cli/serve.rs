@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::up::Service;
 
 /// Where nodes attach when nothing else is said: they have to know it before this starts.
-const CONTROL: &str = "127.0.0.1:9090";
+pub(super) const CONTROL: &str = "127.0.0.1:9090";
 /// Tokens in a block of nodes that are started without saying.
 const BLOCK_TOKENS: u32 = 16;
 
