@@ -22,6 +22,8 @@ mod replay;
 mod require;
 mod schema;
 mod serve;
+#[cfg(test)]
+mod shipped;
 mod table;
 mod top;
 mod trace;
