@@ -88,11 +88,7 @@ fn faults(objects: &[Value]) -> Vec<String> {
                 containers(&who, pod, &mut wrong);
             }
             "Service" => service(&who, object, objects, &mut wrong),
-            "PodDisruptionBudget" => {
-                if selected(object.pointer("/spec/selector/matchLabels"), objects).is_empty() {
-                    wrong.push(format!("{who}: selects nothing"));
-                }
-            }
+            "PodDisruptionBudget" => disruption(&who, object, objects, &mut wrong),
             "NetworkPolicy" => policy(&who, object, objects, &mut wrong),
             _ => {}
         }
@@ -153,6 +149,12 @@ fn service(who: &str, object: &Value, objects: &[Value], wrong: &mut Vec<String>
         if !pods.iter().all(has) {
             wrong.push(format!("{who}: port {target} is no port of its pods"));
         }
+    }
+}
+
+fn disruption(who: &str, object: &Value, objects: &[Value], wrong: &mut Vec<String>) {
+    if selected(object.pointer("/spec/selector/matchLabels"), objects).is_empty() {
+        wrong.push(format!("{who}: selects nothing"));
     }
 }
 
