@@ -257,6 +257,7 @@ fn nodes_beside_their_engines_say_the_same_as_these_and_as_the_configuration() {
     let config = config_of(find(&objects, "ConfigMap", "baton-config"));
     for role in ["prefill", "decode"] {
         let set = find(&objects, "StatefulSet", &format!("vllm-{role}"));
+        assert_eq!(set["spec"]["template"]["spec"]["enableServiceLinks"], false, "vLLM reads VLLM_PORT");
         let of = |name: &str| {
             let all = list(set, "/spec/template/spec/containers");
             let container = all.iter().find(|c| text(c, "/name") == name).expect("the container");
