@@ -1,7 +1,9 @@
 //! The command line: what can be asked for, and who answers.
 
 mod bench;
+mod check;
 pub(crate) mod cluster;
+mod completions;
 mod config;
 mod cpu;
 pub(crate) mod engines;
@@ -21,6 +23,8 @@ mod replay;
 mod require;
 mod schema;
 mod serve;
+#[cfg(test)]
+mod shipped;
 mod store;
 mod table;
 mod top;
@@ -61,10 +65,16 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Check and explain a configuration file
     Config(config::ConfigArgs),
+    /// Try a configuration against the engines and places that it names, and say what is wrong
+    Check(Box<check::CheckArgs>),
     /// Show what RDMA there is, and what is wrong with it
     Rdma(rdma::RdmaArgs),
     /// Keep objects in memory for connectors that speak Redis' protocol, and look into such a store
     Store(Box<store::StoreArgs>),
+    /// Print what a shell needs to complete this program's commands
+    Completions(completions::CompletionsArgs),
+    /// Print the manual page, or write one for each command
+    Man(completions::ManArgs),
 }
 
 /// The runtime that serves: one thread that never wakes another, or several.
@@ -93,7 +103,10 @@ pub fn run(cli: Cli) -> Result<ExitCode, String> {
         Command::Events(args) => events::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Config(args) => config::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Rdma(args) => rdma::run(&args),
         Command::Store(args) => store::run(&args),
+        Command::Completions(args) => completions::completions(&args),
+        Command::Man(args) => completions::man(&args),
     }
 }

@@ -50,7 +50,7 @@ pub struct NodeArgs {
     pub(super) engines: Engines,
     /// A server that computes
     #[command(flatten)]
-    remote: RemoteArgs,
+    pub(super) remote: RemoteArgs,
     /// Stop when standard input ends, as it does when the process that holds its other end is gone
     #[arg(long, hide = true)]
     until_stdin_ends: bool,

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::up::Service;
 
 /// Where nodes attach when nothing else is said: they have to know it before this starts.
-const CONTROL: &str = "127.0.0.1:9090";
+pub(super) const CONTROL: &str = "127.0.0.1:9090";
 /// The lease of a conductor that leads: nodes are without one for about as long when it dies.
 const LEASE_US: u64 = 10_000_000;
 /// Tokens in a block of nodes that are started without saying.

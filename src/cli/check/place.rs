@@ -1,0 +1,225 @@
+//! What the configuration names on this machine: ports, keys, folders.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::report::Report;
+use crate::capture::CaptureConfig;
+use crate::cli::serve::CONTROL;
+use crate::conductor::journal::JournalSettings;
+use crate::config::{Config, ServiceConfig};
+
+/// Longest wait for a connection, or for an answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// What an HTTP/2 client says first: its preface, and settings without any.
+const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+/// The kind of an HTTP/2 frame that has settings.
+const SETTINGS: u8 = 4;
+
+/// Who listens at an address.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// Nobody.
+    Free,
+    /// Somebody.
+    Listens,
+    /// The address is no one's on this machine, and nobody answers there.
+    Away(String),
+    /// It cannot be listened on.
+    Denied(String),
+}
+
+/// Where clients are served, and where nodes attach.
+pub async fn ports(config: &Config, report: &mut Report) {
+    let listen = &config.service.listen;
+    let check = format!("service.listen {listen}");
+    if let Some(connect) = tried(&check, listen, report).await {
+        if !config.service.tls_cert.is_empty() {
+            let found = "taken; behind TLS it cannot be told by whom";
+            report.doubtful(&check, found, "see that it is this service, or give another port");
+        } else if is_baton(&connect).await {
+            report.good_at(&check, "served by a running Baton");
+        } else {
+            report.wrong(&check, "taken by something else", "stop that, or give another port");
+        }
+    }
+    // What `baton serve` takes when the file leaves it open: nodes have to know it.
+    let told = &config.service.control;
+    let control = if told.ends_with(":0") { CONTROL } else { told };
+    let check = format!("service.control {control}");
+    if let Some(connect) = tried(&check, control, report).await {
+        if speaks_http2(&connect).await {
+            report.good_at(&check, "reached: a control port answers");
+        } else {
+            let found = "something listens there that is no control port";
+            report.wrong(&check, found, "stop that, or give another port");
+        }
+    }
+}
+
+/// The address to connect to, if somebody listens there; else it has been reported.
+async fn tried(check: &str, address: &str, report: &mut Report) -> Option<String> {
+    match taken(address).await {
+        Taken::Listens => return Some(reachable(address)),
+        Taken::Free => report.good_at(check, "free"),
+        Taken::Away(why) => {
+            let remedy = "start `baton serve` on the machine of that address, or open the way to it";
+            report.wrong(check, why, remedy);
+        }
+        Taken::Denied(why) => {
+            report.wrong(check, why, "give a port that may be listened on, above 1023");
+        }
+    }
+    None
+}
+
+/// Who listens at an address, to begin with.
+async fn taken(address: &str) -> Taken {
+    let failed = match TcpListener::bind(address).await {
+        Ok(_) => return Taken::Free,
+        Err(error) => error,
+    };
+    if failed.kind() == ErrorKind::PermissionDenied {
+        return Taken::Denied(failed.to_string());
+    }
+    match connect(&reachable(address)).await {
+        Ok(_) => Taken::Listens,
+        Err(why) => Taken::Away(format!("{failed}; {why}")),
+    }
+}
+
+/// Where an address that is listened on is reached from the same machine.
+fn reachable(address: &str) -> String {
+    match address.rsplit_once(':') {
+        Some(("0.0.0.0", port)) => format!("127.0.0.1:{port}"),
+        Some(("[::]", port)) => format!("[::1]:{port}"),
+        _ => address.to_owned(),
+    }
+}
+
+/// A connection to `HOST:PORT`.
+///
+/// # Errors
+/// In words.
+pub async fn connect(address: &str) -> Result<TcpStream, String> {
+    match tokio::time::timeout(PATIENCE, TcpStream::connect(address)).await {
+        Ok(connected) => connected.map_err(|e| format!("cannot connect to {address}: {e}")),
+        Err(_) => Err(format!("cannot connect to {address} within {} s", PATIENCE.as_secs())),
+    }
+}
+
+/// Says something and returns the beginning of the answer, as much as is there within a bound.
+async fn ask(address: &str, words: &[u8], enough: usize) -> Vec<u8> {
+    let mut answer = Vec::new();
+    let talk = async {
+        let Ok(mut stream) = connect(address).await else { return };
+        if stream.write_all(words).await.is_ok() {
+            let mut part = [0; 1024];
+            while answer.len() < enough {
+                match stream.read(&mut part).await {
+                    Ok(count) if count > 0 => answer.extend_from_slice(&part[..count]),
+                    _ => break,
+                }
+            }
+        }
+    };
+    // What came until then is what there is.
+    let _ = tokio::time::timeout(PATIENCE, talk).await;
+    answer
+}
+
+async fn is_baton(address: &str) -> bool {
+    let words = format!("GET /health HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let answer = ask(address, words.as_bytes(), 4096).await;
+    String::from_utf8_lossy(&answer).contains("{\"status\":\"ok\"}")
+}
+
+async fn speaks_http2(address: &str) -> bool {
+    ask(address, HELLO, 9).await.get(3) == Some(&SETTINGS)
+}
+
+/// The files of TLS: both can be read, and the key is the certificate's.
+pub fn tls(service: &ServiceConfig, report: &mut Report) {
+    if service.tls_cert.is_empty() {
+        return;
+    }
+    let check = "service.tls_cert, tls_key";
+    match read_tls(Path::new(&service.tls_cert), Path::new(&service.tls_key)) {
+        Ok(count) => report.good_at(check, format!("{count} certificates, and the key is the first one's")),
+        Err(why) => report.wrong(
+            check,
+            why,
+            "give PEM files that this user can read: a certificate chain, own one first, and its key",
+        ),
+    }
+}
+
+fn read_tls(certificate: &Path, key: &Path) -> Result<usize, String> {
+    let wrong = |file: &Path, e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
+    let chain = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let chain = chain.map_err(|e| wrong(certificate, &e))?;
+    if chain.is_empty() {
+        return Err(format!("{} has no certificate", certificate.display()));
+    }
+    let count = chain.len();
+    let key_of = PrivateKeyDer::from_pem_file(key).map_err(|e| wrong(key, &e))?;
+    rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key_of))
+        .map_err(|e| format!("{} with {}: {e}", certificate.display(), key.display()))?;
+    Ok(count)
+}
+
+/// The folders of journal and capture: they can be written, and have room for all that they may come to hold.
+pub fn folders(config: &Config, report: &mut Report) {
+    let service = &config.service;
+    if !service.journal.is_empty() {
+        let settings = JournalSettings::new(&service.journal);
+        // While it is busy a file becomes twice as long.
+        let bytes = settings.rotate_bytes.saturating_mul(2 * settings.keep_files as u64);
+        folder("service.journal", &settings.directory, bytes, report);
+    }
+    if !service.capture.is_empty() {
+        let settings = CaptureConfig::new(PathBuf::from(&service.capture), 1, 0);
+        let bytes = settings.file_bytes.saturating_mul(settings.files as u64 + 2);
+        folder("service.capture", &settings.folder, bytes, report);
+    }
+}
+
+fn folder(setting: &str, folder: &Path, needed_bytes: u64, report: &mut Report) {
+    let check = format!("{setting} {}", folder.display());
+    let remedy = "make the folder, and let the user that runs Baton write there";
+    // It is made if it is not there: then it matters what it is made in.
+    let whole = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let Some(place) = whole.ancestors().find(|place| place.exists()) else {
+        let found = "neither it nor any folder above it is there";
+        return report.wrong(&check, found, "give a path that begins in a folder that exists");
+    };
+    if let Err(why) = writable(place) {
+        return report.wrong(&check, format!("{}: {why}", place.display()), remedy);
+    }
+    let free_bytes = match rustix::fs::statvfs(place) {
+        Ok(told) => told.f_bavail.saturating_mul(told.f_frsize),
+        Err(error) => return report.doubtful(&check, format!("its room is not told: {error}"), remedy),
+    };
+    // What is there already is counted as room: files of earlier runs are taken into the bound.
+    let found = format!("writable; {} MiB free, at most {} MiB needed", free_bytes >> 20, needed_bytes >> 20);
+    if free_bytes < needed_bytes {
+        report.doubtful(&check, found, "free some room, or give a larger disk");
+    } else {
+        report.good_at(&check, found);
+    }
+}
+
+fn writable(place: &Path) -> std::io::Result<()> {
+    let probe = place.join(format!(".baton-check-{}", std::process::id()));
+    std::fs::OpenOptions::new().write(true).create_new(true).open(&probe)?;
+    std::fs::remove_file(&probe)
+}

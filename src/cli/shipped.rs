@@ -1,0 +1,159 @@
+//! What is shipped in `deploy/` and told in `docs/engines.md` is what this program takes: every configuration, every command line.
+
+mod manifests;
+
+use std::path::{Path, PathBuf};
+
+use clap::Parser as _;
+
+use super::{Cli, Command};
+
+pub(super) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/examples")
+}
+
+/// Every file below a folder, sorted.
+pub(super) fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display())) {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() { found.extend(files(&path)) } else { found.push(path) }
+    }
+    found.sort();
+    found
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// Commands in a text: whole lines, with what a backslash continues, that start this program.
+fn commands(text: &str) -> Vec<String> {
+    let joined = text.replace("\\\n", " ");
+    let lines = joined.lines().map(|line| line.trim().trim_start_matches("ExecStart=/usr/local/bin/"));
+    let lines = lines.map(|line| line.strip_prefix("exec ").unwrap_or(line));
+    lines.filter(|line| line.starts_with("baton ")).map(str::to_owned).collect()
+}
+
+/// A command's words, as a shell would have them: variables and quotes become words, a comment or `&` ends it.
+fn words(command: &str) -> Vec<String> {
+    let command = command.split(" #").next().unwrap_or_default().trim_end_matches([' ', '&']);
+    let words = command.split_whitespace().filter(|word| *word != "...");
+    let words =
+        words.filter(|word| !word.starts_with('$') && !word.starts_with("${") && !word.ends_with('}'));
+    words
+        .map(|word| {
+            word.replace("\"http://$here", "http://10.0.0.7").replace("\"http://$front", "http://10.0.0.5")
+        })
+        .map(|word| word.trim_matches('"').replace("%i", "3"))
+        .collect()
+}
+
+fn without_model(words: &[String]) -> Vec<String> {
+    let before = |at: usize| at.checked_sub(1).and_then(|at| words.get(at)).map(String::as_str);
+    let kept = words.iter().enumerate().filter(|(at, word)| {
+        *word != "--model" && !word.starts_with("--model=") && before(*at) != Some("--model")
+    });
+    kept.map(|(_, word)| word.clone()).collect()
+}
+
+#[track_caller]
+pub(super) fn parsed(words: &[String]) -> Command {
+    // The models of examples are not there when tests run.
+    let words: Vec<String> = if words[1] == "node" { without_model(words) } else { words.to_vec() };
+    Cli::try_parse_from(&words).unwrap_or_else(|e| panic!("{words:?}: {e}")).command
+}
+
+/// What the command says of a node's blocks and of the server it drives, if it is a node.
+#[track_caller]
+pub(super) fn node_blocks(command: &Command) -> Option<u32> {
+    let Command::Node(args) = command else { return None };
+    let dialect = args.engines.dialect().expect("the examples' nodes drive servers");
+    let role = match &args.name {
+        name if name.starts_with('p') => baton_types::Role::Prefill,
+        name if name.starts_with('d') => baton_types::Role::Decode,
+        _ => baton_types::Role::Both,
+    };
+    args.remote.node(args, dialect, role).unwrap_or_else(|e| panic!("{}: {e}", args.name));
+    Some(args.engines.block_tokens)
+}
+
+#[test]
+fn every_configuration_is_valid_and_fits_the_nodes_beside_it() {
+    let mut seen = 0;
+    for path in files(&root()).iter().filter(|path| path.ends_with("baton.toml")) {
+        let config = crate::config::load(path).unwrap_or_else(|e| panic!("{e}"));
+        super::cluster::setup(&config, 1).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let folder = path.parent().expect("a folder");
+        for file in files(folder).iter().filter(|file| !file.ends_with("baton.toml")) {
+            for command in commands(&read(file)) {
+                let command = parsed(&words(&command));
+                if let Some(block_tokens) = node_blocks(&command) {
+                    assert_eq!(block_tokens, config.scheduler.block_tokens, "{}", file.display());
+                    assert!(!config.scheduler.fetch, "{}: engines do not fetch", path.display());
+                }
+            }
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, 4, "the examples were not found");
+}
+
+#[test]
+fn every_example_starts_this_program() {
+    let all = files(&root());
+    let of = |folder: &str| {
+        let inside = all.iter().filter(|path| path.starts_with(root().join(folder)));
+        inside.flat_map(|path| commands(&read(path))).map(|line| words(&line)[1].clone()).collect::<Vec<_>>()
+    };
+    let count = |folder: &str, name: &str| of(folder).iter().filter(|word| *word == name).count();
+    assert_eq!(count("laptop", "up"), 1);
+    assert_eq!((count("one-gpu", "serve"), count("one-gpu", "node")), (1, 1));
+    assert_eq!((count("vllm-nixl-4p4d", "serve"), count("vllm-nixl-4p4d", "node")), (1, 2));
+    assert_eq!(count("vllm-nixl-4p4d", "check"), 1);
+    assert_eq!((count("sglang-pair", "serve"), count("sglang-pair", "node")), (1, 2));
+}
+
+#[test]
+fn every_command_of_the_page_on_engines_is_taken() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/engines.md");
+    let page = read(&page);
+    let all: Vec<String> = commands(&page).into_iter().filter(|line| !line.contains(" ... ")).collect();
+    let nodes = all.iter().filter(|line| {
+        let command = parsed(&words(line));
+        node_blocks(&command).is_some()
+    });
+    assert!(nodes.count() >= 8, "{all:#?}");
+}
+
+#[test]
+fn units_name_files_and_units_that_are_there() {
+    let all = files(&root());
+    let names: Vec<String> =
+        all.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned())).collect();
+    let mut units = 0;
+    for path in all.iter().filter(|path| path.extension().is_some_and(|e| e == "service")) {
+        let text = read(path);
+        for section in ["[Unit]", "[Service]", "[Install]", "ExecStart=/", "Restart=on-failure"] {
+            assert!(text.contains(section), "{} has no {section}", path.display());
+        }
+        let after =
+            text.lines().filter_map(|line| line.strip_prefix("After=")).flat_map(str::split_whitespace);
+        for unit in after.filter(|unit| unit.ends_with(".service")) {
+            let file = unit.replace("@%i", "@");
+            assert!(names.contains(&file), "{}: After={unit} is no unit of ours", path.display());
+        }
+        units += 1;
+    }
+    assert_eq!(units, 8, "units were not found");
+}
+
+#[test]
+fn the_reader_of_command_lines_sees_through_shells() {
+    let text = "baton a \\\n  --b \"http://$here:1\" &\nExecStart=/usr/local/bin/baton n%i\nexec baton c ${M:+--m \"$M\"}\nno baton\n";
+    let read: Vec<Vec<String>> = commands(text).iter().map(|line| words(line)).collect();
+    assert_eq!(
+        read,
+        [vec!["baton", "a", "--b", "http://10.0.0.7:1"], vec!["baton", "n3"], vec!["baton", "c"]]
+    );
+}
