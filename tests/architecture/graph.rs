@@ -75,6 +75,12 @@ pub const TABLE: &[Row] = &[
     },
     Row { name: "baton-remote", dir: "src/remote", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-events", dir: "src/events", ours: &["baton-types"], outside: Outside::Any },
+    Row {
+        name: "baton-indexer",
+        dir: "src/indexer",
+        ours: &["baton-types", "baton-events"],
+        outside: Outside::Any,
+    },
     Row { name: "baton-router", dir: "src/router", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-wire", dir: "src/wire", ours: &["baton-types"], outside: Outside::Any },
     Row {
@@ -91,6 +97,7 @@ pub const TABLE: &[Row] = &[
             "baton-sim",
             "baton-engine",
             "baton-events",
+            "baton-indexer",
             "baton-router",
             "baton-wire",
         ],
