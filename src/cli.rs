@@ -6,6 +6,7 @@ mod config;
 mod cpu;
 pub(crate) mod engines;
 mod events;
+mod indexer;
 mod journal;
 mod live;
 mod loadgen;
@@ -55,6 +56,8 @@ enum Command {
     Paper(paper::PaperArgs),
     /// Watch what an engine announces about its KV cache
     Events(events::EventsArgs),
+    /// Tell other routers which instance holds how much of a prompt (Mooncake's indexer calls)
+    Indexer(indexer::IndexerArgs),
     /// Measure a router beside a plain proxy, or transfers beside what the machine can do
     Bench(bench::BenchArgs),
     /// Check and explain a configuration file
@@ -87,6 +90,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, String> {
         Command::Profile(args) => profile::run(args),
         Command::Paper(args) => paper::run(&args),
         Command::Events(args) => events::run(&args),
+        Command::Indexer(args) => indexer::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Rdma(args) => rdma::run(&args),

@@ -223,9 +223,10 @@ fn wrong(field: &str, what: &str) -> IndexerError {
 
 fn part(field: &str, name: Option<String>) -> Result<Option<String>, IndexerError> {
     match name {
-        Some(name) if name.contains('|') => {
-            Err(wrong(field, "contains '|', which separates the parts of a subscription's name; leave it out"))
-        }
+        Some(name) if name.contains('|') => Err(wrong(
+            field,
+            "contains '|', which separates the parts of a subscription's name; leave it out",
+        )),
         name => Ok(name),
     }
 }

@@ -37,7 +37,12 @@ pub struct ServerSettings {
 
 impl Default for ServerSettings {
     fn default() -> Self {
-        Self { max_connections: 1024, body_bytes: 16 << 20, receive_timeout_us: 30_000_000, drain_us: 5_000_000 }
+        Self {
+            max_connections: 1024,
+            body_bytes: 16 << 20,
+            receive_timeout_us: 30_000_000,
+            drain_us: 5_000_000,
+        }
     }
 }
 
@@ -92,7 +97,9 @@ pub async fn serve(
     drop(listener);
     let drain = Duration::from_micros(settings.drain_us);
     if tokio::time::timeout(drain, graceful.shutdown()).await.is_err() {
-        tracing::warn!("indexer: calls were still under way when the time to drain was over; they are broken off");
+        tracing::warn!(
+            "indexer: calls were still under way when the time to drain was over; they are broken off"
+        );
     }
     ended.cancel();
 }
@@ -135,8 +142,12 @@ where
                 let why = format!("the body has more than {} bytes; send less", settings.body_bytes);
                 return refuse(indexer, StatusCode::PAYLOAD_TOO_LARGE, &why);
             }
-            Ok(Err(e)) => return refuse(indexer, StatusCode::BAD_REQUEST, &format!("the body broke off: {e}")),
-            Err(_) => return refuse(indexer, StatusCode::REQUEST_TIMEOUT, "the body took too long; send it faster"),
+            Ok(Err(e)) => {
+                return refuse(indexer, StatusCode::BAD_REQUEST, &format!("the body broke off: {e}"));
+            }
+            Err(_) => {
+                return refuse(indexer, StatusCode::REQUEST_TIMEOUT, "the body took too long; send it faster");
+            }
         };
         return match post(indexer, path, &body) {
             Ok((answer, unknown)) => noting(json_answer(StatusCode::OK, &answer), path, &unknown),
@@ -230,9 +241,13 @@ fn resume_after(query: Option<&str>) -> Result<Option<String>, IndexerError> {
     let hex = query.strip_prefix("after=").unwrap_or_default();
     let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     let bytes: Option<Vec<u8>> = hex.as_bytes().chunks(2).map(byte).collect();
-    let key = bytes.filter(|bytes| !bytes.is_empty()).and_then(|bytes| String::from_utf8(bytes).ok());
+    let whole = hex.len().is_multiple_of(2) && !hex.is_empty();
+    let key = bytes.filter(|_| whole).and_then(|bytes| String::from_utf8(bytes).ok());
     key.map(Some).ok_or_else(|| {
-        IndexerError::new(Kind::Invalid, "say /snapshot, or /snapshot?after=HEX of the last instance|tenant|rank")
+        IndexerError::new(
+            Kind::Invalid,
+            "say /snapshot, or /snapshot?after=HEX of the last instance|tenant|rank",
+        )
     })
 }
 
@@ -279,8 +294,7 @@ mod tests {
         assert_eq!(resume_after(None).unwrap(), None);
         assert_eq!(resume_after(Some("after=617c62")).unwrap().as_deref(), Some("a|b"));
         for bad in ["after=", "after=6", "after=zz", "from=61", "after=ff"] {
-            let read = resume_after(Some(bad));
-            assert!(read.as_ref().is_err() || bad == "after=6", "{bad}: {read:?}");
+            assert!(resume_after(Some(bad)).is_err(), "{bad}");
         }
     }
 }

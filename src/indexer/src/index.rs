@@ -134,7 +134,8 @@ impl Index {
         let free = self.streams.iter().position(Option::is_none);
         let at = free.unwrap_or(self.streams.len());
         if at >= self.limits.max_streams {
-            let message = format!("{at} publishers are registered, the most that are followed; unregister one");
+            let message =
+                format!("{at} publishers are registered, the most that are followed; unregister one");
             return Err(IndexerError::new(Kind::Full, message));
         }
         if free.is_none() {
@@ -178,6 +179,11 @@ impl Index {
 
     pub(crate) fn peek(&self, id: StreamId) -> Option<&Stream> {
         self.streams.get(id.0 as usize)?.as_ref()
+    }
+
+    /// Every publisher that is followed.
+    pub fn ids(&self) -> impl Iterator<Item = StreamId> {
+        self.streams().map(|stream| stream.id)
     }
 
     /// The counts of one publisher.

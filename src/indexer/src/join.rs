@@ -84,7 +84,8 @@ async fn fetch(indexer: &Arc<Indexer>, host: &str, joined: &mut Joined) -> Resul
     });
     let after = joined.last.as_ref().map(|key| format!("?after={}", hex(key.as_bytes()))).unwrap_or_default();
     let request = Request::get(format!("/snapshot{after}")).header(header::HOST, host);
-    let request = request.body(Empty::<Bytes>::new()).map_err(|e| IndexerError::invalid(format!("join: {e}")))?;
+    let request =
+        request.body(Empty::<Bytes>::new()).map_err(|e| IndexerError::invalid(format!("join: {e}")))?;
     let answer = timeout(PATIENCE, sender.send_request(request)).await.map_err(late("ask"))?;
     let mut answer = answer.map_err(|e| unavailable("ask", &e))?;
     if answer.status() != StatusCode::OK {

@@ -44,7 +44,11 @@ impl Metrics {
         for (name, help, value) in [
             ("instances", "Publishers that are followed.", overview.streams),
             ("connected", "Publishers whose live stream is connected.", overview.connected),
-            ("unconfirmed", "Publishers answered for by a snapshot that they have not confirmed.", overview.warm),
+            (
+                "unconfirmed",
+                "Publishers answered for by a snapshot that they have not confirmed.",
+                overview.warm,
+            ),
             ("contexts", "Contexts that somebody holds blocks in.", overview.contexts),
             ("blocks", "Blocks held, each copy on an instance once.", overview.blocks),
             ("orphans", "Blocks that wait for their parent.", overview.orphans),
@@ -70,7 +74,10 @@ impl Metrics {
 
     fn histogram(&self, page: &mut String) {
         let name = "baton_indexer_query_seconds";
-        let _ = write!(page, "# HELP {name} Time of a query, from its body to its answer.\n# TYPE {name} histogram\n");
+        let _ = write!(
+            page,
+            "# HELP {name} Time of a query, from its body to its answer.\n# TYPE {name} histogram\n"
+        );
         let mut sum = 0;
         for (count, end) in self.queries.iter().zip(BUCKETS_US.map(Some).into_iter().chain([None])) {
             sum += count.load(Ordering::Relaxed);

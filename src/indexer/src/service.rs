@@ -296,7 +296,8 @@ impl Indexer {
     /// `Unavailable` with what the disk said.
     pub fn save(&self, path: &Path) -> Result<u64, IndexerError> {
         let failed = |e: std::io::Error| {
-            let message = format!("snapshot {}: {e}; give a file in a folder that can be written", path.display());
+            let message =
+                format!("snapshot {}: {e}; give a file in a folder that can be written", path.display());
             IndexerError::new(Kind::Unavailable, message)
         };
         let temporary = path.with_extension("partial");
@@ -317,7 +318,8 @@ impl Indexer {
     /// # Errors
     /// Where the file cannot be read, or is no whole snapshot of ours; what came before the fault is kept.
     pub fn load(self: &Arc<Self>, path: &Path) -> Result<(u64, u64), IndexerError> {
-        let named = |e: &dyn std::fmt::Display, kind| IndexerError::new(kind, format!("{}: {e}", path.display()));
+        let named =
+            |e: &dyn std::fmt::Display, kind| IndexerError::new(kind, format!("{}: {e}", path.display()));
         let mut file = std::fs::File::open(path).map_err(|e| named(&e, Kind::Unavailable))?;
         let mut reader = Reader::new(self.seed());
         let (mut streams, mut blocks) = (0, 0);

@@ -211,7 +211,8 @@ impl Reader {
         let mut payload = self.waiting.split_to(whole).freeze();
         payload.advance(FRAME_BYTES);
         if xxh3_64(&payload) != checksum {
-            let message = format!("snapshot: corrupt: section {} fails its checksum; get it again", self.streams);
+            let message =
+                format!("snapshot: corrupt: section {} fails its checksum; get it again", self.streams);
             return Err(IndexerError::corrupt(message));
         }
         if kind == END {
