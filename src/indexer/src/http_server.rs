@@ -146,7 +146,11 @@ where
                 return refuse(indexer, StatusCode::BAD_REQUEST, &format!("the body broke off: {e}"));
             }
             Err(_) => {
-                return refuse(indexer, StatusCode::REQUEST_TIMEOUT, "the body took too long; send it faster");
+                return refuse(
+                    indexer,
+                    StatusCode::REQUEST_TIMEOUT,
+                    "the body took too long; send it faster",
+                );
             }
         };
         return match post(indexer, path, &body) {

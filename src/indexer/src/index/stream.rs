@@ -9,6 +9,7 @@ use baton_events::{Batch, Change, Event, ExtraKey, Medium, Removed, Source, Stor
 use baton_types::Tier;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry as Slot;
+use std::hash::BuildHasher as _;
 
 use super::orphans::{Orphan, Orphans};
 use super::prefix::MEDIA;
@@ -363,29 +364,39 @@ impl Stream {
         }
     }
 
+    /// Puts entries back, whose places are among `places`.
+    ///
+    /// Millions of them come: each map is filled in the order of its buckets, which walks through memory once
+    /// instead of jumping about in it.
     pub(super) fn restore(
         &mut self,
         places: &[Place],
         entries: impl ExactSizeIterator<Item = (u64, Entry)>,
         tables: &mut Tables,
     ) {
-        self.names.reserve(entries.len().min(self.max_blocks));
-        if let [place] = places
-            && let Some(id) = place.context()
-        {
-            tables.reserve(id, entries.len());
-        }
-        for (name, mut entry) in entries {
-            if self.names.len() >= self.max_blocks {
-                self.counts.over_capacity += 1;
-                continue;
-            }
+        let room = self.max_blocks.saturating_sub(self.names.len());
+        self.counts.over_capacity += entries.len().saturating_sub(room) as u64;
+        let placed = |(name, mut entry): (u64, Entry)| {
             if let Some(ContextId(at)) = entry.place.context() {
                 entry.place = places.get(usize::from(at)).copied().unwrap_or(Place::NOWHERE);
             }
-            let twice = self.names.insert(name, entry).is_some();
-            if let Some(at) = entry.at().filter(|_| !twice) {
-                let held = (0..MEDIA).filter(|medium| entry.held[*medium] > 0);
+            (name, entry)
+        };
+        let mut all: Vec<(u64, Entry)> = entries.take(room).map(placed).collect();
+        self.names.reserve(all.len());
+        let names = &self.names;
+        all.sort_unstable_by_key(|(name, _)| bucket(names, *name));
+        // A name that comes twice counts once.
+        all.retain(|(name, entry)| entry.held != [0; MEDIA] && self.names.try_insert(*name, *entry).is_ok());
+        if let [place] = places
+            && let Some(id) = place.context()
+        {
+            tables.reserve(id, all.len());
+        }
+        all.sort_unstable_by_key(|(_, entry)| entry.at().map(|at| tables.bucket(at)));
+        for (_, entry) in all {
+            let held = (0..MEDIA).filter(|medium| entry.held[*medium] > 0);
+            if let Some(at) = entry.at() {
                 held.for_each(|medium| tables.publish(at, self.id, medium));
             }
         }
@@ -412,6 +423,12 @@ impl Stream {
             }
         }
     }
+}
+
+/// Where a map looks for a name first: an order that follows its memory, and no more than that.
+pub(super) fn bucket<T>(map: &HashMap<u64, T>, name: u64) -> u64 {
+    let buckets = (map.capacity() as u64 * 8 / 7).next_power_of_two();
+    map.hasher().hash_one(name) & (buckets - 1)
 }
 
 /// What a block's hash commits to besides tokens and adapter: each a salt, or `None` for what is no salt.

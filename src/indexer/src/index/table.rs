@@ -4,8 +4,8 @@ use hashbrown::HashMap;
 use hashbrown::hash_map::Entry as Slot;
 
 use super::prefix::MEDIA;
+use super::stream::{Place, bucket};
 use super::{Context, StreamId};
-use crate::index::stream::Place;
 
 /// A context while somebody has blocks in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -152,6 +152,12 @@ impl Tables {
         if let Some(Some(table)) = self.all.get_mut(usize::from(id.0)) {
             table.blocks.reserve(blocks);
         }
+    }
+
+    /// An order of keys that follows the memory of their table.
+    pub(super) fn bucket(&self, (id, key): (ContextId, u64)) -> (ContextId, u64) {
+        let table = self.all.get(usize::from(id.0)).and_then(Option::as_ref);
+        (id, table.map_or(0, |table| bucket(&table.blocks, key)))
     }
 
     pub(super) fn publish(&mut self, (id, key): (ContextId, u64), stream: StreamId, medium: usize) {
