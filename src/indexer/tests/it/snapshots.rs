@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::io::AsyncReadExt as _;
+
 use baton_events::Publisher;
 use baton_indexer::snapshot::{Reader, footer, header};
 use baton_indexer::{Indexer, Kind, ServerSettings, join};
@@ -129,4 +131,44 @@ async fn a_snapshot_may_come_in_any_pieces() {
     }
     reader.finish().unwrap();
     engine.agrees(&served(Arc::clone(&indexer), ServerSettings::default()).await, "i").await;
+}
+
+/// In front of a peer: its first answer breaks off after so many bytes.
+async fn breaking(upstream: String, after_bytes: usize) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        let mut left = after_bytes;
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut server = tokio::net::TcpStream::connect(&upstream).await.unwrap();
+            let (mut from, mut to) = server.split();
+            let (mut asks, mut hears) = client.split();
+            let mut limited = (&mut from).take(left as u64);
+            tokio::select! {
+                _ = tokio::io::copy(&mut limited, &mut hears) => {}
+                _ = tokio::io::copy(&mut asks, &mut to) => {}
+            }
+            left = usize::MAX;
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_join_that_breaks_off_goes_on_after_the_last_whole_stream() {
+    let (one, two) = (publisher().await, publisher().await);
+    let mut engines = [Engine::new(17), Engine::new(18)];
+    let first = indexer().await;
+    for (at, (publisher, instance)) in [(&one, "a"), (&two, "b")].into_iter().enumerate() {
+        first.register(publisher, publisher.endpoint(), instance).await;
+        let last = engines[at].announce(publisher, 60).await;
+        first.reach(instance, last, |_| true).await;
+    }
+    let (_, _, whole) = first.send("GET", "/snapshot", b"").await;
+    let proxy = breaking(first.address.clone(), whole.len() * 3 / 4).await;
+    let second = indexer().await;
+    let (streams, _) = join(&second.indexer, &format!("http://{proxy}")).await.unwrap();
+    assert_eq!(streams, 2, "each once, the broken one from the second answer");
+    engines[0].agrees(&second, "a").await;
+    engines[1].agrees(&second, "b").await;
 }
