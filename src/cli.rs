@@ -9,6 +9,7 @@ mod cpu;
 pub(crate) mod engines;
 mod etcd;
 mod events;
+mod indexer;
 mod journal;
 mod live;
 mod loadgen;
@@ -61,6 +62,8 @@ enum Command {
     Paper(paper::PaperArgs),
     /// Watch what an engine announces about its KV cache
     Events(events::EventsArgs),
+    /// Tell other routers which instance holds how much of a prompt (Mooncake's indexer calls)
+    Indexer(indexer::IndexerArgs),
     /// Measure a router beside a plain proxy, or transfers beside what the machine can do
     Bench(bench::BenchArgs),
     /// Check and explain a configuration file
@@ -101,6 +104,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, String> {
         Command::Profile(args) => profile::run(args),
         Command::Paper(args) => paper::run(&args),
         Command::Events(args) => events::run(&args),
+        Command::Indexer(args) => indexer::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Check(args) => check::run(&args),

@@ -1,0 +1,304 @@
+//! The calls over HTTP: bounded in connections, body, time and answer, JSON in and out.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body::{Body, Frame};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::contract::{Lookup, Registration};
+use crate::error::{IndexerError, Kind};
+use crate::service::{Indexer, Registered};
+use crate::snapshot;
+
+/// Bounds of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerSettings {
+    /// Connections at once; further ones wait in the kernel's queue.
+    pub max_connections: usize,
+    /// Bytes of a request's body at most: a prompt of a million tokens has some eight million.
+    pub body_bytes: usize,
+    /// Time for a request's head, and then for its body.
+    pub receive_timeout_us: u64,
+    /// Time for calls under way once the server stops.
+    pub drain_us: u64,
+}
+
+impl Default for ServerSettings {
+    fn default() -> Self {
+        Self {
+            max_connections: 1024,
+            body_bytes: 16 << 20,
+            receive_timeout_us: 30_000_000,
+            drain_us: 5_000_000,
+        }
+    }
+}
+
+/// Headers of a request at most.
+const MAX_HEADERS: usize = 64;
+/// Bytes of a request's head at most.
+const HEAD_BYTES: usize = 64 << 10;
+/// Pause when the kernel has no connection to give.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Fields that nobody knows are told in this header.
+const IGNORED: &str = "x-baton-ignored-fields";
+/// What there is to call.
+const PATHS: &str = "POST /register, /unregister, /query, /query_by_hash; GET /health, /services, /global_view, \
+    /metrics, /snapshot";
+
+type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
+
+/// Serves the calls on `listener` until `stop`, then ends what is under way.
+pub async fn serve(
+    indexer: Arc<Indexer>,
+    listener: TcpListener,
+    settings: ServerSettings,
+    stop: CancellationToken,
+) {
+    let places = Arc::new(Semaphore::new(settings.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
+    let (graceful, ended) = (GracefulShutdown::new(), CancellationToken::new());
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            accepted = async {
+                let place = Arc::clone(&places).acquire_owned().await.expect("it is never closed");
+                (listener.accept().await, place)
+            } => accepted,
+        };
+        let (Ok((stream, _)), place) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let connection = graceful.watcher().watch(connection(stream, Arc::clone(&indexer), settings));
+        let ended = ended.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                outcome = connection => if let Err(e) = outcome {
+                    tracing::debug!("indexer: connection: {e}");
+                },
+                () = ended.cancelled() => {}
+            }
+            drop(place);
+        });
+    }
+    drop(listener);
+    let drain = Duration::from_micros(settings.drain_us);
+    if tokio::time::timeout(drain, graceful.shutdown()).await.is_err() {
+        tracing::warn!(
+            "indexer: calls were still under way when the time to drain was over; they are broken off"
+        );
+    }
+    ended.cancel();
+}
+
+fn connection(
+    stream: TcpStream,
+    indexer: Arc<Indexer>,
+    settings: ServerSettings,
+) -> impl hyper_util::server::graceful::GracefulConnection<Error = hyper::Error> {
+    // Answers are small, and each is waited for.
+    if let Err(e) = stream.set_nodelay(true) {
+        tracing::debug!("indexer: nodelay: {e}");
+    }
+    let service = service_fn(move |request| {
+        let indexer = Arc::clone(&indexer);
+        async move { Ok::<_, Infallible>(call(&indexer, request, settings).await) }
+    });
+    hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(Duration::from_micros(settings.receive_timeout_us))
+        .max_headers(MAX_HEADERS)
+        .max_buf_size(HEAD_BYTES)
+        .serve_connection(TokioIo::new(stream), service)
+}
+
+async fn call<B>(indexer: &Arc<Indexer>, request: Request<B>, settings: ServerSettings) -> Answer
+where
+    B: Body + Send + 'static,
+    B::Error: std::error::Error + Send + Sync + 'static,
+{
+    let (parts, body) = request.into_parts();
+    let path = parts.uri.path();
+    let known = ["/register", "/unregister", "/query", "/query_by_hash"];
+    if known.contains(&path) && parts.method == Method::POST {
+        let within = Duration::from_micros(settings.receive_timeout_us);
+        let body = tokio::time::timeout(within, Limited::new(body, settings.body_bytes).collect()).await;
+        let body = match body {
+            Ok(Ok(body)) => body.to_bytes(),
+            Ok(Err(e)) if e.is::<http_body_util::LengthLimitError>() => {
+                let why = format!("the body has more than {} bytes; send less", settings.body_bytes);
+                return refuse(indexer, StatusCode::PAYLOAD_TOO_LARGE, &why);
+            }
+            Ok(Err(e)) => {
+                return refuse(indexer, StatusCode::BAD_REQUEST, &format!("the body broke off: {e}"));
+            }
+            Err(_) => {
+                return refuse(
+                    indexer,
+                    StatusCode::REQUEST_TIMEOUT,
+                    "the body took too long; send it faster",
+                );
+            }
+        };
+        return match post(indexer, path, &body) {
+            Ok((answer, unknown)) => noting(json_answer(StatusCode::OK, &answer), path, &unknown),
+            Err(e) => {
+                refuse(indexer, StatusCode::from_u16(e.status()).expect("these are statuses"), &e.message)
+            }
+        };
+    }
+    match (&parts.method, path) {
+        (&Method::GET, "/health") => json_answer(StatusCode::OK, &json!({ "status": "ok" })),
+        (&Method::GET, "/services") => json_answer(StatusCode::OK, &indexer.services()),
+        (&Method::GET, "/global_view") => json_answer(StatusCode::OK, &indexer.global_view()),
+        (&Method::GET, "/metrics") => {
+            let page = indexer.metrics.page(&indexer.overview());
+            answer(StatusCode::OK, "text/plain; version=0.0.4", page.into())
+        }
+        (&Method::GET, "/snapshot") => match resume_after(parts.uri.query()) {
+            Ok(after) => snapshot_answer(indexer, after),
+            Err(e) => refuse(indexer, StatusCode::BAD_REQUEST, &e.message),
+        },
+        (_, "/health" | "/services" | "/global_view" | "/metrics" | "/snapshot") => {
+            refuse(indexer, StatusCode::METHOD_NOT_ALLOWED, &format!("{path} is asked with GET"))
+        }
+        _ if known.contains(&path) => {
+            refuse(indexer, StatusCode::METHOD_NOT_ALLOWED, &format!("{path} is asked with POST"))
+        }
+        _ => refuse(indexer, StatusCode::NOT_FOUND, &format!("there is no {path}; there are {PATHS}")),
+    }
+}
+
+/// Carries a call out; gives its answer and the fields that nobody knows.
+fn post(indexer: &Arc<Indexer>, path: &str, body: &[u8]) -> Result<(Value, Vec<String>), IndexerError> {
+    match path {
+        "/register" => {
+            let (registration, unknown) = Registration::parse(body)?;
+            let instance = registration.instance.clone();
+            let status = match indexer.register(registration)? {
+                Registered::New => "registered successfully",
+                Registered::Already => "already registered",
+            };
+            Ok((json!({ "status": status, "instance_id": instance }), unknown))
+        }
+        "/unregister" => {
+            let (removed, unknown) = indexer.leave(body)?;
+            let status = if removed.is_empty() { "not registered" } else { "unregistered successfully" };
+            Ok((json!({ "status": status, "removed_instances": removed }), unknown))
+        }
+        "/query" => {
+            let (lookup, tokens, unknown) = Lookup::by_tokens(body)?;
+            Ok((indexer.query_tokens(&lookup, &tokens), unknown))
+        }
+        _ => {
+            let (lookup, hashes, unknown) = Lookup::by_hashes(body)?;
+            Ok((indexer.query_hashes(&lookup, &hashes), unknown))
+        }
+    }
+}
+
+fn answer(status: StatusCode, kind: &'static str, bytes: Bytes) -> Answer {
+    let mut answer = Response::new(Full::new(bytes).boxed_unsync());
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer
+}
+
+fn json_answer(status: StatusCode, value: &Value) -> Answer {
+    answer(status, "application/json", value.to_string().into())
+}
+
+fn refuse(indexer: &Indexer, status: StatusCode, why: &str) -> Answer {
+    indexer.metrics.refused();
+    json_answer(status, &json!({ "error": why }))
+}
+
+/// Tells the caller which of its fields were not looked at.
+fn noting(mut answer: Answer, path: &str, unknown: &[String]) -> Answer {
+    if unknown.is_empty() {
+        return answer;
+    }
+    let fields = unknown.join(",");
+    tracing::debug!("indexer: {path}: fields that are not known: {fields}");
+    if let Ok(value) = HeaderValue::from_str(&fields) {
+        answer.headers_mut().insert(IGNORED, value);
+    }
+    answer
+}
+
+/// The key after which a snapshot goes on, as `after=` and hex.
+fn resume_after(query: Option<&str>) -> Result<Option<String>, IndexerError> {
+    let Some(query) = query.filter(|query| !query.is_empty()) else { return Ok(None) };
+    let hex = query.strip_prefix("after=").unwrap_or_default();
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let bytes: Option<Vec<u8>> = hex.as_bytes().chunks(2).map(byte).collect();
+    let whole = hex.len().is_multiple_of(2) && !hex.is_empty();
+    let key = bytes.filter(|_| whole).and_then(|bytes| String::from_utf8(bytes).ok());
+    key.map(Some).ok_or_else(|| {
+        IndexerError::new(
+            Kind::Invalid,
+            "say /snapshot, or /snapshot?after=HEX of the last instance|tenant|rank",
+        )
+    })
+}
+
+/// What is left to send of a snapshot.
+enum Left {
+    Header,
+    Streams(Option<String>, u64),
+    Nothing,
+}
+
+/// A snapshot as it is read: one stream at a time, so that nothing else waits for longer than one takes.
+fn snapshot_answer(indexer: &Arc<Indexer>, after: Option<String>) -> Answer {
+    indexer.metrics.snapshot_given();
+    let indexer = Arc::clone(indexer);
+    let begin = (indexer, Left::Header, after);
+    let frames = futures_util::stream::unfold(begin, |(indexer, left, after)| async move {
+        let (bytes, left) = match left {
+            Left::Header => (indexer.header(), Left::Streams(after.clone(), 0)),
+            Left::Nothing => return None,
+            Left::Streams(after, count) => {
+                let asked = Arc::clone(&indexer);
+                let next = tokio::task::spawn_blocking(move || asked.section_after(after.as_deref())).await;
+                match next {
+                    Ok(Some((key, section))) => (section, Left::Streams(Some(key), count + 1)),
+                    Ok(None) => (snapshot::footer(count), Left::Nothing),
+                    // Breaking off is how the peer learns that it is not whole.
+                    Err(_) => return None,
+                }
+            }
+        };
+        Some((Ok(Frame::data(bytes)), (indexer, left, after)))
+    });
+    let mut answer = Response::new(StreamBody::new(frames).boxed_unsync());
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_goes_on_after_a_key_in_hex() {
+        assert_eq!(resume_after(None).unwrap(), None);
+        assert_eq!(resume_after(Some("after=617c62")).unwrap().as_deref(), Some("a|b"));
+        for bad in ["after=", "after=6", "after=zz", "from=61", "after=ff"] {
+            assert!(resume_after(Some(bad)).is_err(), "{bad}");
+        }
+    }
+}

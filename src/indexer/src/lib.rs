@@ -1,0 +1,28 @@
+//! The open indexer: who holds how much of a prompt, for routers that are not ours.
+//!
+//! Engines and stores announce what their caches hold; an [`Indexer`] follows them, one subscription per instance,
+//! tenant and rank, and answers over HTTP how many leading tokens of a prompt each instance holds, by medium and by
+//! rank. The calls are those of Mooncake's conductor ([`serve`]), so routers written for it can ask this one.
+//!
+//! [`Index`] is the pure part: events in, answers out, with no clock, socket or thread. What it knows can be
+//! written down as a [snapshot](snapshot), per stream, checksummed, and read by a peer that joins or by the next
+//! life of the same process; following goes on from there where the engine is still the one that was followed.
+
+mod config;
+mod contract;
+mod error;
+mod follow;
+mod http_server;
+mod index;
+mod join;
+mod metrics;
+mod service;
+pub mod snapshot;
+
+pub use config::{Fixed, read_config};
+pub use contract::{Lookup, Publisher, Registration};
+pub use error::{IndexerError, Kind};
+pub use http_server::{ServerSettings, serve};
+pub use index::{Context, Counts, Index, IndexLimits, Matched, Position, StreamId};
+pub use join::join;
+pub use service::{Indexer, IndexerSettings, Registered};
