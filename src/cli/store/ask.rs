@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Which store.
 #[derive(clap::Args)]
 struct At {
-    /// The store: redis://[[user]:password@]host[:port]
+    /// The store: `redis://[[user]:password@]host[:port]`
     #[arg(long, env = "BATON_STORE_URL", hide_env_values = true, default_value = "redis://127.0.0.1:6379")]
     url: String,
 }

@@ -5,7 +5,7 @@
 //! rank. The calls are those of Mooncake's conductor ([`serve`]), so routers written for it can ask this one.
 //!
 //! [`Index`] is the pure part: events in, answers out, with no clock, socket or thread. What it knows can be
-//! written down as a [snapshot](snapshot), per stream, checksummed, and read by a peer that joins or by the next
+//! written down as a [`snapshot`], per stream, checksummed, and read by a peer that joins or by the next
 //! life of the same process; following goes on from there where the engine is still the one that was followed.
 
 mod config;

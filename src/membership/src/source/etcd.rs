@@ -16,7 +16,7 @@ use crate::view::{Listed, MEMBERS_MAX, Revision};
 pub struct EtcdSource {
     /// Whom to ask.
     pub etcd: Etcd,
-    /// The cluster's name, as in [`members_prefix`].
+    /// The cluster's name.
     pub cluster: String,
 }
 
