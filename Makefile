@@ -8,7 +8,7 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-rdma check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
+.PHONY: help run replay test test-rdma test-vllm check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -26,6 +26,9 @@ test: ready ready-clients ready-etcd ## Run the tests of every crate, those of R
 
 test-rdma: ready ## Run the tests of RDMA in a virtual machine with software RDMA (Debian packages, no root)
 	CARGO="$(CARGO)" scripts/rdma/test.sh
+
+test-vllm: build ## Try a real vLLM pair behind Baton (set VLLM and MODEL: scripts/engines/vllm.sh says how)
+	scripts/engines/vllm.sh
 
 check: ready ready-lints ## Check format, lints, documentation and the rules of the house
 	$(CARGO) fmt --all --check
