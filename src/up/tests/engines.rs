@@ -238,12 +238,16 @@ async fn an_answer_goes_on_where_its_server_died() {
     let mut rng = baton_types::Rng::new(31);
     let mut under_way = Vec::new();
     for at in 0..12u64 {
-        let (tokens, sampling) = (prompt(&mut rng, at % 5), sampling(60));
-        let ticket = cluster.submit(&tokens, Sampling { ignore_eos: true, ..sampling.clone() });
-        under_way.push((tokens, Sampling { ignore_eos: true, ..sampling }, tokio::spawn(listen(ticket))));
+        let sampling = Sampling { ignore_eos: true, ..sampling(200) };
+        let tokens = prompt(&mut rng, at % 5);
+        let ticket = cluster.submit(&tokens, sampling.clone());
+        under_way.push((tokens, sampling, tokio::spawn(listen(ticket))));
     }
-    tokio::time::sleep(Duration::from_millis(120)).await;
-    fakes[2].kill();
+    // Answers take a second: when this has passed, all are well under way.
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let busiest = [2, 3].into_iter().max_by_key(|at| fakes[*at].running()).expect("two of them");
+    assert!(fakes[busiest].running() > 0, "nobody decodes");
+    fakes[busiest].kill();
     let mut moved = 0;
     for (tokens, sampling, answer) in under_way {
         let answer = answer.await.unwrap();
