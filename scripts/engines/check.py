@@ -164,6 +164,32 @@ async def fields(session, args):
     say(answer[0] == "status" and 400 <= answer[1] < 500, f"a field that the engine refuses is the client's error: {answer[1:]}")
 
 
+async def caches(session, args):
+    """What the conductor expects to find in a prefill engine's cache, beside what that engine says it found."""
+    rng = random.Random(args.seed + 2)
+    right, total, reused, odd = 0, 0, 0, []
+    for at in range(args.caches):
+        stem = f"{at} " + " ".join(rng.choice(WORDS) for _ in range(rng.choice([60, 150, 300])))
+        for turn in range(3):
+            stem += " " + " ".join(rng.choice(WORDS) for _ in range(rng.choice([5, 40, 90])))
+            name = f"cache-{args.seed}-{at}-{turn}"
+            body = {"model": "tiny", "max_tokens": 2, "temperature": 0, "ignore_eos": True, "messages": [{"role": "user", "content": stem}]}
+            async with session.post(args.baton + "/v1/chat/completions", json=body, headers={"x-request-id": name}) as answer:
+                told = await answer.json()
+            found = told["usage"]["prompt_tokens_details"]["cached_tokens"]
+            async with session.get(f"{args.baton}/admin/explain/{name}") as page:
+                decision = (await page.json())["decisions"][0]
+            expected = next(c["cached_tokens"] for c in decision["candidates"] if c["chosen"])
+            right, total, reused = right + (found == expected), total + 1, reused + found
+            if found != expected:
+                odd.append((name, told["usage"]["prompt_tokens"], expected, found))
+            # The engine's announcements are on their way.
+            await asyncio.sleep(0.3)
+    for name, prompt, expected, found in odd[:5]:
+        print(f"   {name}: of {prompt} tokens {expected} expected in the cache, {found} found")
+    say(right >= 0.99 * total and reused > 0, f"{right} of {total} expectations of the cache were exact; {reused} tokens were reused")
+
+
 async def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baton", required=True, help="Baton's front door")
@@ -171,6 +197,7 @@ async def main():
     parser.add_argument("--engine", action="append", default=[], help="an engine behind Baton, for its metrics")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--leaves", type=int, default=60)
+    parser.add_argument("--caches", type=int, default=15, help="conversations whose cached tokens are compared")
     parser.add_argument("--leave-within", type=float, default=1.5, help="seconds after which a leaving client is gone")
     parser.add_argument("--at-once", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
@@ -178,6 +205,7 @@ async def main():
     timeout = aiohttp.ClientTimeout(total=300)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         await fields(session, args)
+        await caches(session, args)
         await compare(session, args)
         await leave(session, args)
     sys.exit(1 if FAILED else 0)
