@@ -128,7 +128,8 @@ async fn decoded(
     if !goes_on(&mut word).await {
         return Ok(());
     }
-    forward(generation, (first, work.given), voice, &word).await
+    let answer = Answer { piece: first, next: work.given, is_pair: true };
+    forward(generation, answer, voice, &word).await
 }
 
 /// Waits for the word to go on; false when it will not come.
@@ -176,16 +177,28 @@ async fn alone(engine: &RemoteEngine, work: &Work, voice: &Voice, mut word: Word
     if !goes_on(&mut word).await {
         return Ok(());
     }
-    forward(generation, (Piece::Tokens(rest), work.given + 1), voice, &word).await
+    let answer = Answer { piece: Piece::Tokens(rest), next: work.given + 1, is_pair: false };
+    forward(generation, answer, voice, &word).await
 }
 
-/// Tells the tokens, of which the first piece begins at a position of the answer, and the end.
+/// An answer that has begun.
+struct Answer {
+    /// What came of it first.
+    piece: Piece,
+    /// The position of its first token.
+    next: u32,
+    /// Whether its prompt was computed elsewhere: what the decode engine calls cached is what it was handed.
+    is_pair: bool,
+}
+
+/// Tells the tokens and the end.
 async fn forward(
     mut generation: Generation,
-    (mut piece, mut next): (Piece, u32),
+    answer: Answer,
     voice: &Voice,
     word: &Word,
 ) -> Result<(), RemoteError> {
+    let Answer { mut piece, mut next, is_pair } = answer;
     loop {
         match piece {
             // The prefill leg told them.
@@ -197,7 +210,8 @@ async fn forward(
                 next = next.saturating_add(count(&tokens));
             }
             Piece::Finished { finish, counts } => {
-                voice.tell(vec![ended(finish, counts.cached_tokens)]).await;
+                let cached_tokens = counts.cached_tokens.filter(|_| !is_pair);
+                voice.tell(vec![ended(finish, cached_tokens)]).await;
                 return Ok(());
             }
         }
