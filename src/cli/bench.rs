@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -327,26 +326,24 @@ fn report(args: &RouterArgs, figures: &[Figures]) -> Result<ExitCode, String> {
 }
 
 fn table(figures: &[Figures], added: &[Added]) -> String {
-    let mut table = Table::new();
-    table.load_style(UTF8_BORDERS_ONLY);
-    table.set_header([
-        "load",
-        "side",
-        "answered",
-        "errors",
-        "a second",
-        "waited",
-        "first byte p50",
-        "p99",
-        "whole p50",
-        "p99",
-        "added p50",
-        "added p99",
-        "CPU a call",
-    ]);
-    for column in table.column_iter_mut().skip(2) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let mut table = crate::cli::table::with_header(
+        &[
+            "load",
+            "side",
+            "answered",
+            "errors",
+            "a second",
+            "waited",
+            "first byte p50",
+            "p99",
+            "whole p50",
+            "p99",
+            "added p50",
+            "added p99",
+            "CPU a call",
+        ],
+        2..,
+    );
     let us = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{v:.0} µs"));
     for f in figures {
         let added = added.iter().find(|a| a.load == f.load && a.side == f.side);

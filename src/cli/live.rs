@@ -7,7 +7,6 @@ use std::time::Duration;
 use baton_sim::metrics::Outcome;
 use baton_sim::{RunResult, TraceWorkload};
 use baton_traces::Trace;
-use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
 use indicatif::ProgressBar;
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -273,12 +272,7 @@ fn write_files(args: &ReplayArgs, config: &Config, told: &Told<'_>, document: &s
 fn side_by_side(compared: &[Compared]) -> String {
     let figure = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{v:.4}"));
     let error = |v: Option<f64>| v.map_or_else(|| "–".into(), |v| format!("{:+.1} %", 100.0 * v));
-    let mut table = Table::new();
-    table.load_style(UTF8_BORDERS_ONLY);
-    table.set_header(["figure", "predicted", "measured", "error"]);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let mut table = crate::cli::table::with_header(&["figure", "predicted", "measured", "error"], 1..);
     for c in compared {
         table.add_row([c.figure.clone(), figure(c.predicted), figure(c.measured), error(c.relative_error)]);
     }

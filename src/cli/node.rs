@@ -104,11 +104,7 @@ impl Led {
         self,
         node: impl FnOnce(Option<crate::node::Leaders>, CancellationToken) -> F,
     ) -> Result<ExitCode, String> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .map_err(|e| format!("runtime: {e}"))?;
+        let runtime = super::runtime(Some(2))?;
         runtime.block_on(async {
             let stop = crate::shutdown::on_signal()?;
             if self.until_stdin_ends {

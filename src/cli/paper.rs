@@ -8,7 +8,6 @@ use std::sync::Arc;
 use baton_sim::paper::{self, Section, Traces, number};
 use baton_traces::synth::Like;
 use baton_traces::{ReadOptions, Trace};
-use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget};
 
 use super::out;
@@ -90,11 +89,7 @@ fn trace(name: &str, like: Like) -> Result<(Trace, bool), String> {
 fn terminal(sections: &[Section]) -> String {
     let mut text = String::new();
     for section in sections {
-        let mut table = Table::new();
-        table.load_style(presets::UTF8_BORDERS_ONLY).set_header(["what", "paper", "ours", "ours / paper"]);
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        let mut table = crate::cli::table::with_header(&["what", "paper", "ours", "ours / paper"], 1..);
         for row in &section.rows {
             let paper = row.paper.map_or_else(|| "–".into(), |p| format!("{} {}", number(p), row.unit));
             let ratio = row.paper.map_or_else(|| "–".into(), |p| format!("{:.2}", row.ours / p));

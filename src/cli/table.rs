@@ -3,31 +3,39 @@
 use baton_sim::RunResult;
 use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
 
-/// Runs side by side.
-pub fn runs(runs: &[RunResult]) -> String {
+/// An empty table; the columns of `figures` are aligned to the right.
+pub fn with_header(header: &[&str], figures: impl std::ops::RangeBounds<usize>) -> Table {
     let mut table = Table::new();
-    table.load_style(UTF8_BORDERS_ONLY);
-    table.set_header([
-        "policy",
-        "admission",
-        "speed",
-        "done",
-        "refused",
-        "failed",
-        "in SLO",
-        "tokens in SLO",
-        "TTFT mean",
-        "p50",
-        "p90",
-        "p99",
-        "TBT mean",
-        "p99",
-        "hit",
-        "CPU",
-    ]);
-    for column in table.column_iter_mut().skip(2) {
+    table.load_style(UTF8_BORDERS_ONLY).set_header(header.to_vec());
+    for (_, column) in table.column_iter_mut().enumerate().filter(|(at, _)| figures.contains(at)) {
         column.set_cell_alignment(CellAlignment::Right);
     }
+    table
+}
+
+/// Runs side by side.
+pub fn runs(runs: &[RunResult]) -> String {
+    let mut table = with_header(
+        &[
+            "policy",
+            "admission",
+            "speed",
+            "done",
+            "refused",
+            "failed",
+            "in SLO",
+            "tokens in SLO",
+            "TTFT mean",
+            "p50",
+            "p90",
+            "p99",
+            "TBT mean",
+            "p99",
+            "hit",
+            "CPU",
+        ],
+        2..,
+    );
     for run in runs {
         table.add_row(row(run));
     }

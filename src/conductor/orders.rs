@@ -66,9 +66,10 @@ impl Driver {
         (session.landed, session.room_tokens) = (false, placed.room_tokens);
         session.given = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
         let attempt = session.attempt;
+        let work = prefill_work(session);
         let told = self.fleet.get(placed.decode).is_some_and(|node| node.hello.engine_moves_kv);
-        let (work, expected) =
-            (prefill_work(session), (placed.decode != placed.instance).then(|| decode_work(session, told)));
+        let expected = (placed.decode != placed.instance)
+            .then(|| if told { work.clone() } else { decode_work(session) });
         let stage_us = self.policy.prefill_stage_us(session);
         self.set_deadline(request, now_us + stage_us);
         if let Some(work) = expected {
@@ -109,7 +110,7 @@ impl Driver {
         let attempt = session.attempt;
         // What was prefilled: the answer's tokens that came since are decoded, not handed off.
         let told = self.fleet.get(to).is_some_and(|node| node.hello.engine_moves_kv);
-        let work = decode_work(session, told);
+        let work = if told { prefill_work(session) } else { decode_work(session) };
         let stage_us = self.policy.handoff_stage_us(session);
         self.set_deadline(request, now_us + stage_us);
         let expect = v1::Expect { work: Some(work), room_tokens };
@@ -262,10 +263,8 @@ fn prefill_work(session: &Session) -> v1::Work {
     v1::Work { tokens, token_bytes, body, ..outline(session) }
 }
 
-/// The decode leg must know the keys before the KV comes; the tokens come with it, unless it is `told` them.
-fn decode_work(session: &Session, told: bool) -> v1::Work {
-    if told {
-        return prefill_work(session);
-    }
+/// The decode leg must know the keys before the KV comes; the tokens come with it. One whose engine moves KV
+/// itself is told what the prefill leg is told.
+fn decode_work(session: &Session) -> v1::Work {
     v1::Work { chain: baton_wire::pack_keys(&session.submission.chain), ..outline(session) }
 }

@@ -1,6 +1,6 @@
 //! What was found, one line a check.
 
-use comfy_table::{ContentArrangement, Table, presets::UTF8_BORDERS_ONLY};
+use comfy_table::ContentArrangement;
 use serde::Serialize;
 
 /// How a check came out.
@@ -85,9 +85,8 @@ impl Report {
 
     /// For a person.
     pub fn table(&self) -> String {
-        let mut table = Table::new();
-        table.load_style(UTF8_BORDERS_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
-        table.set_header(["check", "", "found", "do"]);
+        let mut table = crate::cli::table::with_header(&["check", "", "found", "do"], 0..0);
+        table.set_content_arrangement(ContentArrangement::Dynamic);
         for line in &self.lines {
             table.add_row([&line.check, line.state.word(), &line.found, &line.remedy]);
         }

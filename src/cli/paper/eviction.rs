@@ -6,7 +6,6 @@ use std::process::ExitCode;
 
 use baton_sim::paper::eviction::{Line, OPTIMUM, RUNS, compare};
 use baton_traces::ReadOptions;
-use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget};
 
 use super::out;
@@ -52,18 +51,10 @@ pub fn run(args: &EvictionArgs) -> Result<ExitCode, String> {
 
 #[expect(clippy::cast_precision_loss, reason = "a label")]
 fn table(lines: &[Line]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY).set_header([
-        "trace",
-        "cache",
-        "policy",
-        "block hit ratio",
-        "of the gap to the optimum",
-        "prefill time saved",
-    ]);
-    for column in table.column_iter_mut().skip(3) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let mut table = crate::cli::table::with_header(
+        &["trace", "cache", "policy", "block hit ratio", "of the gap to the optimum", "prefill time saved"],
+        3..,
+    );
     for line in lines {
         let ends = line.policy == "lru" || line.policy == OPTIMUM;
         table.add_row([

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use baton_objects::measure::{self, Bar, Effort, Figure};
-use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
 use serde_json::json;
 
 use crate::cli::out;
@@ -92,12 +91,7 @@ fn row(figure: &Figure) -> serde_json::Value {
 }
 
 fn table(figures: &[Figure]) -> String {
-    let mut table = Table::new();
-    table.load_style(UTF8_BORDERS_ONLY);
-    table.set_header(["what", "measured", "unit", "bar", ""]);
-    for column in table.column_iter_mut().skip(1).take(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let mut table = crate::cli::table::with_header(&["what", "measured", "unit", "bar", ""], 1..2);
     for figure in figures {
         let bar = match figure.bar {
             Some(Bar::Least(bar)) => format!("≥ {bar}"),

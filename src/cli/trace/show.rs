@@ -3,25 +3,20 @@
 use baton_traces::Spread;
 use baton_traces::lint::{LintReport, RULES};
 use baton_traces::summary::Summary;
-use comfy_table::{CellAlignment, Table, presets};
 
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY).set_header(header.to_vec());
-    table
-}
+use crate::cli::table::with_header;
 
 /// What lint found, as tables.
 pub(super) fn lint_text(report: &LintReport) -> String {
     if report.is_clean() {
         return format!("{} rows, no rule broken", report.records);
     }
-    let mut findings = table(&["row", "rule", "what is wrong"]);
+    let mut findings = with_header(&["row", "rule", "what is wrong"], 0..0);
     for finding in &report.findings {
         let row = finding.row.map_or("file".to_string(), |row| row.to_string());
         findings.add_row([row.as_str(), &finding.rule, &finding.problem]);
     }
-    let mut counts = table(&["rule", "findings", "meaning"]);
+    let mut counts = with_header(&["rule", "findings", "meaning"], 0..0);
     for (rule, count) in &report.counts {
         let meaning = RULES.iter().find(|(name, _)| name == rule).map_or("", |(_, meaning)| meaning);
         counts.add_row([rule.as_str(), &count.to_string(), meaning]);
@@ -31,7 +26,7 @@ pub(super) fn lint_text(report: &LintReport) -> String {
 
 /// What a trace is like, as tables.
 pub(super) fn summary_text(summary: &Summary) -> String {
-    let mut about = table(&["", "mean", "min", "p10", "p50", "p90", "p95", "p99", "max"]);
+    let mut about = with_header(&["", "mean", "min", "p10", "p50", "p90", "p95", "p99", "max"], 1..);
     for (name, spread) in [
         ("input tokens", &summary.input_length),
         ("output tokens", &summary.output_length),
@@ -42,19 +37,16 @@ pub(super) fn summary_text(summary: &Summary) -> String {
             about.add_row(spread_row(name, spread));
         }
     }
-    let mut cache = table(&["one LRU cache of", "block hit ratio", "token hit ratio"]);
+    let mut cache = with_header(&["one LRU cache of", "block hit ratio", "token hit ratio"], 1..);
     let swept = summary.capacity.iter().map(|c| (format!("{} tokens", c.capacity_tokens), c.hit));
     for (size, hit) in swept.chain([("unbounded".to_string(), summary.unbounded)]) {
         cache.add_row([size, format!("{:.4}", hit.block_hit_ratio), format!("{:.4}", hit.token_hit_ratio)]);
     }
-    let mut top = table(&["top prefix (tokens)", "hits", "tokens saved", "last block id"]);
+    let mut top = with_header(&["top prefix (tokens)", "hits", "tokens saved", "last block id"], 1..);
     for prefix in &summary.top_prefixes {
         top.add_row(
             [prefix.tokens, prefix.hits, prefix.saved_tokens, prefix.last_block_id].map(|n| n.to_string()),
         );
-    }
-    for numbers in [&mut about, &mut cache, &mut top] {
-        numbers.column_iter_mut().skip(1).for_each(|c| c.set_cell_alignment(CellAlignment::Right));
     }
     let sessions = &summary.sessions;
     format!(

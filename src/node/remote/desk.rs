@@ -44,7 +44,7 @@ enum Knowledge {
     /// It announces that, to those that follow.
     Told(watch::Sender<Option<Attachment>>),
     /// What it computed last, as far as there is room.
-    Assumed,
+    Assumed(Mutex<Assumed>),
 }
 
 /// What counts for one attachment to the conductor.
@@ -52,7 +52,6 @@ struct Life {
     facts: Option<mpsc::Sender<v1::FromNode>>,
     chain_seed: u64,
     legs: BTreeMap<u64, Leg>,
-    assumed: Assumed,
 }
 
 /// One leg.
@@ -106,18 +105,14 @@ impl Desk {
         capacity_blocks: u64,
         events: Option<EventSource>,
     ) -> Self {
-        let knowledge = events.map_or(Knowledge::Assumed, |source| {
+        let assumed = || Knowledge::Assumed(Mutex::new(Assumed::new(capacity_blocks)));
+        let knowledge = events.map_or_else(assumed, |source| {
             let (attachments, seen) = watch::channel(None);
             // It ends with the desk, whose end of the channel is the only one.
             tokio::spawn(news::follow(source, block_tokens, seen));
             Knowledge::Told(attachments)
         });
-        let life = Life {
-            facts: None,
-            chain_seed: 0,
-            legs: BTreeMap::new(),
-            assumed: Assumed::new(capacity_blocks),
-        };
+        let life = Life { facts: None, chain_seed: 0, legs: BTreeMap::new() };
         let inner = Inner {
             engine,
             runtime: Handle::current(),
@@ -224,11 +219,14 @@ impl Desk {
     }
 
     fn work(&self, work: Option<v1::Work>) -> Result<Work, String> {
-        let life = self.inner.life.lock();
-        if life.legs.len() >= LEGS_MOST {
+        let (legs, chain_seed) = {
+            let life = self.inner.life.lock();
+            (life.legs.len(), life.chain_seed)
+        };
+        if legs >= LEGS_MOST {
             return Err(format!("{LEGS_MOST} legs are under way on this node"));
         }
-        Work::new(work, (life.chain_seed, self.inner.block_tokens))
+        Work::new(work, (chain_seed, self.inner.block_tokens))
     }
 
     fn open<F: Future<Output = ()> + Send + 'static>(
@@ -281,10 +279,8 @@ impl Voice {
 
     /// The engine has computed this chain; says what the conductor did not know of it.
     pub(super) async fn computed(&self, chain: &[BlockKey]) {
-        if matches!(self.desk.inner.knowledge, Knowledge::Told(_)) {
-            return;
-        }
-        let news = self.desk.inner.life.lock().assumed.computed(chain);
+        let Knowledge::Assumed(assumed) = &self.desk.inner.knowledge else { return };
+        let news = assumed.lock().computed(chain);
         let facts: Vec<v1::fact::Fact> = news.iter().map(cache_fact).collect();
         if !facts.is_empty() {
             // As in `tell`.
@@ -310,10 +306,12 @@ impl Station for Desk {
     fn attached(&self, welcome: &v1::Welcome, facts: mpsc::Sender<v1::FromNode>) -> Result<(), Gone> {
         let mut life = self.inner.life.lock();
         life.legs.clear();
-        life.assumed = Assumed::new(self.inner.capacity_blocks);
-        if let Knowledge::Told(attachments) = &self.inner.knowledge {
-            let chain_seed = welcome.chain_seed;
-            attachments.send_replace(Some(Attachment { chain_seed, facts: facts.clone() }));
+        match &self.inner.knowledge {
+            Knowledge::Told(attachments) => {
+                let chain_seed = welcome.chain_seed;
+                attachments.send_replace(Some(Attachment { chain_seed, facts: facts.clone() }));
+            }
+            Knowledge::Assumed(assumed) => *assumed.lock() = Assumed::new(self.inner.capacity_blocks),
         }
         (life.chain_seed, life.facts) = (welcome.chain_seed, Some(facts));
         Ok(())

@@ -29,7 +29,7 @@ async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice, word: Word
     let began = Instant::now();
     let mut leg = engine.prefill(work.request.clone()).await?;
     if let Some(handoff) = leg.offer() {
-        voice.tell(vec![offer(handoff)]).await;
+        voice.tell(vec![offer(handoff.into_bytes().into())]).await;
     }
     // KV in a room goes with its leg; the others' waits for whoever has its name.
     let lends = matches!(engine.settings().handoff, HandoffWay::Nixl | HandoffWay::Mooncake { .. });
@@ -47,7 +47,7 @@ async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice, word: Word
     match next {
         Next::Decode(handoff) => {
             lent = handoff.into_bytes().into();
-            facts.push(Fact::Offer(v1::Offer { transfer: lent.clone() }));
+            facts.push(offer(lent.clone()));
         }
         Next::Offered => {}
         Next::Answer(finish) => {
@@ -123,8 +123,8 @@ async fn decoded(
     let call = engine.decode(work.request.clone(), handoff);
     let Some(generation) = until_over(call, &word, GRACE).await else { return Ok(()) };
     let mut generation = generation?;
-    let Some(first) = until_over(generation.next(), &word, GRACE).await else { return Ok(()) };
-    let first = first.unwrap_or_else(|| Err(cut_short()))?;
+    let Some(first) = until_over(next_piece(&mut generation), &word, GRACE).await else { return Ok(()) };
+    let first = first?;
     if !goes_on(&mut word).await {
         return Ok(());
     }
@@ -156,7 +156,7 @@ async fn alone(engine: &RemoteEngine, work: &Work, voice: &Voice, mut word: Word
     let mut generation = engine.generate(work.request.clone()).await?;
     let mut facts = Vec::new();
     let rest = loop {
-        match generation.next().await.unwrap_or_else(|| Err(cut_short()))? {
+        match next_piece(&mut generation).await? {
             Piece::PromptLogprobs(logprobs) => facts.push(prompt_fact(&logprobs)),
             Piece::Tokens(mut tokens) => {
                 let rest = tokens.split_off(1.min(tokens.len()));
@@ -215,8 +215,9 @@ async fn forward(
                 return Ok(());
             }
         }
-        let Some(came) = until_over(generation.next(), word, Duration::ZERO).await else { return Ok(()) };
-        piece = came.unwrap_or_else(|| Err(cut_short()))?;
+        let came = until_over(next_piece(&mut generation), word, Duration::ZERO).await;
+        let Some(came) = came else { return Ok(()) };
+        piece = came?;
     }
 }
 
@@ -234,19 +235,21 @@ async fn settle(outcome: Result<(), RemoteError>, voice: Voice) {
     voice.close();
 }
 
-fn cut_short() -> RemoteError {
-    RemoteError {
+/// The next piece of an answer that has not told its end.
+async fn next_piece(generation: &mut Generation) -> Result<Piece, RemoteError> {
+    let cut_short = || RemoteError {
         kind: Kind::Retry,
         side: Side::Engine,
         stage: Stage::Stream,
         status: None,
         text: "the answer ended without its end".into(),
         remedy: "send the request again".into(),
-    }
+    };
+    generation.next().await.unwrap_or_else(|| Err(cut_short()))
 }
 
-fn offer(handoff: Handoff) -> Fact {
-    Fact::Offer(v1::Offer { transfer: handoff.into_bytes().into() })
+fn offer(transfer: Bytes) -> Fact {
+    Fact::Offer(v1::Offer { transfer })
 }
 
 fn prefilled_fact(compute_us: u64, cached_tokens: Option<u64>) -> Fact {

@@ -84,8 +84,8 @@ impl Pair {
 
     fn violations(&self) -> Vec<String> {
         match self {
-            Self::Vllm(fakes) => fakes.iter().flat_map(FakeVllm::violations).collect(),
-            Self::Sglang(fakes) => fakes.iter().flat_map(FakeSglang::violations).collect(),
+            Self::Vllm(fakes) => fakes.iter().flat_map(|fake| fake.violations()).collect(),
+            Self::Sglang(fakes) => fakes.iter().flat_map(|fake| fake.violations()).collect(),
         }
     }
 

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use baton_transports::mover::Direction;
-use comfy_table::{CellAlignment, Table, presets::UTF8_BORDERS_ONLY};
 
 use super::load::{Figures, Load};
 use crate::cli::out;
@@ -51,16 +50,11 @@ impl Row {
 
 /// Prints the table. Latency runs have no ceiling to be a ratio of.
 pub fn print(rows: &[Row], latency: bool) -> Result<(), String> {
-    let mut table = Table::new();
-    table.load_style(UTF8_BORDERS_ONLY);
     let mut header = vec!["block", "direction", "what", "GB/s", "blocks/s", "CPU s/GB", "p50", "p99"];
     if !latency {
         header.extend(["rate ratio", "CPU ratio"]);
     }
-    table.set_header(header);
-    for column in table.column_iter_mut().skip(3) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
+    let mut table = crate::cli::table::with_header(&header, 3..);
     for row in rows {
         let mut cells = vec![
             format!("{} KiB", row.block_bytes >> 10),

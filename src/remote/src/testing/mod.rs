@@ -14,6 +14,7 @@ mod play;
 mod pool;
 mod server;
 mod sglang;
+mod stand;
 mod toy;
 mod vllm;
 
@@ -21,6 +22,7 @@ pub use book::Received;
 pub use fabric::Fabric;
 pub use fault::Fault;
 pub use sglang::{FakeSglang, SglangSpec};
+pub use stand::Stand;
 pub use toy::{END_TOKEN, VOCAB_TOKENS, toy_answer, toy_logprob, toy_next};
 pub use vllm::{FakeConnector, FakeVllm, VllmSpec};
 

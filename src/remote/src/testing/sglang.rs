@@ -6,6 +6,7 @@ mod told;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,11 +20,12 @@ use tokio::sync::{mpsc, watch};
 use self::told::Told;
 use super::FakeRole;
 use super::body::{draws, lengths, token_list};
-use super::book::{Book, Received};
+use super::book::Received;
 use super::fabric::Fabric;
-use super::fault::{Fault, Faults, Met};
+use super::fault::{Fault, Met};
 use super::pool::{Held, Pool};
 use super::server::{Asked, Life, Reply, Site, event, pass, serve};
+use super::stand::Stand;
 use super::toy::toy_answer;
 use crate::{Dialect, HandoffWay, RemoteSettings};
 
@@ -97,9 +99,7 @@ struct Sglang {
     spec: SglangSpec,
     fabric: Fabric,
     pool: Arc<Pool>,
-    book: Book,
-    faults: Faults,
-    life: Life,
+    stand: Stand,
     running: Mutex<BTreeMap<String, watch::Sender<bool>>>,
     aborted: AtomicU64,
 }
@@ -118,9 +118,7 @@ impl FakeSglang {
             pool: Arc::new(Pool::new(spec.pool_tokens, 1)),
             spec,
             fabric: fabric.clone(),
-            book: Book::default(),
-            faults: Faults::default(),
-            life: life.clone(),
+            stand: Stand::new(life.clone()),
             running: Mutex::default(),
             aborted: AtomicU64::new(0),
         });
@@ -144,18 +142,6 @@ impl FakeSglang {
         RemoteSettings::new(Dialect::Sglang, self.url()).with_handoff(way)
     }
 
-    /// What it was sent and should not have been.
-    #[must_use]
-    pub fn violations(&self) -> Vec<String> {
-        self.site.book.violations()
-    }
-
-    /// The requests that it was sent, in order.
-    #[must_use]
-    pub fn received(&self) -> Vec<Received> {
-        self.site.book.received()
-    }
-
     /// KV tokens that it holds.
     #[must_use]
     pub fn held_tokens(&self) -> usize {
@@ -174,25 +160,17 @@ impl FakeSglang {
         self.site.aborted.load(Ordering::SeqCst)
     }
 
-    /// The next `times` requests meet this fault, after those that were ordered before.
-    pub fn fault(&self, fault: Fault, times: usize) {
-        self.site.faults.push(fault, times);
-    }
-
-    /// No more faults.
-    pub fn heal(&self) {
-        self.site.faults.clear();
-    }
-
     /// The server and all its connections are gone.
     pub fn kill(&self) {
         self.site.exit();
     }
+}
 
-    /// Whether it is gone.
-    #[must_use]
-    pub fn exited(&self) -> bool {
-        self.site.life.exited()
+impl Deref for FakeSglang {
+    type Target = Stand;
+
+    fn deref(&self) -> &Stand {
+        &self.site.stand
     }
 }
 
@@ -279,7 +257,7 @@ fn failure(status: u16, message: &str) -> Reply {
 
 impl Sglang {
     fn exit(&self) {
-        self.life.exit();
+        self.stand.life.exit();
         if self.spec.role == FakeRole::Prefill {
             self.fabric.change(|state| state.bootstraps.remove(&self.spec.bootstrap_port));
         }
@@ -300,14 +278,14 @@ impl Sglang {
     async fn generate(self: Arc<Self>, asked: Asked) -> Reply {
         let read = serde_json::from_slice::<Value>(&asked.body);
         let body = read.unwrap_or_default();
-        self.book.receive(Received {
+        self.stand.book.receive(Received {
             path: asked.path,
             request_id: None,
             dp_rank: None,
             authorization: None,
             body: body.clone(),
         });
-        let fault = match self.faults.meet(|| self.exit()).await {
+        let fault = match self.stand.faults.meet(|| self.exit()).await {
             Met::Ended(reply) => return reply,
             Met::GoOn(fault) => fault,
         };
@@ -318,7 +296,7 @@ impl Sglang {
         let abort = watch::Sender::new(false);
         let heard = abort.subscribe();
         if self.running.lock().insert(asks.rid.clone(), abort).is_some() {
-            self.book.violate(format!("two requests at once with the id {}", asks.rid));
+            self.stand.book.violate(format!("two requests at once with the id {}", asks.rid));
         }
         let mut running =
             Running { site: Arc::clone(&self), rid: asks.rid.clone(), held: None, room: None, abort: heard };
@@ -336,7 +314,7 @@ impl Sglang {
                 Err(reply) => return reply,
             },
             (_, None) => {
-                self.book.violate("a leg without bootstrap fields");
+                self.stand.book.violate("a leg without bootstrap fields");
                 let text = "Invalid request: Disaggregated request received without bootstrap room id.";
                 return Reply::json(400, &json!({"error": {"message": text}}));
             }
@@ -367,7 +345,7 @@ impl Sglang {
             }
             (None, None, None) => None,
             _ => {
-                self.book.violate("some bootstrap fields, and not all, or of wrong types");
+                self.stand.book.violate("some bootstrap fields, and not all, or of wrong types");
                 return Err("bootstrap fields".into());
             }
         };
@@ -405,7 +383,7 @@ impl Sglang {
         }
         let (events, reply) = mpsc::channel(1);
         tokio::spawn(async move {
-            let life = self.life.clone();
+            let life = self.stand.life.clone();
             let mut abort = running.abort.clone();
             tokio::select! {
                 () = told.stream(&events, self.spec.token_time) => {}

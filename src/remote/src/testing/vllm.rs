@@ -6,6 +6,7 @@ mod told;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,11 +19,12 @@ use tokio::sync::mpsc;
 use self::told::Told;
 use super::FakeRole;
 use super::body::{Asks, bad_request, completion, server_error};
-use super::book::{Book, Received};
+use super::book::Received;
 use super::fabric::Fabric;
-use super::fault::{Fault, Faults, Met};
+use super::fault::{Fault, Met};
 use super::pool::{Held, Pool};
 use super::server::{Asked, Life, Reply, Site, pass, serve};
+use super::stand::Stand;
 use super::toy::toy_answer;
 use crate::{Dialect, HandoffWay, RemoteSettings};
 
@@ -89,9 +91,7 @@ struct Vllm {
     fabric: Fabric,
     engine_id: String,
     pool: Arc<Pool>,
-    book: Book,
-    faults: Faults,
-    life: Life,
+    stand: Stand,
     count: AtomicU64,
     running: Arc<AtomicU64>,
     /// Prompts whose cached KV is another prompt's.
@@ -117,9 +117,7 @@ impl FakeVllm {
             fabric: fabric.clone(),
             engine_id,
             pool,
-            book: Book::default(),
-            faults: Faults::default(),
-            life: life.clone(),
+            stand: Stand::new(life.clone()),
             count: AtomicU64::new(0),
             running: Arc::default(),
             poisoned: Mutex::default(),
@@ -145,18 +143,6 @@ impl FakeVllm {
         RemoteSettings::new(Dialect::Vllm, self.url()).with_handoff(way)
     }
 
-    /// What it was sent and should not have been.
-    #[must_use]
-    pub fn violations(&self) -> Vec<String> {
-        self.site.book.violations()
-    }
-
-    /// The requests that it was sent, in order.
-    #[must_use]
-    pub fn received(&self) -> Vec<Received> {
-        self.site.book.received()
-    }
-
     /// KV blocks that it holds, lent ones included.
     #[must_use]
     pub fn held_blocks(&self) -> usize {
@@ -175,25 +161,17 @@ impl FakeVllm {
         self.site.pool.expired()
     }
 
-    /// The next `times` requests meet this fault, after those that were ordered before.
-    pub fn fault(&self, fault: Fault, times: usize) {
-        self.site.faults.push(fault, times);
-    }
-
-    /// No more faults.
-    pub fn heal(&self) {
-        self.site.faults.clear();
-    }
-
     /// The server and all its connections are gone.
     pub fn kill(&self) {
         self.site.exit();
     }
+}
 
-    /// Whether it is gone.
-    #[must_use]
-    pub fn exited(&self) -> bool {
-        self.site.life.exited()
+impl Deref for FakeVllm {
+    type Target = Stand;
+
+    fn deref(&self) -> &Stand {
+        &self.site.stand
     }
 }
 
@@ -242,7 +220,7 @@ impl Site for Vllm {
 
 impl Vllm {
     fn exit(&self) {
-        self.life.exit();
+        self.stand.life.exit();
         self.fabric.change(|state| {
             state.pools.remove(&self.engine_id);
             state.engines.remove(&self.engine_id);
@@ -273,7 +251,7 @@ impl Vllm {
             |name: &str| asked.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let read = serde_json::from_slice::<Value>(&asked.body);
         let body = read.as_ref().cloned().unwrap_or_default();
-        self.book.receive(Received {
+        self.stand.book.receive(Received {
             path: asked.path,
             request_id: header("x-request-id"),
             dp_rank: header("x-data-parallel-rank"),
@@ -281,7 +259,7 @@ impl Vllm {
             body: body.clone(),
         });
         let running = Running::new(&self.running);
-        let fault = match self.faults.meet(|| self.exit()).await {
+        let fault = match self.stand.faults.meet(|| self.exit()).await {
             Met::Ended(reply) => return reply,
             Met::GoOn(fault) => fault,
         };
@@ -326,7 +304,7 @@ impl Vllm {
         // One event is on its way at a time, so that a client that leaves is noticed.
         let (events, reply) = mpsc::channel(1);
         tokio::spawn(async move {
-            let life = self.life.clone();
+            let life = self.stand.life.clone();
             tokio::select! {
                 () = told.stream(&events, self.spec.token_time) => {}
                 () = events.closed() => {}

@@ -15,7 +15,7 @@ impl Sglang {
         running: &mut Running,
     ) -> Result<(), Reply> {
         if key.1 != self.spec.bootstrap_port {
-            self.book.violate(format!("a prefill leg for the bootstrap port {}", key.1));
+            self.stand.book.violate(format!("a prefill leg for the bootstrap port {}", key.1));
         }
         let (crowded, used) = self.fabric.change(|state| {
             let room = state.rooms.entry(key.clone()).or_default();
@@ -30,10 +30,10 @@ impl Sglang {
         });
         running.room = Some(key.clone());
         if used || crowded {
-            self.book.violate(format!("room {} is used a second time", key.2));
+            self.stand.book.violate(format!("room {} is used a second time", key.2));
         }
         if crowded {
-            self.book.violate("two requests in one room at once; the real prefill server exits");
+            self.stand.book.violate("two requests in one room at once; the real prefill server exits");
             self.exit();
             return Err(Reply::Hangup);
         }
@@ -42,7 +42,7 @@ impl Sglang {
         let mut abort = running.abort.clone();
         tokio::select! {
             met = self.fabric.wait_for(until, moved) => met.ok_or_else(|| {
-                self.book.violate("only the prefill leg came");
+                self.stand.book.violate("only the prefill leg came");
                 failure(500, "Prefill bootstrap failed: timed out in KVPoll.Bootstrapping")
             }),
             _ = abort.wait_for(|abort| *abort) => Err(failure(500, "Aborted by AbortReq.")),
@@ -61,7 +61,7 @@ impl Sglang {
             room.decode.replace(asks.prompt.clone()).is_some()
         });
         if reused {
-            self.book.violate(format!("room {} is used a second time", key.2));
+            self.stand.book.violate(format!("room {} is used a second time", key.2));
         }
         let until = Instant::now() + self.spec.wait;
         let ready = |state: &mut State| {
@@ -77,13 +77,13 @@ impl Sglang {
         let Some(theirs) = found else {
             // A prefill server that is gone is nobody's fault.
             if self.fabric.0.state.lock().bootstraps.contains(&key.1) {
-                self.book.violate("only the decode leg came");
+                self.stand.book.violate("only the decode leg came");
             }
             return Err(failure(500, "Decode transfer failed: timed out in KVPoll.WaitingForInput"));
         };
         self.fabric.0.changed.notify_waiters();
         if theirs != asks.prompt {
-            self.book.violate("different prompts under one room; the answer is wrong, with status 200");
+            self.stand.book.violate("different prompts under one room; the answer is wrong, with status 200");
         }
         Ok(theirs)
     }

@@ -27,13 +27,13 @@ impl Vllm {
         let is = |name: &str| params.get(name) == Some(&json!(true));
         match (is("do_remote_decode"), is("do_remote_prefill"), self.spec.connector) {
             (_, _, FakeConnector::None) => {
-                self.book.violate("kv_transfer_params to an engine that hands nothing over");
+                self.stand.book.violate("kv_transfer_params to an engine that hands nothing over");
                 self.whole(asks, rest).await
             }
             (true, false, _) => self.prefill(asks, params, rest).await,
             (false, true, _) => self.decode(asks, params, rest).await,
             _ => {
-                self.book.violate("kv_transfer_params of both legs, or of neither");
+                self.stand.book.violate("kv_transfer_params of both legs, or of neither");
                 bad_request("kv_transfer_params")
             }
         }
@@ -46,17 +46,17 @@ impl Vllm {
         (id, fault, running): (String, Option<Fault>, Running),
     ) -> Reply {
         if self.spec.role == FakeRole::Decode {
-            self.book.violate("a prefill leg to a decode engine");
+            self.stand.book.violate("a prefill leg to a decode engine");
         }
         if asks.stream || asks.sampling.max_tokens != 1 {
-            self.book.violate("a prefill leg that streams, or wants more than a token");
+            self.stand.book.violate("a prefill leg that streams, or wants more than a token");
         }
         let transfer = params.get("transfer_id").and_then(Value::as_str).unwrap_or_default().to_owned();
         if self.spec.connector == FakeConnector::Mooncake
             && (transfer.is_empty()
                 || !self.fabric.change(|state| state.transfer_names.insert(transfer.clone())))
         {
-            self.book.violate(format!("a transfer without a name of its own: {transfer:?}"));
+            self.stand.book.violate(format!("a transfer without a name of its own: {transfer:?}"));
         }
         let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
         let held = Held { pool: Arc::clone(&self.pool), blocks };
@@ -104,7 +104,7 @@ impl Vllm {
         (id, fault, running): (String, Option<Fault>, Running),
     ) -> Reply {
         if self.spec.role == FakeRole::Prefill {
-            self.book.violate("a decode leg to a prefill engine; the real server exits");
+            self.stand.book.violate("a decode leg to a prefill engine; the real server exits");
             self.exit();
             return Reply::Hangup;
         }
@@ -112,7 +112,7 @@ impl Vllm {
         let held = Held { pool: Arc::clone(&self.pool), blocks };
         let read = if self.spec.connector == FakeConnector::Nixl {
             let block_tokens = self.spec.block_tokens as usize;
-            Reading { fabric: &self.fabric, book: &self.book, block_tokens }.read(&asks.prompt, &params)
+            Reading { fabric: &self.fabric, book: &self.stand.book, block_tokens }.read(&asks.prompt, &params)
         } else {
             self.fetch(&asks.prompt, &params).await
         };
@@ -148,7 +148,7 @@ impl Vllm {
         let word = |name: &str| params.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
         let (engine, transfer) = (word("remote_engine_id"), word("transfer_id"));
         if engine.is_empty() || transfer.is_empty() || word("remote_bootstrap_addr").is_empty() {
-            self.book.violate("decode: a Mooncake transfer without all of its names");
+            self.stand.book.violate("decode: a Mooncake transfer without all of its names");
             return Err(Failed::Request);
         }
         if !self.fabric.0.state.lock().engines.contains(&engine) {
@@ -158,18 +158,20 @@ impl Vllm {
         let until = Instant::now() + self.spec.wait;
         let found = self.fabric.wait_for(until, |state| state.transfers.remove(&key)).await;
         let Some(found) = found.filter(|found| found.until > Instant::now()) else {
-            self.book.violate("decode: a transfer that nobody has, that was taken, or whose lease is over");
+            self.stand
+                .book
+                .violate("decode: a transfer that nobody has, that was taken, or whose lease is over");
             return Err(Failed::Request);
         };
         if found.tokens.len() < prompt.len() {
-            self.book.violate("decode: a longer prompt than the prefill's");
+            self.stand.book.violate("decode: a longer prompt than the prefill's");
             return Err(Failed::Request);
         }
         // Its blocks are free now.
         found.pool.read(&key.1, &[]);
         let tokens = found.tokens[..prompt.len()].to_vec();
         if tokens != prompt {
-            self.book.violate("decode: a transfer of another prompt");
+            self.stand.book.violate("decode: a transfer of another prompt");
         }
         Ok(tokens)
     }

@@ -1,0 +1,46 @@
+//! What stand-ins of every engine have in common: an account of what they were sent, faults, and an end.
+
+use super::book::{Book, Received};
+use super::fault::{Fault, Faults};
+use super::server::Life;
+
+/// See the module.
+pub struct Stand {
+    pub(super) book: Book,
+    pub(super) faults: Faults,
+    pub(super) life: Life,
+}
+
+impl Stand {
+    pub(super) fn new(life: Life) -> Self {
+        Self { book: Book::default(), faults: Faults::default(), life }
+    }
+
+    /// What it was sent and should not have been.
+    #[must_use]
+    pub fn violations(&self) -> Vec<String> {
+        self.book.violations()
+    }
+
+    /// The requests that it was sent, in order.
+    #[must_use]
+    pub fn received(&self) -> Vec<Received> {
+        self.book.received()
+    }
+
+    /// The next `times` requests meet this fault, after those that were ordered before.
+    pub fn fault(&self, fault: Fault, times: usize) {
+        self.faults.push(fault, times);
+    }
+
+    /// No more faults.
+    pub fn heal(&self) {
+        self.faults.clear();
+    }
+
+    /// Whether it is gone.
+    #[must_use]
+    pub fn exited(&self) -> bool {
+        self.life.exited()
+    }
+}
