@@ -307,7 +307,7 @@ async fn a_leg_that_was_let_go_has_no_say_while_its_request_is_held_back() {
     // Meanwhile the only prefill instance is given so much that nothing more is sent to it.
     let sampling = baton_types::Sampling { max_tokens: 2, ..baton_types::Sampling::default() };
     let mut long = Bench::submission("long", sampling);
-    long.tokens = (0..60_000).collect();
+    long.tokens = std::sync::Arc::new((0..60_000).collect());
     bench.send(long).await;
     assert!(!bench.legs("long").is_empty());
     bench.tell(&old, vec![failure(false)]).await;

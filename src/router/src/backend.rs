@@ -15,7 +15,7 @@ pub struct Submission {
     /// The client's request id, with the choice's number when there are several.
     pub request_id: Arc<str>,
     /// The prompt.
-    pub tokens: Arc<[u32]>,
+    pub tokens: Arc<Vec<u32>>,
     /// What the chain grows from: the namespace's root key (`ChainHasher::parent` before any block).
     pub root: BlockKey,
     /// Keys of the prompt's full blocks, from the root.

@@ -89,8 +89,14 @@ pub(crate) fn byte_array(out: &mut Vec<u8>, items: &[u8]) {
 
 /// Whether arrays and objects nest deeper than [`MAX_DEPTH`]; strings do not count.
 pub(crate) fn too_deep(body: &[u8]) -> bool {
-    let opened = body.iter().filter(|&&byte| byte == b'[' || byte == b'{').count();
-    opened > MAX_DEPTH && depth(body) > MAX_DEPTH
+    openings(body) > MAX_DEPTH && depth(body) > MAX_DEPTH
+}
+
+/// How many brackets and braces open anywhere, text included. Counted in bytes a run at a time, which the compiler
+/// turns into one instruction for many: a long prompt is mostly this.
+fn openings(body: &[u8]) -> usize {
+    let of = |run: &[u8]| run.iter().fold(0u8, |sum, &byte| sum + u8::from(byte == b'[' || byte == b'{'));
+    body.chunks(usize::from(u8::MAX)).map(|run| usize::from(of(run))).sum()
 }
 
 fn depth(body: &[u8]) -> usize {
@@ -113,12 +119,12 @@ fn depth(body: &[u8]) -> usize {
 /// Where the string that opens at `start` closes, or the last byte when it does not.
 fn string_end(body: &[u8], start: usize) -> usize {
     let mut at = start + 1;
-    while at < body.len() {
-        match body[at] {
-            b'"' => return at,
-            b'\\' => at += 2,
-            _ => at += 1,
+    while let Some(found) = body.get(at..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest)) {
+        at += found;
+        if body[at] == b'"' {
+            return at;
         }
+        at += 2;
     }
     body.len().saturating_sub(1)
 }
@@ -161,5 +167,7 @@ mod tests {
         assert!(!too_deep("[".repeat(MAX_DEPTH).as_bytes()));
         assert!(!too_deep("[]".repeat(MAX_DEPTH * 2).as_bytes()));
         assert!(!too_deep(format!("[\"{deep}\"]").as_bytes()));
+        assert!(!too_deep(format!("[\"\\\"{deep}").as_bytes()), "a string that does not end");
+        assert_eq!(openings("[{".repeat(1000).as_bytes()), 2000);
     }
 }

@@ -9,7 +9,7 @@ use crate::tokenize::Tokenization;
 /// A prompt of the call.
 #[derive(Debug)]
 pub(crate) struct PlannedPrompt {
-    pub(crate) tokens: Arc<[u32]>,
+    pub(crate) tokens: Arc<Vec<u32>>,
     /// As text, when it is to be echoed.
     pub(crate) text: String,
 }

@@ -262,7 +262,7 @@ impl Router {
         Ok(json_reply(out))
     }
 
-    async fn tokens(&self, text: String, dressed: bool) -> Result<Arc<[u32]>, ApiError> {
+    async fn tokens(&self, text: String, dressed: bool) -> Result<Arc<Vec<u32>>, ApiError> {
         // Blocks as long as can be: only the tokens are wanted.
         let lineage = Lineage { seed: 0, root: baton_types::BlockKey(0), block_tokens: u32::MAX };
         let prompt = self.tokenization.prompt(text, dressed, lineage).await;

@@ -45,17 +45,15 @@ pub fn pack_tokens(parts: &[&[u32]]) -> (Bytes, u32) {
 
 /// A plain loop a part: the compiler turns it into a few instructions for many tokens.
 fn pack_as<const WIDTH: usize>(parts: &[&[u32]]) -> Bytes {
-    let count: usize = parts.iter().map(|part| part.len()).sum();
-    let mut packed = vec![0; count * WIDTH];
-    let (mut rooms, _) = packed.as_chunks_mut::<WIDTH>();
+    let mut packed: Vec<[u8; WIDTH]> = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
     for part in parts {
-        let (filled, rest) = rooms.split_at_mut(part.len());
-        for (room, token) in filled.iter_mut().zip(*part) {
-            room.copy_from_slice(&token.to_le_bytes()[..WIDTH]);
-        }
-        rooms = rest;
+        packed.extend(part.iter().map(|token| {
+            let mut low = [0; WIDTH];
+            low.copy_from_slice(&token.to_le_bytes()[..WIDTH]);
+            low
+        }));
     }
-    packed.into()
+    packed.into_flattened().into()
 }
 
 /// The tokens in `packed`, `width` bytes each; `None` for a width that is none, or a torn last one.

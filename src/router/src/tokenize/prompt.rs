@@ -24,8 +24,8 @@ pub struct Lineage {
 /// A prompt, ready to be submitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// Its tokens.
-    pub tokens: Arc<[u32]>,
+    /// Its tokens, in the vector that they were put together in: a long prompt is copied once.
+    pub tokens: Arc<Vec<u32>>,
     /// Keys of its full blocks.
     pub chain: Arc<[BlockKey]>,
 }
@@ -134,51 +134,43 @@ impl LookUp {
             + affixes.1.len()
             + fresh.iter().map(Vec::len).sum::<usize>()
             + self.found.iter().flatten().map(|part| part.tokens.len()).sum::<usize>();
-        // Both arrays are filled in place: a long prompt is copied once.
-        let mut tokens: Arc<[u32]> = std::iter::repeat_n(0, total).collect();
         let block_tokens = lineage.block_tokens.max(1) as usize;
         let mut chain: Arc<[BlockKey]> = std::iter::repeat_n(BlockKey(0), total / block_tokens).collect();
         let mut growing = Growing {
-            tokens: Arc::get_mut(&mut tokens).expect("made here, shared with nobody yet"),
+            tokens: Vec::with_capacity(total),
             chain: Arc::get_mut(&mut chain).expect("made here, shared with nobody yet"),
-            length: 0,
             blocks: 0,
             lineage,
         };
-        growing.tokens(affixes.0);
+        growing.tokens.extend_from_slice(affixes.0);
         let (mut fresh, mut learned) = (fresh.into_iter(), Vec::new());
         for (name, found) in self.names.into_iter().zip(self.found) {
             if let Some(part) = found {
-                growing.tokens(&part.tokens);
+                growing.tokens.extend_from_slice(&part.tokens);
                 growing.keys(&part.keys);
             } else {
                 let new = fresh.next().expect("one for each missing part");
-                growing.tokens(&new);
+                growing.tokens.extend_from_slice(&new);
                 let keys = growing.hash();
                 learned.push((name, Arc::new(Part { tokens: new.into(), keys: keys.into() })));
             }
         }
-        growing.tokens(affixes.1);
+        growing.tokens.extend_from_slice(affixes.1);
         growing.hash();
+        let tokens = Arc::new(growing.tokens);
         cache.remember(learned);
         Prompt { tokens, chain }
     }
 }
 
 struct Growing<'a> {
-    tokens: &'a mut [u32],
+    tokens: Vec<u32>,
     chain: &'a mut [BlockKey],
-    length: usize,
     blocks: usize,
     lineage: &'a Lineage,
 }
 
 impl Growing<'_> {
-    fn tokens(&mut self, more: &[u32]) {
-        self.tokens[self.length..self.length + more.len()].copy_from_slice(more);
-        self.length += more.len();
-    }
-
     fn keys(&mut self, more: &[BlockKey]) {
         self.chain[self.blocks..self.blocks + more.len()].copy_from_slice(more);
         self.blocks += more.len();
@@ -187,7 +179,7 @@ impl Growing<'_> {
     /// Names the blocks that have become full.
     fn hash(&mut self) -> &[BlockKey] {
         let block_tokens = self.lineage.block_tokens.max(1) as usize;
-        let (from, to) = (self.blocks, self.length / block_tokens);
+        let (from, to) = (self.blocks, self.tokens.len() / block_tokens);
         let parent = if from == 0 { self.lineage.root } else { self.chain[from - 1] };
         let mut hasher = ChainHasher::resume(self.lineage.seed, parent);
         for block in from..to {
@@ -205,7 +197,7 @@ pub(crate) fn from_tokens(tokens: &[u32], lineage: &Lineage) -> Prompt {
         .chunks_exact(lineage.block_tokens.max(1) as usize)
         .map(|block| hasher.push_tokens(block))
         .collect();
-    Prompt { tokens: tokens.into(), chain }
+    Prompt { tokens: Arc::new(tokens.to_vec()), chain }
 }
 
 /// A session's number: tenants with the same name for it do not share one.
