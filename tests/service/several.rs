@@ -14,7 +14,7 @@ use super::service::{baton, chat, signal, until};
 const LONG: Duration = Duration::from_secs(60);
 
 /// A process that ends with this.
-struct Running(Child);
+pub(super) struct Running(pub(super) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -24,11 +24,11 @@ impl Drop for Running {
     }
 }
 
-fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn start(mut command: Command, place: &Path, name: &str) -> Running {
+pub(super) fn start(mut command: Command, place: &Path, name: &str) -> Running {
     let out = |end: &str| File::create(place.join(format!("{name}.{end}"))).unwrap();
     command.stdout(out("out")).stderr(out("err")).stdin(Stdio::null());
     let child = command.spawn();
@@ -74,7 +74,7 @@ fn node(place: &Path, etcd: &str, name: &str, role: &str) -> Running {
     start(command, place, name)
 }
 
-fn ready(at: std::net::SocketAddr) -> Option<u16> {
+pub(super) fn ready(at: std::net::SocketAddr) -> Option<u16> {
     http::call(at, "GET /ready", &[], "").ok().map(|reply| reply.status)
 }
 

@@ -95,6 +95,7 @@ impl Stage {
             ssd_blocks: 0,
             ssd_dir: None,
             store: Config::default().store,
+            guard: crate::guard::ClusterGuard::default(),
         };
         let stop = CancellationToken::new();
         let node = tokio::spawn(crate::node::run(config, stop.clone()));
@@ -111,7 +112,7 @@ impl Stage {
         let line = self.line().await;
         self.epoch += 1;
         let (epoch, chain_seed) = (self.epoch, SEED);
-        let welcome = v1::Welcome { instance: 0, epoch, heartbeat_us: 10_000, chain_seed };
+        let welcome = v1::Welcome { instance: 0, epoch, heartbeat_us: 10_000, chain_seed, leader: 0 };
         line.say(v1::to_node::Message::Welcome(welcome)).await;
         line
     }
@@ -136,7 +137,7 @@ impl Line {
 
     pub(super) async fn order(&self, request: u64, attempt: u32, order: Order) {
         let order = v1::Order { request, attempt, order: Some(order) };
-        self.say(v1::to_node::Message::Orders(v1::Orders { orders: vec![order] })).await;
+        self.say(v1::to_node::Message::Orders(v1::Orders { orders: vec![order], leader: 0 })).await;
     }
 
     pub(super) async fn release(&self, request: u64) {

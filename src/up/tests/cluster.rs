@@ -13,7 +13,7 @@ use baton_types::{BlockKey, ChainHasher, Finish, Role, Sampling, TokenLogprob};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::conductor::{Door, Driver, DriverConfig, Inbox, Question, Status};
+use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Question, Status};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::node::{EngineChoice, NodeConfig};
@@ -67,7 +67,11 @@ impl Cluster {
         let control = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let lead = crate::conductor::Lead::alone();
-        tokio::spawn(crate::up::serve_control(listener, (inbox.clone(), lead), stop.clone()));
+        tokio::spawn(crate::up::serve_control(
+            listener,
+            (ControlService::new(inbox.clone(), lead), None),
+            stop.clone(),
+        ));
         let (body, nodes) = (SECRET.into(), BTreeMap::new());
         let mut cluster = Self { door, inbox, config, body, exporting, control, stop, nodes };
         let nodes = layout.parse::<Layout>().map(|layout| layout.nodes()).unwrap_or_default();
@@ -96,6 +100,7 @@ impl Cluster {
             end_tokens: vec![baton_remote::testing::END_TOKEN],
             events: None,
             profile: baton_engine::TimedSpec::zero_work().profile,
+            guard: crate::guard::ClusterGuard::default(),
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(crate::node::run_remote(node, None, stop.clone()));
@@ -115,6 +120,7 @@ impl Cluster {
             ssd_blocks: 64,
             ssd_dir: None,
             store: self.config.store.clone(),
+            guard: crate::guard::ClusterGuard::default(),
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(crate::node::run(config, stop.clone()));
