@@ -322,22 +322,6 @@ impl Default for ServiceConfig {
 }
 
 impl ServiceConfig {
-    /// What a node's command line says to attach at `control`.
-    #[must_use]
-    pub fn to_attach(&self, control: std::net::SocketAddr) -> String {
-        let scheme = if self.cluster_tls_cert.is_empty() { "http" } else { "https" };
-        let option = |name: &str, value: &str| {
-            if value.is_empty() { String::new() } else { format!(" --{name} {value}") }
-        };
-        let files = [
-            option("cluster-key", &self.cluster_key),
-            option("cluster-tls-cert", &self.cluster_tls_cert),
-            option("cluster-tls-key", &self.cluster_tls_key),
-            option("cluster-tls-ca", &self.cluster_tls_ca),
-        ];
-        format!("--conductor {scheme}://{control}{}", files.concat())
-    }
-
     fn validate(&self) -> Result<(), String> {
         let whole = |name: &str, value: u64, low: f64, high: f64| {
             within(&format!("service.{name}"), value as f64, low, high)

@@ -203,6 +203,21 @@ fn read_tls(service: &ServiceConfig, name: Option<String>) -> Result<ClusterTls,
     Ok(ClusterTls { certificate, key, ca, name, links })
 }
 
+/// What a node's command line says to attach at `control`.
+#[must_use]
+pub fn to_attach(service: &ServiceConfig, control: std::net::SocketAddr) -> String {
+    let scheme = if service.cluster_tls_cert.is_empty() { "http" } else { "https" };
+    let files = [
+        ("key", &service.cluster_key),
+        ("tls-cert", &service.cluster_tls_cert),
+        ("tls-key", &service.cluster_tls_key),
+        ("tls-ca", &service.cluster_tls_ca),
+    ];
+    let given = files.into_iter().filter(|(_, file)| !file.is_empty());
+    let options: String = given.map(|(name, file)| format!(" --cluster-{name} {file}")).collect();
+    format!("--conductor {scheme}://{control}{options}")
+}
+
 /// What to say of a port without a key that others than this machine can reach; none where all is well.
 #[must_use]
 pub fn open_port(what: &str, address: std::net::SocketAddr, guard: &ClusterGuard) -> Option<String> {

@@ -94,7 +94,8 @@ pub fn can_reload(old: &Config, new: &Config) -> Result<(), String> {
 pub fn to_share(text: &str) -> Result<String, String> {
     crate::config::parse(text)?;
     let mut whole: toml::Table = text.parse().map_err(|e: toml::de::Error| e.to_string())?;
-    let scheduler = whole.remove("scheduler").ok_or("it has no [scheduler], which is what a cluster shares")?;
+    let scheduler =
+        whole.remove("scheduler").ok_or("it has no [scheduler], which is what a cluster shares")?;
     let shared = toml::Table::from_iter([("scheduler".to_owned(), scheduler)]);
     toml::to_string(&shared).map_err(|e| e.to_string())
 }
@@ -107,7 +108,9 @@ pub fn under(own: &Config, shared: &str) -> Result<Config, String> {
     let scheduler = crate::config::parse(shared)?.scheduler;
     let whole: toml::Table = shared.parse().map_err(|e: toml::de::Error| e.to_string())?;
     if let Some(other) = whole.keys().find(|section| *section != "scheduler") {
-        return Err(format!("[{other}] is each conductor's own; a cluster shares [scheduler] alone: take it out"));
+        return Err(format!(
+            "[{other}] is each conductor's own; a cluster shares [scheduler] alone: take it out"
+        ));
     }
     Ok(Config { scheduler, ..own.clone() })
 }

@@ -28,7 +28,7 @@ use shared_policy::SharedPolicy;
 
 use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Lead, Question};
 use crate::config::Config;
-use crate::guard::{ClusterGuard, open_port};
+use crate::guard::{ClusterGuard, open_port, to_attach};
 use crate::metrics::Metrics;
 use crate::spans::{Exporting, Spans};
 
@@ -375,7 +375,7 @@ fn greet(plan: &Plan, at: (SocketAddr, SocketAddr), after: Duration) {
         "try:   curl -N{key} {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}],\"max_tokens\":32,\"stream\":true}}'"
     );
     println!("watch: baton top --url {scheme}://{address}   metrics: {scheme}://{address}/metrics");
-    let shown = plan.config.service.to_attach(control);
+    let shown = to_attach(&plan.config.service, control);
     println!("more:  baton node --name NAME --role prefill {shown}");
 }
 

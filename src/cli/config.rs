@@ -113,8 +113,12 @@ fn push(file: &Path, etcd: &EtcdArgs) -> Result<String, String> {
 fn rollback(etcd: &EtcdArgs) -> Result<String, String> {
     let cluster = &etcd.cluster;
     Ok(match shared(etcd, async |policies| policies.rollback(None).await)? {
-        Some(now) => format!("cluster {cluster}: policy {} is in force, as before the last\n{}", now.version, now.text),
-        None => format!("cluster {cluster}: no policy is in force any more; each conductor follows its own file\n"),
+        Some(now) => {
+            format!("cluster {cluster}: policy {} is in force, as before the last\n{}", now.version, now.text)
+        }
+        None => format!(
+            "cluster {cluster}: no policy is in force any more; each conductor follows its own file\n"
+        ),
     })
 }
 

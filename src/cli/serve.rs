@@ -11,6 +11,7 @@ use crate::cli::etcd::EtcdArgs;
 use crate::cli::guard::GuardArgs;
 use crate::conductor::Lead;
 use crate::config::Config;
+use crate::guard::to_attach;
 use crate::up::Service;
 
 /// Where nodes attach when nothing else is said: they have to know it before this starts.
@@ -170,7 +171,7 @@ fn greet(service: &Service, config: &Config, args: &ServeArgs) {
     println!("baton: front door on {scheme}://{clients}, nodes attach on {control}; Ctrl-C drains and stops");
     let model = args.model.as_ref().map_or_else(String::new, |f| format!(" --model {}", f.display()));
     let block_tokens = config.scheduler.block_tokens;
-    let to_attach = config.service.to_attach(control);
+    let to_attach = to_attach(&config.service, control);
     for (name, role) in [("p0", "prefill"), ("d0", "decode")] {
         println!(
             "node:  baton node --name {name} --role {role} {to_attach} --block-tokens {block_tokens}{model}"

@@ -53,7 +53,8 @@ impl Driver {
         let now_us = self.now_us;
         let peer = (placed.decode != placed.instance).then(|| self.fleet.peer(placed.decode)).flatten();
         let fetch_from = placed.fetch.and_then(|f| self.fleet.peer(f.from));
-        let decided = self.decisions.of(request).and_then(chosen).map(|terms| (terms.instance, terms.cached_tokens));
+        let decided =
+            self.decisions.of(request).and_then(chosen).map(|terms| (terms.instance, terms.cached_tokens));
         let Some(session) = self.sessions.get_mut(&request) else { return };
         if session.done {
             self.pending.push_back(Input::RequestCancelled { request });

@@ -283,7 +283,9 @@ async fn ports_that_strangers_reach_want_a_key() {
     std::fs::write(at("short.key"), "short\n").expect("written");
     let keyed = |control: &str, key: &str| {
         let key = if key.is_empty() { String::new() } else { at(key) };
-        format!("[service]\nlisten = \"127.0.0.1:0\"\ncontrol = \"{control}:CONTROL\"\ncluster_key = \"{key}\"\n")
+        format!(
+            "[service]\nlisten = \"127.0.0.1:0\"\ncontrol = \"{control}:CONTROL\"\ncluster_key = \"{key}\"\n"
+        )
     };
     let tried = check(&keyed("0.0.0.0", ""), &[]).await;
     tried.is("service.cluster_key", State::Warning, "lets in whoever reaches it");
