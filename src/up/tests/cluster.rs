@@ -44,6 +44,7 @@ pub(super) struct Cluster {
     pub door: Door,
     pub inbox: Inbox,
     pub config: Config,
+    pub metrics: Metrics,
     /// Of every request.
     pub body: bytes::Bytes,
     exporting: Option<Exporting>,
@@ -60,7 +61,8 @@ impl Cluster {
         config.service.chain_seed = 77;
         tune(&mut config);
         let (spans, exporting) = Spans::start(&config.service).unwrap();
-        let with = DriverConfig { config: config.clone(), metrics: Metrics::new().unwrap(), spans };
+        let metrics = Metrics::new().unwrap();
+        let with = DriverConfig { config: config.clone(), metrics: metrics.clone(), spans };
         let (driver, inbox, door) = Driver::new(with).unwrap();
         tokio::spawn(driver.run());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -73,7 +75,7 @@ impl Cluster {
             stop.clone(),
         ));
         let (body, nodes) = (SECRET.into(), BTreeMap::new());
-        let mut cluster = Self { door, inbox, config, body, exporting, control, stop, nodes };
+        let mut cluster = Self { door, inbox, config, metrics, body, exporting, control, stop, nodes };
         let nodes = layout.parse::<Layout>().map(|layout| layout.nodes()).unwrap_or_default();
         for (name, role) in nodes {
             cluster.add(&name, role, engine);
@@ -86,6 +88,17 @@ impl Cluster {
 
     /// Starts a node over a server.
     pub(super) fn add_remote(&mut self, name: &str, role: Role, engine: baton_remote::RemoteSettings) {
+        self.add_announced(name, role, engine, None);
+    }
+
+    /// The same over one that announces what its cache holds.
+    pub(super) fn add_announced(
+        &mut self,
+        name: &str,
+        role: Role,
+        engine: baton_remote::RemoteSettings,
+        events: Option<crate::node::EventSource>,
+    ) {
         let node = crate::node::RemoteNode {
             name: name.into(),
             role,
@@ -98,7 +111,7 @@ impl Cluster {
             max_model_tokens: None,
             vocab_tokens: baton_remote::testing::VOCAB_TOKENS,
             end_tokens: vec![baton_remote::testing::END_TOKEN],
-            events: None,
+            events,
             profile: baton_engine::TimedSpec::zero_work().profile,
             guard: crate::guard::ClusterGuard::default(),
         };
