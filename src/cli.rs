@@ -9,6 +9,7 @@ mod cpu;
 pub(crate) mod engines;
 mod etcd;
 mod events;
+mod guard;
 mod indexer;
 mod journal;
 mod live;

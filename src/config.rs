@@ -218,6 +218,15 @@ pub struct ServiceConfig {
     pub tls_cert: String,
     /// Private key, PEM.
     pub tls_key: String,
+    /// File with the key that all processes of the cluster have: who does not prove that it has it neither attaches nor
+    /// reaches KV; everybody does when empty.
+    pub cluster_key: String,
+    /// Certificate chain of control and KV ports, PEM; with the two below it turns TLS on there.
+    pub cluster_tls_cert: String,
+    /// Its private key, PEM.
+    pub cluster_tls_key: String,
+    /// Certificates that those of the other processes must come from, PEM.
+    pub cluster_tls_ca: String,
     /// Secret seed of the block keys: the same on every router that shares caches, unknown to clients.
     pub chain_seed: u64,
     /// Interval between two heartbeats of a node, µs.
@@ -292,6 +301,10 @@ impl Default for ServiceConfig {
             admin_key: String::new(),
             tls_cert: String::new(),
             tls_key: String::new(),
+            cluster_key: String::new(),
+            cluster_tls_cert: String::new(),
+            cluster_tls_key: String::new(),
+            cluster_tls_ca: String::new(),
             chain_seed: 0,
             heartbeat_us: 500_000,
             lost_after_us: 3_000_000,
@@ -320,6 +333,14 @@ impl ServiceConfig {
         }
         if self.tls_cert.is_empty() != self.tls_key.is_empty() {
             return Err("service.tls_cert and service.tls_key go together: give both or neither".into());
+        }
+        let tls = [&self.cluster_tls_cert, &self.cluster_tls_key, &self.cluster_tls_ca];
+        if tls.iter().any(|file| file.is_empty()) && tls.iter().any(|file| !file.is_empty()) {
+            return Err(
+                "service.cluster_tls_cert, cluster_tls_key and cluster_tls_ca go together: give all three \
+                        or none"
+                    .into(),
+            );
         }
         whole("heartbeat_us", self.heartbeat_us, 1e4, 6e7)?;
         whole("lost_after_us", self.lost_after_us, 2.0 * self.heartbeat_us as f64, 6e8)?;

@@ -4,6 +4,7 @@ mod capture;
 mod cli;
 mod conductor;
 mod config;
+mod guard;
 mod log;
 mod metrics;
 mod node;

@@ -64,6 +64,41 @@ pub const NAMES: &[Name] = &[
     name("baton_leg_failures_total", Kind::Counter, "Failures that nodes reported, by `stage`"),
     name("baton_stale_messages_total", Kind::Counter, "Messages about an earlier life or attempt, dropped"),
     name("baton_repeated_tokens_total", Kind::Counter, "Tokens that a client had already, dropped"),
+    name(
+        "baton_cache_expected_tokens_total",
+        Kind::Counter,
+        "Prompt tokens that were expected in the cache of the instance chosen, by `node`",
+    ),
+    name(
+        "baton_cache_found_tokens_total",
+        Kind::Counter,
+        "Prompt tokens of the same requests that it found there, by `node`",
+    ),
+    name(
+        "baton_cache_resyncs_total",
+        Kind::Counter,
+        "Times that what was known of an engine's cache proved wrong and was mended, by `node`",
+    ),
+    name(
+        "baton_policy_version",
+        Kind::Gauge,
+        "Version of the cluster's policy that is in force here; 0 without one",
+    ),
+    name(
+        "baton_nodes_refused_total",
+        Kind::Counter,
+        "Attachments refused for want of the cluster's key, or for another one",
+    ),
+    name(
+        "baton_kv_peers_refused_total",
+        Kind::Counter,
+        "Connections that nodes refused for want of the cluster's key, by `node`",
+    ),
+    name(
+        "baton_orders_refused_total",
+        Kind::Counter,
+        "Orders that nodes refused since their conductor leads no more, by `node`",
+    ),
 ];
 
 /// Upper bounds of the time buckets, seconds.
@@ -103,8 +138,10 @@ struct Shared {
     nodes_lost: Count,
     stale: Count,
     repeated: Count,
+    nodes_refused: Count,
     live: Gauge,
     nodes: Gauge,
+    policy: Gauge,
     ttft: Histogram,
     tbt: Histogram,
     error: Histogram,
@@ -150,8 +187,10 @@ impl Metrics {
             nodes_lost: count("baton_nodes_lost_total"),
             stale: count("baton_stale_messages_total"),
             repeated: count("baton_repeated_tokens_total"),
+            nodes_refused: count("baton_nodes_refused_total"),
             live: gauge("baton_requests_live"),
             nodes: gauge("baton_nodes"),
+            policy: gauge("baton_policy_version"),
             ttft: spread("baton_ttft_seconds"),
             tbt: spread("baton_tbt_seconds"),
             error: spread("baton_ttft_error_ratio"),
@@ -185,9 +224,21 @@ impl Metrics {
         ]
     }
 
+    /// A total that a node keeps and reports: it never falls here, also when the node starts anew.
+    fn reported(&self, name: &'static str, node: &str, total: u64) {
+        if total > 0 {
+            let key = Key::from_parts(name, vec![Label::new("node", node.to_owned())]);
+            self.shared.recorder.register_counter(&key, &METADATA).absolute(total);
+        }
+    }
+
     fn labelled(&self, name: &'static str, label: (&'static str, &str)) {
+        self.labelled_by(name, label, 1);
+    }
+
+    fn labelled_by(&self, name: &'static str, label: (&'static str, &str), more: u64) {
         let key = Key::from_parts(name, vec![Label::new(label.0, label.1.to_owned())]);
-        self.shared.recorder.register_counter(&key, &METADATA).increment(1);
+        self.shared.recorder.register_counter(&key, &METADATA).increment(more);
     }
 
     pub(crate) fn arrived(&self) {
@@ -250,6 +301,27 @@ impl Metrics {
 
     pub(crate) fn node_lost(&self) {
         self.shared.nodes_lost.add(1);
+    }
+
+    /// What was expected in a node's cache for a request, and what was found.
+    pub(crate) fn cache_found(&self, node: &str, expected_tokens: u64, found_tokens: u64) {
+        self.labelled_by("baton_cache_expected_tokens_total", ("node", node), expected_tokens);
+        self.labelled_by("baton_cache_found_tokens_total", ("node", node), found_tokens);
+    }
+
+    pub(crate) fn policy_version(&self, version: u64) {
+        self.shared.policy.set(version as f64);
+    }
+
+    pub(crate) fn node_refused(&self) {
+        self.shared.nodes_refused.add(1);
+    }
+
+    /// What a node counts by itself.
+    pub(crate) fn heard(&self, node: &str, load: &baton_wire::v1::NodeLoad) {
+        self.reported("baton_kv_peers_refused_total", node, load.refused_peers);
+        self.reported("baton_orders_refused_total", node, load.refused_orders);
+        self.reported("baton_cache_resyncs_total", node, load.resyncs);
     }
 
     pub(crate) fn stale_message(&self) {

@@ -41,6 +41,7 @@ pub use whom::Leaders;
 use worker::{Parts, Worker};
 
 use crate::config::StoreSection;
+use crate::guard::{ClusterGuard, open_port};
 
 /// How long peers may take to finish what they send or fetch when this node stops.
 const DRAIN: std::time::Duration = std::time::Duration::from_millis(500);
@@ -68,6 +69,8 @@ pub struct NodeConfig {
     pub ssd_dir: Option<PathBuf>,
     /// How blocks are kept.
     pub store: StoreSection,
+    /// What its conductor and its peers have to show, and it to them.
+    pub guard: ClusterGuard,
 }
 
 /// The engine of this process, on its thread.
@@ -102,7 +105,12 @@ impl Station for Here {
         let wire = self.endpoint.stats();
         let serving_reads = u32::try_from(wire.serving_fetches).unwrap_or(u32::MAX);
         let engine_bytes = wire.engine.received_bytes;
-        v1::NodeLoad { serving_reads, engine_bytes, ..self.report.lock().clone() }
+        v1::NodeLoad {
+            serving_reads,
+            engine_bytes,
+            refused_peers: wire.refused_peers,
+            ..self.report.lock().clone()
+        }
     }
 }
 
@@ -147,7 +155,7 @@ pub async fn run_led(
         .map_err(|e| format!("node {}: cannot start its thread: {e}", config.name))?;
     let station = Here { links, worker: to_worker.clone(), report, endpoint: Arc::clone(&endpoint) };
     let whom = Arc::new(whom::Whom::new(config.control.clone(), leaders));
-    let line = attach::Line { whom, hello, station };
+    let line = attach::Line { whom, guard: config.guard.clone(), hello, station };
     let outcome = line.keep(&stop).await;
     // A worker that is gone already has nothing left to stop.
     let _ = to_worker.send(ToWorker::Stop);
@@ -168,11 +176,14 @@ async fn bind(
     let plain = EndpointConfig::new(config.kv_listen, config.host.clone(), engine::digest(fingerprint));
     let listen = config.kv_listen.ip();
     let carrier = CarrierConfig { listen, arena_bytes: ARENA_BYTES, shared_memory: true };
-    let settings = EndpointConfig { carrier: Some(carrier), ..plain };
+    let settings = EndpointConfig { carrier: Some(carrier), guard: config.guard.links(), ..plain };
     let endpoint = Endpoint::bind(settings, Arc::clone(links) as Arc<dyn Receiver>)
         .await
         .map_err(|e| format!("node {}: KV endpoint on {}: {e}", config.name, config.kv_listen))?;
     links.set_dialer(endpoint.dialer());
+    if let Some(why) = open_port("the KV port", endpoint.address(), &config.guard) {
+        tracing::warn!(node = config.name, "{why}");
+    }
     Ok(endpoint)
 }
 
@@ -239,5 +250,6 @@ fn hello(
         end_tokens: model.end_tokens.clone(),
         wants_body: false,
         engine_moves_kv: false,
+        proof: Vec::new().into(),
     }
 }

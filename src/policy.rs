@@ -87,6 +87,34 @@ pub fn can_reload(old: &Config, new: &Config) -> Result<(), String> {
     old.scheduler.can_become(&new.scheduler).map_err(|e| e.to_string())
 }
 
+/// What a configuration file says of the policy, as a cluster shares it: its `[scheduler]` and nothing else.
+///
+/// # Errors
+/// What is wrong with the file, and where; or that it says nothing of the policy.
+pub fn to_share(text: &str) -> Result<String, String> {
+    crate::config::parse(text)?;
+    let mut whole: toml::Table = text.parse().map_err(|e: toml::de::Error| e.to_string())?;
+    let scheduler =
+        whole.remove("scheduler").ok_or("it has no [scheduler], which is what a cluster shares")?;
+    let shared = toml::Table::from_iter([("scheduler".to_owned(), scheduler)]);
+    toml::to_string(&shared).map_err(|e| e.to_string())
+}
+
+/// A conductor's own configuration under the policy that its cluster shares.
+///
+/// # Errors
+/// What is wrong with the policy, and where.
+pub fn under(own: &Config, shared: &str) -> Result<Config, String> {
+    let scheduler = crate::config::parse(shared)?.scheduler;
+    let whole: toml::Table = shared.parse().map_err(|e: toml::de::Error| e.to_string())?;
+    if let Some(other) = whole.keys().find(|section| *section != "scheduler") {
+        return Err(format!(
+            "[{other}] is each conductor's own; a cluster shares [scheduler] alone: take it out"
+        ));
+    }
+    Ok(Config { scheduler, ..own.clone() })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,6 +156,22 @@ mod tests {
         assert_eq!((gone.old.as_str(), gone.new.as_str()), ("\"b\"", ""));
         assert!(gone.to_string().ends_with("-> nothing"), "{gone}");
         assert_eq!(keys("", "[scheduler]\nshadow = [\"slo\"]"), ["scheduler.shadow"]);
+    }
+
+    #[test]
+    fn a_cluster_shares_the_scheduler_and_nothing_else() {
+        let file = "[service]\nheartbeat_us = 250000\n[scheduler]\nageing_us = 5000\n";
+        let shared = to_share(file).expect("a valid file");
+        assert_eq!(shared.trim(), "[scheduler]\nageing_us = 5000");
+        let own = config("[service]\nheartbeat_us = 300000\n[scheduler]\nmax_retries = 7");
+        let both = under(&own, &shared).expect("a valid policy");
+        assert_eq!((both.service.heartbeat_us, both.scheduler.ageing_us), (300_000, 5000));
+        assert_eq!(both.scheduler.max_retries, Config::default().scheduler.max_retries, "it is whole");
+        let wrong = |text: &str| under(&own, text).expect_err("wrong");
+        assert!(wrong(file).contains("[service] is each conductor's own"));
+        assert!(wrong("[scheduler]\npolicy = \"moncake\"").contains("did you mean `mooncake`"));
+        assert!(to_share("[service]\n").is_err_and(|e| e.contains("no [scheduler]")));
+        assert!(to_share("[scheduler]\nblock_tokens = 0").is_err_and(|e| e.contains("block_tokens = 0")));
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod admin;
 
 mod nodes;
 mod policy_watch;
+mod shared_policy;
 #[cfg(test)]
 mod tests;
 
@@ -12,18 +13,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_membership::Policies;
 use baton_router::{ApiKey, Router, RouterConfig, TlsFiles, Tokenization};
 use baton_types::Role;
 use baton_wire::v1::control_server::ControlServer;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tonic::transport::ServerTlsConfig;
 use tonic::transport::server::TcpIncoming;
 
 use crate::cli::engines::Engines;
+use shared_policy::SharedPolicy;
 
 use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Lead, Question};
 use crate::config::Config;
+use crate::guard::{ClusterGuard, open_port, to_attach};
 use crate::metrics::Metrics;
 use crate::spans::{Exporting, Spans};
 
@@ -117,6 +122,8 @@ pub struct Service {
     pub control: SocketAddr,
     /// The way to the conductor.
     pub inbox: Inbox,
+    /// What nodes have to show.
+    pub guard: ClusterGuard,
     tasks: TaskTracker,
     /// Ends the clients' side, and the rest.
     stops: (CancellationToken, CancellationToken),
@@ -135,10 +142,10 @@ impl Service {
         tokenization: Tokenization,
         config_path: Option<PathBuf>,
     ) -> Result<Self, String> {
-        Self::start_led(config, tokenization, config_path, Lead::alone()).await
+        Self::start_led(config, tokenization, config_path, (Lead::alone(), None)).await
     }
 
-    /// The same, taking nodes only as long as `lead` lets it.
+    /// The same, taking nodes only as long as `lead` lets it, and following the policy that a cluster shares.
     ///
     /// # Errors
     /// As [`Service::start`].
@@ -146,16 +153,21 @@ impl Service {
         config: &Config,
         tokenization: Tokenization,
         config_path: Option<PathBuf>,
-        lead: Lead,
+        (lead, policies): (Lead, Option<Policies>),
     ) -> Result<Self, String> {
         let service = &config.service;
         let clients = bind("service.listen", &service.listen).await?;
         let control = bind("service.control", &service.control).await?;
         let (client_address, control_address) = (local(&clients)?, local(&control)?);
+        let guard = ClusterGuard::read(service, None)?;
+        if let Some(why) = open_port("the control port", control_address, &guard) {
+            tracing::warn!("{why}");
+        }
         let metrics = Metrics::new()?;
         let (spans, exporting) = Spans::start(service)?;
         let with = DriverConfig { config: config.clone(), metrics: metrics.clone(), spans };
         let (driver, inbox, door) = Driver::new(with)?;
+        let driver = driver.led_by(lead.clone());
         let tasks = TaskTracker::new();
         let (stop_clients, stop_all) = (CancellationToken::new(), CancellationToken::new());
         let stopping = stop_all.clone();
@@ -166,7 +178,14 @@ impl Service {
                 () = stopping.cancelled() => {}
             }
         });
-        let admin = admin::Admin::new(inbox.clone(), metrics.clone(), config_path.clone(), config);
+        let shared = policies.map(|policies| SharedPolicy::new(policies, lead.clone()));
+        let nodes = ControlService::new(inbox.clone(), lead).guarded(guard.clone(), metrics.clone());
+        if let Some(shared) = &shared {
+            let own = (config.clone(), config_path.clone());
+            tasks.spawn(shared.clone().follow(own, (inbox.clone(), metrics.clone()), stop_all.clone()));
+        }
+        let policy = (config_path.clone(), shared.clone());
+        let admin = admin::Admin::new(inbox.clone(), metrics.clone(), policy, config);
         let router = router(config, tokenization, door, admin)?;
         let (failed, failure) = tokio::sync::oneshot::channel();
         let serving = router.serve(clients, stop_clients.clone());
@@ -176,15 +195,15 @@ impl Service {
                 let _ = failed.send(format!("front door: {error}"));
             }
         });
-        tasks.spawn(serve_control(control, (inbox.clone(), lead), stop_all.clone()));
+        tasks.spawn(serve_control(control, (nodes, guard.server_tls()), stop_all.clone()));
         tasks.spawn(keep_up(metrics, stop_all.clone()));
         if let Some(path) = config_path {
-            tasks.spawn(policy_watch::watch(path, inbox.clone(), stop_all.clone()));
+            tasks.spawn(policy_watch::watch(path, inbox.clone(), shared, stop_all.clone()));
         }
         let drain = Duration::from_micros(service.drain_us);
         let stops = (stop_clients, stop_all);
         let (clients, control) = (client_address, control_address);
-        Ok(Self { clients, control, inbox, tasks, stops, drain, exporting, failure: Some(failure) })
+        Ok(Self { clients, control, inbox, guard, tasks, stops, drain, exporting, failure: Some(failure) })
     }
 
     /// Resolves, once, when the front door stops by itself: with the reason.
@@ -274,11 +293,23 @@ fn router(
     Ok(Arc::new(Router::new(config, tokenization, Arc::new(door))))
 }
 
-async fn serve_control(listener: TcpListener, (inbox, lead): (Inbox, Lead), stop: CancellationToken) {
-    let service = ControlServer::new(ControlService::new(inbox, lead)).max_decoding_message_size(64 << 20);
+async fn serve_control(
+    listener: TcpListener,
+    (service, tls): (ControlService, Option<ServerTlsConfig>),
+    stop: CancellationToken,
+) {
+    let service = ControlServer::new(service).max_decoding_message_size(64 << 20);
     // Orders are small and many: none may wait for the acknowledgement of the one before.
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let served = tonic::transport::Server::builder()
+    let mut server = tonic::transport::Server::builder();
+    if let Some(tls) = tls {
+        // The files were read and tried when the service started.
+        server = match server.tls_config(tls) {
+            Ok(server) => server,
+            Err(error) => return tracing::error!(%error, "the control plane cannot speak TLS"),
+        };
+    }
+    let served = server
         // News of a long prompt's blocks shall not wait for leave every 64 KiB.
         .initial_stream_window_size(4 << 20)
         .initial_connection_window_size(16 << 20)
@@ -311,7 +342,7 @@ pub async fn run(plan: Plan) -> Result<(), String> {
     let tokenization = plan.engines.tokenization()?;
     let mut service = Service::start(&plan.config, tokenization, plan.config_path.clone()).await?;
     let front_door_failed = service.failed();
-    let mut nodes = nodes::Nodes::start(&plan, service.control).await?;
+    let mut nodes = nodes::Nodes::start(&plan, (service.control, &service.guard)).await?;
     let greeting = async {
         service.ready().await;
         greet(&plan, (service.clients, service.control), started.elapsed());
@@ -344,7 +375,8 @@ fn greet(plan: &Plan, at: (SocketAddr, SocketAddr), after: Duration) {
         "try:   curl -N{key} {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}],\"max_tokens\":32,\"stream\":true}}'"
     );
     println!("watch: baton top --url {scheme}://{address}   metrics: {scheme}://{address}/metrics");
-    println!("more:  baton node --name NAME --role prefill --conductor http://{control}");
+    let shown = to_attach(&plan.config.service, control);
+    println!("more:  baton node --name NAME --role prefill {shown}");
 }
 
 #[cfg(test)]

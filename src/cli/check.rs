@@ -64,6 +64,7 @@ async fn examine(args: &CheckArgs) -> Report {
     report.good_at(&subject, "valid");
     place::ports(&config, &mut report).await;
     place::tls(&config.service, &mut report);
+    place::strangers(&config.service, &mut report);
     place::folders(&config, &mut report);
     engines(&args.engine, &config, &mut report).await;
     report

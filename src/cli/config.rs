@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use baton_membership::Policies;
+
+use super::etcd::EtcdArgs;
 use super::{cluster, out};
 use crate::config::{self, Config};
 use crate::policy;
@@ -33,6 +36,18 @@ enum Action {
         /// The TOML file to come
         new: PathBuf,
     },
+    /// Make a file's [scheduler] the policy of a cluster: every conductor of it follows, whole or not at all
+    Push {
+        /// The TOML file
+        file: PathBuf,
+        #[command(flatten)]
+        etcd: EtcdArgs,
+    },
+    /// Make the cluster's policy the one before again; once more takes that back
+    Rollback {
+        #[command(flatten)]
+        etcd: EtcdArgs,
+    },
     /// Print the reference of every setting, as Markdown
     Reference,
     /// Print the JSON schema of the file, for editors
@@ -53,10 +68,58 @@ pub fn run(args: &ConfigArgs) -> Result<ExitCode, String> {
             out::say(&explain(&config, &own.into())?)?;
         }
         Action::Diff { old, new } => return diff(&config::load(old)?, &config::load(new)?),
+        Action::Push { file, etcd } => out::say(&push(file, etcd)?)?,
+        Action::Rollback { etcd } => out::say(&rollback(etcd)?)?,
         Action::Reference => out::say(&super::reference::page()?)?,
         Action::Schema => out::say(&super::schema::text()?)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The policies of the cluster that the arguments name, used to the end of `call`.
+fn shared<T, F: Future<Output = baton_membership::Result<T>>>(
+    etcd: &EtcdArgs,
+    call: impl FnOnce(Policies) -> F,
+) -> Result<T, String> {
+    super::runtime(Some(1))?.block_on(async {
+        let client = etcd.client()?.ok_or("where is the cluster's etcd? Give --etcd URL, or BATON_ETCD")?;
+        let policies = Policies::new(&client, &etcd.cluster).map_err(|e| e.to_string())?;
+        call(policies).await.map_err(|e| e.to_string())
+    })
+}
+
+/// Puts a file's policy into force in a cluster; what that changes.
+fn push(file: &Path, etcd: &EtcdArgs) -> Result<String, String> {
+    let wrong = |e: String| format!("config {}: {e}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
+    let text = policy::to_share(&text).map_err(wrong)?;
+    let (before, version) = shared(etcd, async |policies| {
+        let before = policies.get().await?;
+        let version = policies.put(&text, before.as_ref().map_or(0, |policy| policy.version)).await?;
+        Ok((before, version))
+    })?;
+    let mut told = format!("cluster {}: policy {version} is in force\n", etcd.cluster);
+    let defaults = Config::default();
+    let known = before.and_then(|policy| policy::under(&defaults, &policy.text).ok());
+    if let Some(before) = known {
+        for change in policy::changes(&before, &policy::under(&defaults, &text)?) {
+            told.push_str(&format!("{change}\n"));
+        }
+    }
+    Ok(told)
+}
+
+/// Takes the last change of a cluster's policy back.
+fn rollback(etcd: &EtcdArgs) -> Result<String, String> {
+    let cluster = &etcd.cluster;
+    Ok(match shared(etcd, async |policies| policies.rollback(None).await)? {
+        Some(now) => {
+            format!("cluster {cluster}: policy {} is in force, as before the last\n{}", now.version, now.text)
+        }
+        None => format!(
+            "cluster {cluster}: no policy is in force any more; each conductor follows its own file\n"
+        ),
+    })
 }
 
 /// What a file itself says, checked already.

@@ -10,8 +10,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cli::engines::Engines;
 use crate::cli::etcd::EtcdArgs;
+use crate::cli::guard::GuardArgs;
 use crate::cli::remote::RemoteArgs;
-use crate::node::NodeConfig;
+use crate::guard::ClusterGuard;
+use crate::node::{NodeConfig, RemoteNode};
 
 /// Arguments of `baton node`.
 #[derive(clap::Args)]
@@ -36,6 +38,12 @@ pub struct NodeArgs {
     /// How it finds the conductor that leads, where there are several
     #[command(flatten)]
     etcd: EtcdArgs,
+    /// What keeps strangers from it, and tells that it is none
+    #[command(flatten)]
+    guard: GuardArgs,
+    /// Name that the certificates of conductors and peers are for [default: the host of their address]
+    #[arg(long, value_name = "NAME")]
+    cluster_tls_name: Option<String>,
     /// Where peers reach its KV; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:0")]
     kv_listen: SocketAddr,
@@ -65,15 +73,18 @@ pub struct NodeArgs {
 /// With one line for the user: what failed, and the remedy.
 pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
     crate::log::start(&args.log)?;
-    let config = match &args.config {
+    let mut config = match &args.config {
         Some(path) => crate::config::load(path)?,
         None => crate::config::Config::default(),
     };
+    args.guard.put(&mut config.service);
+    config.validate()?;
+    let guard = ClusterGuard::read(&config.service, args.cluster_tls_name.clone())?;
     let role = crate::conductor::parse_role(&args.role)?;
     let etcd = args.etcd.client()?;
     let led = Led { etcd, cluster: args.etcd.cluster.clone(), until_stdin_ends: args.until_stdin_ends };
     if let Some(dialect) = args.engines.dialect() {
-        let node = args.remote.node(&args, dialect, role)?;
+        let node = RemoteNode { guard, ..args.remote.node(&args, dialect, role)? };
         return led.keep(|latest, stop| crate::node::run_remote(node, latest, stop));
     }
     let node = NodeConfig {
@@ -87,6 +98,7 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         ssd_blocks: args.engines.ssd_blocks,
         ssd_dir: args.data,
         store: config.store,
+        guard,
     };
     led.keep(|latest, stop| crate::node::run_led(node, latest, stop))
 }

@@ -95,6 +95,7 @@ impl RemoteArgs {
             end_tokens,
             events: self.events(dialect)?,
             profile: args.engines.profile()?,
+            guard: crate::guard::ClusterGuard::default(),
         })
     }
 

@@ -4,12 +4,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use baton_membership::election::state::Why;
-use baton_membership::{Candidacy, Leadership, Member, MemberRole, Standing};
+use baton_membership::{Candidacy, Leadership, Member, MemberRole, Policies, Standing};
 use baton_router::Tokenization;
 
 use crate::cli::etcd::EtcdArgs;
+use crate::cli::guard::GuardArgs;
 use crate::conductor::Lead;
 use crate::config::Config;
+use crate::guard::to_attach;
 use crate::up::Service;
 
 /// Where nodes attach when nothing else is said: they have to know it before this starts.
@@ -47,6 +49,9 @@ pub struct ServeArgs {
     /// How conductors elect the one that leads, where there are several
     #[command(flatten)]
     etcd: EtcdArgs,
+    /// What keeps strangers from the control port
+    #[command(flatten)]
+    guard: GuardArgs,
     /// Threads that serve clients and decide; 1 spends the least processor time a call [default: one a core]
     #[arg(long)]
     threads: Option<usize>,
@@ -82,6 +87,7 @@ fn settings(args: &ServeArgs) -> Result<Config, String> {
         config.scheduler.block_tokens = BLOCK_TOKENS;
     }
     crate::conductor::as_served(&mut config.scheduler);
+    args.guard.put(&mut config.service);
     if let Some(listen) = &args.listen {
         config.service.listen.clone_from(listen);
     }
@@ -98,7 +104,9 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
     let stop = crate::shutdown::on_signal()?;
     let etcd = args.etcd.client()?;
     let lead = if etcd.is_some() { Lead::elected() } else { Lead::alone() };
-    let mut service = Service::start_led(&config, tokenization, args.config.clone(), lead.clone()).await?;
+    let policies = etcd.as_ref().map(|etcd| Policies::new(etcd, &args.etcd.cluster)).transpose();
+    let led = (lead.clone(), policies.map_err(|e| e.to_string())?);
+    let mut service = Service::start_led(&config, tokenization, args.config.clone(), led).await?;
     if let Some(etcd) = etcd {
         let candidacy = Candidacy::new(&args.etcd.cluster, conductor(&service, &args)?, LEASE_US);
         lead.stands(Leadership::start(&etcd, candidacy).map_err(|e| e.to_string())?);
@@ -136,7 +144,7 @@ fn conductor(service: &Service, args: &ServeArgs) -> Result<Member, String> {
         return Err(format!("serve: nodes cannot attach to {control}; say where they can with --advertise"));
     }
     let name = args.name.clone().unwrap_or_else(|| format!("{}-{}", crate::up::host_name(), control.port()));
-    let address = args.advertise.clone().unwrap_or_else(|| format!("http://{control}"));
+    let address = args.advertise.clone().unwrap_or_else(|| format!("{}://{control}", service.guard.scheme()));
     Ok(Member::new(name, MemberRole::Conductor, vec![address]))
 }
 
@@ -163,9 +171,10 @@ fn greet(service: &Service, config: &Config, args: &ServeArgs) {
     println!("baton: front door on {scheme}://{clients}, nodes attach on {control}; Ctrl-C drains and stops");
     let model = args.model.as_ref().map_or_else(String::new, |f| format!(" --model {}", f.display()));
     let block_tokens = config.scheduler.block_tokens;
+    let to_attach = to_attach(&config.service, control);
     for (name, role) in [("p0", "prefill"), ("d0", "decode")] {
         println!(
-            "node:  baton node --name {name} --role {role} --conductor http://{control} --block-tokens {block_tokens}{model}"
+            "node:  baton node --name {name} --role {role} {to_attach} --block-tokens {block_tokens}{model}"
         );
     }
     println!("watch: baton top --url {scheme}://{clients}   metrics: {scheme}://{clients}/metrics");

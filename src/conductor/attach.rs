@@ -1,9 +1,11 @@
 //! The gRPC side of attaching: a node's stream becomes messages, its orders become its stream.
 
+use std::net::SocketAddr;
 use std::pin::Pin;
 
 use baton_types::{Epoch, InstanceId};
 use baton_wire::v1;
+use futures_util::TryStreamExt as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
@@ -11,6 +13,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::inbox::{Inbox, Message};
 use super::lead::Lead;
+use crate::guard::{ClusterGuard, Opening};
+use crate::metrics::Metrics;
 
 /// Messages to a node that may wait; a node that lets more pile up is taken for lost.
 const ORDERS_PER_NODE: usize = 1024;
@@ -18,23 +22,82 @@ const ORDERS_PER_NODE: usize = 1024;
 const HELLO_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// The control plane's server.
+#[derive(Clone)]
 pub struct ControlService {
     inbox: Inbox,
     hello_within: std::time::Duration,
     lead: Lead,
+    guard: ClusterGuard,
+    metrics: Option<Metrics>,
 }
 
 impl ControlService {
     /// A server that tells `inbox` what nodes say, and takes them as long as `lead` lets it.
     #[must_use]
-    pub const fn new(inbox: Inbox, lead: Lead) -> Self {
-        Self { inbox, hello_within: HELLO_WITHIN, lead }
+    pub fn new(inbox: Inbox, lead: Lead) -> Self {
+        Self { inbox, hello_within: HELLO_WITHIN, lead, guard: ClusterGuard::default(), metrics: None }
+    }
+
+    /// The same for nodes that have what `guard` asks for; those that have it not are counted.
+    #[must_use]
+    pub fn guarded(self, guard: ClusterGuard, metrics: Metrics) -> Self {
+        Self { guard, metrics: Some(metrics), ..self }
     }
 
     /// The same with another patience for the first message.
     #[cfg(test)]
     pub(super) fn hello_within(inbox: Inbox, hello_within: std::time::Duration) -> Self {
-        Self { inbox, hello_within, lead: Lead::alone() }
+        Self { hello_within, ..Self::new(inbox, Lead::alone()) }
+    }
+
+    /// Counts and tells of who was not let in.
+    fn refused(&self, status: Status, from: Option<SocketAddr>) -> Status {
+        if let Some(metrics) = &self.metrics {
+            metrics.node_refused();
+        }
+        let from = from.map_or_else(|| "somewhere".to_owned(), |from| from.to_string());
+        tracing::warn!(from, why = status.message(), "a node was not let in");
+        status
+    }
+
+    async fn hello(&self, incoming: &mut Streaming<v1::FromNode>) -> Result<v1::Hello, Status> {
+        match tokio::time::timeout(self.hello_within, incoming.message()).await {
+            Ok(Ok(Some(v1::FromNode { message: Some(v1::from_node::Message::Hello(hello)) }))) => Ok(hello),
+            Ok(Err(status)) => Err(status),
+            Ok(_) => Err(Status::invalid_argument("the first message of a node must be Hello")),
+            Err(_) => {
+                let within = self.hello_within;
+                Err(Status::deadline_exceeded(format!("the node did not say Hello within {within:?}")))
+            }
+        }
+    }
+
+    /// Takes a node in, from its Hello to its welcome; what goes to it from then on.
+    async fn welcome(
+        self,
+        mut incoming: Streaming<v1::FromNode>,
+        (opening, from): (Option<Opening>, Option<SocketAddr>),
+    ) -> Result<ToNodeStream, Status> {
+        let hello = self.hello(&mut incoming).await?;
+        if let Some(opening) = opening {
+            self.guard.proven(&opening, &hello.proof).map_err(|status| self.refused(status, from))?;
+        }
+        let (orders, receiver) = mpsc::channel(ORDERS_PER_NODE);
+        let (reply, answer) = oneshot::channel();
+        let joined = Message::Joined { hello: Box::new(hello), orders, reply };
+        if !self.inbox.send(joined).await {
+            return Err(Status::unavailable("the conductor is shutting down"));
+        }
+        let welcome = match answer.await {
+            Ok(Ok(welcome)) => welcome,
+            Ok(Err(why)) => return Err(Status::failed_precondition(why)),
+            Err(_) => return Err(Status::unavailable("the conductor is shutting down")),
+        };
+        let life = (InstanceId(welcome.instance), Epoch(welcome.epoch));
+        // Orders may have been queued already: the welcome goes first in the stream itself.
+        let first = v1::ToNode { message: Some(v1::to_node::Message::Welcome(welcome)) };
+        tokio::spawn(listen(self.inbox.clone(), incoming, life));
+        Ok(Box::pin(tokio_stream::once(first).chain(ReceiverStream::new(receiver)).map(Ok)))
     }
 }
 
@@ -49,35 +112,15 @@ impl v1::control_server::Control for ControlService {
         request: Request<Streaming<v1::FromNode>>,
     ) -> Result<Response<ToNodeStream>, Status> {
         self.lead.check()?;
-        let mut incoming = request.into_inner();
-        let hello = match tokio::time::timeout(self.hello_within, incoming.message()).await {
-            Ok(Ok(Some(v1::FromNode { message: Some(v1::from_node::Message::Hello(hello)) }))) => hello,
-            Ok(Err(status)) => return Err(status),
-            Ok(_) => return Err(Status::invalid_argument("the first message of a node must be Hello")),
-            Err(_) => {
-                let within = self.hello_within;
-                return Err(Status::deadline_exceeded(format!(
-                    "the node did not say Hello within {within:?}"
-                )));
-            }
-        };
-        let (orders, receiver) = mpsc::channel(ORDERS_PER_NODE);
-        let (reply, answer) = oneshot::channel();
-        let joined = Message::Joined { hello: Box::new(hello), orders: orders.clone(), reply };
-        if !self.inbox.send(joined).await {
-            return Err(Status::unavailable("the conductor is shutting down"));
-        }
-        let welcome = match answer.await {
-            Ok(Ok(welcome)) => welcome,
-            Ok(Err(why)) => return Err(Status::failed_precondition(why)),
-            Err(_) => return Err(Status::unavailable("the conductor is shutting down")),
-        };
-        let life = (InstanceId(welcome.instance), Epoch(welcome.epoch));
-        // Orders may have been queued already: the welcome goes first in the stream itself.
-        let first = v1::ToNode { message: Some(v1::to_node::Message::Welcome(welcome)) };
-        let stream = tokio_stream::once(first).chain(ReceiverStream::new(receiver)).map(Ok);
-        tokio::spawn(listen(self.inbox.clone(), incoming, life));
-        Ok(Response::new(Box::pin(stream)))
+        let from = request.remote_addr();
+        let opening = self.guard.asked(request.metadata()).map_err(|status| self.refused(status, from))?;
+        let welcomed = self.clone().welcome(request.into_inner(), (opening, from));
+        let Some(opening) = opening else { return Ok(Response::new(welcomed.await?)) };
+        // The node waits for our proof before it says Hello.
+        let stream = futures_util::stream::once(welcomed).try_flatten();
+        let mut answer = Response::new(Box::pin(stream) as ToNodeStream);
+        self.guard.answer(&opening, answer.metadata_mut());
+        Ok(answer)
     }
 }
 

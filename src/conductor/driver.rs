@@ -14,6 +14,7 @@ use super::backend::{Door, Shared};
 use super::fleet::Fleet;
 use super::inbox::{Inbox, Message, WeakInbox};
 use super::journal::{JournalSettings, JournalWriter};
+use super::lead::Lead;
 use super::policy::StagePolicy;
 use super::session::{Heard, Phase, Session, Turn};
 use super::status::{Decisions, chosen, in_words};
@@ -74,6 +75,8 @@ pub struct Driver {
     tenants: BTreeMap<Arc<str>, TenantId>,
     effects: Vec<Effect>,
     pub(super) clock: Clock,
+    /// Whether orders may be given, and under which leadership.
+    pub(super) lead: Lead,
     pub(super) receiver: Option<mpsc::Receiver<Message>>,
 }
 
@@ -134,8 +137,15 @@ impl Driver {
             effects: Vec::new(),
             clock: Box::new(move || u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)),
             receiver: Some(receiver),
+            lead: Lead::alone(),
         };
         Ok((driver, inbox, door))
+    }
+
+    /// The same, giving orders only as long as `lead` lets it.
+    #[must_use]
+    pub fn led_by(self, lead: Lead) -> Self {
+        Self { lead, ..self }
     }
 
     /// Serves until every sender of the inbox is gone.
@@ -206,6 +216,7 @@ impl Driver {
             Message::Beat { instance, epoch, load } if self.fleet.is_current(instance, epoch) => {
                 self.heard(instance);
                 if let Some(node) = self.fleet.get_mut(instance) {
+                    self.metrics.heard(&node.name, &load);
                     node.load = *load;
                 }
             }
@@ -324,6 +335,7 @@ impl Driver {
             landed: false,
             room_tokens: 0,
             cached_tokens: 0,
+            expected: None,
             predicted_ttft_us: 0,
             arrived_us: self.now_us,
             first_token_us: None,
@@ -353,6 +365,7 @@ impl Driver {
         let known = self.decisions.of(request);
         if let Some(terms) = known.and_then(chosen) {
             session.predicted_ttft_us = terms.ttft_us;
+            session.expected.get_or_insert((terms.instance, terms.cached_tokens));
         }
         let told = known.filter(|_| session.submission.explain);
         let decision = told.and_then(|decision| in_words(decision, &names));
@@ -424,7 +437,9 @@ impl Driver {
 
     fn send_orders(&mut self) {
         loop {
-            let stuck = self.fleet.flush();
+            // Without leave nothing is ordered: another may lead by now, and order otherwise.
+            let Some(leader) = self.lead.token() else { return self.fleet.withhold() };
+            let stuck = self.fleet.flush(leader);
             if stuck.is_empty() {
                 return;
             }

@@ -37,6 +37,7 @@ impl Driver {
             epoch: epoch.0,
             heartbeat_us: self.config.service.heartbeat_us,
             chain_seed: self.config.service.chain_seed,
+            leader: self.lead.token().unwrap_or(0),
         })
     }
 
@@ -144,6 +145,10 @@ impl Driver {
         if let Some(cached_tokens) = told.cached_tokens.filter(|_| session.moves == 0) {
             session.cached_tokens = cached_tokens.min(session.submission.tokens.len() as u64);
         }
+        if let Some(found) = told.cached_tokens {
+            self.weigh(request, found);
+        }
+        let Some(session) = self.sessions.get_mut(&request) else { return };
         let Some(finish) = finish_of(told.finish) else { return };
         if session.answer.is_empty() {
             // Never a success without an answer.
@@ -153,6 +158,15 @@ impl Driver {
             return self.leg_failed(request, leg, &failure);
         }
         self.complete(request, finish);
+    }
+
+    /// What was expected in an instance's cache, and what it found there.
+    fn weigh(&mut self, request: RequestId, found_tokens: u64) {
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        let Some((instance, expected_tokens)) = session.expected.take() else { return };
+        if let Some(node) = self.fleet.get(instance) {
+            self.metrics.cache_found(&node.name, expected_tokens, found_tokens);
+        }
     }
 
     fn complete(&mut self, request: RequestId, finish: Finish) {
@@ -181,9 +195,16 @@ impl Driver {
     fn prefilled(&mut self, request: RequestId, done: &v1::Prefilled) {
         let now_us = self.now_us;
         let Some(session) = self.sessions.get_mut(&request) else { return };
+        let mut counts_later = false;
         if let Some(node) = session.prefill.and_then(|leg| self.fleet.get_mut(leg)) {
             node.pace.prefilled += 1;
+            // A server that prefills and decodes tells its count with the end of the answer.
+            counts_later = node.hello.engine_moves_kv && session.prefill == session.decode;
         }
+        if !counts_later {
+            self.weigh(request, done.cached_tokens);
+        }
+        let Some(session) = self.sessions.get_mut(&request) else { return };
         session.enter(Phase::HandingOff, now_us, &self.fleet);
         if session.moves == 0 {
             session.cached_tokens = done.cached_tokens.min(session.submission.tokens.len() as u64);

@@ -187,12 +187,17 @@ impl Fleet {
         self.iter().filter(|(_, n)| n.heard_us < since_us).map(|(id, n)| (id, n.epoch)).collect()
     }
 
-    /// Sends what has gathered for each node; returns those that could not take it.
-    pub(super) fn flush(&mut self) -> Vec<(InstanceId, Epoch)> {
+    /// Drops what has gathered: nobody may order it any more.
+    pub(super) fn withhold(&mut self) {
+        self.nodes.iter_mut().flatten().for_each(|node| node.outbox.clear());
+    }
+
+    /// Sends what has gathered for each node, in the name of the leadership `leader`; returns those that could not take it.
+    pub(super) fn flush(&mut self, leader: u64) -> Vec<(InstanceId, Epoch)> {
         let mut stuck = Vec::new();
         for (at, node) in self.nodes.iter_mut().enumerate() {
             let Some(node) = node.as_mut().filter(|n| !n.outbox.is_empty()) else { continue };
-            let orders = v1::Orders { orders: std::mem::take(&mut node.outbox) };
+            let orders = v1::Orders { orders: std::mem::take(&mut node.outbox), leader };
             let message = v1::ToNode { message: Some(v1::to_node::Message::Orders(orders)) };
             if node.orders.try_send(message).is_err() {
                 stuck.push((InstanceId(u32::try_from(at).unwrap_or(u32::MAX)), node.epoch));

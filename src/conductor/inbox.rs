@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use baton_router::{Event, Submission};
 use baton_types::{Epoch, InstanceId, RequestId};
@@ -123,11 +124,18 @@ impl WeakInbox {
     }
 }
 
+/// Where a conductor's names for requests begin: at the time of its start, µs, so that no two conductors, one after the
+/// other or side by side, use one name, and KV that was on its way for one never lands in a request of the other.
+fn first_request() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(0).max(1)
+}
+
 /// An inbox with its receiving side.
 #[must_use]
 pub fn inbox() -> (Inbox, mpsc::Receiver<Message>) {
     let (sender, receiver) = mpsc::channel(INBOX_MESSAGES);
-    (Inbox { sender, next_request: Arc::new(AtomicU64::new(1)) }, receiver)
+    (Inbox { sender, next_request: Arc::new(AtomicU64::new(first_request())) }, receiver)
 }
 
 impl Inbox {

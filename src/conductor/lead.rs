@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use baton_membership::Leadership;
+use baton_membership::{Leadership, Permit};
 use tonic::Status;
 
 use crate::node::LEADER_METADATA;
@@ -13,6 +13,8 @@ pub struct Lead {
     /// One of several.
     elected: bool,
     standing: Arc<OnceLock<Leadership>>,
+    /// Of its first leadership: it has no second, for what it knows is of the first.
+    token: Arc<OnceLock<u64>>,
 }
 
 impl Lead {
@@ -40,10 +42,32 @@ impl Lead {
         self.standing.get()
     }
 
+    /// Leave to give orders at this moment, and under which leadership; 0 for the only conductor.
+    #[must_use]
+    pub fn token(&self) -> Option<u64> {
+        if !self.elected {
+            return Some(0);
+        }
+        let permit = self.standing.get()?.permit()?;
+        (*self.token.get_or_init(|| permit.token) == permit.token).then_some(permit.token)
+    }
+
+    /// Leave to write what all conductors follow, for the one that leads.
+    ///
+    /// # Errors
+    /// In words: it does not lead; and who does, if that is known.
+    pub fn permit(&self) -> Result<Permit, String> {
+        let permit = self.standing.get().and_then(Leadership::permit).filter(|_| self.token().is_some());
+        permit.ok_or_else(|| match self.check() {
+            Err(status) => format!("{}: ask there", status.message()),
+            Ok(()) => "nobody elects this conductor".to_owned(),
+        })
+    }
+
     /// Whether a node may attach; if not, the refusal says who leads and where, if that is known.
     pub(super) fn check(&self) -> Result<(), Status> {
         let standing = self.standing.get();
-        if !self.elected || standing.is_some_and(|leadership| leadership.permit().is_some()) {
+        if !self.elected || self.token().is_some() {
             return Ok(());
         }
         let leader = standing.and_then(|leadership| leadership.leader().borrow().clone());
@@ -70,7 +94,8 @@ mod tests {
 
     #[test]
     fn the_only_conductor_always_may_and_a_candidate_not_before_it_leads() {
-        assert!(Lead::alone().check().is_ok());
+        assert!(Lead::alone().check().is_ok() && Lead::alone().token() == Some(0));
+        assert_eq!(Lead::elected().token(), None);
         let refused = Lead::elected().check().expect_err("it does not lead");
         assert_eq!(refused.code(), tonic::Code::Unavailable, "the node tries again");
         assert!(refused.message().contains("nobody is known to"));

@@ -7,6 +7,7 @@ use baton_wire::v1;
 
 use super::driver::Driver;
 use super::session::{Phase, Session};
+use super::status::chosen;
 use crate::capture::CaptureOutcome;
 
 /// A placement as the core orders it.
@@ -52,12 +53,17 @@ impl Driver {
         let now_us = self.now_us;
         let peer = (placed.decode != placed.instance).then(|| self.fleet.peer(placed.decode)).flatten();
         let fetch_from = placed.fetch.and_then(|f| self.fleet.peer(f.from));
+        let decided =
+            self.decisions.of(request).and_then(chosen).map(|terms| (terms.instance, terms.cached_tokens));
         let Some(session) = self.sessions.get_mut(&request) else { return };
         if session.done {
             self.pending.push_back(Input::RequestCancelled { request });
             self.end(request);
             return;
         }
+        // Only what was expected of this very instance, and for the prompt alone.
+        let expected = decided.or(session.expected).filter(|(chosen, _)| *chosen == placed.instance);
+        session.expected = expected.filter(|_| session.answer.is_empty());
         session.attempt += 1;
         session.parked = false;
         session.moves += u32::from(session.attempt > 1 && !session.answer.is_empty());
@@ -65,7 +71,7 @@ impl Driver {
         session.enter(Phase::Prefilling, now_us, &self.fleet);
         (session.landed, session.room_tokens) = (false, placed.room_tokens);
         session.given = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
-        let attempt = session.attempt;
+        let (attempt, expected_tokens) = (session.attempt, session.expected.map(|(_, tokens)| tokens));
         let work = prefill_work(session);
         let told = self.fleet.get(placed.decode).is_some_and(|node| node.hello.engine_moves_kv);
         let expected = (placed.decode != placed.instance)
@@ -83,6 +89,7 @@ impl Driver {
             fetch_blocks: placed.fetch.map_or(0, |f| f.blocks),
             room_tokens: placed.room_tokens,
             order: placed.order,
+            expected_tokens,
         };
         self.push(placed.instance, request, attempt, v1::order::Order::Prefill(prefill));
     }

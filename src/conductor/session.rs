@@ -59,6 +59,8 @@ pub(super) struct Session {
     pub landed: bool,
     pub room_tokens: u32,
     pub cached_tokens: u64,
+    /// Prompt tokens that were expected in the cache of the instance that was chosen, until it has told.
+    pub expected: Option<(InstanceId, u64)>,
     pub predicted_ttft_us: u64,
     pub arrived_us: u64,
     pub first_token_us: Option<u64>,

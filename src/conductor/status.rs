@@ -250,6 +250,10 @@ impl Driver {
         // What the command line said still holds.
         config.service.listen.clone_from(&self.config.service.listen);
         config.service.control.clone_from(&self.config.service.control);
+        config.service.cluster_key.clone_from(&self.config.service.cluster_key);
+        config.service.cluster_tls_cert.clone_from(&self.config.service.cluster_tls_cert);
+        config.service.cluster_tls_key.clone_from(&self.config.service.cluster_tls_key);
+        config.service.cluster_tls_ca.clone_from(&self.config.service.cluster_tls_ca);
         super::as_served(&mut config.scheduler);
         crate::policy::can_reload(&self.config, &config)?;
         let changes = crate::policy::changes(&self.config, &config);

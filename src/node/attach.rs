@@ -9,8 +9,10 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
+use tonic::transport::Channel;
 
-use super::whom::Whom;
+use super::whom::{Chosen, Whom};
+use crate::guard::ClusterGuard;
 
 /// Messages to the conductor that may wait; the engine waits when they are full.
 const FACTS_WAITING: usize = 1024;
@@ -46,9 +48,13 @@ impl From<Gone> for tonic::Status {
     }
 }
 
+/// Orders of a life, and where its facts go.
+type Open = (Streaming<v1::ToNode>, mpsc::Sender<v1::FromNode>);
+
 /// See the module.
 pub(super) struct Line<S> {
     pub(super) whom: Arc<Whom>,
+    pub(super) guard: ClusterGuard,
     pub(super) hello: v1::Hello,
     pub(super) station: S,
 }
@@ -59,10 +65,10 @@ impl<S: Station> Line<S> {
     /// # Errors
     /// When the conductor will not have this node; trying again would not help.
     pub(super) async fn keep(&self, stop: &CancellationToken) -> Result<(), String> {
-        let mut pause = RETRY_FIRST;
+        let (mut pause, mut known) = (RETRY_FIRST, false);
         loop {
             let ended = tokio::select! {
-                ended = self.once() => ended,
+                ended = self.once(&mut known) => ended,
                 () = stop.cancelled() => return Ok(()),
             };
             if self.station.detached().is_err() {
@@ -72,6 +78,10 @@ impl<S: Station> Line<S> {
                 Ok(()) => pause = RETRY_FIRST,
                 Err(status) if status.code() == tonic::Code::FailedPrecondition => {
                     return Err(format!("the conductor refused: {}", status.message()));
+                }
+                // One that had taken this node will have its key mended; the first is told where to look.
+                Err(status) if status.code() == tonic::Code::Unauthenticated && !known => {
+                    return Err(format!("not let in: {}", status.message()));
                 }
                 Err(status) => {
                     self.whom.refused(&status);
@@ -90,14 +100,14 @@ impl<S: Station> Line<S> {
         }
     }
 
-    /// One life: from Hello to the end of the stream.
-    async fn once(&self) -> Result<(), tonic::Status> {
-        let chosen = self.whom.choose().await;
-        let unavailable =
-            |e: tonic::transport::Error| tonic::Status::unavailable(format!("{}: {e}", chosen.address));
-        let channel = tonic::transport::Endpoint::from_shared(chosen.address.clone())
-            .map_err(unavailable)?
-            .connect_timeout(Duration::from_secs(2))
+    async fn connect(&self, chosen: &Chosen) -> Result<ControlClient<Channel>, tonic::Status> {
+        let unavailable = |e: tonic::transport::Error| {
+            let why = std::error::Error::source(&e).map_or_else(String::new, |why| format!(": {why}"));
+            tonic::Status::unavailable(format!("{}: {e}{why}", chosen.address))
+        };
+        let channel = self
+            .guard
+            .line(&chosen.address)?
             .http2_keep_alive_interval(Duration::from_secs(5))
             .keep_alive_timeout(Duration::from_secs(5))
             .tcp_nodelay(true)
@@ -108,16 +118,40 @@ impl<S: Station> Line<S> {
             .connect()
             .await
             .map_err(unavailable)?;
-        let mut client = ControlClient::new(channel).max_decoding_message_size(usize::MAX);
+        Ok(ControlClient::new(channel).max_decoding_message_size(usize::MAX))
+    }
+
+    /// Says Hello; the orders, and where facts go. Where there is a key both sides prove that they have it.
+    async fn greet(&self, chosen: &Chosen) -> Result<Open, tonic::Status> {
+        let mut client = self.connect(chosen).await?;
         let (facts, outgoing) = mpsc::channel(FACTS_WAITING);
-        let hello = v1::from_node::Message::Hello(self.hello.clone());
-        let first = v1::FromNode { message: Some(hello) };
-        facts.send(first).await.map_err(|_| tonic::Status::cancelled("the line closed at once"))?;
-        let mut orders = client.attach(ReceiverStream::new(outgoing)).await?.into_inner();
+        let mut call = tonic::Request::new(ReceiverStream::new(outgoing));
+        let challenge = self.guard.challenge(call.metadata_mut());
+        let say = async |proof: Vec<u8>| {
+            let hello = v1::Hello { proof: proof.into(), ..self.hello.clone() };
+            let first = v1::FromNode { message: Some(v1::from_node::Message::Hello(hello)) };
+            facts.send(first).await.map_err(|_| tonic::Status::cancelled("the line closed at once"))
+        };
+        if challenge.is_none() {
+            say(Vec::new()).await?;
+        }
+        let answer = client.attach(call).await?;
+        if let Some(challenge) = challenge {
+            say(self.guard.answered(&challenge, answer.metadata())?.to_vec()).await?;
+        }
+        Ok((answer.into_inner(), facts))
+    }
+
+    /// One life: from Hello to the end of the stream.
+    async fn once(&self, known: &mut bool) -> Result<(), tonic::Status> {
+        let chosen = self.whom.choose().await;
+        let (mut orders, facts) = self.greet(&chosen).await?;
         let welcome = match orders.message().await?.and_then(|m| m.message) {
             Some(v1::to_node::Message::Welcome(welcome)) => welcome,
             _ => return Err(tonic::Status::internal("the conductor did not say Welcome first")),
         };
+        self.heed(welcome.leader)?;
+        *known = true;
         self.station.attached(&welcome, facts.clone())?;
         tracing::info!(
             node = self.hello.name,
@@ -136,10 +170,20 @@ impl<S: Station> Line<S> {
     async fn obey(&self, orders: &mut Streaming<v1::ToNode>) -> Result<(), tonic::Status> {
         while let Some(message) = orders.message().await? {
             if let Some(v1::to_node::Message::Orders(orders)) = message.message {
+                self.heed(orders.leader)?;
                 self.station.ordered(orders)?;
             }
         }
         Ok(())
+    }
+
+    /// Takes nothing from a conductor that leads no more.
+    fn heed(&self, leader: u64) -> Result<(), tonic::Status> {
+        self.whom.heed(leader).map_err(|newer| {
+            let node = &self.hello.name;
+            tracing::warn!(node, leader, newer, "an order of a conductor that leads no more is refused");
+            tonic::Status::aborted(format!("it led as {leader}, and {newer} leads by now"))
+        })
     }
 
     async fn beat(&self, facts: &mpsc::Sender<v1::FromNode>, every: Duration) -> Result<(), tonic::Status> {
@@ -147,7 +191,8 @@ impl<S: Station> Line<S> {
         loop {
             tokio::time::sleep(every).await;
             sequence += 1;
-            let load = Some(self.station.load());
+            let load =
+                Some(v1::NodeLoad { refused_orders: self.whom.refused_orders(), ..self.station.load() });
             let beat = v1::from_node::Message::Heartbeat(v1::Heartbeat { sequence, load });
             if facts.send(v1::FromNode { message: Some(beat) }).await.is_err() {
                 return Ok(());

@@ -6,6 +6,7 @@
 
 mod assumed;
 mod desk;
+mod drift;
 mod legs;
 mod news;
 mod work;
@@ -20,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::attach::{Line, Station as _};
 use super::whom::{Leaders, Whom};
+use crate::guard::ClusterGuard;
 use desk::Desk;
 pub use news::EventSource;
 
@@ -59,6 +61,8 @@ pub struct RemoteNode {
     pub events: Option<EventSource>,
     /// What its passes are expected to cost; measured times correct it.
     pub profile: CostProfile,
+    /// What its conductor has to show, and it to its conductor.
+    pub guard: ClusterGuard,
 }
 
 /// Runs a node until it is told to stop, attached to whoever leads by `leaders`, if given, instead of to `control`.
@@ -78,7 +82,7 @@ pub async fn run(node: RemoteNode, leaders: Option<Leaders>, stop: CancellationT
         let hello = hello(&node, &found).map_err(named)?;
         let capacity_blocks = hello.capacity_tokens / u64::from(node.block_tokens);
         let desk = Desk::new(engine.clone(), node.block_tokens, capacity_blocks, node.events.clone());
-        let line = Line { whom: Arc::clone(&whom), hello, station: desk.clone() };
+        let line = Line { whom: Arc::clone(&whom), guard: node.guard.clone(), hello, station: desk.clone() };
         let why = tokio::select! {
             ended = line.keep(&stop) => return ended,
             why = unwell(&engine, &desk) => why,
@@ -188,6 +192,7 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         end_tokens: node.end_tokens.clone(),
         wants_body: true,
         engine_moves_kv: true,
+        proof: Vec::new().into(),
     })
 }
 

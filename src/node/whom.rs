@@ -2,6 +2,7 @@
 
 use baton_membership::{Fence, Leader};
 use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 
 /// Where a conductor that does not lead says who does: metadata of its refusal.
@@ -18,6 +19,7 @@ pub(super) struct Whom {
     fence: Fence,
     /// Where the last refusal pointed to; good for one try.
     pointed: Mutex<Option<String>>,
+    refused_orders: AtomicU64,
 }
 
 /// A conductor to attach to.
@@ -30,7 +32,13 @@ pub(super) struct Chosen {
 impl Whom {
     /// The conductor at `told`, or whoever leads by `leaders`.
     pub(super) fn new(told: String, leaders: Option<Leaders>) -> Self {
-        Self { told, leaders, fence: Fence::new(), pointed: Mutex::new(None) }
+        Self {
+            told,
+            leaders,
+            fence: Fence::new(),
+            pointed: Mutex::new(None),
+            refused_orders: AtomicU64::new(0),
+        }
     }
 
     /// Waits until there is one.
@@ -54,6 +62,28 @@ impl Whom {
         if leaders.wait_for(other).await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+
+    /// Lets the orders of the leadership `token` pass, and from then on none of an older one.
+    ///
+    /// # Errors
+    /// The newer one that is known of: whoever gave the order leads no more.
+    pub(super) fn heed(&self, token: u64) -> Result<(), u64> {
+        let told = self.leaders.as_ref().map(|leaders| leaders.borrow().as_ref().map_or(0, |one| one.token));
+        // A conductor that nobody elects has none; who follows an election knows better.
+        if token == 0 && told.is_none() {
+            return Ok(());
+        }
+        // One older than what was seen already changes nothing.
+        let _ = self.fence.pass(told.unwrap_or(0));
+        self.fence.pass(token).inspect_err(|_| {
+            self.refused_orders.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
+    /// How often [`Self::heed`] said no.
+    pub(super) fn refused_orders(&self) -> u64 {
+        self.refused_orders.load(Ordering::Relaxed)
     }
 
     /// Remembers where a refusal points to, if it does.
@@ -88,6 +118,23 @@ mod tests {
         sender.send_replace(leader("c", 9));
         whom.replaced(&chosen).await;
         assert_eq!(whom.choose().await.address, "http://c:1");
+    }
+
+    #[test]
+    fn orders_of_an_older_leader_are_refused_as_soon_as_a_newer_is_known_of() {
+        let (sender, leaders) = watch::channel(leader("a", 5));
+        let whom = Whom::new(String::new(), Some(leaders));
+        assert_eq!(whom.heed(5), Ok(()));
+        assert_eq!(whom.heed(0), Err(5), "who follows an election takes nobody without");
+        sender.send_replace(leader("b", 7));
+        assert_eq!(whom.heed(5), Err(7), "told by the election, before any word of the newer itself");
+        sender.send_replace(leader("a", 5));
+        assert_eq!((whom.heed(5), whom.heed(7)), (Err(7), Ok(())), "what is known is not forgotten");
+        assert_eq!((whom.heed(9), whom.heed(8)), (Ok(()), Err(9)), "told by an order, before the election");
+        assert_eq!(whom.refused_orders(), 4);
+        let told = Whom::new("http://told:1".into(), None);
+        assert_eq!((told.heed(0), told.heed(3), told.heed(2)), (Ok(()), Ok(()), Err(3)));
+        assert_eq!(told.heed(0), Ok(()), "an operator who has done with elections is obeyed");
     }
 
     #[tokio::test]

@@ -276,8 +276,11 @@ impl Worker {
             // The line adds what its endpoint serves.
             serving_reads: 0,
             engine_bytes: 0,
+            refused_peers: 0,
             handoff_bytes: self.handoff_bytes,
             integrity_rejects: stats.integrity_rejects,
+            refused_orders: 0,
+            resyncs: 0,
         };
     }
 }

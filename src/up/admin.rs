@@ -8,6 +8,7 @@ use http::request::Parts;
 use http::{Method, StatusCode};
 use serde_json::json;
 
+use super::shared_policy::SharedPolicy;
 use crate::conductor::{Inbox, Question, parse_role};
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -17,6 +18,8 @@ pub(super) struct Admin {
     inbox: Inbox,
     metrics: Metrics,
     config_path: Option<PathBuf>,
+    /// Where several conductors follow one policy.
+    shared: Option<SharedPolicy>,
     /// What an operator shows as `Authorization: Bearer KEY`; `None` lets everybody in.
     key: Option<String>,
 }
@@ -25,12 +28,17 @@ pub(super) struct Admin {
 type Answer = (StatusCode, serde_json::Value);
 
 impl Admin {
-    pub(super) fn new(inbox: Inbox, metrics: Metrics, config_path: Option<PathBuf>, config: &Config) -> Self {
+    pub(super) fn new(
+        inbox: Inbox,
+        metrics: Metrics,
+        (config_path, shared): (Option<PathBuf>, Option<SharedPolicy>),
+        config: &Config,
+    ) -> Self {
         let service = &config.service;
         // Where clients need a key, operators do too: without one of their own nobody gets in.
         let key = (!service.admin_key.is_empty() || !service.api_keys.is_empty())
             .then(|| service.admin_key.clone());
-        Self { inbox, metrics, config_path, key }
+        Self { inbox, metrics, config_path, shared, key }
     }
 
     fn lets_in(&self, parts: &Parts) -> bool {
@@ -56,7 +64,10 @@ impl Admin {
                 None => gone(),
             },
             (&Method::POST, ["policy"]) => self.policy(body).await,
-            (&Method::POST, ["policy", "rollback"]) => told(self.inbox.ask(Question::Rollback).await),
+            (&Method::POST, ["policy", "rollback"]) => match &self.shared {
+                Some(shared) => told(Some(shared.rollback().await)),
+                None => told(self.inbox.ask(Question::Rollback).await),
+            },
             (&Method::POST, ["nodes", node, "drain"]) => self.drain(node, true).await,
             (&Method::POST, ["nodes", node, "resume"]) => self.drain(node, false).await,
             (&Method::POST, ["nodes", node, "role", role]) => self.role(node, role).await,
@@ -84,6 +95,9 @@ impl Admin {
 
     async fn policy(&self, body: &Bytes) -> Answer {
         let text = String::from_utf8_lossy(body);
+        if let Some(shared) = &self.shared {
+            return told(Some(self.share(shared, &text).await));
+        }
         let config = match (text.trim().is_empty(), &self.config_path) {
             (false, _) => crate::config::parse(&text),
             (true, Some(path)) => crate::config::load(path),
@@ -95,6 +109,24 @@ impl Admin {
             Ok(config) => told(self.inbox.ask(|reply| Question::Policy(Box::new(config), reply)).await),
             Err(why) => wrong(StatusCode::BAD_REQUEST, &why),
         }
+    }
+
+    /// Makes a policy the cluster's: every conductor follows it, this one as well.
+    async fn share(&self, shared: &SharedPolicy, text: &str) -> Result<Vec<String>, String> {
+        let text = match (text.trim().is_empty(), &self.config_path) {
+            (false, _) => text.to_owned(),
+            (true, Some(path)) => {
+                std::fs::read_to_string(path).map_err(|e| format!("config {}: {e}", path.display()))?
+            }
+            (true, None) => return Err("there is no configuration file; send the policy as the body".into()),
+        };
+        let text = crate::policy::to_share(&text)?;
+        let now = self.inbox.ask(Question::Config).await.ok_or("the conductor is shutting down")?;
+        let mut new = crate::policy::under(&now, &text)?;
+        crate::conductor::as_served(&mut new.scheduler);
+        crate::policy::can_reload(&now, &new)?;
+        shared.put(&text).await?;
+        Ok(crate::policy::changes(&now, &new).iter().map(ToString::to_string).collect())
     }
 
     async fn drain(&self, node: &str, drain: bool) -> Answer {

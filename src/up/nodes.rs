@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::Plan;
+use crate::guard::ClusterGuard;
 use crate::node::NodeConfig;
 
 /// How long a node's process may take to stop.
@@ -21,23 +22,28 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    pub(super) async fn start(plan: &Plan, control: SocketAddr) -> Result<Self, String> {
+    pub(super) async fn start(
+        plan: &Plan,
+        (control, guard): (SocketAddr, &ClusterGuard),
+    ) -> Result<Self, String> {
+        let control = format!("{}://{control}", guard.scheme());
         let mut nodes = Self { stop: CancellationToken::new(), tasks: JoinSet::new(), processes: Vec::new() };
         for (name, role) in plan.layout.nodes() {
             if plan.processes {
-                nodes.processes.push((name.clone(), spawn(plan, &name, role, control)?));
+                nodes.processes.push((name.clone(), spawn(plan, &name, role, &control)?));
             } else {
                 let config = NodeConfig {
                     ssd_dir: plan.data.as_ref().map(|folder| folder.join(&name)),
                     name,
                     role,
-                    control: format!("http://{control}"),
+                    control: control.clone(),
                     kv_listen: SocketAddr::from(([127, 0, 0, 1], 0)),
                     host: super::host_name(),
                     engine: plan.engines.choice()?,
                     dram_blocks: plan.engines.dram_blocks,
                     ssd_blocks: plan.engines.ssd_blocks,
                     store: plan.config.store.clone(),
+                    guard: guard.clone(),
                 };
                 nodes.tasks.spawn(crate::node::run(config, nodes.stop.clone()));
             }
@@ -81,12 +87,12 @@ impl Nodes {
     }
 }
 
-fn spawn(plan: &Plan, name: &str, role: baton_types::Role, control: SocketAddr) -> Result<Child, String> {
+fn spawn(plan: &Plan, name: &str, role: baton_types::Role, control: &str) -> Result<Child, String> {
     let program = std::env::current_exe().map_err(|e| format!("this program's own path: {e}"))?;
     let mut command = Command::new(program);
     command
         .args(["node", "--name", name, "--role", crate::conductor::role_word(role)])
-        .arg(format!("--conductor=http://{control}"))
+        .arg(format!("--conductor={control}"))
         .arg(format!("--log={}", plan.log))
         .arg("--until-stdin-ends")
         .args(plan.engines.arguments())

@@ -9,13 +9,19 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::shared_policy::SharedPolicy;
 use crate::conductor::{Inbox, Question};
 
 /// Editors write a file in several steps; they are over within this.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// Watches until told to stop.
-pub(super) async fn watch(path: PathBuf, inbox: Inbox, stop: CancellationToken) {
+/// Watches until told to stop. While the cluster has a policy of its own, the file's waits.
+pub(super) async fn watch(
+    path: PathBuf,
+    inbox: Inbox,
+    shared: Option<SharedPolicy>,
+    stop: CancellationToken,
+) {
     let (changed, mut changes) = mpsc::channel(1);
     // The folder, not the file: editors and Kubernetes swap files by renaming.
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned();
@@ -39,7 +45,13 @@ pub(super) async fn watch(path: PathBuf, inbox: Inbox, stop: CancellationToken) 
         let text = std::fs::read(&path).unwrap_or_default();
         if forced || text != last {
             last = text;
-            reload(&path, &inbox).await;
+            match shared.as_ref().and_then(SharedPolicy::version) {
+                Some(version) => tracing::warn!(
+                    version,
+                    "policy file NOT applied: the cluster's policy is in force; baton config push makes it this one"
+                ),
+                None => reload(&path, &inbox).await,
+            }
         }
     }
 }

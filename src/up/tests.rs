@@ -1,6 +1,7 @@
 //! The service without its front door: conductor, control plane and nodes over loopback, in one process.
 
 mod cluster;
+mod drift;
 mod engines;
 mod equality;
 mod spans;

@@ -12,6 +12,7 @@
 mod answers;
 mod chaos;
 mod clients;
+mod guarded;
 mod http;
 mod lifecycle;
 mod objects;

@@ -9,12 +9,12 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::http;
-use super::service::{baton, chat, signal, until};
+use super::service::{baton, chat, completion, run, signal, until};
 
 const LONG: Duration = Duration::from_secs(60);
 
 /// A process that ends with this.
-struct Running(Child);
+pub(super) struct Running(pub(super) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -24,11 +24,11 @@ impl Drop for Running {
     }
 }
 
-fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn start(mut command: Command, place: &Path, name: &str) -> Running {
+pub(super) fn start(mut command: Command, place: &Path, name: &str) -> Running {
     let out = |end: &str| File::create(place.join(format!("{name}.{end}"))).unwrap();
     command.stdout(out("out")).stderr(out("err")).stdin(Stdio::null());
     let child = command.spawn();
@@ -74,7 +74,7 @@ fn node(place: &Path, etcd: &str, name: &str, role: &str) -> Running {
     start(command, place, name)
 }
 
-fn ready(at: std::net::SocketAddr) -> Option<u16> {
+pub(super) fn ready(at: std::net::SocketAddr) -> Option<u16> {
     http::call(at, "GET /ready", &[], "").ok().map(|reply| reply.status)
 }
 
@@ -102,4 +102,144 @@ fn when_the_leading_conductor_is_killed_the_nodes_go_to_the_next() {
     drop(etcd);
     until(LONG, "the second stops", || second.0.try_wait().unwrap().is_none().then(|| log("second")));
     assert!(log("second").contains("leads no more: its lease could not be renewed"), "{}", log("second"));
+}
+
+/// The text of a stream so far, and whether it was told to be whole; it ends with this.
+fn rest_of(mut stream: http::Open, mut text: String) -> (String, bool, String) {
+    loop {
+        match stream.event() {
+            Ok(Some(data)) if data == "[DONE]" => return (text, true, String::new()),
+            Ok(Some(data)) => {
+                let event: serde_json::Value = serde_json::from_str(&data).unwrap();
+                if !event["error"].is_null() {
+                    return (text, false, data);
+                }
+                text.push_str(event["choices"][0]["text"].as_str().unwrap_or_default());
+            }
+            Ok(None) => return (text, false, "it ended".into()),
+            Err(why) => return (text, false, why),
+        }
+    }
+}
+
+#[test]
+fn a_leader_that_slept_past_its_lease_orders_nothing_when_it_wakes() {
+    let place = TempDir::new().unwrap();
+    let (_etcd, endpoint) = etcd(place.path());
+    let (mut first, at_first) = conductor(place.path(), &endpoint, "first");
+    let _nodes = [("p0", "prefill"), ("d0", "decode")].map(|(name, role)| {
+        let mut command = baton(place.path());
+        command.args(["node", "--name", name, "--role", role, "--etcd", &endpoint, "--cluster", "several"]);
+        start(command, place.path(), name)
+    });
+    let log = |name: &str| std::fs::read_to_string(place.path().join(format!("{name}.err"))).unwrap();
+    let waits = |at, name: &'static str| {
+        until(LONG, name, || (ready(at) != Some(200)).then(|| format!("{:?} {}", ready(at), log(name))));
+    };
+    waits(at_first, "first");
+    let (_second, at_second) = conductor(place.path(), &endpoint, "second");
+    until(LONG, "the second serves", || ready(at_second).is_none().then(|| log("second")));
+    let json = [("content-type", "application/json")];
+    let mut asked = completion("once upon a time", 400);
+    let ask = |at, asked: &serde_json::Value| {
+        http::Open::new(at, "POST /v1/completions", &json, &asked.to_string())
+    };
+    asked["stream"] = true.into();
+    let mut begun = ask(at_first, &asked).unwrap();
+    let event: serde_json::Value = serde_json::from_str(&begun.event().unwrap().unwrap()).unwrap();
+    let said = event["choices"][0]["text"].as_str().unwrap_or_default().to_owned();
+    signal(first.0.id(), Signal::STOP);
+    waits(at_second, "second");
+    let (whole, done, why) = rest_of(ask(at_second, &asked).unwrap(), String::new());
+    assert!(done && whole.starts_with(&said), "{why}: {said:?} {whole:?}");
+    // Calls that wait for it when it wakes: none of them is answered as if it still led.
+    let late: Vec<_> = (0..4)
+        .map(|_| {
+            let asked = completion("too late", 4);
+            std::thread::spawn(move || {
+                let json = [("content-type", "application/json")];
+                http::call(at_first, "POST /v1/completions", &json, &asked.to_string())
+            })
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(300));
+    signal(first.0.id(), Signal::CONT);
+    for answer in late {
+        let answer = answer.join().unwrap();
+        assert!(answer.as_ref().is_ok_and(|a| a.status >= 500) || answer.is_err(), "{answer:?}");
+    }
+    // What was under way is a part of the answer, no token twice, and is not told to be the whole of it, unless it
+    // was whole before the first was stopped.
+    let (told, done, why) = rest_of(begun, said);
+    assert!(whole.starts_with(&told) && (!done || told == whole), "{why}: {told:?} {whole:?}");
+    until(LONG, "the first stops", || first.0.try_wait().unwrap().is_none().then(|| log("first")));
+    assert!(log("first").contains("leads no more"), "{}", log("first"));
+    let asked = completion("once upon a time", 4).to_string();
+    http::call(at_second, "POST /v1/completions", &json, &asked).unwrap().ok();
+}
+
+/// What is in force at a conductor.
+fn ttft_us(at: std::net::SocketAddr) -> Option<u64> {
+    let config = http::call(at, "GET /admin/config", &[], "").ok()?.ok().json();
+    config["scheduler"]["classes"][0]["ttft_us"].as_u64()
+}
+
+#[test]
+fn one_policy_reaches_every_conductor_and_a_bad_one_none() {
+    let place = TempDir::new().unwrap();
+    let (_etcd, endpoint) = etcd(place.path());
+    let conductors = ["first", "second"].map(|name| conductor(place.path(), &endpoint, name));
+    let log = |name: &str| std::fs::read_to_string(place.path().join(format!("{name}.err"))).unwrap();
+    let in_force = |wanted: u64| {
+        for (_, at) in &conductors {
+            until(LONG, "the policy is in force", || {
+                let now = ttft_us(*at);
+                (now != Some(wanted)).then(|| format!("{now:?}: {}{}", log("first"), log("second")))
+            });
+        }
+    };
+    in_force(30_000_000);
+    let policy = |ttft_us: u64| {
+        let text = format!("[scheduler]\nblock_tokens = 16\n[[scheduler.classes]]\nname = \"default\"\n");
+        format!("{text}ttft_us = {ttft_us}\n")
+    };
+    let file = |text: &str| std::fs::write(place.path().join("baton.toml"), text).unwrap();
+    let config = |words: &[&str]| {
+        let to = ["--etcd", &endpoint, "--cluster", "several"];
+        run(place.path(), &[&["config"], words, &to[..]].concat())
+    };
+    // Its own sections stay each conductor's own.
+    file(&format!("[service]\nheartbeat_us = 250000\n{}", policy(9_000_000)));
+    let (code, said, why) = config(&["push", "baton.toml"]);
+    assert!(code == Some(0) && said.contains("is in force"), "{said}{why}");
+    in_force(9_000_000);
+    assert!(log("second").contains("30000000 -> 9000000"), "the change is in the log: {}", log("second"));
+    file(&policy(1));
+    let (code, _, why) = config(&["push", "baton.toml"]);
+    assert!(code == Some(1) && why.contains("ttft_us"), "{why}");
+    // The one that leads takes it from operators; another says who does.
+    let post = |at, path: &str, body: &str| http::call(at, &format!("POST {path}"), &[], body).unwrap();
+    let answers = conductors.each_ref().map(|(_, at)| post(*at, "/admin/policy", &policy(8_000_000)));
+    assert_eq!(answers.iter().filter(|answer| answer.status == 200).count(), 1, "{answers:?}");
+    assert!(answers.iter().any(|answer| answer.text.contains("does not lead")), "{answers:?}");
+    in_force(8_000_000);
+    let (code, said, why) = config(&["rollback"]);
+    assert!(code == Some(0) && said.contains("9000000"), "{said}{why}");
+    in_force(9_000_000);
+    // What somebody else writes is checked by each as a whole: none of it is in force.
+    for (text, word) in [("[scheduler]\npolicy = \"moncake\"", "moncake"), ("[service]\n", "[service]")] {
+        let put = Command::new("etcdctl")
+            .args(["--endpoints", &endpoint, "put", "/baton/several/policy", text])
+            .env("ETCDCTL_API", "3")
+            .output();
+        assert!(put.is_ok_and(|put| put.status.success()));
+        for name in ["first", "second"] {
+            let told = || log(name).lines().any(|l| l.contains("NOT applied") && l.contains(word));
+            until(LONG, "a bad policy is named", || (!told()).then(|| log(name)));
+        }
+        in_force(9_000_000);
+    }
+    let (code, said, why) = config(&["rollback"]);
+    assert_eq!(code, Some(0), "{said}{why}");
+    in_force(8_000_000);
 }

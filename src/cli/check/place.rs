@@ -15,6 +15,7 @@ use crate::capture::CaptureConfig;
 use crate::cli::serve::CONTROL;
 use crate::conductor::journal::JournalSettings;
 use crate::config::{Config, ServiceConfig};
+use crate::guard::{ClusterGuard, open_port};
 
 /// Longest wait for a connection, or for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -55,7 +56,10 @@ pub async fn ports(config: &Config, report: &mut Report) {
     let control = if told.ends_with(":0") { CONTROL } else { told };
     let check = format!("service.control {control}");
     if let Some(connect) = tried(&check, control, report).await {
-        if speaks_http2(&connect).await {
+        if !config.service.cluster_tls_cert.is_empty() {
+            let found = "taken; behind TLS it cannot be told by whom";
+            report.doubtful(&check, found, "see that it is this service, or give another port");
+        } else if speaks_http2(&connect).await {
             report.good_at(&check, "reached: a control port answers");
         } else {
             let found = "something listens there that is no control port";
@@ -158,6 +162,27 @@ pub fn tls(service: &ServiceConfig, report: &mut Report) {
             why,
             "give PEM files that this user can read: a certificate chain, own one first, and its key",
         ),
+    }
+}
+
+/// What keeps strangers from the control port: the files can be read, and there is a key where others reach it.
+pub fn strangers(service: &ServiceConfig, report: &mut Report) {
+    let check = "service.cluster_key, cluster_tls_*";
+    let guard = match ClusterGuard::read(service, None) {
+        Ok(guard) => guard,
+        Err(why) => {
+            return report.wrong(check, why, "give files that this user can read, the same on all machines");
+        }
+    };
+    let open = service.control.parse().ok().and_then(|at| open_port("the control port", at, &guard));
+    match (open, guard.has_key()) {
+        (Some(why), _) => report.doubtful(
+            check,
+            why,
+            "openssl rand -hex 32 makes a key; service.cluster_key names its file",
+        ),
+        (None, true) => report.good_at(check, format!("a key; nodes attach by {}", guard.scheme())),
+        (None, false) => {}
     }
 }
 

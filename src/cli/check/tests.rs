@@ -274,3 +274,25 @@ async fn keys_and_folders_are_read_and_tried() {
     let tried = check(&with("cert.pem", "key.pem", "key.pem/journal"), &[]).await;
     tried.is("service.journal", State::Wrong, "key.pem");
 }
+
+#[tokio::test]
+async fn ports_that_strangers_reach_want_a_key() {
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let at = |name: &str| place.path().join(name).display().to_string();
+    std::fs::write(at("cluster.key"), "a key that is long enough\n").expect("written");
+    std::fs::write(at("short.key"), "short\n").expect("written");
+    let keyed = |control: &str, key: &str| {
+        let key = if key.is_empty() { String::new() } else { at(key) };
+        format!(
+            "[service]\nlisten = \"127.0.0.1:0\"\ncontrol = \"{control}:CONTROL\"\ncluster_key = \"{key}\"\n"
+        )
+    };
+    let tried = check(&keyed("0.0.0.0", ""), &[]).await;
+    tried.is("service.cluster_key", State::Warning, "lets in whoever reaches it");
+    tried.all_good();
+    check(&keyed("0.0.0.0", "cluster.key"), &[]).await.is("service.cluster_key", State::Ok, "a key");
+    check(&keyed("127.0.0.1", "short.key"), &[]).await.is("service.cluster_key", State::Wrong, "5 bytes");
+    check(&keyed("127.0.0.1", "none.key"), &[]).await.is("service.cluster_key", State::Wrong, "none.key");
+    let quiet = check(&keyed("127.0.0.1", ""), &[]).await;
+    assert!(quiet.report.lines().iter().all(|line| !line.check.contains("cluster_key")));
+}

@@ -87,6 +87,7 @@ pub(super) fn hello(name: &str, role: &str) -> v1::Hello {
         wants_body: false,
         // Those whose name ends so have engines that move KV themselves.
         engine_moves_kv: name.ends_with('x'),
+        proof: Default::default(),
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Policies {
     etcd: Etcd,
     cluster: String,
     key: String,
+    /// Where the policy is that was in force before.
+    before: String,
 }
 
 impl Policies {
@@ -37,7 +39,8 @@ impl Policies {
     pub fn new(etcd: &Etcd, cluster: &str) -> Result<Self> {
         check_cluster(cluster)?;
         let key = format!("/baton/{cluster}/policy");
-        Ok(Self { etcd: etcd.clone(), cluster: cluster.to_owned(), key })
+        let before = format!("/baton/{cluster}/policy-before");
+        Ok(Self { etcd: etcd.clone(), cluster: cluster.to_owned(), key, before })
     }
 
     /// The policy in force, if one was ever written.
@@ -54,7 +57,7 @@ impl Policies {
     /// # Errors
     /// [`Kind::Conflict`] when it is of another version: read that one, and decide anew.
     pub async fn put(&self, text: &str, version: u64) -> Result<u64> {
-        self.write(text, version, None).await
+        self.write(Some(text), version, None).await
     }
 
     /// As [`Policies::put`], and only while the leader that `permit` was given to still has the key: a write that
@@ -63,19 +66,43 @@ impl Policies {
     /// # Errors
     /// [`Kind::Conflict`] also when another leads, or nobody.
     pub async fn put_as_leader(&self, text: &str, version: u64, permit: Permit) -> Result<u64> {
-        self.write(text, version, Some(permit.token)).await
+        self.write(Some(text), version, Some(permit.token)).await
     }
 
-    async fn write(&self, text: &str, version: u64, token: Option<u64>) -> Result<u64> {
-        if text.len() > POLICY_BYTES_MAX {
-            let why = format!("a policy of {} bytes, at most {POLICY_BYTES_MAX}; shorten it", text.len());
+    /// Puts the policy before the one in force into force again; once more takes that back. The policy that it is
+    /// now, none where none was in force before. With a permit only while its leader still has the key.
+    ///
+    /// # Errors
+    /// [`Kind::Conflict`] where there never was another, or somebody else was quicker.
+    pub async fn rollback(&self, permit: Option<Permit>) -> Result<Option<Policy>> {
+        let version = self.get().await?.map_or(0, |policy| policy.version);
+        let before = self.etcd.get(&self.before).await?.0.map(|entry| read(&entry)).transpose()?;
+        if before.is_none() && version == 0 {
+            let why = "policy: there is none before the one in force; write one";
+            return Err(MembershipError::new(Kind::Conflict, Stage::Write, why));
+        }
+        let text = before.map(|policy| policy.text);
+        let version = self.write(text.as_deref(), version, permit.map(|permit| permit.token)).await?;
+        Ok(text.map(|text| Policy { text, version }))
+    }
+
+    /// Writes the policy, or takes it away, and keeps the one in force as the one before.
+    async fn write(&self, text: Option<&str>, version: u64, token: Option<u64>) -> Result<u64> {
+        let bytes = text.map_or(0, str::len);
+        if bytes > POLICY_BYTES_MAX {
+            let why = format!("a policy of {bytes} bytes, at most {POLICY_BYTES_MAX}; shorten it");
             return Err(MembershipError::new(Kind::Invalid, Stage::Write, why));
         }
+        // Whether it is the one of `version` is what the condition says.
+        let (now, _) = self.etcd.get(&self.key).await?;
         let mut conditions = vec![Condition::Modified { key: self.key.clone(), revision: version }];
         conditions
             .extend(token.map(|revision| Condition::Created { key: leader_key(&self.cluster), revision }));
-        let put = Act::Put { value: Bytes::copy_from_slice(text.as_bytes()), lease: 0 };
-        match self.etcd.act(&self.key, &conditions, put).await? {
+        let put = |value: Bytes| Act::Put { value, lease: 0 };
+        let policy = text.map_or(Act::Delete, |text| put(Bytes::copy_from_slice(text.as_bytes())));
+        let before = now.map_or(Act::Delete, |entry| put(entry.value));
+        let acts = vec![(self.key.as_str(), policy), (self.before.as_str(), before)];
+        match self.etcd.act_on_all(&conditions, acts).await? {
             Outcome::Done { revision } => Ok(revision),
             Outcome::Refused { current, .. } => {
                 let now = current.map_or(0, |entry| entry.mod_revision);

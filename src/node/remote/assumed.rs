@@ -44,6 +44,26 @@ impl Assumed {
         news
     }
 
+    /// When each block of this chain was last used, as far as it is held from the root.
+    pub(super) fn held(&self, chain: &[BlockKey]) -> Vec<u64> {
+        chain.iter().map_while(|key| self.used.get(&key.short()).copied()).collect()
+    }
+
+    /// The engine found `found` blocks of a chain that was [held](Self::held) so: what it has evicted it has not
+    /// kept what went unused for longer. What is news of that.
+    pub(super) fn found(&mut self, held: &[u64], found: usize) -> Vec<CacheChange> {
+        let Some(evicted) = held.get(found) else { return Vec::new() };
+        let kept = self.by_time.split_off(&(evicted + 1));
+        let gone: Vec<BlockHash> = std::mem::replace(&mut self.by_time, kept).into_values().collect();
+        for block in &gone {
+            self.used.remove(block);
+        }
+        match gone.is_empty() {
+            true => Vec::new(),
+            false => vec![CacheChange::Removed { hashes: gone, tier: Tier::Hbm }],
+        }
+    }
+
     fn touch(&mut self, block: BlockHash) {
         self.now += 1;
         if let Some(before) = self.used.insert(block, self.now) {
@@ -119,6 +139,25 @@ mod tests {
         apply(&mut held, &assumed.computed(&chain(1, 9)));
         assert_eq!(held, chain(1, 3).iter().map(|key| key.short().0).collect());
         assert!(Assumed::new(0).computed(&chain(1, 2)).is_empty());
+    }
+
+    #[test]
+    fn an_engine_that_found_less_has_evicted_what_is_older_too() {
+        let (mut assumed, mut held) = (Assumed::new(100), BTreeSet::new());
+        for family in 1..=3 {
+            apply(&mut held, &assumed.computed(&chain(family, 4)));
+        }
+        let known = assumed.held(&chain(2, 6));
+        assert_eq!(known.len(), 4);
+        assert!(assumed.found(&known, 4).is_empty() && assumed.found(&known, 9).is_empty(), "as assumed");
+        // Of the second only one block was found: its others are gone, and all of the first, which is older.
+        apply(&mut held, &assumed.found(&known, 1));
+        let left = |family| chain(family, 4).iter().filter(|key| held.contains(&key.short().0)).count();
+        assert_eq!([left(1), left(2), left(3)], [0, 1, 4]);
+        assert_eq!((assumed.used.len(), assumed.by_time.len()), (5, 5));
+        assert!(assumed.found(&known, 1).is_empty(), "told once");
+        apply(&mut held, &assumed.computed(&chain(2, 4)));
+        assert_eq!(held.len(), 8);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use baton_remote::{Load, RemoteEngine};
 use baton_types::{BlockKey, CacheChange};
@@ -13,6 +15,7 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::assumed::Assumed;
+use super::drift::Drift;
 use super::legs;
 use super::news::{self, Attachment, EventSource};
 use super::work::Work;
@@ -37,12 +40,19 @@ struct Inner {
     load: Mutex<Option<Load>>,
     doubt: Notify,
     knowledge: Knowledge,
+    /// Times that what was known proved wrong.
+    resyncs: AtomicU64,
 }
 
 /// How it is known what the engine holds.
 enum Knowledge {
     /// It announces that, to those that follow.
-    Told(watch::Sender<Option<Attachment>>),
+    Told {
+        attachments: watch::Sender<Option<Attachment>>,
+        /// Told when what is known proved wrong.
+        drifted: Arc<Notify>,
+        drift: Mutex<Drift>,
+    },
     /// What it computed last, as far as there is room.
     Assumed(Mutex<Assumed>),
 }
@@ -109,8 +119,9 @@ impl Desk {
         let knowledge = events.map_or_else(assumed, |source| {
             let (attachments, seen) = watch::channel(None);
             // It ends with the desk, whose end of the channel is the only one.
-            tokio::spawn(news::follow(source, block_tokens, seen));
-            Knowledge::Told(attachments)
+            let drifted = Arc::new(Notify::new());
+            tokio::spawn(news::follow(source, block_tokens, seen, Arc::clone(&drifted)));
+            Knowledge::Told { attachments, drifted, drift: Mutex::default() }
         });
         let life = Life { facts: None, chain_seed: 0, legs: BTreeMap::new() };
         let inner = Inner {
@@ -122,6 +133,7 @@ impl Desk {
             load: Mutex::default(),
             doubt: Notify::new(),
             knowledge,
+            resyncs: AtomicU64::new(0),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -159,7 +171,7 @@ impl Desk {
 
     fn prefill(&self, request: u64, attempt: u32, order: v1::Prefill) {
         let work = match self.work(order.work) {
-            Ok(work) => work,
+            Ok(work) => Work { expected_tokens: order.expected_tokens, ..work },
             Err(why) => return self.refuse(request, attempt, ("engine", &why)),
         };
         if order.fetch_from.is_some() {
@@ -288,6 +300,44 @@ impl Voice {
         }
     }
 
+    /// When the blocks of a chain that the engine is assumed to hold were last used, before it is asked for them.
+    pub(super) fn held(&self, chain: &[BlockKey]) -> Vec<u64> {
+        match &self.desk.inner.knowledge {
+            Knowledge::Assumed(assumed) => assumed.lock().held(chain),
+            Knowledge::Told { .. } => Vec::new(),
+        }
+    }
+
+    /// The engine has told how much of a prompt it found in its cache: what was known of that is mended where it
+    /// was wrong. `held` is what [`Self::held`] said before.
+    pub(super) async fn found(&self, work: &Work, held: &[u64], found_tokens: Option<u64>) {
+        let Some(found_tokens) = found_tokens else { return };
+        let inner = &self.desk.inner;
+        match &inner.knowledge {
+            Knowledge::Assumed(assumed) => {
+                // An engine computes one token at least, so that it never finds the last block of a whole prompt.
+                let block_tokens = inner.block_tokens.max(1) as usize;
+                let most = work.request.tokens.len().saturating_sub(1) / block_tokens;
+                let found = usize::try_from(found_tokens).unwrap_or(usize::MAX) / block_tokens;
+                let held = &held[..held.len().min(most)];
+                let news = assumed.lock().found(held, found);
+                if !news.is_empty() {
+                    inner.resyncs.fetch_add(1, Ordering::Relaxed);
+                    // As in `tell`.
+                    let _ = self.facts.send(message(0, 0, news.iter().map(cache_fact).collect())).await;
+                }
+            }
+            Knowledge::Told { drifted, drift, .. } => {
+                let Some(expected_tokens) = work.expected_tokens else { return };
+                if drift.lock().note(expected_tokens, found_tokens, Instant::now()) {
+                    inner.resyncs.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!("the engine's cache is not as it announced: all of it is learnt anew");
+                    drifted.notify_one();
+                }
+            }
+        }
+    }
+
     /// Somebody should look whether the engine is well.
     pub(super) fn doubt(&self) {
         self.desk.inner.doubt.notify_one();
@@ -307,7 +357,7 @@ impl Station for Desk {
         let mut life = self.inner.life.lock();
         life.legs.clear();
         match &self.inner.knowledge {
-            Knowledge::Told(attachments) => {
+            Knowledge::Told { attachments, .. } => {
                 let chain_seed = welcome.chain_seed;
                 attachments.send_replace(Some(Attachment { chain_seed, facts: facts.clone() }));
             }
@@ -321,7 +371,7 @@ impl Station for Desk {
         let mut life = self.inner.life.lock();
         life.legs.clear();
         life.facts = None;
-        if let Knowledge::Told(attachments) = &self.inner.knowledge {
+        if let Knowledge::Told { attachments, .. } = &self.inner.knowledge {
             attachments.send_replace(None);
         }
         Ok(())
@@ -357,6 +407,7 @@ impl Station for Desk {
             waiting: whole(load.waiting),
             holds: legs,
             tiers: vec![hbm],
+            resyncs: self.inner.resyncs.load(Ordering::Relaxed),
             ..v1::NodeLoad::default()
         }
     }

@@ -27,6 +27,7 @@ pub(super) async fn prefill(engine: RemoteEngine, work: Work, voice: Voice, word
 
 async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice, word: Word) -> Result<(), RemoteError> {
     let began = Instant::now();
+    let held = voice.held(&work.chain);
     let mut leg = engine.prefill(work.request.clone()).await?;
     if let Some(handoff) = leg.offer() {
         voice.tell(vec![offer(handoff.into_bytes().into())]).await;
@@ -38,6 +39,7 @@ async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice, word: Word
     let done = done?;
     let compute_us = us_since(began);
     let Prefilled { tokens, prompt_logprobs, counts, next } = done;
+    voice.found(work, &held, counts.cached_tokens).await;
     voice.computed(&work.chain).await;
     let mut facts = Vec::new();
     if let Some(logprobs) = prompt_logprobs {
@@ -128,7 +130,7 @@ async fn decoded(
     if !goes_on(&mut word).await {
         return Ok(());
     }
-    let answer = Answer { piece: first, next: work.given, is_pair: true };
+    let answer = Answer { piece: first, next: work.given, held: None };
     forward(generation, answer, voice, &word).await
 }
 
@@ -153,6 +155,7 @@ pub(super) async fn whole(engine: RemoteEngine, work: Work, voice: Voice, word: 
 
 async fn alone(engine: &RemoteEngine, work: &Work, voice: &Voice, mut word: Word) -> Result<(), RemoteError> {
     let began = Instant::now();
+    let held = voice.held(&work.chain);
     let mut generation = engine.generate(work.request.clone()).await?;
     let mut facts = Vec::new();
     let rest = loop {
@@ -164,6 +167,7 @@ async fn alone(engine: &RemoteEngine, work: &Work, voice: &Voice, mut word: Word
                 break rest;
             }
             Piece::Finished { finish, counts } => {
+                voice.found(work, &held, counts.cached_tokens).await;
                 facts.push(ended(finish, counts.cached_tokens));
                 facts.push(prefilled_fact(us_since(began), counts.cached_tokens));
                 voice.tell(facts).await;
@@ -177,28 +181,29 @@ async fn alone(engine: &RemoteEngine, work: &Work, voice: &Voice, mut word: Word
     if !goes_on(&mut word).await {
         return Ok(());
     }
-    let answer = Answer { piece: Piece::Tokens(rest), next: work.given + 1, is_pair: false };
+    let answer = Answer { piece: Piece::Tokens(rest), next: work.given + 1, held: Some((work, held)) };
     forward(generation, answer, voice, &word).await
 }
 
 /// An answer that has begun.
-struct Answer {
+struct Answer<'a> {
     /// What came of it first.
     piece: Piece,
     /// The position of its first token.
     next: u32,
-    /// Whether its prompt was computed elsewhere: what the decode engine calls cached is what it was handed.
-    is_pair: bool,
+    /// What was computed here, and when what is assumed of it was last used. Of a prompt that was computed elsewhere
+    /// the decode engine calls cached what it was handed.
+    held: Option<(&'a Work, Vec<u64>)>,
 }
 
 /// Tells the tokens and the end.
 async fn forward(
     mut generation: Generation,
-    answer: Answer,
+    answer: Answer<'_>,
     voice: &Voice,
     word: &Word,
 ) -> Result<(), RemoteError> {
-    let Answer { mut piece, mut next, is_pair } = answer;
+    let Answer { mut piece, mut next, held } = answer;
     loop {
         match piece {
             // The prefill leg told them.
@@ -210,7 +215,10 @@ async fn forward(
                 next = next.saturating_add(count(&tokens));
             }
             Piece::Finished { finish, counts } => {
-                let cached_tokens = counts.cached_tokens.filter(|_| !is_pair);
+                let cached_tokens = counts.cached_tokens.filter(|_| held.is_some());
+                if let Some((work, held)) = &held {
+                    voice.found(work, held, cached_tokens).await;
+                }
                 voice.tell(vec![ended(finish, cached_tokens)]).await;
                 return Ok(());
             }

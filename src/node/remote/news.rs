@@ -6,7 +6,8 @@
 use baton_events::{Batch, ExtraKey, Feed, Lineage, Mirror, MirrorConfig, Subscriber, SubscriberConfig};
 use baton_types::{BlockKey, CacheChange};
 use baton_wire::v1;
-use tokio::sync::{mpsc, watch};
+use std::sync::Arc;
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::desk::{cache_fact, message};
 
@@ -59,6 +60,7 @@ pub(super) async fn follow(
     source: EventSource,
     block_tokens: u32,
     mut attachments: watch::Receiver<Option<Attachment>>,
+    drifted: Arc<Notify>,
 ) {
     loop {
         let Some(attachment) = attachments.borrow_and_update().clone() else {
@@ -74,25 +76,28 @@ pub(super) async fn follow(
         let config =
             MirrorConfig { chain_seed: attachment.chain_seed, block_tokens, ..MirrorConfig::default() };
         let mirror = Mirror::new(config, Box::new(root_in));
-        let followed = Followed { subscriber, mirror, dp_rank: source.dp_rank, told: Some(attachment) };
+        let dp_rank = source.dp_rank;
+        let followed = Followed { subscriber, mirror, dp_rank, told: Some(attachment), drifted: &drifted };
         if followed.run(&mut attachments).await.is_err() {
             return;
         }
     }
 }
 
-struct Followed {
+struct Followed<'a> {
     subscriber: Subscriber,
     mirror: Mirror,
     dp_rank: Option<u32>,
     told: Option<Attachment>,
+    /// What is known proved wrong.
+    drifted: &'a Notify,
 }
 
 /// Nobody attaches any more.
 struct Over;
 
-impl Followed {
-    /// Runs until the keys of blocks are made otherwise.
+impl Followed<'_> {
+    /// Runs until the keys of blocks are made otherwise, or all has to be learnt anew.
     async fn run(mut self, attachments: &mut watch::Receiver<Option<Attachment>>) -> Result<(), Over> {
         let chain_seed = self.told.as_ref().map(|told| told.chain_seed);
         loop {
@@ -108,6 +113,8 @@ impl Followed {
                         None => {}
                     }
                 }
+                // Whoever follows next begins with what the engine still repeats, and says that the rest is void.
+                () = self.drifted.notified() => return Ok(()),
                 feed = self.subscriber.next() => match feed.ok_or(Over)? {
                     Feed::Cleared { epoch, why } => {
                         if epoch > 1 {

@@ -20,6 +20,8 @@ pub(super) struct Work {
     pub(super) given: u32,
     /// Keys of the full blocks.
     pub(super) chain: Vec<BlockKey>,
+    /// Prompt tokens that the conductor expects in the engine's cache.
+    pub(super) expected_tokens: Option<u64>,
 }
 
 /// Fields whose meaning depends on the answer so far, which an engine takes for prompt when it goes on from there.
@@ -49,7 +51,7 @@ impl Work {
             if given == 0 { job.sampling } else { Arc::new(resumed(&job.sampling, given, &body)?) };
         let body = salted(&body, &salt_of(job.root)).unwrap_or(body);
         let request = Request { id, tokens: job.tokens.into(), sampling, body };
-        Ok(Self { request, given, chain: job.chain })
+        Ok(Self { request, given, chain: job.chain, expected_tokens: None })
     }
 }
 

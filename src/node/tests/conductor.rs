@@ -40,6 +40,8 @@ pub(super) struct Line {
     heard: VecDeque<v1::Fact>,
     /// The latest report.
     pub load: v1::NodeLoad,
+    /// As whom it gives orders.
+    pub leader: u64,
 }
 
 struct Door(mpsc::Sender<Line>);
@@ -59,7 +61,7 @@ impl Control for Door {
         };
         let (orders, receiver) = mpsc::channel(256);
         let load = v1::NodeLoad { holds: u32::MAX, ..Default::default() };
-        let line = Line { hello, facts, orders, heard: VecDeque::new(), load };
+        let line = Line { hello, facts, orders, heard: VecDeque::new(), load, leader: 0 };
         self.0.send(line).await.map_err(|_| Status::unavailable("the test is over"))?;
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver).map(|message| message))))
     }
@@ -95,6 +97,7 @@ impl Stage {
             ssd_blocks: 0,
             ssd_dir: None,
             store: Config::default().store,
+            guard: crate::guard::ClusterGuard::default(),
         };
         let stop = CancellationToken::new();
         let node = tokio::spawn(crate::node::run(config, stop.clone()));
@@ -108,10 +111,15 @@ impl Stage {
 
     /// The node's next line, in a new epoch.
     pub(super) async fn attach(&mut self) -> Line {
-        let line = self.line().await;
+        self.attach_led(0).await
+    }
+
+    /// The same to a conductor that leads as `leader`.
+    pub(super) async fn attach_led(&mut self, leader: u64) -> Line {
+        let line = Line { leader, ..self.line().await };
         self.epoch += 1;
         let (epoch, chain_seed) = (self.epoch, SEED);
-        let welcome = v1::Welcome { instance: 0, epoch, heartbeat_us: 10_000, chain_seed };
+        let welcome = v1::Welcome { instance: 0, epoch, heartbeat_us: 10_000, chain_seed, leader };
         line.say(v1::to_node::Message::Welcome(welcome)).await;
         line
     }
@@ -136,7 +144,7 @@ impl Line {
 
     pub(super) async fn order(&self, request: u64, attempt: u32, order: Order) {
         let order = v1::Order { request, attempt, order: Some(order) };
-        self.say(v1::to_node::Message::Orders(v1::Orders { orders: vec![order] })).await;
+        self.say(v1::to_node::Message::Orders(v1::Orders { orders: vec![order], leader: self.leader })).await;
     }
 
     pub(super) async fn release(&self, request: u64) {
@@ -151,6 +159,11 @@ impl Line {
             Some(v1::from_node::Message::Heartbeat(beat)) => self.load = beat.load.unwrap(),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Whether the node has said anything about a request.
+    pub(super) fn heard_of(&self, request: u64) -> bool {
+        self.heard.iter().any(|fact| fact.request == request)
     }
 
     /// The next fact about a request.

@@ -74,6 +74,32 @@ async fn a_node_tries_again_until_it_is_welcome_and_leaves_when_it_is_not() {
     assert!(why.contains("refused") && why.contains("another model"), "{why}");
 }
 
+/// Two conductors around a leader that was paused past its lease, as a node sees them.
+#[tokio::test]
+async fn orders_of_a_leader_that_was_replaced_are_refused_and_change_nothing() {
+    let mut stage = Stage::start().await;
+    drop(stage.attach_led(5).await);
+    let mut line = stage.attach_led(7).await;
+    let answer = line.serve(1, work(50)).await;
+    line.idle().await;
+    // The first wakes and says what it had in mind.
+    line.leader = 5;
+    line.order(2, 1, prefill(work(40))).await;
+    let mut next = stage.attach_led(7).await;
+    next.idle().await;
+    assert!(!line.heard_of(2) && !next.heard_of(2), "nothing came of it");
+    assert_eq!(next.load.refused_orders, 1);
+    assert_eq!(next.serve(1, work(50)).await, answer);
+    // It is no welcome either, nor is one of nobody's election taken for a newer one.
+    drop(next);
+    drop(stage.attach_led(5).await);
+    let mut line = stage.attach_led(9).await;
+    assert_eq!(line.serve(1, work(50)).await, answer);
+    line.idle().await;
+    assert_eq!(line.load.refused_orders, 2);
+    stage.end().await;
+}
+
 #[tokio::test]
 async fn a_node_stops_in_the_middle_of_work() {
     let mut stage = Stage::start().await;

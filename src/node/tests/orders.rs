@@ -145,7 +145,8 @@ async fn orders_out_of_turn_are_answered_or_ignored() {
         line.order(0, 0, order).await;
     }
     line.say(v1::to_node::Message::Welcome(v1::Welcome::default())).await;
-    line.say(v1::to_node::Message::Orders(v1::Orders { orders: vec![v1::Order::default()] })).await;
+    line.say(v1::to_node::Message::Orders(v1::Orders { orders: vec![v1::Order::default()], leader: 0 }))
+        .await;
     assert!(matches!(line.fact(0).await, (0, Fact::Replicated(_) | Fact::Cache(_))));
     still_serves(&mut line, &answer).await;
     stage.end().await;

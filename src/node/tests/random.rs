@@ -37,6 +37,7 @@ fn any_order(rng: &mut Rng) -> Order {
             fetch_blocks: u32::try_from(rng.below(9)).unwrap(),
             room_tokens,
             order: rng.below(3),
+            expected_tokens: None,
         }),
         5..8 => Order::Expect(v1::Expect { work: Some(any_work(rng)), room_tokens }),
         8..11 => {

@@ -13,7 +13,7 @@ use baton_types::{BlockKey, ChainHasher, Finish, Role, Sampling, TokenLogprob};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::conductor::{Door, Driver, DriverConfig, Inbox, Question, Status};
+use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Question, Status};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::node::{EngineChoice, NodeConfig};
@@ -44,6 +44,7 @@ pub(super) struct Cluster {
     pub door: Door,
     pub inbox: Inbox,
     pub config: Config,
+    pub metrics: Metrics,
     /// Of every request.
     pub body: bytes::Bytes,
     exporting: Option<Exporting>,
@@ -60,16 +61,21 @@ impl Cluster {
         config.service.chain_seed = 77;
         tune(&mut config);
         let (spans, exporting) = Spans::start(&config.service).unwrap();
-        let with = DriverConfig { config: config.clone(), metrics: Metrics::new().unwrap(), spans };
+        let metrics = Metrics::new().unwrap();
+        let with = DriverConfig { config: config.clone(), metrics: metrics.clone(), spans };
         let (driver, inbox, door) = Driver::new(with).unwrap();
         tokio::spawn(driver.run());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let control = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let lead = crate::conductor::Lead::alone();
-        tokio::spawn(crate::up::serve_control(listener, (inbox.clone(), lead), stop.clone()));
+        tokio::spawn(crate::up::serve_control(
+            listener,
+            (ControlService::new(inbox.clone(), lead), None),
+            stop.clone(),
+        ));
         let (body, nodes) = (SECRET.into(), BTreeMap::new());
-        let mut cluster = Self { door, inbox, config, body, exporting, control, stop, nodes };
+        let mut cluster = Self { door, inbox, config, metrics, body, exporting, control, stop, nodes };
         let nodes = layout.parse::<Layout>().map(|layout| layout.nodes()).unwrap_or_default();
         for (name, role) in nodes {
             cluster.add(&name, role, engine);
@@ -82,6 +88,17 @@ impl Cluster {
 
     /// Starts a node over a server.
     pub(super) fn add_remote(&mut self, name: &str, role: Role, engine: baton_remote::RemoteSettings) {
+        self.add_announced(name, role, engine, None);
+    }
+
+    /// The same over one that announces what its cache holds.
+    pub(super) fn add_announced(
+        &mut self,
+        name: &str,
+        role: Role,
+        engine: baton_remote::RemoteSettings,
+        events: Option<crate::node::EventSource>,
+    ) {
         let node = crate::node::RemoteNode {
             name: name.into(),
             role,
@@ -94,8 +111,9 @@ impl Cluster {
             max_model_tokens: None,
             vocab_tokens: baton_remote::testing::VOCAB_TOKENS,
             end_tokens: vec![baton_remote::testing::END_TOKEN],
-            events: None,
+            events,
             profile: baton_engine::TimedSpec::zero_work().profile,
+            guard: crate::guard::ClusterGuard::default(),
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(crate::node::run_remote(node, None, stop.clone()));
@@ -115,6 +133,7 @@ impl Cluster {
             ssd_blocks: 64,
             ssd_dir: None,
             store: self.config.store.clone(),
+            guard: crate::guard::ClusterGuard::default(),
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(crate::node::run(config, stop.clone()));

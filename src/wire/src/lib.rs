@@ -8,7 +8,7 @@ pub mod v1 {
 }
 
 /// The version that both sides must speak.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 use baton_types::{BlockHash, BlockKey, CacheChange, Tier, TokenLogprob};
 use bytes::{BufMut, Bytes, BytesMut};

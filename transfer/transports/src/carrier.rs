@@ -14,9 +14,10 @@ use crate::arena::{Arena, Loan};
 use crate::error::{Kind, Stage, TransportError};
 use crate::mover::{
     Batch, BatchId, Direction, Exposure, Grant, Inbound, Location, Memory, Mover, MoverSettings, Notice, Op,
-    Outcome, Pages, PeerId, Progress, Region, RemoteSegment, ShmConfig, ShmTransport, TcpConfig,
+    Outcome, Pages, PeerId, Progress, Region, RemoteSegment, ShmConfig, ShmTransport, TcpConfig, TcpTls,
     TcpTransport, Transport,
 };
+use crate::random::random;
 use crate::receiver::Plan;
 use baton_transfer::Priority;
 
@@ -70,14 +71,20 @@ impl Carrier {
     ///
     /// # Errors
     /// [`Kind::Unavailable`] at [`Stage::Bind`]: no port, memory or threads to be had.
-    pub(crate) fn start(config: &CarrierConfig, epoch: u64) -> Result<Arc<Self>, TransportError> {
+    pub(crate) fn start(
+        config: &CarrierConfig,
+        epoch: u64,
+        tls: Option<TcpTls>,
+    ) -> Result<Arc<Self>, TransportError> {
         let failed = |what: &str, why: String| {
             TransportError::new(Kind::Unavailable, Stage::Bind, format!("transfer engine: {what}: {why}"))
         };
-        let exposure = Exposure::new(epoch);
+        // Who greets the engine's port learns the epoch, not the windows: their numbers go to those alone who have
+        // been let in.
+        let exposure = Exposure::new(random());
         let inbound: Arc<dyn Inbound> = Arc::new(Deaf);
         let listen = SocketAddr::new(config.listen, 0);
-        let tcp = TcpConfig { io_threads: 1, ..TcpConfig::new(listen, epoch) };
+        let tcp = TcpConfig { io_threads: 1, tls, ..TcpConfig::new(listen, epoch) };
         let tcp = TcpTransport::start(tcp, exposure.clone(), inbound.clone())
             .map_err(|error| failed("listening", error.to_string()))?;
         let me = tcp.peer_id();

@@ -8,10 +8,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout};
 
 use crate::error::{Kind, Stage, TransportError};
+use crate::guard::Guard;
 use crate::handshake::{Connection, Party, greet};
 use crate::limits::Limits;
 use crate::receiver::PeerAddress;
 use crate::stats::{Counters, TransportStats};
+use crate::tls;
 use crate::wire::Wire;
 
 /// Buffer of a pipe inside the process.
@@ -69,6 +71,14 @@ impl Dialer {
     /// # Errors
     /// [`Kind::Invalid`] for unsound limits or names.
     pub fn new(config: DialerConfig) -> Result<Self, TransportError> {
+        Self::guarded(config, Guard::default())
+    }
+
+    /// The same, to peers that ask for what `guard` has, and have it themselves.
+    ///
+    /// # Errors
+    /// As [`Dialer::new`].
+    pub fn guarded(config: DialerConfig, guard: Guard) -> Result<Self, TransportError> {
         let party = Party {
             host: config.host,
             shm_dir: config.shm_dir,
@@ -76,6 +86,7 @@ impl Dialer {
             limits: config.limits,
             counters: Arc::new(Counters::default()),
             carrier: None,
+            guard,
         };
         party.check()?;
         Ok(Self::with(Arc::new(party), Link::Tcp))
@@ -169,7 +180,7 @@ impl Dialer {
             TransportError::new(Kind::Unavailable, Stage::Connect, format!("cannot reach {address}: {why}"))
         };
         match timeout(limit, TcpStream::connect(address)).await {
-            Ok(Ok(stream)) => Wire::tcp(stream).map_err(|error| failed(error.to_string())),
+            Ok(Ok(stream)) => tls::open(self.party(), stream, address).await,
             Ok(Err(error)) => Err(failed(error.to_string())),
             Err(_) => Err(failed(format!("no answer for {} ms", limit.as_millis()))),
         }

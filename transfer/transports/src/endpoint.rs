@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use crate::carrier::{Carrier, CarrierConfig};
 use crate::dialer::Dialer;
 use crate::error::{Kind, Stage, TransportError};
+use crate::guard::Guard;
 use crate::handshake::{Party, default_shm_dir};
 use crate::landing::Landings;
 use crate::limits::Limits;
@@ -21,6 +22,7 @@ use crate::receiver::Receiver;
 use crate::ring;
 use crate::serve::serve;
 use crate::stats::{Counters, Place, TransportStats, add};
+use crate::tls;
 use crate::wire::Wire;
 
 /// Streams from inside the process that wait to be taken.
@@ -60,13 +62,23 @@ pub struct EndpointConfig {
     pub limits: Limits,
     /// Hand-offs by the transfer engine; none leaves them to the flights' own connections.
     pub carrier: Option<CarrierConfig>,
+    /// What peers have to show; by default nothing.
+    pub guard: Guard,
 }
 
 impl EndpointConfig {
     /// With the system's shared memory and the default limits, and without the transfer engine.
     pub fn new(listen: SocketAddr, host: impl Into<String>, fingerprint: u64) -> Self {
         let (host, limits) = (host.into(), Limits::default());
-        Self { listen, host, shm_dir: default_shm_dir(), fingerprint, limits, carrier: None }
+        Self {
+            listen,
+            host,
+            shm_dir: default_shm_dir(),
+            fingerprint,
+            limits,
+            carrier: None,
+            guard: Guard::default(),
+        }
     }
 }
 
@@ -94,9 +106,11 @@ impl Endpoint {
             limits: config.limits,
             counters: Arc::new(Counters::default()),
             carrier: None,
+            guard: config.guard,
         };
         party.check()?;
-        party.carrier = config.carrier.map(|carrier| Carrier::start(&carrier, random())).transpose()?;
+        let tls = party.guard.tls.clone();
+        party.carrier = config.carrier.map(|carrier| Carrier::start(&carrier, random(), tls)).transpose()?;
         clear_rings(&mut party);
         let failed = |error: std::io::Error| {
             let text = format!("cannot listen on {}: {error}", config.listen);
@@ -182,15 +196,15 @@ async fn accept(
 ) {
     let mut connections = JoinSet::new();
     loop {
-        let wire = tokio::select! {
+        let arrival = tokio::select! {
             biased;
             () = reached(Phase::Draining, &mut seen) => break,
             Some(_) = connections.join_next() => continue,
-            Some(wire) = from_inside.recv() => Ok(wire),
-            accepted = listener.accept() => accepted.and_then(|(stream, _)| Wire::tcp(stream)),
+            Some(wire) = from_inside.recv() => Ok(Arrival::Inside(wire)),
+            accepted = listener.accept() => accepted.map(|(stream, _)| Arrival::Socket(stream)),
         };
-        match wire {
-            Ok(wire) => take(&landings, wire, &mut connections, &seen),
+        match arrival {
+            Ok(arrival) => take(&landings, arrival, &mut connections, &seen),
             Err(error) => {
                 let error = TransportError::from_io(&error, Stage::Serve, "accepting a connection");
                 landings.party.counters.failed(&error);
@@ -205,7 +219,18 @@ async fn accept(
     }
 }
 
-fn take(landings: &Arc<Landings>, wire: Wire, connections: &mut JoinSet<()>, seen: &watch::Receiver<Phase>) {
+/// A stream before anything was said on it.
+enum Arrival {
+    Inside(Wire),
+    Socket(TcpStream),
+}
+
+fn take(
+    landings: &Arc<Landings>,
+    arrival: Arrival,
+    connections: &mut JoinSet<()>,
+    seen: &watch::Receiver<Phase>,
+) {
     let party = &landings.party;
     let place = Place::take(&party.counters, |all| &all.open_connections, party.limits.connections);
     let Some(place) = place else {
@@ -215,6 +240,13 @@ fn take(landings: &Arc<Landings>, wire: Wire, connections: &mut JoinSet<()>, see
     let (landings, seen) = (landings.clone(), seen.clone());
     connections.spawn(async move {
         let _place = place;
-        serve(landings, wire, seen).await;
+        let wire = match arrival {
+            Arrival::Inside(wire) => Ok(wire),
+            Arrival::Socket(stream) => tls::accept(&landings.party, stream).await,
+        };
+        match wire {
+            Ok(wire) => serve(landings, wire, seen).await,
+            Err(error) => landings.party.counters.failed(&error),
+        }
     });
 }

@@ -61,6 +61,12 @@ pub(crate) enum FrameKind {
     Note = 14,
     /// Slices have left by the transfer engine: a sign of life. [-, -, slices so far]
     Moved = 15,
+    /// Prove that you have the cluster's key, as I will. Body: a number. Instead of any other beginning.
+    Challenge = 32,
+    /// I have it, and now you. Body: another number, and the proof.
+    Answer = 33,
+    /// So have I. Body: the proof.
+    Proof = 34,
 }
 
 impl FrameKind {
@@ -81,6 +87,9 @@ impl FrameKind {
             13 => Self::End,
             14 => Self::Note,
             15 => Self::Moved,
+            32 => Self::Challenge,
+            33 => Self::Answer,
+            34 => Self::Proof,
             _ => return None,
         })
     }

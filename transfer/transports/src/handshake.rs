@@ -9,11 +9,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::carrier::Carrier;
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header};
+use crate::guard::Guard;
 use crate::limits::Limits;
 use crate::message::{
     Hello, NAME_BYTES_MAX, PREFACE_BYTES, RingOffer, Welcome, check_preface, decode_failure, encode_failure,
     preface,
 };
+use crate::proof;
 use crate::ring::{NamedRing, Ring};
 use crate::stats::{Counters, Medium};
 use crate::wire::{ReadHalf, Wire, WriteHalf, read_control, read_header, within, write_control};
@@ -37,6 +39,8 @@ pub(crate) struct Party {
     pub(crate) counters: Arc<Counters>,
     /// Its part in the transfer engine, where it has one.
     pub(crate) carrier: Option<Arc<Carrier>>,
+    /// What peers have to show.
+    pub(crate) guard: Guard,
 }
 
 impl Party {
@@ -83,9 +87,20 @@ pub(crate) async fn greet(
         host: party.host.clone(),
         ring: named.as_ref().map(|ring| ring.offer().clone()),
     };
-    // A listener that turns us away may have closed already; what it said is read all the same.
-    let said = say(&mut wire.writer, Header::new(FrameKind::Hello, 0, 0, 0), &hello.encode(), limit).await;
-    read_preface(&mut wire.reader, limit).await.map_err(|error| said.clone().err().unwrap_or(error))?;
+    let header = Header::new(FrameKind::Hello, 0, 0, 0);
+    let said = match &party.guard.key {
+        Some(key) => {
+            proof::show(party, &mut wire, key).await?;
+            write_control(&mut wire.writer, header, &hello.encode(), limit, Stage::Handshake).await
+        }
+        None => {
+            // A listener that turns us away may have closed already; what it said is read all the same.
+            let said = say(&mut wire.writer, header, &hello.encode(), limit).await;
+            let read = read_preface(&mut wire.reader, limit).await;
+            read.map_err(|error| said.clone().err().unwrap_or(error))?;
+            said
+        }
+    };
     let header = read_header(&mut wire.reader, limit, limit, Stage::Handshake).await?;
     let header = header.ok_or_else(|| said.clone().err().unwrap_or_else(closed))?;
     let body = read_control(&mut wire.reader, &header, limit, Stage::Handshake).await?;
@@ -100,7 +115,7 @@ pub(crate) async fn greet(
     }
 }
 
-async fn say(
+pub(crate) async fn say(
     writer: &mut WriteHalf,
     header: Header,
     body: &[u8],
@@ -110,7 +125,7 @@ async fn say(
     write_control(writer, header, body, limit, Stage::Handshake).await
 }
 
-async fn read_preface(reader: &mut ReadHalf, limit: Duration) -> Result<(), TransportError> {
+pub(crate) async fn read_preface(reader: &mut ReadHalf, limit: Duration) -> Result<(), TransportError> {
     let mut theirs = [0; PREFACE_BYTES];
     within(limit, Stage::Handshake, "waiting for its greeting", reader.read_exact(&mut theirs)).await?;
     check_preface(&theirs)
@@ -160,14 +175,21 @@ pub(crate) async fn welcome(party: &Party, mut wire: Wire) -> Result<Connection,
         }
         return Err(error);
     }
-    let header = read_header(&mut wire.reader, limit, limit, Stage::Handshake).await?.ok_or_else(closed)?;
-    let body = read_control(&mut wire.reader, &header, limit, Stage::Handshake).await?;
+    let mut header =
+        read_header(&mut wire.reader, limit, limit, Stage::Handshake).await?.ok_or_else(closed)?;
+    let mut body = read_control(&mut wire.reader, &header, limit, Stage::Handshake).await?;
+    let proves = party.guard.key.is_some() || header.kind == FrameKind::Challenge;
+    if proves {
+        proof::ask(party, &mut wire, (header.kind, &body)).await?;
+        header = read_header(&mut wire.reader, limit, limit, Stage::Handshake).await?.ok_or_else(closed)?;
+        body = read_control(&mut wire.reader, &header, limit, Stage::Handshake).await?;
+    }
     if header.kind != FrameKind::Hello {
         return Err(unexpected(header.kind));
     }
     let hello = Hello::decode(&body)?;
     if hello.fingerprint != party.fingerprint {
-        return refuse(party, wire, &hello).await;
+        return refuse(party, wire, (&hello, proves)).await;
     }
     let (ring, ring_refused) = match hello.ring.as_ref().map(|offer| open_ring(party, &hello.host, offer)) {
         None => (None, None),
@@ -178,11 +200,28 @@ pub(crate) async fn welcome(party: &Party, mut wire: Wire) -> Result<Connection,
         }
     };
     let body = Welcome { ring_refused }.encode();
-    say(&mut wire.writer, Header::new(FrameKind::Welcome, 0, 0, 0), &body, limit).await?;
+    reply(&mut wire, Header::new(FrameKind::Welcome, 0, 0, 0), &body, (limit, proves)).await?;
     Ok(Connection::new(wire, ring))
 }
 
-async fn refuse(party: &Party, mut wire: Wire, hello: &Hello) -> Result<Connection, TransportError> {
+/// The answer to a greeting; the preface goes ahead of it where nothing was said yet.
+async fn reply(
+    wire: &mut Wire,
+    header: Header,
+    body: &[u8],
+    (limit, has_spoken): (Duration, bool),
+) -> Result<(), TransportError> {
+    if has_spoken {
+        return write_control(&mut wire.writer, header, body, limit, Stage::Handshake).await;
+    }
+    say(&mut wire.writer, header, body, limit).await
+}
+
+async fn refuse(
+    party: &Party,
+    mut wire: Wire,
+    (hello, has_spoken): (&Hello, bool),
+) -> Result<Connection, TransportError> {
     let (theirs, ours) = (hello.fingerprint, party.fingerprint);
     let text = format!(
         "fingerprint {theirs:016x} of {} is not {ours:016x} of {}: model, layout or block size differ",
@@ -191,7 +230,7 @@ async fn refuse(party: &Party, mut wire: Wire, hello: &Hello) -> Result<Connecti
     let error = TransportError::new(Kind::Invalid, Stage::Handshake, text);
     let limit = party.limits.connect_timeout();
     let header = Header::new(FrameKind::Refused, 0, 0, 0);
-    say(&mut wire.writer, header, &encode_failure(&error), limit).await?;
+    reply(&mut wire, header, &encode_failure(&error), (limit, has_spoken)).await?;
     Err(error)
 }
 
@@ -203,11 +242,11 @@ fn open_ring(party: &Party, their_host: &str, offer: &RingOffer) -> Result<Ring,
     Ring::open(dir, offer).map_err(|error| format!("cannot open it in {}: {error}", dir.display()))
 }
 
-fn closed() -> TransportError {
+pub(crate) fn closed() -> TransportError {
     let text = "the peer closed the connection during the handshake";
     TransportError::new(Kind::Closed, Stage::Handshake, text)
 }
 
-fn unexpected(kind: FrameKind) -> TransportError {
+pub(crate) fn unexpected(kind: FrameKind) -> TransportError {
     TransportError::new(Kind::Bug, Stage::Handshake, format!("a {kind:?} frame during the handshake"))
 }

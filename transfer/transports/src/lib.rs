@@ -12,6 +12,8 @@
 //!
 //! **What is bounded.** Connections, flights, slices, sizes, unconfirmed bytes, and every wait: see
 //! [`Limits`]. What is full refuses with [`Kind::Retry`].
+//!
+//! **Who is let in.** By default everybody; with a [`Guard`] who has the cluster's key, and a certificate.
 
 mod arena;
 mod carrier;
@@ -21,16 +23,19 @@ mod error;
 mod fetch;
 mod flight;
 mod frame;
+mod guard;
 mod handshake;
 mod landing;
 mod limits;
 mod message;
 pub mod mover;
+mod proof;
 mod random;
 mod receiver;
 mod ring;
 mod serve;
 mod stats;
+mod tls;
 mod wire;
 
 pub use carrier::CarrierConfig;
@@ -40,6 +45,7 @@ pub use error::{Kind, Stage, TransportError};
 pub use fetch::fetch;
 pub use flight::{Flight, FlightStats};
 pub use frame::checksum;
+pub use guard::{Challenge, ClusterKey, Guard, PROOF_BYTES, Proof, Prover, challenge};
 pub use handshake::default_shm_dir;
 pub use limits::Limits;
 pub use message::PROTOCOL_VERSION;

@@ -78,6 +78,8 @@ pub struct TransportStats {
     pub open_connections: u64,
     /// Connections turned away for lack of room.
     pub turned_away_connections: u64,
+    /// Connections refused because their peers did not prove that they have the cluster's key.
+    pub refused_peers: u64,
     /// Times that shared memory would have been used but TCP was: a connection, or a single slice.
     pub fallbacks: u64,
     /// Why, the last time.
@@ -117,6 +119,7 @@ pub(crate) struct Counters {
     pub(crate) serving_fetches: AtomicU64,
     pub(crate) open_connections: AtomicU64,
     pub(crate) turned_away_connections: AtomicU64,
+    pub(crate) refused_peers: AtomicU64,
     fallbacks: AtomicU64,
     last_fallback: std::sync::Mutex<Option<String>>,
 }
@@ -169,6 +172,7 @@ impl Counters {
             serving_fetches: read(&self.serving_fetches),
             open_connections: read(&self.open_connections),
             turned_away_connections: read(&self.turned_away_connections),
+            refused_peers: read(&self.refused_peers),
             fallbacks: read(&self.fallbacks),
             last_fallback: last,
         }

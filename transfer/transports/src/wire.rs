@@ -34,6 +34,12 @@ impl Wire {
         Ok(Self::of(Box::new(read), Box::new(write), Medium::Tcp))
     }
 
+    /// A stream under TLS, whose handshake is over.
+    pub(crate) fn tls(stream: impl AsyncRead + AsyncWrite + Send + Sync + 'static) -> Self {
+        let (read, write) = tokio::io::split(stream);
+        Self::of(Box::new(read), Box::new(write), Medium::Tcp)
+    }
+
     /// Both ends of a pipe inside this process.
     pub(crate) fn pipe(buffer_bytes: usize) -> (Self, Self) {
         let (one, other) = tokio::io::duplex(buffer_bytes);
@@ -145,7 +151,8 @@ pub(crate) async fn write_frame(
             return Err(TransportError::from_io(&end, stage, "writing a frame"));
         }
     }
-    Ok(())
+    // Under TLS what was written may wait for the socket still.
+    within(pace, stage, "writing a frame", writer.flush()).await
 }
 
 async fn write_some(writer: &mut WriteHalf, rest: &mut impl Buf) -> io::Result<usize> {

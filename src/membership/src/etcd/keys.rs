@@ -214,20 +214,22 @@ impl Etcd {
     /// When no endpoint answers, or it refuses. [`Kind::Unavailable`] and [`Kind::TimedOut`] do not tell whether it
     /// was carried out: look before trying again.
     pub async fn act(&self, key: &str, conditions: &[Condition], act: Act) -> Result<Outcome> {
-        check(key, &act)?;
-        let key = Bytes::copy_from_slice(key.as_bytes());
-        let op = match act {
-            Act::Put { value, lease } => {
-                Op::RequestPut(PutRequest { key: key.clone(), value, lease: lease.cast_signed() })
-            }
-            Act::Delete => {
-                Op::RequestDeleteRange(DeleteRangeRequest { key: key.clone(), range_end: Bytes::new() })
-            }
-        };
+        self.act_on_all(conditions, vec![(key, act)]).await
+    }
+
+    /// The same for several keys, all of them or none; the first is the one that a refusal tells of.
+    ///
+    /// # Errors
+    /// As [`Etcd::act`].
+    pub async fn act_on_all(&self, conditions: &[Condition], acts: Vec<(&str, Act)>) -> Result<Outcome> {
+        acts.iter().try_for_each(|(key, act)| check(key, act))?;
+        let first = acts.first().map(|(key, _)| *key).unwrap_or_default();
+        let key = Bytes::copy_from_slice(first.as_bytes());
+        let success = acts.into_iter().map(|(key, act)| RequestOp { request: Some(op(key, act)) }).collect();
         let look = Op::RequestRange(RangeRequest { key, range_end: Bytes::new(), limit: 1, revision: 0 });
         let request = TxnRequest {
             compare: conditions.iter().map(Condition::compare).collect(),
-            success: vec![RequestOp { request: Some(op) }],
+            success,
             failure: vec![RequestOp { request: Some(look) }],
         };
         let answer = self
@@ -258,6 +260,14 @@ impl Etcd {
             async move { client(line).compact(request).await.map(|_| ()) }
         })
         .await
+    }
+}
+
+fn op(key: &str, act: Act) -> Op {
+    let key = Bytes::copy_from_slice(key.as_bytes());
+    match act {
+        Act::Put { value, lease } => Op::RequestPut(PutRequest { key, value, lease: lease.cast_signed() }),
+        Act::Delete => Op::RequestDeleteRange(DeleteRangeRequest { key, range_end: Bytes::new() }),
     }
 }
 

@@ -162,3 +162,28 @@ async fn a_policy_is_changed_by_who_knows_the_last_one_and_all_follow() {
     policies.put("a = 5", third).await.expect("it is back");
     told("a = 5").await;
 }
+
+#[tokio::test]
+async fn the_policy_before_comes_back_by_one_call_and_goes_by_another() {
+    let server = Server::start().await;
+    let policies = Policies::new(&server.client(), "test").expect("a cluster");
+    let back = async || policies.rollback(None).await.map(|policy| policy.map(|policy| policy.text));
+    assert!(back().await.is_err_and(|e| e.kind == Kind::Conflict && e.text.contains("none before")));
+    let first = policies.put("a = 1", 0).await.expect("the first");
+    policies.put("a = 2", first).await.expect("the second");
+    assert_eq!(back().await, Ok(Some("a = 1".into())));
+    assert_eq!(back().await, Ok(Some("a = 2".into())));
+    assert_eq!(policies.get().await.map(|policy| policy.map(|p| p.text)), Ok(Some("a = 2".into())));
+    // Before the first there was none, and that comes back, too.
+    let alone = Policies::new(&server.client(), "other").expect("a cluster");
+    alone.put("b = 1", 0).await.expect("the first");
+    assert_eq!(alone.rollback(None).await, Ok(None));
+    assert_eq!(alone.get().await, Ok(None));
+    assert!(alone.rollback(None).await.is_ok_and(|policy| policy.is_some_and(|p| p.text == "b = 1")));
+    // Who leads no more takes nothing back.
+    let leader = stand(&server.client(), "leader");
+    let permit = eventually("it leads", || leader.permit()).await;
+    assert!(policies.rollback(Some(permit)).await.is_ok());
+    leader.resign().await;
+    assert!(policies.rollback(Some(permit)).await.is_err_and(|e| e.text.contains("leads no more")));
+}

@@ -36,4 +36,4 @@ pub use port::{
     Region, RemoteSegment, Slice, Transport,
 };
 pub use shm::{ShmConfig, ShmTransport};
-pub use tcp::{TcpConfig, TcpTls, TcpTransport};
+pub use tcp::{TcpConfig, TcpTls, TcpTransport, TlsPem};

@@ -152,6 +152,11 @@ impl Scene {
     }
 
     pub async fn with(medium: Medium, limits: Limits) -> Self {
+        Self::guarded(medium, limits, [Guard::default(), Guard::default()]).await
+    }
+
+    /// The same where the sender has the first of the guards, and the receiver the second.
+    pub async fn guarded(medium: Medium, limits: Limits, [theirs, ours]: [Guard; 2]) -> Self {
         let shm = tempfile::tempdir().unwrap();
         let node = Arc::new(Node::default());
         let shm_dir = Some(shm.path().to_owned());
@@ -162,10 +167,11 @@ impl Scene {
             fingerprint: FINGERPRINT,
             limits: limits.clone(),
             carrier: (medium == Medium::Engine).then(|| carrier(true)),
+            guard: ours,
         };
         let mut sender = None;
         if medium == Medium::Engine {
-            let config = EndpointConfig { host: "there".into(), ..config.clone() };
+            let config = EndpointConfig { host: "there".into(), guard: theirs.clone(), ..config.clone() };
             sender = Some(Endpoint::bind(config, Arc::new(Node::default())).await.unwrap());
         }
         let endpoint = Endpoint::bind(config, node.clone()).await.unwrap();
@@ -173,8 +179,10 @@ impl Scene {
         let dialer = match (medium, &sender) {
             (Medium::Memory, _) => endpoint.loopback(),
             (_, Some(sender)) => sender.dialer(),
-            _ => Dialer::new(DialerConfig { host: host.into(), shm_dir, fingerprint: FINGERPRINT, limits })
-                .unwrap(),
+            _ => {
+                let config = DialerConfig { host: host.into(), shm_dir, fingerprint: FINGERPRINT, limits };
+                Dialer::guarded(config, theirs).unwrap()
+            }
         };
         let peer = PeerAddress { kv_address: endpoint.address().to_string(), host: "here".into() };
         Self { node, endpoint, dialer, peer, shm, _sender: sender }

@@ -28,7 +28,7 @@ use self::route::{LaneDoor, Route, TcpPath};
 use self::serving::Door;
 use self::site::Site;
 use self::stream::Stream;
-pub use self::tls::TcpTls;
+pub use self::tls::{TcpTls, TlsPem};
 use super::damage::Damage;
 use super::gate::{Gate, Room};
 use super::greeting::{GREETING_BYTES, Greeting, Purpose};

@@ -1,0 +1,231 @@
+//! Who may attach to a conductor or reach a node's KV: those that have the cluster's key, and a certificate where
+//! TLS is on. Control and KV ports ask for the same two things.
+//!
+//! On the control port the key is proven in the call itself: the node's challenge goes with its call, the
+//! conductor's comes with the answer, and the node's proof in its Hello. The key never goes over the wire, and what
+//! was overheard opens nothing (`baton_transports::ClusterKey`).
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_transports::mover::{TcpTls, TlsPem};
+use baton_transports::{Challenge, ClusterKey, Guard, Proof, Prover};
+use tonic::Status;
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity, ServerTlsConfig};
+
+use crate::config::ServiceConfig;
+
+/// Where a challenge is in the metadata of a call, and of its answer.
+const CHALLENGE: &str = "baton-challenge-bin";
+/// Where the conductor's proof is, beside its challenge.
+const PROOF: &str = "baton-proof-bin";
+/// Longest wait for a connection to a conductor.
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+
+/// See the module. By default everybody is let in. Clones share what was read.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterGuard {
+    key: Option<ClusterKey>,
+    tls: Option<Arc<ClusterTls>>,
+}
+
+/// What TLS shows and trusts.
+struct ClusterTls {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    ca: Vec<u8>,
+    name: Option<String>,
+    links: TcpTls,
+}
+
+impl fmt::Debug for ClusterTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClusterTls(..)")
+    }
+}
+
+/// A call to attach, between challenge and proof.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    theirs: Challenge,
+    ours: Challenge,
+}
+
+impl ClusterGuard {
+    /// Reads the files that the settings name. `name` is what the certificates of those that are reached must be
+    /// for; by default the host of their address.
+    ///
+    /// # Errors
+    /// In words: which file, and what is wrong with it.
+    pub fn read(service: &ServiceConfig, name: Option<String>) -> Result<Self, String> {
+        let key = match service.cluster_key.as_str() {
+            "" => None,
+            path => Some(ClusterKey::read(Path::new(path))?),
+        };
+        let tls = match service.cluster_tls_cert.as_str() {
+            "" => None,
+            _ => Some(Arc::new(read_tls(service, name)?)),
+        };
+        Ok(Self { key, tls })
+    }
+
+    /// Whether strangers are kept out.
+    #[must_use]
+    pub const fn has_key(&self) -> bool {
+        self.key.is_some()
+    }
+
+    /// How control addresses begin.
+    #[must_use]
+    pub const fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
+    /// What a node's KV port asks for.
+    #[must_use]
+    pub fn links(&self) -> Guard {
+        Guard { key: self.key.clone(), tls: self.tls.as_ref().map(|tls| tls.links.clone()) }
+    }
+
+    /// TLS of a control port, if there is any.
+    #[must_use]
+    pub fn server_tls(&self) -> Option<ServerTlsConfig> {
+        let tls = self.tls.as_ref()?;
+        let own = Identity::from_pem(&tls.certificate, &tls.key);
+        Some(ServerTlsConfig::new().identity(own).client_ca_root(Certificate::from_pem(&tls.ca)))
+    }
+
+    /// The way to a control port. A node that has TLS never goes without.
+    ///
+    /// # Errors
+    /// [`tonic::Code::Unauthenticated`] for an address that says otherwise, `Unavailable` for one that is none.
+    pub fn line(&self, address: &str) -> Result<Endpoint, Status> {
+        if !address.starts_with(&format!("{}://", self.scheme())) {
+            let remedy = match self.tls {
+                Some(_) => "this node speaks TLS to its cluster: write https://",
+                None => "TLS needs --cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca",
+            };
+            return Err(Status::unauthenticated(format!("{address}: {remedy}")));
+        }
+        let wrong = |e: tonic::transport::Error| Status::unavailable(format!("{address}: {e}"));
+        let line = Endpoint::from_shared(address.to_owned()).map_err(wrong)?.connect_timeout(CONNECT_WITHIN);
+        let Some(tls) = &self.tls else { return Ok(line) };
+        let own = Identity::from_pem(&tls.certificate, &tls.key);
+        let mut told = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&tls.ca)).identity(own);
+        if let Some(name) = &tls.name {
+            told = told.domain_name(name);
+        }
+        line.tls_config(told).map_err(wrong)
+    }
+
+    /// The node's challenge, put into its call; none without a key.
+    pub fn challenge(&self, call: &mut MetadataMap) -> Option<Challenge> {
+        self.key.as_ref()?;
+        let ours = baton_transports::challenge();
+        call.insert_bin(CHALLENGE, MetadataValue::from_bytes(&ours));
+        Some(ours)
+    }
+
+    /// The node's proof, if the conductor that was challenged by `ours` has proven itself by its answer.
+    ///
+    /// # Errors
+    /// [`tonic::Code::Unauthenticated`]: it has not.
+    pub fn answered(&self, ours: &Challenge, answer: &MetadataMap) -> Result<Proof, Status> {
+        let key = self.key.as_ref();
+        let theirs = challenge_in(answer);
+        let proof = answer.get_bin(PROOF).and_then(|value| value.to_bytes().ok()).unwrap_or_default();
+        key.zip(theirs)
+            .filter(|(key, theirs)| key.is_proof(Prover::Conductor, theirs, ours, &proof))
+            .map(|(key, theirs)| key.prove(Prover::Node, ours, &theirs))
+            .ok_or_else(|| {
+                Status::unauthenticated(
+                    "the conductor has another cluster key: give both the same --cluster-key",
+                )
+            })
+    }
+
+    /// What a conductor makes of a call's beginning; none where nobody needs a key.
+    ///
+    /// # Errors
+    /// [`tonic::Code::Unauthenticated`]: one side has a key and the other has none.
+    pub fn asked(&self, call: &MetadataMap) -> Result<Option<Opening>, Status> {
+        match (&self.key, challenge_in(call)) {
+            (None, None) => Ok(None),
+            (Some(_), Some(theirs)) => Ok(Some(Opening { theirs, ours: baton_transports::challenge() })),
+            (Some(_), None) => Err(Status::unauthenticated(
+                "this conductor wants the cluster's key: start the node with --cluster-key",
+            )),
+            (None, Some(_)) => Err(Status::unauthenticated(
+                "this conductor has no cluster key and the node has one: give both the same --cluster-key",
+            )),
+        }
+    }
+
+    /// The conductor's challenge and proof, put into its answer.
+    pub fn answer(&self, opening: &Opening, answer: &mut MetadataMap) {
+        let Some(key) = &self.key else { return };
+        let proof = key.prove(Prover::Conductor, &opening.ours, &opening.theirs);
+        answer.insert_bin(CHALLENGE, MetadataValue::from_bytes(&opening.ours));
+        answer.insert_bin(PROOF, MetadataValue::from_bytes(&proof));
+    }
+
+    /// Whether a Hello shows that the node has the key.
+    ///
+    /// # Errors
+    /// [`tonic::Code::Unauthenticated`]: it does not.
+    pub fn proven(&self, opening: &Opening, shown: &[u8]) -> Result<(), Status> {
+        let key = self.key.as_ref();
+        if key.is_none_or(|key| key.is_proof(Prover::Node, &opening.theirs, &opening.ours, shown)) {
+            return Ok(());
+        }
+        Err(Status::unauthenticated("the node has another cluster key: give both the same --cluster-key"))
+    }
+}
+
+fn challenge_in(metadata: &MetadataMap) -> Option<Challenge> {
+    let bytes = metadata.get_bin(CHALLENGE)?.to_bytes().ok()?;
+    Challenge::try_from(&bytes[..]).ok()
+}
+
+fn read_tls(service: &ServiceConfig, name: Option<String>) -> Result<ClusterTls, String> {
+    let read = |setting: &str, path: &str| {
+        std::fs::read(path).map_err(|e| format!("service.{setting} = \"{path}\": {e}; give a PEM file"))
+    };
+    let certificate = read("cluster_tls_cert", &service.cluster_tls_cert)?;
+    let key = read("cluster_tls_key", &service.cluster_tls_key)?;
+    let ca = read("cluster_tls_ca", &service.cluster_tls_ca)?;
+    let pem = TlsPem { certificate: &certificate, key: &key, ca: &ca };
+    let links = TcpTls::mutual(&pem, name.clone())
+        .map_err(|why| format!("TLS of the cluster, service.cluster_tls_*: {why}"))?;
+    Ok(ClusterTls { certificate, key, ca, name, links })
+}
+
+/// What a node's command line says to attach at `control`.
+#[must_use]
+pub fn to_attach(service: &ServiceConfig, control: std::net::SocketAddr) -> String {
+    let scheme = if service.cluster_tls_cert.is_empty() { "http" } else { "https" };
+    let files = [
+        ("key", &service.cluster_key),
+        ("tls-cert", &service.cluster_tls_cert),
+        ("tls-key", &service.cluster_tls_key),
+        ("tls-ca", &service.cluster_tls_ca),
+    ];
+    let given = files.into_iter().filter(|(_, file)| !file.is_empty());
+    let options: String = given.map(|(name, file)| format!(" --cluster-{name} {file}")).collect();
+    format!("--conductor {scheme}://{control}{options}")
+}
+
+/// What to say of a port without a key that others than this machine can reach; none where all is well.
+#[must_use]
+pub fn open_port(what: &str, address: std::net::SocketAddr, guard: &ClusterGuard) -> Option<String> {
+    let open = !guard.has_key() && !address.ip().is_loopback();
+    open.then(|| {
+        format!("{what} {address} lets in whoever reaches it: give all processes of the cluster --cluster-key FILE")
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+use super::*;
+
+fn guard(text: &str) -> ClusterGuard {
+    ClusterGuard { key: Some(ClusterKey::parse(text).unwrap()), tls: None }
+}
+
+const OURS: &str = "the key of this cluster";
+
+/// Plays both sides; what the conductor says to the node's proof.
+fn opened(node: &ClusterGuard, conductor: &ClusterGuard) -> Result<(), Status> {
+    let (mut call, mut answer) = (MetadataMap::new(), MetadataMap::new());
+    let ours = node.challenge(&mut call);
+    let Some(opening) = conductor.asked(&call)? else { return Ok(()) };
+    conductor.answer(&opening, &mut answer);
+    let proof = node.answered(&ours.expect("the node has a key"), &answer)?;
+    conductor.proven(&opening, &proof)
+}
+
+#[test]
+fn both_sides_must_have_the_same_key_or_none() {
+    let open = ClusterGuard::default();
+    assert!(opened(&open, &open).is_ok());
+    assert!(opened(&guard(OURS), &guard(OURS)).is_ok());
+    for (node, conductor, words) in [
+        (&open, &guard(OURS), "start the node with --cluster-key"),
+        (&guard(OURS), &open, "has no cluster key"),
+        (&guard(OURS), &guard("the key of another one"), "the conductor has another"),
+    ] {
+        let status = opened(node, conductor).expect_err("refused");
+        assert_eq!(status.code(), tonic::Code::Unauthenticated);
+        assert!(status.message().contains(words), "{status}");
+    }
+}
+
+#[test]
+fn what_was_overheard_opens_nothing() {
+    let (node, conductor) = (guard(OURS), guard(OURS));
+    let (mut call, mut answer) = (MetadataMap::new(), MetadataMap::new());
+    let ours = node.challenge(&mut call).expect("a key");
+    let first = conductor.asked(&call).expect("a challenge").expect("a key");
+    conductor.answer(&first, &mut answer);
+    let proof = node.answered(&ours, &answer).expect("the same key");
+    conductor.proven(&first, &proof).expect("proven");
+    // The same call again is asked another question.
+    let second = conductor.asked(&call).expect("a challenge").expect("a key");
+    assert!(conductor.proven(&second, &proof).is_err());
+    // Nor does a conductor's own proof, sent back.
+    let told = answer.get_bin(PROOF).expect("a proof").to_bytes().expect("bytes");
+    assert!(conductor.proven(&first, &told).is_err());
+    // Nor does what it once said to another challenge.
+    let other = node.challenge(&mut MetadataMap::new()).expect("a key");
+    assert!(node.answered(&other, &answer).is_err());
+    assert!(node.answered(&ours, &MetadataMap::new()).is_err());
+}
+
+#[test]
+fn who_has_tls_never_goes_without() {
+    let open = ClusterGuard::default();
+    assert!(open.line("http://10.0.0.5:9090").is_ok());
+    let status = open.line("https://10.0.0.5:9090").expect_err("no TLS here");
+    assert!(status.message().contains("--cluster-tls-ca"), "{status}");
+    assert!(open.line("http://").is_err_and(|e| e.code() == tonic::Code::Unavailable));
+}
+
+#[test]
+fn ports_beyond_this_machine_want_a_key() {
+    let told =
+        |address: &str, guard: &ClusterGuard| open_port("control port", address.parse().unwrap(), guard);
+    assert!(told("10.0.0.5:9090", &ClusterGuard::default()).is_some_and(|why| why.contains("--cluster-key")));
+    assert!(told("0.0.0.0:9090", &ClusterGuard::default()).is_some());
+    assert_eq!(told("127.0.0.1:9090", &ClusterGuard::default()), None);
+    assert_eq!(told("[::1]:9090", &ClusterGuard::default()), None);
+    assert_eq!(told("10.0.0.5:9090", &guard(OURS)), None);
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named() {
+    let service = |change: fn(&mut ServiceConfig)| {
+        let mut service = ServiceConfig::default();
+        change(&mut service);
+        ClusterGuard::read(&service, None).map(|_| ())
+    };
+    assert_eq!(service(|_| {}), Ok(()));
+    assert!(service(|s| s.cluster_key = "/nowhere/key".into()).is_err_and(|e| e.contains("/nowhere/key")));
+    assert!(
+        service(|s| s.cluster_tls_cert = "/nowhere/cert".into()).is_err_and(|e| e.contains("/nowhere/cert"))
+    );
+}

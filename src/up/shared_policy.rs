@@ -1,0 +1,108 @@
+//! The policy that several conductors share: in etcd, followed by each, written by the one that leads.
+//!
+//! Each conductor checks it as a whole against its own configuration and puts it into force between two decisions, or
+//! not at all. Without one, or after it was taken back, each follows its own file.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use baton_membership::{Following, Policies, Policy};
+use tokio_util::sync::CancellationToken;
+
+use crate::conductor::{Inbox, Lead, Question};
+use crate::config::Config;
+use crate::metrics::Metrics;
+
+/// See the module. Clones are one.
+#[derive(Clone)]
+pub(super) struct SharedPolicy {
+    policies: Policies,
+    lead: Lead,
+    following: Arc<Following>,
+}
+
+impl SharedPolicy {
+    /// Begins to follow.
+    pub(super) fn new(policies: Policies, lead: Lead) -> Self {
+        let following = Arc::new(policies.follow());
+        Self { policies, lead, following }
+    }
+
+    /// The version that was last told, if there is one.
+    pub(super) fn version(&self) -> Option<u64> {
+        self.following.latest().borrow().as_ref().map(|policy| policy.version)
+    }
+
+    /// Makes `text` the policy of all.
+    ///
+    /// # Errors
+    /// In words: another leads, somebody else was quicker, or etcd does not take it.
+    pub(super) async fn put(&self, text: &str) -> Result<(), String> {
+        let permit = self.lead.permit()?;
+        let version = self.policies.get().await.map_err(|e| e.to_string())?.map_or(0, |now| now.version);
+        self.policies.put_as_leader(text, version, permit).await.map(drop).map_err(|e| e.to_string())
+    }
+
+    /// Makes it the one before again; what is in force then, in a line.
+    ///
+    /// # Errors
+    /// As [`Self::put`], or there is none before.
+    pub(super) async fn rollback(&self) -> Result<Vec<String>, String> {
+        let permit = self.lead.permit()?;
+        let now = self.policies.rollback(Some(permit)).await.map_err(|e| e.to_string())?;
+        Ok(vec![match now {
+            Some(policy) => format!("the cluster's policy is version {}, as before the last", policy.version),
+            None => "the cluster has no policy any more; each conductor follows its own file".to_owned(),
+        }])
+    }
+
+    /// Puts whatever is told into force, until told to stop. `own` is what the conductor was started with, and the
+    /// file of that.
+    pub(super) async fn follow(
+        self,
+        own: (Config, Option<PathBuf>),
+        (inbox, metrics): (Inbox, Metrics),
+        stop: CancellationToken,
+    ) {
+        let (mut latest, mut seen) = (self.following.latest(), None);
+        loop {
+            let policy = latest.borrow_and_update().clone();
+            if policy != seen {
+                if adopt(policy.as_ref(), &own, &inbox).await {
+                    metrics.policy_version(policy.as_ref().map_or(0, |policy| policy.version));
+                }
+                seen = policy;
+            }
+            tokio::select! {
+                changed = latest.changed() => if changed.is_err() { return },
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+}
+
+/// Puts a policy into force, or the conductor's own where there is none. Whether it is in force.
+async fn adopt(policy: Option<&Policy>, (own, path): &(Config, Option<PathBuf>), inbox: &Inbox) -> bool {
+    let config = match (policy, path) {
+        (Some(policy), _) => crate::policy::under(own, &policy.text),
+        (None, Some(path)) => crate::config::load(path),
+        (None, None) => Ok(own.clone()),
+    };
+    let applied = match config {
+        Ok(config) => inbox.ask(|reply| Question::Policy(Box::new(config), reply)).await,
+        Err(why) => Some(Err(why)),
+    };
+    let version = policy.map_or(0, |policy| policy.version);
+    match applied {
+        Some(Ok(changes)) => {
+            let changes = if changes.is_empty() { "nothing".to_owned() } else { changes.join("; ") };
+            tracing::info!(version, changes, "the cluster's policy is in force");
+            true
+        }
+        Some(Err(why)) => {
+            tracing::error!(version, why, "the cluster's policy NOT applied; the policy in force goes on");
+            false
+        }
+        None => false,
+    }
+}
