@@ -38,6 +38,7 @@ impl Nodes {
                     dram_blocks: plan.engines.dram_blocks,
                     ssd_blocks: plan.engines.ssd_blocks,
                     store: plan.config.store.clone(),
+                    publish: None,
                 };
                 nodes.tasks.spawn(crate::node::run(config, nodes.stop.clone()));
             }

@@ -5,7 +5,7 @@ use crate::lifecycle::{HBM, NONE, Slot};
 use crate::pin::Hold;
 use crate::store::Store;
 use alloc::vec::Vec;
-use baton_types::{BlockKey, Tier};
+use baton_types::{BlockHash, BlockKey, Tier};
 
 /// A block's copy in one tier, as the store sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,12 @@ impl Store {
             Some(Slot::Filling) => CopyState::Filling,
             Some(Slot::Ready) => CopyState::Ready,
         }
+    }
+
+    /// The whole name of a block that rests here in any tier, by its short one.
+    #[must_use]
+    pub fn named(&self, hash: BlockHash) -> Option<BlockKey> {
+        self.table.find_short(hash).map(|block| self.table[block].key)
     }
 
     /// The block that `key` continues; `None` if it is a root, or not known.

@@ -85,6 +85,11 @@ fn seeds_with_faults() {
 }
 
 #[test]
+fn seeds_with_stores() {
+    sweep("with stores", Scenario::with_stores);
+}
+
+#[test]
 fn seeds_without_faults() {
     sweep("without faults", Scenario::quiet);
 }

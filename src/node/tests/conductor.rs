@@ -95,6 +95,7 @@ impl Stage {
             ssd_blocks: 0,
             ssd_dir: None,
             store: Config::default().store,
+            publish: None,
         };
         let stop = CancellationToken::new();
         let node = tokio::spawn(crate::node::run(config, stop.clone()));

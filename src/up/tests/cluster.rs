@@ -115,6 +115,7 @@ impl Cluster {
             ssd_blocks: 64,
             ssd_dir: None,
             store: self.config.store.clone(),
+            publish: None,
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(crate::node::run(config, stop.clone()));
