@@ -278,7 +278,8 @@ impl Conductor {
         let block = u64::from(self.config.block_tokens);
         let (from, target) = (self.fleet.get(source.instance)?, self.fleet.get(to)?);
         let takes_us = fetch_us(from, target, (blocks - here) * block);
-        let prefill = self.fleet.prefills.first().and_then(|id| self.fleet.get(*id))?;
+        // When the last one that prefills leaves, its like will come.
+        let prefill = self.fleet.prefills.first().and_then(|id| self.fleet.get(*id)).unwrap_or(from);
         let computes_us = least_work_us(prefill, (blocks - here) * block, here * block);
         let copy = Copy { from: from.spec.id, to, blocks: source.blocks as usize, takes_us };
         (fetch_us(target, prefill, (blocks - here) * block) < computes_us).then_some(copy)

@@ -284,7 +284,12 @@ impl Worker {
     pub(super) fn wanted(&mut self, keys: &[BlockKey], reply: super::links::Reply) {
         let owner = self.helper();
         let keys = self.cache.full_keys(keys);
-        let readable = self.cache.read_for_peer(owner, &keys).unwrap_or(0) as usize;
+        // A reader pins from the root on; who asks may hold the beginning.
+        let mut chain = keys.first().map(|key| self.cache.ancestors(*key)).unwrap_or_default();
+        let before = chain.len();
+        chain.extend(&keys);
+        let readable = self.cache.read_for_peer(owner, &chain).unwrap_or(0) as usize;
+        let readable = readable.saturating_sub(before);
         let block_bytes = self.engine.shape().block_bytes();
         let pool = EnginePool(self.engine.as_mut());
         let mut blocks = Vec::new();

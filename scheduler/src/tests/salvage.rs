@@ -70,6 +70,7 @@ fn copied(conductor: &mut Conductor, to: u32) -> Vec<(u32, u32, usize)> {
 #[test]
 fn a_chain_is_saved_when_its_last_holder_is_about_to_lose_it() {
     let mut conductor = lent(1, |_| {});
+    fill(&mut conductor, 1, 100);
     serve(&mut conductor, 1, 10);
     assert_eq!(fill(&mut conductor, 0, 100), [], "who never lost a block is not about to");
     loses(&mut conductor, 0);
@@ -83,9 +84,9 @@ fn a_chain_is_saved_when_its_last_holder_is_about_to_lose_it() {
 #[test]
 fn one_chain_at_a_time_is_saved_and_then_the_lender_rests() {
     let mut conductor = lent(1, |_| {});
-    [0, 1].into_iter().for_each(|at| loses(&mut conductor, at));
     serve(&mut conductor, 1, 10);
     serve(&mut conductor, 2, 1);
+    [0, 1].into_iter().for_each(|at| loses(&mut conductor, at));
     let all = [fill(&mut conductor, 0, 40), fill(&mut conductor, 1, 40)].concat();
     assert_eq!(all, [(0, 2, 10)], "the oldest first, and one at a time");
     assert_eq!(copied(&mut conductor, 2), [], "the lender rests as long as that took");

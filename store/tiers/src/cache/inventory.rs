@@ -26,6 +26,15 @@ impl KvCache {
         told
     }
 
+    /// The blocks that `key` continues here, from the root on; none if it is not known.
+    #[must_use]
+    pub fn ancestors(&self, key: BlockKey) -> Vec<BlockKey> {
+        let mut above: Vec<BlockKey> =
+            std::iter::successors(self.store.parent(key), |key| self.store.parent(*key)).collect();
+        above.reverse();
+        above
+    }
+
     /// The full keys of the leading blocks that are in any tier here, where only short names are
     /// known (the high half of each key is zero); keys that are whole already stay as they are.
     #[must_use]
