@@ -124,6 +124,18 @@ mod tests {
     }
 
     #[test]
+    fn a_block_is_named_by_its_short_name_in_whatever_tier() {
+        let mut rig = rig();
+        let whole = 7 << 64 | 42;
+        rig.serve(3, &[whole]);
+        assert_eq!(rig.store.named(BlockKey(42).short()), Some(BlockKey(whole)), "in HBM");
+        assert_eq!(rig.store.named(BlockKey(2).short()), Some(BlockKey(2)), "in DRAM alone");
+        assert_eq!(rig.store.named(BlockKey(43).short()), None);
+        rig.step(crate::Input::Evict { keys: &keys(&[whole]) });
+        assert_eq!(rig.store.named(BlockKey(42).short()), None);
+    }
+
+    #[test]
     fn a_copy_is_absent_then_filling_then_ready() {
         let mut rig = rig();
         let state = |rig: &Rig, key, tier| rig.store.copy_state(BlockKey(key), tier);
