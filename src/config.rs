@@ -95,7 +95,7 @@ pub enum MixMode {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolConfig {
-    /// What they do: prefill, decode or both.
+    /// What they do: prefill, decode, both, or store (lend `dram_tokens` and `ssd_tokens`, compute nothing).
     pub role: Role,
     /// How many.
     pub count: u32,

@@ -62,6 +62,12 @@ pub const NAMES: &[Name] = &[
     name("baton_nodes_lost_total", Kind::Counter, "Lives of nodes that ended"),
     name("baton_stage_timeouts_total", Kind::Counter, "Stages that took too long, by `stage`"),
     name("baton_leg_failures_total", Kind::Counter, "Failures that nodes reported, by `stage`"),
+    name(
+        "baton_fetches_total",
+        Kind::Counter,
+        "Prefixes brought from other nodes before a prefill, by `source`",
+    ),
+    name("baton_copies_total", Kind::Counter, "Prefixes copied ahead of demand, by `target`"),
     name("baton_stale_messages_total", Kind::Counter, "Messages about an earlier life or attempt, dropped"),
     name("baton_repeated_tokens_total", Kind::Counter, "Tokens that a client had already, dropped"),
     name(
@@ -275,6 +281,14 @@ impl Metrics {
         let known = ["engine", "store", "fetch", "handoff", "room", "deadline"];
         let word = known.into_iter().find(|k| *k == stage).unwrap_or("other");
         self.labelled("baton_leg_failures_total", ("stage", word));
+    }
+
+    pub(crate) fn fetched(&self, source: &str) {
+        self.labelled("baton_fetches_total", ("source", source));
+    }
+
+    pub(crate) fn copied(&self, target: &str) {
+        self.labelled("baton_copies_total", ("target", target));
     }
 
     pub(crate) fn first_token(&self, ttft_us: u64, predicted_us: u64) {

@@ -7,7 +7,10 @@ mod job;
 mod links;
 mod pool;
 mod prefill;
+mod publish;
 mod remote;
+mod replica;
+mod shelf;
 mod sink;
 #[cfg(test)]
 mod tests;
@@ -20,6 +23,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use baton_engine::Engine;
+use baton_events::Speaker;
 use baton_store::StoreConfig;
 use baton_tiers::{CacheConfig, KvCache};
 use baton_transports::{CarrierConfig, Endpoint, EndpointConfig, Receiver};
@@ -35,6 +39,7 @@ pub use engine::EngineChoice;
 #[cfg(test)]
 pub(crate) use engine::build as build_engine;
 use links::{Links, ToWorker};
+pub use publish::PublishAt;
 pub use remote::{EventSource, RemoteNode, run as run_remote};
 pub(crate) use whom::LEADER_METADATA;
 pub use whom::Leaders;
@@ -61,7 +66,7 @@ pub struct NodeConfig {
     pub host: String,
     /// What computes.
     pub engine: EngineChoice,
-    /// Blocks in DRAM and on SSD.
+    /// Blocks in DRAM and on SSD; the first are all the memory of a node that only lends.
     pub dram_blocks: u64,
     /// See `dram_blocks`.
     pub ssd_blocks: u64,
@@ -71,6 +76,26 @@ pub struct NodeConfig {
     pub store: StoreSection,
     /// What its conductor and its peers have to show, and it to them.
     pub guard: ClusterGuard,
+    /// Where it announces what its cache holds, if anywhere.
+    pub publish: Option<PublishAt>,
+}
+
+impl NodeConfig {
+    /// Blocks of memory that it lends instead of computing; none where it computes.
+    fn lent_blocks(&self) -> Result<Option<u32>, String> {
+        if self.role != Role::Store {
+            return Ok(None);
+        }
+        match u32::try_from(self.dram_blocks) {
+            Ok(blocks) if blocks >= 2 => Ok(Some(blocks)),
+            _ => Err(format!(
+                "node {}: a store node lends --dram-blocks = {} blocks of memory; give 2 to {}",
+                self.name,
+                self.dram_blocks,
+                u32::MAX
+            )),
+        }
+    }
 }
 
 /// The engine of this process, on its thread.
@@ -135,8 +160,11 @@ pub async fn run_led(
     leaders: Option<Leaders>,
     stop: CancellationToken,
 ) -> Result<(), String> {
-    let choice = config.engine.clone();
-    let built = tokio::task::spawn_blocking(move || engine::build_and_calibrate(&choice));
+    let (choice, lent_blocks) = (config.engine.clone(), config.lent_blocks()?);
+    let built = tokio::task::spawn_blocking(move || match lent_blocks {
+        Some(blocks) => shelf::build(&choice, blocks),
+        None => engine::build_and_calibrate(&choice),
+    });
     let (engine, profile) = built.await.map_err(|e| format!("engine: {e}"))??;
     let (to_worker, inbox) = std::sync::mpsc::channel();
     let links = Arc::new(Links::new(to_worker.clone(), Handle::current()));
@@ -148,7 +176,14 @@ pub async fn run_led(
         ..hello(&config, engine.as_ref(), &endpoint, (fingerprint, profile))
     };
     let report = Arc::new(Mutex::new(v1::NodeLoad::default()));
-    let parts = Parts { engine, cache, links: Arc::clone(&links), report: Arc::clone(&report) };
+    let lends = config.role == Role::Store;
+    let speaker = speaker(&config, engine.as_ref());
+    let announcer = match &config.publish {
+        Some(at) => Some(publish::Announcer::bind(at, speaker).await?),
+        None => None,
+    };
+    let parts =
+        Parts { engine, cache, links: Arc::clone(&links), report: Arc::clone(&report), lends, announcer };
     let thread = std::thread::Builder::new()
         .name(format!("baton-{}", config.name))
         .spawn(move || Worker::new(parts).run(&inbox))
@@ -165,6 +200,15 @@ pub async fn run_led(
         (Err(why), _) => Err(why),
         (Ok(()), Ok(Ok(()))) => Ok(()),
         (Ok(()), _) => Err(format!("node {}: its thread panicked; please report this", config.name)),
+    }
+}
+
+fn speaker(config: &NodeConfig, engine: &dyn Engine) -> Speaker {
+    Speaker {
+        model: engine.model().name.clone(),
+        block_tokens: engine.shape().block_tokens,
+        backend: config.name.clone(),
+        ..Speaker::default()
     }
 }
 
@@ -191,7 +235,7 @@ fn cache(config: &NodeConfig, engine: &dyn Engine) -> Result<KvCache, String> {
     let shape = engine.shape();
     let store = StoreConfig {
         hbm_blocks: shape.blocks.into(),
-        dram_blocks: config.dram_blocks,
+        dram_blocks: if config.role == Role::Store { 0 } else { config.dram_blocks },
         ssd_blocks: config.ssd_blocks,
         eviction: config.store.eviction,
         offload: config.store.offload.of(config.ssd_dir.is_some() && config.ssd_blocks > 0),
@@ -229,15 +273,18 @@ fn hello(
     let (shape, model) = (engine.shape(), engine.model());
     let (fingerprint, profile) = known;
     // Rounding to blocks costs each request less than one; the cache's own slack absorbs it.
-    let capacity_tokens =
-        u64::from(shape.blocks.saturating_sub(shape.blocks / 16)) * u64::from(shape.block_tokens);
+    let own_blocks = u64::from(shape.blocks.saturating_sub(shape.blocks / 16));
+    let lends = config.role == Role::Store;
+    // Who lends says all that it lends: no request has to fit in it.
+    let blocks = if lends { config.dram_blocks + config.ssd_blocks } else { own_blocks };
+    let capacity_tokens = blocks * u64::from(shape.block_tokens);
     v1::Hello {
         protocol_version: baton_wire::PROTOCOL_VERSION,
         name: config.name.clone(),
         role: crate::conductor::role_word(config.role).into(),
         fingerprint: Some(fingerprint),
         capacity_tokens,
-        pass_tokens: config.engine.pass_tokens(),
+        pass_tokens: if lends { 0 } else { config.engine.pass_tokens() },
         mixed_chunk_tokens: None,
         net_bytes_per_s: config.engine.net_bytes_per_s(),
         host_bytes_per_s: config.engine.host_bytes_per_s(),

@@ -33,7 +33,7 @@ use crate::metrics::Metrics;
 use crate::spans::{Exporting, Spans};
 
 /// How many nodes of each part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
     /// Prefill instances.
     pub prefill: u32,
@@ -41,14 +41,16 @@ pub struct Layout {
     pub decode: u32,
     /// Instances that run both phases.
     pub both: u32,
+    /// Instances that lend room and compute nothing.
+    pub store: u32,
 }
 
 impl std::str::FromStr for Layout {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is no layout; write 2p2d, 4p4d or 3b");
-        let (mut layout, mut digits) = (Self { prefill: 0, decode: 0, both: 0 }, String::new());
+        let wrong = || format!("'{text}' is no layout; write 2p2d, 3b or 2p2d1s");
+        let (mut layout, mut digits) = (Self::default(), String::new());
         for letter in text.chars() {
             if letter.is_ascii_digit() {
                 digits.push(letter);
@@ -60,6 +62,7 @@ impl std::str::FromStr for Layout {
                 'p' => layout.prefill = count,
                 'd' => layout.decode = count,
                 'b' => layout.both = count,
+                's' => layout.store = count,
                 _ => return Err(wrong()),
             }
         }
@@ -67,7 +70,8 @@ impl std::str::FromStr for Layout {
         if !digits.is_empty() || !serves {
             return Err(wrong());
         }
-        if layout.prefill + layout.decode + layout.both > 256 {
+        let counts = [layout.prefill, layout.decode, layout.both, layout.store];
+        if counts.into_iter().fold(0, u32::saturating_add) > 256 {
             return Err(format!("'{text}': 256 nodes on one machine at most"));
         }
         Ok(layout)
@@ -83,6 +87,7 @@ impl Layout {
         group('p', self.prefill, Role::Prefill)
             .chain(group('d', self.decode, Role::Decode))
             .chain(group('b', self.both, Role::Both))
+            .chain(group('s', self.store, Role::Store))
             .collect()
     }
 }
@@ -390,7 +395,9 @@ mod layouts {
         let names: Vec<String> = layout.nodes().into_iter().map(|n| n.0).collect();
         assert_eq!(names, ["p0", "p1", "p2", "p3", "d0", "d1"]);
         assert_eq!("3b".parse::<Layout>().unwrap().both, 3);
-        for wrong in ["", "p", "2p", "2d", "0b", "2x", "2p2", "200p100d"] {
+        let lent: Layout = "1p1d2s".parse().unwrap();
+        assert_eq!(lent.nodes()[2..], [("s0".into(), Role::Store), ("s1".into(), Role::Store)]);
+        for wrong in ["", "p", "2p", "2d", "0b", "2x", "2p2", "1s", "2p1s", "200p100d", "1b4294967295s"] {
             let error = wrong.parse::<Layout>().unwrap_err();
             assert!(error.contains(wrong), "{error}");
         }

@@ -11,10 +11,12 @@ use crate::fleet::Instance;
 use crate::{ConfigError, Effect, FailStage, InstanceState, PolicyName, SchedulerConfig};
 
 impl Conductor {
-    pub(crate) fn instance_drained(&mut self, id: InstanceId) {
+    pub(crate) fn instance_drained(&mut self, id: InstanceId, effects: &mut Vec<Effect>) {
         // The dead do not come back by being drained.
         if self.fleet.get(id).is_some_and(Instance::serves) {
             self.fleet.set_state(id, InstanceState::Draining);
+            // It may be about to leave, with all that it holds.
+            self.save_from(id, effects);
         }
     }
 
@@ -35,6 +37,10 @@ impl Conductor {
             return;
         };
         if instance.spec.role == role {
+            return;
+        }
+        if !instance.computes() {
+            self.stats.stale_inputs += 1;
             return;
         }
         let waiting: Vec<RequestId> = instance.prefill.waiting().iter().map(|w| w.request).collect();

@@ -11,6 +11,7 @@ use crate::placement::Hits;
 use crate::queue::FairShares;
 use crate::replicate::Replicator;
 use crate::request::Requests;
+use crate::salvage::Salvage;
 use crate::stats::SchedulerStats;
 use crate::timers::Timers;
 use crate::{ConfigError, Effect, Input, InstanceState, SchedulerConfig};
@@ -61,6 +62,7 @@ pub struct Conductor {
     pub(crate) fair: FairShares,
     pub(crate) lengths: LengthEstimator,
     pub(crate) replicator: Replicator,
+    pub(crate) salvage: Salvage,
     pub(crate) timers: Timers,
     pub(crate) rng: Rng,
     pub(crate) turn: u64,
@@ -88,6 +90,7 @@ impl Conductor {
             fair: FairShares::default(),
             lengths,
             replicator: Replicator::default(),
+            salvage: Salvage::default(),
             timers: Timers::default(),
             rng,
             turn: 0,
@@ -104,14 +107,14 @@ impl Conductor {
         self.now_us = self.now_us.max(now_us);
         match input {
             Input::InstanceJoined(spec) => self.instance_joined(spec, effects),
-            Input::InstanceDrained { instance } => self.instance_drained(instance),
+            Input::InstanceDrained { instance } => self.instance_drained(instance, effects),
             Input::InstanceResumed { instance } => self.instance_resumed(instance),
             Input::RoleChanged { instance, role } => self.role_changed(instance, role, effects),
             Input::PolicyChanged(config) => self.policy_changed(*config),
             Input::InstanceLost { instance, epoch } => self.instance_lost(instance, epoch, effects),
             Input::RequestArrived(request) => self.request_arrived(request, effects),
             Input::RequestCancelled { request } => self.request_cancelled(request, effects),
-            Input::Cache(event) => self.cache_changed(&event),
+            Input::Cache(event) => self.cache_changed(&event, effects),
             Input::PrefillFinished { request, compute_us, cached_tokens } => {
                 self.prefill_finished(request, (compute_us, cached_tokens), effects);
             }
@@ -126,7 +129,7 @@ impl Conductor {
             Input::DecodeFinished { request, output_tokens } => {
                 self.decode_finished(request, output_tokens, effects);
             }
-            Input::ReplicateFinished { to } => self.replicate_finished(to),
+            Input::ReplicateFinished { to } => self.replicate_finished(to, effects),
             Input::PeerPlaced { request, prefill, decode, work_us } => {
                 self.peer_placed(request, (prefill, decode), work_us);
             }
@@ -185,20 +188,27 @@ impl Conductor {
         waiting.for_each(|i| self.timers.set(i.spec.id, now_us));
     }
 
-    fn cache_changed(&mut self, event: &CacheEvent) {
+    fn cache_changed(&mut self, event: &CacheEvent, effects: &mut Vec<Effect>) {
         if !self.is_current(event.instance, event.epoch) {
             self.stats.stale_inputs += 1;
             return;
         }
         match &event.change {
             CacheChange::Stored { parent, hashes, tier } => {
-                self.index.insert(*parent, hashes, event.instance, *tier);
+                let outcome = self.index.insert(*parent, hashes, event.instance, *tier);
+                self.salvage.came(event.instance, outcome.added);
+                self.save_from(event.instance, effects);
             }
             CacheChange::Removed { hashes, tier } => {
+                let before = self.index.held_blocks(event.instance);
                 self.index.remove(hashes, event.instance, *tier);
+                if self.index.held_blocks(event.instance) < before {
+                    self.salvage.went(event.instance);
+                }
             }
             CacheChange::Cleared => {
                 self.index.clear(event.instance);
+                self.salvage.gone(event.instance);
             }
         }
     }

@@ -94,6 +94,7 @@ impl Conductor {
         }
         self.fleet.set_state(id, InstanceState::Lost);
         self.index.clear(id);
+        self.salvage.gone(id);
         self.timers.unset(id);
         self.end_fetches_from(id);
         // Slot order: the same on every run.

@@ -22,9 +22,9 @@ pub struct InstanceSpec {
     /// Its cost profile: the prior of every estimate about it.
     #[serde(with = "by_value")]
     pub profile: Arc<CostProfile>,
-    /// KV tokens that fit in its HBM.
+    /// KV tokens that fit in its HBM; in all that it lends where its part is to store.
     pub capacity_tokens: u64,
-    /// Prompt tokens that it computes in one pass at most.
+    /// Prompt tokens that it computes in one pass at most; 0 where it has no engine.
     pub pass_tokens: u32,
     /// Nodes that form this instance as a chunked pipeline (CPP); 1 for a single node.
     pub pipeline_nodes: u32,
@@ -82,8 +82,10 @@ pub(crate) struct Instance {
     pub decode_residual: Residual,
     pub egress_flights: u32,
     pub ingress_flights: u32,
-    /// A copy of a popular prefix is on its way here.
+    /// A copy ahead of demand is on its way here.
     pub replicating: bool,
+    /// Until then nothing is saved here: the links are others', too.
+    pub rests_until_us: u64,
 }
 
 impl Instance {
@@ -98,7 +100,13 @@ impl Instance {
             egress_flights: 0,
             ingress_flights: 0,
             replicating: false,
+            rests_until_us: 0,
         }
+    }
+
+    /// Whether it has an engine; one without can only store.
+    pub(crate) const fn computes(&self) -> bool {
+        self.spec.pass_tokens > 0
     }
 
     pub(crate) fn serves(&self) -> bool {
@@ -124,6 +132,8 @@ pub(crate) struct Fleet {
     pub prefills: Vec<InstanceId>,
     /// Ids that may decode, ascending.
     pub decodes: Vec<InstanceId>,
+    /// Ids that lend room and compute nothing, ascending.
+    pub stores: Vec<InstanceId>,
     /// KV tokens that the largest of those holds.
     pub largest_decode_tokens: u64,
 }
@@ -168,10 +178,12 @@ impl Fleet {
             self.iter().filter(|i| i.serves() && wanted(i.spec.role)).map(|i| i.spec.id).collect()
         };
         let (prefills, decodes): (Vec<_>, Vec<_>) = (pool(Role::prefills), pool(Role::decodes));
+        let stores: Vec<_> = pool(|role| role == Role::Store);
         let capacity = |id: &InstanceId| self.get(*id).map_or(0, |i| i.spec.capacity_tokens);
         self.largest_decode_tokens = decodes.iter().map(capacity).max().unwrap_or(0);
         self.prefills = prefills;
         self.decodes = decodes;
+        self.stores = stores;
     }
 
     pub(crate) fn get(&self, id: InstanceId) -> Option<&Instance> {

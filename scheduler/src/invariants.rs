@@ -15,6 +15,7 @@ impl Conductor {
     /// Names the first disagreement.
     pub fn check(&self) -> Result<(), String> {
         self.index.check()?;
+        self.salvage.check()?;
         if self.requests.len() > self.config.max_waiting_requests as usize + 1 {
             return Err(format!("I9: {} live requests exceed the bound", self.requests.len()));
         }

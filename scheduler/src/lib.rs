@@ -23,6 +23,7 @@ mod placement;
 mod queue;
 mod replicate;
 mod request;
+mod salvage;
 mod saved;
 mod shed;
 mod stats;

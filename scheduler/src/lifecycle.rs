@@ -1,7 +1,7 @@
 //! What happens to a request after it was placed: each reservation is released exactly once (I5).
 
 use alloc::vec::Vec;
-use baton_types::{InstanceId, RequestId};
+use baton_types::{InstanceId, RequestId, Role};
 
 use crate::conductor::Conductor;
 use crate::placement::SOONEST_US;
@@ -121,6 +121,8 @@ impl Conductor {
         self.end_fetch(fetch.from, to);
         self.stats.fetches += 1;
         self.stats.fetches_failed += u64::from(!ok);
+        let lent = self.fleet.get(fetch.from).is_some_and(|i| i.spec.role == Role::Store);
+        self.stats.lent_fetches += u64::from(ok && lent);
     }
 
     fn end_fetch(&mut self, from: InstanceId, to: InstanceId) {

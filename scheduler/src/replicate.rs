@@ -80,7 +80,8 @@ impl Conductor {
         };
         let lacks = |i: &&crate::fleet::Instance| self.hits.of(i.spec.id).blocks * 2 < blocks;
         let pool = self.fleet.prefills.iter().filter_map(|id| self.fleet.get(*id));
-        let Some(to) = pool.filter(idle).filter(lacks).map(|i| i.spec.id).next() else { return };
+        let to = pool.filter(idle).filter(lacks).map(|i| i.spec.id).next();
+        let Some(to) = to.or_else(|| self.store_without(blocks)) else { return };
         let holder = self.hits.sources().iter().find(|(b, id)| *b >= blocks && *id != to).map(|(_, id)| *id);
         let Some(from) = holder else { return };
         let chain = chain.to_vec();
@@ -92,10 +93,30 @@ impl Conductor {
         effects.push(Effect::Replicate { from, to, chain });
     }
 
-    pub(crate) fn replicate_finished(&mut self, to: InstanceId) {
-        if let Some(instance) = self.fleet.get_mut(to).filter(|i| i.replicating) {
-            instance.replicating = false;
-            instance.ingress_flights = instance.ingress_flights.saturating_sub(1);
+    /// A store instance that may take the chain just matched: what is hot outlives whoever computed it where none
+    /// of them holds much of it yet.
+    fn store_without(&self, blocks: u32) -> Option<InstanceId> {
+        let holds = |id: &InstanceId| self.hits.of(*id).blocks * 2 >= blocks;
+        let stores = &self.fleet.stores;
+        if stores.iter().any(holds) {
+            return None;
+        }
+        stores.iter().copied().find(|id| self.may_take(*id))
+    }
+
+    pub(crate) fn replicate_finished(&mut self, to: InstanceId, effects: &mut Vec<Effect>) {
+        let now_us = self.now_us;
+        let Some(instance) = self.fleet.get_mut(to).filter(|i| i.replicating) else { return };
+        instance.replicating = false;
+        instance.ingress_flights = instance.ingress_flights.saturating_sub(1);
+        if instance.spec.role != Role::Store {
+            return;
+        }
+        if instance.rests_until_us > now_us {
+            let rested_us = instance.rests_until_us;
+            self.timers.set(to, rested_us);
+        } else {
+            self.save_from_any(effects);
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::index::PrefixIndex;
 use crate::queue::FairShares;
 use crate::replicate::Replicator;
 use crate::request::{Entry, Requests};
+use crate::salvage::Salvage;
 use crate::timers::Timers;
 use crate::{SchedulerConfig, SchedulerStats};
 
@@ -29,6 +30,7 @@ pub struct SavedConductor {
     fair: FairShares,
     lengths: LengthEstimator,
     replicator: Replicator,
+    salvage: Salvage,
     due_us: Vec<u64>,
     rng: Rng,
     turn: u64,
@@ -89,6 +91,7 @@ impl Conductor {
             fair: self.fair.clone(),
             lengths: self.lengths.clone(),
             replicator: self.replicator.clone(),
+            salvage: self.salvage.clone(),
             due_us: self.timers.save(),
             rng: self.rng.clone(),
             turn: self.turn,
@@ -118,6 +121,7 @@ impl Conductor {
         conductor.fair = saved.fair;
         conductor.lengths = saved.lengths;
         conductor.replicator = saved.replicator;
+        conductor.salvage = saved.salvage;
         conductor.timers = Timers::restore(saved.due_us);
         conductor.rng = saved.rng;
         conductor.turn = saved.turn;

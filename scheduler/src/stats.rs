@@ -36,8 +36,12 @@ pub struct SchedulerStats {
     pub fetches: u64,
     /// Fetches that brought nothing.
     pub fetches_failed: u64,
+    /// Fetches that store instances served.
+    pub lent_fetches: u64,
     /// Copies made ahead of demand.
     pub replications: u64,
+    /// Chains copied to store instances because who held them was about to lose them.
+    pub saves: u64,
     /// Inputs that did not fit the state and were ignored.
     pub stale_inputs: u64,
     #[serde(skip)]

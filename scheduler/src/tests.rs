@@ -16,6 +16,7 @@ mod policies;
 mod replication;
 mod resume;
 mod retry_after;
+mod salvage;
 mod saved;
 mod scripts;
 mod serial;

@@ -146,6 +146,7 @@ struct Counts {
     wasted_tokens: u64,
     prefill_us: u64,
     fetched_bytes: u64,
+    lent_bytes: u64,
     handoff_bytes: u64,
     overcommitted_blocks: u64,
     outside_profile: u64,
@@ -206,8 +207,9 @@ impl Collector {
         self.series.prefill(now_us, instance, tokens, compute_us);
     }
 
-    pub(crate) const fn fetched(&mut self, bytes: u64) {
+    pub(crate) const fn fetched(&mut self, bytes: u64, lent: bool) {
         self.counts.fetched_bytes += bytes;
+        self.counts.lent_bytes += if lent { bytes } else { 0 };
     }
 
     pub(crate) const fn handed_off(&mut self, bytes: u64) {

@@ -164,6 +164,19 @@ impl Setup {
         }
     }
 
+    /// Who lends room has some, in DRAM, where transfers land.
+    fn validate_lender(&self, pool: &Pool) -> Result<(), String> {
+        let blocks = pool.dram_tokens / u64::from(self.scheduler.block_tokens);
+        if blocks < 2 || pool.net_bytes_per_s == 0 || pool.pipeline_nodes == 0 {
+            return Err(format!(
+                "cluster: an instance of role Store lends {blocks} blocks of DRAM over {} bytes/s; give dram_tokens for \
+                 two blocks at least, a network and pipeline_nodes = 1",
+                pool.net_bytes_per_s
+            ));
+        }
+        Ok(())
+    }
+
     /// Instances in all.
     #[must_use]
     pub fn instances(&self) -> u32 {
@@ -187,6 +200,10 @@ impl Setup {
             return Err(format!("cluster: {} instances exceed the bound of 65535", self.instances()));
         }
         for pool in &self.pools {
+            if pool.role == Role::Store {
+                self.validate_lender(pool)?;
+                continue;
+            }
             let tokens = pool.hbm_tokens.unwrap_or(pool.profile.kv_capacity_tokens);
             if tokens / u64::from(self.scheduler.block_tokens) < 2 {
                 return Err(format!(

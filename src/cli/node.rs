@@ -13,12 +13,13 @@ use crate::cli::etcd::EtcdArgs;
 use crate::cli::guard::GuardArgs;
 use crate::cli::remote::RemoteArgs;
 use crate::guard::ClusterGuard;
-use crate::node::{NodeConfig, RemoteNode};
+use crate::node::{NodeConfig, PublishAt, RemoteNode};
 
 /// Arguments of `baton node`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     baton node --name p0 --role prefill --conductor http://10.0.0.5:9090 --kv-listen 10.0.0.6:0\n  \
+    baton node --name s0 --role store --conductor http://10.0.0.5:9090 --kv-listen 10.0.0.8:0 --dram-blocks 65536 --data /ssd/s0\n  \
     baton node --name v0 --role both --conductor http://10.0.0.5:9090 --engine vllm --url http://127.0.0.1:8000\n  \
     baton node --name vp --role prefill --conductor http://10.0.0.5:9090 --engine vllm --url http://127.0.0.1:8200 --handoff nixl\n  \
     baton node --name sp --role prefill --conductor http://10.0.0.5:9090 --engine sglang --url http://10.0.0.7:30000 --bootstrap-port 8998")]
@@ -53,7 +54,13 @@ pub struct NodeArgs {
     /// Folder of its SSD tier [default: a temporary one]
     #[arg(long)]
     data: Option<PathBuf>,
-    /// What it computes with
+    /// Announce what its cache holds to whoever subscribes here, as KV events in the standard form
+    #[arg(long, value_name = "tcp://HOST:PORT")]
+    publish: Option<String>,
+    /// Repeat here what a subscriber missed
+    #[arg(long, value_name = "tcp://HOST:PORT", requires = "publish")]
+    publish_replay: Option<String>,
+    /// What it computes with; whose KV it keeps, where its role is store
     #[command(flatten)]
     pub(super) engines: Engines,
     /// A server that computes
@@ -84,6 +91,11 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
     let etcd = args.etcd.client()?;
     let led = Led { etcd, cluster: args.etcd.cluster.clone(), until_stdin_ends: args.until_stdin_ends };
     if let Some(dialect) = args.engines.dialect() {
+        if args.publish.is_some() {
+            return Err(
+                "--publish is for this program's engines: a server publishes its own KV events".into()
+            );
+        }
         let node = RemoteNode { guard, ..args.remote.node(&args, dialect, role)? };
         return led.keep(|latest, stop| crate::node::run_remote(node, latest, stop));
     }
@@ -99,6 +111,7 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         ssd_dir: args.data,
         store: config.store,
         guard,
+        publish: args.publish.map(|endpoint| PublishAt { endpoint, replay: args.publish_replay }),
     };
     led.keep(|latest, stop| crate::node::run_led(node, latest, stop))
 }

@@ -28,7 +28,7 @@ const COMPARISONS: [(&str, Comparison); 4] = [
 ];
 
 /// Figures that can be required: every plain number of a run in the JSON report.
-const FIGURES: [&str; 31] = [
+const FIGURES: [&str; 33] = [
     "block_hit_ratio",
     "cancelled",
     "completed",
@@ -41,6 +41,7 @@ const FIGURES: [&str; 31] = [
     "input_tokens",
     "input_tokens_in_slo",
     "itl_ms_mean",
+    "lent_bytes",
     "oscillation_index",
     "output_tokens",
     "overcommitted_blocks",
@@ -54,6 +55,7 @@ const FIGURES: [&str; 31] = [
     "replications",
     "requests",
     "retries",
+    "saves",
     "strides_outside_profile",
     "tbt_ok",
     "token_hit_ratio",

@@ -16,7 +16,7 @@ pub struct UpArgs {
     /// Where clients are served [default: the configuration's service.listen]
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,
-    /// How many nodes of each part, like 4p4d, 2p2d or 3b (b runs both phases)
+    /// How many nodes of each part, like 4p4d, 3b (b runs both phases) or 2p2d1s (s lends room and computes nothing)
     #[arg(long, default_value = "2p2d")]
     nodes: Layout,
     /// Start every node as a process of its own

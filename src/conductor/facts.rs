@@ -101,7 +101,7 @@ impl Driver {
             v1::fact::Fact::Handoff(ok) => self.handed_off(request, ok),
             v1::fact::Fact::Ended(ended) => self.ended(request, &ended),
             v1::fact::Fact::Offer(offer) => self.offered(request, offer),
-            v1::fact::Fact::Fetch(ok) => self.step(Input::FetchFinished { request, ok }),
+            v1::fact::Fact::Fetch(ok) => self.fetched(request, ok),
             v1::fact::Fact::Failure(failure) => self.leg_failed(request, instance, &failure),
             v1::fact::Fact::PromptLogprobs(told) => {
                 let logprobs: Vec<TokenLogprob> = told.logprobs.iter().map(TokenLogprob::from).collect();
@@ -190,6 +190,17 @@ impl Driver {
         let output_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
         self.step(Input::DecodeFinished { request, output_tokens });
         self.end(request);
+    }
+
+    fn fetched(&mut self, request: RequestId, ok: bool) {
+        let lent = self.core.stats().lent_fetches;
+        self.step(Input::FetchFinished { request, ok });
+        let from_store = self.core.stats().lent_fetches > lent;
+        self.metrics.fetched(match (ok, from_store) {
+            (false, _) => "nothing",
+            (true, true) => "store",
+            (true, false) => "peer",
+        });
     }
 
     fn prefilled(&mut self, request: RequestId, done: &v1::Prefilled) {

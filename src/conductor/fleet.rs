@@ -166,8 +166,11 @@ impl Fleet {
         let profile: CostProfile =
             toml::from_str(&hello.profile).map_err(|e| format!("node {}: cost profile: {e}", hello.name))?;
         profile.validate().map_err(|e| format!("node {}: cost profile: {e}", hello.name))?;
-        if hello.capacity_tokens == 0 || hello.pass_tokens == 0 || hello.net_bytes_per_s == 0 {
-            return Err(format!("node {} has no room, no pass or no network", hello.name));
+        if hello.capacity_tokens == 0 || hello.net_bytes_per_s == 0 {
+            return Err(format!("node {} has no room or no network", hello.name));
+        }
+        if hello.pass_tokens == 0 && role != Role::Store {
+            return Err(format!("node {} computes nothing: its role can be store alone", hello.name));
         }
         Ok((role, profile))
     }

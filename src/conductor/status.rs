@@ -233,6 +233,9 @@ impl Driver {
     fn change_role(&mut self, name: &str, role: baton_types::Role) -> Result<(), String> {
         let instance = self.fleet.by_name(name).ok_or_else(|| self.unknown(name))?;
         if let Some(node) = self.fleet.get_mut(instance) {
+            if node.hello.pass_tokens == 0 && role != node.role {
+                return Err(format!("node '{name}' has no engine: its role stays store"));
+            }
             node.role = role;
         }
         self.step(Input::RoleChanged { instance, role });
@@ -346,7 +349,9 @@ impl Driver {
             ("prefilled_tokens".to_owned(), stats.prefilled_tokens),
             ("fetches".to_owned(), stats.fetches),
             ("fetches_failed".to_owned(), stats.fetches_failed),
+            ("lent_fetches".to_owned(), stats.lent_fetches),
             ("replications".to_owned(), stats.replications),
+            ("saves".to_owned(), stats.saves),
             ("stale_inputs".to_owned(), stats.stale_inputs),
         ]);
         counters.extend(self.metrics.totals());

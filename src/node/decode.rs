@@ -66,8 +66,9 @@ impl Worker {
     pub(super) fn tokens_came(&mut self, ticket: Ticket, note: &Bytes) {
         let Some(job) = self.receiving(ticket) else { return };
         if let Err(why) = job.take_tokens(note) {
-            self.leg_failed(ticket.request, "handoff", why);
+            return self.leg_failed(ticket.request, "handoff", why);
         }
+        self.learn(ticket.request);
     }
 
     pub(super) fn slice(&mut self, ticket: Ticket, at: SliceAt, bytes: &Bytes) {
@@ -160,7 +161,10 @@ impl Worker {
         let Some(mut job) = self.jobs.remove(&request) else { return };
         self.links.forget(request);
         let Some(hold) = job.hold.take() else { return };
-        let kept = kept_chain(&job, &hold, (chain_seed, block_tokens));
+        let (kept, tokens) = kept_chain(&job, &hold, (chain_seed, block_tokens));
+        if let Some(announcer) = &mut self.announcer {
+            announcer.learn(&kept, &tokens);
+        }
         let slots = hold.slots[..kept.len()].to_vec();
         let mut pool = EnginePool(self.engine.as_mut());
         // Failing to keep them costs the next turn some time, nothing else.
@@ -170,8 +174,8 @@ impl Worker {
     }
 }
 
-/// Keys of the full blocks of prompt and answer, the last token excepted: its KV was never computed.
-fn kept_chain(job: &Job, hold: &Hold, naming: (u64, u32)) -> Vec<BlockKey> {
+/// Keys of the full blocks of prompt and answer, and their tokens, the last one excepted: its KV was never computed.
+fn kept_chain(job: &Job, hold: &Hold, naming: (u64, u32)) -> (Vec<BlockKey>, Vec<u32>) {
     let (seed, block_tokens) = naming;
     let mut tokens = job.tokens.clone();
     // A local decode's sequence was started without what it drew; a landed one's with its first tokens.
@@ -184,5 +188,5 @@ fn kept_chain(job: &Job, hold: &Hold, naming: (u64, u32)) -> Vec<BlockKey> {
         chain.push(hasher.push_tokens(block));
     }
     chain.truncate((tokens.len() / size).min(hold.slots.len()));
-    chain
+    (chain, tokens)
 }

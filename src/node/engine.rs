@@ -104,6 +104,17 @@ pub(super) fn build_and_calibrate(choice: &EngineChoice) -> Result<(Box<dyn Engi
     Ok((engine, profile))
 }
 
+/// What moving and keeping the KV of `engine` costs, where nothing is computed.
+pub(super) fn keeping_profile(engine: &dyn Engine) -> CostProfile {
+    let shape = engine.shape();
+    CostProfile {
+        name: "none".into(),
+        source: "a node without an engine".into(),
+        kv_bytes_per_token: (shape.block_bytes() as u64 / u64::from(shape.block_tokens)).max(1),
+        ..TimedSpec::zero_work().profile
+    }
+}
+
 /// A timed engine costs what its profile says, in the pace that it keeps.
 fn timed_profile(spec: &TimedSpec, engine: &dyn Engine) -> CostProfile {
     let mut profile = spec.profile.clone();

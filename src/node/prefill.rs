@@ -79,6 +79,7 @@ impl Worker {
                     job.readable_blocks = hold.readable_blocks;
                     job.awaits_cache = hold.waiting;
                     job.hold = Some(hold);
+                    self.learn(request);
                     self.begin_fetch(request);
                 }
                 // Whoever ends makes room; nothing overtakes.
@@ -283,7 +284,12 @@ impl Worker {
     pub(super) fn wanted(&mut self, keys: &[BlockKey], reply: super::links::Reply) {
         let owner = self.helper();
         let keys = self.cache.full_keys(keys);
-        let readable = self.cache.read_for_peer(owner, &keys).unwrap_or(0) as usize;
+        // A reader pins from the root on; who asks may hold the beginning.
+        let mut chain = keys.first().map(|key| self.cache.ancestors(*key)).unwrap_or_default();
+        let before = chain.len();
+        chain.extend(&keys);
+        let readable = self.cache.read_for_peer(owner, &chain).unwrap_or(0) as usize;
+        let readable = readable.saturating_sub(before);
         let block_bytes = self.engine.shape().block_bytes();
         let pool = EnginePool(self.engine.as_mut());
         let mut blocks = Vec::new();
@@ -297,41 +303,5 @@ impl Worker {
         }
         self.cache.close(owner);
         let _ = reply.send(blocks);
-    }
-
-    pub(super) fn replicate_ordered(&mut self, order: v1::Replicate) {
-        let chain = baton_wire::unpack_keys(&order.chain);
-        match order.from {
-            Some(from) if !chain.is_empty() => self.links.replicate(from, chain),
-            _ => self.replica(&[], Vec::new()),
-        }
-    }
-
-    /// A copy ahead of demand arrived, perhaps in part, perhaps not at all.
-    pub(super) fn replica(&mut self, chain: &[BlockKey], mut blocks: Vec<FetchedBlock>) {
-        let owner = self.helper();
-        let block_bytes = self.engine.shape().block_bytes();
-        // The chain was ordered by short names; the holder knows the whole ones.
-        let fits = |(key, block): &(&BlockKey, &FetchedBlock)| {
-            block.bytes.len() == block_bytes && BlockKey(block.key).short() == key.short()
-        };
-        let fitting = chain.iter().zip(&blocks).take_while(fits).count();
-        blocks.truncate(fitting);
-        let keys: Vec<BlockKey> = blocks.iter().map(|block| BlockKey(block.key)).collect();
-        if !keys.is_empty()
-            && let Ok(hold) = self.cache.open(owner, &keys, 0)
-        {
-            let mut pool = EnginePool(self.engine.as_mut());
-            // Slots that somebody else fills are not written here.
-            let from = if hold.waiting { keys.len() } else { hold.readable_blocks as usize };
-            for (slot, block) in hold.slots.iter().zip(&blocks).skip(from) {
-                pool.write(*slot, &block.bytes);
-            }
-            // A block that somebody else is filling right now needs no copy.
-            let _ = self.cache.seal(owner, u32::try_from(keys.len()).unwrap_or(u32::MAX), &mut pool);
-            self.cache.close(owner);
-        }
-        let fact = v1::fact::Fact::Replicated(true);
-        self.facts.push(v1::Fact { request: 0, attempt: 0, fact: Some(fact) });
     }
 }

@@ -17,6 +17,8 @@ use tokio::sync::mpsc;
 
 use super::job::{Job, Stage};
 use super::links::{Links, ToWorker};
+use super::publish::Announcer;
+use super::replica::Replicas;
 use super::sink::Outlet;
 
 /// Messages taken in between two passes.
@@ -49,6 +51,12 @@ pub(super) struct Worker {
     pub(super) report: Arc<Mutex<v1::NodeLoad>>,
     pub(super) attached: Option<mpsc::Sender<v1::FromNode>>,
     pub(super) handoff_bytes: u64,
+    /// Whether it has no engine: its fastest tier is memory.
+    pub(super) lends: bool,
+    /// Tells the world what the cache holds.
+    pub(super) announcer: Option<Announcer>,
+    /// Copies ahead of demand that are under way.
+    pub(super) replicas: Replicas,
     reported: Instant,
 }
 
@@ -58,6 +66,8 @@ pub(super) struct Parts {
     pub(super) cache: KvCache,
     pub(super) links: Arc<Links>,
     pub(super) report: Arc<Mutex<v1::NodeLoad>>,
+    pub(super) lends: bool,
+    pub(super) announcer: Option<Announcer>,
 }
 
 impl Worker {
@@ -77,6 +87,9 @@ impl Worker {
             report: parts.report,
             attached: None,
             handoff_bytes: 0,
+            lends: parts.lends,
+            announcer: parts.announcer,
+            replicas: Replicas::default(),
             reported: Instant::now(),
         }
     }
@@ -168,17 +181,26 @@ impl Worker {
     /// What the cache has to say, and who can go on because of it.
     fn settle(&mut self) {
         let mut pool = super::pool::EnginePool(self.engine.as_mut());
+        let mut changes = Vec::new();
         for notice in self.cache.poll(&mut pool) {
             match notice {
                 Notice::Ready { owner, readable_blocks } => {
                     if let Some(job) = self.jobs.get_mut(&owner.0) {
                         job.readable_blocks = readable_blocks;
                         job.awaits_cache = false;
+                    } else {
+                        self.replicas.ready.push((owner, readable_blocks));
                     }
                 }
-                Notice::Changed(change) => self.facts.push(cache_fact(&change)),
+                Notice::Changed(change) => changes.push(change),
             }
         }
+        changes.iter_mut().for_each(|change| self.name_tier(change));
+        if let Some(announcer) = &mut self.announcer {
+            announcer.tell(&changes);
+        }
+        self.facts.extend(changes.iter().map(cache_fact));
+        self.place_ready_replicas();
         self.let_decodes_in();
         self.open_prefills();
         self.start_loaded();
@@ -242,12 +264,36 @@ impl Worker {
     fn forget_everything(&mut self) {
         let requests: Vec<u64> = self.jobs.keys().copied().collect();
         requests.into_iter().for_each(|request| self.release(request));
+        self.forget_replicas();
         self.facts.clear();
+    }
+
+    /// The tokens of a leg's blocks are known: they can be announced.
+    pub(super) fn learn(&mut self, request: u64) {
+        if let (Some(announcer), Some(job)) = (&mut self.announcer, self.jobs.get(&request)) {
+            announcer.learn(&job.chain, &job.tokens);
+        }
+    }
+
+    fn name_tier(&self, change: &mut CacheChange) {
+        if let CacheChange::Stored { tier, .. } | CacheChange::Removed { tier, .. } = change {
+            *tier = self.tier_told(*tier);
+        }
+    }
+
+    /// What a tier is called outside: where there is no engine, the fastest one is memory.
+    const fn tier_told(&self, tier: Tier) -> Tier {
+        match tier {
+            Tier::Hbm if self.lends => Tier::Dram,
+            tier => tier,
+        }
     }
 
     /// A new epoch begins with what the cache holds.
     fn announce(&mut self) {
-        self.facts.extend(self.cache.inventory().iter().map(cache_fact));
+        let mut held = self.cache.inventory();
+        held.iter_mut().for_each(|change| self.name_tier(change));
+        self.facts.extend(held.iter().map(cache_fact));
     }
 
     pub(super) fn helper(&mut self) -> RequestId {
@@ -259,8 +305,10 @@ impl Worker {
         self.reported = Instant::now();
         let stats = self.cache.stats();
         let (running, waiting) = self.engine.load();
-        let tiers = Tier::LOCAL.iter().zip(&stats.store.tiers).map(|(name, tier)| v1::TierLoad {
-            tier: name.name().into(),
+        let tiers = Tier::LOCAL.iter().zip(&stats.store.tiers);
+        let own = tiers.filter(|(name, _)| !self.lends || **name != Tier::Dram);
+        let tiers = own.map(|(name, tier)| v1::TierLoad {
+            tier: self.tier_told(*name).name().into(),
             capacity_blocks: tier.capacity_blocks,
             used_blocks: tier.used_blocks,
             reserved_blocks: tier.reserved_blocks,

@@ -44,6 +44,7 @@ impl Nodes {
                     ssd_blocks: plan.engines.ssd_blocks,
                     store: plan.config.store.clone(),
                     guard: guard.clone(),
+                    publish: None,
                 };
                 nodes.tasks.spawn(crate::node::run(config, nodes.stop.clone()));
             }

@@ -2,7 +2,7 @@
 
 use crate::lifecycle::{Block, DRAM, HBM, NONE, SSD, Slot, TIERS};
 use alloc::vec::Vec;
-use baton_types::BlockKey;
+use baton_types::{BlockHash, BlockKey};
 use core::ops::{Index, IndexMut};
 use hashbrown::HashTable;
 
@@ -16,7 +16,11 @@ pub(crate) struct Table {
 
 /// Keys are hashes already; the product only spreads keys that a test numbers by hand.
 fn spread(key: BlockKey) -> u64 {
-    let product = key.short().0.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    spread_short(key.short())
+}
+
+fn spread_short(hash: BlockHash) -> u64 {
+    let product = hash.0.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     product ^ (product >> 32)
 }
 
@@ -37,6 +41,11 @@ impl Table {
     /// The block named `key`.
     pub(crate) fn find(&self, key: BlockKey) -> Option<u32> {
         self.index.find(spread(key), |&block| self[block].key == key).copied()
+    }
+
+    /// A block whose short name is `hash`.
+    pub(crate) fn find_short(&self, hash: BlockHash) -> Option<u32> {
+        self.index.find(spread_short(hash), |&block| self[block].key.short() == hash).copied()
     }
 
     /// The block named `key` that continues `parent`; a key under another parent is a miss, so

@@ -5,7 +5,7 @@ use crate::lifecycle::{HBM, NONE, Slot};
 use crate::pin::Hold;
 use crate::store::Store;
 use alloc::vec::Vec;
-use baton_types::{BlockKey, Tier};
+use baton_types::{BlockHash, BlockKey, Tier};
 
 /// A block's copy in one tier, as the store sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,12 @@ impl Store {
             Some(Slot::Filling) => CopyState::Filling,
             Some(Slot::Ready) => CopyState::Ready,
         }
+    }
+
+    /// The whole name of a block that rests here in any tier, by its short one.
+    #[must_use]
+    pub fn named(&self, hash: BlockHash) -> Option<BlockKey> {
+        self.table.find_short(hash).map(|block| self.table[block].key)
     }
 
     /// The block that `key` continues; `None` if it is a root, or not known.
@@ -115,6 +121,18 @@ mod tests {
         rig.open(2, &[], 8);
         rig.close(2);
         rig
+    }
+
+    #[test]
+    fn a_block_is_named_by_its_short_name_in_whatever_tier() {
+        let mut rig = rig();
+        let whole = 7 << 64 | 42;
+        rig.serve(3, &[whole]);
+        assert_eq!(rig.store.named(BlockKey(42).short()), Some(BlockKey(whole)), "in HBM");
+        assert_eq!(rig.store.named(BlockKey(2).short()), Some(BlockKey(2)), "in DRAM alone");
+        assert_eq!(rig.store.named(BlockKey(43).short()), None);
+        rig.step(crate::Input::Evict { keys: &keys(&[whole]) });
+        assert_eq!(rig.store.named(BlockKey(42).short()), None);
     }
 
     #[test]

@@ -65,6 +65,7 @@ impl Conductor {
             instance.prefill.dispatch(now_us, work);
         }
         self.count_flights(&entry, 1);
+        self.note_use(&entry, decode);
         self.sequence += 1;
         effects.push(Effect::StartPrefill {
             request: entry.request.id,
@@ -80,7 +81,11 @@ impl Conductor {
     /// Looks at every queue whose time has come.
     pub(crate) fn run_queues(&mut self, effects: &mut Vec<Effect>) {
         while let Some(id) = self.timers.pop_due(self.now_us) {
-            self.run_queue(id, effects);
+            if self.fleet.stores.contains(&id) {
+                self.save_from_any(effects);
+            } else {
+                self.run_queue(id, effects);
+            }
         }
         if self.config.policy == PolicyName::DynamoWspt {
             self.run_unplaced(effects);

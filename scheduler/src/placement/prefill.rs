@@ -1,6 +1,6 @@
 //! Terms of a prefill on one instance: what is reused, what is fetched, what is computed.
 
-use baton_types::InstanceId;
+use baton_types::{InstanceId, Role};
 
 use super::{Candidate, Hit, Plan};
 use crate::conductor::Conductor;
@@ -32,6 +32,11 @@ impl Conductor {
         }
     }
 
+    /// Whether the policy ever brings blocks from one instance to another.
+    pub(crate) fn fetches(&self) -> bool {
+        self.fetch_rule() != FetchRule::Never
+    }
+
     /// Looks the request's chain up and remembers who holds what.
     pub(crate) fn look_up(&mut self, request: &Request) {
         self.hits.reset(self.fleet.bound());
@@ -40,7 +45,8 @@ impl Conductor {
         self.index.matches(&request.chain, &mut self.scratch, |m| {
             hits.record(m.instance, Hit { blocks: m.blocks, by_tier: m.by_tier });
             let source = fleet.get(m.instance).is_some_and(|i| {
-                i.state != crate::InstanceState::Lost && (anywhere || i.spec.role.prefills())
+                let lends = i.spec.role == Role::Store;
+                i.state != crate::InstanceState::Lost && (anywhere || lends || i.spec.role.prefills())
             });
             if source {
                 hits.offer_source(m.instance, m.blocks);
@@ -87,7 +93,7 @@ impl Conductor {
         let fetched = Plan {
             cached_tokens: far,
             new_tokens: request.prompt_tokens - far,
-            load_us: local_load + fetch_us(source, instance, far - cached),
+            load_us: local_load + self.bring_us(source, instance, far - cached),
             work_us: prefill_work_us(instance, request.prompt_tokens - far, far, target_us),
             fetch: Some(FetchPlan { from: source.spec.id, blocks }),
         };
@@ -108,6 +114,18 @@ impl Conductor {
             }
         };
         if take { fetched } else { local() }
+    }
+
+    /// Predicted time to bring `tokens` tokens from `source`, µs. Who lends has most of it on slower memory, and
+    /// reads the end of a chain from there before it leaves.
+    fn bring_us(&self, source: &Instance, target: &Instance, tokens: u64) -> u64 {
+        let over_us = fetch_us(source, target, tokens);
+        if source.spec.role != Role::Store {
+            return over_us;
+        }
+        let flash = self.hits.of(source.spec.id).by_tier[2];
+        let flash_tokens = (u64::from(flash) * u64::from(self.config.block_tokens)).min(tokens);
+        over_us.max(load_us(source, 0, flash_tokens))
     }
 
     /// The holder of the longest prefix beyond `blocks`, the one with fewest transfers among equals.

@@ -40,6 +40,8 @@ pub(crate) struct Oracle {
     pub failed: u64,
     pub finished: u64,
     pub cancelled: u64,
+    /// Instances that a copy is on its way to.
+    pub copying: BTreeSet<InstanceId>,
 }
 
 impl Oracle {
@@ -53,7 +55,9 @@ impl Oracle {
         match input {
             Input::InstanceJoined(spec) => {
                 self.alive.insert(spec.id, spec.role);
+                self.copying.remove(&spec.id);
             }
+            Input::ReplicateFinished { to } => _ = self.copying.remove(to),
             Input::RequestArrived(request)
                 if request.prompt_tokens > 0 && !self.live.contains_key(&request.id) =>
             {
@@ -205,7 +209,13 @@ impl Oracle {
             }
             Effect::Replicate { from, to, ref chain } => {
                 assert!(from != to && !chain.is_empty());
-                assert!(self.alive.contains_key(&from) && self.alive.contains_key(&to));
+                assert!(self.alive.contains_key(&from));
+                let role = self.alive.get(&to);
+                assert!(
+                    matches!(role, Some(Role::Prefill | Role::Store)),
+                    "a copy to {to}, which is {role:?}"
+                );
+                assert!(self.copying.insert(to), "two copies to {to} at a time");
             }
             Effect::Explain(_) => {}
         }

@@ -128,8 +128,12 @@ pub struct RunResult {
     pub fetched_bytes: u64,
     /// Bytes handed from prefill to decode.
     pub handoff_bytes: u64,
+    /// Of the bytes fetched, those that store instances lent.
+    pub lent_bytes: u64,
     /// Copies made ahead of demand.
     pub replications: u64,
+    /// Chains saved on store instances because who held them was about to lose them.
+    pub saves: u64,
     /// Blocks of output that grew past their reservation into no room.
     pub overcommitted_blocks: u64,
     /// Mean relative error of the conductor's prefill predictions.
@@ -205,7 +209,9 @@ impl Collector {
                 .collect(),
             fetched_bytes: c.fetched_bytes,
             handoff_bytes: c.handoff_bytes,
+            lent_bytes: c.lent_bytes,
             replications: self.scheduler.replications,
+            saves: self.scheduler.saves,
             overcommitted_blocks: c.overcommitted_blocks,
             prefill_prediction_error: self.prefill_error,
             strides_outside_profile: c.outside_profile,

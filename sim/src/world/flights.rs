@@ -3,7 +3,7 @@
 use baton_scheduler::Input;
 use baton_store::Input as StoreInput;
 use baton_transfer::{Effect, Input as TransferInput, LinkId, Paced, PathLinks, Priority, TransferRequest};
-use baton_types::{BlockHash, BlockKey, InstanceId, RequestId, Tier, TransferId};
+use baton_types::{BlockHash, BlockKey, InstanceId, RequestId, Role, Tier, TransferId};
 
 use super::World;
 use super::node::{EGRESS, HOST, INGRESS, SSD};
@@ -63,11 +63,15 @@ impl World {
         [self.nodes[from as usize].link(EGRESS), self.nodes[to as usize].link(INGRESS)]
     }
 
-    pub(crate) fn fly_fetch(&mut self, slot: u32, route: (u32, u32), tokens: u64) {
+    /// Brings blocks from another instance; `flash` when some of them rest on the flash of one that lends.
+    pub(crate) fn fly_fetch(&mut self, slot: u32, route: (u32, u32), tokens: u64, flash: bool) {
         let (from, to) = route;
         let bytes = self.kv_bytes(to, tokens);
-        self.metrics.fetched(bytes);
-        let (links, cap) = (self.path(from, to), self.cap(from));
+        let lent = self.nodes[from as usize].spec.role == Role::Store;
+        self.metrics.fetched(bytes, lent);
+        let ([out, into], cap) = (self.path(from, to), self.cap(from));
+        let disk = self.nodes[from as usize].link(SSD);
+        let links = if flash && lent { vec![out, into, disk] } else { vec![out, into] };
         let id = self.live[slot as usize].id;
         self.fly(Purpose::Fetch { slot, id, from }, &links, bytes, (Priority::Fetch, None, cap));
     }
@@ -134,7 +138,7 @@ impl World {
         let owner = RequestId(READER | (1 << 62) | self.next_flight);
         let done = Input::ReplicateFinished { to: InstanceId(to) };
         let Some(keys) = self.keys_of(from, chain) else { return self.tell_all(&done) };
-        let readable = self.read_store(from, owner, &keys);
+        let (readable, _) = self.read_store(from, owner, &keys);
         let keys: &[BlockKey] = &keys[..readable as usize];
         let opened = if keys.is_empty() || !self.nodes[to as usize].alive {
             None
@@ -150,7 +154,7 @@ impl World {
         self.fly(Purpose::Replicate { from, to, owner }, &links, bytes, (Priority::Replicate, None, cap));
     }
 
-    /// Full names of a chain, as the request that made it popular carries them.
+    /// Full names of a chain, as the request that made it popular carries them, or as its holder knows them.
     fn keys_of(&self, from: u32, chain: &[BlockHash]) -> Option<Vec<BlockKey>> {
         if !self.nodes[from as usize].alive {
             return None;
@@ -158,7 +162,9 @@ impl World {
         let last = chain.last()?;
         let holds =
             |l: &&super::Live| l.used && l.keys.get(chain.len() - 1).is_some_and(|k| k.short() == *last);
-        self.live.iter().find(holds).map(|l| l.keys[..chain.len()].to_vec())
+        let live = self.live.iter().find(holds).map(|l| l.keys[..chain.len()].to_vec());
+        let store = &self.nodes[from as usize].store;
+        live.or_else(|| Some(chain.iter().map_while(|hash| store.named(*hash)).collect()))
     }
 
     pub(crate) fn step_transfers(&mut self, input: TransferInput) {

@@ -73,10 +73,14 @@ fn node(id: u32, pool: &Pool, setup: &Setup) -> Result<Node, String> {
     let nodes = u64::from(pool.pipeline_nodes);
     let hbm_tokens = pool.hbm_tokens.unwrap_or(pool.profile.kv_capacity_tokens) * nodes;
     let block = u64::from(setup.scheduler.block_tokens);
+    let (dram_tokens, ssd_tokens) = (pool.dram_tokens * nodes, pool.ssd_tokens * nodes);
+    let lends = pool.role == Role::Store;
+    // Without an engine, memory is where transfers land: its fastest tier.
+    let (fastest_tokens, below_tokens) = if lends { (dram_tokens, 0) } else { (hbm_tokens, dram_tokens) };
     let config = StoreConfig {
-        hbm_blocks: hbm_tokens / block,
-        dram_blocks: pool.dram_tokens * nodes / block,
-        ssd_blocks: pool.ssd_tokens * nodes / block,
+        hbm_blocks: fastest_tokens / block,
+        dram_blocks: below_tokens / block,
+        ssd_blocks: ssd_tokens / block,
         eviction: setup.eviction,
         offload: setup.offload,
         ssd_second_touch: setup.ssd_second_touch,
@@ -91,8 +95,8 @@ fn node(id: u32, pool: &Pool, setup: &Setup) -> Result<Node, String> {
         epoch: Epoch(1),
         role: pool.role,
         profile: pool.profile.clone(),
-        capacity_tokens: hbm_tokens,
-        pass_tokens: pool.pass_tokens,
+        capacity_tokens: if lends { dram_tokens + ssd_tokens } else { hbm_tokens },
+        pass_tokens: if lends { 0 } else { pool.pass_tokens },
         pipeline_nodes: pool.pipeline_nodes,
         mixed_chunk_tokens: chunk,
         net_bytes_per_s: pool.net_bytes_per_s,

@@ -101,7 +101,7 @@ impl World {
         }
         let owner = RequestId(id.0 | READER);
         let keys = std::mem::take(&mut self.live[slot as usize].keys);
-        let readable = self.read_store(from, owner, &keys[..blocks]);
+        let (readable, on_flash) = self.read_store(from, owner, &keys[..blocks]);
         self.live[slot as usize].keys = keys;
         if readable <= hits {
             self.step_store(from, StoreInput::Close { owner });
@@ -117,7 +117,7 @@ impl World {
         live.loads += 1;
         let node = &mut self.nodes[at as usize];
         node.opened_tokens = node.opened_tokens.saturating_sub(missing);
-        self.fly_fetch(slot, (from, at), missing);
+        self.fly_fetch(slot, (from, at), missing, on_flash > 0);
     }
 
     pub(crate) fn tell_fetch(&mut self, slot: u32, ok: bool) {
@@ -322,18 +322,23 @@ impl World {
         opened.map(|o| Opened { onboard: onboarding, ..o })
     }
 
-    /// Pins a readable prefix as a source; returns its length in blocks.
-    pub(crate) fn read_store(&mut self, at: u32, owner: RequestId, keys: &[baton_types::BlockKey]) -> u32 {
+    /// Pins a readable prefix as a source; returns its length in blocks, and how many of them are on flash alone.
+    pub(crate) fn read_store(
+        &mut self,
+        at: u32,
+        owner: RequestId,
+        keys: &[baton_types::BlockKey],
+    ) -> (u32, u32) {
         let mut effects = std::mem::take(&mut self.store_effects);
         self.nodes[at as usize].store.step(
             self.now_us,
             StoreInput::Read { owner, chain: keys },
             &mut effects,
         );
-        let mut readable = 0;
+        let mut readable = (0, 0);
         for effect in effects.drain(..) {
             if let StoreEffect::Opened { hbm, dram, ssd, .. } = effect {
-                readable = hbm + dram + ssd;
+                readable = (hbm + dram + ssd, ssd);
             } else {
                 self.store_said(at, effect);
             }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use baton_scheduler::{Effect as Order, Input, Request};
-use baton_types::{CacheChange, CacheEvent, InstanceId};
+use baton_types::{CacheChange, CacheEvent, InstanceId, Role, Tier};
 
 use super::World;
 use crate::events::Event;
@@ -13,6 +13,18 @@ use crate::events::Event;
 pub(crate) struct News {
     caches: VecDeque<(u64, CacheEvent)>,
     peers: VecDeque<(u64, Input)>,
+}
+
+/// What an instance without an engine says of its fastest tier: that it is memory.
+fn in_memory(change: CacheChange) -> CacheChange {
+    let below = |tier| if tier == Tier::Hbm { Tier::Dram } else { tier };
+    match change {
+        CacheChange::Stored { parent, hashes, tier } => {
+            CacheChange::Stored { parent, hashes, tier: below(tier) }
+        }
+        CacheChange::Removed { hashes, tier } => CacheChange::Removed { hashes, tier: below(tier) },
+        CacheChange::Cleared => CacheChange::Cleared,
+    }
 }
 
 impl World {
@@ -28,6 +40,7 @@ impl World {
     /// A cache changed: conductors hear of it, perhaps late, perhaps never.
     pub(crate) fn publish(&mut self, node: u32, change: CacheChange) {
         let spec = &self.nodes[node as usize].spec;
+        let change = if spec.role == Role::Store { in_memory(change) } else { change };
         let event = CacheEvent { instance: spec.id, epoch: spec.epoch, change };
         let faults = self.setup.faults;
         if faults.lost_news_permille > 0 && self.news_rng.chance_permille(faults.lost_news_permille) {

@@ -247,3 +247,51 @@ fn the_first_token_of_a_prefill_comes_a_hand_off_and_a_step_sooner() {
     // One step less to decode, and the hand-off among the gaps.
     assert!(prefill[0].gaps.max_us > decode[0].gaps.max_us + 300, "{:?} {:?}", prefill[0], decode[0]);
 }
+
+/// Four sessions take turns; two fit in the cluster's memory.
+fn sessions() -> Vec<Arrival> {
+    let turn = |at: u64| {
+        let ids = (0..60).map(|block| (at % 4) << 20 | block).collect();
+        Arrival { ids, ..arrival(at * 8_000_000, 60, 0, 5) }
+    };
+    (0..24).map(turn).collect()
+}
+
+fn lent(stores: u32) -> Setup {
+    let mut setup = setup(1, 1, PolicyName::Baton);
+    setup.scheduler.replicate = true;
+    setup.pools.iter_mut().for_each(|pool| pool.hbm_tokens = Some(70 * 512));
+    if stores > 0 {
+        let profile = setup.pools[0].profile.clone();
+        let lender = baton_sim::Pool::new(baton_types::Role::Store, stores, profile);
+        setup.pools.push(baton_sim::Pool { dram_tokens: 1000 * 512, ..lender });
+    }
+    setup
+}
+
+#[test]
+fn what_small_caches_lose_comes_back_from_who_lends() {
+    let (alone, before) = play(&lent(0), &sessions(), &[]);
+    let (helped, after) = play(&lent(1), &sessions(), &[]);
+    assert_eq!((before.saves, before.lent_bytes), (0, 0));
+    assert!(after.saves >= 4 && after.lent_bytes > 0, "{} saves, {} bytes", after.saves, after.lent_bytes);
+    assert!(
+        after.token_hit_ratio > before.token_hit_ratio + 0.3,
+        "{:?}",
+        (before.token_hit_ratio, after.token_hit_ratio)
+    );
+    let busy = |outcomes: &[Outcome]| outcomes.iter().map(|o| o.ttft_us).sum::<u64>();
+    assert!(busy(&helped) < busy(&alone), "{} µs, {} µs", busy(&helped), busy(&alone));
+}
+
+#[test]
+fn who_lends_may_die_at_any_time() {
+    for seed in 0..12u64 {
+        let dies_us = 70_000_000 + seed * 1_313_131;
+        let faults = [(dies_us, Fault::Death(2)), (dies_us + 20_000_000, Fault::Rebirth(2))];
+        let (outcomes, run) = play(&lent(1), &sessions(), &faults);
+        assert!(outcomes.iter().all(|o| o.status == Status::Completed), "{outcomes:?}");
+        assert_eq!(run.failed, 0);
+        assert!(run.saves > 4, "its next life is saved to, too: {}", run.saves);
+    }
+}

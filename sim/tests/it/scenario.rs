@@ -43,6 +43,21 @@ impl Scenario {
         scenario
     }
 
+    /// The same with instances that lend room, some of them on flash.
+    pub fn with_stores(seed: u64) -> Self {
+        let mut scenario = if seed.is_multiple_of(3) { Self::quiet(seed) } else { Self::with_faults(seed) };
+        let mut rng = Rng::fork(seed, 902);
+        let block = u64::from(scenario.setup.scheduler.block_tokens);
+        let mut lender = Pool::new(Role::Store, 1 + u32::try_from(rng.below(3)).unwrap(), profile());
+        lender.dram_tokens = block * (2 + rng.below(2000));
+        lender.ssd_tokens = block * [0, 0, 3000][pick(&mut rng, 3)];
+        lender.net_bytes_per_s = [200_000_000, 2_000_000_000, 100_000_000_000][pick(&mut rng, 3)];
+        scenario.setup.pools.push(lender);
+        scenario.setup.scheduler.replicate = true;
+        scenario.setup.scheduler.fetch = true;
+        scenario
+    }
+
     /// Everything by lot but faults: every client stays, all news arrive at once.
     pub fn quiet(seed: u64) -> Self {
         let mut rng = Rng::fork(seed, 900);

@@ -98,6 +98,7 @@ impl Stage {
             ssd_dir: None,
             store: Config::default().store,
             guard: crate::guard::ClusterGuard::default(),
+            publish: None,
         };
         let stop = CancellationToken::new();
         let node = tokio::spawn(crate::node::run(config, stop.clone()));

@@ -134,6 +134,7 @@ impl Cluster {
             ssd_dir: None,
             store: self.config.store.clone(),
             guard: crate::guard::ClusterGuard::default(),
+            publish: None,
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(crate::node::run(config, stop.clone()));

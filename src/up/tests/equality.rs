@@ -103,6 +103,33 @@ async fn coupled_instances_answer_the_same() {
     cluster.stop().await;
 }
 
+async fn drain(cluster: &Cluster, drain: bool) {
+    let question = |reply| crate::conductor::Question::Drain { node: "s0".into(), drain, reply };
+    cluster.inbox.ask(question).await.unwrap().unwrap();
+}
+
+/// Memory that is lent, drained, lost and lent again: what comes back from it is what was computed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lent_memory_never_changes_an_answer() {
+    let engine = small_model(pool(40));
+    let tune = |config: &mut crate::config::Config| config.scheduler.prior_output_tokens = 4;
+    let mut cluster = Cluster::start("1p1d1s", &engine, tune).await;
+    compare(&cluster, 25, 21).await;
+    let status = cluster.status().await;
+    assert!(status.counters["saves"] > 0, "{:?}", status.counters);
+    let lender = status.nodes.iter().find(|node| node.name == "s0").unwrap();
+    assert!(lender.role == "store" && lender.tiers.iter().any(|tier| tier.0 == "dram" && tier.1 > 0));
+    drain(&cluster, true).await;
+    compare(&cluster, 8, 22).await;
+    drain(&cluster, false).await;
+    cluster.kill("s0").await;
+    compare(&cluster, 8, 23).await;
+    cluster.add("s0", Role::Store, &engine);
+    compare(&cluster, 12, 24).await;
+    cluster.quiet().await;
+    cluster.stop().await;
+}
+
 /// The only decode instance dies and comes back: whoever it served waits and goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_wait_for_the_only_instance_to_come_back() {

@@ -26,15 +26,25 @@ impl KvCache {
         told
     }
 
-    /// The full keys of the leading blocks that are in HBM here, where only short names are known
-    /// (the high half of each key is zero); keys that are whole already stay as they are.
+    /// The blocks that `key` continues here, from the root on; none if it is not known.
+    #[must_use]
+    pub fn ancestors(&self, key: BlockKey) -> Vec<BlockKey> {
+        let mut above: Vec<BlockKey> =
+            std::iter::successors(self.store.parent(key), |key| self.store.parent(*key)).collect();
+        above.reverse();
+        above
+    }
+
+    /// The full keys of the leading blocks that are in any tier here, where only short names are
+    /// known (the high half of each key is zero); keys that are whole already stay as they are.
     #[must_use]
     pub fn full_keys(&self, keys: &[BlockKey]) -> Vec<BlockKey> {
         let full = |key: &BlockKey| {
             if key.0 >> 64 != 0 {
                 return Some(*key);
             }
-            self.addresses.get(&key.short()).map(|address| address.key)
+            let address = self.addresses.get(&key.short()).map(|address| address.key);
+            address.or_else(|| self.store.named(key.short()))
         };
         keys.iter().map_while(full).collect()
     }

@@ -59,6 +59,25 @@ fn evicted_blocks_come_back_from_host_memory() {
     assert_eq!(slots, hold.slots);
 }
 
+/// Names go over the wire short; whoever holds a block in any tier knows the whole one, and what it continues.
+#[test]
+fn blocks_below_the_pool_are_known_by_short_names() {
+    let mut bench = Bench::new([8, 16, 0], Offload::WriteThrough);
+    bench.serve(1, &A);
+    bench.displace();
+    assert_eq!(bench.hits(&A), (0, 3, 0));
+    let (whole, unknown) = (chain(&A), BlockKey(999));
+    let short = |key: &BlockKey| BlockKey(u128::from(key.short().0));
+    let asked: Vec<BlockKey> = whole.iter().map(short).chain([unknown]).collect();
+    assert_eq!(bench.cache.full_keys(&asked), whole, "as far as they are known");
+    assert_eq!(bench.cache.ancestors(whole[2]), whole[..2]);
+    assert_eq!((bench.cache.ancestors(whole[0]), bench.cache.ancestors(unknown)), (vec![], vec![]));
+    assert_eq!(bench.cache.read_for_peer(owner(9), &whole[1..]), Ok(0), "a reader starts at the root");
+    assert!(bench.cache.close(owner(9)));
+    assert_eq!(bench.cache.read_for_peer(owner(9), &whole), Ok(3));
+    assert!(bench.cache.close(owner(9)));
+}
+
 #[test]
 fn evicted_blocks_come_back_from_flash_without_host_memory_between() {
     let mut bench = Bench::new([8, 0, 16], Offload::WriteThrough);

@@ -1,0 +1,113 @@
+//! Memory in the shape of an engine's KV, and no engine: what a node has that only lends room.
+
+use baton_engine::{Engine, Event, KvShape, KvSink, KvView, ModelCard, Sequence, SequenceId, StartError};
+use baton_types::CostProfile;
+
+use super::engine::{EngineChoice, build as build_engine, keeping_profile};
+
+/// See the module. Nothing starts on it; its pages come as they are written.
+struct Shelf {
+    shape: KvShape,
+    model: ModelCard,
+    bytes: Vec<u8>,
+}
+
+/// Memory for `blocks` blocks of the KV that the chosen engine would have. The engine itself is built to learn its
+/// shape, and dropped.
+///
+/// # Errors
+/// As the engine's own; and when the memory cannot be had.
+pub(super) fn build(choice: &EngineChoice, blocks: u32) -> Result<(Box<dyn Engine>, CostProfile), String> {
+    let engine = build_engine(choice)?;
+    let profile = keeping_profile(engine.as_ref());
+    let (shape, model) = (KvShape { blocks, ..engine.shape().clone() }, engine.model().clone());
+    drop(engine);
+    Ok((Box::new(Shelf::new(shape, model)?), profile))
+}
+
+impl Shelf {
+    fn new(shape: KvShape, model: ModelCard) -> Result<Self, String> {
+        let bytes = shape.block_bytes().checked_mul(shape.blocks as usize);
+        let bytes = bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
+            format!("{} blocks of {} bytes are more than memory has", shape.blocks, shape.block_bytes())
+        })?;
+        Ok(Self { shape, model, bytes: vec![0; bytes] })
+    }
+
+    fn at(&self, block: u32, layer: u32) -> std::ops::Range<usize> {
+        let from = block as usize * self.shape.block_bytes() + layer as usize * self.shape.layer_bytes;
+        from..from + self.shape.layer_bytes
+    }
+}
+
+impl KvView for Shelf {
+    fn layer(&self, block: u32, layer: u32) -> &[u8] {
+        &self.bytes[self.at(block, layer)]
+    }
+}
+
+impl Engine for Shelf {
+    fn shape(&self) -> &KvShape {
+        &self.shape
+    }
+
+    fn model(&self) -> &ModelCard {
+        &self.model
+    }
+
+    fn start(&mut self, _: Sequence) -> Result<(), StartError> {
+        Err(StartError("this node has no engine: its role is store".into()))
+    }
+
+    fn proceed(&mut self, _: SequenceId) {}
+
+    fn extend(&mut self, _: SequenceId, _: &[u32]) {}
+
+    fn stop(&mut self, _: SequenceId) {}
+
+    fn step(&mut self, _: &mut Vec<Event>, _: &mut dyn KvSink) -> bool {
+        false
+    }
+
+    fn view(&self) -> &dyn KvView {
+        self
+    }
+
+    fn write_layer(&mut self, block: u32, layer: u32, bytes: &[u8]) {
+        let at = self.at(block, layer);
+        self.bytes[at].copy_from_slice(bytes);
+    }
+
+    fn load(&self) -> (u32, u32) {
+        (0, 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_engine::{PoolSpec, SeededSpec};
+
+    use super::*;
+
+    #[test]
+    fn a_shelf_has_the_shape_of_its_engine_and_computes_nothing() {
+        let choice = EngineChoice::Seeded { spec: SeededSpec::default(), pool: PoolSpec::default() };
+        let engine = build_engine(&choice).unwrap();
+        let (mut shelf, profile) = build(&choice, 7).unwrap();
+        profile.validate().unwrap();
+        assert_eq!(shelf.shape(), &KvShape { blocks: 7, ..engine.shape().clone() });
+        assert_eq!(shelf.model(), engine.model());
+        let (layers, layer_bytes) = (shelf.shape().layers, shelf.shape().layer_bytes);
+        for block in 0..7u8 {
+            for layer in 0..layers {
+                let value = block * 16 + u8::try_from(layer).unwrap();
+                shelf.write_layer(block.into(), layer, &vec![value; layer_bytes]);
+            }
+        }
+        for block in 0..7u8 {
+            let value = block * 16 + u8::try_from(layers - 1).unwrap();
+            assert!(shelf.view().layer(block.into(), layers - 1).iter().all(|byte| *byte == value));
+        }
+        assert_eq!((shelf.load(), shelf.view().layer(0, 0).len()), ((0, 0), layer_bytes));
+    }
+}
