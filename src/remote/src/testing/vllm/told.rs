@@ -11,6 +11,8 @@ use tokio::sync::mpsc;
 use crate::testing::body::Asks;
 use crate::testing::fault::Fault;
 use crate::testing::play::Play;
+use crate::testing::server::event;
+use crate::testing::text::{Telling, Voice, usage};
 use crate::testing::toy::{VOCAB_TOKENS, toy_logprob};
 
 /// An answer to be told.
@@ -19,6 +21,8 @@ pub(super) struct Told {
     pub(super) id: String,
     pub(super) answer: Vec<u32>,
     pub(super) finish: Finish,
+    /// Prompt tokens that were not computed.
+    pub(super) cached: usize,
     pub(super) params: Value,
     pub(super) fault: Option<Fault>,
 }
@@ -64,9 +68,7 @@ impl Told {
     }
 
     fn usage(&self) -> Value {
-        let (prompt, answer) = (self.asks.prompt.len(), self.answer.len());
-        json!({"prompt_tokens": prompt, "total_tokens": prompt + answer, "completion_tokens": answer,
-            "prompt_tokens_details": {"cached_tokens": 0}})
+        usage(self.asks.prompt.len(), self.answer.len(), self.cached)
     }
 
     fn choice(&self, from: usize, ids: &[u32], last: bool) -> Value {
@@ -81,11 +83,25 @@ impl Told {
     }
 
     pub(super) fn whole(&self) -> Value {
+        let mut whole = if self.asks.voice == Voice::Ids {
+            self.whole_of_ids()
+        } else {
+            self.telling(&self.usage()).whole()
+        };
+        whole["kv_transfer_params"] = self.params.clone();
+        whole
+    }
+
+    const fn telling<'a>(&'a self, usage: &'a Value) -> Telling<'a> {
+        let (id, answer, finish) = (self.id.as_str(), self.answer.as_slice(), self.finish.name());
+        Telling { voice: self.asks.voice, id, answer, finish, usage }
+    }
+
+    fn whole_of_ids(&self) -> Value {
         let mut choice = self.choice(0, &self.answer, true);
         choice["prompt_logprobs"] = self.prompt_logprobs();
         let mut whole = self.frame(&json!([choice]));
         whole["usage"] = self.usage();
-        whole["kv_transfer_params"] = self.params.clone();
         whole
     }
 
@@ -93,8 +109,13 @@ impl Told {
         let error = json!({"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}});
         let tokens = self.answer.len();
         let play = Play { events, fault: self.fault.as_ref(), tokens, token_time, error };
+        if self.asks.voice != Voice::Ids {
+            let usage = self.usage();
+            let telling = self.telling(&usage);
+            return play.run(|at| telling.event(at), self.asks.usage.then(|| telling.counts())).await;
+        }
         let token =
-            |at: usize| self.frame(&json!([self.choice(at, &self.answer[at..=at], at + 1 == tokens)]));
+            |at: usize| event(&self.frame(&json!([self.choice(at, &self.answer[at..=at], at + 1 == tokens)])));
         let last = self.asks.usage.then(|| {
             let mut frame = self.frame(&json!([]));
             frame["usage"] = self.usage();
