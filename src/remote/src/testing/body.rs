@@ -187,8 +187,11 @@ pub(super) fn completion(mut read: Read, chat: bool, max_model_tokens: u32) -> R
     if count(body, "n")?.unwrap_or(1) != 1 {
         return Err("n is not 1".into());
     }
-    sampling.logprobs = top(body, "logprobs")?;
-    sampling.prompt_logprobs = top(body, "prompt_logprobs")?;
+    // Chats say yes or no, and are answered without; so are texts.
+    if voice == Voice::Ids {
+        sampling.logprobs = top(body, "logprobs")?;
+        sampling.prompt_logprobs = top(body, "prompt_logprobs")?;
+    }
     if stream && sampling.prompt_logprobs.is_some() {
         return Err("`prompt_logprobs` are not available when `stream=True`.".into());
     }

@@ -231,6 +231,7 @@ impl Site for Vllm {
                 &json!({"0": {"engine_id": self.engine_id, "worker_addr": {"0": {"0": "tcp://127.0.0.1:1"}}}}),
             ),
             "/v1/completions" | "/v1/chat/completions" => self.complete(asked).await,
+            "/v1/completions/render" | "/v1/chat/completions/render" => Self::render(&asked),
             _ => Reply::json(404, &json!({"detail": "Not Found"})),
         }
     }
@@ -263,6 +264,19 @@ impl Vllm {
             self.spec.block_tokens,
             self.spec.blocks
         )
+    }
+
+    /// The tokens that a request would be served with, as routers ask for them.
+    fn render(asked: &Asked) -> Reply {
+        let chat = asked.path.starts_with("/v1/chat");
+        let read = Read::new(&asked.body).ok_or_else(|| "the body is no JSON object".to_owned());
+        match read.and_then(|mut read| read.prompt(chat)) {
+            Ok((_, tokens)) => {
+                let one = json!({"request_id": "render", "token_ids": tokens, "sampling_params": {}, "model": "tiny"});
+                Reply::json(200, &if chat { one } else { json!([one]) })
+            }
+            Err(wrong) => bad_request(&wrong),
+        }
     }
 
     async fn complete(self: Arc<Self>, asked: Asked) -> Reply {
