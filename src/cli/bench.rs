@@ -280,7 +280,12 @@ fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode, String> {
 fn sides(args: &RouterArgs, router: Target, started: &[Started]) -> Result<Vec<Side>, String> {
     let mut sides = Vec::new();
     if let Some(url) = &args.direct_url {
-        sides.push(Side { name: "direct", target: Target::new(url, args.api_key.as_deref())?, pid: None, beside: Vec::new() });
+        sides.push(Side {
+            name: "direct",
+            target: Target::new(url, args.api_key.as_deref())?,
+            pid: None,
+            beside: Vec::new(),
+        });
     }
     sides.push(Side { name: "router", target: router, pid: args.pid, beside: args.beside.clone() });
     for (name, one) in ["bare server", "plain proxy"].into_iter().zip(started) {

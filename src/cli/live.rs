@@ -144,8 +144,11 @@ async fn endpoint(args: &LiveArgs) -> Result<Endpoint, String> {
         ),
     };
     let told = card.as_ref().and_then(|c| c.vocab_tokens);
-    let vocabulary =
-        if args.text { Vocabulary::letters() } else { Vocabulary::new(args.vocab.or(told).unwrap_or(BYTES))? };
+    let vocabulary = if args.text {
+        Vocabulary::letters()
+    } else {
+        Vocabulary::new(args.vocab.or(told).unwrap_or(BYTES))?
+    };
     let max_model_tokens = card.as_ref().and_then(|c| c.max_model_tokens);
     let model = args.model.clone().or(card.map(|c| c.name)).expect("a model was given or listed");
     Ok(Endpoint { target, client, model, vocabulary, max_model_tokens })

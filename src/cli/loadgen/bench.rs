@@ -139,7 +139,8 @@ impl Comparison {
                     seen.cpu_us = CpuTime::of(pid)?.since_us(before);
                 }
                 let beside = times(&side.beside)?;
-                seen.beside_cpu_us = beside.iter().zip(&before.1).map(|(now, then)| now.since_us(*then)).sum();
+                seen.beside_cpu_us =
+                    beside.iter().zip(&before.1).map(|(now, then)| now.since_us(*then)).sum();
                 if !warm_up {
                     sums.first_us.append(&mut seen.first_us);
                     sums.whole_us.append(&mut seen.whole_us);
@@ -256,8 +257,7 @@ impl Sums {
         self.first_us.sort_unstable();
         self.whole_us.sort_unstable();
         let answered = self.whole_us.len() as u64;
-        let by_call =
-            |us: u64, counted: bool| (counted && answered > 0).then(|| us as f64 / answered as f64);
+        let by_call = |us: u64, counted: bool| (counted && answered > 0).then(|| us as f64 / answered as f64);
         let lasted_us = self.lasted.as_micros().max(1) as f64;
         Figures {
             load: load.name,

@@ -111,8 +111,9 @@ mod tests {
             let family = u32::try_from(rng.below(12)).unwrap();
             let length = 1 + rng.below(40);
             let turn = rng.below(30);
-            let prompt: Vec<u32> =
-                (0..length).map(|at| if at < turn { family } else { u32::try_from(at % 3).unwrap() }).collect();
+            let prompt: Vec<u32> = (0..length)
+                .map(|at| if at < turn { family } else { u32::try_from(at % 3).unwrap() })
+                .collect();
             let hits = cache.take("", &prompt);
             assert_eq!(hits, naive.take(&prompt));
             found += hits;

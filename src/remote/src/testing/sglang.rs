@@ -267,9 +267,10 @@ impl Site for Sglang {
                 }
                 Reply::Page(200, "text/plain", Bytes::new())
             }
-            "/get_model_info" | "/model_info" => {
-                Reply::json(200, &json!({"model_path": "tiny", "tokenizer_path": "tiny", "is_generation": true}))
-            }
+            "/get_model_info" | "/model_info" => Reply::json(
+                200,
+                &json!({"model_path": "tiny", "tokenizer_path": "tiny", "is_generation": true}),
+            ),
             "/generate" | "/v1/completions" | "/v1/chat/completions" => self.generate(asked).await,
             _ => Reply::json(404, &json!({"detail": "Not Found"})),
         }

@@ -69,7 +69,8 @@ impl Telling<'_> {
     /// The whole answer.
     pub(super) fn whole(&self) -> Value {
         let text: String = self.answer.iter().map(|token| letter(*token)).collect();
-        let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": self.finish, "stop_reason": null});
+        let mut choice =
+            json!({"index": 0, "logprobs": null, "finish_reason": self.finish, "stop_reason": null});
         if self.voice == Voice::Chat {
             choice["message"] = json!({"role": "assistant", "content": text, "tool_calls": []});
         } else {

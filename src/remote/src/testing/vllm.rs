@@ -341,7 +341,7 @@ impl Vllm {
         if !told.asks.stream {
             let page = match told.fault {
                 Some(Fault::Garbage) => Bytes::from_static(b"<html>not here</html>"),
-                _ => told.whole().to_string().into(),
+                _ => told.whole().into(),
             };
             return Reply::Page(200, "application/json", page);
         }

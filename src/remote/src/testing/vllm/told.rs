@@ -11,7 +11,6 @@ use tokio::sync::mpsc;
 use crate::testing::body::Asks;
 use crate::testing::fault::Fault;
 use crate::testing::play::Play;
-use crate::testing::server::event;
 use crate::testing::text::{Telling, Voice, usage};
 use crate::testing::toy::{VOCAB_TOKENS, toy_logprob};
 
@@ -72,24 +71,35 @@ impl Told {
     }
 
     fn choice(&self, from: usize, ids: &[u32], last: bool) -> Value {
-        let prompt = if from == 0 { self.ids(&self.asks.prompt) } else { Value::Null };
         json!({"index": 0, "text": ids.iter().map(|id| format!(" t{id}")).collect::<String>(),
             "logprobs": self.logprobs(from, ids), "finish_reason": last.then(|| self.finish.name()), "stop_reason": null,
-            "prompt_token_ids": prompt, "token_ids": self.ids(ids)})
+            "prompt_token_ids": null, "token_ids": self.ids(ids)})
+    }
+
+    /// As text, with the prompt's ids where they are told: long prompts make no value for each of them.
+    fn worded(&self, frame: &Value, first: bool) -> String {
+        const NONE: &str = r#""prompt_token_ids":null"#;
+        let text = frame.to_string();
+        if !first || !self.asks.token_ids || self.fault == Some(Fault::NoTokenIds) {
+            return text;
+        }
+        let ids = serde_json::to_string(&self.asks.prompt).expect("numbers can be written");
+        text.replacen(NONE, &format!(r#""prompt_token_ids":{ids}"#), 1)
     }
 
     fn frame(&self, choices: &Value) -> Value {
         json!({"id": self.id, "object": "text_completion", "created": 1_795_230_029, "model": "tiny", "choices": choices})
     }
 
-    pub(super) fn whole(&self) -> Value {
+    /// The answer in one piece.
+    pub(super) fn whole(&self) -> String {
         let mut whole = if self.asks.voice == Voice::Ids {
             self.whole_of_ids()
         } else {
             self.telling(&self.usage()).whole()
         };
         whole["kv_transfer_params"] = self.params.clone();
-        whole
+        self.worded(&whole, self.asks.voice == Voice::Ids)
     }
 
     const fn telling<'a>(&'a self, usage: &'a Value) -> Telling<'a> {
@@ -114,8 +124,10 @@ impl Told {
             let telling = self.telling(&usage);
             return play.run(|at| telling.event(at), self.asks.usage.then(|| telling.counts())).await;
         }
-        let token =
-            |at: usize| event(&self.frame(&json!([self.choice(at, &self.answer[at..=at], at + 1 == tokens)])));
+        let token = |at: usize| {
+            let frame = self.frame(&json!([self.choice(at, &self.answer[at..=at], at + 1 == tokens)]));
+            format!("data: {}\n\n", self.worded(&frame, at == 0)).into()
+        };
         let last = self.asks.usage.then(|| {
             let mut frame = self.frame(&json!([]));
             frame["usage"] = self.usage();
