@@ -59,6 +59,12 @@ struct RouterArgs {
     /// Process of the router, for its processor time
     #[arg(long)]
     pid: Option<u32>,
+    /// Processes beside the router, such as nodes: their processor time is told apart
+    #[arg(long, value_name = "PIDS", value_delimiter = ',')]
+    beside: Vec<u32>,
+    /// Loads to measure: small, large-new, large-seen, stream [default: all]
+    #[arg(long, value_name = "LOADS", value_delimiter = ',', value_parser = LOADS.map(|(word, _)| word))]
+    loads: Vec<String>,
     /// Key that requests carry
     #[arg(long, value_name = "KEY", env = "BATON_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
@@ -123,6 +129,21 @@ struct EndArgs {
     /// End when standard input ends, as with the process that holds it
     #[arg(long)]
     until_stdin_ends: bool,
+}
+
+/// Loads, as the command line and as tables have them.
+const LOADS: [(&str, &str); 4] = [
+    ("small", "small"),
+    ("large-new", "large, new"),
+    ("large-seen", "large, prefix seen"),
+    ("stream", "stream"),
+];
+
+impl RouterArgs {
+    fn wants(&self, load: &str) -> bool {
+        let word = LOADS.iter().find(|(_, name)| *name == load).map(|(word, _)| *word);
+        self.loads.is_empty() || self.loads.iter().any(|wanted| Some(wanted.as_str()) == word)
+    }
 }
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -246,6 +267,9 @@ fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode, String> {
         Rates { small_per_s: args.rate, large_per_s: args.large_rate, stream_per_s: args.stream_rate };
     let mut figures = Vec::new();
     for load in loads(&model, rates, args.body_kib as usize * 1024, args.stream_tokens) {
+        if !args.wants(load.name) {
+            continue;
+        }
         eprintln!("measuring: {}", load.name);
         figures.extend(comparison.run(&load, runtime.handle())?);
     }
@@ -256,11 +280,17 @@ fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode, String> {
 fn sides(args: &RouterArgs, router: Target, started: &[Started]) -> Result<Vec<Side>, String> {
     let mut sides = Vec::new();
     if let Some(url) = &args.direct_url {
-        sides.push(Side { name: "direct", target: Target::new(url, args.api_key.as_deref())?, pid: None });
+        sides.push(Side {
+            name: "direct",
+            target: Target::new(url, args.api_key.as_deref())?,
+            pid: None,
+            beside: Vec::new(),
+        });
     }
-    sides.push(Side { name: "router", target: router, pid: args.pid });
+    sides.push(Side { name: "router", target: router, pid: args.pid, beside: args.beside.clone() });
     for (name, one) in ["bare server", "plain proxy"].into_iter().zip(started) {
-        sides.push(Side { name, target: Target::new(&one.url, None)?, pid: Some(one.child.id()) });
+        let (target, pid) = (Target::new(&one.url, None)?, Some(one.child.id()));
+        sides.push(Side { name, target, pid, beside: Vec::new() });
     }
     Ok(sides)
 }
@@ -341,6 +371,7 @@ fn table(figures: &[Figures], added: &[Added]) -> String {
             "added p50",
             "added p99",
             "CPU a call",
+            "beside it",
         ],
         2..,
     );
@@ -361,6 +392,7 @@ fn table(figures: &[Figures], added: &[Added]) -> String {
             us(added.and_then(|a| a.first_byte_p50_us)),
             us(added.and_then(|a| a.first_byte_p99_us)),
             us(f.cpu_us_per_call),
+            us(f.beside_cpu_us_per_call),
         ]);
     }
     table.to_string()

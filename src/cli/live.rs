@@ -46,6 +46,9 @@ pub struct LiveArgs {
     /// Make prompts of token ids below this [default: as the endpoint tells, else 256]
     #[arg(long, requires = "live", value_name = "TOKENS")]
     vocab: Option<u32>,
+    /// Make prompts of letters, a byte a token, for endpoints that take no token ids
+    #[arg(long, requires = "live", conflicts_with = "vocab")]
+    text: bool,
     /// Requests in flight at most
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     concurrency_cap: u32,
@@ -141,7 +144,11 @@ async fn endpoint(args: &LiveArgs) -> Result<Endpoint, String> {
         ),
     };
     let told = card.as_ref().and_then(|c| c.vocab_tokens);
-    let vocabulary = Vocabulary::new(args.vocab.or(told).unwrap_or(BYTES))?;
+    let vocabulary = if args.text {
+        Vocabulary::letters()
+    } else {
+        Vocabulary::new(args.vocab.or(told).unwrap_or(BYTES))?
+    };
     let max_model_tokens = card.as_ref().and_then(|c| c.max_model_tokens);
     let model = args.model.clone().or(card.map(|c| c.name)).expect("a model was given or listed");
     Ok(Endpoint { target, client, model, vocabulary, max_model_tokens })

@@ -33,6 +33,8 @@ pub struct Side {
     pub target: Target,
     /// The process whose time counts.
     pub pid: Option<u32>,
+    /// Processes that work beside it, such as nodes; their time is told apart.
+    pub beside: Vec<u32>,
 }
 
 /// Calls of one kind.
@@ -73,6 +75,10 @@ pub struct Figures {
     pub events: u64,
     /// Processor time of the side's process by call, µs.
     pub cpu_us_per_call: Option<f64>,
+    /// Processor time of the processes beside it by call, µs.
+    pub beside_cpu_us_per_call: Option<f64>,
+    /// Share of one core that the side's process kept busy.
+    pub core_share: Option<f64>,
 }
 
 /// Sums of one side and load over its rounds.
@@ -84,6 +90,7 @@ struct Sums {
     waited: u64,
     events: u64,
     cpu_us: u64,
+    beside_cpu_us: u64,
     lasted: Duration,
 }
 
@@ -117,7 +124,7 @@ impl Comparison {
             for (side, sums) in self.sides.iter().zip(&mut sums) {
                 // The first round warms connections and caches up and is thrown away.
                 let warm_up = round == 0;
-                let before = side.pid.map(CpuTime::of).transpose()?;
+                let before = (side.pid.map(CpuTime::of).transpose()?, times(&side.beside)?);
                 let began = Instant::now();
                 let mut seen = if let Some(callers) = self.callers {
                     let lasts = if warm_up { each / 5 } else { each };
@@ -128,9 +135,12 @@ impl Comparison {
                     self.offer(side, load, number..number + count, runtime)?
                 };
                 seen.lasted = began.elapsed();
-                if let (Some(before), Some(pid)) = (before, side.pid) {
+                if let (Some(before), Some(pid)) = (before.0, side.pid) {
                     seen.cpu_us = CpuTime::of(pid)?.since_us(before);
                 }
+                let beside = times(&side.beside)?;
+                seen.beside_cpu_us =
+                    beside.iter().zip(&before.1).map(|(now, then)| now.since_us(*then)).sum();
                 if !warm_up {
                     sums.first_us.append(&mut seen.first_us);
                     sums.whole_us.append(&mut seen.whole_us);
@@ -138,6 +148,7 @@ impl Comparison {
                     sums.waited += seen.waited;
                     sums.events += seen.events;
                     sums.cpu_us += seen.cpu_us;
+                    sums.beside_cpu_us += seen.beside_cpu_us;
                     sums.lasted += seen.lasted;
                 }
             }
@@ -211,6 +222,10 @@ impl Comparison {
     }
 }
 
+fn times(pids: &[u32]) -> Result<Vec<CpuTime>, String> {
+    pids.iter().map(|pid| CpuTime::of(*pid)).collect()
+}
+
 async fn call(client: &HttpClient, request: http::Request<http_body_util::Full<Bytes>>) -> Option<CallTimes> {
     let sent = Instant::now();
     let since = || u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -242,6 +257,8 @@ impl Sums {
         self.first_us.sort_unstable();
         self.whole_us.sort_unstable();
         let answered = self.whole_us.len() as u64;
+        let by_call = |us: u64, counted: bool| (counted && answered > 0).then(|| us as f64 / answered as f64);
+        let lasted_us = self.lasted.as_micros().max(1) as f64;
         Figures {
             load: load.name,
             side: side.name,
@@ -254,7 +271,9 @@ impl Sums {
             whole_p50_us: rank(&self.whole_us, 50),
             whole_p99_us: rank(&self.whole_us, 99),
             events: self.events,
-            cpu_us_per_call: side.pid.filter(|_| answered > 0).map(|_| self.cpu_us as f64 / answered as f64),
+            cpu_us_per_call: by_call(self.cpu_us, side.pid.is_some()),
+            beside_cpu_us_per_call: by_call(self.beside_cpu_us, !side.beside.is_empty()),
+            core_share: side.pid.map(|_| self.cpu_us as f64 / lasted_us),
         }
     }
 }

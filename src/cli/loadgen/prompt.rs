@@ -6,11 +6,15 @@
 
 use baton_sim::workload::Arrival;
 
-/// Tokens that a prompt may be made of: the ids below a bound.
+/// Tokens that a prompt may be made of: the ids below a bound, or letters of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vocabulary {
     tokens: u32,
+    text: bool,
 }
+
+/// What texts are made of: a byte each, and none of them special in JSON.
+const LETTERS: &[u8; 64] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .";
 
 impl Vocabulary {
     /// The ids below `tokens`; an error for fewer than two.
@@ -20,7 +24,12 @@ impl Vocabulary {
                 "live: a vocabulary of {tokens} tokens cannot tell blocks apart; give --vocab 2 or more"
             ));
         }
-        Ok(Self { tokens })
+        Ok(Self { tokens, text: false })
+    }
+
+    /// Letters: prompts are texts of a byte a token, for servers that take no token ids.
+    pub const fn letters() -> Self {
+        Self { tokens: 64, text: true }
     }
 
     /// How many ids there are.
@@ -56,11 +65,11 @@ impl Vocabulary {
         })
     }
 
-    /// Appends a request's prompt as a JSON list. The last id stands for what is left of the prompt;
+    /// Appends a request's prompt as a JSON list, or as a string. The last id stands for what is left of the prompt;
     /// tokens beyond the ids (a trace read leniently) go on as blocks of the request's own, named by
     /// `row`.
     pub fn write_prompt(self, arrival: &Arrival, row: u64, block_tokens: u32, body: &mut Vec<u8>) {
-        body.push(b'[');
+        body.push(if self.text { b'"' } else { b'[' });
         let block_tokens = u64::from(block_tokens.max(1));
         let mut left = arrival.prompt_tokens;
         let own = (0u64..).map(|n| mix(row ^ OWN).wrapping_add(n));
@@ -70,15 +79,23 @@ impl Vocabulary {
             }
             let taken = left.min(block_tokens);
             for token in self.block(id).take(usize::try_from(taken).unwrap_or(usize::MAX)) {
-                write_number(token, body);
-                body.push(b',');
+                self.write(token, body);
             }
             left -= taken;
         }
         if body.last() == Some(&b',') {
             body.pop();
         }
-        body.push(b']');
+        body.push(if self.text { b'"' } else { b']' });
+    }
+
+    fn write(self, token: u32, body: &mut Vec<u8>) {
+        if self.text {
+            body.push(LETTERS[token as usize % LETTERS.len()]);
+        } else {
+            write_number(token, body);
+            body.push(b',');
+        }
     }
 }
 
@@ -162,6 +179,20 @@ mod tests {
         assert!(long.iter().all(|t| *t < 256));
         assert_eq!(prompt(vocabulary, 20, &[6, 5])[..16], long[16..32], "a block does not know its place");
         assert_eq!(prompt(vocabulary, 40, &[5]).len(), 40, "missing ids are made up");
+    }
+
+    #[test]
+    fn a_text_is_the_same_blocks_a_letter_a_token() {
+        let mut bodies = [(48, [5, 6, 7]), (39, [5, 6, 7]), (48, [5, 7, 6])].map(|(tokens, ids)| {
+            let mut body = Vec::new();
+            Vocabulary::letters().write_prompt(&arrival(tokens, &ids), 9, 16, &mut body);
+            serde_json::from_slice::<String>(&body).unwrap()
+        });
+        let [long, short, other] = &mut bodies;
+        assert_eq!((long.len(), &long[..39], &long[..16]), (48, short.as_str(), &other[..16]));
+        assert_eq!((&long[16..32], &long[32..]), (&other[32..], &other[16..32]));
+        let distinct: HashSet<u8> = LETTERS.iter().copied().collect();
+        assert_eq!(distinct.len(), LETTERS.len());
     }
 
     #[test]

@@ -1,14 +1,20 @@
 //! Reading requests as strictly as the real servers do.
 
+use std::collections::BTreeMap;
+
 use baton_types::Sampling;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::server::Reply;
+use super::text::{Voice, tokens_of, tokens_of_chat};
 use super::toy::VOCAB_TOKENS;
 
 /// What a request to `/v1/completions` asks for.
 #[derive(Debug)]
 pub(super) struct Asks {
+    pub(super) voice: Voice,
+    pub(super) salt: String,
     pub(super) prompt: Vec<u32>,
     pub(super) sampling: Sampling,
     pub(super) stream: bool,
@@ -37,13 +43,68 @@ pub(super) fn server_error() -> Reply {
     )
 }
 
+/// A request's fields, and its prompt: long ones are read once, and into no more than they need.
+#[derive(Debug, Default)]
+pub(super) struct Read {
+    pub(super) fields: Value,
+    prompt: Option<Prompt>,
+}
+
+#[derive(Debug)]
+enum Prompt {
+    Ids(Vec<u32>),
+    Text(String),
+}
+
+impl Read {
+    /// Reads a JSON object; nothing for anything else.
+    pub(super) fn new(body: &[u8]) -> Option<Self> {
+        let all: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
+        let (mut fields, mut prompt) = (Map::new(), None);
+        for (name, value) in all {
+            if name == "prompt" || name == "input_ids" {
+                let ids = serde_json::from_str(value.get()).map(Prompt::Ids);
+                prompt = ids.or_else(|_| serde_json::from_str(value.get()).map(Prompt::Text)).ok();
+            } else {
+                fields.insert(name, serde_json::from_str(value.get()).ok()?);
+            }
+        }
+        Some(Self { fields: Value::Object(fields), prompt })
+    }
+
+    /// The prompt, and how it was worded.
+    pub(super) fn prompt(&mut self, chat: bool) -> Result<(Voice, Vec<u32>), Wrong> {
+        if chat {
+            return Ok((Voice::Chat, tokens_of_chat(&self.fields["messages"])?));
+        }
+        match self.prompt.take() {
+            Some(Prompt::Ids(ids)) => Ok((Voice::Ids, known(ids)?)),
+            Some(Prompt::Text(text)) => Ok((Voice::Completion, tokens_of(&text)?)),
+            None => Err(NO_LIST.into()),
+        }
+    }
+
+    /// What keeps the prompt's cached blocks apart from others'.
+    pub(super) fn salt(&self) -> String {
+        let of = |name: &str| self.fields[name].as_str().unwrap_or_default();
+        [of("cache_salt"), of("extra_key")].concat()
+    }
+}
+
+const NO_LIST: &str = "the prompt is no list of token ids";
+
 /// Token ids of the vocabulary, at least one.
-pub(super) fn token_list(value: &Value) -> Result<Vec<u32>, Wrong> {
-    let list =
-        value.as_array().filter(|list| !list.is_empty()).ok_or("the prompt is no list of token ids")?;
+fn token_list(value: &Value) -> Result<Vec<u32>, Wrong> {
+    let list = value.as_array().ok_or(NO_LIST)?;
     let ids: Option<Vec<u32>> =
         list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect();
-    let ids = ids.ok_or("the prompt is no list of token ids")?;
+    known(ids.ok_or(NO_LIST)?)
+}
+
+fn known(ids: Vec<u32>) -> Result<Vec<u32>, Wrong> {
+    if ids.is_empty() {
+        return Err(NO_LIST.into());
+    }
     match ids.iter().find(|id| **id >= VOCAB_TOKENS) {
         Some(id) => Err(format!("token {id} is out of vocabulary")),
         None => Ok(ids),
@@ -112,11 +173,13 @@ pub(super) fn lengths(params: &Value, most: &str, least: &str) -> Result<Samplin
     Ok(Sampling { max_tokens, min_tokens, stop_token_ids, ignore_eos, ..Sampling::default() })
 }
 
-/// Reads a request to `/v1/completions`.
-pub(super) fn completion(body: &Value, max_model_tokens: u32) -> Result<Asks, Wrong> {
-    let prompt = token_list(&body["prompt"])?;
+/// Reads a request to `/v1/completions` or, as a chat, to `/v1/chat/completions`.
+pub(super) fn completion(mut read: Read, chat: bool, max_model_tokens: u32) -> Result<Asks, Wrong> {
+    let (voice, prompt) = read.prompt(chat)?;
+    let salt = read.salt();
+    let body = &read.fields;
     draws(body)?;
-    let mut sampling = lengths(body, "max_tokens", "min_tokens")?;
+    let mut sampling = lengths(body, most_tokens(body), "min_tokens")?;
     let stream = flag(body, "stream")?;
     if !body["stream_options"].is_null() && !stream {
         return Err("Stream options can only be defined when `stream=True`.".into());
@@ -124,8 +187,11 @@ pub(super) fn completion(body: &Value, max_model_tokens: u32) -> Result<Asks, Wr
     if count(body, "n")?.unwrap_or(1) != 1 {
         return Err("n is not 1".into());
     }
-    sampling.logprobs = top(body, "logprobs")?;
-    sampling.prompt_logprobs = top(body, "prompt_logprobs")?;
+    // Chats say yes or no, and are answered without; so are texts.
+    if voice == Voice::Ids {
+        sampling.logprobs = top(body, "logprobs")?;
+        sampling.prompt_logprobs = top(body, "prompt_logprobs")?;
+    }
     if stream && sampling.prompt_logprobs.is_some() {
         return Err("`prompt_logprobs` are not available when `stream=True`.".into());
     }
@@ -138,6 +204,8 @@ pub(super) fn completion(body: &Value, max_model_tokens: u32) -> Result<Asks, Wr
         _ => return Err("kv_transfer_params should be a valid dictionary".into()),
     };
     Ok(Asks {
+        voice,
+        salt,
         prompt,
         sampling,
         stream,
@@ -146,6 +214,11 @@ pub(super) fn completion(body: &Value, max_model_tokens: u32) -> Result<Asks, Wr
         ids_in_logprobs: flag(body, "return_tokens_as_token_ids")?,
         params,
     })
+}
+
+/// The field in which OpenAI's clients say how long an answer may be.
+pub(super) fn most_tokens(body: &Value) -> &'static str {
+    if body["max_completion_tokens"].is_null() { "max_tokens" } else { "max_completion_tokens" }
 }
 
 fn top(body: &Value, name: &str) -> Result<Option<u8>, Wrong> {

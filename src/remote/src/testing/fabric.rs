@@ -48,8 +48,12 @@ pub(super) struct Transfer {
 /// Where two legs meet.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Room {
+    /// The prompt that waits to be taken.
     pub(super) prefill: Option<Vec<u32>>,
-    pub(super) decode: Option<Vec<u32>>,
+    /// A prefill leg has been in it.
+    pub(super) prefilled: bool,
+    /// A decode leg has been in it.
+    pub(super) decoded: bool,
     /// The KV has moved.
     pub(super) moved: bool,
     /// Prefill legs that are in it now.

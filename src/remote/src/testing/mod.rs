@@ -7,18 +7,22 @@
 
 mod body;
 mod book;
+mod compute;
 mod fabric;
 mod fault;
 mod nixl;
 mod play;
 mod pool;
+mod prefix;
 mod server;
 mod sglang;
 mod stand;
+mod text;
 mod toy;
 mod vllm;
 
 pub use book::Received;
+pub use compute::Cost;
 pub use fabric::Fabric;
 pub use fault::Fault;
 pub use sglang::{FakeSglang, SglangSpec};

@@ -24,7 +24,7 @@ pub(super) struct Play<'a> {
 
 impl Play<'_> {
     /// Plays one event a token, then `last`, then the end.
-    pub(super) async fn run(&self, token: impl Fn(usize) -> Value, last: Option<Value>) {
+    pub(super) async fn run(&self, token: impl Fn(usize) -> Bytes, last: Option<Value>) {
         for at in 0..=self.tokens {
             if self.goes_wrong(at).await {
                 return;
@@ -33,7 +33,7 @@ impl Play<'_> {
                 break;
             }
             pass(self.token_time).await;
-            if !self.send(event(&token(at))).await {
+            if !self.send(token(at)).await {
                 return;
             }
         }

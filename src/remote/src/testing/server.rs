@@ -82,9 +82,9 @@ impl Life {
     }
 }
 
-/// Serves `site` on a free port until its life ends.
-pub(super) async fn serve<S: Site>(site: Arc<S>, life: Life) -> io::Result<SocketAddr> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
+/// Serves `site` on `port` of loopback, or on a free one for 0, until its life ends.
+pub(super) async fn serve<S: Site>(site: Arc<S>, life: Life, port: u16) -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     let address = listener.local_addr()?;
     tokio::spawn(async move {
         loop {

@@ -19,13 +19,15 @@ use tokio::sync::{mpsc, watch};
 
 use self::told::Told;
 use super::FakeRole;
-use super::body::{draws, lengths, token_list};
+use super::body::{Read, draws, lengths, most_tokens};
 use super::book::Received;
+use super::compute::{Cost, Prompts};
 use super::fabric::Fabric;
 use super::fault::{Fault, Met};
 use super::pool::{Held, Pool};
 use super::server::{Asked, Life, Reply, Site, event, pass, serve};
 use super::stand::Stand;
+use super::text::{Voice, lettered};
 use super::toy::toy_answer;
 use crate::{Dialect, HandoffWay, RemoteSettings};
 
@@ -62,18 +64,28 @@ pub struct SglangSpec {
     pub wait: Duration,
     /// Each event repeats the answer so far, as SGLang does unless told otherwise.
     pub repeats: bool,
-    /// Tokens of the KV pool; its blocks are single tokens, as in the recordings.
+    /// Tokens of the KV pool.
     pub pool_tokens: u32,
+    /// Tokens of a block of it.
+    pub page_tokens: u32,
     /// Longest prompt and answer together.
     pub max_model_tokens: u32,
     /// Time of a prefill.
     pub prefill_time: Duration,
     /// Time of a token.
     pub token_time: Duration,
+    /// What prompts cost, and what is kept of them.
+    pub cost: Cost,
+    /// Where it listens; 0 takes a free port.
+    pub port: u16,
+    /// It draws letters, which a byte-level tokenizer reads as they are, and no end.
+    pub letters: bool,
+    /// It remembers what it was sent; without, it costs less.
+    pub remembers: bool,
 }
 
 impl SglangSpec {
-    /// Waits of 500 ms, events that repeat; fast.
+    /// Waits of 500 ms, events that repeat, blocks of a token, as in the recordings; fast.
     #[must_use]
     pub const fn new(role: FakeRole) -> Self {
         Self {
@@ -82,9 +94,14 @@ impl SglangSpec {
             wait: Duration::from_millis(500),
             repeats: true,
             pool_tokens: 8_192,
+            page_tokens: 1,
             max_model_tokens: 4_096,
             prefill_time: Duration::ZERO,
             token_time: Duration::ZERO,
+            cost: Cost::NONE,
+            port: 0,
+            letters: false,
+            remembers: true,
         }
     }
 }
@@ -99,6 +116,7 @@ struct Sglang {
     spec: SglangSpec,
     fabric: Fabric,
     pool: Arc<Pool>,
+    prompts: Prompts,
     stand: Stand,
     running: Mutex<BTreeMap<String, watch::Sender<bool>>>,
     aborted: AtomicU64,
@@ -115,14 +133,16 @@ impl FakeSglang {
         }
         let life = Life::new();
         let site = Arc::new(Sglang {
-            pool: Arc::new(Pool::new(spec.pool_tokens, 1)),
+            pool: Arc::new(Pool::new(spec.pool_tokens / spec.page_tokens, spec.page_tokens)),
+            prompts: Prompts::new(spec.cost, spec.page_tokens),
             spec,
             fabric: fabric.clone(),
             stand: Stand::new(life.clone()),
             running: Mutex::default(),
             aborted: AtomicU64::new(0),
         });
-        let address = serve(Arc::clone(&site), life).await?;
+        let port = site.spec.port;
+        let address = serve(Arc::clone(&site), life, port).await?;
         Ok(Self { site, address })
     }
 
@@ -142,10 +162,10 @@ impl FakeSglang {
         RemoteSettings::new(Dialect::Sglang, self.url()).with_handoff(way)
     }
 
-    /// KV tokens that it holds.
+    /// KV tokens that it holds, whole blocks of them.
     #[must_use]
     pub fn held_tokens(&self) -> usize {
-        self.site.pool.held()
+        self.site.pool.held() * self.site.spec.page_tokens as usize
     }
 
     /// Requests that it works on.
@@ -182,10 +202,13 @@ impl Drop for FakeSglang {
 
 /// What a request asks for.
 struct Asks {
+    voice: Voice,
+    salt: String,
     rid: String,
     prompt: Vec<u32>,
     sampling: Sampling,
     stream: bool,
+    usage: bool,
     logprobs: bool,
     room: Option<(String, u16, u64)>,
 }
@@ -218,7 +241,7 @@ impl Site for Sglang {
     async fn answer(self: Arc<Self>, asked: Asked) -> Reply {
         match asked.path.as_str() {
             "/health" | "/health_generate" => Reply::Page(200, "text/plain", Bytes::new()),
-            "/get_server_info" => Reply::json(200, &self.told()),
+            "/get_server_info" | "/server_info" => Reply::json(200, &self.told()),
             "/v1/models" => {
                 let model = json!({"id": "tiny", "object": "model", "owned_by": "sglang", "root": "tiny",
                     "max_model_len": self.spec.max_model_tokens});
@@ -226,8 +249,10 @@ impl Site for Sglang {
             }
             "/metrics" => {
                 let labels = "{model_name=\"tiny\",tp_rank=\"0\"}";
+                let (asked, cached) = self.prompts.counts();
                 let page = format!(
-                    "sglang:num_running_reqs{labels} {}.0\nsglang:num_queue_reqs{labels} 0.0\nsglang:token_usage{labels} {}\n",
+                    "sglang:num_running_reqs{labels} {}.0\nsglang:num_queue_reqs{labels} 0.0\nsglang:token_usage{labels} {}\n\
+                     sglang:prompt_tokens_total{labels} {asked}.0\nsglang:cached_tokens_total{labels} {cached}.0\n",
                     self.running.lock().len(),
                     self.pool.share()
                 );
@@ -242,10 +267,30 @@ impl Site for Sglang {
                 }
                 Reply::Page(200, "text/plain", Bytes::new())
             }
-            "/generate" => self.generate(asked).await,
+            "/get_model_info" | "/model_info" => Reply::json(
+                200,
+                &json!({"model_path": "tiny", "tokenizer_path": "tiny", "is_generation": true}),
+            ),
+            "/generate" | "/v1/completions" | "/v1/chat/completions" => self.generate(asked).await,
             _ => Reply::json(404, &json!({"detail": "Not Found"})),
         }
     }
+}
+
+/// SGLang's own sampling parameters.
+fn own_params(params: &Value) -> Result<Sampling, String> {
+    let names = params.as_object().ok_or("sampling_params is no object")?;
+    if let Some(name) = names.keys().find(|name| !KNOWN_PARAMS.contains(&name.as_str())) {
+        return Err(format!("SamplingParams got an unexpected keyword argument '{name}'"));
+    }
+    draws(params)?;
+    lengths(params, "max_new_tokens", "min_new_tokens")
+}
+
+/// Those of OpenAI's requests.
+fn openai_params(body: &Value) -> Result<Sampling, String> {
+    draws(body)?;
+    lengths(body, most_tokens(body), "min_tokens")
 }
 
 fn failure(status: u16, message: &str) -> Reply {
@@ -269,27 +314,27 @@ impl Sglang {
             FakeRole::Decode => "decode",
             FakeRole::Whole => "null",
         };
-        json!({"page_size": 1, "disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake",
+        json!({"page_size": self.spec.page_tokens, "disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake",
             "disaggregation_bootstrap_port": self.spec.bootstrap_port, "version": "0.5.23",
             "internal_states": [{"model_path": "tiny", "served_model_name": "tiny", "context_length": null, "dp_size": 1, "incremental_streaming_output": !self.spec.repeats,
                 "memory_usage": {"token_capacity": self.spec.pool_tokens}}]})
     }
 
     async fn generate(self: Arc<Self>, asked: Asked) -> Reply {
-        let read = serde_json::from_slice::<Value>(&asked.body);
-        let body = read.unwrap_or_default();
-        self.stand.book.receive(Received {
-            path: asked.path,
-            request_id: None,
-            dp_rank: None,
-            authorization: None,
-            body: body.clone(),
-        });
+        if self.spec.remembers {
+            self.stand.book.receive(Received {
+                path: asked.path.clone(),
+                request_id: None,
+                dp_rank: None,
+                authorization: None,
+                body: serde_json::from_slice(&asked.body).unwrap_or_default(),
+            });
+        }
         let fault = match self.stand.faults.meet(|| self.exit()).await {
             Met::Ended(reply) => return reply,
             Met::GoOn(fault) => fault,
         };
-        let asks = match self.asks(&body) {
+        let asks = match self.asks(Read::new(&asked.body).unwrap_or_default(), &asked.path) {
             Ok(asks) => asks,
             Err(wrong) => return Reply::json(400, &json!({"error": {"message": wrong}})),
         };
@@ -303,6 +348,10 @@ impl Sglang {
         let Some(blocks) = self.pool.fill(&asks.prompt) else { return failure(500, "no room") };
         running.held = Some(Held { pool: Arc::clone(&self.pool), blocks });
         pass(self.spec.prefill_time).await;
+        let cached = match self.spec.role {
+            FakeRole::Decode => 0,
+            _ => self.prompts.compute(&asks.salt, &asks.prompt).await,
+        };
         let context = match (self.spec.role, asks.room.clone()) {
             (FakeRole::Whole, _) => asks.prompt.clone(),
             (FakeRole::Prefill, Some(room)) => match self.meet_decode(&asks, &room, &mut running).await {
@@ -319,65 +368,80 @@ impl Sglang {
                 return Reply::json(400, &json!({"error": {"message": text}}));
             }
         };
-        self.tell(asks, &context, fault, running)
+        self.tell(asks, (&context, cached), fault, running)
     }
 
-    fn asks(&self, body: &Value) -> Result<Asks, String> {
-        let prompt = token_list(&body["input_ids"])?;
-        let params = &body["sampling_params"];
-        let names = params.as_object().ok_or("sampling_params is no object")?;
-        if let Some(name) = names.keys().find(|name| !KNOWN_PARAMS.contains(&name.as_str())) {
-            return Err(format!("SamplingParams got an unexpected keyword argument '{name}'"));
-        }
-        draws(params)?;
-        let mut sampling = lengths(params, "max_new_tokens", "min_new_tokens")?;
+    fn asks(&self, mut read: Read, path: &str) -> Result<Asks, String> {
+        let (voice, prompt) = read.prompt(path == "/v1/chat/completions")?;
+        let (salt, body) = (read.salt(), &read.fields);
+        let mut sampling = match path {
+            "/generate" => own_params(&body["sampling_params"])?,
+            _ => openai_params(body)?,
+        };
         if prompt.len() as u64 + u64::from(sampling.max_tokens) > u64::from(self.spec.max_model_tokens) {
             return Err(format!(
                 "The input is longer than the model's context length ({}).",
                 self.spec.max_model_tokens
             ));
         }
-        let room = &body["bootstrap_room"];
-        let port = body["bootstrap_port"].as_u64().and_then(|port| u16::try_from(port).ok());
-        let room = match (body["bootstrap_host"].as_str(), port, room.as_u64()) {
-            (Some(host), Some(port), Some(room)) if room <= i64::MAX as u64 => {
-                Some((host.to_owned(), port, room))
-            }
-            (None, None, None) => None,
-            _ => {
-                self.stand.book.violate("some bootstrap fields, and not all, or of wrong types");
-                return Err("bootstrap fields".into());
-            }
-        };
+        let room = self.room(body)?;
         let logprobs = body["return_logprob"] == json!(true);
         if logprobs && body["logprob_start_len"] == json!(0) {
             sampling.prompt_logprobs = Some(1);
         }
         Ok(Asks {
+            voice,
+            salt,
             rid: body["rid"]
                 .as_str()
                 .map_or_else(|| format!("{:032x}", rand::random::<u128>()), str::to_owned),
             prompt,
             sampling,
             stream: body["stream"] == json!(true),
+            usage: body["stream_options"]["include_usage"] == json!(true),
             logprobs,
             room,
         })
     }
 
-    fn tell(self: Arc<Self>, asks: Asks, context: &[u32], fault: Option<Fault>, running: Running) -> Reply {
+    fn room(&self, body: &Value) -> Result<Option<(String, u16, u64)>, String> {
+        let room = &body["bootstrap_room"];
+        let port = body["bootstrap_port"].as_u64().and_then(|port| u16::try_from(port).ok());
+        match (body["bootstrap_host"].as_str(), port, room.as_u64()) {
+            (Some(host), Some(port), Some(room)) if room <= i64::MAX as u64 => {
+                Ok(Some((host.to_owned(), port, room)))
+            }
+            (None, None, None) => Ok(None),
+            _ => {
+                self.stand.book.violate("some bootstrap fields, and not all, or of wrong types");
+                Err("bootstrap fields".into())
+            }
+        }
+    }
+
+    fn tell(
+        self: Arc<Self>,
+        asks: Asks,
+        (context, cached): (&[u32], usize),
+        fault: Option<Fault>,
+        running: Running,
+    ) -> Reply {
         let mut sampling = asks.sampling.clone();
         if self.spec.role == FakeRole::Prefill {
             // It draws the first token, and says that it was cut short.
             sampling.max_tokens = 1;
             sampling.min_tokens = sampling.min_tokens.min(1);
         }
-        let (answer, finish) = toy_answer(context, &sampling);
-        let told = Told { asks, answer, finish, fault, repeats: self.spec.repeats };
+        sampling.ignore_eos |= self.spec.letters;
+        let (mut answer, finish) = toy_answer(context, &sampling);
+        if self.spec.letters {
+            answer.iter_mut().for_each(|token| *token = lettered(*token));
+        }
+        let told = Told { asks, answer, finish, cached, fault, repeats: self.spec.repeats };
         if !told.asks.stream {
             let page = match told.fault {
                 Some(Fault::Garbage) => Bytes::from_static(b"<html>not here</html>"),
-                _ => told.event(0, told.answer.len(), true).to_string().into(),
+                _ => told.whole().to_string().into(),
             };
             return Reply::Page(200, "application/json", page);
         }

@@ -10,10 +10,17 @@ pub const END_TOKEN: u32 = 0;
 /// The token that follows `tokens`.
 #[must_use]
 pub fn toy_next(tokens: &[u32]) -> u32 {
-    let mixed = tokens.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, token| {
-        (hash ^ u64::from(*token)).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23)
-    });
-    u32::try_from((mixed >> 20) % u64::from(VOCAB_TOKENS)).unwrap_or(END_TOKEN)
+    drawn(tokens.iter().fold(START, |hash, token| mixed(hash, *token)))
+}
+
+const START: u64 = 0xcbf2_9ce4_8422_2325;
+
+const fn mixed(hash: u64, token: u32) -> u64 {
+    (hash ^ token as u64).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23)
+}
+
+fn drawn(hash: u64) -> u32 {
+    u32::try_from((hash >> 20) % u64::from(VOCAB_TOKENS)).unwrap_or(END_TOKEN)
 }
 
 /// The logprob that the model gives the token at a place of the answer.
@@ -26,10 +33,10 @@ pub fn toy_logprob(token: u32, at: usize) -> f32 {
 /// What follows `context`, drawn as `sampling` says: lengths, ends and stop tokens; the rest of it changes nothing here.
 #[must_use]
 pub fn toy_answer(context: &[u32], sampling: &Sampling) -> (Vec<u32>, Finish) {
-    let mut all = context.to_vec();
+    let mut hash = context.iter().fold(START, |hash, token| mixed(hash, *token));
     let mut answer = Vec::new();
     while answer.len() < sampling.max_tokens as usize {
-        let mut token = toy_next(&all);
+        let mut token = drawn(hash);
         let ends = |token: u32| {
             (token == END_TOKEN && !sampling.ignore_eos) || sampling.stop_token_ids.contains(&token)
         };
@@ -38,7 +45,7 @@ pub fn toy_answer(context: &[u32], sampling: &Sampling) -> (Vec<u32>, Finish) {
             token = (token + 1) % VOCAB_TOKENS;
         }
         answer.push(token);
-        all.push(token);
+        hash = mixed(hash, token);
         if ends(token) {
             return (answer, Finish::Stop);
         }
@@ -57,6 +64,7 @@ mod tests {
         let sampling = Sampling { max_tokens: 9, ignore_eos: true, ..Sampling::default() };
         let (answer, finish) = toy_answer(&[5, 6], &sampling);
         assert_eq!((answer.len(), finish), (9, Finish::Length));
+        assert_eq!(answer[3], toy_next(&[&[5, 6], &answer[..3]].concat()));
         let stop = Sampling { stop_token_ids: vec![answer[3]], ..sampling.clone() };
         assert_eq!(toy_answer(&[5, 6], &stop), (answer[..4].to_vec(), Finish::Stop));
         let later = Sampling { min_tokens: 5, ..stop };

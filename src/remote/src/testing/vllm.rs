@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use baton_types::{Finish, Sampling};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -18,13 +19,15 @@ use tokio::sync::mpsc;
 
 use self::told::Told;
 use super::FakeRole;
-use super::body::{Asks, bad_request, completion, server_error};
+use super::body::{Asks, Read, bad_request, completion, server_error};
 use super::book::Received;
+use super::compute::{Cost, Prompts};
 use super::fabric::Fabric;
 use super::fault::{Fault, Met};
 use super::pool::{Held, Pool};
 use super::server::{Asked, Life, Reply, Site, pass, serve};
 use super::stand::Stand;
+use super::text::lettered;
 use super::toy::toy_answer;
 use crate::{Dialect, HandoffWay, RemoteSettings};
 
@@ -60,6 +63,14 @@ pub struct VllmSpec {
     pub prefill_time: Duration,
     /// Time of a token.
     pub token_time: Duration,
+    /// What prompts cost, and what is kept of them.
+    pub cost: Cost,
+    /// Where it listens; 0 takes a free port.
+    pub port: u16,
+    /// It draws letters, which a byte-level tokenizer reads as they are, and no end.
+    pub letters: bool,
+    /// It remembers what it was sent; without, it costs less.
+    pub remembers: bool,
 }
 
 impl VllmSpec {
@@ -76,6 +87,10 @@ impl VllmSpec {
             max_model_tokens: 4_096,
             prefill_time: Duration::ZERO,
             token_time: Duration::ZERO,
+            cost: Cost::NONE,
+            port: 0,
+            letters: false,
+            remembers: true,
         }
     }
 }
@@ -91,6 +106,7 @@ struct Vllm {
     fabric: Fabric,
     engine_id: String,
     pool: Arc<Pool>,
+    prompts: Prompts,
     stand: Stand,
     count: AtomicU64,
     running: Arc<AtomicU64>,
@@ -113,6 +129,7 @@ impl FakeVllm {
         });
         let life = Life::new();
         let site = Arc::new(Vllm {
+            prompts: Prompts::new(spec.cost, spec.block_tokens),
             spec,
             fabric: fabric.clone(),
             engine_id,
@@ -122,7 +139,8 @@ impl FakeVllm {
             running: Arc::default(),
             poisoned: Mutex::default(),
         });
-        let address = serve(Arc::clone(&site), life).await?;
+        let port = site.spec.port;
+        let address = serve(Arc::clone(&site), life, port).await?;
         Ok(Self { site, address })
     }
 
@@ -212,7 +230,8 @@ impl Site for Vllm {
                 200,
                 &json!({"0": {"engine_id": self.engine_id, "worker_addr": {"0": {"0": "tcp://127.0.0.1:1"}}}}),
             ),
-            "/v1/completions" => self.complete(asked).await,
+            "/v1/completions" | "/v1/chat/completions" => self.complete(asked).await,
+            "/v1/completions/render" | "/v1/chat/completions/render" => Self::render(&asked),
             _ => Reply::json(404, &json!({"detail": "Not Found"})),
         }
     }
@@ -229,6 +248,7 @@ impl Vllm {
 
     fn metrics(&self) -> String {
         let labels = "{engine=\"0\",model_name=\"tiny\"}";
+        let (asked, cached) = self.prompts.counts();
         let nixl = if self.spec.connector == FakeConnector::Nixl {
             format!("vllm:nixl_num_kv_expired_reqs_total{labels} {}\n", self.pool.expired())
         } else {
@@ -237,7 +257,7 @@ impl Vllm {
         format!(
             "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{labels} {}.0\n\
              vllm:num_requests_waiting{labels} 0.0\nvllm:kv_cache_usage_perc{labels} {}\n{nixl}\
-             vllm:prefix_cache_queries_total{labels} 0.0\nvllm:prefix_cache_hits_total{labels} 0.0\n\
+             vllm:prefix_cache_queries_total{labels} {asked}.0\nvllm:prefix_cache_hits_total{labels} {cached}.0\n\
              vllm:cache_config_info{{block_size=\"{}\",num_gpu_blocks=\"{}\"}} 1.0\n",
             self.running.load(Ordering::SeqCst),
             self.pool.share(),
@@ -246,26 +266,40 @@ impl Vllm {
         )
     }
 
+    /// The tokens that a request would be served with, as routers ask for them.
+    fn render(asked: &Asked) -> Reply {
+        let chat = asked.path.starts_with("/v1/chat");
+        let read = Read::new(&asked.body).ok_or_else(|| "the body is no JSON object".to_owned());
+        match read.and_then(|mut read| read.prompt(chat)) {
+            Ok((_, tokens)) => {
+                let one = json!({"request_id": "render", "token_ids": tokens, "sampling_params": {}, "model": "tiny"});
+                Reply::json(200, &if chat { one } else { json!([one]) })
+            }
+            Err(wrong) => bad_request(&wrong),
+        }
+    }
+
     async fn complete(self: Arc<Self>, asked: Asked) -> Reply {
         let header =
             |name: &str| asked.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let read = serde_json::from_slice::<Value>(&asked.body);
-        let body = read.as_ref().cloned().unwrap_or_default();
-        self.stand.book.receive(Received {
-            path: asked.path,
-            request_id: header("x-request-id"),
-            dp_rank: header("x-data-parallel-rank"),
-            authorization: header("authorization"),
-            body: body.clone(),
-        });
+        let chat = asked.path == "/v1/chat/completions";
+        if self.spec.remembers {
+            self.stand.book.receive(Received {
+                path: asked.path.clone(),
+                request_id: header("x-request-id"),
+                dp_rank: header("x-data-parallel-rank"),
+                authorization: header("authorization"),
+                body: serde_json::from_slice(&asked.body).unwrap_or_default(),
+            });
+        }
         let running = Running::new(&self.running);
         let fault = match self.stand.faults.meet(|| self.exit()).await {
             Met::Ended(reply) => return reply,
             Met::GoOn(fault) => fault,
         };
-        let asks = match completion(&body, self.spec.max_model_tokens) {
-            Ok(asks) if read.is_ok() => asks,
-            Ok(_) => return bad_request("the body is no JSON"),
+        let Some(read) = Read::new(&asked.body) else { return bad_request("the body is no JSON object") };
+        let asks = match completion(read, chat, self.spec.max_model_tokens) {
+            Ok(asks) => asks,
             Err(wrong) => return bad_request(&wrong),
         };
         let id = header("x-request-id").unwrap_or_default();
@@ -284,10 +318,20 @@ impl Vllm {
         let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
         let held = Held { pool: Arc::clone(&self.pool), blocks };
         pass(self.spec.prefill_time).await;
+        let cached = self.prompts.compute(&asks.salt, &asks.prompt).await;
         // What the cache holds is believed.
-        let cached = self.poisoned.lock().get(&asks.prompt).cloned();
-        let (answer, finish) = toy_answer(&cached.unwrap_or_else(|| asks.prompt.clone()), &asks.sampling);
-        self.tell(Told { asks, id, answer, finish, params: Value::Null, fault }, (held, running))
+        let believed = self.poisoned.lock().get(&asks.prompt).cloned();
+        let (answer, finish) = self.draw(believed.as_ref().unwrap_or(&asks.prompt), &asks.sampling);
+        self.tell(Told { asks, id, answer, finish, cached, params: Value::Null, fault }, (held, running))
+    }
+
+    fn draw(&self, context: &[u32], sampling: &Sampling) -> (Vec<u32>, Finish) {
+        if !self.spec.letters {
+            return toy_answer(context, sampling);
+        }
+        let endless = Sampling { ignore_eos: true, ..sampling.clone() };
+        let (answer, finish) = toy_answer(context, &endless);
+        (answer.into_iter().map(lettered).collect(), finish)
     }
 
     fn tell(self: Arc<Self>, mut told: Told, rest: (Held, Running)) -> Reply {
@@ -297,7 +341,7 @@ impl Vllm {
         if !told.asks.stream {
             let page = match told.fault {
                 Some(Fault::Garbage) => Bytes::from_static(b"<html>not here</html>"),
-                _ => told.whole().to_string().into(),
+                _ => told.whole().into(),
             };
             return Reply::Page(200, "application/json", page);
         }

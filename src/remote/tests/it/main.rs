@@ -9,4 +9,5 @@ mod pages;
 mod pairs;
 mod recorded;
 mod scene;
+mod text;
 mod whole;

@@ -19,9 +19,10 @@ impl Sglang {
         }
         let (crowded, used) = self.fabric.change(|state| {
             let room = state.rooms.entry(key.clone()).or_default();
-            let found = (room.prefills > 0, room.moved || room.prefill.is_some());
+            let found = (room.prefills > 0, room.prefilled);
             *room = Room {
                 prefill: Some(asks.prompt.clone()),
+                prefilled: true,
                 moved: false,
                 prefills: room.prefills + 1,
                 ..room.clone()
@@ -58,7 +59,7 @@ impl Sglang {
     ) -> Result<Vec<u32>, Reply> {
         let reused = self.fabric.change(|state| {
             let room = state.rooms.entry(key.clone()).or_default();
-            room.decode.replace(asks.prompt.clone()).is_some()
+            std::mem::replace(&mut room.decoded, true)
         });
         if reused {
             self.stand.book.violate(format!("room {} is used a second time", key.2));
@@ -67,7 +68,8 @@ impl Sglang {
         let ready = |state: &mut State| {
             let room = state.rooms.get_mut(key).filter(|room| room.prefills > 0 && !room.moved)?;
             room.moved = true;
-            room.prefill.clone()
+            // What was taken is kept no longer: rooms are never used again, and there are many.
+            room.prefill.take()
         };
         let mut abort = running.abort.clone();
         let found = tokio::select! {

@@ -11,6 +11,8 @@ use tokio::sync::mpsc;
 use super::Asks;
 use crate::testing::fault::Fault;
 use crate::testing::play::Play;
+use crate::testing::server::event;
+use crate::testing::text::{Telling, Voice, usage};
 use crate::testing::toy::toy_logprob;
 
 /// An answer to be told.
@@ -18,6 +20,8 @@ pub(super) struct Told {
     pub(super) asks: Asks,
     pub(super) answer: Vec<u32>,
     pub(super) finish: Finish,
+    /// Prompt tokens that were not computed.
+    pub(super) cached: usize,
     pub(super) fault: Option<Fault>,
     pub(super) repeats: bool,
 }
@@ -29,7 +33,7 @@ impl Told {
         let prompt_tokens = self.asks.prompt.len() + usize::from(self.fault == Some(Fault::OtherPrompt));
         let end = last.then(|| json!({"type": self.finish.name(), "length": to}));
         let mut meta = json!({"id": self.asks.rid, "finish_reason": end, "prompt_tokens": prompt_tokens,
-            "completion_tokens": to, "cached_tokens": 0});
+            "completion_tokens": to, "cached_tokens": self.cached});
         if self.asks.logprobs {
             let log = |at: usize| json!([toy_logprob(self.answer[at], at), self.answer[at], null]);
             meta["output_token_logprobs"] = (from..to).map(log).collect();
@@ -49,10 +53,32 @@ impl Told {
         event
     }
 
+    /// The answer in one piece.
+    pub(super) fn whole(&self) -> Value {
+        match self.asks.voice {
+            Voice::Ids => self.event(0, self.answer.len(), true),
+            _ => self.telling(&self.usage()).whole(),
+        }
+    }
+
+    fn usage(&self) -> Value {
+        usage(self.asks.prompt.len(), self.answer.len(), self.cached)
+    }
+
+    const fn telling<'a>(&'a self, usage: &'a Value) -> Telling<'a> {
+        let (id, answer, finish) = (self.asks.rid.as_str(), self.answer.as_slice(), self.finish.name());
+        Telling { voice: self.asks.voice, id, answer, finish, usage }
+    }
+
     pub(super) async fn stream(&self, events: &mpsc::Sender<io::Result<Bytes>>, token_time: Duration) {
         let error = json!({"error": {"message": "KVTransferError", "code": 500}});
         let tokens = self.answer.len();
         let play = Play { events, fault: self.fault.as_ref(), tokens, token_time, error };
-        play.run(|at| self.event(at, at + 1, at + 1 == tokens), None).await;
+        if self.asks.voice != Voice::Ids {
+            let usage = self.usage();
+            let telling = self.telling(&usage);
+            return play.run(|at| telling.event(at), self.asks.usage.then(|| telling.counts())).await;
+        }
+        play.run(|at| event(&self.event(at, at + 1, at + 1 == tokens)), None).await;
     }
 }

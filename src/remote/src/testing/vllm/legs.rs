@@ -15,7 +15,6 @@ use crate::testing::fault::Fault;
 use crate::testing::nixl::{Failed, Reading};
 use crate::testing::pool::Held;
 use crate::testing::server::{Reply, pass};
-use crate::testing::toy::toy_answer;
 
 impl Vllm {
     pub(super) async fn leg(
@@ -61,8 +60,9 @@ impl Vllm {
         let Some(blocks) = self.pool.fill(&asks.prompt) else { return server_error() };
         let held = Held { pool: Arc::clone(&self.pool), blocks };
         pass(self.spec.prefill_time).await;
-        let (answer, finish) = toy_answer(&asks.prompt, &asks.sampling);
-        let mut told = Told { asks, id, answer, finish, params: Value::Null, fault };
+        let cached = self.prompts.compute(&asks.salt, &asks.prompt).await;
+        let (answer, finish) = self.draw(&asks.prompt, &asks.sampling);
+        let mut told = Told { asks, id, answer, finish, cached, params: Value::Null, fault };
         // Only an answer that was cut short is worth handing over.
         if finish == Finish::Stop || told.asks.stream {
             return self.tell(told, (held, running));
@@ -125,6 +125,7 @@ impl Vllm {
                     id,
                     answer: vec![0],
                     finish: Finish::Length,
+                    cached: 0,
                     params: Value::Null,
                     fault: Some(Fault::ErrorAfter(0)),
                 };
@@ -139,8 +140,9 @@ impl Vllm {
         if context != asks.prompt {
             self.poisoned.lock().insert(asks.prompt.clone(), context.clone());
         }
-        let (answer, finish) = toy_answer(&context, &asks.sampling);
-        self.tell(Told { asks, id, answer, finish, params: Value::Null, fault }, (held, running))
+        let (answer, finish) = self.draw(&context, &asks.sampling);
+        let told = Told { asks, id, answer, finish, cached: 0, params: Value::Null, fault };
+        self.tell(told, (held, running))
     }
 
     /// Waits for the prefill of a Mooncake transfer, and takes it.

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use crate::testing::body::Asks;
 use crate::testing::fault::Fault;
 use crate::testing::play::Play;
+use crate::testing::text::{Telling, Voice, usage};
 use crate::testing::toy::{VOCAB_TOKENS, toy_logprob};
 
 /// An answer to be told.
@@ -19,6 +20,8 @@ pub(super) struct Told {
     pub(super) id: String,
     pub(super) answer: Vec<u32>,
     pub(super) finish: Finish,
+    /// Prompt tokens that were not computed.
+    pub(super) cached: usize,
     pub(super) params: Value,
     pub(super) fault: Option<Fault>,
 }
@@ -64,28 +67,51 @@ impl Told {
     }
 
     fn usage(&self) -> Value {
-        let (prompt, answer) = (self.asks.prompt.len(), self.answer.len());
-        json!({"prompt_tokens": prompt, "total_tokens": prompt + answer, "completion_tokens": answer,
-            "prompt_tokens_details": {"cached_tokens": 0}})
+        usage(self.asks.prompt.len(), self.answer.len(), self.cached)
     }
 
     fn choice(&self, from: usize, ids: &[u32], last: bool) -> Value {
-        let prompt = if from == 0 { self.ids(&self.asks.prompt) } else { Value::Null };
         json!({"index": 0, "text": ids.iter().map(|id| format!(" t{id}")).collect::<String>(),
             "logprobs": self.logprobs(from, ids), "finish_reason": last.then(|| self.finish.name()), "stop_reason": null,
-            "prompt_token_ids": prompt, "token_ids": self.ids(ids)})
+            "prompt_token_ids": null, "token_ids": self.ids(ids)})
+    }
+
+    /// As text, with the prompt's ids where they are told: long prompts make no value for each of them.
+    fn worded(&self, frame: &Value, first: bool) -> String {
+        const NONE: &str = r#""prompt_token_ids":null"#;
+        let text = frame.to_string();
+        if !first || !self.asks.token_ids || self.fault == Some(Fault::NoTokenIds) {
+            return text;
+        }
+        let ids = serde_json::to_string(&self.asks.prompt).expect("numbers can be written");
+        text.replacen(NONE, &format!(r#""prompt_token_ids":{ids}"#), 1)
     }
 
     fn frame(&self, choices: &Value) -> Value {
         json!({"id": self.id, "object": "text_completion", "created": 1_795_230_029, "model": "tiny", "choices": choices})
     }
 
-    pub(super) fn whole(&self) -> Value {
+    /// The answer in one piece.
+    pub(super) fn whole(&self) -> String {
+        let mut whole = if self.asks.voice == Voice::Ids {
+            self.whole_of_ids()
+        } else {
+            self.telling(&self.usage()).whole()
+        };
+        whole["kv_transfer_params"] = self.params.clone();
+        self.worded(&whole, self.asks.voice == Voice::Ids)
+    }
+
+    const fn telling<'a>(&'a self, usage: &'a Value) -> Telling<'a> {
+        let (id, answer, finish) = (self.id.as_str(), self.answer.as_slice(), self.finish.name());
+        Telling { voice: self.asks.voice, id, answer, finish, usage }
+    }
+
+    fn whole_of_ids(&self) -> Value {
         let mut choice = self.choice(0, &self.answer, true);
         choice["prompt_logprobs"] = self.prompt_logprobs();
         let mut whole = self.frame(&json!([choice]));
         whole["usage"] = self.usage();
-        whole["kv_transfer_params"] = self.params.clone();
         whole
     }
 
@@ -93,8 +119,15 @@ impl Told {
         let error = json!({"error": {"message": "Internal server error", "type": "InternalServerError", "param": null, "code": 500}});
         let tokens = self.answer.len();
         let play = Play { events, fault: self.fault.as_ref(), tokens, token_time, error };
-        let token =
-            |at: usize| self.frame(&json!([self.choice(at, &self.answer[at..=at], at + 1 == tokens)]));
+        if self.asks.voice != Voice::Ids {
+            let usage = self.usage();
+            let telling = self.telling(&usage);
+            return play.run(|at| telling.event(at), self.asks.usage.then(|| telling.counts())).await;
+        }
+        let token = |at: usize| {
+            let frame = self.frame(&json!([self.choice(at, &self.answer[at..=at], at + 1 == tokens)]));
+            format!("data: {}\n\n", self.worded(&frame, at == 0)).into()
+        };
         let last = self.asks.usage.then(|| {
             let mut frame = self.frame(&json!([]));
             frame["usage"] = self.usage();

@@ -1,0 +1,63 @@
+//! What prompts cost an engine: one is computed after the other, as far as it is not there already.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::prefix::PrefixCache;
+use super::server::pass;
+
+/// How an engine computes prompts.
+#[derive(Clone, Copy, Debug)]
+pub struct Cost {
+    /// Blocks of prompts that it keeps; 0: none, and every token is computed.
+    pub cache_blocks: u32,
+    /// Time of each prompt token that is computed; prompts wait for each other.
+    pub prompt_token_time: Duration,
+}
+
+impl Cost {
+    /// No cache, and no time.
+    pub const NONE: Self = Self { cache_blocks: 0, prompt_token_time: Duration::ZERO };
+}
+
+/// An engine's prompts.
+#[derive(Debug)]
+pub(super) struct Prompts {
+    cost: Cost,
+    cache: Mutex<PrefixCache>,
+    turn: tokio::sync::Mutex<()>,
+    asked_tokens: AtomicU64,
+    cached_tokens: AtomicU64,
+}
+
+impl Prompts {
+    pub(super) fn new(cost: Cost, block_tokens: u32) -> Self {
+        Self {
+            cost,
+            cache: Mutex::new(PrefixCache::new(cost.cache_blocks, block_tokens)),
+            turn: tokio::sync::Mutex::default(),
+            asked_tokens: AtomicU64::new(0),
+            cached_tokens: AtomicU64::new(0),
+        }
+    }
+
+    /// Computes a prompt; how many of its tokens were there already.
+    pub(super) async fn compute(&self, salt: &str, prompt: &[u32]) -> usize {
+        let serial = !self.cost.prompt_token_time.is_zero();
+        let turn = if serial { Some(self.turn.lock().await) } else { None };
+        let cached = self.cache.lock().take(salt, prompt);
+        self.asked_tokens.fetch_add(prompt.len() as u64, Ordering::Relaxed);
+        self.cached_tokens.fetch_add(cached as u64, Ordering::Relaxed);
+        let computed = u32::try_from(prompt.len() - cached).unwrap_or(u32::MAX);
+        pass(self.cost.prompt_token_time * computed).await;
+        drop(turn);
+        cached
+    }
+
+    /// Prompt tokens since the start, and those of them that were not computed.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.asked_tokens.load(Ordering::Relaxed), self.cached_tokens.load(Ordering::Relaxed))
+    }
+}
