@@ -412,6 +412,8 @@ mod tests {
             whole_p99_us: None,
             events,
             cpu_us_per_call: Some(cpu),
+            beside_cpu_us_per_call: None,
+            core_share: None,
         };
         assert_eq!(cpu_us_per_event(&figures(50.0, 0), &figures(250.0, 1000)), Some(2.0));
         assert_eq!(cpu_us_per_event(&figures(50.0, 0), &figures(250.0, 0)), None);
