@@ -32,6 +32,22 @@ fn ours((salted, blocks): &Prefix) -> BlockHash {
     blocks.iter().map(|symbol| chain.push_tokens(&tokens(*symbol)).short()).last().unwrap()
 }
 
+/// What a request begins with.
+pub struct Prompt(Prefix);
+
+impl Prompt {
+    /// As the engine's own come.
+    pub fn draw(rng: &mut Rng) -> Self {
+        let salted = rng.below(4) == 0;
+        Self((salted, (0..6).map(|_| rng.below(3) as u32).collect()))
+    }
+
+    /// Its beginnings, the shortest first.
+    fn beginnings(&self) -> impl Iterator<Item = Prefix> + '_ {
+        (1..=self.0.1.len()).map(|length| (self.0.0, self.0.1[..length].to_vec()))
+    }
+}
+
 /// The engine: prompts come, leaves are evicted.
 pub struct Engine {
     held: BTreeMap<Prefix, Medium>,
@@ -89,6 +105,11 @@ impl Engine {
         Change::Removed(Removed { hashes: vec![name(&gone)], medium: Some(Medium::Gpu), group: None })
     }
 
+    /// Blocks of a prompt that it holds from the first on.
+    pub fn holds(&self, prompt: &Prompt) -> usize {
+        prompt.beginnings().take_while(|prefix| self.held.contains_key(prefix)).count()
+    }
+
     pub fn truth(&self) -> BTreeSet<BlockHash> {
         self.held.keys().map(ours).collect()
     }
@@ -110,6 +131,11 @@ impl Follower {
         let config = MirrorConfig { chain_seed: SEED, block_tokens: BLOCK_TOKENS, ..MirrorConfig::default() };
         let mirror = Mirror::new(config, Box::new(|lineage| Some(root(!lineage.extra.is_empty()))));
         Self { subscriber, mirror, index: BTreeSet::new(), epochs: vec![], next: 0 }
+    }
+
+    /// Blocks of a prompt that the engine is said to hold from the first on.
+    pub fn holds(&self, prompt: &Prompt) -> usize {
+        prompt.beginnings().take_while(|prefix| self.index.contains(&ours(prefix))).count()
     }
 
     /// Takes what comes next.

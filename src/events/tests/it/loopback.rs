@@ -5,12 +5,12 @@ use baton_events::{Form, Publisher, PublisherConfig, Subscriber, SubscriberConfi
 use crate::engine::{Engine, Follower};
 use crate::wire::Proxy;
 
-fn anywhere() -> PublisherConfig {
+pub fn anywhere() -> PublisherConfig {
     PublisherConfig::new("tcp://127.0.0.1:0", Some("tcp://127.0.0.1:0".into()))
 }
 
 /// Impatient, so that no test waits long for a second try.
-fn quick(endpoint: &str, replay: Option<&str>) -> SubscriberConfig {
+pub fn quick(endpoint: &str, replay: Option<&str>) -> SubscriberConfig {
     SubscriberConfig {
         backoff_min_us: 5_000,
         backoff_max_us: 50_000,
@@ -29,7 +29,7 @@ fn follow_directly(publisher: &Publisher) -> Follower {
 }
 
 /// Publishes some steps, now and then letting others run; returns the number that comes next.
-async fn publish(publisher: &Publisher, engine: &mut Engine, steps: usize) -> u64 {
+pub async fn publish(publisher: &Publisher, engine: &mut Engine, steps: usize) -> u64 {
     let mut next = 0;
     for step in 0..steps {
         next = publisher.announce(engine.step()) + 1;

@@ -7,4 +7,5 @@ mod engine;
 mod hostile;
 mod loopback;
 mod mirrored;
+mod truth;
 mod wire;
