@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -188,6 +189,8 @@ def measure(setup, document):
 def main():
     """Runs what is asked for, and prints the tables."""
     args = arguments()
+    # What was started ends with this, however that ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = tempfile.mkdtemp(prefix="baton-compare-")
     try:
         setup = Setup(args, folder)

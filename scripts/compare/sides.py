@@ -57,11 +57,11 @@ class Backends:
         return f"http://127.0.0.1:{self.direct}"
 
     def counted(self):
-        """Prompt tokens asked of those that prefill, and those that were cached: of each, as it counts them."""
+        """Prompt tokens that each engine was asked to prefill, and those of them that it had: as it counts them."""
         names = {"vllm": ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
                  "sglang": ("sglang:prompt_tokens_total", "sglang:cached_tokens_total")}[self.engine]
         counts = []
-        for url in self.urls()[:PREFILL] if self.pairs else self.urls():
+        for url in self.urls():
             rows = [line.split() for line in (processes.page(f"{url}/metrics") or "").splitlines()]
             found = {row[0].split("{")[0]: float(row[1]) for row in rows if len(row) == 2}
             counts.append(tuple(int(found[name]) for name in names))

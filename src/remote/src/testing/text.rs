@@ -17,9 +17,11 @@ pub(super) enum Voice {
     Chat,
 }
 
-/// The letter that stands for a token.
+/// The letter that stands for a token; a token that is a letter stands for itself.
 pub(super) fn letter(token: u32) -> char {
-    char::from(b'a' + u8::try_from(token % 26).unwrap_or(0))
+    let first = u32::from(b'a');
+    let at = if (first..first + 26).contains(&token) { token - first } else { token % 26 };
+    char::from(b'a' + u8::try_from(at).unwrap_or(0))
 }
 
 /// The token whose letter it is: the same for a byte-level tokenizer.
