@@ -132,6 +132,7 @@ pub(super) fn completion(body: &Value, max_model_tokens: u32) -> Result<Asks, Wr
     if prompt.len() as u64 + u64::from(sampling.max_tokens) > u64::from(max_model_tokens) {
         return Err(format!("This model's maximum context length is {max_model_tokens} tokens."));
     }
+    xargs(&body["vllm_xargs"])?;
     let params = match &body["kv_transfer_params"] {
         Value::Null => None,
         Value::Object(params) => Some(params.clone()),
@@ -146,6 +147,17 @@ pub(super) fn completion(body: &Value, max_model_tokens: u32) -> Result<Asks, Wr
         ids_in_logprobs: flag(body, "return_tokens_as_token_ids")?,
         params,
     })
+}
+
+/// Further fields are texts, numbers, or lists of these.
+fn xargs(given: &Value) -> Result<(), Wrong> {
+    let plain = |value: &Value| value.is_string() || value.is_number();
+    let fits = |value: &Value| plain(value) || value.as_array().is_some_and(|list| list.iter().all(plain));
+    match given {
+        Value::Null => Ok(()),
+        Value::Object(fields) if fields.values().all(fits) => Ok(()),
+        _ => Err("vllm_xargs should be a valid dictionary of strings, numbers and lists of these".into()),
+    }
 }
 
 fn top(body: &Value, name: &str) -> Result<Option<u8>, Wrong> {

@@ -51,6 +51,31 @@ const KNOWN_PARAMS: &[&str] = &[
     "custom_params",
 ];
 
+/// Fields of a body that Baton writes, and those of a client that are nobody else's business. `/generate` takes more, which
+/// name KV, places, ranks and processes, and change or end what it serves.
+const KNOWN_FIELDS: &[&str] = &[
+    "rid",
+    "input_ids",
+    "sampling_params",
+    "stream",
+    "return_logprob",
+    "top_logprobs_num",
+    "logprob_start_len",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "disagg_prefill_dp_rank",
+    "routed_dp_rank",
+    "cache_salt",
+    "custom_labels",
+    "extra_key",
+    "lora_path",
+    "max_thinking_tokens",
+    "priority",
+    "require_reasoning",
+    "routing_key",
+];
+
 /// What a stand-in for SGLang is like.
 #[derive(Clone, Debug)]
 pub struct SglangSpec {
@@ -323,6 +348,10 @@ impl Sglang {
     }
 
     fn asks(&self, body: &Value) -> Result<Asks, String> {
+        let fields = body.as_object().ok_or("the body is no object")?;
+        if let Some(name) = fields.keys().find(|name| !KNOWN_FIELDS.contains(&name.as_str())) {
+            self.stand.book.violate(format!("a client's {name}"));
+        }
         let prompt = token_list(&body["input_ids"])?;
         let params = &body["sampling_params"];
         let names = params.as_object().ok_or("sampling_params is no object")?;

@@ -270,6 +270,11 @@ impl Vllm {
         };
         let id = header("x-request-id").unwrap_or_default();
         let id = format!("cmpl-{id}-{}", self.count.fetch_add(1, Ordering::SeqCst));
+        if !body["vllm_xargs"]["kv_transfer_params"].is_null() && asks.params.is_none() {
+            self.stand.book.violate("kv_transfer_params that are no object; the real server exits");
+            self.exit();
+            return Reply::Hangup;
+        }
         match asks.params.clone() {
             None => self.whole(asks, (id, fault, running)).await,
             Some(params) => self.leg(asks, params, (id, fault, running)).await,
