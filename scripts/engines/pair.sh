@@ -1,6 +1,6 @@
 # Sourced by vllm.sh and sglang.sh: servers in the background that can be killed and started again, Baton in front of a
 # pair of them, and the checks. Each server NAME has, in one folder, its command NAME.sh, its process group NAME.pid and
-# its log NAME.log; scripts/engines/faults.py works on those.
+# its log NAME.log (LOG=FOLDER names the folder); scripts/engines/faults.py works on those.
 
 fail() { echo "engines: $*" >&2; exit 1; }
 BATON=${BATON:-target/release/baton}
@@ -8,14 +8,14 @@ BATON=${BATON:-target/release/baton}
 [ -d "${MODEL:-}" ] || fail "set MODEL to the folder of a model that the engine can serve"
 BLOCK=${BLOCK:-32}
 PYTHON=${PYTHON:-python3}
-log=$(mktemp -d)
+log=${LOG:-$(mktemp -d)}
+started=()
 
 stop() {
-    local pid
-    for pid in "$log"/*.pid; do kill -- "-$(cat "$pid")" 2>/dev/null || true; done
+    local name
+    for name in "${started[@]}"; do kill -- "-$(cat "$log/$name.pid")" 2>/dev/null || true; done
     sleep 1
-    for pid in "$log"/*.pid; do kill -9 -- "-$(cat "$pid")" 2>/dev/null || true; done
-    wait 2>/dev/null || true
+    for name in "${started[@]}"; do kill -9 -- "-$(cat "$log/$name.pid")" 2>/dev/null || true; done
 }
 trap stop EXIT
 
@@ -27,6 +27,7 @@ start() {
     echo "engines: starting $name; its log is $log/$name.log"
     setsid bash "$log/$name.sh" >>"$log/$name.log" 2>&1 </dev/null &
     echo $! >"$log/$name.pid"
+    started+=("$name")
 }
 
 # answers URL NAME: waits for a server.

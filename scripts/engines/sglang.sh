@@ -51,8 +51,16 @@ answers "$PREFILL/health" prefill
 answers "$DECODE/health" decode
 
 front
-follow=()
-[ -z "${EVENTS:-}" ] || follow=(--events "$EVENTS" ${REPLAY:+--events-replay "$REPLAY"})
-node p0 prefill sglang "$PREFILL" --bootstrap-port "$BOOTSTRAP_PORT" "${follow[@]}"
-node d0 decode sglang "$DECODE"
+# plus ENDPOINT RANK: where a rank announces, the server's own port being that of rank 0.
+plus() { echo "${1%:*}:$((${1##*:} + $2))"; }
+
+for rank in $(seq 0 $((RANKS - 1))); do
+    follow=()
+    [ -z "${EVENTS:-}" ] || follow=(--events "$(plus "$EVENTS" "$rank")" ${REPLAY:+--events-replay "$(plus "$REPLAY" "$rank")"})
+    [ "$RANKS" = 1 ] || follow+=(--dp-rank "$rank")
+    node "p$rank" prefill sglang "$PREFILL" --bootstrap-port "$BOOTSTRAP_PORT" "${follow[@]}"
+    follow=()
+    [ "$RANKS" = 1 ] || follow+=(--dp-rank "$rank")
+    node "d$rank" decode sglang "$DECODE" "${follow[@]}"
+done
 checks sglang "$@"

@@ -91,6 +91,8 @@ pub struct SglangSpec {
     pub pool_tokens: u32,
     /// Longest prompt and answer together.
     pub max_model_tokens: u32,
+    /// Data-parallel ranks.
+    pub ranks: u32,
     /// Time of a prefill.
     pub prefill_time: Duration,
     /// Time of a token.
@@ -108,6 +110,7 @@ impl SglangSpec {
             repeats: true,
             pool_tokens: 8_192,
             max_model_tokens: 4_096,
+            ranks: 1,
             prefill_time: Duration::ZERO,
             token_time: Duration::ZERO,
         }
@@ -296,7 +299,7 @@ impl Sglang {
         };
         json!({"page_size": 1, "disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake",
             "disaggregation_bootstrap_port": self.spec.bootstrap_port, "version": "0.5.23",
-            "internal_states": [{"model_path": "tiny", "served_model_name": "tiny", "context_length": null, "dp_size": 1, "incremental_streaming_output": !self.spec.repeats,
+            "internal_states": [{"model_path": "tiny", "served_model_name": "tiny", "context_length": null, "dp_size": self.spec.ranks, "incremental_streaming_output": !self.spec.repeats,
                 "memory_usage": {"token_capacity": self.spec.pool_tokens}}]})
     }
 
@@ -378,6 +381,7 @@ impl Sglang {
                 return Err("bootstrap fields".into());
             }
         };
+        self.check_ranks(body, room.as_ref().map(|(_, _, room)| *room))?;
         let logprobs = body["return_logprob"] == json!(true);
         if logprobs && body["logprob_start_len"] == json!(0) {
             sampling.prompt_logprobs = Some(1);
@@ -392,6 +396,19 @@ impl Sglang {
             logprobs,
             room,
         })
+    }
+
+    /// As the real server: a rank that is not there is a 400, and a room that is of another rank than the request fails.
+    fn check_ranks(&self, body: &Value, room: Option<u64>) -> Result<(), String> {
+        let ranks = u64::from(self.spec.ranks);
+        let Some(rank) = body["routed_dp_rank"].as_u64() else { return Ok(()) };
+        if rank >= ranks {
+            return Err(format!("routed_dp_rank={rank} out of range [0, {ranks})"));
+        }
+        if self.spec.role == FakeRole::Prefill && room.is_some_and(|room| room % ranks != rank) {
+            self.stand.book.violate(format!("a room of another rank than {rank} of {ranks}"));
+        }
+        Ok(())
     }
 
     fn tell(self: Arc<Self>, asks: Asks, context: &[u32], fault: Option<Fault>, running: Running) -> Reply {

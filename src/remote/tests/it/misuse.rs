@@ -130,6 +130,17 @@ async fn a_longer_prompt_fails_and_a_missing_field_ends_the_server() {
 }
 
 #[tokio::test]
+async fn parameters_in_another_field_end_the_server_when_they_are_no_object() {
+    let pair = Nixl::new().await;
+    let mut asked = completion(&prompt(1, 60), 1, Value::Null);
+    asked["vllm_xargs"] = json!({"kv_transfer_params": {"do_remote_prefill": true}});
+    assert_eq!(post(&format!("{}/v1/completions", pair.p.url()), &asked).await.unwrap().0, 400);
+    asked["vllm_xargs"] = json!({"kv_transfer_params": "x"});
+    assert_eq!(post(&format!("{}/v1/completions", pair.p.url()), &asked).await, None);
+    assert!(pair.p.exited() && pair.p.violations().len() == 1);
+}
+
+#[tokio::test]
 async fn an_unknown_engine_fails_and_a_streamed_prefill_says_nothing() {
     let pair = Nixl::new().await;
     let tokens = prompt(1, 60);

@@ -80,6 +80,25 @@ async fn both_legs_meet_in_one_room_with_one_prompt() {
 }
 
 #[tokio::test]
+async fn each_leg_names_its_rank_and_both_name_the_one_that_prefills() {
+    let pair = SglangPair::with(|spec| spec.ranks = 3, |settings| settings.dp_rank = Some(2)).await;
+    pair.prefill.probe().await.unwrap();
+    for seed in 0..8 {
+        let asked = request(&prompt(seed, 40), greedy(3));
+        assert_eq!(pair.serve(&asked).await, Ok(truth(&asked)));
+    }
+    for one in [&pair.p, &pair.d] {
+        for received in one.received().iter().filter(|one| one.path == "/generate") {
+            let of = |name: &str| received.body[name].as_u64().unwrap();
+            assert_eq!((of("routed_dp_rank"), of("disagg_prefill_dp_rank"), of("bootstrap_room") % 3), (2, 2, 2));
+        }
+    }
+    pair.assert_no_violation();
+    let beyond = engine_with(pair.p.settings(), |settings| settings.dp_rank = Some(3));
+    assert!(beyond.probe().await.unwrap_err().text.contains("3 data-parallel ranks"));
+}
+
+#[tokio::test]
 async fn a_prefill_that_ends_by_stop_is_the_answer() {
     for connector in BOTH {
         let pair = VllmPair::new(connector).await;
