@@ -102,8 +102,12 @@ async def compare(session, args):
     began = time.time()
     asked = list(requests(rng, args.count))
     later = [one for one in asked if args.kind in ONE_BY_ONE and "seed" in one[1]]
-    outcomes = await asyncio.gather(*(one(*ask) for ask in asked if ask not in later))
-    outcomes += [await one(*ask) for ask in later]
+    outcomes = await asyncio.gather(*(one(*request) for request in asked if request not in later))
+    for ask_later in later:
+        tries = [await one(*ask_later)]
+        while not tries[-1][0] and len(tries) < 4:
+            tries.append(await one(*ask_later))
+        outcomes.append(tries[-1])
     wrong = [o for o in outcomes if not o[0]]
     for _, path, body, ours, alone in wrong[:3]:
         print(f"   {path} {json.dumps(body)[:160]}\n   baton {ours!r}\n   alone {alone!r}")
@@ -124,7 +128,8 @@ async def scrape(session, base, names):
 HELD = ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
         "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:num_used_tokens", "sglang:num_prefill_bootstrap_queue_reqs",
         "sglang:num_prefill_inflight_queue_reqs", "sglang:num_decode_prealloc_queue_reqs", "sglang:num_decode_transfer_queue_reqs"]
-# Engines whose seeded draws depend on what else they serve: those requests are compared one after another.
+# Engines whose seeded draws depend on what else is in the same pass, be it a health check: those requests are compared one after
+# another, and again where they differ. That 30 tokens are equal by chance is out of the question.
 ONE_BY_ONE = {"sglang"}
 # A field that only the engine knows, and a value of it that the engine refuses.
 FIELDS = {"vllm": ("allowed_token_ids", [40, 41], "none"), "sglang": ("regex", "[ab]{6}", "(")}

@@ -196,11 +196,13 @@ impl RemoteEngine {
             }
             Way::Nixl { params } => {
                 let mut body = vllm::body(&request, client, Leg::Decode, settings.dialect)?;
+                keep_apart(&mut body, &leg)?;
                 body.set_raw("kv_transfer_params", params);
                 body
             }
             Way::Mooncake { engine_id, bootstrap, transfer_id } => {
                 let mut body = vllm::body(&request, client, Leg::Decode, settings.dialect)?;
+                keep_apart(&mut body, &leg)?;
                 body.set(
                     "kv_transfer_params",
                     &json!({"do_remote_decode": false, "do_remote_prefill": true, "remote_engine_id": engine_id,
@@ -306,6 +308,12 @@ impl RemoteEngine {
             event_bytes: settings.bounds.event_bytes.saturating_add(request.tokens.len() * TOKEN_BYTES),
         }
     }
+}
+
+/// Gives a decode leg a cache of its own. An engine that stood still may read blocks whose lease is over, long after its call
+/// was given up, and keeps what it read as this prompt's: nobody may find it there, not even the same request's next try.
+fn keep_apart(body: &mut Body, leg: &str) -> Result<(), RemoteError> {
+    body.set("cache_salt", leg)
 }
 
 /// A call that is about to be made.

@@ -194,13 +194,17 @@ impl Reader {
             }
             return Err(self.bug("an answer without meta_info"));
         };
+        // A request that it refuses late has no right counts.
+        if let Some(end) = meta.finish_reason.as_ref().filter(|end| end.r#type == "abort") {
+            return Err(self.aborted(end));
+        }
         let ours = self.prompt.len() as u64;
         if let Some(theirs) = meta.prompt_tokens.filter(|theirs| *theirs != ours) {
             return Err(self.bug(format!("the engine counts {theirs} tokens in our prompt of {ours}")));
         }
         let mut progress = Progress::default();
         if let Some(end) = &meta.finish_reason {
-            progress.finish = Some(self.end(end)?);
+            progress.finish = Some(finish_of(&end.r#type, self.stage)?);
         }
         let first = self.seen.is_empty();
         let fresh = self.fresh(&chunk.output_ids, meta.completion_tokens)?;
@@ -221,17 +225,14 @@ impl Reader {
         RemoteError::bug(self.stage, text)
     }
 
-    fn end(&self, end: &End) -> Result<baton_types::Finish, RemoteError> {
-        if end.r#type != "abort" {
-            return finish_of(&end.r#type, self.stage);
-        }
+    fn aborted(&self, end: &End) -> RemoteError {
         let words = end.message.as_deref().unwrap_or("no reason given");
         let text = format!("the engine aborted the request: {words}");
-        Err(match end.status_code {
+        match end.status_code {
             Some(status @ 400..=499) => RemoteError::invalid(self.stage, text).status(status),
             Some(status) => RemoteError::retry(self.stage, text).status(status),
             None => RemoteError::new(Kind::Closed, Side::Engine, self.stage, text),
-        })
+        }
     }
 
     /// The tokens that have not been read: an event lists all of the answer, or only what it adds.

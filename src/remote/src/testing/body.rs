@@ -16,6 +16,8 @@ pub(super) struct Asks {
     pub(super) token_ids: bool,
     pub(super) ids_in_logprobs: bool,
     pub(super) params: Option<Map<String, Value>>,
+    /// What keeps its cached blocks apart from others'.
+    pub(super) salt: String,
 }
 
 /// Why a request is not served.
@@ -146,6 +148,7 @@ pub(super) fn completion(body: &Value, max_model_tokens: u32) -> Result<Asks, Wr
         token_ids: flag(body, "return_token_ids")?,
         ids_in_logprobs: flag(body, "return_tokens_as_token_ids")?,
         params,
+        salt: body["cache_salt"].as_str().unwrap_or_default().to_owned(),
     })
 }
 

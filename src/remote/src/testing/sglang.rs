@@ -283,6 +283,27 @@ fn failure(status: u16, message: &str) -> Reply {
     )
 }
 
+/// Why a grammar cannot be compiled; the stand-in knows of parentheses only.
+fn uncompiled(params: &Value) -> Option<String> {
+    let regex = params["regex"].as_str()?;
+    let open = regex.matches('(').count() != regex.matches(')').count();
+    open.then(|| "Failed to compile regex grammar: The parenthesis is not closed.".into())
+}
+
+/// A request that the scheduler refuses: as recorded, a stream has begun by then, and its counts are of nothing.
+fn refused_late(asks: &Asks, wrong: &str) -> Reply {
+    if !asks.stream {
+        return Reply::json(400, &json!({"error": {"message": wrong}}));
+    }
+    let (events, reply) = mpsc::channel(2);
+    let end = json!({"text": "", "output_ids": [], "meta_info": {"id": asks.rid, "prompt_tokens": 1, "completion_tokens": 0,
+        "finish_reason": {"type": "abort", "message": wrong, "status_code": 400, "err_type": "BadRequestError"}}});
+    // There is room for both.
+    let _ = events.try_send(Ok(event(&end)));
+    let _ = events.try_send(Ok(Bytes::from_static(b"data: [DONE]\n\n")));
+    Reply::Stream(reply)
+}
+
 impl Sglang {
     fn exit(&self) {
         self.stand.life.exit();
@@ -321,6 +342,9 @@ impl Sglang {
             Ok(asks) => asks,
             Err(wrong) => return Reply::json(400, &json!({"error": {"message": wrong}})),
         };
+        if let Some(wrong) = uncompiled(&body["sampling_params"]) {
+            return refused_late(&asks, &wrong);
+        }
         let abort = watch::Sender::new(false);
         let heard = abort.subscribe();
         if self.running.lock().insert(asks.rid.clone(), abort).is_some() {

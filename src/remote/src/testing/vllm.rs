@@ -94,8 +94,8 @@ struct Vllm {
     stand: Stand,
     count: AtomicU64,
     running: Arc<AtomicU64>,
-    /// Prompts whose cached KV is another prompt's.
-    poisoned: Mutex<BTreeMap<Vec<u32>, Vec<u32>>>,
+    /// Prompts, by salt, whose cached KV is another prompt's.
+    poisoned: Mutex<BTreeMap<(String, Vec<u32>), Vec<u32>>>,
 }
 
 impl FakeVllm {
@@ -271,9 +271,8 @@ impl Vllm {
         let id = header("x-request-id").unwrap_or_default();
         let id = format!("cmpl-{id}-{}", self.count.fetch_add(1, Ordering::SeqCst));
         if !body["vllm_xargs"]["kv_transfer_params"].is_null() && asks.params.is_none() {
-            self.stand.book.violate("kv_transfer_params that are no object; the real server exits");
-            self.exit();
-            return Reply::Hangup;
+            self.stand.book.violate("kv_transfer_params of a client, within vllm_xargs");
+            return server_error();
         }
         match asks.params.clone() {
             None => self.whole(asks, (id, fault, running)).await,
@@ -290,9 +289,14 @@ impl Vllm {
         let held = Held { pool: Arc::clone(&self.pool), blocks };
         pass(self.spec.prefill_time).await;
         // What the cache holds is believed.
-        let cached = self.poisoned.lock().get(&asks.prompt).cloned();
-        let (answer, finish) = toy_answer(&cached.unwrap_or_else(|| asks.prompt.clone()), &asks.sampling);
+        let context = self.cached(&asks).unwrap_or_else(|| asks.prompt.clone());
+        let (answer, finish) = toy_answer(&context, &asks.sampling);
         self.tell(Told { asks, id, answer, finish, params: Value::Null, fault }, (held, running))
+    }
+
+    /// The wrong KV that the cache holds for a prompt.
+    fn cached(&self, asks: &Asks) -> Option<Vec<u32>> {
+        self.poisoned.lock().get(&(asks.salt.clone(), asks.prompt.clone())).cloned()
     }
 
     fn tell(self: Arc<Self>, mut told: Told, rest: (Held, Running)) -> Reply {

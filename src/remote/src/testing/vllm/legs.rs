@@ -136,8 +136,9 @@ impl Vllm {
                 return Reply::Hangup;
             }
         };
+        let context = self.cached(&asks).unwrap_or(context);
         if context != asks.prompt {
-            self.poisoned.lock().insert(asks.prompt.clone(), context.clone());
+            self.poisoned.lock().insert((asks.salt.clone(), asks.prompt.clone()), context.clone());
         }
         let (answer, finish) = toy_answer(&context, &asks.sampling);
         self.tell(Told { asks, id, answer, finish, params: Value::Null, fault }, (held, running))
