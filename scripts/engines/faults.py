@@ -111,6 +111,11 @@ def body_of(prompt, tokens=12, **more):
 CHAT = "/v1/chat/completions"
 
 
+def refusal(answer):
+    """Whether the client is told that its request is wrong, which in a stream comes after the status."""
+    return answer[0] == "status" and 400 <= answer[1] < 500 or answer[0] == "error" and "invalid_request_error" in answer[2]
+
+
 class Pair:
     """The servers and Baton, as this program sees them."""
 
@@ -217,7 +222,7 @@ async def forged(pair):
             asked += 1
             if answer == right:
                 continue
-            if answer[0] == "status" and 400 <= answer[1] < 500:
+            if refusal(answer):
                 refused += 1
             else:
                 wrong.append((name, value, answer, right[0]))
@@ -268,15 +273,14 @@ async def shapes(pair):
             ours = await ask(session, args.baton, CHAT, plain)
             alone = await ask(session, args.alone, CHAT, plain)
             # SGLang counts an end by a text otherwise, and keeps what came before it alike.
-            same = ours[:2] == alone[:2] if "stop" in more else ours == alone
+            same = ours[:2] == alone[:2] if "stop" in more or refusal(alone) else ours == alone
             say(same, f"first token is an end: {repr(more)[:60]} {'' if same else (ours, alone)}")
     for words in (1500, 3000, 3990, 4080, 4090, 5000, 60_000):
         plain = {"model": "tiny", "prompt": [5 + at % 900 for at in range(words)], "max_tokens": 6, "temperature": 0,
                  "ignore_eos": True, "stream": False}
         ours = await ask(session, args.baton, "/v1/completions", plain)
         alone = await ask(session, args.alone, "/v1/completions", plain)
-        both = "status" in (ours[0], alone[0])
-        same = 400 <= (ours[1] if ours[0] == "status" else 0) < 500 if both else ours == alone
+        same = refusal(ours) and refusal(alone) or ours == alone
         say(same, f"a prompt of {words} tokens: {ours[1]} {'' if same else (ours, alone)}")
     await pair.equal("odd shapes")
 
