@@ -8,7 +8,7 @@
 # Starts three servers of the model, or uses those that run: ALONE=URL PREFILL=URL DECODE=URL BOOTSTRAP_PORT=PORT, and
 # EVENTS=tcp://HOST:PORT REPLAY=tcp://HOST:PORT where the prefill server announces its cache. PYTHON has aiohttp; BATON is the
 # program to try. SGLANG_FLAGS are given to every server, PREFILL_FLAGS and DECODE_FLAGS to one, FAULTS to faults.py. RANKS=2 gives
-# both servers of the pair two data-parallel ranks, and each rank a node. The servers' transfer engines listen on all addresses:
+# both servers of the pair two data-parallel ranks, and each rank a node (on a CPU: SGLANG_CPU_OMP_THREADS_BIND="0|1"). The servers' transfer engines listen on all addresses:
 # run it in a network namespace of its own (unshare -n, then ip link set lo up) where that matters.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

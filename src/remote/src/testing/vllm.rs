@@ -80,6 +80,9 @@ impl VllmSpec {
     }
 }
 
+/// A salt and a prompt: what an engine finds again in its cache.
+type Cached = (String, Vec<u32>);
+
 /// A stand-in for vLLM on a port of its own. It goes when it is dropped.
 pub struct FakeVllm {
     site: Arc<Vllm>,
@@ -95,7 +98,7 @@ struct Vllm {
     count: AtomicU64,
     running: Arc<AtomicU64>,
     /// Prompts, by salt, whose cached KV is another prompt's.
-    poisoned: Mutex<BTreeMap<(String, Vec<u32>), Vec<u32>>>,
+    poisoned: Mutex<BTreeMap<Cached, Vec<u32>>>,
 }
 
 impl FakeVllm {
