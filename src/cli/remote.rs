@@ -30,7 +30,7 @@ pub struct RemoteArgs {
     /// Port of the prefill server's bootstrap, for --handoff rooms
     #[arg(long, value_name = "PORT", default_value_t = 8998)]
     bootstrap_port: u16,
-    /// Where it announces what happens in its cache, tcp://HOST:PORT (vLLM's --kv-events-config)
+    /// Where it announces what happens in its cache, tcp://HOST:PORT (--kv-events-config of vLLM and SGLang)
     /// [default: what it computed last is assumed to be there]
     #[arg(long, value_name = "ENDPOINT")]
     events: Option<String>,
@@ -101,9 +101,8 @@ impl RemoteArgs {
 
     fn events(&self, dialect: Dialect) -> Result<Option<EventSource>, String> {
         let Some(endpoint) = &self.events else { return Ok(None) };
-        if dialect != Dialect::Vllm {
-            // Its announcements leave out what keeps tenants apart, so that nobody could tell whose blocks they are.
-            let why = "only vllm's announcements can be followed; without --events what was computed last is assumed";
+        if dialect == Dialect::Plain {
+            let why = "only vllm's and sglang's announcements can be followed; without --events what was computed last is assumed";
             return Err(why.into());
         }
         for given in [Some(endpoint), self.events_replay.as_ref()].into_iter().flatten() {

@@ -198,7 +198,7 @@ async fn engines_that_cannot_be_meant_are_named() {
         ("vllm=http://a:1,rolle=both", "--rolle"),
         ("vllm=http://a:1,role=chief", "chief"),
         ("vllm=http://a:1,role=prefill,handoff=mooncake", "bootstrap-url"),
-        ("sglang=http://a:1,events=tcp://a:2", "vllm's announcements"),
+        ("openai=http://a:1,events=tcp://a:2", "sglang's announcements"),
     ] {
         let tried = check(GOOD, &[words.to_owned()]).await;
         tried.is("--engine", State::Wrong, why);

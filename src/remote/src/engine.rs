@@ -110,6 +110,14 @@ impl RemoteEngine {
         }
     }
 
+    /// Says which rank of an SGLang is meant; vLLM is told in a header.
+    pub(crate) fn name_rank(&self, body: &mut Body) -> Result<(), RemoteError> {
+        match self.inner.settings.dp_rank {
+            Some(rank) => body.set("routed_dp_rank", &rank),
+            None => Ok(()),
+        }
+    }
+
     /// Which legs it was started for, by the settings or by its own word.
     pub(crate) fn role(&self) -> Option<EngineRole> {
         self.inner.settings.role.or_else(|| self.probed().and_then(|probe| probe.role))
@@ -149,7 +157,8 @@ impl RemoteEngine {
         let leg = leg_id(&request.id);
         let first = self.inner.settings.timeouts.first_token_us;
         if self.inner.settings.dialect == Dialect::Sglang {
-            let body = sglang::body(&request, client, &leg, true)?;
+            let mut body = sglang::body(&request, client, &leg, true)?;
+            self.name_rank(&mut body)?;
             return self.start(Start { request, body, leg, first_us: first, leased: false }).await;
         }
         let streams = vllm::streams(Leg::Whole, &request.sampling);
@@ -179,18 +188,21 @@ impl RemoteEngine {
         let left = if matches!(handoff.way, Way::Room { .. }) { patience } else { left };
         let (first_us, leased) = (patience.min(left), left < patience);
         let body = match handoff.way {
-            Way::Room { host, port, room } => {
+            Way::Room { host, port, room, rank } => {
                 let mut body = sglang::body(&request, client, &leg, true)?;
-                set_room(&mut body, &host, port, room)?;
+                set_room(&mut body, (&host, port, room), rank)?;
+                self.name_rank(&mut body)?;
                 body
             }
             Way::Nixl { params } => {
                 let mut body = vllm::body(&request, client, Leg::Decode, settings.dialect)?;
+                keep_apart(&mut body, &leg)?;
                 body.set_raw("kv_transfer_params", params);
                 body
             }
             Way::Mooncake { engine_id, bootstrap, transfer_id } => {
                 let mut body = vllm::body(&request, client, Leg::Decode, settings.dialect)?;
+                keep_apart(&mut body, &leg)?;
                 body.set(
                     "kv_transfer_params",
                     &json!({"do_remote_decode": false, "do_remote_prefill": true, "remote_engine_id": engine_id,
@@ -296,6 +308,12 @@ impl RemoteEngine {
             event_bytes: settings.bounds.event_bytes.saturating_add(request.tokens.len() * TOKEN_BYTES),
         }
     }
+}
+
+/// Gives a decode leg a cache of its own. An engine that stood still may read blocks whose lease is over, long after its call
+/// was given up, and keeps what it read as this prompt's: nobody may find it there, not even the same request's next try.
+fn keep_apart(body: &mut Body, leg: &str) -> Result<(), RemoteError> {
+    body.set("cache_salt", leg)
 }
 
 /// A call that is about to be made.

@@ -14,6 +14,9 @@ use crate::error::{RemoteError, Stage};
 /// Fields of a body, at most.
 const MAX_FIELDS: usize = 512;
 
+/// vLLM's field of further fields: it takes those that name KV from there as well.
+const MORE: &str = "vllm_xargs";
+
 /// What becomes of a field of the client's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
@@ -111,6 +114,8 @@ pub const FIELDS: &[(&str, Rule)] = &[
     ("use_beam_search", Rule::Refused),
     ("prompt_embeds", Rule::Refused),
     ("input_embeds", Rule::Refused),
+    ("mm_payload", Rule::Refused),
+    ("custom_logit_processor", Rule::Refused),
     ("image_data", Rule::Refused),
     ("video_data", Rule::Refused),
     ("audio_data", Rule::Refused),
@@ -146,6 +151,7 @@ impl Body {
                 }
                 Some(Rule::Ours) if name == "seed" => client.seeded = value.get() != "null",
                 Some(_) => {}
+                None if name == MORE => client.along.set_raw(&name, without_private(value)?),
                 None => client.along.set_raw(&name, value),
             }
         }
@@ -166,6 +172,11 @@ impl Body {
             Some((_, old)) => *old = value,
             None => self.0.push((name.to_owned(), value)),
         }
+    }
+
+    /// Drops every field but those of `names`.
+    pub(crate) fn keep(&mut self, names: &[&str]) {
+        self.0.retain(|(name, _)| names.contains(&name.as_str()));
     }
 
     /// Takes a field out; `None` when it is not there or says nothing.
@@ -191,6 +202,18 @@ pub(crate) struct Client {
     pub(crate) along: Body,
     /// The client wants these very draws: its seed goes along. Without it engines draw as they like, which is faster.
     pub(crate) seeded: bool,
+}
+
+/// An object of fields without those in which clients have no say; anything else is the engine's to refuse.
+fn without_private(value: Box<RawValue>) -> Result<Box<RawValue>, RemoteError> {
+    let Ok(Body(mut fields)) = serde_json::from_str::<Body>(value.get()) else { return Ok(value) };
+    let before = fields.len();
+    fields.retain(|(name, _)| rule(name) != Some(Rule::Private));
+    if fields.len() == before {
+        return Ok(value);
+    }
+    to_raw_value(&Body(fields))
+        .map_err(|error| RemoteError::invalid(Stage::Prepare, format!("{MORE}: {error}")))
 }
 
 /// Null, false, or empty.
@@ -282,6 +305,21 @@ mod tests {
                 Body::of_client(format!("{{\"{name}\":\" \"}}").as_bytes()).is_err(),
                 "a space is something"
             );
+        }
+    }
+
+    #[test]
+    fn fields_in_which_clients_have_no_say_do_not_go_along_within_another_field() {
+        for (name, rule) in FIELDS.iter().filter(|(_, rule)| *rule == Rule::Private) {
+            let body = format!(r#"{{"vllm_xargs":{{"{name}":"x","mine":[1.10]}}}}"#);
+            assert_eq!(along(&body), r#"{"vllm_xargs":{"mine":[1.10]}}"#, "{rule:?}");
+            assert_eq!(along(&format!(r#"{{"vllm_xargs":{{"{name}":{{}}}}}}"#)), r#"{"vllm_xargs":{}}"#);
+            // Escapes name the same field.
+            let escaped = format!("\\u{:04x}{}", u32::from(name.as_bytes()[0]), &name[1..]);
+            assert_eq!(along(&format!(r#"{{"vllm_xargs":{{"{escaped}":1}}}}"#)), r#"{"vllm_xargs":{}}"#);
+        }
+        for as_it_is in [r#"{"vllm_xargs":{"mine": 1}}"#, r#"{"vllm_xargs":[1]}"#, r#"{"vllm_xargs":7}"#] {
+            assert_eq!(along(as_it_is), as_it_is);
         }
     }
 

@@ -38,7 +38,14 @@ pub(crate) enum Way {
     /// MooncakeConnector.
     Mooncake { engine_id: String, bootstrap: String, transfer_id: String },
     /// SGLang's bootstrap room.
-    Room { host: String, port: u16, room: u64 },
+    Room {
+        host: String,
+        port: u16,
+        room: u64,
+        /// The data-parallel rank that prefills, of a server that has several.
+        #[serde(default)]
+        rank: Option<u32>,
+    },
 }
 
 /// A hand-off on its way, so that what arrives is what was sent, or nothing.
@@ -98,7 +105,7 @@ impl Handoff {
         match &self.way {
             Way::Nixl { params } => nixl::name(params).unwrap_or_default(),
             Way::Mooncake { transfer_id, .. } => transfer_id.clone(),
-            Way::Room { host, port, room } => format!("{host}:{port}/{room}"),
+            Way::Room { host, port, room, .. } => format!("{host}:{port}/{room}"),
         }
     }
 
@@ -126,7 +133,7 @@ impl Handoff {
                 name_ok("transfer_id", transfer_id)?;
                 crate::http::base_of(bootstrap).map(drop).map_err(|error| bad(error.text))
             }
-            Way::Room { host, port, room } => {
+            Way::Room { host, port, room, rank: _ } => {
                 name_ok("host", host)?;
                 if *port == 0 || *room > i64::MAX as u64 {
                     return Err(bad(format!(
@@ -200,7 +207,7 @@ mod tests {
     }
 
     fn room() -> Way {
-        Way::Room { host: "p".into(), port: 8_998, room: 5 }
+        Way::Room { host: "p".into(), port: 8_998, room: 5, rank: Some(1) }
     }
 
     fn nixl(text: &str) -> Way {

@@ -222,9 +222,11 @@ impl RemoteEngine {
         };
         let wire = self.wire();
         let host = host.clone().unwrap_or_else(|| wire.host().to_owned());
-        let room = fresh63();
-        set_room(body, &host, *port, room)?;
-        Ok(Handoff::new(request, Way::Room { host, port: *port, room }, self.lease(None)))
+        let rank = self.settings().dp_rank;
+        let room = room_of(rank.zip(self.probed().and_then(|probe| probe.dp_ranks)))?;
+        set_room(body, (&host, *port, room), rank)?;
+        self.name_rank(body)?;
+        Ok(Handoff::new(request, Way::Room { host, port: *port, room, rank }, self.lease(None)))
     }
 
     /// Names a transfer, and finds the engine's name at its bootstrap server.
@@ -253,11 +255,28 @@ impl RemoteEngine {
     }
 }
 
+/// A room that no request had before. Of a server with several ranks it is one of the rank that is meant: both sides find
+/// the rank that prefills by the room's number.
+fn room_of(rank: Option<(u32, u32)>) -> Result<u64, RemoteError> {
+    let Some((rank, ranks)) = rank.filter(|(_, ranks)| *ranks > 1) else { return Ok(fresh63()) };
+    let tries = 1_000 * usize::try_from(ranks).unwrap_or(usize::MAX / 1_000);
+    let mut rooms = std::iter::repeat_with(fresh63).take(tries);
+    rooms.find(|room| room % u64::from(ranks) == u64::from(rank)).ok_or_else(|| {
+        RemoteError::ours(Stage::Prefill, format!("no room of rank {rank} of {ranks}"))
+            .remedy("name a data-parallel rank that the engine has")
+    })
+}
+
 /// The bootstrap fields, alike on both legs.
-pub(crate) fn set_room(body: &mut Body, host: &str, port: u16, room: u64) -> Result<(), RemoteError> {
+pub(crate) fn set_room(
+    body: &mut Body,
+    (host, port, room): (&str, u16, u64),
+    rank: Option<u32>,
+) -> Result<(), RemoteError> {
     body.set("bootstrap_host", host)?;
     body.set("bootstrap_port", &port)?;
-    body.set("bootstrap_room", &room)
+    body.set("bootstrap_room", &room)?;
+    rank.map_or(Ok(()), |rank| body.set("disagg_prefill_dp_rank", &rank))
 }
 
 /// The engine's name in a bootstrap server's answer, by data-parallel rank.
@@ -301,6 +320,20 @@ pub(crate) fn vllm_headers(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rooms_are_of_the_rank_that_is_meant_and_never_the_same() {
+        let mut seen = std::collections::BTreeSet::new();
+        for (rank, ranks) in [(0, 1), (0, 2), (1, 2), (6, 7), (63, 64)] {
+            for _ in 0..50 {
+                let room = room_of(Some((rank, ranks))).unwrap();
+                assert!(ranks == 1 || room % u64::from(ranks) == u64::from(rank));
+                assert!(seen.insert(room) && room <= i64::MAX as u64);
+            }
+        }
+        assert!(seen.insert(room_of(None).unwrap()));
+        assert!(room_of(Some((2, 2))).unwrap_err().text.contains("rank 2 of 2"));
+    }
 
     #[test]
     fn the_bootstrap_server_names_the_engine() {

@@ -213,6 +213,12 @@ impl RemoteEngine {
             state["memory_usage"]["token_capacity"].as_u64().or_else(|| of("max_total_num_tokens").as_u64());
         probe.version = text(&told["version"]);
         probe.dp_ranks = number(of("dp_size"));
+        if let (Some(rank), Some(ranks)) = (self.settings().dp_rank, probe.dp_ranks)
+            && rank >= ranks
+        {
+            let text = format!("the engine has {ranks} data-parallel ranks, and none with the number {rank}");
+            return Err(RemoteError::ours(Stage::Probe, text).remedy("count them from 0"));
+        }
         probe.repeats_answer = of("incremental_streaming_output").as_bool().map(|adds| !adds);
         probe.role = match of("disaggregation_mode").as_str() {
             Some("prefill") => Some(EngineRole::Prefill),

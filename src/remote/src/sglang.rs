@@ -27,6 +27,19 @@ const FOREIGN: &[&str] = &[
 /// Fields of a body that SGLang wants among its sampling parameters.
 const MOVED: &[&str] = &["regex", "ebnf", "json_schema", "structural_tag", "custom_params"];
 
+/// Fields of a client that go along as they are. `/generate` has many that only a router or SGLang itself may set, and more
+/// with each version; those that it does not know it passes over in silence, as is done here.
+const ALONG: &[&str] = &[
+    "cache_salt",
+    "custom_labels",
+    "extra_key",
+    "lora_path",
+    "max_thinking_tokens",
+    "priority",
+    "require_reasoning",
+    "routing_key",
+];
+
 /// The body of a request; the bootstrap fields are the caller's to add.
 pub(crate) fn body(request: &Request, client: Client, leg: &str, stream: bool) -> Result<Body, RemoteError> {
     let sampling = &*request.sampling;
@@ -39,6 +52,7 @@ pub(crate) fn body(request: &Request, client: Client, leg: &str, stream: bool) -
     }
     let params = params(sampling, &mut along, seeded)?;
     salt(&mut along)?;
+    along.keep(ALONG);
     let mut body = along;
     body.set("rid", leg)?;
     body.set("input_ids", &*request.tokens)?;
@@ -112,7 +126,8 @@ fn constrain(params: &mut Body, format: &RawValue) -> Result<(), RemoteError> {
     }
 }
 
-/// OpenAI-like salts are SGLang's extra key.
+/// A client's salt and extra key make one salt, which SGLang tells in its announcements as it does no extra key. Versions
+/// without salts know it as the extra key.
 fn salt(along: &mut Body) -> Result<(), RemoteError> {
     let Some(salt) = along.take("cache_salt") else { return Ok(()) };
     let text = |raw: &RawValue, name: &str| {
@@ -123,6 +138,7 @@ fn salt(along: &mut Body) -> Result<(), RemoteError> {
     if let Some(extra) = along.take("extra_key") {
         joined.push_str(&text(&extra, "extra_key")?);
     }
+    along.set("cache_salt", &joined)?;
     along.set("extra_key", &joined)
 }
 
@@ -178,13 +194,17 @@ impl Reader {
             }
             return Err(self.bug("an answer without meta_info"));
         };
+        // A request that it refuses late has no right counts.
+        if let Some(end) = meta.finish_reason.as_ref().filter(|end| end.r#type == "abort") {
+            return Err(self.aborted(end));
+        }
         let ours = self.prompt.len() as u64;
         if let Some(theirs) = meta.prompt_tokens.filter(|theirs| *theirs != ours) {
             return Err(self.bug(format!("the engine counts {theirs} tokens in our prompt of {ours}")));
         }
         let mut progress = Progress::default();
         if let Some(end) = &meta.finish_reason {
-            progress.finish = Some(self.end(end)?);
+            progress.finish = Some(finish_of(&end.r#type, self.stage)?);
         }
         let first = self.seen.is_empty();
         let fresh = self.fresh(&chunk.output_ids, meta.completion_tokens)?;
@@ -205,17 +225,14 @@ impl Reader {
         RemoteError::bug(self.stage, text)
     }
 
-    fn end(&self, end: &End) -> Result<baton_types::Finish, RemoteError> {
-        if end.r#type != "abort" {
-            return finish_of(&end.r#type, self.stage);
-        }
+    fn aborted(&self, end: &End) -> RemoteError {
         let words = end.message.as_deref().unwrap_or("no reason given");
         let text = format!("the engine aborted the request: {words}");
-        Err(match end.status_code {
+        match end.status_code {
             Some(status @ 400..=499) => RemoteError::invalid(self.stage, text).status(status),
             Some(status) => RemoteError::retry(self.stage, text).status(status),
             None => RemoteError::new(Kind::Closed, Side::Engine, self.stage, text),
-        })
+        }
     }
 
     /// The tokens that have not been read: an event lists all of the answer, or only what it adds.
@@ -347,7 +364,8 @@ mod tests {
         assert_eq!(params(schema, "json_schema"), json!(r#"{"a": 1}"#));
         assert_eq!(params(r#"{"regex":"a+"}"#, "regex"), json!("a+"));
         assert_eq!(params(r#"{"response_format":{"type":"text"}}"#, "json_schema"), Value::Null);
-        assert_eq!(of(r#"{"cache_salt":"s","extra_key":"k"}"#)["extra_key"], json!("sk"));
+        let salted = of(r#"{"cache_salt":"s","extra_key":"k"}"#);
+        assert_eq!((&salted["cache_salt"], &salted["extra_key"]), (&json!("sk"), &json!("sk")));
         for client in [
             r#"{"guided_json":{"a":1}}"#,
             r#"{"response_format":{"type":"grammar"}}"#,
@@ -358,6 +376,27 @@ mod tests {
             assert_eq!((error.kind, error.side), (Kind::Invalid, Side::Client), "{client}");
         }
         assert!(made(Sampling::default(), r#"{"guided_json":null}"#).is_ok());
+    }
+
+    #[test]
+    fn what_only_a_router_may_say_is_not_passed_on() {
+        let inner = [
+            "kv_hints",
+            "encoder_urls",
+            "http_worker_ipc",
+            "need_wait_for_mm_inputs",
+            "num_items_assigned",
+            "positional_embed_overrides",
+            "multi_item_delimiter_indices",
+            "token_indices_to_pool",
+            "bootstrap_room",
+            "log_metrics",
+            "some_field_of_tomorrow",
+        ];
+        for name in inner {
+            let body = made(Sampling::default(), &format!(r#"{{"{name}":[1],"priority":2}}"#)).unwrap();
+            assert_eq!((&body[name], &body["priority"]), (&Value::Null, &json!(2)), "{name}");
+        }
     }
 
     #[test]

@@ -55,6 +55,8 @@ pub(super) struct Draft {
     word: String,
     hashes: Option<Vec<EngineHash>>,
     stored: Stored,
+    /// The salt of the whole chain, which SGLang tells with each of its parts.
+    salt: Option<String>,
     source: Option<Box<Source>>,
 }
 
@@ -100,6 +102,7 @@ impl Draft {
             Field::LoraName => stored.lora = Some(room.text(reader)?).filter(|name| !name.is_empty()),
             Field::Medium => stored.medium = Some(Medium::of(&room.text(reader)?)),
             Field::ExtraKeys => stored.extra = extra_keys(reader, room)?,
+            Field::ChainSalt => self.salt = Some(room.text(reader)?).filter(|salt| !salt.is_empty()),
             Field::Group => stored.group = Some(reader.word()?),
             Field::Attention => stored.attention = Some(room.text(reader)?),
             _ => return self.read_source(field, reader, room),
@@ -125,7 +128,7 @@ impl Draft {
 
     /// The event, once all its fields are read.
     pub(super) fn finish(self) -> Read<Event> {
-        let Self { kind, word, hashes, mut stored, source } = self;
+        let Self { kind, word, hashes, mut stored, salt, source } = self;
         let object = source.as_ref().is_some_and(|source| source.object.is_some());
         // A publisher that knows only the object's name has no hashes to give.
         let needed = |hashes: Option<Vec<EngineHash>>| match hashes {
@@ -137,6 +140,11 @@ impl Draft {
             None => return Err(EventError::decode("an event without its type")),
             Some(Kind::Stored) => {
                 stored.hashes = needed(hashes)?;
+                // Further on it is the parent that commits to it.
+                let at_root = stored.parent.is_none() && stored.base_block.unwrap_or(0) == 0;
+                if let Some(salt) = salt.filter(|_| at_root) {
+                    salted(&mut stored, salt);
+                }
                 Change::Stored(stored)
             }
             Some(Kind::Removed) => {
@@ -147,6 +155,15 @@ impl Draft {
             Some(Kind::Unknown) => Change::Unknown(word),
         };
         Ok(Event { change, source })
+    }
+}
+
+/// Puts a salt among the extra keys of the first block, where engines that have such keys tell it.
+fn salted(stored: &mut Stored, salt: String) {
+    let key = ExtraKey::List(vec![ExtraKey::Text("cache_salt".into()), ExtraKey::Text(salt)]);
+    match stored.extra.first_mut().filter(|first| first.block == 0) {
+        Some(first) => first.keys.push(key),
+        None => stored.extra.insert(0, BlockExtra { block: 0, keys: vec![key] }),
     }
 }
 

@@ -200,6 +200,34 @@ fn whatever_is_beyond_a_limit_is_refused_by_name() {
 }
 
 #[test]
+fn the_salt_that_sglang_tells_with_each_event_is_a_key_of_the_chains_first_block() {
+    let told = |parent: Option<u64>| {
+        let event = only(&batch(1, |w| {
+            w.map(6);
+            for (name, value) in [("type", "BlockStored"), ("cache_salt", "0f"), ("medium", "GPU")] {
+                w.text(name);
+                w.text(value);
+            }
+            for (name, value) in [("block_hashes", 7), ("token_ids", 3)] {
+                w.text(name);
+                w.array(1);
+                w.unsigned(value);
+            }
+            w.text("parent_block_hash");
+            match parent {
+                Some(parent) => w.unsigned(parent),
+                None => w.nil(),
+            }
+        }));
+        let Change::Stored(stored) = event.change else { panic!("{event:?}") };
+        stored.extra
+    };
+    let salt = ExtraKey::List(vec![ExtraKey::Text("cache_salt".into()), ExtraKey::Text("0f".into())]);
+    assert_eq!(told(None), [BlockExtra { block: 0, keys: vec![salt] }]);
+    assert_eq!(told(Some(6)), []);
+}
+
+#[test]
 fn what_is_no_batch_is_refused() {
     for (bytes, why) in [
         (vec![], "cut off"),

@@ -198,6 +198,7 @@ pub(super) fn completion(mut read: Read, chat: bool, max_model_tokens: u32) -> R
     if prompt.len() as u64 + u64::from(sampling.max_tokens) > u64::from(max_model_tokens) {
         return Err(format!("This model's maximum context length is {max_model_tokens} tokens."));
     }
+    xargs(&body["vllm_xargs"])?;
     let params = match &body["kv_transfer_params"] {
         Value::Null => None,
         Value::Object(params) => Some(params.clone()),
@@ -219,6 +220,17 @@ pub(super) fn completion(mut read: Read, chat: bool, max_model_tokens: u32) -> R
 /// The field in which OpenAI's clients say how long an answer may be.
 pub(super) fn most_tokens(body: &Value) -> &'static str {
     if body["max_completion_tokens"].is_null() { "max_tokens" } else { "max_completion_tokens" }
+}
+
+/// Further fields are texts, numbers, or lists of these.
+fn xargs(given: &Value) -> Result<(), Wrong> {
+    let plain = |value: &Value| value.is_string() || value.is_number();
+    let fits = |value: &Value| plain(value) || value.as_array().is_some_and(|list| list.iter().all(plain));
+    match given {
+        Value::Null => Ok(()),
+        Value::Object(fields) if fields.values().all(fits) => Ok(()),
+        _ => Err("vllm_xargs should be a valid dictionary of strings, numbers and lists of these".into()),
+    }
 }
 
 fn top(body: &Value, name: &str) -> Result<Option<u8>, Wrong> {

@@ -53,6 +53,31 @@ const KNOWN_PARAMS: &[&str] = &[
     "custom_params",
 ];
 
+/// Fields of a body that Baton writes, and those of a client that are nobody else's business. `/generate` takes more, which
+/// name KV, places, ranks and processes, and change or end what it serves.
+const KNOWN_FIELDS: &[&str] = &[
+    "rid",
+    "input_ids",
+    "sampling_params",
+    "stream",
+    "return_logprob",
+    "top_logprobs_num",
+    "logprob_start_len",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "disagg_prefill_dp_rank",
+    "routed_dp_rank",
+    "cache_salt",
+    "custom_labels",
+    "extra_key",
+    "lora_path",
+    "max_thinking_tokens",
+    "priority",
+    "require_reasoning",
+    "routing_key",
+];
+
 /// What a stand-in for SGLang is like.
 #[derive(Clone, Debug)]
 pub struct SglangSpec {
@@ -70,6 +95,8 @@ pub struct SglangSpec {
     pub page_tokens: u32,
     /// Longest prompt and answer together.
     pub max_model_tokens: u32,
+    /// Data-parallel ranks.
+    pub ranks: u32,
     /// Time of a prefill.
     pub prefill_time: Duration,
     /// Time of a token.
@@ -96,6 +123,7 @@ impl SglangSpec {
             pool_tokens: 8_192,
             page_tokens: 1,
             max_model_tokens: 4_096,
+            ranks: 1,
             prefill_time: Duration::ZERO,
             token_time: Duration::ZERO,
             cost: Cost::NONE,
@@ -300,6 +328,27 @@ fn failure(status: u16, message: &str) -> Reply {
     )
 }
 
+/// Why a grammar cannot be compiled; the stand-in knows of parentheses only.
+fn uncompiled(params: &Value) -> Option<String> {
+    let regex = params["regex"].as_str()?;
+    let open = regex.matches('(').count() != regex.matches(')').count();
+    open.then(|| "Failed to compile regex grammar: The parenthesis is not closed.".into())
+}
+
+/// A request that the scheduler refuses: as recorded, a stream has begun by then, and its counts are of nothing.
+fn refused_late(asks: &Asks, wrong: &str) -> Reply {
+    if !asks.stream {
+        return Reply::json(400, &json!({"error": {"message": wrong}}));
+    }
+    let (events, reply) = mpsc::channel(2);
+    let end = json!({"text": "", "output_ids": [], "meta_info": {"id": asks.rid, "prompt_tokens": 1, "completion_tokens": 0,
+        "finish_reason": {"type": "abort", "message": wrong, "status_code": 400, "err_type": "BadRequestError"}}});
+    // There is room for both.
+    let _ = events.try_send(Ok(event(&end)));
+    let _ = events.try_send(Ok(Bytes::from_static(b"data: [DONE]\n\n")));
+    Reply::Stream(reply)
+}
+
 impl Sglang {
     fn exit(&self) {
         self.stand.life.exit();
@@ -316,7 +365,7 @@ impl Sglang {
         };
         json!({"page_size": self.spec.page_tokens, "disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake",
             "disaggregation_bootstrap_port": self.spec.bootstrap_port, "version": "0.5.23",
-            "internal_states": [{"model_path": "tiny", "served_model_name": "tiny", "context_length": null, "dp_size": 1, "incremental_streaming_output": !self.spec.repeats,
+            "internal_states": [{"model_path": "tiny", "served_model_name": "tiny", "context_length": null, "dp_size": self.spec.ranks, "incremental_streaming_output": !self.spec.repeats,
                 "memory_usage": {"token_capacity": self.spec.pool_tokens}}]})
     }
 
@@ -334,10 +383,15 @@ impl Sglang {
             Met::Ended(reply) => return reply,
             Met::GoOn(fault) => fault,
         };
-        let asks = match self.asks(Read::new(&asked.body).unwrap_or_default(), &asked.path) {
+        let read = Read::new(&asked.body).unwrap_or_default();
+        let refused = uncompiled(&read.fields["sampling_params"]);
+        let asks = match self.asks(read, &asked.path) {
             Ok(asks) => asks,
             Err(wrong) => return Reply::json(400, &json!({"error": {"message": wrong}})),
         };
+        if let Some(wrong) = refused {
+            return refused_late(&asks, &wrong);
+        }
         let abort = watch::Sender::new(false);
         let heard = abort.subscribe();
         if self.running.lock().insert(asks.rid.clone(), abort).is_some() {
@@ -374,6 +428,10 @@ impl Sglang {
     fn asks(&self, mut read: Read, path: &str) -> Result<Asks, String> {
         let (voice, prompt) = read.prompt(path == "/v1/chat/completions")?;
         let (salt, body) = (read.salt(), &read.fields);
+        let known = |name: &&String| path != "/generate" || KNOWN_FIELDS.contains(&name.as_str());
+        if let Some(name) = body.as_object().and_then(|fields| fields.keys().find(|name| !known(name))) {
+            self.stand.book.violate(format!("a client's {name}"));
+        }
         let mut sampling = match path {
             "/generate" => own_params(&body["sampling_params"])?,
             _ => openai_params(body)?,
@@ -385,6 +443,7 @@ impl Sglang {
             ));
         }
         let room = self.room(body)?;
+        self.check_ranks(body, room.as_ref().map(|(_, _, room)| *room))?;
         let logprobs = body["return_logprob"] == json!(true);
         if logprobs && body["logprob_start_len"] == json!(0) {
             sampling.prompt_logprobs = Some(1);
@@ -417,6 +476,19 @@ impl Sglang {
                 Err("bootstrap fields".into())
             }
         }
+    }
+
+    /// As the real server: a rank that is not there is a 400, and a room that is of another rank than the request fails.
+    fn check_ranks(&self, body: &Value, room: Option<u64>) -> Result<(), String> {
+        let ranks = u64::from(self.spec.ranks);
+        let Some(rank) = body["routed_dp_rank"].as_u64() else { return Ok(()) };
+        if rank >= ranks {
+            return Err(format!("routed_dp_rank={rank} out of range [0, {ranks})"));
+        }
+        if self.spec.role == FakeRole::Prefill && room.is_some_and(|room| room % ranks != rank) {
+            self.stand.book.violate(format!("a room of another rank than {rank} of {ranks}"));
+        }
+        Ok(())
     }
 
     fn tell(

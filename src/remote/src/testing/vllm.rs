@@ -95,6 +95,9 @@ impl VllmSpec {
     }
 }
 
+/// A salt and a prompt: what an engine finds again in its cache.
+type Cached = (String, Vec<u32>);
+
 /// A stand-in for vLLM on a port of its own. It goes when it is dropped.
 pub struct FakeVllm {
     site: Arc<Vllm>,
@@ -110,8 +113,8 @@ struct Vllm {
     stand: Stand,
     count: AtomicU64,
     running: Arc<AtomicU64>,
-    /// Prompts whose cached KV is another prompt's.
-    poisoned: Mutex<BTreeMap<Vec<u32>, Vec<u32>>>,
+    /// Prompts, by salt, whose cached KV is another prompt's.
+    poisoned: Mutex<BTreeMap<Cached, Vec<u32>>>,
 }
 
 impl FakeVllm {
@@ -298,12 +301,17 @@ impl Vllm {
             Met::GoOn(fault) => fault,
         };
         let Some(read) = Read::new(&asked.body) else { return bad_request("the body is no JSON object") };
+        let smuggled = !read.fields["vllm_xargs"]["kv_transfer_params"].is_null();
         let asks = match completion(read, chat, self.spec.max_model_tokens) {
             Ok(asks) => asks,
             Err(wrong) => return bad_request(&wrong),
         };
         let id = header("x-request-id").unwrap_or_default();
         let id = format!("cmpl-{id}-{}", self.count.fetch_add(1, Ordering::SeqCst));
+        if smuggled && asks.params.is_none() {
+            self.stand.book.violate("kv_transfer_params of a client, within vllm_xargs");
+            return server_error();
+        }
         match asks.params.clone() {
             None => self.whole(asks, (id, fault, running)).await,
             Some(params) => self.leg(asks, params, (id, fault, running)).await,
@@ -320,7 +328,7 @@ impl Vllm {
         pass(self.spec.prefill_time).await;
         let cached = self.prompts.compute(&asks.salt, &asks.prompt).await;
         // What the cache holds is believed.
-        let believed = self.poisoned.lock().get(&asks.prompt).cloned();
+        let believed = self.cached(&asks);
         let (answer, finish) = self.draw(believed.as_ref().unwrap_or(&asks.prompt), &asks.sampling);
         self.tell(Told { asks, id, answer, finish, cached, params: Value::Null, fault }, (held, running))
     }
@@ -332,6 +340,11 @@ impl Vllm {
         let endless = Sampling { ignore_eos: true, ..sampling.clone() };
         let (answer, finish) = toy_answer(context, &endless);
         (answer.into_iter().map(lettered).collect(), finish)
+    }
+
+    /// The wrong KV that the cache holds for a prompt.
+    fn cached(&self, asks: &Asks) -> Option<Vec<u32>> {
+        self.poisoned.lock().get(&(asks.salt.clone(), asks.prompt.clone())).cloned()
     }
 
     fn tell(self: Arc<Self>, mut told: Told, rest: (Held, Running)) -> Reply {

@@ -23,6 +23,7 @@ fn value() -> impl Strategy<Value = Value> {
             json!({"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[7]], "remote_engine_id": "x"})
         ),
         Just(json!({"type": "json_object"})),
+        Just(json!({"kv_transfer_params": "x", "mine": [1, "y"]})),
     ];
     leaf.prop_recursive(2, 8, 3, |inner| prop::collection::vec(inner, 0..3).prop_map(Value::from))
 }
@@ -37,6 +38,10 @@ fn body() -> impl Strategy<Value = String> {
         "guided_json",
         "json_schema",
         "extra_key",
+        "vllm_xargs",
+        "kv_hints",
+        "http_worker_ipc",
+        "positional_embed_overrides",
     ]);
     let name = prop_oneof![3 => known, 1 => more.prop_map(str::to_owned), 1 => "[a-z_]{1,12}"];
     prop::collection::vec((name, value()), 0..10)

@@ -5,6 +5,7 @@ use std::time::Duration;
 use baton_remote::testing::{
     Fabric, FakeConnector, FakeRole, FakeSglang, FakeVllm, SglangSpec, VllmSpec, toy_answer,
 };
+use baton_remote::{Kind, Side};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::client::legacy::Client;
@@ -88,8 +89,15 @@ async fn params_used_after_the_lease_give_wrong_tokens_with_200_and_stay_wrong()
     assert_eq!(status, 200);
     assert_ne!(got, truth(&tokens));
     assert!(pair.d.violations().iter().any(|what| what.contains("not lent")));
-    // The cache of the decode engine is spoilt.
-    assert_eq!(pair.decode(&tokens, Value::Null).await, Some((200, got)));
+    // The cache of the decode engine is spoilt, for a leg with good parameters too.
+    assert_eq!(pair.decode(&tokens, Value::Null).await, Some((200, got.clone())));
+    let good = pair.prefill(&tokens).await;
+    assert_eq!(pair.decode(&tokens, good).await, Some((200, got)));
+    // Under another salt it is not.
+    let mut asked = completion(&tokens, 8, pair.prefill(&tokens).await);
+    asked["cache_salt"] = json!("another");
+    let (_, answer) = post(&format!("{}/v1/completions", pair.d.url()), &asked).await.unwrap();
+    assert_eq!(answer["choices"][0]["token_ids"], json!(truth(&tokens)));
 }
 
 #[tokio::test]
@@ -127,6 +135,17 @@ async fn a_longer_prompt_fails_and_a_missing_field_ends_the_server() {
         assert_eq!(pair.decode(&tokens, params).await, None);
         assert!(pair.d.exited() && pair.d.violations().len() == 1, "{name}");
     }
+}
+
+#[tokio::test]
+async fn parameters_in_another_field_are_taken_for_parameters() {
+    let pair = Nixl::new().await;
+    let mut asked = completion(&prompt(1, 60), 1, Value::Null);
+    asked["vllm_xargs"] = json!({"kv_transfer_params": {"do_remote_prefill": true}});
+    assert_eq!(post(&format!("{}/v1/completions", pair.p.url()), &asked).await.unwrap().0, 400);
+    asked["vllm_xargs"] = json!({"kv_transfer_params": "x"});
+    assert_eq!(post(&format!("{}/v1/completions", pair.p.url()), &asked).await.unwrap().0, 500);
+    assert!(!pair.p.exited() && pair.p.violations().len() == 1);
 }
 
 #[tokio::test]
@@ -253,6 +272,26 @@ async fn one_leg_alone_fails_and_bootstrap_fields_are_asked_for() {
         assert_eq!(post(&url(one), &bare).await.unwrap().0, 400);
         assert_eq!(one.violations().len(), 2);
     }
+}
+
+#[tokio::test]
+async fn a_grammar_that_cannot_be_compiled_is_the_clients_whichever_leg_tells_it() {
+    let pair = crate::scene::SglangPair::new().await;
+    let client = r#"{"regex": "("}"#;
+    let asked = crate::scene::with_body(crate::scene::request(&prompt(1, 60), greedy(8)), client);
+    let clients = |error: baton_remote::RemoteError| {
+        assert_eq!(
+            (error.kind, error.side, error.status),
+            (Kind::Invalid, Side::Client, Some(400)),
+            "{error}"
+        );
+        assert!(error.text.contains("parenthesis"), "{error}");
+    };
+    let mut leg = pair.prefill.prefill(asked.clone()).await.unwrap();
+    let handoff = leg.offer().unwrap();
+    // The real one's stream begins with 200, and tells a prompt of one token.
+    clients(pair.decode.decode(asked, handoff).await.unwrap().all().await.unwrap_err());
+    clients(leg.run().await.unwrap_err());
 }
 
 #[tokio::test]

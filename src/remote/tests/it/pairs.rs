@@ -66,6 +66,23 @@ async fn the_decode_leg_is_sent_what_the_prefill_said() {
 }
 
 #[tokio::test]
+async fn what_a_decode_leg_leaves_in_its_engines_cache_is_found_by_nobody() {
+    for connector in [FakeConnector::Nixl, FakeConnector::Mooncake] {
+        let pair = VllmPair::new(connector).await;
+        let asked = with_body(request(&prompt(1, 40), greedy(4)), r#"{"cache_salt": "of the tenant"}"#);
+        for _ in 0..3 {
+            pair.serve(&asked).await.unwrap();
+        }
+        let salts = |received: Vec<baton_remote::testing::Received>| -> std::collections::BTreeSet<String> {
+            received.iter().map(|one| one.body["cache_salt"].as_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(salts(pair.p.received()).into_iter().collect::<Vec<_>>(), ["of the tenant"]);
+        let left = salts(pair.d.received());
+        assert!(left.len() == 3 && !left.contains("of the tenant"), "{left:?}");
+    }
+}
+
+#[tokio::test]
 async fn both_legs_meet_in_one_room_with_one_prompt() {
     let pair = SglangPair::new().await;
     pair.serve(&request(&prompt(1, 40), greedy(4))).await.unwrap();
@@ -77,6 +94,28 @@ async fn both_legs_meet_in_one_room_with_one_prompt() {
     assert_ne!(p[0].body["bootstrap_room"], p[1].body["bootstrap_room"], "no room is used twice");
     assert_eq!(p[0].body["bootstrap_host"], json!("127.0.0.1"));
     assert!(p[0].body["bootstrap_room"].as_u64().unwrap() <= i64::MAX as u64);
+}
+
+#[tokio::test]
+async fn each_leg_names_its_rank_and_both_name_the_one_that_prefills() {
+    let pair = SglangPair::with(|spec| spec.ranks = 3, |settings| settings.dp_rank = Some(2)).await;
+    pair.prefill.probe().await.unwrap();
+    for seed in 0..8 {
+        let asked = request(&prompt(seed, 40), greedy(3));
+        assert_eq!(pair.serve(&asked).await, Ok(truth(&asked)));
+    }
+    for one in [&pair.p, &pair.d] {
+        for received in one.received().iter().filter(|one| one.path == "/generate") {
+            let of = |name: &str| received.body[name].as_u64().unwrap();
+            assert_eq!(
+                (of("routed_dp_rank"), of("disagg_prefill_dp_rank"), of("bootstrap_room") % 3),
+                (2, 2, 2)
+            );
+        }
+    }
+    pair.assert_no_violation();
+    let beyond = engine_with(pair.p.settings(), |settings| settings.dp_rank = Some(3));
+    assert!(beyond.probe().await.unwrap_err().text.contains("3 data-parallel ranks"));
 }
 
 #[tokio::test]

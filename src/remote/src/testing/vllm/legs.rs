@@ -137,8 +137,9 @@ impl Vllm {
                 return Reply::Hangup;
             }
         };
+        let context = self.cached(&asks).unwrap_or(context);
         if context != asks.prompt {
-            self.poisoned.lock().insert(asks.prompt.clone(), context.clone());
+            self.poisoned.lock().insert((asks.salt.clone(), asks.prompt.clone()), context.clone());
         }
         let (answer, finish) = self.draw(&context, &asks.sampling);
         let told = Told { asks, id, answer, finish, cached: 0, params: Value::Null, fault };
