@@ -1,9 +1,12 @@
-//! Hand-offs by the transfer engine: the receiver lends a window of registered memory, the sender writes each
-//! layer's slices into it as they are ready, over whatever paths the engine finds, and the receiver verifies
-//! all of it when the sender says that all is there.
+//! Hand-offs and fetches by the transfer engine. In a hand-off the receiver lends a window of registered memory,
+//! the sender writes each layer's slices into it as they are ready, over whatever paths the engine finds, and the
+//! receiver verifies all of it when the sender says that all is there. In a fetch the asker lends the window, for
+//! as many blocks at a time as it has room for, and the holder writes them (`haul`).
 //!
 //! Nothing lands in KV itself: the window is closed (which is the fence) before a byte is looked at, so what
 //! a slow or frozen sender still does later finds a window that is no more.
+
+mod haul;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -13,12 +16,13 @@ use std::time::{Duration, Instant};
 use crate::arena::{Arena, Loan};
 use crate::error::{Kind, Stage, TransportError};
 use crate::mover::{
-    Batch, BatchId, Direction, Exposure, Grant, Inbound, Location, Memory, Mover, MoverSettings, Notice, Op,
-    Outcome, Pages, PeerId, Progress, Region, RemoteSegment, ShmConfig, ShmTransport, TcpConfig,
-    TcpTransport, Transport,
+    Batch, BatchId, Direction, Exposure, Failure, Grant, Inbound, Location, Memory, Mover, MoverSettings,
+    Notice, Op, Outcome, Pages, PeerId, Progress, Reason, Region, RemoteSegment, ShmConfig, ShmTransport,
+    TcpConfig, TcpTransport, Transport,
 };
 use crate::receiver::Plan;
 use baton_transfer::Priority;
+use baton_transfer::mover::Fault;
 
 /// Slices that wait to be posted together at most.
 const BATCH_SLICES: usize = 64;
@@ -26,6 +30,9 @@ const BATCH_SLICES: usize = 64;
 const BATCHES_MOST: usize = 32;
 /// How long one batch may take.
 const BATCH_WITHIN: Duration = Duration::from_secs(10);
+/// Of the memory for KV on its way in, what one fetch may have lent at a time: an eighth, so that hand-offs, which
+/// clients wait for, find room beside many fetches.
+const FETCH_SHARE: u64 = 8;
 /// How long a peer's engine is left alone after a batch to it failed.
 const SHUN_FOR: Duration = Duration::from_secs(30);
 
@@ -47,6 +54,8 @@ pub(crate) struct Carrier {
     me: PeerId,
     incoming: Arc<Arena>,
     outgoing: Arc<Arena>,
+    /// What one fetch may have lent at a time.
+    fetch_bytes: u64,
     /// Peers whose engine could not be reached, and since when: a port that is closed to us, perhaps.
     shunned: Mutex<BTreeMap<PeerId, Instant>>,
 }
@@ -97,13 +106,36 @@ impl Carrier {
             Ok::<_, TransportError>(Arena::new(memory))
         };
         let (incoming, outgoing) = (arena()?, arena()?);
-        Ok(Arc::new(Self { mover, me, incoming, outgoing, shunned: Mutex::default() }))
+        let fetch_bytes = config.arena_bytes as u64 / FETCH_SHARE;
+        Ok(Arc::new(Self { mover, me, incoming, outgoing, fetch_bytes, shunned: Mutex::default() }))
     }
 
     /// A window for the slices of a flight; none where there is no room for them, or where there are none.
     pub(crate) fn berth(self: &Arc<Self>, slices: u64, layer_bytes: u32) -> Option<Berth> {
-        let bytes = slices.checked_mul(u64::from(layer_bytes)).filter(|bytes| *bytes > 0)?;
-        let loan = self.incoming.lend(bytes)?;
+        self.berth_of(slices.checked_mul(u64::from(layer_bytes))?)
+    }
+
+    /// A window for as many of the blocks of these sizes as there is room for, and how many those are.
+    pub(crate) fn berth_for(
+        self: &Arc<Self>,
+        sizes: impl Iterator<Item = u32> + Clone,
+    ) -> Option<(usize, Berth)> {
+        let mut most = self.fetch_bytes;
+        loop {
+            let (blocks, bytes) = leading(sizes.clone(), most);
+            if let Some(berth) = self.berth_of(bytes) {
+                return Some((blocks, berth));
+            }
+            // Half as many need half the room, down to the one that does not fit either.
+            if blocks <= 1 || bytes == 0 {
+                return None;
+            }
+            most = bytes / 2;
+        }
+    }
+
+    fn berth_of(self: &Arc<Self>, bytes: u64) -> Option<Berth> {
+        let loan = self.incoming.lend(Some(bytes).filter(|bytes| *bytes > 0)?)?;
         let window = self.mover.open_window(loan.memory(), loan.at(), bytes, Grant::Write).ok()?;
         Some(Berth { carrier: self.clone(), loan: Some(loan), window, closed: false })
     }
@@ -134,6 +166,22 @@ impl Carrier {
         let _ = tokio::task::spawn_blocking(move || carrier.mover.shutdown()).await;
     }
 
+    /// Cancels batches that read from a loan. The engine may still do so: it is kept until all have ended.
+    fn settle_unwanted(self: &Arc<Self>, batches: Vec<BatchId>, loan: Arc<Loan>) {
+        batches.iter().for_each(|batch| self.mover.cancel(*batch));
+        let carrier = self.clone();
+        let wait = async move {
+            for batch in batches {
+                carrier.mover.finished(batch).await;
+            }
+            drop(loan);
+        };
+        // Without a runtime the process is at its end, and nothing is lent any more.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(wait);
+        }
+    }
+
     /// Whether flights to a peer go over their own connections for now.
     fn shuns(&self, peer: &PeerId) -> bool {
         let mut shunned = self.shunned.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,12 +189,30 @@ impl Carrier {
         shunned.contains_key(peer)
     }
 
-    fn shun(&self, peer: &PeerId) {
+    /// A batch to a peer has failed. A window that is closed is no fault of the way there: its owner has changed
+    /// its mind.
+    fn shun(&self, peer: &PeerId, failure: &Failure) {
+        if failure.reason == Reason::Fault(Fault::Stale) {
+            return;
+        }
         self.shunned.lock().unwrap_or_else(PoisonError::into_inner).insert(peer.clone(), Instant::now());
     }
 }
 
-/// Room for one flight on its way in.
+/// How many of the leading blocks of these sizes have `most` bytes together, one at least; and their bytes.
+fn leading(sizes: impl Iterator<Item = u32>, most: u64) -> (usize, u64) {
+    let (mut blocks, mut bytes) = (0, 0);
+    for size in sizes {
+        let with = bytes + u64::from(size);
+        if blocks > 0 && with > most {
+            break;
+        }
+        (blocks, bytes) = (blocks + 1, with);
+    }
+    (blocks, bytes)
+}
+
+/// Room for one flight, or for blocks of one fetch, on its way in.
 pub(crate) struct Berth {
     carrier: Arc<Carrier>,
     /// Taken only at the end.
@@ -183,10 +249,15 @@ impl Berth {
 
     /// The bytes of one slice, once the window is closed.
     pub(crate) fn read(&self, slice: u64, layer_bytes: u32) -> bytes::Bytes {
+        self.read_at(slice * u64::from(layer_bytes), layer_bytes)
+    }
+
+    /// So many bytes from `at` on, once the window is closed.
+    pub(crate) fn read_at(&self, at: u64, bytes: u32) -> bytes::Bytes {
         debug_assert!(self.closed, "what may still change is not read");
-        let mut bytes = vec![0; usize::try_from(layer_bytes).expect("a usize has at least 32 bits")];
-        self.loan().memory().read(self.loan().at() + slice * u64::from(layer_bytes), &mut bytes);
-        bytes.into()
+        let mut taken = vec![0; usize::try_from(bytes).expect("a usize has at least 32 bits")];
+        self.loan().memory().read(self.loan().at() + at, &mut taken);
+        taken.into()
     }
 
     fn loan(&self) -> &Loan {
@@ -306,7 +377,7 @@ impl Boarding {
             Some(Outcome::Done { .. }) => return Ok(()),
             Some(Outcome::Failed { failure, cause, .. }) => {
                 // The next try goes by the flight's own connection, whatever ails the engine's.
-                self.carrier.shun(&self.peer);
+                self.carrier.shun(&self.peer, &failure);
                 format!("{failure} ({cause})")
             }
             Some(Outcome::Cancelled { .. }) => "cancelled".to_owned(),
@@ -339,19 +410,10 @@ fn merged(ops: Vec<Op>) -> Vec<Op> {
 
 impl Drop for Boarding {
     fn drop(&mut self) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let under_way = std::mem::take(&mut self.under_way);
         if under_way.is_empty() {
             return;
         }
-        // The engine may still read from the loan: it is kept until every batch has ended.
-        let (carrier, loan) = (self.carrier.clone(), self.loan.clone());
-        under_way.iter().for_each(|batch| carrier.mover.cancel(*batch));
-        runtime.spawn(async move {
-            for batch in under_way {
-                carrier.mover.finished(batch).await;
-            }
-            drop(loan);
-        });
+        self.carrier.settle_unwanted(under_way, self.loan.clone());
     }
 }

@@ -33,6 +33,7 @@ mod serve;
 mod stats;
 mod wire;
 
+pub use baton_transfer::Priority;
 pub use carrier::CarrierConfig;
 pub use dialer::{Dialer, DialerConfig};
 pub use endpoint::{Endpoint, EndpointConfig};
