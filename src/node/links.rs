@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use baton_engine::KvShape;
 use baton_transports::{
-    Accepted, Dialer, FetchedBlock, Flight, PeerAddress, Plan, Priority, Receiver, Refused, Serving, SliceAt, Ticket,
-    Want,
+    Accepted, Dialer, FetchedBlock, Flight, PeerAddress, Plan, Priority, Receiver, Refused, Serving, SliceAt,
+    Ticket, Want,
 };
 use baton_types::BlockKey;
 use baton_wire::v1;

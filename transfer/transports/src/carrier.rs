@@ -62,8 +62,8 @@ pub(crate) struct Carrier {
 
 impl std::fmt::Debug for Carrier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let free = (self.incoming.free_bytes(), self.outgoing.free_bytes());
-        f.debug_struct("Carrier").field("me", &self.me).field("free_bytes", &free).finish_non_exhaustive()
+        let lent = self.lent_bytes();
+        f.debug_struct("Carrier").field("me", &self.me).field("lent_bytes", &lent).finish_non_exhaustive()
     }
 }
 
@@ -159,6 +159,11 @@ impl Carrier {
 }
 
 impl Carrier {
+    /// Bytes of either memory that are lent now.
+    pub(crate) fn lent_bytes(&self) -> u64 {
+        self.incoming.lent_bytes() + self.outgoing.lent_bytes()
+    }
+
     /// Ends the engine: it waits for what is under way, so not on a thread of the runtime.
     pub(crate) async fn shutdown(self: &Arc<Self>) {
         let carrier = self.clone();

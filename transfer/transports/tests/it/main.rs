@@ -5,6 +5,7 @@
 mod conformance;
 mod device_copies;
 mod faults;
+mod fetches;
 mod killed;
 mod mover_driver;
 mod mover_faulty;
