@@ -14,5 +14,6 @@ mod proxy;
 mod raw;
 mod rigs;
 mod scene;
+mod segments;
 mod standin;
 mod strangers;

@@ -9,15 +9,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::channel::Channel;
 use super::lane::Farewell;
-use super::rings::{Answer, Kind, NOTICES, Request, Rings};
-use super::site::{CHUNK_BYTES, Chunk, Segments, Site};
+use super::rings::{Answer, Kind, NOTICES, Request, Rings, Sleeper};
+use super::site::{CHUNK_BYTES, Chunk, Segment, Segments, Site};
 use super::windows::Table;
+use crate::mover::completions::Source;
 use crate::mover::gate::{Gate, Settled};
 use crate::mover::reactor::{Seat, ring};
 use crate::mover::{Direction, Fault, Memory, Notice, Path, PeerId, Slice};
 
 /// Windows whose admission is remembered; the oldest number goes first.
 const WINDOWS_MAX: usize = 4_096;
+
+/// Reads of one call that are copied by whoever posts them, at most: a few microseconds.
+const READ_AT_ONCE_BYTES: u64 = 64 << 10;
+/// Bytes that a waiting caller copies before it looks around again, at most about.
+const LOOK_BYTES: u64 = 64 << 10;
 
 /// What a request was for.
 enum Asked {
@@ -29,6 +35,7 @@ enum Asked {
 /// A window that may be read.
 #[derive(Clone)]
 struct Admitted {
+    segment: u32,
     memory: Arc<Memory>,
     at: u64,
     slot: u32,
@@ -55,6 +62,14 @@ struct Desk {
     moved: bool,
 }
 
+/// Who sleeps of those that take answers.
+#[derive(Default)]
+struct Posture {
+    thread_asleep: bool,
+    /// Callers that wait for their queue.
+    callers: u32,
+}
+
 /// A read to be copied.
 struct Job {
     slice: Slice,
@@ -74,6 +89,7 @@ pub(super) struct Route {
     pub(super) bell: OwnedFd,
     /// Whether the I/O thread looks at limits of time.
     watched: AtomicBool,
+    posture: Mutex<Posture>,
     desk: Mutex<Desk>,
 }
 
@@ -89,8 +105,25 @@ impl Route {
     pub(super) fn new(site: Arc<Site>, gate: Gate, peer: PeerId, parts: Parts) -> Self {
         let seat = site.pool.seat();
         let Parts { channel, rings, table, bell } = parts;
-        let (watched, desk) = (AtomicBool::new(false), Mutex::default());
-        Self { site, gate, peer, seat, channel, rings, table, bell, watched, desk }
+        let (watched, posture, desk) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+        Self { site, gate, peer, seat, channel, rings, table, bell, watched, posture, desk }
+    }
+
+    /// Changes who sleeps, and tells the server whom to wake. Told under the lock, so that what was decided last is
+    /// told last.
+    fn settle_down(&self, change: impl FnOnce(&mut Posture)) {
+        let mut posture = self.posture.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut posture);
+        self.rings.opener_sleeps(match *posture {
+            Posture { callers: 1.., .. } => Sleeper::Caller,
+            Posture { thread_asleep: true, .. } => Sleeper::Thread,
+            Posture { .. } => Sleeper::Nobody,
+        });
+    }
+
+    /// The I/O thread is about to sleep, or awake again.
+    pub(super) fn thread_sleeps(&self, asleep: bool) {
+        self.settle_down(|posture| posture.thread_asleep = asleep);
     }
 
     fn desk(&self) -> MutexGuard<'_, Desk> {
@@ -224,13 +257,17 @@ impl Route {
         let mut fault = fault_of(answer.code, window);
         if fault.is_none() {
             match desk.segments.get(answer.segment, &self.channel)? {
-                Some(memory) => {
+                Segment::Mapped(memory) => {
                     if desk.windows.len() >= WINDOWS_MAX {
                         desk.windows.pop_first();
                     }
-                    desk.windows.insert(window, Admitted { memory, at: answer.at, slot: answer.slot });
+                    let Answer { segment, slot, at, .. } = answer;
+                    desk.windows.insert(window, Admitted { segment, memory, at, slot });
                 }
-                None => fault = Some(Fault::Invalid("the window is in memory that was not shared".into())),
+                // It tells before it answers.
+                Segment::Awaited | Segment::Unknown => {
+                    fault = Some(Fault::Invalid("the window is in memory that was not shared".into()));
+                }
             }
         }
         let refused = desk.reads.pop_front_if(|read| fault.is_some() && read.remote.window.0 == window);
@@ -329,10 +366,15 @@ impl Route {
         self.site.pool.adopt(self.site.pool.seat(), Box::new(Farewell::new(self.clone())));
     }
 
-    /// Takes what the peer tells of its memories.
+    /// Takes what the peer tells of its memories, and tells of ours what it had no room for.
     pub(super) fn listen(&self) -> io::Result<()> {
+        self.channel.flush()?;
         let mut desk = self.desk();
-        desk.segments.take(&self.channel)
+        let Desk { segments, windows, .. } = &mut *desk;
+        segments.take(&self.channel)?;
+        // What it has no more is not kept for the sake of windows into it.
+        windows.retain(|_, window| segments.holds(window.segment));
+        Ok(())
     }
 
     /// Whether answers or reads wait.
@@ -341,10 +383,14 @@ impl Route {
         desk.answered != self.rings.answered() || desk.reads.front().is_some() && desk.asking.is_none()
     }
 
+    fn outstanding(&self) -> bool {
+        let desk = self.desk();
+        !desk.asked.is_empty() || !desk.reads.is_empty()
+    }
+
     /// Whether something is outstanding, and whether anything moved since the last question.
     pub(super) fn pulse(&self) -> (bool, bool) {
-        let mut desk = self.desk();
-        (!desk.asked.is_empty() || !desk.reads.is_empty(), std::mem::take(&mut desk.moved))
+        (self.outstanding(), std::mem::take(&mut self.desk().moved))
     }
 
     pub(super) fn watched(&self) -> bool {
@@ -384,6 +430,24 @@ fn fault_of(code: u8, window: u64) -> Option<Fault> {
     }
 }
 
+impl Source for Route {
+    fn look(self: Arc<Self>) {
+        if self.work(LOOK_BYTES).is_err() {
+            // The I/O thread finds the same and ends the path.
+            self.site.pool.nudge(self.seat);
+        }
+    }
+
+    fn sleeps(&self) -> bool {
+        self.settle_down(|posture| posture.callers += 1);
+        !self.busy()
+    }
+
+    fn wakes(&self) {
+        self.settle_down(|posture| posture.callers -= 1);
+    }
+}
+
 /// What the opener of a path holds.
 pub(super) struct ShmPath(pub(super) Arc<Route>);
 
@@ -391,15 +455,22 @@ impl Path for ShmPath {
     fn post(&self, slices: &[Slice]) -> usize {
         let route = &self.0;
         let mut desk = route.desk();
-        let (before, reads) = (desk.next, desk.reads.len());
+        let (before, waiting) = (desk.next, desk.reads.len());
         let taken = route.gate.take(slices, |slice| route.take(&mut desk, slice));
         if desk.next != before {
             route.show(&desk);
         }
-        let reads = desk.reads.len() > reads;
+        let reads = desk.reads.range(waiting..).fold(0, |sum, read| sum + u64::from(read.bytes));
         route.gate.settle(&mut desk.settled);
         drop(desk);
-        route.put(reads);
+        if waiting == 0 && (1..=READ_AT_ONCE_BYTES).contains(&reads) {
+            self.poll();
+            if route.outstanding() {
+                route.put(route.busy());
+            }
+        } else {
+            route.put(reads > 0);
+        }
         taken
     }
 
