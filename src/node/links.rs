@@ -105,6 +105,7 @@ impl Links {
     }
 
     pub(super) fn set_dialer(&self, dialer: Dialer) {
+        tracing::info!("KV goes by {}", dialer.ways().join(", "));
         *self.dialer.lock() = Some(dialer);
     }
 

@@ -7,9 +7,10 @@
 //! a slow or frozen sender still does later finds a window that is no more.
 
 mod haul;
+mod ways;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,12 +18,12 @@ use crate::arena::{Arena, Loan};
 use crate::error::{Kind, Stage, TransportError};
 use crate::mover::{
     Batch, BatchId, Direction, Exposure, Failure, Grant, Inbound, Location, Memory, Mover, MoverSettings,
-    Notice, Op, Outcome, Pages, PeerId, Progress, Reason, Region, RemoteSegment, ShmConfig, ShmTransport,
-    TcpConfig, TcpTransport, Transport,
+    Notice, Op, Outcome, Pages, PeerId, Progress, Reason, Region, RemoteSegment,
 };
 use crate::receiver::Plan;
 use baton_transfer::Priority;
 use baton_transfer::mover::Fault;
+use ways::Ways;
 
 /// Slices that wait to be posted together at most.
 const BATCH_SLICES: usize = 64;
@@ -52,6 +53,8 @@ pub struct CarrierConfig {
 pub(crate) struct Carrier {
     mover: Mover,
     me: PeerId,
+    /// The transports, in words.
+    ways: Vec<String>,
     incoming: Arc<Arena>,
     outgoing: Arc<Arena>,
     /// What one fetch may have lent at a time.
@@ -84,30 +87,24 @@ impl Carrier {
             TransportError::new(Kind::Unavailable, Stage::Bind, format!("transfer engine: {what}: {why}"))
         };
         let exposure = Exposure::new(epoch);
-        let inbound: Arc<dyn Inbound> = Arc::new(Deaf);
-        let listen = SocketAddr::new(config.listen, 0);
-        let tcp = TcpConfig { io_threads: 1, ..TcpConfig::new(listen, epoch) };
-        let tcp = TcpTransport::start(tcp, exposure.clone(), inbound.clone())
-            .map_err(|error| failed("listening", error.to_string()))?;
-        let me = tcp.peer_id();
-        let mut transports: Vec<Arc<dyn Transport>> = Vec::new();
-        if config.shared_memory {
-            let shm = ShmTransport::start(ShmConfig::new(&me.address, epoch), exposure.clone(), inbound);
-            transports.push(shm.map_err(|error| failed("shared memory", error.to_string()))?);
-        }
-        transports.push(tcp);
+        let mut ways = Ways::find(config, epoch, &exposure).map_err(|why| failed("starting", why))?;
+        let arena = || {
+            let memory = Memory::shared(config.arena_bytes, Pages::Ordinary, Location::Anywhere);
+            memory.map_err(|error| failed("memory", error.to_string()))
+        };
+        let memories = [arena()?, arena()?];
+        ways.keep_reaching(&memories);
+        let Ways { transports, me, words: ways } = ways;
         let settings = MoverSettings { openers: 2, ..MoverSettings::default() };
         let mover = Mover::new(settings, exposure, transports)
             .map_err(|fault| failed("starting", format!("{fault:?}")))?;
-        let arena = || {
-            let memory = Memory::shared(config.arena_bytes, Pages::Ordinary, Location::Anywhere)
-                .map_err(|error| failed("memory", error.to_string()))?;
-            mover.register(&memory).map_err(|fault| failed("registering", format!("{fault:?}")))?;
-            Ok::<_, TransportError>(Arena::new(memory))
-        };
-        let (incoming, outgoing) = (arena()?, arena()?);
+        for memory in &memories {
+            mover.register(memory).map_err(|fault| failed("registering", format!("{fault:?}")))?;
+        }
+        let [incoming, outgoing] = memories.map(Arena::new);
         let fetch_bytes = config.arena_bytes as u64 / FETCH_SHARE;
-        Ok(Arc::new(Self { mover, me, incoming, outgoing, fetch_bytes, shunned: Mutex::default() }))
+        let shunned = Mutex::default();
+        Ok(Arc::new(Self { mover, me, ways, incoming, outgoing, fetch_bytes, shunned }))
     }
 
     /// A window for the slices of a flight; none where there is no room for them, or where there are none.
@@ -159,6 +156,11 @@ impl Carrier {
 }
 
 impl Carrier {
+    /// The transports that it has, the preferred first, and what it has not and why.
+    pub(crate) fn ways(&self) -> &[String] {
+        &self.ways
+    }
+
     /// Bytes of either memory that are lent now.
     pub(crate) fn lent_bytes(&self) -> u64 {
         self.incoming.lent_bytes() + self.outgoing.lent_bytes()
