@@ -196,10 +196,12 @@ impl Carrier {
         shunned.contains_key(peer)
     }
 
-    /// A batch to a peer has failed. A window that is closed is no fault of the way there: its owner has changed
-    /// its mind.
+    /// A batch to a peer has failed. A window that is closed is no fault of the way there, for its owner has changed
+    /// its mind; nor is one that was slow, for what is less urgent waits for the rest.
     fn shun(&self, peer: &PeerId, failure: &Failure) {
-        if failure.reason == Reason::Fault(Fault::Stale) {
+        let closed = failure.reason == Reason::Fault(Fault::Stale);
+        let slow = failure.reason == Reason::Deadline && failure.stage == crate::mover::Stage::Move;
+        if closed || slow {
             return;
         }
         self.shunned.lock().unwrap_or_else(PoisonError::into_inner).insert(peer.clone(), Instant::now());

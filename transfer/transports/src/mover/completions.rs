@@ -214,6 +214,77 @@ mod tests {
         assert_eq!(all, [done(1), done(2), done(3)]);
     }
 
+    /// Completions that a peer has for the queue, which are in it only when someone looks.
+    #[derive(Default)]
+    struct Peer {
+        queue: OnceLock<Arc<CompletionQueue>>,
+        answers: Mutex<Vec<Completion>>,
+        sleeping: AtomicUsize,
+    }
+
+    impl Source for Peer {
+        fn look(self: Arc<Self>) {
+            let answers = std::mem::take(&mut *self.answers.lock().unwrap());
+            if !answers.is_empty() {
+                self.queue.get().unwrap().push(answers);
+            }
+        }
+
+        fn sleeps(&self) -> bool {
+            self.sleeping.fetch_add(1, Ordering::SeqCst);
+            self.answers.lock().unwrap().is_empty()
+        }
+
+        fn wakes(&self) {
+            self.sleeping.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn sleepers_by_the_door_are_woken_by_peers_pushes_and_nudges() {
+        let (queue, peer) = (Arc::new(CompletionQueue::default()), Arc::new(Peer::default()));
+        queue.bell().unwrap();
+        assert!(peer.queue.set(queue.clone()).is_ok());
+        let source: Weak<dyn Source> = Arc::downgrade(&(peer.clone() as Arc<dyn Source>));
+        queue.join(source);
+        let done = |ticket| Completion::Done { path: PathId(0), ticket };
+        let until_asleep = || {
+            while peer.sleeping.load(Ordering::SeqCst) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let wait = || {
+            let queue = queue.clone();
+            std::thread::spawn(move || {
+                let mut taken = Vec::new();
+                queue.wait(&mut taken, Duration::from_secs(600));
+                taken
+            })
+        };
+        let waiting = wait();
+        until_asleep();
+        peer.answers.lock().unwrap().push(done(1));
+        ring(queue.bell().unwrap());
+        assert_eq!(waiting.join().unwrap(), [done(1)]);
+        let waiting = wait();
+        until_asleep();
+        queue.push([done(2)]);
+        assert_eq!(waiting.join().unwrap(), [done(2)]);
+        // What is there before anybody sleeps needs no bell.
+        peer.answers.lock().unwrap().push(done(3));
+        assert_eq!(wait().join().unwrap(), [done(3)]);
+        let waiting = std::thread::spawn({
+            let queue = queue.clone();
+            move || queue.wait_any(Duration::from_secs(600))
+        });
+        until_asleep();
+        queue.nudge();
+        waiting.join().unwrap();
+        let mut taken = Vec::new();
+        queue.wait(&mut taken, Duration::from_millis(5));
+        assert_eq!((taken.len(), peer.sleeping.load(Ordering::SeqCst)), (0, 0));
+    }
+
     #[test]
     fn a_nudge_ends_a_wait_that_takes_nothing() {
         let queue = Arc::new(CompletionQueue::default());

@@ -10,7 +10,9 @@
 //! dies, and is how a path is fenced: we end our half, and the peer closes its own when it copies no more.
 
 mod channel;
+mod codes;
 mod lane;
+mod posture;
 mod rings;
 mod route;
 mod serving;

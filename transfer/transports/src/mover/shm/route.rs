@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::channel::Channel;
+use super::codes::{CORRUPT, INVALID, STALE, fault_of};
 use super::lane::Farewell;
-use super::rings::{Answer, Kind, NOTICES, Request, Rings, Sleeper};
+use super::posture::Posture;
+use super::rings::{Answer, Kind, NOTICES, Request, Rings};
 use super::site::{CHUNK_BYTES, Chunk, Segment, Segments, Site};
 use super::windows::Table;
 use crate::mover::completions::Source;
@@ -62,14 +64,6 @@ struct Desk {
     moved: bool,
 }
 
-/// Who sleeps of those that take answers.
-#[derive(Default)]
-struct Posture {
-    thread_asleep: bool,
-    /// Callers that wait for their queue.
-    callers: u32,
-}
-
 /// A read to be copied.
 struct Job {
     slice: Slice,
@@ -89,7 +83,7 @@ pub(super) struct Route {
     pub(super) bell: OwnedFd,
     /// Whether the I/O thread looks at limits of time.
     watched: AtomicBool,
-    posture: Mutex<Posture>,
+    posture: Posture,
     desk: Mutex<Desk>,
 }
 
@@ -105,25 +99,13 @@ impl Route {
     pub(super) fn new(site: Arc<Site>, gate: Gate, peer: PeerId, parts: Parts) -> Self {
         let seat = site.pool.seat();
         let Parts { channel, rings, table, bell } = parts;
-        let (watched, posture, desk) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+        let (watched, posture, desk) = (AtomicBool::new(false), Posture::default(), Mutex::default());
         Self { site, gate, peer, seat, channel, rings, table, bell, watched, posture, desk }
-    }
-
-    /// Changes who sleeps, and tells the server whom to wake. Told under the lock, so that what was decided last is
-    /// told last.
-    fn settle_down(&self, change: impl FnOnce(&mut Posture)) {
-        let mut posture = self.posture.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut posture);
-        self.rings.opener_sleeps(match *posture {
-            Posture { callers: 1.., .. } => Sleeper::Caller,
-            Posture { thread_asleep: true, .. } => Sleeper::Thread,
-            Posture { .. } => Sleeper::Nobody,
-        });
     }
 
     /// The I/O thread is about to sleep, or awake again.
     pub(super) fn thread_sleeps(&self, asleep: bool) {
-        self.settle_down(|posture| posture.thread_asleep = asleep);
+        self.posture.thread(&self.rings, asleep);
     }
 
     fn desk(&self) -> MutexGuard<'_, Desk> {
@@ -377,10 +359,11 @@ impl Route {
         Ok(())
     }
 
-    /// Whether answers or reads wait.
+    /// Whether answers or reads wait for somebody to take them; none does any more where the path is cut.
     pub(super) fn busy(&self) -> bool {
         let desk = self.desk();
-        desk.answered != self.rings.answered() || desk.reads.front().is_some() && desk.asking.is_none()
+        let reads = desk.reads.front().is_some() && desk.asking.is_none();
+        !desk.over && (desk.answered != self.rings.answered() || reads)
     }
 
     fn outstanding(&self) -> bool {
@@ -414,22 +397,6 @@ impl Route {
     }
 }
 
-/// Codes of answers.
-pub(super) const STALE: u8 = 1;
-pub(super) const INVALID: u8 = 2;
-pub(super) const CORRUPT: u8 = 3;
-pub(super) const UNKNOWN: u8 = 4;
-
-fn fault_of(code: u8, window: u64) -> Option<Fault> {
-    match code {
-        0 => None,
-        STALE => Some(Fault::Stale(format!("window {window} is closed"))),
-        INVALID => Some(Fault::Invalid(format!("window {window} does not grant this range or direction"))),
-        CORRUPT => Some(Fault::Corrupt("what has landed differs from what was sent".into())),
-        _ => Some(Fault::Path("the peer does not know the memory that was named".into())),
-    }
-}
-
 impl Source for Route {
     fn look(self: Arc<Self>) {
         if self.work(LOOK_BYTES).is_err() {
@@ -439,12 +406,12 @@ impl Source for Route {
     }
 
     fn sleeps(&self) -> bool {
-        self.settle_down(|posture| posture.callers += 1);
+        self.posture.caller(&self.rings, true);
         !self.busy()
     }
 
     fn wakes(&self) {
-        self.settle_down(|posture| posture.callers -= 1);
+        self.posture.caller(&self.rings, false);
     }
 }
 

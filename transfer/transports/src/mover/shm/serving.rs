@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::channel::Channel;
+use super::codes::{CORRUPT, INVALID, STALE, UNKNOWN};
 use super::rings::{Answer, Kind, OUTSTANDING_MAX, Request, Rings, Sleeper};
-use super::route::{CORRUPT, INVALID, STALE, UNKNOWN};
 use super::site::{CHUNK_BYTES, Chunk, Segment, Segments, Site};
 use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose};
 use crate::mover::reactor::{Accepts, Connection, Turn, ring};

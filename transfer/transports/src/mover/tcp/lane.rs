@@ -368,3 +368,44 @@ impl Connection for Lane {
         route.lane_is_cut();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mover::{Location, Memory, RemoteSegment, WindowId};
+
+    #[test]
+    fn only_slices_that_follow_each_other_at_both_ends_are_one_run() {
+        let memory = || Memory::private(1 << 16, Location::Anywhere).unwrap();
+        let window =
+            |number| Arc::new(RemoteSegment { window: WindowId(number), bytes: 1 << 16, access: Vec::new() });
+        let (ours, remote) = (memory(), window(1));
+        let first = Slice {
+            ticket: 1,
+            direction: Direction::Write,
+            local: Region { memory: ours.clone(), at: 100 },
+            remote: remote.clone(),
+            remote_at: 500,
+            bytes: 50,
+            verify: false,
+        };
+        let behind = Region { memory: ours, at: 150 };
+        let next = Slice { ticket: 2, local: behind.clone(), remote_at: 550, ..first.clone() };
+        let mut run = Run::of(first);
+        for odd in [
+            Slice { direction: Direction::Read, ..next.clone() },
+            Slice { verify: true, ..next.clone() },
+            Slice { remote_at: 551, ..next.clone() },
+            Slice { remote: window(2), ..next.clone() },
+            Slice { local: Region { at: 149, ..behind.clone() }, ..next.clone() },
+            Slice { local: Region { memory: memory(), at: 150 }, ..next.clone() },
+            Slice { bytes: 51, ..next.clone() },
+            Slice { bytes: u32::MAX, ..next.clone() },
+        ] {
+            assert!(!run.takes(&odd, 100), "{odd:?}");
+        }
+        assert!(run.takes(&next, 100));
+        assert_eq!((run.slice.bytes, run.slice.remote_at, &run.tickets[..]), (100, 500, &[1, 2][..]));
+        assert!(!run.takes(&Slice { bytes: 1, remote_at: 600, ..next }, 100), "it is long enough");
+    }
+}
