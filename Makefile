@@ -8,7 +8,7 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-rdma test-vllm test-sglang check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
+.PHONY: help run replay test test-rdma test-vllm test-sglang sanitize check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -33,9 +33,14 @@ test-vllm: build ## Try a real vLLM pair behind Baton (set VLLM and MODEL: scrip
 test-sglang: build ## Try a real SGLang pair behind Baton (set SGLANG and MODEL: scripts/engines/sglang.sh says how)
 	scripts/engines/sglang.sh
 
+sanitize: ready ## Run the transfer engine's unit tests under AddressSanitizer (x86-64 Linux)
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address $(CARGO) test --locked --target x86_64-unknown-linux-gnu \
+		--target-dir "$(TARGET_DIR)/sanitize" --package baton-transports --lib
+
 check: ready ready-lints ## Check format, lints, documentation and the rules of the house
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	CARGO="$(CARGO)" scripts/rdma/check.sh
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	for script in scripts/*.sh scripts/rdma/*.sh scripts/engines/*.sh .ci/run; do bash -n "$$script" || exit 1; done
 	$(CARGO) test --locked --package baton --test architecture

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use baton_engine::KvShape;
 use baton_transports::{
-    Accepted, Dialer, FetchedBlock, Flight, PeerAddress, Plan, Receiver, Refused, Serving, SliceAt, Ticket,
-    Want,
+    Accepted, Dialer, FetchedBlock, Flight, PeerAddress, Plan, Priority, Receiver, Refused, Serving, SliceAt,
+    Ticket, Want,
 };
 use baton_types::BlockKey;
 use baton_wire::v1;
@@ -105,6 +105,7 @@ impl Links {
     }
 
     pub(super) fn set_dialer(&self, dialer: Dialer) {
+        tracing::info!("KV goes by {}", dialer.ways().join(", "));
         *self.dialer.lock() = Some(dialer);
     }
 
@@ -182,7 +183,7 @@ impl Links {
     pub(super) fn fetch(self: &Arc<Self>, request: u64, attempt: u32, from: v1::Peer, keys: Vec<BlockKey>) {
         let links = Arc::clone(self);
         self.runtime.spawn(async move {
-            let blocks = links.bring(&from, &keys).await;
+            let blocks = links.bring(&from, &keys, Priority::Fetch).await;
             let _ = links.tell(ToWorker::Fetched { request, attempt, blocks });
         });
     }
@@ -191,14 +192,14 @@ impl Links {
     pub(super) fn replicate(self: &Arc<Self>, from: v1::Peer, chain: Vec<BlockKey>) {
         let links = Arc::clone(self);
         self.runtime.spawn(async move {
-            let blocks = links.bring(&from, &chain).await;
+            let blocks = links.bring(&from, &chain, Priority::Replicate).await;
             let _ = links.tell(ToWorker::Replica { chain, blocks });
         });
     }
 
-    async fn bring(&self, from: &v1::Peer, keys: &[BlockKey]) -> Vec<FetchedBlock> {
+    async fn bring(&self, from: &v1::Peer, keys: &[BlockKey], priority: Priority) -> Vec<FetchedBlock> {
         let Some(dialer) = self.dialer() else { return Vec::new() };
-        let want = Want { keys: keys.iter().map(|key| key.0).collect(), epoch: from.epoch };
+        let want = Want { keys: keys.iter().map(|key| key.0).collect(), epoch: from.epoch, priority };
         match baton_transports::fetch(&dialer, &address(from), want, FETCH_WITHIN).await {
             Ok(blocks) => blocks,
             Err(error) => {

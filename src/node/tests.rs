@@ -2,6 +2,7 @@
 //! twice, and lines that break.
 
 mod conductor;
+mod fetches;
 mod lives;
 mod orders;
 mod random;

@@ -153,7 +153,7 @@ impl Line {
     }
 
     /// The next thing that the node says; load reports are noted.
-    async fn hear(&mut self) {
+    pub(super) async fn hear(&mut self) {
         let next = tokio::time::timeout(PATIENCE, self.facts.message()).await;
         match next.expect("the node says something").unwrap().expect("the line is up").message {
             Some(v1::from_node::Message::Facts(facts)) => self.heard.extend(facts.facts),

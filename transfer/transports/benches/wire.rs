@@ -129,7 +129,7 @@ async fn fetched(dialer: &Dialer, peer: &PeerAddress, size: usize) -> f64 {
     let mut figures = Vec::new();
     for _ in 0..ROUNDS {
         let start = Instant::now();
-        let want = Want { keys: keys.clone(), epoch: 0 };
+        let want = Want { keys: keys.clone(), epoch: 0, priority: Priority::Fetch };
         let blocks = fetch(dialer, peer, want, Duration::from_secs(10)).await.expect("it holds all");
         assert_eq!(blocks.len(), keys.len());
         figures.push(rate(size * keys.len(), start.elapsed()));

@@ -1,25 +1,30 @@
-//! Hand-offs by the transfer engine: the receiver lends a window of registered memory, the sender writes each
-//! layer's slices into it as they are ready, over whatever paths the engine finds, and the receiver verifies
-//! all of it when the sender says that all is there.
+//! Hand-offs and fetches by the transfer engine. In a hand-off the receiver lends a window of registered memory,
+//! the sender writes each layer's slices into it as they are ready, over whatever paths the engine finds, and the
+//! receiver verifies all of it when the sender says that all is there. In a fetch the asker lends the window, for
+//! as many blocks at a time as it has room for, and the holder writes them (`haul`).
 //!
 //! Nothing lands in KV itself: the window is closed (which is the fence) before a byte is looked at, so what
 //! a slow or frozen sender still does later finds a window that is no more.
 
+mod haul;
+mod ways;
+
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::arena::{Arena, Loan};
 use crate::error::{Kind, Stage, TransportError};
 use crate::mover::{
-    Batch, BatchId, Direction, Exposure, Grant, Inbound, Location, Memory, Mover, MoverSettings, Notice, Op,
-    Outcome, Pages, PeerId, Progress, Region, RemoteSegment, ShmConfig, ShmTransport, TcpConfig, TcpTls,
-    TcpTransport, Transport,
+    Batch, BatchId, Direction, Exposure, Failure, Grant, Inbound, Location, Memory, Mover, MoverSettings,
+    Notice, Op, Outcome, Pages, PeerId, Progress, Reason, Region, RemoteSegment, TcpTls,
 };
 use crate::random::random;
 use crate::receiver::Plan;
 use baton_transfer::Priority;
+use baton_transfer::mover::Fault;
+use ways::Ways;
 
 /// Slices that wait to be posted together at most.
 const BATCH_SLICES: usize = 64;
@@ -27,6 +32,9 @@ const BATCH_SLICES: usize = 64;
 const BATCHES_MOST: usize = 32;
 /// How long one batch may take.
 const BATCH_WITHIN: Duration = Duration::from_secs(10);
+/// Of the memory for KV on its way in, what one fetch may have lent at a time: an eighth, so that hand-offs, which
+/// clients wait for, find room beside many fetches.
+const FETCH_SHARE: u64 = 8;
 /// How long a peer's engine is left alone after a batch to it failed.
 const SHUN_FOR: Duration = Duration::from_secs(30);
 
@@ -46,16 +54,20 @@ pub struct CarrierConfig {
 pub(crate) struct Carrier {
     mover: Mover,
     me: PeerId,
+    /// The transports, in words.
+    ways: Vec<String>,
     incoming: Arc<Arena>,
     outgoing: Arc<Arena>,
+    /// What one fetch may have lent at a time.
+    fetch_bytes: u64,
     /// Peers whose engine could not be reached, and since when: a port that is closed to us, perhaps.
     shunned: Mutex<BTreeMap<PeerId, Instant>>,
 }
 
 impl std::fmt::Debug for Carrier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let free = (self.incoming.free_bytes(), self.outgoing.free_bytes());
-        f.debug_struct("Carrier").field("me", &self.me).field("free_bytes", &free).finish_non_exhaustive()
+        let lent = self.lent_bytes();
+        f.debug_struct("Carrier").field("me", &self.me).field("lent_bytes", &lent).finish_non_exhaustive()
     }
 }
 
@@ -82,35 +94,52 @@ impl Carrier {
         // Who greets the engine's port learns the epoch, not the windows: their numbers go to those alone who have
         // been let in.
         let exposure = Exposure::new(random());
-        let inbound: Arc<dyn Inbound> = Arc::new(Deaf);
-        let listen = SocketAddr::new(config.listen, 0);
-        let tcp = TcpConfig { io_threads: 1, tls, ..TcpConfig::new(listen, epoch) };
-        let tcp = TcpTransport::start(tcp, exposure.clone(), inbound.clone())
-            .map_err(|error| failed("listening", error.to_string()))?;
-        let me = tcp.peer_id();
-        let mut transports: Vec<Arc<dyn Transport>> = Vec::new();
-        if config.shared_memory {
-            let shm = ShmTransport::start(ShmConfig::new(&me.address, epoch), exposure.clone(), inbound);
-            transports.push(shm.map_err(|error| failed("shared memory", error.to_string()))?);
-        }
-        transports.push(tcp);
+        let mut ways = Ways::find(config, epoch, tls, &exposure).map_err(|why| failed("starting", why))?;
+        let arena = || {
+            let memory = Memory::shared(config.arena_bytes, Pages::Ordinary, Location::Anywhere);
+            memory.map_err(|error| failed("memory", error.to_string()))
+        };
+        let memories = [arena()?, arena()?];
+        ways.keep_reaching(&memories);
+        let Ways { transports, me, words: ways } = ways;
         let settings = MoverSettings { openers: 2, ..MoverSettings::default() };
         let mover = Mover::new(settings, exposure, transports)
             .map_err(|fault| failed("starting", format!("{fault:?}")))?;
-        let arena = || {
-            let memory = Memory::shared(config.arena_bytes, Pages::Ordinary, Location::Anywhere)
-                .map_err(|error| failed("memory", error.to_string()))?;
-            mover.register(&memory).map_err(|fault| failed("registering", format!("{fault:?}")))?;
-            Ok::<_, TransportError>(Arena::new(memory))
-        };
-        let (incoming, outgoing) = (arena()?, arena()?);
-        Ok(Arc::new(Self { mover, me, incoming, outgoing, shunned: Mutex::default() }))
+        for memory in &memories {
+            mover.register(memory).map_err(|fault| failed("registering", format!("{fault:?}")))?;
+        }
+        let [incoming, outgoing] = memories.map(Arena::new);
+        let fetch_bytes = config.arena_bytes as u64 / FETCH_SHARE;
+        let shunned = Mutex::default();
+        Ok(Arc::new(Self { mover, me, ways, incoming, outgoing, fetch_bytes, shunned }))
     }
 
     /// A window for the slices of a flight; none where there is no room for them, or where there are none.
     pub(crate) fn berth(self: &Arc<Self>, slices: u64, layer_bytes: u32) -> Option<Berth> {
-        let bytes = slices.checked_mul(u64::from(layer_bytes)).filter(|bytes| *bytes > 0)?;
-        let loan = self.incoming.lend(bytes)?;
+        self.berth_of(slices.checked_mul(u64::from(layer_bytes))?)
+    }
+
+    /// A window for as many of the blocks of these sizes as there is room for, and how many those are.
+    pub(crate) fn berth_for(
+        self: &Arc<Self>,
+        sizes: impl Iterator<Item = u32> + Clone,
+    ) -> Option<(usize, Berth)> {
+        let mut most = self.fetch_bytes;
+        loop {
+            let (blocks, bytes) = leading(sizes.clone(), most);
+            if let Some(berth) = self.berth_of(bytes) {
+                return Some((blocks, berth));
+            }
+            // Half as many need half the room, down to the one that does not fit either.
+            if blocks <= 1 || bytes == 0 {
+                return None;
+            }
+            most = bytes / 2;
+        }
+    }
+
+    fn berth_of(self: &Arc<Self>, bytes: u64) -> Option<Berth> {
+        let loan = self.incoming.lend(Some(bytes).filter(|bytes| *bytes > 0)?)?;
         let window = self.mover.open_window(loan.memory(), loan.at(), bytes, Grant::Write).ok()?;
         Some(Berth { carrier: self.clone(), loan: Some(loan), window, closed: false })
     }
@@ -134,11 +163,37 @@ impl Carrier {
 }
 
 impl Carrier {
+    /// The transports that it has, the preferred first, and what it has not and why.
+    pub(crate) fn ways(&self) -> &[String] {
+        &self.ways
+    }
+
+    /// Bytes of either memory that are lent now.
+    pub(crate) fn lent_bytes(&self) -> u64 {
+        self.incoming.lent_bytes() + self.outgoing.lent_bytes()
+    }
+
     /// Ends the engine: it waits for what is under way, so not on a thread of the runtime.
     pub(crate) async fn shutdown(self: &Arc<Self>) {
         let carrier = self.clone();
         // It fails only by a panic, which the runtime has reported.
         let _ = tokio::task::spawn_blocking(move || carrier.mover.shutdown()).await;
+    }
+
+    /// Cancels batches that read from a loan. The engine may still do so: it is kept until all have ended.
+    fn settle_unwanted(self: &Arc<Self>, batches: Vec<BatchId>, loan: Arc<Loan>) {
+        batches.iter().for_each(|batch| self.mover.cancel(*batch));
+        let carrier = self.clone();
+        let wait = async move {
+            for batch in batches {
+                carrier.mover.finished(batch).await;
+            }
+            drop(loan);
+        };
+        // Without a runtime the process is at its end, and nothing is lent any more.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(wait);
+        }
     }
 
     /// Whether flights to a peer go over their own connections for now.
@@ -148,12 +203,32 @@ impl Carrier {
         shunned.contains_key(peer)
     }
 
-    fn shun(&self, peer: &PeerId) {
+    /// A batch to a peer has failed. A window that is closed is no fault of the way there, for its owner has changed
+    /// its mind; nor is one that was slow, for what is less urgent waits for the rest.
+    fn shun(&self, peer: &PeerId, failure: &Failure) {
+        let closed = failure.reason == Reason::Fault(Fault::Stale);
+        let slow = failure.reason == Reason::Deadline && failure.stage == crate::mover::Stage::Move;
+        if closed || slow {
+            return;
+        }
         self.shunned.lock().unwrap_or_else(PoisonError::into_inner).insert(peer.clone(), Instant::now());
     }
 }
 
-/// Room for one flight on its way in.
+/// How many of the leading blocks of these sizes have `most` bytes together, one at least; and their bytes.
+fn leading(sizes: impl Iterator<Item = u32>, most: u64) -> (usize, u64) {
+    let (mut blocks, mut bytes) = (0, 0);
+    for size in sizes {
+        let with = bytes + u64::from(size);
+        if blocks > 0 && with > most {
+            break;
+        }
+        (blocks, bytes) = (blocks + 1, with);
+    }
+    (blocks, bytes)
+}
+
+/// Room for one flight, or for blocks of one fetch, on its way in.
 pub(crate) struct Berth {
     carrier: Arc<Carrier>,
     /// Taken only at the end.
@@ -190,10 +265,15 @@ impl Berth {
 
     /// The bytes of one slice, once the window is closed.
     pub(crate) fn read(&self, slice: u64, layer_bytes: u32) -> bytes::Bytes {
+        self.read_at(slice * u64::from(layer_bytes), layer_bytes)
+    }
+
+    /// So many bytes from `at` on, once the window is closed.
+    pub(crate) fn read_at(&self, at: u64, bytes: u32) -> bytes::Bytes {
         debug_assert!(self.closed, "what may still change is not read");
-        let mut bytes = vec![0; usize::try_from(layer_bytes).expect("a usize has at least 32 bits")];
-        self.loan().memory().read(self.loan().at() + slice * u64::from(layer_bytes), &mut bytes);
-        bytes.into()
+        let mut taken = vec![0; usize::try_from(bytes).expect("a usize has at least 32 bits")];
+        self.loan().memory().read(self.loan().at() + at, &mut taken);
+        taken.into()
     }
 
     fn loan(&self) -> &Loan {
@@ -313,7 +393,7 @@ impl Boarding {
             Some(Outcome::Done { .. }) => return Ok(()),
             Some(Outcome::Failed { failure, cause, .. }) => {
                 // The next try goes by the flight's own connection, whatever ails the engine's.
-                self.carrier.shun(&self.peer);
+                self.carrier.shun(&self.peer, &failure);
                 format!("{failure} ({cause})")
             }
             Some(Outcome::Cancelled { .. }) => "cancelled".to_owned(),
@@ -346,19 +426,10 @@ fn merged(ops: Vec<Op>) -> Vec<Op> {
 
 impl Drop for Boarding {
     fn drop(&mut self) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let under_way = std::mem::take(&mut self.under_way);
         if under_way.is_empty() {
             return;
         }
-        // The engine may still read from the loan: it is kept until every batch has ended.
-        let (carrier, loan) = (self.carrier.clone(), self.loan.clone());
-        under_way.iter().for_each(|batch| carrier.mover.cancel(*batch));
-        runtime.spawn(async move {
-            for batch in under_way {
-                carrier.mover.finished(batch).await;
-            }
-            drop(loan);
-        });
+        self.carrier.settle_unwanted(under_way, self.loan.clone());
     }
 }

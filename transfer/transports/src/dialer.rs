@@ -107,6 +107,12 @@ impl Dialer {
         Self { inner: Arc::new(Inner { party, link, in_use, idle: Mutex::new(Vec::new()) }) }
     }
 
+    /// The transports of this node's part in the transfer engine, the preferred first, with their devices; and those
+    /// that it has not, with the reason. Empty without a part in it.
+    pub fn ways(&self) -> &[String] {
+        self.party().carrier.as_ref().map_or(&[], |carrier| carrier.ways())
+    }
+
     /// What this dialer, and the endpoint it came from, have done.
     pub fn stats(&self) -> TransportStats {
         self.party().counters.snapshot()

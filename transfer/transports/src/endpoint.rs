@@ -147,6 +147,11 @@ impl Endpoint {
         self.party.counters.snapshot()
     }
 
+    /// Bytes of registered memory that are in use now, on their way in or out; 0 without the transfer engine.
+    pub fn lent_bytes(&self) -> u64 {
+        self.party.carrier.as_ref().map_or(0, |carrier| carrier.lent_bytes())
+    }
+
     /// Stops accepting, lets flights and fetches in progress end within `grace`, and aborts the rest.
     /// Returns when none is left. A second call returns at once.
     pub async fn shutdown(&self, grace: Duration) {

@@ -51,7 +51,7 @@ pub(crate) enum FrameKind {
     Done = 9,
     /// The flight has failed, and with it the connection.
     Failed = 10,
-    /// Give me these blocks. [epoch, -, milliseconds to the deadline]
+    /// Give me these blocks. [epoch, 0 or how urgent by the engine, milliseconds to the deadline]
     Want = 11,
     /// One of them. [the key: a and b its upper half, c its lower]
     Block = 12,
@@ -59,8 +59,13 @@ pub(crate) enum FrameKind {
     End = 13,
     /// What the receiver's program should know besides the KV: at most once in a flight, before its slices.
     Note = 14,
-    /// Slices have left by the transfer engine: a sign of life. [-, -, slices so far]
+    /// In a flight, slices have left by the transfer engine: a sign of life. [-, -, slices so far] In a fetch, the
+    /// next blocks are in the window. [blocks, -, -]
     Moved = 15,
+    /// These of the blocks wanted are here. [blocks, -, -] Body: key, size and checksum of each.
+    Held = 16,
+    /// Put the next blocks here. [blocks, -, -] Body: a window, or none: then they shall come on this connection.
+    Lent = 17,
     /// Prove that you have the cluster's key, as I will. Body: a number. Instead of any other beginning.
     Challenge = 32,
     /// I have it, and now you. Body: another number, and the proof.
@@ -87,6 +92,8 @@ impl FrameKind {
             13 => Self::End,
             14 => Self::Note,
             15 => Self::Moved,
+            16 => Self::Held,
+            17 => Self::Lent,
             32 => Self::Challenge,
             33 => Self::Answer,
             34 => Self::Proof,

@@ -38,6 +38,7 @@ mod stats;
 mod tls;
 mod wire;
 
+pub use baton_transfer::Priority;
 pub use carrier::CarrierConfig;
 pub use dialer::{Dialer, DialerConfig};
 pub use endpoint::{Endpoint, EndpointConfig};

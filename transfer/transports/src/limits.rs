@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::CONTROL_BYTES_MAX;
+use crate::message::HELD_BYTES;
 
 /// The longest a connect may be allowed to take.
 const CONNECT_TIMEOUT_MAX_MS: u64 = 30_000;
@@ -93,7 +94,7 @@ impl Limits {
             let (window, slice) = (self.window_bytes, self.slice_bytes);
             return wrong(format!("limit window_bytes {window} is below slice_bytes {slice}; raise it"));
         }
-        let keys_max = usize::try_from(CONTROL_BYTES_MAX / 16).expect("fits");
+        let keys_max = usize::try_from(CONTROL_BYTES_MAX).expect("fits") / HELD_BYTES;
         if self.fetch_keys > keys_max {
             return wrong(format!("limit fetch_keys {} is over {keys_max}; lower it", self.fetch_keys));
         }

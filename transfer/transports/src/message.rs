@@ -1,5 +1,7 @@
 //! The bodies of the frames that carry no KV, and the preface that comes before any frame.
 
+use baton_transfer::Priority;
+
 use crate::carrier::BerthTold;
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header, u32_at, u64_at};
@@ -193,6 +195,53 @@ pub(crate) fn decode_keys(body: &[u8]) -> Result<Vec<u128>, TransportError> {
     Ok(keys.iter().map(|key| u128::from_le_bytes(*key)).collect())
 }
 
+/// A block of which the holder tells before it is moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeldBlock {
+    pub(crate) key: u128,
+    pub(crate) bytes: u32,
+    pub(crate) checksum: u64,
+}
+
+/// Size of one [`HeldBlock`] in a body.
+pub(crate) const HELD_BYTES: usize = 28;
+
+/// The body that tells of the blocks held.
+pub(crate) fn encode_held(blocks: impl Iterator<Item = HeldBlock>) -> Vec<u8> {
+    let mut out = Vec::new();
+    for block in blocks {
+        out.extend(block.key.to_le_bytes());
+        out.extend(block.bytes.to_le_bytes());
+        out.extend(block.checksum.to_le_bytes());
+    }
+    out
+}
+
+/// What [`encode_held`] wrote.
+pub(crate) fn decode_held(body: &[u8]) -> Result<Vec<HeldBlock>, TransportError> {
+    let (blocks, rest) = body.as_chunks::<HELD_BYTES>();
+    if !rest.is_empty() {
+        return Err(Parts::new(body, Stage::Fetch).broken());
+    }
+    let block = |block: &[u8; HELD_BYTES]| HeldBlock {
+        key: u128::from(u64_at(block, 8)) << 64 | u128::from(u64_at(block, 0)),
+        bytes: u32_at(block, 16),
+        checksum: u64_at(block, 20),
+    };
+    Ok(blocks.iter().map(block).collect())
+}
+
+/// How urgent a want is that may be answered by the engine, as its frame carries it; 0 stands for one that may not.
+pub(crate) fn urgency(priority: Option<Priority>) -> u32 {
+    priority.map_or(0, |priority| u32::try_from(priority.index() + 1).expect("there are four"))
+}
+
+/// What [`urgency`] wrote; a word that this version does not know asks for no engine.
+pub(crate) fn priority_of(urgency: u32) -> Option<Priority> {
+    let place = usize::try_from(urgency).ok()?.checked_sub(1)?;
+    Priority::ALL.get(place).copied()
+}
+
 /// The three numbers of a block frame, from its key.
 pub(crate) fn block_header(key: u128) -> Header {
     let bytes = key.to_be_bytes();
@@ -284,6 +333,16 @@ mod tests {
         for key in keys {
             assert_eq!(block_key(&block_header(key)), key);
         }
+        let held = [(1 << 100, 0, 9), (u128::MAX - 2, u32::MAX, 1)].map(|(key, bytes, checksum)| HeldBlock {
+            key,
+            bytes,
+            checksum,
+        });
+        assert_eq!(decode_held(&encode_held(held.into_iter())), Ok(held.to_vec()));
+        for priority in Priority::ALL.map(Some).into_iter().chain([None]) {
+            assert_eq!(priority_of(urgency(priority)), priority);
+        }
+        assert_eq!(priority_of(u32::MAX), None);
         let error = TransportError::new(Kind::Corrupt, Stage::Serve, "slice 3");
         let back = decode_failure(&encode_failure(&error), Stage::Send);
         assert_eq!((back.kind, back.stage), (Kind::Corrupt, Stage::Send));
@@ -305,7 +364,7 @@ mod tests {
         }
         assert!(decode_offer(&[offer, vec![0]].concat()).is_err());
         assert!(Hello::decode(&[hello, vec![0]].concat()).is_err());
-        assert!(decode_keys(&[0; 17]).is_err());
+        assert!(decode_keys(&[0; 17]).is_err() && decode_held(&[0; HELD_BYTES + 1]).is_err());
         assert_eq!(decode_failure(&[99, 0], Stage::Send).kind, Kind::Bug);
     }
 

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 
+use baton_transfer::Priority;
 use bytes::Bytes;
 
 use crate::error::{Kind, Stage, TransportError};
@@ -94,10 +95,18 @@ pub struct Refused {
 /// Blocks wanted by another node, in the order of their chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Want {
-    /// Their keys.
+    /// Their keys. One whose upper half is zero is short: any block whose key ends like it will do.
     pub keys: Vec<u128>,
     /// The holder's epoch, as the asker knows it.
     pub epoch: u32,
+    /// What the blocks are for: how urgent they are beside other transfers.
+    pub priority: Priority,
+}
+
+/// Is the block `key` what was asked for by `wanted`, whole or short?
+pub(crate) fn answers(key: u128, wanted: u128) -> bool {
+    let short = |key: u128| key & u128::from(u64::MAX);
+    key == wanted || (wanted >> 64 == 0 && short(key) == wanted)
 }
 
 /// One block with the checksum that it has carried since it was sealed.

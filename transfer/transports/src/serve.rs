@@ -1,5 +1,7 @@
 //! The listening side of one connection: flights and fetches, one after another.
 
+mod wanted;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +17,10 @@ use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header};
 use crate::handshake::{Connection, welcome};
 use crate::landing::{Landing, Landings};
-use crate::message::{block_header, decode_keys, decode_offer, encode_berth, encode_failure};
-use crate::receiver::{Refused, Want};
-use crate::stats::{Medium, Place};
-use crate::wire::{ReadHalf, Wire, read_body, read_control, read_header, verify, write_control, write_frame};
+use crate::message::{decode_offer, encode_berth, encode_failure};
+use crate::receiver::Refused;
+use crate::stats::Medium;
+use crate::wire::{ReadHalf, Wire, read_body, read_control, read_header, verify, write_control};
 
 /// Landed slices are confirmed four times a window, and at least as often as this.
 const CONFIRM_EVERY_SLICES_MAX: u64 = 64;
@@ -77,7 +79,7 @@ async fn serve_once(landings: &Arc<Landings>, connection: &mut Connection) -> Re
         FrameKind::Offer => serve_flight(landings, connection, &header).await,
         FrameKind::Want => {
             let whole = landings.party.limits.flight_timeout();
-            bounded(whole, "the fetch", serve_fetch(landings, connection, &header)).await
+            bounded(whole, "the fetch", wanted::serve(landings, connection, &header)).await
         }
         other => Err(unexpected(other)),
     }
@@ -266,48 +268,6 @@ async fn receive_slice(
     verify(header, &bytes, Stage::Serve)?;
     landings.party.counters.received(medium, u64::from(header.body_bytes));
     landing.land(at, bytes)
-}
-
-async fn serve_fetch(
-    landings: &Arc<Landings>,
-    connection: &mut Connection,
-    header: &Header,
-) -> Result<(), TransportError> {
-    let limits = &landings.party.limits;
-    let pace = limits.progress_timeout();
-    let body = read_control(&mut connection.reader, header, pace, Stage::Serve).await?;
-    let keys = decode_keys(&body)?;
-    if keys.len() > limits.fetch_keys {
-        let why = format!("{} keys are over the limit fetch_keys {}", keys.len(), limits.fetch_keys);
-        return refuse(connection, Refused { retry: false, why }, pace).await;
-    }
-    let place = Place::take(&landings.party.counters, |all| &all.serving_fetches, limits.flights);
-    let Some(_place) = place else {
-        let why = format!("{} fetches are being served already", limits.flights);
-        return refuse(connection, Refused { retry: true, why }, pace).await;
-    };
-    let deadline = Duration::from_millis(header.c).min(limits.flight_timeout());
-    let want = Want { keys: keys.clone(), epoch: header.a };
-    // Past the deadline nobody waits for the answer any more.
-    let blocks = timeout(deadline, landings.receiver.wanted(want)).await.unwrap_or_default();
-    let mut sent = 0;
-    let mut left = limits.fetch_bytes;
-    for (block, key) in blocks.into_iter().zip(keys) {
-        let bytes = u64::try_from(block.bytes.len()).expect("a usize has at most 64 bits");
-        let fits = bytes <= left && bytes <= u64::from(limits.block_bytes);
-        if block.key != key || !fits {
-            break;
-        }
-        let mut header = block_header(key);
-        header.body_bytes = u32::try_from(bytes).expect("block_bytes bounds it");
-        header.checksum = block.checksum;
-        write_frame(&mut connection.writer, &header, &block.bytes, pace, Stage::Serve).await?;
-        landings.party.counters.sent(connection.medium, bytes);
-        left -= bytes;
-        sent += 1;
-    }
-    write_control(&mut connection.writer, Header::new(FrameKind::End, 0, 0, sent), &[], pace, Stage::Serve)
-        .await
 }
 
 fn unexpected(kind: FrameKind) -> TransportError {

@@ -74,13 +74,18 @@ pub struct TransportStats {
     pub refused_offers: u64,
     /// Fetches being served.
     pub serving_fetches: u64,
+    /// Fetches from here that brought blocks, all of them by the transfer engine.
+    pub engine_fetches: u64,
+    /// Fetches from here that brought blocks, some of them over the connection.
+    pub stream_fetches: u64,
     /// Connections accepted and open.
     pub open_connections: u64,
     /// Connections turned away for lack of room.
     pub turned_away_connections: u64,
     /// Connections refused because their peers did not prove that they have the cluster's key.
     pub refused_peers: u64,
-    /// Times that shared memory would have been used but TCP was: a connection, or a single slice.
+    /// Times that a connection, a slice or a fetch went by a slower way than was there: not by shared memory, not by
+    /// the engine.
     pub fallbacks: u64,
     /// Why, the last time.
     pub last_fallback: Option<String>,
@@ -117,6 +122,8 @@ pub(crate) struct Counters {
     pub(crate) aborted_flights: AtomicU64,
     pub(crate) refused_offers: AtomicU64,
     pub(crate) serving_fetches: AtomicU64,
+    pub(crate) engine_fetches: AtomicU64,
+    pub(crate) stream_fetches: AtomicU64,
     pub(crate) open_connections: AtomicU64,
     pub(crate) turned_away_connections: AtomicU64,
     pub(crate) refused_peers: AtomicU64,
@@ -170,6 +177,8 @@ impl Counters {
             aborted_flights: read(&self.aborted_flights),
             refused_offers: read(&self.refused_offers),
             serving_fetches: read(&self.serving_fetches),
+            engine_fetches: read(&self.engine_fetches),
+            stream_fetches: read(&self.stream_fetches),
             open_connections: read(&self.open_connections),
             turned_away_connections: read(&self.turned_away_connections),
             refused_peers: read(&self.refused_peers),

@@ -55,6 +55,11 @@ impl Gate {
         Self { id, completions, room, state: Mutex::new(state), ended: Condvar::new() }
     }
 
+    /// The largest slice, or run of slices, that the peer takes in one piece.
+    pub(super) fn slice_bytes_max(&self) -> u32 {
+        self.room.slice_bytes
+    }
+
     /// Takes as many slices as there is room for; hands on those that are sound, in order, while the gate is
     /// held, so that none comes after the path has begun to end.
     pub(super) fn take(&self, slices: &[Slice], mut on: impl FnMut(&Slice)) -> usize {

@@ -101,7 +101,12 @@ impl Memory {
         if !seals.contains(SealFlags::SHRINK) || held < bytes as u64 {
             return Err(io::Error::other("the peer's segment is not sealed at the size that it told"));
         }
-        Self::map(file, bytes, location, false)
+        // The mapping needs the file no more: a node may map a thousand memories of each peer.
+        let mut memory = Self::map(file, bytes, location, false)?;
+        if let Some(only) = Arc::get_mut(&mut memory) {
+            only.file = None;
+        }
+        Ok(memory)
     }
 
     fn map(file: OwnedFd, bytes: usize, location: Location, huge: bool) -> io::Result<Arc<Self>> {

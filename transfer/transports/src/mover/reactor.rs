@@ -188,7 +188,7 @@ pub(super) fn ring(wake: impl AsFd) {
 }
 
 /// Takes the wake-ups off an eventfd.
-fn quiet(wake: impl AsFd) {
+pub(super) fn quiet(wake: impl AsFd) {
     let mut count = [0; 8];
     // Empty is what is wanted.
     let _ = rustix::io::read(wake, &mut count);

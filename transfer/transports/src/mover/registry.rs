@@ -1,5 +1,6 @@
 //! Memories that a transport has been told of.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::memory::Memory;
@@ -24,21 +25,22 @@ pub(super) struct Registry {
 #[derive(Default)]
 struct State {
     next: u32,
-    known: Vec<(u32, Weak<Memory>)>,
+    /// By address, which no other memory has as long as this one is known.
+    known: BTreeMap<usize, (u32, Weak<Memory>)>,
 }
 
 impl Registry {
     /// Adds a memory; twice is once.
     pub(super) fn add(&self, memory: &Arc<Memory>) -> Added {
         let mut state = self.state();
-        let gone = state.known.extract_if(.., |(_, known)| known.strong_count() == 0);
-        let gone = gone.map(|(number, _)| number).collect();
+        let gone = state.known.extract_if(.., |_, (_, known)| known.strong_count() == 0);
+        let gone = gone.map(|(_, (number, _))| number).collect();
         if let Some(number) = state.find(memory) {
             return Added { number, new: false, gone };
         }
         state.next += 1;
         let number = state.next;
-        state.known.push((number, Arc::downgrade(memory)));
+        state.known.insert(Arc::as_ptr(memory) as usize, (number, Arc::downgrade(memory)));
         Added { number, new: true, gone }
     }
 
@@ -58,10 +60,12 @@ impl Registry {
         Ok(number)
     }
 
-    /// Those alive, with their numbers.
+    /// Those alive, with their numbers, which rise.
     pub(super) fn all(&self) -> Vec<(u32, Arc<Memory>)> {
         let alive = |(number, known): &(u32, Weak<Memory>)| Some((*number, known.upgrade()?));
-        self.state().known.iter().filter_map(alive).collect()
+        let mut all: Vec<_> = self.state().known.values().filter_map(alive).collect();
+        all.sort_unstable_by_key(|(number, _)| *number);
+        all
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -71,8 +75,7 @@ impl Registry {
 
 impl State {
     fn find(&self, memory: &Arc<Memory>) -> Option<u32> {
-        let same = |known: &&(u32, Weak<Memory>)| std::ptr::eq(known.1.as_ptr(), Arc::as_ptr(memory));
-        self.known.iter().find(same).map(|(number, _)| *number)
+        self.known.get(&(Arc::as_ptr(memory) as usize)).map(|(number, _)| *number)
     }
 }
 

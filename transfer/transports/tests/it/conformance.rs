@@ -344,7 +344,7 @@ async fn connections_are_used_again(medium: Medium) {
     let scene = Scene::new(medium).await;
     for request in 0..10 {
         scene.fly(ticket(request), PLAN, &positions(PLAN, 0)).await.unwrap();
-        let want = Want { keys: vec![1], epoch: EPOCH };
+        let want = Want { keys: vec![1], epoch: EPOCH, priority: Priority::Fetch };
         fetch(&scene.dialer, &scene.peer, want, Duration::from_secs(1)).await.unwrap();
     }
     assert_eq!(scene.endpoint.stats().open_connections, 1);
@@ -356,7 +356,7 @@ async fn fetches_bring_the_leading_blocks(medium: Medium) {
     let held = [block(1, 100_000), block(2, 10), block(big, 300_000), block(5, 10)];
     scene.node.with(|book| book.store = held.iter().map(|one| (one.key, one.clone())).collect());
     let ask = |keys: &[u128], epoch| {
-        let want = Want { keys: keys.to_vec(), epoch };
+        let want = Want { keys: keys.to_vec(), epoch, priority: Priority::Fetch };
         fetch(&scene.dialer, &scene.peer, want, Duration::from_secs(5))
     };
     let got = ask(&[big, 1, 2], EPOCH).await.unwrap();
@@ -371,7 +371,7 @@ async fn a_damaged_block_is_found(medium: Medium) {
     let scene = Scene::new(medium).await;
     let bad = FetchedBlock { checksum: 1, ..block(2, 1000) };
     scene.node.with(|book| book.store = [(1, block(1, 10)), (2, bad)].into());
-    let want = Want { keys: vec![1, 2], epoch: EPOCH };
+    let want = Want { keys: vec![1, 2], epoch: EPOCH, priority: Priority::Fetch };
     let error = fetch(&scene.dialer, &scene.peer, want, Duration::from_secs(1)).await.unwrap_err();
     assert_eq!((error.kind, error.stage), (Kind::Corrupt, Stage::Fetch));
     assert_eq!(scene.dialer.stats().failures.corrupt, 1);
@@ -383,7 +383,7 @@ async fn fetches_are_bounded(medium: Medium) {
     let held = [block(1, 10), block(2, 10), block(3, 10), block(4, 21)];
     scene.node.with(|book| book.store = held.iter().map(|one| (one.key, one.clone())).collect());
     let ask = |keys: &[u128]| {
-        let want = Want { keys: keys.to_vec(), epoch: EPOCH };
+        let want = Want { keys: keys.to_vec(), epoch: EPOCH, priority: Priority::Fetch };
         fetch(&scene.dialer, &scene.peer, want, Duration::from_secs(5))
     };
     assert_eq!(ask(&[1, 2, 3]).await.unwrap(), held[..2]);

@@ -30,7 +30,7 @@ async fn a_flipped_byte_anywhere_in_a_flight_is_corrupt() {
 async fn a_flipped_byte_in_a_fetched_block_is_corrupt() {
     let scene = through(Medium::Tcp, Fault::None, Fault::Flip(5000)).await;
     scene.node.with(|book| book.store = [(1, block(1, 10_000))].into());
-    let want = Want { keys: vec![1], epoch: EPOCH };
+    let want = Want { keys: vec![1], epoch: EPOCH, priority: Priority::Fetch };
     let error = fetch(&scene.dialer, &scene.peer, want, Duration::from_secs(1)).await.unwrap_err();
     assert_eq!((error.kind, error.stage), (Kind::Corrupt, Stage::Fetch));
 }
@@ -52,7 +52,7 @@ async fn a_stall_ends_both_sides_in_bounded_time() {
 async fn a_stalled_fetch_ends_at_its_deadline() {
     let scene = through(Medium::Tcp, Fault::None, Fault::Stall(100)).await;
     scene.node.with(|book| book.store = [(1, block(1, 10_000))].into());
-    let want = Want { keys: vec![1], epoch: EPOCH };
+    let want = Want { keys: vec![1], epoch: EPOCH, priority: Priority::Fetch };
     let error = fetch(&scene.dialer, &scene.peer, want, Duration::from_millis(120)).await.unwrap_err();
     assert_eq!((error.kind, error.stage), (Kind::Unavailable, Stage::Fetch));
 }

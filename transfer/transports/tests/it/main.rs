@@ -5,6 +5,7 @@
 mod conformance;
 mod device_copies;
 mod faults;
+mod fetches;
 mod guarded;
 mod killed;
 mod mover_driver;
@@ -14,5 +15,6 @@ mod proxy;
 mod raw;
 mod rigs;
 mod scene;
+mod segments;
 mod standin;
 mod strangers;

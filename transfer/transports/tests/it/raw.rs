@@ -18,17 +18,22 @@ fn preface(version: u32) -> Vec<u8> {
     [&b"BATON-KV"[..], &version.to_le_bytes(), &[0; 4]].concat()
 }
 
-struct Head {
-    kind: u8,
-    by_ring: bool,
-    body_bytes: u32,
-    a: u32,
-    b: u32,
-    c: u64,
+/// What this version says first.
+pub fn preface_now() -> Vec<u8> {
+    preface(PROTOCOL_VERSION)
+}
+
+pub struct Head {
+    pub kind: u8,
+    pub by_ring: bool,
+    pub body_bytes: u32,
+    pub a: u32,
+    pub b: u32,
+    pub c: u64,
 }
 
 /// A header, its checksum over `body`, and, unless it is in a ring, the body.
-fn frame(head: &Head, body: &[u8]) -> Vec<u8> {
+pub fn frame(head: &Head, body: &[u8]) -> Vec<u8> {
     let mut out = vec![head.kind, u8::from(head.by_ring), 0, 0];
     out.extend(head.body_bytes.to_le_bytes());
     out.extend(head.a.to_le_bytes());
@@ -50,7 +55,7 @@ fn control(kind: u8, c: u64, body: &[u8]) -> Vec<u8> {
     frame(&Head { kind, by_ring: false, body_bytes, a: 0, b: 0, c }, body)
 }
 
-fn hello(host: &str) -> Vec<u8> {
+pub fn hello(host: &str) -> Vec<u8> {
     let body =
         [&FINGERPRINT.to_le_bytes()[..], &[u8::try_from(host.len()).unwrap()], host.as_bytes()].concat();
     [preface(PROTOCOL_VERSION), control(HELLO, 0, &body)].concat()

@@ -19,6 +19,8 @@ pub struct Book {
     /// Refuse the slice after so many.
     pub refuse_slice_after: Option<usize>,
     pub store: BTreeMap<u128, FetchedBlock>,
+    /// Keys whose upper half is zero name the block that ends like them.
+    pub short_keys: bool,
     pub newest_attempt: u32,
     pub offers: Vec<(Ticket, Plan)>,
     /// Notes are taken, and here are those that came.
@@ -113,7 +115,13 @@ impl Receiver for Node {
             if want.epoch != EPOCH {
                 return Vec::new();
             }
-            self.with(|book| want.keys.iter().map_while(|key| book.store.get(key).cloned()).collect())
+            self.with(|book| {
+                let found = |key: &u128| match book.short_keys && key >> 64 == 0 {
+                    true => book.store.values().find(|block| block.key as u64 == *key as u64).cloned(),
+                    false => book.store.get(key).cloned(),
+                };
+                want.keys.iter().map_while(found).collect()
+            })
         })
     }
 }
@@ -125,7 +133,7 @@ pub struct Scene {
     pub peer: PeerAddress,
     pub shm: tempfile::TempDir,
     /// The node that sends by the transfer engine.
-    _sender: Option<Endpoint>,
+    sender: Option<Endpoint>,
 }
 
 /// A part in the transfer engine: room for a few of the largest flights here, through shared memory or not.
@@ -152,11 +160,25 @@ impl Scene {
     }
 
     pub async fn with(medium: Medium, limits: Limits) -> Self {
-        Self::guarded(medium, limits, [Guard::default(), Guard::default()]).await
+        Self::equipped(medium, limits, [carrier(true), carrier(true)], Default::default()).await
     }
 
     /// The same where the sender has the first of the guards, and the receiver the second.
-    pub async fn guarded(medium: Medium, limits: Limits, [theirs, ours]: [Guard; 2]) -> Self {
+    pub async fn guarded(medium: Medium, limits: Limits, guards: [Guard; 2]) -> Self {
+        Self::equipped(medium, limits, [carrier(true), carrier(true)], guards).await
+    }
+
+    /// The same with parts in the transfer engine of their own: the sender's (or asker's), then the receiver's.
+    pub async fn carried(medium: Medium, limits: Limits, carriers: [CarrierConfig; 2]) -> Self {
+        Self::equipped(medium, limits, carriers, Default::default()).await
+    }
+
+    async fn equipped(
+        medium: Medium,
+        limits: Limits,
+        [senders, receivers]: [CarrierConfig; 2],
+        [theirs, ours]: [Guard; 2],
+    ) -> Self {
         let shm = tempfile::tempdir().unwrap();
         let node = Arc::new(Node::default());
         let shm_dir = Some(shm.path().to_owned());
@@ -166,12 +188,17 @@ impl Scene {
             shm_dir: shm_dir.clone(),
             fingerprint: FINGERPRINT,
             limits: limits.clone(),
-            carrier: (medium == Medium::Engine).then(|| carrier(true)),
+            carrier: (medium == Medium::Engine).then_some(receivers),
             guard: ours,
         };
         let mut sender = None;
         if medium == Medium::Engine {
-            let config = EndpointConfig { host: "there".into(), guard: theirs.clone(), ..config.clone() };
+            let config = EndpointConfig {
+                host: "there".into(),
+                carrier: Some(senders),
+                guard: theirs.clone(),
+                ..config.clone()
+            };
             sender = Some(Endpoint::bind(config, Arc::new(Node::default())).await.unwrap());
         }
         let endpoint = Endpoint::bind(config, node.clone()).await.unwrap();
@@ -185,11 +212,23 @@ impl Scene {
             }
         };
         let peer = PeerAddress { kv_address: endpoint.address().to_string(), host: "here".into() };
-        Self { node, endpoint, dialer, peer, shm, _sender: sender }
+        Self { node, endpoint, dialer, peer, shm, sender }
     }
 
     pub async fn start(&self, ticket: Ticket, plan: Plan) -> Result<Flight, TransportError> {
         Flight::start(&self.dialer, &self.peer, ticket, plan).await
+    }
+
+    /// Waits until the sender (or asker) has lent and borrowed nothing.
+    pub async fn unlent(&self) {
+        let sender = self.sender.as_ref().expect("it has a part in the transfer engine");
+        for _ in 0..500 {
+            if sender.lent_bytes() == 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{} bytes are still lent after 5 s", sender.lent_bytes());
     }
 
     /// A whole flight, slices in the order given.

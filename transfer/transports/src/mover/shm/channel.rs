@@ -1,9 +1,11 @@
 //! The local socket of a path: greetings, and the files of segments. Each message is one packet. When either
 //! end closes it, or dies, the other sees the end: a process whose sockets are closed runs no more.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::net::sockopt::{self, Timeout};
@@ -12,10 +14,11 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use crate::mover::Memory;
 use crate::mover::greeting::{GREETING_BYTES, field};
 
 /// Files in one packet, at most.
-const FILES_MAX: usize = 3;
+const FILES_MAX: usize = 4;
 const SEGMENT_BYTES: usize = 16;
 
 /// A packet after the greetings.
@@ -27,10 +30,22 @@ pub(super) enum Packet {
     Forget { number: u32 },
 }
 
+/// What the other end is told of a memory.
+#[derive(Debug)]
+pub(super) enum News {
+    Shared(u32, Arc<Memory>),
+    Forgotten(u32),
+}
+
+/// News that wait for room, at most; a peer that reads none of them is given up.
+const NEWS_MAX: usize = 1 << 14;
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Channel {
     socket: OwnedFd,
+    /// News that the socket had no room for, in order.
+    waiting: Mutex<VecDeque<News>>,
 }
 
 /// The name that an address has among the local sockets. It lives in no folder, so that nothing is left of it.
@@ -72,14 +87,14 @@ impl Channel {
                 "another user listens under that name",
             ));
         }
-        Ok(Self { socket })
+        Ok(Self { socket, waiting: Mutex::default() })
     }
 
     /// Takes the next connection, when one waits. One of another user is refused.
     pub(super) fn accept(listener: &OwnedFd) -> io::Result<Option<Self>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::accept_with(listener, flags)?;
-        Ok(is_ours(&socket)?.then_some(Self { socket }))
+        Ok(is_ours(&socket)?.then(|| Self { socket, waiting: Mutex::default() }))
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
@@ -129,19 +144,52 @@ impl Channel {
         }
     }
 
-    /// Tells of a memory.
-    pub(super) fn send_segment(&self, number: u32, bytes: u64, file: BorrowedFd<'_>) -> io::Result<()> {
-        let mut record = [0; SEGMENT_BYTES];
-        record[..4].copy_from_slice(&number.to_le_bytes());
-        record[8..].copy_from_slice(&bytes.to_le_bytes());
-        self.send(&record, &[file], false)
+    /// Tells the other end. What it has no room for now goes with a [`Channel::flush`] later.
+    pub(super) fn tell(&self, news: News) -> io::Result<()> {
+        let mut waiting = self.waiting();
+        if waiting.len() >= NEWS_MAX {
+            return Err(io::Error::other("the peer does not read what it is told"));
+        }
+        waiting.push_back(news);
+        self.send_waiting(&mut waiting)
     }
 
-    /// Tells that a memory is gone.
-    pub(super) fn send_forget(&self, number: u32) -> io::Result<()> {
-        let mut record = [0; SEGMENT_BYTES];
-        record[..4].copy_from_slice(&number.to_le_bytes());
-        self.send(&record, &[], false)
+    /// Sends news that wait, as far as there is room. The system tells when there is more.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        self.send_waiting(&mut self.waiting())
+    }
+
+    /// Whether nothing that was to be told of this memory waits.
+    pub(super) fn has_told(&self, number: u32) -> bool {
+        !self.waiting().iter().any(|news| matches!(news, News::Shared(waits, _) if *waits == number))
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<News>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send_waiting(&self, waiting: &mut VecDeque<News>) -> io::Result<()> {
+        while let Some(news) = waiting.front() {
+            let mut record = [0; SEGMENT_BYTES];
+            let sent = match news {
+                News::Shared(number, memory) => {
+                    record[..4].copy_from_slice(&number.to_le_bytes());
+                    record[8..].copy_from_slice(&(memory.bytes() as u64).to_le_bytes());
+                    let file = memory.file().expect("only such memories are registered");
+                    self.send(&record, &[file], false)
+                }
+                News::Forgotten(number) => {
+                    record[..4].copy_from_slice(&number.to_le_bytes());
+                    self.send(&record, &[], false)
+                }
+            };
+            match sent {
+                Ok(()) => drop(waiting.pop_front()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// The next packet, when one is there.

@@ -31,7 +31,7 @@ impl Lane {
     }
 
     fn work(&mut self) -> Turn {
-        self.route.rings.opener_sleeps(false);
+        self.route.thread_sleeps(false);
         let mut heard = Ok(());
         if std::mem::take(&mut self.spoken) {
             // Answers that came before the end still count, so they are taken first.
@@ -101,9 +101,9 @@ impl Connection for Lane {
         if self.route.site.config.poll {
             return true;
         }
-        self.route.rings.opener_sleeps(true);
+        self.route.thread_sleeps(true);
         if self.route.busy() {
-            self.route.rings.opener_sleeps(false);
+            self.route.thread_sleeps(false);
             return false;
         }
         true

@@ -4,12 +4,15 @@
 //! peer's I/O thread carries out by copying from our memory into its own, with a permit for each chunk. A
 //! read is copied by its opener, after the peer has admitted the window; the peer keeps a page that says
 //! which windows are open, and what was copied counts only when it was open before and after. So closing a
-//! window needs nobody's help. Threads sleep on the path's local socket and an eventfd; whoever has something
-//! for a sleeper wakes it. The socket also tells of the peer's end, for the kernel closes it when the peer
+//! window needs nobody's help. Small reads are copied by whoever posts them, at once. Threads sleep on the path's local
+//! socket and an eventfd, callers on that of their queue; whoever has something for a sleeper wakes it, so a write costs
+//! two wake-ups: the server's, which copies, and the caller's. The socket also tells of the peer's end, for the kernel closes it when the peer
 //! dies, and is how a path is fenced: we end our half, and the peer closes its own when it copies no more.
 
 mod channel;
+mod codes;
 mod lane;
+mod posture;
 mod rings;
 mod route;
 mod serving;
@@ -17,7 +20,7 @@ mod site;
 mod windows;
 
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -31,6 +34,7 @@ use self::route::{Parts, Route, ShmPath};
 use self::serving::Door;
 use self::site::Site;
 use self::windows::{Table, Windows};
+use super::completions::Source;
 use super::damage::Damage;
 use super::gate::{Gate, Room};
 use super::greeting::{Greeting, Purpose};
@@ -153,7 +157,7 @@ impl ShmTransport {
     }
 
     /// Connects and greets.
-    fn dial(&self, peer: &PeerId) -> io::Result<Dialled> {
+    fn dial(&self, peer: &PeerId, callers_bell: BorrowedFd<'_>) -> io::Result<Dialled> {
         let config = &self.site.config;
         let limit = Duration::from_millis(config.open_timeout_ms);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -161,7 +165,8 @@ impl ShmTransport {
         let rings = Rings::create(config.outstanding_max)?;
         let channel = Channel::connect(&peer.address, limit)?;
         let greeting = self.site.greeting(Purpose::Lane, peer.epoch, config.address.clone());
-        channel.send(&greeting.encode(), &[rings.file(), bell.as_fd(), our_bell.as_fd()], true)?;
+        let files = [rings.file(), bell.as_fd(), our_bell.as_fd(), callers_bell];
+        channel.send(&greeting.encode(), &files, true)?;
         let answer = channel.receive_greeting(true)?;
         let (record, mut files) = answer.ok_or(io::ErrorKind::TimedOut)?;
         let answer = Greeting::decode(&record).and_then(Greeting::welcome);
@@ -231,8 +236,8 @@ impl Transport for ShmTransport {
                 _ => Fault::Path(text),
             }
         };
-        let Dialled { answer, table, parts: (channel, rings, bell), our_bell } =
-            self.dial(peer).map_err(failed)?;
+        let dialled = completions.bell().and_then(|bell| self.dial(peer, bell));
+        let Dialled { answer, table, parts: (channel, rings, bell), our_bell } = dialled.map_err(failed)?;
         let allowed = answer?;
         let table = table.ok_or_else(|| failed(io::Error::other("its answer lacks the table of windows")))?;
         let room = Room {
@@ -243,7 +248,7 @@ impl Transport for ShmTransport {
         };
         site.introduce(&channel).map_err(failed)?;
         let parts = Parts { channel, rings, table, bell };
-        let gate = Gate::new(id, completions, room);
+        let gate = Gate::new(id, completions.clone(), room);
         let route = Arc::new(Route::new(site.clone(), gate, peer.clone(), parts));
         let mut routes = self.routes();
         if self.closing.load(Ordering::Acquire) {
@@ -253,6 +258,8 @@ impl Transport for ShmTransport {
         routes.push(Arc::downgrade(&route));
         site.pool.adopt(route.seat, Box::new(Lane::new(route.clone(), our_bell)));
         drop(routes);
+        let source: Weak<dyn Source> = Arc::downgrade(&(route.clone() as Arc<dyn Source>));
+        completions.join(source);
         Ok(Box::new(ShmPath(route)))
     }
 

@@ -67,6 +67,17 @@ pub(super) struct Answer {
     pub(super) at: u64,
 }
 
+/// Who of the opener's process sleeps and must be woken for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sleeper {
+    /// Nobody: someone looks by himself.
+    Nobody = 0,
+    /// The I/O thread, by the path's bell.
+    Thread = 1,
+    /// A caller, by the bell of its queue.
+    Caller = 2,
+}
+
 /// See the module.
 pub(super) struct Rings {
     memory: Arc<Memory>,
@@ -138,7 +149,7 @@ impl Rings {
     /// Shows the requests before `next`; true when the server sleeps and must be woken.
     pub(super) fn ask(&self, next: u32) -> bool {
         self.word(Word::Asked).store(next, Ordering::Release);
-        self.wakes(Word::ServerAsleep)
+        self.wakes(Word::ServerAsleep) != 0
     }
 
     /// How far the opener has asked, when that can be: no more than there are entries.
@@ -165,8 +176,8 @@ impl Rings {
         })
     }
 
-    /// Gives the next answer; true when the opener sleeps and must be woken.
-    pub(super) fn answer(&self, answer: &Answer) -> bool {
+    /// Gives the next answer, and says who sleeps and must be woken.
+    pub(super) fn answer(&self, answer: &Answer) -> Sleeper {
         let mut entry = [0; ANSWER_BYTES as usize];
         entry[..4].copy_from_slice(&answer.number.to_le_bytes());
         entry[4] = answer.code;
@@ -175,7 +186,11 @@ impl Rings {
         entry[16..24].copy_from_slice(&answer.at.to_le_bytes());
         self.memory.write(self.answer_at(answer.number), &entry);
         self.word(Word::Answered).store(answer.number.wrapping_add(1), Ordering::Release);
-        self.wakes(Word::OpenerAsleep)
+        match self.wakes(Word::OpenerAsleep) {
+            1 => Sleeper::Thread,
+            2 => Sleeper::Caller,
+            _ => Sleeper::Nobody,
+        }
     }
 
     /// How far the server has answered.
@@ -210,24 +225,25 @@ impl Rings {
 
     /// The server says that it sleeps, or does not. It looks for requests once more after saying so.
     pub(super) fn server_sleeps(&self, sleeps: bool) {
-        self.says(Word::ServerAsleep, sleeps);
+        self.says(Word::ServerAsleep, u32::from(sleeps));
     }
 
     /// As above, for the opener and answers.
-    pub(super) fn opener_sleeps(&self, sleeps: bool) {
-        self.says(Word::OpenerAsleep, sleeps);
+    pub(super) fn opener_sleeps(&self, who: Sleeper) {
+        self.says(Word::OpenerAsleep, who as u32);
     }
 
-    fn says(&self, word: Word, sleeps: bool) {
-        self.word(word).store(u32::from(sleeps), Ordering::Relaxed);
+    fn says(&self, word: Word, who: u32) {
+        self.word(word).store(who, Ordering::Relaxed);
         // Pairs with the one in `wakes`: either the other end sees the word, or we see its entry.
         fence(Ordering::SeqCst);
     }
 
-    fn wakes(&self, word: Word) -> bool {
+    /// Who is to be woken, as the other end has said; it is told once.
+    fn wakes(&self, word: Word) -> u32 {
         fence(Ordering::SeqCst);
         let word = self.word(word);
-        word.load(Ordering::Relaxed) == 1 && word.swap(0, Ordering::Relaxed) == 1
+        if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Relaxed) }
     }
 }
 
@@ -256,7 +272,9 @@ mod tests {
             assert_eq!(theirs.asked(number), Some(number.wrapping_add(1)));
             assert_eq!(theirs.request(number), Some(request));
             let answer = Answer { number, code: 2, segment: 7, slot: 8, at: 9 };
-            assert!(!theirs.answer(&answer));
+            let who = [Sleeper::Nobody, Sleeper::Thread, Sleeper::Caller][number as usize % 3];
+            ours.opener_sleeps(who);
+            assert_eq!(theirs.answer(&answer), who);
             assert_eq!(ours.answered(), number.wrapping_add(1));
             assert_eq!(ours.answer_to(number), answer);
         }

@@ -8,16 +8,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::channel::Channel;
+use super::codes::{CORRUPT, INVALID, STALE, fault_of};
 use super::lane::Farewell;
+use super::posture::Posture;
 use super::rings::{Answer, Kind, NOTICES, Request, Rings};
-use super::site::{CHUNK_BYTES, Chunk, Segments, Site};
+use super::site::{CHUNK_BYTES, Chunk, Segment, Segments, Site};
 use super::windows::Table;
+use crate::mover::completions::Source;
 use crate::mover::gate::{Gate, Settled};
 use crate::mover::reactor::{Seat, ring};
 use crate::mover::{Direction, Fault, Memory, Notice, Path, PeerId, Slice};
 
 /// Windows whose admission is remembered; the oldest number goes first.
 const WINDOWS_MAX: usize = 4_096;
+
+/// Reads of one call that are copied by whoever posts them, at most: a few microseconds.
+const READ_AT_ONCE_BYTES: u64 = 64 << 10;
+/// Bytes that a waiting caller copies before it looks around again, at most about.
+const LOOK_BYTES: u64 = 64 << 10;
 
 /// What a request was for.
 enum Asked {
@@ -29,6 +37,7 @@ enum Asked {
 /// A window that may be read.
 #[derive(Clone)]
 struct Admitted {
+    segment: u32,
     memory: Arc<Memory>,
     at: u64,
     slot: u32,
@@ -74,6 +83,7 @@ pub(super) struct Route {
     pub(super) bell: OwnedFd,
     /// Whether the I/O thread looks at limits of time.
     watched: AtomicBool,
+    posture: Posture,
     desk: Mutex<Desk>,
 }
 
@@ -89,8 +99,13 @@ impl Route {
     pub(super) fn new(site: Arc<Site>, gate: Gate, peer: PeerId, parts: Parts) -> Self {
         let seat = site.pool.seat();
         let Parts { channel, rings, table, bell } = parts;
-        let (watched, desk) = (AtomicBool::new(false), Mutex::default());
-        Self { site, gate, peer, seat, channel, rings, table, bell, watched, desk }
+        let (watched, posture, desk) = (AtomicBool::new(false), Posture::default(), Mutex::default());
+        Self { site, gate, peer, seat, channel, rings, table, bell, watched, posture, desk }
+    }
+
+    /// The I/O thread is about to sleep, or awake again.
+    pub(super) fn thread_sleeps(&self, asleep: bool) {
+        self.posture.thread(&self.rings, asleep);
     }
 
     fn desk(&self) -> MutexGuard<'_, Desk> {
@@ -224,13 +239,17 @@ impl Route {
         let mut fault = fault_of(answer.code, window);
         if fault.is_none() {
             match desk.segments.get(answer.segment, &self.channel)? {
-                Some(memory) => {
+                Segment::Mapped(memory) => {
                     if desk.windows.len() >= WINDOWS_MAX {
                         desk.windows.pop_first();
                     }
-                    desk.windows.insert(window, Admitted { memory, at: answer.at, slot: answer.slot });
+                    let Answer { segment, slot, at, .. } = answer;
+                    desk.windows.insert(window, Admitted { segment, memory, at, slot });
                 }
-                None => fault = Some(Fault::Invalid("the window is in memory that was not shared".into())),
+                // It tells before it answers.
+                Segment::Awaited | Segment::Unknown => {
+                    fault = Some(Fault::Invalid("the window is in memory that was not shared".into()));
+                }
             }
         }
         let refused = desk.reads.pop_front_if(|read| fault.is_some() && read.remote.window.0 == window);
@@ -329,22 +348,32 @@ impl Route {
         self.site.pool.adopt(self.site.pool.seat(), Box::new(Farewell::new(self.clone())));
     }
 
-    /// Takes what the peer tells of its memories.
+    /// Takes what the peer tells of its memories, and tells of ours what it had no room for.
     pub(super) fn listen(&self) -> io::Result<()> {
+        self.channel.flush()?;
         let mut desk = self.desk();
-        desk.segments.take(&self.channel)
+        let Desk { segments, windows, .. } = &mut *desk;
+        segments.take(&self.channel)?;
+        // What it has no more is not kept for the sake of windows into it.
+        windows.retain(|_, window| segments.holds(window.segment));
+        Ok(())
     }
 
-    /// Whether answers or reads wait.
+    /// Whether answers or reads wait for somebody to take them; none does any more where the path is cut.
     pub(super) fn busy(&self) -> bool {
         let desk = self.desk();
-        desk.answered != self.rings.answered() || desk.reads.front().is_some() && desk.asking.is_none()
+        let reads = desk.reads.front().is_some() && desk.asking.is_none();
+        !desk.over && (desk.answered != self.rings.answered() || reads)
+    }
+
+    fn outstanding(&self) -> bool {
+        let desk = self.desk();
+        !desk.asked.is_empty() || !desk.reads.is_empty()
     }
 
     /// Whether something is outstanding, and whether anything moved since the last question.
     pub(super) fn pulse(&self) -> (bool, bool) {
-        let mut desk = self.desk();
-        (!desk.asked.is_empty() || !desk.reads.is_empty(), std::mem::take(&mut desk.moved))
+        (self.outstanding(), std::mem::take(&mut self.desk().moved))
     }
 
     pub(super) fn watched(&self) -> bool {
@@ -368,19 +397,21 @@ impl Route {
     }
 }
 
-/// Codes of answers.
-pub(super) const STALE: u8 = 1;
-pub(super) const INVALID: u8 = 2;
-pub(super) const CORRUPT: u8 = 3;
-pub(super) const UNKNOWN: u8 = 4;
+impl Source for Route {
+    fn look(self: Arc<Self>) {
+        if self.work(LOOK_BYTES).is_err() {
+            // The I/O thread finds the same and ends the path.
+            self.site.pool.nudge(self.seat);
+        }
+    }
 
-fn fault_of(code: u8, window: u64) -> Option<Fault> {
-    match code {
-        0 => None,
-        STALE => Some(Fault::Stale(format!("window {window} is closed"))),
-        INVALID => Some(Fault::Invalid(format!("window {window} does not grant this range or direction"))),
-        CORRUPT => Some(Fault::Corrupt("what has landed differs from what was sent".into())),
-        _ => Some(Fault::Path("the peer does not know the memory that was named".into())),
+    fn sleeps(&self) -> bool {
+        self.posture.caller(&self.rings, true);
+        !self.busy()
+    }
+
+    fn wakes(&self) {
+        self.posture.caller(&self.rings, false);
     }
 }
 
@@ -391,15 +422,22 @@ impl Path for ShmPath {
     fn post(&self, slices: &[Slice]) -> usize {
         let route = &self.0;
         let mut desk = route.desk();
-        let (before, reads) = (desk.next, desk.reads.len());
+        let (before, waiting) = (desk.next, desk.reads.len());
         let taken = route.gate.take(slices, |slice| route.take(&mut desk, slice));
         if desk.next != before {
             route.show(&desk);
         }
-        let reads = desk.reads.len() > reads;
+        let reads = desk.reads.range(waiting..).fold(0, |sum, read| sum + u64::from(read.bytes));
         route.gate.settle(&mut desk.settled);
         drop(desk);
-        route.put(reads);
+        if waiting == 0 && (1..=READ_AT_ONCE_BYTES).contains(&reads) {
+            self.poll();
+            if route.outstanding() {
+                route.put(route.busy());
+            }
+        } else {
+            route.put(reads > 0);
+        }
         taken
     }
 

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::channel::Channel;
-use super::rings::{Answer, Kind, OUTSTANDING_MAX, Request, Rings};
-use super::route::{CORRUPT, INVALID, STALE, UNKNOWN};
-use super::site::{CHUNK_BYTES, Chunk, Segments, Site};
+use super::codes::{CORRUPT, INVALID, STALE, UNKNOWN};
+use super::rings::{Answer, Kind, OUTSTANDING_MAX, Request, Rings, Sleeper};
+use super::site::{CHUNK_BYTES, Chunk, Segment, Segments, Site};
 use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose};
 use crate::mover::reactor::{Accepts, Connection, Turn, ring};
 use crate::mover::{Direction, Fault, Memory, Notice, PeerId, WindowId};
@@ -56,10 +56,14 @@ struct Lane {
     rings: Rings,
     /// Wakes us.
     bell: OwnedFd,
-    /// Wakes the opener.
+    /// Wakes the opener's I/O thread.
     their_bell: OwnedFd,
+    /// Wakes a caller of the opener's process.
+    their_door: OwnedFd,
     served: u32,
     segments: Segments,
+    /// The next request is about a memory that one end has yet to tell of: the channel's next event goes on.
+    stalled: bool,
 }
 
 /// See the module.
@@ -108,15 +112,16 @@ impl Served {
             let text = format!("{address} lives in another epoch than {}", greeting.to_epoch);
             return Err(Fault::Stale(text));
         }
-        let files: Result<[OwnedFd; 3], _> = files.try_into();
+        let files: Result<[OwnedFd; 4], _> = files.try_into();
         let sound = greeting.purpose == Purpose::Lane && greeting.outstanding_max <= OUTSTANDING_MAX;
-        let (Ok([rings, bell, their_bell]), true) = (files, sound) else {
+        let (Ok([rings, bell, their_bell, their_door]), true) = (files, sound) else {
             return Err(Fault::Invalid(format!("{address}: the greeting does not ask for a path")));
         };
         let rings = Rings::adopt(rings, greeting.outstanding_max)
             .map_err(|error| Fault::Invalid(format!("{address}: map the rings: {error}")))?;
         let from = PeerId { address: greeting.text, epoch: greeting.from_epoch };
-        Ok(Lane { from, rings, bell, their_bell, served: 0, segments: Segments::default() })
+        let segments = Segments::default();
+        Ok(Lane { from, rings, bell, their_bell, their_door, served: 0, segments, stalled: false })
     }
 }
 
@@ -132,10 +137,15 @@ impl Lane {
             }
             while self.served != asked {
                 let request = self.rings.request(self.served).ok_or_else(wrong)?;
-                let answer = self.carry_out(&request, site, channel)?;
+                let Some(answer) = self.carry_out(&request, site, channel)? else {
+                    self.stalled = true;
+                    return Ok(Turn::Wait);
+                };
                 self.served = self.served.wrapping_add(1);
-                if self.rings.answer(&Answer { number: request.number, ..answer }) {
-                    ring(&self.their_bell);
+                match self.rings.answer(&Answer { number: request.number, ..answer }) {
+                    Sleeper::Nobody => {}
+                    Sleeper::Thread => ring(&self.their_bell),
+                    Sleeper::Caller => ring(&self.their_door),
                 }
                 left = left.saturating_sub(REQUEST_COST.max(u64::from(request.bytes)));
                 if left == 0 {
@@ -145,27 +155,30 @@ impl Lane {
         }
     }
 
-    fn carry_out(&mut self, request: &Request, site: &Site, channel: &Channel) -> io::Result<Answer> {
-        match request.kind {
-            Kind::Probe => Ok(Answer::default()),
-            Kind::Write => {
-                let code = match self.segments.get(request.segment, channel)? {
-                    Some(source) => write(request, &source, site),
-                    None => UNKNOWN,
-                };
-                Ok(Answer { code, ..Answer::default() })
-            }
+    /// None for what has to wait.
+    fn carry_out(&mut self, request: &Request, site: &Site, channel: &Channel) -> io::Result<Option<Answer>> {
+        let coded = |code| Answer { code, ..Answer::default() };
+        Ok(Some(match request.kind {
+            Kind::Probe => Answer::default(),
+            Kind::Write => match self.segments.get(request.segment, channel)? {
+                Segment::Mapped(source) => coded(write(request, &source, site)),
+                Segment::Awaited => return Ok(None),
+                Segment::Unknown => coded(UNKNOWN),
+            },
             Kind::Notice => {
                 let Some(bytes) = self.rings.notice(request.segment, request.bytes) else {
-                    return Ok(Answer { code: INVALID, ..Answer::default() });
+                    return Ok(Some(coded(INVALID)));
                 };
                 site.inbound.notice(&self.from, Notice { bytes });
-                Ok(Answer::default())
+                Answer::default()
             }
-            Kind::Admit => {
-                Ok(admit(request, site).unwrap_or_else(|code| Answer { code, ..Answer::default() }))
-            }
-        }
+            Kind::Admit => match admit(request, site) {
+                // The reader must have heard of the memory before it hears that it may read it.
+                Ok(answer) if !channel.has_told(answer.segment) => return Ok(None),
+                Ok(answer) => answer,
+                Err(code) => coded(code),
+            },
+        }))
     }
 }
 
@@ -234,9 +247,13 @@ impl Connection for Served {
         let Some(lane) = &mut self.lane else { return self.greet().unwrap_or(Turn::End) };
         if spoken {
             // The end of the channel ends all copies: the opener takes it for our word.
-            if lane.segments.take(&self.channel).is_err() {
+            lane.stalled = false;
+            if self.channel.flush().and_then(|()| lane.segments.take(&self.channel)).is_err() {
                 return Turn::End;
             }
+        }
+        if lane.stalled {
+            return Turn::Wait;
         }
         lane.serve(&self.site, &self.channel).unwrap_or(Turn::End)
     }
@@ -252,6 +269,9 @@ impl Connection for Served {
 
     fn rest(&mut self) -> bool {
         let Some(lane) = &self.lane else { return true };
+        if lane.stalled {
+            return true;
+        }
         lane.rings.server_sleeps(true);
         let more = lane.rings.asked(lane.served) != Some(lane.served);
         if more {

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::ShmConfig;
-use super::channel::{Channel, Packet};
+use super::channel::{Channel, News, Packet};
 use super::windows::Windows;
 use crate::mover::greeting::{Greeting, Purpose};
 use crate::mover::reactor::Pool;
@@ -56,7 +56,8 @@ impl Site {
         let mut channels = self.channels();
         channels.retain(|known| known.strong_count() > 0);
         channels.push(Arc::downgrade(channel));
-        self.registry.all().into_iter().try_for_each(|(number, memory)| tell(channel, number, &memory))
+        let all = self.registry.all().into_iter();
+        all.map(|(number, memory)| News::Shared(number, memory)).try_for_each(|news| channel.tell(news))
     }
 
     /// Takes a memory, and tells all peers.
@@ -68,9 +69,9 @@ impl Site {
         let channels = self.channels();
         let added = self.registry.add(memory);
         for channel in channels.iter().filter_map(Weak::upgrade) {
-            let mut told = added.gone.iter().try_for_each(|number| channel.send_forget(*number));
+            let mut told = added.gone.iter().try_for_each(|number| channel.tell(News::Forgotten(*number)));
             if added.new {
-                told = told.and_then(|()| tell(&channel, added.number, memory));
+                told = told.and_then(|()| channel.tell(News::Shared(added.number, memory.clone())));
             }
             if told.is_err() {
                 // A peer that cannot be told would refuse slices for no reason: its path breaks instead.
@@ -81,15 +82,21 @@ impl Site {
     }
 }
 
-fn tell(channel: &Channel, number: u32, memory: &Memory) -> io::Result<()> {
-    let file = memory.file().expect("only such memories are registered");
-    channel.send_segment(number, memory.bytes() as u64, file)
-}
-
 /// The memories of a peer, as far as it has told of them.
 #[derive(Default)]
 pub(super) struct Segments {
     mapped: BTreeMap<u32, Arc<Memory>>,
+    /// The highest number of which it has told; numbers rise.
+    told: u32,
+}
+
+/// A memory of a peer.
+pub(super) enum Segment {
+    Mapped(Arc<Memory>),
+    /// The peer has yet to tell of it.
+    Awaited,
+    /// It is gone, or never was.
+    Unknown,
 }
 
 impl Segments {
@@ -97,11 +104,20 @@ impl Segments {
     ///
     /// # Errors
     /// As the channel; it is read when the number is not known yet.
-    pub(super) fn get(&mut self, number: u32, channel: &Channel) -> io::Result<Option<Arc<Memory>>> {
+    pub(super) fn get(&mut self, number: u32, channel: &Channel) -> io::Result<Segment> {
         if !self.mapped.contains_key(&number) {
             self.take(channel)?;
         }
-        Ok(self.mapped.get(&number).cloned())
+        Ok(match self.mapped.get(&number) {
+            Some(memory) => Segment::Mapped(memory.clone()),
+            None if number > self.told => Segment::Awaited,
+            None => Segment::Unknown,
+        })
+    }
+
+    /// Whether it is known and not gone.
+    pub(super) fn holds(&self, number: u32) -> bool {
+        self.mapped.contains_key(&number)
     }
 
     /// Takes what the peer has told.
@@ -110,6 +126,9 @@ impl Segments {
     /// As the channel; and when a file cannot be mapped or there are too many.
     pub(super) fn take(&mut self, channel: &Channel) -> io::Result<()> {
         while let Some(packet) = channel.next()? {
+            if let Packet::Segment { number, .. } = packet {
+                self.told = self.told.max(number);
+            }
             match packet {
                 Packet::Segment { number, bytes, file } if !self.mapped.contains_key(&number) => {
                     if self.mapped.len() >= SEGMENTS_MAX {

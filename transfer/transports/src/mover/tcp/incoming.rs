@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::stream::Stream;
 use super::vectored::Target;
-use super::wire::{CHUNK_BYTES, HEAD_BYTES, Head, TAIL_BYTES, Tail, code_of, fold};
+use super::wire::{HEAD_BYTES, Head, STRIDE_BYTES, TAIL_BYTES, Tail, code_of, fold, step_bytes};
 use crate::mover::damage::Damage;
 use crate::mover::greeting::field;
 use crate::mover::{Direction, Exposure, Memory, Permit, Region, WindowId};
@@ -176,8 +176,9 @@ impl Landing {
         if self.landed == self.head.bytes {
             return self.tail(ground);
         }
-        let start = self.landed - self.landed % CHUNK_BYTES;
-        let end = self.head.bytes.min(start.saturating_add(CHUNK_BYTES));
+        let chunk = step_bytes(self.head.verify, STRIDE_BYTES);
+        let start = self.landed - self.landed % chunk;
+        let end = self.head.bytes.min(start.saturating_add(chunk));
         let permit = self.admit(start, end, ground);
         let (memory, base) = match (&self.place, &permit) {
             (_, Some(permit)) => (permit.memory().clone(), permit.at()),

@@ -10,7 +10,7 @@ use super::incoming::{Came, Ground, Incoming, Landing, Place, Step};
 use super::outgoing::{Body, Outgoing};
 use super::route::{LaneDoor, Route, Work};
 use super::stream::{Stream, broken};
-use super::wire::{Head, Kind, TEXT_BYTES_MAX, Tail, fault_of};
+use super::wire::{Head, Kind, STRIDE_BYTES, TEXT_BYTES_MAX, Tail, fault_of};
 use crate::mover::gate::Settled;
 use crate::mover::reactor::{Connection, Turn};
 use crate::mover::{Direction, Fault, Region, Slice};
@@ -21,11 +21,50 @@ const TURN_BYTES: u64 = 4 << 20;
 /// A request that has been sent, or waits to be.
 struct Waiting {
     number: u32,
-    ticket: u64,
-    /// 0 for what is no slice.
+    /// Of the slices in it, one after another, or of what is no slice.
+    tickets: Vec<u64>,
+    /// Of all slices; 0 for what is no slice.
     bytes: u32,
     /// Where a read goes.
     into: Option<(Region, bool)>,
+}
+
+impl Waiting {
+    /// What is no slice.
+    fn word(number: u32, ticket: u64) -> Self {
+        Self { number, tickets: vec![ticket], bytes: 0, into: None }
+    }
+}
+
+/// Slices that follow each other at both ends, to go as one frame.
+struct Run {
+    /// The first, with the bytes of all.
+    slice: Slice,
+    tickets: Vec<u64>,
+}
+
+impl Run {
+    fn of(slice: Slice) -> Self {
+        Self { tickets: vec![slice.ticket], slice }
+    }
+
+    /// Takes one more, if it continues these and they do not become too long.
+    fn takes(&mut self, next: &Slice, most: u32) -> bool {
+        let Slice { direction, local, remote, remote_at, bytes, verify, .. } = &self.slice;
+        let behind = u64::from(*bytes);
+        let continues = next.direction == *direction
+            && next.verify == *verify
+            && next.remote.window == remote.window
+            && next.remote_at == remote_at + behind
+            && Arc::ptr_eq(&next.local.memory, &local.memory)
+            && next.local.at == local.at + behind;
+        let Some(together) = bytes.checked_add(next.bytes).filter(|all| continues && *all <= most) else {
+            return false;
+        };
+        self.slice.bytes = together;
+        self.tickets.push(next.ticket);
+        true
+    }
 }
 
 /// See the module.
@@ -72,40 +111,57 @@ impl Lane {
     }
 
     fn submit(&mut self) {
+        let most = self.route.gate.slice_bytes_max().min(STRIDE_BYTES);
+        let mut run: Option<Run> = None;
         for work in self.door().take() {
             // What was idle has only now begun to wait.
-            self.moved |= !self.waits();
-            let number = self.next;
-            self.next = self.next.wrapping_add(1);
+            self.moved |= !self.waits() && run.is_none();
             match work {
-                Work::Slice(slice) => self.submit_slice(number, slice),
+                Work::Slice(slice) if run.as_mut().is_some_and(|run| run.takes(&slice, most)) => {}
+                Work::Slice(slice) => {
+                    let before = run.replace(Run::of(slice));
+                    self.submit_run(before);
+                }
                 Work::Notice(ticket, notice) => {
+                    self.submit_run(run.take());
+                    let number = self.number();
                     let bytes = u32::try_from(notice.bytes.len()).expect("checked when it was taken");
                     let head = Head { bytes, ..Head::new(Kind::Notice, number) };
                     self.outgoing.push(&head, Body::Bytes(notice.bytes), false);
-                    self.acks.push_back(Waiting { number, ticket, bytes: 0, into: None });
+                    self.acks.push_back(Waiting::word(number, ticket));
                 }
                 Work::Probe(ticket) => {
+                    self.submit_run(run.take());
+                    let number = self.number();
                     self.outgoing.push(&Head::new(Kind::Probe, number), Body::None, false);
-                    self.acks.push_back(Waiting { number, ticket, bytes: 0, into: None });
+                    self.acks.push_back(Waiting::word(number, ticket));
                 }
             }
         }
+        self.submit_run(run);
     }
 
-    fn submit_slice(&mut self, number: u32, slice: Slice) {
-        let Slice { ticket, bytes, verify, .. } = slice;
+    fn number(&mut self) -> u32 {
+        let number = self.next;
+        self.next = self.next.wrapping_add(1);
+        number
+    }
+
+    fn submit_run(&mut self, run: Option<Run>) {
+        let Some(Run { slice, tickets }) = run else { return };
+        let number = self.number();
+        let Slice { bytes, verify, .. } = slice;
         let (window, at) = (slice.remote.window.0, slice.remote_at);
         let head = |kind| Head { verify, bytes, window, at, ..Head::new(kind, number) };
         match slice.direction {
             Direction::Write => {
                 let body = Body::Memory(slice.local.memory, slice.local.at);
                 self.outgoing.push(&head(Kind::Write), body, verify);
-                self.acks.push_back(Waiting { number, ticket, bytes, into: None });
+                self.acks.push_back(Waiting { number, tickets, bytes, into: None });
             }
             Direction::Read => {
                 self.outgoing.push(&head(Kind::Read), Body::None, false);
-                self.reads.push_back(Waiting { number, ticket, bytes, into: Some((slice.local, verify)) });
+                self.reads.push_back(Waiting { number, tickets, bytes, into: Some((slice.local, verify)) });
             }
         }
     }
@@ -216,7 +272,7 @@ impl Lane {
                     return Err(out_of_step("it refuses what was not asked for"));
                 };
                 let waiting = queue.remove(at).expect("just found");
-                self.settle(&waiting, Some(fault_of(landing.head.code, text)));
+                self.settle(&waiting, Some(&fault_of(landing.head.code, text)));
             }
             _ => {
                 let waiting = self.reads.pop_front().expect("looked at when it began");
@@ -225,23 +281,26 @@ impl Lane {
                     0 => Some(Fault::Corrupt("what was read differs from what was sent".into())),
                     code => Some(fault_of(code, "the window was closed while it was read".into())),
                 };
-                self.settle(&waiting, fault);
+                self.settle(&waiting, fault.as_ref());
             }
         }
         Ok(())
     }
 
-    fn settle(&mut self, waiting: &Waiting, fault: Option<Fault>) {
+    fn settle(&mut self, waiting: &Waiting, fault: Option<&Fault>) {
         let gate = &self.route.gate;
-        self.settled.completions.push(match fault {
-            Some(fault) => gate.failed(waiting.ticket, fault),
-            None if waiting.bytes == 0 => gate.notified(waiting.ticket),
-            None => gate.done(waiting.ticket),
-        });
+        for &ticket in &waiting.tickets {
+            self.settled.completions.push(match fault {
+                Some(fault) => gate.failed(ticket, fault.clone()),
+                None if waiting.bytes == 0 => gate.notified(ticket),
+                None => gate.done(ticket),
+            });
+        }
+        let count = u32::try_from(waiting.tickets.len()).expect("no more than are outstanding");
         if waiting.bytes == 0 {
-            self.settled.notices += 1;
+            self.settled.notices += count;
         } else {
-            self.settled.slices += 1;
+            self.settled.slices += count;
             self.settled.bytes += u64::from(waiting.bytes);
             self.route.doors[self.index].relieve(u64::from(waiting.bytes));
         }
@@ -294,18 +353,59 @@ impl Connection for Lane {
         let fault = self.route.gate.fault();
         let waiting: Vec<Waiting> = self.acks.drain(..).chain(self.reads.drain(..)).collect();
         for one in waiting {
-            self.settle(&one, Some(fault.clone()));
+            self.settle(&one, Some(&fault));
         }
         for work in self.door().rest() {
             let (ticket, bytes) = match work {
                 Work::Slice(slice) => (slice.ticket, slice.bytes),
                 Work::Notice(ticket, _) | Work::Probe(ticket) => (ticket, 0),
             };
-            self.settle(&Waiting { number: 0, ticket, bytes, into: None }, Some(fault.clone()));
+            self.settle(&Waiting { bytes, ..Waiting::word(0, ticket) }, Some(&fault));
         }
         let route = self.route.clone();
         route.gate.settle(&mut self.settled);
         drop(self);
         route.lane_is_cut();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mover::{Location, Memory, RemoteSegment, WindowId};
+
+    #[test]
+    fn only_slices_that_follow_each_other_at_both_ends_are_one_run() {
+        let memory = || Memory::private(1 << 16, Location::Anywhere).unwrap();
+        let window =
+            |number| Arc::new(RemoteSegment { window: WindowId(number), bytes: 1 << 16, access: Vec::new() });
+        let (ours, remote) = (memory(), window(1));
+        let first = Slice {
+            ticket: 1,
+            direction: Direction::Write,
+            local: Region { memory: ours.clone(), at: 100 },
+            remote: remote.clone(),
+            remote_at: 500,
+            bytes: 50,
+            verify: false,
+        };
+        let behind = Region { memory: ours, at: 150 };
+        let next = Slice { ticket: 2, local: behind.clone(), remote_at: 550, ..first.clone() };
+        let mut run = Run::of(first);
+        for odd in [
+            Slice { direction: Direction::Read, ..next.clone() },
+            Slice { verify: true, ..next.clone() },
+            Slice { remote_at: 551, ..next.clone() },
+            Slice { remote: window(2), ..next.clone() },
+            Slice { local: Region { at: 149, ..behind.clone() }, ..next.clone() },
+            Slice { local: Region { memory: memory(), at: 150 }, ..next.clone() },
+            Slice { bytes: 51, ..next.clone() },
+            Slice { bytes: u32::MAX, ..next.clone() },
+        ] {
+            assert!(!run.takes(&odd, 100), "{odd:?}");
+        }
+        assert!(run.takes(&next, 100));
+        assert_eq!((run.slice.bytes, run.slice.remote_at, &run.tickets[..]), (100, 500, &[1, 2][..]));
+        assert!(!run.takes(&Slice { bytes: 1, remote_at: 600, ..next }, 100), "it is long enough");
     }
 }

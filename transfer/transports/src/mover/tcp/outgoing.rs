@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::stream::Stream;
 use super::vectored::Gathered;
-use super::wire::{CHUNK_BYTES, HEAD_BYTES, Head, Kind, TAIL_BYTES, TEXT_BYTES_MAX, Tail, code_of, fold};
+use super::wire::{HEAD_BYTES, Head, Kind, TAIL_BYTES, TEXT_BYTES_MAX, Tail, code_of, fold, step_bytes};
 use crate::mover::{Direction, Exposure, Fault, Memory, Permit, WindowId};
 
 /// Pieces handed to one call.
@@ -46,9 +46,9 @@ impl Frame {
     }
 
     /// How much of the body is sent, and where the chunk ends that is next.
-    fn chunk(&self) -> (u64, u64) {
+    fn chunk(&self, stride: u32) -> (u64, u64) {
         let from = self.sent.saturating_sub(HEAD_BYTES as u64).min(self.body_bytes);
-        let chunk = u64::from(CHUNK_BYTES);
+        let chunk = u64::from(step_bytes(self.verify, stride));
         (from, ((from / chunk + 1) * chunk).min(self.body_bytes))
     }
 }
@@ -86,6 +86,7 @@ struct Batch {
     permits: Vec<Permit>,
     tails: Vec<[u8; TAIL_BYTES]>,
     bytes: u64,
+    stride: u32,
 }
 
 /// Frames that wait, in order.
@@ -127,9 +128,9 @@ impl Outgoing {
         self.push(&head, Body::Bytes(text), false);
     }
 
-    /// One call: sends up to about a chunk.
+    /// One call: sends up to about a stride.
     pub(super) fn send(&mut self, stream: &mut Stream, exposure: &Arc<Exposure>) -> io::Result<Sent> {
-        let batch = self.prepare(exposure);
+        let batch = self.prepare(exposure, stream.stride_bytes());
         let mut gathered = Gathered::default();
         for span in &batch.spans {
             self.gather(span, &batch, &mut gathered);
@@ -146,17 +147,17 @@ impl Outgoing {
         }
     }
 
-    fn prepare(&mut self, exposure: &Arc<Exposure>) -> Batch {
-        let mut batch = Batch::default();
+    fn prepare(&mut self, exposure: &Arc<Exposure>, stride: u32) -> Batch {
+        let mut batch = Batch { stride, ..Batch::default() };
         for (index, frame) in self.frames.iter_mut().enumerate() {
-            if batch.spans.len() + 3 > PIECES_MAX || batch.bytes >= u64::from(CHUNK_BYTES) {
+            if batch.spans.len() + 3 > PIECES_MAX || batch.bytes >= u64::from(stride) {
                 break;
             }
             let head = HEAD_BYTES as u64;
             if frame.sent < head {
                 batch.add(index, frame.sent, head - frame.sent, Source::Head);
             }
-            let (from, end) = frame.chunk();
+            let (from, end) = frame.chunk(stride);
             if from < end {
                 batch.body(index, frame, (from, end), exposure);
             }
@@ -219,7 +220,7 @@ impl Batch {
     /// Adds a body up to the end of its chunk, summed. A window closed meanwhile spoils the frame: the reader
     /// gets zeros for the rest and the code in the tail.
     fn body(&mut self, index: usize, frame: &mut Frame, (from, end): (u64, u64), exposure: &Arc<Exposure>) {
-        let start = from - from % u64::from(CHUNK_BYTES);
+        let start = from - from % u64::from(step_bytes(frame.verify, self.stride));
         let sums = frame.verify && frame.summed < end;
         let source = match &frame.body {
             Body::None | Body::Bytes(_) => Source::Body,

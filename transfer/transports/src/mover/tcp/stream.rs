@@ -9,6 +9,7 @@ use rustix::net::sockopt;
 use rustls::Connection;
 
 use super::vectored::{self, Gathered, Target};
+use super::wire::{CHUNK_BYTES, STRIDE_BYTES};
 use crate::mover::Fault;
 
 /// What TLS may hold that the socket has not taken.
@@ -60,6 +61,12 @@ impl Stream {
             _ if taken == 0 => Err(io::ErrorKind::WouldBlock.into()),
             _ => Ok(taken),
         }
+    }
+
+    /// Bytes offered to one [`Stream::send`], at most about. TLS takes all of them at once, or its buffer would be
+    /// full where the socket is not, of which nobody tells.
+    pub(super) fn stride_bytes(&self) -> u32 {
+        if self.tls.is_some() { CHUNK_BYTES } else { STRIDE_BYTES }
     }
 
     /// Whether something waits for the socket to take it.

@@ -20,8 +20,16 @@ pub(super) const HEAD_BYTES: usize = 32;
 pub(super) const TAIL_BYTES: usize = 16;
 /// Body of a refusal, at most.
 pub(super) const TEXT_BYTES_MAX: usize = 512;
-/// Bytes that are summed, sent and landed at a time, and that a permit is held for.
+/// Bytes that are summed at a time, while they are in the cache.
 pub(super) const CHUNK_BYTES: u32 = 256 << 10;
+/// Bytes that go by one call where nothing is summed, and that one frame has at most when it stands for several
+/// slices.
+pub(super) const STRIDE_BYTES: u32 = 1 << 20;
+
+/// Bytes of a body that are sent or landed at a time, and that a permit is held for: at most a stride.
+pub(super) fn step_bytes(verify: bool, stride: u32) -> u32 {
+    if verify { CHUNK_BYTES } else { stride }
+}
 
 /// What a frame says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

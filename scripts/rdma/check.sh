@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Lints the code that only the RDMA features compile: without headers of libibverbs, for what is shipped looks for it
+# when it runs.
+# Usage: scripts/rdma/check.sh
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here/../.."
+cargo=${CARGO:-cargo}
+if [ "$(uname -s)-$(uname -m)" != Linux-x86_64 ] || ! command -v dpkg-query >/dev/null; then
+    echo "rdma: not linted here, for the features are built from Debian packages on x86-64 (docs/rdma.md)" >&2
+    exit 0
+fi
+"$here/ready.sh"
+export LIBCLANG_PATH=${LIBCLANG_PATH:-/usr/lib/llvm-14/lib}
+"$cargo" clippy --locked --package baton-transports --features rdma-dlopen --all-targets -- -D warnings
+"$cargo" clippy --locked --package baton --features rdma-dlopen --bins -- -D warnings

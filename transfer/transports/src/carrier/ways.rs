@@ -1,0 +1,155 @@
+//! Which transports a node has: shared memory for peers of its host, RDMA where that is built in and there are
+//! devices, TCP.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::{CarrierConfig, Deaf};
+use crate::mover::{
+    Exposure, Fault, Inbound, Memory, PeerId, ShmConfig, ShmTransport, TcpConfig, TcpTls, TcpTransport,
+    Transport,
+};
+
+/// See the module.
+pub(super) struct Ways {
+    /// The preferred first.
+    pub(super) transports: Vec<Arc<dyn Transport>>,
+    /// Who this node is to its peers, whatever the transport.
+    pub(super) me: PeerId,
+    /// What there is, and what is not used and why.
+    pub(super) words: Vec<String>,
+}
+
+impl Ways {
+    /// Starts what there is.
+    pub(super) fn find(
+        config: &CarrierConfig,
+        epoch: u64,
+        tls: Option<TcpTls>,
+        exposure: &Arc<Exposure>,
+    ) -> Result<Self, String> {
+        let inbound: Arc<dyn Inbound> = Arc::new(Deaf);
+        let node = Node { epoch, tls, exposure, inbound: &inbound };
+        let (tcp, rdma) = tcp_and_rdma(config.listen, &node)?;
+        let mut ways = Self { transports: Vec::new(), me: tcp.peer_id(), words: Vec::new() };
+        if config.shared_memory {
+            let shm = ShmConfig::new(&ways.me.address, epoch);
+            let shm = ShmTransport::start(shm, exposure.clone(), inbound.clone());
+            ways.add(shm.map_err(|error| format!("shared memory: {error}"))?);
+        }
+        match rdma {
+            Ok(rdma) => ways.add(rdma),
+            Err(why) => ways.words.push(format!("not rdma ({why})")),
+        }
+        ways.add(tcp);
+        Ok(ways)
+    }
+
+    fn add(&mut self, transport: Arc<dyn Transport>) {
+        self.words.push(format!("{} ({})", transport.name(), transport.devices().join(", ")));
+        self.transports.push(transport);
+    }
+
+    /// Keeps the transports that reach these memories: a device may not be allowed to pin so much.
+    pub(super) fn keep_reaching(&mut self, memories: &[Arc<Memory>]) {
+        let words = &mut self.words;
+        self.transports.retain(|transport| {
+            let reached = memories.iter().try_for_each(|memory| transport.register(memory));
+            if let Err(fault) = &reached {
+                words.retain(|word| !word.starts_with(transport.name()));
+                words.push(format!("not {} ({})", transport.name(), text_of(fault)));
+                transport.shutdown();
+            }
+            reached.is_ok()
+        });
+    }
+}
+
+fn text_of(fault: &Fault) -> &str {
+    match fault {
+        Fault::Path(text)
+        | Fault::Silent(text)
+        | Fault::Stale(text)
+        | Fault::Invalid(text)
+        | Fault::Corrupt(text) => text,
+    }
+}
+
+/// What every transport of a node is told.
+struct Node<'a> {
+    /// Its life.
+    epoch: u64,
+    /// How it proves itself, and has others prove themselves, over TCP.
+    tls: Option<TcpTls>,
+    /// Its windows.
+    exposure: &'a Arc<Exposure>,
+    /// Who is told of notices.
+    inbound: &'a Arc<dyn Inbound>,
+}
+
+/// RDMA, or why not.
+type Rdma = Result<Arc<dyn Transport>, String>;
+
+fn tcp_at(listen: SocketAddr, node: &Node<'_>) -> Result<Arc<TcpTransport>, String> {
+    let config = TcpConfig { io_threads: 1, tls: node.tls.clone(), ..TcpConfig::new(listen, node.epoch) };
+    TcpTransport::start(config, node.exposure.clone(), node.inbound.clone())
+        .map_err(|error| format!("listening: {error}"))
+}
+
+#[cfg(not(any(feature = "rdma", feature = "rdma-dlopen")))]
+fn tcp_and_rdma(listen: IpAddr, node: &Node<'_>) -> Result<(Arc<TcpTransport>, Rdma), String> {
+    Ok((tcp_at(SocketAddr::new(listen, 0), node)?, Err("it is not built in".to_owned())))
+}
+
+#[cfg(any(feature = "rdma", feature = "rdma-dlopen"))]
+fn tcp_and_rdma(listen: IpAddr, node: &Node<'_>) -> Result<(Arc<TcpTransport>, Rdma), String> {
+    use crate::mover::rdma::{RdmaConfig, RdmaNode, RdmaTransport};
+
+    /// Pairs of ports tried before RDMA is done without.
+    const TRIES: usize = 8;
+    if node.tls.is_some() {
+        let tcp = tcp_at(SocketAddr::new(listen, 0), node)?;
+        return Ok((tcp, Err("the cluster speaks TLS, which RDMA does not".to_owned())));
+    }
+    // Peers look for the handshake one port above TCP's, so it takes its port first.
+    let config = RdmaConfig { handshake_port_offset: 1, ..RdmaConfig::default() };
+    for _ in 0..TRIES {
+        let Ok(above) = std::net::TcpListener::bind((listen, 0)) else { break };
+        let port = above.local_addr().map_or(0, |address| address.port().saturating_sub(1));
+        let Ok(tcp) = tcp_at(SocketAddr::new(listen, port), node) else { continue };
+        let (exposure, inbound) = (node.exposure.clone(), node.inbound.clone());
+        let node = RdmaNode { id: tcp.peer_id(), exposure, inbound };
+        let started = RdmaTransport::start(config, above, node);
+        let rdma = started.map(|rdma| rdma as Arc<dyn Transport>);
+        return Ok((tcp, rdma.map_err(|fault| text_of(&fault).to_owned())));
+    }
+    let tcp = tcp_at(SocketAddr::new(listen, 0), node)?;
+    Ok((tcp, Err("no two ports side by side are free".to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mover::{Location, Pages};
+
+    fn names(ways: &Ways) -> Vec<&'static str> {
+        ways.transports.iter().map(|transport| transport.name()).filter(|name| *name != "rdma").collect()
+    }
+
+    #[test]
+    fn what_cannot_reach_the_memory_is_left_out_and_named() {
+        let config =
+            CarrierConfig { listen: [127, 0, 0, 1].into(), arena_bytes: 1 << 20, shared_memory: true };
+        let mut ways = Ways::find(&config, 1, None, &Exposure::new(1 << 32)).unwrap();
+        assert_eq!(names(&ways), ["shm", "tcp"]);
+        assert!(ways.words.iter().any(|word| word.contains("rdma")), "{:?}", ways.words);
+        let shared = Memory::shared(4_096, Pages::Ordinary, Location::Anywhere).unwrap();
+        ways.keep_reaching(std::slice::from_ref(&shared));
+        assert_eq!(names(&ways), ["shm", "tcp"]);
+        // Peers cannot map it.
+        ways.keep_reaching(&[Memory::private(4_096, Location::Anywhere).unwrap()]);
+        assert_eq!(names(&ways), ["tcp"]);
+        assert!(ways.words.iter().any(|word| word.starts_with("not shm (")), "{:?}", ways.words);
+        ways.transports.iter().for_each(|transport| transport.shutdown());
+    }
+}

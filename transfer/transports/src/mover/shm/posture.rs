@@ -1,0 +1,64 @@
+//! Who sleeps of those that take a path's answers, so that the server wakes the right one.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::rings::{Rings, Sleeper};
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Posture {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    thread_asleep: bool,
+    /// Callers that wait for their queue.
+    callers: u32,
+}
+
+impl Posture {
+    /// The I/O thread is about to sleep, or awake again.
+    pub(super) fn thread(&self, rings: &Rings, asleep: bool) {
+        self.change(rings, |state| state.thread_asleep = asleep);
+    }
+
+    /// A caller is about to sleep, or awake again.
+    pub(super) fn caller(&self, rings: &Rings, asleep: bool) {
+        self.change(rings, |state| if asleep { state.callers += 1 } else { state.callers -= 1 });
+    }
+
+    /// Told under the lock, so that what was decided last is told last.
+    fn change(&self, rings: &Rings, change: impl FnOnce(&mut State)) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut state);
+        rings.opener_sleeps(match *state {
+            State { callers: 1.., .. } => Sleeper::Caller,
+            State { thread_asleep: true, .. } => Sleeper::Thread,
+            State { .. } => Sleeper::Nobody,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mover::shm::rings::Answer;
+
+    #[test]
+    fn callers_are_woken_before_the_thread_and_the_thread_before_nobody() {
+        let (rings, posture) = (Rings::create(4).unwrap(), Posture::default());
+        let wakes = || rings.answer(&Answer::default());
+        assert_eq!(wakes(), Sleeper::Nobody);
+        posture.thread(&rings, true);
+        posture.caller(&rings, true);
+        posture.caller(&rings, true);
+        assert_eq!((wakes(), wakes()), (Sleeper::Caller, Sleeper::Nobody));
+        posture.caller(&rings, false);
+        assert_eq!(wakes(), Sleeper::Caller);
+        posture.caller(&rings, false);
+        assert_eq!(wakes(), Sleeper::Thread);
+        posture.thread(&rings, false);
+        assert_eq!(wakes(), Sleeper::Nobody);
+    }
+}
