@@ -200,7 +200,7 @@ fn one_policy_reaches_every_conductor_and_a_bad_one_none() {
     };
     in_force(30_000_000);
     let policy = |ttft_us: u64| {
-        let text = format!("[scheduler]\nblock_tokens = 16\n[[scheduler.classes]]\nname = \"default\"\n");
+        let text = "[scheduler]\nblock_tokens = 16\n[[scheduler.classes]]\nname = \"default\"\n";
         format!("{text}ttft_us = {ttft_us}\n")
     };
     let file = |text: &str| std::fs::write(place.path().join("baton.toml"), text).unwrap();
