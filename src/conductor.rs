@@ -10,6 +10,7 @@ mod fleet;
 mod inbox;
 pub mod journal;
 mod lead;
+mod names;
 mod orders;
 mod policy;
 mod session;

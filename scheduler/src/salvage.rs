@@ -311,11 +311,13 @@ mod tests {
     use alloc::vec;
     use baton_types::Rng;
 
+    /// A chain, and its keepers that have not given it up with what each had taken in.
+    type Kept = (Vec<BlockHash>, Vec<(InstanceId, u64)>);
+
     /// Every use ever, in a list: what [`Salvage`] must answer, worked out the long way.
     #[derive(Default)]
     struct Naive {
-        /// Chain, its keepers that have not given it up, and what each had taken in.
-        uses: Vec<(Vec<BlockHash>, Vec<(InstanceId, u64)>)>,
+        uses: Vec<Kept>,
         taken_in: [u64; 4],
         loses: [bool; 4],
     }
@@ -335,9 +337,7 @@ mod tests {
 
         fn due(&mut self, at: InstanceId, held_blocks: u64, leaves: bool) -> Option<Vec<BlockHash>> {
             loop {
-                let mine = |(_, keepers): &(Vec<BlockHash>, Vec<(InstanceId, u64)>)| {
-                    keepers.iter().position(|(keeper, _)| *keeper == at)
-                };
+                let mine = |(_, keepers): &Kept| keepers.iter().position(|(keeper, _)| *keeper == at);
                 let (oldest, place) = self.uses.iter().enumerate().find_map(|(n, u)| Some((n, mine(u)?)))?;
                 let since = self.taken_in[at.index()] - self.uses[oldest].1[place].1;
                 let aged = self.loses[at.index()] && since * 1000 >= held_blocks * AGED_PERMILLE;

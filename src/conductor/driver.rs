@@ -15,6 +15,7 @@ use super::fleet::Fleet;
 use super::inbox::{Inbox, Message, WeakInbox};
 use super::journal::{JournalSettings, JournalWriter};
 use super::lead::Lead;
+use super::names::Names;
 use super::policy::StagePolicy;
 use super::session::{Heard, Phase, Session, Turn};
 use super::status::{Decisions, chosen, in_words};
@@ -52,6 +53,8 @@ pub struct Driver {
     pub(super) now_us: u64,
     pub(super) sessions: BTreeMap<RequestId, Session>,
     pub(super) fleet: Fleet,
+    /// Full keys of what the core calls by short names.
+    pub(super) names: Names,
     /// Inputs that follow from carrying out effects.
     pub(super) pending: VecDeque<Input>,
     pub(super) policy: StagePolicy,
@@ -114,6 +117,7 @@ impl Driver {
             now_us: 0,
             sessions: BTreeMap::new(),
             fleet: Fleet::default(),
+            names: Names::default(),
             pending: VecDeque::new(),
             policy: StagePolicy::new(&config),
             config,
@@ -303,6 +307,7 @@ impl Driver {
     pub(super) fn arrive(&mut self, request: RequestId) {
         let Some(session) = self.sessions.get(&request) else { return };
         let submission = &session.submission;
+        self.names.learn(&submission.chain);
         let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
         self.step(Input::RequestArrived(Request {
             id: request,

@@ -2,7 +2,7 @@
 
 use baton_router::{Event, Refusal};
 use baton_scheduler::{Effect, FailStage, FetchPlan, Input, RejectReason, Rejection};
-use baton_types::{BlockKey, InstanceId, RequestId, Role};
+use baton_types::{InstanceId, RequestId, Role};
 use baton_wire::v1;
 
 use super::driver::Driver;
@@ -131,13 +131,16 @@ impl Driver {
             self.pending.push_back(Input::ReplicateFinished { to });
             return;
         }
+        let keys = self.names.full(chain);
+        if keys.is_empty() {
+            self.pending.push_back(Input::ReplicateFinished { to });
+            return;
+        }
         self.metrics.copied(if self.fleet.get(to).is_some_and(|n| n.role == Role::Store) {
             "store"
         } else {
             "peer"
         });
-        // The holder knows the full keys of these short names.
-        let keys: Vec<BlockKey> = chain.iter().map(|hash| BlockKey(u128::from(hash.0))).collect();
         let order = v1::Replicate { from: peer, chain: baton_wire::pack_keys(&keys) };
         self.push(to, RequestId(0), 0, v1::order::Order::Replicate(order));
     }

@@ -4,6 +4,7 @@
 //! tokens have been seen here: those of every prompt and answer are; those of copies that came by name, and of
 //! blocks that an earlier life left on flash, are not, and such blocks stay untold.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use baton_events::hash::Rolling;
@@ -89,8 +90,8 @@ impl Names {
         for (key, block) in chain.iter().zip(tokens.chunks_exact(self.block_tokens)) {
             let name = rolling.push(block);
             let hash = key.short();
-            if !self.named.contains_key(&hash) {
-                self.named.insert(hash, Named { name, parent, tokens: block.to_vec(), tiers: [false; 3] });
+            if let Entry::Vacant(place) = self.named.entry(hash) {
+                place.insert(Named { name, parent, tokens: block.to_vec(), tiers: [false; 3] });
                 self.awaited.push_back(hash);
             }
             parent = Some(name);

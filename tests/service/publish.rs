@@ -106,7 +106,8 @@ fn an_indexer_that_follows_a_node_knows_what_it_holds() {
     });
     watched(&service, &live, &replay);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(tokio::time::timeout(LONG, subscribed(&live, &replay))).unwrap();
+    let seen = runtime.block_on(async { tokio::time::timeout(LONG, subscribed(&live, &replay)).await });
+    seen.unwrap();
 }
 
 /// `baton events watch` tells it to people and scripts.

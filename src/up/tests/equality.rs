@@ -113,7 +113,7 @@ async fn drain(cluster: &Cluster, drain: bool) {
 async fn lent_memory_never_changes_an_answer() {
     let engine = small_model(pool(40));
     let tune = |config: &mut crate::config::Config| config.scheduler.prior_output_tokens = 4;
-    let mut cluster = Cluster::start("1p1d1s", &engine, tune).await;
+    let mut cluster = Cluster::start("1p2d1s", &engine, tune).await;
     compare(&cluster, 25, 21).await;
     let status = cluster.status().await;
     assert!(status.counters["saves"] > 0, "{:?}", status.counters);
