@@ -6,6 +6,7 @@
 
 #[cfg(feature = "extension")]
 mod bindings;
+pub mod c;
 pub mod engine;
 mod failure;
 mod maps;

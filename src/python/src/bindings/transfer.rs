@@ -241,7 +241,7 @@ impl TransferEngine {
         transport_hint: &str,
     ) -> i32 {
         let _ = transport_hint;
-        let notice = notify.map(|notify| notify.encode());
+        let notice = notify.map(|notify| notify.note());
         let pieces = [Piece { local: buffer, remote: peer_buffer_address, bytes: length }];
         self.code(py, |engine| match notice {
             None => engine.run(target_hostname, opcode.into(), &pieces),
@@ -296,7 +296,7 @@ impl TransferEngine {
         transport_hint: &str,
     ) -> i32 {
         let _ = transport_hint;
-        let notice = notify.map(|notify| notify.encode());
+        let notice = notify.map(|notify| notify.note());
         self.code(py, |engine| {
             let pieces = pieces(&buffers, &peer_buffer_addresses, &lengths)?;
             match notice {
@@ -428,7 +428,7 @@ impl TransferEngine {
 
     /// Notices that peers have left.
     fn get_notifies(&self, py: Python<'_>) -> Vec<TransferNotify> {
-        let notices = self.run(py, |engine| Ok(engine.notices())).unwrap_or_default();
-        notices.iter().map(|bytes| TransferNotify::decode(bytes)).collect()
+        let notes = self.run(py, |engine| Ok(engine.notes())).unwrap_or_default();
+        notes.into_iter().map(Into::into).collect()
     }
 }

@@ -3,6 +3,7 @@
 
 mod ends;
 mod moving;
+mod note;
 mod pieces;
 mod ranges;
 
@@ -15,6 +16,7 @@ use baton_transports::mover::{Batch, Direction, Grant, Mover, Notice, Op, Pages}
 use baton_transports::mover::{Location, Memory, Region};
 
 pub use self::moving::{Moving, State};
+pub use self::note::Note;
 pub use self::pieces::Piece;
 
 use self::ends::Inbox;
@@ -193,14 +195,14 @@ impl Engine {
         target: &str,
         way: Direction,
         pieces: &[Piece],
-        notice: Vec<u8>,
+        note: Note,
     ) -> Result<(), Failure> {
-        self.start_moving(target, way, pieces, Some(notice))?.wait()
+        self.start_moving(target, way, pieces, Some(note))?.wait()
     }
 
     /// Notices that peers have left, oldest first.
-    pub fn notices(&self) -> Vec<Vec<u8>> {
-        self.inbox.take()
+    pub fn notes(&self) -> Vec<Note> {
+        self.inbox.take().iter().map(|bytes| Note::decode(bytes)).collect()
     }
 
     /// Begins to move pieces; dropping what is returned gives up on them.
@@ -213,20 +215,20 @@ impl Engine {
         target: &str,
         way: Direction,
         pieces: &[Piece],
-        notice: Option<Vec<u8>>,
+        note: Option<Note>,
     ) -> Result<Moving, Failure> {
         let named = |failure: Failure| {
             let verb = if way == Direction::Write { "write to" } else { "read from" };
             Failure::new(failure.code, format!("{verb} {target}: {}", failure.text))
         };
         let mut moving = Moving::new(self.mover.clone(), target, way);
-        if pieces.is_empty() && notice.is_none() {
+        if pieces.is_empty() && note.is_none() {
             return Ok(moving);
         }
         let published = self.look(target).map_err(named)?;
         let (mut ops, used) = pieces::plan(pieces, way, &self.ranges, &published).map_err(named)?;
         moving.hold(used);
-        let mut notice = notice.map(|bytes| Notice { bytes });
+        let mut notice = note.map(|note| Notice { bytes: note.encode() });
         while !ops.is_empty() || notice.is_some() {
             let rest = ops.split_off(ops.len().min(BATCH_OPS));
             let (ops, last) = (std::mem::replace(&mut ops, rest), ops.is_empty());

@@ -131,7 +131,7 @@ fn odd() -> String {
 
 fn clear_all(client: &mut Client) -> Result<u64, String> {
     let Reply::Integer(held) = client.call(&[b"DBSIZE"])? else { return Err(odd()) };
-    client.call(&[b"FLUSHDB"])?;
+    client.call(&[b"FLUSHDB"]).map_err(|refusal| format!("{refusal} (baton store serve --allow-flush)"))?;
     Ok(u64::try_from(held).unwrap_or(0))
 }
 

@@ -18,7 +18,7 @@ const CONNECT: Duration = Duration::from_secs(1);
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// Commands outstanding, and bytes of those that have long replies: both sides can always hold that much, so that
 /// none waits for the other to read.
-const OUTSTANDING: usize = 64;
+const OUTSTANDING: usize = 128;
 const OUTSTANDING_BYTES: usize = 16 << 10;
 /// Values up to here are copied together, so that one call of the system sends several.
 const SMALL_BYTES: u64 = 16 << 10;
@@ -205,7 +205,13 @@ impl Session {
         let lost = |e: io::Error| format!("{}: {e}", verb.to_ascii_lowercase());
         let (mut asked, mut waiting_bytes) = (0, 0);
         for heard in 0..keys.len() {
-            while asked < keys.len() && asked < heard + OUTSTANDING && waiting_bytes < OUTSTANDING_BYTES {
+            // Filled up when half is left, so that one call of the system sends many.
+            let fills = asked - heard <= OUTSTANDING / 2;
+            while fills
+                && asked < keys.len()
+                && asked < heard + OUTSTANDING
+                && waiting_bytes < OUTSTANDING_BYTES
+            {
                 if allowed(&keys[asked].1) {
                     self.command(&[verb.as_bytes(), keys[asked].1.as_bytes()]);
                     waiting_bytes += keys[asked].1.len();
@@ -241,9 +247,11 @@ impl Session {
             if allowed(key) {
                 self.set(key.as_bytes(), &values[*at]).map_err(lost)?;
             }
-            while heard + OUTSTANDING <= sent {
-                answers[heard] = Some(self.stored(&keys[heard].1).map_err(lost)?);
-                heard += 1;
+            if sent - heard >= OUTSTANDING {
+                for _ in 0..OUTSTANDING / 2 {
+                    answers[heard] = Some(self.stored(&keys[heard].1).map_err(lost)?);
+                    heard += 1;
+                }
             }
         }
         for heard in heard..keys.len() {

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use baton_python::Failure;
-use baton_python::engine::{Engine, Piece, State};
+use baton_python::engine::{Engine, Note, Piece, State};
 use baton_transports::mover::Direction;
 
 use crate::scene::{Held, engine, target};
@@ -82,6 +82,10 @@ fn memory_taken_off_is_reached_by_nobody_any_more() {
     assert!(go().unwrap_err().text.contains("not registered here"));
 }
 
+fn note() -> Note {
+    Note { name: "who".into(), msg: "there".into() }
+}
+
 #[test]
 fn what_is_begun_can_be_asked_about_and_notices_come_after_the_bytes() {
     let (here, there) = (engine(), engine());
@@ -99,8 +103,10 @@ fn what_is_begun_can_be_asked_about_and_notices_come_after_the_bytes() {
     assert_eq!(moving.state(), State::Done);
     assert_eq!(there.copy(to + bytes - 5, 5).unwrap(), b"last!");
     assert_eq!(here.first_address(&target(&there)), Ok(to));
-    here.run_and_tell(&target(&there), Direction::Write, &all, b"there".to_vec()).unwrap();
-    assert_eq!(there.notices(), [b"there".to_vec()]);
+    here.run_and_tell(&target(&there), Direction::Write, &all, note()).unwrap();
+    assert_eq!(there.notes(), [note()]);
+    here.run_and_tell(&target(&there), Direction::Write, &[], note()).unwrap();
+    assert_eq!(there.notes(), [note()], "alone too");
     drop(here.start_moving(&target(&there), Direction::Write, &all, None).unwrap());
     here.unregister(from).unwrap();
 }

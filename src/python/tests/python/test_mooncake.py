@@ -225,9 +225,15 @@ class Stores(unittest.TestCase):
         self.assertEqual(self.store.remove(keys[0]), 0)
         self.assertEqual(self.store.is_exist(keys[0]), 0)
         self.assertEqual(self.store.remove_all(force=True), count - 1)
-        with self.assertLogs("mooncake.store", "WARNING"):
-            foreign = Memory(b"not registered")
+
+    def test_memory_that_is_not_registered_is_not_touched(self):
+        foreign = Memory(b"not registered")
+        with self.assertLogs("mooncake.store", "WARNING") as said:
             self.assertLess(self.store.batch_put_from(["k"], [foreign.address], [8])[0], 0)
+        self.assertIn("register_buffer", said.output[0])
+        self.assertEqual(self.store.put("k", b"8 bytes!"), 0)
+        self.assertLess(self.store.get_into("k", foreign.address, 8), 0)
+        self.assertEqual(foreign.buffer.raw, b"not registered")
 
     def test_values_that_are_bytes(self):
         for value in (b"bytes", bytearray(b"an array"), memoryview(b"a view"), b""):
