@@ -1,5 +1,6 @@
 //! `Store`, which `mooncake.store` makes a `MooncakeDistributedStore` of.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use crate::raw::{Buffers, Span};
 use crate::store::{Answer, KEYS_MAX, Put, Taking};
 
 const LOGGER: &str = "mooncake.store";
-/// Between two lines about failures of one kind of call.
+/// Between two lines about the same failure of the same kind of call.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Values by key.
@@ -22,7 +23,8 @@ const QUIET: Duration = Duration::from_secs(1);
 pub(super) struct Store {
     store: RwLock<Option<std::sync::Arc<crate::store::Store>>>,
     buffers: Buffers,
-    said: Mutex<Option<Instant>>,
+    /// When a kind of failure, by call and code, was said last.
+    said: Mutex<BTreeMap<(&'static str, i32), Instant>>,
 }
 
 fn code(answer: &Answer) -> i64 {
@@ -39,11 +41,11 @@ impl Store {
     }
 
     /// Does something with the store without the interpreter's lock; failures that are no mere misses are logged,
-    /// the first of each call, and no more than a line a second.
+    /// the first of each call, and no more than a line a second of each kind.
     fn run(
         &self,
         py: Python<'_>,
-        (verb, keys): (&str, usize),
+        (verb, keys): (&'static str, usize),
         does: impl FnOnce(&crate::store::Store) -> Result<Vec<Answer>, Failure> + Send,
     ) -> Vec<i64> {
         let bounded = || {
@@ -57,15 +59,16 @@ impl Store {
         let told = || failures().filter(|failure| failure.code != Failure::ABSENT);
         if let Some(first) = told().next() {
             let text = format!("{verb}: {} of {keys} keys failed; the first: {first}", failures().count());
-            self.warn(py, &text);
+            self.warn(py, (verb, first.code), &text);
         }
         answers.iter().map(code).collect()
     }
 
-    fn warn(&self, py: Python<'_>, text: &str) {
+    fn warn(&self, py: Python<'_>, kind: (&'static str, i32), text: &str) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.is_none_or(|said| said.elapsed() >= QUIET) {
-            *said = Some(Instant::now());
+        if said.get(&kind).is_none_or(|said| said.elapsed() >= QUIET) {
+            // Few calls and few codes: it stays small.
+            said.insert(kind, Instant::now());
             drop(said);
             log(py, LOGGER, "warning", text);
         }
