@@ -100,6 +100,30 @@ class MooncakeDistributedStore(_baton.Store):
         self._hostname = local_hostname
         return self.open(master_server_addr, tenant_id or "default")
 
+    def batch_put_from_multi_buffers(self, keys, all_buffer_ptrs, all_sizes, config=None):
+        """Puts values from registered memory, several pieces each. 0, or below 0, for each key."""
+        return self.put_spans(keys, all_buffer_ptrs, all_sizes)
+
+    def batch_get_into_multi_buffers(self, keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node=False):
+        """Gets values into registered memory, several pieces each. Bytes, or below 0, for each key; a value that does
+        not fill its pieces is a miss."""
+        return self.get_spans(keys, all_buffer_ptrs, all_sizes)
+
+    def batch_put_from(self, keys, buffer_ptrs, sizes, config=None):
+        return self.put_spans(keys, [[pointer] for pointer in buffer_ptrs], [[size] for size in sizes])
+
+    def batch_get_into(self, keys, buffer_ptrs, sizes):
+        """Gets values into one piece each, which may be longer."""
+        return self.get_into_larger(keys, [[pointer] for pointer in buffer_ptrs], [[size] for size in sizes])
+
+    def batch_remove(self, keys, force=False):
+        """Removes values; 0, or below 0 where there is none. A read under way keeps its bytes, so nothing need be forced."""
+        return self.remove_each(keys)
+
+    def remove_all(self, force=False):
+        """Removes everything; how much that was, or below 0."""
+        return self.clear()
+
     def get_hostname(self):
         return self._hostname
 

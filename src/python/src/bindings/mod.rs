@@ -15,7 +15,7 @@ mod _baton {
     #[pymodule_export]
     use super::store::Store;
     #[pymodule_export]
-    use super::transfer::{TransferEngine, TransferOpcode};
+    use super::transfer::TransferEngine;
 }
 
 /// Says something through Python's own `logging`. A logger that raises must not turn a failure into another.

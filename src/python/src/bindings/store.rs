@@ -17,6 +17,9 @@ const LOGGER: &str = "mooncake.store";
 /// Between two lines about the same failure of the same kind of call.
 const QUIET: Duration = Duration::from_secs(1);
 
+/// A list for each key.
+type Nested = Vec<Vec<u64>>;
+
 /// Values by key.
 #[pyclass(frozen, subclass, module = "mooncake.store")]
 #[derive(Default)]
@@ -106,7 +109,6 @@ impl Store {
 
     /// Sets the store up over servers at `addresses`. 0, or below 0 with the reason in the log. Servers that do not
     /// answer yet are a warning: they are misses until they do.
-    #[pyo3(signature = (addresses, tenant = "default"))]
     fn open(&self, py: Python<'_>, addresses: &str, tenant: &str) -> i32 {
         let opened = py.detach(|| {
             let store = crate::store::Store::open(addresses, tenant)?;
@@ -161,80 +163,32 @@ impl Store {
     }
 
     /// Puts values from registered memory, several pieces each. 0 or below 0 for each key.
-    #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, config = None))]
-    fn batch_put_from_multi_buffers(
-        &self,
-        py: Python<'_>,
-        keys: Vec<String>,
-        all_buffer_ptrs: Vec<Vec<u64>>,
-        all_sizes: Vec<Vec<u64>>,
-        config: Option<Bound<'_, PyAny>>,
-    ) -> Vec<i64> {
-        // How often and where a value is kept is the servers' business.
-        let _ = config;
+    fn put_spans(&self, py: Python<'_>, keys: Vec<String>, buffers: Nested, sizes: Nested) -> Vec<i64> {
         self.run(py, ("put", keys.len()), |store| {
-            let spans = self.spans(keys.len(), &all_buffer_ptrs, &all_sizes)?;
+            let spans = self.spans(keys.len(), &buffers, &sizes)?;
             Ok(store.put(&keys, &spans.into_iter().map(Put::Spans).collect::<Vec<_>>()))
         })
     }
 
     /// Gets values into registered memory, several pieces each. Bytes or below 0 for each key; a value that does not
     /// fill its pieces is a miss.
-    #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node = false))]
-    fn batch_get_into_multi_buffers(
-        &self,
-        py: Python<'_>,
-        keys: Vec<String>,
-        all_buffer_ptrs: Vec<Vec<u64>>,
-        all_sizes: Vec<Vec<u64>>,
-        prefer_alloc_in_same_node: bool,
-    ) -> Vec<i64> {
-        let _ = prefer_alloc_in_same_node;
+    fn get_spans(&self, py: Python<'_>, keys: Vec<String>, buffers: Nested, sizes: Nested) -> Vec<i64> {
         self.run(py, ("get", keys.len()), |store| {
-            let spans = self.spans(keys.len(), &all_buffer_ptrs, &all_sizes)?;
+            let spans = self.spans(keys.len(), &buffers, &sizes)?;
             Ok(store.get_into(&keys, &spans, Taking::Exact))
         })
     }
 
-    /// Puts values from registered memory, one piece each.
-    #[pyo3(signature = (keys, buffer_ptrs, sizes, config = None))]
-    fn batch_put_from(
-        &self,
-        py: Python<'_>,
-        keys: Vec<String>,
-        buffer_ptrs: Vec<u64>,
-        sizes: Vec<u64>,
-        config: Option<Bound<'_, PyAny>>,
-    ) -> Vec<i64> {
-        let one = |numbers: Vec<u64>| numbers.into_iter().map(|number| vec![number]).collect();
-        self.batch_put_from_multi_buffers(py, keys, one(buffer_ptrs), one(sizes), config)
-    }
-
-    /// Gets values into registered memory, one piece each, which may be longer than the value.
-    fn batch_get_into(
-        &self,
-        py: Python<'_>,
-        keys: Vec<String>,
-        buffer_ptrs: Vec<u64>,
-        sizes: Vec<u64>,
-    ) -> Vec<i64> {
+    /// The same, into pieces that may be longer than their value.
+    fn get_into_larger(&self, py: Python<'_>, keys: Vec<String>, buffers: Nested, sizes: Nested) -> Vec<i64> {
         self.run(py, ("get", keys.len()), |store| {
-            let one = |numbers: &[u64]| numbers.iter().map(|number| vec![*number]).collect::<Vec<_>>();
-            let spans = self.spans(keys.len(), &one(&buffer_ptrs), &one(&sizes))?;
+            let spans = self.spans(keys.len(), &buffers, &sizes)?;
             Ok(store.get_into(&keys, &spans, Taking::UpTo))
         })
     }
 
     /// Puts values that are bytes.
-    #[pyo3(signature = (keys, values, config = None))]
-    fn batch_put(
-        &self,
-        py: Python<'_>,
-        keys: Vec<String>,
-        values: Vec<PyBackedBytes>,
-        config: Option<Bound<'_, PyAny>>,
-    ) -> Vec<i64> {
-        let _ = config;
+    fn batch_put(&self, py: Python<'_>, keys: Vec<String>, values: Vec<PyBackedBytes>) -> Vec<i64> {
         self.run(py, ("put", keys.len()), |store| {
             if values.len() != keys.len() {
                 return Err(Failure::new(
@@ -267,17 +221,12 @@ impl Store {
     }
 
     /// Removes values; 0, or below 0 for keys without.
-    #[pyo3(signature = (keys, force = false))]
-    fn batch_remove(&self, py: Python<'_>, keys: Vec<String>, force: bool) -> Vec<i64> {
-        // A read under way has its own lease on the bytes, so that removing need not wait for it.
-        let _ = force;
+    fn remove_each(&self, py: Python<'_>, keys: Vec<String>) -> Vec<i64> {
         self.run(py, ("remove", keys.len()), |store| Ok(store.remove(&keys)))
     }
 
     /// Removes everything; how much that was, or below 0.
-    #[pyo3(signature = (force = false))]
-    fn remove_all(&self, py: Python<'_>, force: bool) -> i64 {
-        let _ = force;
+    fn clear(&self, py: Python<'_>) -> i64 {
         self.run(py, ("remove_all", 1), |store| Ok(vec![store.remove_all()])).first().copied().unwrap_or(-1)
     }
 

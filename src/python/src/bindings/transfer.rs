@@ -1,4 +1,4 @@
-//! `TransferEngine`.
+//! `Engine`, which `mooncake.engine` gives Mooncake's signatures.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -16,24 +16,8 @@ use crate::engine::{Engine, Moving, Piece, State};
 const MOVING_MAX: usize = 65_536;
 const LOGGER: &str = "mooncake.engine";
 
-/// Which way bytes go.
-#[pyclass(eq, eq_int, module = "mooncake.engine", from_py_object)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TransferOpcode {
-    /// From the peer.
-    Read,
-    /// To the peer.
-    Write,
-}
-
-impl From<TransferOpcode> for Direction {
-    fn from(opcode: TransferOpcode) -> Self {
-        match opcode {
-            TransferOpcode::Read => Self::Read,
-            TransferOpcode::Write => Self::Write,
-        }
-    }
-}
+/// Buffers here, addresses there, lengths.
+type Lists = (Vec<u64>, Vec<u64>, Vec<u64>);
 
 #[derive(Default)]
 struct Begun {
@@ -42,7 +26,7 @@ struct Begun {
 }
 
 /// Moves bytes between registered memory of this process and of others.
-#[pyclass(frozen, module = "mooncake.engine")]
+#[pyclass(frozen, subclass, name = "Engine", module = "mooncake.engine")]
 pub(super) struct TransferEngine {
     engine: OnceLock<Engine>,
     begun: Mutex<Begun>,
@@ -68,35 +52,17 @@ impl TransferEngine {
         self.run(py, does).map_or_else(|failure| failure.code, |()| 0)
     }
 
-    fn begin(
-        &self,
-        py: Python<'_>,
-        target: &str,
-        way: Direction,
-        pieces: Result<Vec<Piece>, Failure>,
-    ) -> Result<u64, Failure> {
-        self.run(py, |engine| {
-            let moving = engine.start_moving(target, way, &pieces?, None)?;
-            let mut begun = self.begun();
-            if begun.moving.len() >= MOVING_MAX {
-                let text =
-                    format!("{MOVING_MAX} transfers were begun and not asked about; ask for their status");
-                return Err(Failure::new(Failure::FAILED, text));
-            }
-            begun.next += 1;
-            let id = begun.next;
-            begun.moving.insert(id, moving);
-            Ok(id)
-        })
-    }
-
     fn begun(&self) -> std::sync::MutexGuard<'_, Begun> {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+fn way(writes: bool) -> Direction {
+    if writes { Direction::Write } else { Direction::Read }
+}
+
 /// Pieces out of three lists.
-fn pieces(locals: &[u64], remotes: &[u64], lengths: &[u64]) -> Result<Vec<Piece>, Failure> {
+fn pieces((locals, remotes, lengths): &Lists) -> Result<Vec<Piece>, Failure> {
     if locals.len() != remotes.len() || locals.len() != lengths.len() {
         let (here, there, long) = (locals.len(), remotes.len(), lengths.len());
         let text = format!(
@@ -115,25 +81,15 @@ impl TransferEngine {
         Self { engine: OnceLock::new(), begun: Mutex::default() }
     }
 
-    /// Starts the engine at `local_hostname`. 0, or below 0 with the reason in the log.
-    #[pyo3(signature = (local_hostname, metadata_server, protocol, device_name = ""))]
-    fn initialize(
-        &self,
-        py: Python<'_>,
-        local_hostname: &str,
-        metadata_server: &str,
-        protocol: &str,
-        device_name: &str,
-    ) -> i32 {
-        // Devices are those of the protocol; sockets have none to choose.
-        let _ = device_name;
+    /// Starts the engine at a host of this machine.
+    fn start(&self, py: Python<'_>, host: &str, metadata: &str, protocol: &str) -> i32 {
         let started = py.detach(|| {
-            if metadata_server != "P2PHANDSHAKE" {
-                let text = format!("initialize: metadata {metadata_server:?}; give \"P2PHANDSHAKE\"");
+            if metadata != "P2PHANDSHAKE" {
+                let text = format!("initialize: metadata {metadata:?}; give \"P2PHANDSHAKE\"");
                 return Err(Failure::new(Failure::FAILED, text));
             }
             let verify = std::env::var_os("BATON_TRANSFER_VERIFY").is_none_or(|set| set != "0");
-            let engine = Engine::start(local_hostname, protocol, verify)?;
+            let engine = Engine::start(host, protocol, verify)?;
             let twice = |_| Failure::new(Failure::FAILED, "initialize: it is initialized already");
             self.engine.set(engine).map_err(twice)
         });
@@ -146,236 +102,87 @@ impl TransferEngine {
         }
     }
 
-    /// The port by which peers name this engine: `local_hostname:port`.
+    /// The port by which peers name it.
     fn get_rpc_port(&self, py: Python<'_>) -> i32 {
         self.run(py, |engine| Ok(engine.port())).map_or_else(|failure| failure.code, i32::from)
     }
 
-    /// Registers memory at an address.
-    #[pyo3(signature = (buffer_addr, capacity, location = "*"))]
-    fn register_memory(&self, py: Python<'_>, buffer_addr: u64, capacity: u64, location: &str) -> i32 {
-        // Where it is matters to devices only.
-        let _ = location;
-        self.code(py, |engine| engine.register(buffer_addr, capacity))
-    }
-
-    /// Takes memory off; when it returns 0 nobody touches it any more.
-    fn unregister_memory(&self, py: Python<'_>, buffer_addr: u64) -> i32 {
-        self.code(py, |engine| engine.unregister(buffer_addr))
-    }
-
-    /// Registers several, all or none.
-    #[pyo3(signature = (buffer_addresses, capacities, location = "*"))]
-    fn batch_register_memory(
-        &self,
-        py: Python<'_>,
-        buffer_addresses: Vec<u64>,
-        capacities: Vec<u64>,
-        location: &str,
-    ) -> i32 {
-        // As above.
-        let _ = location;
+    /// Registers memory, all ranges or none.
+    fn register(&self, py: Python<'_>, addresses: Vec<u64>, lengths: Vec<u64>) -> i32 {
         self.code(py, |engine| {
-            if buffer_addresses.len() != capacities.len() {
-                let text = "batch_register_memory: lists of different lengths; give one capacity each";
+            if addresses.len() != lengths.len() {
+                let text = "register: lists of different lengths; give each buffer its length";
                 return Err(Failure::new(Failure::FAILED, text));
             }
-            let ranges: Vec<(u64, u64)> = buffer_addresses.into_iter().zip(capacities).collect();
+            let ranges: Vec<(u64, u64)> = addresses.into_iter().zip(lengths).collect();
             engine.register_all(&ranges)
         })
     }
 
-    /// Takes several off; the first failure is returned, the others are taken off all the same.
-    fn batch_unregister_memory(&self, py: Python<'_>, buffer_addresses: Vec<u64>) -> i32 {
+    /// Takes memory off; after 0 nobody touches it any more. The first failure is returned, and the other ranges are
+    /// taken off all the same.
+    fn unregister(&self, py: Python<'_>, addresses: Vec<u64>) -> i32 {
         self.code(py, |engine| {
-            let ends = buffer_addresses.into_iter().map(|address| engine.unregister(address));
+            let ends = addresses.into_iter().map(|address| engine.unregister(address));
             ends.fold(Ok(()), |first, end| first.and(end))
         })
     }
 
-    /// Writes to a peer, and waits until all is there.
-    #[pyo3(signature = (target_hostname, buffer, peer_buffer_address, length, transport_hint = ""))]
-    fn transfer_sync_write(
-        &self,
-        py: Python<'_>,
-        target_hostname: &str,
-        buffer: u64,
-        peer_buffer_address: u64,
-        length: u64,
-        transport_hint: &str,
-    ) -> i32 {
-        // The mover chooses among its paths.
-        let _ = transport_hint;
-        let piece = Piece { local: buffer, remote: peer_buffer_address, bytes: length };
-        self.code(py, |engine| engine.run(target_hostname, Direction::Write, &[piece]))
+    /// Moves pieces and waits until all are in place.
+    fn move_pieces(&self, py: Python<'_>, target: &str, writes: bool, lists: Lists) -> i32 {
+        self.code(py, |engine| engine.run(target, way(writes), &pieces(&lists)?))
     }
 
-    /// Reads from a peer, and waits until all is here.
-    #[pyo3(signature = (target_hostname, buffer, peer_buffer_address, length, transport_hint = ""))]
-    fn transfer_sync_read(
+    /// The same, and leaves the peer a notice after the bytes.
+    fn move_and_tell(
         &self,
         py: Python<'_>,
-        target_hostname: &str,
-        buffer: u64,
-        peer_buffer_address: u64,
-        length: u64,
-        transport_hint: &str,
+        target: &str,
+        (writes, notify): (bool, PyRef<'_, TransferNotify>),
+        lists: Lists,
     ) -> i32 {
-        let _ = transport_hint;
-        let piece = Piece { local: buffer, remote: peer_buffer_address, bytes: length };
-        self.code(py, |engine| engine.run(target_hostname, Direction::Read, &[piece]))
+        let note = notify.note();
+        drop(notify);
+        self.code(py, |engine| engine.run_and_tell(target, way(writes), &pieces(&lists)?, note))
     }
 
-    /// Either way, and leaves the peer a notice when all is in place.
-    #[pyo3(signature = (target_hostname, buffer, peer_buffer_address, length, opcode, notify = None, transport_hint = ""))]
-    #[expect(clippy::too_many_arguments, reason = "Mooncake's signature")]
-    fn transfer_sync(
-        &self,
-        py: Python<'_>,
-        target_hostname: &str,
-        buffer: u64,
-        peer_buffer_address: u64,
-        length: u64,
-        opcode: TransferOpcode,
-        notify: Option<PyRef<'_, TransferNotify>>,
-        transport_hint: &str,
-    ) -> i32 {
-        let _ = transport_hint;
-        let notice = notify.map(|notify| notify.note());
-        let pieces = [Piece { local: buffer, remote: peer_buffer_address, bytes: length }];
-        self.code(py, |engine| match notice {
-            None => engine.run(target_hostname, opcode.into(), &pieces),
-            Some(notice) => engine.run_and_tell(target_hostname, opcode.into(), &pieces, notice),
-        })
-    }
-
-    /// Writes several pieces to a peer, and waits until all are there.
-    #[pyo3(signature = (target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint = ""))]
-    fn batch_transfer_sync_write(
-        &self,
-        py: Python<'_>,
-        target_hostname: &str,
-        buffers: Vec<u64>,
-        peer_buffer_addresses: Vec<u64>,
-        lengths: Vec<u64>,
-        transport_hint: &str,
-    ) -> i32 {
-        let _ = transport_hint;
-        let pieces = || pieces(&buffers, &peer_buffer_addresses, &lengths);
-        self.code(py, |engine| engine.run(target_hostname, Direction::Write, &pieces()?))
-    }
-
-    /// Reads several pieces from a peer, and waits until all are here.
-    #[pyo3(signature = (target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint = ""))]
-    fn batch_transfer_sync_read(
-        &self,
-        py: Python<'_>,
-        target_hostname: &str,
-        buffers: Vec<u64>,
-        peer_buffer_addresses: Vec<u64>,
-        lengths: Vec<u64>,
-        transport_hint: &str,
-    ) -> i32 {
-        let _ = transport_hint;
-        let pieces = || pieces(&buffers, &peer_buffer_addresses, &lengths);
-        self.code(py, |engine| engine.run(target_hostname, Direction::Read, &pieces()?))
-    }
-
-    /// Either way, several pieces.
-    #[pyo3(signature = (target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify = None, transport_hint = ""))]
-    #[expect(clippy::too_many_arguments, reason = "Mooncake's signature")]
-    fn batch_transfer_sync(
-        &self,
-        py: Python<'_>,
-        target_hostname: &str,
-        buffers: Vec<u64>,
-        peer_buffer_addresses: Vec<u64>,
-        lengths: Vec<u64>,
-        opcode: TransferOpcode,
-        notify: Option<PyRef<'_, TransferNotify>>,
-        transport_hint: &str,
-    ) -> i32 {
-        let _ = transport_hint;
-        let notice = notify.map(|notify| notify.note());
-        self.code(py, |engine| {
-            let pieces = pieces(&buffers, &peer_buffer_addresses, &lengths)?;
-            match notice {
-                None => engine.run(target_hostname, opcode.into(), &pieces),
-                Some(notice) => engine.run_and_tell(target_hostname, opcode.into(), &pieces, notice),
+    /// Begins to move pieces; a number to ask by, or 0.
+    fn begin(&self, py: Python<'_>, target: &str, writes: bool, lists: Lists) -> u64 {
+        let begun = self.run(py, |engine| {
+            let moving = engine.start_moving(target, way(writes), &pieces(&lists)?, None)?;
+            let mut begun = self.begun();
+            if begun.moving.len() >= MOVING_MAX {
+                let text =
+                    format!("{MOVING_MAX} transfers were begun and not asked about; ask for their status");
+                return Err(Failure::new(Failure::FAILED, text));
             }
-        })
+            begun.next += 1;
+            let id = begun.next;
+            begun.moving.insert(id, moving);
+            Ok(id)
+        });
+        begun.unwrap_or(0)
     }
 
-    /// Begins to write several pieces; a number to ask by, or 0 with the reason in the log.
-    #[pyo3(signature = (target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint = ""))]
-    fn batch_transfer_async_write(
-        &self,
-        py: Python<'_>,
-        target_hostname: &str,
-        buffers: Vec<u64>,
-        peer_buffer_addresses: Vec<u64>,
-        lengths: Vec<u64>,
-        transport_hint: &str,
-    ) -> u64 {
-        let _ = transport_hint;
-        let pieces = pieces(&buffers, &peer_buffer_addresses, &lengths);
-        self.begin(py, target_hostname, Direction::Write, pieces).unwrap_or(0)
-    }
-
-    /// Begins to read several pieces; as above.
-    #[pyo3(signature = (target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint = ""))]
-    fn batch_transfer_async_read(
-        &self,
-        py: Python<'_>,
-        target_hostname: &str,
-        buffers: Vec<u64>,
-        peer_buffer_addresses: Vec<u64>,
-        lengths: Vec<u64>,
-        transport_hint: &str,
-    ) -> u64 {
-        let _ = transport_hint;
-        let pieces = pieces(&buffers, &peer_buffer_addresses, &lengths);
-        self.begin(py, target_hostname, Direction::Read, pieces).unwrap_or(0)
-    }
-
-    /// Waits for the end of what was begun: 0 when all is in place, else below 0. Each can be asked about once.
-    fn get_batch_transfer_status(&self, py: Python<'_>, batch_ids: Vec<u64>) -> i32 {
+    /// Waits for the end of what was begun: 0 when all is in place. Each can be asked about once.
+    fn wait(&self, py: Python<'_>, ids: Vec<u64>) -> i32 {
         self.code(py, |_| {
             let mut first = Ok(());
-            for id in batch_ids {
+            for id in ids {
                 let moving = self.begun().moving.remove(&id);
-                let unknown = || Failure::new(Failure::FAILED, format!("no transfer {id} is under way"));
-                first = first.and(moving.ok_or_else(unknown).and_then(Moving::wait));
+                first = first.and(moving.ok_or_else(|| unknown(id)).and_then(Moving::wait));
             }
             first
         })
     }
 
-    /// Begins to write one piece; a number to ask by, or below 0.
-    #[pyo3(signature = (target_hostname, buffer, peer_buffer_address, length, transport_hint = ""))]
-    fn transfer_submit_write(
-        &self,
-        py: Python<'_>,
-        target_hostname: &str,
-        buffer: u64,
-        peer_buffer_address: u64,
-        length: u64,
-        transport_hint: &str,
-    ) -> i64 {
-        let _ = transport_hint;
-        let piece = Piece { local: buffer, remote: peer_buffer_address, bytes: length };
-        let begun = self.begin(py, target_hostname, Direction::Write, Ok(vec![piece]));
-        begun.map_or_else(|failure| failure.code.into(), |id| i64::try_from(id).unwrap_or(i64::MAX))
-    }
-
-    /// 1 when all is in place, 0 when it is still under way, below 0 when it has failed or is not known.
-    fn transfer_check_status(&self, py: Python<'_>, batch_id: u64) -> i32 {
+    /// 1 when all is in place, 0 while it is under way, below 0 when it has failed or is not known.
+    fn check(&self, py: Python<'_>, id: u64) -> i32 {
         let looked = self.run(py, |_| {
             let mut begun = self.begun();
-            let unknown = || Failure::new(Failure::FAILED, format!("no transfer {batch_id} is under way"));
-            let state = begun.moving.get_mut(&batch_id).ok_or_else(unknown)?.state();
+            let state = begun.moving.get_mut(&id).ok_or_else(|| unknown(id))?.state();
             if state != State::Running {
-                begun.moving.remove(&batch_id);
+                begun.moving.remove(&id);
             }
             match state {
                 State::Running => Ok(0),
@@ -391,39 +198,20 @@ impl TransferEngine {
         self.run(py, |engine| engine.allocate(length)).unwrap_or(0)
     }
 
-    /// Gives it back.
-    fn free_managed_buffer(&self, py: Python<'_>, buffer_addr: u64, length: u64) -> i32 {
-        let _ = length;
-        self.code(py, |engine| engine.unregister(buffer_addr))
-    }
-
     /// Copies bytes into registered memory.
-    #[pyo3(signature = (dest_address, data, length = None))]
-    fn write_bytes_to_buffer(
-        &self,
-        py: Python<'_>,
-        dest_address: u64,
-        data: &[u8],
-        length: Option<usize>,
-    ) -> i32 {
-        let data = &data[..length.unwrap_or(data.len()).min(data.len())];
-        self.code(py, |engine| engine.fill(dest_address, data))
+    fn fill(&self, py: Python<'_>, address: u64, data: &[u8]) -> i32 {
+        self.code(py, |engine| engine.fill(address, data))
     }
 
     /// Bytes of registered memory.
-    fn read_bytes_from_buffer<'py>(
-        &self,
-        py: Python<'py>,
-        source_address: u64,
-        length: u64,
-    ) -> Bound<'py, PyBytes> {
-        let bytes = self.run(py, |engine| engine.copy(source_address, length)).unwrap_or_default();
+    fn read_bytes_from_buffer<'py>(&self, py: Python<'py>, address: u64, length: u64) -> Bound<'py, PyBytes> {
+        let bytes = self.run(py, |engine| engine.copy(address, length)).unwrap_or_default();
         PyBytes::new(py, &bytes)
     }
 
     /// The first address that a peer has registered, or 0.
-    fn get_first_buffer_address(&self, py: Python<'_>, segment_name: &str) -> u64 {
-        self.run(py, |engine| engine.first_address(segment_name)).unwrap_or(0)
+    fn get_first_buffer_address(&self, py: Python<'_>, target: &str) -> u64 {
+        self.run(py, |engine| engine.first_address(target)).unwrap_or(0)
     }
 
     /// Notices that peers have left.
@@ -431,4 +219,8 @@ impl TransferEngine {
         let notes = self.run(py, |engine| Ok(engine.notes())).unwrap_or_default();
         notes.into_iter().map(Into::into).collect()
     }
+}
+
+fn unknown(id: u64) -> Failure {
+    Failure::new(Failure::FAILED, format!("no transfer {id} is under way"))
 }
