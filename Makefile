@@ -40,6 +40,7 @@ test-vllm: build ## Try a real vLLM pair behind Baton (set VLLM and MODEL: scrip
 check: ready ready-lints ## Check format, lints, documentation and the rules of the house
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	PYO3_NO_PYTHON=1 $(CARGO) clippy --package baton-python --features extension --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	for script in scripts/*.sh scripts/rdma/*.sh .ci/run; do bash -n "$$script" || exit 1; done
 	$(CARGO) test --locked --package baton --test architecture

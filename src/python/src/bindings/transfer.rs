@@ -138,11 +138,11 @@ impl TransferEngine {
         &self,
         py: Python<'_>,
         target: &str,
-        (writes, notify): (bool, PyRef<'_, TransferNotify>),
+        how: (bool, PyRef<'_, TransferNotify>),
         lists: Lists,
     ) -> i32 {
-        let note = notify.note();
-        drop(notify);
+        let (writes, note) = (how.0, how.1.note());
+        drop(how);
         self.code(py, |engine| engine.run_and_tell(target, way(writes), &pieces(&lists)?, note))
     }
 
