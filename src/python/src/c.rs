@@ -127,7 +127,6 @@ impl CEngine {
 /// # Safety
 /// Strings are null or end with a zero byte.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub unsafe extern "C" fn createTransferEngine(
     metadata: *const c_char,
     local_server_name: *const c_char,
@@ -163,7 +162,6 @@ pub unsafe extern "C" fn createTransferEngine(
 /// # Safety
 /// The handle is null or of [`createTransferEngine`], and used by nobody any more.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub unsafe extern "C" fn destroyTransferEngine(engine: *mut c_void) {
     if !engine.is_null() {
         // SAFETY: made by `Box::into_raw` in `createTransferEngine`, and given back once.
@@ -176,7 +174,6 @@ pub unsafe extern "C" fn destroyTransferEngine(engine: *mut c_void) {
 /// # Safety
 /// The buffer has so many bytes.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub unsafe extern "C" fn getLocalIpAndPort(engine: *mut c_void, buffer: *mut c_char, bytes: usize) -> c_int {
     let Some(engine) = of(engine) else { return Failure::FAILED };
     // SAFETY: the caller's promise.
@@ -188,7 +185,6 @@ pub unsafe extern "C" fn getLocalIpAndPort(engine: *mut c_void, buffer: *mut c_c
 /// # Safety
 /// The string is null or ends with a zero byte.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub unsafe extern "C" fn openSegment(engine: *mut c_void, name: *const c_char) -> i32 {
     // SAFETY: the caller's promise.
     let name = unsafe { text(name) };
@@ -198,7 +194,6 @@ pub unsafe extern "C" fn openSegment(engine: *mut c_void, name: *const c_char) -
 
 /// Segments stay known: there is nothing to close.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub extern "C" fn closeSegment(engine: *mut c_void, segment: i32) -> c_int {
     let known = of(engine).and_then(|engine| engine.segment(segment)).is_some();
     if known { 0 } else { Failure::FAILED }
@@ -209,7 +204,6 @@ pub extern "C" fn closeSegment(engine: *mut c_void, segment: i32) -> c_int {
 /// # Safety
 /// The memory stays mapped until it has been unregistered.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub unsafe extern "C" fn registerLocalMemory(
     engine: *mut c_void,
     address: *mut c_void,
@@ -223,7 +217,6 @@ pub unsafe extern "C" fn registerLocalMemory(
 
 /// Takes it off; after 0 nobody touches it any more.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub extern "C" fn unregisterLocalMemory(engine: *mut c_void, address: *mut c_void) -> c_int {
     let address = address.expose_provenance() as u64;
     code(of(engine).ok_or_else(missing).and_then(|engine| engine.engine.unregister(address)))
@@ -231,7 +224,6 @@ pub extern "C" fn unregisterLocalMemory(engine: *mut c_void, address: *mut c_voi
 
 /// A batch of up to so many requests; [`u64::MAX`] when there are too many.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub extern "C" fn allocateBatchID(engine: *mut c_void, batch_size: usize) -> u64 {
     of(engine).and_then(|engine| engine.batches.allocate(batch_size)).unwrap_or(INVALID_BATCH)
 }
@@ -241,7 +233,6 @@ pub extern "C" fn allocateBatchID(engine: *mut c_void, batch_size: usize) -> u64
 /// # Safety
 /// There are `count` of them.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub unsafe extern "C" fn submitTransfer(
     engine: *mut c_void,
     batch: u64,
@@ -258,7 +249,6 @@ pub unsafe extern "C" fn submitTransfer(
 /// # Safety
 /// As [`submitTransfer`]; the notice's strings are null or end with a zero byte.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub unsafe extern "C" fn submitTransferWithNotify(
     engine: *mut c_void,
     batch: u64,
@@ -276,7 +266,6 @@ pub unsafe extern "C" fn submitTransferWithNotify(
 /// # Safety
 /// The status is null or can be written.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub unsafe extern "C" fn getTransferStatus(
     engine: *mut c_void,
     batch: u64,
@@ -296,7 +285,6 @@ pub unsafe extern "C" fn getTransferStatus(
 
 /// Forgets a batch; what is under way is given up.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub extern "C" fn freeBatchID(engine: *mut c_void, batch: u64) -> c_int {
     if of(engine).is_some_and(|engine| engine.batches.free(batch)) { 0 } else { Failure::FAILED }
 }
@@ -306,7 +294,6 @@ pub extern "C" fn freeBatchID(engine: *mut c_void, batch: u64) -> c_int {
 /// # Safety
 /// The size is null or can be written.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub unsafe extern "C" fn getNotifsFromEngine(engine: *mut c_void, size: *mut c_int) -> *mut NotifyMsg {
     // SAFETY: the caller's promise.
     let (Some(engine), Some(size)) = (of(engine), unsafe { size.as_mut() }) else {
@@ -322,7 +309,6 @@ pub unsafe extern "C" fn getNotifsFromEngine(engine: *mut c_void, size: *mut c_i
 /// # Safety
 /// It is that, with its size, and used by nobody any more.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub unsafe extern "C" fn freeNotifsMsgBuf(list: *mut NotifyMsg, size: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { strings::take_back(list, size) };
@@ -334,7 +320,6 @@ pub unsafe extern "C" fn freeNotifsMsgBuf(list: *mut NotifyMsg, size: c_int) -> 
 /// # Safety
 /// The notice's strings are null or end with a zero byte.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub unsafe extern "C" fn genNotifyInEngine(engine: *mut c_void, target: u64, notify: NotifyMsg) -> c_int {
     // SAFETY: the caller's promise.
     let note = unsafe { strings::note(notify) };
@@ -347,7 +332,6 @@ pub unsafe extern "C" fn genNotifyInEngine(engine: *mut c_void, target: u64, not
 
 /// What is known of segments is always looked up anew when it has changed.
 #[unsafe(no_mangle)]
-#[expect(non_snake_case, reason = "the header's name")]
 pub extern "C" fn syncSegmentCache(engine: *mut c_void) -> c_int {
     if of(engine).is_some() { 0 } else { Failure::FAILED }
 }

@@ -92,12 +92,14 @@ fn a_batch_of_c_moves_bytes_and_leaves_notices() {
         let notify = NotifyMsg { name: c"who".as_ptr().cast_mut(), msg: c"what".as_ptr().cast_mut() };
         assert_eq!(submitTransferWithNotify(here.0, batch, wanted.as_mut_ptr(), 2, notify), 0);
         assert!(submitTransfer(here.0, batch, wanted.as_mut_ptr(), 2) < 0, "no room for two more");
-        assert_eq!(submitTransfer(here.0, batch, &raw mut request(1, from, id, 8, 8), 1), 0);
+        let mut foreign = [request(1, from, id, 8, 8)];
+        assert_eq!(submitTransfer(here.0, batch, foreign.as_mut_ptr(), 1), 0);
         let ends: Vec<_> = (0..3).map(|task| here.status(batch, task)).collect();
         assert_eq!((ends[0].status, ends[0].transferred_bytes), (DONE, 60_000));
         assert_eq!((ends[1].status, ends[1].transferred_bytes), (DONE, 40_000));
         assert_eq!(ends[2].status, FAILED, "a foreign address");
-        assert!(getTransferStatus(here.0, batch, 3, &raw mut TransferStatus::default()) < 0);
+        let mut status = TransferStatus::default();
+        assert!(getTransferStatus(here.0, batch, 3, &raw mut status) < 0);
         assert_eq!(ours.bytes(), theirs.bytes());
         assert_eq!((freeBatchID(here.0, batch), freeBatchID(here.0, batch)), (0, -1));
         assert_eq!(genNotifyInEngine(here.0, u64::try_from(id).unwrap(), notify), 0);

@@ -13,7 +13,7 @@ use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose, may_begin};
 use crate::mover::reactor::{Connection, Seat, Turn};
 
 enum Stage {
-    Asking { record: [u8; GREETING_BYTES], came: usize },
+    Asking { record: Box<[u8; GREETING_BYTES]>, came: usize },
     Telling { answer: Vec<u8>, told: usize, then_ends: bool },
     Told,
 }
@@ -42,7 +42,7 @@ impl Watcher {
             let text = "as many peers ask here as may; raise watchers_max".to_owned();
             Stage::Telling { answer: shared.greeting(Purpose::Busy, 0, text), told: 0, then_ends: true }
         } else {
-            Stage::Asking { record: [0; GREETING_BYTES], came: 0 }
+            Stage::Asking { record: Box::new([0; GREETING_BYTES]), came: 0 }
         };
         Ok(Self { shared, socket, seat, stage, until })
     }
@@ -56,7 +56,7 @@ impl Watcher {
                         return Ok(Turn::End);
                     }
                     if *came == GREETING_BYTES {
-                        let record = *record;
+                        let record = record.clone();
                         self.stage = self.asked(&record);
                     }
                 }
