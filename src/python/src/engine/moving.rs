@@ -80,6 +80,8 @@ impl Moving {
                 return State::Failed(failure);
             }
         }
+        // Nothing of it is under way: its memory may be unregistered.
+        self.used.clear();
         State::Done
     }
 
