@@ -123,8 +123,8 @@ impl TransferEngine {
     /// taken off all the same.
     fn unregister(&self, py: Python<'_>, addresses: Vec<u64>) -> i32 {
         self.code(py, |engine| {
-            let ends = addresses.into_iter().map(|address| engine.unregister(address));
-            ends.fold(Ok(()), |first, end| first.and(end))
+            let ends: Vec<_> = addresses.into_iter().map(|address| engine.unregister(address)).collect();
+            ends.into_iter().collect()
         })
     }
 

@@ -75,7 +75,7 @@ impl Store {
     /// hold, and that one is removed.
     pub fn get_into(&self, keys: &[String], into: &[Vec<Span<'_>>], takes: Taking) -> Vec<Answer> {
         let answers = self.each(keys, |session, keys, answers| {
-            session.get(keys, answers, |at, session, head| session.into_parts(head, &into[at], takes))
+            session.get(keys, answers, |at, session, head| session.fill_parts(head, &into[at], takes))
         });
         self.remove_damaged(keys, &answers);
         answers

@@ -148,7 +148,7 @@ impl Session {
     }
 
     /// Reads a value into its parts.
-    pub(super) fn into_parts(&mut self, head: Head, parts: &[Span<'_>], takes: Taking) -> io::Result<Answer> {
+    pub(super) fn fill_parts(&mut self, head: Head, parts: &[Span<'_>], takes: Taking) -> io::Result<Answer> {
         let room: u64 = parts.iter().map(|part| part.bytes() as u64).sum();
         if head.bytes > room || (head.bytes < room && takes == Taking::Exact) {
             self.skip(head.bytes)?;
