@@ -8,11 +8,11 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-rdma test-vllm test-sglang sanitize check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
+.PHONY: help run replay test test-python test-rdma test-vllm test-sglang sanitize wheel check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
-		printf '  make %-9s %s\n' "$$name" "$$text"; done
+		printf '  make %-11s %s\n' "$$name" "$$text"; done
 
 run: build ## Build, then serve: front door, conductor, two prefill and two decode nodes on this machine
 	$(BATON) up
@@ -22,7 +22,14 @@ replay: build ## Build, then replay the conversation trace on the default cluste
 
 test: ready ready-clients ready-etcd ## Run the tests of every crate, those of RDMA in a virtual machine
 	$(CARGO) test --workspace --locked
+	$(MAKE) --no-print-directory test-python
 	$(MAKE) --no-print-directory test-rdma
+
+test-python: ready ready-clients ## Build the package mooncake and try it as engines use it, with a store of its own
+	CARGO="$(CARGO)" scripts/python.sh
+
+wheel: ready ready-clients ## Build the wheel of the package mooncake for Python engines (docs/python.md)
+	CARGO="$(CARGO)" python3 scripts/wheel.py
 
 test-rdma: ready ## Run the tests of RDMA in a virtual machine with software RDMA (Debian packages, no root)
 	CARGO="$(CARGO)" scripts/rdma/test.sh
@@ -41,6 +48,7 @@ check: ready ready-lints ## Check format, lints, documentation and the rules of 
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	CARGO="$(CARGO)" scripts/rdma/check.sh
+	PYO3_NO_PYTHON=1 $(CARGO) clippy --package baton-python --features extension --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	for script in scripts/*.sh scripts/rdma/*.sh scripts/engines/*.sh .ci/run; do bash -n "$$script" || exit 1; done
 	$(CARGO) test --locked --package baton --test architecture

@@ -86,6 +86,12 @@ pub const TABLE: &[Row] = &[
     Row { name: "baton-membership", dir: "src/membership", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-wire", dir: "src/wire", ours: &["baton-types"], outside: Outside::Any },
     Row {
+        name: "baton-python",
+        dir: "src/python",
+        ours: &["baton-transfer", "baton-objects", "baton-transports"],
+        outside: Outside::Any,
+    },
+    Row {
         name: "baton",
         dir: "",
         ours: &[

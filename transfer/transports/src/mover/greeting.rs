@@ -36,12 +36,15 @@ pub(super) enum Purpose {
     Invalid = 5,
     /// Too many connections.
     Busy = 6,
+    /// To be told what memory is published; whatever life answers.
+    Look = 7,
 }
 
 impl Purpose {
     fn from_code(code: u8) -> Option<Self> {
         use Purpose as P;
-        [P::Lane, P::Fence, P::Welcome, P::Stale, P::Invalid, P::Busy].into_iter().find(|p| *p as u8 == code)
+        let all = [P::Lane, P::Fence, P::Welcome, P::Stale, P::Invalid, P::Busy, P::Look];
+        all.into_iter().find(|p| *p as u8 == code)
     }
 }
 

@@ -45,10 +45,12 @@ pub struct Memory {
     file: Option<OwnedFd>,
     location: Location,
     huge: bool,
+    /// Whether the mapping is somebody else's, who ends it.
+    lent: bool,
 }
 
-// SAFETY: `base` points to a mapping that this struct owns and unmaps only when dropped; it has no affinity
-// to a thread.
+// SAFETY: `base` points to a mapping that this struct owns and unmaps only when dropped, or that whoever lent
+// it keeps until then; it has no affinity to a thread.
 unsafe impl Send for Memory {}
 // SAFETY: shared use is by copies through raw pointers only. Ranges are handed from one user to the next by
 // windows and batches, which order the accesses (locks and channels); a range written while it is read gives
@@ -81,6 +83,24 @@ impl Memory {
             return Ok(memory);
         }
         Self::memfd(bytes, MemfdFlags::empty(), location)
+    }
+
+    /// Memory that this program has from elsewhere, another language's allocator say. Only this process sees it,
+    /// and it is not unmapped here.
+    ///
+    /// # Errors
+    /// When there is none: an address or a length of 0, or an end beyond the last address.
+    ///
+    /// # Safety
+    /// All of it must stay mapped, to be read and written, until the last reference is dropped. Rust must hold no
+    /// reference into it while a transport may touch it.
+    pub unsafe fn lent(address: u64, bytes: usize, location: Location) -> io::Result<Arc<Self>> {
+        let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "lent memory has an address and a length");
+        let start = usize::try_from(address).map_err(|_| wrong())?;
+        let inside = start.checked_add(bytes).is_some_and(|end| isize::try_from(end).is_ok());
+        let base = NonNull::new(std::ptr::with_exposed_provenance_mut(start)).filter(|_| inside && bytes > 0);
+        let base = base.ok_or_else(wrong)?;
+        Ok(Arc::new(Self { base, bytes, file: None, location, huge: false, lent: true }))
     }
 
     fn memfd(bytes: usize, extra: MemfdFlags, location: Location) -> io::Result<Arc<Self>> {
@@ -122,7 +142,12 @@ impl Memory {
         // SAFETY: the range is ours and mapped. Advice that the kernel does not take changes nothing.
         let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast()).expect("a mapping is never at address zero");
-        Self { base, bytes, file, location, huge }
+        Self { base, bytes, file, location, huge, lent: false }
+    }
+
+    /// Where it is in this process, as a number.
+    pub fn start(&self) -> u64 {
+        self.base.as_ptr().expose_provenance() as u64
     }
 
     /// How many bytes there are.
@@ -207,6 +232,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if self.lent {
+            return;
+        }
         // SAFETY: the mapping is ours, and nobody holds this struct any more. It fails only for a range
         // that is not a mapping.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
@@ -245,6 +273,23 @@ mod tests {
         let mut got = [0; 11];
         ours.read(100, &mut got);
         assert_eq!(&got, b"handed over");
+    }
+
+    #[test]
+    fn lent_memory_is_used_in_place_and_left_alone() {
+        let mut owned = vec![1_u8; 8_192];
+        let address = owned.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: the vector outlives it and is not touched meanwhile.
+        let lent = unsafe { Memory::lent(address, owned.len(), Location::Anywhere) }.unwrap();
+        assert_eq!((lent.start(), lent.bytes()), (address, 8_192));
+        assert!(lent.file().is_none());
+        lent.write(8_000, b"here");
+        drop(lent);
+        assert_eq!(&owned[7_999..8_005], b"\x01here\x01");
+        for (address, bytes) in [(0, 1), (address, 0), (u64::MAX, 2)] {
+            // SAFETY: refused, so nothing is touched.
+            assert!(unsafe { Memory::lent(address, bytes, Location::Anywhere) }.is_err());
+        }
     }
 
     #[test]

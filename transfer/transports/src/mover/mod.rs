@@ -14,6 +14,7 @@ mod greeting;
 mod loopback;
 mod memory;
 mod port;
+pub mod published;
 #[cfg(any(feature = "rdma", feature = "rdma-dlopen"))]
 pub mod rdma;
 mod reactor;

@@ -12,6 +12,7 @@ mod mover_driver;
 mod mover_faulty;
 mod promises;
 mod proxy;
+mod published;
 mod raw;
 mod rigs;
 mod scene;

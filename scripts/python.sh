@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Builds the package `mooncake` and tries it as engines use it: two processes, a store that is killed.
+# Usage: scripts/python.sh
+#   PYTHON   the interpreter [default: python3]
+#   BATON    the program that serves the store [default: built here]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cargo=${CARGO:-cargo}
+python=${PYTHON:-python3}
+target=${CARGO_TARGET_DIR:-target}
+if [ -z "${BATON:-}" ]; then
+    "$cargo" build --locked --package baton --bin baton
+    BATON=$target/debug/baton
+fi
+export BATON
+built=$(mktemp -d)
+trap 'rm -rf "$built"' EXIT
+"$python" scripts/wheel.py --debug --into "$built" >/dev/null
+# A wheel is an archive of what is to lie in one folder of the search path.
+"$python" -m zipfile -e "$built"/*.whl "$built/package"
+PYTHONPATH=$built/package PYTHONDONTWRITEBYTECODE=1 "$python" -W error::ResourceWarning -m unittest discover -s src/python/tests/python "$@"

@@ -1,0 +1,97 @@
+//! From addresses to ops: neighbours are joined, and what lies in several ranges is divided at their ends.
+
+use baton_transports::mover::published::Published;
+use baton_transports::mover::{Direction, Op};
+
+use super::ranges::{Ranges, Use};
+use super::region;
+use crate::Failure;
+
+/// Pieces that one call may have.
+const PIECES_MAX: usize = 1 << 20;
+
+/// Bytes between an address here and an address there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where here.
+    pub local: u64,
+    /// Where there.
+    pub remote: u64,
+    /// How many.
+    pub bytes: u64,
+}
+
+/// The failure that an address is not registered here.
+pub(super) fn unregistered(address: u64) -> Failure {
+    Failure::new(Failure::FAILED, format!("{address:#x} is not registered here; register it first"))
+}
+
+/// The ops for pieces, with what keeps their memory registered meanwhile.
+pub(super) fn plan(
+    pieces: &[Piece],
+    way: Direction,
+    ranges: &Ranges,
+    published: &Published,
+) -> Result<(Vec<Op>, Vec<Use>), Failure> {
+    if pieces.len() > PIECES_MAX {
+        let text = format!("{} pieces in one call; give at most {PIECES_MAX}", pieces.len());
+        return Err(Failure::new(Failure::FAILED, text));
+    }
+    let (mut ops, mut used): (Vec<Op>, Vec<Use>) = (Vec::new(), Vec::new());
+    for piece in joined(pieces) {
+        let mut done = 0;
+        while done < piece.bytes {
+            let (from, to) = (piece.local.saturating_add(done), piece.remote.saturating_add(done));
+            let (range, at, held) = ranges.find(from).ok_or_else(|| unregistered(from))?;
+            let foreign = || {
+                let text = format!("{to:#x} is not memory that it has registered");
+                Failure::new(Failure::FAILED, text)
+            };
+            let place = published.find(to).ok_or_else(foreign)?;
+            let bytes = (piece.bytes - done).min(held).min(place.bytes);
+            let (local, remote) = (region(&range, at), place.segment);
+            ops.push(Op { direction: way, local, remote, remote_at: place.at, bytes });
+            done += bytes;
+            if used.last().is_none_or(|last| !last.same(&range)) {
+                used.push(range);
+            }
+        }
+    }
+    Ok((ops, used))
+}
+
+/// The same with pieces that follow one another on both sides made one; empty ones are left out.
+fn joined(pieces: &[Piece]) -> Vec<Piece> {
+    let mut joined: Vec<Piece> = Vec::with_capacity(pieces.len());
+    for piece in pieces.iter().filter(|piece| piece.bytes > 0) {
+        match joined.last_mut() {
+            Some(last)
+                if last.local.checked_add(last.bytes) == Some(piece.local)
+                    && last.remote.checked_add(last.bytes) == Some(piece.remote)
+                    && last.bytes.checked_add(piece.bytes).is_some() =>
+            {
+                last.bytes += piece.bytes;
+            }
+            _ => joined.push(*piece),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(local: u64, remote: u64, bytes: u64) -> Piece {
+        Piece { local, remote, bytes }
+    }
+
+    #[test]
+    fn neighbours_on_both_sides_are_one() {
+        let given =
+            [piece(0, 100, 10), piece(10, 110, 5), piece(15, 120, 5), piece(9, 9, 0), piece(20, 125, 1)];
+        assert_eq!(joined(&given), [piece(0, 100, 15), piece(15, 120, 6)]);
+        let far = [piece(u64::MAX, 0, 1), piece(0, 1, 1)];
+        assert_eq!(joined(&far), far);
+    }
+}

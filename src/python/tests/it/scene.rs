@@ -1,0 +1,65 @@
+//! Memory, engines and servers for the tests.
+
+use baton_objects::resp::{RespConfig, Server};
+use baton_objects::{Clock, ObjectStore, StoreConfig};
+use baton_python::engine::Engine;
+
+/// Memory as another language would own it: known by address, and looked into when nothing moves.
+pub struct Held(Vec<u8>);
+
+impl Held {
+    pub fn new(bytes: usize, seed: u8) -> Self {
+        Self((0..bytes).map(|at| seed.wrapping_add(u8::try_from(at % 251).unwrap())).collect())
+    }
+
+    pub fn address(&mut self) -> u64 {
+        self.0.as_mut_ptr().expose_provenance() as u64
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        std::hint::black_box(&self.0)
+    }
+
+    pub fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+pub fn engine() -> Engine {
+    Engine::start("127.0.0.1", "tcp", true).unwrap()
+}
+
+pub fn target(engine: &Engine) -> String {
+    format!("127.0.0.1:{}", engine.port())
+}
+
+/// A store as `baton store serve` runs it, on a runtime of its own.
+pub struct Served {
+    pub address: String,
+    pub store: ObjectStore,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Served {
+    /// At an address, which one that comes back is given.
+    pub fn start(address: &str) -> Self {
+        let config =
+            StoreConfig { capacity_bytes: 64 << 20, value_max_bytes: 16 << 20, ..StoreConfig::default() };
+        let store = ObjectStore::new(&config, Clock::machine()).unwrap();
+        let resp = RespConfig { allow_flush: true, ..RespConfig::default() };
+        let server = Server::new(store.clone(), resp).unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind(address)).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        runtime.spawn(async move { server.serve(listener, std::future::pending()).await });
+        Self { address, store, runtime: Some(runtime) }
+    }
+
+    /// Ends at once: its sockets are closed, as those of a process that is killed.
+    pub fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_timeout(std::time::Duration::from_secs(10));
+        }
+    }
+}

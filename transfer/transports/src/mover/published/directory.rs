@@ -1,0 +1,233 @@
+//! The side that asks and remembers.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read as _, Write as _};
+use std::net::{TcpStream, ToSocketAddrs as _};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+
+use super::records::{self, BODY_BYTES_MAX};
+use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose};
+use crate::mover::{Fault, PeerId, RemoteSegment};
+
+/// Settings of [`Directory`].
+#[derive(Clone, Debug)]
+pub struct DirectoryConfig {
+    /// Names remembered at once; those used longest ago go first.
+    pub names_max: usize,
+    /// Limit for one question, its answer included.
+    pub patience: Duration,
+}
+
+impl Default for DirectoryConfig {
+    fn default() -> Self {
+        Self { names_max: 1_024, patience: Duration::from_secs(3) }
+    }
+}
+
+/// What a process publishes, as it was told.
+#[derive(Debug)]
+pub struct Published {
+    /// Who its transports are.
+    pub peer: PeerId,
+    ranges: BTreeMap<u64, Arc<RemoteSegment>>,
+    /// Stands as long as this is what it publishes.
+    connection: TcpStream,
+}
+
+/// Where an address is.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// In which window.
+    pub segment: Arc<RemoteSegment>,
+    /// Where in it.
+    pub at: u64,
+    /// How many bytes there are from there on.
+    pub bytes: u64,
+}
+
+/// An answer.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// What is published now.
+    pub published: Arc<Published>,
+    /// The life of the peer that is over, when the one that answered is another.
+    pub ended: Option<PeerId>,
+}
+
+impl Published {
+    /// Where an address of that process is; none when it is not published.
+    pub fn find(&self, address: u64) -> Option<Place> {
+        let (start, segment) = self.ranges.range(..=address).next_back()?;
+        let at = address - start;
+        let bytes = segment.bytes.checked_sub(at).filter(|bytes| *bytes > 0)?;
+        Some(Place { segment: segment.clone(), at, bytes })
+    }
+
+    /// The first address that is published.
+    pub fn first(&self) -> Option<u64> {
+        self.ranges.keys().next().copied()
+    }
+
+    /// Whether the publisher has said neither that anything has changed nor that it ends.
+    fn stands(&self) -> bool {
+        let mut byte = [0];
+        let looked = self.connection.peek(&mut byte);
+        looked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+/// What is known of a name.
+struct Known {
+    used: u64,
+    /// Who lived there last.
+    peer: PeerId,
+    published: Option<Arc<Published>>,
+}
+
+#[derive(Default)]
+struct State {
+    known: BTreeMap<String, Known>,
+    uses: u64,
+}
+
+/// Asks publishers by name, `host:port`, and remembers what they said for as long as it holds.
+pub struct Directory {
+    config: DirectoryConfig,
+    state: Mutex<State>,
+}
+
+impl Directory {
+    /// One that knows nobody.
+    pub fn new(config: DirectoryConfig) -> Self {
+        Self { config, state: Mutex::default() }
+    }
+
+    /// What is published at `name`. Waits for the answer where none is known that still stands.
+    ///
+    /// # Errors
+    /// [`Fault::Path`] or [`Fault::Silent`] where nobody answers in time, [`Fault::Invalid`] where it is no
+    /// publisher, or not of this release.
+    pub fn look(&self, name: &str) -> Result<Found, Fault> {
+        if let Some(published) = self.remembered(name) {
+            return Ok(Found { published, ended: None });
+        }
+        let published = Arc::new(ask(name, self.config.patience)?);
+        let mut state = self.state();
+        state.uses += 1;
+        let peer = published.peer.clone();
+        let known = Known { used: state.uses, peer, published: Some(published.clone()) };
+        let former = state.known.insert(name.to_owned(), known);
+        if state.known.len() > self.config.names_max {
+            let oldest = state.known.iter().min_by_key(|(_, known)| known.used);
+            if let Some(name) = oldest.map(|(name, _)| name.clone()) {
+                state.known.remove(&name);
+            }
+        }
+        let ended = former.map(|former| former.peer).filter(|former| *former != published.peer);
+        Ok(Found { published, ended })
+    }
+
+    /// What was remembered of `name` is asked for anew next time.
+    pub fn forget(&self, name: &str) {
+        if let Some(known) = self.state().known.get_mut(name) {
+            known.published = None;
+        }
+    }
+
+    fn remembered(&self, name: &str) -> Option<Arc<Published>> {
+        let mut state = self.state();
+        state.uses += 1;
+        let uses = state.uses;
+        let known = state.known.get_mut(name)?;
+        known.published = known.published.take_if(|published| published.stands());
+        known.used = uses;
+        known.published.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn ask(name: &str, patience: Duration) -> Result<Published, Fault> {
+    let until = Instant::now() + patience;
+    let failed = |what: &str, error: &io::Error| {
+        let text = format!("{what} {name}: {error}");
+        match error.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Fault::Silent(text),
+            _ => Fault::Path(text),
+        }
+    };
+    let mut connection = connect(name, until).map_err(|error| failed("connect to", &error))?;
+    let question = Greeting {
+        purpose: Purpose::Look,
+        to_epoch: 0,
+        from_epoch: 0,
+        session: 0,
+        slice_bytes_max: 0,
+        outstanding_max: 0,
+        credit_bytes: 0,
+        text: String::new(),
+    };
+    let mut record = [0; GREETING_BYTES];
+    let answered = connection
+        .set_write_timeout(Some(patience))
+        .and_then(|()| connection.write_all(&question.encode()))
+        .and_then(|()| fill(&mut connection, &mut record, until));
+    answered.map_err(|error| failed("ask", &error))?;
+    let answer = Greeting::decode(&record)?.welcome()?;
+    if answer.credit_bytes > BODY_BYTES_MAX {
+        return Err(Fault::Invalid(format!("{name} publishes more than can be taken")));
+    }
+    let mut body = vec![0; usize::try_from(answer.credit_bytes).expect("at most some MiB")];
+    fill(&mut connection, &mut body, until).map_err(|error| failed("hear", &error))?;
+    let ranges = records::decode(&body)?.into_iter().map(|(at, segment)| (at, Arc::new(segment))).collect();
+    watch(&connection).map_err(|error| failed("keep", &error))?;
+    let peer = PeerId { address: answer.text, epoch: answer.from_epoch };
+    Ok(Published { peer, ranges, connection })
+}
+
+fn connect(name: &str, until: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "it has no address");
+    for address in name.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, left(until)) {
+            Ok(connection) => return connection.set_nodelay(true).map(|()| connection),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// From now on it only tells that it ends. A machine that is gone says nothing: the kernel asks it.
+fn watch(connection: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(connection, true)?;
+    sockopt::set_tcp_keepidle(connection, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepintvl(connection, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepcnt(connection, 3)?;
+    connection.set_nonblocking(true)
+}
+
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}
+
+/// Reads until `into` is full, no longer than until then.
+fn fill(connection: &mut TcpStream, into: &mut [u8], until: Instant) -> io::Result<()> {
+    let mut came = 0;
+    while came < into.len() {
+        if Instant::now() >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        connection.set_read_timeout(Some(left(until)))?;
+        match connection.read(&mut into[came..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(more) => came += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

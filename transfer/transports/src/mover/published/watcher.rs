@@ -1,0 +1,130 @@
+//! A peer that asks, as the publisher sees it: a question of one size, one answer, then silence until either ends.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+
+use super::publisher::Shared;
+use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose, may_begin};
+use crate::mover::reactor::{Connection, Seat, Turn};
+
+enum Stage {
+    Asking { record: Box<[u8; GREETING_BYTES]>, came: usize },
+    Telling { answer: Vec<u8>, told: usize, then_ends: bool },
+    Told,
+}
+
+/// See the module.
+pub(super) struct Watcher {
+    shared: Arc<Shared>,
+    socket: TcpStream,
+    seat: Seat,
+    stage: Stage,
+    until: Instant,
+}
+
+impl Watcher {
+    /// Takes a socket; one too many is told so.
+    pub(super) fn new(shared: Arc<Shared>, socket: TcpStream, seat: Seat, busy: bool) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        socket.set_nodelay(true)?;
+        // A peer whose machine is gone says nothing, and would keep its place for ever.
+        sockopt::set_socket_keepalive(&socket, true)?;
+        sockopt::set_tcp_keepidle(&socket, Duration::from_secs(30))?;
+        sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(10))?;
+        sockopt::set_tcp_keepcnt(&socket, 3)?;
+        let until = Instant::now() + shared.config.patience;
+        let stage = if busy {
+            let text = "as many peers ask here as may; raise watchers_max".to_owned();
+            Stage::Telling { answer: shared.greeting(Purpose::Busy, 0, text), told: 0, then_ends: true }
+        } else {
+            Stage::Asking { record: Box::new([0; GREETING_BYTES]), came: 0 }
+        };
+        Ok(Self { shared, socket, seat, stage, until })
+    }
+
+    fn go(&mut self) -> io::Result<Turn> {
+        loop {
+            match &mut self.stage {
+                Stage::Asking { record, came } => {
+                    *came += some(self.socket.read(&mut record[*came..]))?;
+                    if !may_begin(&record[..*came]) {
+                        return Ok(Turn::End);
+                    }
+                    if *came == GREETING_BYTES {
+                        let record = record.clone();
+                        self.stage = self.asked(&record);
+                    }
+                }
+                Stage::Telling { answer, told, then_ends } => {
+                    *told += some(self.socket.write(&answer[*told..]))?;
+                    if *told == answer.len() {
+                        if *then_ends {
+                            return Ok(Turn::End);
+                        }
+                        self.stage = Stage::Told;
+                    }
+                }
+                // Nothing more is to be said on this connection, by anybody.
+                Stage::Told => {
+                    some(self.socket.read(&mut [0; 1]))?;
+                    return Ok(Turn::End);
+                }
+            }
+        }
+    }
+
+    fn asked(&self, record: &[u8; GREETING_BYTES]) -> Stage {
+        let refusal = match Greeting::decode(record) {
+            Ok(greeting) if greeting.purpose == Purpose::Look => None,
+            Ok(_) => Some("this port tells what is published; paths go to the port that it tells".to_owned()),
+            Err(fault) => Some(format!("{fault:?}")),
+        };
+        let then_ends = refusal.is_some();
+        let answer = match refusal {
+            None => self.shared.answer(self.seat),
+            Some(text) => self.shared.greeting(Purpose::Invalid, 0, text),
+        };
+        Stage::Telling { answer, told: 0, then_ends }
+    }
+}
+
+/// How much was moved; nothing is the end.
+fn some(moved: io::Result<usize>) -> io::Result<usize> {
+    moved.and_then(|bytes| if bytes == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(bytes) })
+}
+
+impl Connection for Watcher {
+    fn files(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.socket.as_fd()]
+    }
+
+    fn event(&mut self, _file: usize, _hung: bool) {}
+
+    fn turn(&mut self) -> Turn {
+        loop {
+            match self.go() {
+                Ok(turn) => return turn,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Turn::Wait,
+                Err(_) => return Turn::End,
+            }
+        }
+    }
+
+    fn tick(&mut self, now: Instant) -> Turn {
+        if now < self.until { Turn::Wait } else { Turn::End }
+    }
+
+    fn waits(&self) -> bool {
+        !matches!(self.stage, Stage::Told)
+    }
+
+    fn cut(self: Box<Self>) {
+        self.shared.gone(self.seat);
+    }
+}
