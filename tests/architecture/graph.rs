@@ -49,7 +49,12 @@ pub const TABLE: &[Row] = &[
         ours: &["baton-types", "baton-store"],
         outside: Outside::Any,
     },
-    Row { name: "baton-objects", dir: "store/objects", ours: &["baton-types"], outside: Outside::Any },
+    Row {
+        name: "baton-objects",
+        dir: "store/objects",
+        ours: &["baton-types", "baton-tiers"],
+        outside: Outside::Any,
+    },
     Row {
         name: "baton-transports",
         dir: "transfer/transports",

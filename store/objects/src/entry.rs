@@ -51,6 +51,8 @@ pub(crate) struct Entry {
     pub(crate) previous: u32,
     pub(crate) next: u32,
     pub(crate) class: u8,
+    /// Reads since it was put, as far as the tiers below count them.
+    pub(crate) touches: u8,
     /// Read since the hand passed.
     pub(crate) visited: bool,
     pub(crate) linked: bool,
@@ -74,6 +76,7 @@ impl Entry {
             previous: NONE,
             next: NONE,
             class: 0,
+            touches: 0,
             visited: false,
             linked: false,
         }

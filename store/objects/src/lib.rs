@@ -1,14 +1,18 @@
 //! KV objects by key: immutable values in one arena of DRAM, with leases, pins, quotas and O(1) eviction.
 //!
 //! [`ObjectStore`] is shared by threads. A value is reserved, filled and sealed; only then can it be read. A read
-//! holds a lease with an end; memory is never reused under somebody who touches it. The feature `resp` serves the
+//! holds a lease with an end; memory is never reused under somebody who touches it. A file on an SSD may lie below
+//! ([`LowerConfig`]): what is touched twice outlives eviction and the process there. The feature `resp` serves the
 //! same store over Redis' protocol, so that engines' own connectors use it as it is.
 
 mod arena;
+#[cfg(feature = "resp")]
+pub mod client;
 mod clock;
 mod config;
 mod entry;
 mod key;
+mod lower;
 #[cfg(feature = "resp")]
 pub mod measure;
 mod reading;
@@ -25,6 +29,7 @@ mod ticket;
 pub use clock::Clock;
 pub use config::StoreConfig;
 pub use key::{KEY_MAX_BYTES, Key};
+pub use lower::{Admit, Found, LowerConfig, LowerStats, ShelfStats, SsdConfig, Tell};
 pub use reading::Reading;
 pub use refusal::Refusal;
 pub use stats::StoreStats;

@@ -5,6 +5,7 @@
 //! are known; `MSET` is a put for each key, one after the other, not one step for all.
 
 mod admin;
+mod below;
 pub mod client;
 mod command;
 mod connection;

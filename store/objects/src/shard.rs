@@ -3,6 +3,7 @@
 
 mod audit;
 mod evict;
+mod offer;
 mod read;
 mod write;
 
@@ -16,13 +17,15 @@ use crate::arena::{Arena, CLASSES, Slabs, classes_of};
 use crate::config::Effective;
 use crate::entry::{Entries, Entry, State};
 use crate::key::Key;
+use crate::lower::Below;
 use crate::refusal::Refusal;
 use crate::sieve::Queue;
 use crate::stats::Counters;
 use crate::tenant::{Share, Tenants};
 
+pub(crate) use offer::Picked;
 pub(crate) use read::{Fetched, Opened, Place};
-pub(crate) use write::{Begun, Request, Stop};
+pub(crate) use write::{Begun, Request, Sealing, Stop};
 
 /// See the module.
 #[derive(Debug)]
@@ -47,10 +50,22 @@ pub(crate) struct Shard {
     /// Evictions until ages are compared.
     compare_in: u8,
     pub(crate) counters: Counters,
+    /// The tiers below, if there are any.
+    below: Option<Arc<Below>>,
+    /// Entries to be copied down, with their generations, oldest first.
+    offers: VecDeque<(u32, u64)>,
+    /// Marks of keys that were evicted without a copy: put again they are touched for the second time.
+    ghosts: Vec<u32>,
 }
 
 impl Shard {
-    pub(crate) fn new(arena: &Arc<Arena>, tenants: &Arc<Tenants>, config: &Effective) -> Self {
+    pub(crate) fn new(
+        arena: &Arc<Arena>,
+        tenants: &Arc<Tenants>,
+        config: &Effective,
+        below: Option<Arc<Below>>,
+    ) -> Self {
+        let ghosts = if below.is_some() { offer::ghosts(config.keys_by_shard) } else { Vec::new() };
         Self {
             arena: Arc::clone(arena),
             slabs: Slabs::new(Arc::clone(arena)),
@@ -68,6 +83,9 @@ impl Shard {
             sweep_at: 0,
             compare_in: 0,
             counters: Counters::default(),
+            below,
+            offers: VecDeque::new(),
+            ghosts,
         }
     }
 

@@ -11,6 +11,7 @@ use crate::arena::{Arena, PAGE_BYTES};
 use crate::clock::Clock;
 use crate::config::{Effective, StoreConfig};
 use crate::key::{Hasher, Key};
+use crate::lower::{self, Forgotten, Found, Lower, LowerConfig, LowerStats, Origin, Waiter};
 use crate::reading::{Reading, copy_out, room_checksum};
 use crate::refusal::Refusal;
 use crate::shard::{Begun, Fetched, Place, Request, Shard, Stop};
@@ -22,6 +23,9 @@ use crate::ticket::PutTicket;
 const RETRY_AFTER_US: u64 = 10_000;
 /// One wait for room, before looking again.
 const WAIT_STEP: Duration = Duration::from_millis(5);
+
+/// How long a removal waits for the disk's word.
+pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_secs(2);
 
 /// What a put does to a value that is there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,6 +82,8 @@ pub struct ObjectStat {
     pub hard_pins: u32,
     /// Readers with a lease.
     pub readers: u32,
+    /// Whether it is on the SSD too, and so outlives the process.
+    pub lasts: bool,
 }
 
 /// One key of a listing.
@@ -104,6 +110,7 @@ struct Inner {
 #[derive(Clone)]
 pub struct ObjectStore {
     inner: Arc<Inner>,
+    lower: Option<Arc<Lower>>,
 }
 
 impl fmt::Debug for ObjectStore {
@@ -118,15 +125,129 @@ impl ObjectStore {
     /// # Errors
     /// The setting that is wrong, or what the system says about the memory.
     pub fn new(config: &StoreConfig, clock: Clock) -> Result<Self, String> {
+        Self::with_lower(config, clock, &LowerConfig::default())
+    }
+
+    /// The same with tiers below the memory. One that cannot be used is told of, and the store goes on without it.
+    ///
+    /// # Errors
+    /// The setting that is wrong, or what the system says about memory and threads.
+    pub fn with_lower(config: &StoreConfig, clock: Clock, below: &LowerConfig) -> Result<Self, String> {
         let config = config.check()?;
+        let opened = lower::open(below, config.set.capacity_bytes)?;
+        let below = opened.as_ref().map(|opened| Arc::clone(&opened.below));
         let failed =
             |e| format!("store: map {} bytes: {e}; give a smaller capacity", config.set.capacity_bytes);
         let arena = Arena::new(config.pages).map_err(failed)?;
         let tenants = Arc::new(Tenants::new());
-        let shard = |_| Mutex::new(Shard::new(&arena, &tenants, &config));
+        let shard = |_| Mutex::new(Shard::new(&arena, &tenants, &config, below.clone()));
         let shards = (0..config.shards).map(shard).collect();
-        let inner = Inner { arena, shards, tenants, hasher: Hasher::new(), clock, config };
-        Ok(Self { inner: Arc::new(inner) })
+        let inner = Arc::new(Inner { arena, shards, tenants, hasher: Hasher::new(), clock, config });
+        let (picks, mut turn) = (Arc::clone(&inner), 0);
+        let pick = move || {
+            let shards = &picks.shards;
+            turn += 1;
+            (0..shards.len()).find_map(|n| shards[(turn + n) % shards.len()].lock().pick())
+        };
+        let lower = opened.map(|opened| opened.start(pick)).transpose()?;
+        Ok(Self { inner, lower })
+    }
+
+    pub(crate) fn lower(&self) -> Option<&Arc<Lower>> {
+        self.lower.as_ref()
+    }
+
+    /// What the tiers below have done; zeros without any.
+    #[must_use]
+    pub fn lower_stats(&self) -> LowerStats {
+        self.lower.as_ref().map(|lower| lower.stats()).unwrap_or_default()
+    }
+
+    /// Waits until every object that was touched often enough rests below, at most so long. False when it does not.
+    #[must_use]
+    pub fn settle(&self, at_most: Duration) -> bool {
+        self.lower.as_ref().is_none_or(|lower| lower.settle(at_most))
+    }
+
+    /// Name of a tenant; empty for the anonymous one and for one that is not there.
+    pub(crate) fn tenant_name(&self, tenant: TenantId) -> String {
+        self.inner.tenants.share(tenant).map_or_else(|_| String::new(), |share| share.name().to_owned())
+    }
+
+    /// The name of a key below, if there is anything below.
+    pub(crate) fn name_of(&self, key: Key<'_>) -> Option<u64> {
+        self.lower.as_ref()?;
+        let share = self.inner.tenants.share(key.tenant).ok()?;
+        Some(lower::name_of(share.name(), key.bytes))
+    }
+
+    /// Whether the tiers below may have a value that memory has not: then [`ObjectStore::bring`] is worth while.
+    #[must_use]
+    pub fn is_below(&self, key: Key<'_>) -> bool {
+        self.lower.as_ref().zip(self.name_of(key)).is_some_and(|(lower, name)| lower.may_hold(name))
+    }
+
+    /// Whether the value of a key is on the SSD for good, in memory or not.
+    #[must_use]
+    pub fn lasts(&self, key: Key<'_>) -> bool {
+        self.lower.as_ref().zip(self.name_of(key)).is_some_and(|(lower, name)| lower.lasts(name))
+    }
+
+    /// Brings a value up from below and waits for it; afterwards it is in memory, if there is room. None when there
+    /// is none below.
+    #[must_use]
+    pub fn bring(&self, key: Key<'_>) -> Option<Arc<Found>> {
+        let (send, receive) = std::sync::mpsc::channel();
+        self.bring_with(key, Box::new(move |found| _ = send.send(found)));
+        receive.recv().ok().flatten()
+    }
+
+    /// The same without waiting: `waiter` is called once.
+    pub(crate) fn bring_with(&self, key: Key<'_>, waiter: Waiter) {
+        match &self.lower {
+            Some(lower) => lower.bring(self, key, waiter),
+            None => waiter(None),
+        }
+    }
+
+    /// Puts what came from below into memory. None when it is not the key's value any more.
+    pub(crate) fn place_found(&self, key: Key<'_>, found: Found, origin: Origin) -> Option<Arc<Found>> {
+        let options = PutOptions { existing: Existing::Keep, ..PutOptions::default() };
+        let placed = self.try_reserve(key, found.value.len() as u64, options).and_then(|mut ticket| {
+            ticket.set_origin(origin);
+            ticket.append(&found.value)?;
+            ticket.finish(found.checksum).map(|_| ())
+        });
+        let is_current = || self.shard(self.place(key).0).is_current(origin);
+        match placed {
+            Ok(()) => Some(Arc::new(found)),
+            Err(Refusal::TakenOver) => None,
+            Err(refusal) => {
+                if let Some(lower) = self.lower.as_ref().filter(|_| refusal != Refusal::Exists) {
+                    lower.below.count_unplaced();
+                }
+                is_current().then(|| Arc::new(found))
+            }
+        }
+    }
+
+    /// Waits until what was forgotten cannot come back, within a bound; the disk's silence is counted and told.
+    pub(crate) fn confirm(&self, forgotten: Forgotten) {
+        let Some(removal) = forgotten else { return };
+        let end = Instant::now() + CONFIRM_WITHIN;
+        let mut pause = Duration::from_micros(100);
+        while removal.outcome().is_none() && Instant::now() < end {
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(WAIT_STEP);
+        }
+        self.confirmed(removal.outcome());
+    }
+
+    /// Counts a removal that the disk did not confirm.
+    pub(crate) fn confirmed(&self, outcome: Option<bool>) {
+        if let Some(lower) = self.lower.as_ref().filter(|_| outcome != Some(true)) {
+            lower.below.count_unconfirmed();
+        }
     }
 
     /// The tenant of this name, with this quota from now on; none when there are [`crate::TENANTS_MAX`].
@@ -294,22 +415,30 @@ impl ObjectStore {
     #[must_use]
     pub fn stat(&self, key: Key<'_>) -> Option<ObjectStat> {
         let (shard, at) = self.place(key);
-        self.shard(shard).stat(&at)
+        let stat = self.shard(shard).stat(&at)?;
+        Some(ObjectStat { lasts: self.lasts(key), ..stat })
     }
 
-    /// Whether a key can be read. Renews nothing.
+    /// Whether a key is in memory. Renews nothing.
     #[must_use]
     pub fn exists(&self, key: Key<'_>) -> bool {
-        self.stat(key).is_some()
+        let (shard, at) = self.place(key);
+        self.shard(shard).stat(&at).is_some()
     }
 
-    /// Removes a key. Those who read it go on under their leases.
+    /// Removes a key, from below too; returns when it cannot come back. Those who read it go on under their leases.
     ///
     /// # Errors
     /// [`Refusal::Absent`] or [`Refusal::Pinned`].
     pub fn remove(&self, key: Key<'_>) -> Result<(), Refusal> {
+        self.remove_unconfirmed(key).map(|forgotten| self.confirm(forgotten))
+    }
+
+    /// The same, with what there is to wait for until it cannot come back.
+    pub(crate) fn remove_unconfirmed(&self, key: Key<'_>) -> Result<Forgotten, Refusal> {
         let (shard, at) = self.place(key);
-        self.shard(shard).remove(&at)
+        let name = self.name_of(key);
+        self.shard(shard).remove(&at, name)
     }
 
     /// Keeps a value until it is unpinned as often.
@@ -344,8 +473,18 @@ impl ObjectStore {
     /// # Errors
     /// [`Refusal::Absent`].
     pub fn set_ttl(&self, key: Key<'_>, ttl_us: Option<u64>) -> Result<(), Refusal> {
+        self.set_ttl_unconfirmed(key, ttl_us).map(|forgotten| self.confirm(forgotten))
+    }
+
+    /// The same, with what there is to wait for until a copy below, which has no end, cannot come back.
+    pub(crate) fn set_ttl_unconfirmed(
+        &self,
+        key: Key<'_>,
+        ttl_us: Option<u64>,
+    ) -> Result<Forgotten, Refusal> {
         let (shard, at) = self.place(key);
-        self.shard(shard).set_ttl(&at, ttl_us)
+        let name = self.name_of(key);
+        self.shard(shard).set_ttl(&at, ttl_us, name)
     }
 
     /// Puts several values: a result for each, in order.
@@ -400,6 +539,9 @@ impl ObjectStore {
             let shard = shard.lock();
             stats.add(&shard.counters, shard.keys());
         }
+        // A read that was answered from below missed memory first.
+        let lower = self.lower_stats();
+        stats.misses = stats.misses.saturating_sub(lower.ssd_hits);
         stats
     }
 

@@ -27,6 +27,10 @@ impl Share {
         self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(crate) fn refund(&self, bytes: u64) {
         let before = self.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
         debug_assert!(before >= bytes, "a share is refunded once");

@@ -1,9 +1,10 @@
 //! Writing: reserve, fill, seal.
 
 use crate::arena::Room;
+use crate::lower::{Forgotten, Origin};
 use crate::reading::room_checksum;
 use crate::refusal::Refusal;
-use crate::shard::{Begun, Request};
+use crate::shard::{Begun, Request, Sealing};
 use crate::store::{ObjectStore, PutOptions, Stored};
 
 /// Most gaps that a value may have while it is filled out of order.
@@ -24,13 +25,21 @@ pub struct PutTicket {
     /// Where the next append goes.
     cursor: u32,
     sealed: bool,
+    /// Where the value comes from.
+    origin: Origin,
 }
 
 impl PutTicket {
     pub(crate) fn new(store: ObjectStore, shard: usize, begun: Begun, request: &Request<'_>) -> Self {
         let (bytes, options) = (request.bytes, request.options);
         let written = Ranges::default();
-        Self { store, shard, begun, bytes, options, written, cursor: 0, sealed: false }
+        let origin = Origin::Writer(store.name_of(request.key));
+        Self { store, shard, begun, bytes, options, written, cursor: 0, sealed: false, origin }
+    }
+
+    /// The value comes from a tier below.
+    pub(crate) fn set_origin(&mut self, origin: Origin) {
+        self.origin = origin;
     }
 
     /// Bytes reserved.
@@ -145,7 +154,7 @@ impl PutTicket {
     /// [`Refusal::Unfilled`], [`Refusal::TakenOver`], or what [`PutOptions::existing`] refuses. The reservation
     /// is gone then.
     pub fn seal(self) -> Result<Stored, Refusal> {
-        self.finish(None)
+        self.finish_waiting(None)
     }
 
     /// Makes the value readable, with a checksum of what was written.
@@ -154,7 +163,7 @@ impl PutTicket {
     /// As [`PutTicket::seal`].
     pub fn seal_computed(self) -> Result<Stored, Refusal> {
         let sum = self.with_room(|room| room_checksum(room))?;
-        self.finish(Some(sum))
+        self.finish_waiting(Some(sum))
     }
 
     /// Makes the value readable, if it has the checksum that its sender gave.
@@ -166,15 +175,32 @@ impl PutTicket {
         if found != expected {
             return Err(Refusal::Corrupt { expected, found });
         }
-        self.finish(Some(expected))
+        self.finish_waiting(Some(expected))
     }
 
-    fn finish(mut self, checksum: Option<u32>) -> Result<Stored, Refusal> {
+    /// Makes the value readable, with a checksum of what was written if `computed`. What was there before may come
+    /// back after a crash until what is returned is confirmed.
+    #[cfg(feature = "resp")]
+    pub(crate) fn seal_unconfirmed(self, computed: bool) -> Result<(Stored, Forgotten), Refusal> {
+        let sum = if computed { Some(self.with_room(|room| room_checksum(room))?) } else { None };
+        self.finish(sum)
+    }
+
+    fn finish_waiting(self, checksum: Option<u32>) -> Result<Stored, Refusal> {
+        let store = self.store.clone();
+        let (stored, forgotten) = self.finish(checksum)?;
+        store.confirm(forgotten);
+        Ok(stored)
+    }
+
+    /// Makes the value readable, with this checksum, and waits for nothing.
+    pub(crate) fn finish(mut self, checksum: Option<u32>) -> Result<(Stored, Forgotten), Refusal> {
         if self.written.total() != u64::from(self.bytes) {
             return Err(self.unfilled());
         }
         let now_us = self.store.now_us();
-        let sealed = self.store.shard(self.shard).seal(&self.begun, &self.options, checksum, now_us);
+        let sealing = Sealing { options: self.options, checksum, origin: self.origin, now_us };
+        let sealed = self.store.shard(self.shard).seal(&self.begun, &sealing);
         self.sealed = true;
         sealed
     }

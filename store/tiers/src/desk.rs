@@ -13,7 +13,7 @@
 
 mod commit;
 #[cfg(test)]
-mod crash;
+pub(crate) mod crash;
 
 use crate::aligned::Aligned;
 use crate::checksum::block_checksum;

@@ -2,6 +2,7 @@
 
 mod many;
 mod open;
+mod slab;
 mod trial;
 
 pub use open::{FileOptions, IoChoice};
@@ -43,6 +44,10 @@ pub struct FileTier {
     device: String,
     is_stalled: bool,
     is_off: bool,
+    /// Slots that became free, for the shelf; nobody else asks, so they are remembered only up to their number.
+    freed: VecDeque<u32>,
+    /// What was on its way out at the start.
+    stale: Vec<Entry>,
     buffer: Aligned,
 }
 
@@ -59,7 +64,7 @@ impl FileTier {
         let layout = header.layout;
         let book = Book::new(layout, places, &entries, &stale);
         let mut io = IoThread::start(Desk::new(header, index, lasts), queue, layout.stride_bytes())?;
-        for entry in stale {
+        for entry in &stale {
             io.send(Order::Remove(entry.place));
         }
         Ok(Self {
@@ -74,6 +79,8 @@ impl FileTier {
             device,
             is_stalled: false,
             is_off: false,
+            freed: VecDeque::new(),
+            stale,
             buffer: Aligned::new(layout.stride_bytes()),
         })
     }
@@ -226,7 +233,14 @@ impl FileTier {
                 }
                 self.ended.push_back(done);
             }
-            Answer::Freed { slot, epoch } => _ = self.book.freed(slot, epoch),
+            Answer::Freed { slot, epoch } => {
+                if self.book.freed(slot, epoch) {
+                    if self.freed.len() >= self.layout.slots() as usize {
+                        self.freed.pop_front();
+                    }
+                    self.freed.push_back(slot);
+                }
+            }
             Answer::Spare(buffer) => self.io.recycle(buffer),
             Answer::Stalled => self.is_stalled = true,
             Answer::Off => self.is_off = true,
@@ -237,6 +251,13 @@ impl FileTier {
     fn wait(&mut self) {
         if let Some(answer) = self.io.wait_answer() {
             self.hear(answer);
+        }
+    }
+
+    /// Waits until the disk has done something; the caller knows that it will.
+    pub(crate) fn wait_some(&mut self) {
+        if self.ended.is_empty() {
+            self.wait();
         }
     }
 

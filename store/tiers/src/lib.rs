@@ -9,6 +9,8 @@
 //!   key and its content; what cannot be vouched for is reported as a failed load, never served;
 //! - a slow or failing disk costs cached blocks, never an answer.
 //!
+//! [`Shelf`] keeps values of any length in the same slab file, cut into its blocks: the object store's SSD tier.
+//!
 //! One thread uses the cache; flash is written and read on a second one, with bounded queues.
 
 mod aligned;
@@ -25,6 +27,7 @@ mod layout;
 mod queue;
 mod recover;
 mod ring;
+mod shelf;
 mod short;
 mod slots;
 mod tier;
@@ -36,4 +39,7 @@ pub use checksum::block_checksum;
 pub use dram::Dram;
 pub use file::{FileOptions, FileTier, IoChoice, Speed};
 pub use recover::{Beginning, FlashError};
+pub use shelf::{
+    HEADER_MAX_BYTES, Listing, Record, Shelf, ShelfDone, ShelfOptions, ShelfStats, Source, Unshelved,
+};
 pub use tier::{Tier, TierError};

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use baton_types::TenantId;
 
 use super::connection::Connection;
-use super::{command, glob};
+use super::{below, command, glob};
 
 /// Entries that a step of `FLUSHDB` looks at.
 const FLUSH_STEP: u32 = 1_000;
@@ -215,48 +215,63 @@ pub(super) fn report(on: &mut Connection<'_>) {
     on.out.bulk(text.as_bytes());
 }
 
-pub(super) fn scan(on: &mut Connection<'_>) {
+/// What `SCAN` asks for.
+pub(super) struct Scan {
+    pub(super) cursor: u64,
+    pub(super) pattern: Option<Vec<u8>>,
+    pub(super) entries: u32,
+}
+
+/// The words of a `SCAN`.
+pub(super) fn scan_words(on: &Connection<'_>) -> Result<Scan, &'static str> {
     let cursor = std::str::from_utf8(on.incoming.text(1)).ok().and_then(|text| text.parse::<u64>().ok());
-    let Some(cursor) = cursor else { return on.out.error("ERR invalid cursor") };
+    let cursor = cursor.ok_or("ERR invalid cursor")?;
     let (mut pattern, mut entries) = (None, *SCAN_ENTRIES.start());
     for at in (2..on.incoming.count()).step_by(2) {
         match () {
-            () if at + 1 >= on.incoming.count() => return on.out.error("ERR syntax error"),
-            () if on.is(at, "MATCH") => pattern = Some(on.incoming.text(at + 1)),
-            () if on.is(at, "COUNT") => match on.number(at + 1).filter(|count| *count > 0) {
-                Some(count) => entries = count.clamp(*SCAN_ENTRIES.start(), *SCAN_ENTRIES.end()),
-                None => return on.not_a_number(),
-            },
+            () if at + 1 >= on.incoming.count() => return Err("ERR syntax error"),
+            () if on.is(at, "MATCH") => pattern = Some(on.incoming.text(at + 1).to_vec()),
+            () if on.is(at, "COUNT") => {
+                let count = on.number(at + 1).filter(|count| *count > 0);
+                let count = count.ok_or("ERR value is not an integer or out of range")?;
+                entries = count.clamp(*SCAN_ENTRIES.start(), *SCAN_ENTRIES.end());
+            }
             () if on.is(at, "TYPE") => {}
-            () => return on.out.error("ERR syntax error"),
+            () => return Err("ERR syntax error"),
         }
     }
-    if pattern.is_some_and(|pattern| pattern.len() > crate::KEY_MAX_BYTES) {
-        return on.out.error("ERR the pattern is longer than any key");
+    if pattern.as_ref().is_some_and(|pattern| pattern.len() > crate::KEY_MAX_BYTES) {
+        return Err("ERR the pattern is longer than any key");
     }
-    let (mut found, next) = on.shared.store.list(cursor, u32::try_from(entries).expect("clamped"));
-    found.retain(|listed| {
-        Some(listed.tenant) == on.tenant && pattern.is_none_or(|pattern| glob::matches(pattern, &listed.key))
-    });
+    Ok(Scan { cursor, pattern, entries: u32::try_from(entries).expect("clamped") })
+}
+
+/// Answers a `SCAN`: those of `keys` that fit, and where to go on.
+pub(super) fn scanned(on: &mut Connection<'_>, pattern: &Option<Vec<u8>>, mut keys: Vec<Vec<u8>>, next: u64) {
+    keys.retain(|key| pattern.as_ref().is_none_or(|pattern| glob::matches(pattern, key)));
     on.out.array(2);
     on.out.bulk(next.to_string().as_bytes());
-    on.out.array(found.len());
-    found.iter().for_each(|listed| on.out.bulk(&listed.key));
+    on.out.array(keys.len());
+    keys.iter().for_each(|key| on.out.bulk(key));
 }
 
 pub(super) async fn flush(on: &mut Connection<'_>) {
     if !on.shared.config.allow_flush {
         return on.out.error("ERR FLUSHDB is off; start the store with it allowed, or remove keys by name");
     }
-    let mut cursor = 0;
+    let (mut cursor, mut last) = (0, None);
     loop {
         let (found, next) = on.shared.store.list(cursor, FLUSH_STEP);
         for listed in found.iter().filter(|listed| Some(listed.tenant) == on.tenant) {
             // Pinned values stay; others may have gone already.
-            let _ = on.shared.store.remove(crate::Key { tenant: listed.tenant, bytes: &listed.key });
+            let key = crate::Key { tenant: listed.tenant, bytes: &listed.key };
+            last = on.shared.store.remove_unconfirmed(key).ok().flatten().or(last);
         }
         cursor = next;
         if cursor == 0 {
+            last = below::flush(on).await.or(last);
+            // Removals are confirmed in their order, or nearly so.
+            below::confirm(&on.shared.store, last).await;
             return on.out.simple("OK");
         }
         tokio::task::yield_now().await;

@@ -136,6 +136,27 @@ impl Client {
         self.stream.get_mut().write_all(bytes)
     }
 
+    /// Waits until something of the next reply is there, at most so long. False when nothing is.
+    ///
+    /// # Errors
+    /// What the network says; an end of the stream too.
+    pub fn wait(&mut self, at_most: Duration) -> io::Result<bool> {
+        if !self.stream.buffer().is_empty() {
+            return Ok(true);
+        }
+        let stream = self.stream.get_ref();
+        let before = stream.read_timeout()?;
+        stream.set_read_timeout(Some(at_most))?;
+        let seen = stream.peek(&mut [0]);
+        stream.set_read_timeout(before)?;
+        match seen {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => Ok(true),
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
     /// Waits for the next reply.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use baton_types::TenantId;
 
 use super::connection::Connection;
-use super::{admin, strings};
+use super::{admin, below, strings};
 use crate::key::Key;
 use crate::refusal::Refusal;
 
@@ -26,8 +26,24 @@ enum Does {
     Open(fn(&mut Connection<'_>)),
     /// A put, which may wait for room.
     Put(strings::Put),
+    /// Something about the value of the first argument, brought up first.
+    Value(fn(&mut Connection<'_>)),
+    /// What waits for the tiers below.
+    Below(Below),
     /// Removes everything of the tenant.
     Flush,
+}
+
+/// Commands that wait for the tiers below.
+#[derive(Clone, Copy)]
+enum Below {
+    Get,
+    GetAll,
+    Exists,
+    Remove,
+    /// `EXPIRE`, `PEXPIRE`: the unit of the time, µs.
+    Expire(u64),
+    Scan,
 }
 
 const MANY: usize = usize::MAX;
@@ -38,29 +54,29 @@ const fn of(name: &'static str, least: usize, most: usize, does: Does) -> Comman
 
 /// Every command, the frequent ones first.
 const COMMANDS: &[Command] = &[
-    of("GET", 2, 2, Does::Now(strings::get)),
+    of("GET", 2, 2, Does::Below(Below::Get)),
     of("SET", 3, 12, Does::Put(strings::Put::Set)),
-    of("EXISTS", 2, MANY, Does::Now(strings::exists)),
-    of("MGET", 2, MANY, Does::Now(strings::mget)),
+    of("EXISTS", 2, MANY, Does::Below(Below::Exists)),
+    of("MGET", 2, MANY, Does::Below(Below::GetAll)),
     of("MSET", 3, MANY, Does::Put(strings::Put::Several)),
-    of("STRLEN", 2, 2, Does::Now(strings::strlen)),
-    of("GETRANGE", 4, 4, Does::Now(strings::getrange)),
-    of("SUBSTR", 4, 4, Does::Now(strings::getrange)),
-    of("DEL", 2, MANY, Does::Now(strings::del)),
-    of("UNLINK", 2, MANY, Does::Now(strings::del)),
+    of("STRLEN", 2, 2, Does::Value(strings::strlen)),
+    of("GETRANGE", 4, 4, Does::Value(strings::getrange)),
+    of("SUBSTR", 4, 4, Does::Value(strings::getrange)),
+    of("DEL", 2, MANY, Does::Below(Below::Remove)),
+    of("UNLINK", 2, MANY, Does::Below(Below::Remove)),
     of("SETNX", 3, 3, Does::Put(strings::Put::IfAbsent)),
     of("SETEX", 4, 4, Does::Put(strings::Put::Timed(1_000_000))),
     of("PSETEX", 4, 4, Does::Put(strings::Put::Timed(1_000))),
-    of("TTL", 2, 2, Does::Now(|on| strings::ttl(on, 1_000_000))),
-    of("PTTL", 2, 2, Does::Now(|on| strings::ttl(on, 1_000))),
-    of("EXPIRE", 3, 3, Does::Now(|on| strings::expire(on, 1_000_000))),
-    of("PEXPIRE", 3, 3, Does::Now(|on| strings::expire(on, 1_000))),
-    of("PERSIST", 2, 2, Does::Now(strings::persist)),
-    of("TYPE", 2, 2, Does::Now(strings::kind)),
-    of("BATON.STAT", 2, 2, Does::Now(strings::stat)),
-    of("BATON.VERIFY", 2, 2, Does::Now(strings::verify)),
-    of("BATON.PIN", 3, 3, Does::Now(strings::pin)),
-    of("SCAN", 2, 8, Does::Now(admin::scan)),
+    of("TTL", 2, 2, Does::Value(|on| strings::ttl(on, 1_000_000))),
+    of("PTTL", 2, 2, Does::Value(|on| strings::ttl(on, 1_000))),
+    of("EXPIRE", 3, 3, Does::Below(Below::Expire(1_000_000))),
+    of("PEXPIRE", 3, 3, Does::Below(Below::Expire(1_000))),
+    of("PERSIST", 2, 2, Does::Value(strings::persist)),
+    of("TYPE", 2, 2, Does::Value(strings::kind)),
+    of("BATON.STAT", 2, 2, Does::Value(strings::stat)),
+    of("BATON.VERIFY", 2, 2, Does::Value(strings::verify)),
+    of("BATON.PIN", 3, 3, Does::Value(strings::pin)),
+    of("SCAN", 2, 8, Does::Below(Below::Scan)),
     of("DBSIZE", 1, 1, Does::Now(admin::dbsize)),
     of("INFO", 1, MANY, Does::Now(admin::report)),
     of("CONFIG", 2, MANY, Does::Now(admin::config)),
@@ -104,6 +120,22 @@ pub(super) async fn execute(on: &mut Connection<'_>) {
         Does::Now(serve) | Does::Open(serve) => serve(on),
         Does::Put(put) => strings::put(on, put).await,
         Does::Flush => admin::flush(on).await,
+        Does::Value(serve) => {
+            // What is found is in memory then; where there is no room the answer is that of a miss.
+            let _ = below::bring(on, 1).await;
+            serve(on);
+        }
+        Does::Below(which) => match which {
+            Below::Get => below::get(on).await,
+            Below::GetAll => below::mget(on).await,
+            Below::Exists => below::exists(on).await,
+            Below::Remove => below::del(on).await,
+            Below::Expire(unit_us) => {
+                let _ = below::bring(on, 1).await;
+                below::expire(on, unit_us).await;
+            }
+            Below::Scan => below::scan(on).await,
+        },
     }
 }
 

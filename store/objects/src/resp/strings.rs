@@ -1,11 +1,16 @@
 //! Commands on values.
 
+use std::sync::Arc;
+
+use super::below;
 use super::connection::{Connection, reserve};
+use crate::lower::Found;
+use crate::reading::Reading;
 use crate::refusal::Refusal;
 use crate::store::{Existing, PutOptions, Stored};
 
 /// Most bytes that one `MGET` answers.
-const ANSWER_MAX_BYTES: usize = 1 << 30;
+pub(super) const ANSWER_MAX_BYTES: usize = 1 << 30;
 
 /// Longest pin of a client, who may never come back to take it off.
 const PIN_MAX_MS: u64 = 3_600_000;
@@ -34,40 +39,53 @@ struct SetWords {
 const REPLACE: PutOptions =
     PutOptions { existing: Existing::Replace, only_if_present: false, ttl_us: None, checksum: None };
 
-pub(super) fn get(on: &mut Connection<'_>) {
-    let found = on.shared.store.get(on.key(1));
-    let answered = match found {
-        None => {
-            on.out.nothing();
-            Ok(())
-        }
-        Some(reading) => {
-            let good = if on.shared.store.verifies_reads() { reading.verify() } else { Ok(()) };
-            let bytes = reading.bytes();
-            good.and_then(|()| on.out.value(reading, 0, bytes))
-        }
-    };
-    if let Err(refusal) = answered {
+/// Answers with a value.
+pub(super) fn answer(on: &mut Connection<'_>, reading: Reading) {
+    let good = if on.shared.store.verifies_reads() { reading.verify() } else { Ok(()) };
+    let bytes = reading.bytes();
+    if let Err(refusal) = good.and_then(|()| on.out.value(reading, 0, bytes)) {
         on.refuse(refusal);
     }
 }
 
-pub(super) fn mget(on: &mut Connection<'_>) {
-    let keys = 1..on.incoming.count();
-    let found: Vec<_> = keys.map(|at| on.shared.store.get(on.key(at))).collect();
-    if found.iter().flatten().map(crate::Reading::bytes).sum::<usize>() > ANSWER_MAX_BYTES {
-        return on.out.error("ERR the answer would be larger than 1 GiB; ask for fewer keys");
+/// One answer of several.
+pub(super) enum Answer {
+    /// There is no value.
+    Nothing,
+    /// A value in memory.
+    Here(Reading),
+    /// One from below, for which memory had no room.
+    Brought(Arc<Found>),
+}
+
+impl Answer {
+    pub(super) fn of(reading: Option<Reading>, brought: Option<Arc<Found>>) -> Self {
+        let brought = brought.map_or(Self::Nothing, Self::Brought);
+        reading.map_or(brought, Self::Here)
     }
-    on.out.array(found.len());
-    for reading in found {
-        let Some(reading) = reading else {
-            on.out.nothing();
-            continue;
-        };
-        let bytes = reading.bytes();
-        // Opened a moment ago; one that is gone all the same is a miss.
-        if on.out.value(reading, 0, bytes).is_err() {
-            on.out.nothing();
+
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Nothing => 0,
+            Self::Here(reading) => reading.bytes(),
+            Self::Brought(found) => found.value.len(),
+        }
+    }
+}
+
+pub(super) fn answer_all(on: &mut Connection<'_>, answers: Vec<Answer>) {
+    on.out.array(answers.len());
+    for answer in answers {
+        match answer {
+            Answer::Nothing => on.out.nothing(),
+            Answer::Brought(found) => on.out.bulk(&found.value),
+            Answer::Here(reading) => {
+                let bytes = reading.bytes();
+                // Opened a moment ago; one that is gone all the same is a miss.
+                if on.out.value(reading, 0, bytes).is_err() {
+                    on.out.nothing();
+                }
+            }
         }
     }
 }
@@ -94,23 +112,6 @@ pub(super) fn getrange(on: &mut Connection<'_>) {
     }
 }
 
-pub(super) fn exists(on: &mut Connection<'_>) {
-    let found = (1..on.incoming.count()).filter(|at| on.shared.store.exists(on.key(*at))).count();
-    on.out.integer(i64::try_from(found).unwrap_or(i64::MAX));
-}
-
-pub(super) fn del(on: &mut Connection<'_>) {
-    let mut removed = 0;
-    for at in 1..on.incoming.count() {
-        match on.shared.store.remove(on.key(at)) {
-            Ok(()) => removed += 1,
-            Err(Refusal::Absent) => {}
-            Err(refusal) => return on.refuse(refusal),
-        }
-    }
-    on.out.integer(removed);
-}
-
 pub(super) fn kind(on: &mut Connection<'_>) {
     let there = on.shared.store.exists(on.key(1));
     on.out.simple(if there { "string" } else { "none" });
@@ -121,16 +122,6 @@ pub(super) fn ttl(on: &mut Connection<'_>, unit_us: u64) {
     let stat = on.shared.store.stat(on.key(1));
     let left = |us: u64| i64::try_from(us.div_ceil(unit_us)).unwrap_or(i64::MAX);
     on.out.integer(stat.map_or(-2, |stat| stat.ttl_us.map_or(-1, left)));
-}
-
-pub(super) fn expire(on: &mut Connection<'_>, unit_us: u64) {
-    let Some(time) = on.number(2) else { return on.not_a_number() };
-    // A time that has passed removes the key, as clients expect.
-    let done = match u64::try_from(time) {
-        Ok(time) if time > 0 => on.shared.store.set_ttl(on.key(1), Some(time.saturating_mul(unit_us))),
-        _ => on.shared.store.remove(on.key(1)),
-    };
-    on.out.integer(i64::from(done.is_ok()));
 }
 
 pub(super) fn persist(on: &mut Connection<'_>) {
@@ -150,7 +141,7 @@ pub(super) fn stat(on: &mut Connection<'_>) {
         ("hard_pins", Some(u64::from(stat.hard_pins))),
         ("readers", Some(u64::from(stat.readers))),
     ];
-    on.out.map(numbers.len() + 1);
+    on.out.map(numbers.len() + 2);
     for (name, number) in numbers {
         on.out.bulk(name.as_bytes());
         match number {
@@ -163,6 +154,8 @@ pub(super) fn stat(on: &mut Connection<'_>) {
         Some(sum) => on.out.bulk(format!("{sum:08x}").as_bytes()),
         None => on.out.nothing(),
     }
+    on.out.bulk(b"lasts");
+    on.out.integer(i64::from(stat.lasts));
 }
 
 /// `BATON.VERIFY key`: compares the value with its checksum, where it is.
@@ -188,6 +181,7 @@ pub(super) async fn put(on: &mut Connection<'_>, put: Put) {
         Put::Set => set(on).await,
         Put::IfAbsent => {
             let options = PutOptions { existing: Existing::Keep, ..REPLACE };
+            let _ = below::bring(on, 1).await;
             match store(on, 1, 2, options).await {
                 Ok(_) => on.out.integer(1),
                 Err(Refusal::Exists) => on.out.integer(0),
@@ -213,6 +207,10 @@ async fn set(on: &mut Connection<'_>) {
         Ok(words) => words,
         Err(error) => return on.out.error(error),
     };
+    if words.options.existing == Existing::Keep || words.options.only_if_present || words.answer_old {
+        // What is there decides: it has to be here.
+        let _ = below::bring(on, 1).await;
+    }
     if words.keep_ttl {
         words.options.ttl_us = on.shared.store.stat(on.key(1)).and_then(|stat| stat.ttl_us);
     }
@@ -301,5 +299,7 @@ async fn store(
             ticket
         }
     };
-    if on.shared.config.checksums { ticket.seal_computed() } else { ticket.seal() }
+    let (stored, forgotten) = ticket.seal_unconfirmed(on.shared.config.checksums)?;
+    below::confirm(&on.shared.store, forgotten).await;
+    Ok(stored)
 }

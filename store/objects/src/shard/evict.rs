@@ -95,6 +95,7 @@ impl Shard {
             self.counters.expired += 1;
         } else {
             self.counters.evicted += 1;
+            self.remember(number);
         }
         self.retire(number, now_us);
     }

@@ -6,6 +6,7 @@ use super::Shard;
 use crate::arena::Room;
 use crate::entry::{Entry, State};
 use crate::key::Key;
+use crate::lower::Forgotten;
 use crate::refusal::Refusal;
 use crate::store::{Listed, ObjectStat};
 
@@ -39,6 +40,7 @@ impl Shard {
             Some(number) => {
                 self.counters.hits += 1;
                 self.entries.at_mut(number).visited = true;
+                self.touched(number);
             }
             None => self.counters.misses += 1,
         }
@@ -81,8 +83,22 @@ impl Shard {
         (!entry.is_expired(at.now_us)).then(|| stat_of(entry, at.now_us))
     }
 
-    /// Removes a key. Those who read it go on.
-    pub(crate) fn remove(&mut self, at: &Place<'_>) -> Result<(), Refusal> {
+    /// Removes a key, its copy below in the same step. Those who read it go on.
+    pub(crate) fn remove(&mut self, at: &Place<'_>, name: Option<u64>) -> Result<Forgotten, Refusal> {
+        let removed = self.remove_here(at);
+        if removed == Err(Refusal::Pinned) {
+            return Err(Refusal::Pinned);
+        }
+        let forgotten = self.forget(name);
+        if forgotten.is_some() { Ok(forgotten) } else { removed.map(|()| None) }
+    }
+
+    /// Gives up the copy of a key below.
+    pub(super) fn forget(&self, name: Option<u64>) -> Forgotten {
+        self.below.as_ref().zip(name).and_then(|(below, name)| below.forget(name))
+    }
+
+    fn remove_here(&mut self, at: &Place<'_>) -> Result<(), Refusal> {
         let number = self.find_live(&at.key, at.place, at.now_us).ok_or(Refusal::Absent)?;
         if self.entries.at(number).hard_pins > 0 {
             return Err(Refusal::Pinned);
@@ -122,10 +138,16 @@ impl Shard {
     }
 
     /// Sets or takes away the time to live of a key.
-    pub(crate) fn set_ttl(&mut self, at: &Place<'_>, ttl_us: Option<u64>) -> Result<(), Refusal> {
+    pub(crate) fn set_ttl(
+        &mut self,
+        at: &Place<'_>,
+        ttl_us: Option<u64>,
+        name: Option<u64>,
+    ) -> Result<Forgotten, Refusal> {
         let number = self.find_live(&at.key, at.place, at.now_us).ok_or(Refusal::Absent)?;
         self.expire_after(number, ttl_us, at.now_us);
-        Ok(())
+        // A copy below has no end: one of a value that has would outlive it.
+        Ok(self.forget(name.filter(|_| ttl_us.is_some())))
     }
 
     pub(super) fn expire_after(&mut self, number: u32, ttl_us: Option<u64>, now_us: u64) {
@@ -158,5 +180,6 @@ fn stat_of(entry: &Entry, now_us: u64) -> ObjectStat {
         ttl_us: (entry.expires_us != u64::MAX).then(|| entry.expires_us.saturating_sub(now_us)),
         hard_pins: entry.hard_pins,
         readers: entry.readers,
+        lasts: false,
     }
 }

@@ -9,6 +9,7 @@ use super::{Shard, slot_bytes};
 use crate::arena::{CLASSES, PAGE_BYTES, Room, classes_of};
 use crate::entry::{Entries, Pending, State};
 use crate::key::Key;
+use crate::lower::{Forgotten, Origin};
 use crate::refusal::Refusal;
 use crate::store::{Existing, PutOptions, Stored};
 
@@ -28,6 +29,15 @@ pub(crate) struct Begun {
     pub(crate) number: u32,
     pub(crate) generation: u64,
     pub(crate) room: Pending,
+}
+
+/// What a seal is to know.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sealing {
+    pub(crate) options: PutOptions,
+    pub(crate) checksum: Option<u32>,
+    pub(crate) origin: Origin,
+    pub(crate) now_us: u64,
 }
 
 /// Why there is no reservation.
@@ -148,22 +158,23 @@ impl Shard {
         Begun { number, generation, room }
     }
 
-    /// Makes a reservation readable.
-    pub(crate) fn seal(
-        &mut self,
-        begun: &Begun,
-        options: &PutOptions,
-        checksum: Option<u32>,
-        now_us: u64,
-    ) -> Result<Stored, Refusal> {
+    /// Makes a reservation readable; the copy below of what was there is given up in the same step.
+    pub(crate) fn seal(&mut self, begun: &Begun, sealing: &Sealing) -> Result<(Stored, Forgotten), Refusal> {
+        let Sealing { options, checksum, origin, now_us } = *sealing;
         if self.entries.at(begun.number).generation != begun.generation {
             return Err(Refusal::TakenOver);
         }
-        let verdict = self.settle(begun.number, options, checksum, now_us);
+        let verdict = if self.is_current(origin) {
+            self.settle(begun.number, &options, checksum, now_us)
+        } else {
+            Err(Refusal::TakenOver)
+        };
         if !matches!(verdict, Ok(None)) {
             let dropped = self.drop_pending(begun.number);
             debug_assert!(dropped, "its writer seals it and so does not write");
-            return verdict.map(|same| Stored::Unchanged { generation: same.expect("only none goes on") });
+            let generation = verdict?.expect("only none goes on");
+            let forgotten = self.forget(origin.writer().filter(|_| options.ttl_us.is_some()));
+            return Ok((Stored::Unchanged { generation }, forgotten));
         }
         let room = begun.room.lock().take().expect("a reservation with its generation has its room");
         let place = self.entries.at(begun.number).place;
@@ -177,8 +188,21 @@ impl Shard {
         insert(&mut self.sealed, &self.entries, begun.number);
         self.queues[class].link(&mut self.entries, begun.number);
         self.expire_after(begun.number, options.ttl_us, now_us);
-        self.counters.puts += 1;
-        Ok(Stored::New { generation: begun.generation })
+        let mut forgotten = None;
+        if let Origin::Writer(name) = origin {
+            self.counters.puts += 1;
+            forgotten = self.forget(name);
+            self.sealed_new(begun.number);
+        }
+        Ok((Stored::New { generation: begun.generation }, forgotten))
+    }
+
+    /// Whether what comes from below is still the value of its key.
+    pub(crate) fn is_current(&self, origin: Origin) -> bool {
+        match (origin, &self.below) {
+            (Origin::Ssd { name, tag }, Some(below)) => below.directory.tag(name) == Some(tag),
+            _ => true,
+        }
     }
 
     /// What becomes of the value that is there: kept (its generation), out of the way (none), or in the way.

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod leases;
+mod lower;
 mod model;
 #[cfg(feature = "resp")]
 mod resp;

@@ -375,6 +375,26 @@ fn a_writer_that_goes_in_the_middle_leaves_nothing_and_full_is_told() {
 }
 
 #[test]
+fn a_writer_that_falls_silent_is_taken_over_and_told_so() {
+    let served = plain();
+    let mut silent = c_raw(&served, &vec![vec![1; 500]; 8]);
+    while served.store.stats().used_bytes == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let c = &mut served.client();
+    assert_eq!(words(c, "SET half whole"), ok(), "it waits for the end of the lease, and is served");
+    assert_eq!(served.store.stats().taken_over, 1);
+    assert_eq!(words(c, "GET half"), bulk("whole"));
+    // Whoever was taken over never hears of a success that stored nothing.
+    silent.write_all(&[1; 999_500]).unwrap();
+    silent.write_all(b"\r\n").unwrap();
+    let mut told = [0; 9];
+    silent.read_exact(&mut told).unwrap();
+    assert_eq!(&told, b"-TRYAGAIN");
+    assert_eq!(words(c, "GET half"), bulk("whole"));
+}
+
+#[test]
 fn a_client_that_does_not_read_is_cut_off_and_others_are_counted() {
     let config =
         StoreConfig { capacity_bytes: 64 << 20, value_max_bytes: 16 << 20, ..StoreConfig::default() };

@@ -2,7 +2,7 @@
 //! every point: every block that was reported lasting comes back, no other bytes ever do, and no
 //! slot is lost.
 
-mod device;
+pub(crate) mod device;
 
 use super::{Answer, Desk, Done, Order};
 use crate::aligned::Aligned;
@@ -73,7 +73,7 @@ struct World {
 }
 
 /// Opens what is on a disk, as a start of the real tier does.
-fn open(image: &Sick, layout: Layout, incarnation: u64) -> Opened {
+pub(crate) fn open(image: &Sick, layout: Layout, incarnation: u64) -> Opened {
     match look(image, &layout).expect("the disk answers") {
         Found::Usable(header) => recover(image, header).expect("the disk answers"),
         Found::Unusable(sequence, reason) => {

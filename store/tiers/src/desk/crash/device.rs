@@ -21,7 +21,7 @@ struct Flying {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Device {
+pub(crate) struct Device {
     lasting: Vec<u8>,
     cached: Vec<(u64, Vec<u8>)>,
     flying: Vec<Flying>,
@@ -45,20 +45,20 @@ fn tear(bytes: &mut [u8], offset: u64, written: &[u8], rng: &mut Rng) {
 }
 
 impl Device {
-    pub(super) fn new(lasting: Vec<u8>) -> Self {
+    pub(crate) fn new(lasting: Vec<u8>) -> Self {
         Self { lasting, cached: Vec::new(), flying: Vec::new() }
     }
 
-    pub(super) fn lasting(&self) -> &[u8] {
+    pub(crate) fn lasting(&self) -> &[u8] {
         &self.lasting
     }
 
-    pub(super) fn submit(&mut self, op: Op) {
+    pub(crate) fn submit(&mut self, op: Op) {
         self.flying.push(Flying { op, covers: self.cached.len() });
     }
 
     /// One of the operations under way ends.
-    pub(super) fn complete_any(&mut self, rng: &mut Rng, may_fail: bool) -> Option<Completion> {
+    pub(crate) fn complete_any(&mut self, rng: &mut Rng, may_fail: bool) -> Option<Completion> {
         if self.flying.is_empty() {
             return None;
         }
@@ -87,7 +87,7 @@ impl Device {
     }
 
     /// What is left when the power goes now.
-    pub(super) fn after_power_cut(&self, rng: &mut Rng) -> Self {
+    pub(crate) fn after_power_cut(&self, rng: &mut Rng) -> Self {
         let mut lasting = self.lasting.clone();
         let flying = self.flying.iter().filter(|flying| flying.op.kind == OpKind::Write);
         let flying = flying.map(|flying| (flying.op.offset, &flying.op.buffer[..]));

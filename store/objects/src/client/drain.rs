@@ -1,0 +1,128 @@
+//! Moving what one server holds to the others.
+
+use super::{Cluster, Put, PutWords, Trouble};
+use crate::resp::client::Reply;
+
+/// Times that the whole server is gone through: what was put meanwhile is moved too.
+const ROUNDS_MAX: u32 = 4;
+
+/// What a drain has moved so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// Values that other servers have now and this one has not.
+    pub moved: u64,
+    /// Their bytes.
+    pub moved_bytes: u64,
+    /// Values that others had already.
+    pub had: u64,
+    /// Values that are here still, for nobody took them or they are pinned.
+    pub left: u64,
+}
+
+/// A drain under way: [`Draining::step`] moves some, so that progress can be shown and it can be stopped at any time.
+#[derive(Debug)]
+pub struct Draining<'a> {
+    cluster: &'a mut Cluster,
+    from: usize,
+    address: String,
+    cursor: Option<String>,
+    rounds: u32,
+    /// Values that this round met.
+    met: u64,
+    so_far: Drained,
+    /// The words of the last that did not take one.
+    trouble: Option<Trouble>,
+}
+
+impl Cluster {
+    /// Begins to move what a server holds, of the tenant that its address logs in as, to the others.
+    ///
+    /// # Errors
+    /// It is not one of the servers, or the only one.
+    pub fn drain(&mut self, server: &str) -> Result<Draining<'_>, Trouble> {
+        let from = self.number(server)?;
+        if self.members.len() < 2 {
+            return Err(Trouble::Wrong("drain: there is no other server; name more of them".into()));
+        }
+        self.config.replicas = self.config.replicas.min(self.members.len() - 1);
+        let (cursor, so_far) = (Some("0".to_owned()), Drained::default());
+        let address = server.to_owned();
+        Ok(Draining { cluster: self, from, address, cursor, rounds: 0, met: 0, so_far, trouble: None })
+    }
+}
+
+impl Draining<'_> {
+    /// What was moved so far.
+    #[must_use]
+    pub fn so_far(&self) -> Drained {
+        self.so_far
+    }
+
+    /// Why something was left, if anything was.
+    #[must_use]
+    pub fn trouble(&self) -> Option<&Trouble> {
+        self.trouble.as_ref()
+    }
+
+    /// Moves some values. False when all is done.
+    ///
+    /// # Errors
+    /// The server that is drained does not answer; what was moved is moved.
+    pub fn step(&mut self) -> Result<bool, Trouble> {
+        let Some(cursor) = self.cursor.take() else { return Ok(false) };
+        let (keys, next) = self.cluster.scan(&self.address, &cursor, "*")?;
+        for key in keys {
+            self.met += 1;
+            self.move_one(&key)?;
+        }
+        if next != "0" {
+            self.cursor = Some(next);
+            return Ok(true);
+        }
+        self.rounds += 1;
+        let again = self.met > 0 && self.so_far.left == 0 && self.rounds < ROUNDS_MAX;
+        self.met = 0;
+        self.cursor = again.then(|| "0".to_owned());
+        Ok(again)
+    }
+
+    fn move_one(&mut self, key: &[u8]) -> Result<(), Trouble> {
+        let value = match self.cluster.ask(self.from, &[b"GET", key])? {
+            Reply::Bulk(value) => value,
+            // Gone meanwhile.
+            Reply::Nothing => return Ok(()),
+            _ => return Err(Trouble::Odd("GET".into())),
+        };
+        let ttl_ms = match self.cluster.ask(self.from, &[b"PTTL", key])? {
+            Reply::Integer(-2) => return Ok(()),
+            Reply::Integer(ms) => u64::try_from(ms).ok(),
+            _ => return Err(Trouble::Odd("PTTL".into())),
+        };
+        // What others have under this key was put there since, and is newer or the same.
+        let words = PutWords { ttl_ms, keep: true };
+        match self.cluster.put_but(key, &value, &words, Some(self.from)) {
+            Ok(put) => self.remove_here(key, &put, value.len()),
+            Err(why) => {
+                self.so_far.left += 1;
+                self.trouble = Some(why);
+                Ok(())
+            }
+        }
+    }
+
+    fn remove_here(&mut self, key: &[u8], put: &Put, bytes: usize) -> Result<(), Trouble> {
+        match self.cluster.ask(self.from, &[b"DEL", key]) {
+            Ok(_) if *put == Put::Present => self.so_far.had += 1,
+            Ok(_) => {
+                self.so_far.moved += 1;
+                self.so_far.moved_bytes += bytes as u64;
+            }
+            Err(why @ Trouble::Refused(_)) => {
+                self.so_far.left += 1;
+                self.trouble = Some(why);
+            }
+            Err(why) => return Err(why),
+        }
+        Ok(())
+    }
+}

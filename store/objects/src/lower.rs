@@ -1,0 +1,275 @@
+//! What lies below the memory: a file on an SSD.
+//!
+//! An object is copied down when it is touched for the first or the second time, by a thread of its own, while it is
+//! still in memory; so eviction costs nothing, and whoever puts waits for no disk. A read that memory misses brings the
+//! object up again, once for all who ask at the same time. A copy below is one of the value that was sealed last: it is
+//! given up in the same step in which another value is sealed or the key is removed.
+
+mod below;
+mod directory;
+mod flights;
+mod record;
+mod ssd;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use baton_tiers::ShelfStats;
+pub(crate) use below::{Below, Origin, name_of};
+pub(crate) use directory::Forgotten;
+use directory::Removal;
+use flights::Flights;
+pub(crate) use flights::Waiter;
+use ssd::{Clerk, Order};
+
+use baton_types::TenantId;
+
+use crate::key::Key;
+use crate::shard::Picked;
+use crate::store::ObjectStore;
+
+/// When an object is copied to the SSD.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Admit {
+    /// When it is put.
+    First,
+    /// When it is read after that, or put again though it was evicted.
+    #[default]
+    Second,
+}
+
+/// The file on an SSD.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SsdConfig {
+    /// Folder of the file, one for each store.
+    pub dir: PathBuf,
+    /// Room for values and their headers, bytes.
+    pub capacity_bytes: u64,
+    /// The unit in which it is given out, bytes; a multiple of 4096.
+    pub block_bytes: usize,
+    /// What is copied there.
+    pub admit: Admit,
+}
+
+impl SsdConfig {
+    /// Sensible settings of a file in this folder.
+    #[must_use]
+    pub fn new(dir: PathBuf, capacity_bytes: u64) -> Self {
+        Self { dir, capacity_bytes, block_bytes: 64 << 10, admit: Admit::default() }
+    }
+
+    fn blocks(&self) -> Result<u32, String> {
+        if !self.block_bytes.is_multiple_of(4096) || !(4096..=16 << 20).contains(&self.block_bytes) {
+            return Err("ssd: block_bytes: give a multiple of 4096 up to 16777216".into());
+        }
+        let blocks = u32::try_from(self.capacity_bytes / self.block_bytes as u64).unwrap_or(u32::MAX);
+        if (4..=1 << 28).contains(&blocks) {
+            Ok(blocks)
+        } else {
+            Err("ssd: capacity_bytes: give from 4 to 268435456 blocks".into())
+        }
+    }
+}
+
+/// Hears in words what an operator should know.
+pub type Tell = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// The tiers below the memory.
+#[derive(Clone, Default)]
+pub struct LowerConfig {
+    /// The file on an SSD.
+    pub ssd: Option<SsdConfig>,
+    /// Who is told of trouble.
+    pub tell: Option<Tell>,
+}
+
+impl fmt::Debug for LowerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LowerConfig").field("ssd", &self.ssd).finish_non_exhaustive()
+    }
+}
+
+/// What the tiers below have done since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LowerStats {
+    /// The file.
+    pub ssd: ShelfStats,
+    /// Whether there is one, and it is written to.
+    pub ssd_on: bool,
+    /// Reads that memory missed and the SSD answered.
+    pub ssd_hits: u64,
+    /// Bytes of values that they gave.
+    pub ssd_hit_bytes: u64,
+    /// Objects to be copied down that were not, for too many waited.
+    pub passed_over: u64,
+    /// Removals that the disk did not confirm: what was removed may be back after a restart.
+    pub unconfirmed: u64,
+    /// Hits below that found no place in memory.
+    pub unplaced: u64,
+}
+
+impl LowerStats {
+    /// Bytes written to the SSD for each byte of a value that it gave back: what wears it out for what it saves.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+    pub fn written_per_hit_byte(&self) -> f64 {
+        self.ssd.written_bytes as f64 / self.ssd_hit_bytes.max(1) as f64
+    }
+}
+
+/// A value from below.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its bytes, verified.
+    pub value: Vec<u8>,
+    /// Its CRC-32C, if one was kept.
+    pub checksum: Option<u32>,
+}
+
+/// The tiers of one store, with their threads; they end with it.
+pub(crate) struct Lower {
+    pub(crate) below: Arc<Below>,
+    flights: Flights,
+    ssd: Option<Clerk>,
+}
+
+impl fmt::Debug for Lower {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lower").finish_non_exhaustive()
+    }
+}
+
+/// What shards are to know before they are made, and the file as it was opened.
+pub(crate) struct Opened {
+    pub(crate) below: Arc<Below>,
+    shelf: Option<baton_tiers::Shelf>,
+    orders: std::sync::mpsc::Receiver<Order>,
+}
+
+/// Memory that values on their way down may keep though they were evicted: a part of all, and a most.
+const IN_HAND_PART: u64 = 16;
+const IN_HAND_MAX_BYTES: u64 = 64 << 20;
+
+/// Opens what there is. A file that cannot be used is told of, and the store goes on without.
+pub(crate) fn open(config: &LowerConfig, capacity_bytes: u64) -> Result<Option<Opened>, String> {
+    let in_hand_max_bytes = (capacity_bytes / IN_HAND_PART).min(IN_HAND_MAX_BYTES);
+    let tell = config.tell.clone().unwrap_or_else(|| Arc::new(|_| ()));
+    let mut shelf = None;
+    if let Some(ssd) = &config.ssd {
+        match ssd::open(ssd, ssd.blocks()?) {
+            Ok((opened, words)) => {
+                tell(&words);
+                shelf = Some(opened);
+            }
+            Err(why) => tell(&format!("{why}; the store goes on in memory alone")),
+        }
+    }
+    if shelf.is_none() {
+        return Ok(None);
+    }
+    let after = config.ssd.as_ref().filter(|_| shelf.is_some()).map(|ssd| match ssd.admit {
+        Admit::First => 0,
+        Admit::Second => 1,
+    });
+    let (send, orders) = std::sync::mpsc::channel();
+    let below = Arc::new(Below::new(send, after, in_hand_max_bytes, tell));
+    Ok(Some(Opened { below, shelf, orders }))
+}
+
+impl Opened {
+    /// Starts the threads. `pick` gives the next object that is to be copied down.
+    pub(crate) fn start(
+        self,
+        pick: impl FnMut() -> Option<Picked> + Send + 'static,
+    ) -> Result<Arc<Lower>, String> {
+        let Self { below, shelf, orders } = self;
+        let start = |shelf| Clerk::start(shelf, orders, Arc::clone(&below), Box::new(pick));
+        let ssd = shelf.map(start).transpose()?;
+        Ok(Arc::new(Lower { below, flights: Flights::default(), ssd }))
+    }
+}
+
+impl Lower {
+    /// Asks the tiers for a value; `waiter` is called once, with what was found, from whatever thread. What is found
+    /// is in memory then, if there is room.
+    pub(crate) fn bring(&self, store: &ObjectStore, key: Key<'_>, waiter: Waiter) {
+        let Some(waiter) = self.flights.join(key, waiter) else { return };
+        let Some(name) = store.name_of(key).filter(|name| self.may_hold(*name)) else {
+            return waiter(None);
+        };
+        // The first flies for all.
+        if !self.flights.begin(key, waiter) {
+            return;
+        }
+        let flight = Flight { store: store.clone(), tenant: key.tenant, key: key.bytes.to_vec() };
+        match self.below.directory.tag(name) {
+            Some(tag) => {
+                let reply = move |read| flight.landed(read, Origin::Ssd { name, tag });
+                self.below.send(Order::Get { name, reply: Box::new(reply) });
+            }
+            None => flight.landed(None, Origin::Writer(None)),
+        }
+    }
+
+    /// Whether a key may be below, as far as that is known without a look.
+    pub(crate) fn may_hold(&self, name: u64) -> bool {
+        self.lasts(name)
+    }
+
+    /// Whether the value of this name is on the SSD for good.
+    pub(crate) fn lasts(&self, name: u64) -> bool {
+        self.below.directory.tag(name).is_some()
+    }
+
+    /// Waits until what waited to be copied down is there, at most so long. False when it is not.
+    pub(crate) fn settle(&self, at_most: Duration) -> bool {
+        let (send, receive) = std::sync::mpsc::channel();
+        self.below.send(Order::Settle(Box::new(move || _ = send.send(()))));
+        self.ssd.is_none() || receive.recv_timeout(at_most).is_ok()
+    }
+
+    /// Keys below from a name on, at most so many: tenant's name and key of each, and the name to go on after.
+    pub(crate) fn list(&self, after: Option<u64>, most: usize, reply: ssd::ListReply) {
+        if self.ssd.is_none() {
+            return reply(Vec::new(), None);
+        }
+        self.below.send(Order::List { after, most, reply });
+    }
+
+    pub(crate) fn stats(&self) -> LowerStats {
+        self.below.stats()
+    }
+}
+
+/// One read below on its way.
+struct Flight {
+    store: ObjectStore,
+    tenant: TenantId,
+    key: Vec<u8>,
+}
+
+impl Flight {
+    /// The tier has answered: what is the key's goes up.
+    fn landed(self, read: Option<(Vec<u8>, Vec<u8>)>, origin: Origin) {
+        let key = Key { tenant: self.tenant, bytes: &self.key };
+        let named = self.store.tenant_name(self.tenant);
+        let found = read.and_then(|(header, value)| record::open(&header, value, &named, key.bytes));
+        let found = found.and_then(|found| self.store.place_found(key, found, origin));
+        let lower = self.store.lower().expect("flights are of stores with tiers below");
+        if let Some(found) = &found {
+            lower.below.count_hit(found.value.len());
+        }
+        lower.flights.land(key, found.as_ref());
+    }
+}
+
+impl Drop for Lower {
+    fn drop(&mut self) {
+        self.below.send(Order::Stop);
+        if let Some(clerk) = self.ssd.take() {
+            clerk.join();
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What the shards know of the tiers below: whom to tell, and which copies there are.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+
+use baton_tiers::ShelfStats;
+use parking_lot::Mutex;
+use sha2::{Digest as _, Sha256};
+
+use super::directory::{Directory, Forgotten};
+use super::ssd::Order;
+use super::{LowerStats, Tell};
+
+/// Where a value that is sealed comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A client. The name is none without tiers below.
+    Writer(Option<u64>),
+    /// The SSD: this very copy, which stays.
+    Ssd {
+        /// Name of the key.
+        name: u64,
+        /// Number of the copy.
+        tag: u64,
+    },
+}
+
+/// See the module.
+pub(crate) struct Below {
+    pub(crate) directory: Directory,
+    /// Touches after the put from which on an object is copied down; none: it never is.
+    after: Option<u8>,
+    /// Bytes of objects being copied down, which stay in memory meanwhile though they were evicted.
+    pub(super) in_hand_max_bytes: u64,
+    orders: Mutex<Sender<Order>>,
+    /// The clerk sleeps: whoever has something for it wakes it.
+    pub(super) asleep: AtomicBool,
+    /// Objects that shards have to offer.
+    pub(super) offered: AtomicUsize,
+    next_tag: AtomicU64,
+    hits: AtomicU64,
+    hit_bytes: AtomicU64,
+    passed_over: AtomicU64,
+    unconfirmed: AtomicU64,
+    unplaced: AtomicU64,
+    pub(super) off: AtomicBool,
+    pub(super) shelf: Mutex<ShelfStats>,
+    tell: Tell,
+}
+
+impl Origin {
+    /// The name under which a writer's value may have an older copy below.
+    pub(crate) fn writer(self) -> Option<u64> {
+        if let Self::Writer(name) = self { name } else { None }
+    }
+}
+
+impl std::fmt::Debug for Below {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Below").field("after", &self.after).finish_non_exhaustive()
+    }
+}
+
+impl Below {
+    pub(super) fn new(orders: Sender<Order>, after: Option<u8>, in_hand_max_bytes: u64, tell: Tell) -> Self {
+        Self {
+            directory: Directory::default(),
+            after,
+            in_hand_max_bytes,
+            orders: Mutex::new(orders),
+            asleep: AtomicBool::new(false),
+            offered: AtomicUsize::new(0),
+            next_tag: AtomicU64::new(1 << 40),
+            hits: AtomicU64::new(0),
+            hit_bytes: AtomicU64::new(0),
+            passed_over: AtomicU64::new(0),
+            unconfirmed: AtomicU64::new(0),
+            unplaced: AtomicU64::new(0),
+            off: AtomicBool::new(false),
+            shelf: Mutex::default(),
+            tell,
+        }
+    }
+
+    pub(super) fn tell(&self, words: &str) {
+        (self.tell)(words);
+    }
+
+    pub(super) fn send(&self, order: Order) {
+        // A clerk that is gone has dropped what it knew of, and the directory with it.
+        let _ = self.orders.lock().send(order);
+    }
+
+    /// A number for a copy; those found at the start have lower ones.
+    pub(crate) fn fresh_tag(&self) -> u64 {
+        self.next_tag.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether an object that was touched so often is to be copied down now.
+    pub(crate) fn admits(&self, touches: u8) -> bool {
+        // The copy of what is read again and again may have gone meanwhile.
+        self.after.is_some_and(|after| touches == after || (touches > 8 && touches.is_power_of_two()))
+    }
+
+    /// A shard has one more object to offer.
+    pub(crate) fn offer(&self) {
+        self.offered.fetch_add(1, Ordering::SeqCst);
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            self.send(Order::Wake);
+        }
+    }
+
+    pub(crate) fn pass_over(&self) {
+        self.passed_over.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One offer less.
+    pub(crate) fn taken(&self) {
+        self.offered.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// The key has another value from now on, or none.
+    pub(crate) fn forget(&self, name: u64) -> Forgotten {
+        self.directory.forget(name, |removal| self.send(Order::Remove { name, removal }))
+    }
+
+    pub(super) fn count_hit(&self, bytes: usize) {
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        self.hit_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_unplaced(&self) {
+        self.unplaced.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_unconfirmed(&self) {
+        if self.unconfirmed.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.tell(
+                "ssd: the disk did not confirm a removal: what was removed may be back after a restart; \
+                 look at the disk, or remove the file before the next start",
+            );
+        }
+    }
+
+    pub(super) fn stats(&self) -> LowerStats {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        LowerStats {
+            ssd: *self.shelf.lock(),
+            ssd_on: self.after.is_some() && !self.off.load(Ordering::Relaxed),
+            ssd_hits: count(&self.hits),
+            ssd_hit_bytes: count(&self.hit_bytes),
+            passed_over: count(&self.passed_over),
+            unconfirmed: count(&self.unconfirmed),
+            unplaced: count(&self.unplaced),
+        }
+    }
+}
+
+/// The name of a key below: the same in every life of the store, and nobody finds another key of the same name.
+pub(crate) fn name_of(tenant: &str, key: &[u8]) -> u64 {
+    let mut hash = Sha256::new();
+    hash.update((tenant.len() as u64).to_le_bytes());
+    hash.update(tenant.as_bytes());
+    hash.update(key);
+    let digest = hash.finalize();
+    u64::from_le_bytes(digest[..8].try_into().expect("a digest has 32 bytes"))
+}

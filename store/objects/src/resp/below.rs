@@ -1,0 +1,173 @@
+//! Commands that wait for the tiers below the memory.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+
+use super::connection::Connection;
+use super::{admin, strings};
+use crate::key::Key;
+use crate::lower::{Forgotten, Found};
+use crate::refusal::Refusal;
+use crate::store::{CONFIRM_WITHIN, ObjectStore};
+
+/// How long a client waits for a tier below before it is told of a miss.
+const BRING_WITHIN: Duration = Duration::from_secs(10);
+/// Values that one `MGET` brings up at a time.
+const AT_A_TIME: usize = 32;
+/// Cursors of `SCAN` from here on go through the keys below.
+const BELOW: u64 = 1 << 63;
+
+/// A value on its way up.
+pub(super) type Coming = oneshot::Receiver<Option<Arc<Found>>>;
+
+/// Starts to bring a value up, if memory has it not and a tier below may.
+pub(super) fn start(store: &ObjectStore, key: Key<'_>) -> Option<Coming> {
+    if store.lower().is_none() || store.exists(key) || !store.is_below(key) {
+        return None;
+    }
+    let (send, receive) = oneshot::channel();
+    store.bring_with(key, Box::new(move |found| _ = send.send(found)));
+    Some(receive)
+}
+
+/// What came.
+async fn arrived(coming: Coming) -> Option<Arc<Found>> {
+    tokio::time::timeout(BRING_WITHIN, coming).await.ok()?.ok()?
+}
+
+/// Brings the value of an argument up, and waits for it.
+pub(super) async fn bring(on: &Connection<'_>, argument: usize) -> Option<Arc<Found>> {
+    arrived(start(&on.shared.store, on.key(argument))?).await
+}
+
+/// Waits until what was forgotten cannot come back, within a bound.
+pub(super) async fn confirm(store: &ObjectStore, forgotten: Forgotten) {
+    let Some(removal) = forgotten else { return };
+    let end = Instant::now() + CONFIRM_WITHIN;
+    let mut pause = Duration::from_micros(200);
+    while removal.outcome().is_none() && Instant::now() < end {
+        tokio::time::sleep(pause).await;
+        pause = (2 * pause).min(Duration::from_millis(5));
+    }
+    store.confirmed(removal.outcome());
+}
+
+pub(super) async fn get(on: &mut Connection<'_>) {
+    if let Some(reading) = on.shared.store.get(on.key(1)) {
+        return strings::answer(on, reading);
+    }
+    let Some(found) = bring(on, 1).await else { return on.out.nothing() };
+    match on.shared.store.get(on.key(1)) {
+        Some(reading) => strings::answer(on, reading),
+        // Memory is full of what is held: the client gets the value all the same.
+        None => on.out.bulk(&found.value),
+    }
+}
+
+pub(super) async fn mget(on: &mut Connection<'_>) {
+    let keys: Vec<usize> = (1..on.incoming.count()).collect();
+    let (mut found, mut bytes) = (Vec::with_capacity(keys.len()), 0);
+    for some in keys.chunks(AT_A_TIME) {
+        let coming: Vec<_> = some.iter().map(|at| start(&on.shared.store, on.key(*at))).collect();
+        for (at, coming) in some.iter().zip(coming) {
+            let brought = match coming {
+                Some(coming) => arrived(coming).await,
+                None => None,
+            };
+            let one = strings::Answer::of(on.shared.store.get(on.key(*at)), brought);
+            bytes += one.bytes();
+            if bytes > strings::ANSWER_MAX_BYTES {
+                return on.out.error("ERR the answer would be larger than 1 GiB; ask for fewer keys");
+            }
+            found.push(one);
+        }
+    }
+    strings::answer_all(on, found);
+}
+
+pub(super) async fn exists(on: &mut Connection<'_>) {
+    let mut found = 0;
+    for at in 1..on.incoming.count() {
+        let store = &on.shared.store;
+        found += i64::from(store.exists(on.key(at)) || store.lasts(on.key(at)));
+    }
+    on.out.integer(found);
+}
+
+pub(super) async fn del(on: &mut Connection<'_>) {
+    let mut removed = 0;
+    for at in 1..on.incoming.count() {
+        match on.shared.store.remove_unconfirmed(on.key(at)) {
+            Ok(forgotten) => {
+                confirm(&on.shared.store, forgotten).await;
+                removed += 1;
+            }
+            Err(Refusal::Absent) => {}
+            Err(refusal) => return on.refuse(refusal),
+        }
+    }
+    on.out.integer(removed);
+}
+
+pub(super) async fn expire(on: &mut Connection<'_>, unit_us: u64) {
+    let Some(time) = on.number(2) else { return on.not_a_number() };
+    let key = on.key(1);
+    // A time that has passed removes the key, as clients expect.
+    let done = match u64::try_from(time) {
+        Ok(time) if time > 0 => on.shared.store.set_ttl_unconfirmed(key, Some(time.saturating_mul(unit_us))),
+        _ => on.shared.store.remove_unconfirmed(key),
+    };
+    let is_done = done.is_ok();
+    confirm(&on.shared.store, done.ok().flatten()).await;
+    on.out.integer(i64::from(is_done));
+}
+
+/// Some keys below, after a name: each with its tenant's name; and where to go on.
+async fn list(store: &ObjectStore, after: Option<u64>, most: usize) -> (Vec<(String, Vec<u8>)>, Option<u64>) {
+    let Some(lower) = store.lower() else { return (Vec::new(), None) };
+    let (send, receive) = oneshot::channel();
+    lower.list(after, most, Box::new(move |found, next| _ = send.send((found, next))));
+    let listed = tokio::time::timeout(BRING_WITHIN, receive).await;
+    listed.ok().and_then(Result::ok).unwrap_or_default()
+}
+
+/// Removes what a tenant has below alone. Gives the last removal.
+pub(super) async fn flush(on: &Connection<'_>) -> Forgotten {
+    let (tenant, store) = (on.tenant?, &on.shared.store);
+    let (named, mut after, mut last) = (store.tenant_name(tenant), None, None);
+    loop {
+        let (found, next) = list(store, after, AT_A_TIME).await;
+        for (_, key) in found.iter().filter(|(other, _)| *other == named) {
+            last = store.remove_unconfirmed(Key { tenant, bytes: key }).ok().flatten().or(last);
+        }
+        after = next;
+        if after.is_none() {
+            return last;
+        }
+    }
+}
+
+/// `SCAN`: the keys in memory, then those that are only below.
+pub(super) async fn scan(on: &mut Connection<'_>) {
+    let asked = match admin::scan_words(on) {
+        Ok(asked) => asked,
+        Err(error) => return on.out.error(error),
+    };
+    let tenant = on.tenant.map(|tenant| on.shared.store.tenant_name(tenant)).unwrap_or_default();
+    if asked.cursor < BELOW {
+        let (listed, next) = on.shared.store.list(asked.cursor, asked.entries);
+        let mine = listed.into_iter().filter(|listed| Some(listed.tenant) == on.tenant);
+        let keys = mine.map(|listed| listed.key).collect();
+        let next = if next == 0 && on.shared.store.lower().is_some() { BELOW } else { next };
+        return admin::scanned(on, &asked.pattern, keys, next);
+    }
+    let after = Some(asked.cursor << 1 | 1).filter(|_| asked.cursor > BELOW);
+    let (found, next) = list(&on.shared.store, after, asked.entries as usize).await;
+    let mine = found.into_iter().filter(|(other, _)| *other == tenant).map(|(_, key)| key);
+    let store = &on.shared.store;
+    let here = |key: &Vec<u8>| on.tenant.is_some_and(|tenant| store.exists(Key { tenant, bytes: key }));
+    let keys = mine.filter(|key| !here(key)).collect();
+    admin::scanned(on, &asked.pattern, keys, next.map_or(0, |name| BELOW | name >> 1));
+}

@@ -1,0 +1,475 @@
+//! Values of any length in the slab file, cut into its blocks.
+//!
+//! A value's first block, its head, carries a header of the caller's and the first bytes; the other blocks name the
+//! head as the block that they continue. The head is written last, and a value counts only while every block of it
+//! is there: after a crash one that is not whole is as if it had never been put. Which value it is stands in the keys
+//! of the blocks, so a start reads the file's index and no block.
+
+#[cfg(test)]
+mod crash;
+mod get;
+mod keys;
+mod put;
+mod recover;
+
+use crate::aligned::Aligned;
+use crate::desk::Done;
+use crate::file::{FileOptions, FileTier, IoChoice, Speed};
+use crate::index::{Entry, Place};
+use crate::recover::{Beginning, FlashError};
+use crate::tier::TierError;
+use baton_types::BlockKey;
+use get::Getting;
+use put::Putting;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::path::Path;
+
+pub use keys::HEADER_MAX_BYTES;
+
+/// Values with more blocks than this part of the file are not kept.
+const LARGEST_PART: usize = 4;
+/// Values being written, and read, at a time.
+const PUTS_MAX: usize = 64;
+const GETS_MAX: usize = 64;
+
+/// What the shelf asks of the file below it. [`FileTier`] is the one; the crash tests have another.
+pub(crate) trait Slab: fmt::Debug {
+    /// The size of a block.
+    fn block_bytes(&self) -> usize;
+    /// How many blocks may rest there.
+    fn capacity_blocks(&self) -> usize;
+    /// Blocks that rest there and places reserved.
+    fn used_blocks(&self) -> usize;
+    /// What an earlier life left, and entries that are on their way out because another of the same name is newer;
+    /// once, before anything else.
+    fn recovered(&mut self) -> (Vec<Entry>, Vec<Entry>);
+    /// Where a block rests.
+    fn place(&self, key: BlockKey) -> Option<Place>;
+    /// Whether another write may start.
+    fn takes_write(&self) -> bool;
+    /// Whether another read may start.
+    fn takes_read(&self) -> bool;
+    /// A buffer for a write.
+    fn buffer(&mut self) -> Aligned;
+    /// Takes a buffer back.
+    fn recycle(&mut self, buffer: Aligned);
+    /// Starts to write a block.
+    fn write(
+        &mut self,
+        keys: (BlockKey, Option<BlockKey>),
+        checksum: u64,
+        buffer: Aligned,
+    ) -> Result<(u64, Place), TierError>;
+    /// Starts to read a block.
+    fn read(&mut self, key: BlockKey) -> Option<u64>;
+    /// A job that ended.
+    fn next_done(&mut self) -> Option<Done>;
+    /// A slot whose last entry is gone for good.
+    fn next_freed(&mut self) -> Option<u32>;
+    /// Lists a block that was written.
+    fn commit(&mut self, key: BlockKey, place: Place) -> bool;
+    /// Gives up a block that was written and not listed.
+    fn discard(&mut self, place: Place);
+    /// Gives up a listed block.
+    fn remove(&mut self, key: BlockKey) -> bool;
+    /// Whether no job will ever end any more.
+    fn is_lost(&self) -> bool;
+    /// Whether nothing is written any more.
+    fn is_off(&self) -> bool;
+}
+
+/// Where a value's bytes come from while it is written.
+pub trait Source: Send {
+    /// Fills `into` with the bytes from `offset` on. The range is inside the value.
+    fn copy(&self, offset: usize, into: &mut [u8]);
+}
+
+/// A value to be kept.
+pub struct Record {
+    /// Its name; two values of one name are not kept at once.
+    pub name: u64,
+    /// The caller's number for this very value; told again when something becomes of it.
+    pub tag: u64,
+    /// What is to be known when it is read again, at most [`HEADER_MAX_BYTES`]; it comes back padded with zeros.
+    pub header: Vec<u8>,
+    /// Length of the value.
+    pub bytes: u32,
+    /// Its bytes.
+    pub source: Box<dyn Source>,
+}
+
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Record").field("name", &self.name).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+/// A value that rests on the shelf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// Its name.
+    pub name: u64,
+    /// Its number.
+    pub tag: u64,
+    /// Its length.
+    pub bytes: u32,
+}
+
+/// Why a value is not kept.
+#[derive(Debug)]
+pub enum Unshelved {
+    /// It takes more than a quarter of the file, or its header is too long.
+    TooLarge,
+    /// Everything else is being written.
+    Full,
+    /// Another value of that name is there.
+    SameName,
+    /// It was removed before it lasted.
+    Removed,
+    /// The disk did not take it.
+    Failed(TierError),
+}
+
+/// What the shelf tells.
+#[derive(Debug)]
+pub enum ShelfDone {
+    /// The value lasts from now on.
+    Kept(Listing),
+    /// The value is not there, and why.
+    NotKept(Listing, Unshelved),
+    /// What a read found: header and value; none when it is not there or cannot be vouched for.
+    Got(u64, Option<(Vec<u8>, Vec<u8>)>),
+    /// What was removed under this number cannot come back.
+    Removed(u64),
+    /// A value went, for room or because it is damaged.
+    Dropped(Listing),
+}
+
+/// What a [`Shelf`] is opened with.
+#[derive(Clone, Debug)]
+pub struct ShelfOptions<'a> {
+    /// The folder of the file.
+    pub dir: &'a Path,
+    /// Blocks in the file.
+    pub capacity_blocks: u32,
+    /// The size of each, a multiple of 4096 lest space is wasted.
+    pub block_bytes: usize,
+    /// Stands for everything that gives names and headers their meaning.
+    pub fingerprint: u64,
+    /// How the disk is read and written.
+    pub io: IoChoice,
+}
+
+/// Counts since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShelfStats {
+    /// Values that rest there.
+    pub values: u64,
+    /// Blocks in use, bytes.
+    pub used_bytes: u64,
+    /// Bytes of blocks written.
+    pub written_bytes: u64,
+    /// Values that came back at the start.
+    pub recovered: u64,
+    /// Values that were not whole at the start, and went.
+    pub incomplete: u64,
+    /// Values dropped for room.
+    pub evicted: u64,
+    /// Values dropped because a block was not as stored.
+    pub corrupt: u64,
+    /// Reads and writes that the disk refused.
+    pub io_errors: u64,
+}
+
+/// A value that rests there.
+#[derive(Debug)]
+struct Object {
+    head: BlockKey,
+    tag: u64,
+    /// Read since eviction passed by.
+    hit: bool,
+}
+
+/// What of one name is on its way out.
+#[derive(Debug, Default)]
+struct Fading {
+    /// Heads whose slots are not free for good, and values that were removed while they were written.
+    heads: u32,
+    /// Who waits until there is none.
+    waiting: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Job {
+    Put { id: u64, key: BlockKey, place: Place },
+    Get { id: u64, part: u32 },
+}
+
+/// The logic of the shelf over whatever file.
+#[derive(Debug)]
+pub(crate) struct Keeper<S> {
+    slab: S,
+    objects: BTreeMap<u64, Object>,
+    /// Names and tags, the one written longest ago first; some have gone.
+    order: VecDeque<(u64, u64)>,
+    puts: BTreeMap<u64, Putting>,
+    gets: BTreeMap<u64, Getting>,
+    jobs: BTreeMap<u64, Job>,
+    next_id: u64,
+    next_nonce: u32,
+    /// Blocks of values being written that have no place yet.
+    owed_blocks: usize,
+    /// Heads on their way out: name by slot.
+    leaving: BTreeMap<u32, u64>,
+    /// The same by name, and who waits until none of that name can come back.
+    fading: BTreeMap<u64, Fading>,
+    done: VecDeque<ShelfDone>,
+    stats: ShelfStats,
+}
+
+impl<S: Slab> Keeper<S> {
+    /// Takes up what rests in `slab`.
+    pub(crate) fn new(slab: S) -> Self {
+        let mut keeper = Self {
+            slab,
+            objects: BTreeMap::new(),
+            order: VecDeque::new(),
+            puts: BTreeMap::new(),
+            gets: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            next_id: 0,
+            next_nonce: 0,
+            owed_blocks: 0,
+            leaving: BTreeMap::new(),
+            fading: BTreeMap::new(),
+            done: VecDeque::new(),
+            stats: ShelfStats::default(),
+        };
+        keeper.recover();
+        // What became free while the disk was tried out belongs to nobody who comes later.
+        keeper.pump();
+        keeper
+    }
+
+    pub(crate) fn takes_put(&self) -> bool {
+        self.puts.len() < PUTS_MAX
+    }
+
+    pub(crate) fn takes_get(&self) -> bool {
+        self.gets.len() < GETS_MAX
+    }
+
+    pub(crate) fn listings(&self) -> impl Iterator<Item = Listing> + '_ {
+        self.objects.values().map(|object| keys::listing(object.head, object.tag))
+    }
+
+    pub(crate) fn stats(&self) -> ShelfStats {
+        let used = self.slab.used_blocks() as u64 * self.slab.block_bytes() as u64;
+        ShelfStats { values: self.objects.len() as u64, used_bytes: used, ..self.stats }
+    }
+
+    /// Hears what ended and starts what can be started. Never waits.
+    pub(crate) fn pump(&mut self) {
+        while let Some(done) = self.slab.next_done() {
+            match self.jobs.remove(&done.number) {
+                Some(Job::Put { id, key, place }) => self.block_written(id, (key, place), done),
+                Some(Job::Get { id, part }) => self.block_read(id, part, done),
+                None => self.slab.recycle(done.buffer),
+            }
+        }
+        while let Some(slot) = self.slab.next_freed() {
+            if let Some(name) = self.leaving.remove(&slot) {
+                self.one_less(name);
+            }
+        }
+        self.read_on();
+        self.write_on();
+    }
+
+    pub(crate) fn next_done(&mut self) -> Option<ShelfDone> {
+        self.done.pop_front()
+    }
+
+    /// Takes a value away. [`ShelfDone::Removed`] tells when it cannot come back.
+    pub(crate) fn remove(&mut self, name: u64, token: u64) {
+        self.take_down(name);
+        if let Some((id, put)) = self.puts.iter_mut().find(|(_, put)| put.name() == name && !put.cancelled) {
+            // Its head may be on its way to the disk at this moment.
+            put.cancelled = true;
+            let id = *id;
+            self.fading.entry(name).or_default().heads += 1;
+            self.try_finish(id);
+        }
+        // Tells once no head of that name is on its way out any more.
+        match self.fading.get_mut(&name) {
+            Some(fading) => fading.waiting.push(token),
+            None => self.done.push_back(ShelfDone::Removed(token)),
+        }
+    }
+
+    /// A head is on its way out.
+    fn leaves(&mut self, name: u64, slot: u32) {
+        self.leaving.insert(slot, name);
+        self.fading.entry(name).or_default().heads += 1;
+    }
+
+    /// A head of this name cannot come back.
+    fn one_less(&mut self, name: u64) {
+        let Some(fading) = self.fading.get_mut(&name) else { return };
+        fading.heads -= 1;
+        if fading.heads == 0 {
+            let waiting = self.fading.remove(&name).map(|fading| fading.waiting).unwrap_or_default();
+            self.done.extend(waiting.into_iter().map(ShelfDone::Removed));
+        }
+    }
+
+    /// Gives up a value's blocks, the head first.
+    fn take_down(&mut self, name: u64) {
+        let Some(object) = self.objects.remove(&name) else { return };
+        if let Some(place) = self.slab.place(object.head) {
+            self.slab.remove(object.head);
+            self.leaves(name, place.slot);
+        }
+        for part in 1..keys::parts(object.head, self.slab.block_bytes()) {
+            self.slab.remove(keys::part(object.head, part));
+        }
+        if self.order.len() > 2 * self.objects.len() + 64 {
+            let objects = &self.objects;
+            self.order.retain(|(name, tag)| objects.get(name).is_some_and(|object| object.tag == *tag));
+        }
+    }
+
+    /// Drops the value written longest ago that was not read since. False when there is none.
+    fn evict(&mut self) -> bool {
+        for _ in 0..2 * self.order.len() {
+            let Some((name, tag)) = self.order.pop_front() else { return false };
+            let Some(object) = self.objects.get_mut(&name).filter(|object| object.tag == tag) else {
+                continue;
+            };
+            if std::mem::take(&mut object.hit) {
+                self.order.push_back((name, tag));
+                continue;
+            }
+            let gone = keys::listing(object.head, tag);
+            self.take_down(name);
+            self.stats.evicted += 1;
+            self.done.push_back(ShelfDone::Dropped(gone));
+            return true;
+        }
+        false
+    }
+}
+
+/// Values of any length in one preallocated file that outlives the process. See the module.
+///
+/// One thread uses it: it asks, calls [`Shelf::wait`] and takes what [`Shelf::next_done`] tells. What was told as kept
+/// is there after a kill or a power cut until it is removed, evicted or damaged.
+#[derive(Debug)]
+pub struct Shelf {
+    keeper: Keeper<FileTier>,
+}
+
+impl Shelf {
+    /// Opens the file or makes it, and tries the disk out.
+    ///
+    /// # Errors
+    /// [`FlashError`] says what stands against it; the file is then as it was, unless the trial failed.
+    pub fn open(options: &ShelfOptions<'_>) -> Result<(Self, Option<Speed>), FlashError> {
+        let mut tier = FileTier::open(&FileOptions {
+            dir: Some(options.dir),
+            capacity_blocks: options.capacity_blocks,
+            block_bytes: options.block_bytes,
+            fingerprint: options.fingerprint,
+            io: options.io,
+        })?;
+        let speed = tier.try_out().map_err(|why| FlashError::Io(std::io::Error::other(why)))?;
+        Ok((Self { keeper: Keeper::new(tier) }, speed))
+    }
+
+    /// How it began, and how the disk is used.
+    #[must_use]
+    pub fn beginning(&self) -> (&Beginning, &str) {
+        (self.keeper.slab.beginning(), self.keeper.slab.device())
+    }
+
+    /// Whether the disk failed so often that nothing is written any more.
+    #[must_use]
+    pub fn is_off(&self) -> bool {
+        self.keeper.slab.is_off() || self.keeper.slab.is_lost()
+    }
+
+    /// Everything that rests there, by name.
+    pub fn listings(&self) -> impl Iterator<Item = Listing> + '_ {
+        self.keeper.listings()
+    }
+
+    /// Counts.
+    #[must_use]
+    pub fn stats(&self) -> ShelfStats {
+        self.keeper.stats()
+    }
+
+    /// Whether another value may be put.
+    #[must_use]
+    pub fn takes_put(&self) -> bool {
+        self.keeper.takes_put()
+    }
+
+    /// Whether another value may be read.
+    #[must_use]
+    pub fn takes_get(&self) -> bool {
+        self.keeper.takes_get()
+    }
+
+    /// Begins to keep a value: [`ShelfDone::Kept`] or [`ShelfDone::NotKept`] follows.
+    pub fn put(&mut self, record: Record) {
+        self.keeper.put(record);
+    }
+
+    /// Begins to read a value, or its header alone: [`ShelfDone::Got`] follows.
+    pub fn get(&mut self, name: u64, token: u64, header_only: bool) {
+        self.keeper.get(name, token, header_only);
+    }
+
+    /// Takes a value away: [`ShelfDone::Removed`] follows once it cannot come back.
+    pub fn remove(&mut self, name: u64, token: u64) {
+        self.keeper.remove(name, token);
+    }
+
+    /// Names after this one, in their order, at most so many.
+    #[must_use]
+    pub fn names_after(&self, name: Option<u64>, most: usize) -> Vec<u64> {
+        let from = name.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
+        self.keeper
+            .objects
+            .range((from, std::ops::Bound::Unbounded))
+            .take(most)
+            .map(|(name, _)| *name)
+            .collect()
+    }
+
+    /// Goes on with what can go on. Never waits.
+    pub fn pump(&mut self) {
+        self.keeper.pump();
+    }
+
+    /// Whether a read or a write is under way: [`Shelf::wait`] would end.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        !self.is_off() && self.keeper.slab.under_way() > 0
+    }
+
+    /// Waits until the disk has done something, if anything is under way.
+    pub fn wait(&mut self) {
+        if self.is_waiting() {
+            self.keeper.slab.wait_some();
+        }
+        self.keeper.pump();
+    }
+
+    /// What happened, if anything has since the last time.
+    pub fn next_done(&mut self) -> Option<ShelfDone> {
+        self.keeper.next_done()
+    }
+}

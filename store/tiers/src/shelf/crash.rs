@@ -1,0 +1,486 @@
+//! Random histories of values on a disk that loses, tears and reorders what was not flushed, with a crash after every
+//! step: every value that was told as kept comes back whole, no value that was told as removed ever does, nothing comes
+//! back in part or with another's bytes, and no block is lost.
+
+use super::{Keeper, Listing, Record, ShelfDone, Slab, Source};
+use crate::aligned::Aligned;
+use crate::book::Book;
+use crate::desk::crash::device::Device;
+use crate::desk::crash::open;
+use crate::desk::{Answer, Desk, Done, Order};
+use crate::disk::testing::Sick;
+use crate::index::{Entry, Place};
+use crate::layout::Layout;
+use crate::recover::Opened;
+use crate::tier::TierError;
+use baton_types::{BlockKey, Rng};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+const BLOCK_BYTES: usize = 600;
+/// Names in use.
+const NAMES: u64 = 7;
+
+fn content(name: u64, tag: u64, bytes: usize) -> Vec<u8> {
+    let mut rng = Rng::new(name ^ tag << 8);
+    (0..bytes).map(|_| rng.below(256) as u8).collect()
+}
+
+struct Bytes(Vec<u8>);
+
+impl Source for Bytes {
+    fn copy(&self, offset: usize, into: &mut [u8]) {
+        into.copy_from_slice(&self.0[offset..offset + into.len()]);
+    }
+}
+
+/// The slab file with the failing disk below it, one step at a time.
+#[derive(Debug)]
+struct Stepped {
+    layout: Layout,
+    desk: Desk,
+    book: Book,
+    device: Device,
+    recovered: (Vec<Entry>, Vec<Entry>),
+    ended: VecDeque<Done>,
+    freed: VecDeque<u32>,
+    next_number: u64,
+    writes: BTreeSet<u64>,
+    is_off: bool,
+}
+
+impl Stepped {
+    fn over(layout: Layout, opened: Opened, device: Device) -> Self {
+        let book = Book::new(layout, opened.places, &opened.entries, &opened.stale);
+        let mut desk = Desk::new(opened.header, opened.index, true);
+        opened.stale.iter().for_each(|entry| desk.take(Order::Remove(entry.place)));
+        let (ended, freed, writes) = (VecDeque::new(), VecDeque::new(), BTreeSet::new());
+        let recovered = (opened.entries, opened.stale);
+        Self { layout, desk, book, device, recovered, ended, freed, next_number: 0, writes, is_off: false }
+    }
+
+    /// What the disk image holds, as a start of the real tier finds it.
+    fn start(image: &Sick, layout: Layout, life: u64) -> Self {
+        let opened = open(image, layout, life);
+        let bytes = std::mem::take(&mut image.state.lock().expect("no test panics here").bytes);
+        Self::over(layout, opened, Device::new(bytes))
+    }
+
+    fn settle(&mut self) {
+        loop {
+            let ops = self.desk.next_ops();
+            let answers = self.desk.next_answers();
+            if ops.is_empty() && answers.is_empty() {
+                return;
+            }
+            ops.into_iter().for_each(|op| self.device.submit(op));
+            for answer in answers {
+                match answer {
+                    Answer::Done(done) => {
+                        if self.writes.remove(&done.number) && done.outcome.is_err() {
+                            self.book.failed();
+                        }
+                        self.ended.push_back(done);
+                    }
+                    Answer::Freed { slot, epoch } => {
+                        if self.book.freed(slot, epoch) {
+                            self.freed.push_back(slot);
+                        }
+                    }
+                    Answer::Off => self.is_off = true,
+                    Answer::Spare(_) | Answer::Stalled => {}
+                }
+            }
+        }
+    }
+
+    fn device_acts(&mut self, rng: &mut Rng, may_fail: bool) {
+        if let Some(done) = self.device.complete_any(rng, may_fail) {
+            self.desk.completed(done.token, done.result, done.buffer);
+        }
+        self.settle();
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+}
+
+impl Slab for Stepped {
+    fn block_bytes(&self) -> usize {
+        BLOCK_BYTES
+    }
+
+    fn capacity_blocks(&self) -> usize {
+        self.book.capacity() as usize
+    }
+
+    fn used_blocks(&self) -> usize {
+        self.book.in_use()
+    }
+
+    fn recovered(&mut self) -> (Vec<Entry>, Vec<Entry>) {
+        std::mem::take(&mut self.recovered)
+    }
+
+    fn place(&self, key: BlockKey) -> Option<Place> {
+        self.book.place(key)
+    }
+
+    fn takes_write(&self) -> bool {
+        self.book.has_free() && self.writes.len() < 4
+    }
+
+    fn takes_read(&self) -> bool {
+        true
+    }
+
+    fn buffer(&mut self) -> Aligned {
+        Aligned::new(self.layout.stride_bytes())
+    }
+
+    fn recycle(&mut self, _: Aligned) {}
+
+    fn write(
+        &mut self,
+        (key, parent): (BlockKey, Option<BlockKey>),
+        checksum: u64,
+        buffer: Aligned,
+    ) -> Result<(u64, Place), TierError> {
+        let place = self.book.reserve(checksum).ok_or(TierError::Full)?;
+        let number = self.number();
+        self.writes.insert(number);
+        self.desk.take(Order::Write { number, entry: Entry { key, parent, place }, buffer });
+        Ok((number, place))
+    }
+
+    fn read(&mut self, key: BlockKey) -> Option<u64> {
+        let place = self.book.place(key)?;
+        let (number, buffer) = (self.number(), self.buffer());
+        self.desk.take(Order::Read { number, key, place, buffer });
+        Some(number)
+    }
+
+    fn next_done(&mut self) -> Option<Done> {
+        self.ended.pop_front()
+    }
+
+    fn next_freed(&mut self) -> Option<u32> {
+        self.freed.pop_front()
+    }
+
+    fn commit(&mut self, key: BlockKey, place: Place) -> bool {
+        self.book.commit(key, place)
+    }
+
+    fn discard(&mut self, place: Place) {
+        let order = self.book.discard(place);
+        self.desk.take(order);
+    }
+
+    fn remove(&mut self, key: BlockKey) -> bool {
+        let order = self.book.place(key).and_then(|_| self.book.remove(key.short()));
+        let was_there = order.is_some();
+        order.into_iter().for_each(|order| self.desk.take(order));
+        was_there
+    }
+
+    fn is_lost(&self) -> bool {
+        false
+    }
+
+    fn is_off(&self) -> bool {
+        self.is_off
+    }
+}
+
+/// What is known of a name.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    /// The value that was told as kept and not as anything else since.
+    must: Option<u64>,
+    /// Values that may come back.
+    may: BTreeSet<u64>,
+}
+
+struct World {
+    layout: Layout,
+    rng: Rng,
+    keeper: Keeper<Stepped>,
+    known: BTreeMap<u64, Known>,
+    lengths: BTreeMap<u64, usize>,
+    /// Values being written: name by tag.
+    putting: BTreeMap<u64, u64>,
+    /// What each removal takes away.
+    removing: BTreeMap<u64, (u64, Vec<u64>)>,
+    /// Reads under way: the name, and what it might be when it was asked for.
+    reading: BTreeMap<u64, (u64, BTreeSet<u64>)>,
+    next_tag: u64,
+    next_token: u64,
+    life: u64,
+    seen: BTreeMap<&'static str, u64>,
+}
+
+impl World {
+    fn new(capacity: u32, seed: u64) -> Self {
+        let layout = Layout { block_bytes: BLOCK_BYTES, capacity, fingerprint: 3 };
+        let keeper = Keeper::new(Stepped::start(&Sick::default(), layout, 1));
+        Self {
+            layout,
+            rng: Rng::new(seed),
+            keeper,
+            known: BTreeMap::new(),
+            lengths: BTreeMap::new(),
+            putting: BTreeMap::new(),
+            removing: BTreeMap::new(),
+            reading: BTreeMap::new(),
+            next_tag: 1_000,
+            next_token: 0,
+            life: 2,
+            seen: BTreeMap::new(),
+        }
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.seen.entry(what).or_default() += 1;
+    }
+
+    fn act(&mut self) {
+        match self.rng.below(100) {
+            0..25 => self.put(),
+            25..36 => self.remove(),
+            36..44 => self.get(),
+            _ => self.keeper.slab.device_acts(&mut self.rng, true),
+        }
+        self.hear_all();
+    }
+
+    fn put(&mut self) {
+        let (name, tag) = (self.rng.below(NAMES), self.next_tag);
+        self.next_tag += 1;
+        let top = [30, 700, 2_000, 3_000][self.rng.below(4) as usize];
+        let bytes = self.rng.below(top) as usize;
+        self.known.entry(name).or_default().may.insert(tag);
+        self.lengths.insert(tag, bytes);
+        self.putting.insert(tag, name);
+        let header: Vec<u8> = [name, tag].iter().flat_map(|word| word.to_le_bytes()).collect();
+        let source = Box::new(Bytes(content(name, tag, bytes)));
+        self.keeper.put(Record { name, tag, header, bytes: bytes as u32, source });
+    }
+
+    fn remove(&mut self) {
+        let (name, token) = (self.rng.below(NAMES), self.next_token);
+        self.next_token += 1;
+        let known = self.known.entry(name).or_default();
+        known.must = None;
+        // Everything that was ever put under this name, be it dropped, replaced or being written.
+        self.removing.insert(token, (name, known.may.iter().copied().collect()));
+        self.keeper.remove(name, token);
+    }
+
+    fn get(&mut self) {
+        let (name, token) = (self.rng.below(NAMES), self.next_token);
+        self.next_token += 1;
+        let may = self.known.get(&name).map(|known| known.may.clone()).unwrap_or_default();
+        self.reading.insert(token, (name, may));
+        self.keeper.get(name, token, false);
+    }
+
+    fn hear_all(&mut self) {
+        self.keeper.slab.settle();
+        self.keeper.pump();
+        self.keeper.slab.settle();
+        while let Some(done) = self.keeper.next_done() {
+            self.hear(done);
+        }
+    }
+
+    fn hear(&mut self, done: ShelfDone) {
+        match done {
+            ShelfDone::Kept(Listing { name, tag, .. }) => {
+                self.putting.remove(&tag);
+                self.known.entry(name).or_default().must = Some(tag);
+                self.count("kept");
+            }
+            ShelfDone::NotKept(Listing { tag, .. }, why) => {
+                self.putting.remove(&tag);
+                self.count(match why {
+                    super::Unshelved::TooLarge => "too large",
+                    super::Unshelved::Full => "full",
+                    super::Unshelved::SameName => "same name",
+                    super::Unshelved::Removed => "cancelled",
+                    super::Unshelved::Failed(_) => "failed",
+                });
+            }
+            ShelfDone::Got(token, found) => {
+                let (name, may) = self.reading.remove(&token).expect("asked once, answered once");
+                if let Some((header, value)) = found {
+                    let tag = self.tag_of(name, &header, &value);
+                    assert!(may.contains(&tag), "what was removed before was read");
+                    self.count("read");
+                }
+            }
+            ShelfDone::Removed(token) => {
+                let (name, tags) = self.removing.remove(&token).expect("asked once, answered once");
+                let known = self.known.entry(name).or_default();
+                tags.iter().for_each(|tag| _ = known.may.remove(tag));
+                self.count("removed");
+            }
+            ShelfDone::Dropped(Listing { name, tag, .. }) => {
+                let known = self.known.entry(name).or_default();
+                known.must = known.must.filter(|must| *must != tag);
+                self.count("dropped");
+            }
+        }
+    }
+
+    /// Which value these bytes are; that they are one at all is what is tested.
+    fn tag_of(&self, name: u64, header: &[u8], value: &[u8]) -> u64 {
+        let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
+        assert_eq!(word(0), name, "another's bytes");
+        let tag = word(8);
+        assert_eq!(value, content(name, tag, self.lengths[&tag]), "torn");
+        tag
+    }
+
+    /// Cuts the power in a copy of the world and looks at what is left.
+    fn crash(&mut self) -> (Keeper<Stepped>, BTreeMap<u64, u64>) {
+        let device = self.keeper.slab.device.after_power_cut(&mut self.rng);
+        let image = Sick::with(device.lasting().to_vec());
+        let mut keeper = Keeper::new(Stepped::start(&image, self.layout, self.life));
+        let mut found = BTreeMap::new();
+        for name in 0..NAMES {
+            keeper.get(name, name, false);
+        }
+        let mut answers = 0;
+        for _ in 0..100_000 {
+            keeper.slab.settle();
+            keeper.slab.device_acts(&mut self.rng, false);
+            keeper.pump();
+            while let Some(done) = keeper.next_done() {
+                let ShelfDone::Got(name, value) = done else { panic!("{done:?} after a start") };
+                answers += 1;
+                if let Some((header, value)) = value {
+                    found.insert(name, self.tag_of(name, &header, &value));
+                }
+            }
+            if answers == NAMES {
+                break;
+            }
+        }
+        assert_eq!(answers, NAMES, "every read ends");
+        assert_eq!(found.len(), keeper.objects.len(), "what is listed can be read");
+        for (name, tag) in &found {
+            assert!(self.known[name].may.contains(tag), "a removed value came back: {name} {tag}");
+        }
+        for (name, known) in &self.known {
+            if let Some(tag) = known.must {
+                assert_eq!(found.get(name), Some(&tag), "a kept value is lost: {name} {known:?}");
+            }
+        }
+        self.count("crashed");
+        (keeper, found)
+    }
+
+    fn live_on(&mut self, (keeper, found): (Keeper<Stepped>, BTreeMap<u64, u64>)) {
+        self.keeper = keeper;
+        self.known.clear();
+        for (name, tag) in found {
+            self.known.insert(name, Known { must: Some(tag), may: BTreeSet::from([tag]) });
+        }
+        // The keeper numbers what it found anew; here the first numbers go on to be used.
+        for object in self.keeper.objects.values_mut() {
+            let known = &self.known[&object.head.short().0];
+            object.tag = known.must.expect("set above");
+        }
+        let tags: BTreeMap<u64, u64> = self.keeper.objects.iter().map(|(name, o)| (*name, o.tag)).collect();
+        for (name, tag) in &mut self.keeper.order {
+            *tag = tags[name];
+        }
+        self.putting.clear();
+        self.removing.clear();
+        self.reading.clear();
+        // What is on its way out may come back until somebody is told that it may not.
+        let slab = &self.keeper.slab;
+        for slot in self.keeper.leaving.keys() {
+            let at = slab.layout.slot_offset(*slot) as usize;
+            let word =
+                |at: usize| u64::from_le_bytes(slab.device.lasting()[at..at + 8].try_into().expect("eight"));
+            self.known.entry(word(at)).or_default().may.insert(word(at + 8));
+        }
+        self.life += 1;
+        self.hear_all();
+        self.count("lived on");
+    }
+
+    /// Everything is removed on a disk that is well again: every block is free.
+    fn end(mut self) -> BTreeMap<&'static str, u64> {
+        self.rest();
+        for name in 0..NAMES {
+            let token = self.next_token;
+            self.next_token += 1;
+            self.removing.insert(token, (name, Vec::new()));
+            self.keeper.remove(name, token);
+        }
+        self.rest();
+        assert!(self.removing.is_empty() && self.putting.is_empty() && self.reading.is_empty());
+        let slab = &self.keeper.slab;
+        assert_eq!((slab.book.in_use(), slab.book.draining(), self.keeper.owed_blocks), (0, 0, 0));
+        assert!(self.keeper.puts.is_empty() && self.keeper.gets.is_empty() && self.keeper.jobs.is_empty());
+        self.known.values_mut().for_each(|known| *known = Known::default());
+        let (_, found) = self.crash();
+        assert!(found.is_empty());
+        self.seen
+    }
+
+    fn rest(&mut self) {
+        for _ in 0..20_000 {
+            self.hear_all();
+            if self.keeper.slab.desk.is_idle() && self.keeper.jobs.is_empty() {
+                return;
+            }
+            self.keeper.slab.device_acts(&mut self.rng, false);
+        }
+        panic!("it never comes to rest");
+    }
+}
+
+fn play(capacity: u32, seed: u64, steps: u64) -> BTreeMap<&'static str, u64> {
+    let mut world = World::new(capacity, seed);
+    for _ in 0..steps {
+        world.act();
+        let left = world.crash();
+        if world.keeper.slab.is_off || world.rng.below(60) == 0 {
+            world.live_on(left);
+        }
+    }
+    // A disk that was stalled goes on with the next start.
+    let left = world.crash();
+    world.live_on(left);
+    world.end()
+}
+
+fn play_all(histories: u64, steps: u64) {
+    let mut seen: BTreeMap<&'static str, u64> = BTreeMap::new();
+    for seed in 0..histories {
+        let capacity = [5, 9, 16, 24, 80][seed as usize % 5];
+        for (name, count) in play(capacity, seed, steps) {
+            *seen.entry(name).or_default() += count;
+        }
+    }
+    assert!(seen["crashed"] >= histories * steps, "{seen:?}");
+    let corners =
+        ["kept", "too large", "same name", "cancelled", "failed", "read", "removed", "dropped", "lived on"];
+    assert!(corners.iter().all(|corner| seen.get(corner).is_some_and(|count| *count > 10)), "{seen:?}");
+}
+
+#[test]
+fn more_than_ten_thousand_power_cuts_leave_whole_values_and_no_removed_one() {
+    play_all(30, 350);
+}
+
+#[test]
+#[ignore = "minutes: fifty times as many"]
+fn half_a_million_power_cuts_leave_whole_values_and_no_removed_one() {
+    play_all(500, 1_050);
+}
