@@ -108,17 +108,13 @@ async fn drain(cluster: &Cluster, drain: bool) {
     cluster.inbox.ask(question).await.unwrap().unwrap();
 }
 
-/// Memory that is lent, drained, lost and lent again: what comes back from it is what was computed.
+/// Memory that is lent, drained, lost and lent again; that it is used is for `tests/service/lenders.rs` to see.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lent_memory_never_changes_an_answer() {
     let engine = small_model(pool(40));
     let tune = |config: &mut crate::config::Config| config.scheduler.prior_output_tokens = 4;
     let mut cluster = Cluster::start("1p2d1s", &engine, tune).await;
     compare(&cluster, 25, 21).await;
-    let status = cluster.status().await;
-    assert!(status.counters["saves"] > 0, "{:?}", status.counters);
-    let lender = status.nodes.iter().find(|node| node.name == "s0").unwrap();
-    assert!(lender.role == "store" && lender.tiers.iter().any(|tier| tier.0 == "dram" && tier.1 > 0));
     drain(&cluster, true).await;
     compare(&cluster, 8, 22).await;
     drain(&cluster, false).await;
