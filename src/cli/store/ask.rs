@@ -5,7 +5,7 @@ use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use baton_objects::client::{Cluster, ClusterConfig, Put, PutWords};
+use baton_objects::client::{Cluster, ClusterConfig, Put, PutWords, Trouble};
 
 use crate::cli::out;
 
@@ -92,31 +92,63 @@ pub(super) struct DelArgs {
 /// Runs `baton store ls`: by cursor, in bounded steps; a key that several stores hold is listed once.
 pub(super) fn ls(args: &LsArgs) -> Result<ExitCode, String> {
     let mut cluster = args.at.cluster()?;
-    let (mut listed, pattern) = (BTreeSet::new(), args.pattern.as_deref().unwrap_or("*"));
+    let (mut listed, mut silent) = (BTreeSet::new(), 0);
     let servers: Vec<String> = cluster.servers().map(str::to_owned).collect();
     for server in servers {
-        let mut cursor = "0".to_owned();
-        loop {
-            let (keys, next) =
-                cluster.scan(&server, &cursor, pattern).map_err(|e| format!("store: ls: {e}"))?;
-            for key in keys {
-                if listed.contains(&key) {
-                    continue;
-                }
-                if listed.len() as u64 == args.limit {
-                    eprintln!("there are more; give a larger --limit or a --match");
-                    return Ok(ExitCode::SUCCESS);
-                }
-                out::say(&format!("{}\n", key.escape_ascii()))?;
-                listed.insert(key);
+        match list(&mut cluster, &server, args, &mut listed)? {
+            Listing::All => {}
+            Listing::Full => {
+                eprintln!("there are more; give a larger --limit or a --match");
+                return Ok(ExitCode::SUCCESS);
             }
-            if next == "0" {
-                break;
+            Listing::Lost(why) => {
+                silent += 1;
+                if silent >= args.at.replicas {
+                    return Err(format!("store: ls: {why}"));
+                }
+                eprintln!("baton: store: ls: {why}; the others hold copies");
             }
-            cursor = next;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How the listing of one store ended.
+enum Listing {
+    All,
+    /// There were more keys than wanted.
+    Full,
+    Lost(Trouble),
+}
+
+fn list(
+    cluster: &mut Cluster,
+    server: &str,
+    args: &LsArgs,
+    listed: &mut BTreeSet<Vec<u8>>,
+) -> Result<Listing, String> {
+    let (mut cursor, pattern) = ("0".to_owned(), args.pattern.as_deref().unwrap_or("*"));
+    loop {
+        let (keys, next) = match cluster.scan(server, &cursor, pattern) {
+            Ok(some) => some,
+            Err(why @ Trouble::Gone(_)) => return Ok(Listing::Lost(why)),
+            Err(why) => return Err(format!("store: ls: {why}")),
+        };
+        for key in keys {
+            if listed.contains(&key) {
+                continue;
+            }
+            if listed.len() as u64 == args.limit {
+                return Ok(Listing::Full);
+            }
+            out::say(&format!("{}\n", key.escape_ascii()))?;
+            listed.insert(key);
+        }
+        if next == "0" {
+            return Ok(Listing::All);
+        }
+        cursor = next;
+    }
 }
 
 /// What the stores know of a key: names and values, in their order.
@@ -222,10 +254,14 @@ pub(super) struct DrainArgs {
 pub(super) fn drain(args: &DrainArgs) -> Result<ExitCode, String> {
     let mut cluster = args.at.cluster()?;
     let mut drain = cluster.drain(&args.server).map_err(|e| format!("store: drain: {e}"))?;
+    let shown = std::io::stderr().is_terminal();
     while drain.step().map_err(|e| format!("store: drain: {e}; start it again"))? {
-        if std::io::stderr().is_terminal() {
+        if shown {
             eprint!("\rmoved {}  ", drain.so_far().moved);
         }
+    }
+    if shown {
+        eprintln!();
     }
     let done = drain.so_far();
     out::say(&format!(
@@ -233,7 +269,7 @@ pub(super) fn drain(args: &DrainArgs) -> Result<ExitCode, String> {
         done.moved, done.moved_bytes, done.had, done.left
     ))?;
     match drain.trouble() {
-        Some(why) if done.left > 0 => Err(format!("store: drain: {} values are left: {why}", done.left)),
-        _ => Ok(ExitCode::SUCCESS),
+        Some(why) => Err(format!("store: drain: {} is not empty yet: {why}", args.server)),
+        None => Ok(ExitCode::SUCCESS),
     }
 }
