@@ -169,3 +169,18 @@ fn a_killed_store_comes_back_with_what_its_ssd_has() {
     let said = std::fs::read_to_string(other.folder.path().join("err")).unwrap();
     assert!(said.contains("in use") && said.contains("goes on in memory alone"), "{said}");
 }
+
+#[test]
+fn settings_of_the_ssd_that_cannot_be_are_named() {
+    let place = TempDir::new().unwrap();
+    let serve = |args: &[&str]| {
+        run(place.path(), &[&["store", "serve", "--listen", "127.0.0.1:0", "--ssd", "below"], args].concat())
+    };
+    let (code, _, err) = serve(&[]);
+    assert!(code == Some(2) && err.contains("--ssd-size"), "{err}");
+    let (code, _, err) = serve(&["--ssd-size", "64MiB", "--ssd-block", "5000"]);
+    assert!(code == Some(1) && err.contains("give a multiple of 4096"), "{err}");
+    let (code, _, err) = serve(&["--ssd-size", "64KiB"]);
+    assert!(code == Some(1) && err.contains("give from 4 to"), "{err}");
+    assert!(!place.path().join("below").exists(), "nothing was begun");
+}
