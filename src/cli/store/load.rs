@@ -106,7 +106,7 @@ fn figures(what: &str, mut times: Vec<Duration>, bytes: usize) -> Vec<Figure> {
     };
     vec![
         row("", "1/s", times.len() as f64 / total.max(1e-9)),
-        row("", "GB/s", times.len() as f64 * bytes as f64 / total.max(1e-9) / 1e9),
+        row(", bandwidth", "GB/s", times.len() as f64 * bytes as f64 / total.max(1e-9) / 1e9),
         row(", median", "us", at(50)),
         row(", 99th percentile", "us", at(99)),
     ]
