@@ -2,6 +2,7 @@
 
 mod ask;
 mod bench;
+mod load;
 mod serve;
 
 use std::process::ExitCode;
@@ -29,6 +30,8 @@ enum What {
     Verify(ask::KeyArgs),
     /// Remove keys
     Del(ask::DelArgs),
+    /// Move what one of several stores holds to the others
+    Drain(ask::DrainArgs),
     /// Measure a store in this process and over a socket, beside what the machine can do
     Bench(bench::BenchArgs),
 }
@@ -43,6 +46,7 @@ pub fn run(args: &StoreArgs) -> Result<ExitCode, String> {
         What::Put(args) => ask::put(args),
         What::Verify(args) => ask::verify(args),
         What::Del(args) => ask::del(args),
+        What::Drain(args) => ask::drain(args),
         What::Bench(args) => bench::run(args),
     }
 }

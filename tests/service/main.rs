@@ -27,3 +27,4 @@ mod secrets;
 mod service;
 mod several;
 mod start;
+mod stores;

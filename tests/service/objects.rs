@@ -15,14 +15,14 @@ use super::clients::{output, prepared_python};
 use super::service::{baton, run, signal, until};
 
 /// A running store.
-struct Store {
-    child: Child,
-    folder: TempDir,
-    url: String,
+pub struct Store {
+    pub child: Child,
+    pub folder: TempDir,
+    pub url: String,
 }
 
 impl Store {
-    fn start(folder: TempDir, args: &[&str]) -> Self {
+    pub fn start(folder: TempDir, args: &[&str]) -> Self {
         let mut command = baton(folder.path());
         command.args(["store", "serve", "--listen", "127.0.0.1:0", "--memory", "64MiB"]).args(args);
         command.stderr(File::create(folder.path().join("err")).unwrap());
@@ -33,14 +33,14 @@ impl Store {
         Self { child, folder, url }
     }
 
-    fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
+    pub fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
         let args: Vec<&str> =
             ["store"].into_iter().chain(args.iter().copied()).chain(["--url", &self.url]).collect();
         run(self.folder.path(), &args)
     }
 
     #[track_caller]
-    fn good(&self, args: &[&str]) -> String {
+    pub fn good(&self, args: &[&str]) -> String {
         let (code, out, err) = self.run(args);
         assert_eq!(code, Some(0), "{args:?}: {err}");
         out

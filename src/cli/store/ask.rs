@@ -1,27 +1,30 @@
 //! Questions to a running store, and single values in and out.
 
-use std::io::{Read as _, Write as _};
+use std::collections::BTreeSet;
+use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
-use baton_objects::resp::client::{Client, Reply, Url};
+use baton_objects::client::{Cluster, ClusterConfig, Put, PutWords, Trouble};
 
 use crate::cli::out;
 
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Which store.
+/// Which stores.
 #[derive(clap::Args)]
-struct At {
-    /// The store: `redis://[[user]:password@]host[:port]`
+pub(super) struct At {
+    /// The store, or several with commas between them: `redis://[[user]:password@]host[:port]`
     #[arg(long, env = "BATON_STORE_URL", hide_env_values = true, default_value = "redis://127.0.0.1:6379")]
-    url: String,
+    pub(super) url: String,
+    /// Of several stores, how many hold each key
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    replicas: u16,
 }
 
 impl At {
-    fn connect(&self) -> Result<Client, String> {
-        Client::connect(&self.url.parse::<Url>()?, PATIENCE).map_err(|e| format!("store: {e}"))
+    pub(super) fn cluster(&self) -> Result<Cluster, String> {
+        let config = ClusterConfig::of(&self.url).map_err(|e| format!("store: {e}"))?;
+        let config = ClusterConfig { replicas: usize::from(self.replicas), ..config };
+        Cluster::new(config).map_err(|e| format!("store: {e}"))
     }
 }
 
@@ -86,68 +89,90 @@ pub(super) struct DelArgs {
     keys: Vec<String>,
 }
 
-fn odd(what: &str) -> String {
-    format!("store: {what} was answered by something else; is this a store?")
-}
-
-/// Runs `baton store ls`: by cursor, in bounded steps.
+/// Runs `baton store ls`: by cursor, in bounded steps; a key that several stores hold is listed once.
 pub(super) fn ls(args: &LsArgs) -> Result<ExitCode, String> {
-    let mut client = args.at.connect()?;
-    let (mut cursor, mut left) = (b"0".to_vec(), args.limit);
-    loop {
-        let pattern = args.pattern.as_deref().unwrap_or("*");
-        let reply = client.call(&[b"SCAN", &cursor, b"MATCH", pattern.as_bytes(), b"COUNT", b"1000"])?;
-        let Reply::List(parts) = reply else { return Err(odd("SCAN")) };
-        let Ok([Reply::Bulk(next), Reply::List(keys)]) = <[Reply; 2]>::try_from(parts) else {
-            return Err(odd("SCAN"));
-        };
-        for key in keys {
-            let Reply::Bulk(key) = key else { return Err(odd("SCAN")) };
-            if left == 0 {
+    let mut cluster = args.at.cluster()?;
+    let (mut listed, mut silent) = (BTreeSet::new(), 0);
+    let servers: Vec<String> = cluster.servers().map(str::to_owned).collect();
+    for server in servers {
+        match list(&mut cluster, &server, args, &mut listed)? {
+            Listing::All => {}
+            Listing::Full => {
                 eprintln!("there are more; give a larger --limit or a --match");
                 return Ok(ExitCode::SUCCESS);
             }
-            left -= 1;
-            out::say(&format!("{}\n", key.escape_ascii()))?;
+            Listing::Lost(why) => {
+                silent += 1;
+                if silent >= args.at.replicas {
+                    return Err(format!("store: ls: {why}"));
+                }
+                eprintln!("baton: store: ls: {why}; the others hold copies");
+            }
         }
-        if next == b"0" {
-            return Ok(ExitCode::SUCCESS);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How the listing of one store ended.
+enum Listing {
+    All,
+    /// There were more keys than wanted.
+    Full,
+    Lost(Trouble),
+}
+
+fn list(
+    cluster: &mut Cluster,
+    server: &str,
+    args: &LsArgs,
+    listed: &mut BTreeSet<Vec<u8>>,
+) -> Result<Listing, String> {
+    let (mut cursor, pattern) = ("0".to_owned(), args.pattern.as_deref().unwrap_or("*"));
+    loop {
+        let (keys, next) = match cluster.scan(server, &cursor, pattern) {
+            Ok(some) => some,
+            Err(why @ Trouble::Gone(_)) => return Ok(Listing::Lost(why)),
+            Err(why) => return Err(format!("store: ls: {why}")),
+        };
+        for key in keys {
+            if listed.contains(&key) {
+                continue;
+            }
+            if listed.len() as u64 == args.limit {
+                return Ok(Listing::Full);
+            }
+            out::say(&format!("{}\n", key.escape_ascii()))?;
+            listed.insert(key);
+        }
+        if next == "0" {
+            return Ok(Listing::All);
         }
         cursor = next;
     }
 }
 
-/// What the store knows of a key: names and values, in its order.
-fn known(client: &mut Client, key: &str) -> Result<Vec<(String, String)>, String> {
-    let reply = client.call(&[b"BATON.STAT", key.as_bytes()]).map_err(|e| format!("store: stat: {e}"))?;
-    let Reply::List(parts) = reply else { return Err(format!("store: no such key: {key}")) };
-    let text = |reply: &Reply| match reply {
-        Reply::Bulk(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        Reply::Integer(number) => number.to_string(),
-        _ => "-".into(),
-    };
-    Ok(parts.chunks_exact(2).map(|pair| (text(&pair[0]), text(&pair[1]))).collect())
+/// What the stores know of a key: names and values, in their order.
+fn known(cluster: &mut Cluster, key: &str) -> Result<Vec<(String, String)>, String> {
+    let known = cluster.stat(key.as_bytes()).map_err(|e| format!("store: stat: {e}"))?;
+    known.ok_or_else(|| format!("store: no such key: {key}"))
 }
 
 /// Runs `baton store stat`.
 pub(super) fn stat(args: &KeyArgs) -> Result<ExitCode, String> {
-    let known = known(&mut args.at.connect()?, &args.key)?;
+    let known = known(&mut args.at.cluster()?, &args.key)?;
     let lines = known.iter().map(|(name, value)| format!("{name:<12} {value}\n"));
     out::say(&lines.collect::<String>())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn read(client: &mut Client, key: &str) -> Result<Vec<u8>, String> {
-    match client.call(&[b"GET", key.as_bytes()]).map_err(|e| format!("store: get: {e}"))? {
-        Reply::Bulk(value) => Ok(value),
-        Reply::Nothing => Err(format!("store: no such key: {key}")),
-        _ => Err(odd("GET")),
-    }
+fn read(cluster: &mut Cluster, key: &str) -> Result<Vec<u8>, String> {
+    let value = cluster.get(key.as_bytes()).map_err(|e| format!("store: get: {e}"))?;
+    value.ok_or_else(|| format!("store: no such key: {key}"))
 }
 
 /// Runs `baton store get`.
 pub(super) fn get(args: &GetArgs) -> Result<ExitCode, String> {
-    let value = read(&mut args.at.connect()?, &args.key)?;
+    let value = read(&mut args.at.cluster()?, &args.key)?;
     let written = match &args.output {
         Some(path) => {
             std::fs::write(path, &value).map_err(|e| format!("store: write {}: {e}", path.display()))
@@ -170,31 +195,30 @@ fn contents(path: &Path) -> Result<Vec<u8>, String> {
 /// Runs `baton store put`.
 pub(super) fn put(args: &PutArgs) -> Result<ExitCode, String> {
     let value = contents(&args.file)?;
-    let ttl = args.ttl.map(|seconds| seconds.to_string());
-    let mut command: Vec<&[u8]> = vec![b"SET", args.key.as_bytes(), &value];
-    if let Some(seconds) = &ttl {
-        command.extend([&b"EX"[..], seconds.as_bytes()]);
-    }
-    if args.keep {
-        command.push(b"NX");
-    }
-    match args.at.connect()?.call(&command).map_err(|e| format!("store: put: {e}"))? {
-        Reply::Nothing => Err(format!("store: put: {} is there already", args.key)),
-        _ => Ok(ExitCode::SUCCESS),
+    let words = PutWords { ttl_ms: args.ttl.map(|seconds| seconds.saturating_mul(1_000)), keep: args.keep };
+    let put = args.at.cluster()?.put(args.key.as_bytes(), &value, &words);
+    match put.map_err(|e| format!("store: put: {e}"))? {
+        Put::Present => Err(format!("store: put: {} is there already", args.key)),
+        Put::Stored(_, None) => Ok(ExitCode::SUCCESS),
+        Put::Stored(count, Some(why)) => {
+            eprintln!("baton: store: put: on {count} instead of {} stores: {why}", args.at.replicas);
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
 /// Runs `baton store verify`.
 pub(super) fn verify(args: &KeyArgs) -> Result<ExitCode, String> {
-    let mut client = args.at.connect()?;
-    let before = known(&mut client, &args.key)?;
-    client.call(&[b"BATON.VERIFY", args.key.as_bytes()]).map_err(|e| format!("store: verify there: {e}"))?;
-    let value = read(&mut client, &args.key)?;
+    let mut cluster = args.at.cluster()?;
+    let before = known(&mut cluster, &args.key)?;
+    let good = cluster.verify(args.key.as_bytes()).map_err(|e| format!("store: verify there: {e}"))?;
+    let value = read(&mut cluster, &args.key)?;
     let here = format!("{:08x}", baton_objects::checksum(&value));
     let find = |name: &str| before.iter().find(|(other, _)| other == name).map_or("-", |(_, value)| value);
+    let copies = if good > 1 { format!(", {good} copies") } else { String::new() };
     match find("crc32c") {
-        "-" => out::say(&format!("{} bytes, no checksum kept; here {here}\n", value.len()))?,
-        there if there == here => out::say(&format!("{} bytes, crc32c {here}: good\n", value.len()))?,
+        "-" => out::say(&format!("{} bytes, no checksum kept; here {here}{copies}\n", value.len()))?,
+        there if there == here => out::say(&format!("{} bytes, crc32c {here}: good{copies}\n", value.len()))?,
         there => {
             return Err(format!("store: verify: crc32c {here} here, {there} there; put the value again"));
         }
@@ -204,13 +228,48 @@ pub(super) fn verify(args: &KeyArgs) -> Result<ExitCode, String> {
 
 /// Runs `baton store del`.
 pub(super) fn del(args: &DelArgs) -> Result<ExitCode, String> {
-    let mut command: Vec<&[u8]> = vec![b"DEL"];
-    command.extend(args.keys.iter().map(|key| key.as_bytes()));
-    let Reply::Integer(removed) =
-        args.at.connect()?.call(&command).map_err(|e| format!("store: del: {e}"))?
-    else {
-        return Err(odd("DEL"));
-    };
+    let mut cluster = args.at.cluster()?;
+    let mut removed = 0;
+    for key in &args.keys {
+        let was_there = cluster.del(key.as_bytes()).map_err(|e| format!("store: del: {e}"))?;
+        removed += u32::from(was_there);
+    }
     out::say(&format!("{removed} removed\n"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Arguments of `baton store drain`.
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  \
+    baton store drain b:6379 --replicas 2 --url redis://a:6379,redis://b:6379,redis://c:6379\n\
+    It may be stopped and started again; readers find every value all the while.")]
+pub(super) struct DrainArgs {
+    #[command(flatten)]
+    at: At,
+    /// The store to be emptied: its host and port as in --url
+    server: String,
+}
+
+/// Runs `baton store drain`.
+pub(super) fn drain(args: &DrainArgs) -> Result<ExitCode, String> {
+    let mut cluster = args.at.cluster()?;
+    let mut drain = cluster.drain(&args.server).map_err(|e| format!("store: drain: {e}"))?;
+    let shown = std::io::stderr().is_terminal();
+    while drain.step().map_err(|e| format!("store: drain: {e}; start it again"))? {
+        if shown {
+            eprint!("\rmoved {}  ", drain.so_far().moved);
+        }
+    }
+    if shown {
+        eprintln!();
+    }
+    let done = drain.so_far();
+    out::say(&format!(
+        "{} moved, {} bytes; others had {}; {} left\n",
+        done.moved, done.moved_bytes, done.had, done.left
+    ))?;
+    match drain.trouble() {
+        Some(why) => Err(format!("store: drain: {} is not empty yet: {why}", args.server)),
+        None => Ok(ExitCode::SUCCESS),
+    }
 }

@@ -30,6 +30,15 @@ pub(super) struct BenchArgs {
     /// Fail when a figure misses its bar
     #[arg(long)]
     strict: bool,
+    /// Measure running stores instead, named as for the other commands
+    #[arg(long, value_name = "URL", conflicts_with = "what")]
+    url: Option<String>,
+    /// Of several running stores, how many hold each key
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "url", value_parser = clap::value_parser!(u16).range(1..=64))]
+    replicas: u16,
+    /// Size of the values put into running stores
+    #[arg(long, default_value = "64KiB", requires = "url", value_parser = super::size)]
+    value: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -61,12 +70,25 @@ pub(super) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
     if !(256 << 20..=1 << 40).contains(&args.memory) {
         return Err("bench: --memory: give from 256MiB to 1TiB".into());
     }
+    if let Some(url) = &args.url {
+        let load = super::load::Load {
+            url,
+            replicas: usize::from(args.replicas),
+            value_bytes: args.value,
+            each: Duration::from_secs(args.seconds),
+        };
+        return report(args, load.run()?);
+    }
     let effort = Effort { memory_bytes: args.memory, each: Duration::from_secs(args.seconds) };
     let all = [Group::Copies, Group::Metadata, Group::Pressure, Group::Socket];
     let mut figures = Vec::new();
     for group in all.into_iter().filter(|group| args.what.is_empty() || args.what.contains(group)) {
         figures.extend(group.run(effort)?);
     }
+    report(args, figures)
+}
+
+fn report(args: &BenchArgs, figures: Vec<Figure>) -> Result<ExitCode, String> {
     out::say(&format!("{}\n", table(&figures)))?;
     if let Some(path) = &args.json {
         let rows: Vec<_> = figures.iter().map(row).collect();

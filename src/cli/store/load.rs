@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use baton_objects::client::{Cluster, ClusterConfig, PutWords, Trouble};
 use baton_objects::measure::Figure;
 
-/// Keys that are written in turn.
+/// Keys that are there at a time; each is put once, for KV is not written over.
 const KEYS: u64 = 256;
-/// Largest value of a measurement.
-const VALUE_MAX_BYTES: u64 = 256 << 20;
+/// Sizes of a value: room for a number that makes each another, and what a connection takes in a moment.
+const VALUE_BYTES: std::ops::RangeInclusive<u64> = 8..=256 << 20;
 
 /// What is measured.
 pub(super) struct Load<'a> {
@@ -26,44 +26,68 @@ impl Load<'_> {
         let config = ClusterConfig::of(self.url).map_err(failed)?;
         let mut cluster =
             Cluster::new(ClusterConfig { replicas: self.replicas, ..config }).map_err(failed)?;
-        let bytes = usize::try_from(self.value_bytes.clamp(1, VALUE_MAX_BYTES)).expect("clamped");
-        let mut value = vec![0; bytes];
+        if !VALUE_BYTES.contains(&self.value_bytes) {
+            return Err("bench: --value: give from 8 bytes to 256MiB".into());
+        }
+        let mut value = vec![0; usize::try_from(self.value_bytes).expect("checked")];
         let mut rng = baton_types::Rng::new(1);
-        value
-            .chunks_mut(8)
-            .for_each(|chunk| chunk.copy_from_slice(&rng.next_u64().to_le_bytes()[..chunk.len()]));
+        for chunk in value.chunks_mut(8) {
+            chunk.copy_from_slice(&rng.next_u64().to_le_bytes()[..chunk.len()]);
+        }
         // Its own keys: nobody else's are touched.
         let prefix = format!("baton-bench-{}-", std::process::id());
-        let key = |n: u64| format!("{prefix}{}", n % KEYS);
-        eprintln!("measuring: puts");
-        let puts = self.time(|n| cluster.put(key(n).as_bytes(), &value, &PutWords::default()).map(|_| true));
-        eprintln!("measuring: gets");
-        let written = puts.as_ref().map_or(0, |times| times.len() as u64).min(KEYS);
-        let gets = puts.and_then(|puts| {
-            let gets =
-                self.time(|n| cluster.get(key(n % written.max(1)).as_bytes()).map(|found| found.is_some()))?;
-            Ok((puts, gets))
-        });
-        let left = (0..KEYS).filter(|n| cluster.del(key(*n).as_bytes()).is_err()).count();
+        let key = |n: u64| format!("{prefix}{n}");
+        let mut put = 0;
+        let measured = self.measure(&mut cluster, &mut value, &key, &mut put);
+        let left = (put.saturating_sub(KEYS + 1)..=put).filter(|n| cluster.del(key(*n).as_bytes()).is_err());
+        let left = left.count();
         if left > 0 {
             eprintln!("baton: bench: {left} keys {prefix}* may be left");
         }
-        let (puts, gets) = gets.map_err(failed)?;
-        let named = |what: &str, times: Vec<Duration>| figures(what, times, bytes);
+        let (puts, gets) = measured.map_err(failed)?;
+        let named = |what: &str, times: Vec<Duration>| figures(what, times, value.len());
         Ok(named("put", puts).into_iter().chain(named("get", gets)).collect())
     }
 
-    /// Times of each call until the time is over.
-    fn time(&self, mut call: impl FnMut(u64) -> Result<bool, Trouble>) -> Result<Vec<Duration>, Trouble> {
+    /// Times of puts, and of gets of the last that were put. `put` counts the puts as they are made.
+    fn measure(
+        &self,
+        cluster: &mut Cluster,
+        value: &mut [u8],
+        key: &impl Fn(u64) -> String,
+        put: &mut u64,
+    ) -> Result<(Vec<Duration>, Vec<Duration>), Trouble> {
+        eprintln!("measuring: puts");
+        let puts = self.time(|n| {
+            value[..8].copy_from_slice(&n.to_le_bytes());
+            if let Some(old) = n.checked_sub(KEYS) {
+                cluster.del(key(old).as_bytes())?;
+            }
+            *put = n;
+            let begun = Instant::now();
+            cluster.put(key(n).as_bytes(), value, &PutWords::default())?;
+            Ok(begun.elapsed())
+        })?;
+        eprintln!("measuring: gets");
+        let there = (*put + 1).min(KEYS);
+        let first = *put + 1 - there;
+        let gets = self.time(|n| {
+            let begun = Instant::now();
+            match cluster.get(key(first + n % there).as_bytes())? {
+                Some(_) => Ok(begun.elapsed()),
+                None => {
+                    Err(Trouble::Gone("a value is not there any more; give the stores more memory".into()))
+                }
+            }
+        })?;
+        Ok((puts, gets))
+    }
+
+    /// What each call tells, one call after the other until the time is over.
+    fn time(&self, mut call: impl FnMut(u64) -> Result<Duration, Trouble>) -> Result<Vec<Duration>, Trouble> {
         let (start, mut times) = (Instant::now(), Vec::new());
         while start.elapsed() < self.each {
-            let begun = Instant::now();
-            if !call(times.len() as u64)? {
-                return Err(Trouble::Gone(
-                    "a value is not there any more; give the stores more memory".into(),
-                ));
-            }
-            times.push(begun.elapsed());
+            times.push(call(times.len() as u64)?);
         }
         Ok(times)
     }

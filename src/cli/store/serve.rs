@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use baton_objects::resp::{Login, RespConfig, Server};
-use baton_objects::{Clock, ObjectStore, StoreConfig};
+use baton_objects::{Admit, Clock, LowerConfig, ObjectStore, SsdConfig, StoreConfig};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -41,6 +41,18 @@ pub(super) struct ServeArgs {
     /// Compare each value with its checksum before GET answers
     #[arg(long)]
     verify: bool,
+    /// Keep what is read again in a file in this folder: it outlives eviction and the process
+    #[arg(long, value_name = "FOLDER", requires = "ssd_size")]
+    ssd: Option<PathBuf>,
+    /// Size of that file
+    #[arg(long, value_name = "SIZE", requires = "ssd", value_parser = super::size)]
+    ssd_size: Option<u64>,
+    /// The unit in which its room is given out; many small values want a small one
+    #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = super::size)]
+    ssd_block: u64,
+    /// When a value is copied there: at its first touch, the put, or at its second
+    #[arg(long, value_enum, default_value = "second")]
+    ssd_admit: Touch,
     /// Connections at a time
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: u32,
@@ -48,6 +60,31 @@ pub(super) struct ServeArgs {
     #[arg(long)]
     threads: Option<usize>,
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Touch {
+    /// When it is put
+    First,
+    /// When it is read, or put again after it was evicted
+    Second,
+}
+
+impl ServeArgs {
+    /// The tiers below the memory.
+    fn lower(&self) -> LowerConfig {
+        let sized = self.ssd.clone().zip(self.ssd_size);
+        let ssd = sized.map(|(dir, bytes)| SsdConfig {
+            block_bytes: usize::try_from(self.ssd_block).unwrap_or(usize::MAX),
+            admit: if self.ssd_admit == Touch::First { Admit::First } else { Admit::Second },
+            ..SsdConfig::new(dir, bytes)
+        });
+        let tell: baton_objects::Tell = std::sync::Arc::new(|words: &str| eprintln!("baton: store: {words}"));
+        LowerConfig { ssd, tell: Some(tell) }
+    }
+}
+
+/// How long the end waits for what is on its way to the tiers below.
+const SETTLE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Runs `baton store serve`.
 pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
@@ -65,7 +102,8 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
         allow_flush: args.allow_flush,
         ..RespConfig::default()
     };
-    let store = ObjectStore::new(&config, Clock::machine())?;
+    let store = ObjectStore::with_lower(&config, Clock::machine(), &args.lower())?;
+    let settling = store.clone();
     let server = Server::new(store.clone(), resp)?;
     if open {
         eprintln!("baton: store: everybody who reaches {} may read and write; give --auth", args.listen);
@@ -82,7 +120,11 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
         server.serve(listener, stop.cancelled()).await;
         Ok::<_, String>(())
     });
-    served.map(|()| ExitCode::SUCCESS)
+    served?;
+    if !settling.settle(SETTLE_WITHIN) {
+        eprintln!("baton: store: what was on its way to the tiers below is given up");
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), String> {
@@ -171,7 +213,46 @@ fn metrics(server: &Server, store: &ObjectStore) -> String {
     let row = |(name, kind, what, value): &(&str, &str, &str, u64)| {
         format!("# HELP {name} {what}\n# TYPE {name} {kind}\n{name} {value}\n")
     };
-    rows.iter().map(row).collect()
+    rows.iter().map(row).collect::<String>() + &lower_metrics(store)
+}
+
+/// What the tiers below have done.
+fn lower_metrics(store: &ObjectStore) -> String {
+    let lower = store.lower_stats();
+    let ssd = lower.ssd;
+    let rows = [
+        ("baton_objects_ssd_on", "gauge", "Whether values are copied to the SSD", u64::from(lower.ssd_on)),
+        ("baton_objects_ssd_keys", "gauge", "Values on the SSD", ssd.values),
+        ("baton_objects_ssd_used_bytes", "gauge", "Blocks of the file in use", ssd.used_bytes),
+        ("baton_objects_ssd_written_bytes_total", "counter", "Blocks written to the SSD", ssd.written_bytes),
+        ("baton_objects_ssd_hits_total", "counter", "Reads that the SSD answered", lower.ssd_hits),
+        ("baton_objects_ssd_hit_bytes_total", "counter", "Bytes of those reads", lower.ssd_hit_bytes),
+        ("baton_objects_ssd_evicted_total", "counter", "Values that left the SSD for room", ssd.evicted),
+        ("baton_objects_ssd_corrupt_total", "counter", "Values that were not as stored", ssd.corrupt),
+        ("baton_objects_ssd_errors_total", "counter", "Reads and writes that the SSD refused", ssd.io_errors),
+        (
+            "baton_objects_ssd_passed_over_total",
+            "counter",
+            "Values not copied, too many waited",
+            lower.passed_over,
+        ),
+        (
+            "baton_objects_ssd_unconfirmed_total",
+            "counter",
+            "Removals not confirmed by the SSD",
+            lower.unconfirmed,
+        ),
+    ];
+    let row = |(name, kind, what, value): &(&str, &str, &str, u64)| {
+        format!("# HELP {name} {what}\n# TYPE {name} {kind}\n{name} {value}\n")
+    };
+    let name = "baton_objects_ssd_written_per_hit_byte";
+    let wear = format!(
+        "# HELP {name} Bytes written to the SSD for each byte that it gave back\n# TYPE {name} gauge\n\
+         {name} {:.6}\n",
+        lower.written_per_hit_byte()
+    );
+    rows.iter().map(row).collect::<String>() + &wear
 }
 
 #[cfg(test)]
@@ -205,5 +286,7 @@ mod tests {
         let text = metrics(&server, &store);
         assert!(text.contains("\nbaton_objects_keys 1\n") && text.contains("\nbaton_objects_puts_total 1\n"));
         assert!(text.contains("# TYPE baton_objects_hits_total counter"));
+        assert!(text.contains("\nbaton_objects_ssd_on 0\n"));
+        assert!(text.contains("\nbaton_objects_ssd_written_per_hit_byte 0.000000\n"));
     }
 }

@@ -129,6 +129,17 @@ pub enum Put {
     Present,
 }
 
+/// Where a value is after a put.
+#[derive(Debug, Default)]
+struct Copies {
+    /// Servers that took it.
+    stored: usize,
+    /// Servers that had one already, which was to be left.
+    present: usize,
+    /// The last that did neither.
+    trouble: Option<Trouble>,
+}
+
 /// Several stores as one. See the module.
 #[derive(Debug)]
 pub struct Cluster {
@@ -177,17 +188,19 @@ impl Cluster {
     /// # Errors
     /// None took it: the words of the last.
     pub fn put(&mut self, key: &[u8], value: &[u8], words: &PutWords) -> Result<Put, Trouble> {
-        self.put_but(key, value, words, None)
+        let Copies { stored, present, trouble } = self.put_on(key, value, words, None);
+        match (stored, present) {
+            (0, 0) => Err(trouble.unwrap_or_else(|| Trouble::Gone("put: no other server".into()))),
+            (0, _) => Ok(Put::Present),
+            _ if stored + present < self.config.replicas => {
+                Ok(Put::Stored(stored, trouble.map(|why| why.to_string())))
+            }
+            _ => Ok(Put::Stored(stored, None)),
+        }
     }
 
     /// The same, on any server but one.
-    fn put_but(
-        &mut self,
-        key: &[u8],
-        value: &[u8],
-        words: &PutWords,
-        but: Option<usize>,
-    ) -> Result<Put, Trouble> {
+    fn put_on(&mut self, key: &[u8], value: &[u8], words: &PutWords, but: Option<usize>) -> Copies {
         let ttl = words.ttl_ms.map(|ms| ms.to_string());
         let mut command: Vec<&[u8]> = vec![b"SET", key, value];
         if let Some(ms) = &ttl {
@@ -196,26 +209,19 @@ impl Cluster {
         if words.keep {
             command.push(b"NX");
         }
-        let (mut stored, mut present, mut trouble) = (0, 0, None);
+        let mut copies = Copies::default();
         for at in self.ranked(key).into_iter().filter(|at| Some(*at) != but) {
-            if stored + present == self.config.replicas {
+            if copies.stored + copies.present == self.config.replicas {
                 break;
             }
             match self.ask(at, &command) {
-                Ok(Reply::Simple(_)) => stored += 1,
-                Ok(Reply::Nothing) => present += 1,
-                Ok(_) => trouble = Some(Trouble::Odd("SET".into())),
-                Err(why) => trouble = Some(why),
+                Ok(Reply::Simple(_)) => copies.stored += 1,
+                Ok(Reply::Nothing) => copies.present += 1,
+                Ok(_) => copies.trouble = Some(Trouble::Odd("SET".into())),
+                Err(why) => copies.trouble = Some(why),
             }
         }
-        match (stored, present, trouble) {
-            (0, 0, why) => Err(why.unwrap_or_else(|| Trouble::Gone("put: no other server".into()))),
-            (0, _, _) => Ok(Put::Present),
-            (stored, present, why) if stored + present < self.config.replicas => {
-                Ok(Put::Stored(stored, why.map(|why| why.to_string())))
-            }
-            (stored, ..) => Ok(Put::Stored(stored, None)),
-        }
+        copies
     }
 
     /// Asks the servers of a key, in order, until `take` makes something of an answer. One more than there are to be

@@ -1,6 +1,6 @@
 //! Moving what one server holds to the others.
 
-use super::{Cluster, Put, PutWords, Trouble};
+use super::{Cluster, Copies, PutWords, Trouble};
 use crate::resp::client::Reply;
 
 /// Times that the whole server is gone through: what was put meanwhile is moved too.
@@ -15,7 +15,7 @@ pub struct Drained {
     pub moved_bytes: u64,
     /// Values that others had already.
     pub had: u64,
-    /// Values that are here still, for nobody took them or they are pinned.
+    /// Values that are here still: the others did not take as many copies as there are to be, or it is pinned.
     pub left: u64,
 }
 
@@ -30,7 +30,7 @@ pub struct Draining<'a> {
     /// Values that this round met.
     met: u64,
     so_far: Drained,
-    /// The words of the last that did not take one.
+    /// Why the server is not empty.
     trouble: Option<Trouble>,
 }
 
@@ -58,7 +58,7 @@ impl Draining<'_> {
         self.so_far
     }
 
-    /// Why something was left, if anything was.
+    /// Why something was left, or may be, if anything is.
     #[must_use]
     pub fn trouble(&self) -> Option<&Trouble> {
         self.trouble.as_ref()
@@ -72,7 +72,6 @@ impl Draining<'_> {
         let Some(cursor) = self.cursor.take() else { return Ok(false) };
         let (keys, next) = self.cluster.scan(&self.address, &cursor, "*")?;
         for key in keys {
-            self.met += 1;
             self.move_one(&key)?;
         }
         if next != "0" {
@@ -80,7 +79,12 @@ impl Draining<'_> {
             return Ok(true);
         }
         self.rounds += 1;
-        let again = self.met > 0 && self.so_far.left == 0 && self.rounds < ROUNDS_MAX;
+        let more = self.met > 0 && self.so_far.left == 0;
+        let again = more && self.rounds < ROUNDS_MAX;
+        if more && !again {
+            let words = "values are put there all the while; take it out of the writers' lists first";
+            self.trouble = Some(Trouble::Wrong(words.into()));
+        }
         self.met = 0;
         self.cursor = again.then(|| "0".to_owned());
         Ok(again)
@@ -98,21 +102,22 @@ impl Draining<'_> {
             Reply::Integer(ms) => u64::try_from(ms).ok(),
             _ => return Err(Trouble::Odd("PTTL".into())),
         };
+        self.met += 1;
         // What others have under this key was put there since, and is newer or the same.
         let words = PutWords { ttl_ms, keep: true };
-        match self.cluster.put_but(key, &value, &words, Some(self.from)) {
-            Ok(put) => self.remove_here(key, &put, value.len()),
-            Err(why) => {
-                self.so_far.left += 1;
-                self.trouble = Some(why);
-                Ok(())
-            }
+        let copies = self.cluster.put_on(key, &value, &words, Some(self.from));
+        if copies.stored + copies.present < self.cluster.config.replicas {
+            // Removed here, it would have fewer copies than its owner asked for.
+            self.so_far.left += 1;
+            self.trouble = copies.trouble;
+            return Ok(());
         }
+        self.remove_here(key, &copies, value.len())
     }
 
-    fn remove_here(&mut self, key: &[u8], put: &Put, bytes: usize) -> Result<(), Trouble> {
+    fn remove_here(&mut self, key: &[u8], copies: &Copies, bytes: usize) -> Result<(), Trouble> {
         match self.cluster.ask(self.from, &[b"DEL", key]) {
-            Ok(_) if *put == Put::Present => self.so_far.had += 1,
+            Ok(_) if copies.stored == 0 => self.so_far.had += 1,
             Ok(_) => {
                 self.so_far.moved += 1;
                 self.so_far.moved_bytes += bytes as u64;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{ClusterConfig, Trouble};
-use crate::resp::client::{Client, Reply, Url};
+use crate::resp::client::{Client, Reply, Url, is_silence};
 
 /// A server is left out no longer than this at a time.
 const EXCLUDE_MAX: Duration = Duration::from_secs(30);
@@ -62,44 +62,37 @@ impl Member {
     fn try_ask(&mut self, config: &ClusterConfig, command: &[&[u8]]) -> Result<Reply, Lost> {
         let mut client = match self.connection.take() {
             Some(client) => client,
-            None => self.connect(config)?,
+            None => self.watched(config)?,
         };
         client.queue(command);
-        let lost = |e: std::io::Error| {
+        let reply = client.flush().and_then(|()| client.receive()).map_err(|e| {
             let words = format!("{}: {e}", self.url.address);
-            let silent = matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut);
-            if silent { Lost::Silent(words) } else { Lost::Closed(words) }
-        };
-        client.flush().map_err(lost)?;
-        let end = Instant::now() + config.patience;
-        while !client.wait(config.silence).map_err(lost)? {
-            if Instant::now() > end || !self.lives(config) {
-                return Err(Lost::Silent(format!(
-                    "{}: no answer; is it stopped or overloaded?",
-                    self.url.address
-                )));
+            if is_silence(&e) {
+                Lost::Silent(format!("{words}; is it stopped or overloaded?"))
+            } else {
+                Lost::Closed(words)
             }
-        }
-        let reply = client.receive().map_err(lost)?;
+        })?;
         self.connection = Some(client);
         Ok(reply)
     }
 
-    fn connect(&self, config: &ClusterConfig) -> Result<Client, Lost> {
-        Client::connect(&self.url, config.silence).map_err(|words| {
+    /// A connection on which a silent server is asked, on another, whether it answers anything at all.
+    fn watched(&self, config: &ClusterConfig) -> Result<Client, Lost> {
+        let silence = config.silence;
+        let mut client = Client::connect(&self.url, silence).map_err(|words| {
             // What it says about a password is an answer.
             if words.starts_with("connect") || words.starts_with("call") {
                 Lost::Closed(words)
             } else {
                 Lost::Refused(words)
             }
-        })
-    }
-
-    /// Whether the server answers anything at all, on a connection of its own.
-    fn lives(&self, config: &ClusterConfig) -> bool {
-        let pinged = self.connect(config).map(|mut client| client.call(&[b"PING"]).is_ok());
-        pinged.unwrap_or(false)
+        })?;
+        let url = self.url.clone();
+        client.watch(config.patience, move || {
+            Client::connect(&url, silence).and_then(|mut client| client.call(&[b"PING"])).is_ok()
+        });
+        Ok(client)
     }
 }
 
@@ -111,4 +104,66 @@ enum Lost {
     Silent(String),
     /// The server does not let us in.
     Refused(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    const VALUE_BYTES: usize = 32 << 20;
+
+    /// Takes a SET and sends half of a value for a GET, each with a rest in its middle that is longer than a silence.
+    fn slow(mut stream: TcpStream, rest: Duration) -> std::io::Result<()> {
+        let mut first = [0; 1];
+        stream.read_exact(&mut first)?;
+        std::thread::sleep(rest);
+        let mut left = vec![0; b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$33554432\r\n\r\n".len() - 1 + VALUE_BYTES];
+        stream.read_exact(&mut left)?;
+        stream.write_all(b"+OK\r\n")?;
+        let mut get = [0; b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n".len()];
+        stream.read_exact(&mut get)?;
+        stream.write_all(b"$4\r\nva")?;
+        std::thread::sleep(rest);
+        stream.write_all(b"lu\r\n")
+    }
+
+    fn ask(answers_pings: bool, rest: Duration) -> [Result<Reply, Trouble>; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let url = format!("redis://{}", listener.local_addr().expect("bound"));
+        std::thread::spawn(move || {
+            let mut met = listener.incoming().map_while(Result::ok);
+            let first = met.next().expect("the member connects");
+            std::thread::spawn(move || slow(first, rest));
+            let mut kept = Vec::new();
+            for mut ping in met {
+                if answers_pings {
+                    ping.write_all(b"+PONG\r\n").expect("it listens");
+                }
+                kept.push(ping);
+            }
+        });
+        let config = ClusterConfig::of(&url).expect("one server");
+        let mut member = Member::new(config.servers[0].clone());
+        let put = member.ask(&config, &[b"SET", b"a", &vec![7; VALUE_BYTES]]);
+        [put, member.ask(&config, &[b"GET", b"a"])]
+    }
+
+    #[test]
+    fn a_server_that_rests_in_the_middle_is_waited_for_while_it_answers_pings() {
+        let [put, got] = ask(true, Duration::from_millis(1_200));
+        assert_eq!((put, got), (Ok(Reply::Simple("OK".into())), Ok(Reply::Bulk(b"valu".to_vec()))));
+    }
+
+    #[test]
+    fn one_that_does_not_is_left_out() {
+        let [put, got] = ask(false, Duration::from_secs(20));
+        assert!(
+            matches!(&put, Err(Trouble::Gone(words)) if words.contains("stopped or overloaded")),
+            "{put:?}"
+        );
+        assert!(matches!(&got, Err(Trouble::Gone(words)) if words.contains("a moment ago")), "{got:?}");
+    }
 }

@@ -1,8 +1,8 @@
 //! A small client: one connection, blocking, pipelines included. For commands, tests and measurements.
 
-use std::io::{self, BufReader, Read as _, Write as _};
+use std::io::{self, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs as _};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Largest text or list that a reply may have.
 const REPLY_MAX: i64 = 4 << 30;
@@ -72,10 +72,57 @@ impl std::str::FromStr for Url {
     }
 }
 
+/// A stream on which a silence may be waited out.
+struct Patient {
+    stream: TcpStream,
+    watch: Option<(Duration, Box<dyn Fn() -> bool + Send>)>,
+}
+
+impl std::fmt::Debug for Patient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Patient").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+/// Whether an error says only that nothing came or went for a while.
+pub(crate) fn is_silence(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+impl Patient {
+    fn persist<T>(&mut self, mut act: impl FnMut(&mut TcpStream) -> io::Result<T>) -> io::Result<T> {
+        let start = Instant::now();
+        loop {
+            let done = act(&mut self.stream);
+            match (&done, &self.watch) {
+                (Err(e), Some((at_most, lives)))
+                    if is_silence(e) && start.elapsed() < *at_most && lives() => {}
+                _ => return done,
+            }
+        }
+    }
+}
+
+impl Read for Patient {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.persist(|stream| stream.read(into))
+    }
+}
+
+impl Write for Patient {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.persist(|stream| stream.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
 /// A connection to a server of Redis' protocol.
 #[derive(Debug)]
 pub struct Client {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<Patient>,
     out: Vec<u8>,
 }
 
@@ -91,7 +138,10 @@ impl Client {
         let stream = TcpStream::connect_timeout(&address, patience).map_err(failed)?;
         let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(patience)));
         set.and_then(|()| stream.set_write_timeout(Some(patience))).map_err(failed)?;
-        let mut client = Self { stream: BufReader::with_capacity(1 << 17, stream), out: Vec::new() };
+        let mut client = Self {
+            stream: BufReader::with_capacity(1 << 17, Patient { stream, watch: None }),
+            out: Vec::new(),
+        };
         if let Some((user, password)) = &url.login {
             client.call(&[b"AUTH", user.as_bytes(), password.as_bytes()])?;
         }
@@ -136,25 +186,10 @@ impl Client {
         self.stream.get_mut().write_all(bytes)
     }
 
-    /// Waits until something of the next reply is there, at most so long. False when nothing is.
-    ///
-    /// # Errors
-    /// What the network says; an end of the stream too.
-    pub fn wait(&mut self, at_most: Duration) -> io::Result<bool> {
-        if !self.stream.buffer().is_empty() {
-            return Ok(true);
-        }
-        let stream = self.stream.get_ref();
-        let before = stream.read_timeout()?;
-        stream.set_read_timeout(Some(at_most))?;
-        let seen = stream.peek(&mut [0]);
-        stream.set_read_timeout(before)?;
-        match seen {
-            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => Ok(true),
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => Ok(false),
-            Err(e) => Err(e),
-        }
+    /// From now on a silence as long as the patience that it connected with is no error while `lives` says so, nor
+    /// before `at_most` is over.
+    pub fn watch(&mut self, at_most: Duration, lives: impl Fn() -> bool + Send + 'static) {
+        self.stream.get_mut().watch = Some((at_most, Box::new(lives)));
     }
 
     /// Waits for the next reply.

@@ -1,0 +1,113 @@
+//! The store's side of the tiers below its memory: what lasts there, what comes up, what must not come back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use baton_types::TenantId;
+
+use super::{Existing, ObjectStore, PutOptions, WAIT_STEP};
+use crate::key::Key;
+use crate::lower::{self, Forgotten, Found, Lower, LowerStats, Origin, Waiter};
+use crate::refusal::Refusal;
+
+/// How long a removal waits for the disk's word.
+pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_secs(2);
+
+impl ObjectStore {
+    pub(crate) fn lower(&self) -> Option<&Arc<Lower>> {
+        self.lower.as_ref()
+    }
+
+    /// What the tiers below have done; zeros without any.
+    #[must_use]
+    pub fn lower_stats(&self) -> LowerStats {
+        self.lower.as_ref().map(|lower| lower.stats()).unwrap_or_default()
+    }
+
+    /// Waits until every object that was touched often enough rests below, at most so long. False when it does not.
+    #[must_use]
+    pub fn settle(&self, at_most: Duration) -> bool {
+        self.lower.as_ref().is_none_or(|lower| lower.settle(at_most))
+    }
+
+    /// Name of a tenant; empty for the anonymous one and for one that is not there.
+    pub(crate) fn tenant_name(&self, tenant: TenantId) -> String {
+        self.inner.tenants.share(tenant).map_or_else(|_| String::new(), |share| share.name().to_owned())
+    }
+
+    /// The name of a key below, if there is anything below.
+    pub(crate) fn name_of(&self, key: Key<'_>) -> Option<u64> {
+        self.lower.as_ref()?;
+        let share = self.inner.tenants.share(key.tenant).ok()?;
+        Some(lower::name_of(share.name(), key.bytes))
+    }
+
+    /// Whether the tiers below may have a value that memory has not: then [`ObjectStore::bring`] is worth while.
+    #[must_use]
+    pub fn is_below(&self, key: Key<'_>) -> bool {
+        self.lower.as_ref().zip(self.name_of(key)).is_some_and(|(lower, name)| lower.may_hold(name))
+    }
+
+    /// Whether the value of a key is on the SSD for good, in memory or not.
+    #[must_use]
+    pub fn lasts(&self, key: Key<'_>) -> bool {
+        self.lower.as_ref().zip(self.name_of(key)).is_some_and(|(lower, name)| lower.lasts(name))
+    }
+
+    /// Brings a value up from below and waits for it; afterwards it is in memory, if there is room. None when there
+    /// is none below.
+    #[must_use]
+    pub fn bring(&self, key: Key<'_>) -> Option<Arc<Found>> {
+        let (send, receive) = std::sync::mpsc::channel();
+        self.bring_with(key, Box::new(move |found| _ = send.send(found)));
+        receive.recv().ok().flatten()
+    }
+
+    /// The same without waiting: `waiter` is called once.
+    pub(crate) fn bring_with(&self, key: Key<'_>, waiter: Waiter) {
+        match &self.lower {
+            Some(lower) => lower.bring(self, key, waiter),
+            None => waiter(None),
+        }
+    }
+
+    /// Puts what came from below into memory. None when it is not the key's value any more.
+    pub(crate) fn place_found(&self, key: Key<'_>, found: Found, origin: Origin) -> Option<Arc<Found>> {
+        let options = PutOptions { existing: Existing::Keep, ..PutOptions::default() };
+        let placed = self.try_reserve(key, found.value.len() as u64, options).and_then(|mut ticket| {
+            ticket.set_origin(origin);
+            ticket.append(&found.value)?;
+            ticket.finish(found.checksum).map(|_| ())
+        });
+        let is_current = || self.shard(self.place(key).0).is_current(origin);
+        match placed {
+            Ok(()) => Some(Arc::new(found)),
+            Err(Refusal::TakenOver) => None,
+            Err(refusal) => {
+                if let Some(lower) = self.lower.as_ref().filter(|_| refusal != Refusal::Exists) {
+                    lower.below.count_unplaced();
+                }
+                is_current().then(|| Arc::new(found))
+            }
+        }
+    }
+
+    /// Waits until what was forgotten cannot come back, within a bound; the disk's silence is counted and told.
+    pub(crate) fn confirm(&self, forgotten: Forgotten) {
+        let Some(removal) = forgotten else { return };
+        let end = Instant::now() + CONFIRM_WITHIN;
+        let mut pause = Duration::from_micros(100);
+        while removal.outcome().is_none() && Instant::now() < end {
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(WAIT_STEP);
+        }
+        self.confirmed(removal.outcome());
+    }
+
+    /// Counts a removal that the disk did not confirm.
+    pub(crate) fn confirmed(&self, outcome: Option<bool>) {
+        if let Some(lower) = self.lower.as_ref().filter(|_| outcome != Some(true)) {
+            lower.below.count_unconfirmed();
+        }
+    }
+}
