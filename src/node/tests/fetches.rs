@@ -1,6 +1,5 @@
 //! Blocks that a node brings from another: by the transfer engine, all of them, and the right ones.
 
-use baton_types::BlockKey;
 use baton_wire::v1;
 use baton_wire::v1::fact::Fact;
 use baton_wire::v1::order::Order;
@@ -49,13 +48,13 @@ async fn a_fetch_and_a_replica_go_by_the_transfer_engine() {
     until_moved(&mut asker, 2 * block_bytes).await;
     asker.release(1).await;
 
-    // The conductor knows chains to be copied by their short names only.
-    let chain: Vec<BlockKey> =
-        baton_wire::unpack_keys(&long.chain).iter().map(|key| BlockKey(u128::from(key.short().0))).collect();
+    // What the asker holds already does not come again.
+    let chain = baton_wire::unpack_keys(&long.chain);
+    let held = baton_wire::unpack_keys(&short.chain).len();
     let order = v1::Replicate { from, chain: baton_wire::pack_keys(&chain) };
     asker.order(0, 0, Order::Replicate(order)).await;
     while !matches!(asker.fact(0).await, (_, Fact::Replicated(true))) {}
-    until_moved(&mut asker, (2 + chain.len() as u64) * block_bytes).await;
+    until_moved(&mut asker, (2 + chain.len() - held) as u64 * block_bytes).await;
     let order = v1::Prefill { work: Some(long.clone()), room_tokens: 16, ..Default::default() };
     asker.order(2, 1, Order::Prefill(order)).await;
     let cached_tokens = loop {
