@@ -36,7 +36,7 @@ enum Action {
         /// The TOML file to come
         new: PathBuf,
     },
-    /// Make a file's [scheduler] the policy of a cluster: every conductor of it follows, whole or not at all
+    /// Make the scheduler section of a file the policy of a cluster: every conductor of it follows, whole or not at all
     Push {
         /// The TOML file
         file: PathBuf,
