@@ -210,10 +210,12 @@ fn metrics(server: &Server, store: &ObjectStore) -> String {
         ("baton_objects_abandoned_total", "counter", "Writers that did not come back", stats.abandoned),
         ("baton_objects_taken_over_total", "counter", "Writers replaced by another", stats.taken_over),
     ];
-    let row = |(name, kind, what, value): &(&str, &str, &str, u64)| {
-        format!("# HELP {name} {what}\n# TYPE {name} {kind}\n{name} {value}\n")
-    };
-    rows.iter().map(row).collect::<String>() + &lower_metrics(store)
+    rows.map(metric).concat() + &lower_metrics(store)
+}
+
+/// One metric as Prometheus reads it: name, kind, what it is, value.
+fn metric((name, kind, what, value): (&str, &str, &str, impl std::fmt::Display)) -> String {
+    format!("# HELP {name} {what}\n# TYPE {name} {kind}\n{name} {value}\n")
 }
 
 /// What the tiers below have done.
@@ -243,16 +245,13 @@ fn lower_metrics(store: &ObjectStore) -> String {
             lower.unconfirmed,
         ),
     ];
-    let row = |(name, kind, what, value): &(&str, &str, &str, u64)| {
-        format!("# HELP {name} {what}\n# TYPE {name} {kind}\n{name} {value}\n")
-    };
-    let name = "baton_objects_ssd_written_per_hit_byte";
-    let wear = format!(
-        "# HELP {name} Bytes written to the SSD for each byte that it gave back\n# TYPE {name} gauge\n\
-         {name} {:.6}\n",
-        lower.written_per_hit_byte()
-    );
-    rows.iter().map(row).collect::<String>() + &wear
+    let wear = metric((
+        "baton_objects_ssd_written_per_hit_byte",
+        "gauge",
+        "Bytes written to the SSD for each byte that it gave back",
+        format_args!("{:.6}", lower.written_per_hit_byte()),
+    ));
+    rows.map(metric).concat() + &wear
 }
 
 #[cfg(test)]

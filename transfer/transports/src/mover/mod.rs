@@ -20,6 +20,7 @@ pub mod rdma;
 mod reactor;
 mod registry;
 mod shm;
+mod sockets;
 mod tcp;
 pub mod topology;
 pub mod topology_gids;

@@ -1,15 +1,14 @@
 //! The side that asks and remembers.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::net::{TcpStream, ToSocketAddrs as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt;
-
 use super::records::{self, BODY_BYTES_MAX};
 use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose};
+use crate::mover::sockets::{Vigil, connect, fill, keep_vigil, trouble};
 use crate::mover::{Fault, PeerId, RemoteSegment};
 
 /// Settings of [`Directory`].
@@ -154,14 +153,10 @@ impl Directory {
 
 fn ask(name: &str, patience: Duration) -> Result<Published, Fault> {
     let until = Instant::now() + patience;
-    let failed = |what: &str, error: &io::Error| {
-        let text = format!("{what} {name}: {error}");
-        match error.kind() {
-            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Fault::Silent(text),
-            _ => Fault::Path(text),
-        }
-    };
-    let mut connection = connect(name, until).map_err(|error| failed("connect to", &error))?;
+    let failed = |what: &str, error: &io::Error| trouble(what, name, error);
+    let connected = name.to_socket_addrs().and_then(|found| connect(found, until));
+    let connected = connected.and_then(|(socket, _)| socket.set_nodelay(true).map(|()| socket));
+    let mut connection = connected.map_err(|error| failed("connect to", &error))?;
     let question = Greeting {
         purpose: Purpose::Look,
         to_epoch: 0,
@@ -176,58 +171,22 @@ fn ask(name: &str, patience: Duration) -> Result<Published, Fault> {
     let answered = connection
         .set_write_timeout(Some(patience))
         .and_then(|()| connection.write_all(&question.encode()))
-        .and_then(|()| fill(&mut connection, &mut record, until));
+        .and_then(|()| fill(&mut &connection, &connection, &mut record, until));
     answered.map_err(|error| failed("ask", &error))?;
     let answer = Greeting::decode(&record)?.welcome()?;
     if answer.credit_bytes > BODY_BYTES_MAX {
         return Err(Fault::Invalid(format!("{name} publishes more than can be taken")));
     }
     let mut body = vec![0; usize::try_from(answer.credit_bytes).expect("at most some MiB")];
-    fill(&mut connection, &mut body, until).map_err(|error| failed("hear", &error))?;
+    fill(&mut &connection, &connection, &mut body, until).map_err(|error| failed("hear", &error))?;
     let ranges = records::decode(&body)?.into_iter().map(|(at, segment)| (at, Arc::new(segment))).collect();
     watch(&connection).map_err(|error| failed("keep", &error))?;
     let peer = PeerId { address: answer.text, epoch: answer.from_epoch };
     Ok(Published { peer, ranges, connection })
 }
 
-fn connect(name: &str, until: Instant) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "it has no address");
-    for address in name.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, left(until)) {
-            Ok(connection) => return connection.set_nodelay(true).map(|()| connection),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
-/// From now on it only tells that it ends. A machine that is gone says nothing: the kernel asks it.
+/// From now on it only tells that it ends.
 fn watch(connection: &TcpStream) -> io::Result<()> {
-    sockopt::set_socket_keepalive(connection, true)?;
-    sockopt::set_tcp_keepidle(connection, Duration::from_secs(10))?;
-    sockopt::set_tcp_keepintvl(connection, Duration::from_secs(5))?;
-    sockopt::set_tcp_keepcnt(connection, 3)?;
+    keep_vigil(connection, Vigil { idle: Duration::from_secs(10), step: Duration::from_secs(5), count: 3 })?;
     connection.set_nonblocking(true)
-}
-
-fn left(until: Instant) -> Duration {
-    until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
-}
-
-/// Reads until `into` is full, no longer than until then.
-fn fill(connection: &mut TcpStream, into: &mut [u8], until: Instant) -> io::Result<()> {
-    let mut came = 0;
-    while came < into.len() {
-        if Instant::now() >= until {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        connection.set_read_timeout(Some(left(until)))?;
-        match connection.read(&mut into[came..]) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(more) => came += more,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }

@@ -4,13 +4,12 @@ use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use rustix::net::sockopt;
+use std::time::Instant;
 
 use super::publisher::Shared;
 use crate::mover::greeting::{GREETING_BYTES, Greeting, Purpose, may_begin};
 use crate::mover::reactor::{Connection, Seat, Turn};
+use crate::mover::sockets::never_waiting;
 
 enum Stage {
     Asking { record: Box<[u8; GREETING_BYTES]>, came: usize },
@@ -30,13 +29,7 @@ pub(super) struct Watcher {
 impl Watcher {
     /// Takes a socket; one too many is told so.
     pub(super) fn new(shared: Arc<Shared>, socket: TcpStream, seat: Seat, busy: bool) -> io::Result<Self> {
-        socket.set_nonblocking(true)?;
-        socket.set_nodelay(true)?;
-        // A peer whose machine is gone says nothing, and would keep its place for ever.
-        sockopt::set_socket_keepalive(&socket, true)?;
-        sockopt::set_tcp_keepidle(&socket, Duration::from_secs(30))?;
-        sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(10))?;
-        sockopt::set_tcp_keepcnt(&socket, 3)?;
+        never_waiting(&socket)?;
         let until = Instant::now() + shared.config.patience;
         let stage = if busy {
             let text = "as many peers ask here as may; raise watchers_max".to_owned();

@@ -13,12 +13,11 @@ use super::config::RdmaConfig;
 use super::crew::ready;
 use super::path::Opened;
 use super::wire::Record;
+use crate::mover::sockets::{Vigil, connect, keep_vigil, time_left};
 use crate::mover::{Fault, PathEnd, PeerId};
 
 /// How long a connection without a sign of the peer's host lasts: probes after 5 s, one each second.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
-const KEEPALIVE_STEP: Duration = Duration::from_secs(1);
-const KEEPALIVE_COUNT: u32 = 5;
+const VIGIL: Vigil = Vigil { idle: Duration::from_secs(5), step: Duration::from_secs(1), count: 5 };
 
 /// The peer's word may be faster than our own device's, which knows which request was refused, and why. It
 /// has the peer's refusal already, or will have it in a moment.
@@ -32,36 +31,21 @@ pub(super) fn dial(config: &RdmaConfig, peer: &PeerId, until: Instant) -> Result
     let port = port.ok_or_else(wrong)?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let silent = |error: io::Error| Fault::Silent(format!("{}, port {port}: {error}", peer.address));
-    let mut last = Fault::Silent(format!("{}: the name has no address", peer.address));
-    for address in (host, port).to_socket_addrs().map_err(silent)? {
-        match TcpStream::connect_timeout(&address, left(until)).and_then(|stream| tuned(stream, until)) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = silent(error),
-        }
-    }
-    Err(last)
+    let connected = (host, port).to_socket_addrs().and_then(|found| connect(found, until));
+    connected.and_then(|(stream, _)| tuned(stream, until)).map_err(silent)
 }
 
 /// Sets a connection up: no delay, limits of time until `until`, and signs of life for later.
 pub(super) fn tuned(stream: TcpStream, until: Instant) -> io::Result<TcpStream> {
-    use rustix::net::sockopt;
     stream.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(&stream, true)?;
-    sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
-    sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_STEP)?;
-    sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_COUNT)?;
+    keep_vigil(&stream, VIGIL)?;
     limit(&stream, until)?;
     Ok(stream)
 }
 
 fn limit(stream: &TcpStream, until: Instant) -> io::Result<()> {
-    stream.set_read_timeout(Some(left(until)))?;
-    stream.set_write_timeout(Some(left(until)))
-}
-
-/// The time left, and at least a little, for a limit of zero means none.
-fn left(until: Instant) -> Duration {
-    until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+    stream.set_read_timeout(Some(time_left(until)))?;
+    stream.set_write_timeout(Some(time_left(until)))
 }
 
 /// Says something and takes the answer.

@@ -34,6 +34,7 @@ use super::gate::{Gate, Room};
 use super::greeting::{GREETING_BYTES, Greeting, Purpose};
 use super::reactor::{Listener, Pool};
 use super::registry::Registry;
+use super::sockets::{connect, fill, time_left, trouble};
 use super::{
     Capabilities, Completions, Exposure, Fault, Inbound, Memory, Path, PathId, PeerId, Transport, WindowId,
 };
@@ -158,27 +159,12 @@ impl TcpTransport {
     /// Connects and greets; what the peer allows comes with the stream.
     fn dial(&self, peer: &PeerId, session: u128) -> Result<(Stream, SocketAddr, Greeting), Fault> {
         let until = Instant::now() + Duration::from_millis(self.site.config.open_timeout_ms);
-        let failed = |what: &str, error: &io::Error| {
-            let text = format!("{what} {}: {error}", peer.address);
-            match error.kind() {
-                io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Fault::Silent(text),
-                _ => Fault::Path(text),
-            }
-        };
+        let failed = |what: &str, error: &io::Error| trouble(what, &peer.address, error);
         let found = peer.address.to_socket_addrs().map_err(|error| failed("look up", &error))?;
-        let mut fault = Fault::Path(format!("look up {}: it has no address", peer.address));
-        for address in found {
-            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            match TcpStream::connect_timeout(&address, left) {
-                Ok(socket) => {
-                    let greeted = self.greet(socket, peer, session, until);
-                    let (stream, answer) = greeted.map_err(|error| failed("greet", &error))?;
-                    return Ok((stream, address, Greeting::decode(&answer)?.welcome()?));
-                }
-                Err(error) => fault = failed("connect to", &error),
-            }
-        }
-        Err(fault)
+        let (socket, address) = connect(found, until).map_err(|error| failed("connect to", &error))?;
+        let greeted = self.greet(socket, peer, session, until);
+        let (stream, answer) = greeted.map_err(|error| failed("greet", &error))?;
+        Ok((stream, address, Greeting::decode(&answer)?.welcome()?))
     }
 
     /// Says who we are and takes the answer, under TLS where that is set.
@@ -317,21 +303,11 @@ fn exchange(
     record: &[u8],
     until: Instant,
 ) -> io::Result<[u8; GREETING_BYTES]> {
-    let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    clock.set_write_timeout(Some(left()))?;
-    clock.set_read_timeout(Some(left()))?;
+    clock.set_write_timeout(Some(time_left(until)))?;
+    // Under TLS, writing may read first.
+    clock.set_read_timeout(Some(time_left(until)))?;
     talk.write_all(record)?;
     let mut answer = [0; GREETING_BYTES];
-    let mut came = 0;
-    while came < GREETING_BYTES {
-        if Instant::now() >= until {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        clock.set_read_timeout(Some(left()))?;
-        match talk.read(&mut answer[came..])? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            more => came += more,
-        }
-    }
+    fill(talk, clock, &mut answer, until)?;
     Ok(answer)
 }

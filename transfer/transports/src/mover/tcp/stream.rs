@@ -3,14 +3,13 @@
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
 
-use rustix::net::sockopt;
 use rustls::Connection;
 
 use super::vectored::{self, Gathered, Target};
 use super::wire::{CHUNK_BYTES, STRIDE_BYTES};
 use crate::mover::Fault;
+use crate::mover::sockets::never_waiting;
 
 /// What TLS may hold that the socket has not taken.
 const TLS_BYTES_MAX: usize = 512 << 10;
@@ -29,13 +28,7 @@ impl Stream {
     /// # Errors
     /// As the system.
     pub(super) fn new(socket: TcpStream, tls: Option<Connection>) -> io::Result<Self> {
-        socket.set_nonblocking(true)?;
-        socket.set_nodelay(true)?;
-        // A peer whose machine is gone says nothing, and an idle connection would wait for it for ever.
-        sockopt::set_socket_keepalive(&socket, true)?;
-        sockopt::set_tcp_keepidle(&socket, Duration::from_secs(30))?;
-        sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(10))?;
-        sockopt::set_tcp_keepcnt(&socket, 3)?;
+        never_waiting(&socket)?;
         let mut tls = tls.map(Box::new);
         if let Some(tls) = &mut tls {
             tls.set_buffer_limit(Some(TLS_BYTES_MAX));
