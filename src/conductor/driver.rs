@@ -342,6 +342,7 @@ impl Driver {
             cached_tokens: 0,
             expected: None,
             predicted_ttft_us: 0,
+            foreseen_us: 0,
             arrived_us: self.now_us,
             first_token_us: None,
             last_token_us: self.now_us,
@@ -370,6 +371,7 @@ impl Driver {
         let known = self.decisions.of(request);
         if let Some(terms) = known.and_then(chosen) {
             session.predicted_ttft_us = terms.ttft_us;
+            session.foreseen_us = terms.ttft_us;
             session.expected.get_or_insert((terms.instance, terms.cached_tokens));
         }
         let told = known.filter(|_| session.submission.explain);

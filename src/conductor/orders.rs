@@ -53,8 +53,9 @@ impl Driver {
         let now_us = self.now_us;
         let peer = (placed.decode != placed.instance).then(|| self.fleet.peer(placed.decode)).flatten();
         let fetch_from = placed.fetch.and_then(|f| self.fleet.peer(f.from));
-        let decided =
-            self.decisions.of(request).and_then(chosen).map(|terms| (terms.instance, terms.cached_tokens));
+        let terms = self.decisions.of(request).and_then(chosen);
+        let decided = terms.map(|terms| (terms.instance, terms.cached_tokens));
+        let foreseen_us = terms.map(|terms| terms.ttft_us);
         let Some(session) = self.sessions.get_mut(&request) else { return };
         if session.done {
             self.pending.push_back(Input::RequestCancelled { request });
@@ -69,6 +70,7 @@ impl Driver {
         session.moves += u32::from(session.attempt > 1 && !session.answer.is_empty());
         (session.prefill, session.decode) = (Some(placed.instance), Some(placed.decode));
         session.enter(Phase::Prefilling, now_us, &self.fleet);
+        session.foreseen_us = foreseen_us.unwrap_or(session.foreseen_us);
         (session.landed, session.room_tokens) = (false, placed.room_tokens);
         session.given = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
         let (attempt, expected_tokens) = (session.attempt, session.expected.map(|(_, tokens)| tokens));

@@ -33,15 +33,17 @@ impl StagePolicy {
         self.class(session).0 + self.floor_us
     }
 
-    /// From the order to prefill to its end.
+    /// From the order to prefill to its end: never less than twice what it is foreseen to take, whatever the class
+    /// may ask for.
     pub(super) fn prefill_stage_us(&self, session: &Session) -> u64 {
-        let predicted_us = session.predicted_ttft_us.min(self.class(session).0);
-        (predicted_us * self.slack).max(self.floor_us)
+        let foreseen_us = session.foreseen_us;
+        let allowed_us = foreseen_us.min(self.class(session).0).saturating_mul(self.slack);
+        allowed_us.max(foreseen_us.saturating_mul(2)).max(self.floor_us)
     }
 
     /// From the end of the prefill to verified KV on the decode instance.
     pub(super) fn handoff_stage_us(&self, session: &Session) -> u64 {
-        (session.predicted_ttft_us.min(self.class(session).0)).max(self.floor_us)
+        session.foreseen_us.min(self.class(session).0).max(self.floor_us)
     }
 
     /// Between two tokens.

@@ -62,6 +62,8 @@ pub(super) struct Session {
     /// Prompt tokens that were expected in the cache of the instance that was chosen, until it has told.
     pub expected: Option<(InstanceId, u64)>,
     pub predicted_ttft_us: u64,
+    /// The same, foreseen when it was last placed: what its stages are given time by.
+    pub foreseen_us: u64,
     pub arrived_us: u64,
     pub first_token_us: Option<u64>,
     pub last_token_us: u64,

@@ -127,6 +127,12 @@ impl Driver {
             Phase::Decoding => "decode_timeout",
         };
         self.metrics.stage_expired(stage);
+        tracing::warn!(
+            request = request.0,
+            attempt = session.attempt,
+            stage,
+            "a stage took longer than it may"
+        );
         if patience_us <= self.now_us || phase == Phase::Waiting {
             let whose = if phase == Phase::Waiting { "its stage's" } else { "the client's" };
             let message = format!("{whose} time ran out at stage '{}'", phase.name());

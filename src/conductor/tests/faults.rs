@@ -1,5 +1,6 @@
 //! What breaks: a leg, a node, a hand-off, or somebody's patience.
 
+use baton_scheduler::AdmissionMode;
 use baton_wire::v1::fact::Fact;
 
 use super::bench::{Bench, PROMPT, fact_token, failure, prefilled, token};
@@ -174,6 +175,65 @@ async fn a_stage_whose_time_ran_out_is_tried_elsewhere() {
     assert_ne!(bench.decode("r").node, decode.node);
     bench.serve("r").await;
     bench.quiet();
+}
+
+/// A prompt that is computed at once, for longer than the shortest time of a stage: it was taken away from its
+/// instance in the middle and begun again elsewhere.
+#[tokio::test]
+async fn a_long_prefill_is_given_the_time_that_it_was_foreseen_to_take() {
+    for ttft_us in [2_000_000, 1_000] {
+        let mut bench = Bench::tuned(&["p0", "p1", "d0"], |config| {
+            config.scheduler.admission = AdmissionMode::None;
+            config.scheduler.classes[0].ttft_us = ttft_us;
+            config.service.stage_floor_us = 100_000;
+        })
+        .await;
+        let mut submission =
+            Bench::submission("r", baton_types::Sampling { max_tokens: 2, ..Default::default() });
+        // Half a second, by the profile.
+        submission.tokens = std::sync::Arc::new((0..50_000).collect());
+        bench.send(submission).await;
+        let first = bench.prefill("r");
+        bench.wait_alive_us(900_000, &[]).await;
+        let still = bench.prefill("r");
+        assert_eq!((&still.node, still.attempt), (&first.node, first.attempt), "objective {ttft_us} us");
+        bench.wait_alive_us(1_400_000, &[]).await;
+        assert_ne!(bench.prefill("r").attempt, first.attempt, "its time is bounded all the same");
+    }
+}
+
+#[tokio::test]
+async fn a_long_prefill_that_waited_for_its_instance_is_given_its_time_too() {
+    let mut bench = Bench::tuned(&["p0", "d0"], |config| {
+        config.service.stage_floor_us = 100_000;
+        config.scheduler.dispatch_ahead_us = 0;
+    })
+    .await;
+    for name in ["a", "b"] {
+        let sampling = baton_types::Sampling { max_tokens: 2, ..Default::default() };
+        let mut submission = Bench::submission(name, sampling);
+        // 0.25 s each, by the profile.
+        submission.tokens = std::sync::Arc::new((0..25_000).collect());
+        bench.send(submission).await;
+    }
+    let ordered = |bench: &Bench, name: &str| {
+        let mut open = bench.books.open.values();
+        open.any(|leg| leg.name == name && leg.prefills)
+    };
+    assert!(ordered(&bench, "a") && !ordered(&bench, "b"), "the instance is given one at a time");
+    // Decisions about others push that about it out of mind.
+    for n in 0..12 {
+        bench.submit(&format!("small-{n}"), 1).await;
+    }
+    bench.wait_alive_us(240_000, &[]).await;
+    bench.do_prefill("a").await;
+    // Short ones go first, and then it is its turn.
+    for n in 0..12 {
+        bench.do_prefill(&format!("small-{n}")).await;
+    }
+    let first = bench.prefill("b");
+    bench.wait_alive_us(400_000, &[]).await;
+    assert_eq!(bench.prefill("b").attempt, first.attempt);
 }
 
 #[tokio::test]
