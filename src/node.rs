@@ -114,7 +114,7 @@ impl Here {
 
 impl Station for Here {
     fn attached(&self, welcome: &v1::Welcome, facts: mpsc::Sender<v1::FromNode>) -> Result<(), Gone> {
-        self.links.set_epoch(welcome.epoch);
+        self.links.begin(welcome.epoch, facts.clone());
         self.tell(ToWorker::Attached { chain_seed: welcome.chain_seed, facts })
     }
 

@@ -83,7 +83,7 @@ impl Worker {
         }
     }
 
-    /// Every byte is there and verified.
+    /// Every byte is there and verified; the conductor has been told.
     pub(super) fn landed(&mut self, ticket: Ticket) {
         let Some(job) = self.receiving(ticket) else { return };
         if job.tokens.is_empty() {
@@ -95,7 +95,6 @@ impl Worker {
         // Where another flight brings the same block, that one's request seals it; all of the bytes
         // are here, whoever does.
         let _ = self.cache.seal(RequestId(ticket.request), blocks, &mut pool);
-        self.tell(ticket.request, v1::fact::Fact::Handoff(true));
     }
 
     pub(super) fn start_decode(&mut self, request: u64, attempt: u32, answer: &[u32]) {

@@ -87,8 +87,14 @@ pub(super) struct Links {
     /// Hand-offs that may be under way: the others wait their turn, where a refusal would cost them their KV.
     departures: Semaphore,
     dialer: Mutex<Option<Dialer>>,
-    /// The life of this node, for tickets that others show.
-    epoch: Mutex<u32>,
+    life: Mutex<Life>,
+}
+
+/// The life of this node: its number, for tickets that others show, and where its facts go.
+#[derive(Default)]
+struct Life {
+    epoch: u32,
+    facts: Option<mpsc::Sender<v1::FromNode>>,
 }
 
 impl Links {
@@ -100,7 +106,7 @@ impl Links {
             flights: Mutex::default(),
             departures: Semaphore::new(DEPARTURES),
             dialer: Mutex::default(),
-            epoch: Mutex::default(),
+            life: Mutex::default(),
         }
     }
 
@@ -109,8 +115,13 @@ impl Links {
         *self.dialer.lock() = Some(dialer);
     }
 
-    pub(super) fn set_epoch(&self, epoch: u32) {
-        *self.epoch.lock() = epoch;
+    /// A new life begins.
+    pub(super) fn begin(&self, epoch: u32, facts: mpsc::Sender<v1::FromNode>) {
+        *self.life.lock() = Life { epoch, facts: Some(facts) };
+    }
+
+    fn epoch(&self) -> u32 {
+        self.life.lock().epoch
     }
 
     fn dialer(&self) -> Option<Dialer> {
@@ -211,10 +222,30 @@ impl Links {
 
     fn still_expected(&self, ticket: Ticket) -> Result<(), Refused> {
         let attempt = self.expected.lock().get(&ticket.request).map(|e| e.attempt);
-        if attempt != Some(ticket.attempt) || ticket.epoch != *self.epoch.lock() {
+        if attempt != Some(ticket.attempt) || ticket.epoch != self.epoch() {
             return Err(Refused { retry: false, why: "the request is not expected any more".into() });
         }
         Ok(())
+    }
+
+    /// Tells the conductor that all KV of a request is here. The worker hears of it first, and may be in the middle
+    /// of a pass: by its end the conductor's word to decode is there too, and no pass is lost between the two.
+    fn tell_landed(&self, ticket: Ticket) {
+        let fact = v1::Fact {
+            request: ticket.request,
+            attempt: ticket.attempt,
+            fact: Some(v1::fact::Fact::Handoff(true)),
+        };
+        let facts = v1::from_node::Message::Facts(v1::Facts { facts: vec![fact] });
+        let Some(conductor) = self.life.lock().facts.clone() else { return };
+        match conductor.try_send(v1::FromNode { message: Some(facts) }) {
+            // A conductor that does not keep up hears of it when it does: one message for each flight at most.
+            Err(mpsc::error::TrySendError::Full(message)) => {
+                self.runtime.spawn(async move { conductor.send(message).await });
+            }
+            // One that is gone has begun, or will begin, another life.
+            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => {}
+        }
     }
 
     /// Tells the worker. Its inbox has no bound of its own; what is sent has: orders by the requests
@@ -232,7 +263,7 @@ fn address(peer: &v1::Peer) -> PeerAddress {
 
 impl Receiver for Links {
     fn offer(&self, ticket: Ticket, plan: &Plan) -> Result<Accepted, Refused> {
-        let epoch = *self.epoch.lock();
+        let epoch = self.epoch();
         if ticket.epoch != epoch {
             return Err(Refused {
                 // A peer may hear of this node's new life before the node itself does.
@@ -266,15 +297,16 @@ impl Receiver for Links {
     }
 
     fn complete(&self, ticket: Ticket) {
-        if ticket.epoch != *self.epoch.lock() {
+        if ticket.epoch != self.epoch() {
             return;
         }
         let mut expected = self.expected.lock();
         if expected.get(&ticket.request).is_some_and(|e| e.attempt == ticket.attempt) {
             expected.remove(&ticket.request);
             drop(expected);
-            // A worker that is gone takes its node with it.
-            let _ = self.tell(ToWorker::Landed(ticket));
+            if self.tell(ToWorker::Landed(ticket)).is_ok() {
+                self.tell_landed(ticket);
+            }
         }
     }
 
@@ -289,7 +321,7 @@ impl Receiver for Links {
     }
 
     fn wanted(&self, want: Want) -> Serving<'_> {
-        let current = want.epoch == *self.epoch.lock();
+        let current = want.epoch == self.epoch();
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
             let keys = want.keys.into_iter().map(BlockKey).collect();
@@ -313,7 +345,7 @@ mod tests {
     async fn only_the_very_kv_that_is_expected_is_let_in() {
         let (worker, _inbox) = std::sync::mpsc::channel();
         let links = Links::new(worker, Handle::current());
-        links.set_epoch(3);
+        links.begin(3, mpsc::channel(1).0);
         let plan = Plan { blocks: 5, layers: 2, layer_bytes: 64 };
         links.expect(7, 1, 2, plan);
         let ticket = Ticket { request: 7, attempt: 1, epoch: 3 };
@@ -333,5 +365,45 @@ mod tests {
         ] {
             assert_eq!(links.offer(odd, &plan).unwrap_err().retry, retry, "{odd:?}");
         }
+    }
+
+    /// The worker may be in a pass of a second: the conductor does not wait for its end to hear that KV is here.
+    #[tokio::test]
+    async fn the_conductor_hears_that_kv_is_here_without_the_worker() {
+        let (worker, inbox) = std::sync::mpsc::channel();
+        let links = Links::new(worker, Handle::current());
+        let (facts, mut told) = mpsc::channel(1);
+        links.begin(3, facts);
+        let plan = Plan { blocks: 5, layers: 2, layer_bytes: 64 };
+        let ticket = |request, epoch| Ticket { request, attempt: 2, epoch };
+        for request in 1..=4 {
+            links.expect(request, 2, 0, plan);
+        }
+        links.forget(4);
+        // Of a life that is over, of a request that is, and one told twice.
+        for (request, epoch) in [(1, 2), (4, 3), (1, 3), (1, 3), (2, 3), (3, 3)] {
+            links.complete(ticket(request, epoch));
+        }
+        let landed: Vec<u64> = inbox
+            .try_iter()
+            .map(|message| match message {
+                ToWorker::Landed(ticket) => ticket.request,
+                _ => panic!("nothing else is told"),
+            })
+            .collect();
+        assert_eq!(landed, [1, 2, 3]);
+        // There was room for one: the others come when it is taken.
+        let mut heard = Vec::new();
+        for _ in 0..3 {
+            let Some(v1::from_node::Message::Facts(facts)) = told.recv().await.and_then(|m| m.message) else {
+                panic!("facts alone are told")
+            };
+            let [fact] = &facts.facts[..] else { panic!("one at a time: {facts:?}") };
+            assert_eq!((fact.attempt, &fact.fact), (2, &Some(v1::fact::Fact::Handoff(true))));
+            heard.push(fact.request);
+        }
+        heard.sort_unstable();
+        assert_eq!(heard, [1, 2, 3]);
+        assert!(told.try_recv().is_err());
     }
 }

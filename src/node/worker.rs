@@ -103,6 +103,8 @@ impl Worker {
                 return;
             }
             self.settle();
+            // A pass may take long: what is known before it is told before it.
+            self.flush();
             busy = self.pass(&mut events);
             self.flush();
             if self.reported.elapsed() >= REPORT {
