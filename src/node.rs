@@ -176,14 +176,21 @@ pub async fn run_led(
         ..hello(&config, engine.as_ref(), &endpoint, (fingerprint, profile))
     };
     let report = Arc::new(Mutex::new(v1::NodeLoad::default()));
-    let lends = config.role == Role::Store;
+    let (lends, pass_tokens) = (config.role == Role::Store, hello.pass_tokens);
     let speaker = speaker(&config, engine.as_ref());
     let announcer = match &config.publish {
         Some(at) => Some(publish::Announcer::bind(at, speaker).await?),
         None => None,
     };
-    let parts =
-        Parts { engine, cache, links: Arc::clone(&links), report: Arc::clone(&report), lends, announcer };
+    let parts = Parts {
+        engine,
+        cache,
+        links: Arc::clone(&links),
+        report: Arc::clone(&report),
+        lends,
+        pass_tokens,
+        announcer,
+    };
     let thread = std::thread::Builder::new()
         .name(format!("baton-{}", config.name))
         .spawn(move || Worker::new(parts).run(&inbox))

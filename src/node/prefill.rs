@@ -14,6 +14,10 @@ use super::pool::{EnginePool, open};
 use super::sink::Outlet;
 use super::worker::Worker;
 
+/// Passes for whose prompts blocks are pinned and brought ahead. A prompt behind them looks later, and finds what
+/// those before it computed; one that would only fill up another's last pass does not delay it. As the simulator's.
+const PASSES_AHEAD: u64 = 2;
+
 /// How long KV whose hand-off failed is kept without a word from the conductor.
 const STRANDED_LEASE: Duration = Duration::from_secs(8);
 
@@ -63,10 +67,18 @@ impl Worker {
         self.release(request);
     }
 
-    /// Opens prefills in order as long as there is room for their KV.
+    /// Opens prefills in order, some passes ahead, as long as there is room for their KV.
     pub(super) fn open_prefills(&mut self) {
+        if self.queue.is_empty() {
+            return;
+        }
         let block_tokens = self.engine.shape().block_tokens;
-        while let Some((&place, &request)) = self.queue.first_key_value() {
+        let left = |job: &Job| job.token_count as u64 - u64::from(job.computed_tokens(block_tokens));
+        let opened = |job: &&Job| matches!(job.stage, Stage::Loading | Stage::Computing);
+        let mut ahead: u64 = self.jobs.values().filter(opened).map(left).sum();
+        while ahead < PASSES_AHEAD * u64::from(self.pass_tokens)
+            && let Some((&place, &request)) = self.queue.first_key_value()
+        {
             let Some(job) = self.jobs.get_mut(&request) else {
                 self.queue.remove(&place);
                 continue;
@@ -79,6 +91,7 @@ impl Worker {
                     job.readable_blocks = hold.readable_blocks;
                     job.awaits_cache = hold.waiting;
                     job.hold = Some(hold);
+                    ahead += left(job);
                     self.learn(request);
                     self.begin_fetch(request);
                 }

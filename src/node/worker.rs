@@ -53,6 +53,8 @@ pub(super) struct Worker {
     pub(super) handoff_bytes: u64,
     /// Whether it has no engine: its fastest tier is memory.
     pub(super) lends: bool,
+    /// Prompt tokens that the engine computes in a pass at most.
+    pub(super) pass_tokens: u32,
     /// Tells the world what the cache holds.
     pub(super) announcer: Option<Announcer>,
     /// Copies ahead of demand that are under way.
@@ -67,6 +69,7 @@ pub(super) struct Parts {
     pub(super) links: Arc<Links>,
     pub(super) report: Arc<Mutex<v1::NodeLoad>>,
     pub(super) lends: bool,
+    pub(super) pass_tokens: u32,
     pub(super) announcer: Option<Announcer>,
 }
 
@@ -88,6 +91,7 @@ impl Worker {
             attached: None,
             handoff_bytes: 0,
             lends: parts.lends,
+            pass_tokens: parts.pass_tokens,
             announcer: parts.announcer,
             replicas: Replicas::default(),
             reported: Instant::now(),
