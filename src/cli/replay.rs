@@ -62,6 +62,9 @@ pub struct ReplayArgs {
     /// Replay only the rows that arrive in this stretch of the trace, in seconds, for example 600..1200
     #[arg(long, value_name = "FROM..TO", value_parser = window)]
     window: Option<(f64, f64)>,
+    /// Spread rows of one instant evenly to the next, for traces whose times are rounded (Mooncake's: to 3 s)
+    #[arg(long)]
+    spread: bool,
     /// Replay only the first rows of the trace
     #[arg(long)]
     pub(super) rows: Option<usize>,
@@ -194,11 +197,14 @@ pub(super) fn read(args: &ReplayArgs) -> Result<Trace, String> {
     for assumption in &trace.assumptions {
         eprintln!("assumed: {assumption}");
     }
-    let trace = match args.window {
+    let mut trace = match args.window {
         Some(_) => scale::apply(&trace, &Scale { window_ms: args.window, ..Scale::default() })
             .map_err(|e| e.to_string())?,
         None => trace,
     };
+    if args.spread {
+        scale::spread(&mut trace);
+    }
     if trace.records.is_empty() {
         return Err("trace: there are no rows to replay; check the file and the window".into());
     }

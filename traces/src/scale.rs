@@ -255,6 +255,28 @@ pub fn apply(trace: &Trace, scale: &Scale) -> Result<Trace, TraceError> {
     })
 }
 
+/// Gives rows of one instant times of their own: evenly, in their order, from it to the next instant.
+///
+/// For traces whose times are rounded, as Mooncake's conversations are (to 3 s): which of ten rows that arrive at
+/// once is served first is chance, and none arrived so. Rows of the last instant are as far apart as those before.
+pub fn spread(trace: &mut Trace) {
+    let rows = &mut trace.records;
+    let (mut start, mut step) = (0, 0.0);
+    while start < rows.len() {
+        let at = rows[start].timestamp_ms;
+        let many = rows[start..].iter().take_while(|row| row.timestamp_ms <= at).count();
+        #[expect(clippy::cast_precision_loss, reason = "row counts are below 2^53")]
+        let place = |n: usize| n as f64;
+        if let Some(next) = rows.get(start + many) {
+            step = (next.timestamp_ms - at) / place(many);
+        }
+        for (n, row) in rows[start..start + many].iter_mut().enumerate() {
+            row.timestamp_ms = at + place(n) * step;
+        }
+        start += many;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -281,6 +303,25 @@ mod tests {
         assert!((after.span_ms() * 4.0 - before.span_ms()).abs() < 1e-6);
         let delays = |t: &Trace| t.records.iter().filter_map(Record::delay_ms).sum::<f64>();
         assert!((delays(&after) * 4.0 - delays(&before)).abs() < 1e-3);
+    }
+
+    #[test]
+    fn rows_of_one_instant_are_spread_to_the_next() {
+        let at = |times: &[f64]| {
+            let mut trace = base();
+            trace.records.truncate(times.len());
+            trace.records.iter_mut().zip(times).for_each(|(row, at)| row.timestamp_ms = *at);
+            let names = |t: &Trace| t.records.iter().map(|r| r.hash_ids.clone()).collect::<Vec<_>>();
+            let before = names(&trace);
+            spread(&mut trace);
+            assert_eq!(names(&trace), before, "no row overtakes another");
+            trace.records.iter().map(|r| r.timestamp_ms).collect::<Vec<_>>()
+        };
+        let rounded = [0.0, 0.0, 0.0, 3000.0, 6000.0, 6000.0, 12000.0, 12000.0];
+        assert_eq!(at(&rounded), [0.0, 1000.0, 2000.0, 3000.0, 6000.0, 9000.0, 12000.0, 15000.0]);
+        assert_eq!(at(&[1.5, 2.5, 7.0]), [1.5, 2.5, 7.0], "times of their own stay");
+        assert_eq!(at(&[4.0, 4.0]), [4.0, 4.0], "one instant tells no distance");
+        assert!(at(&[]).is_empty());
     }
 
     #[test]
