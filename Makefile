@@ -20,8 +20,9 @@ run: build ## Build, then serve: front door, conductor, two prefill and two deco
 replay: build ## Build, then replay the conversation trace on the default cluster and print the report
 	$(BATON) replay
 
-test: ready ready-clients ready-etcd ## Run the tests of every crate, those of RDMA in a virtual machine
+test: ready ready-clients ready-etcd ## Run all tests: every crate, Python package, AddressSanitizer, RDMA in a virtual machine
 	$(CARGO) test --workspace --locked
+	$(MAKE) --no-print-directory sanitize
 	$(MAKE) --no-print-directory test-python
 	$(MAKE) --no-print-directory test-rdma
 
@@ -41,8 +42,10 @@ test-sglang: build ## Try a real SGLang pair behind Baton (set SGLANG and MODEL:
 	scripts/engines/sglang.sh
 
 sanitize: ready ## Run the transfer engine's unit tests under AddressSanitizer (x86-64 Linux)
-	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address $(CARGO) test --locked --target x86_64-unknown-linux-gnu \
-		--target-dir "$(TARGET_DIR)/sanitize" --package baton-transports --lib
+	@if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
+		RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address $(CARGO) test --locked --target x86_64-unknown-linux-gnu \
+			--target-dir "$(TARGET_DIR)/sanitize" --package baton-transports --lib; \
+	else echo "sanitize: not run here: x86-64 Linux alone" >&2; fi
 
 check: ready ready-lints ## Check format, lints, documentation and the rules of the house
 	$(CARGO) fmt --all --check

@@ -59,7 +59,10 @@ impl Lead {
     pub fn permit(&self) -> Result<Permit, String> {
         let permit = self.standing.get().and_then(Leadership::permit).filter(|_| self.token().is_some());
         permit.ok_or_else(|| match self.check() {
-            Err(status) => format!("{}: ask there", status.message()),
+            Err(status) if status.metadata().contains_key(LEADER_METADATA) => {
+                format!("{}: ask there", status.message())
+            }
+            Err(status) => status.message().to_owned(),
             Ok(()) => "nobody elects this conductor".to_owned(),
         })
     }
@@ -73,7 +76,7 @@ impl Lead {
         let leader = standing.and_then(|leadership| leadership.leader().borrow().clone());
         let Some(leader) = leader else {
             return Err(Status::unavailable(
-                "this conductor does not lead, and nobody is known to; try again",
+                "this conductor does not lead, and nobody is known to; try again in a moment",
             ));
         };
         let address = &leader.member.addresses[0];
@@ -99,5 +102,7 @@ mod tests {
         let refused = Lead::elected().check().expect_err("it does not lead");
         assert_eq!(refused.code(), tonic::Code::Unavailable, "the node tries again");
         assert!(refused.message().contains("nobody is known to"));
+        let told = Lead::elected().permit().expect_err("it does not lead");
+        assert!(told.ends_with("try again in a moment"), "{told}");
     }
 }

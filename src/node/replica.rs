@@ -50,7 +50,7 @@ impl Worker {
     pub(super) fn replica(&mut self, chain: &[BlockKey], mut blocks: Vec<FetchedBlock>) {
         let head = chain.first().and_then(|first| self.replicas.heads.remove(&first.short()));
         let block_bytes = self.engine.shape().block_bytes();
-        // The chain was ordered by short names; the holder knows the whole ones.
+        // As far as the holder sent what was ordered, in its order.
         let fits = |(key, block): &(&BlockKey, &FetchedBlock)| {
             block.bytes.len() == block_bytes && BlockKey(block.key).short() == key.short()
         };
