@@ -1,0 +1,248 @@
+//! The calls of a master, as far as a storage node and a client of objects need them.
+
+mod model;
+mod refusal;
+
+pub use model::{Located, MountedSegment, Place, Placing, Replica, Standing, Uuid};
+pub use refusal::Code;
+
+use crate::error::Result;
+use crate::pack::{Reader, Shape, Writer, pack};
+use crate::release::{STORE_VERSION, other_release};
+use crate::rpc::{CallTimes, Caller};
+use model::{LOCATED, OBJECT, PLACING, REPLICA, SEGMENT, UUID};
+
+/// Who keeps which objects, where nobody is told apart.
+const TENANT: &str = "default";
+/// All kinds of replicas.
+const ALL_REPLICAS: i32 = 4;
+
+const NOTHING: Shape = Shape::Expected(&Shape::Nothing);
+const YES_OR_NO: Shape = Shape::Expected(&Shape::Bool);
+const VERSION: Shape = Shape::Expected(&Shape::Text);
+const STORAGE: Shape = Shape::Expected(&Shape::Struct(&[Shape::Text, Shape::Bool, Shape::U64]));
+const STANDING: Shape = Shape::Expected(&Shape::Struct(&[Shape::I64, Shape::I32]));
+const REPLICAS: Shape = Shape::Expected(&Shape::List(&REPLICA));
+const WHERE: Shape = Shape::Expected(&LOCATED);
+
+const MOUNT: Shape = Shape::Struct(&[SEGMENT, UUID]);
+const REMOUNT: Shape = Shape::Struct(&[Shape::List(&SEGMENT), UUID]);
+const UNMOUNT: Shape = Shape::Struct(&[UUID, UUID]);
+const KEY: Shape = Shape::Struct(&[Shape::Text, Shape::Text]);
+const REMOVE: Shape = Shape::Struct(&[Shape::Text, Shape::Bool, Shape::Text]);
+const PUT_START: Shape = Shape::Struct(&[UUID, Shape::Text, Shape::U64, PLACING, Shape::Text]);
+const PUT_END: Shape = Shape::Struct(&[UUID, OBJECT, Shape::I32, Shape::Text]);
+const PUT_REVOKE: Shape = Shape::Struct(&[UUID, Shape::Text, Shape::I32, Shape::Text]);
+
+/// A master, called as one client.
+pub struct Master {
+    caller: Caller,
+    client: Uuid,
+}
+
+impl Master {
+    /// The master at `address`, HOST:PORT, called as a new client; it is not asked yet.
+    #[must_use]
+    pub fn new(address: &str, times: CallTimes) -> Self {
+        Self { caller: Caller::new(address, times), client: Uuid::new() }
+    }
+
+    /// Who calls.
+    #[must_use]
+    pub const fn client(&self) -> Uuid {
+        self.client
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        self.caller.address()
+    }
+
+    /// Asks for its version, before anything else.
+    ///
+    /// # Errors
+    /// When it is of another release than the pinned one.
+    pub async fn ready(&self) -> Result<()> {
+        let stage = "ServiceReady";
+        let version = self.ask(stage, &[], &VERSION, |from| from.text()).await?;
+        if version == STORE_VERSION {
+            return Ok(());
+        }
+        let version: String = version.chars().filter(char::is_ascii_graphic).take(40).collect();
+        let what = format!("the master is of store version {version}, not {STORE_VERSION}");
+        Err(other_release(stage, self.address(), &what))
+    }
+
+    /// Asks how it wants storage to be configured; what it says is for clients that keep files.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn storage_config(&self) -> Result<()> {
+        self.ask("GetStorageConfig", &[], &STORAGE, |from| {
+            (from.text()?, from.bool()?, from.u64()?);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Lends it a segment.
+    ///
+    /// # Errors
+    /// As every call; when it has one of that name.
+    pub async fn mount(&self, segment: &MountedSegment) -> Result<()> {
+        let body = pack(&MOUNT, |to| {
+            segment.write(to);
+            self.client.write(to);
+        });
+        self.tell("MountSegment", &body).await
+    }
+
+    /// Lends it a segment that it forgot.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn mount_again(&self, segment: &MountedSegment) -> Result<()> {
+        let body = pack(&REMOUNT, |to| {
+            to.length(1);
+            segment.write(to);
+            self.client.write(to);
+        });
+        self.tell("ReMountSegment", &body).await
+    }
+
+    /// Takes a segment back, and with it what is in it.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn unmount(&self, segment: Uuid) -> Result<()> {
+        let body = pack(&UNMOUNT, |to| {
+            segment.write(to);
+            self.client.write(to);
+        });
+        self.tell("UnmountSegment", &body).await
+    }
+
+    /// Says that this client lives.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn ping(&self) -> Result<Standing> {
+        let body = pack(&UUID, |to| self.client.write(to));
+        self.ask("Ping", &body, &STANDING, |from| {
+            from.i64()?;
+            from.i32().map(Standing::of)
+        })
+        .await
+    }
+
+    /// Whether there is a whole object under `key`.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn exists(&self, key: &str) -> Result<bool> {
+        self.ask("ExistKey", &key_body(key), &YES_OR_NO, |from| from.bool()).await
+    }
+
+    /// Where the object under `key` is.
+    ///
+    /// # Errors
+    /// As every call; [`crate::Kind::Absent`] when there is none.
+    pub async fn locate(&self, key: &str) -> Result<Located> {
+        self.ask("GetReplicaList", &key_body(key), &WHERE, Located::read).await
+    }
+
+    /// Removes the object under `key`; `force` does so while others read it.
+    ///
+    /// # Errors
+    /// As every call; [`crate::Kind::Absent`] when there is none.
+    pub async fn remove(&self, key: &str, force: bool) -> Result<()> {
+        let body = pack(&REMOVE, |to| {
+            to.text(key);
+            to.bool(force);
+            to.text(TENANT);
+        });
+        self.tell("Remove", &body).await
+    }
+
+    /// Asks for room for `bytes` under `key`: where they are to be written. [`Master::put_end`] or
+    /// [`Master::put_revoke`] follows.
+    ///
+    /// # Errors
+    /// As every call; when there is such an object, or no room.
+    pub async fn put_start(&self, key: &str, bytes: u64, placing: &Placing) -> Result<Vec<Replica>> {
+        let body = pack(&PUT_START, |to| {
+            self.client.write(to);
+            to.text(key);
+            to.u64(bytes);
+            placing.write(to);
+            to.text(TENANT);
+        });
+        let read = |from: &mut Reader<'_>| from.list(Replica::LEAST_BYTES, Replica::read);
+        self.ask("PutStart", &body, &REPLICAS, read).await
+    }
+
+    /// Says that all bytes are written: from now on the object is there.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn put_end(&self, key: &str, checksum: Option<u64>) -> Result<()> {
+        let body = pack(&PUT_END, |to| {
+            self.client.write(to);
+            to.text(key);
+            to.optional(checksum.as_ref(), |to, sum| to.u64(*sum));
+            to.i32(ALL_REPLICAS);
+            to.text(TENANT);
+        });
+        self.tell("PutEnd", &body).await
+    }
+
+    /// Says that the bytes will not be written: the room is free again.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn put_revoke(&self, key: &str) -> Result<()> {
+        let body = pack(&PUT_REVOKE, |to| {
+            self.client.write(to);
+            to.text(key);
+            to.i32(ALL_REPLICAS);
+            to.text(TENANT);
+        });
+        self.tell("PutRevoke", &body).await
+    }
+
+    async fn tell(&self, name: &'static str, body: &[u8]) -> Result<()> {
+        self.ask(name, body, &NOTHING, |_| Ok(())).await
+    }
+
+    async fn ask<T>(
+        &self,
+        name: &'static str,
+        body: &[u8],
+        shape: &Shape,
+        read: impl FnOnce(&mut Reader<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let answer = self.caller.call(name, body).await?;
+        let decoded = decode(name, shape, &answer, read).map_err(|e| e.from_peer(self.address()))?;
+        decoded.map_err(|code| Code(code).refusal(name, self.address()))
+    }
+}
+
+fn decode<T>(
+    stage: &'static str,
+    shape: &Shape,
+    bytes: &[u8],
+    read: impl FnOnce(&mut Reader<'_>) -> Result<T>,
+) -> Result<std::result::Result<T, i32>> {
+    let mut reader = Reader::open(shape, bytes, stage)?;
+    let value = reader.expected(read)?;
+    reader.end()?;
+    Ok(value)
+}
+
+fn key_body(key: &str) -> Vec<u8> {
+    pack(&KEY, |to: &mut Writer| {
+        to.text(key);
+        to.text(TENANT);
+    })
+}
