@@ -169,11 +169,13 @@ def a_node_is_killed_and_comes_back(scene, master):
 
 
 def the_master_is_replaced(scene, master):
+    again = lambda: scene.log("node").count("is mounted again")
+    before = again()
     scene.end("master", signal.SIGKILL)
     port = master.split(":")[1]
     scene.start("master", scene.options.bin / "mooncake_master", f"--rpc_port={port}", f"--metrics_port={free_port()}")
     wait_for("the master", lambda: listens(int(port)))
-    wait_for("the node is mounted again", lambda: "mounted again" in scene.log("node"), FORGETS_S)
+    wait_for("the node is mounted again", lambda: again() > before, FORGETS_S)
     scene.baton("put", "--master", master, "third-page", stdin=value("third-page"))
     scene.real("client", master, "get", "third-page")
     say("a master that is started anew has the segment again")

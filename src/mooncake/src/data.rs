@@ -104,7 +104,8 @@ impl Status {
     pub fn decode(bytes: [u8; STATUS_BYTES]) -> Result<Self> {
         let word = u64::from_le_bytes(bytes);
         if word >> 32 != STATUS_MAGIC >> 32 {
-            let message = "no status came back: the peer speaks the first version of the protocol, or another one";
+            let message =
+                "no status came back: the peer speaks the first version of the protocol, or another one";
             return Err(MooncakeError::corrupt("data status", message));
         }
         Ok(match word as u32 {

@@ -136,7 +136,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn small() -> Directory {
-        Directory::new(DirectorySettings { max_keys: 3, key_bytes: 20, value_bytes: 10, total_bytes: 40, ..Default::default() })
+        Directory::new(DirectorySettings {
+            max_keys: 3,
+            key_bytes: 20,
+            value_bytes: 10,
+            total_bytes: 40,
+            ..Default::default()
+        })
     }
 
     #[test]

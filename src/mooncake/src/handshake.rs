@@ -82,13 +82,18 @@ pub async fn receive(from: &mut (impl AsyncRead + Unpin)) -> Result<(Topic, Valu
     from.read_exact(&mut length).await.map_err(broken)?;
     let length = u64::from_le_bytes(length);
     if length == 0 || length > MESSAGE_BYTES {
-        let message = format!("a message of {length} bytes is announced, 1 to {MESSAGE_BYTES} are read; is this a handshake port?");
+        let message = format!(
+            "a message of {length} bytes is announced, 1 to {MESSAGE_BYTES} are read; is this a handshake port?"
+        );
         return Err(MooncakeError::corrupt(STAGE, message));
     }
     let mut bytes = vec![0; length as usize];
     from.read_exact(&mut bytes).await.map_err(broken)?;
     let Some(topic) = Topic::of(bytes[0]) else {
-        return Err(MooncakeError::corrupt(STAGE, format!("a message of kind {}, which there is not", bytes[0])));
+        return Err(MooncakeError::corrupt(
+            STAGE,
+            format!("a message of kind {}, which there is not", bytes[0]),
+        ));
     };
     let json = serde_json::from_slice(&bytes[1..])
         .map_err(|e| MooncakeError::corrupt(STAGE, format!("the message is not JSON: {e}")))?;
@@ -107,7 +112,12 @@ pub async fn ask(peer: &str) -> Result<SegmentMeta> {
         })?;
         let question = encode(Topic::Metadata, &serde_json::json!({}));
         stream.write_all(&question).await.map_err(|e| {
-            MooncakeError::new(Kind::Unavailable, STAGE, peer, format!("the connection broke: {e}; try again"))
+            MooncakeError::new(
+                Kind::Unavailable,
+                STAGE,
+                peer,
+                format!("the connection broke: {e}; try again"),
+            )
         })?;
         match receive(&mut stream).await.map_err(|e| e.from_peer(peer))? {
             (Topic::Metadata, json) => SegmentMeta::parse(json).map_err(|e| e.from_peer(peer)),

@@ -9,6 +9,7 @@
 //! Every message is bounded, every wait has an end, and every status is looked at. Versions of the protocols that lose
 //! bytes in silence are refused.
 
+mod checksum;
 pub mod data;
 mod directory;
 mod error;
@@ -30,8 +31,8 @@ pub use error::{Kind, MooncakeError, Result};
 pub use master::{Code, Located, Master, MountedSegment, Place, Placing, Replica, Standing, Uuid};
 pub use node::{NodeSettings, StorageNode};
 pub use objects::{KEY_BYTES_MAX, Objects, ObjectsSettings};
-pub use region::Region;
 pub use reach::{OpenSegment, Way};
+pub use region::Region;
 pub use release::{PACKAGE, RELEASE};
 pub use rpc::CallTimes;
 pub use segment::{Buffer, SegmentMeta};

@@ -1,5 +1,6 @@
 //! The calls of a master, as far as a storage node and a client of objects need them.
 
+mod bodies;
 mod model;
 mod refusal;
 
@@ -7,15 +8,10 @@ pub use model::{Located, MountedSegment, Place, Placing, Replica, Standing, Uuid
 pub use refusal::Code;
 
 use crate::error::Result;
-use crate::pack::{Reader, Shape, Writer, pack};
+use crate::pack::{Reader, Shape};
 use crate::release::{STORE_VERSION, other_release};
 use crate::rpc::{CallTimes, Caller};
-use model::{LOCATED, OBJECT, PLACING, REPLICA, SEGMENT, UUID};
-
-/// Who keeps which objects, where nobody is told apart.
-const TENANT: &str = "default";
-/// All kinds of replicas.
-const ALL_REPLICAS: i32 = 4;
+use model::{LOCATED, REPLICA};
 
 const NOTHING: Shape = Shape::Expected(&Shape::Nothing);
 const YES_OR_NO: Shape = Shape::Expected(&Shape::Bool);
@@ -24,15 +20,6 @@ const STORAGE: Shape = Shape::Expected(&Shape::Struct(&[Shape::Text, Shape::Bool
 const STANDING: Shape = Shape::Expected(&Shape::Struct(&[Shape::I64, Shape::I32]));
 const REPLICAS: Shape = Shape::Expected(&Shape::List(&REPLICA));
 const WHERE: Shape = Shape::Expected(&LOCATED);
-
-const MOUNT: Shape = Shape::Struct(&[SEGMENT, UUID]);
-const REMOUNT: Shape = Shape::Struct(&[Shape::List(&SEGMENT), UUID]);
-const UNMOUNT: Shape = Shape::Struct(&[UUID, UUID]);
-const KEY: Shape = Shape::Struct(&[Shape::Text, Shape::Text]);
-const REMOVE: Shape = Shape::Struct(&[Shape::Text, Shape::Bool, Shape::Text]);
-const PUT_START: Shape = Shape::Struct(&[UUID, Shape::Text, Shape::U64, PLACING, Shape::Text]);
-const PUT_END: Shape = Shape::Struct(&[UUID, OBJECT, Shape::I32, Shape::Text]);
-const PUT_REVOKE: Shape = Shape::Struct(&[UUID, Shape::Text, Shape::I32, Shape::Text]);
 
 /// A master, called as one client.
 pub struct Master {
@@ -91,10 +78,7 @@ impl Master {
     /// # Errors
     /// As every call; when it has one of that name.
     pub async fn mount(&self, segment: &MountedSegment) -> Result<()> {
-        let body = pack(&MOUNT, |to| {
-            segment.write(to);
-            self.client.write(to);
-        });
+        let body = bodies::mount(self.client, segment);
         self.tell("MountSegment", &body).await
     }
 
@@ -103,11 +87,7 @@ impl Master {
     /// # Errors
     /// As every call.
     pub async fn mount_again(&self, segment: &MountedSegment) -> Result<()> {
-        let body = pack(&REMOUNT, |to| {
-            to.length(1);
-            segment.write(to);
-            self.client.write(to);
-        });
+        let body = bodies::remount(self.client, segment);
         self.tell("ReMountSegment", &body).await
     }
 
@@ -116,10 +96,7 @@ impl Master {
     /// # Errors
     /// As every call.
     pub async fn unmount(&self, segment: Uuid) -> Result<()> {
-        let body = pack(&UNMOUNT, |to| {
-            segment.write(to);
-            self.client.write(to);
-        });
+        let body = bodies::unmount(self.client, segment);
         self.tell("UnmountSegment", &body).await
     }
 
@@ -128,7 +105,7 @@ impl Master {
     /// # Errors
     /// As every call.
     pub async fn ping(&self) -> Result<Standing> {
-        let body = pack(&UUID, |to| self.client.write(to));
+        let body = bodies::ping(self.client);
         self.ask("Ping", &body, &STANDING, |from| {
             from.i64()?;
             from.i32().map(Standing::of)
@@ -141,7 +118,7 @@ impl Master {
     /// # Errors
     /// As every call.
     pub async fn exists(&self, key: &str) -> Result<bool> {
-        self.ask("ExistKey", &key_body(key), &YES_OR_NO, |from| from.bool()).await
+        self.ask("ExistKey", &bodies::key(key), &YES_OR_NO, |from| from.bool()).await
     }
 
     /// Where the object under `key` is.
@@ -149,7 +126,7 @@ impl Master {
     /// # Errors
     /// As every call; [`crate::Kind::Absent`] when there is none.
     pub async fn locate(&self, key: &str) -> Result<Located> {
-        self.ask("GetReplicaList", &key_body(key), &WHERE, Located::read).await
+        self.ask("GetReplicaList", &bodies::key(key), &WHERE, Located::read).await
     }
 
     /// Removes the object under `key`; `force` does so while others read it.
@@ -157,11 +134,7 @@ impl Master {
     /// # Errors
     /// As every call; [`crate::Kind::Absent`] when there is none.
     pub async fn remove(&self, key: &str, force: bool) -> Result<()> {
-        let body = pack(&REMOVE, |to| {
-            to.text(key);
-            to.bool(force);
-            to.text(TENANT);
-        });
+        let body = bodies::remove(key, force);
         self.tell("Remove", &body).await
     }
 
@@ -171,13 +144,7 @@ impl Master {
     /// # Errors
     /// As every call; when there is such an object, or no room.
     pub async fn put_start(&self, key: &str, bytes: u64, placing: &Placing) -> Result<Vec<Replica>> {
-        let body = pack(&PUT_START, |to| {
-            self.client.write(to);
-            to.text(key);
-            to.u64(bytes);
-            placing.write(to);
-            to.text(TENANT);
-        });
+        let body = bodies::put_start(self.client, key, bytes, placing);
         let read = |from: &mut Reader<'_>| from.list(Replica::LEAST_BYTES, Replica::read);
         self.ask("PutStart", &body, &REPLICAS, read).await
     }
@@ -187,13 +154,7 @@ impl Master {
     /// # Errors
     /// As every call.
     pub async fn put_end(&self, key: &str, checksum: Option<u64>) -> Result<()> {
-        let body = pack(&PUT_END, |to| {
-            self.client.write(to);
-            to.text(key);
-            to.optional(checksum.as_ref(), |to, sum| to.u64(*sum));
-            to.i32(ALL_REPLICAS);
-            to.text(TENANT);
-        });
+        let body = bodies::put_end(self.client, key, checksum);
         self.tell("PutEnd", &body).await
     }
 
@@ -202,12 +163,7 @@ impl Master {
     /// # Errors
     /// As every call.
     pub async fn put_revoke(&self, key: &str) -> Result<()> {
-        let body = pack(&PUT_REVOKE, |to| {
-            self.client.write(to);
-            to.text(key);
-            to.i32(ALL_REPLICAS);
-            to.text(TENANT);
-        });
+        let body = bodies::put_revoke(self.client, key);
         self.tell("PutRevoke", &body).await
     }
 
@@ -240,9 +196,5 @@ fn decode<T>(
     Ok(value)
 }
 
-fn key_body(key: &str) -> Vec<u8> {
-    pack(&KEY, |to: &mut Writer| {
-        to.text(key);
-        to.text(TENANT);
-    })
-}
+#[cfg(test)]
+mod tests;

@@ -130,7 +130,10 @@ impl StorageNode {
                 // The master may be a new one.
                 self.master.ready().await?;
                 self.master.mount_again(&self.segment).await?;
-                tracing::info!("mooncake: the master had forgotten segment {}: mounted again", self.segment.name);
+                tracing::info!(
+                    "mooncake: segment {} is mounted again, as the master asks",
+                    self.segment.name
+                );
                 Ok(())
             }
             Standing::Other(status) => {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
+use crate::checksum::checksum;
 use crate::data::DataTimes;
 use crate::error::{Kind, MooncakeError, Result};
 use crate::master::{Located, Master, Place, Placing, Replica};
@@ -70,19 +71,22 @@ impl Objects {
     pub async fn put(&self, key: &str, bytes: &[u8], placing: &Placing) -> Result<()> {
         check_key(key)?;
         if bytes.is_empty() || bytes.len() as u64 > self.settings.object_bytes {
-            let message = format!("an object has 1 to {} bytes, not {}", self.settings.object_bytes, bytes.len());
+            let message =
+                format!("an object has 1 to {} bytes, not {}", self.settings.object_bytes, bytes.len());
             return Err(MooncakeError::invalid("put", message));
         }
         let replicas = self.master.put_start(key, bytes.len() as u64, placing).await?;
         let written = self.write_all(&replicas, bytes).await;
         let ended = match written {
-            Ok(()) => self.master.put_end(key, None).await,
+            Ok(()) => self.master.put_end(key, Some(checksum(bytes))).await,
             Err(e) => Err(e),
         };
         let Err(failed) = ended else { return Ok(()) };
         // Whoever put it must hear why it failed; that the room is not free yet is for the log.
         if let Err(e) = self.master.put_revoke(key).await {
-            tracing::warn!("mooncake: put: {key}: the room could not be given back, the master does so later: {e}");
+            tracing::warn!(
+                "mooncake: put: {key}: the room could not be given back, the master does so later: {e}"
+            );
         }
         Err(failed)
     }
@@ -125,15 +129,25 @@ impl Objects {
         };
         let (address, endpoint) = self.in_memory("get", replica, size)?;
         if size > self.settings.object_bytes {
-            let message = format!("an object of {size} bytes is announced, at most {} are read", self.settings.object_bytes);
+            let message = format!(
+                "an object of {size} bytes is announced, at most {} are read",
+                self.settings.object_bytes
+            );
             return Err(self.wrong("get", &message));
         }
         let mut bytes = vec![0; size as usize];
         self.with_segment(endpoint, async |segment| segment.read(address, &mut bytes).await).await?;
         // Once the lease is over the room may be another object's, whose bytes these would then be.
         if began.elapsed() > Duration::from_millis(located.lease_ms) {
-            let message = format!("the bytes came after the lease of {} ms was over; try again", located.lease_ms);
+            let message =
+                format!("the bytes came after the lease of {} ms was over; try again", located.lease_ms);
             return Err(MooncakeError::new(Kind::Unavailable, "get", self.master.address(), message));
+        }
+        if located.checksum.is_some_and(|said| said != checksum(&bytes)) {
+            return Err(self.wrong(
+                "get",
+                "the bytes are not those that were put: their checksum differs; put them again",
+            ));
         }
         Ok(bytes)
     }
@@ -166,7 +180,8 @@ impl Objects {
                 Err(self.wrong(stage, &format!("it gives room for {room} bytes, not for {bytes}")))
             }
             Place::Memory { protocol, endpoint, .. } => {
-                let message = format!("segment {endpoint} is reached over {protocol:?}, only tcp is spoken here");
+                let message =
+                    format!("segment {endpoint} is reached over {protocol:?}, only tcp is spoken here");
                 Err(MooncakeError::new(Kind::Invalid, stage, self.master.address(), message))
             }
             Place::Elsewhere(place) => {

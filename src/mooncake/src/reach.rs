@@ -92,8 +92,9 @@ async fn found(name: &str, url: &str, cluster: &str) -> Result<(SegmentMeta, Str
 
 async fn json(url: &str, key: &str) -> Result<Value> {
     let value = lookup(url, key, LOOKUP_US).await?;
-    serde_json::from_slice(&value)
-        .map_err(|e| MooncakeError::new(Kind::Corrupt, "metadata lookup", url, format!("{key} is not JSON: {e}")))
+    serde_json::from_slice(&value).map_err(|e| {
+        MooncakeError::new(Kind::Corrupt, "metadata lookup", url, format!("{key} is not JSON: {e}"))
+    })
 }
 
 /// The host of HOST:PORT.

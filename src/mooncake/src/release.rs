@@ -14,6 +14,8 @@ pub(crate) const STORE_VERSION: &str = "2.0.0";
 
 /// The refusal of a peer of another release.
 pub(crate) fn other_release(stage: &'static str, peer: &str, what: &str) -> MooncakeError {
-    let message = format!("{what}; this program speaks the messages of Mooncake {RELEASE} only: run that release ({PACKAGE})");
+    let message = format!(
+        "{what}; this program speaks the messages of Mooncake {RELEASE} only: run that release ({PACKAGE})"
+    );
     MooncakeError::new(Kind::Release, stage, peer, message)
 }

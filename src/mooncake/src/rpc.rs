@@ -155,13 +155,19 @@ impl Caller {
 
     async fn connect(&self, stage: &'static str) -> Result<TcpStream> {
         let opened = self.within(stage, self.times.connect_us, TcpStream::connect(&self.address)).await?;
-        let stream = opened.map_err(|e| self.unavailable(stage, &format!("{e}; is the master running there?")))?;
+        let stream =
+            opened.map_err(|e| self.unavailable(stage, &format!("{e}; is the master running there?")))?;
         // Calls are small, and each is waited for.
         stream.set_nodelay(true).map_err(|e| self.unavailable(stage, &e.to_string()))?;
         Ok(stream)
     }
 
-    async fn within<T>(&self, stage: &'static str, limit_us: u64, work: impl Future<Output = T>) -> Result<T> {
+    async fn within<T>(
+        &self,
+        stage: &'static str,
+        limit_us: u64,
+        work: impl Future<Output = T>,
+    ) -> Result<T> {
         let limit = Duration::from_micros(limit_us);
         tokio::time::timeout(limit, work).await.map_err(|_| {
             self.unavailable(stage, &format!("no answer within {} ms; try again", limit.as_millis()))
@@ -184,7 +190,8 @@ impl Caller {
                 Err(other_release(stage, &self.address, &what))
             }
             code => {
-                let message = format!("the call failed with code {code}: '{}'; see the master's log", told(body));
+                let message =
+                    format!("the call failed with code {code}: '{}'; see the master's log", told(body));
                 Err(MooncakeError::new(Kind::Unavailable, stage, &self.address, message))
             }
         }
@@ -205,7 +212,8 @@ async fn exchange(
     let head = AnswerHead::decode(&head, stage)?;
     let bytes = head.body_bytes as usize + head.attachment_bytes as usize;
     if bytes > ANSWER_BYTES {
-        let message = format!("an answer of {bytes} bytes is announced, {ANSWER_BYTES} are the most that is read");
+        let message =
+            format!("an answer of {bytes} bytes is announced, {ANSWER_BYTES} are the most that is read");
         return Err(MooncakeError::corrupt(stage, message));
     }
     let mut body = vec![0; bytes];
@@ -216,5 +224,9 @@ async fn exchange(
 
 /// What a peer said, as far as a person can read it.
 fn told(body: &[u8]) -> String {
-    String::from_utf8_lossy(body).chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(TOLD_CHARACTERS).collect()
+    String::from_utf8_lossy(body)
+        .chars()
+        .filter(|c| c.is_ascii_graphic() || *c == ' ')
+        .take(TOLD_CHARACTERS)
+        .collect()
 }

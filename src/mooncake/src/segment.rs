@@ -45,7 +45,8 @@ impl SegmentMeta {
         let text = |field: &str| json[field].as_str().map(str::to_owned);
         let name = text("name").ok_or_else(|| lacks("name"))?;
         if json["protocol"] != "tcp" {
-            let message = format!("segment {name} is served over {}, only tcp is spoken here", json["protocol"]);
+            let message =
+                format!("segment {name} is served over {}, only tcp is spoken here", json["protocol"]);
             return Err(MooncakeError::invalid(STAGE, message));
         }
         match json["tcp_proto_version"].as_u64() {
@@ -104,7 +105,9 @@ impl SegmentMeta {
     #[must_use]
     pub fn holds(&self, address: u64, bytes: u64) -> bool {
         let Some(end) = address.checked_add(bytes) else { return false };
-        let inside = |one: &Buffer| one.address <= address && one.address.checked_add(one.bytes).is_some_and(|last| end <= last);
+        let inside = |one: &Buffer| {
+            one.address <= address && one.address.checked_add(one.bytes).is_some_and(|last| end <= last)
+        };
         self.buffers.iter().any(inside)
     }
 }

@@ -37,7 +37,8 @@ impl DataClient {
     /// # Errors
     /// When nobody is there in time.
     pub async fn connect(peer: &str, times: DataTimes) -> Result<Self> {
-        let unavailable = |message: String| MooncakeError::new(Kind::Unavailable, "data connection", peer, message);
+        let unavailable =
+            |message: String| MooncakeError::new(Kind::Unavailable, "data connection", peer, message);
         let limit = Duration::from_micros(times.connect_us);
         let stream = tokio::time::timeout(limit, TcpStream::connect(peer))
             .await
@@ -102,17 +103,23 @@ impl DataClient {
         match Status::decode(status).map_err(|e| e.from_peer(&self.peer))? {
             Status::Done => Ok(()),
             Status::Rejected => {
-                let message = "the range is not of a segment there: its owner was started anew; ask the master again";
+                let message =
+                    "the range is not of a segment there: its owner was started anew; ask the master again";
                 Err(MooncakeError::new(Kind::Invalid, stage, &self.peer, message))
             }
             Status::Other(code) => {
-                let message = format!("the peer says {code}, which has no meaning; nothing can be said of the bytes");
+                let message =
+                    format!("the peer says {code}, which has no meaning; nothing can be said of the bytes");
                 Err(MooncakeError::new(Kind::Corrupt, stage, &self.peer, message))
             }
         }
     }
 
-    async fn step<T>(&self, stage: &'static str, work: impl Future<Output = std::io::Result<T>>) -> Result<T> {
+    async fn step<T>(
+        &self,
+        stage: &'static str,
+        work: impl Future<Output = std::io::Result<T>>,
+    ) -> Result<T> {
         let told = |message: String| MooncakeError::new(Kind::Unavailable, stage, &self.peer, message);
         tokio::time::timeout(self.quiet, work)
             .await

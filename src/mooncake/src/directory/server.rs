@@ -80,9 +80,10 @@ where
 fn put(directory: &Directory, key: &str, value: Bytes) -> Answer {
     match directory.put(key, value) {
         Ok(()) => say(StatusCode::OK, "metadata updated"),
-        Err(Unput::Taken) => {
-            say(StatusCode::BAD_REQUEST, "this rpc_meta key is another engine's: choose another name, or delete it")
-        }
+        Err(Unput::Taken) => say(
+            StatusCode::BAD_REQUEST,
+            "this rpc_meta key is another engine's: choose another name, or delete it",
+        ),
         Err(Unput::Long) => say(StatusCode::PAYLOAD_TOO_LARGE, "the key or the value is too long"),
         Err(Unput::Full) => {
             say(StatusCode::INSUFFICIENT_STORAGE, "the directory is full: delete what engines left behind")

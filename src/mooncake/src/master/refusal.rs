@@ -27,7 +27,9 @@ impl Code {
         match self {
             Self(-10 | -200) => "no segment has room; mount more, or remove objects",
             Self(-101) => "there is no such segment; mount it again",
-            Self(-102) => "a segment of this name is mounted; wait until the master forgets it, or take another name",
+            Self(-102) => {
+                "a segment of this name is mounted; wait until the master forgets it, or take another name"
+            }
             Self(-103 | -601) => "the master does not know this client; mount first",
             Self(-400) => "the key cannot be; take another",
             Self(-600) => "the master does not accept the arguments; see its log",

@@ -46,13 +46,20 @@ impl<'a> Reader<'a> {
     }
 
     fn skip_literal(&mut self) -> Result<()> {
-        let end = self.left.iter().position(|byte| *byte == 0).ok_or_else(|| self.short("a literal without end"))?;
+        let end = self
+            .left
+            .iter()
+            .position(|byte| *byte == 0)
+            .ok_or_else(|| self.short("a literal without end"))?;
         self.left = &self.left[end + 1..];
         Ok(())
     }
 
     fn short(&self, what: &str) -> MooncakeError {
-        MooncakeError::corrupt(self.stage, format!("the message has {what}; the peer is at fault, nothing was done"))
+        MooncakeError::corrupt(
+            self.stage,
+            format!("the message has {what}; the peer is at fault, nothing was done"),
+        )
     }
 
     fn take(&mut self, count: usize) -> Result<&'a [u8]> {

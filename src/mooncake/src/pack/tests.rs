@@ -27,7 +27,8 @@ fn packed(row: &Row) -> Vec<u8> {
 
 fn read(bytes: &[u8]) -> crate::error::Result<Row> {
     let mut from = Reader::open(&ROW, bytes, "test")?;
-    let row = (from.text()?, from.list(1, Reader::text)?, from.optional(Reader::u64)?, from.bool()?, from.i32()?);
+    let row =
+        (from.text()?, from.list(1, Reader::text)?, from.optional(Reader::u64)?, from.bool()?, from.i32()?);
     from.end()?;
     Ok(row)
 }

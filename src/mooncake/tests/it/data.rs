@@ -19,7 +19,8 @@ fn data_port(segment: &OpenSegment) -> String {
 #[tokio::test]
 async fn bytes_are_written_and_read_back_over_one_connection() {
     let owner = Owner::start(4 << 20).await;
-    let mut segment = OpenSegment::open(&owner.endpoint, &Way::Handshake, DataTimes::default()).await.unwrap();
+    let mut segment =
+        OpenSegment::open(&owner.endpoint, &Way::Handshake, DataTimes::default()).await.unwrap();
     let base = owner.region.base();
     for (offset, count) in [(0, 1), (5, 4096), (100_000, 3 << 20), ((4 << 20) - 1, 1)] {
         let bytes: Vec<u8> = (0..count).map(|i: usize| (i * 7 + offset as usize) as u8).collect();
@@ -42,7 +43,11 @@ async fn ranges_outside_are_refused_by_both_sides() {
         // Without our own look at it, the owner says the same.
         let mut plain = DataClient::connect(&data_port(&segment), QUICK).await.unwrap();
         assert_eq!(plain.read(address, &mut into).await.unwrap_err().kind, Kind::Invalid);
-        assert_eq!(plain.read(base, &mut into[..1]).await.unwrap_err().kind, Kind::Unavailable, "it is spent");
+        assert_eq!(
+            plain.read(base, &mut into[..1]).await.unwrap_err().kind,
+            Kind::Unavailable,
+            "it is spent"
+        );
         let mut plain = DataClient::connect(&data_port(&segment), QUICK).await.unwrap();
         assert_eq!(plain.write(address, &into).await.unwrap_err().kind, Kind::Invalid);
     }

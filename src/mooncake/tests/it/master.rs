@@ -22,7 +22,12 @@ fn quick(master: &ScriptedMaster) -> ObjectsSettings {
 }
 
 fn at(owner: &Owner, offset: u64, bytes: u64) -> InMemory {
-    InMemory { bytes, address: owner.region.base() + offset, endpoint: owner.endpoint.clone(), status: COMPLETE }
+    InMemory {
+        bytes,
+        address: owner.region.base() + offset,
+        endpoint: owner.endpoint.clone(),
+        status: COMPLETE,
+    }
 }
 
 #[tokio::test]
@@ -117,7 +122,9 @@ async fn a_get_takes_the_first_copy_that_is_whole() {
     let copies = [unfinished.clone(), lying.clone(), long, dead.clone(), at(&owner, 0, 5)];
     scripted.on("GetReplicaList", Reply::Body(located(&copies, 5000, None)));
     assert_eq!(objects.get("key").await.unwrap(), b"bytes");
-    for (copies, lease_ms) in [(vec![unfinished], 5000), (vec![], 5000), (vec![lying, dead], 5000), (vec![at(&owner, 0, 5)], 0)] {
+    for (copies, lease_ms) in
+        [(vec![unfinished], 5000), (vec![], 5000), (vec![lying, dead], 5000), (vec![at(&owner, 0, 5)], 0)]
+    {
         scripted.on("GetReplicaList", Reply::Body(located(&copies, lease_ms, None)));
         assert_ne!(objects.get("key").await.unwrap_err().kind, Kind::Absent);
     }
@@ -135,7 +142,8 @@ async fn a_segment_whose_owner_was_started_anew_is_opened_anew() {
     }
     owner.stop.cancel();
     let second = Owner::start(10_000).await;
-    let moved = InMemory { address: second.region.base(), endpoint: second.endpoint.clone(), ..at(&owner, 0, 5) };
+    let moved =
+        InMemory { address: second.region.base(), endpoint: second.endpoint.clone(), ..at(&owner, 0, 5) };
     scripted.on("PutStart", Reply::Body(room(&[moved])));
     objects.put("key", b"bytes", &Placing::default()).await.unwrap();
 }
@@ -157,7 +165,9 @@ async fn keys_and_sizes_that_cannot_be_are_not_asked_about() {
     assert_eq!(scripted.asked("PutStart"), 0);
 }
 
-async fn node(scripted: &ScriptedMaster) -> (CancellationToken, tokio::task::JoinHandle<baton_mooncake::Result<()>>) {
+async fn node(
+    scripted: &ScriptedMaster,
+) -> (CancellationToken, tokio::task::JoinHandle<baton_mooncake::Result<()>>) {
     let settings = NodeSettings {
         ping_every_us: 10_000,
         calls: QUICK,

@@ -27,8 +27,9 @@ async fn directory(settings: DirectorySettings) -> (String, Arc<Directory>) {
 async fn http(address: &str, method: &str, target: &str, body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let length = body.len();
-    let request =
-        format!("{method} {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}");
+    let request = format!(
+        "{method} {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.unwrap();
@@ -45,7 +46,10 @@ async fn values_are_put_got_and_deleted() {
     assert_eq!(http(&address, "PUT", key, "{\"one\":1}").await.0, 200);
     assert_eq!(http(&address, "GET", key, "").await, (200, "{\"one\":1}".into()));
     assert_eq!(http(&address, "PUT", key, "{\"two\":2}").await.0, 200);
-    assert_eq!(lookup(&format!("http://{address}/metadata"), "mooncake/ram/a:1", SECONDS_US).await.unwrap(), "{\"two\":2}");
+    assert_eq!(
+        lookup(&format!("http://{address}/metadata"), "mooncake/ram/a:1", SECONDS_US).await.unwrap(),
+        "{\"two\":2}"
+    );
     assert_eq!(http(&address, "DELETE", key, "").await.0, 200);
     assert_eq!(http(&address, "DELETE", key, "").await.0, 404);
 }

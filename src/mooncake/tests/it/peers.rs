@@ -149,19 +149,15 @@ pub fn standing(status: i32) -> Vec<u8> {
 const BUFFER: Shape = Shape::Struct(&[Shape::U64, Shape::U64, Shape::Text, Shape::Text]);
 const MEMORY: Shape = Shape::Struct(&[BUFFER]);
 const DISK: Shape = Shape::Struct(&[Shape::Text, Shape::U64]);
-const LOCAL: Shape =
-    Shape::Struct(&[Shape::Plain(&[Shape::U64, Shape::U64], 8), Shape::U64, Shape::Text]);
+const LOCAL: Shape = Shape::Struct(&[Shape::Plain(&[Shape::U64, Shape::U64], 8), Shape::U64, Shape::Text]);
 const FILES: Shape = Shape::Struct(&[Shape::Text, Shape::U64, Shape::U64, Shape::U64, Shape::I32]);
 const REPLICA: Shape =
     Shape::Struct(&[Shape::U64, Shape::Variant(&[MEMORY, MEMORY, DISK, LOCAL, FILES]), Shape::I32]);
 /// The shape of what PutStart gives.
 pub const REPLICAS: Shape = Shape::Expected(&Shape::List(&REPLICA));
 /// The shape of what GetReplicaList gives.
-pub const LOCATED: Shape = Shape::Expected(&Shape::Struct(&[
-    Shape::List(&REPLICA),
-    Shape::U64,
-    Shape::Optional(&Shape::U64),
-]));
+pub const LOCATED: Shape =
+    Shape::Expected(&Shape::Struct(&[Shape::List(&REPLICA), Shape::U64, Shape::Optional(&Shape::U64)]));
 
 /// A replica in memory.
 #[derive(Clone)]
