@@ -107,7 +107,8 @@ proptest! {
     fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), known: bool) {
         let mut bytes = bytes;
         if known && bytes.len() >= 4 {
-            bytes[..4].copy_from_slice(&(ROW.hash() | u32::from(bytes[0] & 1)).to_le_bytes());
+            let head = ROW.hash() | u32::from(bytes[0] & 1);
+            bytes[..4].copy_from_slice(&head.to_le_bytes());
         }
         let _ = read(&bytes);
     }
