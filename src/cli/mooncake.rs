@@ -191,10 +191,10 @@ async fn get(args: GetArgs) -> Result<ExitCode, String> {
 }
 
 async fn objects(at: &KeyArgs) -> Result<Objects, String> {
-    let way = at.metadata.as_ref().map_or(Way::Handshake, |url| Way::Metadata {
-        url: url.clone(),
-        cluster: String::new(),
-    });
+    let way = at
+        .metadata
+        .as_ref()
+        .map_or(Way::Handshake, |url| Way::Metadata { url: url.clone(), cluster: String::new() });
     Objects::connect(ObjectsSettings { way, ..ObjectsSettings::new(&at.master) }).await.map_err(told)
 }
 

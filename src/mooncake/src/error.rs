@@ -46,7 +46,7 @@ impl MooncakeError {
     }
 
     /// The same with the peer's name, where a codec could not know it.
-    pub(crate) fn from_peer(mut self, peer: &str) -> Self {
+    pub(crate) fn named(mut self, peer: &str) -> Self {
         if self.peer.is_empty() {
             peer.clone_into(&mut self.peer);
         }

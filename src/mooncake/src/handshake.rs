@@ -119,8 +119,8 @@ pub async fn ask(peer: &str) -> Result<SegmentMeta> {
                 format!("the connection broke: {e}; try again"),
             )
         })?;
-        match receive(&mut stream).await.map_err(|e| e.from_peer(peer))? {
-            (Topic::Metadata, json) => SegmentMeta::parse(json).map_err(|e| e.from_peer(peer)),
+        match receive(&mut stream).await.map_err(|e| e.named(peer))? {
+            (Topic::Metadata, json) => SegmentMeta::parse(json).map_err(|e| e.named(peer)),
             (topic, _) => {
                 let message = format!("it answers with a {topic:?}, not with what its segment is");
                 Err(MooncakeError::new(Kind::Corrupt, STAGE, peer, message))

@@ -67,7 +67,9 @@ impl Master {
     /// As every call.
     pub async fn storage_config(&self) -> Result<()> {
         self.ask("GetStorageConfig", &[], &STORAGE, |from| {
-            (from.text()?, from.bool()?, from.u64()?);
+            from.text()?;
+            from.bool()?;
+            from.u64()?;
             Ok(())
         })
         .await
@@ -179,7 +181,7 @@ impl Master {
         read: impl FnOnce(&mut Reader<'_>) -> Result<T>,
     ) -> Result<T> {
         let answer = self.caller.call(name, body).await?;
-        let decoded = decode(name, shape, &answer, read).map_err(|e| e.from_peer(self.address()))?;
+        let decoded = decode(name, shape, &answer, read).map_err(|e| e.named(self.address()))?;
         decoded.map_err(|code| Code(code).refusal(name, self.address()))
     }
 }

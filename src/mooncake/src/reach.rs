@@ -81,7 +81,7 @@ impl OpenSegment {
 
 async fn found(name: &str, url: &str, cluster: &str) -> Result<(SegmentMeta, String)> {
     let value = json(url, &format!("mooncake/{cluster}ram/{name}")).await?;
-    let meta = SegmentMeta::parse(value).map_err(|e| e.from_peer(url))?;
+    let meta = SegmentMeta::parse(value).map_err(|e| e.named(url))?;
     if meta.data_host.is_some() {
         return Ok((meta, String::new()));
     }

@@ -147,7 +147,7 @@ impl Caller {
         let head = RequestHead { sequence, function: function_id(name), body_bytes };
         let request = [&head.encode()[..], body].concat();
         let answered = self.within(name, self.times.call_us, exchange(name, &mut stream, &request)).await?;
-        let (head, answer) = answered.map_err(|e| e.from_peer(&self.address))?;
+        let (head, answer) = answered.map_err(|e| e.named(&self.address))?;
         self.check(name, sequence, &head, &answer)?;
         line.stream = Some(stream);
         Ok(answer)

@@ -100,7 +100,7 @@ impl DataClient {
     async fn status(&self, stage: &'static str, stream: &mut TcpStream) -> Result<()> {
         let mut status = [0; STATUS_BYTES];
         self.step(stage, stream.read_exact(&mut status)).await?;
-        match Status::decode(status).map_err(|e| e.from_peer(&self.peer))? {
+        match Status::decode(status).map_err(|e| e.named(&self.peer))? {
             Status::Done => Ok(()),
             Status::Rejected => {
                 let message =

@@ -152,19 +152,29 @@ impl Place {
                 return Ok(Self::Memory { bytes, address, protocol: from.text()?, endpoint: from.text()? });
             }
             1 => {
-                (from.u64()?, from.u64()?, from.text()?, from.text()?);
+                from.u64()?;
+                from.u64()?;
+                from.text()?;
+                from.text()?;
                 "on a drive that is reached over a fabric"
             }
             2 => {
-                (from.text()?, from.u64()?);
+                from.text()?;
+                from.u64()?;
                 "in a file"
             }
             3 => {
-                (Uuid::read(from)?, from.u64()?, from.text()?);
+                Uuid::read(from)?;
+                from.u64()?;
+                from.text()?;
                 "on a client's disk"
             }
             4 => {
-                (from.text()?, from.u64()?, from.u64()?, from.u64()?, from.i32()?);
+                from.text()?;
+                from.u64()?;
+                from.u64()?;
+                from.u64()?;
+                from.i32()?;
                 "in a distributed file system"
             }
             _ => return Err(from.wrong("a replica of a kind that there is not")),
