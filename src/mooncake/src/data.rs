@@ -38,6 +38,8 @@ pub struct Request {
     pub address: u64,
     /// How many bytes.
     pub bytes: u64,
+    /// Whether a status is wanted: the second version.
+    pub told: bool,
 }
 
 impl Request {
@@ -47,30 +49,25 @@ impl Request {
         let mut head = [0; HEAD_BYTES];
         head[..8].copy_from_slice(&self.bytes.to_le_bytes());
         head[8..16].copy_from_slice(&self.address.to_le_bytes());
-        head[16] = VERSION_TWO | u8::from(self.action == Action::Write);
+        head[16] = if self.told { VERSION_TWO } else { 0 } | u8::from(self.action == Action::Write);
         head
     }
 
     /// Reads a head; its last bytes mean nothing.
     ///
     /// # Errors
-    /// For the first version, and for what is no action.
+    /// For what is no action.
     pub fn decode(head: &[u8; HEAD_BYTES]) -> Result<Self> {
         let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight bytes"));
-        let (bytes, address) = (word(0), word(8));
-        let action = match head[16] {
-            code if code & VERSION_TWO == 0 => {
-                let message = "the first version of the protocol, whose losses are silent, is refused; do not set MC_TCP_PROTO=1";
-                return Err(MooncakeError::invalid("data request", message));
-            }
-            code if code == VERSION_TWO => Action::Read,
-            code if code == VERSION_TWO | 1 => Action::Write,
-            code => {
-                let message = format!("opcode {code:#04x} is neither a read nor a write");
+        let action = match head[16] & !VERSION_TWO {
+            0 => Action::Read,
+            1 => Action::Write,
+            _ => {
+                let message = format!("opcode {:#04x} is neither a read nor a write", head[16]);
                 return Err(MooncakeError::invalid("data request", message));
             }
         };
-        Ok(Self { action, address, bytes })
+        Ok(Self { action, address: word(8), bytes: word(0), told: head[16] & VERSION_TWO != 0 })
     }
 }
 
@@ -122,9 +119,9 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_first_version_and_other_opcodes_are_refused() {
-        let mut head = Request { action: Action::Write, address: 1, bytes: 2 }.encode();
-        for opcode in [0, 1, 2, 0x7f, 0x82, 0xff] {
+    fn other_opcodes_are_refused() {
+        let mut head = Request { action: Action::Write, address: 1, bytes: 2, told: true }.encode();
+        for opcode in [2, 0x7f, 0x82, 0xff] {
             head[16] = opcode;
             assert!(Request::decode(&head).is_err(), "{opcode:#x}");
         }
@@ -132,7 +129,7 @@ mod tests {
 
     #[test]
     fn padding_means_nothing() {
-        let request = Request { action: Action::Read, address: 7, bytes: 9 };
+        let request = Request { action: Action::Read, address: 7, bytes: 9, told: true };
         let mut head = request.encode();
         head[17..].fill(0xaa);
         assert_eq!(Request::decode(&head).unwrap(), request);

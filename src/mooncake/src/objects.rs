@@ -81,12 +81,9 @@ impl Objects {
             Ok(()) => self.master.put_end(key, Some(checksum(bytes))).await,
             Err(e) => Err(e),
         };
-        let Err(failed) = ended else { return Ok(()) };
-        // Whoever put it must hear why it failed; that the room is not free yet is for the log.
+        let Err(mut failed) = ended else { return Ok(()) };
         if let Err(e) = self.master.put_revoke(key).await {
-            tracing::warn!(
-                "mooncake: put: {key}: the room could not be given back, the master does so later: {e}"
-            );
+            failed.message += &format!(" (and the key is taken until the master gives it up by itself: {e})");
         }
         Err(failed)
     }

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
 use crate::error::{Kind, MooncakeError, Result};
-use crate::pack::first_word;
+use crate::pack::{Reader, Shape, first_word};
 use crate::release::other_release;
 
 /// What opens every request and answer.
@@ -26,7 +26,7 @@ const ANSWER_BYTES: usize = 4 << 20;
 const SERVICE: &str = "mooncake::WrappedMasterService::";
 /// How a master says that it does not know the arguments' type, or the call.
 const UNKNOWN_ARGUMENTS: u8 = 4;
-const UNKNOWN_CALL: u8 = 3;
+const UNKNOWN_CALL: u8 = 11;
 /// Characters of a peer's text that go into an error.
 const TOLD_CHARACTERS: usize = 200;
 
@@ -224,9 +224,37 @@ async fn exchange(
 
 /// What a peer said, as far as a person can read it.
 fn told(body: &[u8]) -> String {
-    String::from_utf8_lossy(body)
-        .chars()
-        .filter(|c| c.is_ascii_graphic() || *c == ' ')
-        .take(TOLD_CHARACTERS)
-        .collect()
+    let text = Reader::open(&Shape::Text, body, "error").and_then(|mut from| from.text());
+    let text = text.unwrap_or_else(|_| String::from_utf8_lossy(body).into_owned());
+    text.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(TOLD_CHARACTERS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What a real master of 0.3.13.post1 said to a Ping of another type, and to a call that there is not.
+    #[test]
+    fn a_real_masters_refusals_are_read() {
+        let arguments = b"w\xfa\xcf\x9d\x04\x80\x0c\x00\x0finvalid rpc arg";
+        assert_eq!(told(arguments), "invalid rpc arg");
+        let caller = Caller::new("m:1", CallTimes::default());
+        for code in [UNKNOWN_ARGUMENTS, UNKNOWN_CALL] {
+            let head = [0x15, 0, code, 0, 5, 0, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0];
+            let head = AnswerHead::decode(&head, "Ping").unwrap();
+            let refused = caller.check("Ping", 5, &head, arguments).unwrap_err();
+            assert_eq!(refused.kind, Kind::Release);
+            assert!(refused.to_string().contains("'invalid rpc arg'"), "{refused}");
+        }
+        assert_eq!(told(b"\x00plain\n"), "plain");
+    }
+
+    proptest! {
+        #[test]
+        fn any_head_is_read_or_refused(head: [u8; ANSWER_HEAD_BYTES], body in prop::collection::vec(any::<u8>(), 0..50)) {
+            prop_assert_eq!(AnswerHead::decode(&head, "test").is_ok(), head[0] == MAGIC);
+            prop_assert!(told(&body).len() <= TOLD_CHARACTERS);
+        }
+    }
 }

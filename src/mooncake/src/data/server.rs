@@ -63,7 +63,7 @@ async fn requests(region: &Region, mut stream: TcpStream, settings: DataSettings
             e.to_string()
         })?;
         if !region.holds(request.address, request.bytes) {
-            send(&mut stream, &Status::Rejected.encode(), quiet).await?;
+            tell(&mut stream, request, Status::Rejected, quiet).await?;
             return Err(format!("{} bytes at {:#x} are not of this segment", request.bytes, request.address));
         }
         match request.action {
@@ -87,7 +87,7 @@ async fn give(
     stream: &mut TcpStream,
     (piece, quiet): (&mut [u8], Duration),
 ) -> Result<(), String> {
-    send(stream, &Status::Done.encode(), quiet).await?;
+    tell(stream, request, Status::Done, quiet).await?;
     for (address, count) in pieces(request) {
         region.read(address, &mut piece[..count]);
         send(stream, &piece[..count], quiet).await?;
@@ -106,7 +106,17 @@ async fn take(
         came.map_err(|_| "a write stood still".to_owned())?.map_err(|e| e.to_string())?;
         region.write(address, &piece[..count]);
     }
-    send(stream, &Status::Done.encode(), quiet).await
+    tell(stream, request, Status::Done, quiet).await
+}
+
+/// Tells what became of a request, where that is wanted.
+async fn tell(
+    stream: &mut TcpStream,
+    request: Request,
+    status: Status,
+    quiet: Duration,
+) -> Result<(), String> {
+    if request.told { send(stream, &status.encode(), quiet).await } else { Ok(()) }
 }
 
 async fn send(stream: &mut TcpStream, bytes: &[u8], quiet: Duration) -> Result<(), String> {

@@ -55,18 +55,21 @@ async fn ranges_outside_are_refused_by_both_sides() {
 }
 
 #[tokio::test]
-async fn the_first_version_gets_no_byte() {
+async fn who_asks_in_the_first_version_is_served_without_statuses() {
     let owner = Owner::start(1000).await;
+    let base = owner.region.base();
     let segment = OpenSegment::open(&owner.endpoint, &Way::Handshake, QUICK).await.unwrap();
-    for action in [Action::Read, Action::Write] {
-        let mut stream = TcpStream::connect(data_port(&segment)).await.unwrap();
-        let mut head = Request { action, address: owner.region.base(), bytes: 4 }.encode();
-        head[16] &= 0x7f;
-        stream.write_all(&head).await.unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await.unwrap();
-        assert!(answer.is_empty(), "{answer:?}");
+    let mut stream = TcpStream::connect(data_port(&segment)).await.unwrap();
+    for (action, after) in [(Action::Write, &b"four"[..]), (Action::Read, &[])] {
+        let head = Request { action, address: base, bytes: 4, told: false }.encode();
+        stream.write_all(&[&head[..], after].concat()).await.unwrap();
     }
+    let mut bytes = [0; 4];
+    stream.read_exact(&mut bytes).await.unwrap();
+    assert_eq!(&bytes, b"four");
+    let outside = Request { action: Action::Read, address: 1, bytes: 4, told: false };
+    stream.write_all(&outside.encode()).await.unwrap();
+    assert_eq!(stream.read(&mut bytes).await.unwrap(), 0, "it is closed, and no byte is given");
 }
 
 #[tokio::test]
@@ -75,7 +78,7 @@ async fn a_write_that_stands_still_loses_its_connection() {
     let owner = Owner::with(1000, |_| {}, settings).await;
     let segment = OpenSegment::open(&owner.endpoint, &Way::Handshake, QUICK).await.unwrap();
     let mut stream = TcpStream::connect(data_port(&segment)).await.unwrap();
-    let head = Request { action: Action::Write, address: owner.region.base(), bytes: 4 }.encode();
+    let head = Request { action: Action::Write, address: owner.region.base(), bytes: 4, told: true }.encode();
     stream.write_all(&head).await.unwrap();
     stream.write_all(&[1, 2]).await.unwrap();
     let mut answer = Vec::new();

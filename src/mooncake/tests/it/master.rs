@@ -36,7 +36,7 @@ async fn masters_of_another_release_are_refused_by_name() {
     let replies = [
         Reply::Body(text("3.1.0")),
         Reply::Error(4, "invalid rpc arg"),
-        Reply::Error(3, "function not registered"),
+        Reply::Error(11, "the rpc function not registered"),
         Reply::Body(refused(&EXISTS, -1)),
     ];
     for reply in replies {

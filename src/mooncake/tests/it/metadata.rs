@@ -124,12 +124,15 @@ fn said(change: impl FnOnce(&mut Value)) -> Value {
     said
 }
 
+/// A word of the refusal, and what is wrong.
+type Change = (&'static str, fn(&mut Value));
+
 #[test]
 fn segments_that_cannot_be_used_are_refused() {
     let meta = SegmentMeta::parse(said(|_| {})).unwrap();
     assert_eq!(SegmentMeta::parse(meta.to_json()).unwrap(), meta);
     assert!(meta.holds(4096, 100) && !meta.holds(4096, 101) && !meta.holds(u64::MAX, 2));
-    let changes: [(&str, fn(&mut Value)); 9] = [
+    let changes: [Change; 9] = [
         ("rdma", |said| said["protocol"] = json!("rdma")),
         ("silent", |said| said["tcp_proto_version"] = json!(1)),
         ("silent", |said| drop(said.as_object_mut().unwrap().remove("tcp_proto_version"))),

@@ -84,7 +84,8 @@ async fn converse(
         let answer = match reply {
             Reply::Body(body) => [answer_head(0, sequence, body.len() as u32), body].concat(),
             Reply::Error(code, text) => {
-                [answer_head(code, sequence, text.len() as u32), text.as_bytes().to_vec()].concat()
+                let body = pack(&Shape::Text, |to| to.text(text));
+                [answer_head(code, sequence, body.len() as u32), body].concat()
             }
             Reply::Announce(bytes) => answer_head(0, sequence, bytes),
             Reply::Stray => answer_head(0, sequence.wrapping_add(7), 0),
