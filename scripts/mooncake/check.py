@@ -107,12 +107,13 @@ class Scene:
             raise SystemExit(f"mooncake: {command}: {done.returncode}: {done.stderr.decode()}")
         return done
 
-    def real(self, *arguments, good=True):
-        """Runs this file as a real client; gives what it printed."""
-        done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, timeout=180, check=False)
-        if good and done.returncode != 0:
+    def real(self, *arguments, environment=None):
+        """Runs this file as a real client."""
+        environment = {**os.environ, **(environment or {})}
+        command = [sys.executable, __file__, *arguments]
+        done = subprocess.run(command, capture_output=True, timeout=180, check=False, env=environment)
+        if done.returncode != 0:
             raise SystemExit(f"mooncake: real {arguments}: {done.returncode}:\n{done.stdout.decode()}\n{done.stderr.decode()[-4000:]}")
-        return done
 
 
 def say(what):
@@ -138,6 +139,12 @@ def real_client_and_baton_node(scene):
     absent = scene.baton("get", "--master", master, "absent", good=(1,))
     assert b"there is no such object" in absent.stderr, absent.stderr
     say("what is absent, and what is there already, is told")
+    first_version = {"MC_TCP_PROTO": "1"}
+    scene.real("client", master, "put", *[f"one-{size}" for size in SIZES], environment=first_version)
+    scene.real("client", master, "get", *[f"one-{size}" for size in SIZES], environment=first_version)
+    for size in SIZES:
+        assert scene.baton("get", "--master", master, f"one-{size}").stdout == value(f"one-{size}"), size
+    say("a real client that is forced to the first version of the data protocol loses nothing")
     return master
 
 
@@ -146,6 +153,10 @@ def a_node_is_killed_and_comes_back(scene, master):
     scene.end("node", signal.SIGKILL)
     broken = scene.baton("get", "--master", master, "baton-nine", good=(1,))
     assert b"mooncake: " in broken.stderr, broken.stderr
+    for _ in range(2):
+        # The second put would be refused for the first one's sake, had that not been revoked.
+        failed = scene.baton("put", "--master", master, "again-page", stdin=value("again-page"), good=(1,))
+        assert b"handshake" in failed.stderr and b"taken" not in failed.stderr, failed.stderr
     say(f"a killed node is told: {broken.stderr.decode().strip()}")
     # At once, at the same address, before the master has noticed: what it still says of the old life must not be read.
     began = time.monotonic()
@@ -185,6 +196,20 @@ def the_master_is_replaced(scene, master):
     say("a node that is stopped takes its segment back at once")
 
 
+def two_copies(scene):
+    master = scene.master("copies")
+    scene.node("left", master)
+    scene.node("right", master)
+    for size in SIZES:
+        scene.baton("put", "--master", master, "--replicas", 2, f"twice-{size}", stdin=value(f"twice-{size}"))
+    scene.end("right", signal.SIGKILL)
+    for size in SIZES:
+        assert scene.baton("get", "--master", master, f"twice-{size}").stdout == value(f"twice-{size}"), size
+    say("of two copies one is enough")
+    scene.end("left")
+    scene.end("copies")
+
+
 def a_real_node_and_batons_client(scene, master):
     scene.start("realnode", sys.executable, __file__, "client", master, "lend")
     wait_for("the real node lends", lambda: "lends" in scene.log("realnode"), 60)
@@ -210,6 +235,7 @@ def two_engines_over_batons_metadata(scene):
     scene.real("engine", url, name, address)
     wait_for("the bytes", lambda: "arrived" in scene.log("engine"), 30)
     say("two real engines find each other over Baton's metadata server, and move bytes")
+    a_segment_that_is_named_there(scene, url)
     try:
         urllib.request.urlopen(urllib.request.Request(f"{url}?key=mooncake/rpc_meta/{name}", b"{}", method="PUT"))
         raise SystemExit("mooncake: an engine's address was taken over")
@@ -219,12 +245,25 @@ def two_engines_over_batons_metadata(scene):
     scene.end("metadata")
 
 
+def a_segment_that_is_named_there(scene, url):
+    master = scene.master("second")
+    scene.start("named", sys.executable, __file__, "client", master, "lend", url)
+    wait_for("the real node lends", lambda: "lends" in scene.log("named"), 60)
+    at = ("--master", master, "--metadata", url)
+    for size in SIZES:
+        scene.baton("put", *at, f"named-{size}", stdin=value(f"named-{size}"))
+        assert scene.baton("get", *at, f"named-{size}").stdout == value(f"named-{size}"), size
+    say("Baton's client finds a real node's segment in the metadata server")
+    scene.end("named", signal.SIGKILL)
+
+
 def check(options):
     scene = Scene(options)
     try:
         master = real_client_and_baton_node(scene)
         a_node_is_killed_and_comes_back(scene, master)
         the_master_is_replaced(scene, master)
+        two_copies(scene)
         a_real_node_and_batons_client(scene, master)
         two_engines_over_batons_metadata(scene)
     except BaseException:
@@ -238,12 +277,15 @@ def check(options):
 
 
 def real_client(master, what, names):
+    # Real clients then write checksums, and look at those that are there: at Baton's, too.
+    os.environ["MOONCAKE_STORE_CHECKSUM"] = "1"
     from mooncake.store import MooncakeDistributedStore
 
     store = MooncakeDistributedStore()
     lends = 256 << 20 if what == "lend" else 0
     host = f"127.0.0.1:{free_port()}"
-    code = store.setup(host, "P2PHANDSHAKE", lends, 64 << 20, "tcp", "", master)
+    metadata = names[0] if what == "lend" and names else "P2PHANDSHAKE"
+    code = store.setup(host, metadata, lends, 64 << 20, "tcp", "", master)
     assert code == 0, f"setup: {code}"
     if what == "lend":
         print("lends", flush=True)

@@ -75,17 +75,30 @@ impl Objects {
                 format!("an object has 1 to {} bytes, not {}", self.settings.object_bytes, bytes.len());
             return Err(MooncakeError::invalid("put", message));
         }
-        let replicas = self.master.put_start(key, bytes.len() as u64, placing).await?;
-        let written = self.write_all(&replicas, bytes).await;
-        let ended = match written {
-            Ok(()) => self.master.put_end(key, Some(checksum(bytes))).await,
-            Err(e) => Err(e),
+        let put = async {
+            let replicas = self.master.put_start(key, bytes.len() as u64, placing).await?;
+            self.write_all(&replicas, bytes).await?;
+            self.master.put_end(key, Some(checksum(bytes))).await
         };
-        let Err(mut failed) = ended else { return Ok(()) };
+        match put.await {
+            // The master said no, and changed nothing; another's put under this key is not to be revoked.
+            Err(refused)
+                if refused.stage == "PutStart"
+                    && matches!(refused.kind, Kind::Refused(_) | Kind::Release) =>
+            {
+                Err(refused)
+            }
+            Err(failed) => Err(self.revoked(key, failed).await),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Gives the room of a put back that failed; gives what is to be told of it.
+    async fn revoked(&self, key: &str, mut failed: MooncakeError) -> MooncakeError {
         if let Err(e) = self.master.put_revoke(key).await {
             failed.message += &format!(" (and the key is taken until the master gives it up by itself: {e})");
         }
-        Err(failed)
+        failed
     }
 
     async fn write_all(&self, replicas: &[Replica], bytes: &[u8]) -> Result<()> {

@@ -108,6 +108,12 @@ async fn a_put_that_fails_is_revoked() {
     let there = objects.put("key", b"bytes", &Placing::default()).await.unwrap_err();
     assert_eq!(there.kind, Kind::Refused(-705), "{there}");
     assert_eq!(scripted.asked("PutRevoke"), revoked + 1, "there was nothing to revoke");
+    // Nobody knows whether the master gave room; and what cannot be revoked is told.
+    scripted.on("PutStart", Reply::Close);
+    scripted.on("PutRevoke", Reply::Body(refused(&Shape::Expected(&Shape::Nothing), -704)));
+    let lost = objects.put("key", b"bytes", &Placing::default()).await.unwrap_err();
+    assert_eq!(scripted.asked("PutRevoke"), revoked + 2);
+    assert!(lost.kind == Kind::Unavailable && lost.to_string().contains("taken until"), "{lost}");
 }
 
 #[tokio::test]
@@ -127,6 +133,15 @@ async fn a_get_takes_the_first_copy_that_is_whole() {
     {
         scripted.on("GetReplicaList", Reply::Body(located(&copies, lease_ms, None)));
         assert_ne!(objects.get("key").await.unwrap_err().kind, Kind::Absent);
+    }
+    for (checksum, right) in [(0x6c40_df5f_0b49_7347, true), (1, false)] {
+        owner.region.write(owner.region.base(), b"123456789");
+        scripted.on("GetReplicaList", Reply::Body(located(&[at(&owner, 0, 9)], 5000, Some(checksum))));
+        let got = objects.get("key").await;
+        assert_eq!(
+            got.map_err(|e| e.kind),
+            if right { Ok(b"123456789".to_vec()) } else { Err(Kind::Corrupt) }
+        );
     }
     scripted.on("GetReplicaList", Reply::Body(refused(&LOCATED, -704)));
     assert_eq!(objects.get("key").await.unwrap_err().kind, Kind::Absent);
