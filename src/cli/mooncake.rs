@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_mooncake::{
-    Directory, DirectorySettings, NodeSettings, Objects, ObjectsSettings, Placing, RELEASE, StorageNode, Way,
+    Directory, DirectorySettings, NodeSettings, OBJECT_BYTES_MAX, Objects, ObjectsSettings, Placing, RELEASE,
+    StorageNode, Way,
 };
 
 /// Arguments of `baton mooncake`.
@@ -165,17 +166,20 @@ async fn node(args: NodeArgs) -> Result<ExitCode, String> {
 
 async fn put(args: PutArgs) -> Result<ExitCode, String> {
     let bytes = match &args.file {
-        Some(file) => std::fs::read(file).map_err(|e| named(file, &e))?,
-        None => {
-            let mut bytes = Vec::new();
-            std::io::stdin().lock().read_to_end(&mut bytes).map_err(|e| format!("standard input: {e}"))?;
-            bytes
-        }
+        Some(file) => std::fs::File::open(file).and_then(whole).map_err(|e| named(file, &e))?,
+        None => whole(std::io::stdin().lock()).map_err(|e| format!("standard input: {e}"))?,
     };
     let placing =
         Placing { replicas: args.replicas, preferred_segment: args.segment.clone().unwrap_or_default() };
     objects(&args.at).await?.put(&args.at.key, &bytes, &placing).await.map_err(told)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// All bytes, and one more than an object may have where there are more: the client refuses it.
+fn whole(from: impl std::io::Read) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(OBJECT_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 async fn get(args: GetArgs) -> Result<ExitCode, String> {

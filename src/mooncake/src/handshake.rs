@@ -173,3 +173,31 @@ async fn answer(meta: &Value, mut stream: TcpStream) -> Result<()> {
     .await;
     sent.map(drop).map_err(|e| MooncakeError::new(Kind::Unavailable, STAGE, "", e.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(bytes: &[u8]) -> Result<(Topic, Value)> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(receive(&mut &*bytes))
+    }
+
+    proptest! {
+        #[test]
+        fn any_message_is_read_or_refused(length in 0u64..200, bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _ = read(&bytes);
+            let _ = read(&[&length.to_le_bytes()[..], &bytes].concat());
+        }
+
+        #[test]
+        fn what_is_sent_is_received(code in 0u8..4, text in "\\PC{0,50}") {
+            let topic = Topic::of(code).expect("there are four");
+            let json = serde_json::json!({ "text": text });
+            let sent = encode(topic, &json);
+            prop_assert_eq!(read(&sent).unwrap(), (topic, json));
+            prop_assert!(read(&sent[..sent.len() - 1]).is_err());
+        }
+    }
+}

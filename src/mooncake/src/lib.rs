@@ -30,7 +30,7 @@ pub use directory::{Directory, DirectorySettings, Unput, lookup, serve_directory
 pub use error::{Kind, MooncakeError, Result};
 pub use master::{Code, Located, Master, MountedSegment, Place, Placing, Replica, Standing, Uuid};
 pub use node::{NodeSettings, StorageNode};
-pub use objects::{KEY_BYTES_MAX, Objects, ObjectsSettings};
+pub use objects::{KEY_BYTES_MAX, OBJECT_BYTES_MAX, Objects, ObjectsSettings};
 pub use reach::{OpenSegment, Way};
 pub use region::Region;
 pub use release::{PACKAGE, RELEASE};

@@ -14,6 +14,8 @@ use crate::rpc::CallTimes;
 
 /// Bytes of a key at most.
 pub const KEY_BYTES_MAX: usize = 4096;
+/// Bytes of an object at most, where nothing else is said.
+pub const OBJECT_BYTES_MAX: u64 = 4 << 30;
 /// Segments that are kept open at most.
 const OPEN_SEGMENTS: usize = 64;
 
@@ -41,7 +43,7 @@ impl ObjectsSettings {
             way: Way::Handshake,
             calls: CallTimes::default(),
             data: DataTimes::default(),
-            object_bytes: 4 << 30,
+            object_bytes: OBJECT_BYTES_MAX,
         }
     }
 }

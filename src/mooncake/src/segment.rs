@@ -85,9 +85,7 @@ impl SegmentMeta {
             "tcp_data_port": self.data_port,
             "tcp_proto_version": PROTOCOL_VERSION,
             "timestamp": self.timestamp,
-            "devices": [],
             "buffers": buffers,
-            "priority_matrix": {},
         });
         if let Some(host) = &self.data_host {
             said["tcp_data_host"] = json!(host);
@@ -120,4 +118,65 @@ fn buffer(json: &Value) -> Result<Buffer> {
 
 fn lacks(field: &str) -> MooncakeError {
     MooncakeError::corrupt(STAGE, format!("there is no usable '{field}' in it; is this an engine with tcp?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What a real engine of 0.3.13.post1 answered to a handshake on 21 November 2026.
+    #[test]
+    fn a_real_engines_segment_is_read() {
+        let said: Value = serde_json::from_str(include_str!("../testdata/engine.json")).unwrap();
+        let meta = SegmentMeta::parse(said.clone()).unwrap();
+        assert_eq!(meta.data_address("elsewhere"), "127.0.0.1:15504");
+        assert!(meta.holds(139_793_400_852_496, 1 << 31) && !meta.holds(139_793_400_852_496, (1 << 31) + 1));
+        let mut ours = meta.to_json();
+        // Ours has no network card to name.
+        ours["rdma_server_name"] = json!("");
+        assert_eq!(ours, said);
+    }
+
+    const FIELDS: &[&str] =
+        &["name", "protocol", "tcp_data_port", "tcp_proto_version", "buffers", "addr", "length"];
+
+    fn any_json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            "tcp|rdma|[a-z]{0,4}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 40, 8, |inner| {
+            let field = prop::sample::select(FIELDS).prop_map(str::to_owned);
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::btree_map(field, inner, 0..8)
+                    .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_json_is_read_or_refused(json in any_json()) {
+            if let Ok(meta) = SegmentMeta::parse(json) {
+                prop_assert_eq!(SegmentMeta::parse(meta.to_json()).unwrap(), meta);
+            }
+        }
+
+        #[test]
+        fn what_is_said_is_read(port in 1u16.., buffers in prop::collection::vec((any::<u64>(), any::<u64>()), 0..4)) {
+            let buffers = buffers.into_iter().map(|(address, bytes)| Buffer { name: "b".into(), address, bytes });
+            let meta = SegmentMeta {
+                name: "a:1".into(),
+                data_host: None,
+                data_port: port,
+                timestamp: "now".into(),
+                buffers: buffers.collect(),
+            };
+            prop_assert_eq!(SegmentMeta::parse(meta.to_json()).unwrap(), meta);
+        }
+    }
 }
