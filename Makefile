@@ -8,7 +8,7 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-python test-rdma test-vllm test-sglang sanitize wheel check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
+.PHONY: help run replay test test-python test-rdma test-vllm test-sglang test-mooncake sanitize wheel check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -41,6 +41,9 @@ test-vllm: build ## Try a real vLLM pair behind Baton (set VLLM and MODEL: scrip
 test-sglang: build ## Try a real SGLang pair behind Baton (set SGLANG and MODEL: scripts/engines/sglang.sh says how)
 	scripts/engines/sglang.sh
 
+test-mooncake: ready ## Try Baton with a real Mooncake from PyPI, or the one in MOONCAKE (docs/mooncake.md)
+	CARGO="$(CARGO)" scripts/mooncake.sh
+
 sanitize: ready ## Run the transfer engine's unit tests under AddressSanitizer (x86-64 Linux)
 	@if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
 		RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address $(CARGO) test --locked --target x86_64-unknown-linux-gnu \
@@ -52,6 +55,7 @@ check: ready ready-lints ## Check format, lints, documentation and the rules of 
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	CARGO="$(CARGO)" scripts/rdma/check.sh
 	PYO3_NO_PYTHON=1 $(CARGO) clippy --package baton-python --features extension --locked -- -D warnings
+	$(CARGO) clippy --locked --package baton --features mooncake --bins -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	for script in scripts/*.sh scripts/rdma/*.sh scripts/engines/*.sh .ci/run; do bash -n "$$script" || exit 1; done
 	$(CARGO) test --locked --package baton --test architecture

@@ -14,6 +14,8 @@ mod indexer;
 mod journal;
 mod live;
 mod loadgen;
+#[cfg(feature = "mooncake")]
+mod mooncake;
 mod node;
 mod out;
 mod paper;
@@ -75,6 +77,9 @@ enum Command {
     Rdma(rdma::RdmaArgs),
     /// Keep objects in memory for connectors that speak Redis' protocol, and look into such a store
     Store(Box<store::StoreArgs>),
+    /// Work with Mooncake: its engines, its master, its objects
+    #[cfg(feature = "mooncake")]
+    Mooncake(mooncake::MooncakeArgs),
     /// Print what a shell needs to complete this program's commands
     Completions(completions::CompletionsArgs),
     /// Print the manual page, or write one for each command
@@ -111,6 +116,8 @@ pub fn run(cli: Cli) -> Result<ExitCode, String> {
         Command::Check(args) => check::run(&args),
         Command::Rdma(args) => rdma::run(&args),
         Command::Store(args) => store::run(&args),
+        #[cfg(feature = "mooncake")]
+        Command::Mooncake(args) => mooncake::run(args),
         Command::Completions(args) => completions::completions(&args),
         Command::Man(args) => completions::man(&args),
     }

@@ -89,6 +89,7 @@ pub const TABLE: &[Row] = &[
     },
     Row { name: "baton-router", dir: "src/router", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-membership", dir: "src/membership", ours: &["baton-types"], outside: Outside::Any },
+    Row { name: "baton-mooncake", dir: "src/mooncake", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-wire", dir: "src/wire", ours: &["baton-types"], outside: Outside::Any },
     Row {
         name: "baton-python",
@@ -115,6 +116,7 @@ pub const TABLE: &[Row] = &[
             "baton-indexer",
             "baton-router",
             "baton-membership",
+            "baton-mooncake",
             "baton-wire",
         ],
         outside: Outside::Any,
