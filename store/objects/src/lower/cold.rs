@@ -20,7 +20,7 @@ mod watch;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use object_store::ObjectStore as Bucket;
@@ -179,7 +179,7 @@ pub(super) fn open(
         tell: Arc::clone(tell),
         counts: Counts::default(),
         life: fresh_life(),
-        next_tag: AtomicU64::new(1),
+        next_tag: AtomicU32::new(1),
         off: AtomicBool::new(false),
         writing: Budget::new(in_hand_max_bytes, WRITES_MAX),
         reading: Budget::new(READING_MAX_BYTES, READS_MAX),
@@ -246,7 +246,7 @@ impl Cold {
         let Some(runtime) = &self.runtime else { return };
         let (desk, value) = (&self.desk, offer.room.bytes());
         let Some(bytes) = frame::total_bytes(&offer.tenant, &offer.key, value) else { return };
-        let tag = u64::from(desk.life) << 32 | desk.next_tag.fetch_add(1, Ordering::Relaxed);
+        let tag = Label::tag(desk.life, desk.next_tag.fetch_add(1, Ordering::Relaxed));
         let label = Label { name: offer.name, tenant: short_name(&offer.tenant), digest: 0, tag };
         if desk.off.load(Ordering::SeqCst) || self.holds(offer.name) {
             return;

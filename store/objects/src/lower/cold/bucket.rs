@@ -58,6 +58,8 @@ fn s3(
     };
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(name)
+        // One at a time, as every service of this kind knows it.
+        .with_disable_bulk_delete(true)
         .with_http_connector(Connector { answer_max_bytes })
         .with_retry(retry);
     let named = || std::env::var("AWS_ENDPOINT_URL").or_else(|_| std::env::var("AWS_ENDPOINT")).ok();

@@ -1,7 +1,7 @@
 //! Where everything is done that a bucket is asked for: write, read, remove; each within a bound.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -51,7 +51,7 @@ pub(super) struct Desk {
     pub(super) counts: Counts,
     /// Number of this start; tags carry it.
     pub(super) life: u32,
-    pub(super) next_tag: AtomicU64,
+    pub(super) next_tag: AtomicU32,
     /// It is left alone for good.
     pub(super) off: AtomicBool,
     pub(super) writing: Arc<Budget>,

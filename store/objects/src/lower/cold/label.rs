@@ -37,6 +37,16 @@ impl Kind {
 }
 
 impl Label {
+    /// The tag of a writing: the start of the store that did it, and which of its own it was.
+    pub(super) fn tag(life: u32, number: u32) -> u64 {
+        u64::from(life) << 32 | u64::from(number)
+    }
+
+    /// The start of the store that wrote it.
+    pub(super) fn life(&self) -> u32 {
+        u32::try_from(self.tag >> 32).expect("32 bits")
+    }
+
     /// Where it lies.
     pub(super) fn path(&self, prefix: &Path, kind: Kind) -> Path {
         let Self { name, tenant, digest, tag } = self;
@@ -71,7 +81,8 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_were_written_and_others_are_not_ours() {
-        let label = Label { name: 0xab, tenant: 7, digest: u64::MAX, tag: 1 << 32 };
+        let label = Label { name: 0xab, tenant: 7, digest: u64::MAX, tag: Label::tag(3, 1) };
+        assert_eq!(label.life(), 3);
         let prefix = Path::from("a/b");
         for kind in [Kind::Value, Kind::Grave] {
             let path = label.path(&prefix, kind);

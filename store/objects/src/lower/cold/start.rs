@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use object_store::ObjectMeta;
 use object_store::path::{Path, PathPart};
+use object_store::{ObjectMeta, ObjectStoreExt as _};
 use tokio::task::JoinSet;
 
 use super::desk::Desk;
@@ -36,10 +36,12 @@ impl Desk {
 
     async fn begin_at_leisure(self: &Arc<Self>) -> Result<String, String> {
         let speed = self.prove().await?;
-        let census = self.list().await?;
+        let before = self.owner_before().await.map_err(|why| format!("read its owner: {why}"))?;
         let owned = self.put(&self.owner(), self.life.to_string().into_bytes()).await;
         owned.map_err(|why| format!("write its owner: {why}"))?;
-        self.take_over(census).await?;
+        // What the one before still has on its way is younger than this owner, or listed now.
+        let census = self.list().await?;
+        self.take_over(census, before).await?;
         let (objects, bytes) = (self.book.objects(), self.book.bytes());
         Ok(format!("{objects} objects, {bytes} bytes; {speed}"))
     }
@@ -99,14 +101,26 @@ impl Desk {
         Err(format!("more than {} objects; allow more or give an empty prefix", self.book.listed_max()))
     }
 
-    /// Of two copies of a key nobody knows which was meant to stay: both go, as does what has a grave.
-    async fn take_over(&self, mut census: Census) -> Result<(), String> {
+    /// The start before this one, and when it began.
+    async fn owner_before(&self) -> Result<Option<(u32, i64)>, String> {
+        let path = self.owner();
+        let Some(known) = self.within(self.bucket.head(&path)).await? else { return Ok(None) };
+        let life = self.get(&path, Some(known.size)).await?;
+        let life = life.and_then(|life| std::str::from_utf8(&life).ok()?.parse().ok());
+        Ok(life.map(|life| (life, known.last_modified.timestamp_millis())))
+    }
+
+    /// Of two copies of a key nobody knows which was meant to stay: both go, as does what has a grave, and what an
+    /// earlier owner wrote when the last one had begun, which so knew nothing of it.
+    async fn take_over(&self, mut census: Census, before: Option<(u32, i64)>) -> Result<(), String> {
+        let is_late =
+            |label: &Label, age: i64| before.is_some_and(|(life, begun)| label.life() != life && age >= begun);
         census.values.sort_unstable_by_key(|(age, label, _)| (*age, *label));
         let mut seen = BTreeSet::new();
         let twice: BTreeSet<u64> =
             census.values.iter().map(|(_, label, _)| label.name).filter(|name| !seen.insert(*name)).collect();
-        for (_, label, bytes) in &census.values {
-            if twice.contains(&label.name) || census.graves.contains_key(label) {
+        for (age, label, bytes) in &census.values {
+            if twice.contains(&label.name) || census.graves.contains_key(label) || is_late(label, *age) {
                 let removed = self.delete(&label.path(&self.prefix, Kind::Value)).await;
                 removed.map_err(|why| format!("remove what is in doubt: {why}"))?;
             } else {

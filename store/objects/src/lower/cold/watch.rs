@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::desk::Desk;
 
-/// Between two looks at the owner.
-const OWNER_EVERY: Duration = Duration::from_secs(10);
+/// Between two looks at the owner, in times of its patience.
+const OWNER_EVERY: u32 = 2;
 
 impl Desk {
     /// Goes on until the bucket is left alone for good.
@@ -18,7 +18,7 @@ impl Desk {
         while !self.off.load(Ordering::SeqCst) {
             tokio::time::sleep(pause).await;
             let is_open = self.health.is_open();
-            if self.health.is_due() || (is_open && looked.elapsed() > OWNER_EVERY) {
+            if self.health.is_due() || (is_open && looked.elapsed() > OWNER_EVERY * self.patience) {
                 self.look().await;
                 looked = Instant::now();
             }
