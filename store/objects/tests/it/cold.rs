@@ -259,12 +259,13 @@ fn a_bucket_that_fails_is_left_alone_and_what_was_removed_meanwhile_goes_when_it
     fill(&store, 60);
     bucket.be(Mood::Fails);
     let away: Vec<String> = (0..60).map(|n| n.to_string()).filter(|n| !store.exists(key(n))).collect();
-    assert!(away.len() > 15, "memory has room for some forty");
+    assert!(away.len() > 5, "memory has room for some forty");
     let asked = bucket.asked();
     for name in &away {
         assert_eq!(read(&store, name), None);
-        store.put(key("other"), &content(5, 50_000), REPLACE).unwrap();
-        assert_eq!(read(&store, "other"), Some(content(5, 50_000)), "memory goes on");
+        let other = format!("other {name}");
+        store.put(key(&other), &content(5, 5_000), REPLACE).unwrap();
+        assert_eq!(read(&store, &other), Some(content(5, 5_000)), "memory goes on");
     }
     until("it is found to fail", || !cold(&store).on);
     assert!(!store.is_below(key(&away[0])));
@@ -345,11 +346,11 @@ fn what_a_killed_store_had_on_its_way_is_not_believed_after_another_start() {
     let (store, _) = with_bucket(&bucket, PATIENCE);
     bucket.be(Mood::Late);
     ask_twice(&store, "k", &content(1, 50_000));
-    until("it is on its way", || bucket.asked() > 0 && !store.settle(Duration::from_millis(20)));
+    until("it is on its way", || bucket.late() == 1);
     drop(store);
     bucket.be(Mood::Good);
     let (store, _) = with_bucket(&bucket, PATIENCE);
-    until("it arrives", || bucket.arrive() == 1);
+    assert_eq!(bucket.arrive(), 1);
     assert_eq!(read(&store, "k"), None, "the listing was over");
     store.put(key("k"), &content(2, 50_000), REPLACE).unwrap();
     store.remove(key("k")).unwrap();

@@ -80,6 +80,11 @@ impl Faulty {
         count
     }
 
+    /// Writes that have not arrived.
+    pub fn late(&self) -> usize {
+        self.late.lock().unwrap().len()
+    }
+
     async fn pass(&self) -> Result<()> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         match self.mood() {

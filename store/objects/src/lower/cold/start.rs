@@ -16,8 +16,8 @@ use super::label::{FOLDERS, Kind, Label, folder};
 pub(super) const START_WITHIN: Duration = Duration::from_secs(60);
 /// Bytes that are written and read back.
 const PROOF_BYTES: usize = 1 << 20;
-/// How much older than the newest object a grave is when nothing that it stands for can still arrive, ms.
-const GRAVE_AFTER_MS: i64 = 24 * 3_600 * 1_000;
+/// How much older than the newest object a grave is when nothing that it stands for can still arrive, µs.
+const GRAVE_AFTER_US: i64 = 24 * 3_600 * 1_000_000;
 
 /// What a listing found.
 #[derive(Debug, Default)]
@@ -107,7 +107,7 @@ impl Desk {
         let Some(known) = self.within(self.bucket.head(&path)).await? else { return Ok(None) };
         let life = self.get(&path, Some(known.size)).await?;
         let life = life.and_then(|life| std::str::from_utf8(&life).ok()?.parse().ok());
-        Ok(life.map(|life| (life, known.last_modified.timestamp_millis())))
+        Ok(life.map(|life| (life, known.last_modified.timestamp_micros())))
     }
 
     /// Of two copies of a key nobody knows which was meant to stay: both go, as does what has a grave, and what an
@@ -129,7 +129,7 @@ impl Desk {
         }
         let newest = census.values.iter().map(|(age, ..)| *age).chain(census.graves.values().copied()).max();
         for (label, age) in &census.graves {
-            if newest.is_some_and(|newest| newest - age > GRAVE_AFTER_MS) {
+            if newest.is_some_and(|newest| newest - age > GRAVE_AFTER_US) {
                 let removed = self.delete(&label.path(&self.prefix, Kind::Grave)).await;
                 removed.map_err(|why| format!("remove an old grave: {why}"))?;
             }
@@ -145,7 +145,7 @@ impl Desk {
 
 impl Census {
     fn add(&mut self, meta: &ObjectMeta) {
-        let age = meta.last_modified.timestamp_millis();
+        let age = meta.last_modified.timestamp_micros();
         match Label::read(&meta.location) {
             Some((label, Kind::Value)) => self.values.push((age, label, meta.size)),
             Some((label, Kind::Grave)) => _ = self.graves.insert(label, age),
