@@ -18,11 +18,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use baton_tiers::ShelfStats;
+pub(crate) use below::{Below, Origin, name_of};
 #[cfg(feature = "resp")]
 pub(crate) use cold::Cold;
-pub(crate) use cold::{Offer, total_bytes};
 pub use cold::{ColdBucket, ColdConfig, ColdStats};
-pub(crate) use below::{Below, Origin, name_of};
+pub(crate) use cold::{Offer, total_bytes};
 pub(crate) use directory::{Forgotten, Removal};
 use flights::Flights;
 pub(crate) use flights::Waiter;

@@ -85,10 +85,14 @@ fn fill(store: &ObjectStore, count: u64) {
     assert_eq!((cold(store).written, cold(store).passed_over), (count, 0), "{:?}", cold(store));
 }
 
-/// Makes memory forget what it has.
-fn crowd(store: &ObjectStore) {
-    for n in 0..60u64 {
-        store.put(key(&format!("crowd {n}")), &content(n, 90_000), REPLACE).unwrap();
+/// Makes memory evict a key, by values that nobody asks for.
+#[track_caller]
+fn crowd_out(store: &ObjectStore, name: &str) {
+    let mut crowd = 0..2_000u64;
+    while store.exists(key(name)) {
+        let n = crowd.next().expect("it is evicted some time");
+        let bytes = if n % 2 == 0 { 40_000 } else { 90_000 };
+        store.put(key(&format!("crowd for {name} {n}")), &content(n, bytes), REPLACE).unwrap();
     }
 }
 
@@ -140,8 +144,8 @@ fn what_the_ssd_gives_back_is_worth_a_place_in_the_bucket_and_is_found_there_whe
     assert!(store.get(key("hot")).is_some());
     settle(&store);
     assert_eq!((store.lower_stats().ssd.values, cold(&store).written), (1, 0));
-    crowd(&store);
-    assert!(!store.exists(key("hot")) && store.bring(key("hot")).is_some());
+    crowd_out(&store, "hot");
+    assert!(store.bring(key("hot")).is_some());
     assert_eq!(read(&store, "hot"), Some(content(1, 90_000)));
     settle(&store);
     assert_eq!((store.lower_stats().ssd_hits, cold(&store).written), (1, 1));
@@ -202,11 +206,14 @@ fn what_is_not_as_it_was_written_is_never_served_and_goes() {
     settle(&store);
     let stats = cold(&store);
     assert_eq!((stats.refused, stats.objects, stats.failures, stats.hits), (7, 1, 0, 1), "{stats:?}");
-    assert_eq!(files(folder.path()), [paths[7].clone(), thesis.clone()], "what is not ours is left alone");
+    let mut left = [paths[7].clone(), thesis];
+    left.sort();
+    assert_eq!(files(folder.path()), left, "what is not ours is left alone");
     // One that somebody takes away under our hands is a miss, too.
     std::fs::remove_file(&paths[7]).unwrap();
-    crowd(&store);
-    assert!(store.is_below(key(&found[0].to_string())) && read(&store, &found[0].to_string()).is_none());
+    let name = found[0].to_string();
+    crowd_out(&store, &name);
+    assert!(store.is_below(key(&name)) && read(&store, &name).is_none());
     settle(&store);
     assert_eq!(cold(&store).objects, 0);
     // What was refused can be written anew.
@@ -230,8 +237,7 @@ fn what_is_removed_replaced_or_ends_some_day_never_comes_back() {
     store.set_ttl(key("ending"), Some(1_000_000_000)).unwrap();
     assert_eq!(bucket.values().len(), 2, "confirmed when it is answered");
     // Equal bytes that are put again after eviction keep their copy.
-    crowd(&store);
-    assert!(!store.exists(key("same")));
+    crowd_out(&store, "same");
     store.put(key("same"), &content(1, 40_000), REPLACE).unwrap();
     assert_eq!((bucket.values().len(), cold(&store).going), (2, 0));
     drop(store);
@@ -412,9 +418,7 @@ fn settings_that_cannot_be_are_refused_at_the_start() {
         ObjectStore::with_lower(&StoreConfig::default(), Clock::machine(), &lower).unwrap_err()
     };
     let memory = || ColdConfig::new(ColdBucket::Url("memory:".into()));
-    assert!(
-        refused(ColdConfig::new(ColdBucket::Url("ftp://bucket".into()))).contains("s3://bucket/prefix")
-    );
+    assert!(refused(ColdConfig::new(ColdBucket::Url("ftp://bucket".into()))).contains("s3://bucket/prefix"));
     assert!(refused(ColdConfig { capacity_bytes: 1, ..memory() }).contains("capacity_bytes"));
     assert!(refused(ColdConfig { objects_max: 0, ..memory() }).contains("objects_max"));
     assert!(refused(ColdConfig { patience: Duration::ZERO, ..memory() }).contains("patience"));
@@ -461,19 +465,19 @@ fn random_histories_agree_with_a_naive_model() {
     for seed in 0..6 {
         let (bucket, mut rng) = (Faulty::new(), Rng::fork(seed, 9));
         let config = || ColdConfig {
-            capacity_bytes: 8 << 20,
+            capacity_bytes: 4 << 20,
             patience: PATIENCE,
             ..ColdConfig::new(ColdBucket::Given(Arc::clone(&bucket) as _))
         };
         let mut store = started(config(), None).0;
         // What each key holds, by the seed and length of its content.
         let mut model: BTreeMap<String, (u64, usize)> = BTreeMap::new();
-        for step in 0..800u64 {
-            let name = format!("key {}", rng.below(50));
+        for step in 0..1_500u64 {
+            let name = format!("key {}", rng.below(25));
             match rng.below(100) {
                 0..25 => {
                     // The same bytes again and again, and others.
-                    let value = (rng.below(3), 1 + usize::try_from(rng.below(4)).unwrap() * 60_000);
+                    let value = (rng.below(3), 1 + usize::try_from(rng.below(4)).unwrap() * 120_000);
                     store.put(key(&name), &content(value.0, value.1), REPLACE).unwrap();
                     model.insert(name, value);
                 }
@@ -490,7 +494,7 @@ fn random_histories_agree_with_a_naive_model() {
                     assert_eq!(read(&store, &name), None);
                     model.remove(&name);
                 }
-                93..97 => settle(&store),
+                93..98 => settle(&store),
                 _ => {
                     hits += cold(&store).hits;
                     drop(store);
@@ -500,9 +504,10 @@ fn random_histories_agree_with_a_naive_model() {
             }
         }
         settle(&store);
+        hits += cold(&store).hits;
         store.check();
         let kept: u64 = bucket.values().iter().map(|(_, bytes)| bytes).sum();
-        assert!(kept <= 8 << 20, "{kept}");
+        assert!(kept <= 4 << 20, "{kept}");
     }
-    assert!(restarts > 60 && hits > 100, "{restarts} {hits}");
+    assert!(restarts > 100 && hits > 200, "{restarts} {hits}");
 }

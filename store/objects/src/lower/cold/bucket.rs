@@ -14,10 +14,7 @@ use super::{ColdBucket, ColdConfig};
 
 /// The bucket, and the prefix of every name in it. Nothing is asked of it yet. Over HTTP it may say no more at a time
 /// than `answer_max_bytes`.
-pub(super) fn open(
-    config: &ColdConfig,
-    answer_max_bytes: usize,
-) -> Result<(Arc<dyn Bucket>, Path), String> {
+pub(super) fn open(config: &ColdConfig, answer_max_bytes: usize) -> Result<(Arc<dyn Bucket>, Path), String> {
     let url = match &config.bucket {
         ColdBucket::Url(url) => url,
         ColdBucket::Given(bucket) => return Ok((Arc::clone(bucket), Path::default())),
@@ -46,11 +43,7 @@ pub(super) fn open(
 }
 
 /// Keys and region come from the usual `AWS_` variables.
-fn s3(
-    config: &ColdConfig,
-    name: &str,
-    answer_max_bytes: usize,
-) -> object_store::Result<Arc<dyn Bucket>> {
+fn s3(config: &ColdConfig, name: &str, answer_max_bytes: usize) -> object_store::Result<Arc<dyn Bucket>> {
     let retry = RetryConfig {
         max_retries: 1,
         retry_timeout: config.patience.max(Duration::from_millis(1)),

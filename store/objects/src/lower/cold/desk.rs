@@ -230,7 +230,11 @@ impl Desk {
             Forget::UnderWay(removal) => Some(removal),
             Forget::Remove(label, removal) => {
                 // Nobody waits for a bucket that is left alone.
-                if self.is_on() { self.order(label) } else { self.is_stuck(label) }
+                if self.is_on() {
+                    self.order(label)
+                } else {
+                    self.is_stuck(label)
+                }
                 Some(removal)
             }
         }

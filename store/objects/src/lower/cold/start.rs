@@ -113,8 +113,9 @@ impl Desk {
     /// Of two copies of a key nobody knows which was meant to stay: both go, as does what has a grave, and what an
     /// earlier owner wrote when the last one had begun, which so knew nothing of it.
     async fn take_over(&self, mut census: Census, before: Option<(u32, i64)>) -> Result<(), String> {
-        let is_late =
-            |label: &Label, age: i64| before.is_some_and(|(life, begun)| label.life() != life && age >= begun);
+        let is_late = |label: &Label, age: i64| {
+            before.is_some_and(|(life, begun)| label.life() != life && age >= begun)
+        };
         census.values.sort_unstable_by_key(|(age, label, _)| (*age, *label));
         let mut seen = BTreeSet::new();
         let twice: BTreeSet<u64> =
