@@ -66,7 +66,7 @@ pub(super) struct ServeArgs {
     /// What the bucket keeps at most; what was not read for long gives way
     #[arg(long, value_name = "SIZE", default_value = "1TiB", requires = "cold", value_parser = super::size)]
     cold_size: u64,
-    /// Objects that the bucket keeps at most; each takes about a hundred bytes of memory here
+    /// Objects that the bucket keeps at most; each takes some 150 bytes of memory here
     #[arg(long, value_name = "N", default_value_t = 1 << 20, requires = "cold")]
     cold_objects: u64,
     /// Connections at a time

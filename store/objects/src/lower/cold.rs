@@ -220,7 +220,7 @@ fn fresh_life() -> u32 {
     u32::try_from(mixed >> 32).expect("32 bits")
 }
 
-/// The short name of a tenant.
+/// The short name of a tenant. Should two share one, a flush of the one takes the copies of the other along.
 fn short_name(tenant: &str) -> u32 {
     u32::try_from(name_of(tenant, b"") >> 32).expect("32 bits")
 }
@@ -241,21 +241,26 @@ impl Cold {
         touches == AFTER || (touches > 8 && touches.is_power_of_two())
     }
 
-    /// Writes a value, unless the bucket has it; or passes it over. Waits for nothing.
-    pub(crate) fn offer(&self, offer: Offer) {
-        let Some(runtime) = &self.runtime else { return };
+    /// Writes a value, unless the bucket has it. False when it is passed over and worth another offer. Waits for
+    /// nothing.
+    pub(crate) fn offer(&self, offer: Offer) -> bool {
+        let Some(runtime) = &self.runtime else { return true };
         let (desk, value) = (&self.desk, offer.room.bytes());
-        let Some(bytes) = frame::total_bytes(&offer.tenant, &offer.key, value) else { return };
+        let Some(bytes) = frame::total_bytes(&offer.tenant, &offer.key, value) else { return true };
         let tag = Label::tag(desk.life, desk.next_tag.fetch_add(1, Ordering::Relaxed));
         let label = Label { name: offer.name, tenant: short_name(&offer.tenant), digest: 0, tag };
         if desk.off.load(Ordering::SeqCst) || self.holds(offer.name) {
-            return;
+            return true;
         }
         let held = desk.writing.take(value as u64).filter(|_| desk.health.is_open());
-        let Some(held) = held else { return add(&desk.counts.passed_over, 1) };
+        let Some(held) = held else {
+            add(&desk.counts.passed_over, 1);
+            return false;
+        };
         if desk.book.begin(label, bytes) {
             runtime.spawn(Arc::clone(desk).write(offer, tag, held));
         }
+        true
     }
 
     /// The key has another value, of this digest if that is known, or none: what there is to wait for until its copy
@@ -274,6 +279,12 @@ impl Cold {
     /// Removals that the bucket has not confirmed.
     pub(crate) fn going(&self) -> u64 {
         if self.desk.off.load(Ordering::SeqCst) { 0 } else { self.desk.book.going() }
+    }
+
+    /// Whether it is asked at the moment.
+    #[cfg(feature = "resp")]
+    pub(crate) fn is_on(&self) -> bool {
+        self.desk.is_on()
     }
 
     /// The digest of a value that is being put, if it may be the one that the bucket has in an object of so many bytes.

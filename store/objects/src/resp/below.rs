@@ -163,8 +163,8 @@ pub(super) async fn flush(on: &Connection<'_>) -> Forgotten {
 /// Waits until the bucket has confirmed every removal, within a bound.
 pub(super) async fn flushed(store: &ObjectStore) -> Result<(), Refusal> {
     let end = Instant::now() + FLUSH_WITHIN;
-    while store.cold().is_some_and(|cold| cold.going() > 0) {
-        if Instant::now() >= end {
+    while let Some(cold) = store.cold().filter(|cold| cold.going() > 0) {
+        if Instant::now() >= end || !cold.is_on() {
             return Err(Refusal::Unconfirmed);
         }
         tokio::time::sleep(Duration::from_millis(5)).await;

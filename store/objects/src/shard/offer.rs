@@ -75,8 +75,8 @@ impl Shard {
     }
 
     /// The bucket is offered an entry at once; it takes what it has hands for.
-    fn offer_cold(&self, below: &Below, number: u32) {
-        let entry = self.entries.at(number);
+    fn offer_cold(&mut self, below: &Below, number: u32) {
+        let entry = self.entries.at_mut(number);
         if entry.expires_us == u64::MAX
             && let Some(cold) = &below.cold
             && let Some(room) = entry.sealed()
@@ -84,7 +84,10 @@ impl Shard {
         {
             let (tenant, key, room) = (share.name().to_owned(), entry.key.to_vec(), Arc::clone(room));
             let (name, checksum) = (name_of(&tenant, &key), entry.checksum);
-            cold.offer(Offer { name, tenant, key, room, checksum });
+            if !cold.offer(Offer { name, tenant, key, room, checksum }) {
+                // The next touch offers it again.
+                entry.touches -= 1;
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! Where everything is done that a bucket is asked for: write, read, remove; each within a bound.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -61,7 +62,7 @@ pub(super) struct Desk {
     /// Orders to remove: never more of them than there are copies.
     pub(super) orders: UnboundedSender<Label>,
     /// Removals that failed: names and tags.
-    pub(super) stuck: Mutex<Vec<(u64, u64)>>,
+    pub(super) stuck: Mutex<BTreeSet<(u64, u64)>>,
 }
 
 pub(super) fn add(counter: &AtomicU64, more: u64) {
@@ -203,15 +204,14 @@ impl Desk {
 
     fn is_stuck(&self, label: Label) {
         self.book.stuck(label.name, label.tag);
-        self.stuck.lock().push((label.name, label.tag));
+        self.stuck.lock().insert((label.name, label.tag));
     }
 
     /// Tries some of the removals again that failed.
     pub(super) fn retry(&self) {
         let some: Vec<_> = {
             let mut stuck = self.stuck.lock();
-            let left = stuck.len().saturating_sub(RETRIES_MAX);
-            stuck.drain(left..).collect()
+            std::iter::from_fn(|| stuck.pop_first()).take(RETRIES_MAX).collect()
         };
         for (name, tag) in some {
             if let Some(label) = self.book.retry(name, tag) {
