@@ -262,8 +262,7 @@ fn a_killed_store_comes_back_with_what_its_bucket_has() {
 fn a_bucket_behind_the_api_of_s3_is_used_and_missed_by_nobody_when_it_breaks() {
     let bucket = Bucket::start("kv");
     let keys = [("AWS_ACCESS_KEY_ID", "who"), ("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_REGION", "here")];
-    let args =
-        ["--cold", "s3://kv/pre/fix", "--cold-endpoint", &bucket.endpoint, "--metrics", "127.0.0.1:0"];
+    let args = ["--cold", "s3://kv/pre/fix", "--cold-endpoint", &bucket.endpoint, "--metrics", "127.0.0.1:0"];
     let store = Store::start_with(TempDir::new().unwrap(), &args, &keys);
     let mut cluster = fill_bucket(&store, 30);
     cluster.del(&key(7)).unwrap();
@@ -310,9 +309,8 @@ fn a_bucket_behind_the_api_of_s3_is_used_and_missed_by_nobody_when_it_breaks() {
 #[test]
 fn a_bucket_that_is_not_there_is_told_of_and_an_address_that_cannot_be_is_refused() {
     let place = TempDir::new().unwrap();
-    let serve = |args: &[&str]| {
-        run(place.path(), &[&["store", "serve", "--listen", "127.0.0.1:0"], args].concat())
-    };
+    let serve =
+        |args: &[&str]| run(place.path(), &[&["store", "serve", "--listen", "127.0.0.1:0"], args].concat());
     let (code, _, err) = serve(&["--cold", "ftp://bucket"]);
     assert!(code == Some(1) && err.contains("s3://bucket/prefix"), "{err}");
     let (code, _, err) = serve(&["--cold-size", "1GiB"]);

@@ -6,9 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use baton_objects::resp::{Login, RespConfig, Server};
-use baton_objects::{
-    Admit, Clock, ColdBucket, ColdConfig, LowerConfig, ObjectStore, SsdConfig, StoreConfig,
-};
+use baton_objects::{Admit, Clock, ColdBucket, ColdConfig, LowerConfig, ObjectStore, SsdConfig, StoreConfig};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -290,7 +288,12 @@ fn cold_metrics(store: &ObjectStore) -> String {
         ("baton_objects_cold_hit_bytes_total", "counter", "Bytes of those reads", cold.hit_bytes),
         ("baton_objects_cold_evicted_total", "counter", "Values that left the bucket for room", cold.evicted),
         ("baton_objects_cold_refused_total", "counter", "Objects that were not as written", cold.refused),
-        ("baton_objects_cold_errors_total", "counter", "Requests that failed or took too long", cold.failures),
+        (
+            "baton_objects_cold_errors_total",
+            "counter",
+            "Requests that failed or took too long",
+            cold.failures,
+        ),
         ("baton_objects_cold_passed_over_total", "counter", "Values not written", cold.passed_over),
         ("baton_objects_cold_removing", "gauge", "Removals under way or to be tried again", cold.going),
         (
