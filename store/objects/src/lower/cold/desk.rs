@@ -26,6 +26,8 @@ const WRITES_MAX: usize = 8;
 const REMOVALS_MAX: usize = 16;
 /// Values that are removed at most to make room for one.
 const VICTIMS_MAX: usize = 64;
+/// Bytes of a write for each of which it may take as long as any answer.
+const PATIENCE_BYTES: usize = 8 << 20;
 /// Removals that are tried again at a time.
 const RETRIES_MAX: usize = 256;
 
@@ -85,19 +87,22 @@ impl Desk {
 
     /// An answer of the bucket, none for what it has not; or why there is none in time.
     pub(super) async fn within<T>(
-        &self,
+        patience: Duration,
         asked: impl Future<Output = object_store::Result<T>>,
     ) -> Result<Option<T>, String> {
-        match tokio::time::timeout(self.patience, asked).await {
+        match tokio::time::timeout(patience, asked).await {
             Ok(Ok(answer)) => Ok(Some(answer)),
             Ok(Err(object_store::Error::NotFound { .. })) => Ok(None),
             Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("no answer within {:?}", self.patience)),
+            Err(_) => Err(format!("no answer within {patience:?}")),
         }
     }
 
+    /// Writes an object. Nobody waits for a large one, which may take longer.
     pub(super) async fn put(&self, path: &Path, bytes: Vec<u8>) -> Result<(), String> {
-        let put = self.within(self.bucket.put(path, PutPayload::from(bytes))).await;
+        let times = u32::try_from(bytes.len() / PATIENCE_BYTES).unwrap_or(u32::MAX).saturating_add(1);
+        let patience = self.patience.saturating_mul(times);
+        let put = Self::within(patience, self.bucket.put(path, PutPayload::from(bytes))).await;
         put?.map(|_| ()).ok_or_else(|| "no such bucket".into())
     }
 
@@ -110,11 +115,11 @@ impl Desk {
             }
             got.bytes().await
         };
-        self.within(read).await
+        Self::within(self.patience, read).await
     }
 
     pub(super) async fn delete(&self, path: &Path) -> Result<(), String> {
-        self.within(self.bucket.delete(path)).await.map(|_| ())
+        Self::within(self.patience, self.bucket.delete(path)).await.map(|_| ())
     }
 
     /// A value is to be written, if all that it takes is there. Its entry waits in the book.

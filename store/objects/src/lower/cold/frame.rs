@@ -66,3 +66,51 @@ pub(super) fn digest_of<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     pieces.into_iter().for_each(|piece| hash.write(piece));
     hash.finish()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::{Arena, Slabs};
+
+    fn room(value: &[u8]) -> Room {
+        let slabs = Slabs::new(Arena::new(4).unwrap());
+        let mut room = Room::take(&slabs, u32::try_from(value.len()).unwrap(), 0).unwrap();
+        let mut left = value;
+        for slice in room.slices_mut() {
+            let (now, later) = left.split_at(slice.len().min(left.len()));
+            slice[..now.len()].copy_from_slice(now);
+            left = later;
+        }
+        room
+    }
+
+    #[test]
+    fn a_value_is_opened_under_its_own_key_only_and_only_whole() {
+        let value: Vec<u8> = (0..=255).collect();
+        let sealed = seal("team", b"key", &room(&value), None).unwrap();
+        assert_eq!(sealed.bytes.len() as u64, total_bytes("team", b"key", value.len()).unwrap());
+        assert_eq!(sealed.digest, digest_of([&value[..100], &value[100..]]));
+        let found = open(&sealed.bytes, "team", b"key").unwrap();
+        assert_eq!((&found.value, found.checksum), (&value, Some(crate::checksum(&value))));
+        assert!(
+            open(&sealed.bytes, "tea", b"mkey").is_none() && open(&sealed.bytes, "team", b"kez").is_none()
+        );
+        for at in 0..sealed.bytes.len() {
+            for bit in 0..8 {
+                let mut damaged = sealed.bytes.clone();
+                damaged[at] ^= 1 << bit;
+                assert!(open(&damaged, "team", b"key").is_none(), "bit {bit} of byte {at}");
+            }
+            assert!(open(&sealed.bytes[..at], "team", b"key").is_none(), "cut at {at}");
+        }
+        assert!(open(&[&sealed.bytes[..], b"x"].concat(), "team", b"key").is_none());
+    }
+
+    #[test]
+    fn what_memory_has_not_kept_is_not_written() {
+        let good = crate::checksum(b"value");
+        assert!(seal("", b"k", &room(b"value"), Some(good)).is_some());
+        assert!(seal("", b"k", &room(b"valuf"), Some(good)).is_none());
+        assert!(seal("", b"", &room(b""), Some(0)).is_some(), "no bytes at all are a value, too");
+    }
+}

@@ -104,7 +104,8 @@ impl Desk {
     /// The start before this one, and when it began.
     async fn owner_before(&self) -> Result<Option<(u32, i64)>, String> {
         let path = self.owner();
-        let Some(known) = self.within(self.bucket.head(&path)).await? else { return Ok(None) };
+        let known = Self::within(self.patience, self.bucket.head(&path)).await?;
+        let Some(known) = known else { return Ok(None) };
         let life = self.get(&path, Some(known.size)).await?;
         let life = life.and_then(|life| std::str::from_utf8(&life).ok()?.parse().ok());
         Ok(life.map(|life| (life, known.last_modified.timestamp_micros())))
