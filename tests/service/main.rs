@@ -10,6 +10,7 @@
 )]
 
 mod answers;
+mod bucket;
 mod chaos;
 mod clients;
 mod guarded;

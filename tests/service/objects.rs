@@ -23,7 +23,13 @@ pub struct Store {
 
 impl Store {
     pub fn start(folder: TempDir, args: &[&str]) -> Self {
+        Self::start_with(folder, args, &[])
+    }
+
+    /// The same, with some variables.
+    pub fn start_with(folder: TempDir, args: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = baton(folder.path());
+        command.envs(variables.iter().copied());
         command.args(["store", "serve", "--listen", "127.0.0.1:0", "--memory", "64MiB"]).args(args);
         command.stderr(File::create(folder.path().join("err")).unwrap());
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();

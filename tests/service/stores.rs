@@ -1,6 +1,6 @@
-//! Several `baton store` processes as one, and one that is killed and comes back with what its SSD has.
+//! Several `baton store` processes as one, and one that is killed and comes back with what its SSD or its bucket has.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,7 @@ use baton_objects::client::{Cluster, ClusterConfig, Put, PutWords};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use super::bucket::Bucket;
 use super::objects::Store;
 use super::service::{run, signal, until};
 
@@ -123,11 +124,6 @@ fn a_killed_store_comes_back_with_what_its_ssd_has() {
     let folder = below.path().display().to_string();
     let args = ["--ssd", &folder, "--ssd-size", "64MiB", "--ssd-admit", "first", "--metrics", "127.0.0.1:0"];
     let store = Store::start(TempDir::new().unwrap(), &args);
-    let one = |store: &Store| {
-        let mut cluster = Cluster::new(ClusterConfig::of(&store.url).unwrap()).unwrap();
-        cluster.stat(b"key 0").unwrap();
-        cluster
-    };
     let mut cluster = one(&store);
     for n in 0..50 {
         cluster.put(&key(n), &value(n), &PutWords::default()).unwrap();
@@ -183,4 +179,148 @@ fn settings_of_the_ssd_that_cannot_be_are_named() {
     let (code, _, err) = serve(&["--ssd-size", "64KiB"]);
     assert!(code == Some(1) && err.contains("give from 4 to"), "{err}");
     assert!(!place.path().join("below").exists(), "nothing was begun");
+}
+
+fn one(store: &Store) -> Cluster {
+    Cluster::new(ClusterConfig::of(&store.url).unwrap()).unwrap()
+}
+
+/// Puts so many values, asks for each twice, and sees them in the bucket.
+fn fill_bucket(store: &Store, count: u64) -> Cluster {
+    let mut cluster = one(store);
+    for n in 0..count {
+        cluster.put(&key(n), &value(n), &PutWords::default()).unwrap();
+        assert_eq!(cluster.get(&key(n)).unwrap(), Some(value(n)));
+        assert_eq!(cluster.get(&key(n)).unwrap(), Some(value(n)));
+    }
+    until(Duration::from_secs(60), "everything is in the bucket", || {
+        let mut is_cold = |n: &u64| {
+            let known = cluster.stat(&key(*n)).unwrap().unwrap();
+            known.iter().any(|(name, value)| name == "cold" && value == "1")
+        };
+        (0..count).find(|n| !is_cold(n)).map(|n| format!("key {n}"))
+    });
+    cluster
+}
+
+fn killed(store: Store) {
+    signal(store.child.id(), Signal::KILL);
+    drop(store);
+}
+
+fn figure(scraped: &str, name: &str) -> u64 {
+    let line = scraped.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).expect("a figure");
+    line.trim().parse().expect("a whole number")
+}
+
+/// Says a command of one word and hears the first line of the answer.
+fn say(store: &Store, word: &str) -> String {
+    let mut stream = TcpStream::connect(address(store)).unwrap();
+    write!(stream, "*1\r\n${}\r\n{word}\r\n", word.len()).unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    line
+}
+
+#[test]
+fn a_killed_store_comes_back_with_what_its_bucket_has() {
+    let folder = TempDir::new().unwrap();
+    let url = format!("file://{}", folder.path().display());
+    let args = ["--cold", &url, "--metrics", "127.0.0.1:0", "--allow-flush"];
+    let store = Store::start(TempDir::new().unwrap(), &args);
+    let mut cluster = fill_bucket(&store, 50);
+    cluster.del(&key(7)).unwrap();
+    assert!(store.good(&["stat", "key 0"]).contains("cold         1\n"));
+    killed(store);
+    let store = Store::start(TempDir::new().unwrap(), &args);
+    let said = std::fs::read_to_string(store.folder.path().join("err")).unwrap();
+    assert!(said.contains("49 objects"), "{said}");
+    let mut cluster = one(&store);
+    for n in (0..50).filter(|n| *n != 7) {
+        assert_eq!(cluster.get(&key(n)).unwrap(), Some(value(n)), "{n}");
+    }
+    assert_eq!(cluster.get(&key(7)).unwrap(), None, "what was removed stays so");
+    let scraped = metrics(&store);
+    for (name, expected) in [
+        ("baton_objects_cold_on", 1),
+        ("baton_objects_cold_keys", 49),
+        ("baton_objects_cold_hits_total", 49),
+        ("baton_objects_cold_hit_bytes_total", 49 * value(0).len() as u64),
+        ("baton_objects_cold_refused_total", 0),
+        ("baton_objects_misses_total", 1),
+    ] {
+        assert_eq!(figure(&scraped, name), expected, "{name}: {scraped}");
+    }
+    assert_eq!(say(&store, "FLUSHDB"), "+OK\r\n");
+    killed(store);
+    let store = Store::start(TempDir::new().unwrap(), &args);
+    assert_eq!(figure(&metrics(&store), "baton_objects_cold_keys"), 0, "nothing comes back");
+    assert_eq!(one(&store).get(&key(0)).unwrap(), None);
+}
+
+#[test]
+fn a_bucket_behind_the_api_of_s3_is_used_and_missed_by_nobody_when_it_breaks() {
+    let bucket = Bucket::start("kv");
+    let keys = [("AWS_ACCESS_KEY_ID", "who"), ("AWS_SECRET_ACCESS_KEY", "secret"), ("AWS_REGION", "here")];
+    let args = ["--cold", "s3://kv/pre/fix", "--cold-endpoint", &bucket.endpoint, "--metrics", "127.0.0.1:0"];
+    let store = Store::start_with(TempDir::new().unwrap(), &args, &keys);
+    let mut cluster = fill_bucket(&store, 30);
+    cluster.del(&key(7)).unwrap();
+    let there = bucket.keys();
+    let values = there.iter().filter(|key| key.starts_with("pre/fix/") && key.ends_with(".kv"));
+    assert_eq!((values.count(), there.len()), (29, 30), "values and the owner: {there:?}");
+    killed(store);
+    let store = Store::start_with(TempDir::new().unwrap(), &args, &keys);
+    let mut cluster = one(&store);
+    for n in 0..20 {
+        let expected = (n != 7).then(|| value(n));
+        assert_eq!(cluster.get(&key(n)).unwrap(), expected, "{n}");
+    }
+    bucket.be_broken(true);
+    for n in 20..30 {
+        assert_eq!(cluster.get(&key(n)).unwrap(), None, "{n} is not served, and nothing else is");
+    }
+    assert_eq!(cluster.get(&key(0)).unwrap(), Some(value(0)), "memory goes on");
+    cluster.put(b"new", &value(99), &PutWords::default()).unwrap();
+    assert_eq!(cluster.get(b"new").unwrap(), Some(value(99)));
+    let refused = cluster.del(&key(3)).map_err(|why| why.to_string());
+    assert!(refused.as_ref().is_err_and(|why| why.contains("has not confirmed")), "{refused:?}");
+    let scraped = metrics(&store);
+    assert_eq!(figure(&scraped, "baton_objects_cold_on"), 0, "{scraped}");
+    assert!(figure(&scraped, "baton_objects_cold_errors_total") >= 3, "{scraped}");
+    bucket.be_broken(false);
+    until(Duration::from_secs(60), "it is asked again, and what was removed goes", || {
+        let scraped = metrics(&store);
+        let (on, left) =
+            (figure(&scraped, "baton_objects_cold_on"), figure(&scraped, "baton_objects_cold_removing"));
+        ((on, left) != (1, 0)).then_some(scraped)
+    });
+    for n in 20..30 {
+        assert_eq!(cluster.get(&key(n)).unwrap(), Some(value(n)), "{n}");
+    }
+    killed(store);
+    let store = Store::start_with(TempDir::new().unwrap(), &args, &keys);
+    let mut cluster = one(&store);
+    assert_eq!(cluster.get(&key(3)).unwrap(), None);
+    assert_eq!(cluster.get(&key(4)).unwrap(), Some(value(4)));
+    assert_eq!(bucket.wrong(), Vec::<String>::new());
+}
+
+#[test]
+fn a_bucket_that_is_not_there_is_told_of_and_an_address_that_cannot_be_is_refused() {
+    let place = TempDir::new().unwrap();
+    let serve =
+        |args: &[&str]| run(place.path(), &[&["store", "serve", "--listen", "127.0.0.1:0"], args].concat());
+    let (code, _, err) = serve(&["--cold", "ftp://bucket"]);
+    assert!(code == Some(1) && err.contains("s3://bucket/prefix"), "{err}");
+    let (code, _, err) = serve(&["--cold-size", "1GiB"]);
+    assert!(code == Some(2) && err.contains("--cold"), "{err}");
+    let keys = [("AWS_ACCESS_KEY_ID", "who"), ("AWS_SECRET_ACCESS_KEY", "secret")];
+    let args = ["--cold", "s3://kv", "--cold-endpoint", "http://127.0.0.1:1"];
+    let store = Store::start_with(TempDir::new().unwrap(), &args, &keys);
+    let mut cluster = one(&store);
+    cluster.put(&key(1), &value(1), &PutWords::default()).unwrap();
+    assert_eq!(cluster.get(&key(1)).unwrap(), Some(value(1)));
+    let said = std::fs::read_to_string(store.folder.path().join("err")).unwrap();
+    assert!(said.contains("cold: s3://kv: write: ") && said.contains("goes on without it"), "{said}");
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use baton_objects::resp::{Login, RespConfig, Server};
-use baton_objects::{Admit, Clock, LowerConfig, ObjectStore, SsdConfig, StoreConfig};
+use baton_objects::{Admit, Clock, ColdBucket, ColdConfig, LowerConfig, ObjectStore, SsdConfig, StoreConfig};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -17,7 +17,8 @@ use crate::shutdown;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     baton store serve --memory 4GiB\n  \
-    baton store serve --listen 0.0.0.0:6379 --memory 64GiB --auth logins.txt --metrics 127.0.0.1:9180\n\
+    baton store serve --listen 0.0.0.0:6379 --memory 64GiB --auth logins.txt --metrics 127.0.0.1:9180\n  \
+    baton store serve --memory 64GiB --ssd /data/objects --ssd-size 800GiB --cold s3://kv/llama-70b\n\
     A line of logins.txt: USER PASSWORD TENANT [QUOTA], such as: default secret team-a 8GiB")]
 pub(super) struct ServeArgs {
     /// Address to serve on; port 0 takes a free one
@@ -53,6 +54,19 @@ pub(super) struct ServeArgs {
     /// When a value is copied there: at its first touch, the put, or at its second
     #[arg(long, value_enum, default_value = "second")]
     ssd_admit: Touch,
+    /// Keep what is asked for again and again in a bucket: s3://BUCKET/PREFIX with the usual AWS_ variables,
+    /// file:///FOLDER, or memory: to try it out. One store uses a prefix at a time
+    #[arg(long, value_name = "URL")]
+    cold: Option<String>,
+    /// Address of the S3 service, if it is not Amazon's [default: what AWS_ENDPOINT_URL says]
+    #[arg(long, value_name = "URL", requires = "cold")]
+    cold_endpoint: Option<String>,
+    /// What the bucket keeps at most; what was not read for long gives way
+    #[arg(long, value_name = "SIZE", default_value = "1TiB", requires = "cold", value_parser = super::size)]
+    cold_size: u64,
+    /// Objects that the bucket keeps at most; each takes some 150 bytes of memory here
+    #[arg(long, value_name = "N", default_value_t = 1 << 20, requires = "cold")]
+    cold_objects: u64,
     /// Connections at a time
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: u32,
@@ -79,7 +93,13 @@ impl ServeArgs {
             ..SsdConfig::new(dir, bytes)
         });
         let tell: baton_objects::Tell = std::sync::Arc::new(|words: &str| eprintln!("baton: store: {words}"));
-        LowerConfig { ssd, tell: Some(tell) }
+        let cold = self.cold.clone().map(|url| ColdConfig {
+            endpoint: self.cold_endpoint.clone(),
+            capacity_bytes: self.cold_size,
+            objects_max: self.cold_objects,
+            ..ColdConfig::new(ColdBucket::Url(url))
+        });
+        LowerConfig { ssd, cold, tell: Some(tell) }
     }
 }
 
@@ -210,7 +230,7 @@ fn metrics(server: &Server, store: &ObjectStore) -> String {
         ("baton_objects_abandoned_total", "counter", "Writers that did not come back", stats.abandoned),
         ("baton_objects_taken_over_total", "counter", "Writers replaced by another", stats.taken_over),
     ];
-    rows.map(metric).concat() + &lower_metrics(store)
+    rows.map(metric).concat() + &lower_metrics(store) + &cold_metrics(store)
 }
 
 /// One metric as Prometheus reads it: name, kind, what it is, value.
@@ -254,6 +274,38 @@ fn lower_metrics(store: &ObjectStore) -> String {
     rows.map(metric).concat() + &wear
 }
 
+/// What the bucket has done.
+fn cold_metrics(store: &ObjectStore) -> String {
+    let lower = store.lower_stats();
+    let cold = lower.cold;
+    let rows = [
+        ("baton_objects_cold_on", "gauge", "Whether the bucket is asked at the moment", u64::from(cold.on)),
+        ("baton_objects_cold_keys", "gauge", "Values in the bucket", cold.objects),
+        ("baton_objects_cold_used_bytes", "gauge", "Bytes of objects in the bucket", cold.bytes),
+        ("baton_objects_cold_written_total", "counter", "Values written to the bucket", cold.written),
+        ("baton_objects_cold_written_bytes_total", "counter", "Bytes of those objects", cold.written_bytes),
+        ("baton_objects_cold_hits_total", "counter", "Reads that the bucket answered", cold.hits),
+        ("baton_objects_cold_hit_bytes_total", "counter", "Bytes of those reads", cold.hit_bytes),
+        ("baton_objects_cold_evicted_total", "counter", "Values that left the bucket for room", cold.evicted),
+        ("baton_objects_cold_refused_total", "counter", "Objects that were not as written", cold.refused),
+        (
+            "baton_objects_cold_errors_total",
+            "counter",
+            "Requests that failed or took too long",
+            cold.failures,
+        ),
+        ("baton_objects_cold_passed_over_total", "counter", "Values not written", cold.passed_over),
+        ("baton_objects_cold_removing", "gauge", "Removals under way or to be tried again", cold.going),
+        (
+            "baton_objects_cold_unconfirmed_total",
+            "counter",
+            "Removals not confirmed in time by the bucket",
+            lower.cold_unconfirmed,
+        ),
+    ];
+    rows.map(metric).concat()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -285,7 +337,7 @@ mod tests {
         let text = metrics(&server, &store);
         assert!(text.contains("\nbaton_objects_keys 1\n") && text.contains("\nbaton_objects_puts_total 1\n"));
         assert!(text.contains("# TYPE baton_objects_hits_total counter"));
-        assert!(text.contains("\nbaton_objects_ssd_on 0\n"));
+        assert!(text.contains("\nbaton_objects_ssd_on 0\n") && text.contains("\nbaton_objects_cold_on 0\n"));
         assert!(text.contains("\nbaton_objects_ssd_written_per_hit_byte 0.000000\n"));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! [`ObjectStore`] is shared by threads. A value is reserved, filled and sealed; only then can it be read. A read
 //! holds a lease with an end; memory is never reused under somebody who touches it. A file on an SSD may lie below
-//! ([`LowerConfig`]): what is touched twice outlives eviction and the process there. The feature `resp` serves the
+//! ([`LowerConfig`]): what is touched twice outlives eviction and the process there; and a bucket below that, for what is
+//! asked for again and again. The feature `resp` serves the
 //! same store over Redis' protocol, so that engines' own connectors use it as it is.
 
 mod arena;
@@ -29,7 +30,9 @@ mod ticket;
 pub use clock::Clock;
 pub use config::StoreConfig;
 pub use key::{KEY_MAX_BYTES, Key};
-pub use lower::{Admit, Found, LowerConfig, LowerStats, ShelfStats, SsdConfig, Tell};
+pub use lower::{
+    Admit, ColdBucket, ColdConfig, ColdStats, Found, LowerConfig, LowerStats, ShelfStats, SsdConfig, Tell,
+};
 pub use reading::Reading;
 pub use refusal::Refusal;
 pub use stats::StoreStats;

@@ -1,4 +1,4 @@
-//! What lies below the memory: a file on an SSD.
+//! What lies below the memory: a file on an SSD, and a bucket below that.
 //!
 //! An object is copied down when it is touched for the first or the second time, by a thread of its own, while it is
 //! still in memory; so eviction costs nothing, and whoever puts waits for no disk. A read that memory misses brings the
@@ -6,6 +6,7 @@
 //! given up in the same step in which another value is sealed or the key is removed.
 
 mod below;
+mod cold;
 mod directory;
 mod flights;
 mod record;
@@ -18,8 +19,11 @@ use std::time::Duration;
 
 pub use baton_tiers::ShelfStats;
 pub(crate) use below::{Below, Origin, name_of};
-pub(crate) use directory::Forgotten;
-use directory::Removal;
+#[cfg(feature = "resp")]
+pub(crate) use cold::Cold;
+pub use cold::{ColdBucket, ColdConfig, ColdStats};
+pub(crate) use cold::{Offer, total_bytes};
+pub(crate) use directory::{Forgotten, Removal};
 use flights::Flights;
 pub(crate) use flights::Waiter;
 use ssd::{Clerk, Order};
@@ -81,13 +85,16 @@ pub type Tell = Arc<dyn Fn(&str) + Send + Sync>;
 pub struct LowerConfig {
     /// The file on an SSD.
     pub ssd: Option<SsdConfig>,
+    /// The bucket.
+    pub cold: Option<ColdConfig>,
     /// Who is told of trouble.
     pub tell: Option<Tell>,
 }
 
 impl fmt::Debug for LowerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LowerConfig").field("ssd", &self.ssd).finish_non_exhaustive()
+        let (ssd, cold) = (&self.ssd, &self.cold);
+        f.debug_struct("LowerConfig").field("ssd", ssd).field("cold", cold).finish_non_exhaustive()
     }
 }
 
@@ -108,6 +115,10 @@ pub struct LowerStats {
     pub unconfirmed: u64,
     /// Hits below that found no place in memory.
     pub unplaced: u64,
+    /// The bucket.
+    pub cold: ColdStats,
+    /// Removals that the bucket did not confirm in time: each is tried again as long as the process lives.
+    pub cold_unconfirmed: u64,
 }
 
 impl LowerStats {
@@ -152,8 +163,12 @@ pub(crate) struct Opened {
 const IN_HAND_PART: u64 = 16;
 const IN_HAND_MAX_BYTES: u64 = 64 << 20;
 
-/// Opens what there is. A file that cannot be used is told of, and the store goes on without.
-pub(crate) fn open(config: &LowerConfig, capacity_bytes: u64) -> Result<Option<Opened>, String> {
+/// Opens what there is. A file or a bucket that cannot be used is told of, and the store goes on without.
+pub(crate) fn open(
+    config: &LowerConfig,
+    capacity_bytes: u64,
+    value_max_bytes: u64,
+) -> Result<Option<Opened>, String> {
     let in_hand_max_bytes = (capacity_bytes / IN_HAND_PART).min(IN_HAND_MAX_BYTES);
     let tell = config.tell.clone().unwrap_or_else(|| Arc::new(|_| ()));
     let mut shelf = None;
@@ -166,7 +181,9 @@ pub(crate) fn open(config: &LowerConfig, capacity_bytes: u64) -> Result<Option<O
             Err(why) => tell(&format!("{why}; the store goes on in memory alone")),
         }
     }
-    if shelf.is_none() {
+    let open = |cold| cold::open(cold, in_hand_max_bytes, value_max_bytes, &tell);
+    let cold = config.cold.as_ref().map(open).transpose()?.flatten();
+    if shelf.is_none() && cold.is_none() {
         return Ok(None);
     }
     let after = config.ssd.as_ref().filter(|_| shelf.is_some()).map(|ssd| match ssd.admit {
@@ -174,7 +191,7 @@ pub(crate) fn open(config: &LowerConfig, capacity_bytes: u64) -> Result<Option<O
         Admit::Second => 1,
     });
     let (send, orders) = std::sync::mpsc::channel();
-    let below = Arc::new(Below::new(send, after, in_hand_max_bytes, tell));
+    let below = Arc::new(Below::new(send, after, in_hand_max_bytes, (cold, tell)));
     Ok(Some(Opened { below, shelf, orders }))
 }
 
@@ -203,19 +220,24 @@ impl Lower {
         if !self.flights.begin(key, waiter) {
             return;
         }
-        let flight = Flight { store: store.clone(), tenant: key.tenant, key: key.bytes.to_vec() };
+        let flight = Flight { store: store.clone(), tenant: key.tenant, key: key.bytes.to_vec(), name };
         match self.below.directory.tag(name) {
             Some(tag) => {
-                let reply = move |read| flight.landed(read, Origin::Ssd { name, tag });
+                let reply = move |read| flight.left_ssd(read, tag);
                 self.below.send(Order::Get { name, reply: Box::new(reply) });
             }
-            None => flight.landed(None, Origin::Writer(None)),
+            None => flight.go_on(),
         }
     }
 
     /// Whether a key may be below, as far as that is known without a look.
     pub(crate) fn may_hold(&self, name: u64) -> bool {
-        self.lasts(name)
+        self.lasts(name) || self.below.cold.as_ref().is_some_and(|cold| cold.may_hold(name))
+    }
+
+    /// Whether the bucket has the value of this name.
+    pub(crate) fn is_cold(&self, name: u64) -> bool {
+        self.below.cold.as_ref().is_some_and(|cold| cold.holds(name))
     }
 
     /// Whether the value of this name is on the SSD for good.
@@ -227,7 +249,8 @@ impl Lower {
     pub(crate) fn settle(&self, at_most: Duration) -> bool {
         let (send, receive) = std::sync::mpsc::channel();
         self.below.send(Order::Settle(Box::new(move || _ = send.send(()))));
-        self.ssd.is_none() || receive.recv_timeout(at_most).is_ok()
+        let ssd = self.ssd.is_none() || receive.recv_timeout(at_most).is_ok();
+        self.below.cold.as_ref().is_none_or(|cold| cold.settle(at_most)) && ssd
     }
 
     /// Keys below from a name on, at most so many: tenant's name and key of each, and the name to go on after.
@@ -248,20 +271,55 @@ struct Flight {
     store: ObjectStore,
     tenant: TenantId,
     key: Vec<u8>,
+    name: u64,
 }
 
 impl Flight {
-    /// The tier has answered: what is the key's goes up.
-    fn landed(self, read: Option<(Vec<u8>, Vec<u8>)>, origin: Origin) {
-        let key = Key { tenant: self.tenant, bytes: &self.key };
+    /// The SSD has answered; what it has not may be further down.
+    fn left_ssd(self, read: Option<(Vec<u8>, Vec<u8>)>, tag: u64) {
         let named = self.store.tenant_name(self.tenant);
-        let found = read.and_then(|(header, value)| record::open(&header, value, &named, key.bytes));
-        let found = found.and_then(|found| self.store.place_found(key, found, origin));
-        let lower = self.store.lower().expect("flights are of stores with tiers below");
-        if let Some(found) = &found {
-            lower.below.count_hit(found.value.len());
+        let found = read.and_then(|(header, value)| record::open(&header, value, &named, &self.key));
+        let name = self.name;
+        let placed = found.and_then(|found| self.place(found, Origin::Ssd { name, tag }));
+        match placed {
+            Some(found) => {
+                self.lower().below.count_hit(found.value.len());
+                self.land(Some(&found));
+            }
+            None => self.go_on(),
         }
-        lower.flights.land(key, found.as_ref());
+    }
+
+    /// Nothing nearer than the bucket has it.
+    fn go_on(self) {
+        let (name, below) = (self.name, Arc::clone(&self.lower().below));
+        let Some(cold) = &below.cold else { return self.land(None) };
+        let whose = (self.store.tenant_name(self.tenant), self.key.clone());
+        let reply = move |read: Option<(Found, u64)>| {
+            let placed = read.and_then(|(found, tag)| self.place(found, Origin::Cold { name, tag }));
+            if let (Some(found), Some(cold)) = (&placed, &self.lower().below.cold) {
+                cold.count_hit(found.value.len());
+            }
+            self.land(placed.as_ref());
+        };
+        cold.read(name, whose, Box::new(reply));
+    }
+
+    fn lower(&self) -> &Arc<Lower> {
+        self.store.lower().expect("flights are of stores with tiers below")
+    }
+
+    fn key(&self) -> Key<'_> {
+        Key { tenant: self.tenant, bytes: &self.key }
+    }
+
+    /// What is the key's goes up.
+    fn place(&self, found: Found, origin: Origin) -> Option<Arc<Found>> {
+        self.store.place_found(self.key(), found, origin)
+    }
+
+    fn land(&self, found: Option<&Arc<Found>>) {
+        self.lower().flights.land(self.key(), found);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why an operation was refused. The store is unchanged by it.
+/// Why an operation was refused. The store is unchanged by it, but for [`Refusal::Unconfirmed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The key is empty or longer than [`crate::KEY_MAX_BYTES`].
@@ -51,6 +51,8 @@ pub enum Refusal {
         /// Of the bytes.
         found: u32,
     },
+    /// Done here, but the bucket has not confirmed that its copy is gone.
+    Unconfirmed,
     /// Sealed before every byte was written, or written where no byte belongs.
     Unfilled {
         /// Bytes written, each counted once.
@@ -69,6 +71,7 @@ impl Refusal {
             | Self::Full { retry_after_us }
             | Self::OverQuota { retry_after_us } => Some(*retry_after_us),
             Self::TakenOver | Self::Revoked => Some(0),
+            Self::Unconfirmed => Some(1_000_000),
             _ => None,
         }
     }
@@ -104,6 +107,10 @@ impl fmt::Display for Refusal {
             Self::Corrupt { expected, found } => {
                 write!(f, "checksum {found:08x}, expected {expected:08x}; send the bytes again")
             }
+            Self::Unconfirmed => write!(
+                f,
+                "remove: gone here, but the bucket has not confirmed it: it may be back after a restart; ask again"
+            ),
             Self::Unfilled { written, bytes } => {
                 write!(f, "seal: {written} of {bytes} bytes were written; write each of them")
             }

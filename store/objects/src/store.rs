@@ -85,6 +85,8 @@ pub struct ObjectStat {
     pub readers: u32,
     /// Whether it is on the SSD too, and so outlives the process.
     pub lasts: bool,
+    /// Whether it is in the bucket too.
+    pub cold: bool,
 }
 
 /// One key of a listing.
@@ -135,7 +137,7 @@ impl ObjectStore {
     /// The setting that is wrong, or what the system says about memory and threads.
     pub fn with_lower(config: &StoreConfig, clock: Clock, below: &LowerConfig) -> Result<Self, String> {
         let config = config.check()?;
-        let opened = lower::open(below, config.set.capacity_bytes)?;
+        let opened = lower::open(below, config.set.capacity_bytes, config.set.value_max_bytes)?;
         let below = opened.as_ref().map(|opened| Arc::clone(&opened.below));
         let failed =
             |e| format!("store: map {} bytes: {e}; give a smaller capacity", config.set.capacity_bytes);
@@ -320,7 +322,7 @@ impl ObjectStore {
     pub fn stat(&self, key: Key<'_>) -> Option<ObjectStat> {
         let (shard, at) = self.place(key);
         let stat = self.shard(shard).stat(&at)?;
-        Some(ObjectStat { lasts: self.lasts(key), ..stat })
+        Some(ObjectStat { lasts: self.lasts(key), cold: self.is_cold(key), ..stat })
     }
 
     /// Whether a key is in memory. Renews nothing.
@@ -333,9 +335,10 @@ impl ObjectStore {
     /// Removes a key, from below too; returns when it cannot come back. Those who read it go on under their leases.
     ///
     /// # Errors
-    /// [`Refusal::Absent`] or [`Refusal::Pinned`].
+    /// [`Refusal::Absent`] or [`Refusal::Pinned`]; [`Refusal::Unconfirmed`] when it is gone but the bucket has not
+    /// said so.
     pub fn remove(&self, key: Key<'_>) -> Result<(), Refusal> {
-        self.remove_unconfirmed(key).map(|forgotten| self.confirm(forgotten))
+        self.confirm(self.remove_unconfirmed(key)?)
     }
 
     /// The same, with what there is to wait for until it cannot come back.
@@ -375,9 +378,9 @@ impl ObjectStore {
     /// Sets the time to live from now on, µs; none is for ever.
     ///
     /// # Errors
-    /// [`Refusal::Absent`].
+    /// [`Refusal::Absent`]; [`Refusal::Unconfirmed`] when it is set but the bucket has a copy without an end.
     pub fn set_ttl(&self, key: Key<'_>, ttl_us: Option<u64>) -> Result<(), Refusal> {
-        self.set_ttl_unconfirmed(key, ttl_us).map(|forgotten| self.confirm(forgotten))
+        self.confirm(self.set_ttl_unconfirmed(key, ttl_us)?)
     }
 
     /// The same, with what there is to wait for until a copy below, which has no end, cannot come back.
@@ -445,7 +448,7 @@ impl ObjectStore {
         }
         // A read that was answered from below missed memory first.
         let lower = self.lower_stats();
-        stats.misses = stats.misses.saturating_sub(lower.ssd_hits);
+        stats.misses = stats.misses.saturating_sub(lower.ssd_hits + lower.cold.hits);
         stats
     }
 

@@ -27,6 +27,8 @@ pub struct PutTicket {
     sealed: bool,
     /// Where the value comes from.
     origin: Origin,
+    /// What it would be in the bucket, bytes.
+    object_bytes: Option<u64>,
 }
 
 impl PutTicket {
@@ -34,7 +36,8 @@ impl PutTicket {
         let (bytes, options) = (request.bytes, request.options);
         let written = Ranges::default();
         let origin = Origin::Writer(store.name_of(request.key));
-        Self { store, shard, begun, bytes, options, written, cursor: 0, sealed: false, origin }
+        let object_bytes = store.object_bytes(request.key, bytes);
+        Self { store, shard, begun, bytes, options, written, cursor: 0, sealed: false, origin, object_bytes }
     }
 
     /// The value comes from a tier below.
@@ -189,8 +192,17 @@ impl PutTicket {
     fn finish_waiting(self, checksum: Option<u32>) -> Result<Stored, Refusal> {
         let store = self.store.clone();
         let (stored, forgotten) = self.finish(checksum)?;
-        store.confirm(forgotten);
+        // A bucket never fails a put: what it has not confirmed was counted and told.
+        let _ = store.confirm(forgotten);
         Ok(stored)
+    }
+
+    /// The digest of the value, where the bucket may have the same and could keep it.
+    fn digest(&self) -> Result<Option<u64>, Refusal> {
+        match self.origin.writer().zip(self.object_bytes) {
+            Some((name, bytes)) => self.with_room(|room| self.store.digest_below(name, bytes, room)),
+            None => Ok(None),
+        }
     }
 
     /// Makes the value readable, with this checksum, and waits for nothing.
@@ -198,8 +210,9 @@ impl PutTicket {
         if self.written.total() != u64::from(self.bytes) {
             return Err(self.unfilled());
         }
+        let digest = self.digest()?;
         let now_us = self.store.now_us();
-        let sealing = Sealing { options: self.options, checksum, origin: self.origin, now_us };
+        let sealing = Sealing { options: self.options, checksum, origin: self.origin, digest, now_us };
         let sealed = self.store.shard(self.shard).seal(&self.begun, &sealing);
         self.sealed = true;
         sealed

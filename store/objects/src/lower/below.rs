@@ -7,6 +7,7 @@ use baton_tiers::ShelfStats;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
+use super::cold::Cold;
 use super::directory::{Directory, Forgotten};
 use super::ssd::Order;
 use super::{LowerStats, Tell};
@@ -23,6 +24,13 @@ pub(crate) enum Origin {
         /// Number of the copy.
         tag: u64,
     },
+    /// The bucket: this very copy, which stays.
+    Cold {
+        /// Name of the key.
+        name: u64,
+        /// Number of the copy.
+        tag: u64,
+    },
 }
 
 /// See the module.
@@ -32,6 +40,8 @@ pub(crate) struct Below {
     after: Option<u8>,
     /// Bytes of objects being copied down, which stay in memory meanwhile though they were evicted.
     pub(super) in_hand_max_bytes: u64,
+    /// The bucket.
+    pub(crate) cold: Option<Cold>,
     orders: Mutex<Sender<Order>>,
     /// The clerk sleeps: whoever has something for it wakes it.
     pub(super) asleep: AtomicBool,
@@ -42,6 +52,7 @@ pub(crate) struct Below {
     hit_bytes: AtomicU64,
     passed_over: AtomicU64,
     unconfirmed: AtomicU64,
+    cold_unconfirmed: AtomicU64,
     unplaced: AtomicU64,
     pub(super) off: AtomicBool,
     pub(super) shelf: Mutex<ShelfStats>,
@@ -62,11 +73,17 @@ impl std::fmt::Debug for Below {
 }
 
 impl Below {
-    pub(super) fn new(orders: Sender<Order>, after: Option<u8>, in_hand_max_bytes: u64, tell: Tell) -> Self {
+    pub(super) fn new(
+        orders: Sender<Order>,
+        after: Option<u8>,
+        in_hand_max_bytes: u64,
+        (cold, tell): (Option<Cold>, Tell),
+    ) -> Self {
         Self {
             directory: Directory::default(),
             after,
             in_hand_max_bytes,
+            cold,
             orders: Mutex::new(orders),
             asleep: AtomicBool::new(false),
             offered: AtomicUsize::new(0),
@@ -75,6 +92,7 @@ impl Below {
             hit_bytes: AtomicU64::new(0),
             passed_over: AtomicU64::new(0),
             unconfirmed: AtomicU64::new(0),
+            cold_unconfirmed: AtomicU64::new(0),
             unplaced: AtomicU64::new(0),
             off: AtomicBool::new(false),
             shelf: Mutex::default(),
@@ -102,6 +120,11 @@ impl Below {
         self.after.is_some_and(|after| touches == after || (touches > 8 && touches.is_power_of_two()))
     }
 
+    /// Touches of an object that comes up from the SSD: it was asked for as often as it took to get there.
+    pub(crate) fn touches_from_ssd(&self) -> u8 {
+        self.after.unwrap_or(0)
+    }
+
     /// A shard has one more object to offer.
     pub(crate) fn offer(&self) {
         self.offered.fetch_add(1, Ordering::SeqCst);
@@ -119,9 +142,10 @@ impl Below {
         self.offered.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// The key has another value from now on, or none.
-    pub(crate) fn forget(&self, name: u64) -> Forgotten {
-        self.directory.forget(name, |removal| self.send(Order::Remove { name, removal }))
+    /// The key has another value from now on, or none. Of one with this digest the bucket keeps its copy.
+    pub(crate) fn forget(&self, name: u64, digest: Option<u64>) -> Forgotten {
+        let ssd = self.directory.forget(name, |removal| self.send(Order::Remove { name, removal }));
+        Forgotten { ssd, cold: self.cold.as_ref().and_then(|cold| cold.forget(name, digest)) }
     }
 
     pub(super) fn count_hit(&self, bytes: usize) {
@@ -142,6 +166,15 @@ impl Below {
         }
     }
 
+    pub(crate) fn count_cold_unconfirmed(&self) {
+        if self.cold_unconfirmed.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.tell(
+                "cold: the bucket did not confirm a removal: it is tried again, but what was removed or replaced may \
+                 be back after a restart that comes first",
+            );
+        }
+    }
+
     pub(super) fn stats(&self) -> LowerStats {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         LowerStats {
@@ -152,6 +185,8 @@ impl Below {
             passed_over: count(&self.passed_over),
             unconfirmed: count(&self.unconfirmed),
             unplaced: count(&self.unplaced),
+            cold: self.cold.as_ref().map(Cold::stats).unwrap_or_default(),
+            cold_unconfirmed: count(&self.cold_unconfirmed),
         }
     }
 }

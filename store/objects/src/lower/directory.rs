@@ -21,7 +21,7 @@ pub(crate) struct Directory {
     shards: [Mutex<HashMap<u64, Kept>>; SHARDS],
 }
 
-/// A removal on its way to the disk.
+/// A removal on its way to the disk or the bucket.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Removal {
     state: Arc<AtomicU8>,
@@ -33,12 +33,12 @@ impl Removal {
         self.state.store(1, Ordering::Release);
     }
 
-    /// The disk will not say.
+    /// Nobody will say.
     pub(super) fn give_up(&self) {
         self.state.store(2, Ordering::Release);
     }
 
-    /// Whether the disk has confirmed it; none while it has not answered.
+    /// Whether it was confirmed; none while there is no answer.
     pub(crate) fn outcome(&self) -> Option<bool> {
         match self.state.load(Ordering::Acquire) {
             0 => None,
@@ -48,7 +48,31 @@ impl Removal {
 }
 
 /// What a key had below: what there is to wait for until it cannot come back.
-pub(crate) type Forgotten = Option<Removal>;
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Forgotten {
+    /// On the SSD.
+    pub(crate) ssd: Option<Removal>,
+    /// In the bucket.
+    pub(crate) cold: Option<Removal>,
+}
+
+impl Forgotten {
+    /// Whether the key had nothing below.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.ssd.is_none() && self.cold.is_none()
+    }
+
+    /// Whether nobody has to be waited for any more.
+    pub(crate) fn is_answered(&self) -> bool {
+        let answered = |removal: &Option<Removal>| removal.as_ref().is_none_or(|one| one.outcome().is_some());
+        answered(&self.ssd) && answered(&self.cold)
+    }
+
+    /// This one, where it has something to wait for, else the other.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self { ssd: self.ssd.or(other.ssd), cold: self.cold.or(other.cold) }
+    }
+}
 
 impl Directory {
     fn shard(&self, name: u64) -> MutexGuard<'_, HashMap<u64, Kept>> {
@@ -91,7 +115,7 @@ impl Directory {
     }
 
     /// Forgets a copy; `order` tells the clerk, under the lock, so that it hears of it before any later copy.
-    pub(super) fn forget(&self, name: u64, order: impl FnOnce(Removal)) -> Forgotten {
+    pub(super) fn forget(&self, name: u64, order: impl FnOnce(Removal)) -> Option<Removal> {
         let mut shard = self.shard(name);
         shard.remove(&name)?;
         let removal = Removal::default();

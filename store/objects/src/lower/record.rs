@@ -7,6 +7,12 @@ const HAS_CHECKSUM: u8 = 1;
 /// Version, flags, lengths of tenant and key, checksum.
 const FIXED_BYTES: usize = 12;
 
+/// Length of the header of a value. None when it would be too long.
+pub(super) fn header_bytes(tenant: &str, key: &[u8]) -> Option<usize> {
+    let bytes = FIXED_BYTES + tenant.len() + key.len();
+    (bytes <= baton_tiers::HEADER_MAX_BYTES).then_some(bytes)
+}
+
 /// The header of a value. None when it would be too long.
 pub(super) fn header(tenant: &str, key: &[u8], checksum: Option<u32>) -> Option<Vec<u8>> {
     let tenant_bytes = u16::try_from(tenant.len()).ok()?;
@@ -17,7 +23,7 @@ pub(super) fn header(tenant: &str, key: &[u8], checksum: Option<u32>) -> Option<
     header.extend_from_slice(&checksum.unwrap_or(0).to_le_bytes());
     header.extend_from_slice(tenant.as_bytes());
     header.extend_from_slice(key);
-    (header.len() <= baton_tiers::HEADER_MAX_BYTES).then_some(header)
+    header_bytes(tenant, key).map(|_| header)
 }
 
 /// Tenant and key that a header names.

@@ -259,20 +259,26 @@ pub(super) async fn flush(on: &mut Connection<'_>) {
     if !on.shared.config.allow_flush {
         return on.out.error("ERR FLUSHDB is off; start the store with it allowed, or remove keys by name");
     }
-    let (mut cursor, mut last) = (0, None);
+    let (mut cursor, mut last) = (0, crate::lower::Forgotten::default());
     loop {
         let (found, next) = on.shared.store.list(cursor, FLUSH_STEP);
         for listed in found.iter().filter(|listed| Some(listed.tenant) == on.tenant) {
             // Pinned values stay; others may have gone already.
             let key = crate::Key { tenant: listed.tenant, bytes: &listed.key };
-            last = on.shared.store.remove_unconfirmed(key).ok().flatten().or(last);
+            last = on.shared.store.remove_unconfirmed(key).unwrap_or_default().or(last);
         }
         cursor = next;
         if cursor == 0 {
             last = below::flush(on).await.or(last);
-            // Removals are confirmed in their order, or nearly so.
-            below::confirm(&on.shared.store, last).await;
-            return on.out.simple("OK");
+            // On the SSD removals are confirmed in their order, or nearly so; in the bucket in any order.
+            let confirmed = match below::flushed(&on.shared.store).await {
+                Ok(()) => below::confirm(&on.shared.store, last).await,
+                refused => refused,
+            };
+            return match confirmed {
+                Ok(()) => on.out.simple("OK"),
+                Err(refusal) => on.refuse(refusal),
+            };
         }
         tokio::task::yield_now().await;
     }

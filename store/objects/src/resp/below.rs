@@ -14,6 +14,8 @@ use crate::store::{CONFIRM_WITHIN, ObjectStore};
 
 /// How long a client waits for a tier below before it is told of a miss.
 const BRING_WITHIN: Duration = Duration::from_secs(10);
+/// How long `FLUSHDB` waits for the bucket, which may have very much.
+const FLUSH_WITHIN: Duration = Duration::from_secs(60);
 /// Values that one `MGET` brings up at a time.
 const AT_A_TIME: usize = 32;
 /// Cursors of `SCAN` from here on go through the keys below.
@@ -43,15 +45,17 @@ pub(super) async fn bring(on: &Connection<'_>, argument: usize) -> Option<Arc<Fo
 }
 
 /// Waits until what was forgotten cannot come back, within a bound.
-pub(super) async fn confirm(store: &ObjectStore, forgotten: Forgotten) {
-    let Some(removal) = forgotten else { return };
+pub(super) async fn confirm(store: &ObjectStore, forgotten: Forgotten) -> Result<(), Refusal> {
+    if forgotten.is_nothing() {
+        return Ok(());
+    }
     let end = Instant::now() + CONFIRM_WITHIN;
     let mut pause = Duration::from_micros(200);
-    while removal.outcome().is_none() && Instant::now() < end {
+    while !forgotten.is_answered() && Instant::now() < end {
         tokio::time::sleep(pause).await;
         pause = (2 * pause).min(Duration::from_millis(5));
     }
-    store.confirmed(removal.outcome());
+    store.confirmed(&forgotten)
 }
 
 pub(super) async fn get(on: &mut Connection<'_>) {
@@ -91,7 +95,7 @@ pub(super) async fn exists(on: &mut Connection<'_>) {
     let mut found = 0;
     for at in 1..on.incoming.count() {
         let store = &on.shared.store;
-        found += i64::from(store.exists(on.key(at)) || store.lasts(on.key(at)));
+        found += i64::from(store.exists(on.key(at)) || store.is_below(on.key(at)));
     }
     on.out.integer(found);
 }
@@ -101,7 +105,9 @@ pub(super) async fn del(on: &mut Connection<'_>) {
     for at in 1..on.incoming.count() {
         match on.shared.store.remove_unconfirmed(on.key(at)) {
             Ok(forgotten) => {
-                confirm(&on.shared.store, forgotten).await;
+                if let Err(refusal) = confirm(&on.shared.store, forgotten).await {
+                    return on.refuse(refusal);
+                }
                 removed += 1;
             }
             Err(Refusal::Absent) => {}
@@ -119,9 +125,11 @@ pub(super) async fn expire(on: &mut Connection<'_>, unit_us: u64) {
         Ok(time) if time > 0 => on.shared.store.set_ttl_unconfirmed(key, Some(time.saturating_mul(unit_us))),
         _ => on.shared.store.remove_unconfirmed(key),
     };
-    let is_done = done.is_ok();
-    confirm(&on.shared.store, done.ok().flatten()).await;
-    on.out.integer(i64::from(is_done));
+    let Ok(forgotten) = done else { return on.out.integer(0) };
+    match confirm(&on.shared.store, forgotten).await {
+        Ok(()) => on.out.integer(1),
+        Err(refusal) => on.refuse(refusal),
+    }
 }
 
 /// Some keys below, after a name: each with its tenant's name; and where to go on.
@@ -133,20 +141,35 @@ async fn list(store: &ObjectStore, after: Option<u64>, most: usize) -> (Vec<(Str
     listed.ok().and_then(Result::ok).unwrap_or_default()
 }
 
-/// Removes what a tenant has below alone. Gives the last removal.
+/// Removes what a tenant has below alone. Gives the last removal on the SSD.
 pub(super) async fn flush(on: &Connection<'_>) -> Forgotten {
-    let (tenant, store) = (on.tenant?, &on.shared.store);
-    let (named, mut after, mut last) = (store.tenant_name(tenant), None, None);
+    let (Some(tenant), store) = (on.tenant, &on.shared.store) else { return Forgotten::default() };
+    let (named, mut after, mut last) = (store.tenant_name(tenant), None, Forgotten::default());
+    if let Some(cold) = store.cold() {
+        cold.forget_tenant(&named);
+    }
     loop {
         let (found, next) = list(store, after, AT_A_TIME).await;
         for (_, key) in found.iter().filter(|(other, _)| *other == named) {
-            last = store.remove_unconfirmed(Key { tenant, bytes: key }).ok().flatten().or(last);
+            last = store.remove_unconfirmed(Key { tenant, bytes: key }).unwrap_or_default().or(last);
         }
         after = next;
         if after.is_none() {
             return last;
         }
     }
+}
+
+/// Waits until the bucket has confirmed every removal, within a bound.
+pub(super) async fn flushed(store: &ObjectStore) -> Result<(), Refusal> {
+    let end = Instant::now() + FLUSH_WITHIN;
+    while let Some(cold) = store.cold().filter(|cold| cold.going() > 0) {
+        if Instant::now() >= end || !cold.is_on() {
+            return Err(Refusal::Unconfirmed);
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    Ok(())
 }
 
 /// `SCAN`: the keys in memory, then those that are only below.

@@ -164,7 +164,7 @@ impl Connection<'_> {
     pub(super) fn refuse(&mut self, refusal: Refusal) {
         let code = match refusal {
             Refusal::Full { .. } | Refusal::OverQuota { .. } => "OOM",
-            Refusal::Busy { .. } | Refusal::TakenOver | Refusal::Revoked => "TRYAGAIN",
+            Refusal::Busy { .. } | Refusal::TakenOver | Refusal::Revoked | Refusal::Unconfirmed => "TRYAGAIN",
             _ => "ERR",
         };
         self.out.error(&format!("{code} {refusal}"));

@@ -141,7 +141,7 @@ pub(super) fn stat(on: &mut Connection<'_>) {
         ("hard_pins", Some(u64::from(stat.hard_pins))),
         ("readers", Some(u64::from(stat.readers))),
     ];
-    on.out.map(numbers.len() + 2);
+    on.out.map(numbers.len() + 3);
     for (name, number) in numbers {
         on.out.bulk(name.as_bytes());
         match number {
@@ -154,8 +154,10 @@ pub(super) fn stat(on: &mut Connection<'_>) {
         Some(sum) => on.out.bulk(format!("{sum:08x}").as_bytes()),
         None => on.out.nothing(),
     }
-    on.out.bulk(b"lasts");
-    on.out.integer(i64::from(stat.lasts));
+    for (name, is_there) in [("lasts", stat.lasts), ("cold", stat.cold)] {
+        on.out.bulk(name.as_bytes());
+        on.out.integer(i64::from(is_there));
+    }
 }
 
 /// `BATON.VERIFY key`: compares the value with its checksum, where it is.
@@ -300,6 +302,7 @@ async fn store(
         }
     };
     let (stored, forgotten) = ticket.seal_unconfirmed(on.shared.config.checksums)?;
-    below::confirm(&on.shared.store, forgotten).await;
+    // A bucket never fails a put: what it has not confirmed was counted and told.
+    let _ = below::confirm(&on.shared.store, forgotten).await;
     Ok(stored)
 }

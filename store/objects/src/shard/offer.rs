@@ -6,7 +6,7 @@ use baton_types::TenantId;
 
 use super::Shard;
 use crate::arena::Room;
-use crate::lower::{Below, name_of};
+use crate::lower::{Below, Offer, name_of};
 
 /// Objects that wait for the clerk; those beyond are passed over until they are touched again.
 const OFFERS_MAX: usize = 1024;
@@ -47,6 +47,12 @@ impl Shard {
         }
     }
 
+    /// An entry came up from the SSD.
+    pub(super) fn sealed_from_ssd(&mut self, number: u32) {
+        let touches = self.below.as_ref().map_or(0, |below| below.touches_from_ssd());
+        self.entries.at_mut(number).touches = touches;
+    }
+
     /// An entry was read.
     pub(super) fn touched(&mut self, number: u32) {
         let Some(below) = &self.below else { return };
@@ -56,9 +62,32 @@ impl Shard {
         }
         entry.touches += 1;
         let touches = entry.touches;
-        if below.admits(touches) {
+        let cold = below.cold.as_ref().is_some_and(|cold| cold.admits(touches));
+        if cold || below.admits(touches) {
             let below = Arc::clone(below);
-            self.offer(&below, number);
+            if cold {
+                self.offer_cold(&below, number);
+            }
+            if below.admits(touches) {
+                self.offer(&below, number);
+            }
+        }
+    }
+
+    /// The bucket is offered an entry at once; it takes what it has hands for.
+    fn offer_cold(&mut self, below: &Below, number: u32) {
+        let entry = self.entries.at_mut(number);
+        if entry.expires_us == u64::MAX
+            && let Some(cold) = &below.cold
+            && let Some(room) = entry.sealed()
+            && let Ok(share) = self.tenants.share(TenantId(entry.tenant))
+        {
+            let (tenant, key, room) = (share.name().to_owned(), entry.key.to_vec(), Arc::clone(room));
+            let (name, checksum) = (name_of(&tenant, &key), entry.checksum);
+            if !cold.offer(Offer { name, tenant, key, room, checksum }) {
+                // The next touch offers it again.
+                entry.touches -= 1;
+            }
         }
     }
 

@@ -89,13 +89,14 @@ impl Shard {
         if removed == Err(Refusal::Pinned) {
             return Err(Refusal::Pinned);
         }
-        let forgotten = self.forget(name);
-        if forgotten.is_some() { Ok(forgotten) } else { removed.map(|()| None) }
+        let forgotten = self.forget(name, None);
+        if forgotten.is_nothing() { removed.map(|()| forgotten) } else { Ok(forgotten) }
     }
 
-    /// Gives up the copy of a key below.
-    pub(super) fn forget(&self, name: Option<u64>) -> Forgotten {
-        self.below.as_ref().zip(name).and_then(|(below, name)| below.forget(name))
+    /// Gives up the copies of a key below; the bucket's only if it is not of a value with this digest.
+    pub(super) fn forget(&self, name: Option<u64>, digest: Option<u64>) -> Forgotten {
+        let known = self.below.as_ref().zip(name);
+        known.map(|(below, name)| below.forget(name, digest)).unwrap_or_default()
     }
 
     fn remove_here(&mut self, at: &Place<'_>) -> Result<(), Refusal> {
@@ -147,7 +148,7 @@ impl Shard {
         let number = self.find_live(&at.key, at.place, at.now_us).ok_or(Refusal::Absent)?;
         self.expire_after(number, ttl_us, at.now_us);
         // A copy below has no end: one of a value that has would outlive it.
-        Ok(self.forget(name.filter(|_| ttl_us.is_some())))
+        Ok(self.forget(name.filter(|_| ttl_us.is_some()), None))
     }
 
     pub(super) fn expire_after(&mut self, number: u32, ttl_us: Option<u64>, now_us: u64) {
@@ -181,5 +182,6 @@ fn stat_of(entry: &Entry, now_us: u64) -> ObjectStat {
         hard_pins: entry.hard_pins,
         readers: entry.readers,
         lasts: false,
+        cold: false,
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct Sealing {
     pub(crate) options: PutOptions,
     pub(crate) checksum: Option<u32>,
     pub(crate) origin: Origin,
+    /// Hash of the value, if the bucket may have the same.
+    pub(crate) digest: Option<u64>,
     pub(crate) now_us: u64,
 }
 
@@ -160,7 +162,7 @@ impl Shard {
 
     /// Makes a reservation readable; the copy below of what was there is given up in the same step.
     pub(crate) fn seal(&mut self, begun: &Begun, sealing: &Sealing) -> Result<(Stored, Forgotten), Refusal> {
-        let Sealing { options, checksum, origin, now_us } = *sealing;
+        let Sealing { options, checksum, origin, digest, now_us } = *sealing;
         if self.entries.at(begun.number).generation != begun.generation {
             return Err(Refusal::TakenOver);
         }
@@ -173,7 +175,7 @@ impl Shard {
             let dropped = self.drop_pending(begun.number);
             debug_assert!(dropped, "its writer seals it and so does not write");
             let generation = verdict?.expect("only none goes on");
-            let forgotten = self.forget(origin.writer().filter(|_| options.ttl_us.is_some()));
+            let forgotten = self.forget(origin.writer().filter(|_| options.ttl_us.is_some()), None);
             return Ok((Stored::Unchanged { generation }, forgotten));
         }
         let room = begun.room.lock().take().expect("a reservation with its generation has its room");
@@ -188,11 +190,16 @@ impl Shard {
         insert(&mut self.sealed, &self.entries, begun.number);
         self.queues[class].link(&mut self.entries, begun.number);
         self.expire_after(begun.number, options.ttl_us, now_us);
-        let mut forgotten = None;
-        if let Origin::Writer(name) = origin {
-            self.counters.puts += 1;
-            forgotten = self.forget(name);
-            self.sealed_new(begun.number);
+        let mut forgotten = Forgotten::default();
+        match origin {
+            Origin::Writer(name) => {
+                self.counters.puts += 1;
+                // A copy below has no end: one of a value that has would outlive it.
+                forgotten = self.forget(name, digest.filter(|_| options.ttl_us.is_none()));
+                self.sealed_new(begun.number);
+            }
+            Origin::Ssd { .. } => self.sealed_from_ssd(begun.number),
+            Origin::Cold { .. } => {}
         }
         Ok((Stored::New { generation: begun.generation }, forgotten))
     }
@@ -201,6 +208,9 @@ impl Shard {
     pub(crate) fn is_current(&self, origin: Origin) -> bool {
         match (origin, &self.below) {
             (Origin::Ssd { name, tag }, Some(below)) => below.directory.tag(name) == Some(tag),
+            (Origin::Cold { name, tag }, Some(below)) => {
+                below.cold.as_ref().is_some_and(|cold| cold.is_current(name, tag))
+            }
             _ => true,
         }
     }

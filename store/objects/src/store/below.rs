@@ -6,16 +6,25 @@ use std::time::{Duration, Instant};
 use baton_types::TenantId;
 
 use super::{Existing, ObjectStore, PutOptions, WAIT_STEP};
+use crate::arena::Room;
 use crate::key::Key;
-use crate::lower::{self, Forgotten, Found, Lower, LowerStats, Origin, Waiter};
+#[cfg(feature = "resp")]
+use crate::lower::Cold;
+use crate::lower::{self, Forgotten, Found, Lower, LowerStats, Origin, Removal, Waiter};
 use crate::refusal::Refusal;
 
-/// How long a removal waits for the disk's word.
+/// How long a removal waits for the word of the disk and of the bucket.
 pub(crate) const CONFIRM_WITHIN: Duration = Duration::from_secs(2);
 
 impl ObjectStore {
     pub(crate) fn lower(&self) -> Option<&Arc<Lower>> {
         self.lower.as_ref()
+    }
+
+    /// The bucket below, if there is one.
+    #[cfg(feature = "resp")]
+    pub(crate) fn cold(&self) -> Option<&Cold> {
+        self.lower.as_ref()?.below.cold.as_ref()
     }
 
     /// What the tiers below have done; zeros without any.
@@ -52,6 +61,24 @@ impl ObjectStore {
     #[must_use]
     pub fn lasts(&self, key: Key<'_>) -> bool {
         self.lower.as_ref().zip(self.name_of(key)).is_some_and(|(lower, name)| lower.lasts(name))
+    }
+
+    /// Whether the bucket has the value of a key.
+    #[must_use]
+    pub fn is_cold(&self, key: Key<'_>) -> bool {
+        self.lower.as_ref().zip(self.name_of(key)).is_some_and(|(lower, name)| lower.is_cold(name))
+    }
+
+    /// Bytes of the object that a value would be in the bucket; none without one.
+    pub(crate) fn object_bytes(&self, key: Key<'_>, value_bytes: u32) -> Option<u64> {
+        self.lower.as_ref()?.below.cold.as_ref()?;
+        lower::total_bytes(&self.tenant_name(key.tenant), key.bytes, value_bytes as usize)
+    }
+
+    /// The digest of a value that is being put, if the bucket may have the same in an object of so many bytes.
+    pub(crate) fn digest_below(&self, name: u64, object_bytes: u64, room: &Room) -> Option<u64> {
+        let cold = self.lower.as_ref()?.below.cold.as_ref()?;
+        cold.digest(name, object_bytes, room)
     }
 
     /// Brings a value up from below and waits for it; afterwards it is in memory, if there is room. None when there
@@ -92,22 +119,39 @@ impl ObjectStore {
         }
     }
 
-    /// Waits until what was forgotten cannot come back, within a bound; the disk's silence is counted and told.
-    pub(crate) fn confirm(&self, forgotten: Forgotten) {
-        let Some(removal) = forgotten else { return };
+    /// Waits until what was forgotten cannot come back, within a bound; silence is counted and told.
+    ///
+    /// # Errors
+    /// As [`ObjectStore::confirmed`].
+    pub(crate) fn confirm(&self, forgotten: Forgotten) -> Result<(), Refusal> {
+        if forgotten.is_nothing() {
+            return Ok(());
+        }
         let end = Instant::now() + CONFIRM_WITHIN;
         let mut pause = Duration::from_micros(100);
-        while removal.outcome().is_none() && Instant::now() < end {
+        while !forgotten.is_answered() && Instant::now() < end {
             std::thread::sleep(pause);
             pause = (2 * pause).min(WAIT_STEP);
         }
-        self.confirmed(removal.outcome());
+        self.confirmed(&forgotten)
     }
 
-    /// Counts a removal that the disk did not confirm.
-    pub(crate) fn confirmed(&self, outcome: Option<bool>) {
-        if let Some(lower) = self.lower.as_ref().filter(|_| outcome != Some(true)) {
+    /// Counts what was not confirmed.
+    ///
+    /// # Errors
+    /// [`Refusal::Unconfirmed`] when the bucket has not answered: it is asked again, and so may the caller.
+    pub(crate) fn confirmed(&self, forgotten: &Forgotten) -> Result<(), Refusal> {
+        let is_open = |removal: &Option<Removal>| {
+            removal.as_ref().is_some_and(|removal| removal.outcome() != Some(true))
+        };
+        let Some(lower) = &self.lower else { return Ok(()) };
+        if is_open(&forgotten.ssd) {
             lower.below.count_unconfirmed();
         }
+        if is_open(&forgotten.cold) {
+            lower.below.count_cold_unconfirmed();
+            return Err(Refusal::Unconfirmed);
+        }
+        Ok(())
     }
 }

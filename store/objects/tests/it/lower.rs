@@ -31,7 +31,7 @@ fn open(dir: &Path, admit: Admit, ssd_bytes: u64) -> (ObjectStore, Said) {
     let heard = Arc::clone(&said);
     let ssd = SsdConfig { block_bytes: 16 << 10, admit, ..SsdConfig::new(dir.to_owned(), ssd_bytes) };
     let tell: baton_objects::Tell = Arc::new(move |words: &str| heard.lock().unwrap().push(words.to_owned()));
-    let lower = LowerConfig { ssd: Some(ssd), tell: Some(tell) };
+    let lower = LowerConfig { ssd: Some(ssd), tell: Some(tell), ..LowerConfig::default() };
     (ObjectStore::with_lower(&config, Clock::machine(), &lower).unwrap(), said)
 }
 

@@ -1,0 +1,361 @@
+//! A bucket below memory and SSD, for values that are asked for over weeks.
+//!
+//! What was asked for twice is written there behind everybody's back, within bounds; what nothing nearer has is read
+//! from there, verified, and is in memory then. The bucket is listed at the start, so a key that it has not costs
+//! nothing, and what it keeps has a bound. One that is slow or gone costs a few misses and then nothing: it is left
+//! alone until it answers a look. A removal is answered when the bucket has confirmed it, or as unconfirmed. One store
+//! uses a prefix at a time.
+
+mod book;
+mod bucket;
+mod budget;
+mod desk;
+mod frame;
+mod health;
+mod http;
+mod label;
+mod start;
+mod watch;
+
+use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use object_store::ObjectStore as Bucket;
+use parking_lot::Mutex;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc::unbounded_channel;
+
+use super::directory::Removal;
+use super::{Found, Tell, name_of};
+use crate::arena::Room;
+use book::Book;
+use budget::Budget;
+use desk::{Counts, Desk, add};
+pub(crate) use frame::total_bytes;
+use health::Health;
+use label::Label;
+
+/// Times that a value is asked for until it is worth a write.
+const AFTER: u8 = 2;
+/// Values that wait for their write, and reads at a time.
+const WRITES_MAX: u64 = 1_024;
+const READS_MAX: u64 = 64;
+/// Bytes of values being read at a time.
+const READING_MAX_BYTES: u64 = 256 << 20;
+/// Beside a value, an object has its header.
+const OVERHEAD_BYTES: u64 = 1 << 20;
+
+/// Which bucket.
+#[derive(Clone, Debug)]
+pub enum ColdBucket {
+    /// `s3://bucket/prefix`, `file:///folder` or `memory:`.
+    Url(String),
+    /// One that was opened already.
+    Given(Arc<dyn Bucket>),
+}
+
+/// The bucket below, and what it may take.
+#[derive(Clone, Debug)]
+pub struct ColdConfig {
+    /// Which.
+    pub bucket: ColdBucket,
+    /// Address of the service, for S3; else the usual variables say.
+    pub endpoint: Option<String>,
+    /// Bytes that it keeps at most.
+    pub capacity_bytes: u64,
+    /// Objects that it keeps at most.
+    pub objects_max: u64,
+    /// How long it may take over one answer.
+    pub patience: Duration,
+}
+
+impl ColdConfig {
+    /// Sensible settings of this bucket.
+    #[must_use]
+    pub fn new(bucket: ColdBucket) -> Self {
+        let patience = Duration::from_secs(5);
+        Self { bucket, endpoint: None, capacity_bytes: 1 << 40, objects_max: 1 << 20, patience }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if !(1 << 16..=1 << 50).contains(&self.capacity_bytes) {
+            return Err("cold: capacity_bytes: give from 64 KiB to 1 PiB".into());
+        }
+        if !(1..=1 << 26).contains(&self.objects_max) {
+            return Err("cold: objects_max: give from 1 to 67108864".into());
+        }
+        if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(&self.patience) {
+            return Err("cold: patience: give from 1 ms to 60 s".into());
+        }
+        Ok(())
+    }
+}
+
+/// What the bucket has done since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ColdStats {
+    /// Whether there is one, and it is asked at the moment.
+    pub on: bool,
+    /// Objects that it has, or may have.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Reads that it answered.
+    pub hits: u64,
+    /// Bytes of values that it gave.
+    pub hit_bytes: u64,
+    /// Objects written.
+    pub written: u64,
+    /// Their bytes.
+    pub written_bytes: u64,
+    /// Values that were not written: too much was on its way, there was no room, or the bucket was left alone.
+    pub passed_over: u64,
+    /// Objects that gave way to others.
+    pub evicted: u64,
+    /// Objects that were missing or not as written, and values that memory had not kept as they were put.
+    pub refused: u64,
+    /// Requests that failed or were not answered in time.
+    pub failures: u64,
+    /// Removals that are not confirmed yet.
+    pub going: u64,
+}
+
+/// A value that is to be written.
+pub(crate) struct Offer {
+    pub(crate) name: u64,
+    pub(crate) tenant: String,
+    pub(crate) key: Vec<u8>,
+    pub(crate) room: Arc<Room>,
+    pub(crate) checksum: Option<u32>,
+}
+
+/// Hears a value and the number of its copy.
+pub(super) type Reply = Box<dyn FnOnce(Option<(Found, u64)>) + Send>;
+
+/// See the module.
+pub(crate) struct Cold {
+    desk: Arc<Desk>,
+    /// Largest object that is read.
+    object_max_bytes: u64,
+    runtime: Option<Runtime>,
+}
+
+impl fmt::Debug for Cold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cold").field("bucket", &self.desk.bucket).finish_non_exhaustive()
+    }
+}
+
+/// Opens the bucket, if it proves itself; else that is told, and there is none. `in_hand_max_bytes` of memory may wait
+/// for their write; no value is larger than `value_max_bytes`.
+pub(super) fn open(
+    config: &ColdConfig,
+    in_hand_max_bytes: u64,
+    value_max_bytes: u64,
+    tell: &Tell,
+) -> Result<Option<Cold>, String> {
+    config.check()?;
+    let object_max_bytes = value_max_bytes.saturating_add(OVERHEAD_BYTES);
+    let answer_max_bytes = usize::try_from(object_max_bytes).unwrap_or(usize::MAX);
+    let (bucket, prefix) = bucket::open(config, answer_max_bytes)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(64)
+        .thread_name("objects-cold")
+        .enable_all()
+        .build()
+        .map_err(|e| format!("cold: start threads: {e}; lower the number of threads"))?;
+    let (orders, removals) = unbounded_channel();
+    let (writes, removing) = Desk::bounds();
+    let desk = Arc::new(Desk {
+        bucket,
+        prefix,
+        patience: config.patience,
+        book: Book::new(config.capacity_bytes, config.objects_max),
+        health: Health::new(config.patience.min(Duration::from_secs(1)), Arc::clone(tell)),
+        tell: Arc::clone(tell),
+        counts: Counts::default(),
+        life: fresh_life(),
+        next_tag: AtomicU32::new(1),
+        off: AtomicBool::new(false),
+        writing: Budget::new(in_hand_max_bytes, WRITES_MAX),
+        reading: Budget::new(READING_MAX_BYTES, READS_MAX),
+        writes,
+        removals: removing,
+        orders,
+        stuck: Mutex::default(),
+    });
+    let (send, begun) = std::sync::mpsc::channel();
+    let beginning = Arc::clone(&desk);
+    runtime.spawn(async move { _ = send.send(beginning.begin().await) });
+    // Not by `block_on`: whoever opens the store may be a task of another runtime.
+    let begun = begun.recv().unwrap_or_else(|_| Err("its start ended early".into()));
+    let address = match &config.bucket {
+        ColdBucket::Url(url) => url.clone(),
+        ColdBucket::Given(bucket) => bucket.to_string(),
+    };
+    match begun {
+        Ok(words) => tell(&format!("cold: {address}: {words}")),
+        Err(why) => {
+            runtime.shutdown_background();
+            tell(&format!(
+                "cold: {address}: {why}; the store goes on without it. Mind that what is removed meanwhile may be \
+                 back when a later start finds the bucket again"
+            ));
+            return Ok(None);
+        }
+    }
+    runtime.spawn(Arc::clone(&desk).remove_all(removals));
+    runtime.spawn(Arc::clone(&desk).watch());
+    Ok(Some(Cold { desk, object_max_bytes, runtime: Some(runtime) }))
+}
+
+/// A number that no other start has.
+fn fresh_life() -> u32 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let mixed = RandomState::new().hash_one((now.as_nanos(), std::process::id()));
+    u32::try_from(mixed >> 32).expect("32 bits")
+}
+
+/// The short name of a tenant. Should two share one, a flush of the one takes the copies of the other along.
+fn short_name(tenant: &str) -> u32 {
+    u32::try_from(name_of(tenant, b"") >> 32).expect("32 bits")
+}
+
+impl Drop for Cold {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // Whoever drops the store may be a thread of this very runtime.
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Cold {
+    /// Whether a value that was touched so often is to be written now.
+    pub(crate) fn admits(&self, touches: u8) -> bool {
+        // The copy of what is read again and again may have gone meanwhile.
+        touches == AFTER || (touches > 8 && touches.is_power_of_two())
+    }
+
+    /// Writes a value, unless the bucket has it. False when it is passed over and worth another offer. Waits for
+    /// nothing.
+    pub(crate) fn offer(&self, offer: Offer) -> bool {
+        let Some(runtime) = &self.runtime else { return true };
+        let (desk, value) = (&self.desk, offer.room.bytes());
+        let Some(bytes) = frame::total_bytes(&offer.tenant, &offer.key, value) else { return true };
+        let tag = Label::tag(desk.life, desk.next_tag.fetch_add(1, Ordering::Relaxed));
+        let label = Label { name: offer.name, tenant: short_name(&offer.tenant), digest: 0, tag };
+        if desk.off.load(Ordering::SeqCst) || self.holds(offer.name) {
+            return true;
+        }
+        let held = desk.writing.take(value as u64).filter(|_| desk.health.is_open());
+        let Some(held) = held else {
+            add(&desk.counts.passed_over, 1);
+            return false;
+        };
+        if desk.book.begin(label, bytes) {
+            runtime.spawn(Arc::clone(desk).write(offer, tag, held));
+        }
+        true
+    }
+
+    /// The key has another value, of this digest if that is known, or none: what there is to wait for until its copy
+    /// cannot come back.
+    pub(crate) fn forget(&self, name: u64, digest: Option<u64>) -> Option<Removal> {
+        self.desk.forget(name, digest)
+    }
+
+    /// Forgets everything of a tenant.
+    pub(crate) fn forget_tenant(&self, tenant: &str) {
+        for name in self.desk.book.of_tenant(short_name(tenant)) {
+            self.desk.forget(name, None);
+        }
+    }
+
+    /// Removals that the bucket has not confirmed.
+    pub(crate) fn going(&self) -> u64 {
+        if self.desk.off.load(Ordering::SeqCst) { 0 } else { self.desk.book.going() }
+    }
+
+    /// Whether it is asked at the moment.
+    #[cfg(feature = "resp")]
+    pub(crate) fn is_on(&self) -> bool {
+        self.desk.is_on()
+    }
+
+    /// The digest of a value that is being put, if it may be the one that the bucket has in an object of so many bytes.
+    pub(crate) fn digest(&self, name: u64, object_bytes: u64, room: &Room) -> Option<u64> {
+        self.desk.book.may_equal(name, object_bytes).then(|| frame::digest_of(room.slices()))
+    }
+
+    /// Whether it has a value of this name, asked for or not.
+    pub(crate) fn holds(&self, name: u64) -> bool {
+        self.desk.book.tag(name).is_some()
+    }
+
+    /// Whether this very copy is its key's value still.
+    pub(crate) fn is_current(&self, name: u64, tag: u64) -> bool {
+        self.desk.book.tag(name) == Some(tag)
+    }
+
+    /// Whether it is worth while to look.
+    pub(crate) fn may_hold(&self, name: u64) -> bool {
+        self.desk.is_on() && self.holds(name)
+    }
+
+    /// Reads the value of a key; `reply` is called once, at once or from another thread.
+    pub(super) fn read(&self, name: u64, (tenant, key): (String, Vec<u8>), reply: Reply) {
+        let desk = &self.desk;
+        let found = Some(()).filter(|()| desk.is_on()).and_then(|()| desk.book.find(name));
+        let found = found.filter(|(_, bytes)| *bytes <= self.object_max_bytes);
+        let (Some(found), Some(runtime)) = (found, &self.runtime) else { return reply(None) };
+        let Some(held) = desk.reading.take(found.1) else { return reply(None) };
+        let read = Arc::clone(desk).read(found, (tenant, key), reply);
+        runtime.spawn(async move {
+            read.await;
+            drop(held);
+        });
+    }
+
+    /// A read was of use.
+    pub(super) fn count_hit(&self, bytes: usize) {
+        add(&self.desk.counts.hits, 1);
+        add(&self.desk.counts.hit_bytes, bytes as u64);
+    }
+
+    /// Waits until what was offered is there or passed over and what was removed is gone, at most so long. False when
+    /// it is not.
+    pub(super) fn settle(&self, at_most: Duration) -> bool {
+        let end = Instant::now() + at_most;
+        while !self.desk.writing.is_free() || self.going() > 0 {
+            if Instant::now() > end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        true
+    }
+
+    pub(super) fn stats(&self) -> ColdStats {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (desk, counts) = (&self.desk, &self.desk.counts);
+        ColdStats {
+            on: desk.is_on(),
+            objects: desk.book.objects(),
+            bytes: desk.book.bytes(),
+            hits: count(&counts.hits),
+            hit_bytes: count(&counts.hit_bytes),
+            written: count(&counts.written),
+            written_bytes: count(&counts.written_bytes),
+            passed_over: count(&counts.passed_over),
+            evicted: count(&counts.evicted),
+            refused: count(&counts.refused),
+            failures: desk.health.failures(),
+            going: desk.book.going(),
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! Which values the bucket has, is being given and is to lose.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::super::directory::Removal;
+use super::label::Label;
+
+const SHARDS: usize = 16;
+/// Places in line that may be stale, beside as many as there are copies.
+const SLACK: u64 = 1_024;
+
+#[derive(Debug)]
+enum State {
+    /// Not sent yet: it may still be dropped without a word.
+    Waiting,
+    /// On its way.
+    Writing,
+    /// Readable.
+    Lasts,
+    /// Never to be read again. It counts until the bucket has confirmed that it is gone.
+    Going(Going),
+}
+
+#[derive(Debug)]
+struct Going {
+    removal: Removal,
+    /// Whether its writing has ended, so that it cannot arrive after its removal.
+    sure: bool,
+    /// Whether somebody is at it.
+    ordered: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    label: Label,
+    bytes: u64,
+    state: State,
+    /// Read since it was last looked at for room.
+    visited: bool,
+}
+
+/// What there is to do about a value that is not its key's any more.
+#[derive(Debug)]
+pub(super) enum Forget {
+    /// The bucket has none.
+    Nothing,
+    /// Somebody is at it; the word of its end.
+    UnderWay(Removal),
+    /// Remove this one; the word of its end.
+    Remove(Label, Removal),
+}
+
+/// Copies by name of their key, one for each. Bytes and objects are counted as long as the bucket may have them.
+#[derive(Debug)]
+pub(super) struct Book {
+    shards: [Mutex<HashMap<u64, Entry>>; SHARDS],
+    /// Names and tags in the order in which they give way, except those that were read meanwhile.
+    order: Mutex<VecDeque<(u64, u64)>>,
+    capacity_bytes: u64,
+    objects_max: u64,
+    bytes: AtomicU64,
+    objects: AtomicU64,
+    going: AtomicU64,
+}
+
+impl Book {
+    pub(super) fn new(capacity_bytes: u64, objects_max: u64) -> Self {
+        Self {
+            shards: Default::default(),
+            order: Mutex::default(),
+            capacity_bytes,
+            objects_max,
+            bytes: AtomicU64::new(0),
+            objects: AtomicU64::new(0),
+            going: AtomicU64::new(0),
+        }
+    }
+
+    fn shard(&self, name: u64) -> MutexGuard<'_, HashMap<u64, Entry>> {
+        self.shards[(name % SHARDS as u64) as usize].lock()
+    }
+
+    /// Does something with the entry of this very writing.
+    fn with<R>(&self, name: u64, tag: u64, act: impl FnOnce(&mut Entry) -> R) -> Option<R> {
+        let mut shard = self.shard(name);
+        shard.get_mut(&name).filter(|entry| entry.label.tag == tag).map(act)
+    }
+
+    fn add(&self, entry: Entry) -> bool {
+        let mut shard = self.shard(entry.label.name);
+        let vacant = !shard.contains_key(&entry.label.name);
+        if vacant {
+            self.bytes.fetch_add(entry.bytes, Ordering::SeqCst);
+            self.objects.fetch_add(1, Ordering::SeqCst);
+            shard.insert(entry.label.name, entry);
+        }
+        vacant
+    }
+
+    fn take(&self, shard: &mut HashMap<u64, Entry>, name: u64) {
+        if let Some(entry) = shard.remove(&name) {
+            self.bytes.fetch_sub(entry.bytes, Ordering::SeqCst);
+            self.objects.fetch_sub(1, Ordering::SeqCst);
+            if let State::Going(going) = entry.state {
+                self.going.fetch_sub(1, Ordering::SeqCst);
+                going.removal.confirm();
+            }
+        }
+    }
+
+    /// Begins a copy. False when there is one, or when it could never fit.
+    pub(super) fn begin(&self, label: Label, bytes: u64) -> bool {
+        bytes <= self.capacity_bytes
+            && self.add(Entry { label, bytes, state: State::Waiting, visited: false })
+    }
+
+    /// A copy that a listing found. False when there is one of its name already.
+    pub(super) fn adopt(&self, label: Label, bytes: u64) -> bool {
+        let added = self.add(Entry { label, bytes, state: State::Lasts, visited: false });
+        if added {
+            self.line_up(label.name, label.tag);
+        }
+        added
+    }
+
+    fn line_up(&self, name: u64, tag: u64) {
+        let mut order = self.order.lock();
+        order.push_back((name, tag));
+        // Those that went another way are still in line.
+        if order.len() as u64 > 2 * self.objects() + SLACK {
+            order.retain(|(name, tag)| self.tag(*name) == Some(*tag));
+        }
+    }
+
+    /// Drops a copy that was not sent.
+    pub(super) fn drop_waiting(&self, name: u64, tag: u64) {
+        let mut shard = self.shard(name);
+        let waits = |entry: &&Entry| entry.label.tag == tag && matches!(entry.state, State::Waiting);
+        if shard.get(&name).filter(waits).is_some() {
+            self.take(&mut shard, name);
+        }
+    }
+
+    /// It is being sent from now on, with this digest. None when nobody wants it any more.
+    pub(super) fn start(&self, name: u64, tag: u64, digest: u64) -> Option<Label> {
+        self.with(name, tag, |entry| {
+            entry.label.digest = digest;
+            entry.state = State::Writing;
+            entry.label
+        })
+    }
+
+    /// It has arrived. False when it is to go again.
+    pub(super) fn written(&self, name: u64, tag: u64) -> bool {
+        let wanted = self.with(name, tag, |entry| match &mut entry.state {
+            State::Going(going) => {
+                going.sure = true;
+                false
+            }
+            state => {
+                *state = State::Lasts;
+                true
+            }
+        });
+        if wanted == Some(true) {
+            self.line_up(name, tag);
+        }
+        wanted == Some(true)
+    }
+
+    /// Nobody knows whether it has arrived, or will: it is to go.
+    pub(super) fn unsure(&self, name: u64, tag: u64) {
+        self.with(name, tag, |entry| {
+            if !matches!(entry.state, State::Going(_)) {
+                self.dismiss(entry, false);
+            }
+        });
+    }
+
+    /// From now on it is to go, and somebody is at it.
+    fn dismiss(&self, entry: &mut Entry, sure: bool) -> Removal {
+        let removal = Removal::default();
+        entry.state = State::Going(Going { removal: removal.clone(), sure, ordered: true });
+        self.going.fetch_add(1, Ordering::SeqCst);
+        removal
+    }
+
+    /// The key has another value, of this digest if that is known, or none. Equal bytes keep their copy.
+    pub(super) fn forget(&self, name: u64, digest: Option<u64>) -> Forget {
+        let mut shard = self.shard(name);
+        let Some(entry) = shard.get_mut(&name) else { return Forget::Nothing };
+        match &mut entry.state {
+            State::Waiting => {
+                self.take(&mut shard, name);
+                Forget::Nothing
+            }
+            State::Writing | State::Lasts if digest == Some(entry.label.digest) => Forget::Nothing,
+            State::Writing => Forget::UnderWay(self.dismiss(entry, false)),
+            State::Lasts => Forget::Remove(entry.label, self.dismiss(entry, true)),
+            State::Going(going) if going.ordered => Forget::UnderWay(going.removal.clone()),
+            State::Going(going) => {
+                going.order();
+                Forget::Remove(entry.label, going.removal.clone())
+            }
+        }
+    }
+
+    /// What was read is not what was written: it is to go. None when that is known.
+    pub(super) fn refuse(&self, name: u64, tag: u64) -> Option<Label> {
+        self.with(name, tag, |entry| {
+            let lasts = matches!(entry.state, State::Lasts);
+            lasts.then(|| {
+                self.dismiss(entry, true);
+                entry.label
+            })
+        })?
+    }
+
+    /// Whether a copy that is to go is one that cannot arrive later; none when it is not to go.
+    pub(super) fn is_sure(&self, name: u64, tag: u64) -> Option<bool> {
+        self.with(name, tag, |entry| match &entry.state {
+            State::Going(going) => Some(going.sure),
+            _ => None,
+        })?
+    }
+
+    /// The bucket has it no more.
+    pub(super) fn gone(&self, name: u64, tag: u64) {
+        let mut shard = self.shard(name);
+        if shard.get(&name).is_some_and(|entry| entry.label.tag == tag) {
+            self.take(&mut shard, name);
+        }
+    }
+
+    /// The bucket did not take its removal: somebody has to try again.
+    pub(super) fn stuck(&self, name: u64, tag: u64) {
+        self.with(name, tag, |entry| {
+            if let State::Going(going) = &mut entry.state {
+                going.ordered = false;
+                going.removal.give_up();
+            }
+        });
+    }
+
+    /// Tries a removal again, unless somebody does or it is over.
+    pub(super) fn retry(&self, name: u64, tag: u64) -> Option<Label> {
+        self.with(name, tag, |entry| match &mut entry.state {
+            State::Going(going) if !going.ordered => {
+                going.order();
+                Some(entry.label)
+            }
+            _ => None,
+        })?
+    }
+
+    /// The copy that can be read, and its length; it counts as read.
+    pub(super) fn find(&self, name: u64) -> Option<(Label, u64)> {
+        let mut shard = self.shard(name);
+        let entry = shard.get_mut(&name).filter(|entry| matches!(entry.state, State::Lasts))?;
+        entry.visited = true;
+        Some((entry.label, entry.bytes))
+    }
+
+    /// The number of the copy that can be read.
+    pub(super) fn tag(&self, name: u64) -> Option<u64> {
+        let shard = self.shard(name);
+        shard.get(&name).filter(|entry| matches!(entry.state, State::Lasts)).map(|entry| entry.label.tag)
+    }
+
+    /// Whether there is a copy, or one on its way, of a value with an object of so many bytes.
+    pub(super) fn may_equal(&self, name: u64, bytes: u64) -> bool {
+        let shard = self.shard(name);
+        let stays = |entry: &&Entry| matches!(entry.state, State::Writing | State::Lasts);
+        shard.get(&name).filter(stays).is_some_and(|entry| entry.bytes == bytes)
+    }
+
+    /// Names of a tenant's values, in whatever state.
+    pub(super) fn of_tenant(&self, tenant: u32) -> Vec<u64> {
+        let mut names = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let his = shard.values().filter(|entry| entry.label.tenant == tenant);
+            names.extend(his.map(|entry| entry.label.name));
+        }
+        names
+    }
+
+    /// Objects, graves included, that a start takes over.
+    pub(super) fn listed_max(&self) -> u64 {
+        self.objects_max.saturating_mul(2)
+    }
+
+    /// Whether more is counted than there may be.
+    pub(super) fn is_over(&self) -> bool {
+        self.bytes() > self.capacity_bytes || self.objects() > self.objects_max
+    }
+
+    /// The next one to give way: it is to go from now on. None when there is none.
+    pub(super) fn victim(&self) -> Option<Label> {
+        let mut order = self.order.lock();
+        for _ in 0..=2 * order.len() {
+            let (name, tag) = order.pop_front()?;
+            let verdict = self.with(name, tag, |entry| match entry.state {
+                State::Lasts if std::mem::take(&mut entry.visited) => None,
+                State::Lasts => {
+                    self.dismiss(entry, true);
+                    Some(Some(entry.label))
+                }
+                _ => Some(None),
+            });
+            match verdict {
+                Some(None) => order.push_back((name, tag)),
+                Some(Some(Some(label))) => return Some(label),
+                // It went another way.
+                Some(Some(None)) | None => {}
+            }
+        }
+        None
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn objects(&self) -> u64 {
+        self.objects.load(Ordering::SeqCst)
+    }
+
+    /// How many are to go and have not gone.
+    pub(super) fn going(&self) -> u64 {
+        self.going.load(Ordering::SeqCst)
+    }
+}
+
+impl Going {
+    fn order(&mut self) {
+        self.ordered = true;
+        self.removal = Removal::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn label(name: u64, tag: u64) -> Label {
+        Label { name, tenant: u32::try_from(name % 2).unwrap(), digest: 0, tag }
+    }
+
+    fn lasting(book: &Book, name: u64, tag: u64, bytes: u64) {
+        assert!(book.begin(label(name, tag), bytes));
+        assert_eq!(book.start(name, tag, name).unwrap().digest, name);
+        assert!(book.written(name, tag));
+    }
+
+    #[test]
+    fn a_copy_is_readable_between_its_arrival_and_the_end_of_its_value_alone() {
+        let book = Book::new(100, 10);
+        assert!(book.begin(label(7, 1), 40) && !book.begin(label(7, 2), 40) && !book.begin(label(8, 3), 101));
+        assert!(book.find(7).is_none() && !book.may_equal(7, 40));
+        book.start(7, 1, 5).unwrap();
+        assert!(book.find(7).is_none() && book.may_equal(7, 40) && !book.may_equal(7, 41));
+        assert!(book.written(7, 1));
+        assert_eq!((book.find(7).unwrap().0.digest, book.tag(7), book.bytes()), (5, Some(1), 40));
+        assert!(matches!(book.forget(7, Some(5)), Forget::Nothing), "the same bytes");
+        let Forget::Remove(gone, removal) = book.forget(7, Some(6)) else { panic!("other bytes") };
+        assert!(book.find(7).is_none() && book.tag(7).is_none() && !book.may_equal(7, 40));
+        assert!(!book.begin(label(7, 4), 40), "not before the old one is gone");
+        assert!(matches!(book.forget(7, None), Forget::UnderWay(_)));
+        assert_eq!((book.bytes(), book.going(), removal.outcome()), (40, 1, None));
+        book.stuck(7, 1);
+        assert_eq!(removal.outcome(), Some(false));
+        assert_eq!(book.retry(7, 1), Some(gone));
+        assert_eq!((book.retry(7, 1), book.is_sure(7, 1)), (None, Some(true)));
+        let Forget::UnderWay(again) = book.forget(7, None) else { panic!("it is being tried") };
+        book.gone(7, 1);
+        assert_eq!((again.outcome(), book.bytes(), book.objects(), book.going()), (Some(true), 0, 0, 0));
+        assert!(matches!(book.forget(7, None), Forget::Nothing));
+    }
+
+    #[test]
+    fn what_ends_while_it_is_written_goes_when_it_has_arrived() {
+        let book = Book::new(100, 10);
+        book.begin(label(1, 1), 10);
+        assert!(matches!(book.forget(1, None), Forget::Nothing), "it was not sent");
+        assert!(book.start(1, 1, 0).is_none() && book.objects() == 0);
+        book.begin(label(1, 2), 10);
+        book.start(1, 2, 0);
+        let Forget::UnderWay(removal) = book.forget(1, None) else { panic!("it is on its way") };
+        assert_eq!(book.is_sure(1, 2), Some(false));
+        assert!(!book.written(1, 2) && removal.outcome().is_none());
+        assert_eq!(book.is_sure(1, 2), Some(true));
+        book.gone(1, 2);
+        assert_eq!(removal.outcome(), Some(true));
+        book.begin(label(1, 3), 10);
+        book.start(1, 3, 0);
+        book.unsure(1, 3);
+        assert_eq!((book.is_sure(1, 3), book.find(1).is_none(), book.going()), (Some(false), true, 1));
+    }
+
+    #[test]
+    fn what_was_not_read_gives_way_first_and_everything_is_counted_until_it_is_gone() {
+        let book = Book::new(100, 3);
+        (0..4).for_each(|n| lasting(&book, n, n, 30));
+        assert!(book.is_over() && book.find(0).is_some());
+        let victim = book.victim().unwrap();
+        assert_eq!((victim.name, book.bytes(), book.objects()), (1, 120, 4));
+        assert!(book.is_over());
+        book.gone(victim.name, victim.tag);
+        assert!(!book.is_over());
+        let order: Vec<u64> = std::iter::from_fn(|| book.victim()).map(|label| label.name).collect();
+        assert_eq!(order, [2, 3, 0]);
+        assert_eq!((book.victim(), book.going()), (None, 3));
+        let mut names = book.of_tenant(0);
+        names.sort_unstable();
+        assert_eq!(names, [0, 2]);
+    }
+
+    #[test]
+    fn the_line_is_no_longer_than_it_need_be() {
+        let book = Book::new(100, 10);
+        for tag in 0..5 * SLACK {
+            lasting(&book, 1, tag, 1);
+            book.forget(1, None);
+            book.gone(1, tag);
+        }
+        assert!(book.order.lock().len() as u64 <= SLACK + 2, "{}", book.order.lock().len());
+    }
+
+    #[test]
+    fn a_listing_is_taken_over_and_what_was_refused_goes() {
+        let book = Book::new(100, 10);
+        assert!(book.adopt(label(1, 9), 10) && !book.adopt(label(1, 10), 10));
+        assert_eq!((book.refuse(1, 10), book.refuse(1, 9)), (None, Some(label(1, 9))));
+        assert_eq!((book.refuse(1, 9), book.tag(1)), (None, None));
+    }
+}

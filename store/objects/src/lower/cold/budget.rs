@@ -1,0 +1,62 @@
+//! Bytes that may be in hand at a time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Budget {
+    used: AtomicU64,
+    most: u64,
+    /// What the smallest takes, so that there are not too many either.
+    least: u64,
+}
+
+/// A part of it, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Held {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Budget {
+    /// So many bytes, for so many at a time.
+    pub(super) fn new(most: u64, count: u64) -> Arc<Self> {
+        Arc::new(Self { used: AtomicU64::new(0), most, least: (most / count).max(1) })
+    }
+
+    /// A part of it, if there is as much. One alone may have more than there is.
+    pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Option<Held> {
+        let bytes = bytes.max(self.least);
+        let more = |used: u64| (used == 0 || used + bytes <= self.most).then_some(used + bytes);
+        self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
+        Some(Held { budget: Arc::clone(self), bytes })
+    }
+
+    pub(super) fn is_free(&self) -> bool {
+        self.used.load(Ordering::SeqCst) == 0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_and_count_have_a_bound_and_come_back() {
+        let budget = Budget::new(100, 4);
+        let large = budget.take(1_000).unwrap();
+        assert!(budget.take(1).is_none(), "one alone may have more, others wait");
+        drop(large);
+        let small: Vec<Held> = (0..4).map(|_| budget.take(1).unwrap()).collect();
+        assert!(budget.take(1).is_none() && !budget.is_free());
+        drop(small);
+        assert!(budget.is_free() && budget.take(100).is_some());
+    }
+}

@@ -1,0 +1,196 @@
+//! A bucket in memory that fails, hangs or lets writes arrive late when it is told to.
+
+use std::fmt;
+use std::future::{Future, pending};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use futures_util::StreamExt as _;
+use futures_util::stream::{self, BoxStream};
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt as _, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+
+/// What it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mood {
+    Good,
+    /// Every request is refused.
+    Fails,
+    /// No request is ever answered.
+    Hangs,
+    /// Values that are written are not answered, and are there once [`Faulty::arrive`] is called.
+    Late,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Faulty {
+    inner: Arc<InMemory>,
+    mood: Mutex<Mood>,
+    late: Mutex<Vec<(Path, PutPayload)>>,
+    asked: AtomicU64,
+}
+
+fn down() -> object_store::Error {
+    object_store::Error::Generic { store: "faulty", source: "it is down".into() }
+}
+
+fn wait<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(work)
+}
+
+impl Faulty {
+    pub fn new() -> Arc<Self> {
+        let (mood, late, asked) = (Mutex::new(Mood::Good), Mutex::default(), AtomicU64::new(0));
+        Arc::new(Self { inner: Arc::new(InMemory::new()), mood, late, asked })
+    }
+
+    pub fn be(&self, mood: Mood) {
+        *self.mood.lock().unwrap() = mood;
+    }
+
+    fn mood(&self) -> Mood {
+        *self.mood.lock().unwrap()
+    }
+
+    /// Requests so far.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    /// Paths and lengths of values.
+    pub fn values(&self) -> Vec<(String, u64)> {
+        let listed: Vec<ObjectMeta> = wait(self.inner.list(None).map(std::result::Result::unwrap).collect());
+        let named = listed.into_iter().map(|meta| (meta.location.to_string(), meta.size));
+        named.filter(|(path, _)| path.ends_with(".kv")).collect()
+    }
+
+    /// What was late arrives now. Gives how much it was.
+    pub fn arrive(&self) -> usize {
+        let late = std::mem::take(&mut *self.late.lock().unwrap());
+        let count = late.len();
+        for (path, payload) in late {
+            wait(self.inner.put(&path, payload)).unwrap();
+        }
+        count
+    }
+
+    /// Writes that have not arrived.
+    pub fn late(&self) -> usize {
+        self.late.lock().unwrap().len()
+    }
+
+    async fn pass(&self) -> Result<()> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        match self.mood() {
+            Mood::Fails => Err(down()),
+            Mood::Hangs => pending().await,
+            Mood::Good | Mood::Late => Ok(()),
+        }
+    }
+
+    fn stream<T: Send + 'static>(
+        &self,
+        good: impl FnOnce() -> BoxStream<'static, Result<T>>,
+    ) -> BoxStream<'static, Result<T>> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        match self.mood() {
+            Mood::Fails => stream::once(async { Err(down()) }).boxed(),
+            Mood::Hangs => stream::pending().boxed(),
+            Mood::Good | Mood::Late => good(),
+        }
+    }
+}
+
+impl fmt::Display for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a bucket with moods")
+    }
+}
+
+type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
+
+impl ObjectStore for Faulty {
+    fn put_opts<'a, 'b, 'c>(
+        &'a self,
+        at: &'b Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Answer<'c, PutResult>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async move {
+            self.pass().await?;
+            if self.mood() == Mood::Late && at.as_ref().ends_with(".kv") {
+                self.late.lock().unwrap().push((at.clone(), payload));
+                return pending().await;
+            }
+            self.inner.put_opts(at, payload, options).await
+        })
+    }
+
+    fn put_multipart_opts<'a, 'b, 'c>(
+        &'a self,
+        at: &'b Path,
+        options: PutMultipartOptions,
+    ) -> Answer<'c, Box<dyn MultipartUpload>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async move { self.inner.put_multipart_opts(at, options).await })
+    }
+
+    fn get_opts<'a, 'b, 'c>(&'a self, at: &'b Path, options: GetOptions) -> Answer<'c, GetResult>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async move {
+            self.pass().await?;
+            self.inner.get_opts(at, options).await
+        })
+    }
+
+    fn delete_stream(&self, places: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.stream(|| self.inner.delete_stream(places))
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.stream(|| self.inner.list(prefix))
+    }
+
+    fn list_with_delimiter<'a, 'b, 'c>(&'a self, prefix: Option<&'b Path>) -> Answer<'c, ListResult>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async move { self.inner.list_with_delimiter(prefix).await })
+    }
+
+    fn copy_opts<'a, 'b, 'c, 'd>(
+        &'a self,
+        from: &'b Path,
+        to: &'c Path,
+        options: CopyOptions,
+    ) -> Answer<'d, ()>
+    where
+        'a: 'd,
+        'b: 'd,
+        'c: 'd,
+        Self: 'd,
+    {
+        Box::pin(async move { self.inner.copy_opts(from, to, options).await })
+    }
+}
