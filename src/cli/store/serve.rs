@@ -328,6 +328,24 @@ mod tests {
     }
 
     #[test]
+    fn the_documentation_has_every_metric_and_no_other() {
+        let config =
+            StoreConfig { capacity_bytes: 4 << 20, value_max_bytes: 1 << 20, ..StoreConfig::default() };
+        let store = ObjectStore::new(&config, Clock::machine()).expect("small");
+        let server = Server::new(store.clone(), RespConfig::default()).expect("good settings");
+        let text = metrics(&server, &store);
+        let after = |mark: &'static str| {
+            text.lines().filter_map(move |line| line.strip_prefix(mark)?.split_once(' '))
+        };
+        let exported = after("# HELP ").zip(after("# TYPE "));
+        let exported: Vec<_> =
+            exported.map(|((name, what), (_, kind))| format!("| `{name}` | {kind} | {what} |")).collect();
+        let page = include_str!("../../../docs/metrics.md");
+        let told: Vec<_> = page.lines().filter(|line| line.starts_with("| `baton_objects_")).collect();
+        assert_eq!(told, exported, "docs/metrics.md has a row for each, in that order");
+    }
+
+    #[test]
     fn metrics_say_what_is_there() {
         let config =
             StoreConfig { capacity_bytes: 4 << 20, value_max_bytes: 1 << 20, ..StoreConfig::default() };
