@@ -511,3 +511,121 @@ fn random_histories_agree_with_a_naive_model() {
     }
     assert!(restarts > 100 && hits > 200, "{restarts} {hits}");
 }
+
+/// What a history says of a key.
+#[derive(Clone, Debug, Default)]
+struct Believed {
+    /// Its value, by seed and length of its content.
+    value: Option<(u64, usize)>,
+    /// Something about it was not confirmed: after a restart it may have an older value.
+    doubtful: bool,
+}
+
+/// A bucket in changing moods under a store that is started anew again and again, and what is known of its keys.
+struct Trial {
+    bucket: Arc<Faulty>,
+    store: ObjectStore,
+    keys: BTreeMap<String, Believed>,
+    restarts: u64,
+    hits: u64,
+    confirmed: u64,
+}
+
+impl Trial {
+    fn new() -> Self {
+        let bucket = Faulty::new();
+        let store = Self::start(&bucket);
+        Self { bucket, store, keys: BTreeMap::new(), restarts: 0, hits: 0, confirmed: 0 }
+    }
+
+    /// A start whose proof held; on a busy machine it may take several.
+    fn start(bucket: &Arc<Faulty>) -> ObjectStore {
+        loop {
+            let store = with_bucket(bucket, Duration::from_millis(100)).0;
+            if cold(&store).on {
+                return store;
+            }
+        }
+    }
+
+    fn put(&mut self, name: &str, value: (u64, usize)) {
+        let before = self.store.lower_stats().cold_unconfirmed;
+        self.store.put(key(name), &content(value.0, value.1), REPLACE).unwrap();
+        let known = self.keys.entry(name.to_owned()).or_default();
+        known.value = Some(value);
+        known.doubtful |= self.store.lower_stats().cold_unconfirmed != before;
+    }
+
+    fn remove(&mut self, name: &str) {
+        let removed = self.store.remove(key(name));
+        let known = self.keys.entry(name.to_owned()).or_default();
+        known.value = None;
+        match removed {
+            Ok(()) => {
+                self.confirmed += 1;
+                known.doubtful = false;
+            }
+            Err(Refusal::Unconfirmed) => known.doubtful = true,
+            other => assert_eq!(other, Err(Refusal::Absent), "{name}"),
+        }
+        assert_eq!(read(&self.store, name), None, "{name}");
+    }
+
+    fn read(&self, name: &str) {
+        let Some(value) = read(&self.store, name) else { return };
+        let known = self.keys.get(name).cloned().unwrap_or_default();
+        let (seed, bytes) = known.value.unwrap_or_else(|| panic!("{name} was removed or never there"));
+        assert!(value == content(seed, bytes), "{name} is not {known:?}");
+    }
+
+    /// Kills the store in the middle of everything. What was in doubt is whatever is found then.
+    fn restart(&mut self) {
+        self.hits += cold(&self.store).hits;
+        self.restarts += 1;
+        self.bucket.be(Mood::Good);
+        self.store = Self::start(&self.bucket);
+        for (name, known) in self.keys.iter_mut().filter(|(_, known)| known.doubtful) {
+            let found = read(&self.store, name);
+            known.value = found.map(|found| {
+                let same = |seed: &u64| content(*seed, found.len()) == found;
+                ((0..3).find(same).expect("some value that it once had"), found.len())
+            });
+            known.doubtful = false;
+        }
+    }
+}
+
+/// Whatever the bucket does: a key never has a value that it was not given last, and what was confirmed to be gone
+/// stays so over restarts, writes that arrive late included.
+#[test]
+fn in_whatever_mood_the_bucket_is_no_key_has_a_value_that_is_not_its_own() {
+    let (mut restarts, mut hits, mut confirmed) = (0, 0, 0);
+    for seed in 0..6 {
+        let (mut trial, mut rng) = (Trial::new(), Rng::fork(seed, 11));
+        for _ in 0..1_200 {
+            let name = format!("key {}", rng.below(12));
+            match rng.below(100) {
+                0..15 => {
+                    trial.put(&name, (rng.below(3), 10_000 * usize::try_from(1 + rng.below(3)).unwrap()))
+                }
+                15..75 => trial.read(&name),
+                75..85 => trial.remove(&name),
+                85..87 => _ = trial.bucket.arrive(),
+                87..89 => trial.bucket.be(Mood::Late),
+                89 => trial.bucket.be(Mood::Fails),
+                90 => trial.bucket.be(Mood::Hangs),
+                91..97 => trial.bucket.be(Mood::Good),
+                97 => _ = trial.store.settle(Duration::from_millis(200)),
+                _ => trial.restart(),
+            }
+        }
+        // Nothing may be under way when invariants are checked.
+        trial.bucket.be(Mood::Good);
+        until("everything is done", || trial.store.settle(Duration::from_millis(100)));
+        trial.store.check();
+        (restarts, hits) = (restarts + trial.restarts, hits + trial.hits);
+        confirmed += trial.confirmed;
+    }
+    println!("{restarts} restarts, {hits} hits, {confirmed} removals confirmed");
+    assert!(restarts > 50 && hits > 50 && confirmed > 100, "{restarts} {hits} {confirmed}");
+}
