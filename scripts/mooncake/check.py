@@ -141,7 +141,7 @@ def real_client_and_baton_node(scene):
     nobody = scene.baton("exists", "--master", f"127.0.0.1:{free_port()}", "real-page", good=(2,))
     assert b"is the master running" in nobody.stderr, nobody.stderr
     say("what is absent, what is there already, and that nobody answers, is told")
-    many = [f"many{i}-{size}" for i in range(8) for size in SIZES]
+    many = [f"many{i}-{size}" for i in range(4) for size in SIZES]
     scene.real("client", master, "put-batch", *many)
     scene.real("client", master, "get-batch", *many)
     say(f"batches of {len(many)} values, too")
