@@ -138,7 +138,13 @@ def real_client_and_baton_node(scene):
     assert b"there is such an object" in again.stderr, again.stderr
     absent = scene.baton("get", "--master", master, "absent", good=(1,))
     assert b"there is no such object" in absent.stderr, absent.stderr
-    say("what is absent, and what is there already, is told")
+    nobody = scene.baton("exists", "--master", f"127.0.0.1:{free_port()}", "real-page", good=(2,))
+    assert b"is the master running" in nobody.stderr, nobody.stderr
+    say("what is absent, what is there already, and that nobody answers, is told")
+    many = [f"many{i}-{size}" for i in range(4) for size in SIZES]
+    scene.real("client", master, "put-batch", *many)
+    scene.real("client", master, "get-batch", *many)
+    say(f"batches of {len(many)} values, too")
     first_version = {"MC_TCP_PROTO": "1"}
     scene.real("client", master, "put", *[f"one-{size}" for size in SIZES], environment=first_version)
     scene.real("client", master, "get", *[f"one-{size}" for size in SIZES], environment=first_version)
@@ -277,6 +283,7 @@ def check(options):
 
 
 def real_client(master, what, names):
+    """Does `what` with `names`: put, get, put-batch, get-batch, or lend (until it is ended; at the metadata server names[0])."""
     # Real clients then write checksums, and look at those that are there: at Baton's, too.
     os.environ["MOONCAKE_STORE_CHECKSUM"] = "1"
     from mooncake.store import MooncakeDistributedStore
@@ -290,6 +297,14 @@ def real_client(master, what, names):
     if what == "lend":
         print("lends", flush=True)
         time.sleep(600)
+    if what == "put-batch":
+        code = store.put_batch(names, [value(name) for name in names])
+        assert code == 0, f"put_batch: {code}"
+        return
+    if what == "get-batch":
+        for name, got in zip(names, store.get_batch(names)):
+            assert got == value(name), f"get_batch {name}: other bytes"
+        return
     for name in names:
         if what == "put":
             code = store.put(name, value(name))

@@ -33,7 +33,7 @@ enum Command {
     Put(PutArgs),
     /// Print the bytes under a key, or write them into a file
     Get(GetArgs),
-    /// Tell by the exit status whether there is an object under a key: 0 yes, 1 no
+    /// Tell by the exit status whether there is an object under a key: 0 yes, 1 no, 2 nobody knows
     Exists(KeyArgs),
     /// Remove the object under a key
     Remove(RemoveArgs),
@@ -120,10 +120,7 @@ pub fn run(args: MooncakeArgs) -> Result<ExitCode, String> {
             Command::Node(args) => node(args).await,
             Command::Put(args) => put(args).await,
             Command::Get(args) => get(args).await,
-            Command::Exists(args) => {
-                let there = objects(&args).await?.exists(&args.key).await.map_err(told)?;
-                Ok(ExitCode::from(u8::from(!there)))
-            }
+            Command::Exists(args) => Ok(exists(&args).await),
             Command::Remove(args) => {
                 let objects = objects(&args.at).await?;
                 objects.remove(&args.at.key, args.force).await.map_err(told)?;
@@ -192,6 +189,17 @@ async fn get(args: GetArgs) -> Result<ExitCode, String> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn exists(args: &KeyArgs) -> ExitCode {
+    let asked = async { objects(args).await?.exists(&args.key).await.map_err(told) };
+    match asked.await {
+        Ok(there) => ExitCode::from(u8::from(!there)),
+        Err(message) => {
+            eprintln!("baton: {message}");
+            ExitCode::from(2)
+        }
+    }
 }
 
 async fn objects(at: &KeyArgs) -> Result<Objects, String> {

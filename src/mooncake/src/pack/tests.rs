@@ -80,6 +80,9 @@ fn claims_of_much_to_come_are_refused_at_once() {
     bytes.push(3 << 3);
     bytes.extend(u64::MAX.to_le_bytes());
     assert!(read(&bytes).is_err());
+    // Before a single value is read, which need not take any bytes.
+    let many = pack(&ROW, |to| to.length(200));
+    assert!(Reader::open(&ROW, &many, "test").unwrap().list(1, |_| Ok(())).is_err());
 }
 
 #[test]

@@ -59,7 +59,7 @@ async fn masters_that_are_dead_silent_or_noisy_are_told_apart() {
         (Reply::Close, Kind::Unavailable),
         (Reply::Announce(10), Kind::Unavailable),
         (Reply::Announce(u32::MAX), Kind::Corrupt),
-        (Reply::Stray, Kind::Corrupt),
+        (Reply::Stray(text("2.0.0")), Kind::Corrupt),
         (Reply::Noise, Kind::Corrupt),
         (Reply::Error(5, "busy"), Kind::Unavailable),
         (Reply::Body(Vec::new()), Kind::Corrupt),

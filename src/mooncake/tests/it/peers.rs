@@ -23,8 +23,8 @@ pub enum Reply {
     Close,
     /// A head that announces so many bytes, and nothing more.
     Announce(u32),
-    /// An answer to another request.
-    Stray,
+    /// This body, to another request.
+    Stray(Vec<u8>),
     /// Bytes that are no head.
     Noise,
 }
@@ -88,7 +88,9 @@ async fn converse(
                 [answer_head(code, sequence, body.len() as u32), body].concat()
             }
             Reply::Announce(bytes) => answer_head(0, sequence, bytes),
-            Reply::Stray => answer_head(0, sequence.wrapping_add(7), 0),
+            Reply::Stray(body) => {
+                [answer_head(0, sequence.wrapping_add(7), body.len() as u32), body].concat()
+            }
             Reply::Noise => b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
             Reply::Silence => continue,
             Reply::Close => return,
