@@ -66,15 +66,20 @@ impl Conductor {
     }
 
     /// Predicted step time there with the request in it, µs; a step stretched by local prefills
-    /// counts at its target.
+    /// counts at its target, or at what the longest chunk takes where that is less.
     pub(crate) fn predicted_step_us(&self, instance: &Instance, need: &DecodeNeed) -> f64 {
-        let profile = &instance.spec.profile;
-        let alone = instance.decode.step_us(profile, (self.now_us, need.at_us), need.context_tokens);
+        let spec = &instance.spec;
+        let alone = instance.decode.step_us(&spec.profile, (self.now_us, need.at_us), need.context_tokens);
         let left = instance.backlog_us(self.now_us);
         let mixed = self.config.local_prefill && left > need.at_us.saturating_sub(self.now_us);
+        if !mixed {
+            return alone;
+        }
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
         let target = (need.tbt_us / 1000 * u64::from(self.config.mixed_step_permille)) as f64;
-        if mixed && alone < target { target } else { alone }
+        let chunk_tokens = spec.mixed_chunk_tokens.unwrap_or(spec.pass_tokens);
+        let chunk_us = spec.profile.prefill_us(chunk_tokens.into(), need.context_tokens);
+        target.min(alone + chunk_us).max(alone)
     }
 
     /// Whether an instance can take the request at all, and if not, why.

@@ -6,8 +6,8 @@ use baton_types::{Role, SloClass, Tier};
 use proptest::prelude::*;
 
 use crate::testing::{
-    BLOCK, Started, burden, conductor_of, decoding, finished, foretold, heavy_decode, hold, offer, rejection,
-    request, shared_chain, spec, started, starts, step,
+    BLOCK, PASS_US, Started, TOKEN_US, burden, conductor_of, decoding, finished, foretold, heavy_decode,
+    hold, offer, rejection, request, shared_chain, spec, started, starts, step,
 };
 use crate::{Conductor, Effect, InstanceSpec, SchedulerConfig};
 
@@ -137,6 +137,27 @@ fn an_engine_that_does_both_keeps_both_legs() {
         homes.iter().any(|s| s.prefill == 0) && homes.iter().any(|s| s.prefill == 1),
         "both work: {homes:?}"
     );
+}
+
+/// Steps were predicted at nine tenths of the objective, here a minute, while prompts wait: answers of ten tokens
+/// then seemed to stay for ten minutes, and what came next was refused for want of room until after that.
+#[test]
+fn a_generous_objective_does_not_stretch_the_steps_that_are_predicted() {
+    let step_us = |tbt_us, mixed_chunk_tokens| {
+        let class = SloClass { tbt_us, ..SloClass::default() };
+        let decode = InstanceSpec { mixed_chunk_tokens, ..spec(1, Role::Decode) };
+        let config = SchedulerConfig { classes: Vec::from([class]), ..config() };
+        let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), decode]);
+        burden(&mut conductor, request(900, 1, 0), (1, 1), 20_000_000);
+        let need = conductor.decode_need(&foretold(1, 4_000, 10), 0);
+        let instance = conductor.fleet.get(baton_types::InstanceId(1)).expect("joined");
+        conductor.predicted_step_us(instance, &need)
+    };
+    assert!((step_us(50_000, None) - 45_000.0).abs() < 1.0, "the target");
+    let alone_us = step_us(50_000, Some(0));
+    let pass_us = |tokens: u64| (PASS_US + tokens * TOKEN_US) as f64;
+    assert!((step_us(60_000_000, None) - alone_us - pass_us(8_192)).abs() < 1.0, "a pass");
+    assert!((step_us(60_000_000, Some(500)) - alone_us - pass_us(500)).abs() < 1.0, "a chunk");
 }
 
 /// A pipeline of four nodes (instance 0), a single node (instance 1) and a decode.
