@@ -9,6 +9,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::answer::{Progress, finish_of, likeliest, stream_error};
+use crate::digits::is_list;
 use crate::error::{RemoteError, Stage};
 use crate::request::{Counts, Token};
 
@@ -16,9 +17,9 @@ use crate::request::{Counts, Token};
 const ID_PREFIX: &str = "token_id:";
 
 #[derive(Deserialize)]
-struct Chunk {
-    #[serde(default)]
-    choices: Vec<Choice>,
+struct Chunk<'a> {
+    #[serde(default, borrow)]
+    choices: Vec<Choice<'a>>,
     usage: Option<Usage>,
     error: Option<Value>,
     object: Option<String>,
@@ -26,11 +27,12 @@ struct Chunk {
 }
 
 #[derive(Deserialize)]
-struct Choice {
+struct Choice<'a> {
     #[serde(default)]
     index: u32,
     token_ids: Option<Vec<u32>>,
-    prompt_token_ids: Option<Vec<u32>>,
+    #[serde(borrow)]
+    prompt_token_ids: Option<&'a RawValue>,
     logprobs: Option<Logprobs>,
     prompt_logprobs: Option<Vec<Option<PromptTop>>>,
     finish_reason: Option<String>,
@@ -132,11 +134,12 @@ impl Reader {
         RemoteError::bug(self.stage, text)
     }
 
-    fn choice(&self, choice: Choice, progress: &mut Progress) -> Result<(), RemoteError> {
-        if let Some(prompt) = &choice.prompt_token_ids
-            && prompt.as_slice() != &*self.prompt
+    fn choice(&self, choice: Choice<'_>, progress: &mut Progress) -> Result<(), RemoteError> {
+        if let Some(prompt) = choice.prompt_token_ids
+            && !is_list(prompt.get(), &self.prompt)
         {
-            let text = format!("the engine answers a prompt of {} tokens that is not ours", prompt.len());
+            let text =
+                format!("the engine answers a prompt that is not ours of {} tokens", self.prompt.len());
             return Err(self.bug(text).remedy("let the engine take token ids as they are"));
         }
         if let Some(list) = &choice.prompt_logprobs {
@@ -162,7 +165,7 @@ impl Reader {
         })
     }
 
-    fn tokens(&self, choice: &Choice) -> Result<Vec<Token>, RemoteError> {
+    fn tokens(&self, choice: &Choice<'_>) -> Result<Vec<Token>, RemoteError> {
         let empty = Logprobs::default();
         let logs = choice.logprobs.as_ref().unwrap_or(&empty);
         let named = match &logs.content {

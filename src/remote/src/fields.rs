@@ -3,12 +3,14 @@
 //! Values that go along are the client's bytes, never parsed and written anew.
 
 use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
 
 use serde::de::{Error as _, MapAccess, Visitor};
-use serde::ser::SerializeMap as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
+use crate::digits;
 use crate::error::{RemoteError, Stage};
 
 /// Fields of a body, at most.
@@ -129,7 +131,35 @@ pub fn rule(name: &str) -> Option<Rule> {
 
 /// A JSON object as it is written: names in order, each once, values in their own bytes.
 #[derive(Debug, Default)]
-pub(crate) struct Body(Vec<(String, Box<RawValue>)>);
+pub(crate) struct Body(Fields<Value>);
+
+/// A value of a body.
+#[derive(Debug)]
+enum Value {
+    Raw(Box<RawValue>),
+    /// Written when the body is.
+    Tokens(Arc<[u32]>),
+}
+
+/// Names in order, each once.
+#[derive(Debug)]
+struct Fields<V>(Vec<(String, V)>);
+
+impl<V> Default for Fields<V> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<V> Fields<V> {
+    /// Sets a field; the last value counts, in the first one's place.
+    fn set(&mut self, name: String, value: V) {
+        match self.0.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, old)) => *old = value,
+            None => self.0.push((name, value)),
+        }
+    }
+}
 
 impl Body {
     /// The fields of a client's body that go along. An empty body has none.
@@ -137,13 +167,14 @@ impl Body {
         if body.is_empty() {
             return Ok(Client::default());
         }
-        let Self(fields) = serde_json::from_slice(body).map_err(|error| {
+        // The prompt is among them, and is not copied.
+        let Fields::<&RawValue>(fields) = serde_json::from_slice(body).map_err(|error| {
             RemoteError::invalid(Stage::Prepare, format!("the body is not a JSON object: {error}"))
         })?;
         let mut client = Client::default();
         for (name, value) in fields {
             match rule(&name) {
-                Some(Rule::Refused) if !is_nothing(&value) => {
+                Some(Rule::Refused) if !is_nothing(value) => {
                     let text = format!("{name} cannot be served by an engine behind Baton");
                     return Err(
                         RemoteError::invalid(Stage::Prepare, text).remedy(format!("leave {name} out"))
@@ -151,8 +182,8 @@ impl Body {
                 }
                 Some(Rule::Ours) if name == "seed" => client.seeded = value.get() != "null",
                 Some(_) => {}
-                None if name == MORE => client.along.set_raw(&name, without_private(value)?),
-                None => client.along.set_raw(&name, value),
+                None if name == MORE => client.along.set_raw(name, without_private(value)?),
+                None => client.along.set_raw(name, value.to_owned()),
             }
         }
         Ok(client)
@@ -167,31 +198,57 @@ impl Body {
         Ok(())
     }
 
-    pub(crate) fn set_raw(&mut self, name: &str, value: Box<RawValue>) {
-        match self.0.iter_mut().find(|(known, _)| known == name) {
-            Some((_, old)) => *old = value,
-            None => self.0.push((name.to_owned(), value)),
-        }
+    pub(crate) fn set_raw(&mut self, name: impl Into<String>, value: Box<RawValue>) {
+        self.0.set(name.into(), Value::Raw(value));
+    }
+
+    /// Sets a field to a list of token ids.
+    pub(crate) fn set_tokens(&mut self, name: &str, ids: &Arc<[u32]>) {
+        self.0.set(name.to_owned(), Value::Tokens(Arc::clone(ids)));
     }
 
     /// Drops every field but those of `names`.
     pub(crate) fn keep(&mut self, names: &[&str]) {
-        self.0.retain(|(name, _)| names.contains(&name.as_str()));
+        self.0.0.retain(|(name, _)| names.contains(&name.as_str()));
     }
 
-    /// Takes a field out; `None` when it is not there or says nothing.
+    /// Takes a field of a client out; `None` when it is not there or says nothing.
     pub(crate) fn take(&mut self, name: &str) -> Option<Box<RawValue>> {
-        let at = self.0.iter().position(|(known, _)| known == name)?;
-        let (_, value) = self.0.remove(at);
-        (!is_nothing(&value)).then_some(value)
+        let named = |(known, value): &(String, Value)| known == name && matches!(value, Value::Raw(_));
+        let at = self.0.0.iter().position(named)?;
+        match self.0.0.remove(at) {
+            (_, Value::Raw(value)) => (!is_nothing(&value)).then_some(value),
+            (_, Value::Tokens(_)) => None,
+        }
     }
 
     /// The bytes to send.
     pub(crate) fn bytes(&self) -> Result<bytes::Bytes, RemoteError> {
-        let written = serde_json::to_vec(self).map_err(|error| {
-            RemoteError::new(crate::Kind::Bug, crate::Side::Us, Stage::Prepare, error.to_string())
-        })?;
-        Ok(written.into())
+        let mut out = Vec::with_capacity(self.room_bytes());
+        for (name, value) in &self.0.0 {
+            out.push(if out.is_empty() { b'{' } else { b',' });
+            serde_json::to_writer(&mut out, name).map_err(|error| {
+                RemoteError::new(crate::Kind::Bug, crate::Side::Us, Stage::Prepare, error.to_string())
+            })?;
+            out.push(b':');
+            match value {
+                Value::Raw(raw) => out.extend_from_slice(raw.get().as_bytes()),
+                Value::Tokens(ids) => digits::list(&mut out, ids),
+            }
+        }
+        if out.is_empty() {
+            out.push(b'{');
+        }
+        out.push(b'}');
+        Ok(out.into())
+    }
+
+    fn room_bytes(&self) -> usize {
+        let of = |value: &Value| match value {
+            Value::Raw(raw) => raw.get().len(),
+            Value::Tokens(ids) => digits::room_bytes(ids),
+        };
+        self.0.0.iter().map(|(name, value)| name.len() + of(value) + 4).sum::<usize>() + 2
     }
 }
 
@@ -205,15 +262,16 @@ pub(crate) struct Client {
 }
 
 /// An object of fields without those in which clients have no say; anything else is the engine's to refuse.
-fn without_private(value: Box<RawValue>) -> Result<Box<RawValue>, RemoteError> {
-    let Ok(Body(mut fields)) = serde_json::from_str::<Body>(value.get()) else { return Ok(value) };
-    let before = fields.len();
-    fields.retain(|(name, _)| rule(name) != Some(Rule::Private));
-    if fields.len() == before {
-        return Ok(value);
+fn without_private(value: &RawValue) -> Result<Box<RawValue>, RemoteError> {
+    let Ok(mut fields) = serde_json::from_str::<Fields<&RawValue>>(value.get()) else {
+        return Ok(value.to_owned());
+    };
+    let before = fields.0.len();
+    fields.0.retain(|(name, _)| rule(name) != Some(Rule::Private));
+    if fields.0.len() == before {
+        return Ok(value.to_owned());
     }
-    to_raw_value(&Body(fields))
-        .map_err(|error| RemoteError::invalid(Stage::Prepare, format!("{MORE}: {error}")))
+    to_raw_value(&fields).map_err(|error| RemoteError::invalid(Stage::Prepare, format!("{MORE}: {error}")))
 }
 
 /// Null, false, or empty.
@@ -226,34 +284,45 @@ fn is_nothing(value: &RawValue) -> bool {
 
 impl Serialize for Body {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (name, value) in &self.0 {
-            map.serialize_entry(name, value)?;
-        }
-        map.end()
+        self.0.serialize(serializer)
     }
 }
 
-impl<'de> Deserialize<'de> for Body {
+impl Serialize for Value {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Raw(raw) => raw.serialize(serializer),
+            Self::Tokens(ids) => ids.serialize(serializer),
+        }
+    }
+}
+
+impl<V: Serialize> Serialize for Fields<V> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Fields<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reader;
-        impl<'de> Visitor<'de> for Reader {
-            type Value = Body;
+        struct Reader<V>(PhantomData<V>);
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Reader<V> {
+            type Value = Fields<V>;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Body, A::Error> {
-                let mut body = Body::default();
-                while let Some((name, value)) = map.next_entry::<String, Box<RawValue>>()? {
-                    body.set_raw(&name, value);
-                    if body.0.len() > MAX_FIELDS {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<V>, A::Error> {
+                let mut fields = Fields::default();
+                while let Some((name, value)) = map.next_entry::<String, V>()? {
+                    fields.set(name, value);
+                    if fields.0.len() > MAX_FIELDS {
                         return Err(A::Error::custom(format_args!("more than {MAX_FIELDS} fields")));
                     }
                 }
-                Ok(body)
+                Ok(fields)
             }
         }
-        deserializer.deserialize_map(Reader)
+        deserializer.deserialize_map(Reader(PhantomData))
     }
 }
 
@@ -342,6 +411,17 @@ mod tests {
         body.set("a", "x").unwrap();
         assert_eq!(body.take("a").unwrap().get(), "\"x\"");
         assert!(body.take("a").is_none());
+    }
+
+    #[test]
+    fn token_ids_are_a_value_like_any_other() {
+        let mut body = Body::default();
+        body.set("a", &1).unwrap();
+        body.set_tokens("prompt", &[7, 80_000].into());
+        body.set("z\"", "x").unwrap();
+        assert_eq!(&*body.bytes().unwrap(), br#"{"a":1,"prompt":[7,80000],"z\"":"x"}"#);
+        assert_eq!(serde_json::to_vec(&body).unwrap(), body.bytes().unwrap());
+        assert_eq!(&*Body::default().bytes().unwrap(), b"{}");
     }
 
     proptest! {

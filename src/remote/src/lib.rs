@@ -11,6 +11,7 @@
 
 mod answer;
 mod completions;
+mod digits;
 mod engine;
 mod error;
 mod fields;

@@ -55,7 +55,7 @@ pub(crate) fn body(request: &Request, client: Client, leg: &str, stream: bool) -
     along.keep(ALONG);
     let mut body = along;
     body.set("rid", leg)?;
-    body.set("input_ids", &*request.tokens)?;
+    body.set_tokens("input_ids", &request.tokens);
     body.set("sampling_params", &params)?;
     body.set("stream", &stream)?;
     if sampling.logprobs.is_some() || sampling.prompt_logprobs.is_some() {
@@ -91,7 +91,7 @@ fn params(sampling: &Sampling, along: &mut Body, seeded: bool) -> Result<Body, R
     }
     for name in MOVED {
         if let Some(value) = along.take(name) {
-            params.set_raw(name, value);
+            params.set_raw(*name, value);
         }
     }
     if let Some(format) = along.take("response_format") {

@@ -36,7 +36,7 @@ pub(crate) fn body(
     let sampling = &*request.sampling;
     check_sampling(request)?;
     let Client { along: mut body, seeded } = client;
-    body.set("prompt", &*request.tokens)?;
+    body.set_tokens("prompt", &request.tokens);
     draws(&mut body, sampling, seeded)?;
     lengths(&mut body, sampling, leg)?;
     body.set("return_token_ids", &true)?;
