@@ -176,7 +176,7 @@ class Router:
         for at, url in enumerate(backends.urls()):
             role = "both" if not backends.pairs else "prefill" if at < PREFILL else "decode"
             words = [setup.baton, "node", "--name", f"n{at}", "--role", role, "--conductor", f"http://127.0.0.1:{control}",
-                     "--engine", backends.engine, "--url", url, "--block-tokens", str(BLOCK_TOKENS), "--profile", profile, "--pass-tokens", "8192",
+                     "--engine", backends.engine, "--url", url, "--block-tokens", str(BLOCK_TOKENS), "--profile", profile,
                      "--log", "warn"]
             if backends.pairs and backends.engine == "sglang" and at < PREFILL:
                 words += ["--bootstrap-port", str(backends.bootstraps[at])]

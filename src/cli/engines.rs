@@ -9,6 +9,9 @@ use baton_types::CostProfile;
 
 use crate::node::EngineChoice;
 
+/// Prompt tokens of a pass where nothing is said: small, for a processor computes them.
+const PASS_TOKENS: u32 = 512;
+
 /// What nodes compute with.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Engines {
@@ -40,9 +43,9 @@ pub struct Engines {
     /// KV blocks of each node's SSD tier; 0 for none
     #[arg(long, default_value_t = 8192)]
     pub ssd_blocks: u64,
-    /// Prompt tokens that an engine computes in one pass at most
-    #[arg(long, default_value_t = 512)]
-    pub pass_tokens: u32,
+    /// Prompt tokens that an engine computes in one pass at most [default: 512; of a server what it says, else 8192]
+    #[arg(long)]
+    pub pass_tokens: Option<u32>,
     /// Sequences that an engine runs at a time at most
     #[arg(long, default_value_t = 64)]
     max_running: u32,
@@ -65,7 +68,7 @@ impl Engines {
         let pool = PoolSpec {
             block_tokens: self.block_tokens,
             blocks: self.blocks,
-            pass_tokens: self.pass_tokens,
+            pass_tokens: self.pass_tokens.unwrap_or(PASS_TOKENS),
             max_running: self.max_running,
             threads: None,
         };
@@ -154,7 +157,9 @@ impl Engines {
         word("blocks", self.blocks.to_string());
         word("dram-blocks", self.dram_blocks.to_string());
         word("ssd-blocks", self.ssd_blocks.to_string());
-        word("pass-tokens", self.pass_tokens.to_string());
+        if let Some(tokens) = self.pass_tokens {
+            word("pass-tokens", tokens.to_string());
+        }
         word("max-running", self.max_running.to_string());
         words
     }

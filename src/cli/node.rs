@@ -97,7 +97,8 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
             );
         }
         let node = RemoteNode { guard, ..args.remote.node(&args, dialect, role)? };
-        return led.keep(|latest, stop| crate::node::run_remote(node, latest, stop));
+        // It computes nothing: one thread that never wakes another spends least.
+        return led.keep(1, |latest, stop| crate::node::run_remote(node, latest, stop));
     }
     let node = NodeConfig {
         name: args.name,
@@ -113,7 +114,7 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         guard,
         publish: args.publish.map(|endpoint| PublishAt { endpoint, replay: args.publish_replay }),
     };
-    led.keep(|latest, stop| crate::node::run_led(node, latest, stop))
+    led.keep(2, |latest, stop| crate::node::run_led(node, latest, stop))
 }
 
 /// What a node's process follows: whoever leads, and the end of what started it.
@@ -124,12 +125,13 @@ struct Led {
 }
 
 impl Led {
-    /// Runs a node until it is told to stop.
+    /// Runs a node on so many threads until it is told to stop.
     fn keep<F: Future<Output = Result<(), String>>>(
         self,
+        threads: usize,
         node: impl FnOnce(Option<crate::node::Leaders>, CancellationToken) -> F,
     ) -> Result<ExitCode, String> {
-        let runtime = super::runtime(Some(2))?;
+        let runtime = super::runtime(Some(threads))?;
         runtime.block_on(async {
             let stop = crate::shutdown::on_signal()?;
             if self.until_stdin_ends {

@@ -32,6 +32,9 @@ const UNANSWERED_MOST: u32 = 2;
 /// Between two tries while it does not answer.
 const AWAIT: Duration = Duration::from_millis(500);
 
+/// Prompt tokens of a pass of an engine that does not tell: vLLM's default for a server on a large GPU.
+const PASS_TOKENS: u32 = 8_192;
+
 /// What such a node is started with.
 #[derive(Clone, Debug)]
 pub struct RemoteNode {
@@ -47,8 +50,8 @@ pub struct RemoteNode {
     pub block_tokens: u32,
     /// Tokens that its KV pool holds; what the engine says when `None`.
     pub capacity_tokens: Option<u64>,
-    /// Prompt tokens of one pass at most.
-    pub pass_tokens: u32,
+    /// Prompt tokens of one pass at most; what the engine says when `None`.
+    pub pass_tokens: Option<u32>,
     /// Rate at which KV moves between engines, for predictions, bytes/s.
     pub net_bytes_per_s: u64,
     /// Longest prompt and answer together; what the engine says when `None`.
@@ -178,7 +181,7 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         role: crate::conductor::role_word(node.role).into(),
         fingerprint: Some(fingerprint),
         capacity_tokens,
-        pass_tokens: node.pass_tokens,
+        pass_tokens: node.pass_tokens.or(found.pass_tokens).unwrap_or(PASS_TOKENS),
         // An engine that is there for decode legs is given nothing else.
         mixed_chunk_tokens: (node.role == Role::Decode).then_some(0),
         net_bytes_per_s: node.net_bytes_per_s,

@@ -1,8 +1,11 @@
 //! What an engine that tells nothing of its cache is assumed to hold: what it computed last, as far as there is room.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, VecDeque};
 
 use baton_types::{BlockHash, BlockKey, CacheChange, Tier};
+
+/// Uses that mean nothing any more and may stay, whatever is held.
+const SPARE_USES: usize = 1_024;
 
 /// See the module. It may be wrong either way, which costs time and nothing else (I6).
 #[derive(Debug)]
@@ -10,15 +13,15 @@ pub(super) struct Assumed {
     capacity_blocks: usize,
     /// When each block was last used.
     used: HashMap<BlockHash, u64>,
-    /// The same by time.
-    by_time: BTreeMap<u64, BlockHash>,
+    /// Uses in order. One that is not its block's last is passed over.
+    by_time: VecDeque<(u64, BlockHash)>,
     now: u64,
 }
 
 impl Assumed {
     pub(super) fn new(capacity_blocks: u64) -> Self {
         let capacity_blocks = usize::try_from(capacity_blocks).unwrap_or(usize::MAX);
-        Self { capacity_blocks, used: HashMap::new(), by_time: BTreeMap::new(), now: 0 }
+        Self { capacity_blocks, used: HashMap::new(), by_time: VecDeque::new(), now: 0 }
     }
 
     /// The engine has computed this chain, from the root: what is news of that.
@@ -53,11 +56,7 @@ impl Assumed {
     /// kept what went unused for longer. What is news of that.
     pub(super) fn found(&mut self, held: &[u64], found: usize) -> Vec<CacheChange> {
         let Some(evicted) = held.get(found) else { return Vec::new() };
-        let kept = self.by_time.split_off(&(evicted + 1));
-        let gone: Vec<BlockHash> = std::mem::replace(&mut self.by_time, kept).into_values().collect();
-        for block in &gone {
-            self.used.remove(block);
-        }
+        let gone = self.forget(|_, time| time <= *evicted);
         match gone.is_empty() {
             true => Vec::new(),
             false => vec![CacheChange::Removed { hashes: gone, tier: Tier::Hbm }],
@@ -66,18 +65,33 @@ impl Assumed {
 
     fn touch(&mut self, block: BlockHash) {
         self.now += 1;
-        if let Some(before) = self.used.insert(block, self.now) {
-            self.by_time.remove(&before);
-        }
-        self.by_time.insert(self.now, block);
+        self.used.insert(block, self.now);
+        self.by_time.push_back((self.now, block));
     }
 
     fn evict(&mut self) -> Vec<BlockHash> {
+        let capacity_blocks = self.capacity_blocks;
+        let gone = self.forget(|held, _| held > capacity_blocks);
+        // Uses that are passed over do not outnumber the others by much.
+        if self.by_time.len() > 2 * self.used.len() + SPARE_USES {
+            let used = &self.used;
+            self.by_time.retain(|(time, block)| used.get(block) == Some(time));
+        }
+        gone
+    }
+
+    /// Forgets blocks, the longest unused first, while `more` says so of how many are held and the next one's last use.
+    fn forget(&mut self, more: impl Fn(usize, u64) -> bool) -> Vec<BlockHash> {
         let mut gone = Vec::new();
-        while self.used.len() > self.capacity_blocks {
-            let Some((_, block)) = self.by_time.pop_first() else { break };
-            self.used.remove(&block);
-            gone.push(block);
+        while let Some((time, block)) = self.by_time.front().copied() {
+            if self.used.get(&block) == Some(&time) {
+                if !more(self.used.len(), time) {
+                    break;
+                }
+                self.used.remove(&block);
+                gone.push(block);
+            }
+            self.by_time.pop_front();
         }
         gone
     }
@@ -154,7 +168,7 @@ mod tests {
         apply(&mut held, &assumed.found(&known, 1));
         let left = |family| chain(family, 4).iter().filter(|key| held.contains(&key.short().0)).count();
         assert_eq!([left(1), left(2), left(3)], [0, 1, 4]);
-        assert_eq!((assumed.used.len(), assumed.by_time.len()), (5, 5));
+        assert_eq!(assumed.used.len(), 5);
         assert!(assumed.found(&known, 1).is_empty(), "told once");
         apply(&mut held, &assumed.computed(&chain(2, 4)));
         assert_eq!(held.len(), 8);
@@ -169,6 +183,7 @@ mod tests {
             let (family, blocks) = (u128::from(rng.below(12)), u128::from(rng.below(12)));
             apply(&mut held, &assumed.computed(&chain(family, blocks)));
             assert!(held.len() <= 50 && held.len() == assumed.used.len());
+            assert!(assumed.by_time.len() <= 2 * 50 + SPARE_USES);
         }
     }
 }

@@ -29,6 +29,8 @@ pub struct Probe {
     pub block_tokens: Option<u32>,
     /// Tokens that its KV pool holds, when told.
     pub capacity_tokens: Option<u64>,
+    /// Prompt tokens that it computes in one pass at most, when told.
+    pub pass_tokens: Option<u32>,
     /// Its version, when told.
     pub version: Option<String>,
     /// How it moves KV between instances, when told: `nixl` or `mooncake`.
@@ -211,6 +213,10 @@ impl RemoteEngine {
         probe.block_tokens = number(of("page_size"));
         probe.capacity_tokens =
             state["memory_usage"]["token_capacity"].as_u64().or_else(|| of("max_total_num_tokens").as_u64());
+        // Without chunks a prompt is computed whole, several of them as far as the second allows.
+        probe.pass_tokens = ["chunked_prefill_size", "max_prefill_tokens"]
+            .iter()
+            .find_map(|name| number(of(name)).filter(|tokens| *tokens > 0));
         probe.version = text(&told["version"]);
         probe.dp_ranks = number(of("dp_size"));
         if let (Some(rank), Some(ranks)) = (self.settings().dp_rank, probe.dp_ranks)

@@ -106,7 +106,7 @@ impl Cluster {
             engine,
             block_tokens: 16,
             capacity_tokens: None,
-            pass_tokens: 4096,
+            pass_tokens: Some(4096),
             net_bytes_per_s: 1_000_000_000,
             max_model_tokens: None,
             vocab_tokens: baton_remote::testing::VOCAB_TOKENS,

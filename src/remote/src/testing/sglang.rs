@@ -47,6 +47,8 @@ pub struct SglangSpec {
     pub pool_tokens: u32,
     /// Tokens of a block of it.
     pub page_tokens: u32,
+    /// Prompt tokens of a pass; −1 for prompts that are computed whole.
+    pub chunk_tokens: i32,
     /// Longest prompt and answer together.
     pub max_model_tokens: u32,
     /// Data-parallel ranks.
@@ -76,6 +78,7 @@ impl SglangSpec {
             repeats: true,
             pool_tokens: 8_192,
             page_tokens: 1,
+            chunk_tokens: 4_096,
             max_model_tokens: 4_096,
             ranks: 1,
             prefill_time: Duration::ZERO,
@@ -267,10 +270,12 @@ impl Sglang {
             FakeRole::Decode => "decode",
             FakeRole::Whole => "null",
         };
-        json!({"page_size": self.spec.page_tokens, "disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake",
+        let pages = self.spec.cost.told_blocks(self.spec.pool_tokens / self.spec.page_tokens);
+        json!({"page_size": self.spec.page_tokens, "chunked_prefill_size": self.spec.chunk_tokens, "max_prefill_tokens": 16_384,
+            "disaggregation_mode": mode, "disaggregation_transfer_backend": "mooncake",
             "disaggregation_bootstrap_port": self.spec.bootstrap_port, "version": "0.5.23",
             "internal_states": [{"model_path": "tiny", "served_model_name": "tiny", "context_length": null, "dp_size": self.spec.ranks, "incremental_streaming_output": !self.spec.repeats,
-                "memory_usage": {"token_capacity": self.spec.pool_tokens}}]})
+                "memory_usage": {"token_capacity": pages * self.spec.page_tokens}}]})
     }
 
     async fn generate(self: Arc<Self>, asked: Asked) -> Reply {

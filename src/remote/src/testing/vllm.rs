@@ -265,7 +265,7 @@ impl Vllm {
             self.running.load(Ordering::SeqCst),
             self.pool.share(),
             self.spec.block_tokens,
-            self.spec.blocks
+            self.spec.cost.told_blocks(self.spec.blocks)
         )
     }
 

@@ -46,10 +46,19 @@ async fn sglang_says_what_it_is() {
         assert_eq!((probe.model.as_str(), probe.role, probe.block_tokens), ("tiny", Some(expected), Some(1)));
         assert_eq!((probe.version.as_deref(), probe.capacity_tokens), (Some("0.5.23"), Some(8_192)));
         assert_eq!((probe.dp_ranks, probe.repeats_answer), (Some(1), Some(true)));
+        assert_eq!(probe.pass_tokens, Some(4_096));
         let port = (role != FakeRole::Whole).then_some(8_998);
         assert_eq!(probe.bootstrap_port, port);
         assert_eq!((engine.load().await.unwrap().running, sglang.violations().len()), (0, 0));
     }
+}
+
+#[tokio::test]
+async fn an_engine_that_cuts_no_prompt_says_how_much_it_computes_at_once() {
+    let spec = SglangSpec { chunk_tokens: -1, ..SglangSpec::new(FakeRole::Whole) };
+    let sglang = FakeSglang::start(spec, &Fabric::new()).await.unwrap();
+    let probe = engine(RemoteSettings::new(Dialect::Sglang, sglang.url())).probe().await.unwrap();
+    assert_eq!(probe.pass_tokens, Some(16_384));
 }
 
 #[tokio::test]
