@@ -10,6 +10,7 @@ mod fleet;
 mod inbox;
 pub mod journal;
 mod lead;
+mod lean;
 mod names;
 mod orders;
 mod policy;

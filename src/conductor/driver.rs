@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use baton_router::{Event, Readiness, Refusal, Submission};
 use baton_scheduler::{Conductor, Effect, FirstToken, Input, Request, SchedulerConfig};
 use baton_types::{ClassId, Epoch, Finish, InstanceId, RequestId, TenantId};
+use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
 use super::backend::{Door, Shared};
@@ -15,6 +16,7 @@ use super::fleet::Fleet;
 use super::inbox::{Inbox, Message, WeakInbox};
 use super::journal::{JournalSettings, JournalWriter};
 use super::lead::Lead;
+use super::lean::lean;
 use super::names::Names;
 use super::policy::StagePolicy;
 use super::session::{Heard, Phase, Session, Turn};
@@ -322,11 +324,14 @@ impl Driver {
 
     fn open(
         &self,
-        submission: Submission,
+        mut submission: Submission,
         whose: (ClassId, TenantId),
         events: mpsc::Sender<Event>,
     ) -> Session {
         let sampling_json = serde_json::to_string(&*submission.sampling).unwrap_or_default();
+        // All of it is not kept for as long as the answer takes.
+        let body = std::mem::take(&mut submission.body);
+        let wanted = self.fleet.iter().any(|(_, node)| node.hello.wants_body);
         Session {
             class: whose.0,
             tenant: whose.1,
@@ -357,7 +362,7 @@ impl Driver {
             cause: None,
             outcome: CaptureOutcome::Cancelled,
             sampling_json,
-            wants_body: self.fleet.iter().any(|(_, node)| node.hello.wants_body),
+            body: if wanted { lean(&body) } else { Bytes::new() },
             trace: Trace::default(),
             submission,
         }

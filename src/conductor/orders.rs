@@ -276,8 +276,7 @@ fn outline(session: &Session) -> v1::Work {
 fn prefill_work(session: &Session) -> v1::Work {
     let submission = &session.submission;
     let (tokens, token_bytes) = baton_wire::pack_tokens(&[&submission.tokens, &session.answer]);
-    let body = if session.wants_body { submission.body.clone() } else { Default::default() };
-    v1::Work { tokens, token_bytes, body, ..outline(session) }
+    v1::Work { tokens, token_bytes, body: session.body.clone(), ..outline(session) }
 }
 
 /// The decode leg must know the keys before the KV comes; the tokens come with it. One whose engine moves KV

@@ -1,8 +1,9 @@
 //! What an engine that tells nothing of its cache is assumed to hold: what it computed last, as far as there is room.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use baton_types::{BlockHash, BlockKey, CacheChange, Tier};
+use hashbrown::HashMap;
 
 /// Uses that mean nothing any more and may stay, whatever is held.
 const SPARE_USES: usize = 1_024;
@@ -27,10 +28,12 @@ impl Assumed {
     /// The engine has computed this chain, from the root: what is news of that.
     pub(super) fn computed(&mut self, chain: &[BlockKey]) -> Vec<CacheChange> {
         let chain = &chain[..chain.len().min(self.capacity_blocks)];
-        let known = chain.iter().take_while(|key| self.used.contains_key(&key.short())).count();
+        let mut known = chain.len();
         // From the end: of one chain the last block is the first to go.
-        for key in chain.iter().rev() {
-            self.touch(key.short());
+        for (at, key) in chain.iter().enumerate().rev() {
+            if self.touch(key.short()) {
+                known = at;
+            }
         }
         let mut news = Vec::new();
         if known < chain.len() {
@@ -63,10 +66,11 @@ impl Assumed {
         }
     }
 
-    fn touch(&mut self, block: BlockHash) {
+    /// Notes a use; whether the block was not held before.
+    fn touch(&mut self, block: BlockHash) -> bool {
         self.now += 1;
-        self.used.insert(block, self.now);
         self.by_time.push_back((self.now, block));
+        self.used.insert(block, self.now).is_none()
     }
 
     fn evict(&mut self) -> Vec<BlockHash> {
