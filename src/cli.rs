@@ -27,6 +27,7 @@ mod replay;
 mod require;
 mod schema;
 mod serve;
+mod servers;
 #[cfg(test)]
 mod shipped;
 mod store;
@@ -50,7 +51,7 @@ enum Command {
     /// Run the whole service on this machine: front door, conductor, prefill and decode nodes
     Up(Box<up::UpArgs>),
     /// Run front door and conductor; nodes attach from elsewhere
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// Run one instance and attach it to a conductor
     Node(Box<node::NodeArgs>),
     /// Watch a running service in the terminal
@@ -102,7 +103,7 @@ fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime, String> {
 pub fn run(cli: Cli) -> Result<ExitCode, String> {
     match cli.command {
         Command::Up(args) => up::run(*args),
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Node(args) => node::run(*args),
         Command::Top(args) => top::run(&args),
         Command::Replay(args) => replay::run(*args),

@@ -22,9 +22,11 @@ mod turns;
 mod waiting;
 
 pub use attach::ControlService;
+pub(crate) use attach::ORDERS_PER_NODE;
 pub use backend::Door;
 pub(crate) use driver::as_served;
 pub use driver::{Driver, DriverConfig};
+pub(crate) use inbox::Message;
 pub use inbox::{Inbox, Question};
 pub use lead::Lead;
 pub use status::{NodeStatus, RequestStatus, Status};

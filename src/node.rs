@@ -15,6 +15,7 @@ mod sink;
 #[cfg(test)]
 mod tests;
 mod whom;
+mod within;
 mod worker;
 
 use std::net::SocketAddr;
@@ -40,7 +41,7 @@ pub use engine::EngineChoice;
 pub(crate) use engine::build as build_engine;
 use links::{Links, ToWorker};
 pub use publish::PublishAt;
-pub use remote::{EventSource, RemoteNode, run as run_remote};
+pub use remote::{EventSource, Place, RemoteNode, run as run_remote};
 pub(crate) use whom::LEADER_METADATA;
 pub use whom::Leaders;
 use worker::{Parts, Worker};

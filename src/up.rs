@@ -4,6 +4,7 @@ mod admin;
 
 mod nodes;
 mod policy_watch;
+mod servers;
 mod shared_policy;
 #[cfg(test)]
 mod tests;
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_membership::Policies;
+use baton_membership::{Directory, Policies};
 use baton_router::{ApiKey, Router, RouterConfig, TlsFiles, Tokenization};
 use baton_types::Role;
 use baton_wire::v1::control_server::ControlServer;
@@ -24,6 +25,7 @@ use tonic::transport::ServerTlsConfig;
 use tonic::transport::server::TcpIncoming;
 
 use crate::cli::engines::Engines;
+pub use servers::Making;
 use shared_policy::SharedPolicy;
 
 use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Lead, Question};
@@ -209,6 +211,12 @@ impl Service {
         let stops = (stop_clients, stop_all);
         let (clients, control) = (client_address, control_address);
         Ok(Self { clients, control, inbox, guard, tasks, stops, drain, exporting, failure: Some(failure) })
+    }
+
+    /// Drives the servers of a list, each by a node of this process, until the service stops.
+    pub fn drive(&self, directory: Directory, making: Making, lead: Lead) {
+        let servers = servers::Servers::new(directory, making, (self.inbox.clone(), lead), self.drain);
+        self.tasks.spawn(servers.follow(self.stops.1.clone()));
     }
 
     /// Resolves, once, when the front door stops by itself: with the reason.

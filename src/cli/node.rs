@@ -13,7 +13,7 @@ use crate::cli::etcd::EtcdArgs;
 use crate::cli::guard::GuardArgs;
 use crate::cli::remote::RemoteArgs;
 use crate::guard::ClusterGuard;
-use crate::node::{NodeConfig, PublishAt, RemoteNode};
+use crate::node::{NodeConfig, Place, PublishAt, RemoteNode};
 
 /// Arguments of `baton node`.
 #[derive(clap::Args)]
@@ -98,7 +98,7 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         }
         let node = RemoteNode { guard, ..args.remote.node(&args, dialect, role)? };
         // It computes nothing: one thread that never wakes another spends least.
-        return led.keep(1, |latest, stop| crate::node::run_remote(node, latest, stop));
+        return led.keep(1, |latest, stop| crate::node::run_remote(node, Place::Elsewhere(latest), stop));
     }
     let node = NodeConfig {
         name: args.name,

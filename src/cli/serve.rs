@@ -9,6 +9,7 @@ use baton_router::Tokenization;
 
 use crate::cli::etcd::EtcdArgs;
 use crate::cli::guard::GuardArgs;
+use crate::cli::servers::{Common, ServersArgs};
 use crate::conductor::Lead;
 use crate::config::Config;
 use crate::guard::to_attach;
@@ -26,6 +27,7 @@ const BLOCK_TOKENS: u32 = 16;
 #[command(after_help = "Examples:\n  \
     baton serve -c deploy/baton.toml\n  \
     baton serve --control 10.0.0.5:9090 --model /models/llama\n  \
+    baton serve --servers http://10.0.0.7:8000,http://10.0.0.8:8000 --each '--engine vllm' --model /models/llama\n  \
     baton node --name p0 --role prefill --conductor http://10.0.0.5:9090 --kv-listen 10.0.0.6:0")]
 pub struct ServeArgs {
     /// Configuration file; its `[scheduler]` section is followed when it changes
@@ -49,6 +51,8 @@ pub struct ServeArgs {
     /// How conductors elect the one that leads, where there are several
     #[command(flatten)]
     etcd: EtcdArgs,
+    #[command(flatten)]
+    servers: ServersArgs,
     /// What keeps strangers from the control port
     #[command(flatten)]
     guard: GuardArgs,
@@ -106,10 +110,18 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
     let lead = if etcd.is_some() { Lead::elected() } else { Lead::alone() };
     let policies = etcd.as_ref().map(|etcd| Policies::new(etcd, &args.etcd.cluster)).transpose();
     let led = (lead.clone(), policies.map_err(|e| e.to_string())?);
+    let common = Common {
+        model: args.model.as_ref().map(|folder| folder.display().to_string()),
+        block_tokens: config.scheduler.block_tokens,
+    };
+    let servers = args.servers.start(common)?;
     let mut service = Service::start_led(&config, tokenization, args.config.clone(), led).await?;
     if let Some(etcd) = etcd {
         let candidacy = Candidacy::new(&args.etcd.cluster, conductor(&service, &args)?, LEASE_US);
         lead.stands(Leadership::start(&etcd, candidacy).map_err(|e| e.to_string())?);
+    }
+    if let Some((directory, making)) = servers {
+        service.drive(directory, making, lead.clone());
     }
     let failed = service.failed();
     greet(&service, &config, &args);
@@ -172,7 +184,8 @@ fn greet(service: &Service, config: &Config, args: &ServeArgs) {
     let model = args.model.as_ref().map_or_else(String::new, |f| format!(" --model {}", f.display()));
     let block_tokens = config.scheduler.block_tokens;
     let to_attach = to_attach(&config.service, control);
-    for (name, role) in [("p0", "prefill"), ("d0", "decode")] {
+    let alone: &[_] = if args.servers.any() { &[] } else { &[("p0", "prefill"), ("d0", "decode")] };
+    for (name, role) in alone {
         println!(
             "node:  baton node --name {name} --role {role} {to_attach} --block-tokens {block_tokens}{model}"
         );

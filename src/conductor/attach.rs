@@ -17,7 +17,7 @@ use crate::guard::{ClusterGuard, Opening};
 use crate::metrics::Metrics;
 
 /// Messages to a node that may wait; a node that lets more pile up is taken for lost.
-const ORDERS_PER_NODE: usize = 1024;
+pub(crate) const ORDERS_PER_NODE: usize = 1024;
 /// How long a node may take to say Hello.
 const HELLO_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
 

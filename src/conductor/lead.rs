@@ -68,7 +68,7 @@ impl Lead {
     }
 
     /// Whether a node may attach; if not, the refusal says who leads and where, if that is known.
-    pub(super) fn check(&self) -> Result<(), Status> {
+    pub(crate) fn check(&self) -> Result<(), Status> {
         let standing = self.standing.get();
         if !self.elected || self.token().is_some() {
             return Ok(());

@@ -15,7 +15,7 @@ use super::whom::{Chosen, Whom};
 use crate::guard::ClusterGuard;
 
 /// Messages to the conductor that may wait; the engine waits when they are full.
-const FACTS_WAITING: usize = 1024;
+pub(super) const FACTS_WAITING: usize = 1024;
 /// What the conductor may send ahead, and at once.
 const WINDOW_BYTES: u32 = 16 << 20;
 const FRAME_BYTES: u32 = 1 << 20;

@@ -21,6 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::attach::{Line, Station as _};
 use super::whom::{Leaders, Whom};
+use super::within::Within;
+use crate::conductor::{Inbox, Lead};
 use crate::guard::ClusterGuard;
 use desk::Desk;
 pub use news::EventSource;
@@ -68,13 +70,24 @@ pub struct RemoteNode {
     pub guard: ClusterGuard,
 }
 
-/// Runs a node until it is told to stop, attached to whoever leads by `leaders`, if given, instead of to `control`.
+/// Where the conductor is.
+pub enum Place {
+    /// Where the node was told, or where whoever leads is.
+    Elsewhere(Option<Leaders>),
+    /// In this process, for as long as it leads.
+    Within(Inbox, Lead),
+}
+
+/// Runs a node until it is told to stop.
 ///
 /// # Errors
 /// In words: settings that cannot work, an engine that lacks something that is needed and has no default, or a conductor
 /// that will not have this node.
-pub async fn run(node: RemoteNode, leaders: Option<Leaders>, stop: CancellationToken) -> Result<(), String> {
-    let whom = Arc::new(Whom::new(node.control.clone(), leaders));
+pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Result<(), String> {
+    let way = match place {
+        Place::Elsewhere(leaders) => Way::Wire(Arc::new(Whom::new(node.control.clone(), leaders))),
+        Place::Within(inbox, lead) => Way::Within(inbox, lead),
+    };
     let named = |error: String| format!("node {}: {error}", node.name);
     let engine = RemoteEngine::new(node.engine.clone()).map_err(|e| named(e.to_string()))?;
     loop {
@@ -85,14 +98,38 @@ pub async fn run(node: RemoteNode, leaders: Option<Leaders>, stop: CancellationT
         let hello = hello(&node, &found).map_err(named)?;
         let capacity_blocks = hello.capacity_tokens / u64::from(node.block_tokens);
         let desk = Desk::new(engine.clone(), node.block_tokens, capacity_blocks, node.events.clone());
-        let line = Line { whom: Arc::clone(&whom), guard: node.guard.clone(), hello, station: desk.clone() };
         let why = tokio::select! {
-            ended = line.keep(&stop) => return ended,
+            ended = way.keep(hello, &node.guard, desk.clone(), &stop) => return ended,
             why = unwell(&engine, &desk) => why,
         };
         tracing::warn!(node = node.name, why, "the engine does not answer: this node leaves until it does");
         // Whoever waits for it is served elsewhere.
         let _ = desk.detached();
+    }
+}
+
+/// To the conductor.
+enum Way {
+    Wire(Arc<Whom>),
+    Within(Inbox, Lead),
+}
+
+impl Way {
+    async fn keep(
+        &self,
+        hello: v1::Hello,
+        guard: &ClusterGuard,
+        station: Desk,
+        stop: &CancellationToken,
+    ) -> Result<(), String> {
+        match self {
+            Self::Wire(whom) => {
+                Line { whom: Arc::clone(whom), guard: guard.clone(), hello, station }.keep(stop).await
+            }
+            Self::Within(inbox, lead) => {
+                Within { inbox: inbox.clone(), lead: lead.clone(), hello, station }.keep(stop).await
+            }
+        }
     }
 }
 

@@ -4,4 +4,5 @@ mod cluster;
 mod drift;
 mod engines;
 mod equality;
+mod servers;
 mod spans;

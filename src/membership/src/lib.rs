@@ -28,5 +28,5 @@ pub use etcd::{Etcd, EtcdConfig, Secret};
 pub use member::{Member, MemberRole};
 pub use policy::{Following, POLICY_BYTES_MAX, Policies, Policy};
 pub use registration::{Registered, Registration};
-pub use source::{DnsSource, EtcdSource, FileSource, KubernetesSource, Resolve, Source};
+pub use source::{DnsSource, EtcdSource, FileSource, KubernetesSource, ListSource, Resolve, Source};
 pub use view::{Change, Listed, MEMBERS_MAX, Revision, Snapshot, Stale, changes};

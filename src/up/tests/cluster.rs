@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Question, Status};
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::node::{EngineChoice, NodeConfig};
+use crate::node::{EngineChoice, NodeConfig, Place, RemoteNode};
 use crate::spans::{Exporting, Spans};
 use crate::up::Layout;
 
@@ -99,7 +99,26 @@ impl Cluster {
         engine: baton_remote::RemoteSettings,
         events: Option<crate::node::EventSource>,
     ) {
-        let node = crate::node::RemoteNode {
+        let node = self.remote(name, role, engine, events);
+        let stop = CancellationToken::new();
+        // Every other one hands over what the others send.
+        let place = match name.ends_with('1') {
+            true => Place::Within(self.inbox.clone(), crate::conductor::Lead::alone()),
+            false => Place::Elsewhere(None),
+        };
+        let task = tokio::spawn(crate::node::run_remote(node, place, stop.clone()));
+        self.nodes.insert(name.into(), (stop, task));
+    }
+
+    /// A node over a server.
+    pub(super) fn remote(
+        &self,
+        name: &str,
+        role: Role,
+        engine: baton_remote::RemoteSettings,
+        events: Option<crate::node::EventSource>,
+    ) -> RemoteNode {
+        RemoteNode {
             name: name.into(),
             role,
             control: format!("http://{}", self.control),
@@ -114,10 +133,7 @@ impl Cluster {
             events,
             profile: baton_engine::TimedSpec::zero_work().profile,
             guard: crate::guard::ClusterGuard::default(),
-        };
-        let stop = CancellationToken::new();
-        let task = tokio::spawn(crate::node::run_remote(node, None, stop.clone()));
-        self.nodes.insert(name.into(), (stop, task));
+        }
     }
 
     /// Starts a node.

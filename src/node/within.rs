@@ -1,0 +1,129 @@
+//! The line to a conductor of the same process: what goes over the wire otherwise is handed over, as it is.
+
+use std::time::Duration;
+
+use baton_types::{Epoch, InstanceId};
+use baton_wire::v1;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::attach::{FACTS_WAITING, Gone, Station};
+use crate::conductor::{Inbox, Lead, Message, ORDERS_PER_NODE};
+
+/// Between two tries to attach, where the conductor does not lead or has lost this node.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// See the module.
+pub(super) struct Within<S> {
+    pub(super) inbox: Inbox,
+    pub(super) lead: Lead,
+    pub(super) hello: v1::Hello,
+    pub(super) station: S,
+}
+
+impl<S: Station> Within<S> {
+    /// Keeps the line up until told to stop.
+    ///
+    /// # Errors
+    /// When the conductor will not have this node; trying again would not help.
+    pub(super) async fn keep(&self, stop: &CancellationToken) -> Result<(), String> {
+        loop {
+            if self.lead.check().is_ok() {
+                let ended = tokio::select! {
+                    ended = self.once() => ended,
+                    () = stop.cancelled() => Ok(()),
+                };
+                if self.station.detached().is_err() {
+                    return Err(format!("node {}: its work ended; please report this", self.hello.name));
+                }
+                ended.map_err(|why| format!("the conductor refused: {why}"))?;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(RETRY) => {}
+                () = stop.cancelled() => return Ok(()),
+            }
+        }
+    }
+
+    /// One life, until the conductor lets go of it or is gone. When this is dropped in the middle the conductor hears of
+    /// it all the same.
+    async fn once(&self) -> Result<(), String> {
+        let (orders, mut ordered) = mpsc::channel(ORDERS_PER_NODE);
+        let (reply, answer) = oneshot::channel();
+        let joined = Message::Joined { hello: Box::new(self.hello.clone()), orders, reply };
+        if !self.inbox.send(joined).await {
+            return Ok(());
+        }
+        let Ok(welcome) = answer.await else { return Ok(()) };
+        let welcome = welcome?;
+        let life = Life {
+            instance: InstanceId(welcome.instance),
+            epoch: Epoch(welcome.epoch),
+            inbox: self.inbox.clone(),
+        };
+        let (facts, told) = mpsc::channel(FACTS_WAITING);
+        if self.station.attached(&welcome, facts).is_err() {
+            return Ok(());
+        }
+        let (node, instance, epoch) = (&self.hello.name, welcome.instance, welcome.epoch);
+        tracing::info!(node, instance, epoch, "attached within this process");
+        let beat = Duration::from_micros(welcome.heartbeat_us.max(10_000));
+        // An end of any of the three ends this life: the next one begins anew.
+        tokio::select! {
+            _ = self.obey(&mut ordered) => {}
+            () = life.tell(told) => {}
+            () = life.beat(&self.station, beat) => {}
+        }
+        Ok(())
+    }
+
+    async fn obey(&self, ordered: &mut mpsc::Receiver<v1::ToNode>) -> Result<(), Gone> {
+        while let Some(message) = ordered.recv().await {
+            if let Some(v1::to_node::Message::Orders(orders)) = message.message {
+                self.station.ordered(orders)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A node's place at the conductor, given up when this is dropped.
+struct Life {
+    instance: InstanceId,
+    epoch: Epoch,
+    inbox: Inbox,
+}
+
+impl Life {
+    /// Passes on what the node says.
+    async fn tell(&self, mut told: mpsc::Receiver<v1::FromNode>) {
+        let (instance, epoch) = (self.instance, self.epoch);
+        while let Some(message) = told.recv().await {
+            let Some(v1::from_node::Message::Facts(facts)) = message.message else { continue };
+            if !self.inbox.send(Message::Facts { instance, epoch, facts: facts.facts }).await {
+                return;
+            }
+        }
+    }
+
+    async fn beat(&self, station: &impl Station, every: Duration) {
+        let (instance, epoch) = (self.instance, self.epoch);
+        loop {
+            tokio::time::sleep(every).await;
+            let load = Box::new(station.load());
+            if !self.inbox.send(Message::Beat { instance, epoch, load }).await {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        let (inbox, instance, epoch) = (self.inbox.clone(), self.instance, self.epoch);
+        // A conductor whose inbox is full has to hear of it too; one that has ended does not.
+        tokio::spawn(async move {
+            inbox.send(Message::Gone { instance, epoch, why: "it left".to_owned() }).await;
+        });
+    }
+}
