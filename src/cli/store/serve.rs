@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use baton_objects::resp::{Login, RespConfig, Server};
-use baton_objects::{Admit, Clock, ColdBucket, ColdConfig, LowerConfig, ObjectStore, SsdConfig, StoreConfig};
+use baton_objects::{
+    Admit, Clock, ColdBucket, ColdConfig, LowerConfig, LowerStats, ObjectStore, SsdConfig, StoreConfig,
+};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -230,7 +232,8 @@ fn metrics(server: &Server, store: &ObjectStore) -> String {
         ("baton_objects_abandoned_total", "counter", "Writers that did not come back", stats.abandoned),
         ("baton_objects_taken_over_total", "counter", "Writers replaced by another", stats.taken_over),
     ];
-    rows.map(metric).concat() + &lower_metrics(store) + &cold_metrics(store)
+    let lower = store.lower_stats();
+    rows.map(metric).concat() + &ssd_metrics(&lower) + &cold_metrics(&lower)
 }
 
 /// One metric as Prometheus reads it: name, kind, what it is, value.
@@ -238,9 +241,8 @@ fn metric((name, kind, what, value): (&str, &str, &str, impl std::fmt::Display))
     format!("# HELP {name} {what}\n# TYPE {name} {kind}\n{name} {value}\n")
 }
 
-/// What the tiers below have done.
-fn lower_metrics(store: &ObjectStore) -> String {
-    let lower = store.lower_stats();
+/// What the SSD has done.
+fn ssd_metrics(lower: &LowerStats) -> String {
     let ssd = lower.ssd;
     let rows = [
         ("baton_objects_ssd_on", "gauge", "Whether values are copied to the SSD", u64::from(lower.ssd_on)),
@@ -275,8 +277,7 @@ fn lower_metrics(store: &ObjectStore) -> String {
 }
 
 /// What the bucket has done.
-fn cold_metrics(store: &ObjectStore) -> String {
-    let lower = store.lower_stats();
+fn cold_metrics(lower: &LowerStats) -> String {
     let cold = lower.cold;
     let rows = [
         ("baton_objects_cold_on", "gauge", "Whether the bucket is asked at the moment", u64::from(cold.on)),
@@ -327,12 +328,17 @@ mod tests {
         assert!(logins(&place.path().join("none")).expect_err("no file").contains("--auth"));
     }
 
-    #[test]
-    fn the_documentation_has_every_metric_and_no_other() {
+    fn small() -> (Server, ObjectStore) {
         let config =
             StoreConfig { capacity_bytes: 4 << 20, value_max_bytes: 1 << 20, ..StoreConfig::default() };
         let store = ObjectStore::new(&config, Clock::machine()).expect("small");
         let server = Server::new(store.clone(), RespConfig::default()).expect("good settings");
+        (server, store)
+    }
+
+    #[test]
+    fn the_documentation_has_every_metric_and_no_other() {
+        let (server, store) = small();
         let text = metrics(&server, &store);
         let after = |mark: &'static str| {
             text.lines().filter_map(move |line| line.strip_prefix(mark)?.split_once(' '))
@@ -347,10 +353,7 @@ mod tests {
 
     #[test]
     fn metrics_say_what_is_there() {
-        let config =
-            StoreConfig { capacity_bytes: 4 << 20, value_max_bytes: 1 << 20, ..StoreConfig::default() };
-        let store = ObjectStore::new(&config, Clock::machine()).expect("small");
-        let server = Server::new(store.clone(), RespConfig::default()).expect("good settings");
+        let (server, store) = small();
         store.put(baton_objects::Key::anonymous(b"a"), b"x", Default::default()).expect("room");
         let text = metrics(&server, &store);
         assert!(text.contains("\nbaton_objects_keys 1\n") && text.contains("\nbaton_objects_puts_total 1\n"));
