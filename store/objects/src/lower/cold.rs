@@ -203,7 +203,8 @@ pub(super) fn open(
         Err(why) => {
             runtime.shutdown_background();
             tell(&format!(
-                "cold: {address}: {why}; the store goes on without it. Mind that what is removed meanwhile may be \
+                "cold: {address}: {why}; see to the bucket, its address and its keys, and start again. The store \
+                 goes on without it. Mind that what is removed meanwhile may be \
                  back when a later start finds the bucket again"
             ));
             return Ok(None);
