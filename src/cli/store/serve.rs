@@ -29,9 +29,9 @@ pub(super) struct ServeArgs {
     /// Memory for values
     #[arg(long, default_value = "1GiB", value_parser = super::size)]
     memory: u64,
-    /// Largest value
-    #[arg(long, default_value = "64MiB", value_parser = super::size)]
-    value_max: u64,
+    /// Largest value [default: 64MiB, at most half of the memory]
+    #[arg(long, value_parser = super::size)]
+    value_max: Option<u64>,
     /// File of users, passwords, tenants and quotas, a line each; without it everybody may come in
     #[arg(long, value_name = "FILE")]
     auth: Option<PathBuf>,
@@ -60,7 +60,7 @@ pub(super) struct ServeArgs {
     /// file:///FOLDER, or memory: to try it out. One store uses a prefix at a time
     #[arg(long, value_name = "URL")]
     cold: Option<String>,
-    /// Address of the S3 service, if it is not Amazon's [default: what AWS_ENDPOINT_URL says]
+    /// Address of the S3 service, if it is not Amazon's [default: what AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL says]
     #[arg(long, value_name = "URL", requires = "cold")]
     cold_endpoint: Option<String>,
     /// What the bucket keeps at most; what was not read for long gives way
@@ -73,7 +73,7 @@ pub(super) struct ServeArgs {
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: u32,
     /// Threads that serve [default: one for each core]
-    #[arg(long)]
+    #[arg(long, value_parser = crate::cli::threads)]
     threads: Option<usize>,
 }
 
@@ -105,6 +105,21 @@ impl ServeArgs {
     }
 }
 
+/// What is wrong with a setting, by the name that it has on the command line.
+fn in_options(why: String) -> String {
+    let options = [
+        ("cold: capacity_bytes:", "--cold-size:"),
+        ("cold: objects_max:", "--cold-objects:"),
+        ("ssd: capacity_bytes:", "--ssd-size:"),
+        ("ssd: block_bytes:", "--ssd-block:"),
+        ("capacity_bytes:", "--memory:"),
+        ("value_max_bytes:", "--value-max:"),
+    ];
+    let found =
+        options.iter().find_map(|(name, option)| Some(format!("{option}{}", why.strip_prefix(name)?)));
+    found.unwrap_or(why)
+}
+
 /// How long the end waits for what is on its way to the tiers below.
 const SETTLE_WITHIN: Duration = Duration::from_secs(10);
 
@@ -114,7 +129,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
     let open = logins.is_empty() && !args.listen.ip().is_loopback();
     let config = StoreConfig {
         capacity_bytes: args.memory,
-        value_max_bytes: args.value_max.min(args.memory / 2),
+        value_max_bytes: args.value_max.unwrap_or_else(|| (64 << 20).min(args.memory / 2)),
         verify_reads: args.verify,
         ..StoreConfig::default()
     };
@@ -124,7 +139,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
         allow_flush: args.allow_flush,
         ..RespConfig::default()
     };
-    let store = ObjectStore::with_lower(&config, Clock::machine(), &args.lower())?;
+    let store = ObjectStore::with_lower(&config, Clock::machine(), &args.lower()).map_err(in_options)?;
     let settling = store.clone();
     let server = Server::new(store.clone(), resp)?;
     if open {
@@ -326,6 +341,38 @@ mod tests {
         assert!(read("a b c 1GB").expect_err("no such unit").contains("line 1"));
         assert!(read("# nobody").is_err());
         assert!(logins(&place.path().join("none")).expect_err("no file").contains("--auth"));
+    }
+
+    #[test]
+    fn a_setting_that_cannot_be_is_named_as_it_was_given() {
+        let bucket = |change: fn(&mut ColdConfig)| {
+            let mut cold = ColdConfig::new(ColdBucket::Url("memory:".into()));
+            change(&mut cold);
+            LowerConfig { cold: Some(cold), ..LowerConfig::default() }
+        };
+        let file = |change: fn(&mut SsdConfig)| {
+            let mut ssd = SsdConfig::new("nowhere".into(), 1 << 30);
+            change(&mut ssd);
+            LowerConfig { ssd: Some(ssd), ..LowerConfig::default() }
+        };
+        let good = StoreConfig::default();
+        for (config, lower, option) in [
+            (StoreConfig { capacity_bytes: 1, ..good.clone() }, LowerConfig::default(), "--memory: give"),
+            (
+                StoreConfig { value_max_bytes: 1 << 40, ..good.clone() },
+                LowerConfig::default(),
+                "--value-max: give",
+            ),
+            (good.clone(), bucket(|cold| cold.capacity_bytes = 0), "--cold-size: give"),
+            (good.clone(), bucket(|cold| cold.objects_max = 0), "--cold-objects: give"),
+            (good.clone(), file(|ssd| ssd.capacity_bytes = 0), "--ssd-size: give"),
+            (good.clone(), file(|ssd| ssd.block_bytes = 5), "--ssd-block: give"),
+        ] {
+            let why = ObjectStore::with_lower(&config, Clock::machine(), &lower).expect_err("it cannot be");
+            let why = in_options(why);
+            assert!(why.starts_with(option), "{why}");
+        }
+        assert_eq!(in_options("something else".into()), "something else");
     }
 
     fn small() -> (Server, ObjectStore) {
