@@ -87,6 +87,12 @@ enum Command {
     Man(completions::ManArgs),
 }
 
+/// A number of threads.
+fn threads(text: &str) -> Result<usize, String> {
+    let threads = text.parse().ok().filter(|threads| (1..=1024).contains(threads));
+    threads.ok_or_else(|| "give a number from 1 to 1024".into())
+}
+
 /// The runtime that serves: one thread that never wakes another, or several.
 fn runtime(threads: Option<usize>) -> Result<tokio::runtime::Runtime, String> {
     let mut builder = match threads {

@@ -106,6 +106,7 @@ impl ClusterGuard {
         if !address.starts_with(&format!("{}://", self.scheme())) {
             let remedy = match self.tls {
                 Some(_) => "this node speaks TLS to its cluster: write https://",
+                None if !address.starts_with("https://") => "write it as http://ADDRESS:PORT",
                 None => "TLS needs --cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca",
             };
             return Err(Status::unauthenticated(format!("{address}: {remedy}")));

@@ -253,6 +253,10 @@ fn tell(args: &ReplayArgs, config: &Config, told: &Told<'_>) -> Result<ExitCode,
         eprintln!("warning: requests went out late; see lag_ms");
     }
     write_files(args, config, told, &document)?;
+    let run = &told.runs[0];
+    if run.requests > 0 && run.failed == run.requests && !told.paced.interrupted {
+        return Err("live: every request failed; see the errors of the report, and the server's log".into());
+    }
     replay::judge(&args.require, &told.runs[..1])
 }
 

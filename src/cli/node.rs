@@ -87,6 +87,10 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
     args.guard.put(&mut config.service);
     config.validate()?;
     let guard = ClusterGuard::read(&config.service, args.cluster_tls_name.clone())?;
+    if let Some(address) = &args.conductor {
+        // Before the engine is loaded, which may take minutes.
+        guard.line(address).map_err(|status| format!("--conductor {}", status.message()))?;
+    }
     let role = crate::conductor::parse_role(&args.role)?;
     let etcd = args.etcd.client()?;
     let led = Led { etcd, cluster: args.etcd.cluster.clone(), until_stdin_ends: args.until_stdin_ends };

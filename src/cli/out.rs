@@ -13,6 +13,18 @@ pub fn say(text: &str) -> Result<(), String> {
     }
 }
 
+/// Whether a file can be made at a path, as far as its folder tells: asked before long work, not after it.
+///
+/// # Errors
+/// The path, when there is no such folder.
+pub fn has_folder(path: &Path) -> Result<(), String> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if folder.is_none_or(Path::is_dir) {
+        return Ok(());
+    }
+    Err(format!("output {}: its folder is not there; make it or give another path", path.display()))
+}
+
 /// Writes a whole file, by a temporary one beside it, so that nobody reads half of it.
 pub fn save(path: &Path, text: &str) -> Result<(), String> {
     let failed = |error: std::io::Error| {
@@ -27,6 +39,14 @@ pub fn save(path: &Path, text: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named_before_the_work() {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        assert_eq!((has_folder(Path::new("x.json")), has_folder(&place.path().join("x"))), (Ok(()), Ok(())));
+        let error = has_folder(&place.path().join("none/x.json")).expect_err("no such folder");
+        assert!(error.contains("none/x.json") && error.contains("make it"), "{error}");
+    }
 
     #[test]
     fn a_file_is_written_whole_or_the_path_is_named() {

@@ -31,7 +31,7 @@ const FORESIGHT_US: u64 = 60_000_000;
     baton replay trace.jsonl --live http://127.0.0.1:8000 --compare --config cluster.toml")]
 pub struct ReplayArgs {
     /// Step a conductor again through a file of a live service's journal and compare what it orders
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config", "policy", "admission", "requests", "html", "require"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "config", "policy", "admission", "requests", "html", "require", "spread", "window", "rows"])]
     journal: Option<PathBuf>,
     /// Trace to replay [default: the published conversation trace where found, else a seeded look-alike]
     pub(super) file: Option<PathBuf>,
@@ -66,10 +66,10 @@ pub struct ReplayArgs {
     #[arg(long)]
     spread: bool,
     /// Replay only the first rows of the trace
-    #[arg(long)]
+    #[arg(long, value_parser = at_least_one)]
     pub(super) rows: Option<usize>,
     /// Replay the trace this many times in a row; the rounds share no blocks
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(super) repeat: u64,
     /// Write every figure of every run to this file
     #[arg(long, value_name = "OUT")]
@@ -87,7 +87,7 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) audit: u64,
     /// Runs at the same time [default: one a processor]
-    #[arg(long)]
+    #[arg(long, value_parser = super::threads)]
     pub(super) jobs: Option<usize>,
     #[command(flatten)]
     pub(super) live: live::LiveArgs,
@@ -116,6 +116,10 @@ fn speed(text: &str) -> Result<f64, String> {
     }
 }
 
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "give a whole number from 1".into())
+}
+
 /// A stretch of a trace, told in seconds, in milliseconds.
 fn window(text: &str) -> Result<(f64, f64), String> {
     let (from, to) = text.split_once("..").ok_or("give two times in seconds, like 600..1200")?;
@@ -124,6 +128,10 @@ fn window(text: &str) -> Result<(f64, f64), String> {
         _ => Err("give a start of at least 0 and a later end, like 600..1200".into()),
     }
 }
+
+const DAY_MS: f64 = 86_400_000.0;
+/// Longest stretch of time that is replayed: time in which nothing arrives takes work, too.
+const SPAN_MAX_MS: f64 = 366.0 * DAY_MS;
 
 /// One run to do.
 pub(super) struct Job {
@@ -134,6 +142,9 @@ pub(super) struct Job {
 
 /// Runs `baton replay`.
 pub fn run(args: ReplayArgs) -> Result<ExitCode, String> {
+    for path in [&args.json, &args.requests, &args.html].into_iter().flatten() {
+        out::has_folder(path)?;
+    }
     if args.live.live.is_some() {
         return live::run(&args);
     }
@@ -208,7 +219,21 @@ pub(super) fn read(args: &ReplayArgs) -> Result<Trace, String> {
     if trace.records.is_empty() {
         return Err("trace: there are no rows to replay; check the file and the window".into());
     }
+    in_a_life(&trace, args.rows.unwrap_or(usize::MAX))?;
     Ok(trace)
+}
+
+/// Refuses a trace that no replay would come to the end of: one damaged time is enough for that.
+fn in_a_life(trace: &Trace, rows: usize) -> Result<(), String> {
+    let last = trace.records.len().min(rows).saturating_sub(1);
+    let span_ms = trace.records[last].timestamp_ms - trace.records[0].timestamp_ms;
+    if span_ms <= SPAN_MAX_MS {
+        return Ok(());
+    }
+    Err(format!(
+        "trace: its rows span {:.0} days, a replay takes 366; look for a wrong time or --time-unit, or give --window FROM..TO",
+        span_ms / DAY_MS
+    ))
 }
 
 /// The published conversation trace where it is, else a seeded look-alike, which says so.

@@ -57,7 +57,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     guard: GuardArgs,
     /// Threads that serve clients and decide; 1 spends the least processor time a call [default: one a core]
-    #[arg(long)]
+    #[arg(long, value_parser = super::threads)]
     threads: Option<usize>,
     /// Log filter, like info or baton=debug
     #[arg(long, env = "BATON_LOG", default_value = "info")]

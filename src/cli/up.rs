@@ -26,7 +26,7 @@ pub struct UpArgs {
     #[command(flatten)]
     engines: Engines,
     /// Threads that serve clients and decide; 1 spends the least processor time a call [default: one a core]
-    #[arg(long)]
+    #[arg(long, value_parser = super::threads)]
     threads: Option<usize>,
     /// Folder of the nodes' SSD tiers [default: a temporary one, removed at the end]
     #[arg(long)]

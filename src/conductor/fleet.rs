@@ -150,7 +150,8 @@ impl Fleet {
         let print = hello.fingerprint.clone().unwrap_or_default();
         if print.block_tokens != block_tokens {
             return Err(format!(
-                "node {} has blocks of {} tokens, the configuration scheduler.block_tokens = {block_tokens}",
+                "node {} has blocks of {} tokens, the configuration scheduler.block_tokens = {block_tokens}; start the \
+                 node with --block-tokens {block_tokens}, or change the setting",
                 hello.name, print.block_tokens
             ));
         }

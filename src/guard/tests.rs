@@ -59,6 +59,10 @@ fn who_has_tls_never_goes_without() {
     assert!(open.line("http://10.0.0.5:9090").is_ok());
     let status = open.line("https://10.0.0.5:9090").expect_err("no TLS here");
     assert!(status.message().contains("--cluster-tls-ca"), "{status}");
+    for address in ["10.0.0.5:9090", "localhost", "ftp://10.0.0.5:9090", ""] {
+        let status = open.line(address).expect_err("no address");
+        assert!(status.message().contains("write it as http://"), "{status}");
+    }
     assert!(open.line("http://").is_err_and(|e| e.code() == tonic::Code::Unavailable));
 }
 

@@ -61,3 +61,21 @@ fn a_reader_that_leaves_early_is_no_reason_to_panic() {
         assert!(!outcome.stderr.contains("panicked"), "{args:?}: {outcome:#?}");
     }
 }
+
+#[test]
+fn more_threads_than_there_can_be_are_refused() {
+    for command in [&["up"][..], &["serve"], &["store", "serve"]] {
+        for threads in ["0", "99999"] {
+            let words = ["--threads", "from 1 to 1024"];
+            Place::new().baton(&[command, &["--threads", threads]].concat()).refused(2, &words);
+        }
+    }
+}
+
+#[test]
+fn what_is_no_address_of_a_conductor_is_said_before_the_engine_is_loaded() {
+    for address in ["localhost:9090", "10.0.0.5", "http://"] {
+        let node = ["node", "--name", "a", "--role", "prefill", "--model", "none", "--conductor", address];
+        Place::new().baton(&node).refused(1, &["--conductor", address]);
+    }
+}

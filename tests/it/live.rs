@@ -167,6 +167,17 @@ fn every_way_of_failing_is_counted_under_its_name() {
 }
 
 #[test]
+fn a_replay_of_which_every_request_failed_has_failed() {
+    let server = Server::start(|_, _| Act::Status(500));
+    let place = Place::new();
+    place.write("t.jsonl", &rows::text(&steady(3, 5, 3)));
+    let args = ["replay", "t.jsonl", "--live", &server.url(), "--json", "out.json"];
+    place.baton(&args).refused(1, &["every request failed", "server's log"]);
+    let report = place.json("out.json");
+    assert_eq!(report["live"]["errors"], serde_json::json!({"500: boom": 3}), "the report is there");
+}
+
+#[test]
 fn figures_are_those_of_the_answers() {
     let server = Server::start(|_, _| Act::answer(300, 100));
     let config = "[[scheduler.classes]]\nname = 'a'\nttft_us = 5000000\ntbt_us = 5000000\n";

@@ -161,3 +161,16 @@ fn without_json_the_report_is_for_people() {
         assert!(report.stdout.contains(word), "'{word}' is missing: {report:#?}");
     }
 }
+
+#[test]
+fn what_would_replay_nothing_or_for_ever_is_refused() {
+    let place = Place::new();
+    place.write("t.jsonl", &rows::text(&[Row::full(0, 10, 1..3), Row::full(400 * 86_400_000, 10, 3..5)]));
+    place.baton(&["replay", "t.jsonl"]).refused(1, &["span 400 days", "--window"]);
+    place.baton(&["replay", "t.jsonl", "--window", "0..10"]).succeeded();
+    place.baton(&["replay", "t.jsonl", "--rows", "1"]).succeeded();
+    place.baton(&["replay", "t.jsonl", "--rows", "0"]).refused(2, &["--rows", "a whole number from 1"]);
+    place.baton(&["replay", "t.jsonl", "--repeat", "0"]).refused(2, &["--repeat"]);
+    place.baton(&["replay", "t.jsonl", "--jobs", "99999"]).refused(2, &["--jobs", "from 1 to 1024"]);
+    place.baton(&["replay", "--journal", "j", "--spread"]).refused(2, &["--journal", "--spread"]);
+}

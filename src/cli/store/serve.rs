@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use baton_objects::resp::{Login, RespConfig, Server};
-use baton_objects::{Admit, Clock, ColdBucket, ColdConfig, LowerConfig, ObjectStore, SsdConfig, StoreConfig};
+use baton_objects::{
+    Admit, Clock, ColdBucket, ColdConfig, LowerConfig, LowerStats, ObjectStore, SsdConfig, StoreConfig,
+};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -27,9 +29,9 @@ pub(super) struct ServeArgs {
     /// Memory for values
     #[arg(long, default_value = "1GiB", value_parser = super::size)]
     memory: u64,
-    /// Largest value
-    #[arg(long, default_value = "64MiB", value_parser = super::size)]
-    value_max: u64,
+    /// Largest value [default: 64MiB, at most half of the memory]
+    #[arg(long, value_parser = super::size)]
+    value_max: Option<u64>,
     /// File of users, passwords, tenants and quotas, a line each; without it everybody may come in
     #[arg(long, value_name = "FILE")]
     auth: Option<PathBuf>,
@@ -58,7 +60,7 @@ pub(super) struct ServeArgs {
     /// file:///FOLDER, or memory: to try it out. One store uses a prefix at a time
     #[arg(long, value_name = "URL")]
     cold: Option<String>,
-    /// Address of the S3 service, if it is not Amazon's [default: what AWS_ENDPOINT_URL says]
+    /// Address of the S3 service, if it is not Amazon's [default: what AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL says]
     #[arg(long, value_name = "URL", requires = "cold")]
     cold_endpoint: Option<String>,
     /// What the bucket keeps at most; what was not read for long gives way
@@ -71,7 +73,7 @@ pub(super) struct ServeArgs {
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: u32,
     /// Threads that serve [default: one for each core]
-    #[arg(long)]
+    #[arg(long, value_parser = crate::cli::threads)]
     threads: Option<usize>,
 }
 
@@ -103,6 +105,21 @@ impl ServeArgs {
     }
 }
 
+/// What is wrong with a setting, by the name that it has on the command line.
+fn in_options(why: String) -> String {
+    let options = [
+        ("cold: capacity_bytes:", "--cold-size:"),
+        ("cold: objects_max:", "--cold-objects:"),
+        ("ssd: capacity_bytes:", "--ssd-size:"),
+        ("ssd: block_bytes:", "--ssd-block:"),
+        ("capacity_bytes:", "--memory:"),
+        ("value_max_bytes:", "--value-max:"),
+    ];
+    let found =
+        options.iter().find_map(|(name, option)| Some(format!("{option}{}", why.strip_prefix(name)?)));
+    found.unwrap_or(why)
+}
+
 /// How long the end waits for what is on its way to the tiers below.
 const SETTLE_WITHIN: Duration = Duration::from_secs(10);
 
@@ -112,7 +129,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
     let open = logins.is_empty() && !args.listen.ip().is_loopback();
     let config = StoreConfig {
         capacity_bytes: args.memory,
-        value_max_bytes: args.value_max.min(args.memory / 2),
+        value_max_bytes: args.value_max.unwrap_or_else(|| (64 << 20).min(args.memory / 2)),
         verify_reads: args.verify,
         ..StoreConfig::default()
     };
@@ -122,7 +139,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
         allow_flush: args.allow_flush,
         ..RespConfig::default()
     };
-    let store = ObjectStore::with_lower(&config, Clock::machine(), &args.lower())?;
+    let store = ObjectStore::with_lower(&config, Clock::machine(), &args.lower()).map_err(in_options)?;
     let settling = store.clone();
     let server = Server::new(store.clone(), resp)?;
     if open {
@@ -230,7 +247,8 @@ fn metrics(server: &Server, store: &ObjectStore) -> String {
         ("baton_objects_abandoned_total", "counter", "Writers that did not come back", stats.abandoned),
         ("baton_objects_taken_over_total", "counter", "Writers replaced by another", stats.taken_over),
     ];
-    rows.map(metric).concat() + &lower_metrics(store) + &cold_metrics(store)
+    let lower = store.lower_stats();
+    rows.map(metric).concat() + &ssd_metrics(&lower) + &cold_metrics(&lower)
 }
 
 /// One metric as Prometheus reads it: name, kind, what it is, value.
@@ -238,9 +256,8 @@ fn metric((name, kind, what, value): (&str, &str, &str, impl std::fmt::Display))
     format!("# HELP {name} {what}\n# TYPE {name} {kind}\n{name} {value}\n")
 }
 
-/// What the tiers below have done.
-fn lower_metrics(store: &ObjectStore) -> String {
-    let lower = store.lower_stats();
+/// What the SSD has done.
+fn ssd_metrics(lower: &LowerStats) -> String {
     let ssd = lower.ssd;
     let rows = [
         ("baton_objects_ssd_on", "gauge", "Whether values are copied to the SSD", u64::from(lower.ssd_on)),
@@ -275,8 +292,7 @@ fn lower_metrics(store: &ObjectStore) -> String {
 }
 
 /// What the bucket has done.
-fn cold_metrics(store: &ObjectStore) -> String {
-    let lower = store.lower_stats();
+fn cold_metrics(lower: &LowerStats) -> String {
     let cold = lower.cold;
     let rows = [
         ("baton_objects_cold_on", "gauge", "Whether the bucket is asked at the moment", u64::from(cold.on)),
@@ -328,11 +344,48 @@ mod tests {
     }
 
     #[test]
-    fn the_documentation_has_every_metric_and_no_other() {
+    fn a_setting_that_cannot_be_is_named_as_it_was_given() {
+        let bucket = |change: fn(&mut ColdConfig)| {
+            let mut cold = ColdConfig::new(ColdBucket::Url("memory:".into()));
+            change(&mut cold);
+            LowerConfig { cold: Some(cold), ..LowerConfig::default() }
+        };
+        let file = |change: fn(&mut SsdConfig)| {
+            let mut ssd = SsdConfig::new("nowhere".into(), 1 << 30);
+            change(&mut ssd);
+            LowerConfig { ssd: Some(ssd), ..LowerConfig::default() }
+        };
+        let good = StoreConfig::default();
+        for (config, lower, option) in [
+            (StoreConfig { capacity_bytes: 1, ..good.clone() }, LowerConfig::default(), "--memory: give"),
+            (
+                StoreConfig { value_max_bytes: 1 << 40, ..good.clone() },
+                LowerConfig::default(),
+                "--value-max: give",
+            ),
+            (good.clone(), bucket(|cold| cold.capacity_bytes = 0), "--cold-size: give"),
+            (good.clone(), bucket(|cold| cold.objects_max = 0), "--cold-objects: give"),
+            (good.clone(), file(|ssd| ssd.capacity_bytes = 0), "--ssd-size: give"),
+            (good.clone(), file(|ssd| ssd.block_bytes = 5), "--ssd-block: give"),
+        ] {
+            let why = ObjectStore::with_lower(&config, Clock::machine(), &lower).expect_err("it cannot be");
+            let why = in_options(why);
+            assert!(why.starts_with(option), "{why}");
+        }
+        assert_eq!(in_options("something else".into()), "something else");
+    }
+
+    fn small() -> (Server, ObjectStore) {
         let config =
             StoreConfig { capacity_bytes: 4 << 20, value_max_bytes: 1 << 20, ..StoreConfig::default() };
         let store = ObjectStore::new(&config, Clock::machine()).expect("small");
         let server = Server::new(store.clone(), RespConfig::default()).expect("good settings");
+        (server, store)
+    }
+
+    #[test]
+    fn the_documentation_has_every_metric_and_no_other() {
+        let (server, store) = small();
         let text = metrics(&server, &store);
         let after = |mark: &'static str| {
             text.lines().filter_map(move |line| line.strip_prefix(mark)?.split_once(' '))
@@ -347,10 +400,7 @@ mod tests {
 
     #[test]
     fn metrics_say_what_is_there() {
-        let config =
-            StoreConfig { capacity_bytes: 4 << 20, value_max_bytes: 1 << 20, ..StoreConfig::default() };
-        let store = ObjectStore::new(&config, Clock::machine()).expect("small");
-        let server = Server::new(store.clone(), RespConfig::default()).expect("good settings");
+        let (server, store) = small();
         store.put(baton_objects::Key::anonymous(b"a"), b"x", Default::default()).expect("room");
         let text = metrics(&server, &store);
         assert!(text.contains("\nbaton_objects_keys 1\n") && text.contains("\nbaton_objects_puts_total 1\n"));

@@ -1,6 +1,8 @@
 //! What breaks: a leg, a node, a hand-off, or somebody's patience.
 
+use baton_router::Submission;
 use baton_scheduler::AdmissionMode;
+use baton_types::Sampling;
 use baton_wire::v1::fact::Fact;
 
 use super::bench::{Bench, PROMPT, fact_token, failure, prefilled, token};
@@ -177,6 +179,12 @@ async fn a_stage_whose_time_ran_out_is_tried_elsewhere() {
     bench.quiet();
 }
 
+/// A prompt of so many tokens, and an answer of two.
+fn long(name: &str, tokens: u32) -> Submission {
+    let sampling = Sampling { max_tokens: 2, ..Sampling::default() };
+    Submission { tokens: std::sync::Arc::new((0..tokens).collect()), ..Bench::submission(name, sampling) }
+}
+
 /// A prompt that is computed at once, for longer than the shortest time of a stage: it was taken away from its
 /// instance in the middle and begun again elsewhere.
 #[tokio::test]
@@ -188,11 +196,8 @@ async fn a_long_prefill_is_given_the_time_that_it_was_foreseen_to_take() {
             config.service.stage_floor_us = 100_000;
         })
         .await;
-        let mut submission =
-            Bench::submission("r", baton_types::Sampling { max_tokens: 2, ..Default::default() });
         // Half a second, by the profile.
-        submission.tokens = std::sync::Arc::new((0..50_000).collect());
-        bench.send(submission).await;
+        bench.send(long("r", 50_000)).await;
         let first = bench.prefill("r");
         bench.wait_alive_us(900_000, &[]).await;
         let still = bench.prefill("r");
@@ -210,11 +215,8 @@ async fn a_long_prefill_that_waited_for_its_instance_is_given_its_time_too() {
     })
     .await;
     for name in ["a", "b"] {
-        let sampling = baton_types::Sampling { max_tokens: 2, ..Default::default() };
-        let mut submission = Bench::submission(name, sampling);
         // 0.25 s each, by the profile.
-        submission.tokens = std::sync::Arc::new((0..25_000).collect());
-        bench.send(submission).await;
+        bench.send(long(name, 25_000)).await;
     }
     let ordered = |bench: &Bench, name: &str| {
         let mut open = bench.books.open.values();
@@ -253,7 +255,7 @@ async fn tokens_that_keep_coming_keep_a_decode_alive() {
 #[tokio::test]
 async fn a_clients_patience_ends_what_has_no_token_flowing() {
     let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
-    let mut submission = Bench::submission("r", baton_types::Sampling::default());
+    let mut submission = Bench::submission("r", Sampling::default());
     submission.timeout_us = Some(300_000);
     bench.send(submission).await;
     bench.wait_alive_us(400_000, &[]).await;
@@ -365,7 +367,7 @@ async fn a_leg_that_was_let_go_has_no_say_while_its_request_is_held_back() {
     bench.submit("r", 3).await;
     let old = bench.prefill("r");
     // Meanwhile the only prefill instance is given so much that nothing more is sent to it.
-    let sampling = baton_types::Sampling { max_tokens: 2, ..baton_types::Sampling::default() };
+    let sampling = baton_types::Sampling { max_tokens: 2, ..Sampling::default() };
     let mut long = Bench::submission("long", sampling);
     long.tokens = std::sync::Arc::new((0..60_000).collect());
     bench.send(long).await;

@@ -48,7 +48,8 @@ fn failed(path: &Path, what: &dyn std::fmt::Display) -> BuildError {
 }
 
 fn read_json(path: &Path) -> Result<Value, BuildError> {
-    let text = std::fs::read(path).map_err(|e| failed(path, &e))?;
+    let remedy = "give the folder of a model in Hugging Face's form";
+    let text = std::fs::read(path).map_err(|e| failed(path, &format!("{e}; {remedy}")))?;
     serde_json::from_slice(&text).map_err(|e| failed(path, &e))
 }
 
@@ -105,7 +106,9 @@ impl Source for Shards {
             self.open = Some((path.clone(), bytes));
         }
         let (_, bytes) = self.open.as_ref().expect("opened above");
-        let file = SafeTensors::deserialize(bytes).map_err(|e| failed(&path, &e))?;
+        let file = SafeTensors::deserialize(bytes);
+        let file =
+            file.map_err(|e| failed(&path, &format!("{e}; fetch it again, it is damaged or not whole")))?;
         let tensor = file.tensor(name).map_err(|e| failed(&path, &format!("tensor {name}: {e}")))?;
         if tensor.shape() != shape {
             let what =

@@ -254,6 +254,7 @@ impl Lower {
     }
 
     /// Keys below from a name on, at most so many: tenant's name and key of each, and the name to go on after.
+    #[cfg(feature = "resp")]
     pub(crate) fn list(&self, after: Option<u64>, most: usize, reply: ssd::ListReply) {
         if self.ssd.is_none() {
             return reply(Vec::new(), None);

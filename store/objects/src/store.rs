@@ -21,6 +21,7 @@ use crate::stats::StoreStats;
 use crate::tenant::Tenants;
 use crate::ticket::PutTicket;
 
+#[cfg(feature = "resp")]
 pub(crate) use below::CONFIRM_WITHIN;
 
 /// When to try again where nothing better is known, µs.
@@ -51,6 +52,12 @@ pub struct PutOptions {
     pub ttl_us: Option<u64>,
     /// CRC-32C of the value, if known beforehand: a put that would be refused ends before it begins.
     pub checksum: Option<u32>,
+}
+
+impl PutOptions {
+    /// Replaces what is there, and stays for as long as there is room.
+    pub const REPLACE: Self =
+        Self { existing: Existing::Replace, only_if_present: false, ttl_us: None, checksum: None };
 }
 
 /// What a put has done.

@@ -72,6 +72,12 @@ impl std::fmt::Debug for Below {
     }
 }
 
+/// Whether so many touches ask for a copy in a tier that takes what was touched `after` times.
+pub(super) const fn is_due(touches: u8, after: u8) -> bool {
+    // The copy of what is read again and again may have gone meanwhile.
+    touches == after || (touches > 8 && touches.is_power_of_two())
+}
+
 impl Below {
     pub(super) fn new(
         orders: Sender<Order>,
@@ -116,8 +122,7 @@ impl Below {
 
     /// Whether an object that was touched so often is to be copied down now.
     pub(crate) fn admits(&self, touches: u8) -> bool {
-        // The copy of what is read again and again may have gone meanwhile.
-        self.after.is_some_and(|after| touches == after || (touches > 8 && touches.is_power_of_two()))
+        self.after.is_some_and(|after| is_due(touches, after))
     }
 
     /// Touches of an object that comes up from the SSD: it was asked for as often as it took to get there.

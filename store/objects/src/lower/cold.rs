@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::unbounded_channel;
 
+use super::below::is_due;
 use super::directory::Removal;
 use super::{Found, Tell, name_of};
 use crate::arena::Room;
@@ -202,7 +203,8 @@ pub(super) fn open(
         Err(why) => {
             runtime.shutdown_background();
             tell(&format!(
-                "cold: {address}: {why}; the store goes on without it. Mind that what is removed meanwhile may be \
+                "cold: {address}: {why}; see to the bucket, its address and its keys, and start again. The store \
+                 goes on without it. Mind that what is removed meanwhile may be \
                  back when a later start finds the bucket again"
             ));
             return Ok(None);
@@ -237,8 +239,7 @@ impl Drop for Cold {
 impl Cold {
     /// Whether a value that was touched so often is to be written now.
     pub(crate) fn admits(&self, touches: u8) -> bool {
-        // The copy of what is read again and again may have gone meanwhile.
-        touches == AFTER || (touches > 8 && touches.is_power_of_two())
+        is_due(touches, AFTER)
     }
 
     /// Writes a value, unless the bucket has it. False when it is passed over and worth another offer. Waits for
@@ -246,17 +247,17 @@ impl Cold {
     pub(crate) fn offer(&self, offer: Offer) -> bool {
         let Some(runtime) = &self.runtime else { return true };
         let (desk, value) = (&self.desk, offer.room.bytes());
-        let Some(bytes) = frame::total_bytes(&offer.tenant, &offer.key, value) else { return true };
-        let tag = Label::tag(desk.life, desk.next_tag.fetch_add(1, Ordering::Relaxed));
-        let label = Label { name: offer.name, tenant: short_name(&offer.tenant), digest: 0, tag };
         if desk.off.load(Ordering::SeqCst) || self.holds(offer.name) {
             return true;
         }
+        let Some(bytes) = frame::total_bytes(&offer.tenant, &offer.key, value) else { return true };
         let held = desk.writing.take(value as u64).filter(|_| desk.health.is_open());
         let Some(held) = held else {
             add(&desk.counts.passed_over, 1);
             return false;
         };
+        let tag = Label::tag(desk.life, desk.next_tag.fetch_add(1, Ordering::Relaxed));
+        let label = Label { name: offer.name, tenant: short_name(&offer.tenant), digest: 0, tag };
         if desk.book.begin(label, bytes) {
             runtime.spawn(Arc::clone(desk).write(offer, tag, held));
         }
@@ -270,6 +271,7 @@ impl Cold {
     }
 
     /// Forgets everything of a tenant.
+    #[cfg(feature = "resp")]
     pub(crate) fn forget_tenant(&self, tenant: &str) {
         for name in self.desk.book.of_tenant(short_name(tenant)) {
             self.desk.forget(name, None);

@@ -69,6 +69,7 @@ impl Forgotten {
     }
 
     /// This one, where it has something to wait for, else the other.
+    #[cfg(feature = "resp")]
     pub(crate) fn or(self, other: Self) -> Self {
         Self { ssd: self.ssd.or(other.ssd), cold: self.cold.or(other.cold) }
     }

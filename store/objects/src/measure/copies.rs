@@ -3,15 +3,13 @@
 use std::time::Instant;
 
 use super::{Effort, Figure, cpu_ns, median};
-use crate::{Clock, Existing, Key, ObjectStore, PutOptions, PutTicket, Reading, StoreConfig};
+use crate::{Clock, Key, ObjectStore, PutOptions, PutTicket, Reading, StoreConfig};
 
 const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 /// Rounds of each, on however slow a machine.
 const ROUNDS_MIN: usize = 3;
 /// Bytes of a round, if there is so much memory.
 const ROUND_BYTES: usize = 512 << 20;
-const REPLACE: PutOptions =
-    PutOptions { existing: Existing::Replace, only_if_present: false, ttl_us: None, checksum: None };
 
 /// Goes over all values once; returns the processor time of what counts, ns.
 type Pass = fn(&mut Bench) -> u64;
@@ -96,7 +94,7 @@ impl Bench {
     fn puts(&mut self) -> u64 {
         let start = cpu_ns();
         for (name, value) in self.names.iter().zip(self.source.chunks_exact(self.bytes)) {
-            let stored = self.store.put(Key::anonymous(name.as_bytes()), value, REPLACE);
+            let stored = self.store.put(Key::anonymous(name.as_bytes()), value, PutOptions::REPLACE);
             assert!(stored.is_ok(), "a third of the memory has room: {stored:?}");
         }
         cpu_ns() - start
@@ -116,7 +114,9 @@ impl Bench {
     fn copies_in(&mut self) -> u64 {
         let reserve = |name: &String| {
             let key = Key::anonymous(name.as_bytes());
-            self.plain.reserve(key, self.bytes as u64, REPLACE).expect("two thirds of the memory have room")
+            self.plain
+                .reserve(key, self.bytes as u64, PutOptions::REPLACE)
+                .expect("two thirds of the memory have room")
         };
         let mut tickets: Vec<PutTicket> = self.names.iter().map(reserve).collect();
         let start = cpu_ns();

@@ -5,7 +5,7 @@ use std::time::Instant;
 use baton_types::Rng;
 
 use super::{Effort, Figure, cpu_ns, elapsed_ns, percentile_us};
-use crate::{Clock, Existing, Key, ObjectStore, PutOptions, StoreConfig};
+use crate::{Clock, Key, ObjectStore, PutOptions, StoreConfig};
 
 /// Bytes of a value.
 const VALUE_BYTES: usize = 1024;
@@ -65,7 +65,7 @@ fn name_of(number: u64) -> [u8; 40] {
 }
 
 fn put(store: &ObjectStore, next: &mut u64) {
-    let options = PutOptions { existing: Existing::Replace, ..PutOptions::default() };
+    let options = PutOptions::REPLACE;
     let stored = store.put(Key::anonymous(&name_of(*next)), &[7; VALUE_BYTES], options);
     assert!(stored.is_ok(), "there is always something to evict: {stored:?}");
     *next += 1;

@@ -6,11 +6,9 @@ use std::time::Instant;
 use baton_types::Rng;
 
 use super::{Effort, Figure, elapsed_ns, median, percentile_us};
-use crate::{Clock, Existing, Key, ObjectStore, PutOptions, StoreConfig};
+use crate::{Clock, Key, ObjectStore, PutOptions, StoreConfig};
 
 const VALUE_BYTES: usize = 64 << 10;
-const REPLACE: PutOptions =
-    PutOptions { existing: Existing::Replace, only_if_present: false, ttl_us: None, checksum: None };
 
 /// Both.
 ///
@@ -32,7 +30,7 @@ pub fn pressure(effort: Effort, tell: &mut dyn FnMut(&str)) -> Result<Vec<Figure
 }
 
 fn put(store: &ObjectStore, number: u64, value: &[u8]) {
-    let stored = store.put(Key::anonymous(&number.to_le_bytes()), value, REPLACE);
+    let stored = store.put(Key::anonymous(&number.to_le_bytes()), value, PutOptions::REPLACE);
     assert!(stored.is_ok(), "there is always something to evict: {stored:?}");
 }
 
@@ -76,7 +74,7 @@ fn lookups(effort: Effort, store: &ObjectStore, value: &[u8]) -> Vec<Figure> {
     // Keys that stay: pinned.
     let known: Vec<[u8; 8]> = (0..1_000u64).map(|n| (n | 1 << 60).to_le_bytes()).collect();
     for name in &known {
-        let stored = store.put(Key::anonymous(name), b"stays", REPLACE);
+        let stored = store.put(Key::anonymous(name), b"stays", PutOptions::REPLACE);
         let pinned = store.pin(Key::anonymous(name));
         assert!(stored.is_ok() && pinned.is_ok(), "a small value has room");
     }

@@ -13,7 +13,7 @@ use super::outgoing::Outgoing;
 use super::server::Shared;
 use crate::key::Key;
 use crate::refusal::Refusal;
-use crate::store::{Existing, PutOptions};
+use crate::store::PutOptions;
 use crate::ticket::PutTicket;
 
 /// First and longest wait between two tries to reserve.
@@ -141,7 +141,7 @@ impl Connection<'_> {
         let name = self.incoming.text(0);
         let timed = name.eq_ignore_ascii_case(b"SETEX") || name.eq_ignore_ascii_case(b"PSETEX");
         let key = if timed { self.incoming.text(1) } else { key };
-        let options = PutOptions { existing: Existing::Replace, ..PutOptions::default() };
+        let options = PutOptions::REPLACE;
         let tenant = self.tenant.ok_or(Refusal::Tenant)?;
         reserve(self.shared, Key { tenant, bytes: key }, bytes, options).await
     }

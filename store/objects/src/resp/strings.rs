@@ -36,9 +36,6 @@ struct SetWords {
     keep_ttl: bool,
 }
 
-const REPLACE: PutOptions =
-    PutOptions { existing: Existing::Replace, only_if_present: false, ttl_us: None, checksum: None };
-
 /// Answers with a value.
 pub(super) fn answer(on: &mut Connection<'_>, reading: Reading) {
     let good = if on.shared.store.verifies_reads() { reading.verify() } else { Ok(()) };
@@ -182,7 +179,7 @@ pub(super) async fn put(on: &mut Connection<'_>, put: Put) {
         Put::Several => several(on).await,
         Put::Set => set(on).await,
         Put::IfAbsent => {
-            let options = PutOptions { existing: Existing::Keep, ..REPLACE };
+            let options = PutOptions { existing: Existing::Keep, ..PutOptions::REPLACE };
             let _ = below::bring(on, 1).await;
             match store(on, 1, 2, options).await {
                 Ok(_) => on.out.integer(1),
@@ -195,7 +192,7 @@ pub(super) async fn put(on: &mut Connection<'_>, put: Put) {
             let Some(time) = time else {
                 return on.out.error("ERR invalid expire time; give a whole number above 0");
             };
-            let options = PutOptions { ttl_us: Some(time.saturating_mul(unit_us)), ..REPLACE };
+            let options = PutOptions { ttl_us: Some(time.saturating_mul(unit_us)), ..PutOptions::REPLACE };
             match store(on, 1, 3, options).await {
                 Ok(_) => on.out.simple("OK"),
                 Err(refusal) => on.refuse(refusal),
@@ -235,7 +232,7 @@ async fn set(on: &mut Connection<'_>) {
 /// The options that follow the value.
 fn set_words(on: &Connection<'_>) -> Result<SetWords, &'static str> {
     const SYNTAX: &str = "ERR syntax error";
-    let mut words = SetWords { options: REPLACE, ..SetWords::default() };
+    let mut words = SetWords { options: PutOptions::REPLACE, ..SetWords::default() };
     let mut at = 3;
     while at < on.incoming.count() {
         let unit_us = [("EX", 1_000_000), ("PX", 1_000)].into_iter().find(|(word, _)| on.is(at, word));
@@ -271,7 +268,7 @@ async fn several(on: &mut Connection<'_>) {
         return on.out.error("ERR wrong number of arguments for 'mset' command");
     }
     for key in (1..count).step_by(2) {
-        if let Err(refusal) = store(on, key, key + 1, REPLACE).await {
+        if let Err(refusal) = store(on, key, key + 1, PutOptions::REPLACE).await {
             return on.refuse(refusal);
         }
     }

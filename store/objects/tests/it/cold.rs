@@ -3,38 +3,24 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::faulty::{Faulty, Mood};
+use super::tiers::{Said, over, read, settle};
 use super::{content, key};
 use baton_objects::{
-    Clock, ColdBucket, ColdConfig, ColdStats, Existing, LowerConfig, ObjectStore, PutOptions, Refusal,
-    SsdConfig, StoreConfig, Tell,
+    Clock, ColdBucket, ColdConfig, ColdStats, LowerConfig, ObjectStore, PutOptions, Refusal, SsdConfig,
+    StoreConfig,
 };
 use baton_types::Rng;
 
-const REPLACE: PutOptions =
-    PutOptions { existing: Existing::Replace, only_if_present: false, ttl_us: None, checksum: None };
 /// Longer than anything takes here, but for those who wait in vain.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SHORT: Duration = Duration::from_millis(200);
 
-type Said = Arc<Mutex<Vec<String>>>;
-
 fn started(cold: ColdConfig, ssd: Option<SsdConfig>) -> (ObjectStore, Said) {
-    let config = StoreConfig {
-        capacity_bytes: 4 << 20,
-        value_max_bytes: 1 << 20,
-        shards: 1,
-        high_percent: 100,
-        ..StoreConfig::default()
-    };
-    let said: Said = Arc::default();
-    let heard = Arc::clone(&said);
-    let tell: Tell = Arc::new(move |words: &str| heard.lock().unwrap().push(words.to_owned()));
-    let lower = LowerConfig { ssd, cold: Some(cold), tell: Some(tell) };
-    (ObjectStore::with_lower(&config, Clock::machine(), &lower).unwrap(), said)
+    over(LowerConfig { ssd, cold: Some(cold), ..LowerConfig::default() })
 }
 
 fn with_folder(folder: &Path) -> ObjectStore {
@@ -50,10 +36,6 @@ fn cold(store: &ObjectStore) -> ColdStats {
     store.lower_stats().cold
 }
 
-fn settle(store: &ObjectStore) {
-    assert!(store.settle(Duration::from_secs(60)), "{:?}", store.lower_stats());
-}
-
 #[track_caller]
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
@@ -63,17 +45,9 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// The value of a key, from wherever it is.
-fn read(store: &ObjectStore, name: &str) -> Option<Vec<u8>> {
-    if let Some(reading) = store.get(key(name)) {
-        return Some(reading.to_vec().unwrap());
-    }
-    store.bring(key(name)).map(|found| found.value.clone())
-}
-
 /// Puts a value and asks for it twice: then it is worth a place in the bucket.
 fn ask_twice(store: &ObjectStore, name: &str, value: &[u8]) {
-    store.put(key(name), value, REPLACE).unwrap();
+    store.put(key(name), value, PutOptions::REPLACE).unwrap();
     assert!(store.get(key(name)).is_some() && store.get(key(name)).is_some());
 }
 
@@ -92,7 +66,7 @@ fn crowd_out(store: &ObjectStore, name: &str) {
     while store.exists(key(name)) {
         let n = crowd.next().expect("it is evicted some time");
         let bytes = if n % 2 == 0 { 40_000 } else { 90_000 };
-        store.put(key(&format!("crowd for {name} {n}")), &content(n, bytes), REPLACE).unwrap();
+        store.put(key(&format!("crowd for {name} {n}")), &content(n, bytes), PutOptions::REPLACE).unwrap();
     }
 }
 
@@ -100,9 +74,9 @@ fn crowd_out(store: &ObjectStore, name: &str) {
 fn what_was_asked_for_twice_outlives_eviction_and_the_process() {
     let bucket = Faulty::new();
     let (store, said) = with_bucket(&bucket, PATIENCE);
-    store.put(key("once"), &content(7, 50_000), REPLACE).unwrap();
+    store.put(key("once"), &content(7, 50_000), PutOptions::REPLACE).unwrap();
     assert!(store.get(key("once")).is_some());
-    let ends = PutOptions { ttl_us: Some(1_000_000_000), ..REPLACE };
+    let ends = PutOptions { ttl_us: Some(1_000_000_000), ..PutOptions::REPLACE };
     store.put(key("ends"), &content(7, 50_000), ends).unwrap();
     (0..3).for_each(|_| assert!(store.get(key("ends")).is_some()));
     settle(&store);
@@ -140,7 +114,7 @@ fn what_the_ssd_gives_back_is_worth_a_place_in_the_bucket_and_is_found_there_whe
         started(cold, Some(ssd)).0
     };
     let store = open(folder.path());
-    store.put(key("hot"), &content(1, 90_000), REPLACE).unwrap();
+    store.put(key("hot"), &content(1, 90_000), PutOptions::REPLACE).unwrap();
     assert!(store.get(key("hot")).is_some());
     settle(&store);
     assert_eq!((store.lower_stats().ssd.values, cold(&store).written), (1, 0));
@@ -233,12 +207,12 @@ fn what_is_removed_replaced_or_ends_some_day_never_comes_back() {
     settle(&store);
     assert_eq!(bucket.values().len(), 5);
     store.remove(key("removed")).unwrap();
-    store.put(key("replaced"), &content(2, 40_000), REPLACE).unwrap();
+    store.put(key("replaced"), &content(2, 40_000), PutOptions::REPLACE).unwrap();
     store.set_ttl(key("ending"), Some(1_000_000_000)).unwrap();
     assert_eq!(bucket.values().len(), 2, "confirmed when it is answered");
     // Equal bytes that are put again after eviction keep their copy.
     crowd_out(&store, "same");
-    store.put(key("same"), &content(1, 40_000), REPLACE).unwrap();
+    store.put(key("same"), &content(1, 40_000), PutOptions::REPLACE).unwrap();
     assert_eq!((bucket.values().len(), cold(&store).going), (2, 0));
     drop(store);
     let (store, _) = with_bucket(&bucket, PATIENCE);
@@ -270,13 +244,13 @@ fn a_bucket_that_fails_is_left_alone_and_what_was_removed_meanwhile_goes_when_it
     for name in &away {
         assert_eq!(read(&store, name), None);
         let other = format!("other {name}");
-        store.put(key(&other), &content(5, 5_000), REPLACE).unwrap();
+        store.put(key(&other), &content(5, 5_000), PutOptions::REPLACE).unwrap();
         assert_eq!(read(&store, &other), Some(content(5, 5_000)), "memory goes on");
     }
     until("it is found to fail", || !cold(&store).on);
     assert!(!store.is_below(key(&away[0])));
     assert_eq!(store.remove(key(&away[0])), Err(Refusal::Unconfirmed), "nobody may believe that it is gone");
-    store.put(key(&away[1]), &content(999, 70_000), REPLACE).unwrap();
+    store.put(key(&away[1]), &content(999, 70_000), PutOptions::REPLACE).unwrap();
     assert!(bucket.asked() - asked < 30, "{}", bucket.asked() - asked);
     assert_eq!((store.lower_stats().cold_unconfirmed, cold(&store).going), (2, 2));
     let failures = cold(&store).failures;
@@ -310,7 +284,7 @@ fn a_bucket_that_hangs_costs_a_bounded_time_and_memory_goes_on() {
     assert!(stats.passed_over >= 30 && stats.written == before.written, "{stats:?}");
     assert_eq!(read(&store, &away[0]), None);
     assert_eq!(store.remove(key(&away[0])), Err(Refusal::Unconfirmed));
-    store.put(key(&away[1]), &content(1, 1_000), REPLACE).unwrap();
+    store.put(key(&away[1]), &content(1, 1_000), PutOptions::REPLACE).unwrap();
     assert_eq!(read(&store, &away[1]), Some(content(1, 1_000)));
     until("it is left alone", || {
         let _ = read(&store, &away[3]);
@@ -337,7 +311,7 @@ fn a_write_that_arrives_after_its_removal_is_not_believed() {
     settle(&store);
     assert_eq!((cold(&store).failures, cold(&store).objects, cold(&store).written), (1, 0, 0));
     bucket.be(Mood::Good);
-    store.put(key("late"), &content(2, 50_000), REPLACE).unwrap();
+    store.put(key("late"), &content(2, 50_000), PutOptions::REPLACE).unwrap();
     store.remove(key("late")).unwrap();
     assert_eq!((bucket.arrive(), bucket.values().len()), (1, 1), "now it is there");
     assert_eq!(read(&store, "late"), None);
@@ -358,7 +332,7 @@ fn what_a_killed_store_had_on_its_way_is_not_believed_after_another_start() {
     let (store, _) = with_bucket(&bucket, PATIENCE);
     assert_eq!(bucket.arrive(), 1);
     assert_eq!(read(&store, "k"), None, "the listing was over");
-    store.put(key("k"), &content(2, 50_000), REPLACE).unwrap();
+    store.put(key("k"), &content(2, 50_000), PutOptions::REPLACE).unwrap();
     store.remove(key("k")).unwrap();
     drop(store);
     let (store, _) = with_bucket(&bucket, PATIENCE);
@@ -401,7 +375,7 @@ fn a_bucket_that_does_not_prove_itself_is_switched_off_loudly() {
         let bucket = Faulty::new();
         bucket.be(mood);
         let (store, said) = with_bucket(&bucket, SHORT);
-        store.put(key("a"), b"x", REPLACE).unwrap();
+        store.put(key("a"), b"x", PutOptions::REPLACE).unwrap();
         assert_eq!(read(&store, "a").unwrap(), b"x");
         (0..5).for_each(|_| assert!(store.get(key("a")).is_some()));
         settle(&store);
@@ -478,7 +452,7 @@ fn random_histories_agree_with_a_naive_model() {
                 0..25 => {
                     // The same bytes again and again, and others.
                     let value = (rng.below(3), 1 + usize::try_from(rng.below(4)).unwrap() * 120_000);
-                    store.put(key(&name), &content(value.0, value.1), REPLACE).unwrap();
+                    store.put(key(&name), &content(value.0, value.1), PutOptions::REPLACE).unwrap();
                     model.insert(name, value);
                 }
                 25..85 => match (read(&store, &name), model.get(&name)) {
@@ -550,7 +524,7 @@ impl Trial {
 
     fn put(&mut self, name: &str, value: (u64, usize)) {
         let before = self.store.lower_stats().cold_unconfirmed;
-        self.store.put(key(name), &content(value.0, value.1), REPLACE).unwrap();
+        self.store.put(key(name), &content(value.0, value.1), PutOptions::REPLACE).unwrap();
         let known = self.keys.entry(name.to_owned()).or_default();
         known.value = Some(value);
         known.doubtful |= self.store.lower_stats().cold_unconfirmed != before;

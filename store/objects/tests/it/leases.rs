@@ -4,9 +4,6 @@ use super::{content, key, pass, small, with};
 use baton_objects::{Existing, Key, PutOptions, Refusal, StoreConfig, Stored, checksum};
 use baton_types::TenantId;
 
-const REPLACE: PutOptions =
-    PutOptions { existing: Existing::Replace, only_if_present: false, ttl_us: None, checksum: None };
-
 #[test]
 fn nothing_is_readable_before_its_seal() {
     let (store, _) = small(16);
@@ -42,9 +39,12 @@ fn a_writer_that_went_is_taken_over_when_its_lease_ends() {
     let (store, hand) = small(16);
     let mut gone = store.reserve(key("a"), 5, PutOptions::default()).unwrap();
     gone.append(b"gone!").unwrap();
-    assert_eq!(store.put(key("a"), b"later", REPLACE), Err(Refusal::Busy { retry_after_us: 2_000_000 }));
+    assert_eq!(
+        store.put(key("a"), b"later", PutOptions::REPLACE),
+        Err(Refusal::Busy { retry_after_us: 2_000_000 })
+    );
     pass(&hand, 2_000_000);
-    assert!(store.put(key("a"), b"later", REPLACE).is_ok());
+    assert!(store.put(key("a"), b"later", PutOptions::REPLACE).is_ok());
     assert_eq!(gone.write_at(0, b"x"), Err(Refusal::TakenOver));
     assert_eq!(gone.seal(), Err(Refusal::TakenOver));
     assert_eq!(store.get(key("a")).unwrap().to_vec().unwrap(), b"later");
@@ -59,7 +59,7 @@ fn a_reservation_that_nobody_asks_for_again_ends_too() {
         .map(|n| store.reserve(key(&format!("gone {n}")), 4_000, PutOptions::default()).unwrap())
         .collect();
     pass(&hand, 2_000_000);
-    (0..300).for_each(|n| assert!(store.put(key(&format!("{n}")), b"x", REPLACE).is_ok()));
+    (0..300).for_each(|n| assert!(store.put(key(&format!("{n}")), b"x", PutOptions::REPLACE).is_ok()));
     assert_eq!(store.stats().abandoned, 50);
     tickets.into_iter().for_each(|ticket| assert!(ticket.seal().is_err()));
     store.check();
@@ -81,18 +81,18 @@ fn equal_bytes_are_one_value_and_others_are_refused_or_replaced() {
     assert_eq!(put(b"one", PutOptions::default()), Ok(Stored::Unchanged { generation: 1 }));
     assert_eq!(put(b"two", PutOptions::default()), Err(Refusal::Exists));
     assert_eq!(put(b"longer", PutOptions::default()), Err(Refusal::Exists));
-    let keep = PutOptions { existing: Existing::Keep, ..REPLACE };
+    let keep = PutOptions { existing: Existing::Keep, ..PutOptions::REPLACE };
     assert_eq!(put(b"one", keep), Err(Refusal::Exists));
-    let generation = match put(b"two", REPLACE) {
+    let generation = match put(b"two", PutOptions::REPLACE) {
         Ok(Stored::New { generation }) => generation,
         other => panic!("{other:?}"),
     };
     assert!(generation > 1);
-    let summed = PutOptions { checksum: Some(checksum(b"two")), ..REPLACE };
+    let summed = PutOptions { checksum: Some(checksum(b"two")), ..PutOptions::REPLACE };
     assert!(matches!(put(b"two", summed), Ok(Stored::New { .. })), "the first one had no sum to compare");
     let same = put(b"two", summed).unwrap();
     assert!(matches!(same, Stored::Unchanged { generation: g } if g > generation));
-    let absent = PutOptions { only_if_present: true, ..REPLACE };
+    let absent = PutOptions { only_if_present: true, ..PutOptions::REPLACE };
     assert_eq!(store.put(key("b"), b"x", absent), Err(Refusal::Absent));
     assert!(put(b"three", absent).is_ok());
     store.check();
@@ -101,8 +101,8 @@ fn equal_bytes_are_one_value_and_others_are_refused_or_replaced() {
 #[test]
 fn a_collision_of_one_write_does_not_hide_the_old_value() {
     let (store, _) = small(16);
-    store.put(key("a"), b"old", REPLACE).unwrap();
-    let mut ticket = store.reserve(key("a"), 3, REPLACE).unwrap();
+    store.put(key("a"), b"old", PutOptions::REPLACE).unwrap();
+    let mut ticket = store.reserve(key("a"), 3, PutOptions::REPLACE).unwrap();
     ticket.append(b"new").unwrap();
     assert_eq!(store.get(key("a")).unwrap().to_vec().unwrap(), b"old");
     ticket.seal().unwrap();
@@ -113,9 +113,9 @@ fn a_collision_of_one_write_does_not_hide_the_old_value() {
 fn who_reads_goes_on_when_the_value_is_removed_or_replaced() {
     let (store, hand) = small(16);
     let value = content(2, 5_000_000);
-    store.put(key("a"), &value, REPLACE).unwrap();
+    store.put(key("a"), &value, PutOptions::REPLACE).unwrap();
     let reading = store.get(key("a")).unwrap();
-    store.put(key("a"), b"new", REPLACE).unwrap();
+    store.put(key("a"), b"new", PutOptions::REPLACE).unwrap();
     store.remove(key("a")).unwrap();
     assert!(!store.exists(key("a")));
     assert!(reading.to_vec().unwrap() == value);
@@ -125,11 +125,11 @@ fn who_reads_goes_on_when_the_value_is_removed_or_replaced() {
     drop(reading);
     assert_eq!(store.stats().used_bytes, 0, "the last reader frees it");
     // With a lease that ran out, the memory goes when it is needed, and the reader is told.
-    store.put(key("b"), &value, REPLACE).unwrap();
+    store.put(key("b"), &value, PutOptions::REPLACE).unwrap();
     let reading = store.get(key("b")).unwrap();
     store.remove(key("b")).unwrap();
     pass(&hand, 30_000_000);
-    store.put(key("c"), b"x", REPLACE).unwrap();
+    store.put(key("c"), b"x", PutOptions::REPLACE).unwrap();
     assert!(reading.to_vec() == Err(Refusal::Revoked));
     drop(reading);
     store.check();
@@ -139,15 +139,15 @@ fn who_reads_goes_on_when_the_value_is_removed_or_replaced() {
 fn a_lease_keeps_from_eviction_until_its_end_and_never_gives_foreign_bytes() {
     let (store, hand) = small(8);
     let value = content(3, 1 << 20);
-    store.put(key("read"), &value, REPLACE).unwrap();
+    store.put(key("read"), &value, PutOptions::REPLACE).unwrap();
     let reading = store.get(key("read")).unwrap();
     for n in 0..50u64 {
-        store.put(key(&format!("{n}")), &content(n, 1 << 20), REPLACE).unwrap();
+        store.put(key(&format!("{n}")), &content(n, 1 << 20), PutOptions::REPLACE).unwrap();
     }
     assert!(reading.to_vec().unwrap() == value);
     pass(&hand, 30_000_000);
     for n in 0..50u64 {
-        store.put(key(&format!("more {n}")), &content(n, 1 << 20), REPLACE).unwrap();
+        store.put(key(&format!("more {n}")), &content(n, 1 << 20), PutOptions::REPLACE).unwrap();
     }
     assert!(reading.to_vec() == Err(Refusal::Revoked));
     drop(reading);
@@ -157,9 +157,10 @@ fn a_lease_keeps_from_eviction_until_its_end_and_never_gives_foreign_bytes() {
 #[test]
 fn looking_at_a_key_renews_nothing() {
     let (store, hand) = small(8);
-    let put = |name: String| assert!(store.put(key(&name), &content(1, 1 << 20), REPLACE).is_ok());
+    let put =
+        |name: String| assert!(store.put(key(&name), &content(1, 1 << 20), PutOptions::REPLACE).is_ok());
     (0..8).for_each(|n| put(n.to_string()));
-    let ttl = PutOptions { ttl_us: Some(1_000), ..REPLACE };
+    let ttl = PutOptions { ttl_us: Some(1_000), ..PutOptions::REPLACE };
     for n in 8..40 {
         assert!(store.exists(key("0")) == (n == 8), "a look does not save from eviction");
         put(n.to_string());
@@ -176,12 +177,12 @@ fn looking_at_a_key_renews_nothing() {
 #[test]
 fn what_expires_goes_though_nobody_asks() {
     let (store, hand) = small(8);
-    let ttl = PutOptions { ttl_us: Some(1_000), ..REPLACE };
+    let ttl = PutOptions { ttl_us: Some(1_000), ..PutOptions::REPLACE };
     (0..100).for_each(|n| assert!(store.put(key(&format!("{n}")), b"x", ttl).is_ok()));
     store.set_ttl(key("7"), None).unwrap();
     store.set_ttl(key("8"), Some(5_000)).unwrap();
     pass(&hand, 1_000);
-    (0..200).for_each(|n| assert!(store.put(key(&format!("new {n}")), b"x", REPLACE).is_ok()));
+    (0..200).for_each(|n| assert!(store.put(key(&format!("new {n}")), b"x", PutOptions::REPLACE).is_ok()));
     assert_eq!((store.stats().expired, store.stats().keys), (98, 202));
     assert!(store.exists(key("7")) && store.exists(key("8")));
     store.check();
@@ -191,18 +192,18 @@ fn what_expires_goes_though_nobody_asks() {
 fn pins_hold_and_come_off() {
     let (store, hand) = small(8);
     let big = |n: u64| content(n, 1 << 20);
-    store.put(key("hard"), &big(1), PutOptions { ttl_us: Some(5), ..REPLACE }).unwrap();
-    store.put(key("soft"), &big(2), REPLACE).unwrap();
+    store.put(key("hard"), &big(1), PutOptions { ttl_us: Some(5), ..PutOptions::REPLACE }).unwrap();
+    store.put(key("soft"), &big(2), PutOptions::REPLACE).unwrap();
     store.pin(key("hard")).unwrap();
     store.pin(key("hard")).unwrap();
     store.pin_softly(key("soft"), 1_000).unwrap();
-    (0..30).for_each(|n| assert!(store.put(key(&format!("{n}")), &big(n), REPLACE).is_ok()));
+    (0..30).for_each(|n| assert!(store.put(key(&format!("{n}")), &big(n), PutOptions::REPLACE).is_ok()));
     pass(&hand, 500);
     assert!(store.exists(key("hard")) && store.exists(key("soft")), "a pinned value does not expire");
     assert_eq!(store.remove(key("hard")), Err(Refusal::Pinned));
-    assert_eq!(store.put(key("hard"), b"x", REPLACE), Err(Refusal::Pinned));
+    assert_eq!(store.put(key("hard"), b"x", PutOptions::REPLACE), Err(Refusal::Pinned));
     pass(&hand, 500);
-    (0..30).for_each(|n| assert!(store.put(key(&format!("b{n}")), &big(n), REPLACE).is_ok()));
+    (0..30).for_each(|n| assert!(store.put(key(&format!("b{n}")), &big(n), PutOptions::REPLACE).is_ok()));
     assert!(store.exists(key("hard")) && !store.exists(key("soft")));
     store.unpin(key("hard")).unwrap();
     assert!(store.exists(key("hard")));
@@ -219,21 +220,24 @@ fn tenants_see_their_own_and_have_their_quota() {
     let a = store.open_tenant("a", 1 << 20).unwrap();
     let b = store.open_tenant("b", u64::MAX).unwrap();
     let of = |tenant: TenantId, name: &'static str| Key { tenant, bytes: name.as_bytes() };
-    store.put(of(a, "k"), b"of a", REPLACE).unwrap();
-    store.put(of(b, "k"), b"of b", REPLACE).unwrap();
+    store.put(of(a, "k"), b"of a", PutOptions::REPLACE).unwrap();
+    store.put(of(b, "k"), b"of b", PutOptions::REPLACE).unwrap();
     assert!(!store.exists(key("k")));
     assert_eq!(store.get(of(a, "k")).unwrap().to_vec().unwrap(), b"of a");
     for n in 0..100u32 {
         let name = n.to_string();
         let at = Key { tenant: a, bytes: name.as_bytes() };
-        store.put(at, &content(9, 60_000), REPLACE).unwrap();
+        store.put(at, &content(9, 60_000), PutOptions::REPLACE).unwrap();
         assert!(store.tenant_used_bytes(a) <= 1 << 20);
     }
     assert!(store.exists(of(b, "k")), "a quota evicts its own tenant's");
     assert!(store.stats().evicted > 80);
-    assert!(matches!(store.put(of(a, "big"), &content(1, 2 << 20), REPLACE), Err(Refusal::OverQuota { .. })));
+    assert!(matches!(
+        store.put(of(a, "big"), &content(1, 2 << 20), PutOptions::REPLACE),
+        Err(Refusal::OverQuota { .. })
+    ));
     let stranger = Key { tenant: TenantId(77), bytes: b"k" };
-    assert_eq!(store.put(stranger, b"x", REPLACE), Err(Refusal::Tenant));
+    assert_eq!(store.put(stranger, b"x", PutOptions::REPLACE), Err(Refusal::Tenant));
     store.check();
 }
 
@@ -247,16 +251,19 @@ fn damage_at_rest_would_be_found_and_sizes_are_checked() {
     };
     let (store, _) = with(&config);
     let value = content(4, 1_000_000);
-    let options = PutOptions { checksum: Some(checksum(&value)), ..REPLACE };
+    let options = PutOptions { checksum: Some(checksum(&value)), ..PutOptions::REPLACE };
     store.put(key("a"), &value, options).unwrap();
     let mut into = vec![0; 1_000_000];
     assert_eq!(store.get_into(key("a"), &mut into), Ok(Some(1_000_000)));
     assert_eq!((into, store.verify(key("a"))), (value.clone(), Ok(checksum(&value))));
-    let wrong = PutOptions { checksum: Some(1), ..REPLACE };
+    let wrong = PutOptions { checksum: Some(1), ..PutOptions::REPLACE };
     assert!(matches!(store.put(key("b"), &value, wrong), Err(Refusal::Corrupt { expected: 1, .. })));
-    assert!(matches!(store.put(key("b"), &content(1, (1 << 20) + 1), REPLACE), Err(Refusal::Value { .. })));
-    assert!(matches!(store.put(key(""), b"x", REPLACE), Err(Refusal::Key { bytes: 0 })));
-    assert!(store.put(key("empty"), b"", REPLACE).is_ok());
+    assert!(matches!(
+        store.put(key("b"), &content(1, (1 << 20) + 1), PutOptions::REPLACE),
+        Err(Refusal::Value { .. })
+    ));
+    assert!(matches!(store.put(key(""), b"x", PutOptions::REPLACE), Err(Refusal::Key { bytes: 0 })));
+    assert!(store.put(key("empty"), b"", PutOptions::REPLACE).is_ok());
     assert_eq!(store.get(key("empty")).unwrap().to_vec().unwrap(), b"");
     store.check();
 }
@@ -265,7 +272,7 @@ fn damage_at_rest_would_be_found_and_sizes_are_checked() {
 fn a_batch_has_a_result_for_each() {
     let (store, _) = small(16);
     let puts: [(Key<'_>, &[u8]); 3] = [(key("a"), b"1"), (key(""), b"2"), (key("c"), b"3")];
-    let done = store.put_all(&puts, REPLACE);
+    let done = store.put_all(&puts, PutOptions::REPLACE);
     assert!(done[0].is_ok() && done[1].is_err() && done[2].is_ok());
     let keys = [key("c"), key("b"), key("a")];
     let got = store.get_all(&keys);

@@ -5,47 +5,18 @@ use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
+use super::tiers::{Said, over, read, settle};
 use super::{content, key};
-use baton_objects::{Admit, Clock, Existing, LowerConfig, ObjectStore, PutOptions, SsdConfig, StoreConfig};
+use baton_objects::{Admit, LowerConfig, ObjectStore, PutOptions, SsdConfig};
 use baton_types::Rng;
 
-const REPLACE: PutOptions =
-    PutOptions { existing: Existing::Replace, only_if_present: false, ttl_us: None, checksum: None };
 /// Names the folder, in the process that is to be killed.
 const CHILD: &str = "BATON_OBJECTS_KILLED";
 
-type Said = Arc<Mutex<Vec<String>>>;
-
 fn open(dir: &Path, admit: Admit, ssd_bytes: u64) -> (ObjectStore, Said) {
-    let config = StoreConfig {
-        capacity_bytes: 4 << 20,
-        value_max_bytes: 1 << 20,
-        shards: 1,
-        high_percent: 100,
-        ..StoreConfig::default()
-    };
-    let said: Said = Arc::default();
-    let heard = Arc::clone(&said);
     let ssd = SsdConfig { block_bytes: 16 << 10, admit, ..SsdConfig::new(dir.to_owned(), ssd_bytes) };
-    let tell: baton_objects::Tell = Arc::new(move |words: &str| heard.lock().unwrap().push(words.to_owned()));
-    let lower = LowerConfig { ssd: Some(ssd), tell: Some(tell), ..LowerConfig::default() };
-    (ObjectStore::with_lower(&config, Clock::machine(), &lower).unwrap(), said)
-}
-
-/// The value of a key, from wherever it is.
-fn read(store: &ObjectStore, name: &str) -> Option<Vec<u8>> {
-    if let Some(reading) = store.get(key(name)) {
-        return Some(reading.to_vec().unwrap());
-    }
-    let found = store.bring(key(name))?;
-    Some(found.value.clone())
-}
-
-fn settle(store: &ObjectStore) {
-    assert!(store.settle(Duration::from_secs(60)), "{:?}", store.lower_stats());
+    over(LowerConfig { ssd: Some(ssd), ..LowerConfig::default() })
 }
 
 #[test]
@@ -53,7 +24,7 @@ fn what_is_evicted_is_found_again_and_outlives_the_process() {
     let dir = tempfile::tempdir().unwrap();
     let (store, said) = open(dir.path(), Admit::First, 64 << 20);
     for n in 0..100u64 {
-        store.put(key(&n.to_string()), &content(n, 100_000 + n as usize), REPLACE).unwrap();
+        store.put(key(&n.to_string()), &content(n, 100_000 + n as usize), PutOptions::REPLACE).unwrap();
         if n % 10 == 9 {
             settle(&store);
         }
@@ -87,7 +58,7 @@ fn only_the_second_touch_costs_a_write_a_put_after_eviction_included() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = open(dir.path(), Admit::Second, 64 << 20);
     for n in 0..20u64 {
-        store.put(key(&n.to_string()), &content(n, 50_000), REPLACE).unwrap();
+        store.put(key(&n.to_string()), &content(n, 50_000), PutOptions::REPLACE).unwrap();
     }
     settle(&store);
     assert_eq!(store.lower_stats().ssd.written_bytes, 0, "put once, never read");
@@ -95,10 +66,10 @@ fn only_the_second_touch_costs_a_write_a_put_after_eviction_included() {
     settle(&store);
     assert_eq!(store.lower_stats().ssd.values, 1);
     for n in 100..300u64 {
-        store.put(key(&n.to_string()), &content(n, 50_000), REPLACE).unwrap();
+        store.put(key(&n.to_string()), &content(n, 50_000), PutOptions::REPLACE).unwrap();
     }
     assert!(!store.exists(key("5")) && read(&store, "5").is_none(), "it was not worth a write");
-    store.put(key("5"), &content(5, 50_000), REPLACE).unwrap();
+    store.put(key("5"), &content(5, 50_000), PutOptions::REPLACE).unwrap();
     settle(&store);
     assert_eq!(store.lower_stats().ssd.values, 2, "put again after it was evicted");
     assert_eq!(read(&store, "3").unwrap(), content(3, 50_000));
@@ -109,9 +80,9 @@ fn what_is_replaced_removed_or_ends_some_day_leaves_nothing_below() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = open(dir.path(), Admit::First, 64 << 20);
     for name in ["replaced", "removed", "ending", "kept"] {
-        store.put(key(name), &content(1, 40_000), REPLACE).unwrap();
+        store.put(key(name), &content(1, 40_000), PutOptions::REPLACE).unwrap();
     }
-    let ends = PutOptions { ttl_us: Some(1_000_000_000), ..REPLACE };
+    let ends = PutOptions { ttl_us: Some(1_000_000_000), ..PutOptions::REPLACE };
     store.put(key("ends"), &content(1, 40_000), ends).unwrap();
     settle(&store);
     assert_eq!(store.lower_stats().ssd.values, 4, "what has an end is not copied");
@@ -138,7 +109,7 @@ fn a_full_file_gives_up_what_was_not_read_since() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = open(dir.path(), Admit::First, 6 << 20);
     for n in 0..200u64 {
-        store.put(key(&n.to_string()), &content(n, 100_000), REPLACE).unwrap();
+        store.put(key(&n.to_string()), &content(n, 100_000), PutOptions::REPLACE).unwrap();
         settle(&store);
         if n > 7 {
             assert_eq!(read(&store, "7").unwrap(), content(7, 100_000), "the hot one stays ({n})");
@@ -155,7 +126,7 @@ fn a_file_that_cannot_be_used_is_named_and_the_store_goes_on() {
     let (first, _) = open(dir.path(), Admit::First, 4 << 20);
     let refused = |at: &Path, bytes: u64| {
         let (store, said) = open(at, Admit::First, bytes);
-        store.put(key("a"), b"x", REPLACE).unwrap();
+        store.put(key("a"), b"x", PutOptions::REPLACE).unwrap();
         assert_eq!(read(&store, "a").unwrap(), b"x");
         assert!(!store.lower_stats().ssd_on);
         let words = said.lock().unwrap().join("\n");
@@ -185,7 +156,7 @@ fn damage_at_rest_is_a_miss() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = open(dir.path(), Admit::First, 16 << 20);
     for n in 0..20u64 {
-        store.put(key(&n.to_string()), &content(n, 50_000), REPLACE).unwrap();
+        store.put(key(&n.to_string()), &content(n, 50_000), PutOptions::REPLACE).unwrap();
     }
     settle(&store);
     drop(store);
@@ -202,7 +173,7 @@ fn damage_at_rest_is_a_miss() {
     let found = (0..20).filter(|n: &u64| read(&store, &n.to_string()).is_some()).count();
     settle(&store);
     assert_eq!((found, store.lower_stats().ssd.corrupt), (0, 20));
-    store.put(key("1"), &content(1, 50_000), REPLACE).unwrap();
+    store.put(key("1"), &content(1, 50_000), PutOptions::REPLACE).unwrap();
     settle(&store);
     assert_eq!(store.lower_stats().ssd.values, 1, "put again it is kept again");
 }
@@ -211,7 +182,7 @@ fn damage_at_rest_is_a_miss() {
 fn many_who_miss_at_once_are_one_read() {
     let dir = tempfile::tempdir().unwrap();
     let (store, _) = open(dir.path(), Admit::First, 16 << 20);
-    store.put(key("hot"), &content(1, 500_000), REPLACE).unwrap();
+    store.put(key("hot"), &content(1, 500_000), PutOptions::REPLACE).unwrap();
     settle(&store);
     drop(store);
     let (store, _) = open(dir.path(), Admit::First, 16 << 20);
@@ -240,7 +211,7 @@ fn random_histories_agree_with_a_naive_model() {
             match rng.below(100) {
                 0..35 => {
                     let value = (step, usize::try_from(rng.below(200_000)).unwrap());
-                    store.put(key(&name), &content(value.0, value.1), REPLACE).unwrap();
+                    store.put(key(&name), &content(value.0, value.1), PutOptions::REPLACE).unwrap();
                     model.insert(name, value);
                 }
                 35..85 => match (read(&store, &name), model.get(&name)) {
@@ -279,7 +250,7 @@ fn write_until_killed(dir: &Path) {
     let mut out = std::io::stdout();
     let mut say = |word: &str, n: u64| writeln!(out, "{word} {n}").and_then(|()| out.flush());
     for n in 1.. {
-        store.put(key(&n.to_string()), &content(n, 90_000), REPLACE).unwrap();
+        store.put(key(&n.to_string()), &content(n, 90_000), PutOptions::REPLACE).unwrap();
         if n % 5 == 0 {
             settle(&store);
             (n - 4..=n).for_each(|n| say("lasts", n).unwrap());

@@ -11,6 +11,7 @@ mod model;
 mod resp;
 mod room;
 mod threads;
+mod tiers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

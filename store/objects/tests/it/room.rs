@@ -3,10 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{content, key, pass, small, with};
-use baton_objects::{Existing, Key, PutOptions, Refusal, StoreConfig};
-
-const REPLACE: PutOptions =
-    PutOptions { existing: Existing::Replace, only_if_present: false, ttl_us: None, checksum: None };
+use baton_objects::{Key, PutOptions, Refusal, StoreConfig};
 
 #[test]
 fn what_is_read_outlives_what_is_not() {
@@ -14,7 +11,7 @@ fn what_is_read_outlives_what_is_not() {
     let mut buffer = vec![0; 4_096];
     for n in 0..20_000u32 {
         let name = n.to_string();
-        store.put(key(&name), &content(u64::from(n), 4_096), REPLACE).unwrap();
+        store.put(key(&name), &content(u64::from(n), 4_096), PutOptions::REPLACE).unwrap();
         assert_eq!(store.get_into(key("0"), &mut buffer), Ok(Some(4_096)), "the hot one stays ({n})");
         assert_eq!(buffer, content(0, 4_096));
     }
@@ -30,7 +27,7 @@ fn memory_follows_the_sizes_that_are_written() {
         let count = (96 << 20) / bytes.max(2_000);
         for n in 0..count {
             let name = format!("{round} {n}");
-            store.put(key(&name), &vec![7; bytes], REPLACE).unwrap();
+            store.put(key(&name), &vec![7; bytes], PutOptions::REPLACE).unwrap();
         }
         let last = format!("{round} {}", count - 1);
         assert_eq!(store.get(key(&last)).unwrap().to_vec().unwrap(), vec![7; bytes]);
@@ -52,10 +49,10 @@ fn a_large_value_finds_room_among_shards_full_of_small_ones() {
     };
     let (store, _) = with(&config);
     for n in 0..40_000u32 {
-        store.put(key(&n.to_string()), &[1; 2_000], REPLACE).unwrap();
+        store.put(key(&n.to_string()), &[1; 2_000], PutOptions::REPLACE).unwrap();
     }
     let value = content(1, 32 << 20);
-    store.put(key("large"), &value, REPLACE).unwrap();
+    store.put(key("large"), &value, PutOptions::REPLACE).unwrap();
     assert_eq!(store.get(key("large")).unwrap().to_vec().unwrap(), value);
     store.check();
 }
@@ -73,13 +70,13 @@ fn full_of_leased_data_waits_within_its_bound_and_says_when_to_come_back() {
     let mut readings = Vec::new();
     for n in 0..8 {
         let name = n.to_string();
-        if store.put(key(&name), &content(n, 1 << 20), REPLACE).is_ok() {
+        if store.put(key(&name), &content(n, 1 << 20), PutOptions::REPLACE).is_ok() {
             readings.extend(store.get(key(&name)));
         }
     }
     assert_eq!(readings.len(), 8);
     let start = Instant::now();
-    let refused = store.put(key("more"), &content(1, 1 << 20), REPLACE).unwrap_err();
+    let refused = store.put(key("more"), &content(1, 1 << 20), PutOptions::REPLACE).unwrap_err();
     assert!(refused.retry_after_us().is_some_and(|us| us > 0), "{refused:?}");
     assert!(start.elapsed() >= Duration::from_micros(60_000), "it waited");
     // A lease that ends while the put waits is enough.
@@ -89,12 +86,15 @@ fn full_of_leased_data_waits_within_its_bound_and_says_when_to_come_back() {
             std::thread::sleep(Duration::from_millis(10));
             drop(last);
         });
-        let waiting = |_| store.put(key("more"), &content(1, 1 << 20), REPLACE).ok();
+        let waiting = |_| store.put(key("more"), &content(1, 1 << 20), PutOptions::REPLACE).ok();
         (0..50).find_map(waiting)
     });
     assert!(put.is_some());
     pass(&hand, 30_000_000);
-    assert!(store.put(key("yet more"), &content(1, 3 << 20), REPLACE).is_ok(), "leases have a cap");
+    assert!(
+        store.put(key("yet more"), &content(1, 3 << 20), PutOptions::REPLACE).is_ok(),
+        "leases have a cap"
+    );
     drop(readings);
     store.check();
 }
@@ -104,16 +104,16 @@ fn pinned_to_the_brim_is_refused_and_everything_stays() {
     let (store, _) = small(8);
     for n in 0..8 {
         let name = n.to_string();
-        store.put(key(&name), &content(n, 1 << 20), REPLACE).unwrap();
+        store.put(key(&name), &content(n, 1 << 20), PutOptions::REPLACE).unwrap();
         store.pin(key(&name)).unwrap();
     }
-    assert!(matches!(store.put(key("more"), b"x", REPLACE), Err(Refusal::Full { .. })));
+    assert!(matches!(store.put(key("more"), b"x", PutOptions::REPLACE), Err(Refusal::Full { .. })));
     for n in 0..8 {
         let name = n.to_string();
         assert_eq!(store.get(key(&name)).unwrap().to_vec().unwrap(), content(n, 1 << 20));
         store.unpin(key(&name)).unwrap();
     }
-    assert!(store.put(key("more"), b"x", REPLACE).is_ok());
+    assert!(store.put(key("more"), b"x", PutOptions::REPLACE).is_ok());
     store.check();
 }
 
@@ -129,7 +129,7 @@ fn keys_have_a_bound_even_when_values_are_empty() {
     };
     let (store, _) = with(&config);
     for n in 0..5_000u32 {
-        store.put(key(&n.to_string()), if n % 2 == 0 { b"" } else { b"xyz" }, REPLACE).unwrap();
+        store.put(key(&n.to_string()), if n % 2 == 0 { b"" } else { b"xyz" }, PutOptions::REPLACE).unwrap();
     }
     assert_eq!(store.stats().keys, 1_000);
     store.check();
@@ -146,7 +146,7 @@ fn over_the_high_mark_puts_make_more_room_than_they_need() {
     };
     let (store, _) = with(&config);
     for n in 0..20_000u32 {
-        store.put(key(&n.to_string()), &[1; 8_192], REPLACE).unwrap();
+        store.put(key(&n.to_string()), &[1; 8_192], PutOptions::REPLACE).unwrap();
         assert!(store.stats().used_bytes <= (32 << 20) + 8_192 * 4);
     }
     assert!(store.stats().used_bytes > 31 << 20);
@@ -163,7 +163,9 @@ fn a_listing_shows_every_key_once_while_nothing_changes() {
     let (store, _) = with(&config);
     let tenant = store.open_tenant("t", u64::MAX).unwrap();
     let mut expected: Vec<Vec<u8>> = (0..3_000u32).map(|n| n.to_string().into_bytes()).collect();
-    expected.iter().for_each(|bytes| assert!(store.put(Key { tenant, bytes }, bytes, REPLACE).is_ok()));
+    expected
+        .iter()
+        .for_each(|bytes| assert!(store.put(Key { tenant, bytes }, bytes, PutOptions::REPLACE).is_ok()));
     let (mut found, mut cursor, mut calls) = (Vec::new(), 0, 0);
     loop {
         let (listed, next) = store.list(cursor, 100);
@@ -189,7 +191,7 @@ fn a_key_weighs_at_most_250_bytes() {
     for n in 0..count {
         // As connectors name them: a model, a worker and a hash.
         let name = format!("llama@1@0@{n:032x}");
-        store.put(key(&name), &[1; 4_096], REPLACE).unwrap();
+        store.put(key(&name), &[1; 4_096], PutOptions::REPLACE).unwrap();
     }
     assert_eq!(store.stats().keys, count);
     let each = store.metadata_bytes() as u64 / count;

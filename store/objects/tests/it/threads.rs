@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{content, key};
-use baton_objects::{Clock, Existing, ObjectStore, PutOptions, Refusal, StoreConfig};
+use baton_objects::{Clock, ObjectStore, PutOptions, Refusal, StoreConfig};
 use baton_types::Rng;
 
 /// A value that says which key and which write it is of, and is checkable as a whole.
@@ -22,7 +22,7 @@ fn judge(name: u64, value: &[u8]) {
 }
 
 fn write(store: &ObjectStore, rng: &mut Rng, name: u64, number: u64) {
-    let options = PutOptions { existing: Existing::Replace, ..PutOptions::default() };
+    let options = PutOptions::REPLACE;
     let bytes = usize::try_from(rng.below(1 << (7 + 3 * (name % 5)))).unwrap();
     let value = value_of(name, number, bytes);
     let mut ticket = match store.reserve(key(&name.to_string()), value.len() as u64, options) {

@@ -278,6 +278,7 @@ impl Book {
     }
 
     /// Names of a tenant's values, in whatever state.
+    #[cfg(any(test, feature = "resp"))]
     pub(super) fn of_tenant(&self, tenant: u32) -> Vec<u64> {
         let mut names = Vec::new();
         for shard in &self.shards {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -28,7 +28,7 @@ pub(super) fn open(config: &ColdConfig, answer_max_bytes: usize) -> Result<(Arc<
         if !folder.starts_with('/') {
             return Err(wrong("the folder is not given from the root".into()));
         }
-        std::fs::create_dir_all(folder).map_err(|e| wrong(e.to_string()))?;
+        std::fs::create_dir_all(folder).map_err(|e| wrong(format!("make the folder: {e}")))?;
         let folder = LocalFileSystem::new_with_prefix(folder).map_err(|e| wrong(e.to_string()))?;
         return Ok((Arc::new(folder.with_fsync(true)), Path::default()));
     }
@@ -37,13 +37,40 @@ pub(super) fn open(config: &ColdConfig, answer_max_bytes: usize) -> Result<(Arc<
     if name.is_empty() {
         return Err(wrong("the bucket has no name".into()));
     }
+    if !name.chars().all(|c| c.is_ascii_alphanumeric() || ".-_".contains(c)) {
+        return Err(wrong(format!("{name:?} is no name of a bucket")));
+    }
     let prefix = Path::parse(prefix.trim_end_matches('/')).map_err(|e| wrong(e.to_string()))?;
-    let bucket = s3(config, name, answer_max_bytes).map_err(|e| wrong(e.to_string()))?;
+    let endpoint = endpoint(config, |name| std::env::var(name).ok())?;
+    let bucket = s3(config, name, endpoint, answer_max_bytes).map_err(|e| wrong(e.to_string()))?;
     Ok((bucket, prefix))
 }
 
+/// Where the service is, if that is said: a request to what is no address would end the thread that sends it.
+fn endpoint(
+    config: &ColdConfig,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Option<String>, String> {
+    let named = || ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"].into_iter().find_map(variable);
+    let Some(endpoint) = config.endpoint.clone().or_else(named) else { return Ok(None) };
+    let uri: Option<http::Uri> = endpoint.parse().ok();
+    let is_address =
+        |uri: &http::Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host() != Some("");
+    match uri.filter(is_address) {
+        Some(_) => Ok(Some(endpoint)),
+        None => {
+            Err(format!("cold: the endpoint {endpoint:?} is no address; give one like http://127.0.0.1:9000"))
+        }
+    }
+}
+
 /// Keys and region come from the usual `AWS_` variables.
-fn s3(config: &ColdConfig, name: &str, answer_max_bytes: usize) -> object_store::Result<Arc<dyn Bucket>> {
+fn s3(
+    config: &ColdConfig,
+    name: &str,
+    endpoint: Option<String>,
+    answer_max_bytes: usize,
+) -> object_store::Result<Arc<dyn Bucket>> {
     let retry = RetryConfig {
         max_retries: 1,
         retry_timeout: config.patience.max(Duration::from_millis(1)),
@@ -55,11 +82,11 @@ fn s3(config: &ColdConfig, name: &str, answer_max_bytes: usize) -> object_store:
         .with_disable_bulk_delete(true)
         .with_http_connector(Connector { answer_max_bytes })
         .with_retry(retry);
-    let named = || std::env::var("AWS_ENDPOINT_URL").or_else(|_| std::env::var("AWS_ENDPOINT")).ok();
-    let endpoint = config.endpoint.clone().or_else(named);
     if let Some(endpoint) = endpoint {
         // A server of one's own is often reached without TLS; its address says so.
-        builder = builder.with_allow_http(endpoint.starts_with("http://")).with_endpoint(endpoint);
+        builder = builder.with_allow_http(endpoint.starts_with("http://"));
+        // By this name it goes before what any variable says.
+        builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
     }
     Ok(Arc::new(builder.build()?))
 }
@@ -75,9 +102,38 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert!(read(&format!("file://{}/new", folder.path().display())).is_ok());
         assert_eq!(read("s3://bucket/a/b/").unwrap().1, Path::from("a/b"));
-        for bad in ["s3://", "gs://bucket", "bucket", "file://folder", ""] {
+        for bad in ["s3://", "s3://a b/c", "gs://bucket", "bucket", "file://folder", ""] {
             let why = read(bad).map(|_| ()).unwrap_err();
             assert!(why.contains("s3://bucket/prefix"), "{why}");
         }
+    }
+
+    #[test]
+    fn an_endpoint_that_is_no_address_is_refused_before_anything_is_sent() {
+        let read = |endpoint: &str| {
+            let config = ColdConfig::new(ColdBucket::Url("s3://bucket".into()));
+            open(&ColdConfig { endpoint: Some(endpoint.into()), ..config }, 1 << 20).map(|_| ())
+        };
+        assert_eq!((read("http://127.0.0.1:9000"), read("https://minio/path")), (Ok(()), Ok(())));
+        for bad in ["nonsense", "", "127.0.0.1:9000", "ftp://minio", "http://", "http://a b"] {
+            let why = read(bad).unwrap_err();
+            assert!(why.contains("give one like http://127.0.0.1:9000"), "{bad}: {why}");
+        }
+    }
+
+    #[test]
+    fn what_was_asked_for_goes_before_the_variables_and_the_nearest_of_them_first() {
+        let mut config = ColdConfig::new(ColdBucket::Url("s3://bucket".into()));
+        let said = |config: &ColdConfig, names: &[&str]| {
+            let variable = |name: &str| names.contains(&name).then(|| format!("http://{name}"));
+            endpoint(config, variable).unwrap()
+        };
+        assert_eq!(said(&config, &[]), None);
+        assert_eq!(said(&config, &["AWS_ENDPOINT"]).unwrap(), "http://AWS_ENDPOINT");
+        let both = ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"];
+        assert_eq!(said(&config, &both).unwrap(), "http://AWS_ENDPOINT_URL_S3");
+        config.endpoint = Some("http://127.0.0.1:1".into());
+        assert_eq!(said(&config, &both).unwrap(), "http://127.0.0.1:1");
+        assert!(endpoint(&ColdConfig { endpoint: None, ..config }, |_| Some("nonsense".into())).is_err());
     }
 }

@@ -1,0 +1,39 @@
+//! A small store over the tiers below, and what it is asked from outside.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::key;
+use baton_objects::{Clock, LowerConfig, ObjectStore, StoreConfig, Tell};
+
+/// What a store has told whoever started it.
+pub type Said = Arc<Mutex<Vec<String>>>;
+
+/// Four MiB of memory over these tiers, and what is said about them.
+pub fn over(lower: LowerConfig) -> (ObjectStore, Said) {
+    let config = StoreConfig {
+        capacity_bytes: 4 << 20,
+        value_max_bytes: 1 << 20,
+        shards: 1,
+        high_percent: 100,
+        ..StoreConfig::default()
+    };
+    let said: Said = Arc::default();
+    let heard = Arc::clone(&said);
+    let tell: Tell = Arc::new(move |words: &str| heard.lock().unwrap().push(words.to_owned()));
+    let lower = LowerConfig { tell: Some(tell), ..lower };
+    (ObjectStore::with_lower(&config, Clock::machine(), &lower).unwrap(), said)
+}
+
+/// The value of a key, from wherever it is.
+pub fn read(store: &ObjectStore, name: &str) -> Option<Vec<u8>> {
+    if let Some(reading) = store.get(key(name)) {
+        return Some(reading.to_vec().unwrap());
+    }
+    store.bring(key(name)).map(|found| found.value.clone())
+}
+
+/// Waits until everything that was offered to the tiers below is there.
+pub fn settle(store: &ObjectStore) {
+    assert!(store.settle(Duration::from_secs(60)), "{:?}", store.lower_stats());
+}
