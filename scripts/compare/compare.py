@@ -166,6 +166,7 @@ def arguments():
     parser.add_argument("--json", default="compare.json", help="where the figures are written [compare.json]")
     parser.add_argument("--only", type=chosen, default=RUNS, help="words that runs must match, like whole,vllm")
     parser.add_argument("--quick", action="store_true", help="a third of the time: to see that it works")
+    parser.add_argument("--nodes", action="store_true", help="a `baton node` process beside each engine, in place of `baton serve --servers`")
     default = os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "baton-compare")
     parser.add_argument("--venvs", default=default, help=f"folder of the peers' virtual environments [{default}]")
     return parser.parse_args()

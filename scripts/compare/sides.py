@@ -164,24 +164,44 @@ class Router:
             raise Failed(f"{name} has started {len(started)} processes, whose time nobody would count")
 
     def start_baton(self, group, setup, backends, control, prompt_token_us):
-        """Front door and conductor on the router's core, a node beside each engine on the engines'."""
-        config, profile = (os.path.join(group.folder, name) for name in ("baton.toml", "profile.toml"))
+        """The router on its core; it drives the engines by itself, or, if so asked, by a node beside each on the engines' cores."""
+        config, profile, servers = (os.path.join(group.folder, name) for name in ("baton.toml", "profile.toml", "servers.toml"))
         with open(config, "w", encoding="utf-8") as file:
             file.write(CONFIG.format(block_tokens=BLOCK_TOKENS))
         with open(profile, "w", encoding="utf-8") as file:
             file.write(PROFILE.format(longest_us=float(1000 + 131072 * prompt_token_us)))
         words = [setup.baton, "serve", "-c", config, "--listen", f"127.0.0.1:{self.port}", "--control", f"127.0.0.1:{control}",
                  "--threads", "1", "--log", "warn"]
+        if not setup.args.nodes:
+            with open(servers, "w", encoding="utf-8") as file:
+                file.writelines(self.member(backends, at) for at in range(len(backends.ports)))
+            words += ["--servers", servers, "--each", f"--engine {backends.engine} --profile {profile}"]
         self.process = group.start("baton", setup.core, words)
-        for at, url in enumerate(backends.urls()):
-            role = "both" if not backends.pairs else "prefill" if at < PREFILL else "decode"
-            words = [setup.baton, "node", "--name", f"n{at}", "--role", role, "--conductor", f"http://127.0.0.1:{control}",
+        for at, url in enumerate(backends.urls() if setup.args.nodes else []):
+            words = [setup.baton, "node", "--name", f"n{at}", "--role", self.role(backends, at), "--conductor", f"http://127.0.0.1:{control}",
                      "--engine", backends.engine, "--url", url, "--block-tokens", str(BLOCK_TOKENS), "--profile", profile,
                      "--log", "warn"]
-            if backends.pairs and backends.engine == "sglang" and at < PREFILL:
-                words += ["--bootstrap-port", str(backends.bootstraps[at])]
+            if self.bootstrap(backends, at):
+                words += ["--bootstrap-port", self.bootstrap(backends, at)]
             self.nodes.append(group.start(f"node-{at}", setup.others, words).pid)
         group.until("baton", lambda: processes.page(f"{self.url()}/ready") is not None, 90)
+
+    @staticmethod
+    def role(backends, at):
+        """What an engine does."""
+        return "both" if not backends.pairs else "prefill" if at < PREFILL else "decode"
+
+    @staticmethod
+    def bootstrap(backends, at):
+        """The bootstrap port of an engine that has one."""
+        return str(backends.bootstraps[at]) if backends.pairs and backends.engine == "sglang" and at < PREFILL else None
+
+    def member(self, backends, at):
+        """An engine on the list of servers."""
+        port = self.bootstrap(backends, at)
+        labels = f'labels = {{ bootstrap-port = "{port}" }}\n' if port else ""
+        address = f"127.0.0.1:{backends.ports[at]}"
+        return f'[[member]]\nname = "n{at}"\nrole = "{self.role(backends, at)}"\naddresses = ["{address}"]\n{labels}'
 
     def url(self):
         """Where it serves."""

@@ -9,7 +9,7 @@ use baton_router::Tokenization;
 
 use crate::cli::etcd::EtcdArgs;
 use crate::cli::guard::GuardArgs;
-use crate::cli::servers::{Common, ServersArgs};
+use crate::cli::servers::{Defaults, ServersArgs};
 use crate::conductor::Lead;
 use crate::config::Config;
 use crate::guard::to_attach;
@@ -110,11 +110,11 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
     let lead = if etcd.is_some() { Lead::elected() } else { Lead::alone() };
     let policies = etcd.as_ref().map(|etcd| Policies::new(etcd, &args.etcd.cluster)).transpose();
     let led = (lead.clone(), policies.map_err(|e| e.to_string())?);
-    let common = Common {
+    let defaults = Defaults {
         model: args.model.as_ref().map(|folder| folder.display().to_string()),
         block_tokens: config.scheduler.block_tokens,
     };
-    let servers = args.servers.start(common)?;
+    let servers = args.servers.start(defaults)?;
     let mut service = Service::start_led(&config, tokenization, args.config.clone(), led).await?;
     if let Some(etcd) = etcd {
         let candidacy = Candidacy::new(&args.etcd.cluster, conductor(&service, &args)?, LEASE_US);

@@ -52,8 +52,8 @@ pub struct ServersArgs {
     each: String,
 }
 
-/// What serving them has in common.
-pub struct Common {
+/// What servers have where nothing else is said.
+pub struct Defaults {
     /// Folder of the tokenizer, as nodes are told it.
     pub model: Option<String>,
     /// Tokens in a block.
@@ -77,7 +77,7 @@ impl ServersArgs {
     ///
     /// # Errors
     /// In words: the source or an option cannot work.
-    pub fn start(&self, common: Common) -> Result<Option<(Directory, Making)>, String> {
+    pub fn start(&self, defaults: Defaults) -> Result<Option<(Directory, Making)>, String> {
         let Some(text) = &self.servers else { return Ok(None) };
         let each: Vec<String> = self.each.split_whitespace().map(str::to_owned).collect();
         let role = role_of(&each)?;
@@ -89,7 +89,7 @@ impl ServersArgs {
             Source::File(_) => Vec::new(),
             _ => vec![example],
         };
-        let making = move |member: &Member| node(member, &each, &common);
+        let making = move |member: &Member| node(member, &each, &defaults);
         for member in &tried {
             making(member).map_err(|why| format!("--servers {text}: {}: {why}", member.name))?;
         }
@@ -153,7 +153,7 @@ fn listed(text: &str, role: MemberRole) -> Result<Member, String> {
     member.validate().map(|()| member).map_err(|e| e.to_string())
 }
 
-fn node(member: &Member, each: &[String], common: &Common) -> Result<RemoteNode, String> {
+fn node(member: &Member, each: &[String], defaults: &Defaults) -> Result<RemoteNode, String> {
     let role = member.role.instance().ok_or("a conductor is no server")?;
     let address = &member.addresses[0];
     let url = if address.contains("://") { address.clone() } else { format!("http://{address}") };
@@ -161,10 +161,10 @@ fn node(member: &Member, each: &[String], common: &Common) -> Result<RemoteNode,
     let mut words = vec![
         format!("--name={}", member.name),
         "--conductor=http://within.this.process:0".to_owned(),
-        format!("--block-tokens={}", common.block_tokens),
+        format!("--block-tokens={}", defaults.block_tokens),
         format!("--url={url}"),
     ];
-    words.extend(common.model.iter().map(|folder| format!("--model={folder}")));
+    words.extend(defaults.model.iter().map(|folder| format!("--model={folder}")));
     words.extend_from_slice(each);
     words.push(format!("--role={}", crate::conductor::role_word(role)));
     for (name, value) in &member.labels {
@@ -190,8 +190,8 @@ mod tests {
     use baton_remote::Dialect;
     use baton_types::Role;
 
-    fn common() -> Common {
-        Common { model: None, block_tokens: 32 }
+    fn defaults() -> Defaults {
+        Defaults { model: None, block_tokens: 32 }
     }
 
     fn members(text: &str) -> Result<Vec<Member>, String> {
@@ -203,7 +203,7 @@ mod tests {
 
     fn made(member: &Member, each: &str) -> Result<RemoteNode, String> {
         let each: Vec<String> = each.split_whitespace().map(str::to_owned).collect();
-        node(member, &each, &common())
+        node(member, &each, &defaults())
     }
 
     #[test]

@@ -1,21 +1,31 @@
 //! Lists of token ids as JSON: most of what a long prompt is to an engine.
 
-/// Four digits of every number below ten thousand.
-static QUADS: [[u8; 4]; 10_000] = quads();
+/// Of every number below ten thousand: its four digits, and how many of them are zeros in front.
+static QUADS: [([u8; 4], u8); 10_000] = quads();
 
-const fn quads() -> [[u8; 4]; 10_000] {
-    let mut all = [*b"0000"; 10_000];
+const fn quads() -> [([u8; 4], u8); 10_000] {
+    let mut all = [(*b"0000", 3); 10_000];
     let mut at = 1;
     while at < all.len() {
         // One more than the number before, as on paper.
-        let mut quad = all[at - 1];
-        let mut place = 3;
+        let (mut quad, mut place) = (all[at - 1].0, 3);
         while quad[place] == b'9' {
             quad[place] = b'0';
             place -= 1;
         }
         quad[place] += 1;
-        all[at] = quad;
+        all[at] = (
+            quad,
+            if at < 10 {
+                3
+            } else if at < 100 {
+                2
+            } else if at < 1_000 {
+                1
+            } else {
+                0
+            },
+        );
         at += 1;
     }
     all
@@ -23,20 +33,15 @@ const fn quads() -> [[u8; 4]; 10_000] {
 
 /// Ids that are written between two copies.
 const TURN: usize = 64;
-/// The longest number and its comma, and the four bytes that are written where fewer count.
-const LONGEST: usize = 11;
+/// The longest number and its comma, and what is written at once beyond the last.
+const ROOM: usize = TURN * 11 + 8;
 
 /// Writes `[1,2,3]`.
 pub(crate) fn list(out: &mut Vec<u8>, ids: &[u32]) {
     out.push(b'[');
-    let mut room = [0; TURN * LONGEST + 4];
+    let mut room = [0; ROOM];
     for turn in ids.chunks(TURN) {
-        let mut end = 0;
-        for id in turn {
-            end = number(&mut room, end, *id);
-            room[end] = b',';
-            end += 1;
-        }
+        let end = turn.iter().fold(0, |end, id| number(&mut room, end, *id));
         out.extend_from_slice(&room[..end]);
     }
     if !ids.is_empty() {
@@ -58,19 +63,41 @@ pub(crate) fn is_list(text: &str, ids: &[u32]) -> bool {
     text.as_bytes() == ours || serde_json::from_str::<Vec<u32>>(text).is_ok_and(|theirs| theirs == ids)
 }
 
-/// Writes a number at `at`, and says where it ends.
-fn number(out: &mut [u8], at: usize, id: u32) -> usize {
-    if id >= 10_000 {
-        let at = number(out, at, id / 10_000);
-        out[at..at + 4].copy_from_slice(&QUADS[(id % 10_000) as usize]);
-        return at + 4;
+/// Writes a number and a comma at `at`, and says where they end.
+#[inline]
+fn number(room: &mut [u8; ROOM], at: usize, id: u32) -> usize {
+    if id < 10_000 {
+        return leading(room, at, id);
     }
-    let zeros = usize::from(id < 1_000) + usize::from(id < 100) + usize::from(id < 10);
-    // Four bytes always; what is too much is written over.
-    let digits = u32::from_le_bytes(QUADS[id as usize]) >> (8 * zeros);
-    out[at..at + 4].copy_from_slice(&digits.to_le_bytes());
-    at + 4 - zeros
+    let (high, low) = (id / 10_000, id % 10_000);
+    let at = if high < 10_000 {
+        leading(room, at, high) - 1
+    } else {
+        let at = leading(room, at, high / 10_000) - 1;
+        following(room, at, high % 10_000) - 1
+    };
+    following(room, at, low)
 }
+
+/// A number below ten thousand without zeros in front. Eight bytes always: what is too much is written over.
+#[inline]
+fn leading(room: &mut [u8; ROOM], at: usize, number: u32) -> usize {
+    let (quad, zeros) = QUADS[number as usize];
+    let word = (u64::from(u32::from_le_bytes(quad)) | COMMA) >> (8 * zeros);
+    room[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    at + 5 - usize::from(zeros)
+}
+
+/// With them.
+#[inline]
+fn following(room: &mut [u8; ROOM], at: usize, number: u32) -> usize {
+    let word = u64::from(u32::from_le_bytes(QUADS[number as usize].0)) | COMMA;
+    room[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    at + 5
+}
+
+/// Behind four digits.
+const COMMA: u64 = (b',' as u64) << 32;
 
 #[cfg(test)]
 mod tests {
