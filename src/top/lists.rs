@@ -5,7 +5,7 @@ use crate::conductor::{NodeStatus, RequestStatus, Status};
 
 /// Headings and widths of the nodes' columns; the last one takes what is left.
 pub(super) const NODES: &[(&str, u16)] = &[
-    ("node", 12),
+    ("node", 21),
     ("role", 8),
     ("state", 9),
     ("epoch", 5),

@@ -94,7 +94,7 @@ fn request() -> Request {
     let sampling = Sampling { temperature: 0.0, max_tokens: 24, ignore_eos: true, ..Sampling::default() };
     Request {
         id: "ask".into(),
-        tokens: (1..=100).collect(),
+        tokens: (1..=100).collect::<Vec<u32>>().into(),
         sampling: Arc::new(sampling),
         body: Bytes::new(),
     }

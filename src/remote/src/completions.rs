@@ -89,7 +89,7 @@ struct PromptLogprob {
 /// Reads the events of one answer.
 pub(crate) struct Reader {
     pub(crate) stage: Stage,
-    pub(crate) prompt: Arc<[u32]>,
+    pub(crate) prompt: Arc<Vec<u32>>,
     /// How many of the likeliest tokens are wanted beside each logprob, when logprobs are.
     pub(crate) logprobs: Option<u8>,
     pub(crate) prompt_logprobs: Option<u8>,
@@ -241,7 +241,7 @@ mod tests {
     use crate::error::Kind;
 
     fn reader(prompt: &[u32], logprobs: Option<u8>) -> Reader {
-        Reader { stage: Stage::Stream, prompt: prompt.into(), logprobs, prompt_logprobs: logprobs }
+        Reader { stage: Stage::Stream, prompt: prompt.to_vec().into(), logprobs, prompt_logprobs: logprobs }
     }
 
     fn ids(progress: &Progress) -> Vec<u32> {

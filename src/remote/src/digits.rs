@@ -51,9 +51,12 @@ pub(crate) fn list(out: &mut Vec<u8>, ids: &[u32]) {
     out.push(b']');
 }
 
-/// About as many bytes as [`list`] writes, seldom fewer.
-pub(crate) const fn room_bytes(ids: &[u32]) -> usize {
-    ids.len() * 7 + 2
+/// At least as many bytes as [`list`] writes, and not many more: the room is new to the process as often as not.
+pub(crate) fn room_bytes(ids: &[u32]) -> usize {
+    let most = ids.iter().fold(0, |most, id| most | *id);
+    // Of the highest that has these bits.
+    let digits = most.checked_ilog10().unwrap_or(0) as usize + 1;
+    ids.len() * (digits + 1) + 2
 }
 
 /// Whether a JSON text is a list of just these ids. A text of another form than [`list`] writes is read by serde.

@@ -138,7 +138,7 @@ pub(crate) struct Body(Fields<Value>);
 enum Value {
     Raw(Box<RawValue>),
     /// Written when the body is.
-    Tokens(Arc<[u32]>),
+    Tokens(Arc<Vec<u32>>),
 }
 
 /// Names in order, each once.
@@ -203,7 +203,7 @@ impl Body {
     }
 
     /// Sets a field to a list of token ids.
-    pub(crate) fn set_tokens(&mut self, name: &str, ids: &Arc<[u32]>) {
+    pub(crate) fn set_tokens(&mut self, name: &str, ids: &Arc<Vec<u32>>) {
         self.0.set(name.to_owned(), Value::Tokens(Arc::clone(ids)));
     }
 
@@ -417,7 +417,7 @@ mod tests {
     fn token_ids_are_a_value_like_any_other() {
         let mut body = Body::default();
         body.set("a", &1).unwrap();
-        body.set_tokens("prompt", &[7, 80_000].into());
+        body.set_tokens("prompt", &vec![7, 80_000].into());
         body.set("z\"", "x").unwrap();
         assert_eq!(&*body.bytes().unwrap(), br#"{"a":1,"prompt":[7,80000],"z\"":"x"}"#);
         assert_eq!(serde_json::to_vec(&body).unwrap(), body.bytes().unwrap());

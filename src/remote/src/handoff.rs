@@ -203,7 +203,12 @@ mod tests {
     use super::*;
 
     fn request(tokens: &[u32]) -> Request {
-        Request { id: "r".into(), tokens: tokens.into(), sampling: Arc::default(), body: bytes::Bytes::new() }
+        Request {
+            id: "r".into(),
+            tokens: tokens.to_vec().into(),
+            sampling: Arc::default(),
+            body: bytes::Bytes::new(),
+        }
     }
 
     fn room() -> Way {

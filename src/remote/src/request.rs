@@ -11,7 +11,7 @@ pub struct Request {
     /// The request's id as Baton knows it. Engines get it with a suffix, for clients may repeat theirs.
     pub id: Arc<str>,
     /// The prompt.
-    pub tokens: Arc<[u32]>,
+    pub tokens: Arc<Vec<u32>>,
     /// How tokens are drawn.
     pub sampling: Arc<Sampling>,
     /// The client's body, as it came, or empty. Fields that Baton does not know go to the engine from here.

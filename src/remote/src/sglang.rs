@@ -175,7 +175,7 @@ struct End {
 /// Reads the events of one answer, which repeat the answer so far or only add to it.
 pub(crate) struct Reader {
     pub(crate) stage: Stage,
-    pub(crate) prompt: Arc<[u32]>,
+    pub(crate) prompt: Arc<Vec<u32>>,
     pub(crate) logprobs: Option<u8>,
     pub(crate) prompt_logprobs: Option<u8>,
     /// Tokens that have been read.

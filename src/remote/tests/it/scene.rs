@@ -30,7 +30,12 @@ pub fn greedy(max_tokens: u32) -> Sampling {
 }
 
 pub fn request(tokens: &[u32], sampling: Sampling) -> Request {
-    Request { id: "test".into(), tokens: tokens.into(), sampling: Arc::new(sampling), body: Bytes::new() }
+    Request {
+        id: "test".into(),
+        tokens: tokens.to_vec().into(),
+        sampling: Arc::new(sampling),
+        body: Bytes::new(),
+    }
 }
 
 pub fn with_body(request: Request, body: &str) -> Request {
