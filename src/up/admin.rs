@@ -65,7 +65,10 @@ impl Admin {
             },
             (&Method::POST, ["policy"]) => self.policy(body).await,
             (&Method::POST, ["policy", "rollback"]) => match &self.shared {
-                Some(shared) => told(Some(shared.rollback().await)),
+                Some(shared) => match shared.may_write() {
+                    Ok(()) => told(Some(shared.rollback().await)),
+                    Err(why) => wrong(StatusCode::SERVICE_UNAVAILABLE, &why),
+                },
                 None => told(self.inbox.ask(Question::Rollback).await),
             },
             (&Method::POST, ["nodes", node, "drain"]) => self.drain(node, true).await,
@@ -96,6 +99,9 @@ impl Admin {
     async fn policy(&self, body: &Bytes) -> Answer {
         let text = String::from_utf8_lossy(body);
         if let Some(shared) = &self.shared {
+            if let Err(why) = shared.may_write() {
+                return wrong(StatusCode::SERVICE_UNAVAILABLE, &why);
+            }
             return told(Some(self.share(shared, &text).await));
         }
         let config = match (text.trim().is_empty(), &self.config_path) {

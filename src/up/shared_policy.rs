@@ -33,6 +33,14 @@ impl SharedPolicy {
         self.following.latest().borrow().as_ref().map(|policy| policy.version)
     }
 
+    /// Whether this conductor may make policies at this moment.
+    ///
+    /// # Errors
+    /// In words: another leads; and who, if that is known.
+    pub(super) fn may_write(&self) -> Result<(), String> {
+        self.lead.permit().map(drop)
+    }
+
     /// Makes `text` the policy of all.
     ///
     /// # Errors
