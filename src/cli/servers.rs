@@ -184,6 +184,20 @@ fn node(member: &Member, each: &[String], defaults: &Defaults) -> Result<RemoteN
     read.node.remote.node(&read.node, dialect, role)
 }
 
+/// The nodes of a list in a file, as they would be made.
+#[cfg(test)]
+pub(super) fn listed_in(path: &Path, each: &str) -> Result<Vec<RemoteNode>, String> {
+    let each: Vec<String> = each.split_whitespace().map(str::to_owned).collect();
+    let defaults = Defaults { model: None, block_tokens: 16 };
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+    runtime.block_on(async {
+        let directory = Directory::start(Source::File(FileSource::new(path))).map_err(|e| e.to_string())?;
+        let all = directory.read_once().await;
+        all.members.values().map(|one| node(&one.member, &each, &defaults)).collect()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

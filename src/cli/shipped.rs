@@ -38,10 +38,15 @@ fn commands(text: &str) -> Vec<String> {
 /// A command's words, as a shell would have them: variables and quotes become words, a comment or `&` ends it.
 fn words(command: &str) -> Vec<String> {
     let command = command.split(" #").next().unwrap_or_default().trim_end_matches([' ', '&']);
-    let words = command.split_whitespace().filter(|word| *word != "...");
-    let words =
-        words.filter(|word| !word.starts_with('$') && !word.starts_with("${") && !word.ends_with('}'));
+    // Every other part stands between single quotes, and is one word.
+    let parts = command.split('\'').enumerate().flat_map(|(at, part)| {
+        let quoted = at % 2 == 1;
+        let inside = quoted.then_some(part).into_iter();
+        inside.chain(part.split_whitespace().filter(move |_| !quoted))
+    });
+    let words = parts.filter(|word| *word != "...");
     words
+        .filter(|word| !word.starts_with('$') && !word.starts_with("${") && !word.ends_with('}'))
         .map(|word| {
             word.replace("\"http://$here", "http://10.0.0.7").replace("\"http://$front", "http://10.0.0.5")
         })
@@ -96,7 +101,19 @@ fn every_configuration_is_valid_and_fits_the_nodes_beside_it() {
         }
         seen += 1;
     }
-    assert_eq!(seen, 4, "the examples were not found");
+    assert_eq!(seen, 5, "the examples were not found");
+}
+
+#[test]
+fn every_listed_server_can_be_driven() {
+    let list = root().join("servers/servers.toml");
+    let started = commands(&read(&root().join("servers/run.sh")));
+    let words = words(&started[0]);
+    assert!(matches!(parsed(&words), Command::Serve(_)), "{words:?}");
+    let each = words.iter().skip_while(|word| *word != "--each").nth(1).expect("what all have");
+    let made = super::servers::listed_in(&list, each).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(made.len(), 2);
+    assert!(made.iter().all(|node| node.events.is_some() && node.pass_tokens == Some(8_192)));
 }
 
 #[test]
@@ -108,6 +125,7 @@ fn every_example_starts_this_program() {
     };
     let count = |folder: &str, name: &str| of(folder).iter().filter(|word| *word == name).count();
     assert_eq!(count("laptop", "up"), 1);
+    assert_eq!(count("servers", "serve"), 1);
     assert_eq!((count("one-gpu", "serve"), count("one-gpu", "node")), (1, 1));
     assert_eq!((count("vllm-nixl-4p4d", "serve"), count("vllm-nixl-4p4d", "node")), (1, 2));
     assert_eq!(count("vllm-nixl-4p4d", "check"), 1);
