@@ -121,8 +121,9 @@ impl Life {
 impl Drop for Life {
     fn drop(&mut self) {
         let (inbox, instance, epoch) = (self.inbox.clone(), self.instance, self.epoch);
-        // A conductor whose inbox is full has to hear of it too; one that has ended does not.
-        tokio::spawn(async move {
+        // A conductor whose inbox is full has to hear of it too; one whose runtime has ended does not.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
             inbox.send(Message::Gone { instance, epoch, why: "it left".to_owned() }).await;
         });
     }
