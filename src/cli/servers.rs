@@ -37,11 +37,11 @@ const OPTIONS: [&str; 18] = [
 #[derive(clap::Args)]
 #[command(next_help_heading = "Servers (driven from here, without a `baton node` for each)")]
 pub struct ServersArgs {
-    /// vLLM, SGLang or other servers to stand in front of: [ROLE=]http://HOST:PORT,..., a file of members (.toml, .json),
-    /// dns:HOST:PORT, or kubernetes:SERVICE[:PORT] within a pod; followed while serving
+    /// vLLM, SGLang or other servers to stand in front of: http://HOST:PORT,... (ROLE=http://... where that is not both), a file of members (.toml, .json),
+    /// dns:HOST:PORT, or kubernetes:SERVICE within a pod (and :PORT, by its name); followed while serving
     #[arg(long, value_name = "SOURCE")]
     servers: Option<String>,
-    /// Options of `baton node` for each of them, like "--engine sglang"; a member's own labels go before them
+    /// Options of `baton node` for each of them, like "--engine sglang"; a member's own labels count more
     #[arg(
         long,
         value_name = "OPTIONS",
