@@ -35,10 +35,13 @@ async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice, word: Word
     // KV in a room goes with its leg; the others' waits for whoever has its name.
     let lends = matches!(engine.settings().handoff, HandoffWay::Nixl | HandoffWay::Mooncake { .. });
     let grace = if lends { GRACE } else { Duration::ZERO };
-    let Some(done) = until_over(leg.run(), &word, grace).await else { return Ok(()) };
+    let Some(done) = until_over(leg.run(), &word, grace).await else {
+        tracing::debug!(request = &*work.request.id, "a prefill that nobody wants was cut short");
+        return Ok(());
+    };
     let done = done?;
     let compute_us = us_since(began);
-    let Prefilled { tokens, prompt_logprobs, counts, next } = done;
+    let Prefilled { tokens, prompt_logprobs, counts, next, left } = done;
     voice.found(work, &held, counts.cached_tokens).await;
     voice.computed(&work.chain).await;
     let mut facts = Vec::new();
@@ -64,6 +67,9 @@ async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice, word: Word
     if !lent.is_empty() {
         see_taken(engine, work, lent, (voice, word)).await;
     }
+    if let Some(handoff) = left {
+        abandon(engine, work, handoff.into_bytes().into(), voice).await;
+    }
     Ok(())
 }
 
@@ -79,9 +85,15 @@ async fn see_taken(engine: &RemoteEngine, work: &Work, transfer: Bytes, (voice, 
         () = tokio::time::sleep(lease) => true,
     };
     if !taken {
-        let (tokens, token_bytes) = baton_wire::pack_tokens(&[&work.request.tokens]);
-        voice.tell(vec![Fact::Abandoned(v1::Loan { transfer, tokens, token_bytes })]).await;
+        abandon(engine, work, transfer, voice).await;
     }
+}
+
+/// Says that KV is nobody's, so that somebody takes it off the engine.
+async fn abandon(engine: &RemoteEngine, work: &Work, transfer: Bytes, voice: &Voice) {
+    let (tokens, token_bytes) = baton_wire::pack_tokens(&[&work.request.tokens]);
+    let lease = Duration::from_micros(engine.settings().lease.lease_us);
+    voice.abandon(v1::Loan { transfer, tokens, token_bytes }, lease).await;
 }
 
 /// Takes KV that nobody wants off its engine.
@@ -123,10 +135,16 @@ async fn decoded(
     let handoff = Handoff::from_bytes(transfer)?;
     // Until the first token comes, the KV may still be where it was.
     let call = engine.decode(work.request.clone(), handoff);
-    let Some(generation) = until_over(call, &word, GRACE).await else { return Ok(()) };
-    let mut generation = generation?;
-    let Some(first) = until_over(next_piece(&mut generation), &word, GRACE).await else { return Ok(()) };
-    let first = first?;
+    let begun = async {
+        let mut generation = call.await?;
+        let first = next_piece(&mut generation).await?;
+        Ok::<_, RemoteError>((generation, first))
+    };
+    let Some(begun) = until_over(begun, &word, GRACE).await else {
+        tracing::debug!(request = &*work.request.id, "a decode that nobody wants was cut short");
+        return Ok(());
+    };
+    let (generation, first) = begun?;
     if !goes_on(&mut word).await {
         return Ok(());
     }
