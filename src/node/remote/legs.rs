@@ -19,6 +19,8 @@ use v1::fact::Fact;
 /// may leave KV that was computed an instant before, for which nobody will ask; one that goes on computes for nobody. On a
 /// busy machine vLLM hears of an end after its pass is over: of 17 prefills that were ended after half a second, 9 left their KV.
 const GRACE: Duration = Duration::from_secs(2);
+/// The same of a decode leg in a room, whose KV goes with its prefill leg: nothing waits for anybody there.
+const GRACE_IN_ROOM: Duration = Duration::from_millis(500);
 
 /// The prefill leg of a pair.
 pub(super) async fn prefill(engine: RemoteEngine, work: Work, voice: Voice, word: Word) {
@@ -33,9 +35,7 @@ async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice, word: Word
     if let Some(handoff) = leg.offer() {
         voice.tell(vec![offer(handoff.into_bytes().into())]).await;
     }
-    // KV in a room goes with its leg; the others' waits for whoever has its name.
-    let lends = matches!(engine.settings().handoff, HandoffWay::Nixl | HandoffWay::Mooncake { .. });
-    let grace = if lends { GRACE } else { Duration::ZERO };
+    let grace = if lends(engine) { GRACE } else { Duration::ZERO };
     let Some(done) = until_over(leg.run(), &word, grace).await else {
         tracing::debug!(request = &*work.request.id, "a prefill that nobody wants was cut short");
         return Ok(());
@@ -72,6 +72,11 @@ async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice, word: Word
         abandon(engine, work, handoff.into_bytes().into(), voice).await;
     }
     Ok(())
+}
+
+/// Whether KV waits for whoever has its name; in a room it goes with its leg.
+fn lends(engine: &RemoteEngine) -> bool {
+    matches!(engine.settings().handoff, HandoffWay::Nixl | HandoffWay::Mooncake { .. })
 }
 
 /// Waits until an offer was passed on; where it never will be, says that its KV is nobody's.
@@ -141,7 +146,8 @@ async fn decoded(
         let first = next_piece(&mut generation).await?;
         Ok::<_, RemoteError>((generation, first))
     };
-    let Some(begun) = until_over(begun, &word, GRACE).await else {
+    let grace = if lends(engine) { GRACE } else { GRACE_IN_ROOM };
+    let Some(begun) = until_over(begun, &word, grace).await else {
         tracing::debug!(request = &*work.request.id, "a decode that nobody wants was cut short");
         return Ok(());
     };
