@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use baton_remote::{Load, RemoteEngine};
 use baton_types::{BlockKey, CacheChange};
@@ -292,9 +292,9 @@ impl Voice {
         self.facts.send(message(self.request, self.attempt, facts)).await.is_ok()
     }
 
-    /// Says that KV is nobody's: to the conductor that is there now, or comes before the lease ends. It may be another than
-    /// the one that wanted the KV, for a leg outlives its attachment where that broke.
-    pub(super) async fn abandon(&self, loan: v1::Loan, lease: Duration) {
+    /// Says that KV is nobody's: to the conductor that is there now, or comes before `until`, when the KV is gone by itself.
+    /// It may be another than the one that wanted the KV, for a leg outlives its attachment where that broke.
+    pub(super) async fn abandon(&self, loan: v1::Loan, until: Instant) {
         let inner = &self.desk.inner;
         let told = message(self.request, self.attempt, vec![v1::fact::Fact::Abandoned(loan)]);
         let saying = async {
@@ -309,8 +309,7 @@ impl Voice {
                 attached.await;
             }
         };
-        // After its lease the KV is gone by itself.
-        let _ = tokio::time::timeout(lease, saying).await;
+        let _ = tokio::time::timeout_at(until.into(), saying).await;
     }
 
     /// The engine has computed this chain; says what the conductor did not know of it.

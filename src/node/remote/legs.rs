@@ -49,6 +49,9 @@ async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice, word: Word
     if let Some(logprobs) = prompt_logprobs {
         facts.push(prompt_fact(&logprobs));
     }
+    let lease = Duration::from_micros(engine.settings().lease.lease_us);
+    // A node that stood still reads late what its engine said early: that KV may be gone, and asking for it holds more.
+    let until = began + lease;
     let mut lent = Bytes::new();
     match next {
         Next::Decode(handoff) => {
@@ -66,10 +69,10 @@ async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice, word: Word
         voice.tell(facts).await;
     }
     if !lent.is_empty() {
-        see_taken(engine, work, lent, (voice, word)).await;
+        see_taken((work, until), lent, lease, (voice, word)).await;
     }
     if let Some(handoff) = left {
-        abandon(engine, work, handoff.into_bytes().into(), voice).await;
+        abandon((work, until), handoff.into_bytes().into(), voice).await;
     }
     Ok(())
 }
@@ -80,8 +83,12 @@ fn lends(engine: &RemoteEngine) -> bool {
 }
 
 /// Waits until an offer was passed on; where it never will be, says that its KV is nobody's.
-async fn see_taken(engine: &RemoteEngine, work: &Work, transfer: Bytes, (voice, word): (&Voice, Word)) {
-    let lease = Duration::from_micros(engine.settings().lease.lease_us);
+async fn see_taken(
+    (work, until): (&Work, Instant),
+    transfer: Bytes,
+    lease: Duration,
+    (voice, word): (&Voice, Word),
+) {
     let Word { over, gate } = word;
     let taken = tokio::select! {
         biased;
@@ -91,15 +98,14 @@ async fn see_taken(engine: &RemoteEngine, work: &Work, transfer: Bytes, (voice, 
         () = tokio::time::sleep(lease) => true,
     };
     if !taken {
-        abandon(engine, work, transfer, voice).await;
+        abandon((work, until), transfer, voice).await;
     }
 }
 
 /// Says that KV is nobody's, so that somebody takes it off the engine.
-async fn abandon(engine: &RemoteEngine, work: &Work, transfer: Bytes, voice: &Voice) {
+async fn abandon((work, until): (&Work, Instant), transfer: Bytes, voice: &Voice) {
     let (tokens, token_bytes) = baton_wire::pack_tokens(&[&work.request.tokens]);
-    let lease = Duration::from_micros(engine.settings().lease.lease_us);
-    voice.abandon(v1::Loan { transfer, tokens, token_bytes }, lease).await;
+    voice.abandon(v1::Loan { transfer, tokens, token_bytes }, until).await;
 }
 
 /// Takes KV that nobody wants off its engine.
