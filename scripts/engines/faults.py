@@ -21,7 +21,7 @@ import time
 
 import aiohttp
 
-from check import FAILED, WORDS, ask, clients, say, settled
+from check import FAILED, FAILURES, WORDS, ask, clients, say, settled
 
 # Fields that name KV, places, calls or ranks, as no client may.
 FORGED = {
@@ -134,7 +134,7 @@ class Pair:
                 return body, await ask(self.session, self.args.alone, CHAT, body)
 
         self.pool = await asyncio.gather(*(one(at) for at in range(count)))
-        bad = [answer for _, answer in self.pool if answer[0] in ("status", "error", "cut")]
+        bad = [answer for _, answer in self.pool if answer[0] in FAILURES]
         say(not bad, f"{len(self.pool)} answers of one engine alone {bad[:1] or ''}")
 
     async def compare(self, body, right):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A real SGLang pair behind Baton on loopback, compared with one SGLang alone by scripts/engines/check.py, then ill-treated by
-# scripts/engines/faults.py (CHECKS="check", "faults" or both).
+# scripts/engines/faults.py (CHECKS="check", "faults" or "check faults").
 #
 #   SGLANG="/path/to/python -m sglang.launch_server" MODEL=/folder/of/a/model scripts/engines/sglang.sh [options of check.py]
 #   SGLANG="/path/to/python scripts/engines/sglang_cpu.py" ...            # on a machine without a GPU

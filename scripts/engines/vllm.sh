@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A real vLLM pair behind Baton, over NIXL or (HANDOFF=mooncake) Mooncake's connector, on loopback, compared with one vLLM alone by
-# scripts/engines/check.py, then ill-treated by scripts/engines/faults.py (CHECKS="check", "faults" or both).
+# scripts/engines/check.py, then ill-treated by scripts/engines/faults.py (CHECKS="check", "faults" or "check faults").
 #
 #   VLLM=/path/to/vllm MODEL=/folder/of/a/model scripts/engines/vllm.sh [options of check.py]
 #
@@ -9,7 +9,8 @@
 # CONNECTOR_MODULE=module and CONNECTOR=Name take another connector than vLLM's own, which keeps a core busy each; VLLM_FLAGS
 # are given to every server, FAULTS to faults.py. Servers listen on all addresses for announcements and Mooncake's bootstrap:
 # run it in a network namespace of its own (unshare -n, then ip link set lo up) where that matters.
-# A small random model of a few million weights is enough, and a CPU build of vLLM.
+# A small random model of a few million weights is enough, and a CPU build of vLLM; there VLLM_ENABLE_V1_MULTIPROCESSING=0 and
+# VLLM_FLAGS="--distributed-executor-backend uni" make one process of an engine and its worker, which otherwise wait for each other by turning.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . scripts/engines/pair.sh
@@ -28,6 +29,7 @@ serve() {
     shift 2
     [ -x "${VLLM:-}" ] || fail "set VLLM to the vllm program, or ALONE, PREFILL and DECODE to servers that run"
     start "$name" env "VLLM_MOONCAKE_BOOTSTRAP_PORT=18998" "VLLM_NIXL_SIDE_CHANNEL_PORT=$((port + 400))" \
+        "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT=${VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT:-30}" \
         "$VLLM" serve "$MODEL" --served-model-name tiny --host 127.0.0.1 --port "$port" --enforce-eager --block-size "$BLOCK" \
         --max-model-len 4096 --dtype float32 --enable-prompt-tokens-details ${VLLM_FLAGS:-} "$@"
 }

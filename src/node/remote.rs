@@ -9,6 +9,8 @@ mod desk;
 mod drift;
 mod legs;
 mod news;
+#[cfg(test)]
+mod tests;
 mod work;
 
 use std::sync::Arc;

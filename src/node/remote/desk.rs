@@ -39,6 +39,8 @@ struct Inner {
     /// The last that the engine told.
     load: Mutex<Option<Load>>,
     doubt: Notify,
+    /// Told when the conductor is there again.
+    attached: Notify,
     knowledge: Knowledge,
     /// Times that what was known proved wrong.
     resyncs: AtomicU64,
@@ -132,6 +134,7 @@ impl Desk {
             life: Mutex::new(life),
             load: Mutex::default(),
             doubt: Notify::new(),
+            attached: Notify::new(),
             knowledge,
             resyncs: AtomicU64::new(0),
         };
@@ -289,6 +292,26 @@ impl Voice {
         self.facts.send(message(self.request, self.attempt, facts)).await.is_ok()
     }
 
+    /// Says that KV is nobody's: to the conductor that is there now, or comes before `until`, when the KV is gone by itself.
+    /// It may be another than the one that wanted the KV, for a leg outlives its attachment where that broke.
+    pub(super) async fn abandon(&self, loan: v1::Loan, until: Instant) {
+        let inner = &self.desk.inner;
+        let told = message(self.request, self.attempt, vec![v1::fact::Fact::Abandoned(loan)]);
+        let saying = async {
+            loop {
+                let attached = inner.attached.notified();
+                let facts = inner.life.lock().facts.clone();
+                if let Some(facts) = facts
+                    && facts.send(told.clone()).await.is_ok()
+                {
+                    break;
+                }
+                attached.await;
+            }
+        };
+        let _ = tokio::time::timeout_at(until.into(), saying).await;
+    }
+
     /// The engine has computed this chain; says what the conductor did not know of it.
     pub(super) async fn computed(&self, chain: &[BlockKey]) {
         let Knowledge::Assumed(assumed) = &self.desk.inner.knowledge else { return };
@@ -364,6 +387,8 @@ impl Station for Desk {
             Knowledge::Assumed(assumed) => *assumed.lock() = Assumed::new(self.inner.capacity_blocks),
         }
         (life.chain_seed, life.facts) = (welcome.chain_seed, Some(facts));
+        drop(life);
+        self.inner.attached.notify_waiters();
         Ok(())
     }
 

@@ -47,6 +47,9 @@ pub struct Prefilled {
     pub counts: Counts,
     /// What is next.
     pub next: Next,
+    /// With [`Next::Answer`]: KV that the engine lends although nobody needs it. A decode leg that takes it and is thrown away
+    /// frees it; otherwise it stays for its lease.
+    pub left: Option<Handoff>,
 }
 
 /// A prefill leg that is ready to run. Nothing is sent before [`Self::run`] is polled; dropping the leg or its future
@@ -132,9 +135,17 @@ impl PrefillLeg {
             return Err(RemoteError::bug(stage, "the prefill's answer does not say how it ended"));
         };
         let answers = finish == Finish::Stop || sampling.max_tokens == 1;
+        let mut left = None;
         let next = match self.plan {
             Plan::Room => Next::Offered,
             Plan::Answer => Next::Answer(finish),
+            Plan::Nixl if answers => {
+                // vLLM's NixlConnector lends the KV of a prompt whose first token ends the answer, too. What is told of it and
+                // cannot be used is no fault of the answer.
+                left = kv_transfer_params
+                    .and_then(|params| nixl_handoff(&self.engine, &self.request, Some(params)).ok());
+                Next::Answer(finish)
+            }
             _ if answers => Next::Answer(finish),
             Plan::Nixl => Next::Decode(nixl_handoff(&self.engine, &self.request, kv_transfer_params)?),
             Plan::Mooncake { engine_id, bootstrap, transfer_id } => {
@@ -149,7 +160,7 @@ impl PrefillLeg {
         if matches!(next, Next::Answer(_)) && tokens.is_empty() && counts.answer_tokens.unwrap_or(0) == 0 {
             return Err(RemoteError::retry(stage, "an answer without a token"));
         }
-        Ok(Prefilled { tokens, prompt_logprobs, counts, next })
+        Ok(Prefilled { tokens, prompt_logprobs, counts, next, left })
     }
 }
 

@@ -183,6 +183,26 @@ async fn clients_that_leave_at_any_moment_leave_nothing_held() {
     }
 }
 
+/// The prefill finds the end of such an answer, and vLLM's NixlConnector lends its KV all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_end_at_their_first_token_leave_nothing_held() {
+    let mut cluster = cluster().await;
+    let pair = Pair::vllm(&mut cluster, FakeConnector::Nixl, Duration::ZERO).await;
+    let mut rng = baton_types::Rng::new(13);
+    for at in 0..8 {
+        let tokens = prompt(&mut rng, at % 4);
+        let (drawn, _) = toy_answer(&tokens, &sampling(1));
+        let ends = Sampling { stop_token_ids: drawn, ..sampling(30) };
+        let answer = listen(cluster.submit(&tokens, ends.clone())).await;
+        right(&answer, &tokens, &ends);
+        assert_eq!(answer.finish, Some(Finish::Stop));
+    }
+    cluster.quiet().await;
+    pair.let_go().await;
+    assert_eq!(pair.violations(), Vec::<String>::new());
+    cluster.stop().await;
+}
+
 /// Whatever an engine does wrong, a client gets the right answer or a failure with a name, never a wrong token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn faults_of_engines_cost_time_or_a_named_failure_and_never_a_wrong_token() {

@@ -136,6 +136,24 @@ async fn a_prefill_that_ends_by_stop_is_the_answer() {
 }
 
 #[tokio::test]
+async fn what_an_answer_of_one_end_token_leaves_lent_can_be_taken_back() {
+    let tokens = prompt(5, 70);
+    let stop = Sampling { stop_token_ids: vec![toy_next(&tokens)], ..greedy(24) };
+    let asked = request(&tokens, stop);
+    let pair = VllmPair::new(FakeConnector::Nixl).await;
+    let done = pair.prefill.prefill(asked.clone()).await.unwrap().run().await.unwrap();
+    assert!(matches!(done.next, Next::Answer(Finish::Stop)));
+    assert!(pair.p.held_blocks() > 0, "NixlConnector lends it all the same");
+    let left = Handoff::from_bytes(&done.left.unwrap().into_bytes()).unwrap();
+    ids(pair.decode.decode(request(&tokens, greedy(1)), left).await).await.unwrap();
+    becomes("nothing is held", || pair.p.held_blocks() + pair.d.held_blocks() == 0).await;
+    pair.assert_no_violation();
+    let pair = VllmPair::new(FakeConnector::Mooncake).await;
+    let done = pair.prefill.prefill(asked).await.unwrap().run().await.unwrap();
+    assert!(done.left.is_none() && pair.p.held_blocks() == 0);
+}
+
+#[tokio::test]
 async fn one_token_needs_no_handoff() {
     for connector in BOTH {
         let pair = VllmPair::new(connector).await;

@@ -1,0 +1,68 @@
+use std::time::Duration;
+
+use baton_remote::RemoteEngine;
+use baton_remote::testing::{Fabric, FakeConnector, FakeRole, FakeVllm, VllmSpec};
+use baton_types::{BlockKey, Sampling};
+use baton_wire::v1;
+use tokio::sync::mpsc;
+
+use super::desk::Desk;
+use crate::node::attach::Station as _;
+
+type Facts = mpsc::Receiver<v1::FromNode>;
+
+/// Facts of the next message; the limit is long, for machines are slow.
+async fn next(facts: &mut Facts) -> Vec<v1::fact::Fact> {
+    let told = tokio::time::timeout(Duration::from_secs(20), facts.recv()).await.expect("a message comes");
+    match told.expect("the desk is there").message {
+        Some(v1::from_node::Message::Facts(told)) => {
+            told.facts.into_iter().filter_map(|one| one.fact).collect()
+        }
+        other => panic!("no facts but {other:?}"),
+    }
+}
+
+fn attach(desk: &Desk) -> Facts {
+    let (facts, told) = mpsc::channel(16);
+    desk.attached(&v1::Welcome::default(), facts).expect("the desk is there");
+    told
+}
+
+fn prefill(prompt: &[u32]) -> v1::Orders {
+    let sampling = Sampling { temperature: 0.0, max_tokens: 9, ignore_eos: true, ..Sampling::default() };
+    let (tokens, token_bytes) = baton_wire::pack_tokens(&[prompt]);
+    let count = u32::try_from(prompt.len()).expect("a short prompt");
+    let work = v1::Work {
+        tokens,
+        token_bytes,
+        token_count: count,
+        prompt_tokens: count,
+        sampling: serde_json::to_string(&sampling).expect("settings are JSON"),
+        request_id: "r".into(),
+        root: baton_wire::pack_keys(&[BlockKey(5)]),
+        ..v1::Work::default()
+    };
+    let order = v1::Prefill { work: Some(work), decode: Some(v1::Peer::default()), ..v1::Prefill::default() };
+    let order = Some(v1::order::Order::Prefill(order));
+    v1::Orders { orders: vec![v1::Order { request: 1, attempt: 1, order }], ..v1::Orders::default() }
+}
+
+/// The node stood still, say, and was given up: whoever it attaches to next hears of the KV that nobody will ask for.
+#[tokio::test]
+async fn kv_that_was_lent_before_the_line_broke_is_told_to_the_next_conductor() {
+    let spec = VllmSpec::new(FakeRole::Prefill, FakeConnector::Nixl);
+    let fake = FakeVllm::start(spec, &Fabric::new()).await.expect("a port is free");
+    let engine = RemoteEngine::new(fake.settings()).expect("settings are right");
+    let desk = Desk::new(engine, 32, 341, None);
+    let prompt: Vec<u32> = (1..100).collect();
+    let mut facts = attach(&desk);
+    desk.ordered(prefill(&prompt)).expect("the desk is there");
+    while !next(&mut facts).await.iter().any(|fact| matches!(fact, v1::fact::Fact::Offer(_))) {}
+    drop(facts);
+    desk.detached().expect("the desk is there");
+    let mut facts = attach(&desk);
+    let told = next(&mut facts).await;
+    let [v1::fact::Fact::Abandoned(loan)] = &told[..] else { panic!("no loan but {told:?}") };
+    assert_eq!(baton_wire::unpack_tokens(&loan.tokens, loan.token_bytes).expect("tokens"), prompt);
+    assert!(fake.held_blocks() > 0 && !loan.transfer.is_empty());
+}
