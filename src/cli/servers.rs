@@ -237,11 +237,16 @@ fn read(member: &Member, each: &[String], defaults: &Defaults) -> Result<(NodeAr
     let command = <Words as clap::CommandFactory>::command().mut_arg("etcd", |arg| arg.env(None::<&str>));
     let words = command.try_get_matches_from(&words);
     let words = words.and_then(|words| <Words as clap::FromArgMatches>::from_arg_matches(&words));
-    let words = words.map_err(|e| {
-        let text = e.to_string();
-        text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
-    })?;
+    let words = words.map_err(|e| in_a_line(&e.to_string()))?;
     Ok((words.node, model))
+}
+
+/// What is wrong with the words, and what would be right, without how the command is used.
+fn in_a_line(error: &str) -> String {
+    let lines = error.lines().map(str::trim);
+    let lines = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+    lines.join("; ").trim_start_matches("error: ").to_owned()
 }
 
 fn node(member: &Member, each: &[String], defaults: &Defaults) -> Result<RemoteNode, String> {
@@ -322,6 +327,7 @@ mod tests {
             ("", "what kind of server"),
             ("--engine builtin", "what kind of server"),
             ("--engine vlm", "invalid value 'vlm'"),
+            ("--engine vlm", "possible values: builtin"),
             ("--engine vllm --pass-token 3", "unexpected argument '--pass-token'"),
             ("--engine vllm --profile nobodys", "nobodys"),
             ("--engine openai --events tcp://a:1", "only vllm's and sglang's"),
