@@ -27,6 +27,8 @@ pub use backend::Door;
 pub(crate) use driver::as_served;
 pub use driver::{Driver, DriverConfig};
 pub(crate) use inbox::Message;
+#[cfg(test)]
+pub(crate) use inbox::inbox;
 pub use inbox::{Inbox, Question};
 pub use lead::Lead;
 pub use status::{NodeStatus, RequestStatus, Status};

@@ -110,10 +110,8 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
     let lead = if etcd.is_some() { Lead::elected() } else { Lead::alone() };
     let policies = etcd.as_ref().map(|etcd| Policies::new(etcd, &args.etcd.cluster)).transpose();
     let led = (lead.clone(), policies.map_err(|e| e.to_string())?);
-    let defaults = Defaults {
-        model: args.model.as_ref().map(|folder| folder.display().to_string()),
-        block_tokens: config.scheduler.block_tokens,
-    };
+    let read = args.model.as_ref().map(|folder| (folder.as_path(), &tokenization));
+    let defaults = Defaults::new(config.scheduler.block_tokens, read);
     let servers = args.servers.start(defaults)?;
     let mut service = Service::start_led(&config, tokenization, args.config.clone(), led).await?;
     if let Some(etcd) = etcd {

@@ -1,11 +1,14 @@
 //! Servers that `baton serve` drives by itself, from the command line.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use baton_membership::{
     Directory, DnsSource, FileSource, KubernetesSource, ListSource, Member, MemberRole, Source,
 };
+use baton_router::Tokenization;
+use parking_lot::Mutex;
 
 use crate::cli::node::NodeArgs;
 use crate::node::RemoteNode;
@@ -52,12 +55,38 @@ pub struct ServersArgs {
     each: String,
 }
 
+/// What a model's folder says of its tokens: how many there are, and which end an answer.
+type Vocabulary = (u32, Vec<u32>);
+
 /// What servers have where nothing else is said.
 pub struct Defaults {
-    /// Folder of the tokenizer, as nodes are told it.
-    pub model: Option<String>,
+    /// Folder of the tokenizer.
+    model: Option<String>,
     /// Tokens in a block.
-    pub block_tokens: u32,
+    block_tokens: u32,
+    /// Folders that were read: one is read once, however many servers have it.
+    read: Mutex<BTreeMap<String, Vocabulary>>,
+}
+
+impl Defaults {
+    /// Blocks of so many tokens, and the folder of the tokenizer with what was read of it.
+    pub fn new(block_tokens: u32, model: Option<(&Path, &Tokenization)>) -> Self {
+        let read = model
+            .map(|(folder, read)| (folder.display().to_string(), (read.vocab_tokens(), read.end_tokens())));
+        let model = read.as_ref().map(|(folder, _)| folder.clone());
+        Self { model, block_tokens, read: Mutex::new(read.into_iter().collect()) }
+    }
+
+    fn vocabulary(&self, folder: &str) -> Result<Vocabulary, String> {
+        let mut known = self.read.lock();
+        if let Some(vocabulary) = known.get(folder) {
+            return Ok(vocabulary.clone());
+        }
+        let read = Tokenization::folder(Path::new(folder)).map_err(|e| format!("tokenizer: {e}"))?;
+        let vocabulary = (read.vocab_tokens(), read.end_tokens());
+        known.insert(folder.to_owned(), vocabulary.clone());
+        Ok(vocabulary)
+    }
 }
 
 #[derive(clap::Parser)]
@@ -81,12 +110,16 @@ impl ServersArgs {
         let Some(text) = &self.servers else { return Ok(None) };
         let each: Vec<String> = self.each.split_whitespace().map(str::to_owned).collect();
         let role = role_of(&each)?;
+        for_servers(&each)?;
         let source = source(text, role)?;
         let example = Member::new("example", role, vec!["127.0.0.1:1".to_owned()]);
         let tried = match &source {
             Source::List(list) => list.members.clone(),
-            // A file says the rest of each.
-            Source::File(_) => Vec::new(),
+            // A file says the rest of each: what is said here has to be words at least.
+            Source::File(_) => {
+                read(&example, &each, &defaults).map_err(|why| format!("--each: {why}"))?;
+                Vec::new()
+            }
             _ => vec![example],
         };
         let making = move |member: &Member| node(member, &each, &defaults);
@@ -111,6 +144,23 @@ fn role_of(each: &[String]) -> Result<MemberRole, String> {
         role = MemberRole::parse(value).map_err(|e| format!("--each: {e}"))?;
     }
     Ok(role)
+}
+
+/// Whether these are options that servers may have: a name that all of them have, say, would make them fight for it.
+fn for_servers(each: &[String]) -> Result<(), String> {
+    for word in each.iter().filter(|word| word.starts_with('-')) {
+        let name = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
+        let known = name.strip_prefix("--").is_some_and(|name| name == "role" || OPTIONS.contains(&name));
+        // Where they are is what the list says.
+        if !known || name == "--url" {
+            let there_are = OPTIONS.iter().filter(|name| **name != "url").copied();
+            let there_are = there_are.collect::<Vec<_>>().join(", --");
+            return Err(format!(
+                "--each: {name} is no option of all servers; there are: --role, --{there_are}"
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn source(text: &str, role: MemberRole) -> Result<Source, String> {
@@ -153,7 +203,8 @@ fn listed(text: &str, role: MemberRole) -> Result<Member, String> {
     member.validate().map(|()| member).map_err(|e| e.to_string())
 }
 
-fn node(member: &Member, each: &[String], defaults: &Defaults) -> Result<RemoteNode, String> {
+/// What a member, those of all and the defaults say together: as `baton node` reads it, and the model's folder.
+fn read(member: &Member, each: &[String], defaults: &Defaults) -> Result<(NodeArgs, Option<String>), String> {
     let role = member.role.instance().ok_or("a conductor is no server")?;
     let address = &member.addresses[0];
     let url = if address.contains("://") { address.clone() } else { format!("http://{address}") };
@@ -164,24 +215,52 @@ fn node(member: &Member, each: &[String], defaults: &Defaults) -> Result<RemoteN
         format!("--block-tokens={}", defaults.block_tokens),
         format!("--url={url}"),
     ];
-    words.extend(defaults.model.iter().map(|folder| format!("--model={folder}")));
-    words.extend_from_slice(each);
-    words.push(format!("--role={}", crate::conductor::role_word(role)));
-    for (name, value) in &member.labels {
-        if OPTIONS.contains(&name.as_str()) {
-            words.push(format!("--{name}={value}"));
-        } else {
-            tracing::debug!(server = member.name, label = name, "this label is no option of a node");
+    let mut model = defaults.model.clone();
+    let mut each = each.iter();
+    while let Some(word) = each.next() {
+        // The folder is read here, once for all that have it.
+        match word.strip_prefix("--model") {
+            Some("") => model = Some(each.next().ok_or("--model without a folder")?.clone()),
+            Some(rest) if rest.starts_with('=') => model = Some(rest[1..].to_owned()),
+            _ => words.push(word.clone()),
         }
     }
-    let read = <Words as clap::Parser>::try_parse_from(&words).map_err(|e| {
-        let text = e.to_string();
-        text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
-    })?;
-    let dialect = read.node.engines.dialect();
+    words.push(format!("--role={}", crate::conductor::role_word(role)));
+    for (name, value) in &member.labels {
+        match name.as_str() {
+            "model" => model = Some(value.clone()),
+            known if OPTIONS.contains(&known) => words.push(format!("--{name}={value}")),
+            _ => tracing::debug!(server = member.name, label = name, "this label is no option of a node"),
+        }
+    }
+    // An etcd that this process was told of by its environment is not where its own nodes find it.
+    let command = <Words as clap::CommandFactory>::command().mut_arg("etcd", |arg| arg.env(None::<&str>));
+    let words = command.try_get_matches_from(&words);
+    let words = words.and_then(|words| <Words as clap::FromArgMatches>::from_arg_matches(&words));
+    let words = words.map_err(|e| in_a_line(&e.to_string()))?;
+    Ok((words.node, model))
+}
+
+/// What is wrong with the words, and what would be right, without how the command is used.
+fn in_a_line(error: &str) -> String {
+    let lines = error.lines().map(str::trim);
+    let lines = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));
+    let lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+    lines.join("; ").trim_start_matches("error: ").to_owned()
+}
+
+fn node(member: &Member, each: &[String], defaults: &Defaults) -> Result<RemoteNode, String> {
+    let (args, model) = read(member, each, defaults)?;
+    let dialect = args.engines.dialect();
     let dialect =
         dialect.ok_or("what kind of server is it? give --each '--engine vllm', sglang or openai")?;
-    read.node.remote.node(&read.node, dialect, role)
+    let role = member.role.instance().ok_or("a conductor is no server")?;
+    let node = args.remote.node(&args, dialect, role)?;
+    // An address that nobody can call is said now.
+    baton_remote::RemoteEngine::new(node.engine.clone()).map_err(|e| e.to_string())?;
+    let Some(folder) = model else { return Ok(node) };
+    let (vocab_tokens, end_tokens) = defaults.vocabulary(&folder)?;
+    Ok(RemoteNode { vocab_tokens, end_tokens, ..node })
 }
 
 /// The nodes of a list in a file, as they would be made.
@@ -205,7 +284,7 @@ mod tests {
     use baton_types::Role;
 
     fn defaults() -> Defaults {
-        Defaults { model: None, block_tokens: 32 }
+        Defaults::new(32, None)
     }
 
     fn members(text: &str) -> Result<Vec<Member>, String> {
@@ -262,17 +341,63 @@ mod tests {
             ("", "what kind of server"),
             ("--engine builtin", "what kind of server"),
             ("--engine vlm", "invalid value 'vlm'"),
+            ("--engine vlm", "possible values: builtin"),
             ("--engine vllm --pass-token 3", "unexpected argument '--pass-token'"),
             ("--engine vllm --profile nobodys", "nobodys"),
             ("--engine openai --events tcp://a:1", "only vllm's and sglang's"),
+            ("--engine vllm --model no-such-folder", "no-such-folder"),
+            ("--engine vllm --model", "--model without a folder"),
         ] {
             let error = made(&member, each).unwrap_err();
             assert!(error.contains(said), "{error}");
         }
+        let strange = Member::new("v0", MemberRole::Both, vec!["ftp://10.0.0.7:21".into()]);
+        assert!(made(&strange, "--engine vllm").is_err_and(|why| why.contains("http")));
         assert!(role_of(&["--role".into()]).is_err());
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(role_of(&words("--engine vllm --role decode")), Ok(MemberRole::Decode));
         assert_eq!(role_of(&words("--role=prefill")), Ok(MemberRole::Prefill));
         assert!(role_of(&words("--role king")).is_err_and(|e| e.contains("king")));
+    }
+
+    #[test]
+    fn what_would_make_servers_one_is_refused_for_all_of_them() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        for wrong in
+            ["--name x", "--url=http://a:1", "--conductor http://a:1", "-c file", "--log info", "--blocks 3"]
+        {
+            let error = for_servers(&words(wrong)).unwrap_err();
+            assert!(
+                error.contains(wrong.split([' ', '=']).next().unwrap()) && error.contains("--engine"),
+                "{error}"
+            );
+        }
+        for right in ["--engine vllm --role prefill", "--engine=sglang --bootstrap-port=1"] {
+            assert_eq!(for_servers(&words(right)), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_models_folder_is_read_once_for_all_that_have_it() {
+        let place = tempfile::tempdir().unwrap();
+        let (folder, other) = (place.path().join("one"), place.path().join("two"));
+        let defaults = defaults();
+        let known = |folder: &Path, count| {
+            defaults.read.lock().insert(folder.display().to_string(), (count, vec![count]));
+        };
+        known(&folder, 7);
+        known(&other, 9);
+        // Nothing is there to read.
+        let mut member = Member::new("v0", MemberRole::Both, vec!["10.0.0.7:8000".into()]);
+        let each = |folder: &Path| {
+            vec!["--engine=vllm".to_owned(), "--model".to_owned(), folder.display().to_string()]
+        };
+        let vocabulary = |member: &Member| {
+            let node = node(member, &each(&folder), &defaults).unwrap();
+            (node.vocab_tokens, node.end_tokens)
+        };
+        assert_eq!(vocabulary(&member), (7, vec![7]));
+        member.labels.insert("model".into(), other.display().to_string());
+        assert_eq!(vocabulary(&member), (9, vec![9]));
     }
 }

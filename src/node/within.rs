@@ -54,13 +54,8 @@ impl<S: Station> Within<S> {
         if !self.inbox.send(joined).await {
             return Ok(());
         }
-        let Ok(welcome) = answer.await else { return Ok(()) };
-        let welcome = welcome?;
-        let life = Life {
-            instance: InstanceId(welcome.instance),
-            epoch: Epoch(welcome.epoch),
-            inbox: self.inbox.clone(),
-        };
+        let mut asked = Asked { answer: Some(answer), inbox: self.inbox.clone() };
+        let Some((welcome, life)) = asked.welcomed().await? else { return Ok(()) };
         let (facts, told) = mpsc::channel(FACTS_WAITING);
         if self.station.attached(&welcome, facts).is_err() {
             return Ok(());
@@ -87,6 +82,35 @@ impl<S: Station> Within<S> {
     }
 }
 
+/// The question for a place. A place that was given while nobody waited for it any more is given up.
+struct Asked {
+    answer: Option<oneshot::Receiver<Result<v1::Welcome, String>>>,
+    inbox: Inbox,
+}
+
+impl Asked {
+    /// The place; none when the conductor is gone.
+    async fn welcomed(&mut self) -> Result<Option<(v1::Welcome, Life)>, String> {
+        let Some(answer) = &mut self.answer else { return Ok(None) };
+        let answer = answer.await;
+        self.answer = None;
+        let Ok(welcome) = answer else { return Ok(None) };
+        let welcome = welcome?;
+        let life = Life::of(&welcome, &self.inbox);
+        Ok(Some((welcome, life)))
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        let Some(mut answer) = self.answer.take() else { return };
+        answer.close();
+        if let Ok(Ok(welcome)) = answer.try_recv() {
+            drop(Life::of(&welcome, &self.inbox));
+        }
+    }
+}
+
 /// A node's place at the conductor, given up when this is dropped.
 struct Life {
     instance: InstanceId,
@@ -95,6 +119,10 @@ struct Life {
 }
 
 impl Life {
+    fn of(welcome: &v1::Welcome, inbox: &Inbox) -> Self {
+        Self { instance: InstanceId(welcome.instance), epoch: Epoch(welcome.epoch), inbox: inbox.clone() }
+    }
+
     /// Passes on what the node says.
     async fn tell(&self, mut told: mpsc::Receiver<v1::FromNode>) {
         let (instance, epoch) = (self.instance, self.epoch);
@@ -120,11 +148,58 @@ impl Life {
 
 impl Drop for Life {
     fn drop(&mut self) {
-        let (inbox, instance, epoch) = (self.inbox.clone(), self.instance, self.epoch);
-        // A conductor whose inbox is full has to hear of it too; one whose runtime has ended does not.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        runtime.spawn(async move {
-            inbox.send(Message::Gone { instance, epoch, why: "it left".to_owned() }).await;
-        });
+        let (instance, epoch) = (self.instance, self.epoch);
+        let Err(gone) = self.inbox.offer(Message::Gone { instance, epoch, why: "it left".to_owned() }) else {
+            return;
+        };
+        // A conductor whose inbox is full has to hear of it too; one that has ended does not.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let inbox = self.inbox.clone();
+            runtime.spawn(async move { inbox.send(gone).await });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn welcome() -> v1::Welcome {
+        v1::Welcome { instance: 3, epoch: 4, ..v1::Welcome::default() }
+    }
+
+    #[tokio::test]
+    async fn a_place_that_came_when_nobody_waited_any_more_is_given_up() {
+        let (inbox, mut told) = crate::conductor::inbox();
+        let (reply, answer) = oneshot::channel();
+        let asked = Asked { answer: Some(answer), inbox: inbox.clone() };
+        // The conductor counts on it from here on.
+        reply.send(Ok(welcome())).expect("it waits");
+        drop(asked);
+        let Ok(Message::Gone { instance, epoch, .. }) = told.try_recv() else { panic!("it is not given up") };
+        assert_eq!((instance, epoch), (InstanceId(3), Epoch(4)));
+        // One that was refused, and one that nobody answered, have nothing to give up.
+        let (reply, answer) = oneshot::channel();
+        reply.send(Err("no".into())).expect("it waits");
+        drop(Asked { answer: Some(answer), inbox: inbox.clone() });
+        drop(Asked { answer: Some(oneshot::channel().1), inbox });
+        assert!(told.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_full_inbox_hears_of_the_end_as_soon_as_there_is_room() {
+        let (inbox, mut told) = crate::conductor::inbox();
+        let beat = || Message::Beat { instance: InstanceId(9), epoch: Epoch(1), load: Box::default() };
+        while inbox.offer(beat()).is_ok() {}
+        drop(Life::of(&welcome(), &inbox));
+        let gone = async {
+            while let Some(message) = told.recv().await {
+                if let Message::Gone { instance, .. } = message {
+                    return Some(instance);
+                }
+            }
+            None
+        };
+        assert_eq!(tokio::time::timeout(Duration::from_secs(60), gone).await, Ok(Some(InstanceId(3))));
     }
 }

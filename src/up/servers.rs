@@ -1,37 +1,73 @@
 //! Servers that a service drives by itself: a node within this process for each that is listed, for as long as it is.
+//!
+//! Each name has one task and one word of what is wanted of it: however often a list changes, nothing piles up, and who
+//! comes back while it drains goes on where it was.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use baton_membership::{Change, Changes, Directory, Member};
+use tokio::sync::{Mutex, Semaphore, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::conductor::{Inbox, Lead, Question};
+use crate::conductor::{Inbox, Lead, NodeStatus, Question, Status};
 use crate::node::{Place, RemoteNode};
 
-/// Makes the node of a server of the list, or says in words why there can be none.
+/// Makes the node of a server of the list, or says in words why there can be none. It may read files.
 pub type Making = Arc<dyn Fn(&Member) -> Result<RemoteNode, String> + Send + Sync>;
 
-/// Between two looks at whether a server that left the list has answered what it was given.
+/// Between two looks at whether servers that left the list have answered what they were given: one look is for all of
+/// them, and costs as much as there are nodes.
 const LOOK: Duration = Duration::from_millis(250);
-/// Before a node that the conductor would not have, or that could not work, is tried anew.
+/// Before a node that the conductor would not have, or that could not work, is tried anew; twice as long every time.
 const RETRY: Duration = Duration::from_secs(10);
+const RETRY_MOST: Duration = Duration::from_secs(60);
+
+/// What is wanted of a server: this, or nothing.
+type Wanted = Option<Arc<Member>>;
+/// The states of all nodes by name, and when they were asked for.
+type Look = (Instant, Arc<BTreeMap<String, State>>);
+
+/// Where a node stands, for who waits for its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It takes work.
+    Serving,
+    /// It takes none and has some.
+    Draining,
+    /// It has none.
+    Drained,
+}
 
 /// See the module.
 pub struct Servers {
     directory: Directory,
+    driving: Arc<Driving>,
+    servers: BTreeMap<String, Server>,
+}
+
+/// What all servers have in common.
+struct Driving {
     making: Making,
     inbox: Inbox,
     lead: Lead,
     /// How long a server that left the list may take for what it was given.
     drain: Duration,
-    nodes: BTreeMap<String, Node>,
+    retry: Duration,
+    /// One node is made at a time: it may read a folder.
+    turn: Semaphore,
+    looked: Mutex<Option<Look>>,
 }
 
-struct Node {
-    stop: CancellationToken,
+/// One name.
+struct Server {
+    wanted: watch::Sender<Wanted>,
+    /// Set while nothing runs.
+    idle: Arc<AtomicBool>,
     task: JoinHandle<()>,
 }
 
@@ -40,7 +76,17 @@ impl Servers {
     #[must_use]
     pub fn new(directory: Directory, making: Making, conductor: (Inbox, Lead), drain: Duration) -> Self {
         let (inbox, lead) = conductor;
-        Self { directory, making, inbox, lead, drain, nodes: BTreeMap::new() }
+        let (turn, looked) = (Semaphore::new(1), Mutex::default());
+        let driving = Driving { making, inbox, lead, drain, retry: RETRY, turn, looked };
+        Self { directory, driving: Arc::new(driving), servers: BTreeMap::new() }
+    }
+
+    /// The same with another pause before what failed is tried anew.
+    #[cfg(test)]
+    #[must_use]
+    pub fn retrying(mut self, retry: Duration) -> Self {
+        Arc::get_mut(&mut self.driving).expect("nothing runs yet").retry = retry;
+        self
     }
 
     /// Follows the list until told to stop.
@@ -49,31 +95,30 @@ impl Servers {
         loop {
             let change = tokio::select! {
                 change = changes.next() => change,
-                () = stop.cancelled() => None,
+                () = stop.cancelled() => break,
             };
-            match change {
-                Some(change) => self.heed(change),
-                None => break,
-            }
+            let Some(change) = change else {
+                tracing::error!(
+                    "the list of servers is followed no more: the last one counts; please report this"
+                );
+                stop.cancelled().await;
+                break;
+            };
+            self.heed(change);
         }
-        for node in self.nodes.values() {
-            node.stop.cancel();
-        }
-        for node in self.nodes.into_values() {
+        // Whose word is dropped stops at once.
+        let tasks: Vec<_> = self.servers.into_values().map(|server| server.task).collect();
+        for task in tasks {
             // One that panicked has said so.
-            let _ = node.task.await;
+            let _ = task.await;
         }
     }
 
     fn heed(&mut self, change: Change) {
         match change {
-            Change::Snapshot(all) => all.members.values().for_each(|one| self.start(&one.member)),
-            Change::Joined(one) => self.start(&one.member),
-            Change::Changed { before, now } => {
-                self.leave(&before.member.name);
-                self.start(&now.member);
-            }
-            Change::Left { was, .. } => self.leave(&was.member.name),
+            Change::Snapshot(all) => all.members.values().for_each(|one| self.want(&one.member)),
+            Change::Joined(one) | Change::Changed { now: one, .. } => self.want(&one.member),
+            Change::Left { was, .. } => self.let_go(&was.member.name),
             Change::Stale(stale) => {
                 tracing::warn!(why = stale.why, "the list of servers cannot be read: the last one counts");
             }
@@ -81,76 +126,164 @@ impl Servers {
         }
     }
 
-    fn start(&mut self, member: &Member) {
+    fn want(&mut self, member: &Arc<Member>) {
         // A conductor may be listed beside its servers.
         if member.role.instance().is_none() {
+            return self.let_go(&member.name);
+        }
+        if let Some(server) = self.servers.get(&member.name) {
+            server.wanted.send_replace(Some(Arc::clone(member)));
             return;
         }
-        let node = match (self.making)(member) {
-            Ok(node) => node,
-            Err(why) => return tracing::error!(server = member.name, why, "this server is left out"),
-        };
-        let stop = CancellationToken::new();
-        // One of this name that is still leaving goes first.
-        let before = self.nodes.remove(&member.name).map(|node| node.task);
-        let kept = keep(node, before, (self.inbox.clone(), self.lead.clone()), stop.clone());
-        let task = tokio::spawn(kept);
-        self.nodes.insert(member.name.clone(), Node { stop, task });
+        let (wanted, seen) = watch::channel(Some(Arc::clone(member)));
+        let idle = Arc::new(AtomicBool::new(false));
+        let task = tokio::spawn(Arc::clone(&self.driving).tend(seen, Arc::clone(&idle)));
+        self.servers.insert(member.name.clone(), Server { wanted, idle, task });
     }
 
     /// Lets a server finish what it was given, within bounds, and lets go of it.
-    fn leave(&mut self, name: &str) {
-        let Some(Node { stop, task }) = self.nodes.remove(name) else { return };
-        tracing::info!(server = name, "the list does not have it any more: it drains");
-        let (inbox, left, drain, leaving) = (self.inbox.clone(), name.to_owned(), self.drain, stop.clone());
-        let task = tokio::spawn(async move {
+    fn let_go(&mut self, name: &str) {
+        if let Some(server) = self.servers.get(name) {
+            server.wanted.send_replace(None);
+        }
+        // Who left before and has ended since: nobody but this says that it is wanted again.
+        let over = |server: &Server| server.idle.load(Ordering::Acquire) && server.wanted.borrow().is_none();
+        self.servers.retain(|_, server| !over(server));
+    }
+}
+
+impl Driving {
+    /// Does what is wanted of one name until nobody can want anything any more.
+    async fn tend(self: Arc<Self>, mut wanted: watch::Receiver<Wanted>, idle: Arc<AtomicBool>) {
+        loop {
+            let now = wanted.borrow_and_update().clone();
+            let goes_on = match now {
+                Some(member) => self.serve(&member, &mut wanted).await,
+                None => {
+                    idle.store(true, Ordering::Release);
+                    let goes_on = wanted.changed().await.is_ok();
+                    idle.store(false, Ordering::Release);
+                    goes_on
+                }
+            };
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    /// Runs a server's node until something else is wanted of its name, and lets it finish. False: all is over.
+    async fn serve(self: &Arc<Self>, member: &Arc<Member>, wanted: &mut watch::Receiver<Wanted>) -> bool {
+        let stop = CancellationToken::new();
+        let _over = stop.clone().drop_guard();
+        let node = tokio::spawn(Arc::clone(self).keep(Arc::clone(member), stop.clone()));
+        let name = &member.name;
+        let goes_on = loop {
+            if wanted.wait_for(|now| now.as_ref() != Some(member)).await.is_err() {
+                break false;
+            }
+            tracing::info!(server = name, "the list does not have it any more as it was: it drains");
             tokio::select! {
                 // What is not done by then is done elsewhere.
-                _ = tokio::time::timeout(drain, drained(&inbox, &left)) => leaving.cancel(),
-                () = leaving.cancelled() => {}
+                _ = tokio::time::timeout(self.drain, self.drained(name)) => break true,
+                back = wanted.wait_for(|now| now.as_ref() == Some(member)) => if back.is_err() {
+                    break false;
+                }
             }
-            // One that panicked has said so.
-            let _ = task.await;
-        });
-        self.nodes.retain(|_, node| !node.task.is_finished());
-        self.nodes.insert(name.to_owned(), Node { stop, task });
+            tracing::info!(server = name, "the list has it again: it goes on");
+            let resume = |reply| Question::Drain { node: name.clone(), drain: false, reply };
+            // One that is not attached drains nothing.
+            let _ = self.inbox.ask(resume).await;
+        };
+        stop.cancel();
+        // It catches what panics within it.
+        let _ = node.await;
+        goes_on
+    }
+
+    /// Runs a node until told to stop; once more when it could not work.
+    async fn keep(self: Arc<Self>, member: Arc<Member>, stop: CancellationToken) {
+        let (mut pause, mut said) = (self.retry, String::new());
+        loop {
+            let Err(why) = self.run(&member, &stop).await else { return };
+            if why != said {
+                tracing::error!(server = member.name, why, "this server cannot be used; it is tried again");
+                said = why;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = stop.cancelled() => return,
+            }
+            pause = (pause * 2).min(RETRY_MOST);
+        }
+    }
+
+    async fn run(&self, member: &Arc<Member>, stop: &CancellationToken) -> Result<(), String> {
+        let broke = |_| "its node panicked; please report this".to_owned();
+        let making = (Arc::clone(&self.making), Arc::clone(member));
+        let node = {
+            let _turn = self.turn.acquire().await;
+            tokio::task::spawn_blocking(move || making.0(&making.1)).await.map_err(broke)??
+        };
+        let place = Place::Within(self.inbox.clone(), self.lead.clone());
+        // On a task of its own, so that what panics in it ends nothing else.
+        tokio::spawn(crate::node::run_remote(node, place, stop.clone())).await.map_err(broke)?
+    }
+
+    /// Waits until a node has nothing left to do, and gets nothing new.
+    async fn drained(&self, name: &str) {
+        loop {
+            let drain = |reply| Question::Drain { node: name.to_owned(), drain: true, reply };
+            if !matches!(self.inbox.ask(drain).await, Some(Ok(()))) {
+                // It is not attached: there is nothing to wait for.
+                return;
+            }
+            let mut since = Instant::now();
+            loop {
+                let Some((at, states)) = self.look(since).await else { return };
+                match states.get(name) {
+                    None | Some(State::Drained) => return,
+                    // It lost its place and has another, where nobody knows that it drains.
+                    Some(State::Serving) => break,
+                    Some(State::Draining) => since = at + Duration::from_nanos(1),
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        }
+    }
+
+    /// How all nodes stand, asked for at `since` or later; `None` when the conductor is gone.
+    async fn look(&self, since: Instant) -> Option<Look> {
+        let mut looked = self.looked.lock().await;
+        if let Some((at, states)) = looked.as_ref() {
+            if *at >= since {
+                return Some((*at, Arc::clone(states)));
+            }
+            // Others that wait by then share it.
+            tokio::time::sleep_until(*at + LOOK).await;
+        }
+        let at = Instant::now();
+        let status = self.inbox.ask(Question::Status).await?;
+        let states = states(*status);
+        Some(looked.insert((at, Arc::new(states))).clone())
     }
 }
 
-/// Runs a node until told to stop, after the one before it has left; once more when it could not work.
-async fn keep(
-    node: RemoteNode,
-    before: Option<JoinHandle<()>>,
-    conductor: (Inbox, Lead),
-    stop: CancellationToken,
-) {
-    if let Some(before) = before {
-        let _ = before.await;
-    }
-    loop {
-        let place = Place::Within(conductor.0.clone(), conductor.1.clone());
-        let Err(why) = crate::node::run_remote(node.clone(), place, stop.clone()).await else { return };
-        tracing::error!(server = node.name, why, "this server cannot be used; it is tried again");
-        tokio::select! {
-            () = tokio::time::sleep(RETRY) => {}
-            () = stop.cancelled() => return,
+/// What a node says of itself is as old as its last heartbeat: what the conductor has given it since counts too.
+fn states(status: Status) -> BTreeMap<String, State> {
+    let legs: BTreeSet<u32> =
+        status.requests.iter().flat_map(|one| [one.prefill, one.decode]).flatten().collect();
+    let state = |node: &NodeStatus| match node.state.as_str() {
+        "serving" => State::Serving,
+        "drained" if node.waiting + node.dispatched + node.decodes == 0 && !legs.contains(&node.instance) => {
+            State::Drained
         }
-    }
-}
-
-/// Waits until a node has nothing left to do, and gets nothing new.
-async fn drained(inbox: &Inbox, name: &str) {
-    let drain = |reply| Question::Drain { node: name.to_owned(), drain: true, reply };
-    if !matches!(inbox.ask(drain).await, Some(Ok(()))) {
-        // It is not attached: there is nothing to wait for.
-        return;
-    }
-    loop {
-        let Some(status) = inbox.ask(Question::Status).await else { return };
-        let busy = |node: &crate::conductor::NodeStatus| node.name == name && node.state != "drained";
-        if !status.nodes.iter().any(busy) {
-            return;
-        }
-        tokio::time::sleep(LOOK).await;
-    }
+        _ => State::Draining,
+    };
+    status
+        .nodes
+        .into_iter()
+        .map(|node| (state(&node), node.name))
+        .map(|(state, name)| (name, state))
+        .collect()
 }

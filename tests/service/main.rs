@@ -25,6 +25,7 @@ mod publish;
 mod records;
 mod schedule;
 mod secrets;
+mod servers;
 mod service;
 mod several;
 mod start;

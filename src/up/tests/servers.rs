@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::{Cluster, listen, small_model};
 use crate::conductor::Lead;
+use crate::config::Config;
 use crate::up::Making;
 use crate::up::servers::Servers;
 
@@ -33,13 +34,23 @@ fn list(path: &Path, servers: &[(&str, &str)]) {
         format!("[[member]]\nname = \"{name}\"\nrole = \"both\"\naddresses = [\"{url}\"]\n")
     };
     let beside = path.with_extension("new");
-    std::fs::write(&beside, servers.iter().map(one).collect::<String>()).unwrap();
+    let text = servers.iter().map(one).collect::<String>();
+    std::fs::write(&beside, if text.is_empty() { "member = []" } else { &text }).unwrap();
     std::fs::rename(beside, path).unwrap();
 }
 
 /// A cluster that drives the servers of the list at `path`; of one named `wrong` nothing can be made.
 async fn driving(path: &Path, drain: Duration) -> (Cluster, CancellationToken, tokio::task::JoinHandle<()>) {
+    driving_tuned(path, drain, |_| {}).await
+}
+
+async fn driving_tuned(
+    path: &Path,
+    drain: Duration,
+    tune: impl FnOnce(&mut Config),
+) -> (Cluster, CancellationToken, tokio::task::JoinHandle<()>) {
     let mut cluster = Cluster::start("", &small_model(Default::default()), |config| {
+        tune(config);
         config.scheduler.fetch = false;
         config.scheduler.classes[0].ttft_us = 60_000_000;
         config.scheduler.classes[0].tbt_us = 10_000_000;
@@ -54,11 +65,23 @@ async fn driving(path: &Path, drain: Duration) -> (Cluster, CancellationToken, t
         if member.name == "wrong" {
             return Err("nothing can be made of it".to_owned());
         }
+        if member.name == "panics" {
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+        if member.name == "another" {
+            // Another kind of engine shares no KV with the others.
+            let engine = RemoteSettings::new(baton_remote::Dialect::Plain, &member.addresses[0]);
+            let name = member.name.clone();
+            let (capacity_tokens, max_model_tokens) = (Some(10_000), Some(4_096));
+            let node = crate::node::RemoteNode { name, engine, ..template.clone() };
+            return Ok(crate::node::RemoteNode { capacity_tokens, max_model_tokens, ..node });
+        }
         let engine = RemoteSettings::new(baton_remote::Dialect::Vllm, &member.addresses[0]);
         Ok(crate::node::RemoteNode { name: member.name.clone(), engine, ..template.clone() })
     });
     let stop = CancellationToken::new();
-    let servers = Servers::new(directory, making, (cluster.inbox.clone(), Lead::alone()), drain);
+    let servers = Servers::new(directory, making, (cluster.inbox.clone(), Lead::alone()), drain)
+        .retrying(Duration::from_millis(50));
     let task = tokio::spawn(servers.follow(stop.clone()));
     (cluster, stop, task)
 }
@@ -144,5 +167,129 @@ async fn one_that_does_not_finish_in_time_is_let_go_and_its_answers_go_on_elsewh
     cluster.quiet().await;
     stop.cancel();
     task.await.unwrap();
+    cluster.stop().await;
+}
+
+/// How many completions a server was asked for.
+fn asked(server: &FakeVllm) -> usize {
+    server.received().iter().filter(|call| call.path.contains("completions")).count()
+}
+
+/// Its last heartbeat told of no work: what it was given since counts all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_has_just_got_its_first_request_finishes_it() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("servers.toml");
+    let only = fake(50).await;
+    list(&path, &[("v0", &only.url())]);
+    let (cluster, stop, task) = driving_tuned(&path, Duration::from_secs(30), |config| {
+        (config.service.heartbeat_us, config.service.lost_after_us) = (20_000_000, 60_000_000);
+    })
+    .await;
+    cluster.ready().await;
+    let before = asked(&only);
+    let running = listen(cluster.submit(&PROMPT, greedy(40)));
+    let leaving = async {
+        while asked(&only) == before {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        list(&path, &[]);
+    };
+    let (answer, ()) = tokio::join!(running, leaving);
+    assert_eq!(answer.tokens, toy_answer(&PROMPT, &greedy(40)).0, "{:?}", answer.trouble);
+    assert_eq!(asked(&only), before + 1, "it was not broken off");
+    attached(&cluster, &[]).await;
+    stop.cancel();
+    task.await.unwrap();
+    cluster.stop().await;
+}
+
+/// Who comes back while it drains goes on at once, however often that happens; the end waits for no drain.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_that_flaps_takes_nobody_out_of_service() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("servers.toml");
+    let only = fake(100).await;
+    list(&path, &[("v0", &only.url())]);
+    let (cluster, stop, task) = driving(&path, Duration::from_secs(3_600)).await;
+    cluster.ready().await;
+    let before = asked(&only);
+    let mut long = Box::pin(listen(cluster.submit(&PROMPT, greedy(200))));
+    let flapping = async {
+        while asked(&only) == before {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        for _ in 0..15 {
+            list(&path, &[]);
+            tokio::time::sleep(Duration::from_millis(60)).await;
+            list(&path, &[("v0", &only.url())]);
+            tokio::time::sleep(Duration::from_millis(60)).await;
+        }
+        // The long answer is still under way.
+        answers(&cluster, 2).await;
+        let status = cluster.status().await;
+        assert_eq!((status.nodes[0].epoch, status.live_requests), (1, 1), "it is the same life");
+        // Gone and wanted in another form: what comes waits for what leaves, the end for neither.
+        list(&path, &[]);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        list(&path, &[("v0", &only.url().replace("127.0.0.1", "localhost"))]);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        stop.cancel();
+        let ended = tokio::time::timeout(Duration::from_secs(60), task).await;
+        ended.expect("the end waits for no drain").unwrap();
+    };
+    tokio::select! {
+        answer = &mut long => panic!("it was broken off: {answer:?}"),
+        () = flapping => {}
+    }
+    drop(long);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_panics_or_is_refused_disturbs_nobody_and_is_tried_again() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("servers.toml");
+    let (ours, other) = (fake(0).await, fake(0).await);
+    list(&path, &[("v0", &ours.url())]);
+    let (cluster, stop, task) = driving(&path, Duration::from_secs(20)).await;
+    attached(&cluster, &["v0"]).await;
+    list(&path, &[("v0", &ours.url()), ("panics", &ours.url()), ("another", &other.url())]);
+    cluster.ready().await;
+    for _ in 0..20 {
+        answers(&cluster, 2).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    attached(&cluster, &["v0"]).await;
+    // The way is free as soon as nobody is left to share KV with.
+    list(&path, &[("another", &other.url()), ("panics", &ours.url())]);
+    attached(&cluster, &["another"]).await;
+    cluster.ready().await;
+    answers(&cluster, 2).await;
+    stop.cancel();
+    task.await.unwrap();
+    cluster.stop().await;
+}
+
+/// One dead at the start, and as many as a large cluster has: heeding them holds nobody up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_dead_servers_hold_up_nobody() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("servers.toml");
+    let only = fake(0).await;
+    // A port that is free for the moment.
+    let dead = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let names: Vec<String> = (0..1_000).map(|at| format!("d{at:03}")).collect();
+    let mut all: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), dead.as_str())).collect();
+    let url = only.url();
+    all.push(("v0", &url));
+    list(&path, &all);
+    let (cluster, stop, task) = driving(&path, Duration::from_secs(20)).await;
+    cluster.ready().await;
+    answers(&cluster, 3).await;
+    list(&path, &[("v0", &url)]);
+    answers(&cluster, 3).await;
+    stop.cancel();
+    tokio::time::timeout(Duration::from_secs(60), task).await.expect("it ends").unwrap();
     cluster.stop().await;
 }

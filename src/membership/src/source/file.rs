@@ -18,8 +18,9 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// A file that lists members: TOML with `[[member]]` tables, or JSON (`.json`) with a list.
 ///
-/// A file with any fault in it is refused as a whole, and what was known before stays. It is read, not asked for
-/// notices: those do not come from network file systems, and a mounted ConfigMap is swapped by a link.
+/// A file with any fault in it is refused as a whole, and what was known before stays; so is an empty one, which is
+/// most often just being written. It is read, not asked for notices: those do not come from network file systems, and
+/// a mounted ConfigMap is swapped by a link.
 #[derive(Clone, Debug)]
 pub struct FileSource {
     /// Where it is.
@@ -106,6 +107,10 @@ fn parse(path: &Path, text: &[u8], revision: &Revision) -> Result<Vec<Listed>> {
         serde_json::from_slice(text).map_err(|e| wrong(format!("no list of members as JSON: {e}")))?
     } else {
         let text = std::str::from_utf8(text).map_err(|e| wrong(format!("no text: {e}")))?;
+        // One that is just being written is empty for a moment.
+        if text.trim().is_empty() {
+            return Err(wrong("it is empty; write `member = []` where there is nobody".to_owned()));
+        }
         toml::from_str::<Document>(text).map_err(|e| wrong(format!("no members as TOML: {e}")))?.member
     };
     if written.len() > MEMBERS_MAX {
@@ -142,7 +147,8 @@ mod tests {
         assert_eq!(read_as("m.toml", toml), Ok(vec!["p0".to_owned(), "c".to_owned()]));
         let json = r#"[{"name":"p0","role":"prefill","addresses":["a:1"]}]"#;
         assert_eq!(read_as("m.json", json), Ok(vec!["p0".to_owned()]));
-        assert_eq!(read_as("m.toml", ""), Ok(Vec::new()));
+        assert_eq!(read_as("m.toml", "member = []"), Ok(Vec::new()));
+        assert_eq!(read_as("m.json", "[]"), Ok(Vec::new()));
     }
 
     #[test]
@@ -155,5 +161,9 @@ mod tests {
         assert!(told("m.toml", "member = 3").contains("m.toml"));
         assert!(told("m.json", "[{}]").contains("missing field"));
         assert!(told("m.toml", "\u{0}").contains("m.toml"));
+        for empty in ["", " \n"] {
+            assert!(told("m.toml", empty).contains("m.toml: it is empty; write `member = []`"));
+            assert!(told("m.json", empty).contains("m.json"));
+        }
     }
 }

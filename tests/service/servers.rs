@@ -1,0 +1,313 @@
+//! `baton serve --servers`: the real process before stand-ins of vLLM and SGLang, over real HTTP.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use baton_remote::testing::{Fabric, FakeConnector, FakeRole, FakeSglang, FakeVllm, SglangSpec, VllmSpec};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use super::http::{self, Open, Reply};
+use super::service::{baton, chat, run, signal, until};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// `baton serve`, where it listens, and its folder. It is gone when this is.
+struct Serve {
+    child: Child,
+    folder: TempDir,
+    clients: SocketAddr,
+}
+
+impl Serve {
+    #[track_caller]
+    fn start(folder: TempDir, args: &[&str], env: &[(&str, &str)]) -> Self {
+        let out = |end: &str| File::create(folder.path().join(end)).unwrap();
+        let mut command = baton(folder.path());
+        command.args(["serve", "--listen", "127.0.0.1:0", "--control", "127.0.0.1:0"]).args(args);
+        let child = command.envs(env.iter().copied()).stdout(out("out")).stderr(out("err")).spawn().unwrap();
+        let mut serve = Self { child, folder, clients: SocketAddr::from(([0, 0, 0, 0], 0)) };
+        until(LONG, "it greets", || {
+            let said = serve.said("out");
+            let at = said.split_once("front door on http://").and_then(|(_, rest)| rest.split_once(','));
+            serve.clients = at.and_then(|(at, _)| at.parse().ok()).unwrap_or(serve.clients);
+            let gone = serve.child.try_wait().unwrap();
+            assert!(gone.is_none(), "{gone:?}: {}", serve.said("err"));
+            (serve.clients.port() == 0).then_some(said)
+        });
+        serve
+    }
+
+    fn said(&self, end: &str) -> String {
+        std::fs::read_to_string(self.folder.path().join(end)).unwrap_or_default()
+    }
+
+    #[track_caller]
+    fn ready(&self) {
+        until(LONG, "it is ready", || (self.get("/ready").status != 200).then(|| self.said("err")));
+    }
+
+    #[track_caller]
+    fn get(&self, path: &str) -> Reply {
+        http::call(self.clients, &format!("GET {path}"), &[], "").unwrap_or_else(|e| panic!("{path}: {e}"))
+    }
+
+    #[track_caller]
+    fn chat(&self, text: &str, tokens: u32) -> Reply {
+        let json = [("content-type", "application/json")];
+        let body = chat(text, tokens).to_string();
+        http::call(self.clients, "POST /v1/chat/completions", &json, &body).unwrap()
+    }
+
+    /// Names and states of the nodes that are attached.
+    fn nodes(&self) -> Vec<String> {
+        let status: Value = self.get("/admin/status").ok().json();
+        let nodes = status["nodes"].as_array().unwrap().iter();
+        let mut names: Vec<String> = nodes.map(|node| node["name"].as_str().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    }
+
+    #[track_caller]
+    fn attached(&self, names: &[&str]) {
+        until(LONG, "the nodes are attached", || {
+            let there = self.nodes();
+            (there != names).then(|| format!("{there:?}, not {names:?}: {}", self.said("err")))
+        });
+    }
+
+    /// Ends it as systemd does; the exit code.
+    #[track_caller]
+    fn stop(&mut self) -> Option<i32> {
+        signal(self.child.id(), Signal::TERM);
+        let mut code = None;
+        until(LONG, "it ends", || match self.child.try_wait().unwrap() {
+            Some(status) => {
+                code = status.code();
+                None
+            }
+            None => Some(self.said("err")),
+        });
+        code
+    }
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("it said:\n{}", self.said("err"));
+        }
+    }
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+fn vllm(on: &Runtime, fabric: &Fabric, role: FakeRole, port: u16) -> FakeVllm {
+    let whole = role == FakeRole::Whole;
+    let connector = if whole { FakeConnector::None } else { FakeConnector::Nixl };
+    let spec = VllmSpec::new(role, connector);
+    let token_time = Duration::from_millis(2);
+    on.block_on(FakeVllm::start(VllmSpec { letters: true, token_time, port, ..spec }, fabric)).unwrap()
+}
+
+/// Writes a list: name, role, address, label.
+fn list(folder: &TempDir, servers: &[(&str, &str, &str, &str)]) {
+    let one = |(name, role, url, labels): &(&str, &str, &str, &str)| {
+        format!(
+            "[[member]]\nname = \"{name}\"\nrole = \"{role}\"\naddresses = [\"{url}\"]\nlabels = {{ {labels} }}\n"
+        )
+    };
+    let text: String = servers.iter().map(one).collect();
+    std::fs::write(folder.path().join("new"), text).unwrap();
+    std::fs::rename(folder.path().join("new"), folder.path().join("servers.toml")).unwrap();
+}
+
+/// The text of an answer.
+fn words(reply: Reply) -> String {
+    reply.ok().json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+}
+
+/// The text of a streamed answer.
+fn streamed(serve: &Serve, text: &str, tokens: u32) -> String {
+    let mut body = chat(text, tokens);
+    body["stream"] = json!(true);
+    let json = [("content-type", "application/json")];
+    let mut open = Open::new(serve.clients, "POST /v1/chat/completions", &json, &body.to_string()).unwrap();
+    assert_eq!(open.status(), 200);
+    let mut answer = String::new();
+    while let Some(event) = open.event().unwrap() {
+        if event == "[DONE]" {
+            return answer;
+        }
+        let event: Value = serde_json::from_str(&event).unwrap();
+        answer += event["choices"][0]["delta"]["content"].as_str().unwrap_or_default();
+    }
+    panic!("the stream broke off after {answer:?}");
+}
+
+#[test]
+fn listed_servers_answer_are_shown_and_come_back() {
+    let (on, fabric) = (runtime(), Fabric::new());
+    let one = vllm(&on, &fabric, FakeRole::Whole, 0);
+    let url = one.url();
+    let each = ["--servers", &url, "--each", "--engine vllm --pass-tokens 4096"];
+    let mut serve = Serve::start(TempDir::new().unwrap(), &each, &[]);
+    serve.ready();
+    let name = url.strip_prefix("http://").unwrap();
+    serve.attached(&[name]);
+    let answer = words(serve.chat("hello", 12));
+    assert_eq!((answer.len(), streamed(&serve, "hello", 12)), (12, answer.clone()));
+    assert!(serve.get("/metrics").ok().text.contains(name), "the node is in the metrics");
+    let at = format!("http://{}", serve.clients);
+    let (code, said, wrong) = run(serve.folder.path(), &["top", "--once", "--url", &at]);
+    assert!(code == Some(0) && said.contains(name), "{said}{wrong}");
+    // The only server dies; who asks meanwhile is told, and it is used again as soon as it is back.
+    let port = name.rsplit_once(':').unwrap().1.parse().unwrap();
+    one.kill();
+    drop(one);
+    serve.attached(&[]);
+    assert_eq!(serve.chat("nobody there", 3).status, 503);
+    let one = vllm(&on, &fabric, FakeRole::Whole, port);
+    serve.attached(&[name]);
+    serve.ready();
+    assert_eq!(words(serve.chat("hello", 12)), answer);
+    assert_eq!((serve.stop(), one.violations()), (Some(0), Vec::new()));
+}
+
+#[test]
+fn a_list_in_a_file_is_followed_and_no_client_notices() {
+    let (on, fabric, folder) = (runtime(), Fabric::new(), TempDir::new().unwrap());
+    let [a, b] = [(); 2].map(|()| vllm(&on, &fabric, FakeRole::Whole, 0));
+    let (a_url, b_url) = (a.url(), b.url());
+    let (first, second) = (("a", "both", &*a_url, ""), ("b", "both", &*b_url, "zone = \"east\""));
+    list(&folder, &[first]);
+    let each = ["--servers", "servers.toml", "--each", "--engine vllm"];
+    let mut serve = Serve::start(folder, &each, &[]);
+    serve.ready();
+    let (over, served) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..3)
+            .map(|client| {
+                let (serve, over, served) = (&serve, &over, &served);
+                scope.spawn(move || {
+                    while !over.load(Ordering::Relaxed) {
+                        let text = words(serve.chat(&format!("client {client}"), 40));
+                        assert_eq!(text.len(), 40);
+                        served.fetch_add(1, Ordering::Relaxed);
+                    }
+                })
+            })
+            .collect();
+        let changes: [(&[_], &[&str]); 4] = [
+            (&[first, second], &["a", "b"]),
+            (&[second], &["b"]),
+            (&[first, second], &["a", "b"]),
+            (&[first], &["a"]),
+        ];
+        for (listed, names) in changes {
+            list(&serve.folder, listed);
+            serve.attached(names);
+            let before = served.load(Ordering::Relaxed);
+            let moved = || (served.load(Ordering::Relaxed) < before + 6).then(|| "no answers".to_owned());
+            until(LONG, "clients are served", moved);
+            // A file that is just being written says nothing.
+            File::create(serve.folder.path().join("servers.toml")).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+        clients.into_iter().for_each(|client| client.join().unwrap());
+    });
+    assert_eq!(serve.nodes(), ["a"], "an empty file changes nothing");
+    assert_eq!((serve.stop(), a.violations(), b.violations()), (Some(0), Vec::new(), Vec::new()));
+}
+
+#[test]
+fn a_pair_is_made_of_roles_and_labels() {
+    let (on, fabric, folder) = (runtime(), Fabric::new(), TempDir::new().unwrap());
+    let (p, d) = (vllm(&on, &fabric, FakeRole::Prefill, 0), vllm(&on, &fabric, FakeRole::Decode, 0));
+    let alone = vllm(&on, &Fabric::new(), FakeRole::Whole, 0);
+    let nixl = "engine = \"vllm\", handoff = \"nixl\", rack = \"7\"";
+    list(&folder, &[("p0", "prefill", &p.url(), nixl), ("d0", "decode", &d.url(), nixl)]);
+    let mut pair = Serve::start(folder, &["--servers", "servers.toml"], &[]);
+    pair.ready();
+    pair.attached(&["d0", "p0"]);
+    let url = alone.url();
+    let mut single = Serve::start(
+        TempDir::new().unwrap(),
+        &["--servers", &url, "--each", "--engine=vllm"],
+        &[("BATON_ENGINE_KEY", "a-key")],
+    );
+    single.ready();
+    for text in
+        ["one", "a rather longer prompt that fills more than a single block of the engine's cache, I hope"]
+    {
+        assert_eq!(words(pair.chat(text, 20)), words(single.chat(text, 20)));
+        assert_eq!(streamed(&pair, text, 20), streamed(&single, text, 20));
+    }
+    let keys: Vec<_> = alone.received().into_iter().filter_map(|call| call.authorization).collect();
+    assert!(!keys.is_empty() && keys.iter().all(|key| key == "Bearer a-key"), "{keys:?}");
+    assert_eq!((pair.stop(), single.stop()), (Some(0), Some(0)));
+    assert_eq!((p.violations(), d.violations()), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn sglang_is_driven_too() {
+    let on = runtime();
+    let spec = SglangSpec { letters: true, ..SglangSpec::new(FakeRole::Whole) };
+    let server = on.block_on(FakeSglang::start(spec, &Fabric::new())).unwrap();
+    let url = server.url();
+    let mut serve =
+        Serve::start(TempDir::new().unwrap(), &["--servers", &url, "--each", "--engine sglang"], &[]);
+    serve.ready();
+    let answer = words(serve.chat("hello", 9));
+    assert_eq!((answer.len(), streamed(&serve, "hello", 9)), (9, answer.clone()));
+    assert_eq!((serve.stop(), server.violations()), (Some(0), Vec::new()));
+}
+
+/// An etcd that the environment names elects who leads; what this process drives is attached to it all the same.
+#[test]
+fn one_that_stands_for_election_takes_its_servers_for_its_own() {
+    let each = ["--servers", "http://127.0.0.1:1", "--each", "--engine vllm"];
+    let etcd = [("BATON_ETCD", "http://127.0.0.1:1")];
+    let mut serve = Serve::start(TempDir::new().unwrap(), &each, &etcd);
+    serve.attached(&[]);
+    assert_eq!(serve.stop(), Some(0));
+}
+
+#[test]
+fn what_cannot_be_driven_is_explained_before_anything_is_served() {
+    let place = TempDir::new().unwrap();
+    let one = "http://127.0.0.1:1";
+    let twice = format!("{one},{one}");
+    let cases: [(&[&str], i32, &[&str]); 9] = [
+        (&["--servers", one], 1, &["--engine vllm"]),
+        (
+            &["--servers", "127.0.0.1:1", "--each", "--engine vllm"],
+            1,
+            &["no list of servers", "http://HOST:PORT"],
+        ),
+        (&["--servers", "http://127.0.0.1", "--each", "--engine vllm"], 1, &["no port"]),
+        (&["--servers", "ftp://127.0.0.1:1", "--each", "--engine vllm"], 1, &["ftp"]),
+        (&["--servers", &twice, "--each", "--engine vllm"], 1, &["listed twice"]),
+        (&["--servers", one, "--each", "--engine vllm --colour red"], 1, &["--colour", "--pass-tokens"]),
+        (&["--servers", "list.toml", "--each", "--name x"], 1, &["--name", "--each"]),
+        (&["--servers", "list.toml", "--each", "--engine vlm"], 1, &["vlm", "vllm"]),
+        (&["--each", "--engine vllm"], 2, &["--servers"]),
+    ];
+    for (args, code, words) in cases {
+        let (ended, out, err) = run(place.path(), &[&["serve", "--listen", "127.0.0.1:0"], args].concat());
+        assert_eq!(ended, Some(code), "{args:?}: {out}{err}");
+        for word in words {
+            assert!(err.contains(word), "{args:?}: '{word}' is not said: {err}");
+        }
+    }
+}
