@@ -267,7 +267,7 @@ fn node(member: &Member, each: &[String], defaults: &Defaults) -> Result<RemoteN
 #[cfg(test)]
 pub(super) fn listed_in(path: &Path, each: &str) -> Result<Vec<RemoteNode>, String> {
     let each: Vec<String> = each.split_whitespace().map(str::to_owned).collect();
-    let defaults = Defaults { model: None, block_tokens: 16 };
+    let defaults = Defaults::new(16, None);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
     runtime.block_on(async {
