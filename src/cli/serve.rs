@@ -51,8 +51,6 @@ pub struct ServeArgs {
     /// How conductors elect the one that leads, where there are several
     #[command(flatten)]
     etcd: EtcdArgs,
-    #[command(flatten)]
-    servers: ServersArgs,
     /// What keeps strangers from the control port
     #[command(flatten)]
     guard: GuardArgs,
@@ -62,6 +60,9 @@ pub struct ServeArgs {
     /// Log filter, like info or baton=debug
     #[arg(long, env = "BATON_LOG", default_value = "info")]
     log: String,
+    /// Servers that it drives by itself; last, for its heading goes for all that follows
+    #[command(flatten)]
+    servers: ServersArgs,
 }
 
 /// Runs `baton serve` until Ctrl-C or SIGTERM.

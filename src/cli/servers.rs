@@ -50,7 +50,8 @@ pub struct ServersArgs {
         value_name = "OPTIONS",
         requires = "servers",
         allow_hyphen_values = true,
-        default_value = ""
+        default_value = "",
+        hide_default_value = true
     )]
     each: String,
 }

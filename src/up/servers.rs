@@ -27,6 +27,9 @@ const LOOK: Duration = Duration::from_millis(250);
 const RETRY: Duration = Duration::from_secs(10);
 const RETRY_MOST: Duration = Duration::from_secs(60);
 
+/// Nodes that are made at a time: each may read files.
+const MADE_AT_A_TIME: usize = 16;
+
 /// What is wanted of a server: this, or nothing.
 type Wanted = Option<Arc<Member>>;
 /// The states of all nodes by name, and when they were asked for.
@@ -58,7 +61,7 @@ struct Driving {
     /// How long a server that left the list may take for what it was given.
     drain: Duration,
     retry: Duration,
-    /// One node is made at a time: it may read a folder.
+    /// To make a node.
     turn: Semaphore,
     looked: Mutex<Option<Look>>,
 }
@@ -76,7 +79,7 @@ impl Servers {
     #[must_use]
     pub fn new(directory: Directory, making: Making, conductor: (Inbox, Lead), drain: Duration) -> Self {
         let (inbox, lead) = conductor;
-        let (turn, looked) = (Semaphore::new(1), Mutex::default());
+        let (turn, looked) = (Semaphore::new(MADE_AT_A_TIME), Mutex::default());
         let driving = Driving { making, inbox, lead, drain, retry: RETRY, turn, looked };
         Self { directory, driving: Arc::new(driving), servers: BTreeMap::new() }
     }
