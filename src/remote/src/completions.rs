@@ -9,9 +9,12 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::answer::{Progress, finish_of, likeliest, stream_error};
-use crate::digits::is_list;
+use crate::digits::{self, is_list};
 use crate::error::{RemoteError, Stage};
 use crate::request::{Counts, Token};
+
+/// Before the prompt that an engine was given, where it repeats it.
+const ECHO: &[u8] = b"\"prompt_token_ids\":";
 
 /// Before a token's id, where an engine was asked to name tokens by id.
 const ID_PREFIX: &str = "token_id:";
@@ -109,6 +112,8 @@ impl Reader {
 
     /// What an answer in one piece says.
     pub(crate) fn whole(&self, data: &[u8]) -> Result<Whole, RemoteError> {
+        let without = self.without_echo(data);
+        let data = without.as_deref().unwrap_or(data);
         let chunk: Chunk = serde_json::from_slice(data)
             .map_err(|error| self.bug(format!("the engine's answer cannot be read: {error}")))?;
         // Older versions say it at the top.
@@ -128,6 +133,20 @@ impl Reader {
         }
         let kv_transfer_params = chunk.kv_transfer_params.filter(|params| params.get() != "null");
         Ok(Whole { progress, kv_transfer_params })
+    }
+
+    /// The answer with nothing where it repeats our prompt as we write it: reading that number by number takes longer than
+    /// all else. Within a text the quotes of the name would be escaped, so it is found as a name only.
+    fn without_echo(&self, data: &[u8]) -> Option<Vec<u8>> {
+        let name = data.windows(ECHO.len()).position(|bytes| bytes == ECHO)? + ECHO.len();
+        let at = name + data[name..].iter().position(|byte| *byte != b' ')?;
+        if data[at..].starts_with(b"null") {
+            return None;
+        }
+        let mut ours = Vec::with_capacity(digits::room_bytes(&self.prompt));
+        digits::list(&mut ours, &self.prompt);
+        let rest = data[at..].strip_prefix(ours.as_slice())?;
+        Some([&data[..at], b"null", rest].concat())
     }
 
     fn bug(&self, text: impl Into<String>) -> RemoteError {
@@ -271,6 +290,27 @@ mod tests {
         let other = reader(&[90, 308, 369, 359, 363, 354], None);
         assert_eq!(other.event(SEEN[0].as_bytes()).unwrap_err().kind, Kind::Bug);
         assert!(reader(&[1], None).event(SEEN[2].as_bytes()).unwrap_err().text.contains("counts 6"));
+    }
+
+    #[test]
+    fn a_prompt_that_is_repeated_is_compared_however_it_is_written() {
+        let prompt = [90, 308, 369, 359, 363, 353];
+        let list = "[90,308,369,359,363,353]";
+        assert!(SEEN[0].contains(list));
+        assert!(reader(&prompt, None).without_echo(SEEN[0].as_bytes()).is_some(), "the quick way");
+        for spaced in ["[90, 308,369,359,363,353]", " [90,308,369,359,363,353]", "null"] {
+            let read = reader(&prompt, None).event(SEEN[0].replace(list, spaced).as_bytes()).unwrap();
+            assert_eq!(ids(&read), vec![1489], "{spaced}");
+        }
+        for other in
+            ["[90,308,369,359,363]", "[90,308,369,359,363,353,7]", "[90,308,369,359,363,3530]", "{}", "[]"]
+        {
+            let error = reader(&prompt, None).event(SEEN[0].replace(list, other).as_bytes()).unwrap_err();
+            assert_eq!(error.kind, Kind::Bug, "{other}");
+        }
+        // A text that looks like it.
+        let said = SEEN[0].replace("\" lat\"", r#""\"prompt_token_ids\":[1]""#);
+        assert_eq!(ids(&reader(&prompt, None).event(said.as_bytes()).unwrap()), vec![1489]);
     }
 
     #[test]
