@@ -205,12 +205,13 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         model: found.model.clone(),
         block_tokens: node.block_tokens,
         vocab_tokens: node.vocab_tokens,
-        // Two versions of an engine, or two ways of moving KV, make no pair.
+        // Two versions of an engine, or two ways of moving KV, make no pair. Who serves whole requests has none to make,
+        // and versions are changed one server after another.
         engine: format!(
             "{} {} {}",
             node.engine.dialect.name(),
             way(&node.engine),
-            found.version.as_deref().unwrap_or("")
+            found.version.as_deref().filter(|_| node.engine.handoff != HandoffWay::None).unwrap_or("")
         ),
         ..v1::Fingerprint::default()
     };

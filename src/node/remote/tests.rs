@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use baton_remote::RemoteEngine;
 use baton_remote::testing::{Fabric, FakeConnector, FakeRole, FakeVllm, VllmSpec};
-use baton_types::{BlockKey, Sampling};
+use baton_remote::{Dialect, HandoffWay, Probe, RemoteEngine, RemoteSettings};
+use baton_types::{BlockKey, Role, Sampling};
 use baton_wire::v1;
 use tokio::sync::mpsc;
 
@@ -65,4 +65,32 @@ async fn kv_that_was_lent_before_the_line_broke_is_told_to_the_next_conductor() 
     let [v1::fact::Fact::Abandoned(loan)] = &told[..] else { panic!("no loan but {told:?}") };
     assert_eq!(baton_wire::unpack_tokens(&loan.tokens, loan.token_bytes).expect("tokens"), prompt);
     assert!(fake.held_blocks() > 0 && !loan.transfer.is_empty());
+}
+
+#[test]
+fn a_newer_server_of_whole_requests_goes_with_an_older_one_and_a_pair_has_one_version() {
+    let fingerprint = |handoff: HandoffWay, version: &str| {
+        let engine = RemoteSettings::new(Dialect::Vllm, "http://127.0.0.1:1").with_handoff(handoff);
+        let node = super::RemoteNode {
+            name: "v0".into(),
+            role: Role::Both,
+            control: String::new(),
+            engine,
+            block_tokens: 16,
+            capacity_tokens: Some(1_000),
+            pass_tokens: None,
+            net_bytes_per_s: 1,
+            max_model_tokens: Some(100),
+            vocab_tokens: 10,
+            end_tokens: Vec::new(),
+            events: None,
+            profile: baton_engine::TimedSpec::zero_work().profile,
+            guard: crate::guard::ClusterGuard::default(),
+        };
+        let found = Probe { model: "m".into(), version: Some(version.into()), ..Probe::default() };
+        super::hello(&node, &found).expect("all is told").fingerprint.expect("one is told")
+    };
+    assert_eq!(fingerprint(HandoffWay::None, "0.31.0"), fingerprint(HandoffWay::None, "0.32.0"));
+    assert_ne!(fingerprint(HandoffWay::Nixl, "0.31.0"), fingerprint(HandoffWay::Nixl, "0.32.0"));
+    assert_ne!(fingerprint(HandoffWay::Nixl, "0.32.0"), fingerprint(HandoffWay::None, "0.32.0"));
 }
