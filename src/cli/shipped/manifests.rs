@@ -9,7 +9,10 @@ use super::{files, node_blocks, parsed, root};
 use crate::cli::Command;
 
 /// The group, and kind, of everything that a cluster may be asked for here.
-const KNOWN: [(&str, &str); 9] = [
+const KNOWN: [(&str, &str); 12] = [
+    ("v1", "ServiceAccount"),
+    ("rbac.authorization.k8s.io/v1", "Role"),
+    ("rbac.authorization.k8s.io/v1", "RoleBinding"),
     ("v1", "ConfigMap"),
     ("v1", "Namespace"),
     ("v1", "PersistentVolumeClaim"),
@@ -33,7 +36,11 @@ fn documents(path: &Path) -> Vec<Value> {
 }
 
 fn base() -> Vec<Value> {
-    files(&folder().join("base"))
+    objects_in(&folder().join("base"))
+}
+
+fn objects_in(folder: &Path) -> Vec<Value> {
+    files(folder)
         .iter()
         .filter(|path| !path.ends_with("kustomization.yaml"))
         .flat_map(|path| documents(path))
@@ -183,6 +190,45 @@ fn every_name_in_the_base_leads_somewhere() {
     let objects = base();
     assert!(objects.len() >= 12, "{} objects", objects.len());
     assert_eq!(faults(&objects), Vec::<String>::new());
+}
+
+#[test]
+fn a_front_door_that_finds_its_servers_may_and_they_are_there() {
+    let folder = root().join("kubernetes-servers");
+    let objects = objects_in(&folder);
+    assert_eq!(faults(&objects), Vec::<String>::new());
+    let whole = &documents(&folder.join("kustomization.yaml"))[0];
+    assert_eq!(list(whole, "/resources").len() + 1, files(&folder).len(), "each file is used");
+    let front = find(&objects, "Deployment", "baton");
+    let pod = &front["spec"]["template"]["spec"];
+    let args = list(pod, "/containers/0/args").iter().filter_map(Value::as_str).map(str::to_owned);
+    let words: Vec<String> = std::iter::once("baton".to_owned()).chain(args).collect();
+    assert!(matches!(parsed(&words), Command::Serve(_)));
+    // What it asks for is there, under the names that it uses, and its account may look.
+    let source = words.iter().find_map(|word| word.strip_prefix("--servers=kubernetes:")).expect("a service");
+    let (name, port) = source.split_once(':').expect("a port");
+    let service = find(&objects, "Service", name);
+    assert!(list(service, "/spec/ports").iter().any(|one| text(one, "/name") == port));
+    assert_eq!(service["metadata"]["labels"]["baton.dev/role"], "both");
+    let account = text(pod, "/serviceAccountName");
+    find(&objects, "ServiceAccount", account);
+    let binding = find(&objects, "RoleBinding", "baton-servers");
+    assert_eq!(
+        (text(binding, "/subjects/0/name"), text(binding, "/subjects/0/kind")),
+        (account, "ServiceAccount")
+    );
+    let role = find(&objects, "Role", text(binding, "/roleRef/name"));
+    let rule = &role["rules"][0];
+    assert_eq!(rule["resources"], serde_json::json!(["endpointslices"]));
+    assert_eq!(rule["verbs"], serde_json::json!(["list", "watch"]));
+    let config = config_of(find(&objects, "ConfigMap", "baton-config"));
+    let engine = find(&objects, "Deployment", "vllm");
+    let args = list(engine, "/spec/template/spec/containers/0/args");
+    assert!(
+        args.contains(&Value::from(format!("--block-size={}", config.scheduler.block_tokens))),
+        "{args:?}"
+    );
+    assert!(!config.scheduler.fetch);
 }
 
 #[test]
