@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::service::{Service, chat, run};
+use super::service::{Service, chat, run, until};
 
 const CHAT: &str = "/v1/chat/completions";
 const CONFIG: &str =
@@ -34,6 +34,11 @@ fn traffic(service: &Service) {
     let mut endless = chat("The secret word is aardvark.", 4_000);
     endless["stream"] = json!(true);
     drop(service.open(CHAT, &endless));
+    // The service is ready with its first pair: the others may come later on a busy machine.
+    until(Duration::from_secs(30), "all four nodes are attached", || {
+        let nodes = service.status()["nodes"].as_array().map_or(0, Vec::len);
+        (nodes < 4).then(|| format!("{nodes} are"))
+    });
     service.post("/admin/nodes/p1/drain", &[], "").ok();
     service.ask(CHAT, &chat("One more", 4)).ok();
     service.quiet(Duration::from_secs(10));
