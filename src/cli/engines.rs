@@ -1,6 +1,6 @@
 //! Which engine the nodes run, from the command line; the same words for `up` and `node`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use baton_engine::{PoolSpec, SeededSpec, TimedSpec};
 use baton_remote::Dialect;
@@ -11,6 +11,22 @@ use crate::node::EngineChoice;
 
 /// Prompt tokens of a pass where nothing is said: small, for a processor computes them.
 const PASS_TOKENS: u32 = 512;
+
+/// What a model's folder says of its tokens: how many there are, and which end an answer.
+pub type Vocabulary = (u32, Vec<u32>);
+
+/// How prompts become tokens, as a model's folder has it.
+///
+/// # Errors
+/// Names the file of the folder that cannot be read.
+pub fn tokenization_in(folder: &Path) -> Result<Tokenization, String> {
+    Tokenization::folder(folder).map_err(|e| format!("tokenizer: {e}"))
+}
+
+/// What nodes are told of the tokens.
+pub fn vocabulary_of(read: &Tokenization) -> Vocabulary {
+    (read.vocab_tokens(), read.end_tokens())
+}
 
 /// What nodes compute with.
 #[derive(Clone, Debug, clap::Args)]
@@ -110,10 +126,9 @@ impl Engines {
     ///
     /// # Errors
     /// Names the file of the folder that cannot be read.
-    pub fn vocabulary(&self) -> Result<Option<(u32, Vec<u32>)>, String> {
+    pub fn vocabulary(&self) -> Result<Option<Vocabulary>, String> {
         let Some(folder) = &self.model else { return Ok(None) };
-        let read = Tokenization::folder(folder).map_err(|e| format!("tokenizer: {e}"))?;
-        Ok(Some((read.vocab_tokens(), read.end_tokens())))
+        tokenization_in(folder).map(|read| Some(vocabulary_of(&read)))
     }
 
     /// How prompts become tokens, as the engine's model has it.
@@ -122,9 +137,7 @@ impl Engines {
     /// Names the file of the folder that cannot be read.
     pub fn tokenization(&self) -> Result<Tokenization, String> {
         match &self.model {
-            Some(folder) if self.engine == "builtin" => {
-                Tokenization::folder(folder).map_err(|e| format!("tokenizer: {e}"))
-            }
+            Some(folder) if self.engine == "builtin" => tokenization_in(folder),
             _ => Ok(Tokenization::bytes()),
         }
     }

@@ -7,6 +7,7 @@ use baton_membership::election::state::Why;
 use baton_membership::{Candidacy, Leadership, Member, MemberRole, Policies, Standing};
 use baton_router::Tokenization;
 
+use crate::cli::engines::tokenization_in;
 use crate::cli::etcd::EtcdArgs;
 use crate::cli::guard::GuardArgs;
 use crate::cli::servers::{Defaults, ServersArgs};
@@ -73,7 +74,7 @@ pub fn run(args: ServeArgs) -> Result<ExitCode, String> {
     crate::log::start(&args.log)?;
     let config = settings(&args)?;
     let tokenization = match &args.model {
-        Some(folder) => Tokenization::folder(folder).map_err(|e| format!("tokenizer: {e}"))?,
+        Some(folder) => tokenization_in(folder)?,
         None => Tokenization::bytes(),
     };
     let runtime = super::runtime(args.threads)?;

@@ -8,8 +8,10 @@ use baton_membership::{
     Directory, DnsSource, FileSource, KubernetesSource, ListSource, Member, MemberRole, Source,
 };
 use baton_router::Tokenization;
+use baton_types::Role;
 use parking_lot::Mutex;
 
+use crate::cli::engines::{Vocabulary, tokenization_in, vocabulary_of};
 use crate::cli::node::NodeArgs;
 use crate::node::RemoteNode;
 use crate::up::Making;
@@ -56,9 +58,6 @@ pub struct ServersArgs {
     each: String,
 }
 
-/// What a model's folder says of its tokens: how many there are, and which end an answer.
-type Vocabulary = (u32, Vec<u32>);
-
 /// What servers have where nothing else is said.
 pub struct Defaults {
     /// Folder of the tokenizer.
@@ -72,8 +71,7 @@ pub struct Defaults {
 impl Defaults {
     /// Blocks of so many tokens, and the folder of the tokenizer with what was read of it.
     pub fn new(block_tokens: u32, model: Option<(&Path, &Tokenization)>) -> Self {
-        let read = model
-            .map(|(folder, read)| (folder.display().to_string(), (read.vocab_tokens(), read.end_tokens())));
+        let read = model.map(|(folder, read)| (folder.display().to_string(), vocabulary_of(read)));
         let model = read.as_ref().map(|(folder, _)| folder.clone());
         Self { model, block_tokens, read: Mutex::new(read.into_iter().collect()) }
     }
@@ -83,8 +81,7 @@ impl Defaults {
         if let Some(vocabulary) = known.get(folder) {
             return Ok(vocabulary.clone());
         }
-        let read = Tokenization::folder(Path::new(folder)).map_err(|e| format!("tokenizer: {e}"))?;
-        let vocabulary = (read.vocab_tokens(), read.end_tokens());
+        let vocabulary = vocabulary_of(&tokenization_in(Path::new(folder))?);
         known.insert(folder.to_owned(), vocabulary.clone());
         Ok(vocabulary)
     }
@@ -205,7 +202,11 @@ fn listed(text: &str, role: MemberRole) -> Result<Member, String> {
 }
 
 /// What a member, those of all and the defaults say together: as `baton node` reads it, and the model's folder.
-fn read(member: &Member, each: &[String], defaults: &Defaults) -> Result<(NodeArgs, Option<String>), String> {
+fn read(
+    member: &Member,
+    each: &[String],
+    defaults: &Defaults,
+) -> Result<(NodeArgs, Role, Option<String>), String> {
     let role = member.role.instance().ok_or("a conductor is no server")?;
     let address = &member.addresses[0];
     let url = if address.contains("://") { address.clone() } else { format!("http://{address}") };
@@ -239,7 +240,7 @@ fn read(member: &Member, each: &[String], defaults: &Defaults) -> Result<(NodeAr
     let words = command.try_get_matches_from(&words);
     let words = words.and_then(|words| <Words as clap::FromArgMatches>::from_arg_matches(&words));
     let words = words.map_err(|e| in_a_line(&e.to_string()))?;
-    Ok((words.node, model))
+    Ok((words.node, role, model))
 }
 
 /// What is wrong with the words, and what would be right, without how the command is used.
@@ -251,11 +252,10 @@ fn in_a_line(error: &str) -> String {
 }
 
 fn node(member: &Member, each: &[String], defaults: &Defaults) -> Result<RemoteNode, String> {
-    let (args, model) = read(member, each, defaults)?;
+    let (args, role, model) = read(member, each, defaults)?;
     let dialect = args.engines.dialect();
     let dialect =
         dialect.ok_or("what kind of server is it? give --each '--engine vllm', sglang or openai")?;
-    let role = member.role.instance().ok_or("a conductor is no server")?;
     let node = args.remote.node(&args, dialect, role)?;
     // An address that nobody can call is said now.
     baton_remote::RemoteEngine::new(node.engine.clone()).map_err(|e| e.to_string())?;
@@ -282,7 +282,6 @@ pub(super) fn listed_in(path: &Path, each: &str) -> Result<Vec<RemoteNode>, Stri
 mod tests {
     use super::*;
     use baton_remote::Dialect;
-    use baton_types::Role;
 
     fn defaults() -> Defaults {
         Defaults::new(32, None)

@@ -35,6 +35,14 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_left_out_that_an_engine_would_be_told() {
+        for name in IN_THE_TOKENS {
+            let rule = baton_remote::rule(name);
+            assert!(matches!(rule, Some(baton_remote::Rule::Ours | baton_remote::Rule::Served)), "{name}");
+        }
+    }
+
+    #[test]
     fn what_is_no_object_stays_as_it_is() {
         for body in ["", "[1]", "{", "\u{fffd}"] {
             assert_eq!(of(body), body);

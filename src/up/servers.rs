@@ -267,13 +267,13 @@ impl Driving {
         }
         let at = Instant::now();
         let status = self.inbox.ask(Question::Status).await?;
-        let states = states(*status);
+        let states = states(&status);
         Some(looked.insert((at, Arc::new(states))).clone())
     }
 }
 
 /// What a node says of itself is as old as its last heartbeat: what the conductor has given it since counts too.
-fn states(status: Status) -> BTreeMap<String, State> {
+fn states(status: &Status) -> BTreeMap<String, State> {
     let legs: BTreeSet<u32> =
         status.requests.iter().flat_map(|one| [one.prefill, one.decode]).flatten().collect();
     let state = |node: &NodeStatus| match node.state.as_str() {
@@ -283,10 +283,5 @@ fn states(status: Status) -> BTreeMap<String, State> {
         }
         _ => State::Draining,
     };
-    status
-        .nodes
-        .into_iter()
-        .map(|node| (state(&node), node.name))
-        .map(|(state, name)| (name, state))
-        .collect()
+    status.nodes.iter().map(|node| (node.name.clone(), state(node))).collect()
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
-use super::Following;
-use crate::directory::{Board, listed};
+use super::{Following, all_listed};
+use crate::directory::Board;
 use crate::error::{Kind, MembershipError, Result, Stage};
 use crate::member::{Member, MemberRole};
-use crate::view::{Listed, MEMBERS_MAX, Revision};
+use crate::view::{Listed, Revision};
 
 /// A file longer than this is no list of members.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -113,13 +113,6 @@ fn parse(path: &Path, text: &[u8], revision: &Revision) -> Result<Vec<Listed>> {
         }
         toml::from_str::<Document>(text).map_err(|e| wrong(format!("no members as TOML: {e}")))?.member
     };
-    if written.len() > MEMBERS_MAX {
-        return Err(wrong(format!("{} members, at most {MEMBERS_MAX}; split the cluster", written.len())));
-    }
-    let mut names = std::collections::BTreeSet::new();
-    if let Some(twice) = written.iter().find(|one| !names.insert(one.name.as_str())) {
-        return Err(wrong(format!("'{}' is listed twice; give each member its own name", twice.name)));
-    }
     let member = |one: Written| Member {
         name: one.name,
         role: one.role,
@@ -127,8 +120,7 @@ fn parse(path: &Path, text: &[u8], revision: &Revision) -> Result<Vec<Listed>> {
         epoch: one.epoch,
         labels: one.labels,
     };
-    let each = written.into_iter().map(|one| listed(member(one), revision).map_err(|e| wrong(e.text)));
-    each.collect()
+    all_listed(written.into_iter().map(member).collect(), revision).map_err(|e| wrong(e.text))
 }
 
 #[cfg(test)]

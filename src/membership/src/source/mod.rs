@@ -17,8 +17,10 @@ pub use file::FileSource;
 pub use kubernetes::KubernetesSource;
 pub use list::ListSource;
 
-use crate::directory::Board;
-use crate::error::Result;
+use crate::directory::{Board, listed};
+use crate::error::{MembershipError, Result};
+use crate::member::Member;
+use crate::view::{Listed, MEMBERS_MAX, Revision};
 
 /// One of the sources, and how it is asked.
 #[derive(Debug)]
@@ -33,6 +35,19 @@ pub enum Source {
     Kubernetes(KubernetesSource),
     /// What registered itself in etcd.
     Etcd(EtcdSource),
+}
+
+/// A whole list of members as a directory has it.
+fn all_listed(members: Vec<Member>, revision: &Revision) -> Result<Vec<Listed>> {
+    let wrong = |why: String| Err(MembershipError::invalid(why));
+    if members.len() > MEMBERS_MAX {
+        return wrong(format!("{} members, at most {MEMBERS_MAX}; split the cluster", members.len()));
+    }
+    let mut names = std::collections::BTreeSet::new();
+    if let Some(twice) = members.iter().find(|one| !names.insert(one.name.as_str())) {
+        return wrong(format!("'{}' is listed twice; give each member its own name", twice.name));
+    }
+    members.into_iter().map(|member| listed(member, revision)).collect()
 }
 
 pub(crate) type Following = Pin<Box<dyn Future<Output = ()> + Send>>;
