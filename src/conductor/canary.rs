@@ -56,7 +56,7 @@ impl Driver {
         let sampling = Sampling { temperature: 0.0, max_tokens: 2, ignore_eos: true, ..Sampling::default() };
         let submission = Submission {
             request_id: format!("canary-{request}").into(),
-            tokens: Arc::new((0..8u32).map(|at| at + 65).collect()),
+            tokens: (0..8u32).map(|at| at + 65).collect(),
             root: BlockKey::default(),
             chain: Arc::new([]),
             sampling: Arc::new(sampling),

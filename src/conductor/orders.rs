@@ -275,8 +275,9 @@ fn outline(session: &Session) -> v1::Work {
 /// The prefill leg has the tokens, and finds the keys of their blocks by itself.
 fn prefill_work(session: &Session) -> v1::Work {
     let submission = &session.submission;
-    let (tokens, token_bytes) = baton_wire::pack_tokens(&[&submission.tokens, &session.answer]);
-    v1::Work { tokens, token_bytes, body: session.body.clone(), ..outline(session) }
+    let whole = (!session.answer.is_empty()).then(|| submission.tokens.and(&session.answer));
+    let tokens = baton_wire::pack_tokens(whole.as_ref().unwrap_or(&submission.tokens));
+    v1::Work { tokens, body: session.body.clone(), ..outline(session) }
 }
 
 /// The decode leg must know the keys before the KV comes; the tokens come with it. One whose engine moves KV

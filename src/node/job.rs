@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_tiers::Hold;
-use baton_types::{BlockKey, ChainHasher, Sampling};
+use baton_types::{BlockKey, ChainHasher, Run, Sampling};
 use baton_wire::v1;
 
 /// Where a leg is.
@@ -99,7 +99,10 @@ impl Job {
         if count == 0 || work.prompt_tokens == 0 || work.prompt_tokens > work.token_count {
             return Err("an order without tokens".into());
         }
-        let tokens = unpack(&work.tokens, work.token_bytes, count)?;
+        let tokens = baton_wire::unpack_tokens(&work.tokens).ok_or("tokens that are torn, or of no width")?;
+        if !tokens.is_empty() && tokens.len() != count {
+            return Err(format!("{} tokens where {count} were announced", tokens.len()));
+        }
         let chain = baton_wire::unpack_keys(&work.chain);
         // A key of tokens that are not there would name what nobody computes.
         if chain.len() * block_tokens as usize > count {
@@ -132,10 +135,10 @@ impl Job {
 
     /// The tokens as a note to the decode leg: their width in the first byte.
     pub(super) fn packed_tokens(&self) -> Vec<u8> {
-        let (packed, width) = baton_wire::pack_tokens(&[&self.tokens]);
-        let mut note = Vec::with_capacity(1 + packed.len());
-        note.push(u8::try_from(width).expect("1 to 4"));
-        note.extend_from_slice(&packed);
+        let run = Run::pack(&self.tokens);
+        let mut note = Vec::with_capacity(1 + run.packed().len());
+        note.push(run.width());
+        note.extend_from_slice(run.packed());
         note
     }
 
@@ -145,8 +148,14 @@ impl Job {
     /// With the reason, when they are not as many as were announced.
     pub(super) fn take_tokens(&mut self, note: &[u8]) -> Result<(), String> {
         let (width, packed) = note.split_first().ok_or("a note without tokens")?;
-        self.tokens = unpack(packed, u32::from(*width), self.token_count)?;
-        if self.tokens.is_empty() { Err("a note without tokens".into()) } else { Ok(()) }
+        let mut tokens = Vec::new();
+        let whole =
+            Run::unpack(packed, u32::from(*width), &mut tokens).filter(|()| tokens.len() == self.token_count);
+        whole.ok_or_else(|| {
+            format!("{} bytes are not {} tokens of {width} bytes", packed.len(), self.token_count)
+        })?;
+        self.tokens = tokens;
+        Ok(())
     }
 
     /// Slots of the pool that it computes in.
@@ -170,13 +179,4 @@ impl Job {
         let last = u32::try_from(self.token_count - 1).unwrap_or(u32::MAX);
         self.readable_blocks.saturating_mul(block_tokens).min(last)
     }
-}
-
-/// None of them, or all: as many as were announced.
-fn unpack(packed: &[u8], width: u32, count: usize) -> Result<Vec<u32>, String> {
-    if packed.is_empty() {
-        return Ok(Vec::new());
-    }
-    let tokens = baton_wire::unpack_tokens(packed, width).filter(|tokens| tokens.len() == count);
-    tokens.ok_or_else(|| format!("{} bytes are not {count} tokens of {width} bytes", packed.len()))
 }

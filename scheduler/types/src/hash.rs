@@ -6,8 +6,6 @@ use crate::BlockKey;
 
 /// Bytes of a key.
 const KEY_BYTES: usize = 16;
-/// Tokens that are hashed in one call.
-const BUFFERED_TOKENS: usize = 512;
 
 /// Writes tokens, little endian; returns the bytes written.
 fn write_tokens(bytes: &mut [u8], tokens: &[u32]) -> usize {
@@ -49,24 +47,33 @@ impl ChainHasher {
 
     /// The key of the next block, whose content is `tokens`.
     pub fn push_tokens(&mut self, tokens: &[u32]) -> BlockKey {
-        // One call over one buffer: feeding the hash token by token costs five times as much.
-        let mut bytes = [0u8; KEY_BYTES + 4 * BUFFERED_TOKENS];
-        bytes[..KEY_BYTES].copy_from_slice(&self.parent.0.to_le_bytes());
-        let (first, rest) = tokens.split_at(tokens.len().min(BUFFERED_TOKENS));
-        let filled = KEY_BYTES + write_tokens(&mut bytes[KEY_BYTES..], first);
-        let digest = if rest.is_empty() {
-            xxh3_128_with_seed(&bytes[..filled], self.seed)
-        } else {
-            let mut state = xxhash_rust::xxh3::Xxh3::with_seed(self.seed);
-            state.update(&bytes[..filled]);
-            for part in rest.chunks(BUFFERED_TOKENS) {
-                let filled = write_tokens(&mut bytes, part);
-                state.update(&bytes[..filled]);
-            }
-            state.digest128()
+        // A buffer is made for each block: one no longer than it, for the usual sizes.
+        let digest = match tokens.len() {
+            0..=16 => self.digest::<{ KEY_BYTES + 4 * 16 }>(tokens),
+            17..=64 => self.digest::<{ KEY_BYTES + 4 * 64 }>(tokens),
+            _ => self.digest::<{ KEY_BYTES + 4 * 512 }>(tokens),
         };
         self.parent = BlockKey(digest);
         self.parent
+    }
+
+    /// Of the parent and the tokens, through a buffer of `BYTES`.
+    fn digest<const BYTES: usize>(&self, tokens: &[u32]) -> u128 {
+        // One call over one buffer: feeding the hash token by token costs five times as much.
+        let mut bytes = [0u8; BYTES];
+        bytes[..KEY_BYTES].copy_from_slice(&self.parent.0.to_le_bytes());
+        let (first, rest) = tokens.split_at(tokens.len().min((BYTES - KEY_BYTES) / 4));
+        let filled = KEY_BYTES + write_tokens(&mut bytes[KEY_BYTES..], first);
+        if rest.is_empty() {
+            return xxh3_128_with_seed(&bytes[..filled], self.seed);
+        }
+        let mut state = xxhash_rust::xxh3::Xxh3::with_seed(self.seed);
+        state.update(&bytes[..filled]);
+        for part in rest.chunks(BYTES / 4) {
+            let filled = write_tokens(&mut bytes, part);
+            state.update(&bytes[..filled]);
+        }
+        state.digest128()
     }
 
     /// The key of the next block of a trace, whose content is known only by its id there.
@@ -175,6 +182,16 @@ mod tests {
         assert_eq!(branch.push_id(2), trunk.push_id(2));
         assert_ne!(branch.push_id(3), trunk.push_id(4));
         assert_ne!(branch.push_id(5), trunk.push_id(5), "what differs before differs for ever");
+    }
+
+    #[test]
+    fn blocks_of_every_small_size_hash_alike() {
+        for tokens in 0..=70 {
+            let blocks = [0, u32::MAX - 80].map(|first| (first..first + tokens).collect::<Vec<u32>>());
+            let mut hasher = ChainHasher::new(9, b"n");
+            let keys: Vec<BlockKey> = blocks.iter().map(|block| hasher.push_tokens(block)).collect();
+            assert_eq!(keys, naive_tokens(9, b"n", &blocks), "{tokens} tokens");
+        }
     }
 
     proptest! {

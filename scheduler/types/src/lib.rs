@@ -17,6 +17,7 @@ mod sampling;
 mod slo;
 mod suggest;
 mod tier;
+mod tokens;
 
 pub use block::{BlockHash, BlockKey, blocks_for};
 pub use event::{CacheChange, CacheEvent};
@@ -29,3 +30,4 @@ pub use sampling::{Finish, Sampling, TokenLogprob};
 pub use slo::SloClass;
 pub use suggest::nearest;
 pub use tier::Tier;
+pub use tokens::{Packer, Run, Tokens};

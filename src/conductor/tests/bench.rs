@@ -227,7 +227,7 @@ impl Bench {
     pub(super) fn submission(name: &str, sampling: Sampling) -> Submission {
         Submission {
             request_id: name.into(),
-            tokens: Arc::new((0..PROMPT).map(|at| at + 3).collect()),
+            tokens: (0..PROMPT).map(|at| at + 3).collect(),
             root: Default::default(),
             chain: Arc::new([]),
             sampling: Arc::new(sampling),

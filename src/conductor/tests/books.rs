@@ -83,7 +83,7 @@ impl Books {
             Order::Prefill(order) => {
                 self.note(node, request, attempt, "prefill");
                 let work = order.work.unwrap();
-                let told = baton_wire::unpack_tokens(&work.tokens, work.token_bytes).unwrap();
+                let told = baton_wire::unpack_tokens(&work.tokens).unwrap();
                 assert_eq!((told.len(), work.chain.len()), (work.token_count as usize, 0), "{request}");
                 self.opens(node, leg(work, order.decode, true));
             }

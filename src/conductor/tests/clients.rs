@@ -1,7 +1,5 @@
 //! Clients that leave, read slowly, or ask for what there is not.
 
-use std::sync::Arc;
-
 use baton_router::Backend as _;
 use baton_types::Sampling;
 use tokio::sync::{mpsc, oneshot};
@@ -48,7 +46,7 @@ async fn a_client_that_leaves_while_it_waits_costs_nobody_anything() {
     // Long prompts, so that the conductor holds the second one back.
     for name in ["a", "b"] {
         let mut long = Bench::submission(name, Sampling { max_tokens: 2, ..Sampling::default() });
-        long.tokens = Arc::new((0..50_000).collect());
+        long.tokens = (0..50_000).collect();
         bench.send(long).await;
     }
     assert_eq!(bench.legs("a").len(), 2);
@@ -94,7 +92,7 @@ async fn what_cannot_be_served_is_refused_with_a_reason() {
     assert!(message.contains("'gold'") && message.contains("default"), "{message}");
 
     let mut empty = Bench::submission("empty", Sampling::default());
-    empty.tokens = Arc::default();
+    empty.tokens = baton_types::Tokens::default();
     bench.send(empty).await;
     let (status, reason, _) = bench.client("empty").trouble();
     assert_eq!((status, reason.as_str()), (400, "empty_prompt"));

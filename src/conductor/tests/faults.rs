@@ -182,7 +182,7 @@ async fn a_stage_whose_time_ran_out_is_tried_elsewhere() {
 /// A prompt of so many tokens, and an answer of two.
 fn long(name: &str, tokens: u32) -> Submission {
     let sampling = Sampling { max_tokens: 2, ..Sampling::default() };
-    Submission { tokens: std::sync::Arc::new((0..tokens).collect()), ..Bench::submission(name, sampling) }
+    Submission { tokens: (0..tokens).collect(), ..Bench::submission(name, sampling) }
 }
 
 /// A prompt that is computed at once, for longer than the shortest time of a stage: it was taken away from its
@@ -369,7 +369,7 @@ async fn a_leg_that_was_let_go_has_no_say_while_its_request_is_held_back() {
     // Meanwhile the only prefill instance is given so much that nothing more is sent to it.
     let sampling = baton_types::Sampling { max_tokens: 2, ..Sampling::default() };
     let mut long = Bench::submission("long", sampling);
-    long.tokens = std::sync::Arc::new((0..60_000).collect());
+    long.tokens = (0..60_000).collect();
     bench.send(long).await;
     assert!(!bench.legs("long").is_empty());
     bench.tell(&old, vec![failure(false)]).await;

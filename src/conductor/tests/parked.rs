@@ -49,7 +49,7 @@ async fn whoever_was_held_back_when_the_pair_was_lost_waits_too() {
     for name in ["a", "b"] {
         let sampling = baton_types::Sampling { max_tokens: 2, ..baton_types::Sampling::default() };
         let mut long = Bench::submission(name, sampling);
-        long.tokens = std::sync::Arc::new((0..50_000).collect());
+        long.tokens = (0..50_000).collect();
         bench.send(long).await;
     }
     assert!(bench.legs("b").is_empty() && bench.client("b").admitted);

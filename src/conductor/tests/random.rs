@@ -97,12 +97,11 @@ impl Play {
         match self.rng.below(20) {
             0 => submission.class = Some("none".into()),
             1..4 => submission.timeout_us = Some(200_000 + self.rng.below(2_000_000)),
-            4..6 => submission.tokens = std::sync::Arc::new((0..20_000).collect()),
+            4..6 => submission.tokens = (0..20_000).collect(),
             // A prompt that begins like others, whose blocks nodes may say that they have.
             6..14 => {
                 let (family, blocks) = (self.rng.below(3), 1 + self.rng.below(100));
-                submission.tokens =
-                    std::sync::Arc::new((0..u32::try_from(blocks * 16 + 5).unwrap()).collect());
+                submission.tokens = (0..u32::try_from(blocks * 16 + 5).unwrap()).collect();
                 submission.chain = (0..blocks).map(|at| key_of(family, at)).collect();
             }
             _ => {}

@@ -224,7 +224,7 @@ impl Desk {
     /// Takes KV off another engine and throws it away.
     fn discard(&self, request: u64, loan: &v1::Loan) {
         let engine = self.inner.engine.clone();
-        let tokens = baton_wire::unpack_tokens(&loan.tokens, loan.token_bytes).unwrap_or_default();
+        let tokens = baton_wire::unpack_tokens(&loan.tokens).unwrap_or_default();
         let transfer = loan.transfer.clone();
         self.inner.runtime.spawn(async move {
             if let Err(error) = legs::discard(&engine, tokens, &transfer).await {

@@ -10,6 +10,7 @@ use baton_remote::{
 use baton_types::{Finish, Sampling};
 use baton_wire::v1;
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 
 use super::desk::{Voice, Word};
 use super::work::Work;
@@ -21,6 +22,8 @@ use v1::fact::Fact;
 const GRACE: Duration = Duration::from_secs(2);
 /// The same of a decode leg in a room, whose KV goes with its prefill leg: nothing waits for anybody there.
 const GRACE_IN_ROOM: Duration = Duration::from_millis(500);
+/// Tokens that go on together at most: so many fill a packet.
+const TOKENS_TOGETHER: usize = 64;
 
 /// The prefill leg of a pair.
 pub(super) async fn prefill(engine: RemoteEngine, work: Work, voice: Voice, word: Word) {
@@ -104,8 +107,8 @@ async fn see_taken(
 
 /// Says that KV is nobody's, so that somebody takes it off the engine.
 async fn abandon((work, until): (&Work, Instant), transfer: Bytes, voice: &Voice) {
-    let (tokens, token_bytes) = baton_wire::pack_tokens(&[&work.request.tokens]);
-    voice.abandon(v1::Loan { transfer, tokens, token_bytes }, until).await;
+    let tokens = baton_wire::pack_tokens(&work.request.tokens.as_slice().into());
+    voice.abandon(v1::Loan { transfer, tokens }, until).await;
 }
 
 /// Takes KV that nobody wants off its engine.
@@ -239,11 +242,16 @@ async fn forward(
         match piece {
             // The prefill leg told them.
             Piece::PromptLogprobs(_) => {}
-            Piece::Tokens(tokens) => {
+            Piece::Tokens(mut tokens) => {
+                let after = and_what_came_with_it(&mut generation, &mut tokens).await;
                 if !tokens.is_empty() && !voice.tell(token_facts(&tokens, next)).await {
                     return Ok(());
                 }
                 next = next.saturating_add(count(&tokens));
+                if let Some(after) = after {
+                    piece = after?;
+                    continue;
+                }
             }
             Piece::Finished { finish, counts } => {
                 let cached_tokens = counts.cached_tokens.filter(|_| held.is_some());
@@ -258,6 +266,28 @@ async fn forward(
         let Some(came) = came else { return Ok(()) };
         piece = came?;
     }
+}
+
+/// Adds the tokens that are there already, so that those that came together go on together; the piece after them, if it
+/// is there too. Nothing is waited for: the connection's own task, which hands over one piece at a time, has one turn.
+async fn and_what_came_with_it(
+    generation: &mut Generation,
+    tokens: &mut Vec<Token>,
+) -> Option<Result<Piece, RemoteError>> {
+    while tokens.len() < TOKENS_TOGETHER {
+        let there = match next_piece(generation).now_or_never() {
+            Some(piece) => piece,
+            None => {
+                tokio::task::yield_now().await;
+                next_piece(generation).now_or_never()?
+            }
+        };
+        match there {
+            Ok(Piece::Tokens(more)) => tokens.extend(more),
+            other => return Some(other),
+        }
+    }
+    None
 }
 
 /// Tells a failure, and closes the leg.

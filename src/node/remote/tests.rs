@@ -28,13 +28,12 @@ fn attach(desk: &Desk) -> Facts {
     told
 }
 
-fn prefill(prompt: &[u32]) -> v1::Orders {
-    let sampling = Sampling { temperature: 0.0, max_tokens: 9, ignore_eos: true, ..Sampling::default() };
-    let (tokens, token_bytes) = baton_wire::pack_tokens(&[prompt]);
+fn prefill(prompt: &[u32], max_tokens: u32, decode: Option<v1::Peer>) -> v1::Orders {
+    let sampling = Sampling { temperature: 0.0, max_tokens, ignore_eos: true, ..Sampling::default() };
+    let tokens = baton_wire::pack_tokens(&prompt.into());
     let count = u32::try_from(prompt.len()).expect("a short prompt");
     let work = v1::Work {
         tokens,
-        token_bytes,
         token_count: count,
         prompt_tokens: count,
         sampling: serde_json::to_string(&sampling).expect("settings are JSON"),
@@ -42,8 +41,12 @@ fn prefill(prompt: &[u32]) -> v1::Orders {
         root: baton_wire::pack_keys(&[BlockKey(5)]),
         ..v1::Work::default()
     };
-    let order = v1::Prefill { work: Some(work), decode: Some(v1::Peer::default()), ..v1::Prefill::default() };
-    let order = Some(v1::order::Order::Prefill(order));
+    let order = v1::Prefill { work: Some(work), decode, ..v1::Prefill::default() };
+    one(v1::order::Order::Prefill(order))
+}
+
+fn one(order: v1::order::Order) -> v1::Orders {
+    let order = Some(order);
     v1::Orders { orders: vec![v1::Order { request: 1, attempt: 1, order }], ..v1::Orders::default() }
 }
 
@@ -56,14 +59,14 @@ async fn kv_that_was_lent_before_the_line_broke_is_told_to_the_next_conductor() 
     let desk = Desk::new(engine, 32, 341, None);
     let prompt: Vec<u32> = (1..100).collect();
     let mut facts = attach(&desk);
-    desk.ordered(prefill(&prompt)).expect("the desk is there");
+    desk.ordered(prefill(&prompt, 9, Some(v1::Peer::default()))).expect("the desk is there");
     while !next(&mut facts).await.iter().any(|fact| matches!(fact, v1::fact::Fact::Offer(_))) {}
     drop(facts);
     desk.detached().expect("the desk is there");
     let mut facts = attach(&desk);
     let told = next(&mut facts).await;
     let [v1::fact::Fact::Abandoned(loan)] = &told[..] else { panic!("no loan but {told:?}") };
-    assert_eq!(baton_wire::unpack_tokens(&loan.tokens, loan.token_bytes).expect("tokens"), prompt);
+    assert_eq!(baton_wire::unpack_tokens(&loan.tokens).expect("tokens"), prompt);
     assert!(fake.held_blocks() > 0 && !loan.transfer.is_empty());
 }
 
@@ -93,4 +96,54 @@ fn a_newer_server_of_whole_requests_goes_with_an_older_one_and_a_pair_has_one_ve
     assert_eq!(fingerprint(HandoffWay::None, "0.31.0"), fingerprint(HandoffWay::None, "0.32.0"));
     assert_ne!(fingerprint(HandoffWay::Nixl, "0.31.0"), fingerprint(HandoffWay::Nixl, "0.32.0"));
     assert_ne!(fingerprint(HandoffWay::Nixl, "0.32.0"), fingerprint(HandoffWay::None, "0.32.0"));
+}
+
+/// An engine whose one answer is written at once: an event for each of `tokens`, each a chunk of its own.
+async fn all_at_once(tokens: u32) -> String {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+    let mut answer =
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".to_owned();
+    for token in 1..=tokens {
+        let reason = if token == tokens { "\"length\"" } else { "null" };
+        let choice = format!(r#"{{"index":0,"text":"a","finish_reason":{reason},"token_ids":[{token}]}}"#);
+        let event = format!("data: {{\"choices\":[{choice}]}}\n\n");
+        answer.push_str(&format!("{:x}\r\n{event}\r\n", event.len()));
+    }
+    answer.push_str("e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n");
+    tokio::spawn(async move {
+        let (mut line, _) = listener.accept().await.expect("it is called");
+        let mut asked = Vec::new();
+        while !asked.ends_with(b"}") {
+            line.read_buf(&mut asked).await.expect("it is asked");
+        }
+        line.write_all(answer.as_bytes()).await.expect("it is heard");
+        std::future::pending::<()>().await;
+    });
+    url
+}
+
+#[tokio::test]
+async fn tokens_that_came_together_are_told_together_and_in_order() {
+    let url = all_at_once(200).await;
+    let engine = RemoteEngine::new(RemoteSettings::new(Dialect::Vllm, url)).expect("settings are right");
+    let desk = Desk::new(engine, 32, 341, None);
+    let mut facts = attach(&desk);
+    desk.ordered(prefill(&[5, 6, 7], 200, None)).expect("the desk is there");
+    let mut told = next(&mut facts).await;
+    let go = v1::StartDecode { answer: vec![1] };
+    desk.ordered(one(v1::order::Order::StartDecode(go))).expect("the desk is there");
+    let mut messages = 0;
+    while !told.iter().any(|fact| matches!(fact, v1::fact::Fact::Ended(_))) {
+        told.extend(next(&mut facts).await);
+        messages += 1;
+    }
+    let tokens = told.iter().filter_map(|fact| match fact {
+        v1::fact::Fact::Token(token) => Some((token.index, token.token)),
+        _ => None,
+    });
+    assert_eq!(tokens.collect::<Vec<_>>(), (0..200).map(|at| (at, at + 1)).collect::<Vec<_>>());
+    // The answer is longer than what is read of a connection at once, and than what goes on together.
+    assert!((4..=12).contains(&messages), "{messages} messages for 199 tokens");
 }

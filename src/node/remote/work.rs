@@ -92,10 +92,9 @@ mod tests {
     use super::*;
 
     fn order(prompt: &[u32], answer: &[u32], sampling: &Sampling) -> v1::Work {
-        let (tokens, token_bytes) = baton_wire::pack_tokens(&[prompt, answer]);
+        let tokens = baton_wire::pack_tokens(&baton_types::Tokens::from(prompt).and(answer));
         v1::Work {
             tokens,
-            token_bytes,
             token_count: (prompt.len() + answer.len()) as u32,
             prompt_tokens: prompt.len() as u32,
             sampling: serde_json::to_string(sampling).unwrap(),

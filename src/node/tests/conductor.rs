@@ -252,12 +252,11 @@ pub(super) fn work(tokens: u32) -> v1::Work {
         tokens.chunks_exact(BLOCK as usize).map(|block| hasher.push_tokens(block)).collect();
     let sampling = Sampling { temperature: 0.0, max_tokens: 4, ignore_eos: true, ..Sampling::default() };
     let count = u32::try_from(tokens.len()).unwrap();
-    let (tokens, token_bytes) = baton_wire::pack_tokens(&[&tokens]);
+    let tokens = baton_wire::pack_tokens(&tokens.into());
     v1::Work {
         prompt_tokens: count,
         token_count: count,
         tokens,
-        token_bytes,
         chain: baton_wire::pack_keys(&chain),
         sampling: serde_json::to_string(&sampling).unwrap(),
         body: Default::default(),
@@ -268,10 +267,10 @@ pub(super) fn work(tokens: u32) -> v1::Work {
 
 /// The same work with its tokens changed.
 pub(super) fn retold(mut work: v1::Work, change: impl FnOnce(&mut Vec<u32>)) -> v1::Work {
-    let mut tokens = baton_wire::unpack_tokens(&work.tokens, work.token_bytes).unwrap();
+    let mut tokens = baton_wire::unpack_tokens(&work.tokens).unwrap();
     change(&mut tokens);
     work.token_count = u32::try_from(tokens.len()).unwrap();
-    (work.tokens, work.token_bytes) = baton_wire::pack_tokens(&[&tokens]);
+    work.tokens = baton_wire::pack_tokens(&tokens.into());
     work
 }
 

@@ -33,8 +33,9 @@ async fn work_that_makes_no_sense_is_the_requests_fault() {
     let nonsense = [
         spoilt(|w| w.token_count = 0),
         spoilt(|w| w.token_count = 39),
-        spoilt(|w| w.token_bytes = 5),
-        spoilt(|w| w.tokens = w.tokens.slice(1..)),
+        spoilt(|w| w.tokens[0].width = 5),
+        spoilt(|w| w.tokens[0].packed = w.tokens[0].packed.slice(1..)),
+        spoilt(|w| w.tokens.push(w.tokens[0].clone())),
         spoilt(|w| w.prompt_tokens = 0),
         spoilt(|w| w.prompt_tokens = 41),
         spoilt(|w| w.prompt_tokens = u32::MAX),

@@ -19,7 +19,7 @@ fn any_work(rng: &mut Rng) -> v1::Work {
         3 => work.chain = work.chain.slice(..work.chain.len() / 2),
         4 => work.sampling.truncate(5),
         5 => work = retold(work, |tokens| tokens.push(7)),
-        6 => work.token_bytes = u32::try_from(rng.below(6)).unwrap(),
+        6 => work.tokens[0].width = u32::try_from(rng.below(6)).unwrap(),
         7 => work.chain = Default::default(),
         _ => {}
     }

@@ -69,7 +69,7 @@ async fn speak(submission: Submission, reading: Reading, events: mpsc::Sender<Ev
     let sampling = &submission.sampling;
     events.send(Event::Admitted { decision: Some("prefill=p0 decode=d0".into()) }).await.ok()?;
     if let Some(top) = sampling.prompt_logprobs {
-        let logprobs = submission.tokens.iter().skip(1).map(|&token| likely(token, top)).collect();
+        let logprobs = submission.tokens.iter().skip(1).map(|token| likely(token, top)).collect();
         events.send(Event::PromptLogprobs(logprobs)).await.ok()?;
     }
     for at in 0..sampling.max_tokens as usize {
@@ -100,7 +100,7 @@ impl Backend for Echo {
         let (sender, events) = mpsc::channel(64);
         let gone = CancellationToken::new();
         let guard: DropGuard = gone.clone().drop_guard();
-        let text = self.tokenization.decode(&submission.tokens, true);
+        let text = self.tokenization.decode(&submission.tokens.to_vec(), true);
         if let Some(refusal) = self.refusal(&text, &submission.body) {
             sender.try_send(Event::Refused(refusal)).expect("the channel is new and has room");
             return Ticket { events, guard: Box::new(guard) };

@@ -83,7 +83,7 @@ impl Answer {
     pub(crate) fn prompt_logprobs(&mut self, plan: &Plan, logprobs: &[TokenLogprob]) {
         let mut detokenizer = Detokenizer::new(plan.skip_special);
         let (mut start_bytes, mut start_chars, mut piece) = (0, 0, String::new());
-        for (at, &token) in plan.prompts[self.prompt_at].tokens.iter().enumerate() {
+        for (at, token) in plan.prompts[self.prompt_at].tokens.iter().enumerate() {
             let logprob = at.checked_sub(1).and_then(|before| logprobs.get(before)).cloned();
             self.prompt_logs.push(TokenLog { token, logprob, start_bytes, start_chars });
             piece.clear();

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use baton_types::{BlockKey, Finish, Sampling, TokenLogprob};
+use baton_types::{BlockKey, Finish, Sampling, TokenLogprob, Tokens};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
@@ -15,7 +15,7 @@ pub struct Submission {
     /// The client's request id, with the choice's number when there are several.
     pub request_id: Arc<str>,
     /// The prompt.
-    pub tokens: Arc<Vec<u32>>,
+    pub tokens: Tokens,
     /// What the chain grows from: the namespace's root key (`ChainHasher::parent` before any block).
     pub root: BlockKey,
     /// Keys of the prompt's full blocks, from the root.

@@ -93,7 +93,7 @@ impl Desk<'_> {
                 let name = || format!("{request_id}-{}", submissions.len()).into();
                 submissions.push(Submission {
                     request_id: if several { name() } else { Arc::clone(request_id) },
-                    tokens: Arc::clone(&one.prompt.tokens),
+                    tokens: one.prompt.tokens.clone(),
                     root: lineage.root,
                     chain: Arc::clone(&one.prompt.chain),
                     sampling: choice_sampling(&sampling, choice, max_tokens),
@@ -181,7 +181,7 @@ impl Desk<'_> {
         let thoughts = self.config.reasoning_parser.thoughts(&text);
         let dressed = fields.add_special_tokens.unwrap_or(false);
         let prompt = self.tokenization.prompt(text, dressed, lineage).await.map_err(not_tokenised)?;
-        self.check_tokens(&prompt.tokens, "messages")?;
+        self.check_tokens(prompt.tokens.iter(), "messages")?;
         Ok(Ready { prompt, text: String::new(), thoughts })
     }
 
@@ -210,7 +210,7 @@ impl Desk<'_> {
             let text = text.into_owned();
             let echoed = if echo { text.clone() } else { String::new() };
             let prompt = self.tokenization.prompt(text, dressed, lineage).await.map_err(not_tokenised)?;
-            self.check_tokens(&prompt.tokens, "prompt")?;
+            self.check_tokens(prompt.tokens.iter(), "prompt")?;
             ready.push(Ready { prompt, text: echoed, thoughts: None });
         }
         Ok(ready)
@@ -222,18 +222,19 @@ impl Desk<'_> {
                 format!("token {token} is not in the vocabulary of {} tokens", self.model.vocab_tokens);
             return Err(ApiError::invalid("prompt", message));
         }
-        self.check_tokens(tokens, "prompt")?;
+        self.check_tokens(tokens.iter().copied(), "prompt")?;
         let text = if echo { self.tokenization.decode(tokens, true) } else { String::new() };
         Ok(Ready { prompt: from_tokens(tokens, &lineage), text, thoughts: None })
     }
 
-    fn check_tokens(&self, tokens: &[u32], param: &'static str) -> Result<(), ApiError> {
-        if tokens.is_empty() {
+    fn check_tokens(&self, tokens: impl Iterator<Item = u32>, param: &'static str) -> Result<(), ApiError> {
+        let mut tokens = tokens.peekable();
+        if tokens.peek().is_none() {
             return Err(ApiError::invalid(param, "the prompt is empty; it has at least one token"));
         }
         // A tokenizer may know more tokens than the model has been given.
         let spare = self.tokenization.vocab_tokens() > self.model.vocab_tokens;
-        if spare && tokens.iter().any(|&token| token >= self.model.vocab_tokens) {
+        if spare && tokens.any(|token| token >= self.model.vocab_tokens) {
             let message =
                 "the tokenizer makes tokens that the model does not have; give both the same folder";
             return Err(ApiError::new(500, message).code("tokenizer_mismatch"));

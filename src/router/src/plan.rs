@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use baton_types::Tokens;
+
 use crate::sampling::Endpoint;
 use crate::speech::SpeechPlan;
 use crate::tokenize::Tokenization;
@@ -9,7 +11,7 @@ use crate::tokenize::Tokenization;
 /// A prompt of the call.
 #[derive(Debug)]
 pub(crate) struct PlannedPrompt {
-    pub(crate) tokens: Arc<Vec<u32>>,
+    pub(crate) tokens: Tokens,
     /// As text, when it is to be echoed.
     pub(crate) text: String,
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use baton_types::{BlockKey, Tokens};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header};
@@ -252,7 +253,7 @@ impl Router {
             None => out.extend_from_slice(b"null"),
         }
         out.extend_from_slice(b",\"tokens\":[");
-        for (at, &token) in tokens.iter().enumerate() {
+        for (at, token) in tokens.iter().enumerate() {
             if at > 0 {
                 out.push(b',');
             }
@@ -262,9 +263,9 @@ impl Router {
         Ok(json_reply(out))
     }
 
-    async fn tokens(&self, text: String, dressed: bool) -> Result<Arc<Vec<u32>>, ApiError> {
+    async fn tokens(&self, text: String, dressed: bool) -> Result<Tokens, ApiError> {
         // Blocks as long as can be: only the tokens are wanted.
-        let lineage = Lineage { seed: 0, root: baton_types::BlockKey(0), block_tokens: u32::MAX };
+        let lineage = Lineage { seed: 0, root: BlockKey(0), block_tokens: u32::MAX };
         let prompt = self.tokenization.prompt(text, dressed, lineage).await;
         prompt.map(|prompt| prompt.tokens).map_err(|message| ApiError::invalid("prompt", message))
     }

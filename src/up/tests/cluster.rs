@@ -210,7 +210,7 @@ impl Cluster {
         let chain: Vec<BlockKey> = tokens.chunks_exact(size).map(|block| hasher.push_tokens(block)).collect();
         self.door.submit(Submission {
             request_id: request_id.into(),
-            tokens: Arc::new(tokens.to_vec()),
+            tokens: tokens.into(),
             root: root.parent(),
             chain: chain.into(),
             sampling: Arc::new(sampling),

@@ -8,17 +8,16 @@ pub mod v1 {
 }
 
 /// The version that both sides must speak.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
-use baton_types::{BlockHash, BlockKey, CacheChange, Tier, TokenLogprob};
-use bytes::{BufMut, Bytes, BytesMut};
+use baton_types::{BlockHash, BlockKey, CacheChange, Run, Tier, TokenLogprob, Tokens};
+use bytes::Bytes;
 
 /// Block keys as the wire carries them: 16 bytes each, little endian.
 #[must_use]
 pub fn pack_keys(keys: &[BlockKey]) -> Bytes {
-    let mut packed = BytesMut::with_capacity(keys.len() * 16);
-    keys.iter().for_each(|key| packed.put_u128_le(key.0));
-    packed.freeze()
+    let packed: Vec<[u8; 16]> = keys.iter().map(|key| key.0.to_le_bytes()).collect();
+    packed.into_flattened().into()
 }
 
 /// The keys in `packed`; a torn last one is dropped.
@@ -28,54 +27,32 @@ pub fn unpack_keys(packed: &[u8]) -> Vec<BlockKey> {
     whole.iter().map(|bytes| BlockKey(u128::from_le_bytes(*bytes))).collect()
 }
 
-/// Tokens as the wire carries them, parts one after another: each as many bytes as the largest needs, little
-/// endian; and how many bytes that is. A long prompt of small numbers goes at a quarter of its size.
+/// Tokens as the wire carries them: the very bytes that they are kept in.
 #[must_use]
-pub fn pack_tokens(parts: &[&[u32]]) -> (Bytes, u32) {
-    let most = parts.iter().fold(0, |most, part| part.iter().fold(most, |most, token| most | *token));
-    let width = (4 - most.leading_zeros() / 8).max(1);
-    let packed = match width {
-        1 => pack_as::<1>(parts),
-        2 => pack_as::<2>(parts),
-        3 => pack_as::<3>(parts),
-        _ => pack_as::<4>(parts),
+pub fn pack_tokens(tokens: &Tokens) -> Vec<v1::TokenRun> {
+    let pack = |run: &Run| v1::TokenRun {
+        packed: Bytes::from_owner(Shared(run.clone())),
+        width: run.width().into(),
     };
-    (packed, width)
+    tokens.runs().iter().map(pack).collect()
 }
 
-/// A plain loop a part: the compiler turns it into a few instructions for many tokens.
-fn pack_as<const WIDTH: usize>(parts: &[&[u32]]) -> Bytes {
-    let mut packed: Vec<[u8; WIDTH]> = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
-    for part in parts {
-        packed.extend(part.iter().map(|token| {
-            let mut low = [0; WIDTH];
-            low.copy_from_slice(&token.to_le_bytes()[..WIDTH]);
-            low
-        }));
-    }
-    packed.into_flattened().into()
-}
-
-/// The tokens in `packed`, `width` bytes each; `None` for a width that is none, or a torn last one.
+/// The tokens of `runs`; `None` for a width that is none, or a torn last one of a run.
 #[must_use]
-pub fn unpack_tokens(packed: &[u8], width: u32) -> Option<Vec<u32>> {
-    match width {
-        1 => unpack_as::<1>(packed),
-        2 => unpack_as::<2>(packed),
-        3 => unpack_as::<3>(packed),
-        4 => unpack_as::<4>(packed),
-        _ => None,
-    }
+pub fn unpack_tokens(runs: &[v1::TokenRun]) -> Option<Vec<u32>> {
+    let most = runs.iter().map(|run| run.packed.len() / run.width.max(1) as usize).sum();
+    let mut tokens = Vec::with_capacity(most);
+    runs.iter().try_for_each(|run| Run::unpack(&run.packed, run.width, &mut tokens))?;
+    Some(tokens)
 }
 
-fn unpack_as<const WIDTH: usize>(packed: &[u8]) -> Option<Vec<u32>> {
-    let (whole, rest) = packed.as_chunks::<WIDTH>();
-    let read = |bytes: &[u8; WIDTH]| {
-        let mut token = [0; 4];
-        token[..WIDTH].copy_from_slice(bytes);
-        u32::from_le_bytes(token)
-    };
-    rest.is_empty().then(|| whole.iter().map(read).collect())
+/// Keeps a run for as long as its bytes are wanted.
+struct Shared(Run);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        self.0.packed()
+    }
 }
 
 /// A tier by its word.
@@ -147,18 +124,18 @@ mod tests {
     }
 
     #[test]
-    fn tokens_survive_the_wire_in_as_few_bytes_as_the_largest_needs() {
-        for (most, width) in
-            [(0, 1), (255, 1), (256, 2), (65_535, 2), (65_536, 3), (1 << 24, 4), (u32::MAX, 4)]
-        {
-            let (prompt, answer) = ([3, most, 0], [7]);
-            let (packed, told) = pack_tokens(&[&prompt, &answer]);
-            assert_eq!((told, packed.len()), (width, 4 * width as usize));
-            assert_eq!(unpack_tokens(&packed, told), Some(vec![3, most, 0, 7]));
-            assert_eq!(unpack_tokens(&packed[..packed.len() - 1], told).is_none(), width > 1, "a torn one");
+    fn tokens_go_in_the_bytes_that_they_are_kept_in() {
+        let tokens = Tokens::from(vec![3, 70_000, 0]).and(&[5; 2000]);
+        let packed = pack_tokens(&tokens);
+        assert_eq!(packed[0].packed.as_ptr(), tokens.runs()[0].packed().as_ptr());
+        let all = tokens.to_vec();
+        drop(tokens);
+        assert_eq!(unpack_tokens(&packed), Some(all));
+        for (bytes, width) in [(3, 2), (4, 0), (4, 5), (4, u32::MAX)] {
+            let wrong = v1::TokenRun { packed: vec![0; bytes].into(), width };
+            assert_eq!(unpack_tokens(&[packed[0].clone(), wrong]), None, "{bytes} bytes of {width}");
         }
-        assert_eq!(pack_tokens(&[]), (Bytes::new(), 1));
-        assert_eq!((unpack_tokens(&[0; 10], 5), unpack_tokens(&[1], 0)), (None, None));
+        assert_eq!(unpack_tokens(&[]), Some(vec![]));
     }
 
     #[test]

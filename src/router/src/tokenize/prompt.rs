@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use baton_types::{BlockKey, ChainHasher};
+use baton_types::{BlockKey, ChainHasher, Packer, Tokens};
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
@@ -24,8 +24,8 @@ pub struct Lineage {
 /// A prompt, ready to be submitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// Its tokens, in the vector that they were put together in: a long prompt is copied once.
-    pub tokens: Arc<Vec<u32>>,
+    /// Its tokens, as they go over the wire: a long prompt is copied once.
+    pub tokens: Tokens,
     /// Keys of its full blocks.
     pub chain: Arc<[BlockKey]>,
 }
@@ -33,7 +33,7 @@ pub struct Prompt {
 /// A part of a prompt as tokenised after all that is before it.
 #[derive(Debug, Default)]
 pub(crate) struct Part {
-    tokens: Box<[u32]>,
+    tokens: Tokens,
     /// Keys of the blocks that are full at its end and were not before it.
     keys: Box<[BlockKey]>,
 }
@@ -103,7 +103,7 @@ impl PrefixCache {
         }
         let mut cache = self.parts.lock();
         for (name, part) in fresh.into_iter().rev() {
-            let weight_bytes = ENTRY_BYTES + part.tokens.len() * 4 + part.keys.len() * 16;
+            let weight_bytes = ENTRY_BYTES + part.tokens.bytes() + part.keys.len() * 16;
             cache.put(name, part, weight_bytes);
         }
     }
@@ -134,59 +134,83 @@ impl LookUp {
             + affixes.1.len()
             + fresh.iter().map(Vec::len).sum::<usize>()
             + self.found.iter().flatten().map(|part| part.tokens.len()).sum::<usize>();
-        let block_tokens = lineage.block_tokens.max(1) as usize;
-        let mut chain: Arc<[BlockKey]> = std::iter::repeat_n(BlockKey(0), total / block_tokens).collect();
+        let blocks = total / lineage.block_tokens.max(1) as usize;
+        let mut chain: Arc<[BlockKey]> = std::iter::repeat_n(BlockKey(0), blocks).collect();
         let mut growing = Growing {
-            tokens: Vec::with_capacity(total),
+            open: Vec::new(),
             chain: Arc::get_mut(&mut chain).expect("made here, shared with nobody yet"),
             blocks: 0,
             lineage,
         };
-        growing.tokens.extend_from_slice(affixes.0);
+        let mut packer = Packer::default();
+        packer.push(affixes.0);
+        growing.name(affixes.0);
         let (mut fresh, mut learned) = (fresh.into_iter(), Vec::new());
         for (name, found) in self.names.into_iter().zip(self.found) {
             if let Some(part) = found {
-                growing.tokens.extend_from_slice(&part.tokens);
-                growing.keys(&part.keys);
+                packer.push_part(&part.tokens);
+                growing.take(&part);
             } else {
                 let new = fresh.next().expect("one for each missing part");
-                growing.tokens.extend_from_slice(&new);
-                let keys = growing.hash();
-                learned.push((name, Arc::new(Part { tokens: new.into(), keys: keys.into() })));
+                let part = Part { keys: growing.name(&new).into(), tokens: Tokens::from(new) };
+                packer.push_part(&part.tokens);
+                learned.push((name, Arc::new(part)));
             }
         }
-        growing.tokens.extend_from_slice(affixes.1);
-        growing.hash();
-        let tokens = Arc::new(growing.tokens);
+        packer.push(affixes.1);
+        growing.name(affixes.1);
         cache.remember(learned);
-        Prompt { tokens, chain }
+        Prompt { tokens: packer.finish(), chain }
     }
 }
 
+/// A chain that grows with a prompt.
 struct Growing<'a> {
-    tokens: Vec<u32>,
+    /// The tokens of the last block, which is not full.
+    open: Vec<u32>,
     chain: &'a mut [BlockKey],
     blocks: usize,
     lineage: &'a Lineage,
 }
 
 impl Growing<'_> {
-    fn keys(&mut self, more: &[BlockKey]) {
-        self.chain[self.blocks..self.blocks + more.len()].copy_from_slice(more);
-        self.blocks += more.len();
+    /// Goes on by a part whose keys are known.
+    fn take(&mut self, part: &Part) {
+        self.chain[self.blocks..self.blocks + part.keys.len()].copy_from_slice(&part.keys);
+        self.blocks += part.keys.len();
+        let open = self.open.len() + part.tokens.len() - part.keys.len() * self.block_tokens();
+        if open < part.tokens.len() {
+            self.open = part.tokens.after(part.tokens.len() - open);
+        } else {
+            self.open.extend(part.tokens.iter());
+        }
     }
 
-    /// Names the blocks that have become full.
-    fn hash(&mut self) -> &[BlockKey] {
-        let block_tokens = self.lineage.block_tokens.max(1) as usize;
-        let (from, to) = (self.blocks, self.tokens.len() / block_tokens);
+    /// Goes on by tokens; the keys of the blocks that become full.
+    fn name(&mut self, tokens: &[u32]) -> &[BlockKey] {
+        let (from, block_tokens) = (self.blocks, self.block_tokens());
         let parent = if from == 0 { self.lineage.root } else { self.chain[from - 1] };
         let mut hasher = ChainHasher::resume(self.lineage.seed, parent);
-        for block in from..to {
-            self.chain[block] = hasher.push_tokens(&self.tokens[block * block_tokens..][..block_tokens]);
+        // The block that was begun before, then whole ones.
+        let (head, rest) = tokens.split_at(tokens.len().min(block_tokens - self.open.len()));
+        self.open.extend_from_slice(head);
+        if self.open.len() < block_tokens {
+            return &[];
         }
-        self.blocks = to;
-        &self.chain[from..to]
+        self.chain[self.blocks] = hasher.push_tokens(&self.open);
+        self.blocks += 1;
+        let whole = rest.chunks_exact(block_tokens);
+        self.open.clear();
+        self.open.extend_from_slice(whole.remainder());
+        for block in whole {
+            self.chain[self.blocks] = hasher.push_tokens(block);
+            self.blocks += 1;
+        }
+        &self.chain[from..self.blocks]
+    }
+
+    fn block_tokens(&self) -> usize {
+        self.lineage.block_tokens.max(1) as usize
     }
 }
 
@@ -197,7 +221,7 @@ pub(crate) fn from_tokens(tokens: &[u32], lineage: &Lineage) -> Prompt {
         .chunks_exact(lineage.block_tokens.max(1) as usize)
         .map(|block| hasher.push_tokens(block))
         .collect();
-    Prompt { tokens: Arc::new(tokens.to_vec()), chain }
+    Prompt { tokens: tokens.into(), chain }
 }
 
 /// A session's number: tenants with the same name for it do not share one.

@@ -260,7 +260,7 @@ async fn tools_go_into_the_prompt_and_the_body_goes_along() {
     assert_eq!(door.post_with(PATH, body.clone(), &[]).await.status, 200);
     let submission = door.backend.submissions.lock()[0].clone();
     assert_eq!(submission.body, body, "byte for byte");
-    let text: Vec<u8> = submission.tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
+    let text: Vec<u8> = submission.tokens.iter().filter_map(|token| u8::try_from(token).ok()).collect();
     assert!(String::from_utf8(text).unwrap().contains(&tools.to_string()));
     for field in [
         json!({"tool_choice": "required"}),

@@ -17,7 +17,11 @@ fn texts(value: &Value) -> Vec<&str> {
 #[tokio::test]
 async fn prompts_come_as_text_and_tokens_alone_and_in_batches() {
     let door = open(RouterConfig::default(), |submission| {
-        let last = submission.tokens.iter().rev().take(2).rev().map(|&token| token as u8);
+        let last = submission
+            .tokens
+            .after(submission.tokens.len().saturating_sub(2))
+            .into_iter()
+            .map(|token| token as u8);
         saying(&String::from_utf8(last.collect()).unwrap())
     })
     .await;
@@ -64,7 +68,7 @@ fn scored(submission: &baton_router::Submission) -> Vec<Step> {
     if submission.sampling.prompt_logprobs.is_some() {
         let of = |token: u32| TokenLogprob { logprob: -2.0, top: vec![(token + 1, -1.0)] };
         steps.push(Step::Say(Event::PromptLogprobs(
-            submission.tokens.iter().skip(1).map(|&token| of(token)).collect(),
+            submission.tokens.iter().skip(1).map(|token| of(token)).collect(),
         )));
     }
     steps.extend(
