@@ -68,7 +68,7 @@ fn scored(submission: &baton_router::Submission) -> Vec<Step> {
     if submission.sampling.prompt_logprobs.is_some() {
         let of = |token: u32| TokenLogprob { logprob: -2.0, top: vec![(token + 1, -1.0)] };
         steps.push(Step::Say(Event::PromptLogprobs(
-            submission.tokens.iter().skip(1).map(|token| of(token)).collect(),
+            submission.tokens.iter().skip(1).map(of).collect(),
         )));
     }
     steps.extend(
