@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use baton_types::{BlockHash, BlockKey, CacheChange, Tier};
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 
 /// Uses that mean nothing any more and may stay, whatever is held.
 const SPARE_USES: usize = 1_024;
@@ -88,11 +89,15 @@ impl Assumed {
     fn forget(&mut self, more: impl Fn(usize, u64) -> bool) -> Vec<BlockHash> {
         let mut gone = Vec::new();
         while let Some((time, block)) = self.by_time.front().copied() {
-            if self.used.get(&block) == Some(&time) {
-                if !more(self.used.len(), time) {
+            let held = self.used.len();
+            // One search a block: of a long prompt there are thousands, each a miss of the processor's cache.
+            if let Entry::Occupied(last) = self.used.entry(block)
+                && *last.get() == time
+            {
+                if !more(held, time) {
                     break;
                 }
-                self.used.remove(&block);
+                last.remove();
                 gone.push(block);
             }
             self.by_time.pop_front();
