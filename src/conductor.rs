@@ -7,6 +7,7 @@ mod canary;
 mod driver;
 mod facts;
 mod fleet;
+mod forget;
 mod inbox;
 pub mod journal;
 mod lead;
@@ -14,6 +15,7 @@ mod lean;
 mod names;
 mod orders;
 mod policy;
+mod seats;
 mod session;
 mod status;
 #[cfg(test)]

@@ -1,9 +1,12 @@
 //! The names under which the live service's numbers are exported: stable, documented in
 //! `docs/metrics.md`, the same buckets as the simulator's reports.
 
+mod by_node;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use by_node::ByNode;
 use metrics::{
     Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit,
 };
@@ -135,6 +138,7 @@ pub struct Metrics {
 struct Shared {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
+    by_node: ByNode,
     arrived: Count,
     admitted: Count,
     finished: Count,
@@ -201,6 +205,7 @@ impl Metrics {
             tbt: spread("baton_tbt_seconds"),
             error: spread("baton_ttft_error_ratio"),
             handle: recorder.handle(),
+            by_node: ByNode::default(),
             recorder,
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -209,7 +214,9 @@ impl Metrics {
     /// The page that Prometheus reads.
     #[must_use]
     pub fn page(&self) -> String {
-        self.shared.handle.render()
+        let mut page = self.shared.handle.render();
+        self.shared.by_node.write(&mut page);
+        page
     }
 
     /// Takes samples in; to be called every few seconds, or they pile up.
@@ -230,21 +237,9 @@ impl Metrics {
         ]
     }
 
-    /// A total that a node keeps and reports: it never falls here, also when the node starts anew.
-    fn reported(&self, name: &'static str, node: &str, total: u64) {
-        if total > 0 {
-            let key = Key::from_parts(name, vec![Label::new("node", node.to_owned())]);
-            self.shared.recorder.register_counter(&key, &METADATA).absolute(total);
-        }
-    }
-
     fn labelled(&self, name: &'static str, label: (&'static str, &str)) {
-        self.labelled_by(name, label, 1);
-    }
-
-    fn labelled_by(&self, name: &'static str, label: (&'static str, &str), more: u64) {
         let key = Key::from_parts(name, vec![Label::new(label.0, label.1.to_owned())]);
-        self.shared.recorder.register_counter(&key, &METADATA).increment(more);
+        self.shared.recorder.register_counter(&key, &METADATA).increment(1);
     }
 
     pub(crate) fn arrived(&self) {
@@ -319,8 +314,8 @@ impl Metrics {
 
     /// What was expected in a node's cache for a request, and what was found.
     pub(crate) fn cache_found(&self, node: &str, expected_tokens: u64, found_tokens: u64) {
-        self.labelled_by("baton_cache_expected_tokens_total", ("node", node), expected_tokens);
-        self.labelled_by("baton_cache_found_tokens_total", ("node", node), found_tokens);
+        self.shared.by_node.add("baton_cache_expected_tokens_total", node, expected_tokens);
+        self.shared.by_node.add("baton_cache_found_tokens_total", node, found_tokens);
     }
 
     pub(crate) fn policy_version(&self, version: u64) {
@@ -333,9 +328,15 @@ impl Metrics {
 
     /// What a node counts by itself.
     pub(crate) fn heard(&self, node: &str, load: &baton_wire::v1::NodeLoad) {
-        self.reported("baton_kv_peers_refused_total", node, load.refused_peers);
-        self.reported("baton_orders_refused_total", node, load.refused_orders);
-        self.reported("baton_cache_resyncs_total", node, load.resyncs);
+        let told = |name, total| self.shared.by_node.reported(name, node, total);
+        told("baton_kv_peers_refused_total", load.refused_peers);
+        told("baton_orders_refused_total", load.refused_orders);
+        told("baton_cache_resyncs_total", load.resyncs);
+    }
+
+    /// A node left for good: what was counted under its name is exported no more.
+    pub(crate) fn forget_node(&self, node: &str) {
+        self.shared.by_node.forget(node);
     }
 
     pub(crate) fn stale_message(&self) {

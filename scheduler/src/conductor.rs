@@ -155,6 +155,16 @@ impl Conductor {
         self.requests.len()
     }
 
+    /// Hands out every instance that a live request speaks of, in any part and some more than once: while it does,
+    /// its number must not become another's.
+    pub fn spoken_of(&self, each: impl FnMut(InstanceId)) {
+        let of = |entry: &crate::request::Entry| {
+            let prefill = (entry.stage != crate::request::Stage::Unplaced).then_some(entry.prefill);
+            [prefill, entry.decode, entry.shunned, entry.fetch.map(|fetch| fetch.from)]
+        };
+        self.requests.iter().flat_map(of).flatten().for_each(each);
+    }
+
     /// The configuration in force.
     #[must_use]
     pub const fn config(&self) -> &SchedulerConfig {

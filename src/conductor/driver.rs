@@ -185,6 +185,7 @@ impl Driver {
         }
         self.expire();
         self.unpark();
+        self.forget_names();
         self.send_orders();
         self.answer_quiesce();
     }

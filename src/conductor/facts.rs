@@ -26,6 +26,7 @@ impl Driver {
         }
         let model = model_of(&hello, block_tokens);
         let (name, role) = (hello.name.clone(), hello.role.clone());
+        self.make_room(&name);
         let spec = self.fleet.admit(hello, orders, checked, self.now_us)?;
         let (instance, epoch) = (spec.id, spec.epoch);
         tracing::info!(node = name, role, instance = instance.0, epoch = epoch.0, "node attached");
@@ -46,7 +47,7 @@ impl Driver {
         if !self.fleet.is_current(instance, epoch) {
             return;
         }
-        let Some(node) = self.fleet.remove(instance) else { return };
+        let Some(node) = self.fleet.remove(instance, self.now_us) else { return };
         tracing::warn!(node = node.name, instance = instance.0, epoch = epoch.0, why, "node lost");
         self.metrics.node_lost();
         let done = |s: &Session| s.done && [s.prefill, s.decode].contains(&Some(instance));

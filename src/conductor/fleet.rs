@@ -1,6 +1,6 @@
 //! The nodes that are attached: who they are, where their orders go, when they were last heard.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use baton_scheduler::InstanceSpec;
@@ -8,8 +8,8 @@ use baton_types::{CostProfile, Epoch, InstanceId, Role};
 use baton_wire::{PROTOCOL_VERSION, v1};
 use tokio::sync::mpsc;
 
-/// Instances that one conductor knows at most (I9).
-const MAX_INSTANCES: usize = 4096;
+use super::seats::{MAX_INSTANCES, Seats};
+
 /// Bytes of a node's name at most.
 const MAX_NAME_BYTES: usize = 256;
 
@@ -36,11 +36,11 @@ pub(super) struct Pace {
     pub handed: u64,
 }
 
-/// Every instance that ever attached, by number; `None` while it is away.
+/// The instances by number; `None` while one is away, or where a number is nobody's.
 #[derive(Default)]
 pub(super) struct Fleet {
     nodes: Vec<Option<Node>>,
-    numbers: BTreeMap<String, (InstanceId, Epoch)>,
+    seats: Seats,
     fingerprint: Option<v1::Fingerprint>,
 }
 
@@ -59,7 +59,32 @@ impl Fleet {
     }
 
     pub(super) fn by_name(&self, name: &str) -> Option<InstanceId> {
-        self.numbers.get(name).map(|(id, _)| *id).filter(|id| self.get(*id).is_some())
+        self.seats.of(name).filter(|id| self.get(*id).is_some())
+    }
+
+    /// The name that a number had at a time, µs, if it is still known.
+    pub(super) fn name_at(&self, instance: InstanceId, at_us: u64) -> Option<&str> {
+        self.seats.owner(instance, at_us)
+    }
+
+    /// Whether some name left so long ago that it should be [forgotten](Self::forget).
+    pub(super) fn overdue(&self, now_us: u64) -> bool {
+        self.seats.overdue(now_us)
+    }
+
+    /// Whether a node of that name finds a number only if another name is [forgotten](Self::forget_oldest).
+    pub(super) fn is_full(&self, name: &str) -> bool {
+        self.seats.is_full(name)
+    }
+
+    /// Forgets the names that left long ago and whose numbers nothing speaks of; hands them out.
+    pub(super) fn forget(&mut self, now_us: u64, spoken_of: &BTreeSet<InstanceId>) -> Vec<String> {
+        self.seats.forget(now_us, spoken_of)
+    }
+
+    /// Forgets the name that left first of those.
+    pub(super) fn forget_oldest(&mut self, spoken_of: &BTreeSet<InstanceId>) -> Option<String> {
+        self.seats.forget_oldest(spoken_of)
     }
 
     /// Whether this is the present life of an attached node (I12).
@@ -101,7 +126,7 @@ impl Fleet {
     /// Gives a node that was [checked](Self::check) a number and a new epoch.
     ///
     /// # Errors
-    /// In words: too many instances have been here.
+    /// In words: too many instances are here.
     pub(super) fn admit(
         &mut self,
         hello: v1::Hello,
@@ -110,18 +135,16 @@ impl Fleet {
         now_us: u64,
     ) -> Result<InstanceSpec, String> {
         let (role, profile) = checked;
-        let next = InstanceId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
-        let (id, epoch) = match self.numbers.get(&hello.name) {
-            Some((id, epoch)) => (*id, Epoch(epoch.0 + 1)),
-            None if self.nodes.len() >= MAX_INSTANCES => {
-                return Err(format!("{MAX_INSTANCES} instances have attached already"));
-            }
-            None => {
-                self.nodes.push(None);
-                (next, Epoch(1))
-            }
+        let Some((id, epoch)) = self.seats.take(&hello.name, now_us) else {
+            return Err(format!(
+                "{MAX_INSTANCES} instances are attached, or have left with work still under way; \
+                 attach node {} to another conductor",
+                hello.name
+            ));
         };
-        self.numbers.insert(hello.name.clone(), (id, epoch));
+        if self.nodes.len() <= id.index() {
+            self.nodes.resize_with(id.index() + 1, || None);
+        }
         self.fingerprint.get_or_insert_with(|| hello.fingerprint.clone().unwrap_or_default());
         let spec = spec_of(&hello, (id, epoch), role, profile);
         let load = v1::NodeLoad::default();
@@ -176,9 +199,10 @@ impl Fleet {
         Ok((role, profile))
     }
 
-    /// Takes a node out; its number stays its own.
-    pub(super) fn remove(&mut self, instance: InstanceId) -> Option<Node> {
+    /// Takes a node out; its number stays its own until it is forgotten.
+    pub(super) fn remove(&mut self, instance: InstanceId, now_us: u64) -> Option<Node> {
         let node = self.nodes.get_mut(instance.index())?.take();
+        self.seats.leave(instance, now_us);
         if self.iter().next().is_none() {
             // Whoever comes first after everybody left may serve another model.
             self.fingerprint = None;

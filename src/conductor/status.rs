@@ -132,13 +132,15 @@ impl Decisions {
         candidates.iter().map(|c| c.load_us + c.compute_us).min().unwrap_or(0)
     }
 
-    fn table(&self, request_id: &str, name: &dyn Fn(InstanceId) -> String) -> Option<String> {
+    /// What is known of a request's decisions; `name` tells whose a number was at a time.
+    fn table(&self, request_id: &str, name: &dyn Fn(InstanceId, u64) -> String) -> Option<String> {
         let of = |known: &&(RequestId, Option<Arc<str>>, Decision)| known.1.as_deref() == Some(request_id);
         let decisions: Vec<_> = self.latest.iter().filter(of).collect();
         if decisions.is_empty() {
             return None;
         }
         let rows = decisions.into_iter().map(|(_, _, decision)| {
+            let name = |instance| name(instance, decision.at_us);
             let candidates = decision.candidates.iter().map(|c| {
                 serde_json::json!({
                     "node": name(c.instance), "chosen": decision.chosen == Some(c.instance),
@@ -184,7 +186,7 @@ impl Driver {
                 let _ = reply.send(Box::new(self.status()));
             }
             Question::Explain(request_id, reply) => {
-                let told = self.decisions.table(&request_id, &|id| self.name_of(id));
+                let told = self.decisions.table(&request_id, &|id, at_us| self.name_of(id, at_us));
                 let _ = reply.send(told);
             }
             Question::Config(reply) => {
@@ -212,8 +214,9 @@ impl Driver {
         }
     }
 
-    fn name_of(&self, instance: InstanceId) -> String {
-        self.fleet.get(instance).map_or_else(|| format!("#{instance}"), |node| node.name.clone())
+    /// Whose number it was then; the bare number where that is forgotten.
+    fn name_of(&self, instance: InstanceId, at_us: u64) -> String {
+        self.fleet.name_at(instance, at_us).map_or_else(|| format!("#{instance}"), str::to_owned)
     }
 
     fn drain(&mut self, name: &str, drain: bool) -> Result<(), String> {
@@ -371,10 +374,10 @@ impl Driver {
     }
 
     fn recent_decisions(&self) -> Vec<String> {
-        let name = |id| self.name_of(id);
         let recent = self.decisions.latest.iter().rev().take(20);
         recent
             .map(|(_, request_id, decision)| {
+                let name = |id| self.name_of(id, decision.at_us);
                 let words = in_words(decision, &name).map_or_else(
                     || format!("refused ({} candidates)", decision.candidates.len()),
                     |words| words.to_string(),

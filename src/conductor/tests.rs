@@ -6,6 +6,7 @@
 mod attach;
 mod bench;
 mod books;
+mod churn;
 mod clients;
 mod engines;
 mod faults;

@@ -72,6 +72,44 @@ pub struct RemoteNode {
     pub guard: ClusterGuard,
 }
 
+impl RemoteNode {
+    /// Whether a node of `other` would be as this one: the same server, spoken to in the same way. What it has to show
+    /// is of its process, not of its server.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        // Taken apart, so that a field that comes to them is not forgotten.
+        let Self {
+            name,
+            role,
+            control,
+            engine,
+            block_tokens,
+            capacity_tokens,
+            pass_tokens,
+            net_bytes_per_s,
+            max_model_tokens,
+            vocab_tokens,
+            end_tokens,
+            events,
+            profile,
+            guard: _,
+        } = self;
+        let place = *name == other.name && *role == other.role && *control == other.control;
+        let sizes =
+            (block_tokens, capacity_tokens, pass_tokens, net_bytes_per_s, max_model_tokens, vocab_tokens)
+                == (
+                    &other.block_tokens,
+                    &other.capacity_tokens,
+                    &other.pass_tokens,
+                    &other.net_bytes_per_s,
+                    &other.max_model_tokens,
+                    &other.vocab_tokens,
+                );
+        let engine = *engine == other.engine && *events == other.events && *profile == other.profile;
+        place && sizes && engine && *end_tokens == other.end_tokens
+    }
+}
+
 /// Where the conductor is.
 pub enum Place {
     /// Where the node was told, or where whoever leads is.

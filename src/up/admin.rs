@@ -8,7 +8,7 @@ use http::request::Parts;
 use http::{Method, StatusCode};
 use serde_json::json;
 
-use super::shared_policy::SharedPolicy;
+use super::shared_policy::{NotMade, SharedPolicy};
 use crate::conductor::{Inbox, Question, parse_role};
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -65,10 +65,7 @@ impl Admin {
             },
             (&Method::POST, ["policy"]) => self.policy(body).await,
             (&Method::POST, ["policy", "rollback"]) => match &self.shared {
-                Some(shared) => match shared.may_write() {
-                    Ok(()) => told(Some(shared.rollback().await)),
-                    Err(why) => wrong(StatusCode::SERVICE_UNAVAILABLE, &why),
-                },
+                Some(shared) => made(shared.rollback().await),
                 None => told(self.inbox.ask(Question::Rollback).await),
             },
             (&Method::POST, ["nodes", node, "drain"]) => self.drain(node, true).await,
@@ -99,10 +96,7 @@ impl Admin {
     async fn policy(&self, body: &Bytes) -> Answer {
         let text = String::from_utf8_lossy(body);
         if let Some(shared) = &self.shared {
-            if let Err(why) = shared.may_write() {
-                return wrong(StatusCode::SERVICE_UNAVAILABLE, &why);
-            }
-            return told(Some(self.share(shared, &text).await));
+            return made(self.share(shared, &text).await);
         }
         let config = match (text.trim().is_empty(), &self.config_path) {
             (false, _) => crate::config::parse(&text),
@@ -118,7 +112,18 @@ impl Admin {
     }
 
     /// Makes a policy the cluster's: every conductor follows it, this one as well.
-    async fn share(&self, shared: &SharedPolicy, text: &str) -> Result<Vec<String>, String> {
+    async fn share(&self, shared: &SharedPolicy, text: &str) -> Result<Vec<String>, NotMade> {
+        // Who does not lead says so first, whatever it was sent.
+        shared.may_write()?;
+        let now = self.inbox.ask(Question::Config).await;
+        let now = now.ok_or_else(|| NotMade::NotNow(SHUTTING_DOWN.to_owned()))?;
+        let (text, changes) = self.to_share(text, &now).map_err(NotMade::Wrong)?;
+        shared.put(&text).await?;
+        Ok(changes)
+    }
+
+    /// The text that all can follow, and what it changes of the policy in force.
+    fn to_share(&self, text: &str, now: &Config) -> Result<(String, Vec<String>), String> {
         let text = match (text.trim().is_empty(), &self.config_path) {
             (false, _) => text.to_owned(),
             (true, Some(path)) => {
@@ -127,12 +132,11 @@ impl Admin {
             (true, None) => return Err("there is no configuration file; send the policy as the body".into()),
         };
         let text = crate::policy::to_share(&text)?;
-        let now = self.inbox.ask(Question::Config).await.ok_or("the conductor is shutting down")?;
-        let mut new = crate::policy::under(&now, &text)?;
+        let mut new = crate::policy::under(now, &text)?;
         crate::conductor::as_served(&mut new.scheduler);
-        crate::policy::can_reload(&now, &new)?;
-        shared.put(&text).await?;
-        Ok(crate::policy::changes(&now, &new).iter().map(ToString::to_string).collect())
+        crate::policy::can_reload(now, &new)?;
+        let changes = crate::policy::changes(now, &new).iter().map(ToString::to_string).collect();
+        Ok((text, changes))
     }
 
     async fn drain(&self, node: &str, drain: bool) -> Answer {
@@ -153,8 +157,20 @@ fn wrong(status: StatusCode, why: &str) -> Answer {
     (status, json!({"error": {"message": why, "type": "invalid_request_error", "code": null, "param": null}}))
 }
 
+const SHUTTING_DOWN: &str = "the conductor is shutting down";
+
 fn gone() -> Answer {
-    wrong(StatusCode::SERVICE_UNAVAILABLE, "the conductor is shutting down")
+    wrong(StatusCode::SERVICE_UNAVAILABLE, SHUTTING_DOWN)
+}
+
+/// What became of a policy for all.
+fn made(answer: Result<Vec<String>, NotMade>) -> Answer {
+    match answer {
+        Ok(changes) => told(Some(Ok(changes))),
+        Err(NotMade::Wrong(why)) => wrong(StatusCode::BAD_REQUEST, &why),
+        Err(NotMade::Conflict(why)) => wrong(StatusCode::CONFLICT, &why),
+        Err(NotMade::NotNow(why)) => wrong(StatusCode::SERVICE_UNAVAILABLE, &why),
+    }
 }
 
 fn told(answer: Option<Result<Vec<String>, String>>) -> Answer {

@@ -1,7 +1,8 @@
 //! Servers that a service drives by itself: a node within this process for each that is listed, for as long as it is.
 //!
 //! Each name has one task and one word of what is wanted of it: however often a list changes, nothing piles up, and who
-//! comes back while it drains goes on where it was.
+//! comes back while it drains goes on where it was. Who is listed in other words of which the same node would be made
+//! goes on too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -180,16 +181,16 @@ impl Driving {
         let stop = CancellationToken::new();
         let _over = stop.clone().drop_guard();
         let node = tokio::spawn(Arc::clone(self).keep(Arc::clone(member), stop.clone()));
-        let name = &member.name;
+        let (name, mut listed) = (&member.name, Arc::clone(member));
         let goes_on = loop {
-            if wanted.wait_for(|now| now.as_ref() != Some(member)).await.is_err() {
+            if self.other(&mut listed, wanted).await.is_none() {
                 break false;
             }
             tracing::info!(server = name, "the list does not have it any more as it was: it drains");
             tokio::select! {
                 // What is not done by then is done elsewhere.
                 _ = tokio::time::timeout(self.drain, self.drained(name)) => break true,
-                back = wanted.wait_for(|now| now.as_ref() == Some(member)) => if back.is_err() {
+                back = self.again(&mut listed, wanted) => if back.is_none() {
                     break false;
                 }
             }
@@ -202,6 +203,43 @@ impl Driving {
         // It catches what panics within it.
         let _ = node.await;
         goes_on
+    }
+
+    /// Waits until another node is wanted than `listed` makes, or none; takes in other words for the same. `None`:
+    /// nobody can want anything any more.
+    async fn other(&self, listed: &mut Arc<Member>, wanted: &mut watch::Receiver<Wanted>) -> Option<()> {
+        loop {
+            let now = wanted.wait_for(|now| now.as_ref() != Some(listed)).await.ok()?.clone();
+            let Some(now) = now else { return Some(()) };
+            if !self.alike(listed, &now).await {
+                return Some(());
+            }
+            tracing::debug!(server = now.name, "it is listed in other words: nothing changes for its node");
+            *listed = now;
+        }
+    }
+
+    /// Waits until the node is wanted that `listed` makes. `None`: nobody can want anything any more.
+    async fn again(&self, listed: &mut Arc<Member>, wanted: &mut watch::Receiver<Wanted>) -> Option<()> {
+        loop {
+            let now = wanted.borrow_and_update().clone();
+            if let Some(now) = now
+                && (now == *listed || self.alike(listed, &now).await)
+            {
+                *listed = now;
+                return Some(());
+            }
+            wanted.changed().await.ok()?;
+        }
+    }
+
+    /// Whether the same node would be made of both.
+    async fn alike(&self, one: &Arc<Member>, other: &Arc<Member>) -> bool {
+        let (making, both) = (Arc::clone(&self.making), [Arc::clone(one), Arc::clone(other)]);
+        let _turn = self.turn.acquire().await;
+        let made = tokio::task::spawn_blocking(move || both.map(|member| making(&member)));
+        // Of what panics, nothing is known to be the same.
+        matches!(made.await, Ok([Ok(one), Ok(other)]) if one.is_like(&other))
     }
 
     /// Runs a node until told to stop; once more when it could not work.

@@ -6,12 +6,39 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use baton_membership::{Following, Policies, Policy};
+use baton_membership::{Following, Kind, MembershipError, Permit, Policies, Policy};
 use tokio_util::sync::CancellationToken;
 
 use crate::conductor::{Inbox, Lead, Question};
 use crate::config::Config;
 use crate::metrics::Metrics;
+
+/// Why a policy did not become the cluster's.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NotMade {
+    /// The policy is wrong: sending it again cannot help.
+    Wrong(String),
+    /// Somebody else was quicker, or there is nothing to take back: read what is in force, and decide anew.
+    Conflict(String),
+    /// It cannot be made here and now, whatever it says; the words tell what to do.
+    NotNow(String),
+}
+
+impl From<MembershipError> for NotMade {
+    fn from(error: MembershipError) -> Self {
+        let why = error.to_string();
+        match error.kind {
+            Kind::Invalid => Self::Wrong(why),
+            Kind::Conflict => Self::Conflict(why),
+            // A write whose answer was lost may have been carried out.
+            Kind::Unavailable | Kind::TimedOut => Self::NotNow(format!(
+                "{why}; the policy in force goes on. Send it again when etcd answers: baton_policy_version tells \
+                 whether it was taken all the same"
+            )),
+            Kind::Denied | Kind::Compacted | Kind::LeaseLost | Kind::Corrupt => Self::NotNow(why),
+        }
+    }
+}
 
 /// See the module. Clones are one.
 #[derive(Clone)]
@@ -33,31 +60,36 @@ impl SharedPolicy {
         self.following.latest().borrow().as_ref().map(|policy| policy.version)
     }
 
+    /// Leave to make policies at this moment.
+    fn permit(&self) -> Result<Permit, NotMade> {
+        self.lead.permit().map_err(NotMade::NotNow)
+    }
+
     /// Whether this conductor may make policies at this moment.
     ///
     /// # Errors
-    /// In words: another leads; and who, if that is known.
-    pub(super) fn may_write(&self) -> Result<(), String> {
-        self.lead.permit().map(drop)
+    /// Another leads; and who, if that is known.
+    pub(super) fn may_write(&self) -> Result<(), NotMade> {
+        self.permit().map(drop)
     }
 
     /// Makes `text` the policy of all.
     ///
     /// # Errors
-    /// In words: another leads, somebody else was quicker, or etcd does not take it.
-    pub(super) async fn put(&self, text: &str) -> Result<(), String> {
-        let permit = self.lead.permit()?;
-        let version = self.policies.get().await.map_err(|e| e.to_string())?.map_or(0, |now| now.version);
-        self.policies.put_as_leader(text, version, permit).await.map(drop).map_err(|e| e.to_string())
+    /// Another leads, somebody else was quicker, or etcd does not take it.
+    pub(super) async fn put(&self, text: &str) -> Result<(), NotMade> {
+        let permit = self.permit()?;
+        let version = self.policies.get().await?.map_or(0, |now| now.version);
+        self.policies.put_as_leader(text, version, permit).await?;
+        Ok(())
     }
 
     /// Makes it the one before again; what is in force then, in a line.
     ///
     /// # Errors
     /// As [`Self::put`], or there is none before.
-    pub(super) async fn rollback(&self) -> Result<Vec<String>, String> {
-        let permit = self.lead.permit()?;
-        let now = self.policies.rollback(Some(permit)).await.map_err(|e| e.to_string())?;
+    pub(super) async fn rollback(&self) -> Result<Vec<String>, NotMade> {
+        let now = self.policies.rollback(Some(self.permit()?)).await?;
         Ok(vec![match now {
             Some(policy) => format!("the cluster's policy is version {}, as before the last", policy.version),
             None => "the cluster has no policy any more; each conductor follows its own file".to_owned(),
@@ -112,5 +144,26 @@ async fn adopt(policy: Option<&Policy>, (own, path): &(Config, Option<PathBuf>),
             false
         }
         None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_membership::Stage;
+
+    #[test]
+    fn only_what_is_wrong_with_a_policy_is_its_authors_fault() {
+        let not_made =
+            |kind| NotMade::from(MembershipError { kind, stage: Stage::Write, text: "so it is".into() });
+        assert!(matches!(not_made(Kind::Invalid), NotMade::Wrong(why) if why.contains("so it is")));
+        assert!(matches!(not_made(Kind::Conflict), NotMade::Conflict(_)));
+        for kind in [Kind::Denied, Kind::Corrupt, Kind::LeaseLost, Kind::Compacted] {
+            assert!(matches!(not_made(kind), NotMade::NotNow(why) if why.contains("so it is")), "{kind:?}");
+        }
+        for kind in [Kind::Unavailable, Kind::TimedOut] {
+            let NotMade::NotNow(why) = not_made(kind) else { panic!("{kind:?} passes") };
+            assert!(why.contains("so it is") && why.contains("Send it again"), "{why}");
+        }
     }
 }

@@ -190,7 +190,7 @@ fn ttft_us(at: std::net::SocketAddr) -> Option<u64> {
 #[test]
 fn one_policy_reaches_every_conductor_and_a_bad_one_none() {
     let place = TempDir::new().unwrap();
-    let (_etcd, endpoint) = etcd(place.path());
+    let (etcd, endpoint) = etcd(place.path());
     let conductors = ["first", "second"].map(|name| conductor(place.path(), &endpoint, name));
     let log = |name: &str| std::fs::read_to_string(place.path().join(format!("{name}.err"))).unwrap();
     let in_force = |wanted: u64| {
@@ -254,4 +254,17 @@ fn one_policy_reaches_every_conductor_and_a_bad_one_none() {
     let (code, said, why) = config(&["rollback"]);
     assert_eq!(code, Some(0), "{said}{why}");
     in_force(8_000_000);
+    // What is wrong with a policy is its author's; an etcd that is gone is not.
+    let leads = answers.iter().position(|answer| answer.status == 200).unwrap();
+    let at = conductors[leads].1;
+    let refused = post(at, "/admin/policy", &policy(1));
+    assert_eq!(refused.status, 400, "{refused:?}");
+    drop(etcd);
+    for path in ["/admin/policy", "/admin/policy/rollback"] {
+        let refused = post(at, path, &policy(7_000_000));
+        assert!(refused.status == 503 && refused.text.contains("etcd"), "{path}: {refused:?}");
+        assert!(refused.text.contains("Send it again"), "{path}: {refused:?}");
+        refused.error_code();
+    }
+    assert_eq!(ttft_us(at), Some(8_000_000), "the policy in force goes on");
 }

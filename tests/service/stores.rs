@@ -315,6 +315,16 @@ fn a_bucket_that_is_not_there_is_told_of_and_an_address_that_cannot_be_is_refuse
     assert!(code == Some(1) && err.contains("s3://bucket/prefix"), "{err}");
     let (code, _, err) = serve(&["--cold-size", "1GiB"]);
     assert!(code == Some(2) && err.contains("--cold"), "{err}");
+    for (name, value) in [("AWS_REGION", "a b"), ("AWS_SECRET_ACCESS_KEY", "two words")] {
+        let refused = std::process::Command::new(env!("CARGO_BIN_EXE_baton"))
+            .args(["store", "serve", "--listen", "127.0.0.1:0", "--cold", "s3://kv"])
+            .env(name, value)
+            .output()
+            .unwrap();
+        let err = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(1) && err.contains(&format!("cold: {name}")), "{err}");
+        assert!(!err.contains("two words") && !err.contains("panicked"), "{err}");
+    }
     let keys = [("AWS_ACCESS_KEY_ID", "who"), ("AWS_SECRET_ACCESS_KEY", "secret")];
     let args = ["--cold", "s3://kv", "--cold-endpoint", "http://127.0.0.1:1"];
     let store = Store::start_with(TempDir::new().unwrap(), &args, &keys);

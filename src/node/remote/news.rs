@@ -22,7 +22,7 @@ pub(super) struct Attachment {
 }
 
 /// What is followed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventSource {
     /// Where the engine announces, and repeats, what happens in its cache.
     pub subscriber: SubscriberConfig,

@@ -1,6 +1,6 @@
 //! Servers that a service drives by itself: they come and go with a list.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use baton_membership::{Directory, FileSource, Member, Source};
 use baton_remote::RemoteSettings;
 use baton_remote::testing::{Fabric, FakeConnector, FakeRole, FakeVllm, VllmSpec, toy_answer};
 use baton_types::{Finish, Role, Sampling};
+use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::{Cluster, listen, small_model};
@@ -33,18 +34,59 @@ fn list(path: &Path, servers: &[(&str, &str)]) {
     let one = |(name, url): &(&str, &str)| {
         format!("[[member]]\nname = \"{name}\"\nrole = \"both\"\naddresses = [\"{url}\"]\n")
     };
-    let beside = path.with_extension("new");
     let text = servers.iter().map(one).collect::<String>();
-    std::fs::write(&beside, if text.is_empty() { "member = []" } else { &text }).unwrap();
+    write(path, if text.is_empty() { "member = []" } else { &text });
+}
+
+/// Writes a list as it is given, in one piece.
+fn write(path: &Path, text: &str) {
+    let beside = path.with_extension("new");
+    std::fs::write(&beside, text).unwrap();
     std::fs::rename(beside, path).unwrap();
 }
 
-/// A cluster that drives the servers of the list at `path`; of one named `wrong` nothing can be made.
-async fn driving(path: &Path, drain: Duration) -> (Cluster, CancellationToken, tokio::task::JoinHandle<()>) {
-    driving_tuned(path, drain, |_| {}).await
+/// A cluster that drives the servers of a list.
+struct Scene {
+    cluster: Cluster,
+    path: PathBuf,
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+    _place: TempDir,
 }
 
-async fn driving_tuned(
+impl Scene {
+    /// One that drives these, and gives who leaves so long.
+    async fn of(servers: &[(&str, &str)], drain: Duration) -> Self {
+        Self::tuned(servers, drain, |_| {}).await
+    }
+
+    async fn tuned(servers: &[(&str, &str)], drain: Duration, tune: impl FnOnce(&mut Config)) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("servers.toml");
+        list(&path, servers);
+        let (cluster, stop, task) = driving(&path, drain, tune).await;
+        Self { cluster, path, stop, task, _place: place }
+    }
+
+    /// Lists others.
+    fn list(&self, servers: &[(&str, &str)]) {
+        list(&self.path, servers);
+    }
+
+    /// Lets go of all servers, within a bound; the cluster is left.
+    async fn let_go(self) -> Cluster {
+        self.stop.cancel();
+        tokio::time::timeout(Duration::from_secs(60), self.task).await.expect("it ends").unwrap();
+        self.cluster
+    }
+
+    async fn end(self) {
+        self.let_go().await.stop().await;
+    }
+}
+
+/// A cluster that drives the servers of the list at `path`; of some names something else or nothing is made.
+async fn driving(
     path: &Path,
     drain: Duration,
     tune: impl FnOnce(&mut Config),
@@ -108,38 +150,35 @@ async fn answers(cluster: &Cluster, tokens: u32) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_come_and_go_with_the_list() {
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("servers.toml");
     let (a, b) = (fake(30).await, fake(0).await);
-    list(&path, &[("v0", &a.url()), ("wrong", "127.0.0.1:1")]);
-    let (cluster, stop, task) = driving(&path, Duration::from_secs(20)).await;
+    let scene = Scene::of(&[("v0", &a.url()), ("wrong", "127.0.0.1:1")], Duration::from_secs(20)).await;
+    let cluster = &scene.cluster;
     cluster.ready().await;
-    attached(&cluster, &["v0"]).await;
+    attached(cluster, &["v0"]).await;
     // It is in the middle of an answer when it leaves the list: that is given to the end.
     let running = listen(cluster.submit(&PROMPT, greedy(40)));
     let leaving = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
-        list(&path, &[("v1", &b.url())]);
-        attached(&cluster, &["v1"]).await;
+        scene.list(&[("v1", &b.url())]);
+        attached(cluster, &["v1"]).await;
     };
     let (answer, ()) = tokio::join!(running, leaving);
     assert_eq!(answer.tokens, toy_answer(&PROMPT, &greedy(40)).0, "{:?}", answer.trouble);
     let before = a.received().len();
     for _ in 0..10 {
-        answers(&cluster, 3).await;
+        answers(cluster, 3).await;
     }
     assert_eq!(a.received().len(), before, "who is not on the list gets nothing");
     // Back under its old name, elsewhere.
-    list(&path, &[("v1", &b.url()), ("v0", &b.url())]);
-    attached(&cluster, &["v0", "v1"]).await;
-    answers(&cluster, 3).await;
+    scene.list(&[("v1", &b.url()), ("v0", &b.url())]);
+    attached(cluster, &["v0", "v1"]).await;
+    answers(cluster, 3).await;
     // What cannot be read changes nothing.
-    std::fs::write(&path, "member = 3").unwrap();
+    std::fs::write(&scene.path, "member = 3").unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
-    attached(&cluster, &["v0", "v1"]).await;
+    attached(cluster, &["v0", "v1"]).await;
     cluster.quiet().await;
-    stop.cancel();
-    task.await.unwrap();
+    let cluster = scene.let_go().await;
     attached(&cluster, &[]).await;
     assert_eq!((a.violations().len(), b.violations().len()), (0, 0));
     cluster.stop().await;
@@ -147,27 +186,23 @@ async fn servers_come_and_go_with_the_list() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_does_not_finish_in_time_is_let_go_and_its_answers_go_on_elsewhere() {
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("servers.toml");
     let (slow, other) = (fake(50).await, fake(0).await);
-    list(&path, &[("v0", &slow.url())]);
-    let (cluster, stop, task) = driving(&path, Duration::from_millis(300)).await;
+    let scene = Scene::of(&[("v0", &slow.url())], Duration::from_millis(300)).await;
+    let cluster = &scene.cluster;
     cluster.ready().await;
     let running = listen(cluster.submit(&PROMPT, greedy(60)));
     let leaving = async {
         tokio::time::sleep(Duration::from_millis(300)).await;
-        list(&path, &[("v0", &slow.url()), ("v1", &other.url())]);
-        attached(&cluster, &["v0", "v1"]).await;
-        list(&path, &[("v1", &other.url())]);
-        attached(&cluster, &["v1"]).await;
+        scene.list(&[("v0", &slow.url()), ("v1", &other.url())]);
+        attached(cluster, &["v0", "v1"]).await;
+        scene.list(&[("v1", &other.url())]);
+        attached(cluster, &["v1"]).await;
     };
     let (answer, ()) = tokio::join!(running, leaving);
     assert_eq!((answer.finish, answer.trouble), (Some(Finish::Length), None));
     assert_eq!(answer.tokens, toy_answer(&PROMPT, &greedy(60)).0, "no token is lost or given twice");
     cluster.quiet().await;
-    stop.cancel();
-    task.await.unwrap();
-    cluster.stop().await;
+    scene.end().await;
 }
 
 /// How many completions a server was asked for.
@@ -178,14 +213,12 @@ fn asked(server: &FakeVllm) -> usize {
 /// Its last heartbeat told of no work: what it was given since counts all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_has_just_got_its_first_request_finishes_it() {
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("servers.toml");
     let only = fake(50).await;
-    list(&path, &[("v0", &only.url())]);
-    let (cluster, stop, task) = driving_tuned(&path, Duration::from_secs(30), |config| {
+    let scene = Scene::tuned(&[("v0", &only.url())], Duration::from_secs(30), |config| {
         (config.service.heartbeat_us, config.service.lost_after_us) = (20_000_000, 60_000_000);
     })
     .await;
+    let cluster = &scene.cluster;
     cluster.ready().await;
     let before = asked(&only);
     let running = listen(cluster.submit(&PROMPT, greedy(40)));
@@ -193,25 +226,21 @@ async fn one_that_has_just_got_its_first_request_finishes_it() {
         while asked(&only) == before {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        list(&path, &[]);
+        scene.list(&[]);
     };
     let (answer, ()) = tokio::join!(running, leaving);
     assert_eq!(answer.tokens, toy_answer(&PROMPT, &greedy(40)).0, "{:?}", answer.trouble);
     assert_eq!(asked(&only), before + 1, "it was not broken off");
-    attached(&cluster, &[]).await;
-    stop.cancel();
-    task.await.unwrap();
-    cluster.stop().await;
+    attached(cluster, &[]).await;
+    scene.end().await;
 }
 
 /// Who comes back while it drains goes on at once, however often that happens; the end waits for no drain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_that_flaps_takes_nobody_out_of_service() {
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("servers.toml");
     let only = fake(100).await;
-    list(&path, &[("v0", &only.url())]);
-    let (cluster, stop, task) = driving(&path, Duration::from_secs(3_600)).await;
+    let scene = Scene::of(&[("v0", &only.url())], Duration::from_secs(3_600)).await;
+    let cluster = &scene.cluster;
     cluster.ready().await;
     let before = asked(&only);
     let mut long = Box::pin(listen(cluster.submit(&PROMPT, greedy(200))));
@@ -220,62 +249,58 @@ async fn a_list_that_flaps_takes_nobody_out_of_service() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         for _ in 0..15 {
-            list(&path, &[]);
+            scene.list(&[]);
             tokio::time::sleep(Duration::from_millis(60)).await;
-            list(&path, &[("v0", &only.url())]);
+            scene.list(&[("v0", &only.url())]);
             tokio::time::sleep(Duration::from_millis(60)).await;
         }
         // The long answer is still under way.
-        answers(&cluster, 2).await;
+        answers(cluster, 2).await;
         let status = cluster.status().await;
         assert_eq!((status.nodes[0].epoch, status.live_requests), (1, 1), "it is the same life");
         // Gone and wanted in another form: what comes waits for what leaves, the end for neither.
-        list(&path, &[]);
+        scene.list(&[]);
         tokio::time::sleep(Duration::from_millis(100)).await;
-        list(&path, &[("v0", &only.url().replace("127.0.0.1", "localhost"))]);
+        scene.list(&[("v0", &only.url().replace("127.0.0.1", "localhost"))]);
         tokio::time::sleep(Duration::from_millis(100)).await;
-        stop.cancel();
-        let ended = tokio::time::timeout(Duration::from_secs(60), task).await;
-        ended.expect("the end waits for no drain").unwrap();
     };
     tokio::select! {
         answer = &mut long => panic!("it was broken off: {answer:?}"),
         () = flapping => {}
     }
+    let cluster = tokio::select! {
+        answer = &mut long => panic!("it was broken off: {answer:?}"),
+        // The end waits for no drain.
+        cluster = scene.let_go() => cluster,
+    };
     drop(long);
     cluster.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_panics_or_is_refused_disturbs_nobody_and_is_tried_again() {
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("servers.toml");
     let (ours, other) = (fake(0).await, fake(0).await);
-    list(&path, &[("v0", &ours.url())]);
-    let (cluster, stop, task) = driving(&path, Duration::from_secs(20)).await;
-    attached(&cluster, &["v0"]).await;
-    list(&path, &[("v0", &ours.url()), ("panics", &ours.url()), ("another", &other.url())]);
+    let scene = Scene::of(&[("v0", &ours.url())], Duration::from_secs(20)).await;
+    let cluster = &scene.cluster;
+    attached(cluster, &["v0"]).await;
+    scene.list(&[("v0", &ours.url()), ("panics", &ours.url()), ("another", &other.url())]);
     cluster.ready().await;
     for _ in 0..20 {
-        answers(&cluster, 2).await;
+        answers(cluster, 2).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    attached(&cluster, &["v0"]).await;
+    attached(cluster, &["v0"]).await;
     // The way is free as soon as nobody is left to share KV with.
-    list(&path, &[("another", &other.url()), ("panics", &ours.url())]);
-    attached(&cluster, &["another"]).await;
+    scene.list(&[("another", &other.url()), ("panics", &ours.url())]);
+    attached(cluster, &["another"]).await;
     cluster.ready().await;
-    answers(&cluster, 2).await;
-    stop.cancel();
-    task.await.unwrap();
-    cluster.stop().await;
+    answers(cluster, 2).await;
+    scene.end().await;
 }
 
 /// One dead at the start, and as many as a large cluster has: heeding them holds nobody up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_dead_servers_hold_up_nobody() {
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("servers.toml");
     let only = fake(0).await;
     // A port that is free for the moment.
     let dead = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
@@ -283,13 +308,63 @@ async fn a_thousand_dead_servers_hold_up_nobody() {
     let mut all: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), dead.as_str())).collect();
     let url = only.url();
     all.push(("v0", &url));
-    list(&path, &all);
-    let (cluster, stop, task) = driving(&path, Duration::from_secs(20)).await;
+    let scene = Scene::of(&all, Duration::from_secs(20)).await;
+    let cluster = &scene.cluster;
     cluster.ready().await;
-    answers(&cluster, 3).await;
-    list(&path, &[("v0", &url)]);
-    answers(&cluster, 3).await;
-    stop.cancel();
-    tokio::time::timeout(Duration::from_secs(60), task).await.expect("it ends").unwrap();
-    cluster.stop().await;
+    answers(cluster, 3).await;
+    scene.list(&[("v0", &url)]);
+    answers(cluster, 3).await;
+    scene.end().await;
+}
+
+/// Labels that no node reads, addresses behind the one that is called: nothing of it takes a server out of service.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_listed_in_other_words_goes_on() {
+    let only = fake(50).await;
+    let scene = Scene::of(&[("v0", &only.url())], Duration::from_secs(3_600)).await;
+    let cluster = &scene.cluster;
+    cluster.ready().await;
+    let in_words = |zone: usize| {
+        let other = if zone.is_multiple_of(2) { "" } else { ", \"127.0.0.1:9\"" };
+        let addresses = format!("addresses = [\"{}\"{other}]", only.url());
+        let labels = format!("labels = {{ zone = \"z{zone}\" }}");
+        write(&scene.path, &format!("[[member]]\nname = \"v0\"\nrole = \"both\"\n{addresses}\n{labels}\n"));
+    };
+    let stands = async |epoch: u32, state: &str| {
+        let status = cluster.status().await;
+        status.nodes.first().is_some_and(|node| (node.epoch, node.state.as_str()) == (epoch, state))
+    };
+    let until = async |epoch: u32, state: &str| {
+        for _ in 0..400 {
+            if stands(epoch, state).await {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+        panic!("it is not {state} in epoch {epoch}: {:?}", cluster.status().await.nodes);
+    };
+    let before = asked(&only);
+    let running = listen(cluster.submit(&PROMPT, greedy(60)));
+    let changing = async {
+        while asked(&only) == before {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        for zone in 0..8 {
+            in_words(zone);
+            tokio::time::sleep(Duration::from_millis(80)).await;
+            assert!(stands(1, "serving").await, "{:?}", cluster.status().await.nodes);
+        }
+        assert_eq!(asked(&only), before + 1, "it was not broken off");
+        // It leaves, and comes back in words that it never had.
+        scene.list(&[]);
+        until(1, "draining").await;
+        in_words(9);
+        until(1, "serving").await;
+    };
+    let (answer, ()) = tokio::join!(running, changing);
+    assert_eq!(answer.tokens, toy_answer(&PROMPT, &greedy(60)).0, "{:?}", answer.trouble);
+    // Called elsewhere it is another.
+    scene.list(&[("v0", &only.url().replace("127.0.0.1", "localhost"))]);
+    until(2, "serving").await;
+    scene.end().await;
 }

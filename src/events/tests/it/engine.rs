@@ -33,6 +33,7 @@ fn ours((salted, blocks): &Prefix) -> BlockHash {
 }
 
 /// What a request begins with.
+#[derive(Clone)]
 pub struct Prompt(Prefix);
 
 impl Prompt {
@@ -40,6 +41,17 @@ impl Prompt {
     pub fn draw(rng: &mut Rng) -> Self {
         let salted = rng.below(4) == 0;
         Self((salted, (0..6).map(|_| rng.below(3) as u32).collect()))
+    }
+
+    /// Of two that can be drawn, the one that comes more often: some begin many requests, most few.
+    pub fn often(rng: &mut Rng) -> Self {
+        let salted = rng.below(4) == 0;
+        Self((salted, (0..6).map(|_| rng.below(3).min(rng.below(3)) as u32).collect()))
+    }
+
+    /// The names of its blocks, as requests are routed by them.
+    pub fn chain(&self) -> Vec<BlockHash> {
+        self.beginnings().map(|prefix| ours(&prefix)).collect()
     }
 
     /// Its beginnings, the shortest first.
@@ -61,10 +73,10 @@ impl Engine {
 
     /// What happens in one step, as it is announced.
     pub fn step(&mut self) -> Vec<Change> {
-        let mut told = vec![self.compute()];
-        while self.held.len() > 60 {
-            told.push(self.evict());
-        }
+        let salted = self.rng.below(4) == 0;
+        let length = 1 + self.rng.below(6) as usize;
+        let blocks = (0..length).map(|_| self.rng.below(3) as u32).collect();
+        let mut told = self.serve(&Prompt((salted, blocks)));
         if self.rng.below(200) == 0 {
             self.held.clear();
             told.push(Change::Cleared(None));
@@ -72,10 +84,17 @@ impl Engine {
         told
     }
 
-    fn compute(&mut self) -> Change {
-        let salted = self.rng.below(4) == 0;
-        let length = 1 + self.rng.below(6) as usize;
-        let blocks: Vec<u32> = (0..length).map(|_| self.rng.below(3) as u32).collect();
+    /// What a request does to its cache, as it is announced.
+    pub fn serve(&mut self, prompt: &Prompt) -> Vec<Change> {
+        let mut told = vec![self.compute(prompt)];
+        while self.held.len() > 60 {
+            told.push(self.evict());
+        }
+        told
+    }
+
+    fn compute(&mut self, Prompt((salted, blocks)): &Prompt) -> Change {
+        let (salted, length) = (*salted, blocks.len());
         let until = |length: usize| (salted, blocks[..length].to_vec());
         let there = (1..=length).take_while(|n| self.held.contains_key(&until(*n))).count();
         let new: Vec<Prefix> = (there + 1..=length).map(until).collect();
@@ -120,6 +139,8 @@ pub struct Follower {
     pub subscriber: Subscriber,
     pub mirror: Mirror,
     pub index: BTreeSet<BlockHash>,
+    /// What it learnt since somebody last took that.
+    pub news: Vec<CacheChange>,
     /// Why each epoch began.
     pub epochs: Vec<Why>,
     /// Number that comes next, by what was consumed.
@@ -130,7 +151,7 @@ impl Follower {
     pub fn new(subscriber: Subscriber) -> Self {
         let config = MirrorConfig { chain_seed: SEED, block_tokens: BLOCK_TOKENS, ..MirrorConfig::default() };
         let mirror = Mirror::new(config, Box::new(|lineage| Some(root(!lineage.extra.is_empty()))));
-        Self { subscriber, mirror, index: BTreeSet::new(), epochs: vec![], next: 0 }
+        Self { subscriber, mirror, index: BTreeSet::new(), news: vec![], epochs: vec![], next: 0 }
     }
 
     /// Blocks of a prompt that the engine is said to hold from the first on.
@@ -155,6 +176,7 @@ impl Follower {
                 self.mirror.apply(&batch, &mut changes);
             }
         }
+        self.news.extend(changes.iter().cloned());
         for change in changes {
             match change {
                 CacheChange::Stored { hashes, tier, .. } => {

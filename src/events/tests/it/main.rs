@@ -7,5 +7,6 @@ mod engine;
 mod hostile;
 mod loopback;
 mod mirrored;
+mod routed;
 mod truth;
 mod wire;

@@ -8,27 +8,28 @@ use crate::engine::{Engine, Follower, Prompt};
 use crate::loopback::{anywhere, publish, quick};
 use crate::wire::Proxy;
 
-const ENGINES: u64 = 3;
-const ROUNDS: usize = 80;
+pub const ENGINES: u64 = 3;
+pub const ROUNDS: usize = 80;
 /// Batches that an index may be behind when it is asked.
 const BEHIND: u64 = 3;
 
-/// An engine behind a line that loses one batch in twenty, and who follows it.
-struct Place {
-    engine: Engine,
+/// An engine behind a line that may lose batches, and who follows it.
+pub struct Place {
+    pub engine: Engine,
     publisher: Option<Publisher>,
     again: PublisherConfig,
-    proxy: Proxy,
-    follower: Follower,
-    next: u64,
+    pub proxy: Proxy,
+    pub follower: Follower,
+    pub next: u64,
 }
 
 impl Place {
-    async fn new(seed: u64) -> Self {
+    /// One batch in so many is lost; none if that is 0.
+    pub async fn new(seed: u64, one_in: u64) -> Self {
         let publisher = Publisher::bind(anywhere()).await.unwrap();
         let replay = publisher.replay_endpoint().map(str::to_owned);
         let again = PublisherConfig::new(publisher.endpoint(), replay);
-        let proxy = Proxy::before(publisher.endpoint(), 20).await;
+        let proxy = Proxy::before(publisher.endpoint(), one_in).await;
         let follower = follow(&proxy, &again);
         let mut place =
             Self { engine: Engine::new(seed), publisher: Some(publisher), again, proxy, follower, next: 0 };
@@ -42,13 +43,20 @@ impl Place {
         self.nearly().await;
     }
 
+    /// Serves a request.
+    pub async fn serve(&mut self, prompt: &Prompt) {
+        let publisher = self.publisher.as_ref().unwrap();
+        self.next = publisher.announce(self.engine.serve(prompt)) + 1;
+        self.nearly().await;
+    }
+
     /// Waits until what is known is no more than a little behind.
     async fn nearly(&mut self) {
         let next = self.next;
         self.follower.until(|f| f.next != u64::MAX && f.next + BEHIND >= next).await;
     }
 
-    async fn restart(&mut self, seed: u64) {
+    pub async fn restart(&mut self, seed: u64) {
         let epochs = self.follower.epochs.len();
         self.publisher = None;
         let publisher = loop {
@@ -63,7 +71,7 @@ impl Place {
         self.nearly().await;
     }
 
-    async fn known_anew(&mut self) {
+    pub async fn known_anew(&mut self) {
         self.follower = follow(&self.proxy, &self.again);
         self.nearly().await;
     }
@@ -84,7 +92,7 @@ async fn requests_find_nearly_as_much_as_if_nothing_were_lost_and_the_index_ends
     let mut rng = Rng::new(2026);
     let mut places = Vec::new();
     for seed in 0..ENGINES {
-        places.push(Place::new(seed).await);
+        places.push(Place::new(seed, 20).await);
     }
     let (mut found, mut best, mut restarts, mut anew) = (0, 0, 0, 0);
     for round in 0..ROUNDS {

@@ -15,6 +15,7 @@ mod health;
 mod http;
 mod label;
 mod start;
+mod variables;
 mod watch;
 
 use std::fmt;

@@ -10,6 +10,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore as Bucket, RetryConfig};
 
 use super::http::Connector;
+use super::variables::{Variables, is_address};
 use super::{ColdBucket, ColdConfig};
 
 /// The bucket, and the prefix of every name in it. Nothing is asked of it yet. Over HTTP it may say no more at a time
@@ -41,8 +42,10 @@ pub(super) fn open(config: &ColdConfig, answer_max_bytes: usize) -> Result<(Arc<
         return Err(wrong(format!("{name:?} is no name of a bucket")));
     }
     let prefix = Path::parse(prefix.trim_end_matches('/')).map_err(|e| wrong(e.to_string()))?;
-    let endpoint = endpoint(config, |name| std::env::var(name).ok())?;
-    let bucket = s3(config, name, endpoint, answer_max_bytes).map_err(|e| wrong(e.to_string()))?;
+    let variables = Variables::read(std::env::vars_os())?;
+    let endpoint = endpoint(config, |name| variables.get(name))?;
+    let s3 = s3(config, (name, endpoint), &variables, answer_max_bytes);
+    let bucket = s3.map_err(|e| format!("cold: {url}: {e}"))?;
     Ok((bucket, prefix))
 }
 
@@ -53,22 +56,17 @@ fn endpoint(
 ) -> Result<Option<String>, String> {
     let named = || ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"].into_iter().find_map(variable);
     let Some(endpoint) = config.endpoint.clone().or_else(named) else { return Ok(None) };
-    let uri: Option<http::Uri> = endpoint.parse().ok();
-    let is_address =
-        |uri: &http::Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host() != Some("");
-    match uri.filter(is_address) {
-        Some(_) => Ok(Some(endpoint)),
-        None => {
-            Err(format!("cold: the endpoint {endpoint:?} is no address; give one like http://127.0.0.1:9000"))
-        }
+    if is_address(&endpoint) {
+        return Ok(Some(endpoint));
     }
+    Err(format!("cold: the endpoint {endpoint:?} is no address; give one like http://127.0.0.1:9000"))
 }
 
 /// Keys and region come from the usual `AWS_` variables.
 fn s3(
     config: &ColdConfig,
-    name: &str,
-    endpoint: Option<String>,
+    (name, endpoint): (&str, Option<String>),
+    variables: &Variables,
     answer_max_bytes: usize,
 ) -> object_store::Result<Arc<dyn Bucket>> {
     let retry = RetryConfig {
@@ -76,7 +74,10 @@ fn s3(
         retry_timeout: config.patience.max(Duration::from_millis(1)),
         ..RetryConfig::default()
     };
-    let mut builder = AmazonS3Builder::from_env()
+    let builder = variables
+        .settings()
+        .fold(AmazonS3Builder::new(), |builder, (setting, value)| builder.with_config(setting, value));
+    let mut builder = builder
         .with_bucket_name(name)
         // One at a time, as every service of this kind knows it.
         .with_disable_bulk_delete(true)
