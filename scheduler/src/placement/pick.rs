@@ -216,12 +216,25 @@ impl Conductor {
             retry_after_us: self.comeback_us(request, stranded),
             predicted_ttft_us: stranded.at_us - self.now_us,
         });
-        let prefills = kept.late.into_iter().chain(kept.rude).map(|candidate| Refusal {
-            reason: RejectReason::Ttft,
-            retry_after_us: self.prefill_comeback_us(request, &candidate),
-            predicted_ttft_us: candidate.latest_us,
+        let prefills = kept.late.into_iter().chain(kept.rude).map(|candidate| {
+            if candidate.plan.work_us >= NEVER_US {
+                return self.no_step_for(request, &candidate);
+            }
+            Refusal {
+                reason: RejectReason::Ttft,
+                retry_after_us: self.prefill_comeback_us(request, &candidate),
+                predicted_ttft_us: candidate.latest_us,
+            }
         });
         stranded.into_iter().chain(prefills).min_by_key(|r| r.retry_after_us).unwrap_or(NOWHERE)
+    }
+
+    /// The refusal of an instance whose decode steps leave no time for a prefill: it is not the first token that is late.
+    fn no_step_for(&self, request: &Request, candidate: &Candidate) -> Refusal {
+        let (reason, at_us) = (RejectReason::Tbt, self.now_us);
+        let stranded = Stranded { reason, at_us, only: Some(candidate.instance) };
+        let retry_after_us = self.comeback_us(request, stranded);
+        Refusal { reason, retry_after_us, predicted_ttft_us: candidate.latest_us }
     }
 
     /// A placement on a given instance, whatever it promises.

@@ -86,6 +86,18 @@ fn a_slow_decode_is_told_when_it_is_predicted_to_be_faster() {
 }
 
 #[test]
+fn where_steps_alone_break_the_objective_nobody_is_told_to_wait_for_ever() {
+    // No pass is as short as the objective: neither a chunk beside decodes nor one by itself.
+    for tbt_us in [1_000, 2_000] {
+        let mut config = plain(PolicyName::Baton, AdmissionMode::Slo);
+        config.classes[0].tbt_us = tbt_us;
+        let mut conductor = conductor_of(config, &[spec(0, Role::Both), spec(1, Role::Both)]);
+        let refused = rejection(&offer(&mut conductor, 0, request(1, 1_000, 0))).expect("never in time");
+        assert_eq!((refused.reason, refused.retry_after_us), (RejectReason::Tbt, 60_000_000), "{tbt_us} us");
+    }
+}
+
+#[test]
 fn refusals_of_the_paper_modes_name_a_time_too() {
     for mode in [AdmissionMode::AtDecode, AdmissionMode::Early, AdmissionMode::EarlyPredict] {
         let mut conductor = crate::testing::conductor(plain(PolicyName::Mooncake, mode), 1, 1);

@@ -67,9 +67,7 @@ fn scored(submission: &baton_router::Submission) -> Vec<Step> {
     let mut steps = vec![admitted()];
     if submission.sampling.prompt_logprobs.is_some() {
         let of = |token: u32| TokenLogprob { logprob: -2.0, top: vec![(token + 1, -1.0)] };
-        steps.push(Step::Say(Event::PromptLogprobs(
-            submission.tokens.iter().skip(1).map(of).collect(),
-        )));
+        steps.push(Step::Say(Event::PromptLogprobs(submission.tokens.iter().skip(1).map(of).collect())));
     }
     steps.extend(
         [likely(99, -0.5), likely(100, -0.25)].into_iter().take(submission.sampling.max_tokens as usize),
