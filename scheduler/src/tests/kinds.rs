@@ -28,7 +28,7 @@ fn a_prefill_goes_with_a_decode_of_its_kind() {
     let mut conductor = two_pairs();
     let mut seen = [0, 0];
     for id in 0..12 {
-        let start = started(&offer(&mut conductor, id * 2_000_000, request(id, 3_000, 0)));
+        let start = started(&offer(&mut conductor, id * 100_000, request(id, 1_500, 0)));
         assert_eq!(start.prefill % 2, start.decode % 2, "{start:?}");
         seen[start.prefill as usize % 2] += 1;
     }
