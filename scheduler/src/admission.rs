@@ -249,8 +249,10 @@ impl Conductor {
 
     fn shadow_decode_refuses(&self, request: &Request, placement: &Placement) -> bool {
         let at_us = self.now_us + placement.candidate.ttft_us;
-        let role = self.fleet.get(placement.candidate.instance).map(|i| i.spec.role);
-        role == Some(Role::Prefill) && matches!(self.choose_decode(request, at_us), DecodeChoice::Never(..))
+        let from = placement.candidate.instance;
+        let role = self.fleet.get(from).map(|i| i.spec.role);
+        role == Some(Role::Prefill)
+            && matches!(self.choose_decode(request, from, at_us), DecodeChoice::Never(..))
     }
 
     /// Keeps a request in the router's queue.

@@ -40,7 +40,7 @@ impl Conductor {
             self.decode_for(&entry, self.now_us).filter(|_| entry.retries <= self.config.max_retries);
         // A holder that has become a decode instance keeps no room for a decode of this one.
         let target = wanted.and_then(|to| {
-            if to == from { self.roomiest_decode(&entry.request, Some(from)) } else { Some(to) }
+            if to == from { self.roomiest_decode(&entry.request, from, Some(from)) } else { Some(to) }
         });
         let Some(to) = target else {
             effects.push(Effect::Release { request: id, instance: from });

@@ -37,6 +37,15 @@ pub struct InstanceSpec {
     pub host_bytes_per_s: u64,
     /// Read rate of its SSD, bytes/s; 0 when it has none.
     pub ssd_bytes_per_s: u64,
+    /// Whose KV it can take: that of instances of the same kind, and of no others.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub kind: u32,
+}
+
+/// Where all are of one kind nothing is written of it.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it so")]
+const fn is_first(kind: &u32) -> bool {
+    *kind == 0
 }
 
 /// A shared profile is written out whole, and read back unshared.
@@ -188,6 +197,19 @@ impl Fleet {
 
     pub(crate) fn get(&self, id: InstanceId) -> Option<&Instance> {
         self.instances.get(id.index())?.as_ref()
+    }
+
+    /// Whether KV goes from one to the other.
+    pub(crate) fn share(&self, one: InstanceId, other: InstanceId) -> bool {
+        let both = self.get(one).zip(self.get(other));
+        both.is_some_and(|(one, other)| one.spec.kind == other.spec.kind)
+    }
+
+    /// Serving instances that decode what is prefilled on `from`, ascending.
+    pub(crate) fn decodes_of(&self, from: InstanceId) -> impl Iterator<Item = InstanceId> {
+        let kind = self.get(from).map(|i| i.spec.kind);
+        let of_kind = move |id: &InstanceId| self.get(*id).map(|i| i.spec.kind) == kind;
+        self.decodes.iter().copied().filter(of_kind)
     }
 
     pub(crate) fn get_mut(&mut self, id: InstanceId) -> Option<&mut Instance> {

@@ -82,7 +82,8 @@ impl Conductor {
         let pool = self.fleet.prefills.iter().filter_map(|id| self.fleet.get(*id));
         let to = pool.filter(idle).filter(lacks).map(|i| i.spec.id).next();
         let Some(to) = to.or_else(|| self.store_without(blocks)) else { return };
-        let holder = self.hits.sources().iter().find(|(b, id)| *b >= blocks && *id != to).map(|(_, id)| *id);
+        let able = |id: InstanceId| id != to && self.fleet.share(id, to);
+        let holder = self.hits.sources().iter().find(|(b, id)| *b >= blocks && able(*id)).map(|(_, id)| *id);
         let Some(from) = holder else { return };
         let chain = chain.to_vec();
         self.stats.replications += 1;

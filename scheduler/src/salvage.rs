@@ -268,7 +268,8 @@ impl Conductor {
         if stored >= source.blocks {
             return None;
         }
-        let able = self.fleet.stores.iter().copied().filter(|id| self.may_take(*id));
+        let able = |id: &InstanceId| self.may_take(*id) && self.fleet.share(source.instance, *id);
+        let able = self.fleet.stores.iter().copied().filter(able);
         // A chain is of use where it is whole: it goes on where most of it is; else where there is most room.
         let to = able.max_by_key(|id| {
             let begun = held(*id) * 2 >= source.blocks;

@@ -9,6 +9,7 @@ mod decode;
 mod explain;
 mod failures;
 mod fetch;
+mod kinds;
 mod local;
 mod parts;
 mod peers;

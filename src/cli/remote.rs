@@ -43,6 +43,10 @@ pub struct RemoteArgs {
     /// The model's name at the server [default: the first that it lists]
     #[arg(long, value_name = "NAME")]
     served_model: Option<String>,
+    /// A word for what it serves, where its version does not tell: servers of two words make no pair, as those of two
+    /// versions do not
+    #[arg(long, value_name = "WORD", value_parser = word)]
+    revision: Option<String>,
     /// Data-parallel rank of the server that is meant, when it has several
     #[arg(long, value_name = "RANK")]
     dp_rank: Option<u32>,
@@ -55,6 +59,12 @@ pub struct RemoteArgs {
     /// Rate at which KV moves between servers, for predictions, bytes/s
     #[arg(long, value_name = "BYTES_PER_S", default_value_t = NET_BYTES_PER_S, value_parser = clap::value_parser!(u64).range(1..))]
     net_bytes_per_s: u64,
+}
+
+/// A name for a revision: it stands beside other words.
+fn word(text: &str) -> Result<String, String> {
+    let fits = !text.is_empty() && text.len() <= 128 && text.chars().all(|c| c.is_ascii_graphic());
+    fits.then(|| text.to_owned()).ok_or_else(|| "a revision is 1 to 128 letters, digits and signs".to_owned())
 }
 
 impl RemoteArgs {
@@ -94,6 +104,7 @@ impl RemoteArgs {
             vocab_tokens,
             end_tokens,
             events: self.events(dialect)?,
+            revision: self.revision.clone(),
             profile: args.engines.profile()?,
             guard: crate::guard::ClusterGuard::default(),
         })

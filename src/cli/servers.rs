@@ -17,7 +17,7 @@ use crate::node::RemoteNode;
 use crate::up::Making;
 
 /// Options of `baton node` that a server may have; a member's label of such a name sets it.
-const OPTIONS: [&str; 18] = [
+const OPTIONS: [&str; 19] = [
     "engine",
     "model",
     "profile",
@@ -32,6 +32,7 @@ const OPTIONS: [&str; 18] = [
     "events-replay",
     "engine-key",
     "served-model",
+    "revision",
     "dp-rank",
     "capacity-tokens",
     "max-model-tokens",

@@ -89,7 +89,7 @@ impl Driver {
             }
             v1::fact::Fact::Replicated(_) => return self.step(Input::ReplicateFinished { to: instance }),
             v1::fact::Fact::Drain(_) => return,
-            v1::fact::Fact::Abandoned(loan) => return self.abandoned(request, loan),
+            v1::fact::Fact::Abandoned(loan) => return self.abandoned(request, instance, loan),
             _ => {}
         }
         let current = self.sessions.get(&request).filter(|s| s.attempt == told.attempt);
@@ -274,9 +274,14 @@ impl Driver {
         }
     }
 
-    /// KV that its request does not want any more waits at an engine: any engine that decodes lets it go by taking it.
-    fn abandoned(&mut self, request: RequestId, loan: v1::Loan) {
-        let lets_go = |node: &Node| node.hello.engine_moves_kv && node.role == baton_types::Role::Decode;
+    /// KV that its request does not want any more waits at an engine: any engine of its kind that decodes lets it go by
+    /// taking it.
+    fn abandoned(&mut self, request: RequestId, at: InstanceId, loan: v1::Loan) {
+        let kind = self.fleet.get(at).map(|node| node.kind);
+        let lets_go = |node: &Node| {
+            let decodes = node.hello.engine_moves_kv && node.role == baton_types::Role::Decode;
+            decodes && Some(node.kind) == kind
+        };
         let found = self.fleet.iter().find(|(_, node)| lets_go(node)).map(|(id, _)| id);
         // Without one its lease ends by itself.
         if let Some(instance) = found {

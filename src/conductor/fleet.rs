@@ -18,6 +18,8 @@ pub(super) struct Node {
     pub name: String,
     pub epoch: Epoch,
     pub role: Role,
+    /// Nodes of one kind are alike in all that KV depends on.
+    pub kind: u32,
     pub draining: bool,
     pub orders: mpsc::Sender<v1::ToNode>,
     pub outbox: Vec<v1::Order>,
@@ -41,7 +43,6 @@ pub(super) struct Pace {
 pub(super) struct Fleet {
     nodes: Vec<Option<Node>>,
     seats: Seats,
-    fingerprint: Option<v1::Fingerprint>,
 }
 
 impl Fleet {
@@ -94,8 +95,11 @@ impl Fleet {
 
     /// Whether a request can be prefilled and decoded.
     pub(super) fn has_pair(&self) -> bool {
-        let any = |part: fn(Role) -> bool| self.iter().any(|(_, n)| !n.draining && part(n.role));
-        any(Role::prefills) && any(Role::decodes)
+        let of = |part: fn(Role) -> bool| {
+            self.iter().filter(move |(_, n)| !n.draining && part(n.role)).map(|(_, n)| n.kind)
+        };
+        let decodes: BTreeSet<u32> = of(Role::decodes).collect();
+        of(Role::prefills).any(|kind| decodes.contains(&kind))
     }
 
     /// Instances whose part it is to prefill and that take work.
@@ -145,13 +149,24 @@ impl Fleet {
         if self.nodes.len() <= id.index() {
             self.nodes.resize_with(id.index() + 1, || None);
         }
-        self.fingerprint.get_or_insert_with(|| hello.fingerprint.clone().unwrap_or_default());
-        let spec = spec_of(&hello, (id, epoch), role, profile);
+        let kind = self.kind_of(&hello);
+        let spec = InstanceSpec { kind, ..spec_of(&hello, (id, epoch), role, profile) };
         let load = v1::NodeLoad::default();
         let (name, outbox) = (hello.name.clone(), Vec::new());
         let pace = Pace::default();
-        let node =
-            Node { name, epoch, role, draining: false, orders, outbox, hello, heard_us: now_us, load, pace };
+        let node = Node {
+            name,
+            epoch,
+            role,
+            kind,
+            draining: false,
+            orders,
+            outbox,
+            hello,
+            heard_us: now_us,
+            load,
+            pace,
+        };
         self.nodes[id.index()] = Some(node);
         Ok(spec)
     }
@@ -179,8 +194,9 @@ impl Fleet {
             ));
         }
         // An earlier life of the node itself does not count: it may come back with another model.
-        let others = self.iter().any(|(_, node)| node.name != hello.name);
-        if let Some(ours) = self.fingerprint.as_ref().filter(|ours| others && **ours != print) {
+        let mut others = self.iter().filter(|(_, node)| node.name != hello.name);
+        if let Some((_, other)) = others.find(|(_, node)| !may_stand_beside(hello, &node.hello)) {
+            let ours = other.hello.fingerprint.clone().unwrap_or_default();
             return Err(format!(
                 "node {} cannot share KV with the others: it is {print:?}, they are {ours:?}; serve one model a conductor",
                 hello.name
@@ -203,11 +219,15 @@ impl Fleet {
     pub(super) fn remove(&mut self, instance: InstanceId, now_us: u64) -> Option<Node> {
         let node = self.nodes.get_mut(instance.index())?.take();
         self.seats.leave(instance, now_us);
-        if self.iter().next().is_none() {
-            // Whoever comes first after everybody left may serve another model.
-            self.fingerprint = None;
-        }
         node
+    }
+
+    /// The kind of those that are here and alike, or the lowest that nobody here is of.
+    fn kind_of(&self, hello: &v1::Hello) -> u32 {
+        let alike = self.iter().find(|(_, node)| node.hello.fingerprint == hello.fingerprint);
+        let taken: BTreeSet<u32> = self.iter().map(|(_, node)| node.kind).collect();
+        let free = || (0..).find(|kind| !taken.contains(kind)).unwrap_or(u32::MAX);
+        alike.map_or_else(free, |(_, node)| node.kind)
     }
 
     /// Nodes that were not heard since `since_us`.
@@ -233,6 +253,20 @@ impl Fleet {
         }
         stuck
     }
+}
+
+/// Whether two nodes may serve side by side: alike, or two versions of one model and engine that move KV by a protocol
+/// of their own, and then in pairs of their own. Nodes that move KV themselves are all of one kind.
+fn may_stand_beside(one: &v1::Hello, other: &v1::Hello) -> bool {
+    // What kind of engine and how it hands over stand before its version.
+    let but_version = |hello: &v1::Hello| {
+        let print = hello.fingerprint.clone().unwrap_or_default();
+        let engine: Vec<&str> = print.engine.split(' ').take(2).collect();
+        let engine = engine.join(" ");
+        v1::Fingerprint { engine, revision: String::new(), ..print }
+    };
+    one.fingerprint == other.fingerprint
+        || (one.engine_moves_kv && other.engine_moves_kv && but_version(one) == but_version(other))
 }
 
 /// A role by its word.
@@ -269,5 +303,6 @@ fn spec_of(hello: &v1::Hello, id: (InstanceId, Epoch), role: Role, profile: Cost
         net_bytes_per_s: hello.net_bytes_per_s,
         host_bytes_per_s: hello.host_bytes_per_s,
         ssd_bytes_per_s: hello.ssd_bytes_per_s,
+        kind: 0,
     }
 }

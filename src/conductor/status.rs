@@ -49,6 +49,9 @@ pub struct NodeStatus {
     pub role: String,
     /// `serving` or `draining`; `drained` when nothing is left on it.
     pub state: String,
+    /// What its KV is of: the engine with its version, and the revision where one is told. Pairs form among equals.
+    #[serde(default)]
+    pub build: String,
     /// When it was last heard, µs ago.
     pub heard_us_ago: u64,
     /// Prefill backlog predicted, µs.
@@ -156,7 +159,12 @@ impl Decisions {
     }
 }
 
-/// A decision in a line, and the TTFT that it predicts; `None` if it was to refuse.
+/// What tells one version of a node's engine and model from another.
+fn build_of(hello: &baton_wire::v1::Hello) -> String {
+    let print = hello.fingerprint.clone().unwrap_or_default();
+    format!("{} {}", print.engine.trim(), print.revision).trim().to_owned()
+}
+
 /// What was predicted for the instance that a decision chose.
 pub(super) fn chosen(decision: &Decision) -> Option<&baton_scheduler::CandidateTerms> {
     let chosen = decision.chosen?;
@@ -286,6 +294,7 @@ impl Driver {
                     (true, false) => "draining".into(),
                     (true, true) => "drained".into(),
                 },
+                build: build_of(&node.hello),
                 heard_us_ago: self.now_us.saturating_sub(node.heard_us),
                 backlog_us: load.map_or(0, |l| l.backlog_us),
                 waiting: load.map_or(0, |l| l.waiting),

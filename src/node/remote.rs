@@ -64,6 +64,8 @@ pub struct RemoteNode {
     pub vocab_tokens: u32,
     /// Tokens that end an answer, for the router.
     pub end_tokens: Vec<u32>,
+    /// What it serves, where its version does not tell.
+    pub revision: Option<String>,
     /// Where it announces what happens in its cache; nothing is assumed of that then.
     pub events: Option<EventSource>,
     /// What its passes are expected to cost; measured times correct it.
@@ -90,6 +92,7 @@ impl RemoteNode {
             max_model_tokens,
             vocab_tokens,
             end_tokens,
+            revision,
             events,
             profile,
             guard: _,
@@ -106,7 +109,7 @@ impl RemoteNode {
                     &other.vocab_tokens,
                 );
         let engine = *engine == other.engine && *events == other.events && *profile == other.profile;
-        place && sizes && engine && *end_tokens == other.end_tokens
+        place && sizes && engine && *end_tokens == other.end_tokens && *revision == other.revision
     }
 }
 
@@ -243,14 +246,7 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         model: found.model.clone(),
         block_tokens: node.block_tokens,
         vocab_tokens: node.vocab_tokens,
-        // Two versions of an engine, or two ways of moving KV, make no pair. Who serves whole requests has none to make,
-        // and versions are changed one server after another.
-        engine: format!(
-            "{} {} {}",
-            node.engine.dialect.name(),
-            way(&node.engine),
-            found.version.as_deref().filter(|_| node.engine.handoff != HandoffWay::None).unwrap_or("")
-        ),
+        engine: build(node, found.version.as_deref()),
         ..v1::Fingerprint::default()
     };
     Ok(v1::Hello {
@@ -275,6 +271,14 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         engine_moves_kv: true,
         proof: Vec::new().into(),
     })
+}
+
+/// What makes no pair with another: two ways of moving KV, two versions of an engine, two revisions of what it serves.
+/// Kind and way are the first two words. Who serves whole requests has no pair to make, whatever its version.
+fn build(node: &RemoteNode, version: Option<&str>) -> String {
+    let version = version.filter(|_| node.engine.handoff != HandoffWay::None).unwrap_or("");
+    let words = [node.engine.dialect.name(), way(&node.engine), version];
+    words.into_iter().chain(node.revision.as_deref()).collect::<Vec<_>>().join(" ")
 }
 
 const fn way(settings: &RemoteSettings) -> &'static str {

@@ -97,12 +97,13 @@ impl Conductor {
         if step_us > need.tbt_us as f64 { Err(RejectReason::Tbt) } else { Ok(step_us) }
     }
 
-    /// The decode instance with the least predicted step time that keeps the objective.
-    pub(crate) fn choose_decode(&self, request: &Request, at_us: u64) -> DecodeChoice {
+    /// The decode instance with the least predicted step time that keeps the objective, of those that take KV `from`
+    /// this prefill.
+    pub(crate) fn choose_decode(&self, request: &Request, from: InstanceId, at_us: u64) -> DecodeChoice {
         let need = self.decode_need(request, at_us);
         let mut best: Option<(f64, InstanceId)> = None;
         let mut reason = RejectReason::NoInstance;
-        for id in self.roomiest_decodes() {
+        for id in self.roomiest_decodes(from) {
             let Some(instance) = self.fleet.get(id).filter(|_| self.holds(id, request)) else { continue };
             match self.decode_fits(instance, &need) {
                 Ok(step_us) => {
@@ -121,13 +122,14 @@ impl Conductor {
 
     /// Decode instances worth a closer look, in id order: all of a small pool, those with most
     /// room of a large one.
-    fn roomiest_decodes(&self) -> Vec<InstanceId> {
-        if self.fleet.decodes.len() <= CLOSER_LOOK {
-            return self.fleet.decodes.clone();
+    fn roomiest_decodes(&self, from: InstanceId) -> Vec<InstanceId> {
+        let pool: Vec<InstanceId> = self.fleet.decodes_of(from).collect();
+        if pool.len() <= CLOSER_LOOK {
+            return pool;
         }
         let promised =
             |id: &InstanceId| (self.fleet.get(*id).map_or(u64::MAX, |i| i.decode.reserved_tokens()), *id);
-        let mut loads: Vec<(u64, InstanceId)> = self.fleet.decodes.iter().map(promised).collect();
+        let mut loads: Vec<(u64, InstanceId)> = pool.iter().map(promised).collect();
         loads.select_nth_unstable(CLOSER_LOOK);
         let mut ids: Vec<InstanceId> = loads[..CLOSER_LOOK].iter().map(|(_, id)| *id).collect();
         ids.sort_unstable();
@@ -136,10 +138,10 @@ impl Conductor {
 
     /// The decode instance with the least promised context, whatever its state: for policies that
     /// do not look at objectives.
-    pub(crate) fn least_loaded_decode(&self, request: &Request) -> Option<InstanceId> {
+    pub(crate) fn least_loaded_decode(&self, request: &Request, from: InstanceId) -> Option<InstanceId> {
         let load = |i: &Instance| (i.decode.reserved_tokens(), i.decode.all().0, i.spec.id);
-        let able = self.fleet.decodes.iter().filter(|id| self.holds(**id, request));
-        able.filter_map(|id| self.fleet.get(*id)).min_by_key(|i| load(i)).map(|i| i.spec.id)
+        let able = self.fleet.decodes_of(from).filter(|id| self.holds(*id, request));
+        able.filter_map(|id| self.fleet.get(id)).min_by_key(|i| load(i)).map(|i| i.spec.id)
     }
 
     /// How long the decode of this request is predicted to take, µs.

@@ -8,7 +8,7 @@ use super::{DecodeChoice, Placement};
 use crate::conductor::Conductor;
 use crate::queue::{Dispatched, Waiting};
 use crate::request::{Entry, Stage};
-use crate::{Effect, PolicyName, Request};
+use crate::{Effect, FailStage, PolicyName, Request};
 
 impl Conductor {
     /// Puts an admitted request on its instance's queue, or straight on its engine.
@@ -135,11 +135,10 @@ impl Conductor {
         self.forget_plan(request, planned);
         let decode = if local { Some(id) } else { self.decode_for(&entry, at_us) };
         // What was planned may have become something that does not decode.
-        let decodes = |id: &InstanceId| self.fleet.get(*id).is_some_and(|i| i.spec.role.decodes());
-        let Some(decode) = decode.or(planned.filter(decodes)) else {
+        let decodes = |to: &InstanceId| self.fleet.get(*to).is_some_and(|i| i.spec.role.decodes());
+        let Some(decode) = decode.or(planned.filter(|to| decodes(to) && self.fleet.share(id, *to))) else {
             entry.decode = None;
-            self.requests.insert(entry);
-            return false;
+            return self.wait_or_leave(at, entry, effects);
         };
         entry.stage = Stage::Prefilling;
         entry.fetch = plan.fetch;
@@ -154,6 +153,21 @@ impl Conductor {
         true
     }
 
+    /// Nobody decodes what would be prefilled here: it goes where somebody does, or waits. Whether it went.
+    fn wait_or_leave(&mut self, at: usize, entry: Entry, effects: &mut Vec<Effect>) -> bool {
+        // Where there is such an instance it is of another kind: of this one nobody takes it.
+        let goes = !self.candidate_ids(&entry.request, None).is_empty();
+        if !goes {
+            self.requests.insert(entry);
+            return false;
+        }
+        if let Some(instance) = self.fleet.get_mut(entry.prefill) {
+            instance.prefill.take_waiting(at);
+        }
+        self.retry(entry, FailStage::NoPlacement, effects);
+        true
+    }
+
     fn forget_plan(&mut self, request: RequestId, planned: Option<InstanceId>) {
         if let Some(instance) = planned.and_then(|id| self.fleet.get_mut(id)) {
             instance.decode.release(request);
@@ -163,28 +177,33 @@ impl Conductor {
     /// The decode instance to hand over to: not the one that the KV did not reach, if there is
     /// another.
     pub(crate) fn decode_for(&self, entry: &Entry, at_us: u64) -> Option<InstanceId> {
-        let best = self.decode_by_then(&entry.request, at_us);
+        let best = self.decode_by_then(&entry.request, entry.prefill, at_us);
         if best.is_none() || best != entry.shunned {
             return best;
         }
-        self.roomiest_decode(&entry.request, best).or(best)
+        self.roomiest_decode(&entry.request, entry.prefill, best).or(best)
     }
 
-    /// The decode instance with most room, `but` one left out.
-    pub(crate) fn roomiest_decode(&self, request: &Request, but: Option<InstanceId>) -> Option<InstanceId> {
-        let able = self.fleet.decodes.iter().filter(|id| Some(**id) != but && self.holds(**id, request));
-        let serving = able.filter_map(|id| self.fleet.get(*id));
+    /// The decode instance with most room of those that take KV `from` this prefill, `but` one left out.
+    pub(crate) fn roomiest_decode(
+        &self,
+        request: &Request,
+        from: InstanceId,
+        but: Option<InstanceId>,
+    ) -> Option<InstanceId> {
+        let able = self.fleet.decodes_of(from).filter(|id| Some(*id) != but && self.holds(*id, request));
+        let serving = able.filter_map(|id| self.fleet.get(id));
         serving.min_by_key(|i| (i.decode.reserved_tokens(), i.spec.id)).map(|i| i.spec.id)
     }
 
     /// The decode instance to hand over to: one predicted to keep the objective and to have room
     /// by `at_us`, else the one with most room. Waiting here for room would hold up those behind,
     /// who may need less; the decode instance itself lets KV in as room is freed (I8).
-    fn decode_by_then(&self, request: &Request, at_us: u64) -> Option<InstanceId> {
-        if let DecodeChoice::At(id, _) = self.choose_decode(request, at_us) {
+    fn decode_by_then(&self, request: &Request, from: InstanceId, at_us: u64) -> Option<InstanceId> {
+        if let DecodeChoice::At(id, _) = self.choose_decode(request, from, at_us) {
             return Some(id);
         }
-        self.roomiest_decode(request, None)
+        self.roomiest_decode(request, from, None)
     }
 
     /// The router queue of `dynamo_wspt`: nothing is placed while every instance is busy; then the

@@ -40,7 +40,7 @@ impl Conductor {
     ) -> Result<Placement, Refusal> {
         self.look_up(request);
         let candidates = self.candidate_ids(request, shunned);
-        if candidates.is_empty() || !self.fleet.decodes.iter().any(|id| self.holds(*id, request)) {
+        if candidates.is_empty() {
             return Err(NOWHERE);
         }
         match self.config.policy {
@@ -67,7 +67,7 @@ impl Conductor {
     }
 
     /// Instances that may prefill the request, thinned when there are many.
-    fn candidate_ids(&self, request: &Request, shunned: Option<InstanceId>) -> Vec<InstanceId> {
+    pub(crate) fn candidate_ids(&self, request: &Request, shunned: Option<InstanceId>) -> Vec<InstanceId> {
         let mut ids: Vec<InstanceId> = self.fleet.prefills.clone();
         if self.config.local_prefill && self.config.policy.orders_queues() {
             let permille = u64::from(self.config.local_room_permille);
@@ -85,7 +85,7 @@ impl Conductor {
                     .map(|i| i.spec.id),
             );
         }
-        ids.retain(|id| self.holds(*id, request));
+        ids.retain(|id| self.holds(*id, request) && self.has_decode(*id, request));
         if ids.len() > 1 {
             ids.retain(|id| Some(*id) != shunned);
         }
@@ -106,6 +106,12 @@ impl Conductor {
             ids.sort_unstable();
         }
         ids
+    }
+
+    /// Whether some instance decodes what is prefilled there.
+    fn has_decode(&self, id: InstanceId, request: &Request) -> bool {
+        let local = self.fleet.get(id).is_some_and(|i| i.spec.role.decodes());
+        local || self.fleet.decodes_of(id).any(|decode| self.holds(decode, request))
     }
 
     /// Works out every candidate's terms and takes the best.
@@ -194,7 +200,7 @@ impl Conductor {
         let found = if local {
             self.decode_fits(instance, &self.decode_need(request, at_us)).map(|_| candidate.instance)
         } else {
-            match self.choose_decode(request, at_us) {
+            match self.choose_decode(request, candidate.instance, at_us) {
                 DecodeChoice::At(id, _) => Ok(id),
                 DecodeChoice::Never(reason) => Err(reason),
             }
@@ -248,7 +254,7 @@ impl Conductor {
         let local = self.fleet.get(candidate.instance).is_some_and(|i| i.spec.role.decodes());
         let decode = decode
             .or(local.then_some(candidate.instance))
-            .or_else(|| self.least_loaded_decode(request))
+            .or_else(|| self.least_loaded_decode(request, candidate.instance))
             .unwrap_or(candidate.instance);
         Placement { candidate, decode, room_tokens: self.room_tokens(request) }
     }

@@ -130,7 +130,8 @@ impl Conductor {
 
     /// The holder of the longest prefix beyond `blocks`, the one with fewest transfers among equals.
     fn best_source(&self, target: InstanceId, blocks: u32) -> Option<(u32, &Instance)> {
-        let usable = self.hits.sources().iter().filter(|(b, id)| *id != target && *b > blocks);
+        let able = |id: InstanceId| id != target && self.fleet.share(id, target);
+        let usable = self.hits.sources().iter().filter(|(b, id)| *b > blocks && able(*id));
         let longest = usable.clone().map(|(b, _)| *b).max()?;
         usable
             .filter(|(b, _)| *b == longest)

@@ -35,6 +35,8 @@ pub(crate) struct Account {
 pub(crate) struct Oracle {
     pub live: BTreeMap<RequestId, Account>,
     pub alive: BTreeMap<InstanceId, Role>,
+    /// Of what kind each is, or was last.
+    pub kinds: BTreeMap<InstanceId, u32>,
     pub accepted: u64,
     pub rejected: u64,
     pub failed: u64,
@@ -55,6 +57,7 @@ impl Oracle {
         match input {
             Input::InstanceJoined(spec) => {
                 self.alive.insert(spec.id, spec.role);
+                self.kinds.insert(spec.id, spec.kind);
                 self.copying.remove(&spec.id);
             }
             Input::ReplicateFinished { to } => _ = self.copying.remove(to),
@@ -138,6 +141,11 @@ impl Oracle {
         assert!(role.is_some_and(|role| role.decodes()), "a decode on {instance}, which is {role:?}");
     }
 
+    /// KV goes between instances of one kind.
+    fn must_share(&self, from: InstanceId, to: InstanceId) {
+        assert_eq!(self.kinds.get(&from), self.kinds.get(&to), "KV goes from {from} to {to}");
+    }
+
     fn account(&mut self, request: RequestId) -> &mut Account {
         self.live
             .get_mut(&request)
@@ -148,6 +156,8 @@ impl Oracle {
         match *effect {
             Effect::StartPrefill { request, instance, decode, fetch, .. } => {
                 self.must_decode(decode);
+                self.must_share(instance, decode);
+                fetch.iter().for_each(|fetch| self.must_share(fetch.from, instance));
                 let first_leg = self.alive.get(&instance).is_some_and(|role| role.prefills());
                 assert!(first_leg || instance == decode, "request {request} prefills on {instance}");
                 let account = self.account(request);
@@ -180,6 +190,7 @@ impl Oracle {
             }
             Effect::Handoff { request, from, to, .. } => {
                 self.must_decode(to);
+                self.must_share(from, to);
                 let account = self.account(request);
                 assert_eq!(
                     (account.phase, account.prefill),
@@ -210,6 +221,7 @@ impl Oracle {
             Effect::Replicate { from, to, ref chain } => {
                 assert!(from != to && !chain.is_empty());
                 assert!(self.alive.contains_key(&from));
+                self.must_share(from, to);
                 let role = self.alive.get(&to);
                 assert!(
                     matches!(role, Some(Role::Prefill | Role::Store)),

@@ -97,6 +97,8 @@ pub(crate) struct Play {
     pub told: Vec<(u64, Input)>,
     epochs: BTreeMap<u32, u32>,
     roles: Vec<Role>,
+    /// Instances are of two kinds, and of the other one in their next life.
+    upgrades: bool,
     next_id: u64,
     foreign: Vec<(RequestId, Phase)>,
 }
@@ -108,6 +110,11 @@ fn pick<T: Copy>(from: &[T], n: u8) -> Option<T> {
 impl Play {
     /// A conductor over instances of the given roles.
     pub(crate) fn new(config: SchedulerConfig, roles: &[Role]) -> Self {
+        Self::of_kinds(config, roles, false)
+    }
+
+    /// The same over instances of two kinds, if they are to be.
+    pub(crate) fn of_kinds(config: SchedulerConfig, roles: &[Role], upgrades: bool) -> Self {
         let mut play = Self {
             conductor: Conductor::new(config).expect("a valid test config"),
             oracle: Oracle::default(),
@@ -116,6 +123,7 @@ impl Play {
             told: Vec::new(),
             epochs: BTreeMap::new(),
             roles: roles.to_vec(),
+            upgrades,
             next_id: 0,
             foreign: Vec::new(),
         };
@@ -170,7 +178,8 @@ impl Play {
         let epoch = self.epochs.entry(id).and_modify(|e| *e += 1).or_insert(1);
         let role = self.roles[id as usize];
         // Room for two or three prompts of the longest: decode room runs out all the time.
-        let spec = InstanceSpec { epoch: Epoch(*epoch), capacity_tokens: 40_000, ..spec(id, role) };
+        let kind = if self.upgrades { (id + *epoch) % 2 } else { 0 };
+        let spec = InstanceSpec { epoch: Epoch(*epoch), capacity_tokens: 40_000, kind, ..spec(id, role) };
         if *epoch > 1 {
             // The books learn of the death first: whatever is on the old life ends in this step.
             self.oracle.dies(InstanceId(id));

@@ -69,6 +69,16 @@ proptest! {
     }
 
     #[test]
+    fn whatever_happens_kv_goes_between_instances_of_one_kind(
+        config in configs(), script in scripts(120), mixed in any::<bool>(),
+    ) {
+        let roles: &[Role] = if mixed { &MIXED } else { &PAIR };
+        let mut play = Play::of_kinds(config, roles, true);
+        script.iter().for_each(|act| play.act(*act));
+        play.finish();
+    }
+
+    #[test]
     fn the_same_script_gives_the_same_effects(config in configs(), script in scripts(80)) {
         let (mut one, mut two) = (play(&config, &PAIR, &script), play(&config, &PAIR, &script));
         prop_assert_eq!(&one.effects, &two.effects);

@@ -102,6 +102,7 @@ fn node(id: u32, pool: &Pool, setup: &Setup) -> Result<Node, String> {
         net_bytes_per_s: pool.net_bytes_per_s,
         host_bytes_per_s: pool.host_bytes_per_s,
         ssd_bytes_per_s: pool.ssd_bytes_per_s,
+        kind: 0,
     };
     let mix = if pool.role == Role::Prefill { Mix::PrefillFirst } else { pool.mix };
     let mut engine = Engine::new(pool.profile.clone(), mix, pool.pass_tokens, pool.pipeline_nodes);

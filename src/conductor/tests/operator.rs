@@ -140,6 +140,35 @@ async fn a_request_is_explained_by_its_clients_name() {
     bench.serve("r").await;
 }
 
+/// Two versions of engines that move KV themselves: each in pairs of its own, and nobody else beside them.
+#[tokio::test]
+async fn two_versions_serve_side_by_side_in_pairs_of_their_own() {
+    let of = |name: &str, role: &str, engine: &str| {
+        let mut hello = hello(name, role);
+        hello.fingerprint.as_mut().unwrap().engine = engine.into();
+        hello
+    };
+    let mut bench = Bench::new(super::bench::config());
+    bench.say_hello(of("p0x", "prefill", "vllm nixl 1")).await.unwrap();
+    bench.say_hello(of("d0x", "decode", "vllm nixl 2")).await.unwrap();
+    assert!(bench.books.open.is_empty() && !bench.driver.fleet.has_pair(), "no pair of two versions");
+    for engine in ["vllm mooncake 1", "sglang nixl 1", "vllm"] {
+        let refused = bench.say_hello(of("p1x", "prefill", engine)).await;
+        assert!(refused.is_err_and(|why| why.contains("cannot share KV")), "{engine}");
+    }
+    // Whose KV goes through Baton is of one kind with all.
+    let refused = bench.say_hello(of("p1", "prefill", "vllm nixl 3")).await;
+    assert!(refused.is_err_and(|why| why.contains("cannot share KV")));
+    bench.say_hello(of("d1x", "decode", "vllm nixl 1 a")).await.unwrap();
+    assert!(!bench.driver.fleet.has_pair(), "another revision");
+    bench.say_hello(of("p1x", "prefill", "vllm nixl 1 a")).await.unwrap();
+    assert!(bench.driver.fleet.has_pair());
+    let canary = bench.books.open.values().find(|leg| leg.prefills).unwrap();
+    assert_eq!(canary.node, "p1x", "it goes through the pair");
+    let builds: Vec<_> = bench.status().nodes.into_iter().map(|node| node.build).collect();
+    assert_eq!(builds, ["vllm nixl 1", "vllm nixl 2", "vllm nixl 1 a", "vllm nixl 1 a"]);
+}
+
 #[tokio::test]
 async fn a_canary_that_fails_is_sent_again_and_then_passes() {
     let mut bench = Bench::new(super::bench::config());

@@ -72,7 +72,7 @@ async fn kv_that_was_lent_before_the_line_broke_is_told_to_the_next_conductor() 
 
 #[test]
 fn a_newer_server_of_whole_requests_goes_with_an_older_one_and_a_pair_has_one_version() {
-    let fingerprint = |handoff: HandoffWay, version: &str| {
+    let print = |handoff: HandoffWay, version: &str, revision: Option<&str>| {
         let engine = RemoteSettings::new(Dialect::Vllm, "http://127.0.0.1:1").with_handoff(handoff);
         let node = super::RemoteNode {
             name: "v0".into(),
@@ -87,12 +87,17 @@ fn a_newer_server_of_whole_requests_goes_with_an_older_one_and_a_pair_has_one_ve
             vocab_tokens: 10,
             end_tokens: Vec::new(),
             events: None,
+            revision: revision.map(str::to_owned),
             profile: baton_engine::TimedSpec::zero_work().profile,
             guard: crate::guard::ClusterGuard::default(),
         };
         let found = Probe { model: "m".into(), version: Some(version.into()), ..Probe::default() };
         super::hello(&node, &found).expect("all is told").fingerprint.expect("one is told")
     };
+    let fingerprint = |handoff, version| print(handoff, version, None);
+    assert_ne!(fingerprint(HandoffWay::Nixl, "1"), print(HandoffWay::Nixl, "1", Some("b")));
+    assert_ne!(print(HandoffWay::Nixl, "1", Some("a")), print(HandoffWay::Nixl, "1", Some("b")));
+    assert_eq!(print(HandoffWay::Nixl, "1", Some("b")), print(HandoffWay::Nixl, "1", Some("b")));
     assert_eq!(fingerprint(HandoffWay::None, "0.31.0"), fingerprint(HandoffWay::None, "0.32.0"));
     assert_ne!(fingerprint(HandoffWay::Nixl, "0.31.0"), fingerprint(HandoffWay::Nixl, "0.32.0"));
     assert_ne!(fingerprint(HandoffWay::Nixl, "0.32.0"), fingerprint(HandoffWay::None, "0.32.0"));

@@ -131,6 +131,7 @@ impl Cluster {
             vocab_tokens: baton_remote::testing::VOCAB_TOKENS,
             end_tokens: vec![baton_remote::testing::END_TOKEN],
             events,
+            revision: None,
             profile: baton_engine::TimedSpec::zero_work().profile,
             guard: crate::guard::ClusterGuard::default(),
         }

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use baton_membership::{Directory, FileSource, Member, Source};
-use baton_remote::RemoteSettings;
 use baton_remote::testing::{Fabric, FakeConnector, FakeRole, FakeVllm, VllmSpec, toy_answer};
-use baton_types::{Finish, Role, Sampling};
+use baton_remote::{EngineRole, HandoffWay, RemoteSettings};
+use baton_types::{DecodeCost, Finish, PrefillCost, Role, Sampling};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
@@ -118,8 +119,24 @@ async fn driving(
             let node = crate::node::RemoteNode { name, engine, ..template.clone() };
             return Ok(crate::node::RemoteNode { capacity_tokens, max_model_tokens, ..node });
         }
-        let engine = RemoteSettings::new(baton_remote::Dialect::Vllm, &member.addresses[0]);
-        Ok(crate::node::RemoteNode { name: member.name.clone(), engine, ..template.clone() })
+        let mut engine = RemoteSettings::new(baton_remote::Dialect::Vllm, &member.addresses[0]);
+        let role = member.role.instance().expect("no conductor is listed");
+        if role != Role::Both {
+            engine = engine.with_handoff(HandoffWay::Nixl);
+            let prefills = role == Role::Prefill;
+            engine.role = Some(if prefills { EngineRole::Prefill } else { EngineRole::Decode });
+        }
+        let (name, revision) = (member.name.clone(), member.labels.get("revision").cloned());
+        let mut node = crate::node::RemoteNode { name, role, engine, revision, ..template.clone() };
+        if role != Role::Both {
+            // Work costs something, so that it is spread.
+            let knots_us = vec![100.0, 300_100.0];
+            node.profile.prefill =
+                PrefillCost { knots_tokens: vec![0, 1000], knots_us, attention_ps_per_pair: 0.0 };
+            let (batches, base_us, context_ps_per_token) = (vec![1, 64], vec![3e3, 3e4], vec![0.0, 0.0]);
+            node.profile.decode = DecodeCost { batches, base_us, context_ps_per_token };
+        }
+        Ok(node)
     });
     let stop = CancellationToken::new();
     let servers = Servers::new(directory, making, (cluster.inbox.clone(), Lead::alone()), drain)
@@ -366,5 +383,115 @@ async fn who_is_listed_in_other_words_goes_on() {
     // Called elsewhere it is another.
     scene.list(&[("v0", &only.url().replace("127.0.0.1", "localhost"))]);
     until(2, "serving").await;
+    scene.end().await;
+}
+
+/// A prefill and a decode server that reach each other, and nobody else.
+struct Pair {
+    prefill: FakeVllm,
+    decode: FakeVllm,
+}
+
+impl Pair {
+    /// Of a fabric: KV does not go from one to another.
+    async fn within(fabric: &Fabric) -> Self {
+        let start = async |role| {
+            let spec = VllmSpec::new(role, FakeConnector::Nixl);
+            let (token_time, prefill_time) = (Duration::from_millis(3), Duration::from_millis(20));
+            let spec = VllmSpec { token_time, prefill_time, blocks: 4096, ..spec };
+            FakeVllm::start(spec, fabric).await.unwrap()
+        };
+        Self { prefill: start(FakeRole::Prefill).await, decode: start(FakeRole::Decode).await }
+    }
+
+    /// As the list has it.
+    fn words(&self, number: usize, revision: &str) -> String {
+        let one = |name: &str, role: &str, url: String| {
+            format!(
+                "[[member]]\nname = \"{name}{number}\"\nrole = \"{role}\"\naddresses = [\"{url}\"]\n\
+                 labels = {{ revision = \"{revision}\" }}\n"
+            )
+        };
+        one("p", "prefill", self.prefill.url()) + &one("d", "decode", self.decode.url())
+    }
+
+    fn asked(&self) -> [usize; 2] {
+        [asked(&self.prefill), asked(&self.decode)]
+    }
+
+    fn violations(&self) -> Vec<String> {
+        [self.prefill.violations(), self.decode.violations()].concat()
+    }
+}
+
+/// Asks for one answer after the other, each of which must be whole and right; how many there were.
+async fn ask_until(cluster: &Cluster, number: u32, over: &AtomicBool) -> u32 {
+    let mut count = 0;
+    while !over.load(Ordering::Relaxed) {
+        let prompt: Vec<u32> = (0..70).map(|at| 5 + (number * 31 + count * 7 + at) % 90).collect();
+        let answer = listen(cluster.submit(&prompt, greedy(12))).await;
+        let right = toy_answer(&prompt, &greedy(12));
+        assert_eq!((answer.trouble, answer.finish), (None, Some(right.1)), "client {number}, answer {count}");
+        assert_eq!(answer.tokens, right.0, "client {number}, answer {count}");
+        count += 1;
+    }
+    count
+}
+
+/// KV of two revisions does not go together: two pairs are replaced one after the other while clients ask, and nobody
+/// notices.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pairs_are_upgraded_one_after_the_other_under_load() {
+    let (before, after) = (Fabric::new(), Fabric::new());
+    let old = [Pair::within(&before).await, Pair::within(&before).await];
+    let new = [Pair::within(&after).await, Pair::within(&after).await];
+    let scene = Scene::of(&[], Duration::from_secs(60)).await;
+    let cluster = &scene.cluster;
+    let listed = |pairs: &[String]| write(&scene.path, &pairs.concat());
+    listed(&[old[0].words(0, "a"), old[1].words(1, "a")]);
+    attached(cluster, &["d0", "d1", "p0", "p1"]).await;
+    cluster.ready().await;
+    let over = AtomicBool::new(false);
+    let clients = futures_util::future::join_all((0..6).map(|number| ask_until(cluster, number, &over)));
+    let more = async |pair: &Pair| {
+        let asked = pair.asked();
+        for _ in 0..800 {
+            let now = pair.asked();
+            if now[0] > asked[0] + 3 && now[1] > asked[1] + 3 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+        panic!("a pair gets nothing: {asked:?}, {:?}", cluster.status().await.nodes);
+    };
+    let upgrade = async {
+        more(&old[0]).await;
+        // Both legs of a pair leave together, and come back together.
+        listed(&[old[1].words(1, "a")]);
+        attached(cluster, &["d1", "p1"]).await;
+        listed(&[new[0].words(0, "b"), old[1].words(1, "a")]);
+        attached(cluster, &["d0", "d1", "p0", "p1"]).await;
+        // Old and new serve side by side, each with its own.
+        more(&new[0]).await;
+        more(&old[1]).await;
+        let builds: Vec<_> = cluster.status().await.nodes.into_iter().map(|n| (n.name, n.build)).collect();
+        for (name, build) in builds {
+            assert!(build.ends_with(if name.ends_with('0') { " b" } else { " a" }), "{name}: {build}");
+        }
+        listed(&[new[0].words(0, "b")]);
+        attached(cluster, &["d0", "p0"]).await;
+        let left = [old[0].asked(), old[1].asked()];
+        listed(&[new[0].words(0, "b"), new[1].words(1, "b")]);
+        attached(cluster, &["d0", "d1", "p0", "p1"]).await;
+        more(&new[1]).await;
+        assert_eq!([old[0].asked(), old[1].asked()], left, "nothing goes to who has left");
+        over.store(true, Ordering::Relaxed);
+    };
+    let (answers, ()) = tokio::join!(clients, upgrade);
+    assert!(answers.iter().all(|count| *count > 10), "{answers:?}");
+    cluster.quiet().await;
+    for pair in old.iter().chain(&new) {
+        assert_eq!(pair.violations(), Vec::<String>::new());
+    }
     scene.end().await;
 }
