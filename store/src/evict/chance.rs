@@ -2,13 +2,13 @@
 //! how many were waited for. From that, what a block's slot is worth.
 
 use super::ages::{CELLS, width};
-use super::leanings::Leanings;
+use super::leanings::{Leanings, span_of};
 use super::ranks::MAX_RANK;
 
 /// Classes of use.
 pub(crate) const CLASSES: usize = 120;
 /// A class that was seen little is thought to be as its traits say: this many blocks' worth.
-const PRIOR_BLOCKS: u64 = 5000;
+const PRIOR_BLOCKS: u64 = 3000;
 /// Chances and shares are in units of one in this power of two.
 const SHIFT: u32 = 24;
 const ONE: u64 = 1 << SHIFT;
@@ -115,7 +115,9 @@ impl Chances {
     /// largest, over all ends of the wait, of the chance to return until then divided by the
     /// expected length of the wait. Ordering by it is what the Gittins index does for projects.)
     pub(super) fn worth(&self, class: usize) -> [u32; CELLS] {
-        let chances: [u64; CELLS] = core::array::from_fn(|cell| self.chance(class, cell));
+        let times = self.leanings.times_usual(class);
+        let chances: [u64; CELLS] =
+            core::array::from_fn(|cell| self.chance(class, cell, times[span_of(cell)]));
         core::array::from_fn(|from| {
             let (mut left, mut returned, mut ticks, mut best) = (ONE, 0, 0, (0, 1));
             for (cell, chance) in chances.iter().enumerate().skip(from) {
@@ -132,27 +134,27 @@ impl Chances {
         })
     }
 
-    /// The chance that a block of `class` that reaches `cell` comes back before it leaves it.
-    fn chance(&self, class: usize, cell: usize) -> u64 {
+    /// The chance that a block of `class` that reaches `cell` comes back before it leaves it, where its traits speak
+    /// for so many times the usual rate.
+    fn chance(&self, class: usize, cell: usize, times_usual: f64) -> u64 {
         let (seen, width) = (&self.seen[class], u64::from(width(cell)));
         let prior = PRIOR_BLOCKS * width;
-        let rate = ((u64::from(seen.returns[cell]) << SHIFT) + prior * self.supposed(class, cell))
+        let rate = ((u64::from(seen.returns[cell]) << SHIFT) + prior * self.supposed(cell, times_usual))
             / (seen.waited[cell] + prior).max(1);
         // Of x returns expected over the width, about 2x / (2 + x) blocks come back.
         let expected = (rate * width).min(ONE * 8);
         (2 * (expected << SHIFT) / (2 * ONE + expected)).min(ONE)
     }
 
-    /// The rate of return that the traits of `class` speak for.
+    /// The rate of return that a class's traits speak for.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "a rate"
     )]
-    fn supposed(&self, class: usize, cell: usize) -> u64 {
-        let rate = self.usual(cell) as f64 * self.leanings.times_usual(class, cell);
-        (rate as u64).min(ONE * 8)
+    fn supposed(&self, cell: usize, times_usual: f64) -> u64 {
+        ((self.usual(cell) as f64 * times_usual) as u64).min(ONE * 8)
     }
 
     /// The rate of return of all classes together, for each tick.

@@ -13,9 +13,9 @@ pub(crate) const VALUES: [usize; 3] = [4, 6, 5];
 const TRAITS: usize = VALUES.len();
 const MOST_VALUES: usize = 6;
 /// Spans of age that have their own factors: below half a minute, below three minutes, beyond.
-const SPANS: usize = 3;
+pub(super) const SPANS: usize = 3;
 /// Returns as expected that are imagined beside those counted, so that few say little.
-const IMAGINED: f64 = 200.0;
+const IMAGINED: f64 = 100.0;
 /// A factor says no more than this much more or less than usual.
 const MOST: f64 = 64.0;
 
@@ -37,7 +37,8 @@ pub(crate) const fn values_of(class: usize) -> [usize; 3] {
     [class % VALUES[0], class / VALUES[0] % VALUES[1], class / (VALUES[0] * VALUES[1])]
 }
 
-const fn span_of(cell: usize) -> usize {
+/// The span of a cell.
+pub(super) const fn span_of(cell: usize) -> usize {
     match cell {
         0..10 => 0,
         10..15 => 1,
@@ -51,10 +52,12 @@ impl Leanings {
         Self { factors: [[[1.0; MOST_VALUES]; SPANS]; TRAITS] }
     }
 
-    /// How many times as often as usual a block of `class` returns in `cell`.
-    pub(super) fn times_usual(&self, class: usize, cell: usize) -> f64 {
-        let span = span_of(cell);
-        self.factors.iter().zip(values_of(class)).map(|(of, value)| of[span][value]).product()
+    /// How many times as often as usual a block of `class` returns, in each span of age.
+    pub(super) fn times_usual(&self, class: usize) -> [f64; SPANS] {
+        let values = values_of(class);
+        core::array::from_fn(|span| {
+            self.factors.iter().zip(values).map(|(of, value)| of[span][value]).product()
+        })
     }
 
     /// Scales every trait's factors once to what was `seen`; `usual` is the rate of all.
@@ -64,7 +67,7 @@ impl Leanings {
             let mut expected = counted;
             for (class, seen) in seen.iter().enumerate().filter(|(_, seen)| seen.rested) {
                 let value = values_of(class)[fitted];
-                let times: [f64; SPANS] = [0, 10, 15].map(|cell| self.times_usual(class, cell));
+                let times = self.times_usual(class);
                 for (cell, usual) in usual.iter().enumerate() {
                     let span = span_of(cell);
                     counted[span][value] += f64::from(seen.returns[cell]);
@@ -119,10 +122,10 @@ mod tests {
         let mut leanings = Leanings::new();
         (0..20).for_each(|_| leanings.fit(seen, &usual));
         for class in 0..CLASSES {
-            let told = leanings.times_usual(class, 12) * usual[12];
+            let told = leanings.times_usual(class)[1] * usual[12];
             assert!((told / rate(class) - 1.0).abs() < 0.05, "{:?} {told}", values_of(class));
         }
-        assert!((leanings.times_usual(7, 3) - 1.0).abs() < 1e-9, "nothing was seen at that age");
+        assert!((leanings.times_usual(7)[0] - 1.0).abs() < 1e-9, "nothing was seen at that age");
     }
 
     #[test]
@@ -134,13 +137,13 @@ mod tests {
         usual[2] = 0.001;
         let mut leanings = Leanings::new();
         leanings.fit(&seen, &usual);
-        assert!((1.0..1.2).contains(&leanings.times_usual(0, 2)), "{}", leanings.times_usual(0, 2));
+        assert!((1.0..1.2).contains(&leanings.times_usual(0)[0]), "{}", leanings.times_usual(0)[0]);
         seen[0].waited[2] = 1 << 50;
         (0..50).for_each(|_| leanings.fit(&seen, &usual));
-        assert!(leanings.times_usual(0, 2) > 0.0);
+        assert!(leanings.times_usual(0)[0] > 0.0);
         seen[0].waited[2] = 0;
         seen[0].returns[2] = u32::MAX;
         (0..50).for_each(|_| leanings.fit(&seen, &usual));
-        assert!(leanings.times_usual(0, 2) <= MOST * MOST * MOST);
+        assert!(leanings.times_usual(0)[0] <= MOST * MOST * MOST);
     }
 }
