@@ -10,6 +10,7 @@
 mod ages;
 mod chance;
 mod ghosts;
+mod leanings;
 mod length_aware;
 mod lfu;
 mod list;

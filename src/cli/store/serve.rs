@@ -50,9 +50,10 @@ pub(super) struct ServeArgs {
     /// Size of that file
     #[arg(long, value_name = "SIZE", requires = "ssd", value_parser = super::size)]
     ssd_size: Option<u64>,
-    /// The unit in which its room is given out; many small values want a small one
-    #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = super::size)]
-    ssd_block: u64,
+    /// The unit in which its room is given out; many small values want a small one [default: as the file there has it, or
+    /// 68KiB, which holds 64KiB and a header]
+    #[arg(long, value_name = "SIZE", requires = "ssd", value_parser = super::size)]
+    ssd_block: Option<u64>,
     /// When a value is copied there: at its first touch, the put, or at its second
     #[arg(long, value_enum, default_value = "second")]
     ssd_admit: Touch,
@@ -90,7 +91,7 @@ impl ServeArgs {
     fn lower(&self) -> LowerConfig {
         let sized = self.ssd.clone().zip(self.ssd_size);
         let ssd = sized.map(|(dir, bytes)| SsdConfig {
-            block_bytes: usize::try_from(self.ssd_block).unwrap_or(usize::MAX),
+            block_bytes: self.ssd_block.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
             admit: if self.ssd_admit == Touch::First { Admit::First } else { Admit::Second },
             ..SsdConfig::new(dir, bytes)
         });
@@ -366,7 +367,7 @@ mod tests {
             (good.clone(), bucket(|cold| cold.capacity_bytes = 0), "--cold-size: give"),
             (good.clone(), bucket(|cold| cold.objects_max = 0), "--cold-objects: give"),
             (good.clone(), file(|ssd| ssd.capacity_bytes = 0), "--ssd-size: give"),
-            (good.clone(), file(|ssd| ssd.block_bytes = 5), "--ssd-block: give"),
+            (good.clone(), file(|ssd| ssd.block_bytes = Some(5)), "--ssd-block: give"),
         ] {
             let why = ObjectStore::with_lower(&config, Clock::machine(), &lower).expect_err("it cannot be");
             let why = in_options(why);

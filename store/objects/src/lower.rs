@@ -20,7 +20,7 @@ use std::time::Duration;
 pub use baton_tiers::ShelfStats;
 pub(crate) use below::{Below, Origin, name_of};
 #[cfg(feature = "resp")]
-pub(crate) use cold::Cold;
+pub(crate) use cold::{Cold, Page, Silent};
 pub use cold::{ColdBucket, ColdConfig, ColdStats};
 pub(crate) use cold::{Offer, total_bytes};
 pub(crate) use directory::{Forgotten, Removal};
@@ -51,29 +51,41 @@ pub struct SsdConfig {
     pub dir: PathBuf,
     /// Room for values and their headers, bytes.
     pub capacity_bytes: u64,
-    /// The unit in which it is given out, bytes; a multiple of 4096.
-    pub block_bytes: usize,
+    /// The unit in which it is given out, bytes; a multiple of 4096. None: as the file of an earlier start has it, and
+    /// [`SsdConfig::BLOCK_BYTES`] for a new one.
+    pub block_bytes: Option<usize>,
     /// What is copied there.
     pub admit: Admit,
 }
 
 impl SsdConfig {
+    /// A page more than 64 KiB: so a value of 64 KiB, 128 KiB ... 1 MiB takes one block for each 64 KiB, and its header
+    /// none of its own.
+    pub const BLOCK_BYTES: usize = 68 << 10;
+
     /// Sensible settings of a file in this folder.
     #[must_use]
     pub fn new(dir: PathBuf, capacity_bytes: u64) -> Self {
-        Self { dir, capacity_bytes, block_bytes: 64 << 10, admit: Admit::default() }
+        Self { dir, capacity_bytes, block_bytes: None, admit: Admit::default() }
     }
 
-    fn blocks(&self) -> Result<u32, String> {
-        if !self.block_bytes.is_multiple_of(4096) || !(4096..=16 << 20).contains(&self.block_bytes) {
+    /// Size and number of the blocks, where an earlier start left a file of blocks of this size and number.
+    fn blocks(&self, left: Option<(usize, u32)>) -> Result<(usize, u32), String> {
+        let kept = left.filter(|(bytes, blocks)| self.fits(*bytes) == *blocks).map(|(bytes, _)| bytes);
+        let block_bytes = self.block_bytes.or(kept).unwrap_or(Self::BLOCK_BYTES);
+        if !block_bytes.is_multiple_of(4096) || !(4096..=16 << 20).contains(&block_bytes) {
             return Err("ssd: block_bytes: give a multiple of 4096 up to 16777216".into());
         }
-        let blocks = u32::try_from(self.capacity_bytes / self.block_bytes as u64).unwrap_or(u32::MAX);
+        let blocks = self.fits(block_bytes);
         if (4..=1 << 28).contains(&blocks) {
-            Ok(blocks)
+            Ok((block_bytes, blocks))
         } else {
             Err("ssd: capacity_bytes: give from 4 to 268435456 blocks".into())
         }
+    }
+
+    fn fits(&self, block_bytes: usize) -> u32 {
+        u32::try_from(self.capacity_bytes / block_bytes as u64).unwrap_or(u32::MAX)
     }
 }
 
@@ -173,7 +185,7 @@ pub(crate) fn open(
     let tell = config.tell.clone().unwrap_or_else(|| Arc::new(|_| ()));
     let mut shelf = None;
     if let Some(ssd) = &config.ssd {
-        match ssd::open(ssd, ssd.blocks()?) {
+        match ssd::open(ssd, ssd.blocks(ssd::left_in(&ssd.dir))?) {
             Ok((opened, words)) => {
                 tell(&words);
                 shelf = Some(opened);

@@ -2,12 +2,13 @@
 //! how many were waited for. From that, what a block's slot is worth.
 
 use super::ages::{CELLS, width};
+use super::leanings::{Leanings, span_of};
 use super::ranks::MAX_RANK;
 
 /// Classes of use.
-pub(crate) const CLASSES: usize = 24;
-/// A class that was seen little is thought to be like all others: this many blocks' worth of them.
-const PRIOR_BLOCKS: u64 = 64;
+pub(crate) const CLASSES: usize = 120;
+/// A class that was seen little is thought to be as its traits say: this many blocks' worth.
+const PRIOR_BLOCKS: u64 = 3000;
 /// Chances and shares are in units of one in this power of two.
 const SHIFT: u32 = 24;
 const ONE: u64 = 1 << SHIFT;
@@ -15,14 +16,16 @@ const ONE: u64 = 1 << SHIFT;
 const RESTS_TO_HALVING: u32 = 1 << 18;
 
 /// One class.
-#[derive(Clone, Copy, Debug, Default)]
-struct Seen {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    /// Whether a block of it ever came to rest.
+    pub rested: bool,
     /// Blocks at rest or gone, of which nobody knows yet whether they come back, by cell.
     waiting: [u32; CELLS],
     /// Blocks that came back from each cell.
-    returns: [u32; CELLS],
+    pub returns: [u32; CELLS],
     /// Ticks that blocks were in each cell, summed over the blocks.
-    waited: [u64; CELLS],
+    pub waited: [u64; CELLS],
 }
 
 /// What was seen of all classes.
@@ -31,19 +34,43 @@ pub(super) struct Chances {
     seen: [Seen; CLASSES],
     /// All classes together; its `waiting` is not kept.
     all: Seen,
+    leanings: Leanings,
     rests_left: u32,
+}
+
+impl Seen {
+    /// Nothing was seen.
+    pub(super) const NOTHING: Self =
+        Self { rested: false, waiting: [0; CELLS], returns: [0; CELLS], waited: [0; CELLS] };
 }
 
 impl Chances {
     /// Nothing was seen.
     pub(super) const fn new() -> Self {
-        const NOTHING: Seen = Seen { waiting: [0; CELLS], returns: [0; CELLS], waited: [0; CELLS] };
-        Self { seen: [NOTHING; CLASSES], all: NOTHING, rests_left: RESTS_TO_HALVING }
+        Self {
+            seen: [Seen::NOTHING; CLASSES],
+            all: Seen::NOTHING,
+            leanings: Leanings::new(),
+            rests_left: RESTS_TO_HALVING,
+        }
+    }
+
+    /// Whether a block of `class` ever came to rest.
+    pub(super) const fn is_seen(&self, class: usize) -> bool {
+        self.seen[class].rested
+    }
+
+    /// Weighs anew what each trait of a class says.
+    pub(super) fn weigh(&mut self) {
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let usual = core::array::from_fn(|cell| self.usual(cell) as f64 / ONE as f64);
+        self.leanings.fit(&self.seen, &usual);
     }
 
     /// A block of `class` came to rest.
     pub(super) fn rested(&mut self, class: usize) {
         self.seen[class].waiting[0] += 1;
+        self.seen[class].rested = true;
         self.rests_left -= 1;
         if self.rests_left == 0 {
             self.rests_left = RESTS_TO_HALVING;
@@ -69,7 +96,7 @@ impl Chances {
 
     /// The blocks of group `group` were at the age of `cell` for `ticks`.
     pub(super) fn waited(&mut self, group: usize, cell: usize, ticks: u32) {
-        for seen in &mut self.seen {
+        for seen in self.seen.iter_mut().filter(|seen| seen.waiting[group] > 0) {
             let block_ticks = u64::from(seen.waiting[group]) * u64::from(ticks);
             seen.waited[cell] += block_ticks;
             self.all.waited[cell] += block_ticks;
@@ -88,7 +115,9 @@ impl Chances {
     /// largest, over all ends of the wait, of the chance to return until then divided by the
     /// expected length of the wait. Ordering by it is what the Gittins index does for projects.)
     pub(super) fn worth(&self, class: usize) -> [u32; CELLS] {
-        let chances: [u64; CELLS] = core::array::from_fn(|cell| self.chance(class, cell));
+        let times = self.leanings.times_usual(class);
+        let chances: [u64; CELLS] =
+            core::array::from_fn(|cell| self.chance(class, cell, times[span_of(cell)]));
         core::array::from_fn(|from| {
             let (mut left, mut returned, mut ticks, mut best) = (ONE, 0, 0, (0, 1));
             for (cell, chance) in chances.iter().enumerate().skip(from) {
@@ -105,16 +134,32 @@ impl Chances {
         })
     }
 
-    /// The chance that a block of `class` that reaches `cell` comes back before it leaves it.
-    fn chance(&self, class: usize, cell: usize) -> u64 {
+    /// The chance that a block of `class` that reaches `cell` comes back before it leaves it, where its traits speak
+    /// for so many times the usual rate.
+    fn chance(&self, class: usize, cell: usize, times_usual: f64) -> u64 {
         let (seen, width) = (&self.seen[class], u64::from(width(cell)));
-        let usual = (u64::from(self.all.returns[cell]) << SHIFT) / (self.all.waited[cell] + width).max(1);
         let prior = PRIOR_BLOCKS * width;
-        let rate =
-            ((u64::from(seen.returns[cell]) << SHIFT) + prior * usual) / (seen.waited[cell] + prior).max(1);
+        let rate = ((u64::from(seen.returns[cell]) << SHIFT) + prior * self.supposed(cell, times_usual))
+            / (seen.waited[cell] + prior).max(1);
         // Of x returns expected over the width, about 2x / (2 + x) blocks come back.
         let expected = (rate * width).min(ONE * 8);
         (2 * (expected << SHIFT) / (2 * ONE + expected)).min(ONE)
+    }
+
+    /// The rate of return that a class's traits speak for.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rate"
+    )]
+    fn supposed(&self, cell: usize, times_usual: f64) -> u64 {
+        ((self.usual(cell) as f64 * times_usual) as u64).min(ONE * 8)
+    }
+
+    /// The rate of return of all classes together, for each tick.
+    fn usual(&self, cell: usize) -> u64 {
+        (u64::from(self.all.returns[cell]) << SHIFT) / (self.all.waited[cell] + u64::from(width(cell))).max(1)
     }
 }
 
@@ -127,17 +172,17 @@ mod tests {
         assert_eq!(Chances::new().worth(3), [0; CELLS]);
     }
 
-    /// Ten blocks of each class wait; those of class 1 all come back from cell 6, class 0 never.
+    /// A hundred thousand blocks of each class wait; those of class 1 all come back from cell 6, class 0 never.
     fn seen() -> Chances {
         let mut chances = Chances::new();
         for class in [0, 1] {
-            (0..100).for_each(|_| chances.rested(class));
+            (0..100_000).for_each(|_| chances.rested(class));
         }
         for cell in [0, 2, 3, 4, 5, 6] {
             chances.waited(0, cell, width(cell));
         }
         chances.moved(0, 6);
-        (0..100).for_each(|_| chances.returned(1, 6));
+        (0..100_000).for_each(|_| chances.returned(1, 6));
         for cell in 7..20 {
             chances.waited(6, cell, width(cell));
         }
@@ -161,12 +206,28 @@ mod tests {
         assert!(never[6] < unseen[6] && unseen[6] < always[6]);
     }
 
+    /// Class 8 shares its uses with class 0 alone, class 9 with class 1.
+    #[test]
+    fn a_class_unseen_is_thought_to_be_as_its_traits_say() {
+        let mut chances = seen();
+        let alike = chances.worth(8)[6].abs_diff(chances.worth(9)[6]);
+        (0..10).for_each(|_| chances.weigh());
+        assert_eq!(alike, 0);
+        assert!(
+            chances.worth(9)[6] > 3 * chances.worth(8)[6],
+            "{:?} {:?}",
+            chances.worth(8),
+            chances.worth(9)
+        );
+        assert!(chances.is_seen(1) && !chances.is_seen(9));
+    }
+
     #[test]
     fn what_was_seen_long_ago_counts_half() {
         let mut chances = seen();
         (0..RESTS_TO_HALVING).for_each(|_| chances.rested(5));
-        assert_eq!(chances.all.returns[6], 50);
-        assert_eq!(chances.seen[1].returns[6], 50);
+        assert_eq!(chances.all.returns[6], 50_000);
+        assert_eq!(chances.seen[1].returns[6], 50_000);
     }
 
     #[test]

@@ -1,34 +1,27 @@
 //! Reuse: the order of eviction by the time that a block's slot is expected to save.
 //!
 //! A block's *class* is what its requests tell of its future: how often it was asked for, how much
-//! of the last chain through it was new, and whether it ended that chain (a partial block, which a
-//! longer prompt does not contain). For each class and age the store counts returns, also of
-//! blocks that it gave up, by their names. A slot's rank is the chance of return for each tick that
-//! it is kept, times what the block costs to compute again, which grows with its position.
+//! of the last chain through it was new, whether it ended that chain (a partial block, which a
+//! longer prompt does not contain), and how long that chain was. For each class and age the store
+//! counts returns, also of blocks that it gave up, by their names. A slot's rank is the chance of
+//! return for each tick that it is kept.
 
 use super::ages::{Ages, CELLS, tick_of, width};
 use super::chance::{CLASSES, Chances};
 use super::ghosts::{Ghost, Ghosts};
+use super::leanings::{VALUES, class_of, values_of};
 use alloc::vec::Vec;
 
 /// Uses that are told apart: once, twice, three times, more.
-const USES: usize = 4;
-/// How much of a chain was new: nothing, 1–2 blocks, 3–6, 7–14, more.
-const NEWS: usize = 5;
-/// What a block costs to compute by the depth of its position, in units of 1/256 of a root's.
-/// Attention makes the cost grow with the position; how fast depends on the model and on the size
-/// of a block, which the store does not know. These are about right for 70 billion parameters and
-/// blocks of 16 tokens. Larger blocks would justify more, but more weight on the depth saved less
-/// time on real traces: it outweighs differences in the chance of return (docs/perf.md).
-const COST: [u64; 4] = [256, 257, 260, 268];
-/// Kinds of blocks: class and cost.
-const KINDS: usize = CLASSES * COST.len();
-/// Lists that the order uses: one for each kind and cell of age.
-pub(crate) const REUSE_LISTS: usize = KINDS * CELLS;
+const USES: usize = VALUES[0];
+/// How much of a chain was new: nothing, 1–2 blocks, 3–6, 7–14, more. Before these: it ended the chain.
+const NEWS: usize = VALUES[1] - 1;
+/// How long a chain was: below 4 blocks, 16, 64, 256, more.
+const LENGTHS: usize = VALUES[2];
+/// Lists that the order uses: one for each class and cell of age.
+pub(crate) const REUSE_LISTS: usize = CLASSES * CELLS;
 /// A class is valued anew after this many blocks were asked for, one class after the other.
-const ASKED_BETWEEN_VALUES: usize = 24;
-
-const _: () = assert!(CLASSES == USES * (NEWS + 1), "every class has its number");
+const ASKED_BETWEEN_VALUES: usize = 16;
 
 /// What is known of one block's use.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,7 +29,6 @@ struct Mark {
     /// When it last came to rest.
     tick: u32,
     class: u8,
-    cost: u8,
     /// Whether it is counted as waiting to be asked for again.
     waits: bool,
 }
@@ -63,35 +55,30 @@ pub(crate) struct Reuse {
     uses: Vec<u8>,
 }
 
-/// The list of blocks of one class, cost and cell: the oldest first where ranks tie.
-const fn list(class: usize, cost: usize, cell: usize) -> usize {
-    ((CELLS - 1 - cell) * CLASSES + class) * COST.len() + cost
+/// The list of blocks of one class and cell: the oldest first where ranks tie.
+const fn list(class: usize, cell: usize) -> usize {
+    (CELLS - 1 - cell) * CLASSES + class
 }
 
-const fn class_of(uses: usize, news: usize, is_tail: bool) -> usize {
-    let uses = if uses > USES { USES } else { uses };
-    let news = if news == 0 { 0 } else { (news + 1).ilog2() as usize };
-    let news = if news < NEWS { news } else { NEWS - 1 };
-    (if is_tail { 0 } else { 1 + news }) * USES + uses - 1
+/// The class of a block that was asked for `uses` times, last in a chain of `length` blocks of which `news` were new.
+fn class_in(uses: usize, news: usize, length: usize, is_tail: bool) -> usize {
+    let news = (news.saturating_add(1).ilog2() as usize).min(NEWS - 1);
+    let length = (length.max(1).ilog2() as usize / 2).min(LENGTHS - 1);
+    class_of([uses.min(USES) - 1, if is_tail { 0 } else { 1 + news }, length])
 }
 
 const fn uses_of(class: usize) -> usize {
-    class % USES + 1
+    values_of(class)[0] + 1
 }
 
 /// The lists of `class` and their ranks, given what it is worth at each age.
 pub(super) fn ranks(class: usize, worth: &[u32; CELLS]) -> impl Iterator<Item = (usize, u32)> + '_ {
-    worth.iter().enumerate().flat_map(move |(cell, &worth)| {
-        COST.iter().enumerate().map(move |(cost, factor)| {
-            let rank = (u64::from(worth) * factor) >> 8;
-            (list(class, cost, cell), u32::try_from(rank).unwrap_or(u32::MAX))
-        })
-    })
+    worth.iter().enumerate().map(move |(cell, &worth)| (list(class, cell), worth))
 }
 
 /// The pairs of lists to pour one into the other when cell `from` joins cell `to`.
 pub(super) fn moves(from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..KINDS).map(move |kind| (list(0, 0, from) + kind, list(0, 0, to) + kind))
+    (0..CLASSES).map(move |class| (list(class, from), list(class, to)))
 }
 
 impl Reuse {
@@ -125,7 +112,7 @@ impl Reuse {
     /// The list in which `block` belongs.
     pub(crate) fn list_of(&self, block: u32) -> usize {
         let mark = self.marks[block as usize];
-        list(usize::from(mark.class), usize::from(mark.cost), self.ages.cell_of(mark.tick))
+        list(usize::from(mark.class), self.ages.cell_of(mark.tick))
     }
 
     /// A request asked for a chain of which `blocks` are the leading blocks; those from `found` on
@@ -149,9 +136,8 @@ impl Reuse {
             if self.marks.len() <= block as usize {
                 self.marks.resize(block as usize + 1, Mark::default());
             }
-            let class = class_of(usize::from(uses) + 1, news, position + 1 == asked) as u8;
-            let cost = cost_of(position) as u8;
-            self.marks[block as usize] = Mark { tick: self.ages.tick(), class, cost, waits: false };
+            let class = class_in(usize::from(uses) + 1, news, asked, position + 1 == asked) as u8;
+            self.marks[block as usize] = Mark { tick: self.ages.tick(), class, waits: false };
         }
         self.asked += asked;
         uses_before.clear();
@@ -159,13 +145,13 @@ impl Reuse {
     }
 
     /// `block` came back from flash, at a position of its chain, and is about to rest: of its past it is only
-    /// known that it was used.
+    /// known that it was used, and that its chain was no shorter.
     pub(crate) fn recovered(&mut self, block: u32, position: usize) {
         if self.marks.len() <= block as usize {
             self.marks.resize(block as usize + 1, Mark::default());
         }
-        let (class, cost) = (class_of(1, 0, false) as u8, cost_of(position) as u8);
-        self.marks[block as usize] = Mark { tick: self.ages.tick(), class, cost, waits: false };
+        let class = class_in(1, 0, position + 1, false) as u8;
+        self.marks[block as usize] = Mark { tick: self.ages.tick(), class, waits: false };
     }
 
     /// `block` came to rest.
@@ -194,8 +180,12 @@ impl Reuse {
         let due = (self.asked / ASKED_BETWEEN_VALUES).min(CLASSES);
         self.asked %= ASKED_BETWEEN_VALUES;
         for _ in 0..due {
-            let class = self.next_class;
-            self.next_class = (class + 1) % CLASSES;
+            let Some(class) = (self.next_class..CLASSES).find(|&class| self.chances.is_seen(class)) else {
+                self.next_class = 0;
+                self.chances.weigh();
+                continue;
+            };
+            self.next_class = class + 1;
             change(&Change::Valued { class, worth: self.chances.worth(class) });
         }
     }
@@ -217,13 +207,6 @@ impl Reuse {
     }
 }
 
-/// The cost group of a position in a chain: below 7, 31, 127 and beyond.
-const fn cost_of(position: usize) -> usize {
-    let octave = (position + 1).ilog2() as usize;
-    let group = octave.saturating_sub(1) / 2;
-    if group < COST.len() { group } else { COST.len() - 1 }
-}
-
 const _: () = assert!(width(CELLS - 1) > 0, "the last cell counts");
 
 #[cfg(test)]
@@ -238,24 +221,26 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn classes_tell_uses_news_and_tails_apart() {
-        assert_eq!((class_of(1, 0, true), class_of(9, 1000, true)), (0, 3));
-        assert_eq!((class_of(1, 0, false), class_of(4, 1 << 40, false)), (4, CLASSES - 1));
-        assert_eq!((class_of(2, 2, false), class_of(2, 3, false)), (9, 13));
-        assert!((1..=USES).all(|uses| uses_of(class_of(uses, 5, false)) == uses));
-        assert_eq!([0, 6, 7, 30, 31, 126, 127, 1 << 20].map(cost_of), [0, 0, 1, 1, 2, 2, 3, 3]);
+    fn classes_tell_uses_news_tails_and_lengths_apart() {
+        assert_eq!((class_in(1, 0, 1, true), class_in(9, 1000, 1, true)), (0, 3));
+        assert_eq!((class_in(1, 0, 3, false), class_in(4, usize::MAX, 1 << 40, false)), (4, CLASSES - 1));
+        assert_eq!((class_in(2, 2, 1, false), class_in(2, 3, 1, false)), (9, 13));
+        assert!((1..=USES).all(|uses| uses_of(class_in(uses, 5, 99, false)) == uses));
+        let lengths =
+            [1, 3, 4, 15, 16, 63, 64, 255, 256].map(|length| values_of(class_in(1, 0, length, false))[2]);
+        assert_eq!(lengths, [0, 0, 1, 1, 2, 2, 3, 3, 4]);
     }
 
     #[test]
-    fn every_list_belongs_to_one_kind_and_cell() {
+    fn every_list_belongs_to_one_class_and_cell() {
         let mut lists: Vec<usize> = (0..CLASSES)
             .flat_map(|class| ranks(class, &[7; CELLS]).map(|(list, _)| list).collect::<Vec<_>>())
             .collect();
         lists.sort_unstable();
         assert_eq!(lists, (0..REUSE_LISTS).collect::<Vec<_>>());
         let poured: Vec<_> = moves(2, 5).collect();
-        assert_eq!(poured.len(), KINDS);
-        assert!(poured.contains(&(list(3, 1, 2), list(3, 1, 5))));
+        assert_eq!(poured.len(), CLASSES);
+        assert!(poured.contains(&(list(3, 2), list(3, 5))));
     }
 
     /// A stream in which every second chain returns after 50 ticks teaches which half does: those
@@ -264,8 +249,9 @@ mod tests {
     fn it_learns_which_blocks_return_and_keeps_those() {
         let mut reuse = Reuse::new(64);
         let (ours, others) = ([0u32, 1], [2u32, 3, 4, 5, 6, 7, 8, 9]);
-        for round in 0..60u64 {
+        for round in 0..600u64 {
             reuse.advance((round * 50) << 20, |_| ());
+            reuse.value(|_| ());
             let back = usize::from(round > 0) * 2;
             reuse.asked(&ours, back, 2, |position| position as u64);
             reuse.asked(&others, 0, 8, |position| 1_000 * (round + 1) + position as u64);
@@ -289,7 +275,7 @@ mod tests {
         [1, 0].into_iter().for_each(|block| reuse.removed(block, 70 + u64::from(block)));
         reuse.asked(&[5, 6, 7], 0, 3, |position| 70 + position as u64);
         let classes = [5, 6, 7].map(|block: usize| usize::from(reuse.marks[block].class));
-        assert_eq!(classes, [class_of(2, 1, false), class_of(2, 1, false), class_of(1, 1, true)]);
+        assert_eq!(classes, [class_in(2, 1, 3, false), class_in(2, 1, 3, false), class_in(1, 1, 3, true)]);
     }
 
     #[derive(Clone, Debug)]
@@ -303,7 +289,7 @@ mod tests {
     }
 
     fn op() -> impl Strategy<Value = Op> {
-        let lists = prop_oneof![0usize..3, KINDS..KINDS + 3, REUSE_LISTS - 40..REUSE_LISTS];
+        let lists = prop_oneof![0usize..3, CLASSES..CLASSES + 3, REUSE_LISTS - 40..REUSE_LISTS];
         prop_oneof![
             4 => (0u32..16, lists).prop_map(|(block, list)| Op::Rest(block, list)),
             1 => (0u32..16).prop_map(Op::Lift),

@@ -5,6 +5,7 @@ mod open;
 mod slab;
 mod trial;
 
+pub(crate) use open::layout_in;
 pub use open::{FileOptions, IoChoice};
 pub use trial::Speed;
 

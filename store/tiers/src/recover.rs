@@ -132,6 +132,25 @@ pub(crate) enum Found {
     Usable(Header),
 }
 
+/// What a file is made for, if it has a header of ours; nothing is changed.
+pub(crate) fn made_for(disk: &dyn Disk) -> Option<Layout> {
+    let is_whole = disk.len_bytes().is_ok_and(|bytes| bytes >= 2 * PAGE_BYTES as u64);
+    let seen = Some(disk).filter(|_| is_whole).and_then(|disk| sides(disk).ok())?;
+    newest_header(&seen).map(|header| header.layout)
+}
+
+/// The two sides of the header.
+fn sides(disk: &dyn Disk) -> io::Result<[Sighted; 2]> {
+    let mut sides = Aligned::new(2 * PAGE_BYTES);
+    disk.read_at(&mut sides, 0)?;
+    Ok([Header::sight(&sides[..PAGE_BYTES]), Header::sight(&sides[PAGE_BYTES..])])
+}
+
+fn newest_header(seen: &[Sighted; 2]) -> Option<Header> {
+    let good = |sighted: &Sighted| if let Sighted::Good(header) = sighted { Some(*header) } else { None };
+    seen.iter().filter_map(good).max_by_key(|header| header.sequence)
+}
+
 /// Looks at the head of a file.
 ///
 /// # Errors
@@ -144,11 +163,8 @@ pub(crate) fn look(disk: &dyn Disk, layout: &Layout) -> Result<Found, FlashError
     if has_bytes < 2 * PAGE_BYTES as u64 {
         return look_at_stub(disk, has_bytes);
     }
-    let mut sides = Aligned::new(2 * PAGE_BYTES);
-    disk.read_at(&mut sides, 0)?;
-    let seen = [Header::sight(&sides[..PAGE_BYTES]), Header::sight(&sides[PAGE_BYTES..])];
-    let good = |sighted: &Sighted| if let Sighted::Good(header) = sighted { Some(*header) } else { None };
-    let Some(header) = seen.iter().filter_map(good).max_by_key(|header| header.sequence) else {
+    let seen = sides(disk)?;
+    let Some(header) = newest_header(&seen) else {
         return unusable(&seen);
     };
     if header.layout != *layout {
@@ -346,6 +362,19 @@ mod tests {
         let disk = made(LAYOUT);
         disk.state.lock().unwrap().fail_reads = 1;
         assert!(matches!(look(&disk, &LAYOUT), Err(FlashError::Io(_))));
+    }
+
+    #[test]
+    fn what_a_file_is_made_for_can_be_told_without_opening_it() {
+        let disk = made(LAYOUT);
+        assert_eq!(made_for(&disk), Some(LAYOUT));
+        disk.state.lock().unwrap().fail_reads = 1;
+        assert_eq!(made_for(&disk), None);
+        disk.state.lock().unwrap().bytes[8] = 9;
+        assert_eq!(made_for(&disk), None, "of a newer release");
+        for bytes in [0, 10, 100_000] {
+            assert_eq!(made_for(&Sick::with(vec![b'x'; bytes])), None);
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod recover;
 
 use crate::aligned::Aligned;
 use crate::desk::Done;
-use crate::file::{FileOptions, FileTier, IoChoice, Speed};
+use crate::file::{FileOptions, FileTier, IoChoice, Speed, layout_in};
 use crate::index::{Entry, Place};
 use crate::recover::{Beginning, FlashError};
 use crate::tier::TierError;
@@ -385,6 +385,14 @@ impl Shelf {
         })?;
         let speed = tier.try_out().map_err(|why| FlashError::Io(std::io::Error::other(why)))?;
         Ok((Self { keeper: Keeper::new(tier) }, speed))
+    }
+
+    /// Size and number of the blocks of the file in a folder, if a shelf with this fingerprint left one there. Nothing
+    /// is changed.
+    #[must_use]
+    pub fn blocks_in(dir: &Path, fingerprint: u64) -> Option<(usize, u32)> {
+        let layout = layout_in(dir).filter(|layout| layout.fingerprint == fingerprint)?;
+        Some((layout.block_bytes, layout.capacity))
     }
 
     /// How it began, and how the disk is used.

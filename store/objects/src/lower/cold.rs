@@ -14,6 +14,8 @@ mod frame;
 mod health;
 mod http;
 mod label;
+#[cfg(feature = "resp")]
+mod list;
 mod start;
 mod variables;
 mod watch;
@@ -39,6 +41,8 @@ use desk::{Counts, Desk, add};
 pub(crate) use frame::total_bytes;
 use health::Health;
 use label::Label;
+#[cfg(feature = "resp")]
+pub(crate) use list::{Page, Silent};
 
 /// Times that a value is asked for until it is worth a write.
 const AFTER: u8 = 2;
@@ -187,6 +191,8 @@ pub(super) fn open(
         reading: Budget::new(READING_MAX_BYTES, READS_MAX),
         writes,
         removals: removing,
+        #[cfg(feature = "resp")]
+        heads: tokio::sync::Semaphore::new(list::HEADS_MAX),
         orders,
         stuck: Mutex::default(),
     });

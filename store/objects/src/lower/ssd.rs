@@ -1,6 +1,7 @@
 //! The thread that keeps the file: it copies down what shards offer, reads, and removes.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -50,9 +51,17 @@ impl Source for FromRoom {
     }
 }
 
-/// Opens the file; what is to be said about it.
-pub(super) fn open(config: &SsdConfig, capacity_blocks: u32) -> Result<(Shelf, String), String> {
-    let (dir, block_bytes, fingerprint) = (&config.dir, config.block_bytes, FINGERPRINT);
+/// Size and number of the blocks of the file that an earlier start left.
+pub(super) fn left_in(dir: &Path) -> Option<(usize, u32)> {
+    Shelf::blocks_in(dir, FINGERPRINT)
+}
+
+/// Opens the file of blocks of this size and number; what is to be said about it.
+pub(super) fn open(
+    config: &SsdConfig,
+    (block_bytes, capacity_blocks): (usize, u32),
+) -> Result<(Shelf, String), String> {
+    let (dir, fingerprint) = (&config.dir, FINGERPRINT);
     let options = ShelfOptions { dir, capacity_blocks, block_bytes, fingerprint, io: IoChoice::Auto };
     match Shelf::open(&options) {
         Ok((shelf, speed)) => {

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::connection::Connection;
 use super::{admin, strings};
 use crate::key::Key;
-use crate::lower::{Forgotten, Found};
+use crate::lower::{Forgotten, Found, Page, Silent};
 use crate::refusal::Refusal;
 use crate::store::{CONFIRM_WITHIN, ObjectStore};
 
@@ -18,8 +18,13 @@ const BRING_WITHIN: Duration = Duration::from_secs(10);
 const FLUSH_WITHIN: Duration = Duration::from_secs(60);
 /// Values that one `MGET` brings up at a time.
 const AT_A_TIME: usize = 32;
-/// Cursors of `SCAN` from here on go through the keys below.
-const BELOW: u64 = 1 << 63;
+/// Cursors of `SCAN` from here on go through the keys on the SSD, by their names without the last two bits.
+const ON_SSD: u64 = 1 << 63;
+/// And from here on through those in the bucket.
+const IN_BUCKET: u64 = 3 << 62;
+/// The bucket is silent, so a list of keys would be short without saying so.
+const SILENT: &str =
+    "ERR the bucket below does not answer: keys that are only there cannot be listed; ask again later";
 
 /// A value on its way up.
 pub(super) type Coming = oneshot::Receiver<Option<Arc<Found>>>;
@@ -172,25 +177,62 @@ pub(super) async fn flushed(store: &ObjectStore) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// `SCAN`: the keys in memory, then those that are only below.
+/// `SCAN`: the keys in memory, then those that are only on the SSD, then those that are only in the bucket.
 pub(super) async fn scan(on: &mut Connection<'_>) {
     let asked = match admin::scan_words(on) {
         Ok(asked) => asked,
         Err(error) => return on.out.error(error),
     };
-    let tenant = on.tenant.map(|tenant| on.shared.store.tenant_name(tenant)).unwrap_or_default();
-    if asked.cursor < BELOW {
-        let (listed, next) = on.shared.store.list(asked.cursor, asked.entries);
-        let mine = listed.into_iter().filter(|listed| Some(listed.tenant) == on.tenant);
-        let keys = mine.map(|listed| listed.key).collect();
-        let next = if next == 0 && on.shared.store.lower().is_some() { BELOW } else { next };
-        return admin::scanned(on, &asked.pattern, keys, next);
+    let listed = match asked.cursor {
+        ..ON_SSD => scan_memory(on, &asked),
+        ON_SSD..IN_BUCKET => scan_ssd(on, &asked).await,
+        IN_BUCKET.. => match scan_bucket(on, &asked).await {
+            Ok(listed) => listed,
+            Err(Silent) => return on.out.error(SILENT),
+        },
+    };
+    let (mut keys, next) = listed;
+    if asked.cursor >= ON_SSD {
+        let store = &on.shared.store;
+        keys.retain(|key| !on.tenant.is_some_and(|tenant| store.exists(Key { tenant, bytes: key })));
     }
-    let after = Some(asked.cursor << 1 | 1).filter(|_| asked.cursor > BELOW);
-    let (found, next) = list(&on.shared.store, after, asked.entries as usize).await;
-    let mine = found.into_iter().filter(|(other, _)| *other == tenant).map(|(_, key)| key);
+    admin::scanned(on, &asked.pattern, keys, next);
+}
+
+/// The keys that a step of a `SCAN` has found, and the cursor to go on from.
+type Step = (Vec<Vec<u8>>, u64);
+
+/// The name to go on after; none at the beginning of a tier.
+fn name_at(cursor: u64, tier: u64) -> Option<u64> {
+    (cursor > tier).then_some(cursor << 2 | 3)
+}
+
+fn scan_memory(on: &Connection<'_>, asked: &admin::Scan) -> Step {
     let store = &on.shared.store;
-    let here = |key: &Vec<u8>| on.tenant.is_some_and(|tenant| store.exists(Key { tenant, bytes: key }));
-    let keys = mine.filter(|key| !here(key)).collect();
-    admin::scanned(on, &asked.pattern, keys, next.map_or(0, |name| BELOW | name >> 1));
+    let (listed, next) = store.list(asked.cursor, asked.entries);
+    let mine = listed.into_iter().filter(|listed| Some(listed.tenant) == on.tenant);
+    let next = if next == 0 && store.lower().is_some() { ON_SSD } else { next };
+    (mine.map(|listed| listed.key).collect(), next)
+}
+
+async fn scan_ssd(on: &Connection<'_>, asked: &admin::Scan) -> Step {
+    let store = &on.shared.store;
+    let tenant = on.tenant.map(|tenant| store.tenant_name(tenant)).unwrap_or_default();
+    let (found, next) = list(store, name_at(asked.cursor, ON_SSD), asked.entries as usize).await;
+    let mine = found.into_iter().filter(|(other, _)| *other == tenant).map(|(_, key)| key);
+    let end = if store.cold().is_some() { IN_BUCKET } else { 0 };
+    (mine.collect(), next.map_or(end, |name| ON_SSD | name >> 2))
+}
+
+async fn scan_bucket(on: &Connection<'_>, asked: &admin::Scan) -> Result<Step, Silent> {
+    let store = &on.shared.store;
+    let (Some(lower), Some(cold)) = (store.lower(), store.cold()) else { return Ok((Vec::new(), 0)) };
+    let tenant = on.tenant.map(|tenant| store.tenant_name(tenant)).unwrap_or_default();
+    let (send, receive) = oneshot::channel();
+    let whose = (tenant, name_at(asked.cursor, IN_BUCKET));
+    let reply = Box::new(move |page| _ = send.send(page));
+    cold.list(whose, asked.entries as usize, |name| lower.lasts(name), reply);
+    let page = tokio::time::timeout(BRING_WITHIN, receive).await;
+    let Page { keys, next } = page.map_err(|_| Silent)?.map_err(|_| Silent)??;
+    Ok((keys, next.map_or(0, |name| IN_BUCKET | name >> 2)))
 }

@@ -110,7 +110,7 @@ fn what_the_ssd_gives_back_is_worth_a_place_in_the_bucket_and_is_found_there_whe
     let (folder, bucket) = (tempfile::tempdir().unwrap(), Faulty::new());
     let open = |dir: &Path| {
         let cold = ColdConfig::new(ColdBucket::Given(Arc::clone(&bucket) as _));
-        let ssd = SsdConfig { block_bytes: 16 << 10, ..SsdConfig::new(dir.to_owned(), 64 << 20) };
+        let ssd = SsdConfig { block_bytes: Some(16 << 10), ..SsdConfig::new(dir.to_owned(), 64 << 20) };
         started(cold, Some(ssd)).0
     };
     let store = open(folder.path());

@@ -15,7 +15,7 @@ use baton_types::Rng;
 const CHILD: &str = "BATON_OBJECTS_KILLED";
 
 fn open(dir: &Path, admit: Admit, ssd_bytes: u64) -> (ObjectStore, Said) {
-    let ssd = SsdConfig { block_bytes: 16 << 10, admit, ..SsdConfig::new(dir.to_owned(), ssd_bytes) };
+    let ssd = SsdConfig { block_bytes: Some(16 << 10), admit, ..SsdConfig::new(dir.to_owned(), ssd_bytes) };
     over(LowerConfig { ssd: Some(ssd), ..LowerConfig::default() })
 }
 
@@ -51,6 +51,52 @@ fn what_is_evicted_is_found_again_and_outlives_the_process() {
         assert_eq!(read(&store, &n.to_string()).unwrap(), content(n, 100_000 + n as usize), "{n}");
     }
     assert_eq!(read(&store, "none"), None);
+}
+
+#[test]
+fn values_of_common_sizes_take_a_block_for_each_64_kib() {
+    let dir = tempfile::tempdir().unwrap();
+    let ssd = SsdConfig { admit: Admit::First, ..SsdConfig::new(dir.path().to_owned(), 64 << 20) };
+    let (store, _) = over(LowerConfig { ssd: Some(ssd), ..LowerConfig::default() });
+    let mut before = 0;
+    for (kib, blocks) in [(1, 1), (64, 1), (128, 2), (256, 4), (512, 8), (1_024, 16)] {
+        // Names as inference engines give them are long.
+        let name = format!("{kib}-{}", "x".repeat(240));
+        store.put(key(&name), &content(kib, (kib as usize) << 10), PutOptions::REPLACE).unwrap();
+        settle(&store);
+        let stats = store.lower_stats().ssd;
+        let taken = stats.used_bytes - before;
+        assert_eq!(taken, blocks * SsdConfig::BLOCK_BYTES as u64, "{kib} KiB");
+        assert!(kib < 64 || taken <= kib * 1_024 * 107 / 100, "{kib} KiB take {taken}");
+        before = stats.used_bytes;
+    }
+    let stats = store.lower_stats().ssd;
+    assert_eq!((stats.values, stats.written_bytes), (6, before));
+}
+
+#[test]
+fn a_file_of_another_block_size_is_read_as_it_was_unless_a_size_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = |block_bytes, capacity_bytes| {
+        let ssd = SsdConfig { block_bytes, admit: Admit::First, ..SsdConfig::new(dir.path().to_owned(), 0) };
+        let ssd = SsdConfig { capacity_bytes, ..ssd };
+        over(LowerConfig { ssd: Some(ssd), ..LowerConfig::default() })
+    };
+    let (store, _) = open(Some(64 << 10), 16 << 20);
+    store.put(key("a"), &content(1, 65_536), PutOptions::REPLACE).unwrap();
+    settle(&store);
+    assert_eq!(store.lower_stats().ssd.used_bytes, 128 << 10);
+    drop(store);
+    let (store, said) = open(None, 16 << 20);
+    assert!(said.lock().unwrap()[0].contains("2 blocks recovered"), "{said:?}");
+    assert_eq!(read(&store, "a"), Some(content(1, 65_536)));
+    drop(store);
+    // Another size of the file begins anew anyway, and then with blocks that hold more.
+    let (store, said) = open(None, 8 << 20);
+    assert!(said.lock().unwrap()[0].contains("started empty"), "{said:?}");
+    store.put(key("a"), &content(1, 65_536), PutOptions::REPLACE).unwrap();
+    settle(&store);
+    assert_eq!(store.lower_stats().ssd.used_bytes, SsdConfig::BLOCK_BYTES as u64);
 }
 
 #[test]

@@ -5,6 +5,8 @@
 mod cold;
 mod faulty;
 mod leases;
+#[cfg(feature = "resp")]
+mod listing;
 mod lower;
 mod model;
 #[cfg(feature = "resp")]

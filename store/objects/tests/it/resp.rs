@@ -10,15 +10,18 @@ use baton_objects::resp::{Login, RespConfig, Server};
 use baton_objects::{Clock, ObjectStore, StoreConfig};
 
 /// A server of its own for a test; it ends with it.
-struct Served {
-    store: ObjectStore,
-    address: SocketAddr,
+pub struct Served {
+    pub store: ObjectStore,
+    pub address: SocketAddr,
     _runtime: tokio::runtime::Runtime,
 }
 
 fn served(config: &StoreConfig, resp: RespConfig) -> Served {
+    serve(ObjectStore::new(config, Clock::machine()).unwrap(), resp)
+}
+
+pub fn serve(store: ObjectStore, resp: RespConfig) -> Served {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let store = ObjectStore::new(config, Clock::machine()).unwrap();
     let server = Server::new(store.clone(), resp).unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap();
@@ -33,7 +36,7 @@ fn plain() -> Served {
 }
 
 impl Served {
-    fn client(&self) -> Client {
+    pub fn client(&self) -> Client {
         let url: Url = format!("redis://{}", self.address).parse().unwrap();
         Client::connect(&url, Duration::from_secs(20)).unwrap()
     }
@@ -46,22 +49,22 @@ impl Served {
 }
 
 /// A command of words.
-fn words(client: &mut Client, line: &str) -> Reply {
+pub fn words(client: &mut Client, line: &str) -> Reply {
     let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
     client.queue(&words);
     client.flush().unwrap();
     client.receive().unwrap()
 }
 
-fn ok() -> Reply {
+pub fn ok() -> Reply {
     Reply::Simple("OK".into())
 }
 
-fn bulk(text: &str) -> Reply {
+pub fn bulk(text: &str) -> Reply {
     Reply::Bulk(text.as_bytes().to_vec())
 }
 
-fn error_of(reply: &Reply) -> &str {
+pub fn error_of(reply: &Reply) -> &str {
     if let Reply::Error(error) = reply { error } else { panic!("{reply:?} is no error") }
 }
 

@@ -5,7 +5,7 @@ use crate::aligned::{Aligned, PAGE_BYTES};
 use crate::disk::Disk;
 use crate::layout::{Header, Layout};
 use crate::queue::{Queue, Threads};
-use crate::recover::{Beginning, FlashError, Found, Opened, begin, look, recover};
+use crate::recover::{Beginning, FlashError, Found, Opened, begin, look, made_for, recover};
 use crate::ring::Ring;
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -79,6 +79,11 @@ impl FileTier {
         let path = refused.map_or("direct".into(), |why| format!("through the page cache, as {why}"));
         Self::start(file, queue, opened, own_dir.is_none(), format!("{engine}, {path}"))
     }
+}
+
+/// What the file in a folder is made for, if there is one of ours. It is not locked, and nothing is changed.
+pub(crate) fn layout_in(dir: &Path) -> Option<Layout> {
+    made_for(&File::open(dir.join(FILE_NAME)).ok()?)
 }
 
 fn open_in(dir: &Path, layout: Layout) -> Result<(File, Opened), FlashError> {

@@ -1,6 +1,8 @@
 //! Which values the bucket has, is being given and is to lose.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+#[cfg(any(test, feature = "resp"))]
+use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -56,7 +58,7 @@ pub(super) enum Forget {
 /// Copies by name of their key, one for each. Bytes and objects are counted as long as the bucket may have them.
 #[derive(Debug)]
 pub(super) struct Book {
-    shards: [Mutex<HashMap<u64, Entry>>; SHARDS],
+    shards: [Mutex<BTreeMap<u64, Entry>>; SHARDS],
     /// Names and tags in the order in which they give way, except those that were read meanwhile.
     order: Mutex<VecDeque<(u64, u64)>>,
     capacity_bytes: u64,
@@ -79,7 +81,7 @@ impl Book {
         }
     }
 
-    fn shard(&self, name: u64) -> MutexGuard<'_, HashMap<u64, Entry>> {
+    fn shard(&self, name: u64) -> MutexGuard<'_, BTreeMap<u64, Entry>> {
         self.shards[(name % SHARDS as u64) as usize].lock()
     }
 
@@ -100,7 +102,7 @@ impl Book {
         vacant
     }
 
-    fn take(&self, shard: &mut HashMap<u64, Entry>, name: u64) {
+    fn take(&self, shard: &mut BTreeMap<u64, Entry>, name: u64) {
         if let Some(entry) = shard.remove(&name) {
             self.bytes.fetch_sub(entry.bytes, Ordering::SeqCst);
             self.objects.fetch_sub(1, Ordering::SeqCst);
@@ -287,6 +289,22 @@ impl Book {
             names.extend(his.map(|entry| entry.label.name));
         }
         names
+    }
+
+    /// Copies that can be read of names after this one, in the order of names, at most so many.
+    #[cfg(any(test, feature = "resp"))]
+    pub(super) fn after(&self, name: Option<u64>, most: usize) -> Vec<(Label, u64)> {
+        let from = name.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let lasting = shard.range((from, Bound::Unbounded)).map(|(_, entry)| entry);
+            let lasting = lasting.filter(|entry| matches!(entry.state, State::Lasts)).take(most);
+            found.extend(lasting.map(|entry| (entry.label, entry.bytes)));
+        }
+        found.sort_unstable_by_key(|(label, _)| label.name);
+        found.truncate(most);
+        found
     }
 
     /// Objects, graves included, that a start takes over.

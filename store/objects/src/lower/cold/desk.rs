@@ -61,6 +61,9 @@ pub(super) struct Desk {
     pub(super) reading: Arc<Budget>,
     pub(super) writes: Semaphore,
     pub(super) removals: Arc<Semaphore>,
+    /// Heads of objects being read for a list.
+    #[cfg(feature = "resp")]
+    pub(super) heads: Semaphore,
     /// Orders to remove: never more of them than there are copies.
     pub(super) orders: UnboundedSender<Label>,
     /// Removals that failed: names and tags.
@@ -75,6 +78,12 @@ impl Desk {
     /// Bounds of what goes on at a time.
     pub(super) fn bounds() -> (Semaphore, Arc<Semaphore>) {
         (Semaphore::new(WRITES_MAX), Arc::new(Semaphore::new(REMOVALS_MAX)))
+    }
+
+    /// Whether it is left alone for good.
+    #[cfg(feature = "resp")]
+    pub(super) fn is_off(&self) -> bool {
+        self.off.load(Ordering::SeqCst)
     }
 
     pub(super) fn is_on(&self) -> bool {

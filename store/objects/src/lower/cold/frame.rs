@@ -10,6 +10,10 @@ const MAGIC: &[u8; 8] = b"BATONKV1";
 /// Magic, lengths of header and value, checksum of what precedes the value.
 const FIXED_BYTES: usize = 20;
 
+/// The first bytes of an object that say whose value it is.
+#[cfg(feature = "resp")]
+pub(super) const HEAD_MAX_BYTES: usize = FIXED_BYTES + baton_tiers::HEADER_MAX_BYTES;
+
 /// Bytes of the object of a value. None when its header would be too long.
 pub(crate) fn total_bytes(tenant: &str, key: &[u8], value_bytes: usize) -> Option<u64> {
     Some((FIXED_BYTES + record::header_bytes(tenant, key)? + value_bytes) as u64)
@@ -54,6 +58,17 @@ pub(super) fn open(bytes: &[u8], tenant: &str, key: &[u8]) -> Option<Found> {
     let found = whole.then(|| record::open(header, value.to_vec(), tenant, key)).flatten()?;
     // One without a checksum was not written here.
     found.checksum.is_some().then_some(found)
+}
+
+/// Tenant and key that the first bytes of an object name, if they are as they were written.
+#[cfg(feature = "resp")]
+pub(super) fn names(head: &[u8]) -> Option<(String, Vec<u8>)> {
+    let (fixed, rest) = head.split_first_chunk::<FIXED_BYTES>()?;
+    let number = |at: usize| u32::from_le_bytes(fixed[at..at + 4].try_into().expect("four bytes"));
+    let header = rest.get(..usize::try_from(number(8)).ok()?)?;
+    let whole = fixed[..8] == *MAGIC && head_checksum(&fixed[..16], header) == number(16);
+    let (tenant, key) = whole.then(|| record::names(header)).flatten()?;
+    Some((tenant.to_owned(), key.to_vec()))
 }
 
 fn head_checksum(fixed: &[u8], header: &[u8]) -> u32 {
@@ -104,6 +119,23 @@ mod tests {
             assert!(open(&sealed.bytes[..at], "team", b"key").is_none(), "cut at {at}");
         }
         assert!(open(&[&sealed.bytes[..], b"x"].concat(), "team", b"key").is_none());
+    }
+
+    #[cfg(feature = "resp")]
+    #[test]
+    fn the_first_bytes_name_the_key_unless_they_are_damaged() {
+        let longest = vec![7; 2_000];
+        for (tenant, key) in [("team", b"key".as_slice()), ("", &longest)] {
+            let sealed = seal(tenant, key, &room(&[9; 100]), None).unwrap().bytes;
+            let (head, named) = (sealed.len() - 100, Some((tenant.to_owned(), key.to_vec())));
+            assert_eq!((names(&sealed), names(&sealed[..head])), (named.clone(), named));
+            assert!(head <= HEAD_MAX_BYTES && names(&sealed[..head - 1]).is_none());
+            for at in 0..head {
+                let mut damaged = sealed.clone();
+                damaged[at] ^= 4;
+                assert!(names(&damaged).is_none(), "byte {at}");
+            }
+        }
     }
 
     #[test]

@@ -1,0 +1,199 @@
+//! `SCAN` and drain over a bucket: what is only there is listed and moved too, and a silent bucket is told of.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::content;
+use super::faulty::{Faulty, Mood};
+use super::resp::{Served, bulk, error_of, ok, serve, words};
+use super::tiers::{over, settle};
+use baton_objects::client::{Cluster, ClusterConfig, Drained};
+use baton_objects::resp::client::{Client, Reply};
+use baton_objects::resp::{Login, RespConfig};
+use baton_objects::{ColdBucket, ColdConfig, LowerConfig, SsdConfig};
+
+fn over_bucket(bucket: &Arc<Faulty>, ssd: Option<&Path>, resp: RespConfig) -> Served {
+    let cold = ColdConfig {
+        patience: Duration::from_millis(500),
+        ..ColdConfig::new(ColdBucket::Given(Arc::clone(bucket) as _))
+    };
+    let ssd = ssd.map(|dir| SsdConfig::new(dir.to_owned(), 16 << 20));
+    serve(over(LowerConfig { ssd, cold: Some(cold), ..LowerConfig::default() }).0, resp)
+}
+
+fn in_memory() -> Served {
+    serve(over(LowerConfig::default()).0, RespConfig::default())
+}
+
+fn put(client: &mut Client, name: &str, seed: u64) {
+    client.queue(&[b"SET", name.as_bytes(), &content(seed, 90_000)]);
+    client.flush().unwrap();
+    assert_eq!(client.receive().unwrap(), ok());
+}
+
+/// So many values of 90 kB, each asked for twice; memory has room for some forty.
+fn fill(served: &Served, client: &mut Client, count: u64) {
+    for n in 0..count {
+        put(client, &format!("k{n}"), n);
+        (0..2).for_each(|_| assert!(matches!(words(client, &format!("GET k{n}")), Reply::Bulk(_))));
+        settle(&served.store);
+    }
+}
+
+/// How often a whole scan tells each key, at most `count` entries a step; or the error that ends it.
+fn scan(client: &mut Client, count: u32) -> Result<BTreeMap<String, u32>, String> {
+    let (mut found, mut cursor) = (BTreeMap::new(), "0".to_owned());
+    for _ in 0..10_000 {
+        let parts = match words(client, &format!("SCAN {cursor} COUNT {count}")) {
+            Reply::List(parts) => parts,
+            other => return Err(error_of(&other).to_owned()),
+        };
+        let [Reply::Bulk(next), Reply::List(keys)] = &parts[..] else { panic!("{parts:?}") };
+        for key in keys {
+            let Reply::Bulk(key) = key else { panic!("{key:?}") };
+            *found.entry(String::from_utf8(key.clone()).unwrap()).or_insert(0) += 1;
+        }
+        cursor = String::from_utf8(next.clone()).unwrap();
+        if cursor == "0" {
+            return Ok(found);
+        }
+    }
+    panic!("a scan ends")
+}
+
+fn names(from: u64, to: u64) -> BTreeMap<String, u32> {
+    (from..to).map(|n| (format!("k{n}"), 1)).collect()
+}
+
+#[test]
+fn a_scan_lists_what_is_only_in_the_bucket() {
+    let (bucket, folder) = (Faulty::new(), tempfile::tempdir().unwrap());
+    for ssd in [None, Some(folder.path())] {
+        let served = over_bucket(&bucket, ssd, RespConfig::default());
+        let c = &mut served.client();
+        if ssd.is_none() {
+            fill(&served, c, 120);
+            assert!(served.store.stats().keys < 60, "most were evicted");
+        } else {
+            assert_eq!((served.store.stats().keys, bucket.values().len()), (0, 120), "a new process");
+        }
+        for count in [10, 50, 1_000] {
+            assert_eq!(scan(c, count), Ok(names(0, 120)), "each once, {count} a step");
+        }
+        // Some come up, and with an SSD go down again to where they are listed from the nearest place.
+        (0..100).for_each(|n| assert!(matches!(words(c, &format!("GET k{n}")), Reply::Bulk(_))));
+        settle(&served.store);
+        assert_eq!(scan(c, 30), Ok(names(0, 120)));
+    }
+    let served = over_bucket(&bucket, None, RespConfig::default());
+    let c = &mut served.client();
+    assert_eq!(words(c, "DEL k5 k6"), Reply::Integer(2));
+    let Reply::List(parts) = words(c, "SCAN 0 COUNT 1000") else { panic!("a list") };
+    assert!(matches!(&parts[1], Reply::List(keys) if keys.is_empty()), "nothing is in memory");
+    let found = scan(c, 100).unwrap();
+    assert_eq!((found.len(), found.contains_key("k5"), found.contains_key("k7")), (118, false, true));
+}
+
+#[test]
+fn a_scan_lists_a_tenants_own_keys_alone() {
+    let login = |user: &str| Login {
+        user: user.into(),
+        password: "word".into(),
+        tenant: user.into(),
+        quota_bytes: u64::MAX,
+    };
+    let logins = vec![login("one"), login("two")];
+    let bucket = Faulty::new();
+    let resp = || RespConfig { logins: logins.clone(), ..RespConfig::default() };
+    let served = over_bucket(&bucket, None, resp());
+    for (user, to) in [("one", 50), ("two", 30)] {
+        let c = &mut served.client();
+        assert_eq!(words(c, &format!("AUTH {user} word")), ok());
+        fill(&served, c, to);
+    }
+    drop(served);
+    let served = over_bucket(&bucket, None, resp());
+    for (user, to) in [("one", 50), ("two", 30)] {
+        let c = &mut served.client();
+        assert_eq!(words(c, &format!("AUTH {user} word")), ok());
+        let asked = bucket.asked();
+        assert_eq!(scan(c, 1_000), Ok(names(0, to)), "{user}");
+        assert!(bucket.asked() - asked < to + 5, "the heads of his own objects are read, and no others");
+    }
+}
+
+#[test]
+fn a_scan_never_ends_early_in_silence_when_the_bucket_is_down() {
+    let bucket = Faulty::new();
+    let served = over_bucket(&bucket, None, RespConfig::default());
+    let c = &mut served.client();
+    fill(&served, c, 60);
+    for mood in [Mood::Fails, Mood::Hangs] {
+        bucket.be(mood);
+        for _ in 0..4 {
+            let began = Instant::now();
+            let why = scan(c, 100).expect_err("some keys are only in the bucket");
+            assert!(why.contains("bucket below does not answer"), "{why}");
+            assert!(began.elapsed() < Duration::from_secs(8), "within a bound");
+        }
+        assert_eq!(words(c, "SET other here"), ok());
+        assert_eq!(words(c, "GET other"), bulk("here"), "the rest goes on");
+        assert_eq!(words(c, "DEL other"), Reply::Integer(1));
+        bucket.be(Mood::Good);
+        let end = Instant::now() + Duration::from_secs(60);
+        while scan(c, 100) != Ok(names(0, 60)) {
+            assert!(Instant::now() < end, "it is asked again some time");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn cluster(servers: [&Served; 2]) -> (Cluster, String) {
+    let [from, to] = servers.map(|served| format!("redis://{}", served.address));
+    let cluster = Cluster::new(ClusterConfig::of(&format!("{from},{to}")).unwrap()).unwrap();
+    (cluster, servers[0].address.to_string())
+}
+
+fn drained(cluster: &mut Cluster, server: &str) -> Result<(Drained, Option<String>), String> {
+    let mut drain = cluster.drain(server).map_err(|why| why.to_string())?;
+    while drain.step().map_err(|why| why.to_string())? {}
+    Ok((drain.so_far(), drain.trouble().map(ToString::to_string)))
+}
+
+#[test]
+fn a_drain_moves_what_is_only_in_the_bucket_and_says_so_when_it_cannot() {
+    let bucket = Faulty::new();
+    let (from, to) = (over_bucket(&bucket, None, RespConfig::default()), in_memory());
+    fill(&from, &mut from.client(), 60);
+    // The other has room for half of them.
+    let c = &mut from.client();
+    (30..60).for_each(|n| assert_eq!(words(c, &format!("DEL k{n}")), Reply::Integer(1)));
+    for n in 100..140 {
+        put(c, &format!("k{n}"), n);
+    }
+    (100..140).for_each(|n| assert_eq!(words(c, &format!("DEL k{n}")), Reply::Integer(1)));
+    assert_eq!((from.store.stats().keys, bucket.values().len()), (0, 30), "nothing is in memory");
+    let (mut cluster, server) = cluster([&from, &to]);
+    bucket.be(Mood::Fails);
+    let why = drained(&mut cluster, &server).expect_err("what there is cannot be told");
+    assert!(why.contains("bucket below does not answer"), "{why}");
+    bucket.be(Mood::Good);
+    let end = Instant::now() + Duration::from_secs(60);
+    let done = loop {
+        match drained(&mut cluster, &server) {
+            Ok(done) => break done,
+            Err(why) => assert!(Instant::now() < end, "{why}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let (so_far, trouble) = done;
+    assert_eq!((so_far.moved, so_far.moved_bytes, so_far.left, trouble), (30, 30 * 90_000, 0, None));
+    assert_eq!((from.store.stats().keys, bucket.values().len()), (0, 0));
+    let c = &mut to.client();
+    for n in 0..30 {
+        assert_eq!(words(c, &format!("GET k{n}")), Reply::Bulk(content(n, 90_000)), "{n}");
+    }
+    assert_eq!(scan(&mut from.client(), 10), Ok(BTreeMap::new()));
+}
