@@ -63,12 +63,7 @@ impl Memory {
     /// # Errors
     /// When the system has none left, or `bytes` is 0.
     pub fn private(bytes: usize, location: Location) -> io::Result<Arc<Self>> {
-        let flags = MapFlags::PRIVATE;
-        // SAFETY: a fresh anonymous mapping at an address that the kernel chooses touches no other memory.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
-        }?;
-        Ok(Arc::new(Self::of(base, bytes, None, location, false)))
+        Ok(Arc::new(Self::of(anonymous(bytes)?, bytes, None, location, false)))
     }
 
     /// Memory that other processes can map through [`Memory::file`], zeroed. Its size is sealed: a peer
@@ -104,6 +99,9 @@ impl Memory {
     }
 
     fn memfd(bytes: usize, extra: MemfdFlags, location: Location) -> io::Result<Arc<Self>> {
+        if cfg!(miri) {
+            return Self::private(bytes, location);
+        }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | extra;
         let file = rustix::fs::memfd_create("baton-segment", flags)?;
         rustix::fs::ftruncate(&file, bytes as u64)?;
@@ -140,6 +138,7 @@ impl Memory {
 
     fn of(base: *mut c_void, bytes: usize, file: Option<OwnedFd>, location: Location, huge: bool) -> Self {
         // SAFETY: the range is ours and mapped. Advice that the kernel does not take changes nothing.
+        #[cfg(not(miri))]
         let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast()).expect("a mapping is never at address zero");
         Self { base, bytes, file, location, huge, lent: false }
@@ -237,8 +236,37 @@ impl Drop for Memory {
         }
         // SAFETY: the mapping is ours, and nobody holds this struct any more. It fails only for a range
         // that is not a mapping.
+        #[cfg(not(miri))]
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+        // SAFETY: it came from `anonymous`, for as many bytes, and nobody holds this struct any more.
+        #[cfg(miri)]
+        unsafe {
+            std::alloc::dealloc(self.base.as_ptr(), under_miri(self.bytes).expect("checked when made"));
+        }
     }
+}
+
+/// Fresh memory of zeroes at an address that the kernel chooses.
+#[cfg(not(miri))]
+fn anonymous(bytes: usize) -> io::Result<*mut c_void> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh anonymous mapping touches no other memory.
+    Ok(unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, access, MapFlags::PRIVATE) }?)
+}
+
+/// Under Miri, which has no such system calls, from the allocator.
+#[cfg(miri)]
+fn anonymous(bytes: usize) -> io::Result<*mut c_void> {
+    // SAFETY: the layout is of more than zero bytes.
+    Ok(unsafe { std::alloc::alloc_zeroed(under_miri(bytes)?) }.cast())
+}
+
+#[cfg(miri)]
+fn under_miri(bytes: usize) -> io::Result<std::alloc::Layout> {
+    if bytes == 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    std::alloc::Layout::from_size_align(bytes, 4096).map_err(io::Error::other)
 }
 
 #[cfg(test)]
@@ -265,6 +293,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no such files")]
     fn another_mapping_of_the_file_is_the_same_memory() {
         let ours = Memory::shared(8_192, Pages::Ordinary, Location::Anywhere).unwrap();
         let file = ours.file().unwrap().try_clone_to_owned().unwrap();
@@ -293,6 +322,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no such files")]
     fn a_file_that_its_owner_can_cut_short_is_refused() {
         let open = rustix::fs::memfd_create("open", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&open, 4_096).unwrap();

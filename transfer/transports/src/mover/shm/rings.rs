@@ -252,6 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no memory with a file")]
     fn both_ends_see_the_same() {
         let ours = Rings::create(10).unwrap();
         let theirs = Rings::adopt(ours.file().try_clone_to_owned().unwrap(), 10).unwrap();
@@ -281,6 +282,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no memory with a file")]
     fn what_cannot_be_is_refused() {
         let rings = Rings::create(10).unwrap();
         assert_eq!(rings.request(0), None, "zeros are no request");

@@ -113,6 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no memory with a file")]
     fn a_slot_used_again_is_not_the_old_window() {
         let windows = Windows::create().unwrap();
         let theirs = Table::adopt(windows.file().try_clone_to_owned().unwrap()).unwrap();
@@ -127,6 +128,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "65,536 windows take Miri too long")]
     fn a_full_table_says_so() {
         let windows = Windows::create().unwrap();
         for window in 0..u64::from(SLOTS) {

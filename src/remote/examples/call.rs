@@ -1,6 +1,6 @@
 //! How fast tokens pass: stand-ins and their clients in one process on loopback, so the figures hold both sides.
 //!
-//! `cargo run --release -p baton-remote --example pace`
+//! `cargo run --release -p baton-remote --example call`
 
 use std::error::Error;
 use std::sync::Arc;
