@@ -8,7 +8,7 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-python test-rdma test-vllm test-sglang test-mooncake sanitize wheel check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
+.PHONY: help run replay test test-python test-rdma test-vllm test-sglang test-mooncake sanitize miri wheel check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -49,6 +49,12 @@ sanitize: ready ## Run the transfer engine's unit tests under AddressSanitizer (
 		RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address $(CARGO) test --locked --target x86_64-unknown-linux-gnu \
 			--target-dir "$(TARGET_DIR)/sanitize" --package baton-transports --lib; \
 	else echo "sanitize: not run here: x86-64 Linux alone" >&2; fi
+
+miri: ## Run the tests of the memory that values and transfers live in under Miri (rustup toolchain install nightly -c miri)
+	RUSTFLAGS=--cfg=rustix_use_libc MIRIFLAGS=-Zmiri-permissive-provenance $(CARGO) +nightly miri test --locked \
+		--target-dir "$(TARGET_DIR)/miri" --package baton-transports --lib -- mover::memory::
+	RUSTFLAGS=--cfg=rustix_use_libc $(CARGO) +nightly miri test --locked \
+		--target-dir "$(TARGET_DIR)/miri" --package baton-objects --lib -- arena::memory::
 
 check: ready ready-lints ## Check format, lints, documentation and the rules of the house
 	$(CARGO) fmt --all --check

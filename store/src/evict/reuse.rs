@@ -21,7 +21,7 @@ const LENGTHS: usize = VALUES[2];
 /// Lists that the order uses: one for each class and cell of age.
 pub(crate) const REUSE_LISTS: usize = CLASSES * CELLS;
 /// A class is valued anew after this many blocks were asked for, one class after the other.
-const ASKED_BETWEEN_VALUES: usize = 16;
+const ASKED_BETWEEN_VALUES: usize = 24;
 
 /// What is known of one block's use.
 #[derive(Clone, Copy, Debug, Default)]
