@@ -50,11 +50,9 @@ sanitize: ready ## Run the transfer engine's unit tests under AddressSanitizer (
 			--target-dir "$(TARGET_DIR)/sanitize" --package baton-transports --lib; \
 	else echo "sanitize: not run here: x86-64 Linux alone" >&2; fi
 
-miri: ## Run the tests of the memory that values and transfers live in under Miri (rustup toolchain install nightly -c miri)
+miri: ## Run the tests of the memory that transfers read and write under Miri (rustup toolchain install nightly -c miri)
 	RUSTFLAGS=--cfg=rustix_use_libc MIRIFLAGS=-Zmiri-permissive-provenance $(CARGO) +nightly miri test --locked \
 		--target-dir "$(TARGET_DIR)/miri" --package baton-transports --lib -- mover::memory::
-	RUSTFLAGS=--cfg=rustix_use_libc $(CARGO) +nightly miri test --locked \
-		--target-dir "$(TARGET_DIR)/miri" --package baton-objects --lib -- arena::memory::
 
 check: ready ready-lints ## Check format, lints, documentation and the rules of the house
 	$(CARGO) fmt --all --check
