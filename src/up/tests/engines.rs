@@ -73,7 +73,9 @@ impl Pair {
         let mut fakes = Vec::new();
         for (name, role) in [("p0", Role::Prefill), ("d0", Role::Decode)] {
             let fake = if role == Role::Prefill { FakeRole::Prefill } else { FakeRole::Decode };
-            let spec = SglangSpec { token_time, ..SglangSpec::new(fake) };
+            // As real ones do, it waits longer than a leg that nobody wants is let go on.
+            let wait = Duration::from_secs(10);
+            let spec = SglangSpec { token_time, wait, ..SglangSpec::new(fake) };
             let fake = FakeSglang::start(spec, &fabric).await.unwrap();
             cluster.add_remote(name, role, fake.settings());
             fakes.push(fake);
