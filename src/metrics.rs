@@ -104,6 +104,11 @@ pub const NAMES: &[Name] = &[
         "Connections that nodes refused for want of the cluster's key, by `node`",
     ),
     name(
+        "baton_kv_sent_bytes_total",
+        Kind::Counter,
+        "Bytes of KV that left for other nodes, by the way that they went, by `node`",
+    ),
+    name(
         "baton_orders_refused_total",
         Kind::Counter,
         "Orders that nodes refused since their conductor leads no more, by `node`",
@@ -328,7 +333,13 @@ impl Metrics {
 
     /// What a node counts by itself.
     pub(crate) fn heard(&self, node: &str, load: &baton_wire::v1::NodeLoad) {
-        let told = |name, total| self.shared.by_node.reported(name, node, total);
+        let told = |name, total| self.shared.by_node.reported(name, (node, ""), total);
+        let sent = load.sent.unwrap_or_default();
+        let ways =
+            [("way=\"rdma\"", sent.rdma), ("way=\"shm\"", sent.shared_memory), ("way=\"tcp\"", sent.tcp)];
+        for (way, bytes) in ways {
+            self.shared.by_node.reported("baton_kv_sent_bytes_total", (node, way), bytes);
+        }
         told("baton_kv_peers_refused_total", load.refused_peers);
         told("baton_orders_refused_total", load.refused_orders);
         told("baton_cache_resyncs_total", load.resyncs);

@@ -27,7 +27,7 @@ use baton_engine::Engine;
 use baton_events::Speaker;
 use baton_store::StoreConfig;
 use baton_tiers::{CacheConfig, KvCache};
-use baton_transports::{CarrierConfig, Endpoint, EndpointConfig, Receiver};
+use baton_transports::{CarrierConfig, Endpoint, EndpointConfig, RdmaDevices, Receiver};
 use baton_types::Role;
 use baton_wire::v1;
 use parking_lot::Mutex;
@@ -63,7 +63,9 @@ pub struct NodeConfig {
     pub control: String,
     /// Where peers reach its KV; port 0 takes a free one.
     pub kv_listen: SocketAddr,
-    /// Names the machine: peers on the same one share memory. Empty: always TCP.
+    /// By which RDMA devices its KV may go.
+    pub rdma: RdmaDevices,
+    /// Names the machine: peers on the same one share memory.
     pub host: String,
     /// What computes.
     pub engine: EngineChoice,
@@ -135,6 +137,11 @@ impl Station for Here {
             serving_reads,
             engine_bytes,
             refused_peers: wire.refused_peers,
+            sent: Some(v1::SentBytes {
+                rdma: wire.sent.rdma,
+                shared_memory: wire.sent.shared_memory,
+                tcp: wire.sent.tcp,
+            }),
             ..self.report.lock().clone()
         }
     }
@@ -227,7 +234,8 @@ async fn bind(
 ) -> Result<Endpoint, String> {
     let plain = EndpointConfig::new(config.kv_listen, config.host.clone(), engine::digest(fingerprint));
     let listen = config.kv_listen.ip();
-    let carrier = CarrierConfig { listen, arena_bytes: ARENA_BYTES, shared_memory: true };
+    let rdma = config.rdma.clone();
+    let carrier = CarrierConfig { listen, arena_bytes: ARENA_BYTES, shared_memory: true, rdma };
     let settings = EndpointConfig { carrier: Some(carrier), guard: config.guard.links(), ..plain };
     let endpoint = Endpoint::bind(settings, Arc::clone(links) as Arc<dyn Receiver>)
         .await

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use baton_membership::Leaders;
 use baton_membership::etcd::Etcd;
+use baton_transports::RdmaDevices;
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::engines::Engines;
@@ -48,6 +49,9 @@ pub struct NodeArgs {
     /// Where peers reach its KV; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:0")]
     kv_listen: SocketAddr,
+    /// RDMA devices for its KV, like mlx5_0,mlx5_1 in this order; all: whatever is active; none
+    #[arg(long, value_name = "DEVICES", default_value = "all")]
+    rdma_devices: RdmaDevices,
     /// Names the machine: nodes of the same one share memory [default: this machine's name]
     #[arg(long)]
     host: Option<String>,
@@ -109,6 +113,7 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         role,
         control: args.conductor.unwrap_or_default(),
         kv_listen: args.kv_listen,
+        rdma: args.rdma_devices,
         host: args.host.unwrap_or_else(crate::up::host_name),
         engine: args.engines.choice()?,
         dram_blocks: args.engines.dram_blocks,

@@ -327,14 +327,10 @@ impl Worker {
             waiting: waiting + queued,
             holds: u32::try_from(stats.store.owners).unwrap_or(u32::MAX),
             tiers: tiers.collect(),
-            // The line adds what its endpoint serves.
-            serving_reads: 0,
-            engine_bytes: 0,
-            refused_peers: 0,
             handoff_bytes: self.handoff_bytes,
             integrity_rejects: stats.integrity_rejects,
-            refused_orders: 0,
-            resyncs: 0,
+            // The line adds what its endpoint does.
+            ..v1::NodeLoad::default()
         };
     }
 }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::process::Stdio;
 
+use baton_transports::RdmaDevices;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -38,6 +39,7 @@ impl Nodes {
                     role,
                     control: control.clone(),
                     kv_listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+                    rdma: RdmaDevices::default(),
                     host: super::host_name(),
                     engine: plan.engines.choice()?,
                     dram_blocks: plan.engines.dram_blocks,

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use baton_engine::{PoolSpec, SeededSpec};
+use baton_transports::RdmaDevices;
 use baton_types::{BlockKey, ChainHasher, Role, Sampling};
 use baton_wire::v1;
 use baton_wire::v1::control_server::{Control, ControlServer};
@@ -91,6 +92,7 @@ impl Stage {
             role: Role::Both,
             control,
             kv_listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            rdma: RdmaDevices::default(),
             host: "here".into(),
             engine: EngineChoice::Seeded { spec, pool },
             dram_blocks: 32,

@@ -9,6 +9,7 @@ use baton_engine::{
     Engine, Event as EngineEvent, KvSink, KvView, PoolSpec, SeededSpec, Sequence, SequenceId,
 };
 use baton_router::{Backend as _, Event, Submission, Ticket, TraceParent, Usage};
+use baton_transports::RdmaDevices;
 use baton_types::{BlockKey, ChainHasher, Finish, Role, Sampling, TokenLogprob};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -144,6 +145,7 @@ impl Cluster {
             role,
             control: format!("http://{}", self.control),
             kv_listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            rdma: RdmaDevices::default(),
             host: crate::up::host_name(),
             engine: engine.clone(),
             dram_blocks: 64,

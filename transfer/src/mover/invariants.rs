@@ -60,7 +60,7 @@ impl MoverCore {
             let held = (on().count(), on().map(|(_, path)| path.bytes).sum::<u64>());
             ensure(held == (rail.paths as usize, rail.bytes), "I9: a rail is not the sum of its paths")?;
         }
-        Ok(())
+        ensure(self.moved_bytes().sum::<u64>() == self.stats.moved_bytes, "I9: bytes moved by the rails")
     }
 
     fn check_bounds(&self) -> Audit {
@@ -240,6 +240,7 @@ mod tests {
             ("I9: ops are", |core| core.ops += 1),
             ("I9: a rail is", |core| core.rails[0].bytes += 1),
             ("I9: a rail is", |core| core.rails[1].paths += 1),
+            ("I9: bytes moved", |core| core.rails[1].moved_bytes += 1),
         ]);
     }
 

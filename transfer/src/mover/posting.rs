@@ -163,6 +163,7 @@ impl MoverCore {
             Cargo::Data { batch, piece } => {
                 self.stats.moved_slices += 1;
                 self.stats.moved_bytes += u64::from(piece.bytes);
+                self.rails[self.paths[slice.path].rail.index()].moved_bytes += u64::from(piece.bytes);
                 self.batches[batch].done_bytes += u64::from(piece.bytes);
                 self.settle(batch, effects);
             }
@@ -572,5 +573,7 @@ mod tests {
         ended.sort_unstable();
         assert_eq!(ended, (0..30).collect::<Vec<u64>>());
         assert_eq!((bench.core.stats().moved_bytes, bench.core.outstanding_bytes), (sum, 0));
+        let by_rail: Vec<u64> = bench.core.moved_bytes().collect();
+        assert!(by_rail.len() == 3 && by_rail.iter().all(|bytes| *bytes > 0), "{by_rail:?}");
     }
 }

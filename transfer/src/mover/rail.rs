@@ -18,6 +18,8 @@ const STRIDE_SCALE: u64 = 1_000;
 pub(crate) struct Rail {
     pub(crate) spec: RailSpec,
     pub(crate) bytes: u64,
+    /// Bytes of slices on it that ended well.
+    pub(crate) moved_bytes: u64,
     /// Paths on it, those being opened and closed included.
     pub(crate) paths: u32,
     /// What its paths have shown: nanoseconds for one MiB.
@@ -36,6 +38,7 @@ impl Rail {
         Self {
             spec,
             bytes: 0,
+            moved_bytes: 0,
             paths: 0,
             ns_per_mib,
             latency_us: spec.latency_us,

@@ -35,6 +35,8 @@ pub struct RailSnapshot {
     pub rail: RailNumber,
     /// Bytes outstanding on it.
     pub outstanding_bytes: u64,
+    /// Bytes of slices on it that ended well.
+    pub moved_bytes: u64,
     /// Paths on it.
     pub paths: u32,
     /// Its speed, as its paths have shown.
@@ -135,11 +137,17 @@ impl MoverCore {
         self.batch_slots.get(&batch).map(|&slot| self.batches[slot].done_bytes)
     }
 
+    /// Bytes of slices that ended well, by rail.
+    pub fn moved_bytes(&self) -> impl Iterator<Item = u64> {
+        self.rails.iter().map(|rail| rail.moved_bytes)
+    }
+
     fn rail_snapshots(&self) -> Vec<RailSnapshot> {
         let numbers = (0..).map(RailNumber);
         let rails = numbers.zip(&self.rails).map(|(rail, state)| RailSnapshot {
             rail,
             outstanding_bytes: state.bytes,
+            moved_bytes: state.moved_bytes,
             paths: state.paths,
             bytes_per_s: bytes_per_s(state.ns_per_mib),
             latency_us: state.latency_us,

@@ -11,6 +11,7 @@ mod ways;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,8 +47,47 @@ pub struct CarrierConfig {
     /// Registered memory for KV on its way in, and as much for KV on its way out. A flight that finds no
     /// room in it goes over the flight's own connection.
     pub arena_bytes: usize,
-    /// Whether peers of this host are reached through shared memory.
+    /// Whether peers of the same host ([`crate::EndpointConfig::host`]) are reached through shared memory.
     pub shared_memory: bool,
+    /// Which RDMA devices it uses.
+    pub rdma: RdmaDevices,
+}
+
+/// Which RDMA devices a node uses. In words: `all`, `none`, or names with commas between them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RdmaDevices {
+    /// All whose port is active, where there are any and RDMA is built in.
+    #[default]
+    All,
+    /// None: KV goes without RDMA.
+    None,
+    /// These, in this order. The node does not start without them.
+    Named(Vec<String>),
+}
+
+impl FromStr for RdmaDevices {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
+        match names.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            ["all"] => Ok(Self::All),
+            ["none"] => Ok(Self::None),
+            _ => {
+                let wrong = |name: &&String| matches!(name.as_str(), "" | "all" | "none");
+                if let Some(name) = names.iter().find(wrong) {
+                    return Err(format!(
+                        "'{name}' is no device; give all, none, or names like mlx5_0,mlx5_1"
+                    ));
+                }
+                let twice = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name));
+                match twice {
+                    Some((_, name)) => Err(format!("{name} stands there twice")),
+                    None => Ok(Self::Named(names)),
+                }
+            }
+        }
+    }
 }
 
 /// This node's part in the transfer engine.
@@ -79,13 +119,13 @@ impl Inbound for Deaf {
 }
 
 impl Carrier {
-    /// Listens, and registers the memory.
+    /// Listens, and registers the memory. Shared memory is for peers that give the machine the same name.
     ///
     /// # Errors
     /// [`Kind::Unavailable`] at [`Stage::Bind`]: no port, memory or threads to be had.
     pub(crate) fn start(
         config: &CarrierConfig,
-        epoch: u64,
+        (machine, epoch): (&str, u64),
         tls: Option<TcpTls>,
     ) -> Result<Arc<Self>, TransportError> {
         let failed = |what: &str, why: String| {
@@ -94,7 +134,8 @@ impl Carrier {
         // Who greets the engine's port learns the epoch, not the windows: their numbers go to those alone who have
         // been let in.
         let exposure = Exposure::new(random());
-        let mut ways = Ways::find(config, epoch, tls, &exposure).map_err(|why| failed("starting", why))?;
+        let mut ways =
+            Ways::find(config, (machine, epoch), tls, &exposure).map_err(|why| failed("starting", why))?;
         let arena = || {
             let memory = Memory::shared(config.arena_bytes, Pages::Ordinary, Location::Anywhere);
             memory.map_err(|error| failed("memory", error.to_string()))
@@ -166,6 +207,11 @@ impl Carrier {
     /// The transports that it has, the preferred first, and what it has not and why.
     pub(crate) fn ways(&self) -> &[String] {
         &self.ways
+    }
+
+    /// Bytes that have left here, by transport and device.
+    pub(crate) fn moved_bytes(&self) -> Vec<(&'static str, u64)> {
+        self.mover.moved_bytes()
     }
 
     /// Bytes of either memory that are lent now.

@@ -115,7 +115,7 @@ impl Dialer {
 
     /// What this dialer, and the endpoint it came from, have done.
     pub fn stats(&self) -> TransportStats {
-        self.party().counters.snapshot()
+        self.party().stats()
     }
 
     pub(crate) fn party(&self) -> &Arc<Party> {

@@ -110,7 +110,10 @@ impl Endpoint {
         };
         party.check()?;
         let tls = party.guard.tls.clone();
-        party.carrier = config.carrier.map(|carrier| Carrier::start(&carrier, random(), tls)).transpose()?;
+        party.carrier = config
+            .carrier
+            .map(|carrier| Carrier::start(&carrier, (&party.host, random()), tls))
+            .transpose()?;
         clear_rings(&mut party);
         let failed = |error: std::io::Error| {
             let text = format!("cannot listen on {}: {error}", config.listen);
@@ -144,7 +147,7 @@ impl Endpoint {
 
     /// What it has done since it was bound.
     pub fn stats(&self) -> TransportStats {
-        self.party.counters.snapshot()
+        self.party.stats()
     }
 
     /// Bytes of registered memory that are in use now, on their way in or out; 0 without the transfer engine.

@@ -17,7 +17,7 @@ use crate::message::{
 };
 use crate::proof;
 use crate::ring::{NamedRing, Ring};
-use crate::stats::{Counters, Medium};
+use crate::stats::{Counters, Medium, TransportStats};
 use crate::wire::{ReadHalf, Wire, WriteHalf, read_control, read_header, within, write_control};
 
 /// Where Linux keeps shared memory.
@@ -52,6 +52,12 @@ impl Party {
             return Err(TransportError::new(Kind::Invalid, Stage::Bind, text));
         }
         self.limits.check()
+    }
+
+    /// What it has done.
+    pub(crate) fn stats(&self) -> TransportStats {
+        let moved = self.carrier.as_ref().map(|carrier| carrier.moved_bytes()).unwrap_or_default();
+        self.counters.snapshot(&moved)
     }
 
     /// Shared memory cannot be used where it should: say so, and go on over TCP.

@@ -39,7 +39,7 @@ mod tls;
 mod wire;
 
 pub use baton_transfer::Priority;
-pub use carrier::CarrierConfig;
+pub use carrier::{CarrierConfig, RdmaDevices};
 pub use dialer::{Dialer, DialerConfig};
 pub use endpoint::{Endpoint, EndpointConfig};
 pub use error::{Kind, Stage, TransportError};
@@ -53,4 +53,4 @@ pub use message::PROTOCOL_VERSION;
 pub use receiver::{
     Accepted, FetchedBlock, PeerAddress, Plan, Receiver, Refused, Serving, SliceAt, Ticket, Want,
 };
-pub use stats::{FailureStats, Medium, MediumStats, TransportStats};
+pub use stats::{FailureStats, Medium, MediumStats, SentBytes, TransportStats};

@@ -30,6 +30,17 @@ pub struct MediumStats {
     pub received_bytes: u64,
 }
 
+/// Bytes that left for other processes, by the way that they went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SentBytes {
+    /// By RDMA.
+    pub rdma: u64,
+    /// Through shared memory.
+    pub shared_memory: u64,
+    /// Over TCP.
+    pub tcp: u64,
+}
+
 /// Failed operations, by remedy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailureStats {
@@ -58,6 +69,8 @@ pub struct TransportStats {
     pub memory: MediumStats,
     /// By the transfer engine.
     pub engine: MediumStats,
+    /// What was sent in all of these but inside this process, by the way that it went.
+    pub sent: SentBytes,
     /// Flights, fetches, connections and handshakes that failed, on either side.
     pub failures: FailureStats,
     /// Flights on their way out.
@@ -153,11 +166,20 @@ impl Counters {
         *self.last_fallback.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(why.to_owned());
     }
 
-    pub(crate) fn snapshot(&self) -> TransportStats {
+    /// With what the transfer engine has moved, by transport.
+    pub(crate) fn snapshot(&self, moved: &[(&'static str, u64)]) -> TransportStats {
         let medium = |medium: Medium| self.media[medium as usize].read();
         let failed = |kind: Kind| read(&self.failures[usize::from(kind.number())]);
         let last = self.last_fallback.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        let engine =
+            |name: &str| moved.iter().filter(|(of, _)| *of == name).map(|(_, bytes)| bytes).sum::<u64>();
+        let sent = SentBytes {
+            rdma: engine("rdma"),
+            shared_memory: engine("shm") + medium(Medium::SharedMemory).sent_bytes,
+            tcp: engine("tcp") + medium(Medium::Tcp).sent_bytes,
+        };
         TransportStats {
+            sent,
             shared_memory: medium(Medium::SharedMemory),
             tcp: medium(Medium::Tcp),
             memory: medium(Medium::Memory),
@@ -237,7 +259,7 @@ mod tests {
         counters.received(Medium::Tcp, 20);
         counters.failed(&TransportError::new(Kind::Corrupt, Stage::Send, ""));
         counters.fell_back("no /dev/shm");
-        let stats = counters.snapshot();
+        let stats = counters.snapshot(&[]);
         assert_eq!((stats.shared_memory.sent_slices, stats.shared_memory.sent_bytes), (1, 10));
         assert_eq!((stats.tcp.received_slices, stats.tcp.received_bytes), (1, 20));
         assert_eq!(stats.failures, FailureStats { corrupt: 1, ..FailureStats::default() });
@@ -254,6 +276,6 @@ mod tests {
         drop(one);
         assert!(take().is_some());
         drop(two);
-        assert_eq!(counters.snapshot().receiving_flights, 0);
+        assert_eq!(counters.snapshot(&[]).receiving_flights, 0);
     }
 }

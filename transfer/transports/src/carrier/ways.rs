@@ -1,10 +1,10 @@
 //! Which transports a node has: shared memory for peers of its host, RDMA where that is built in and there are
 //! devices, TCP.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::{CarrierConfig, Deaf};
+use super::{CarrierConfig, Deaf, RdmaDevices};
 use crate::mover::{
     Exposure, Fault, Inbound, Memory, PeerId, ShmConfig, ShmTransport, TcpConfig, TcpTls, TcpTransport,
     Transport,
@@ -24,21 +24,25 @@ impl Ways {
     /// Starts what there is.
     pub(super) fn find(
         config: &CarrierConfig,
-        epoch: u64,
+        (machine, epoch): (&str, u64),
         tls: Option<TcpTls>,
         exposure: &Arc<Exposure>,
     ) -> Result<Self, String> {
         let inbound: Arc<dyn Inbound> = Arc::new(Deaf);
         let node = Node { epoch, tls, exposure, inbound: &inbound };
-        let (tcp, rdma) = tcp_and_rdma(config.listen, &node)?;
+        let (tcp, rdma) = tcp_and_rdma(config, &node)?;
         let mut ways = Self { transports: Vec::new(), me: tcp.peer_id(), words: Vec::new() };
         if config.shared_memory {
-            let shm = ShmConfig::new(&ways.me.address, epoch);
+            let machine = machine.to_owned();
+            let shm = ShmConfig { machine, ..ShmConfig::new(&ways.me.address, epoch) };
             let shm = ShmTransport::start(shm, exposure.clone(), inbound.clone());
             ways.add(shm.map_err(|error| format!("shared memory: {error}"))?);
         }
         match rdma {
             Ok(rdma) => ways.add(rdma),
+            Err(why) if matches!(config.rdma, RdmaDevices::Named(_)) => {
+                return Err(format!("its RDMA devices: {why}"));
+            }
             Err(why) => ways.words.push(format!("not rdma ({why})")),
         }
         ways.add(tcp);
@@ -97,22 +101,29 @@ fn tcp_at(listen: SocketAddr, node: &Node<'_>) -> Result<Arc<TcpTransport>, Stri
 }
 
 #[cfg(not(any(feature = "rdma", feature = "rdma-dlopen")))]
-fn tcp_and_rdma(listen: IpAddr, node: &Node<'_>) -> Result<(Arc<TcpTransport>, Rdma), String> {
-    Ok((tcp_at(SocketAddr::new(listen, 0), node)?, Err("it is not built in".to_owned())))
+fn tcp_and_rdma(config: &CarrierConfig, node: &Node<'_>) -> Result<(Arc<TcpTransport>, Rdma), String> {
+    let why = "it is not built in; build with --features rdma-dlopen";
+    Ok((tcp_at(SocketAddr::new(config.listen, 0), node)?, Err(why.to_owned())))
 }
 
 #[cfg(any(feature = "rdma", feature = "rdma-dlopen"))]
-fn tcp_and_rdma(listen: IpAddr, node: &Node<'_>) -> Result<(Arc<TcpTransport>, Rdma), String> {
+fn tcp_and_rdma(config: &CarrierConfig, node: &Node<'_>) -> Result<(Arc<TcpTransport>, Rdma), String> {
     use crate::mover::rdma::{RdmaConfig, RdmaNode, RdmaTransport};
 
     /// Pairs of ports tried before RDMA is done without.
     const TRIES: usize = 8;
+    let listen = config.listen;
+    let without = |why: &str| Ok((tcp_at(SocketAddr::new(listen, 0), node)?, Err(why.to_owned())));
     if node.tls.is_some() {
-        let tcp = tcp_at(SocketAddr::new(listen, 0), node)?;
-        return Ok((tcp, Err("the cluster speaks TLS, which RDMA does not".to_owned())));
+        return without("the cluster speaks TLS, which RDMA does not");
     }
+    let devices = match &config.rdma {
+        RdmaDevices::All => Vec::new(),
+        RdmaDevices::None => return without("none was to be used"),
+        RdmaDevices::Named(names) => names.clone(),
+    };
     // Peers look for the handshake one port above TCP's, so it takes its port first.
-    let config = RdmaConfig { handshake_port_offset: 1, ..RdmaConfig::default() };
+    let config = RdmaConfig { devices, handshake_port_offset: 1, ..RdmaConfig::default() };
     for _ in 0..TRIES {
         let Ok(above) = std::net::TcpListener::bind((listen, 0)) else { break };
         let port = above.local_addr().map_or(0, |address| address.port().saturating_sub(1));
@@ -123,8 +134,7 @@ fn tcp_and_rdma(listen: IpAddr, node: &Node<'_>) -> Result<(Arc<TcpTransport>, R
         let rdma = started.map(|rdma| rdma as Arc<dyn Transport>);
         return Ok((tcp, rdma.map_err(|fault| text_of(&fault).to_owned())));
     }
-    let tcp = tcp_at(SocketAddr::new(listen, 0), node)?;
-    Ok((tcp, Err("no two ports side by side are free".to_owned())))
+    without("no two ports side by side are free")
 }
 
 #[cfg(test)]
@@ -136,11 +146,14 @@ mod tests {
         ways.transports.iter().map(|transport| transport.name()).filter(|name| *name != "rdma").collect()
     }
 
+    fn config(rdma: RdmaDevices) -> CarrierConfig {
+        CarrierConfig { listen: [127, 0, 0, 1].into(), arena_bytes: 1 << 20, shared_memory: true, rdma }
+    }
+
     #[test]
     fn what_cannot_reach_the_memory_is_left_out_and_named() {
-        let config =
-            CarrierConfig { listen: [127, 0, 0, 1].into(), arena_bytes: 1 << 20, shared_memory: true };
-        let mut ways = Ways::find(&config, 1, None, &Exposure::new(1 << 32)).unwrap();
+        let config = config(RdmaDevices::All);
+        let mut ways = Ways::find(&config, ("here", 1), None, &Exposure::new(1 << 32)).unwrap();
         assert_eq!(names(&ways), ["shm", "tcp"]);
         assert!(ways.words.iter().any(|word| word.contains("rdma")), "{:?}", ways.words);
         let shared = Memory::shared(4_096, Pages::Ordinary, Location::Anywhere).unwrap();
@@ -151,5 +164,30 @@ mod tests {
         assert_eq!(names(&ways), ["tcp"]);
         assert!(ways.words.iter().any(|word| word.starts_with("not shm (")), "{:?}", ways.words);
         ways.transports.iter().for_each(|transport| transport.shutdown());
+    }
+
+    #[test]
+    fn devices_that_were_named_must_be_there() {
+        let named = RdmaDevices::Named(vec!["no_such_device".to_owned()]);
+        let Err(why) = Ways::find(&config(named), ("here", 1), None, &Exposure::new(1 << 32)) else {
+            panic!("taken")
+        };
+        assert!(why.starts_with("its RDMA devices: "), "{why}");
+        let ways =
+            Ways::find(&config(RdmaDevices::None), ("here", 1), None, &Exposure::new(1 << 32)).unwrap();
+        assert!(ways.words.iter().any(|word| word.starts_with("not rdma (")), "{:?}", ways.words);
+        ways.transports.iter().for_each(|transport| transport.shutdown());
+    }
+
+    #[test]
+    fn devices_in_words() {
+        let named =
+            |names: &[&str]| RdmaDevices::Named(names.iter().map(|name| (*name).to_owned()).collect());
+        assert_eq!("all".parse(), Ok(RdmaDevices::All));
+        assert_eq!("none".parse(), Ok(RdmaDevices::None));
+        assert_eq!("mlx5_1, mlx5_0".parse(), Ok(named(&["mlx5_1", "mlx5_0"])));
+        for wrong in ["", "mlx5_0,", "all,mlx5_0", "mlx5_0,none", "mlx5_0,mlx5_1,mlx5_0"] {
+            assert!(wrong.parse::<RdmaDevices>().is_err(), "{wrong}");
+        }
     }
 }

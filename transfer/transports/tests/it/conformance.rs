@@ -66,6 +66,12 @@ async fn in_order_all_land(medium: Medium) {
     let (out, back) = (traffic(&sent, medium), traffic(&received, medium));
     assert_eq!((out.sent_slices, out.sent_bytes), (20, 60_000));
     assert_eq!((back.received_slices, back.received_bytes), (20, 60_000));
+    let way = match medium {
+        Medium::SharedMemory | Medium::Engine => SentBytes { shared_memory: 60_000, ..SentBytes::default() },
+        Medium::Tcp => SentBytes { tcp: 60_000, ..SentBytes::default() },
+        Medium::Memory => SentBytes::default(),
+    };
+    assert_eq!(sent.sent, way);
     assert_eq!((sent.sent_flights, received.received_flights), (1, 1));
     assert_eq!((sent.sending_flights, received.receiving_flights, sent.fallbacks), (0, 0, 0));
     assert_eq!(received.failures, FailureStats::default());

@@ -138,7 +138,8 @@ pub struct Scene {
 
 /// A part in the transfer engine: room for a few of the largest flights here, through shared memory or not.
 pub fn carrier(shared_memory: bool) -> CarrierConfig {
-    CarrierConfig { listen: [127, 0, 0, 1].into(), arena_bytes: 16 << 20, shared_memory }
+    let (listen, rdma) = ([127, 0, 0, 1].into(), RdmaDevices::None);
+    CarrierConfig { listen, arena_bytes: 16 << 20, shared_memory, rdma }
 }
 
 /// Short enough for tests that wait for a time-out.
@@ -194,7 +195,7 @@ impl Scene {
         let mut sender = None;
         if medium == Medium::Engine {
             let config = EndpointConfig {
-                host: "there".into(),
+                host: if senders.shared_memory { "here" } else { "there" }.into(),
                 carrier: Some(senders),
                 guard: theirs.clone(),
                 ..config.clone()

@@ -176,7 +176,8 @@ fn more_connections_than_allowed_are_refused_and_those_there_go_on() {
 }
 
 fn local_socket(address: &str) -> OwnedFd {
-    let sum = baton_transports::checksum(address.as_bytes());
+    // The name that the machine has by default is empty.
+    let sum = baton_transports::checksum(format!("\0{address}").as_bytes());
     let name = format!("baton-mover/{address}/{sum:016x}");
     let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
     let flags = SocketFlags::CLOEXEC;
@@ -189,6 +190,26 @@ fn local_socket(address: &str) -> OwnedFd {
     )
     .unwrap();
     socket
+}
+
+#[test]
+fn who_calls_the_machine_something_else_is_not_found() {
+    let started = |address: &str, machine: &str, epoch| {
+        let config = ShmConfig { machine: machine.into(), ..ShmConfig::new(address, epoch) };
+        ShmTransport::start(config, Exposure::new(epoch), std::sync::Arc::new(Inbox::default())).unwrap()
+    };
+    let address = format!("127.0.0.1:{}", std::process::id());
+    let peer = PeerId { address: address.clone(), epoch: 2 };
+    let there = started(&address, "rack-7", 2);
+    for (machine, found) in [("rack-7", true), ("rack-8", false), ("", false)] {
+        let here = started(&format!("{address}/{machine}"), machine, 1);
+        let queue = std::sync::Arc::new(CompletionQueue::default());
+        let opened = here.open(PathId(1), &peer, "memory", queue);
+        assert_eq!(opened.is_ok(), found, "{machine}: {:?}", opened.err());
+        drop(opened);
+        here.shutdown();
+    }
+    there.shutdown();
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod conformance;
 mod cuts;
 mod ends;
 mod failover;
+mod handoffs;
 mod killed;
 mod memory;
 mod rails;
@@ -16,6 +17,9 @@ mod speed;
 mod windows;
 
 // The suite of every transport, and what it stands on; the guest skips what it says of the others.
+#[path = "../it/scene.rs"]
+#[expect(dead_code, reason = "the other tests use the rest")]
+mod flights;
 #[path = "../it/promises.rs"]
 mod promises;
 #[path = "../it/rigs.rs"]

@@ -222,6 +222,13 @@ impl Mover {
         self.shared.state().core.stats()
     }
 
+    /// Bytes of slices that ended well, by transport: the same name as often as it has devices.
+    pub fn moved_bytes(&self) -> Vec<(&'static str, u64)> {
+        let state = self.shared.state();
+        let names = state.layout.places.iter().map(|place| self.shared.transports[place.transport].name());
+        names.zip(state.core.moved_bytes()).collect()
+    }
+
     /// The state, with the names of rails and peers.
     pub fn snapshot(&self) -> DriverSnapshot {
         let state = self.shared.state();

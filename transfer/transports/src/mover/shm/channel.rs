@@ -48,9 +48,10 @@ pub(super) struct Channel {
     waiting: Mutex<VecDeque<News>>,
 }
 
-/// The name that an address has among the local sockets. It lives in no folder, so that nothing is left of it.
-pub(super) fn name_of(address: &str) -> io::Result<SocketAddrUnix> {
-    let sum = crate::checksum(address.as_bytes());
+/// The name that an address has among the local sockets of those who give the machine that name. It lives in no
+/// folder, so that nothing is left of it.
+pub(super) fn name_of(machine: &str, address: &str) -> io::Result<SocketAddrUnix> {
+    let sum = crate::checksum(format!("{machine}\0{address}").as_bytes());
     let shown: String = address.chars().filter(char::is_ascii_graphic).take(64).collect();
     Ok(SocketAddrUnix::new_abstract_name(format!("baton-mover/{shown}/{sum:016x}").as_bytes())?)
 }
@@ -66,20 +67,20 @@ fn is_ours(socket: &OwnedFd) -> io::Result<bool> {
 }
 
 /// Listens under the name of an address.
-pub(super) fn listen(address: &str) -> io::Result<OwnedFd> {
+pub(super) fn listen(machine: &str, address: &str) -> io::Result<OwnedFd> {
     let socket = socket(SocketFlags::NONBLOCK)?;
-    rustix::net::bind(&socket, &name_of(address)?)?;
+    rustix::net::bind(&socket, &name_of(machine, address)?)?;
     rustix::net::listen(&socket, 128)?;
     Ok(socket)
 }
 
 impl Channel {
     /// Connects to whoever listens, within `limit`.
-    pub(super) fn connect(address: &str, limit: Duration) -> io::Result<Self> {
+    pub(super) fn connect(machine: &str, address: &str, limit: Duration) -> io::Result<Self> {
         let socket = socket(SocketFlags::empty())?;
         sockopt::set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
         sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(limit))?;
-        rustix::net::connect(&socket, &name_of(address)?)?;
+        rustix::net::connect(&socket, &name_of(machine, address)?)?;
         // Names are anybody's to take: what is greeted is given our memory, so it must be our own user's.
         if !is_ours(&socket)? {
             return Err(io::Error::new(

@@ -51,6 +51,8 @@ pub struct ShmConfig {
     /// The address that this node has among its peers, `host:port`, as for the other transports. Peers of this
     /// host and network namespace find it by that.
     pub address: String,
+    /// What the machine is called: peers that call it something else do not find each other.
+    pub machine: String,
     /// The number of this life.
     pub epoch: u64,
     /// I/O threads, 1 to 64.
@@ -80,6 +82,7 @@ impl ShmConfig {
     pub fn new(address: impl Into<String>, epoch: u64) -> Self {
         Self {
             address: address.into(),
+            machine: String::new(),
             epoch,
             io_threads: 1,
             outstanding_max: 4_096,
@@ -129,7 +132,7 @@ impl ShmTransport {
         inbound: Arc<dyn Inbound>,
     ) -> io::Result<Arc<Self>> {
         config.check()?;
-        let socket = channel::listen(&config.address)?;
+        let socket = channel::listen(&config.machine, &config.address)?;
         let windows = Windows::create()?;
         let pool = Pool::start("shm", config.io_threads)?;
         let site = Arc::new(Site {
@@ -163,7 +166,7 @@ impl ShmTransport {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let (bell, our_bell) = (eventfd(0, flags)?, eventfd(0, flags)?);
         let rings = Rings::create(config.outstanding_max)?;
-        let channel = Channel::connect(&peer.address, limit)?;
+        let channel = Channel::connect(&self.site.config.machine, &peer.address, limit)?;
         let greeting = self.site.greeting(Purpose::Lane, peer.epoch, config.address.clone());
         let files = [rings.file(), bell.as_fd(), our_bell.as_fd(), callers_bell];
         channel.send(&greeting.encode(), &files, true)?;
