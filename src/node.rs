@@ -156,16 +156,18 @@ const ARENA_BYTES: usize = 64 << 20;
 /// In words: the engine cannot be built, the port is taken, the disk has no room, or the conductor
 /// will not have this node.
 pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), String> {
-    run_led(config, None, stop).await
+    run_led(config, None, Handle::current(), stop).await
 }
 
-/// The same, attached to whoever leads by `leaders`, if given, instead of to `config.control`.
+/// The same, attached to whoever leads by `leaders`, if given, instead of to `config.control`. KV is moved by the
+/// threads of `movers`: where they are not this runtime's own, copies of megabytes delay no order.
 ///
 /// # Errors
 /// As [`run`].
 pub async fn run_led(
     config: NodeConfig,
     leaders: Option<Leaders>,
+    movers: Handle,
     stop: CancellationToken,
 ) -> Result<(), String> {
     let (choice, lent_blocks) = (config.engine.clone(), config.lent_blocks()?);
@@ -175,9 +177,10 @@ pub async fn run_led(
     });
     let (engine, profile) = built.await.map_err(|e| format!("engine: {e}"))??;
     let (to_worker, inbox) = std::sync::mpsc::channel();
-    let links = Arc::new(Links::new(to_worker.clone(), Handle::current()));
+    let links = Arc::new(Links::new(to_worker.clone(), movers.clone()));
     let fingerprint = engine::fingerprint(engine.as_ref());
-    let endpoint = Arc::new(bind(&config, &fingerprint, &links).await?);
+    let bound = movers.spawn(bind(config.clone(), engine::digest(&fingerprint), Arc::clone(&links)));
+    let endpoint = Arc::new(bound.await.map_err(|e| format!("KV endpoint: {e}"))??);
     let cache = cache(&config, engine.as_ref())?;
     let hello = v1::Hello {
         ssd_bytes_per_s: ssd_bytes_per_s(&cache),
@@ -227,17 +230,13 @@ fn speaker(config: &NodeConfig, engine: &dyn Engine) -> Speaker {
     }
 }
 
-async fn bind(
-    config: &NodeConfig,
-    fingerprint: &v1::Fingerprint,
-    links: &Arc<Links>,
-) -> Result<Endpoint, String> {
-    let plain = EndpointConfig::new(config.kv_listen, config.host.clone(), engine::digest(fingerprint));
+async fn bind(config: NodeConfig, fingerprint: u64, links: Arc<Links>) -> Result<Endpoint, String> {
+    let plain = EndpointConfig::new(config.kv_listen, config.host.clone(), fingerprint);
     let listen = config.kv_listen.ip();
     let rdma = config.rdma.clone();
     let carrier = CarrierConfig { listen, arena_bytes: ARENA_BYTES, shared_memory: true, rdma };
     let settings = EndpointConfig { carrier: Some(carrier), guard: config.guard.links(), ..plain };
-    let endpoint = Endpoint::bind(settings, Arc::clone(links) as Arc<dyn Receiver>)
+    let endpoint = Endpoint::bind(settings, Arc::clone(&links) as Arc<dyn Receiver>)
         .await
         .map_err(|e| format!("node {}: KV endpoint on {}: {e}", config.name, config.kv_listen))?;
     links.set_dialer(endpoint.dialer());

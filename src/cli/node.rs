@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use baton_membership::Leaders;
 use baton_membership::etcd::Etcd;
@@ -78,6 +79,9 @@ pub struct NodeArgs {
     log: String,
 }
 
+/// How long what still runs at the end is waited for.
+const LINGER: Duration = Duration::from_secs(2);
+
 /// Runs `baton node` until Ctrl-C or SIGTERM.
 ///
 /// # Errors
@@ -105,8 +109,7 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
             );
         }
         let node = RemoteNode { guard, ..args.remote.node(&args, dialect, role)? };
-        // It computes nothing: one thread that never wakes another spends least.
-        return led.keep(1, |latest, stop| crate::node::run_remote(node, Place::Elsewhere(latest), stop));
+        return led.keep(|latest, stop| crate::node::run_remote(node, Place::Elsewhere(latest), stop));
     }
     let node = NodeConfig {
         name: args.name,
@@ -123,7 +126,11 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         guard,
         publish: args.publish.map(|endpoint| PublishAt { endpoint, replay: args.publish_replay }),
     };
-    led.keep(2, |latest, stop| crate::node::run_led(node, latest, stop))
+    let movers = super::runtime(Some(2))?;
+    let handle = movers.handle().clone();
+    let ended = led.keep(|latest, stop| crate::node::run_led(node, latest, handle, stop));
+    movers.shutdown_timeout(LINGER);
+    ended
 }
 
 /// What a node's process follows: whoever leads, and the end of what started it.
@@ -134,13 +141,12 @@ struct Led {
 }
 
 impl Led {
-    /// Runs a node on so many threads until it is told to stop.
+    /// Runs a node until it is told to stop, on one thread: what its conductor says wakes no other.
     fn keep<F: Future<Output = Result<(), String>>>(
         self,
-        threads: usize,
         node: impl FnOnce(Option<crate::node::Leaders>, CancellationToken) -> F,
     ) -> Result<ExitCode, String> {
-        let runtime = super::runtime(Some(threads))?;
+        let runtime = super::runtime(Some(1))?;
         runtime.block_on(async {
             let stop = crate::shutdown::on_signal()?;
             if self.until_stdin_ends {
@@ -152,7 +158,7 @@ impl Led {
             let latest = leaders.as_ref().map(Leaders::latest);
             node(latest, stop).await
         })?;
-        runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+        runtime.shutdown_timeout(LINGER);
         Ok(ExitCode::SUCCESS)
     }
 }
