@@ -1,7 +1,7 @@
 //! The flash tier against the disk itself: blocks put in order and got at random, with as many
 //! under way, beside a plain loop of direct reads and writes over the same file size in the same
-//! run; then the start of a tier that holds a million blocks. `cargo bench -p baton-tiers --bench
-//! flash`.
+//! run, and beside `fio` where that is installed; then the start of a tier that holds a million blocks.
+//! `cargo bench -p baton-tiers --bench flash`.
 //!
 //! `BATON_BENCH_DIR` names the folder, which decides the disk; `BATON_BENCH_BLOCKS` how many
 //! blocks come back at the start.
@@ -13,6 +13,7 @@ use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -70,9 +71,12 @@ impl Raw {
     }
 
     /// Visits all slots in this order with `depth` operations under way.
-    fn run(&self, slots: &[usize], depth: usize, is_write: bool) -> Duration {
+    fn run(&self, slots: &[usize], depth: usize, is_write: bool) -> Took {
+        timed(|| self.visit(slots, depth, is_write))
+    }
+
+    fn visit(&self, slots: &[usize], depth: usize, is_write: bool) {
         let next = AtomicUsize::new(0);
-        let begun = Instant::now();
         std::thread::scope(|scope| {
             for _ in 0..depth {
                 scope.spawn(|| {
@@ -96,7 +100,63 @@ impl Raw {
         if is_write {
             self.file.sync_data().expect("the disk answers");
         }
-        begun.elapsed()
+    }
+}
+
+/// What one round took: by the clock, and of processors.
+#[derive(Clone, Copy, Debug)]
+struct Took {
+    clock: Duration,
+    processor: Duration,
+}
+
+/// What all threads of the process have had of processors until now, to 10 ms.
+fn processor() -> Duration {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    Duration::from_millis((ticks(11) + ticks(12)) * 10)
+}
+
+fn timed(work: impl FnOnce()) -> Took {
+    let (clock, had) = (Instant::now(), processor());
+    work();
+    Took { clock: clock.elapsed(), processor: processor().saturating_sub(had) }
+}
+
+/// `fio` over a file of the same size, with blocks as large and as many under way.
+struct Fio {
+    path: std::path::PathBuf,
+}
+
+impl Fio {
+    /// Nothing where it is not installed.
+    fn found(dir: &Path) -> Option<Self> {
+        let there = Command::new("fio").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        there.is_ok_and(|status| status.success()).then(|| Self { path: dir.join("fio") })
+    }
+
+    /// Its own figures: it counts from its first request to its last, and a flush at the end.
+    fn run(&self, is_write: bool) -> Took {
+        let name = format!("--filename={}", self.path.display());
+        let size = format!("--size={}", BLOCKS * BLOCK_BYTES);
+        let (bytes, depth) = (format!("--bs={BLOCK_BYTES}"), format!("--iodepth={DEPTH}"));
+        let kind =
+            if is_write { ["--rw=write", "--end_fsync=1"] } else { ["--rw=randread", "--end_fsync=0"] };
+        let fixed = ["--name=flash", "--ioengine=io_uring", "--direct=1", "--refill_buffers", "--minimal"];
+        let given = [&name, &size, &bytes, &depth].map(String::as_str);
+        let ran = Command::new("fio").args(fixed).args(kind).args(given).output().expect("it was there");
+        let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+        let fields: Vec<&str> = said.trim().split(';').collect();
+        // The third form of its terse output: runtime of reads, of writes (ms), then user and system time (%).
+        let number = |at: usize| {
+            let text = fields
+                .get(at)
+                .unwrap_or_else(|| panic!("fio: {said} {}", String::from_utf8_lossy(&ran.stderr)));
+            text.trim_end_matches('%').parse::<f64>().unwrap_or_else(|_| panic!("fio: {text}"))
+        };
+        let clock = Duration::from_secs_f64(number(if is_write { 49 } else { 8 }) / 1e3);
+        Took { clock, processor: clock.mul_f64((number(87) + number(88)) / 100.0) }
     }
 }
 
@@ -107,18 +167,14 @@ fn tier(dir: Option<&Path>, io: IoChoice) -> FileTier {
 }
 
 /// One round of puts and gets; the tier is empty afterwards.
-fn put_and_get(tier: &mut FileTier) -> [Duration; 2] {
+fn put_and_get(tier: &mut FileTier) -> [Took; 2] {
     use baton_tiers::Tier as _;
     let blocks = keys(BLOCKS);
-    let begun = Instant::now();
-    tier.put_all(blocks.iter().copied(), fill).expect("the disk answers");
-    let put = begun.elapsed();
+    let put = timed(|| tier.put_all(blocks.iter().copied(), fill).expect("the disk answers"));
     let order: Vec<BlockKey> = shuffled(&blocks).into_iter().map(|(key, _)| key).collect();
-    let begun = Instant::now();
     let mut read = 0;
-    tier.get_all(&order, |_, bytes| read += bytes.len()).expect("the disk answers");
+    let got = timed(|| tier.get_all(&order, |_, bytes| read += bytes.len()).expect("the disk answers"));
     assert_eq!(read, BLOCKS * BLOCK_BYTES);
-    let got = begun.elapsed();
     // So that the next round's slots are in order again.
     for (key, _) in blocks.into_iter().rev() {
         tier.remove(key.short());
@@ -126,12 +182,16 @@ fn put_and_get(tier: &mut FileTier) -> [Duration; 2] {
     [put, got]
 }
 
-fn rate(took: Duration, bytes: usize) -> f64 {
-    bytes as f64 / took.as_secs_f64() / 1e9
+/// GB/s, and processor seconds a GiB.
+fn figures(took: Took, bytes: usize) -> (f64, f64) {
+    let gib = bytes as f64 / f64::from(1 << 30);
+    (bytes as f64 / took.clock.as_secs_f64() / 1e9, took.processor.as_secs_f64() / gib)
 }
 
 fn throughput(dir: &Path) {
-    println!("{BLOCKS} blocks of {BLOCK_BYTES} bytes, best and (worst) of {ROUNDS} rounds in turn, GB/s");
+    println!(
+        "{BLOCKS} blocks of {BLOCK_BYTES} bytes, best and (worst) of {ROUNDS} rounds in turn, GB/s; processor s/GiB"
+    );
     let bytes = BLOCKS * BLOCK_BYTES;
     let raw = Raw::new(dir);
     let mut ring = tier(Some(&dir.join("ring")), IoChoice::Auto);
@@ -139,23 +199,26 @@ fn throughput(dir: &Path) {
     let mut temporary = tier(None, IoChoice::Auto);
     let in_order: Vec<usize> = (0..BLOCKS).collect();
     let at_random = shuffled(&in_order);
-    let mut seen = vec![Vec::new(); 8];
+    let fio = Fio::found(dir);
+    let mut seen = vec![Vec::new(); 10];
     // The first round writes extents that were never written: it is left out for all.
     for round in 0..=ROUNDS {
         let raw_times = [raw.run(&in_order, DEPTH, true), raw.run(&at_random, DEPTH, false)];
-        let times =
-            [raw_times, put_and_get(&mut ring), put_and_get(&mut threads), put_and_get(&mut temporary)]
-                .concat();
+        let tiers = [put_and_get(&mut ring), put_and_get(&mut threads), put_and_get(&mut temporary)].concat();
+        let fio = fio.iter().flat_map(|fio| [fio.run(true), fio.run(false)]);
+        let times = raw_times.into_iter().chain(tiers).chain(fio);
         if round > 0 {
-            seen.iter_mut().zip(times).for_each(|(seen, time)| seen.push(rate(time, bytes)));
+            seen.iter_mut().zip(times).for_each(|(seen, time)| seen.push(figures(time, bytes)));
         }
     }
-    let names = ["raw direct loop", ring.device(), threads.device(), "io_uring, temporary: no flush"];
-    for (at, name) in names.iter().enumerate() {
-        let show = |rates: &[f64]| {
-            let best = rates.iter().copied().fold(0.0, f64::max);
-            let worst = rates.iter().copied().fold(f64::MAX, f64::min);
-            format!("{best:>6.3} ({worst:.3})")
+    let others = ["raw direct loop", ring.device(), threads.device(), "io_uring, temporary: no flush"];
+    let names = others.into_iter().chain(fio.iter().map(|_| "fio, io_uring"));
+    for (at, name) in names.enumerate() {
+        let show = |figures: &[(f64, f64)]| {
+            let best = figures.iter().map(|one| one.0).fold(0.0, f64::max);
+            let worst = figures.iter().map(|one| one.0).fold(f64::MAX, f64::min);
+            let processor = figures.iter().map(|one| one.1).sum::<f64>() / figures.len() as f64;
+            format!("{best:>6.3} ({worst:.3}), {processor:.3}")
         };
         let (put, get) = (show(&seen[2 * at]), show(&seen[2 * at + 1]));
         println!("{name:<32} put in order {put}   get at random {get}");
