@@ -48,7 +48,10 @@ mod tests {
     #[test]
     fn callers_are_woken_before_the_thread_and_the_thread_before_nobody() {
         let (rings, posture) = (Rings::create(4).unwrap(), Posture::default());
-        let wakes = || rings.answer(&Answer::default());
+        let wakes = || {
+            rings.answer(&Answer::default());
+            rings.sleeper()
+        };
         assert_eq!(wakes(), Sleeper::Nobody);
         posture.thread(&rings, true);
         posture.caller(&rings, true);

@@ -176,8 +176,8 @@ impl Rings {
         })
     }
 
-    /// Gives the next answer, and says who sleeps and must be woken.
-    pub(super) fn answer(&self, answer: &Answer) -> Sleeper {
+    /// Gives the next answer. Whoever sleeps has to be woken: see [`Rings::sleeper`].
+    pub(super) fn answer(&self, answer: &Answer) {
         let mut entry = [0; ANSWER_BYTES as usize];
         entry[..4].copy_from_slice(&answer.number.to_le_bytes());
         entry[4] = answer.code;
@@ -186,6 +186,10 @@ impl Rings {
         entry[16..24].copy_from_slice(&answer.at.to_le_bytes());
         self.memory.write(self.answer_at(answer.number), &entry);
         self.word(Word::Answered).store(answer.number.wrapping_add(1), Ordering::Release);
+    }
+
+    /// Who sleeps though there are answers, and must be woken; taken to be awake from here on.
+    pub(super) fn sleeper(&self) -> Sleeper {
         match self.wakes(Word::OpenerAsleep) {
             1 => Sleeper::Thread,
             2 => Sleeper::Caller,
@@ -275,7 +279,8 @@ mod tests {
             let answer = Answer { number, code: 2, segment: 7, slot: 8, at: 9 };
             let who = [Sleeper::Nobody, Sleeper::Thread, Sleeper::Caller][number as usize % 3];
             ours.opener_sleeps(who);
-            assert_eq!(theirs.answer(&answer), who);
+            theirs.answer(&answer);
+            assert_eq!((theirs.sleeper(), theirs.sleeper()), (who, Sleeper::Nobody));
             assert_eq!(ours.answered(), number.wrapping_add(1));
             assert_eq!(ours.answer_to(number), answer);
         }

@@ -16,6 +16,9 @@ use crate::mover::{Direction, Fault, Memory, Notice, PeerId, WindowId};
 
 /// Bytes copied in one turn, at most about.
 const TURN_BYTES: u64 = 4 << 20;
+/// Bytes that are copied before a sleeping opener hears of them, at most about: waking it takes as long as copying
+/// a tenth of that.
+const UNHEARD_BYTES: u64 = 2 << 20;
 /// What a request without bytes counts for.
 const REQUEST_COST: u64 = 4 << 10;
 
@@ -128,7 +131,24 @@ impl Served {
 impl Lane {
     fn serve(&mut self, site: &Site, channel: &Channel) -> io::Result<Turn> {
         self.rings.server_sleeps(false);
+        let turn = self.work(site, channel);
+        self.wake();
+        turn
+    }
+
+    /// Wakes the opener if it sleeps: there are answers.
+    fn wake(&self) {
+        match self.rings.sleeper() {
+            Sleeper::Nobody => {}
+            Sleeper::Thread => ring(&self.their_bell),
+            Sleeper::Caller => ring(&self.their_door),
+        }
+    }
+
+    fn work(&mut self, site: &Site, channel: &Channel) -> io::Result<Turn> {
         let mut left = TURN_BYTES;
+        // Requests and bytes that a sleeping opener has not heard of.
+        let mut unheard = (0, 0);
         loop {
             let wrong = || io::Error::other("the opener's ring does not hold requests");
             let asked = self.rings.asked(self.served).ok_or_else(wrong)?;
@@ -142,12 +162,15 @@ impl Lane {
                     return Ok(Turn::Wait);
                 };
                 self.served = self.served.wrapping_add(1);
-                match self.rings.answer(&Answer { number: request.number, ..answer }) {
-                    Sleeper::Nobody => {}
-                    Sleeper::Thread => ring(&self.their_bell),
-                    Sleeper::Caller => ring(&self.their_door),
+                self.rings.answer(&Answer { number: request.number, ..answer });
+                let cost = REQUEST_COST.max(u64::from(request.bytes));
+                unheard = (unheard.0 + 1, unheard.1 + cost);
+                // Half of what it has asked for: so it can ask for more while the rest is copied.
+                if unheard.1 >= UNHEARD_BYTES || unheard.0 >= asked.wrapping_sub(self.served) {
+                    self.wake();
+                    unheard = (0, 0);
                 }
-                left = left.saturating_sub(REQUEST_COST.max(u64::from(request.bytes)));
+                left = left.saturating_sub(cost);
                 if left == 0 {
                     return Ok(Turn::Again);
                 }
