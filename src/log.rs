@@ -1,7 +1,25 @@
 //! Structured logs on standard error; JSON when it is not a terminal. No prompt text, ever.
 
+use std::fmt::Arguments;
 use std::io::IsTerminal as _;
+
 use tracing_subscriber::EnvFilter;
+
+/// Writes a line to standard error. Whoever reads it may leave: who serves goes on, where `eprintln!` would panic.
+macro_rules! note {
+    ($($words:tt)*) => { $crate::log::line_of(&mut std::io::stderr().lock(), format_args!($($words)*)) };
+}
+
+/// The same to standard output.
+macro_rules! announce {
+    ($($words:tt)*) => { $crate::log::line_of(&mut std::io::stdout().lock(), format_args!($($words)*)) };
+}
+
+/// See [`note`].
+pub(crate) fn line_of(out: &mut dyn std::io::Write, words: Arguments<'_>) {
+    // One write a line, so that processes of one terminal do not mix theirs.
+    let _ = out.write_all(format!("{words}\n").as_bytes());
+}
 
 /// Starts logging with a filter such as `info` or `baton=debug,h2=warn`.
 ///
@@ -10,6 +28,8 @@ use tracing_subscriber::EnvFilter;
 pub fn start(filter: &str) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|e| format!("log filter '{filter}': {e}; try info"))?;
     let plain = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A log that cannot be written is told of with `eprintln!`, which panics in turn.
+    let plain = plain.log_internal_errors(false);
     let started = if std::io::stderr().is_terminal() {
         plain.with_target(false).try_init()
     } else {

@@ -1,11 +1,15 @@
 //! The `baton` binary: one command a job; see `baton --help`.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
+// First, for its macros.
+#[macro_use]
+mod log;
 
 mod capture;
 mod cli;
 mod conductor;
 mod config;
 mod guard;
-mod log;
 mod metrics;
 mod node;
 mod policy;
@@ -23,7 +27,7 @@ fn main() -> std::process::ExitCode {
     match cli::run(cli::Cli::parse()) {
         Ok(code) => code,
         Err(message) => {
-            eprintln!("baton: {message}");
+            note!("baton: {message}");
             std::process::ExitCode::FAILURE
         }
     }

@@ -22,7 +22,7 @@ pub fn on_signal() -> Result<CancellationToken, String> {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
-        eprintln!("baton: second signal: stopping without waiting");
+        note!("baton: second signal: stopping without waiting");
         std::process::exit(130);
     });
     Ok(stop)

@@ -367,7 +367,7 @@ pub async fn run(plan: Plan) -> Result<(), String> {
         failed = nodes.first_failure() => Err(failed),
         failed = front_door_failed => Err(failed),
     };
-    eprintln!("baton: draining (a second Ctrl-C stops at once)");
+    note!("baton: draining (a second Ctrl-C stops at once)");
     service.drain().await;
     nodes.stop().await;
     service.stop().await;
@@ -378,18 +378,18 @@ fn greet(plan: &Plan, at: (SocketAddr, SocketAddr), after: Duration) {
     let (address, control) = at;
     let scheme = if plan.config.service.tls_cert.is_empty() { "http" } else { "https" };
     let key = if plan.config.service.api_keys.is_empty() { "" } else { " -H 'Authorization: Bearer KEY'" };
-    println!(
+    announce!(
         "baton: {} node(s) of {}, front door on {scheme}://{address} after {:.2} s; Ctrl-C drains and stops",
         plan.layout.nodes().len(),
         plan.engines.words(),
         after.as_secs_f64()
     );
-    println!(
+    announce!(
         "try:   curl -N{key} {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n         -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}],\"max_tokens\":32,\"stream\":true}}'"
     );
-    println!("watch: baton top --url {scheme}://{address}   metrics: {scheme}://{address}/metrics");
+    announce!("watch: baton top --url {scheme}://{address}   metrics: {scheme}://{address}/metrics");
     let shown = to_attach(&plan.config.service, control);
-    println!("more:  baton node --name NAME --role prefill {shown}");
+    announce!("more:  baton node --name NAME --role prefill {shown}");
 }
 
 #[cfg(test)]

@@ -270,7 +270,7 @@ fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode, String> {
         if !args.wants(load.name) {
             continue;
         }
-        eprintln!("measuring: {}", load.name);
+        note!("measuring: {}", load.name);
         figures.extend(comparison.run(&load, runtime.handle())?);
     }
     report(args, &figures)
@@ -346,11 +346,11 @@ fn report(args: &RouterArgs, figures: &[Figures]) -> Result<ExitCode, String> {
         let document = json!({ "figures": figures, "added": added, "events": by_event });
         let document = serde_json::to_string_pretty(&document).map_err(|e| format!("bench: report: {e}"))?;
         out::save(path, &document)?;
-        eprintln!("written: {}", path.display());
+        note!("written: {}", path.display());
     }
     let failed = figures.iter().any(|f| f.answered == 0);
     if failed {
-        eprintln!("baton: bench: a side answered nothing; see the errors");
+        note!("baton: bench: a side answered nothing; see the errors");
     }
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

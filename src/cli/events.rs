@@ -64,7 +64,7 @@ async fn watch(args: &WatchArgs) -> Result<(), String> {
         let Ok(feed) = tokio::time::timeout(Duration::from_secs(1), subscriber.next()).await else {
             let error = subscriber.status().last_error;
             if let Some(error) = error.as_ref().filter(|_| error != told) {
-                eprintln!("baton: {error}; still trying");
+                note!("baton: {error}; still trying");
             }
             told = error;
             continue;

@@ -67,7 +67,7 @@ async fn serve(args: &IndexerArgs) -> Result<(), String> {
     if let Some(url) = &args.join {
         let began = Instant::now();
         let (streams, blocks) = baton_indexer::join(&indexer, url).await.map_err(|e| e.to_string())?;
-        println!(
+        announce!(
             "joined {url}: {streams} publishers, {blocks} blocks in {:.1} s",
             began.elapsed().as_secs_f64()
         );
@@ -75,7 +75,7 @@ async fn serve(args: &IndexerArgs) -> Result<(), String> {
     for registration in fixed.into_iter().flat_map(|fixed| fixed.registrations) {
         follow(&indexer, registration)?;
     }
-    println!("baton: indexer on http://{address}; Ctrl-C drains and stops");
+    announce!("baton: indexer on http://{address}; Ctrl-C drains and stops");
     let saving = args.snapshot.clone().map(|path| {
         tokio::spawn(save_often(Arc::clone(&indexer), path, Duration::from_secs(args.snapshot_every_s)))
     });
@@ -108,7 +108,7 @@ fn warm_up(indexer: &Arc<Indexer>, path: &Path) -> Result<(), String> {
     }
     let began = Instant::now();
     let (streams, blocks) = indexer.load(path).map_err(|e| format!("{e}; or move the file away"))?;
-    println!("warm: {streams} publishers, {blocks} blocks in {:.1} s", began.elapsed().as_secs_f64());
+    announce!("warm: {streams} publishers, {blocks} blocks in {:.1} s", began.elapsed().as_secs_f64());
     Ok(())
 }
 

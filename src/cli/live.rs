@@ -157,7 +157,7 @@ async fn endpoint(args: &LiveArgs) -> Result<Endpoint, String> {
 /// Says beforehand what cannot come out as the trace has it.
 fn warn(endpoint: &Endpoint, trace: &Trace) {
     if trace.block_tokens < endpoint.vocabulary.marked_tokens() {
-        eprintln!(
+        note!(
             "warning: blocks of {} tokens are too short to tell all block ids apart with {} token ids; some blocks may be equal by chance",
             trace.block_tokens,
             endpoint.vocabulary.tokens()
@@ -166,7 +166,7 @@ fn warn(endpoint: &Endpoint, trace: &Trace) {
     let Some(longest) = endpoint.max_model_tokens else { return };
     let over = trace.records.iter().filter(|r| r.input_length + r.output_length > longest).count();
     if over > 0 {
-        eprintln!(
+        note!(
             "warning: {over} of {} requests are longer than the {longest} tokens that {} takes; it will refuse them",
             trace.records.len(),
             endpoint.model
@@ -222,7 +222,7 @@ fn offer(
 async fn interrupt(stop: CancellationToken) {
     if tokio::signal::ctrl_c().await.is_ok() {
         stop.cancel();
-        eprintln!("stopping; what there is will be reported (once more to leave at once)");
+        note!("stopping; what there is will be reported (once more to leave at once)");
         if tokio::signal::ctrl_c().await.is_ok() {
             std::process::exit(130);
         }
@@ -250,7 +250,7 @@ fn tell(args: &ReplayArgs, config: &Config, told: &Told<'_>) -> Result<ExitCode,
         }
     }
     if told.summary.late && args.live.format == Format::Json {
-        eprintln!("warning: requests went out late; see lag_ms");
+        note!("warning: requests went out late; see lag_ms");
     }
     write_files(args, config, told, &document)?;
     let run = &told.runs[0];
@@ -275,7 +275,7 @@ fn write_files(args: &ReplayArgs, config: &Config, told: &Told<'_>, document: &s
         out::save(path, &baton_sim::report::html("Live replay", &facts, &told.runs))?;
     }
     for path in [&args.json, &args.requests, &args.html].into_iter().flatten() {
-        eprintln!("written: {}", path.display());
+        note!("written: {}", path.display());
     }
     Ok(())
 }

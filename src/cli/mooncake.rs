@@ -139,7 +139,7 @@ async fn metadata(args: MetadataArgs) -> Result<ExitCode, String> {
         .await
         .map_err(|e| format!("mooncake metadata: listen on {}: {e}; name another --listen", args.listen))?;
     let address = listener.local_addr().map_err(|e| format!("mooncake metadata: {e}"))?;
-    println!("baton: metadata for Mooncake's engines on http://{address}/metadata; Ctrl-C stops");
+    announce!("baton: metadata for Mooncake's engines on http://{address}/metadata; Ctrl-C stops");
     let directory = Arc::new(Directory::new(DirectorySettings::default()));
     baton_mooncake::serve_directory(directory, listener, stop).await;
     Ok(ExitCode::SUCCESS)
@@ -151,7 +151,7 @@ async fn node(args: NodeArgs) -> Result<ExitCode, String> {
     let (host, port) = listen(&args.listen)?;
     let settings = NodeSettings { port, ..NodeSettings::new(&args.master, host, args.segment_bytes) };
     let node = StorageNode::start(settings).await.map_err(told)?;
-    println!(
+    announce!(
         "baton: segment {} of {} bytes is mounted in the Mooncake {RELEASE} master at {}; Ctrl-C takes it back",
         node.segment().name,
         node.segment().bytes,
@@ -196,7 +196,7 @@ async fn exists(args: &KeyArgs) -> ExitCode {
     match asked.await {
         Ok(there) => ExitCode::from(u8::from(!there)),
         Err(message) => {
-            eprintln!("baton: {message}");
+            note!("baton: {message}");
             ExitCode::from(2)
         }
     }

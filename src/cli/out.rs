@@ -13,6 +13,11 @@ pub fn say(text: &str) -> Result<(), String> {
     }
 }
 
+/// Writes over the terminal's line on standard error.
+pub fn redraw(text: &str) {
+    let _ = write!(std::io::stderr(), "\r{text}");
+}
+
 /// Whether a file can be made at a path, as far as its folder tells: asked before long work, not after it.
 ///
 /// # Errors

@@ -70,19 +70,19 @@ pub fn run(args: &PaperArgs) -> Result<ExitCode, String> {
 
 fn save(path: &Path, text: &str) -> Result<(), String> {
     out::save(path, text)?;
-    eprintln!("written: {}", path.display());
+    note!("written: {}", path.display());
     Ok(())
 }
 
 /// A published trace where it is, else its look-alike; whether it is the real one.
 fn trace(name: &str, like: Like) -> Result<(Trace, bool), String> {
     if let Some(path) = baton_traces::locate(name) {
-        eprintln!("trace: {}", path.display());
+        note!("trace: {}", path.display());
         return baton_traces::load(&path, &ReadOptions::default())
             .map(|t| (t, true))
             .map_err(|e| e.to_string());
     }
-    eprintln!("trace: {name} is not here; a seeded look-alike takes its place (see README)");
+    note!("trace: {name} is not here; a seeded look-alike takes its place (see README)");
     Ok((baton_traces::synth::like(like, 1), false))
 }
 

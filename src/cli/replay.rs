@@ -206,7 +206,7 @@ pub(super) fn read(args: &ReplayArgs) -> Result<Trace, String> {
         None => default_trace()?,
     };
     for assumption in &trace.assumptions {
-        eprintln!("assumed: {assumption}");
+        note!("assumed: {assumption}");
     }
     let mut trace = match args.window {
         Some(_) => scale::apply(&trace, &Scale { window_ms: args.window, ..Scale::default() })
@@ -239,10 +239,10 @@ fn in_a_life(trace: &Trace, rows: usize) -> Result<(), String> {
 /// The published conversation trace where it is, else a seeded look-alike, which says so.
 pub fn default_trace() -> Result<Trace, String> {
     if let Some(path) = baton_traces::locate("conversation_trace.jsonl") {
-        eprintln!("trace: {}", path.display());
+        note!("trace: {}", path.display());
         return baton_traces::load(&path, &ReadOptions::default()).map_err(|e| e.to_string());
     }
-    eprintln!(
+    note!(
         "trace: the published conversation trace is not here; a seeded look-alike takes its place (see README)"
     );
     Ok(baton_traces::synth::like(baton_traces::synth::Like::Conversation, 1))
@@ -260,7 +260,7 @@ fn warn_outside(trace: &Trace, setup: &Setup) {
     if outside > 0 {
         #[expect(clippy::cast_precision_loss, reason = "a share for a message")]
         let share = 100.0 * outside as f64 / trace.records.len() as f64;
-        eprintln!(
+        note!(
             "warning: {outside} requests ({share:.2} %) have prompts beyond {longest} tokens, the longest that profile {} was measured on; their times are extrapolated",
             profile.name
         );
@@ -335,7 +335,7 @@ fn write_files(
     }
     let written = [&args.json, &args.requests, &args.html];
     for path in written.into_iter().flatten() {
-        eprintln!("written: {}", path.display());
+        note!("written: {}", path.display());
     }
     Ok(())
 }
@@ -388,7 +388,7 @@ pub(super) fn judge(requirements: &[Requirement], runs: &[RunResult]) -> Result<
     for requirement in requirements {
         for run in runs {
             if let Err(why) = requirement.check(run) {
-                eprintln!("baton: {why}");
+                note!("baton: {why}");
                 met = false;
             }
         }

@@ -127,7 +127,7 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
     greet(&service, &config, &args);
     let greeting = async {
         service.ready().await;
-        println!("ready: a canary passed through a pair of nodes");
+        announce!("ready: a canary passed through a pair of nodes");
         std::future::pending::<()>().await
     };
     let outcome = tokio::select! {
@@ -140,7 +140,7 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
             return Err(why);
         }
     };
-    eprintln!("baton: draining (a second Ctrl-C stops at once)");
+    note!("baton: draining (a second Ctrl-C stops at once)");
     service.drain().await;
     if let Some(leadership) = lead.standing() {
         leadership.resign().await;
@@ -180,17 +180,19 @@ async fn deposed(lead: &Lead) -> String {
 fn greet(service: &Service, config: &Config, args: &ServeArgs) {
     let scheme = if config.service.tls_cert.is_empty() { "http" } else { "https" };
     let (clients, control) = (service.clients, service.control);
-    println!("baton: front door on {scheme}://{clients}, nodes attach on {control}; Ctrl-C drains and stops");
+    announce!(
+        "baton: front door on {scheme}://{clients}, nodes attach on {control}; Ctrl-C drains and stops"
+    );
     let model = args.model.as_ref().map_or_else(String::new, |f| format!(" --model {}", f.display()));
     let block_tokens = config.scheduler.block_tokens;
     let to_attach = to_attach(&config.service, control);
     let alone: &[_] = if args.servers.any() { &[] } else { &[("p0", "prefill"), ("d0", "decode")] };
     for (name, role) in alone {
-        println!(
+        announce!(
             "node:  baton node --name {name} --role {role} {to_attach} --block-tokens {block_tokens}{model}"
         );
     }
-    println!("watch: baton top --url {scheme}://{clients}   metrics: {scheme}://{clients}/metrics");
+    announce!("watch: baton top --url {scheme}://{clients}   metrics: {scheme}://{clients}/metrics");
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ impl Bar {
 /// Says on standard error what was assumed.
 fn say(assumptions: &[String]) {
     for assumption in assumptions {
-        eprintln!("assumed: {assumption}");
+        note!("assumed: {assumption}");
     }
 }
 
@@ -181,11 +181,11 @@ fn stdout_fault(error: io::Error) -> String {
 
 /// Says what was written, and what could not be.
 fn report(target: &Target, rows: u64, block_tokens: u32) {
-    eprintln!("{rows} rows written to {}", target.output.display());
+    note!("{rows} rows written to {}", target.output.display());
     if let Some(loss) = target.to.loses() {
-        eprintln!("note: {loss}");
+        note!("note: {loss}");
     } else if block_tokens != 512 {
-        eprintln!(
+        note!(
             "note: blocks of {block_tokens} tokens, not the usual 512: read it with --block-tokens {block_tokens}"
         );
     }

@@ -52,7 +52,7 @@ impl Nodes {
             }
         }
         for (name, child) in &nodes.processes {
-            eprintln!("baton: node {name} is process {}", child.id().unwrap_or(0));
+            note!("baton: node {name} is process {}", child.id().unwrap_or(0));
         }
         Ok(nodes)
     }
@@ -83,7 +83,7 @@ impl Nodes {
         }
         for (name, mut child) in self.processes {
             if tokio::time::timeout(STOP_WITHIN, child.wait()).await.is_err() {
-                eprintln!("baton: node {name} did not stop in time and is killed");
+                note!("baton: node {name} did not stop in time and is killed");
                 let _ = child.kill().await;
             }
         }

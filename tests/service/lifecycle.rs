@@ -1,13 +1,15 @@
 //! Beginnings and ends: clients that leave, a service that drains, processes that are killed.
 
+use std::io::{BufRead as _, BufReader};
 use std::net::{Shutdown, TcpListener};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::http::Open;
-use super::service::{Service, chat, completion, signal, until};
+use super::http::{self, Open};
+use super::service::{Service, baton, chat, completion, signal, until};
 
 const CHAT: &str = "/v1/chat/completions";
 /// An engine that takes its time: 30 ms a token.
@@ -33,6 +35,27 @@ fn leftovers(service: &Service) -> Vec<String> {
 fn shared_memory() -> Vec<String> {
     let entries = std::fs::read_dir("/dev/shm").into_iter().flatten();
     entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Whoever reads what it writes may end, as a collector of logs does when it is restarted.
+#[test]
+fn it_serves_on_when_nobody_reads_its_output() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let mut command = baton(folder.path());
+    command.args(["up", "--listen", "127.0.0.1:0", "--nodes", "1p1d", "--engine", "zero", "--log", "debug"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stderr.take());
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let greeting = lines.find_map(|line| Some(line.split_once("http://")?.1.to_owned())).unwrap();
+    let address = greeting.split([' ', '\n']).next().unwrap().parse().unwrap();
+    drop(lines);
+    for round in 0..3 {
+        let headers = [("content-type", "application/json")];
+        let said = http::call(address, &format!("POST {CHAT}"), &headers, &chat("hello", 5).to_string());
+        assert_eq!(said.map(|reply| reply.status).ok(), Some(200), "round {round}");
+    }
+    signal(child.id(), Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 /// A client that leaves frees everything on both legs, wherever its request was.

@@ -36,7 +36,7 @@ pub fn run(args: &EvictionArgs) -> Result<ExitCode, String> {
         let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
         let ours = compare(&name, &trace, &args.tokens, &|| bar.inc(1))?;
         if bar.is_hidden() {
-            eprintln!("{name}: {} runs done", args.tokens.len() * RUNS);
+            note!("{name}: {} runs done", args.tokens.len() * RUNS);
         }
         lines.extend(ours);
     }
@@ -44,7 +44,7 @@ pub fn run(args: &EvictionArgs) -> Result<ExitCode, String> {
     out::say(&table(&lines))?;
     if let Some(path) = &args.json {
         out::save(path, &serde_json::to_string_pretty(&lines).map_err(|e| e.to_string())?)?;
-        eprintln!("written: {}", path.display());
+        note!("written: {}", path.display());
     }
     Ok(ExitCode::SUCCESS)
 }

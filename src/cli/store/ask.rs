@@ -98,7 +98,7 @@ pub(super) fn ls(args: &LsArgs) -> Result<ExitCode, String> {
         match list(&mut cluster, &server, args, &mut listed)? {
             Listing::All => {}
             Listing::Full => {
-                eprintln!("there are more; give a larger --limit or a --match");
+                note!("there are more; give a larger --limit or a --match");
                 return Ok(ExitCode::SUCCESS);
             }
             Listing::Lost(why) => {
@@ -106,7 +106,7 @@ pub(super) fn ls(args: &LsArgs) -> Result<ExitCode, String> {
                 if silent >= args.at.replicas {
                     return Err(format!("store: ls: {why}"));
                 }
-                eprintln!("baton: store: ls: {why}; the others hold copies");
+                note!("baton: store: ls: {why}; the others hold copies");
             }
         }
     }
@@ -201,7 +201,7 @@ pub(super) fn put(args: &PutArgs) -> Result<ExitCode, String> {
         Put::Present => Err(format!("store: put: {} is there already", args.key)),
         Put::Stored(_, None) => Ok(ExitCode::SUCCESS),
         Put::Stored(count, Some(why)) => {
-            eprintln!("baton: store: put: on {count} instead of {} stores: {why}", args.at.replicas);
+            note!("baton: store: put: on {count} instead of {} stores: {why}", args.at.replicas);
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -257,11 +257,11 @@ pub(super) fn drain(args: &DrainArgs) -> Result<ExitCode, String> {
     let shown = std::io::stderr().is_terminal();
     while drain.step().map_err(|e| format!("store: drain: {e}; start it again"))? {
         if shown {
-            eprint!("\rmoved {}  ", drain.so_far().moved);
+            out::redraw(&format!("moved {}  ", drain.so_far().moved));
         }
     }
     if shown {
-        eprintln!();
+        note!("");
     }
     let done = drain.so_far();
     out::say(&format!(

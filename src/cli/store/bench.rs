@@ -55,7 +55,7 @@ enum Group {
 
 impl Group {
     fn run(self, effort: Effort) -> Result<Vec<Figure>, String> {
-        let mut tell = |what: &str| eprintln!("measuring: {what}");
+        let mut tell = |what: &str| note!("measuring: {what}");
         match self {
             Self::Copies => measure::copies(effort, &mut tell),
             Self::Metadata => measure::metadata(effort, &mut tell),
@@ -94,7 +94,7 @@ fn report(args: &BenchArgs, figures: Vec<Figure>) -> Result<ExitCode, String> {
         let rows: Vec<_> = figures.iter().map(row).collect();
         let text = serde_json::to_string_pretty(&json!({ "figures": rows }));
         out::save(path, &text.map_err(|e| format!("bench: report: {e}"))?)?;
-        eprintln!("written: {}", path.display());
+        note!("written: {}", path.display());
     }
     let missed = args.strict && figures.iter().any(|figure| !figure.holds());
     Ok(if missed { ExitCode::FAILURE } else { ExitCode::SUCCESS })

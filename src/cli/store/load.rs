@@ -42,7 +42,7 @@ impl Load<'_> {
         let left = (put.saturating_sub(KEYS + 1)..=put).filter(|n| cluster.del(key(*n).as_bytes()).is_err());
         let left = left.count();
         if left > 0 {
-            eprintln!("baton: bench: {left} keys {prefix}* may be left");
+            note!("baton: bench: {left} keys {prefix}* may be left");
         }
         let (puts, gets) = measured.map_err(failed)?;
         let named = |what: &str, times: Vec<Duration>| figures(what, times, value.len());
@@ -57,7 +57,7 @@ impl Load<'_> {
         key: &impl Fn(u64) -> String,
         put: &mut u64,
     ) -> Result<(Vec<Duration>, Vec<Duration>), Trouble> {
-        eprintln!("measuring: puts");
+        note!("measuring: puts");
         let puts = self.time(|n| {
             value[..8].copy_from_slice(&n.to_le_bytes());
             if let Some(old) = n.checked_sub(KEYS) {
@@ -68,7 +68,7 @@ impl Load<'_> {
             cluster.put(key(n).as_bytes(), value, &PutWords::default())?;
             Ok(begun.elapsed())
         })?;
-        eprintln!("measuring: gets");
+        note!("measuring: gets");
         let there = (*put + 1).min(KEYS);
         let first = *put + 1 - there;
         let gets = self.time(|n| {

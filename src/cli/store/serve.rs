@@ -95,7 +95,7 @@ impl ServeArgs {
             admit: if self.ssd_admit == Touch::First { Admit::First } else { Admit::Second },
             ..SsdConfig::new(dir, bytes)
         });
-        let tell: baton_objects::Tell = std::sync::Arc::new(|words: &str| eprintln!("baton: store: {words}"));
+        let tell: baton_objects::Tell = std::sync::Arc::new(|words: &str| note!("baton: store: {words}"));
         let cold = self.cold.clone().map(|url| ColdConfig {
             endpoint: self.cold_endpoint.clone(),
             capacity_bytes: self.cold_size,
@@ -144,7 +144,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
     let settling = store.clone();
     let server = Server::new(store.clone(), resp)?;
     if open {
-        eprintln!("baton: store: everybody who reaches {} may read and write; give --auth", args.listen);
+        note!("baton: store: everybody who reaches {} may read and write; give --auth", args.listen);
     }
     let served = crate::cli::runtime(args.threads)?.block_on(async {
         let stop = shutdown::on_signal()?;
@@ -152,7 +152,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
         if let Some(metrics) = args.metrics {
             let (listener, address) = bind(metrics).await?;
             tokio::spawn(serve_metrics(listener, server.clone(), store));
-            eprintln!("metrics on http://{address}/metrics");
+            note!("metrics on http://{address}/metrics");
         }
         out::say(&format!("listening on redis://{address}\n"))?;
         server.serve(listener, stop.cancelled()).await;
@@ -160,7 +160,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
     });
     served?;
     if !settling.settle(SETTLE_WITHIN) {
-        eprintln!("baton: store: what was on its way to the tiers below is given up");
+        note!("baton: store: what was on its way to the tiers below is given up");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -133,7 +133,7 @@ fn throughput(args: &TransferArgs) -> Result<Vec<Row>, String> {
             duration: Duration::from_secs(args.seconds.into()) / args.rounds,
         };
         load.check(memory_bytes / u64::from(args.threads))?;
-        eprintln!("measuring: blocks of {} KiB", block_bytes >> 10);
+        note!("measuring: blocks of {} KiB", block_bytes >> 10);
         rows.extend(block(args, &load, (&near, &peer), (&mut ways, &mut engine))?);
     }
     ways.close()?;

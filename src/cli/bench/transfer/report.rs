@@ -78,6 +78,6 @@ pub fn print(rows: &[Row], latency: bool) -> Result<(), String> {
 pub fn save(path: &Path, rows: &[Row]) -> Result<(), String> {
     let text = serde_json::to_string_pretty(rows).map_err(|error| format!("bench: report: {error}"))?;
     out::save(path, &text)?;
-    eprintln!("written: {}", path.display());
+    note!("written: {}", path.display());
     Ok(())
 }
