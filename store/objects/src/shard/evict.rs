@@ -6,6 +6,9 @@ use super::Shard;
 use crate::arena::CLASSES;
 use crate::entry::State;
 
+/// A writer whose lease is over has so many leases more before its memory is taken for nobody's: it may have stood still,
+/// and whoever wants its key takes over at once.
+const GIVEN_UP_LEASES: u64 = 5;
 /// Entries that a put looks at for what has run out.
 const SWEEP_ENTRIES: u32 = 2;
 /// Of so many evictions one compares the ages of the classes.
@@ -139,6 +142,7 @@ impl Shard {
             return;
         }
         self.free_left(now_us);
+        let given_up_us = GIVEN_UP_LEASES * self.config.set.write_lease_us;
         for _ in 0..SWEEP_ENTRIES.min(self.entries.end()) {
             self.sweep_at = (self.sweep_at + 1) % self.entries.end();
             let entry = self.entries.at(self.sweep_at);
@@ -147,7 +151,7 @@ impl Shard {
                     self.counters.expired += 1;
                     self.retire(self.sweep_at, now_us);
                 }
-                State::Pending(_) if entry.lease_us <= now_us => {
+                State::Pending(_) if entry.lease_us.saturating_add(given_up_us) <= now_us => {
                     let dropped = self.drop_pending(self.sweep_at);
                     self.counters.abandoned += u64::from(dropped);
                 }

@@ -53,13 +53,32 @@ fn a_writer_that_went_is_taken_over_when_its_lease_ends() {
 }
 
 #[test]
+fn a_writer_that_stood_still_goes_on_where_nobody_took_over() {
+    let (store, hand) = small(16);
+    let mut slow = store.reserve(key("a"), 5, PutOptions::default()).unwrap();
+    slow.append(b"slo").unwrap();
+    pass(&hand, 9_000_000);
+    (0..300).for_each(|n| assert!(store.put(key(&format!("{n}")), b"x", PutOptions::REPLACE).is_ok()));
+    slow.append(b"w!").unwrap();
+    assert!(slow.seal().is_ok());
+    assert_eq!(store.get(key("a")).unwrap().to_vec().unwrap(), b"slow!");
+    store.check();
+}
+
+#[test]
 fn a_reservation_that_nobody_asks_for_again_ends_too() {
     let (store, hand) = small(16);
     let tickets: Vec<_> = (0..50)
         .map(|n| store.reserve(key(&format!("gone {n}")), 4_000, PutOptions::default()).unwrap())
         .collect();
-    pass(&hand, 2_000_000);
-    (0..300).for_each(|n| assert!(store.put(key(&format!("{n}")), b"x", PutOptions::REPLACE).is_ok()));
+    let others =
+        || (0..300).for_each(|n| assert!(store.put(key(&format!("{n}")), b"x", PutOptions::REPLACE).is_ok()));
+    // Its lease is over, but nobody wants its key: it may have stood still.
+    pass(&hand, 11_999_999);
+    others();
+    assert_eq!(store.stats().abandoned, 0);
+    pass(&hand, 1);
+    others();
     assert_eq!(store.stats().abandoned, 50);
     tickets.into_iter().for_each(|ticket| assert!(ticket.seal().is_err()));
     store.check();
