@@ -8,7 +8,7 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-python test-rdma test-vllm test-sglang test-mooncake sanitize miri wheel check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
+.PHONY: help run replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache sanitize miri wheel check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -43,6 +43,9 @@ test-sglang: build ## Try a real SGLang pair behind Baton (set SGLANG and MODEL:
 
 test-mooncake: ready ## Try Baton with a real Mooncake from PyPI, or the one in MOONCAKE (docs/mooncake.md)
 	CARGO="$(CARGO)" scripts/mooncake.sh
+
+test-lmcache: build ## Try the object store with a real LMCache from PyPI (6 GB), or the one in LMCACHE (docs/operations.md)
+	scripts/lmcache.sh
 
 sanitize: ready ## Run the transfer engine's unit tests under AddressSanitizer (x86-64 Linux)
 	@if [ "$$(uname -sm)" = "Linux x86_64" ]; then \
