@@ -122,20 +122,22 @@ impl Carrier {
     /// Listens, and registers the memory. Shared memory is for peers that give the machine the same name.
     ///
     /// # Errors
-    /// [`Kind::Unavailable`] at [`Stage::Bind`]: no port, memory or threads to be had.
+    /// At [`Stage::Bind`]: [`Kind::Unavailable`] for no port, memory or threads to be had, [`Kind::Invalid`] for RDMA
+    /// devices that were named and cannot be used.
     pub(crate) fn start(
         config: &CarrierConfig,
         (machine, epoch): (&str, u64),
         tls: Option<TcpTls>,
     ) -> Result<Arc<Self>, TransportError> {
-        let failed = |what: &str, why: String| {
-            TransportError::new(Kind::Unavailable, Stage::Bind, format!("transfer engine: {what}: {why}"))
+        let of_kind = |kind, what: &str, why: String| {
+            TransportError::new(kind, Stage::Bind, format!("transfer engine: {what}: {why}"))
         };
+        let failed = |what: &str, why: String| of_kind(Kind::Unavailable, what, why);
         // Who greets the engine's port learns the epoch, not the windows: their numbers go to those alone who have
         // been let in.
         let exposure = Exposure::new(random());
-        let mut ways =
-            Ways::find(config, (machine, epoch), tls, &exposure).map_err(|why| failed("starting", why))?;
+        let mut ways = Ways::find(config, (machine, epoch), tls, &exposure)
+            .map_err(|(kind, why)| of_kind(kind, "starting", why))?;
         let arena = || {
             let memory = Memory::shared(config.arena_bytes, Pages::Ordinary, Location::Anywhere);
             memory.map_err(|error| failed("memory", error.to_string()))

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::{CarrierConfig, Deaf, RdmaDevices};
+use crate::error::Kind;
 use crate::mover::{
     Exposure, Fault, Inbound, Memory, PeerId, ShmConfig, ShmTransport, TcpConfig, TcpTls, TcpTransport,
     Transport,
@@ -27,21 +28,22 @@ impl Ways {
         (machine, epoch): (&str, u64),
         tls: Option<TcpTls>,
         exposure: &Arc<Exposure>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, (Kind, String)> {
+        let unavailable = |why: String| (Kind::Unavailable, why);
         let inbound: Arc<dyn Inbound> = Arc::new(Deaf);
         let node = Node { epoch, tls, exposure, inbound: &inbound };
-        let (tcp, rdma) = tcp_and_rdma(config, &node)?;
+        let (tcp, rdma) = tcp_and_rdma(config, &node).map_err(unavailable)?;
         let mut ways = Self { transports: Vec::new(), me: tcp.peer_id(), words: Vec::new() };
         if config.shared_memory {
             let machine = machine.to_owned();
             let shm = ShmConfig { machine, ..ShmConfig::new(&ways.me.address, epoch) };
             let shm = ShmTransport::start(shm, exposure.clone(), inbound.clone());
-            ways.add(shm.map_err(|error| format!("shared memory: {error}"))?);
+            ways.add(shm.map_err(|error| unavailable(format!("shared memory: {error}")))?);
         }
         match rdma {
             Ok(rdma) => ways.add(rdma),
             Err(why) if matches!(config.rdma, RdmaDevices::Named(_)) => {
-                return Err(format!("its RDMA devices: {why}"));
+                return Err((Kind::Invalid, format!("its RDMA devices: {why}")));
             }
             Err(why) => ways.words.push(format!("not rdma ({why})")),
         }
@@ -169,10 +171,10 @@ mod tests {
     #[test]
     fn devices_that_were_named_must_be_there() {
         let named = RdmaDevices::Named(vec!["no_such_device".to_owned()]);
-        let Err(why) = Ways::find(&config(named), ("here", 1), None, &Exposure::new(1 << 32)) else {
+        let Err((kind, why)) = Ways::find(&config(named), ("here", 1), None, &Exposure::new(1 << 32)) else {
             panic!("taken")
         };
-        assert!(why.starts_with("its RDMA devices: "), "{why}");
+        assert!(kind == Kind::Invalid && why.starts_with("its RDMA devices: "), "{why}");
         let ways =
             Ways::find(&config(RdmaDevices::None), ("here", 1), None, &Exposure::new(1 << 32)).unwrap();
         assert!(ways.words.iter().any(|word| word.starts_with("not rdma (")), "{:?}", ways.words);
