@@ -69,7 +69,6 @@ tc qdisc add dev a0 root netem loss 100%
 for n in $(seq 7 10); do ask 17000 "$n"; done >>answers
 sleep 3 # until the nodes have reported
 curl -sS http://127.0.0.1:17000/metrics | grep '^baton_kv_sent_bytes_total\|^baton_requests_f' | tee sent
-curl -sS http://127.0.0.1:17000/metrics >metrics
 for rail in a0 a1; do
     echo "rxe_$rail: $(cat /sys/class/infiniband/rxe_$rail/ports/1/hw_counters/sent_pkts) packets sent"
 done

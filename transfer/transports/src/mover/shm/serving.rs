@@ -131,8 +131,12 @@ impl Served {
 impl Lane {
     fn serve(&mut self, site: &Site, channel: &Channel) -> io::Result<Turn> {
         self.rings.server_sleeps(false);
-        let turn = self.work(site, channel);
-        self.wake();
+        // Requests and bytes that a sleeping opener has not heard of.
+        let mut unheard = (0, 0);
+        let turn = self.work(site, channel, &mut unheard);
+        if unheard.0 > 0 {
+            self.wake();
+        }
         turn
     }
 
@@ -145,10 +149,8 @@ impl Lane {
         }
     }
 
-    fn work(&mut self, site: &Site, channel: &Channel) -> io::Result<Turn> {
+    fn work(&mut self, site: &Site, channel: &Channel, unheard: &mut (u32, u64)) -> io::Result<Turn> {
         let mut left = TURN_BYTES;
-        // Requests and bytes that a sleeping opener has not heard of.
-        let mut unheard = (0, 0);
         loop {
             let wrong = || io::Error::other("the opener's ring does not hold requests");
             let asked = self.rings.asked(self.served).ok_or_else(wrong)?;
@@ -164,11 +166,11 @@ impl Lane {
                 self.served = self.served.wrapping_add(1);
                 self.rings.answer(&Answer { number: request.number, ..answer });
                 let cost = REQUEST_COST.max(u64::from(request.bytes));
-                unheard = (unheard.0 + 1, unheard.1 + cost);
+                *unheard = (unheard.0 + 1, unheard.1 + cost);
                 // Half of what it has asked for: so it can ask for more while the rest is copied.
                 if unheard.1 >= UNHEARD_BYTES || unheard.0 >= asked.wrapping_sub(self.served) {
                     self.wake();
-                    unheard = (0, 0);
+                    *unheard = (0, 0);
                 }
                 left = left.saturating_sub(cost);
                 if left == 0 {
