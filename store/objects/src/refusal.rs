@@ -23,7 +23,7 @@ pub enum Refusal {
     Exists,
     /// The key holds no value.
     Absent,
-    /// Another writer is at it.
+    /// Another writer is at it, and this one would not replace what is there.
     Busy {
         /// When its lease ends, from now.
         retry_after_us: u64,

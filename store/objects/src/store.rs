@@ -29,15 +29,15 @@ const RETRY_AFTER_US: u64 = 10_000;
 /// One wait for room, before looking again.
 const WAIT_STEP: Duration = Duration::from_millis(5);
 
-/// What a put does to a value that is there.
+/// What a put does to a value that is there, and about another writer of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Existing {
-    /// Equal bytes are fine, others are refused.
+    /// Equal bytes are fine, others are refused. Waits for a writer that came before: it may bring the same.
     #[default]
     Same,
-    /// Any value is left as it is and the put refused.
+    /// Any value is left as it is and the put refused. Waits for a writer that came before.
     Keep,
-    /// Equal bytes stay, others are replaced under a new generation.
+    /// Equal bytes stay, others are replaced under a new generation. Waits for nobody; the last seal wins.
     Replace,
 }
 

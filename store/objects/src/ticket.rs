@@ -12,8 +12,10 @@ const GAPS_MAX: usize = 1024;
 
 /// A reserved value that its writer fills; sealed it can be read, dropped it is gone.
 ///
-/// The reservation has a lease: when it has run out, another writer of the key takes over, or the memory goes to
-/// whoever needs it. Writing and sealing then fail with [`Refusal::TakenOver`].
+/// The reservation has a lease: when it has run out, a writer that waits for this one takes over, or some leases
+/// later the memory goes to whoever needs it. Writing and sealing then fail with [`Refusal::TakenOver`]. Writers
+/// that replace what is there ([`Existing::Replace`](crate::Existing)) wait for nobody: any number may be at a key,
+/// and the last seal wins.
 #[derive(Debug)]
 pub struct PutTicket {
     store: ObjectStore,

@@ -82,19 +82,12 @@ impl Shard {
         }
     }
 
-    /// Whether a writer may come at all: no other is at it, and what is there may go.
+    /// Whether a writer may come at all: what is there may go, and nobody writes what it would rather find there.
     fn admit(&mut self, request: &Request<'_>) -> Result<(), Refusal> {
         let Request { key, place, now_us, .. } = request;
-        let same = |number: &u32| Self::is(self.entries.at(*number), key);
-        if let Some(number) = self.pending.find(*place, same).copied() {
-            let lease_us = self.entries.at(number).lease_us;
-            if lease_us > *now_us {
-                return Err(Refusal::Busy { retry_after_us: lease_us - now_us });
-            }
-            if !self.drop_pending(number) {
-                return Err(Refusal::Busy { retry_after_us: 1_000 });
-            }
-            self.counters.taken_over += 1;
+        // Who replaces whatever is there waits for nobody: of several such the last seal wins.
+        if request.options.existing != Existing::Replace {
+            self.take_over(request)?;
         }
         let Some(number) = self.find_live(key, *place, *now_us) else {
             return if request.options.only_if_present { Err(Refusal::Absent) } else { Ok(()) };
@@ -107,6 +100,29 @@ impl Shard {
             Existing::Same if differs => Err(Refusal::Exists),
             Existing::Replace if there.hard_pins > 0 => Err(Refusal::Pinned),
             Existing::Same | Existing::Replace => Ok(()),
+        }
+    }
+
+    /// Takes the place of the key's writers whose lease is over; refused while there is another.
+    fn take_over(&mut self, request: &Request<'_>) -> Result<(), Refusal> {
+        let Request { key, place, now_us, .. } = request;
+        loop {
+            let entries = &self.entries;
+            let same = |number: &&u32| Self::is(entries.at(**number), key);
+            let latest = self
+                .pending
+                .iter_hash(*place)
+                .filter(same)
+                .max_by_key(|number| entries.at(**number).lease_us);
+            let Some(number) = latest.copied() else { return Ok(()) };
+            let lease_us = entries.at(number).lease_us;
+            if lease_us > *now_us {
+                return Err(Refusal::Busy { retry_after_us: lease_us - now_us });
+            }
+            if !self.drop_pending(number) {
+                return Err(Refusal::Busy { retry_after_us: 1_000 });
+            }
+            self.counters.taken_over += 1;
         }
     }
 

@@ -40,15 +40,48 @@ fn a_writer_that_went_is_taken_over_when_its_lease_ends() {
     let mut gone = store.reserve(key("a"), 5, PutOptions::default()).unwrap();
     gone.append(b"gone!").unwrap();
     assert_eq!(
-        store.put(key("a"), b"later", PutOptions::REPLACE),
+        store.put(key("a"), b"later", PutOptions::default()),
         Err(Refusal::Busy { retry_after_us: 2_000_000 })
     );
     pass(&hand, 2_000_000);
-    assert!(store.put(key("a"), b"later", PutOptions::REPLACE).is_ok());
+    assert!(store.put(key("a"), b"later", PutOptions::default()).is_ok());
     assert_eq!(gone.write_at(0, b"x"), Err(Refusal::TakenOver));
     assert_eq!(gone.seal(), Err(Refusal::TakenOver));
     assert_eq!(store.get(key("a")).unwrap().to_vec().unwrap(), b"later");
     assert_eq!(store.stats().taken_over, 1);
+    store.check();
+}
+
+#[test]
+fn of_several_writers_that_replace_the_last_seal_wins() {
+    let (store, hand) = small(16);
+    let begin = |value: &'static [u8]| {
+        let mut ticket = store.reserve(key("a"), value.len() as u64, PutOptions::REPLACE).unwrap();
+        ticket.append(value).unwrap();
+        ticket
+    };
+    let [first, second, third, gone] = [b"first", b"other", b"third", b"gone!"].map(|value| begin(value));
+    assert_eq!(
+        store.put(key("a"), b"same?", PutOptions::default()),
+        Err(Refusal::Busy { retry_after_us: 2_000_000 })
+    );
+    second.seal().unwrap();
+    first.seal().unwrap();
+    assert_eq!(store.get(key("a")).unwrap().to_vec().unwrap(), b"first");
+    store.check();
+    // Nobody waited for it, so nobody took its place either.
+    pass(&hand, 2_000_000);
+    third.seal().unwrap();
+    assert_eq!(store.get(key("a")).unwrap().to_vec().unwrap(), b"third");
+    store.remove(key("a")).unwrap();
+    let late = begin(b"later");
+    pass(&hand, 2_000_000);
+    // Who would rather find a value than write one takes the place of all whose lease is over.
+    assert!(store.put(key("a"), b"mine!", PutOptions::default()).is_ok());
+    assert_eq!(store.stats().taken_over, 2);
+    assert_eq!([gone, late].map(|ticket| ticket.seal()), [Err(Refusal::TakenOver); 2]);
+    assert_eq!(store.get(key("a")).unwrap().to_vec().unwrap(), b"mine!");
+    assert_eq!(store.stats().used_bytes, 64, "one slot");
     store.check();
 }
 

@@ -66,13 +66,14 @@ impl Model {
         let options = Self::options(rng);
         let begun = self.writers.iter().map(|w| (&w.name, w.begun_us));
         let mut begun = begun.chain(self.crashed.iter().map(|(name, begun_us)| (name, *begun_us)));
-        let writing = begun.any(|(other, begun_us)| *other == name && self.now_us < begun_us + 2_000_000);
+        let beside = begun.any(|(other, begun_us)| *other == name && self.now_us < begun_us + 2_000_000);
+        let writing = beside && options.existing != Existing::Replace;
         match store.try_reserve(key(&name), bytes as u64, options) {
             Ok(mut ticket) => {
-                assert!(!writing, "one writer at a time");
+                assert!(!writing, "two writers, and one of them would not replace");
                 ticket.append(&content(seed, bytes)).unwrap();
                 self.writers.push_back(Writer { ticket, name, seed, begun_us: self.now_us, options });
-                self.count("reserved");
+                self.count(if beside { "rivals" } else { "reserved" });
             }
             Err(Refusal::Busy { retry_after_us }) => {
                 assert!(writing && retry_after_us <= 2_000_000);
@@ -227,6 +228,7 @@ fn random_histories_agree_with_the_model() {
         "pinned",
         "read",
         "revoked",
+        "rivals",
         "sealed",
         "taken over",
         "unchanged",

@@ -367,7 +367,7 @@ fn a_writer_that_goes_in_the_middle_leaves_nothing_and_full_is_told() {
     }
     assert_eq!(words(c, "GET half"), Reply::Nothing);
     drop(half);
-    assert_eq!(words(c, "SET half whole"), ok(), "the writer after it has to wait at most");
+    assert_eq!(words(c, "SET half whole"), ok(), "the writer after it goes on");
     for n in 0..62 {
         let name = n.to_string();
         c.call(&[b"SET", name.as_bytes(), &vec![1; 1 << 20]]).unwrap();
@@ -378,14 +378,14 @@ fn a_writer_that_goes_in_the_middle_leaves_nothing_and_full_is_told() {
 }
 
 #[test]
-fn a_writer_that_falls_silent_is_taken_over_and_told_so() {
+fn a_writer_that_falls_silent_is_taken_over_by_who_does_not_replace_and_told_so() {
     let served = plain();
     let mut silent = c_raw(&served, &vec![vec![1; 500]; 8]);
     while served.store.stats().used_bytes == 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
     let c = &mut served.client();
-    assert_eq!(words(c, "SET half whole"), ok(), "it waits for the end of the lease, and is served");
+    assert_eq!(words(c, "SET half whole NX"), ok(), "it waits for the end of the lease, and is served");
     assert_eq!(served.store.stats().taken_over, 1);
     assert_eq!(words(c, "GET half"), bulk("whole"));
     // Whoever was taken over never hears of a success that stored nothing.
@@ -395,6 +395,29 @@ fn a_writer_that_falls_silent_is_taken_over_and_told_so() {
     silent.read_exact(&mut told).unwrap();
     assert_eq!(&told, b"-TRYAGAIN");
     assert_eq!(words(c, "GET half"), bulk("whole"));
+}
+
+#[test]
+fn writers_of_a_key_do_not_wait_for_each_other_and_the_last_that_ends_wins() {
+    let served = plain();
+    let mut slow = c_raw(&served, &vec![vec![1; 500]; 8]);
+    while served.store.stats().used_bytes == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let c = &mut served.client();
+    assert_eq!(words(c, "SET half whole"), ok());
+    let large = vec![7; 100_000];
+    assert_eq!(c.call(&[b"SET", b"half", &large]).unwrap(), ok());
+    assert_eq!(words(c, "GET half"), Reply::Bulk(large));
+    slow.write_all(&[1; 999_500]).unwrap();
+    slow.write_all(b"\r\n").unwrap();
+    let mut told = [0; 5];
+    slow.read_exact(&mut told).unwrap();
+    assert_eq!(&told, b"+OK\r\n");
+    let Reply::Bulk(value) = words(c, "GET half") else { panic!("a value") };
+    assert_eq!(value.len(), 1_000_000);
+    assert_eq!(served.store.stats().taken_over, 0);
+    served.store.check();
 }
 
 #[test]
