@@ -29,7 +29,7 @@ pub(super) struct ServeArgs {
     /// Memory for values
     #[arg(long, default_value = "1GiB", value_parser = super::size)]
     memory: u64,
-    /// Largest value [default: 64MiB, at most half of the memory]
+    /// Largest value [default: half of the memory, at most 512MiB]
     #[arg(long, value_parser = super::size)]
     value_max: Option<u64>,
     /// File of users, passwords, tenants and quotas, a line each; without it everybody may come in
@@ -130,7 +130,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
     let open = logins.is_empty() && !args.listen.ip().is_loopback();
     let config = StoreConfig {
         capacity_bytes: args.memory,
-        value_max_bytes: args.value_max.unwrap_or_else(|| (64 << 20).min(args.memory / 2)),
+        value_max_bytes: args.value_max.unwrap_or_else(|| (512 << 20).min(args.memory / 2)),
         verify_reads: args.verify,
         ..StoreConfig::default()
     };
