@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use baton_objects::resp::{Login, RespConfig, Server};
 use baton_objects::{
-    Admit, Clock, ColdBucket, ColdConfig, LowerConfig, LowerStats, ObjectStore, SsdConfig, StoreConfig,
+    Admit, Clock, ColdBucket, ColdConfig, LowerConfig, LowerStats, ObjectStore, Parts, SsdConfig, StoreConfig,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -70,6 +70,11 @@ pub(super) struct ServeArgs {
     /// Objects that the bucket keeps at most; each takes some 150 bytes of memory here
     #[arg(long, value_name = "N", default_value_t = 1 << 20, requires = "cold")]
     cold_objects: u64,
+    /// Keys that are parts of one object, found only when all are there and evicted together: `world` for
+    /// MODEL@WORLD@RANK@HASH (LMCache), or the counts of tp_rank, pp_rank, pcp, dcp, group in keys of vLLM's store
+    /// connectors, such as tp_rank=8,pp_rank=2 [default: each key is an object by itself]
+    #[arg(long, value_name = "RULE")]
+    parts: Option<Parts>,
     /// Connections at a time
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: u32,
@@ -132,6 +137,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
         capacity_bytes: args.memory,
         value_max_bytes: args.value_max.unwrap_or_else(|| (512 << 20).min(args.memory / 2)),
         verify_reads: args.verify,
+        parts: args.parts.clone(),
         ..StoreConfig::default()
     };
     let resp = RespConfig {
@@ -240,6 +246,12 @@ fn metrics(server: &Server, store: &ObjectStore) -> String {
         ("baton_objects_commands_total", "counter", "Commands served", server.commands()),
         ("baton_objects_hits_total", "counter", "Reads that found a value", stats.hits),
         ("baton_objects_misses_total", "counter", "Reads that found none", stats.misses),
+        (
+            "baton_objects_incomplete_total",
+            "counter",
+            "Of these, a part of the object missing",
+            stats.incomplete,
+        ),
         ("baton_objects_puts_total", "counter", "Values sealed", stats.puts),
         ("baton_objects_unchanged_total", "counter", "Puts of what was there already", stats.unchanged),
         ("baton_objects_removed_total", "counter", "Values removed by request", stats.removed),

@@ -1,6 +1,7 @@
 //! Settings of the store, checked before any memory is mapped.
 
 use crate::arena::PAGE_BYTES;
+use crate::parts::Parts;
 
 /// Settings of [`crate::ObjectStore`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub struct StoreConfig {
     pub high_percent: u8,
     /// Whether reads check the checksum of what was stored with one.
     pub verify_reads: bool,
+    /// Keys that are parts of one object, found only when all are there; none: each key is one by itself.
+    pub parts: Option<Parts>,
 }
 
 impl Default for StoreConfig {
@@ -38,6 +41,7 @@ impl Default for StoreConfig {
             room_wait_us: 50_000,
             high_percent: 97,
             verify_reads: false,
+            parts: None,
         }
     }
 }

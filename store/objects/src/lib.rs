@@ -16,6 +16,7 @@ mod key;
 mod lower;
 #[cfg(feature = "resp")]
 pub mod measure;
+mod parts;
 mod reading;
 mod refusal;
 #[cfg(feature = "resp")]
@@ -33,6 +34,7 @@ pub use key::{KEY_MAX_BYTES, Key};
 pub use lower::{
     Admit, ColdBucket, ColdConfig, ColdStats, Found, LowerConfig, LowerStats, ShelfStats, SsdConfig, Tell,
 };
+pub use parts::{PARTS_MAX, Parts, stem};
 pub use reading::Reading;
 pub use refusal::Refusal;
 pub use stats::StoreStats;

@@ -244,7 +244,7 @@ impl Lower {
 
     /// Whether a key may be below, as far as that is known without a look.
     pub(crate) fn may_hold(&self, name: u64) -> bool {
-        self.lasts(name) || self.below.cold.as_ref().is_some_and(|cold| cold.may_hold(name))
+        self.below.may_hold(name)
     }
 
     /// Whether the bucket has the value of this name.

@@ -4,6 +4,7 @@
 mod audit;
 mod evict;
 mod offer;
+mod parts;
 mod read;
 mod write;
 

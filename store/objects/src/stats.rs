@@ -5,6 +5,7 @@
 pub(crate) struct Counters {
     pub(crate) hits: u64,
     pub(crate) misses: u64,
+    pub(crate) incomplete: u64,
     pub(crate) puts: u64,
     pub(crate) unchanged: u64,
     pub(crate) removed: u64,
@@ -27,6 +28,8 @@ pub struct StoreStats {
     pub hits: u64,
     /// Reads that did not.
     pub misses: u64,
+    /// Among those: the key was there, but not every part of its object.
+    pub incomplete: u64,
     /// Values sealed.
     pub puts: u64,
     /// Puts of what was there already.
@@ -48,6 +51,7 @@ impl StoreStats {
         self.keys += keys as u64;
         self.hits += counters.hits;
         self.misses += counters.misses;
+        self.incomplete += counters.incomplete;
         self.puts += counters.puts;
         self.unchanged += counters.unchanged;
         self.removed += counters.removed;

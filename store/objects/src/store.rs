@@ -14,6 +14,8 @@ use crate::clock::Clock;
 use crate::config::{Effective, StoreConfig};
 use crate::key::{Hasher, Key};
 use crate::lower::{self, Forgotten, Lower, LowerConfig};
+#[cfg(feature = "resp")]
+use crate::parts::Parts;
 use crate::reading::{Reading, copy_out, room_checksum};
 use crate::refusal::Refusal;
 use crate::shard::{Begun, Fetched, Place, Request, Shard, Stop};
@@ -190,6 +192,12 @@ impl ObjectStore {
         self.inner.config.set.value_max_bytes
     }
 
+    /// What makes keys parts of one object, if anything does.
+    #[cfg(feature = "resp")]
+    pub(crate) fn parts(&self) -> Option<&Parts> {
+        self.inner.config.set.parts.as_ref()
+    }
+
     /// Whether reads compare values with their checksums.
     #[cfg(feature = "resp")]
     pub(crate) fn verifies_reads(&self) -> bool {
@@ -201,7 +209,10 @@ impl ObjectStore {
     }
 
     fn place<'a>(&self, key: Key<'a>) -> (usize, Place<'a>) {
-        let hashed = self.inner.hasher.hash(&key);
+        let part = self.inner.config.set.parts.as_ref().and_then(|rule| rule.split(key.bytes));
+        let stem = part.map(|part| part.stem());
+        // The parts of an object are in one shard, so that one look sees them all.
+        let hashed = self.inner.hasher.hash(&Key { bytes: stem.as_deref().unwrap_or(key.bytes), ..key });
         #[expect(clippy::cast_possible_truncation, reason = "the low bits choose among at most 1024")]
         let shard = hashed.shard_hash as usize & (self.inner.shards.len() - 1);
         (shard, Place { key, place: hashed.place, now_us: self.now_us() })
@@ -332,11 +343,20 @@ impl ObjectStore {
         Some(ObjectStat { lasts: self.lasts(key), cold: self.is_cold(key), ..stat })
     }
 
-    /// Whether a key is in memory. Renews nothing.
+    /// Whether a key is in memory, and the rest of its object there or below. Renews nothing.
     #[must_use]
     pub fn exists(&self, key: Key<'_>) -> bool {
         let (shard, at) = self.place(key);
         self.shard(shard).stat(&at).is_some()
+    }
+
+    /// Whether every part of a key's object is there, in memory or below. True for an object of one part.
+    pub(crate) fn is_whole(&self, key: Key<'_>) -> bool {
+        if self.inner.config.set.parts.is_none() {
+            return true;
+        }
+        let (shard, at) = self.place(key);
+        self.shard(shard).is_whole(&at)
     }
 
     /// Removes a key, from below too; returns when it cannot come back. Those who read it go on under their leases.

@@ -48,7 +48,10 @@ impl Places {
         if self.seeds.len() == 1 {
             return 0;
         }
-        let draw = |(at, seed): (usize, &u64)| (xxh3_64_with_seed(key.as_bytes(), *seed), at);
+        // The parts of an object are all at one server: only there can it know that they are all there.
+        let stem = baton_objects::stem(key.as_bytes());
+        let stem = stem.as_deref().unwrap_or(key.as_bytes());
+        let draw = |(at, seed): (usize, &u64)| (xxh3_64_with_seed(stem, *seed), at);
         self.seeds.iter().enumerate().map(draw).max().map_or(0, |(_, at)| at)
     }
 }
@@ -84,6 +87,19 @@ mod tests {
             }
         }
         assert!(counts.iter().all(|count| (800..1_200).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn parts_of_an_object_are_at_one_server() {
+        let places = Places::new(["a:1", "b:1", "c:1", "d:1"].into_iter());
+        let mut used = [false; 4];
+        for block in 0..100 {
+            let of =
+                |rank: u32| places.of(&format!("m@tp_rank:{rank}@pcp0@dcp0@pp_rank:0@group:0@{block:x}"));
+            assert!((1..8).all(|rank| of(rank) == of(0)));
+            used[of(0)] = true;
+        }
+        assert_eq!(used, [true; 4]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Moving what one server holds to the others.
 
 use super::{Cluster, Copies, PutWords, Trouble};
+use crate::parts::Parts;
 use crate::resp::client::Reply;
 
 /// Times that the whole server is gone through: what was put meanwhile is moved too.
@@ -27,6 +28,8 @@ pub struct Draining<'a> {
     address: String,
     cursor: Option<String>,
     rounds: u32,
+    /// What the server counts as parts of one object.
+    parts: Option<Parts>,
     /// Values that this round met.
     met: u64,
     so_far: Drained,
@@ -45,9 +48,10 @@ impl Cluster {
             return Err(Trouble::Wrong("drain: there is no other server; name more of them".into()));
         }
         self.config.replicas = self.config.replicas.min(self.members.len() - 1);
-        let (cursor, so_far) = (Some("0".to_owned()), Drained::default());
-        let address = server.to_owned();
-        Ok(Draining { cluster: self, from, address, cursor, rounds: 0, met: 0, so_far, trouble: None })
+        let so_far = Drained::default();
+        let (address, cursor) = (server.to_owned(), Some("0".to_owned()));
+        let (rounds, met, parts, trouble) = (0, 0, None, None);
+        Ok(Draining { cluster: self, from, address, cursor, rounds, parts, met, so_far, trouble })
     }
 }
 
@@ -70,9 +74,12 @@ impl Draining<'_> {
     /// The server that is drained does not answer; what was moved is moved.
     pub fn step(&mut self) -> Result<bool, Trouble> {
         let Some(cursor) = self.cursor.take() else { return Ok(false) };
+        if cursor == "0" {
+            self.parts = self.rule()?;
+        }
         let (keys, next) = self.cluster.scan(&self.address, &cursor, "*")?;
         for key in keys {
-            self.move_one(&key)?;
+            self.move_object(&key)?;
         }
         if next != "0" {
             self.cursor = Some(next);
@@ -90,15 +97,51 @@ impl Draining<'_> {
         Ok(again)
     }
 
-    fn move_one(&mut self, key: &[u8]) -> Result<(), Trouble> {
+    /// What the server counts as parts of one object; one that does not know of parts has none.
+    fn rule(&mut self) -> Result<Option<Parts>, Trouble> {
+        let Reply::List(words) = self.cluster.ask(self.from, &[b"CONFIG", b"GET", b"parts"])? else {
+            return Err(Trouble::Odd("CONFIG GET".into()));
+        };
+        match words.get(1) {
+            Some(Reply::Bulk(rule)) if !rule.is_empty() => {
+                String::from_utf8_lossy(rule).parse().map(Some).map_err(Trouble::Wrong)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Moves the value of a key, and those of the other parts of its object: none can be read here once one is gone.
+    fn move_object(&mut self, key: &[u8]) -> Result<(), Trouble> {
+        let mut keys = Vec::new();
+        let take = |key: &[u8]| {
+            keys.push(key.to_vec());
+            true
+        };
+        match self.parts.as_ref().and_then(|rule| rule.split(key)) {
+            Some(part) => _ = part.all(take),
+            None => keys.push(key.to_vec()),
+        }
+        let mut copied = Vec::new();
+        for key in &keys {
+            match self.copy_one(key)? {
+                Some(copy) => copied.push((key, copy)),
+                // The rest stays with what could not be moved, or is of no use without what is gone.
+                None => return Ok(()),
+            }
+        }
+        copied.into_iter().try_for_each(|(key, (copies, bytes))| self.remove_here(key, &copies, bytes))
+    }
+
+    /// Copies a value to the others: how many took it, and its bytes. None when it is gone, or has to stay.
+    fn copy_one(&mut self, key: &[u8]) -> Result<Option<(Copies, usize)>, Trouble> {
         let value = match self.cluster.ask(self.from, &[b"GET", key])? {
             Reply::Bulk(value) => value,
             // Gone meanwhile.
-            Reply::Nothing => return Ok(()),
+            Reply::Nothing => return Ok(None),
             _ => return Err(Trouble::Odd("GET".into())),
         };
         let ttl_ms = match self.cluster.ask(self.from, &[b"PTTL", key])? {
-            Reply::Integer(-2) => return Ok(()),
+            Reply::Integer(-2) => return Ok(None),
             Reply::Integer(ms) => u64::try_from(ms).ok(),
             _ => return Err(Trouble::Odd("PTTL".into())),
         };
@@ -110,9 +153,9 @@ impl Draining<'_> {
             // Removed here, it would have fewer copies than its owner asked for.
             self.so_far.left += 1;
             self.trouble = copies.trouble;
-            return Ok(());
+            return Ok(None);
         }
-        self.remove_here(key, &copies, value.len())
+        Ok(Some((copies, value.len())))
     }
 
     fn remove_here(&mut self, key: &[u8], copies: &Copies, bytes: usize) -> Result<(), Trouble> {

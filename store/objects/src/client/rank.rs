@@ -2,8 +2,10 @@
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Numbers of the servers, the highest hash of server and key first.
+/// Numbers of the servers, the highest hash of server and key first; one order for all parts of an object.
 pub(super) fn order<'a>(servers: impl Iterator<Item = &'a str>, key: &[u8]) -> Vec<usize> {
+    let stem = crate::parts::stem(key);
+    let key = stem.as_deref().unwrap_or(key);
     let of = |server: &str| xxh3_64_with_seed(key, xxh3_64_with_seed(server.as_bytes(), 0));
     let mut hashes: Vec<(u64, usize)> = servers.zip(0..).map(|(server, at)| (of(server), at)).collect();
     hashes.sort_unstable_by(|a, b| b.cmp(a));
@@ -23,6 +25,14 @@ mod tests {
             counts[order(SERVERS.into_iter(), &n.to_le_bytes())[0]] += 1;
         }
         assert!(counts.iter().all(|count| (3_700..4_300).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn parts_of_an_object_belong_together() {
+        for block in 0..200 {
+            let of = |rank: u32| order(SERVERS.into_iter(), format!("m@tp_rank:{rank}@{block:x}").as_bytes());
+            assert!((1..16).all(|rank| of(rank) == of(0)));
+        }
     }
 
     #[test]

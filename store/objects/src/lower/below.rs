@@ -147,6 +147,11 @@ impl Below {
         self.offered.fetch_sub(1, Ordering::SeqCst);
     }
 
+    /// Whether a key may be below, as far as that is known without a look.
+    pub(crate) fn may_hold(&self, name: u64) -> bool {
+        self.directory.tag(name).is_some() || self.cold.as_ref().is_some_and(|cold| cold.may_hold(name))
+    }
+
     /// The key has another value from now on, or none. Of one with this digest the bucket keeps its copy.
     pub(crate) fn forget(&self, name: u64, digest: Option<u64>) -> Forgotten {
         let ssd = self.directory.forget(name, |removal| self.send(Order::Remove { name, removal }));

@@ -161,6 +161,7 @@ pub(super) fn config(on: &mut Connection<'_>) {
         ("maxmemory-policy", "allkeys-lru".to_owned()),
         ("maxclients", on.shared.config.connections_max.to_string()),
         ("proto-max-bulk-len", on.shared.store.value_max_bytes().to_string()),
+        ("parts", on.shared.store.parts().map(ToString::to_string).unwrap_or_default()),
         ("save", String::new()),
         ("appendonly", "no".to_owned()),
         ("databases", "1".to_owned()),
@@ -194,7 +195,7 @@ pub(super) fn report(on: &mut Connection<'_>) {
          # Memory\r\nused_memory:{}\r\nmaxmemory:{}\r\nmaxmemory_policy:allkeys-lru\r\n\r\n\
          # Stats\r\ntotal_commands_processed:{commands}\r\nkeyspace_hits:{}\r\nkeyspace_misses:{}\r\n\
          evicted_keys:{}\r\nexpired_keys:{}\r\nsealed_puts:{}\r\nunchanged_puts:{}\r\nabandoned_puts:{}\r\n\
-         taken_over_puts:{}\r\n\r\n\
+         taken_over_puts:{}\r\nincomplete_misses:{}\r\n\r\n\
          # Replication\r\nrole:master\r\n\r\n\
          # Keyspace\r\ndb0:keys={},expires=0,avg_ttl=0\r\n",
         shared.started.elapsed().as_secs(),
@@ -209,6 +210,7 @@ pub(super) fn report(on: &mut Connection<'_>) {
         stats.unchanged,
         stats.abandoned,
         stats.taken_over,
+        stats.incomplete,
         stats.keys,
     );
     written.expect("a string takes what it is given");

@@ -194,7 +194,10 @@ pub(super) async fn scan(on: &mut Connection<'_>) {
     let (mut keys, next) = listed;
     if asked.cursor >= ON_SSD {
         let store = &on.shared.store;
-        keys.retain(|key| !on.tenant.is_some_and(|tenant| store.exists(Key { tenant, bytes: key })));
+        keys.retain(|key| {
+            let key = on.tenant.map(|tenant| Key { tenant, bytes: key });
+            key.is_some_and(|key| !store.exists(key) && store.is_whole(key))
+        });
     }
     admin::scanned(on, &asked.pattern, keys, next);
 }

@@ -11,6 +11,8 @@ use crate::entry::State;
 const GIVEN_UP_LEASES: u64 = 5;
 /// Entries that a put looks at for what has run out.
 const SWEEP_ENTRIES: u32 = 2;
+/// Victims that are passed over because another part of their object is held.
+const PASSED_OVER_MAX: usize = 64;
 /// Of so many evictions one compares the ages of the classes.
 const COMPARE_EVERY: u8 = 4;
 
@@ -87,13 +89,43 @@ impl Shard {
     }
 
     fn evict_next(&mut self, class: usize, now_us: u64, of: impl Fn(u32) -> bool) -> bool {
-        let victim = self.queues[class].victim(&mut self.entries, now_us, |entry| of(entry.tenant));
-        let Some(victim) = victim else { return false };
+        let Some(victim) = self.victim(class, now_us, of) else { return false };
         self.evict(victim, now_us);
         true
     }
 
+    /// What the hand of a class points at, of an object that nobody holds.
+    fn victim(&mut self, class: usize, now_us: u64, of: impl Fn(u32) -> bool) -> Option<u32> {
+        for _ in 0..PASSED_OVER_MAX {
+            let victim = self.queues[class].victim(&mut self.entries, now_us, |entry| of(entry.tenant))?;
+            if !self.is_held(victim, now_us) {
+                return Some(victim);
+            }
+            self.entries.at_mut(victim).visited = true;
+        }
+        None
+    }
+
+    /// Whether eviction must leave a value alone, or another part of its object.
+    fn is_held(&self, number: u32, now_us: u64) -> bool {
+        let entry = self.entries.at(number);
+        // What has expired is no part of a whole any more.
+        entry.is_held(now_us)
+            || !entry.is_expired(now_us)
+                && self.others(number).into_iter().any(|other| self.entries.at(other).is_held(now_us))
+    }
+
+    /// Evicts a value, and what is of no use without it.
     fn evict(&mut self, number: u32, now_us: u64) {
+        let others =
+            if self.entries.at(number).is_expired(now_us) { Vec::new() } else { self.others(number) };
+        for other in others {
+            self.evict_one(other, now_us);
+        }
+        self.evict_one(number, now_us);
+    }
+
+    fn evict_one(&mut self, number: u32, now_us: u64) {
         if self.entries.at(number).is_expired(now_us) {
             self.counters.expired += 1;
         } else {
@@ -105,16 +137,19 @@ impl Shard {
 
     /// Evicts everything in the page of the class's next victim, but what is held.
     fn evict_page(&mut self, class: usize, now_us: u64) -> bool {
-        let victim = self.queues[class].victim(&mut self.entries, now_us, |_| true);
-        let Some(victim) = victim else { return false };
+        let Some(victim) = self.victim(class, now_us, |_| true) else { return false };
+        let generation = self.entries.at(victim).generation;
         let mates = self.entries.at(victim).sealed().map(|room| room.page_mates()).unwrap_or_default();
         for mate in mates {
             let entry = self.entries.at(mate);
-            if mate != victim && entry.sealed().is_some() && !entry.is_held(now_us) {
+            if mate != victim && entry.sealed().is_some() && !self.is_held(mate, now_us) {
                 self.evict(mate, now_us);
             }
         }
-        self.evict(victim, now_us);
+        // It may have gone as a part of what was in its page.
+        if self.entries.at(victim).generation == generation {
+            self.evict(victim, now_us);
+        }
         true
     }
 

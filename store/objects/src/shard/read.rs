@@ -35,14 +35,20 @@ pub(crate) struct Opened {
 
 impl Shard {
     fn hit(&mut self, at: &Place<'_>) -> Option<u32> {
-        let found = self.find_live(&at.key, at.place, at.now_us);
+        let there = self.find_live(&at.key, at.place, at.now_us);
+        let found = there.filter(|_| self.is_whole(at));
         match found {
             Some(number) => {
                 self.counters.hits += 1;
                 self.entries.at_mut(number).visited = true;
+                // Who reads one part reads the others next.
+                self.others(number).into_iter().for_each(|other| self.entries.at_mut(other).visited = true);
                 self.touched(number);
             }
-            None => self.counters.misses += 1,
+            None => {
+                self.counters.misses += 1;
+                self.counters.incomplete += u64::from(there.is_some());
+            }
         }
         found
     }
@@ -80,7 +86,7 @@ impl Shard {
     /// What is known of a key. Changes nothing: neither its mark nor its lease.
     pub(crate) fn stat(&self, at: &Place<'_>) -> Option<ObjectStat> {
         let entry = self.entries.at(self.find(&at.key, at.place)?);
-        (!entry.is_expired(at.now_us)).then(|| stat_of(entry, at.now_us))
+        (!entry.is_expired(at.now_us) && self.is_whole(at)).then(|| stat_of(entry, at.now_us))
     }
 
     /// Removes a key, its copy below in the same step. Those who read it go on.
@@ -163,7 +169,11 @@ impl Shard {
     pub(crate) fn list(&self, from: u32, entries: u32, now_us: u64) -> (Vec<Listed>, Option<u32>) {
         let end = self.entries.end().min(from.saturating_add(entries));
         let live = (from..end).map(|number| self.entries.at(number));
-        let live = live.filter(|entry| entry.sealed().is_some() && !entry.is_expired(now_us));
+        let live = live.filter(|entry| {
+            let key = Key { tenant: baton_types::TenantId(entry.tenant), bytes: &entry.key };
+            let readable = entry.sealed().is_some() && !entry.is_expired(now_us);
+            readable && self.is_whole(&Place { key, place: entry.place, now_us })
+        });
         let listed = live.map(|entry| Listed {
             tenant: baton_types::TenantId(entry.tenant),
             key: entry.key.to_vec(),

@@ -54,7 +54,8 @@ impl ObjectStore {
     /// Whether the tiers below may have a value that memory has not: then [`ObjectStore::bring`] is worth while.
     #[must_use]
     pub fn is_below(&self, key: Key<'_>) -> bool {
-        self.lower.as_ref().zip(self.name_of(key)).is_some_and(|(lower, name)| lower.may_hold(name))
+        let below = self.lower.as_ref().zip(self.name_of(key));
+        below.is_some_and(|(lower, name)| lower.may_hold(name)) && self.is_whole(key)
     }
 
     /// Whether the value of a key is on the SSD for good, in memory or not.
@@ -93,8 +94,8 @@ impl ObjectStore {
     /// The same without waiting: `waiter` is called once.
     pub(crate) fn bring_with(&self, key: Key<'_>, waiter: Waiter) {
         match &self.lower {
-            Some(lower) => lower.bring(self, key, waiter),
-            None => waiter(None),
+            Some(lower) if self.is_whole(key) => lower.bring(self, key, waiter),
+            _ => waiter(None),
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::content;
 use super::faulty::{Faulty, Mood};
 use super::resp::{Served, bulk, error_of, ok, serve, words};
-use super::tiers::{over, settle};
+use super::tiers::{over, over_parts, settle};
 use baton_objects::client::{Cluster, ClusterConfig, Drained};
 use baton_objects::resp::client::{Client, Reply};
 use baton_objects::resp::{Login, RespConfig};
@@ -160,6 +160,30 @@ fn drained(cluster: &mut Cluster, server: &str) -> Result<(Drained, Option<Strin
     let mut drain = cluster.drain(server).map_err(|why| why.to_string())?;
     while drain.step().map_err(|why| why.to_string())? {}
     Ok((drain.so_far(), drain.trouble().map(ToString::to_string)))
+}
+
+#[test]
+fn a_drain_moves_objects_of_several_parts_whole() {
+    let [from, to] = [(), ()].map(|()| {
+        let (store, _) = over_parts(LowerConfig::default(), Some("tp_rank=2,pp_rank=2".parse().unwrap()));
+        serve(store, RespConfig::default())
+    });
+    let name = |block: u64, part: u64| format!("m@tp_rank:{}@pp_rank:{}@{block}", part % 2, part / 2);
+    let c = &mut from.client();
+    (0..5).for_each(|block| (0..4).for_each(|part| put(c, &name(block, part), part)));
+    put(c, "alone", 9);
+    put(c, &name(5, 0), 1);
+    assert_eq!(words(c, "CONFIG GET parts"), Reply::List(vec![bulk("parts"), bulk("tp_rank=2,pp_rank=2")]));
+    assert_eq!(words(c, &format!("EXISTS {} {}", name(4, 3), name(5, 0))), Reply::Integer(1));
+    let (mut cluster, server) = cluster([&from, &to]);
+    let (so_far, trouble) = drained(&mut cluster, &server).unwrap();
+    assert_eq!((so_far.moved, so_far.left, trouble), (21, 0, None));
+    let c = &mut to.client();
+    for (block, part) in (0..5).flat_map(|block| (0..4).map(move |part| (block, part))) {
+        assert_eq!(words(c, &format!("GET {}", name(block, part))), Reply::Bulk(content(part, 90_000)));
+    }
+    assert_eq!(scan(c, 10).unwrap().len(), 21);
+    assert_eq!(from.store.stats().keys, 1, "the part of an object that never was whole");
 }
 
 #[test]

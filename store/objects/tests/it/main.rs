@@ -9,6 +9,7 @@ mod leases;
 mod listing;
 mod lower;
 mod model;
+mod parts;
 #[cfg(feature = "resp")]
 mod resp;
 mod room;

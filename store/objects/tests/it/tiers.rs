@@ -4,18 +4,24 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::key;
-use baton_objects::{Clock, LowerConfig, ObjectStore, StoreConfig, Tell};
+use baton_objects::{Clock, LowerConfig, ObjectStore, Parts, StoreConfig, Tell};
 
 /// What a store has told whoever started it.
 pub type Said = Arc<Mutex<Vec<String>>>;
 
 /// Four MiB of memory over these tiers, and what is said about them.
 pub fn over(lower: LowerConfig) -> (ObjectStore, Said) {
+    over_parts(lower, None)
+}
+
+/// The same for objects of several parts.
+pub fn over_parts(lower: LowerConfig, parts: Option<Parts>) -> (ObjectStore, Said) {
     let config = StoreConfig {
         capacity_bytes: 4 << 20,
         value_max_bytes: 1 << 20,
         shards: 1,
         high_percent: 100,
+        parts,
         ..StoreConfig::default()
     };
     let said: Said = Arc::default();
