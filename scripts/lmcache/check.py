@@ -383,6 +383,29 @@ def slow_writers(scene, port):
     say("a writer may stand still for 5 s; what two engines store at once is found whole, and neither hinders the other")
 
 
+def ranks(scene, port):
+    """What two ranks store is one object: neither finds its own before the other's is there, nor after it went."""
+    few, url = ("--chunks", 4, "--world", 2), f"redis://127.0.0.1:{port}"
+    scene.client("engine", url, "store_unseen", "ranks", *few, "--rank", 0)
+    scene.client("engine", url, "store", "ranks", *few, "--rank", 1)
+    for rank in (0, 1):
+        scene.client("engine", url, "load", "ranks", *few, "--rank", rank)
+    client = socket.create_connection(("127.0.0.1", port), 30)
+    client.sendall(b"SCAN 0 COUNT 10000\r\n")
+    listed = b""
+    while listed.count(b"\r\n") < 4 or listed.count(b"\r\n") < 4 + 2 * int(listed.split(b"\r\n")[3][1:]):
+        listed += client.recv(1 << 16)
+    keys = listed.split(b"\r\n")[5::2]
+    first = [key for key in keys if b"@2@1@" in key]
+    # Four whole chunks and the rest, of two ranks, each with what its client keeps beside it.
+    assert len(keys) == 2 * len(first) >= 10, keys
+    for key in first:
+        client.sendall(b"DEL " + key + b"\r\n")
+        assert client.recv(99) == b":1\r\n"
+    scene.client("engine", url, "absent", "ranks", *few, "--rank", 0)
+    say(f"two ranks: {len(keys)} keys are found when both have stored, and none of rank 0 once those of rank 1 are gone")
+
+
 def lmcaches_own_checks(scene, port):
     config = scene.place / "lmcache.yaml"
     config.write_text(f"chunk_size: 256\nlocal_cpu: false\nmax_local_cpu_size: 1.0\nremote_url: redis://127.0.0.1:{port}\nremote_serde: naive\n")
@@ -427,6 +450,7 @@ def check(options):
         too_little_memory(scene)
         restarts(scene)
         slow_writers(scene, scene.store("shared", "--memory", "2GiB"))
+        ranks(scene, scene.store("parts", "--memory", "2GiB", "--parts", "world"))
     except BaseException:
         for log in sorted(scene.place.glob("*.log")):
             print(f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}", file=sys.stderr)
@@ -484,10 +508,10 @@ class Engine:
         shape = (options.layers, 2, CHUNK, 8, 128)
         metadata = LMCacheMetadata(
             model_name=MODEL,
-            world_size=1,
-            local_world_size=1,
-            worker_id=0,
-            local_worker_id=0,
+            world_size=options.world,
+            local_world_size=options.world,
+            worker_id=options.rank,
+            local_worker_id=options.rank,
             kv_dtype=torch.bfloat16,
             kv_shape=shape,
             chunk_size=CHUNK,
@@ -524,6 +548,16 @@ class Engine:
         self.engine.store(self.tokens)
         chunks = len(self.keys())
         wait_for("every chunk is stored", lambda: self.found() == chunks, 60)
+
+    def store_unseen(self):
+        """As one rank of several, before the others."""
+        self.memory.kv = self.kv.clone().view(self.torch.bfloat16)
+        self.engine.store(self.tokens)
+        time.sleep(8)
+        self.absent()
+
+    def absent(self):
+        assert self.found() == 0 and self.engine.lookup(self.tokens) == 0, "found, though of use to nobody"
 
     def store_again(self):
         """As for each new request with these tokens: puts on connections of before the restart are lost, with any server."""
@@ -740,6 +774,8 @@ def client(arguments):
         parser.add_argument("want", nargs="?", default="")
         parser.add_argument("--layers", type=int, default=USUAL_LAYERS)
         parser.add_argument("--chunks", type=int, default=10)
+        parser.add_argument("--world", type=int, default=1)
+        parser.add_argument("--rank", type=int, default=0)
         parser.add_argument("--user", default="")
         parser.add_argument("--password", default="")
         options = parser.parse_args(arguments[1:])

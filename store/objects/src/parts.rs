@@ -1,8 +1,10 @@
 //! Objects of several parts: what the ranks and layer groups of one engine put under keys of their own is one block
 //! of KV, of use to nobody while a part is missing.
 //!
-//! Two ways of naming parts are known: `MODEL@WORLD@RANK@HASH…` (LMCache), where the number of parts stands in the
-//! key, and `…@tp_rank:T@pcpP@dcpD@pp_rank:Q@group:G@HASH` (vLLM's connector of the Mooncake store), where it does not.
+//! Two ways of naming parts are known: LMCache's, where the number of parts stands in the key, as `MODEL@WORLD@RANK@HASH…`
+//! or, of its multiprocess cache, `MODEL@WWRRLLll@GROUP@HASH…` with world, rank, local world and local rank in two
+//! hexadecimal digits each; and `…@tp_rank:T@pcpP@dcpD@pp_rank:Q@group:G@HASH` (vLLM's connector of the Mooncake store),
+//! where it does not.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,7 +24,7 @@ const FIELDS: [(&str, &[u8]); 5] = [
 /// What keys say about the object that they are parts of, and of how many.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parts {
-    /// `MODEL@WORLD@RANK@HASH…`: as many parts as the world has ranks.
+    /// LMCache's keys, which tell their world: as many parts as it has ranks.
     World,
     /// Numbers in the key by their names, and how many values each has: as many parts as there are combinations.
     Counts(Vec<(String, u32)>),
@@ -82,7 +84,7 @@ impl Parts {
                     let (_, text) = FIELDS.iter().find(|(known, _)| known == name)?;
                     let number = segments(key).find_map(|segment| number_after(key, segment, text))?;
                     let among = Number { count: *count, ..number };
-                    number_at(key, &among).filter(|at| at < count).map(|_| among)
+                    plain(&key[among.from..among.to]).filter(|at| at < count).map(|_| among)
                 });
                 let mut numbers = numbers.collect::<Option<Vec<_>>>()?;
                 numbers.sort_unstable_by_key(|number| number.from);
@@ -114,6 +116,27 @@ struct Number {
     to: usize,
     /// How many values it has.
     count: u32,
+    form: Form,
+}
+
+/// How a number is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Decimal,
+    /// World, rank, and the same within a machine that has so many ranks, two hexadecimal digits each.
+    Packed {
+        local: u32,
+    },
+}
+
+impl Number {
+    fn write(&self, at: u32, into: &mut Vec<u8>) {
+        let text = match self.form {
+            Form::Decimal => at.to_string(),
+            Form::Packed { local } => format!("{:02x}{at:02x}{local:02x}{:02x}", self.count, at % local),
+        };
+        into.extend_from_slice(text.as_bytes());
+    }
 }
 
 /// A key that is a part of an object.
@@ -146,7 +169,7 @@ impl Part<'_> {
             let mut from = 0;
             for (number, at) in self.numbers.iter().zip(&at) {
                 key.extend_from_slice(&self.key[from..number.from]);
-                key.extend_from_slice(at.to_string().as_bytes());
+                number.write(*at, &mut key);
                 from = number.to;
             }
             key.extend_from_slice(&self.key[from..]);
@@ -176,27 +199,41 @@ fn segments(key: &[u8]) -> impl Iterator<Item = (usize, usize)> {
 
 /// The number of a segment that is this text and digits.
 fn number_after(key: &[u8], (from, to): (usize, usize), text: &[u8]) -> Option<Number> {
-    let number = Number { from: from + text.len(), to, count: 1 };
-    (key[from..to].starts_with(text) && number_at(key, &number).is_some()).then_some(number)
+    let digits = key[from..to].strip_prefix(text)?;
+    plain(digits).map(|_| Number { from: from + text.len(), to, count: 1, form: Form::Decimal })
 }
 
 /// The number, if it is written as everybody writes it: so that each has one key.
-fn number_at(key: &[u8], number: &Number) -> Option<u32> {
-    let digits = &key[number.from..number.to];
+fn plain(digits: &[u8]) -> Option<u32> {
     let plain = digits.len() <= 6 && digits.iter().all(u8::is_ascii_digit);
     let plain = plain && !digits.is_empty() && (digits.len() == 1 || digits[0] != b'0');
     plain.then(|| digits.iter().fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0')))
 }
 
-/// The rank of `MODEL@WORLD@RANK@HASH…`, of a world of several.
+/// The rank in a key of LMCache, of a world of several.
 fn rank_of_world(key: &[u8]) -> Option<Number> {
     let mut segments = segments(key).skip(1);
-    let (world, rank) = (segments.next()?, segments.next()?);
+    let (first, second) = (segments.next()?, segments.next()?);
     segments.next()?;
-    let number = |(from, to)| Number { from, to, count: 1 };
-    let count = number_at(key, &number(world)).filter(|count| (2..=PARTS_MAX).contains(count))?;
-    let rank = Number { count, ..number(rank) };
-    number_at(key, &rank).filter(|at| *at < count).map(|_| rank)
+    let text = |(from, to): (usize, usize)| &key[from..to];
+    if let Some((count, local)) = packed(text(first)) {
+        let (from, to) = first;
+        return Some(Number { from, to, count, form: Form::Packed { local } });
+    }
+    let count = plain(text(first)).filter(|count| (2..=PARTS_MAX).contains(count))?;
+    let rank = plain(text(second)).filter(|at| *at < count);
+    rank.map(|_| Number { from: second.0, to: second.1, count, form: Form::Decimal })
+}
+
+/// The world and the local world of `WWRRLLll`, where the ranks are dealt to machines one after the other.
+fn packed(digits: &[u8]) -> Option<(u32, u32)> {
+    if digits.len() != 8 || !digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
+        return None;
+    }
+    let all = u32::from_str_radix(core::str::from_utf8(digits).ok()?, 16).ok()?;
+    let [world, rank, local, local_rank] = all.to_be_bytes().map(u32::from);
+    let fits = world >= 2 && rank < world && local >= 1 && world.is_multiple_of(local);
+    (fits && local_rank == rank % local).then_some((world, local))
 }
 
 #[cfg(test)]
@@ -221,6 +258,15 @@ mod tests {
     fn parts_of_both_ways_of_naming_are_known() {
         let keys = all("world", "llama@3@1@ab12@bfloat16").unwrap();
         assert_eq!(keys, ["llama@3@0@ab12@bfloat16", "llama@3@1@ab12@bfloat16", "llama@3@2@ab12@bfloat16"]);
+        assert_eq!(
+            all("world", "llama@04010202@0@ab12"),
+            None,
+            "of two ranks a machine, rank 1 is its machine's 1"
+        );
+        let keys = all("world", "llama@04010201@0@ab12@salt").unwrap();
+        let written =
+            ["04000200", "04010201", "04020200", "04030201"].map(|rank| format!("llama@{rank}@0@ab12@salt"));
+        assert_eq!(keys, written);
         let key = "llama@tp_rank:1@pcp0@dcp0@pp_rank:0@group:3@ab12";
         let keys = all("pp_rank=2,tp_rank=2", key).unwrap();
         assert_eq!(keys[2], "llama@tp_rank:0@pcp0@dcp0@pp_rank:1@group:3@ab12");
@@ -244,6 +290,10 @@ mod tests {
             "llama@257@1@ab",
             "llama@99999999999@1@ab",
             "llama@2@-1@ab",
+            "llama@01000100@0@ab",
+            "llama@02020200@0@ab",
+            "llama@03000200@0@ab",
+            "llama@0200020A@0@ab",
         ];
         world.iter().for_each(|key| assert_eq!(all("world", key), None, "{key}"));
         let named = [
@@ -265,6 +315,7 @@ mod tests {
             text("m@tp_rank:7@pcp0@dcp1@pp_rank:0@group:3@ab").unwrap(),
             "m@tp_rank:@pcp@dcp@pp_rank:@group:@ab"
         );
+        assert_eq!(text("llama@02010201@0@ab").unwrap(), "llama@@0@ab");
         assert_eq!(text("plain"), None);
     }
 
