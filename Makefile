@@ -61,8 +61,7 @@ check: ready ready-lints ## Check format, lints, documentation and the rules of 
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	CARGO="$(CARGO)" scripts/rdma/check.sh
-	PYO3_NO_PYTHON=1 $(CARGO) clippy --package baton-python --features extension --locked -- -D warnings
-	$(CARGO) clippy --locked --package baton --features mooncake --bins -- -D warnings
+	PYO3_NO_PYTHON=1 $(CARGO) clippy --workspace --features extension,mooncake --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	for script in scripts/*.sh scripts/rdma/*.sh scripts/engines/*.sh .ci/run; do bash -n "$$script" || exit 1; done
 	$(CARGO) test --locked --package baton --test architecture

@@ -13,5 +13,5 @@ if [ "$(uname -s)-$(uname -m)" != Linux-x86_64 ] || ! command -v dpkg-query >/de
 fi
 "$here/ready.sh"
 export LIBCLANG_PATH=${LIBCLANG_PATH:-/usr/lib/llvm-14/lib}
-"$cargo" clippy --locked --package baton-transports --features rdma-dlopen --all-targets -- -D warnings
-"$cargo" clippy --locked --package baton --features rdma-dlopen --bins -- -D warnings
+# All of the workspace, or the crates from elsewhere would be checked once more, with other features.
+"$cargo" clippy --locked --workspace --features rdma-dlopen --all-targets -- -D warnings
