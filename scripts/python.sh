@@ -10,7 +10,7 @@ cargo=${CARGO:-cargo}
 python=${PYTHON:-python3}
 target=${CARGO_TARGET_DIR:-target}
 if [ -z "${BATON:-}" ]; then
-    "$cargo" build --locked --package baton --bin baton
+    "$cargo" build --locked --workspace --bin baton
     BATON=$target/debug/baton
 fi
 export BATON

@@ -25,8 +25,10 @@ def build(debug):
     """Builds the extension, and returns where it is."""
     # The stable interface needs no interpreter to build against, so whichever python3 is around does not matter.
     env = dict(os.environ, PYO3_NO_PYTHON="1")
-    command = [os.environ.get("CARGO", "cargo"), "build", "--locked", "-p", "baton-python", "--lib", "--features", "extension"]
-    subprocess.run(command + ([] if debug else ["--release"]), cwd=ROOT, env=env, check=True)
+    command = [os.environ.get("CARGO", "cargo"), "build", "--locked", "--lib", "--features", "extension"]
+    # With the tests, the whole workspace is there already; chosen alone, the package would have crates with other features.
+    command += ["--workspace"] if debug else ["--package", "baton-python", "--release"]
+    subprocess.run(command, cwd=ROOT, env=env, check=True)
     return target() / ("debug" if debug else "release") / "libbaton_python.so"
 
 

@@ -17,7 +17,7 @@ trap 'rm -rf "$out"' EXIT
 # Usage: built FEATURE: builds the tests and puts them into the folder that the guest sees.
 built() {
     local path
-    path=$("$cargo" test --locked --package baton-transports --features "$1" --test rdma --no-run --message-format=json |
+    path=$("$cargo" test --locked --workspace --features "$1" --test rdma --no-run --message-format=json |
         sed -n 's/.*"executable":"\([^"]*\/rdma-[^"]*\)".*/\1/p' | tail -1)
     [ -n "$path" ] || {
         echo "rdma: the tests did not build with the feature $1; see above" >&2
