@@ -390,15 +390,16 @@ def ranks(scene, port):
     scene.client("engine", url, "store", "ranks", *few, "--rank", 1)
     for rank in (0, 1):
         scene.client("engine", url, "load", "ranks", *few, "--rank", rank)
-    client = socket.create_connection(("127.0.0.1", port), 30)
-    client.sendall(b"SCAN 0 COUNT 10000\r\n")
-    listed = b""
-    while listed.count(b"\r\n") < 4 or listed.count(b"\r\n") < 4 + 2 * int(listed.split(b"\r\n")[3][1:]):
-        listed += client.recv(1 << 16)
-    keys = listed.split(b"\r\n")[5::2]
+    client, keys, cursor = socket.create_connection(("127.0.0.1", port), 30), [], b"0"
+    while cursor != b"0" or not keys:
+        client.sendall(b"SCAN %s COUNT 1000\r\n" % cursor)
+        listed = b""
+        while (lines := listed.split(b"\r\n"))[4:] == [] or len(lines) < 5 + 2 * int(lines[3][1:]):
+            listed += client.recv(1 << 16)
+        cursor, keys = lines[2], keys + lines[5::2]
     first = [key for key in keys if b"@2@1@" in key]
     # Four whole chunks and the rest, of two ranks, each with what its client keeps beside it.
-    assert len(keys) == 2 * len(first) >= 10, keys
+    assert len(keys) == 2 * len(first) == 20, keys
     for key in first:
         client.sendall(b"DEL " + key + b"\r\n")
         assert client.recv(99) == b":1\r\n"
