@@ -8,7 +8,7 @@ TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache sanitize miri wheel check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
+.PHONY: help run replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache test-s3 sanitize miri wheel check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -46,6 +46,9 @@ test-mooncake: ready ## Try Baton with a real Mooncake from PyPI, or the one in 
 
 test-lmcache: build ## Try the object store with a real LMCache from PyPI (6 GB), or the one in LMCACHE (docs/operations.md)
 	scripts/lmcache.sh
+
+test-s3: build ## Try the object store over an S3 service: moto from PyPI, or the one in S3 (docs/operations.md)
+	scripts/s3.sh
 
 sanitize: ready ## Run the transfer engine's unit tests under AddressSanitizer (x86-64 Linux)
 	@if [ "$$(uname -sm)" = "Linux x86_64" ]; then \

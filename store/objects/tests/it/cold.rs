@@ -340,6 +340,21 @@ fn what_a_killed_store_had_on_its_way_is_not_believed_after_another_start() {
 }
 
 #[test]
+fn what_was_written_in_the_second_of_a_start_is_there_after_the_next() {
+    let bucket = Faulty::new();
+    bucket.tell_seconds();
+    let patience = Duration::from_secs(2);
+    let (store, _) = with_bucket(&bucket, patience);
+    fill(&store, 20);
+    drop(store);
+    // Each start is in the second in which the one before wrote, and the last one looks at what the first had written.
+    for _ in 0..2 {
+        let (store, _) = with_bucket(&bucket, patience);
+        assert_eq!(cold(&store).objects, 20);
+    }
+}
+
+#[test]
 fn what_the_bucket_keeps_has_a_bound() {
     let bucket = Faulty::new();
     let open = |capacity_bytes: u64, objects_max: u64| {

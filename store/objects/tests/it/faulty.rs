@@ -3,11 +3,12 @@
 use std::fmt;
 use std::future::{Future, pending};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use futures_util::stream::{self, BoxStream};
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -34,6 +35,16 @@ pub struct Faulty {
     mood: Mutex<Mood>,
     late: Mutex<Vec<(Path, PutPayload)>>,
     asked: AtomicU64,
+    /// Ages are told in whole seconds, as services do.
+    in_seconds: AtomicBool,
+}
+
+fn in_seconds(mut meta: ObjectMeta) -> ObjectMeta {
+    let micros = meta.last_modified.timestamp_subsec_micros();
+    meta.last_modified -= Duration::from_micros(u64::from(micros));
+    let nanos = meta.last_modified.timestamp_subsec_nanos();
+    meta.last_modified -= Duration::from_nanos(u64::from(nanos));
+    meta
 }
 
 fn down() -> object_store::Error {
@@ -47,7 +58,17 @@ fn wait<T>(work: impl Future<Output = T>) -> T {
 impl Faulty {
     pub fn new() -> Arc<Self> {
         let (mood, late, asked) = (Mutex::new(Mood::Good), Mutex::default(), AtomicU64::new(0));
-        Arc::new(Self { inner: Arc::new(InMemory::new()), mood, late, asked })
+        let in_seconds = AtomicBool::new(false);
+        Arc::new(Self { inner: Arc::new(InMemory::new()), mood, late, asked, in_seconds })
+    }
+
+    /// From now on ages are told in whole seconds.
+    pub fn tell_seconds(&self) {
+        self.in_seconds.store(true, Ordering::SeqCst);
+    }
+
+    fn aged(&self, meta: ObjectMeta) -> ObjectMeta {
+        if self.in_seconds.load(Ordering::SeqCst) { in_seconds(meta) } else { meta }
     }
 
     pub fn be(&self, mood: Mood) {
@@ -158,7 +179,9 @@ impl ObjectStore for Faulty {
     {
         Box::pin(async move {
             self.pass().await?;
-            self.inner.get_opts(at, options).await
+            let mut got = self.inner.get_opts(at, options).await?;
+            got.meta = self.aged(got.meta);
+            Ok(got)
         })
     }
 
@@ -167,7 +190,9 @@ impl ObjectStore for Faulty {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.stream(|| self.inner.list(prefix))
+        let whole = self.in_seconds.load(Ordering::SeqCst);
+        let listed = self.inner.list(prefix);
+        self.stream(|| if whole { listed.map_ok(in_seconds).boxed() } else { listed })
     }
 
     fn list_with_delimiter<'a, 'b, 'c>(&'a self, prefix: Option<&'b Path>) -> Answer<'c, ListResult>
