@@ -344,6 +344,7 @@ impl Driver {
             answer: Vec::new(),
             given: 0,
             landed: false,
+            prefill_is_all: false,
             room_tokens: 0,
             cached_tokens: 0,
             expected: None,

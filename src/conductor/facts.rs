@@ -224,6 +224,7 @@ impl Driver {
         let (landed, done_already) = (session.landed, session.done);
         let legs = (session.prefill, session.decode, session.attempt);
         let local = session.prefill == session.decode;
+        let is_all = session.prefill_is_all;
         let stage_us = self.policy.handoff_stage_us(session);
         self.set_deadline(request, now_us + stage_us);
         self.step(Input::PrefillFinished {
@@ -232,7 +233,7 @@ impl Driver {
             cached_tokens: done.cached_tokens,
         });
         if done_already {
-            return self.conclude_early(request, legs, local);
+            return self.conclude_early(request, legs, (local, is_all));
         }
         if landed {
             self.step(Input::HandoffFinished { request });
@@ -244,15 +245,17 @@ impl Driver {
         &mut self,
         request: RequestId,
         legs: (Option<InstanceId>, Option<InstanceId>, u32),
-        local: bool,
+        (local, is_all): (bool, bool),
     ) {
         if !self.sessions.contains_key(&request) {
             return;
         }
         let (prefill, decode, attempt) = legs;
-        // A node that would have decoded itself has let go by itself.
         if !local {
             self.step(Input::HandoffFinished { request });
+        }
+        // A node that would have decoded itself, or that had nothing to hand off, has let go by itself.
+        if !local && !is_all {
             for leg in [prefill, decode].into_iter().flatten() {
                 let release = v1::order::Order::Release(v1::Release {});
                 self.push(leg, request, attempt, release);

@@ -76,8 +76,13 @@ impl Driver {
         let (attempt, expected_tokens) = (session.attempt, session.expected.map(|(_, tokens)| tokens));
         let work = prefill_work(session);
         let told = self.fleet.get(placed.decode).is_some_and(|node| node.hello.engine_moves_kv);
-        let expected = (placed.decode != placed.instance)
-            .then(|| if told { work.clone() } else { decode_work(session) });
+        let local = placed.decode == placed.instance;
+        // It draws the last token of the answer: nobody decodes on, and no KV has to move.
+        let left = session.submission.sampling.max_tokens.saturating_sub(session.given);
+        session.prefill_is_all = left <= 1 && !local && !told;
+        let is_all = session.prefill_is_all;
+        let peer = peer.filter(|_| !is_all);
+        let expected = (!local && !is_all).then(|| if told { work.clone() } else { decode_work(session) });
         let stage_us = self.policy.prefill_stage_us(session);
         self.set_deadline(request, now_us + stage_us);
         if let Some(work) = expected {
@@ -89,7 +94,7 @@ impl Driver {
             decode: peer,
             fetch_from,
             fetch_blocks: placed.fetch.map_or(0, |f| f.blocks),
-            room_tokens: placed.room_tokens,
+            room_tokens: if is_all { 0 } else { placed.room_tokens },
             order: placed.order,
             expected_tokens,
         };
@@ -114,7 +119,7 @@ impl Driver {
         let Some(session) = self.sessions.get_mut(&request) else { return };
         session.attempt += 1;
         session.decode = Some(to);
-        (session.landed, session.room_tokens) = (false, room_tokens);
+        (session.landed, session.prefill_is_all, session.room_tokens) = (false, false, room_tokens);
         session.enter(Phase::HandingOff, now_us, &self.fleet);
         let attempt = session.attempt;
         // What was prefilled: the answer's tokens that came since are decoded, not handed off.
@@ -148,8 +153,12 @@ impl Driver {
     }
 
     fn release(&mut self, request: RequestId, instance: InstanceId) {
-        let attempt = self.sessions.get(&request).map_or(0, |s| s.attempt);
-        self.push(instance, request, attempt, v1::order::Order::Release(v1::Release {}));
+        let session = self.sessions.get(&request);
+        let attempt = session.map_or(0, |s| s.attempt);
+        // A decode leg that was told nothing has nothing to let go.
+        if !session.is_some_and(|s| s.prefill_is_all && s.decode == Some(instance)) {
+            self.push(instance, request, attempt, v1::order::Order::Release(v1::Release {}));
+        }
         self.leg_is_over(request, instance);
     }
 

@@ -58,6 +58,8 @@ pub(super) struct Session {
     pub given: u32,
     /// The hand-off was acknowledged before the prefill's own report came.
     pub landed: bool,
+    /// The prefill draws all that is left of the answer: the decode leg was told nothing.
+    pub prefill_is_all: bool,
     pub room_tokens: u32,
     pub cached_tokens: u64,
     /// Prompt tokens that were expected in the cache of the instance that was chosen, until it has told.

@@ -48,18 +48,57 @@ async fn a_first_token_that_is_the_last_lets_both_legs_go() {
     for early in [false, true] {
         for names in [&["p0", "d0"][..], &["b0"]] {
             let mut bench = Bench::with(names).await;
-            bench.submit("r", 1).await;
+            bench.submit("r", 2).await;
             let prefill = bench.prefill("r");
             if early && prefill.to.is_some() {
                 bench.do_handoff("r").await;
             }
             bench.tell(&prefill, vec![token("r", 0, 1), prefilled()]).await;
-            bench.ended_well("r");
+            assert!(matches!(bench.client("r").last, Some(baton_router::Event::Finished { .. })));
+            bench.books.finished("r");
             bench.quiet();
             // A node that plays both parts needs no word.
             assert_eq!(bench.books.releases, if names.len() == 2 { 2 } else { 0 });
         }
     }
+}
+
+#[tokio::test]
+async fn a_prefill_that_draws_the_last_token_has_no_decode_leg() {
+    let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
+    bench.submit("r", 1).await;
+    let prefill = bench.prefill("r");
+    assert_eq!((prefill.to.clone(), bench.legs("r").len()), (None, 1), "no KV has to move");
+    bench.tell(&prefill, vec![token("r", 0, 2), prefilled()]).await;
+    bench.ended_well("r");
+    bench.books.finished("r");
+    bench.quiet();
+    assert_eq!(bench.books.releases, 0, "nobody had to be told");
+    // One that fails is tried elsewhere; a client that leaves is told to the node that was told of it.
+    bench.submit("s", 1).await;
+    let first = bench.prefill("s");
+    bench.tell(&first, vec![super::bench::failure(false)]).await;
+    let second = bench.prefill("s");
+    assert_eq!((second.to.clone(), bench.legs("s").len()), (None, 1));
+    bench.tell(&second, vec![token("s", 0, 2), prefilled()]).await;
+    bench.ended_well("s");
+    bench.books.finished("s");
+    bench.submit("t", 1).await;
+    bench.leave("t").await;
+    bench.quiet();
+    // An answer that is resumed for its last token needs no pair either.
+    bench.submit("u", 3).await;
+    bench.do_prefill("u").await;
+    bench.do_handoff("u").await;
+    bench.do_decode("u", 2).await;
+    let decode = bench.legs("u").into_iter().find(|leg| leg.answer.is_some()).unwrap();
+    bench.tell(&decode, vec![super::bench::failure(false)]).await;
+    let last = bench.prefill("u");
+    assert_eq!((last.to.clone(), last.given(), bench.legs("u").len()), (None, 2, 1));
+    bench.tell(&last, vec![token("u", 2, 2), prefilled()]).await;
+    bench.ended_well("u");
+    bench.books.finished("u");
+    bench.quiet();
 }
 
 #[tokio::test]
