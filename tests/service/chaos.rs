@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::http::{self, Open, Reply};
 use super::schedule::Nodes;
-use super::service::{Service, run};
+use super::service::{Service, run, until};
 
 const PATH: &str = "/v1/completions";
 /// Requests that are told apart; each is asked many times.
@@ -81,9 +81,11 @@ fn kinds(seed: u64) -> Vec<Value> {
         let start = shared[rng.below(3) as usize].repeat(1 + rng.below(3) as usize);
         let own: String = (0..1 + rng.below(120)).map(|_| char::from(b'a' + rng.below(26) as u8)).collect();
         let drawn = rng.below(2) == 1;
+        // Answers of one token end where they are prefilled.
+        let most = if rng.below(8) == 0 { 1 } else { 8 + rng.below(200) };
         json!({
             "prompt": format!("{start}{own}"),
-            "max_tokens": 8 + rng.below(200),
+            "max_tokens": most,
             "temperature": if drawn { 0.9 } else { 0.0 },
             "seed": rng.below(1 << 30),
             "ignore_eos": true,
@@ -250,7 +252,8 @@ fn no_answer_is_wrong_whatever_happens_to_nodes() {
     assert_eq!(tally.right + tally.left + tally.gave_up.len(), count, "{report}");
     let status = service.status();
     assert!(tally.gave_up.len() * 50 <= count, "more than 2 % gave up: {report}\n{status:#}");
-    assert!(troubles.len() >= count / 10, "little happened: {report}");
+    // They come by the clock, so there are the fewer the faster the machine answers.
+    assert!(troubles.len() >= count / 20, "little happened: {report}");
     println!("{report}");
     let metrics = service.get("/metrics").ok().text;
     let labelled =
@@ -259,6 +262,13 @@ fn no_answer_is_wrong_whatever_happens_to_nodes() {
         .lines()
         .filter(|line| labelled.iter().any(|name| line.starts_with(name)))
         .for_each(|l| println!("{l}"));
+    // What came last may have cut all of them off a moment ago.
+    until(Duration::from_secs(20), "every node is back", || {
+        let status = service.status();
+        let serving = |node: &&Value| node["state"] == "serving";
+        let back = status["nodes"].as_array().unwrap().iter().filter(serving).count();
+        (back < 6).then(|| serde_json::to_string_pretty(&status["nodes"]).unwrap())
+    });
     service.quiet(Duration::from_secs(20));
     let counters = service.status()["counters"].clone();
     println!("{counters}");
