@@ -223,16 +223,20 @@ fn no_answer_is_wrong_whatever_happens_to_nodes() {
     let engine = ENGINES[usize::from(seed % 2 == 1)];
     let service = Service::configured(CONFIG, &[&engine[..], &["--processes", "--nodes", "3p3d"]].concat());
     let (tally, next, stop) = (Mutex::new(Tally::default()), AtomicUsize::new(0), AtomicBool::new(false));
+    let (happened, asked) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let mut nodes = Nodes::of(&service, &engine);
     let begun = Instant::now();
     let troubles = std::thread::scope(|scope| {
-        let trouble = scope.spawn(|| nodes.trouble(seed, &stop));
+        let trouble = scope.spawn(|| nodes.trouble(seed, &stop, &happened));
         let client = || {
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
-                if number >= count {
+                // Troubles come by the clock: a fast machine has to be asked for longer until enough have come.
+                let enough = happened.load(Ordering::Relaxed) >= count / 10 || number >= 20 * count;
+                if number >= count && enough {
                     return;
                 }
+                asked.fetch_add(1, Ordering::Relaxed);
                 let mut rng = Rng::fork(seed, 1_000 + number as u64);
                 let kind = rng.below(KINDS) as usize;
                 request(&service, &bodies[kind], &expected[kind], rng, &tally);
@@ -249,11 +253,12 @@ fn no_answer_is_wrong_whatever_happens_to_nodes() {
     let tally = tally.into_inner().unwrap();
     let report = format!("seed {seed}, {} troubles in {took:.1?}: {tally:#?}\n{troubles:#?}", troubles.len());
     assert!(tally.wrong.is_empty(), "{report}");
-    assert_eq!(tally.right + tally.left + tally.gave_up.len(), count, "{report}");
+    let (asked, ended) = (asked.into_inner(), tally.right + tally.left + tally.gave_up.len());
+    assert!(asked >= count, "{report}");
+    assert_eq!(ended, asked, "{report}");
     let status = service.status();
     assert!(tally.gave_up.len() * 50 <= count, "more than 2 % gave up: {report}\n{status:#}");
-    // They come by the clock, so there are the fewer the faster the machine answers.
-    assert!(troubles.len() >= count / 20, "little happened: {report}");
+    assert!(troubles.len() >= count / 10, "little happened: {report}");
     println!("{report}");
     let metrics = service.get("/metrics").ok().text;
     let labelled =

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -123,7 +123,7 @@ impl<'a> Nodes<'a> {
     }
 
     /// Troubles nodes until told to stop, then mends them all; says what it did.
-    pub fn trouble(&mut self, seed: u64, stop: &AtomicBool) -> Vec<String> {
+    pub fn trouble(&mut self, seed: u64, stop: &AtomicBool, happened: &AtomicUsize) -> Vec<String> {
         let mut rng = Rng::fork(seed, 2);
         let (mut done, mut troubled) = (Vec::new(), BTreeMap::new());
         while !stop.load(Ordering::Relaxed) {
@@ -153,6 +153,7 @@ impl<'a> Nodes<'a> {
                     "cut the wire".to_owned()
                 }
             });
+            happened.store(done.len(), Ordering::Relaxed);
         }
         self.mend(&mut troubled, Instant::now() + Duration::from_secs(60));
         done
