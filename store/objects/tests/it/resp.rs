@@ -212,6 +212,15 @@ fn c_raw(served: &Served, values: &[Vec<u8>]) -> TcpStream {
     stream
 }
 
+/// A client that is in the middle of a value; the store has made room for it.
+fn half_way(served: &Served) -> TcpStream {
+    let stream = c_raw(served, &vec![vec![1; 500]; 8]);
+    while served.store.stats().used_bytes == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    stream
+}
+
 #[test]
 fn bytes_may_come_in_any_pieces() {
     let served = plain();
@@ -360,11 +369,8 @@ fn a_scan_finds_every_key() {
 #[test]
 fn a_writer_that_goes_in_the_middle_leaves_nothing_and_full_is_told() {
     let served = plain();
-    let half = c_raw(&served, &vec![vec![1; 500]; 8]);
+    let half = half_way(&served);
     let c = &mut served.client();
-    while served.store.stats().used_bytes == 0 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
     assert_eq!(words(c, "GET half"), Reply::Nothing);
     drop(half);
     assert_eq!(words(c, "SET half whole"), ok(), "the writer after it goes on");
@@ -380,10 +386,7 @@ fn a_writer_that_goes_in_the_middle_leaves_nothing_and_full_is_told() {
 #[test]
 fn a_writer_that_falls_silent_is_taken_over_by_who_does_not_replace_and_told_so() {
     let served = plain();
-    let mut silent = c_raw(&served, &vec![vec![1; 500]; 8]);
-    while served.store.stats().used_bytes == 0 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let mut silent = half_way(&served);
     let c = &mut served.client();
     assert_eq!(words(c, "SET half whole NX"), ok(), "it waits for the end of the lease, and is served");
     assert_eq!(served.store.stats().taken_over, 1);
@@ -400,10 +403,7 @@ fn a_writer_that_falls_silent_is_taken_over_by_who_does_not_replace_and_told_so(
 #[test]
 fn writers_of_a_key_do_not_wait_for_each_other_and_the_last_that_ends_wins() {
     let served = plain();
-    let mut slow = c_raw(&served, &vec![vec![1; 500]; 8]);
-    while served.store.stats().used_bytes == 0 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let mut slow = half_way(&served);
     let c = &mut served.client();
     assert_eq!(words(c, "SET half whole"), ok());
     let large = vec![7; 100_000];
