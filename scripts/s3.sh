@@ -17,12 +17,13 @@ BATON=${BATON:-$target/release/baton}
     exit 1
 }
 venv=$target/s3-venv
-if ! [ -e "$venv/whole" ]; then
+# What it is made of is written last: one that was broken off, or is of other releases, is made anew.
+if [ "$(cat "$venv/made-of" 2>/dev/null)" != "${packages[*]}" ]; then
     rm -rf "$venv"
     mkdir -p "$target"
     "${PYTHON:-python3}" -m venv "$venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
-    touch "$venv/whole"
+    printf '%s\n' "${packages[*]}" >"$venv/made-of"
 fi
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT

@@ -271,7 +271,10 @@ def main():
     parser.add_argument("--service", default="")
     scene = Scene(parser.parse_args())
     try:
-        scene.client.create_bucket(Bucket=BUCKET)
+        try:
+            scene.client.create_bucket(Bucket=BUCKET)
+        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as why:
+            raise SystemExit(f"s3: {scene.service} makes no bucket: {why}; is it there, and are AWS_ACCESS_KEY_ID and its like a user's of it?") from None
         process, client, url, names = values(scene)
         process, client, url = changes(scene, process, client, url, names)
         process, client, url = pages(scene, process, client, url)
