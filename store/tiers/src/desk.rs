@@ -42,6 +42,15 @@ pub(crate) enum Order {
         /// [`Layout::stride_bytes`] long.
         buffer: Aligned,
     },
+    /// Read the first bytes of a block, answer; nothing vouches for them here.
+    Peek {
+        /// Names the job.
+        number: u64,
+        /// Where the block rests.
+        place: Place,
+        /// At most [`Layout::stride_bytes`] long.
+        buffer: Aligned,
+    },
     /// Write a block and its entry, answer.
     Write {
         /// Names the job.
@@ -117,8 +126,10 @@ pub(crate) enum OpKind {
 #[derive(Clone, Copy, Debug)]
 struct Job {
     number: u64,
+    /// Without a key only its place counts, and what is read is not verified.
     entry: Entry,
     kind: OpKind,
+    is_peek: bool,
     epoch: u32,
 }
 
@@ -198,12 +209,16 @@ impl Desk {
         match order {
             Order::Read { number, key, place, buffer } => {
                 let entry = Entry { key, parent: None, place };
-                self.enter_lane(Job { number, entry, kind: OpKind::Read, epoch: self.epoch }, buffer);
+                self.enter_lane(self.job(number, entry, OpKind::Read), buffer);
+            }
+            Order::Peek { number, place, buffer } => {
+                let entry = Entry { key: BlockKey(0), parent: None, place };
+                self.enter_lane(Job { is_peek: true, ..self.job(number, entry, OpKind::Read) }, buffer);
             }
             Order::Write { number, buffer, .. } if self.is_off => self.refuse(number, buffer),
             Order::Write { number, entry, buffer } => {
                 self.is_stalled = false;
-                self.enter_lane(Job { number, entry, kind: OpKind::Write, epoch: self.epoch }, buffer);
+                self.enter_lane(self.job(number, entry, OpKind::Write), buffer);
             }
             Order::Remove(_) if self.is_off => {}
             Order::Remove(place) if self.lasts => {
@@ -214,6 +229,10 @@ impl Desk {
             Order::Clear(incarnation) if self.lasts && !self.is_off => self.clearing = Some(incarnation),
             Order::Clear(_) => self.epoch += 1,
         }
+    }
+
+    fn job(&self, number: u64, entry: Entry, kind: OpKind) -> Job {
+        Job { number, entry, kind, is_peek: false, epoch: self.epoch }
     }
 
     /// An operation ended.
@@ -299,7 +318,10 @@ impl Desk {
     fn was_read(&mut self, job: Job, result: io::Result<()>, buffer: Aligned) {
         let Entry { key, place, .. } = job.entry;
         let block_bytes = self.layout().block_bytes;
-        let outcome = result.map_err(TierError::Io).and_then(|()| verify(key, place, &buffer[..block_bytes]));
+        let outcome = result.map_err(TierError::Io).and_then(|()| match job.is_peek {
+            true => Ok(place.checksum),
+            false => verify(key, place, &buffer[..block_bytes]),
+        });
         self.done(job.number, outcome, buffer);
     }
 

@@ -5,8 +5,8 @@ mod open;
 mod slab;
 mod trial;
 
-pub(crate) use open::layout_in;
 pub use open::{FileOptions, IoChoice};
+pub(crate) use open::{layout_in, pass_by, unlink};
 pub use trial::Speed;
 
 use crate::aligned::Aligned;
@@ -179,6 +179,12 @@ impl FileTier {
     pub(crate) fn read(&mut self, key: BlockKey) -> Option<u64> {
         let place = self.book.place(key)?;
         self.io.read(place, key)
+    }
+
+    /// Starts to read the first page of a block that rests here, unverified. `None`: it does not, or the thread is gone.
+    pub(crate) fn peek(&mut self, key: BlockKey) -> Option<u64> {
+        let place = self.book.place(key)?;
+        self.io.peek(place)
     }
 
     /// A job that ended, if any has since the last time. Never waits.
@@ -403,7 +409,7 @@ mod tests {
         tier.remove(BlockKey(3).short());
         drop(tier);
         let mut tier = testing::on_disk(&disk, layout).unwrap();
-        assert_eq!(tier.beginning(), &Beginning::Recovered { blocks: 4, lost_pages: 0 });
+        assert_eq!(tier.beginning(), &Beginning::Recovered { blocks: 4, lost_pages: 0, torn_pages: 0 });
         for (key, fill) in [(0, 0), (1, 1), (2, 22), (4, 4)] {
             let mut out = [9; 100];
             tier.get(BlockKey(key), &mut out).unwrap();

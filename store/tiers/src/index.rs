@@ -3,14 +3,20 @@
 //! A page is written whole, to the side where its last lasting state is *not*, under the next
 //! version. So a write that is cut short costs nothing: the other side still says what was true.
 //! Of two sound sides the higher version counts.
+//!
+//! Each sector of a page has a checksum and the version of its own. A write that a crash cut short
+//! leaves sectors of two versions, each sound; what rots leaves a sector that is not. So a newest
+//! side that rotted is not taken for one that was never answered: the side before it still lists
+//! what was removed since, so the page is given up. A side of zeros counts as never written: a disk
+//! that forgets a whole page, and gives zeros for it, is believed.
 
 use crate::aligned::PAGE_BYTES;
-use crate::layout::{Layout, PAGE_ENTRIES, put_words, word};
+use crate::layout::{Layout, PAGE_ENTRIES, SECTOR_BYTES, SECTOR_ENTRIES, put_words, word};
 use baton_types::BlockKey;
 use crc_fast::{CrcAlgorithm, checksum};
 use std::collections::BTreeSet;
 
-/// The size of an entry, and of a page's header.
+/// The size of an entry, and of a sector's header.
 const ENTRY_BYTES: usize = 64;
 const PAGE_MAGIC: u64 = 0x4254_4E4B_5658_4944;
 /// Bits of an entry's flags.
@@ -81,6 +87,17 @@ struct Written {
     tried: u64,
 }
 
+/// What a sector of a side is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sector {
+    /// Of this life, in this version.
+    Sound(u64),
+    /// Never written in this life.
+    Unused,
+    /// Not as it was written.
+    Rotten,
+}
+
 /// What a side of a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
@@ -88,15 +105,45 @@ enum Side {
     Sound(u64),
     /// Never written in this life.
     Unused,
-    /// Neither.
-    Torn,
+    /// Its last write was cut short: it never was the last word.
+    Cut,
+    /// Not as it was written: it may have been the last word, in this version at the most.
+    Rotten(u64),
+}
+
+impl Side {
+    fn of(sectors: impl Iterator<Item = Sector>) -> Self {
+        let (mut versions, mut unused, mut rotten) = (BTreeSet::new(), 0, 0);
+        for sector in sectors {
+            match sector {
+                Sector::Sound(version) => _ = versions.insert(version),
+                Sector::Unused => unused += 1,
+                Sector::Rotten => rotten += 1,
+            }
+        }
+        let only = versions.first().copied().filter(|_| versions.len() == 1 && unused == 0);
+        match (only, rotten) {
+            (Some(version), 0) => Self::Sound(version),
+            (Some(version), _) => Self::Rotten(version),
+            (None, 1..) if versions.is_empty() && unused == 0 => Self::Rotten(u64::MAX),
+            _ if versions.is_empty() && rotten == 0 => Self::Unused,
+            _ => Self::Cut,
+        }
+    }
+
+    fn version(self) -> Option<u64> {
+        if let Self::Sound(version) = self { Some(version) } else { None }
+    }
 }
 
 /// What came of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Adopted {
-    /// Whether blocks may be lost: no side was sound, and one was written.
+    /// Whether blocks are lost: what the page said last is not to be known.
     pub is_lost: bool,
+    /// Sides that are sound and not the last word, of a page that is lost: to be wiped before the torn ones, or the
+    /// next start would believe them.
+    pub is_outdated: [bool; 2],
     /// Sides to be wiped before anything else is written: a later write that is cut short could
     /// make of its own sectors and of theirs a page that once was to be, and is not true any more.
     pub is_torn: [bool; 2],
@@ -134,29 +181,37 @@ impl Index {
     pub(crate) fn adopt(&mut self, page: u32, side_pair: &[u8]) -> Adopted {
         let (first, second) = side_pair.split_at(PAGE_BYTES);
         let sides = [self.look(page, 0, first), self.look(page, 1, second)];
-        let version = |side: Side| if let Side::Sound(version) = side { Some(version) } else { None };
-        let best = version(sides[0]).max(version(sides[1]));
-        let is_torn = sides.map(|side| side == Side::Torn);
-        let Some(lasting) = best else { return Adopted { is_lost: is_torn[0] || is_torn[1], is_torn } };
-        self.pages[page as usize] = Written { lasting, tried: lasting };
-        let from = page as usize * PAGE_ENTRIES * ENTRY_BYTES;
-        let bytes = if lasting & 1 == 0 { first } else { second };
-        let entries = &bytes[ENTRY_BYTES..];
-        self.bytes[from..from + entries.len()].copy_from_slice(entries);
-        Adopted { is_lost: false, is_torn }
+        let best = sides[0].version().max(sides[1].version());
+        let is_torn = sides.map(|side| matches!(side, Side::Cut | Side::Rotten(_)));
+        // Two that were cut short are no crash's doing: the one that lasted is not written to.
+        let is_lost = sides.iter().any(|side| matches!(side, Side::Rotten(last) if Some(*last) > best))
+            || (best.is_none() && is_torn == [true; 2]);
+        if is_lost {
+            return Adopted { is_lost, is_outdated: sides.map(|side| side.version().is_some()), is_torn };
+        }
+        if let Some(lasting) = best {
+            self.pages[page as usize] = Written { lasting, tried: lasting };
+            let from = page as usize * PAGE_ENTRIES * ENTRY_BYTES;
+            let entries = self.bytes[from..].chunks_exact_mut(SECTOR_ENTRIES * ENTRY_BYTES);
+            let sectors = if lasting & 1 == 0 { first } else { second }.chunks_exact(SECTOR_BYTES);
+            entries.zip(sectors).for_each(|(to, from)| to.copy_from_slice(&from[ENTRY_BYTES..]));
+        }
+        Adopted { is_lost, is_outdated: [false; 2], is_torn }
     }
 
     fn look(&self, page: u32, side: u64, bytes: &[u8]) -> Side {
-        let sum = checksum(CrcAlgorithm::Crc64Nvme, &bytes[8..]);
-        let is_sound = word(bytes, 0) == sum
-            && word(bytes, 1) == PAGE_MAGIC
-            && word(bytes, 3) == u64::from(page)
-            && word(bytes, 4) & 1 == side;
-        match is_sound {
-            true if word(bytes, 2) == self.incarnation => Side::Sound(word(bytes, 4)),
-            false if bytes.iter().any(|&byte| byte != 0) => Side::Torn,
-            _ => Side::Unused,
-        }
+        Side::of((0..).zip(bytes.chunks_exact(SECTOR_BYTES)).map(|(number, bytes)| {
+            let is_sound = word(bytes, 0) == checksum(CrcAlgorithm::Crc64Nvme, &bytes[8..])
+                && word(bytes, 1) == PAGE_MAGIC
+                && word(bytes, 3) == u64::from(page)
+                && word(bytes, 4) & 1 == side
+                && word(bytes, 5) == number;
+            match is_sound {
+                true if word(bytes, 2) == self.incarnation => Sector::Sound(word(bytes, 4)),
+                false if bytes.iter().any(|&byte| byte != 0) => Sector::Rotten,
+                _ => Sector::Unused,
+            }
+        }))
     }
 
     /// All entries, by slot.
@@ -198,11 +253,14 @@ impl Index {
         // After a failed try two more: the side stays, and what the failed one left is outdone.
         written.tried += if written.tried == written.lasting { 1 } else { 2 };
         let from = page as usize * PAGE_ENTRIES * ENTRY_BYTES;
-        out.fill(0);
-        put_words(&mut out[8..], &[PAGE_MAGIC, self.incarnation, u64::from(page), written.tried]);
-        out[ENTRY_BYTES..].copy_from_slice(&self.bytes[from..from + PAGE_ENTRIES * ENTRY_BYTES]);
-        let sum = checksum(CrcAlgorithm::Crc64Nvme, &out[8..]);
-        put_words(out, &[sum]);
+        let entries = self.bytes[from..].chunks_exact(SECTOR_ENTRIES * ENTRY_BYTES);
+        for ((number, sector), entries) in (0..).zip(out.chunks_exact_mut(SECTOR_BYTES)).zip(entries) {
+            let words = [PAGE_MAGIC, self.incarnation, u64::from(page), written.tried, number, 0, 0];
+            put_words(&mut sector[8..], &words);
+            sector[ENTRY_BYTES..].copy_from_slice(entries);
+            let sum = checksum(CrcAlgorithm::Crc64Nvme, &sector[8..]);
+            put_words(sector, &[sum]);
+        }
         self.layout.page_offset(page, written.tried)
     }
 
@@ -259,7 +317,7 @@ mod tests {
     fn what_is_written_is_read_and_a_removed_block_stays_removed() {
         let mut file = vec![0; LAYOUT.slot_offset(0) as usize];
         let mut index = Index::new(LAYOUT, 7);
-        let all = [entry(0, 1), entry(62, 2), entry(63, 3), entry(100, 4)];
+        let all = [entry(0, 1), entry(55, 2), entry(56, 3), entry(100, 4)];
         all.iter().for_each(|entry| index.set(entry));
         assert_eq!(index.dirty_pages(), 2);
         write(&mut index, &mut file);
@@ -274,24 +332,70 @@ mod tests {
         assert_eq!((other.entries().count(), lost), (0, 0), "an earlier life of the file");
     }
 
-    #[test]
-    fn a_damaged_side_leaves_what_was_true_before() {
+    /// A page in versions 1 to `rounds`, each with one entry more.
+    fn written(rounds: u64) -> Vec<u8> {
         let mut file = vec![0; LAYOUT.slot_offset(0) as usize];
         let mut index = Index::new(LAYOUT, 7);
-        for round in 1..6 {
+        for round in 1..=rounds {
             index.set(&entry(round as u32, round));
             write(&mut index, &mut file);
-            let before = read(&file, 7).0.entries().count();
-            assert_eq!(before, round as usize);
-            let side = LAYOUT.page_offset(0, round) as usize;
-            for at in [0, 9, 17, 25, 33, 70, 4095] {
-                let mut damaged = file.clone();
-                damaged[side + at] ^= 0x10;
-                let (older, lost) = read(&damaged, 7);
-                assert_eq!(older.entries().count(), round as usize - 1);
-                assert_eq!(lost, usize::from(round == 1), "at first there is no other side");
+        }
+        file
+    }
+
+    fn side_of(round: u64) -> std::ops::Range<usize> {
+        let from = LAYOUT.page_offset(0, round) as usize;
+        from..from + PAGE_BYTES
+    }
+
+    #[test]
+    fn a_write_that_was_cut_short_leaves_what_was_true_before() {
+        for round in 1..6 {
+            let (before, after) = (written(round - 1), written(round));
+            assert_eq!(read(&after, 7).0.entries().count(), round as usize);
+            for mask in 0..255_u32 {
+                let mut file = before.clone();
+                let sectors = side_of(round).step_by(SECTOR_BYTES);
+                for at in sectors.enumerate().filter(|(number, _)| mask >> number & 1 == 1).map(|(_, at)| at)
+                {
+                    file[at..at + SECTOR_BYTES].copy_from_slice(&after[at..at + SECTOR_BYTES]);
+                }
+                let (older, lost) = read(&file, 7);
+                assert_eq!((older.entries().count(), lost), (round as usize - 1, 0), "{round} {mask:b}");
             }
         }
+    }
+
+    /// Any bit of the newest side: the side before it is not believed, for it lists what was removed since. Any bit of
+    /// the other side costs nothing.
+    #[test]
+    fn a_flipped_bit_in_the_newest_side_gives_the_page_up_and_in_the_other_nothing() {
+        for round in 1..5 {
+            let mut file = written(round);
+            for (side, is_newest) in [(side_of(round), true), (side_of(round - 1), false)] {
+                for bit in (side.start * 8..side.end * 8).step_by(3) {
+                    file[bit / 8] ^= 1 << (bit % 8);
+                    let (index, lost) = read(&file, 7);
+                    let expected = if is_newest { (0, 1) } else { (round as usize, 0) };
+                    assert_eq!((index.entries().count(), lost), expected, "version {round}, bit {bit}");
+                    file[bit / 8] ^= 1 << (bit % 8);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn of_a_page_that_is_lost_the_older_side_is_to_be_wiped_first() {
+        let mut file = written(4);
+        file[side_of(4).start + 700] ^= 1;
+        let pair = file[side_of(4).start..side_of(5).end].to_vec();
+        let adopted = Index::new(LAYOUT, 7).adopt(0, &pair);
+        let expected = Adopted { is_lost: true, is_outdated: [false, true], is_torn: [true, false] };
+        assert_eq!(adopted, expected);
+        file[side_of(4)].fill(0xFF);
+        assert_eq!(read(&file, 7).1, 1, "nothing of it can be read");
+        file[side_of(3)].fill(0xFF);
+        assert_eq!(read(&file, 7).1, 1);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The thread between a tier and its disk: it keeps the desk, and the desk's operations going.
 
-use crate::aligned::Aligned;
+use crate::aligned::{Aligned, PAGE_BYTES};
 use crate::desk::{Answer, Desk, Order};
 use crate::index::{Entry, Place};
 use crate::queue::{Bell, Queue};
@@ -111,6 +111,14 @@ impl IoThread {
         let buffer = self.buffer();
         let number = self.number(false);
         self.send(Order::Read { number, key, place, buffer })?;
+        self.reads += 1;
+        Some(number)
+    }
+
+    /// Starts to read the first page of a block, which nothing verifies; as [`IoThread::read`].
+    pub(crate) fn peek(&mut self, place: Place) -> Option<u64> {
+        let (number, buffer) = (self.number(false), Aligned::new(PAGE_BYTES));
+        self.send(Order::Peek { number, place, buffer })?;
         self.reads += 1;
         Some(number)
     }

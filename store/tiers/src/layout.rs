@@ -10,9 +10,15 @@ use crc_fast::{CrcAlgorithm, checksum};
 /// The first bytes of every slab file.
 pub(crate) const FILE_MAGIC: [u8; 8] = *b"BATONKV\n";
 /// The version of the format.
-pub(crate) const VERSION: u64 = 2;
-/// Entries in an index page, each 64 bytes; the page's own header takes as much.
-pub(crate) const PAGE_ENTRIES: usize = 63;
+///
+/// 3: each sector of an index page vouches for itself, and so does each header of a value.
+pub(crate) const VERSION: u64 = 3;
+/// What a disk writes at once or not at all.
+pub(crate) const SECTOR_BYTES: usize = 512;
+/// Entries in a sector of an index page, each 64 bytes; the sector's own header takes as much.
+pub(crate) const SECTOR_ENTRIES: usize = 7;
+/// Entries in an index page.
+pub(crate) const PAGE_ENTRIES: usize = PAGE_BYTES / SECTOR_BYTES * SECTOR_ENTRIES;
 /// Slots beyond the capacity at most.
 const MAX_SPARE_SLOTS: u32 = 32;
 /// The words of a header before its checksum.
@@ -187,7 +193,7 @@ mod tests {
         }
         assert_eq!(Header::sight(&[0; PAGE_BYTES]), Sighted::Blank);
         assert_eq!(Header::sight(&[b'x'; PAGE_BYTES]), Sighted::Foreign);
-        page[8] = 3;
-        assert_eq!(Header::sight(&page), Sighted::Version(3));
+        page[8] = 4;
+        assert_eq!(Header::sight(&page), Sighted::Version(4));
     }
 }

@@ -20,6 +20,8 @@ mod checksum;
 mod desk;
 mod disk;
 mod dram;
+#[cfg(feature = "faults")]
+pub mod faults;
 mod file;
 mod index;
 mod io;
@@ -40,6 +42,6 @@ pub use dram::Dram;
 pub use file::{FileOptions, FileTier, IoChoice, Speed};
 pub use recover::{Beginning, FlashError};
 pub use shelf::{
-    HEADER_MAX_BYTES, Listing, Record, Shelf, ShelfDone, ShelfOptions, ShelfStats, Source, Unshelved,
+    HEADER_MAX_BYTES, Listing, Record, Shelf, ShelfDone, ShelfOptions, ShelfStats, Source, Unread, Unshelved,
 };
 pub use tier::{Tier, TierError};

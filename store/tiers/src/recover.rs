@@ -22,8 +22,10 @@ pub enum Beginning {
     Recovered {
         /// Blocks.
         blocks: u64,
-        /// Index pages of which no sound side was found: their blocks are lost.
+        /// Index pages whose last state is not to be known: their blocks are lost.
         lost_pages: u64,
+        /// Other index pages with a side that was cut short or damaged, and was not the last to be answered.
+        torn_pages: u64,
     },
     /// The file is ours, but what is in it cannot be used.
     Emptied {
@@ -37,9 +39,15 @@ impl fmt::Display for Beginning {
         match self {
             Self::New => write!(f, "a new file"),
             Self::Temporary => write!(f, "a temporary file; give a folder to keep blocks over restarts"),
-            Self::Recovered { blocks, lost_pages: 0 } => write!(f, "{blocks} blocks recovered"),
-            Self::Recovered { blocks, lost_pages } => {
-                write!(f, "{blocks} blocks recovered, {lost_pages} index pages damaged; look at the disk")
+            Self::Recovered { blocks, lost_pages, torn_pages } => {
+                write!(f, "{blocks} blocks recovered")?;
+                if *torn_pages > 0 {
+                    write!(f, ", {torn_pages} index pages cut short, as they were before")?;
+                }
+                if *lost_pages > 0 {
+                    write!(f, ", {lost_pages} index pages damaged and given up; look at the disk")?;
+                }
+                Ok(())
             }
             Self::Emptied { reason } => write!(f, "started empty: {reason}"),
         }
@@ -236,7 +244,7 @@ pub(crate) fn recover(disk: &dyn Disk, header: Header) -> Result<Opened, FlashEr
     disk.flush()?;
     let layout = header.layout;
     let mut index = Index::new(layout, header.incarnation);
-    let (mut lost_pages, mut torn) = (0, Vec::new());
+    let (mut lost_pages, mut torn_pages, mut outdated, mut torn) = (0, 0, Vec::new(), Vec::new());
     let mut chunk = Aligned::new(CHUNK_PAGES.min(layout.index_pages()) as usize * 2 * PAGE_BYTES);
     for first in (0..layout.index_pages()).step_by(CHUNK_PAGES as usize) {
         let pages = CHUNK_PAGES.min(layout.index_pages() - first);
@@ -248,17 +256,23 @@ pub(crate) fn recover(disk: &dyn Disk, header: Header) -> Result<Opened, FlashEr
             }
             let adopted = index.adopt(page, pair);
             lost_pages += u64::from(adopted.is_lost);
-            let sides = (0u64..).zip(adopted.is_torn).filter(|(_, is_torn)| *is_torn);
-            torn.extend(sides.map(|(side, _)| layout.page_offset(page, side)));
+            torn_pages += u64::from(!adopted.is_lost && adopted.is_torn.contains(&true));
+            let offsets = |sides: [bool; 2]| {
+                let marked = (0u64..).zip(sides).filter(|(_, is_marked)| *is_marked);
+                marked.map(move |(side, _)| layout.page_offset(page, side))
+            };
+            outdated.extend(offsets(adopted.is_outdated));
+            torn.extend(offsets(adopted.is_torn));
         }
     }
+    wipe(disk, &outdated)?;
     wipe(disk, &torn)?;
     let (entries, places, stale) = newest(&index);
-    let beginning = Beginning::Recovered { blocks: entries.len() as u64, lost_pages };
+    let beginning = Beginning::Recovered { blocks: entries.len() as u64, lost_pages, torn_pages };
     Ok(Opened { header, index, entries, places, stale, beginning })
 }
 
-/// Overwrites pages that were cut short.
+/// Overwrites sides of pages.
 fn wipe(disk: &dyn Disk, offsets: &[u64]) -> io::Result<()> {
     let blank = Aligned::new(PAGE_BYTES);
     offsets.iter().try_for_each(|&offset| disk.write_at(&blank, offset))?;
@@ -386,7 +400,7 @@ mod tests {
         assert!(reason.contains("100 blocks of 100 bytes, not 9 of 100"), "{reason}");
         disk.state.lock().unwrap().bytes[8] = 1;
         assert!(unusable(&disk, LAYOUT).1.contains("older format 1"));
-        disk.state.lock().unwrap().bytes[8] = 2;
+        disk.state.lock().unwrap().bytes[8] = 3;
         disk.state.lock().unwrap().bytes[30] ^= 1;
         assert!(unusable(&disk, LAYOUT).1.contains("header is damaged"));
         for blank in [0, 10, 100_000] {
@@ -417,7 +431,7 @@ mod tests {
         let keys = |entries: &[Entry]| entries.iter().map(|entry| entry.key).collect::<Vec<_>>();
         assert_eq!(keys(&opened.entries), [BlockKey(8), twin]);
         assert_eq!(keys(&opened.stale), [BlockKey(7), trial_key(0)]);
-        assert_eq!(opened.beginning, Beginning::Recovered { blocks: 2, lost_pages: 0 });
+        assert_eq!(opened.beginning, Beginning::Recovered { blocks: 2, lost_pages: 0, torn_pages: 0 });
     }
 
     /// Two index pages: damage to one leaves the other; neither is read again as it was.
@@ -429,10 +443,51 @@ mod tests {
         disk.state.lock().unwrap().bytes[at + 300] ^= 1;
         let opened = reopened(&disk);
         assert_eq!(opened.entries, entries[1..]);
-        assert_eq!(opened.beginning, Beginning::Recovered { blocks: 1, lost_pages: 1 });
+        assert_eq!(opened.beginning, Beginning::Recovered { blocks: 1, lost_pages: 1, torn_pages: 0 });
         assert!(opened.beginning.to_string().contains("look at the disk"));
         assert!(disk.state.lock().unwrap().bytes[at..at + PAGE_BYTES].iter().all(|&byte| byte == 0));
-        assert_eq!(reopened(&disk).beginning, Beginning::Recovered { blocks: 1, lost_pages: 0 });
+        assert_eq!(
+            reopened(&disk).beginning,
+            Beginning::Recovered { blocks: 1, lost_pages: 0, torn_pages: 0 }
+        );
+    }
+
+    /// The newest side of a page rots: the older one, which lists what was removed since, is not believed by this start
+    /// nor by any later one, also if it is cut short in the middle of wiping.
+    #[test]
+    fn a_page_whose_newest_side_rotted_is_given_up_for_good() {
+        let disk = made(LAYOUT);
+        let mut index = Index::new(LAYOUT, 5);
+        let removed = entry(BlockKey(7), 3, 10);
+        for step in 0..2 {
+            if step == 0 {
+                index.set(&removed)
+            } else {
+                index.clear(removed.place)
+            }
+            for page in index.take_dirty() {
+                let mut bytes = vec![0; PAGE_BYTES];
+                let offset = index.compose(page, &mut bytes);
+                disk.write_at(&bytes, offset).unwrap();
+                index.lasts(page);
+            }
+        }
+        let newest = LAYOUT.page_offset(0, 2) as usize;
+        for bit in (0..PAGE_BYTES * 8).step_by(97) {
+            let copy = Sick::with(disk.state.lock().unwrap().bytes.clone());
+            copy.state.lock().unwrap().bytes[newest + bit / 8] ^= 1 << (bit % 8);
+            copy.state.lock().unwrap().fail_writes = u32::try_from(bit % 2).unwrap();
+            let Ok(Found::Usable(header)) = look(&copy, &LAYOUT) else { panic!("it was made for this") };
+            if bit % 2 == 1 {
+                assert!(recover(&copy, header).is_err(), "it could not be wiped");
+            }
+            let opened = recover(&copy, header).unwrap();
+            assert_eq!((opened.entries.len(), opened.stale.len()), (0, 0), "bit {bit}");
+            assert_eq!(opened.beginning, Beginning::Recovered { blocks: 0, lost_pages: 1, torn_pages: 0 });
+            let again = reopened(&copy);
+            assert_eq!(again.entries.len(), 0);
+            assert_eq!(again.beginning, Beginning::Recovered { blocks: 0, lost_pages: 0, torn_pages: 0 });
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Values of any length in the slab file, cut into its blocks.
 //!
-//! A value's first block, its head, carries a header of the caller's and the first bytes; the other blocks name the
+//! A value's first block, its head, carries a header of the caller's, with a checksum of its own, and the first bytes; the other blocks name the
 //! head as the block that they continue. The head is written last, and a value counts only while every block of it
 //! is there: after a crash one that is not whole is as if it had never been put. Which value it is stands in the keys
 //! of the blocks, so a start reads the file's index and no block.
@@ -10,11 +10,12 @@ mod crash;
 mod get;
 mod keys;
 mod put;
+mod record;
 mod recover;
 
 use crate::aligned::Aligned;
 use crate::desk::Done;
-use crate::file::{FileOptions, FileTier, IoChoice, Speed, layout_in};
+use crate::file::{FileOptions, FileTier, IoChoice, Speed, layout_in, pass_by, unlink};
 use crate::index::{Entry, Place};
 use crate::recover::{Beginning, FlashError};
 use crate::tier::TierError;
@@ -23,9 +24,11 @@ use get::Getting;
 use put::Putting;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
 pub use keys::HEADER_MAX_BYTES;
+pub use record::{Listing, Record, ShelfDone, Source, Unread, Unshelved};
 
 /// Values with more blocks than this part of the file are not kept.
 const LARGEST_PART: usize = 4;
@@ -63,6 +66,8 @@ pub(crate) trait Slab: fmt::Debug {
     ) -> Result<(u64, Place), TierError>;
     /// Starts to read a block.
     fn read(&mut self, key: BlockKey) -> Option<u64>;
+    /// Starts to read the first page of a block, of which nothing is verified.
+    fn peek(&mut self, key: BlockKey) -> Option<u64>;
     /// A job that ended.
     fn next_done(&mut self) -> Option<Done>;
     /// A slot whose last entry is gone for good.
@@ -77,73 +82,6 @@ pub(crate) trait Slab: fmt::Debug {
     fn is_lost(&self) -> bool;
     /// Whether nothing is written any more.
     fn is_off(&self) -> bool;
-}
-
-/// Where a value's bytes come from while it is written.
-pub trait Source: Send {
-    /// Fills `into` with the bytes from `offset` on. The range is inside the value.
-    fn copy(&self, offset: usize, into: &mut [u8]);
-}
-
-/// A value to be kept.
-pub struct Record {
-    /// Its name; two values of one name are not kept at once.
-    pub name: u64,
-    /// The caller's number for this very value; told again when something becomes of it.
-    pub tag: u64,
-    /// What is to be known when it is read again, at most [`HEADER_MAX_BYTES`]; it comes back padded with zeros.
-    pub header: Vec<u8>,
-    /// Length of the value.
-    pub bytes: u32,
-    /// Its bytes.
-    pub source: Box<dyn Source>,
-}
-
-impl fmt::Debug for Record {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Record").field("name", &self.name).field("bytes", &self.bytes).finish_non_exhaustive()
-    }
-}
-
-/// A value that rests on the shelf.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listing {
-    /// Its name.
-    pub name: u64,
-    /// Its number.
-    pub tag: u64,
-    /// Its length.
-    pub bytes: u32,
-}
-
-/// Why a value is not kept.
-#[derive(Debug)]
-pub enum Unshelved {
-    /// It takes more than a quarter of the file, or its header is too long.
-    TooLarge,
-    /// Everything else is being written.
-    Full,
-    /// Another value of that name is there.
-    SameName,
-    /// It was removed before it lasted.
-    Removed,
-    /// The disk did not take it.
-    Failed(TierError),
-}
-
-/// What the shelf tells.
-#[derive(Debug)]
-pub enum ShelfDone {
-    /// The value lasts from now on.
-    Kept(Listing),
-    /// The value is not there, and why.
-    NotKept(Listing, Unshelved),
-    /// What a read found: header and value; none when it is not there or cannot be vouched for.
-    Got(u64, Option<(Vec<u8>, Vec<u8>)>),
-    /// What was removed under this number cannot come back.
-    Removed(u64),
-    /// A value went, for room or because it is damaged.
-    Dropped(Listing),
 }
 
 /// What a [`Shelf`] is opened with.
@@ -217,7 +155,7 @@ pub(crate) struct Keeper<S> {
     gets: BTreeMap<u64, Getting>,
     jobs: BTreeMap<u64, Job>,
     next_id: u64,
-    next_nonce: u32,
+    next_nonce: u64,
     /// Blocks of values being written that have no place yet.
     owed_blocks: usize,
     /// Heads on their way out: name by slot.
@@ -226,6 +164,8 @@ pub(crate) struct Keeper<S> {
     fading: BTreeMap<u64, Fading>,
     done: VecDeque<ShelfDone>,
     stats: ShelfStats,
+    /// Reads and writes of blocks that ended.
+    ended: u64,
 }
 
 impl<S: Slab> Keeper<S> {
@@ -245,6 +185,7 @@ impl<S: Slab> Keeper<S> {
             fading: BTreeMap::new(),
             done: VecDeque::new(),
             stats: ShelfStats::default(),
+            ended: 0,
         };
         keeper.recover();
         // What became free while the disk was tried out belongs to nobody who comes later.
@@ -260,6 +201,10 @@ impl<S: Slab> Keeper<S> {
         self.gets.len() < GETS_MAX
     }
 
+    pub(crate) fn bytes_of(&self, name: u64) -> Option<u32> {
+        self.objects.get(&name).map(|object| keys::value_bytes(object.head))
+    }
+
     pub(crate) fn listings(&self) -> impl Iterator<Item = Listing> + '_ {
         self.objects.values().map(|object| keys::listing(object.head, object.tag))
     }
@@ -272,6 +217,7 @@ impl<S: Slab> Keeper<S> {
     /// Hears what ended and starts what can be started. Never waits.
     pub(crate) fn pump(&mut self) {
         while let Some(done) = self.slab.next_done() {
+            self.ended += 1;
             match self.jobs.remove(&done.number) {
                 Some(Job::Put { id, key, place }) => self.block_written(id, (key, place), done),
                 Some(Job::Get { id, part }) => self.block_read(id, part, done),
@@ -368,6 +314,7 @@ impl<S: Slab> Keeper<S> {
 #[derive(Debug)]
 pub struct Shelf {
     keeper: Keeper<FileTier>,
+    dir: PathBuf,
 }
 
 impl Shelf {
@@ -384,7 +331,7 @@ impl Shelf {
             io: options.io,
         })?;
         let speed = tier.try_out().map_err(|why| FlashError::Io(std::io::Error::other(why)))?;
-        Ok((Self { keeper: Keeper::new(tier) }, speed))
+        Ok((Self { keeper: Keeper::new(tier), dir: options.dir.to_owned() }, speed))
     }
 
     /// Size and number of the blocks of the file in a folder, if a shelf with this fingerprint left one there. Nothing
@@ -393,6 +340,24 @@ impl Shelf {
     pub fn blocks_in(dir: &Path, fingerprint: u64) -> Option<(usize, u32)> {
         let layout = layout_in(dir).filter(|layout| layout.fingerprint == fingerprint)?;
         Some((layout.block_bytes, layout.capacity))
+    }
+
+    /// Marks the file in a folder, if there is one, as passed by: what it holds may be older than what its owner has
+    /// done without it, so the next [`Shelf::open`] empties it. True when there is one.
+    ///
+    /// # Errors
+    /// The mark may not be there after a power cut.
+    pub fn pass_by(dir: &Path) -> io::Result<bool> {
+        pass_by(dir)
+    }
+
+    /// Takes the file's name away, so that no later start finds what is in it. What rests there can still be read by
+    /// this one.
+    ///
+    /// # Errors
+    /// The file may be there after a power cut.
+    pub fn give_up(&mut self) -> io::Result<()> {
+        unlink(&self.dir)
     }
 
     /// How it began, and how the disk is used.
@@ -407,6 +372,12 @@ impl Shelf {
         self.keeper.slab.is_off() || self.keeper.slab.is_lost()
     }
 
+    /// Length of the value of this name.
+    #[must_use]
+    pub fn bytes_of(&self, name: u64) -> Option<u32> {
+        self.keeper.bytes_of(name)
+    }
+
     /// Everything that rests there, by name.
     pub fn listings(&self) -> impl Iterator<Item = Listing> + '_ {
         self.keeper.listings()
@@ -416,6 +387,12 @@ impl Shelf {
     #[must_use]
     pub fn stats(&self) -> ShelfStats {
         self.keeper.stats()
+    }
+
+    /// Reads and writes of blocks that ended so far: a disk that is asked and ends none is in trouble.
+    #[must_use]
+    pub fn ended(&self) -> u64 {
+        self.keeper.ended
     }
 
     /// Whether another value may be put.

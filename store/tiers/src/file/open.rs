@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const FILE_NAME: &str = "kv.slab";
+/// Beside a file whose owner went on without it: what the file holds is not to be believed any more.
+const PASSED_BY: &str = "kv.slab.passed-by";
 /// How often, and how far apart, the file is asked for.
 const LOCK_TRIES: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
@@ -75,10 +77,35 @@ impl FileTier {
         }
         let refused = turn_direct(&file).err();
         let file = Arc::new(file);
+        #[cfg(feature = "faults")]
+        if let Some(faults) = options.dir.and_then(crate::faults::planned) {
+            let disk = faults.over(file);
+            let queue = Box::new(Threads::start(&disk)?);
+            return Self::start(disk, queue, opened, true, "a disk with faults".into());
+        }
         let (queue, engine) = queue(&file, options.io)?;
         let path = refused.map_or("direct".into(), |why| format!("through the page cache, as {why}"));
         Self::start(file, queue, opened, own_dir.is_none(), format!("{engine}, {path}"))
     }
+}
+
+/// Marks the file in a folder as passed by, if there is one.
+pub(crate) fn pass_by(dir: &Path) -> io::Result<bool> {
+    if !dir.join(FILE_NAME).try_exists()? {
+        return Ok(false);
+    }
+    File::create(dir.join(PASSED_BY))?.sync_all()?;
+    File::open(dir)?.sync_all()?;
+    Ok(true)
+}
+
+/// Takes the name of the file in a folder away.
+pub(crate) fn unlink(dir: &Path) -> io::Result<()> {
+    match fs::remove_file(dir.join(FILE_NAME)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    File::open(dir)?.sync_all()
 }
 
 /// What the file in a folder is made for, if there is one of ours. It is not locked, and nothing is changed.
@@ -92,7 +119,16 @@ fn open_in(dir: &Path, layout: Layout) -> Result<(File, Opened), FlashError> {
     let file =
         OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     lock(&file)?;
-    let opened = match look(&file, &layout)? {
+    let mark = dir.join(PASSED_BY);
+    let is_passed_by = mark.try_exists()?;
+    let found = match look(&file, &layout)? {
+        Found::Usable(header) if is_passed_by => {
+            let reason = "an earlier start could not use it and went on without".to_owned();
+            Found::Unusable(header.sequence + 1, Some(reason))
+        }
+        found => found,
+    };
+    let opened = match found {
         Found::Usable(header) => recover(&file, header)?,
         Found::Unusable(sequence, reason) => {
             file.set_len(0)?;
@@ -104,6 +140,10 @@ fn open_in(dir: &Path, layout: Layout) -> Result<(File, Opened), FlashError> {
             begin(&file, Header { layout, incarnation: fresh_number(), sequence }, beginning)?
         }
     };
+    if is_passed_by {
+        fs::remove_file(mark)?;
+        File::open(dir)?.sync_all()?;
+    }
     Ok((file, opened))
 }
 

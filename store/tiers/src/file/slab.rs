@@ -58,6 +58,10 @@ impl Slab for FileTier {
         Self::read(self, key)
     }
 
+    fn peek(&mut self, key: BlockKey) -> Option<u64> {
+        Self::peek(self, key)
+    }
+
     fn next_done(&mut self) -> Option<Done> {
         Self::next_done(self)
     }

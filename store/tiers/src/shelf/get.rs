@@ -1,6 +1,7 @@
 //! Reading values, block by block, each verified.
 
-use super::{Job, Keeper, ShelfDone, Slab, keys};
+use super::{Job, Keeper, ShelfDone, Slab, Unread, keys};
+use crate::aligned::PAGE_BYTES;
 use crate::desk::Done;
 use crate::tier::TierError;
 use baton_types::BlockKey;
@@ -11,6 +12,8 @@ pub(super) struct Getting {
     token: u64,
     head: BlockKey,
     tag: u64,
+    /// The header alone is wanted, which vouches for itself: of the head no more than the first page is read.
+    is_peek: bool,
     /// Blocks wanted.
     parts: u32,
     begun: u32,
@@ -41,17 +44,19 @@ impl<S: Slab> Keeper<S> {
     pub(crate) fn get(&mut self, name: u64, token: u64, header_only: bool) {
         let block_bytes = self.slab.block_bytes();
         let Some(object) = self.objects.get_mut(&name) else {
-            return self.done.push_back(ShelfDone::Got(token, None));
+            return self.done.push_back(ShelfDone::Got(token, Err(Unread::Absent)));
         };
         object.hit |= !header_only;
         let (head, tag) = (object.head, object.tag);
         let header = vec![0; keys::header_bytes(head)];
+        let is_peek = header_only && block_bytes > PAGE_BYTES;
         let (parts, value) = if header_only {
             (header.len().div_ceil(block_bytes).max(1) as u32, Vec::new())
         } else {
             (keys::parts(head, block_bytes), vec![0; keys::value_bytes(head) as usize])
         };
-        let getting = Getting { token, head, tag, parts, begun: 0, pending: 0, header, value, failed: None };
+        let (begun, pending, failed) = (0, 0, None);
+        let getting = Getting { token, head, tag, is_peek, parts, begun, pending, header, value, failed };
         let id = self.next_id;
         self.next_id += 1;
         self.gets.insert(id, getting);
@@ -67,7 +72,8 @@ impl<S: Slab> Keeper<S> {
                 && let Some(get) = self.gets.get_mut(&id).filter(|get| get.begun < get.parts)
             {
                 let key = if get.begun == 0 { get.head } else { keys::part(get.head, get.begun) };
-                match self.slab.read(key) {
+                let started = if get.is_peek { self.slab.peek(key) } else { self.slab.read(key) };
+                match started {
                     Some(number) => {
                         self.jobs.insert(number, Job::Get { id, part: get.begun });
                         get.begun += 1;
@@ -89,7 +95,10 @@ impl<S: Slab> Keeper<S> {
         let get = self.gets.get_mut(&id).expect("a value with a read under way is being read");
         get.pending -= 1;
         match done.outcome {
-            Ok(_) => get.take(part, &done.buffer[..self.slab.block_bytes()]),
+            Ok(_) => {
+                let bytes = self.slab.block_bytes().min(done.buffer.len());
+                get.take(part, &done.buffer[..bytes]);
+            }
             Err(error) => {
                 self.stats.io_errors += u64::from(matches!(error, TierError::Io(_)));
                 get.begun = get.parts;
@@ -104,7 +113,11 @@ impl<S: Slab> Keeper<S> {
         if !self.gets.get(&id).is_some_and(|get| get.pending == 0 && get.begun == get.parts) {
             return;
         }
-        let get = self.gets.remove(&id).expect("looked at above");
+        let mut get = self.gets.remove(&id).expect("looked at above");
+        let opened = keys::open(get.head, &get.header);
+        if get.failed.is_none() && opened.is_none() {
+            get.failed = Some(TierError::Corrupt { what: "the header of a value on flash" });
+        }
         let (name, tag) = (get.head.short().0, get.tag);
         if matches!(get.failed, Some(TierError::Corrupt { .. }))
             && self.objects.get(&name).is_some_and(|object| object.head == get.head)
@@ -113,7 +126,12 @@ impl<S: Slab> Keeper<S> {
             self.take_down(name);
             self.done.push_back(ShelfDone::Dropped(keys::listing(get.head, tag)));
         }
-        let found = if get.failed.is_none() { Some((get.header, get.value)) } else { None };
+        let found = match get.failed {
+            None => Ok((opened.unwrap_or_default(), get.value)),
+            Some(TierError::Corrupt { .. }) => Err(Unread::Damaged),
+            Some(TierError::Absent) => Err(Unread::Absent),
+            Some(_) => Err(Unread::Failed),
+        };
         self.done.push_back(ShelfDone::Got(get.token, found));
     }
 }

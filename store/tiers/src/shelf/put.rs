@@ -60,7 +60,8 @@ impl Putting {
 
 impl<S: Slab> Keeper<S> {
     /// Begins to keep a value.
-    pub(crate) fn put(&mut self, record: Record) {
+    pub(crate) fn put(&mut self, mut record: Record) {
+        record.header = keys::unsealed(&record.header);
         let nonce = self.next_nonce;
         let head = keys::head(record.name, record.bytes, record.header.len(), nonce);
         let verdict =
@@ -72,7 +73,8 @@ impl<S: Slab> Keeper<S> {
                 return self.done.push_back(ShelfDone::NotKept(listing, why));
             }
         };
-        self.next_nonce = self.next_nonce.wrapping_add(1);
+        keys::seal(head, &mut record.header);
+        self.next_nonce += 1;
         self.owed_blocks += parts as usize;
         let id = self.next_id;
         self.next_id += 1;

@@ -1,5 +1,6 @@
 //! The crate from outside: one conformance suite for every tier, and a cache on a real file.
 
 mod conformance;
+mod damage;
 mod killed;
 mod real_file;

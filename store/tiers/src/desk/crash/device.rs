@@ -9,8 +9,6 @@ use std::io;
 
 /// What a disk writes at once or not at all.
 const SECTOR_BYTES: usize = 512;
-/// Where the headers end: a sector of theirs is old or new, never neither.
-const HEADERS_END: u64 = 8192;
 
 #[derive(Debug)]
 struct Flying {
@@ -25,6 +23,8 @@ pub(crate) struct Device {
     lasting: Vec<u8>,
     cached: Vec<(u64, Vec<u8>)>,
     flying: Vec<Flying>,
+    /// From here on a power cut may leave a sector that is neither old nor new.
+    garbles_from: u64,
 }
 
 fn put(bytes: &mut [u8], offset: u64, written: &[u8]) {
@@ -32,8 +32,8 @@ fn put(bytes: &mut [u8], offset: u64, written: &[u8]) {
 }
 
 /// A write of which each sector is there or not, or is nothing of either.
-fn tear(bytes: &mut [u8], offset: u64, written: &[u8], rng: &mut Rng) {
-    let garbles = offset >= HEADERS_END && rng.below(8) == 0;
+fn tear(bytes: &mut [u8], offset: u64, written: &[u8], (rng, may_garble): (&mut Rng, bool)) {
+    let garbles = may_garble && rng.below(8) == 0;
     for (at, sector) in written.chunks(SECTOR_BYTES).enumerate() {
         let offset = offset + (at * SECTOR_BYTES) as u64;
         match rng.below(if garbles { 3 } else { 2 }) {
@@ -45,8 +45,12 @@ fn tear(bytes: &mut [u8], offset: u64, written: &[u8], rng: &mut Rng) {
 }
 
 impl Device {
-    pub(crate) fn new(lasting: Vec<u8>) -> Self {
-        Self { lasting, cached: Vec::new(), flying: Vec::new() }
+    pub(crate) fn new(lasting: Vec<u8>, garbles_from: u64) -> Self {
+        Self { lasting, cached: Vec::new(), flying: Vec::new(), garbles_from }
+    }
+
+    pub(crate) fn garbles_from(&self) -> u64 {
+        self.garbles_from
     }
 
     pub(crate) fn lasting(&self) -> &[u8] {
@@ -70,7 +74,7 @@ impl Device {
             OpKind::Read => self.read(offset, &mut buffer),
             OpKind::Write if fails => {
                 let mut torn = self.as_read(offset, buffer.len());
-                tear(&mut torn, 0, &buffer, rng);
+                tear(&mut torn, 0, &buffer, (rng, false));
                 self.cached.push((offset, torn));
             }
             OpKind::Write => self.cached.push((offset, buffer.to_vec())),
@@ -96,10 +100,10 @@ impl Device {
             match rng.below(3) {
                 0 => {}
                 1 => put(&mut lasting, offset, written),
-                _ => tear(&mut lasting, offset, written, rng),
+                _ => tear(&mut lasting, offset, written, (rng, offset >= self.garbles_from)),
             }
         }
-        Self::new(lasting)
+        Self::new(lasting, self.garbles_from)
     }
 
     fn as_read(&self, offset: u64, len: usize) -> Vec<u8> {

@@ -1,0 +1,82 @@
+//! What the shelf is given to keep, and what it tells of it.
+
+use crate::tier::TierError;
+use std::fmt;
+
+/// Where a value's bytes come from while it is written.
+pub trait Source: Send {
+    /// Fills `into` with the bytes from `offset` on. The range is inside the value.
+    fn copy(&self, offset: usize, into: &mut [u8]);
+}
+
+/// A value to be kept.
+pub struct Record {
+    /// Its name; two values of one name are not kept at once.
+    pub name: u64,
+    /// The caller's number for this very value; told again when something becomes of it.
+    pub tag: u64,
+    /// What is to be known when it is read again, at most [`HEADER_MAX_BYTES`](super::HEADER_MAX_BYTES); it comes back padded with zeros.
+    pub header: Vec<u8>,
+    /// Length of the value.
+    pub bytes: u32,
+    /// Its bytes.
+    pub source: Box<dyn Source>,
+}
+
+impl fmt::Debug for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Record").field("name", &self.name).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+/// A value that rests on the shelf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// Its name.
+    pub name: u64,
+    /// Its number.
+    pub tag: u64,
+    /// Its length.
+    pub bytes: u32,
+}
+
+/// Why a value is not kept.
+#[derive(Debug)]
+pub enum Unshelved {
+    /// It takes more than a quarter of the file, or its header is too long.
+    TooLarge,
+    /// Everything else is being written.
+    Full,
+    /// Another value of that name is there.
+    SameName,
+    /// It was removed before it lasted.
+    Removed,
+    /// The disk did not take it.
+    Failed(TierError),
+}
+
+/// Why a read found nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unread {
+    /// There is no value of that name any more.
+    Absent,
+    /// It is not as it was written, and is given up.
+    Damaged,
+    /// The disk did not give it; it may the next time.
+    Failed,
+}
+
+/// What the shelf tells.
+#[derive(Debug)]
+pub enum ShelfDone {
+    /// The value lasts from now on.
+    Kept(Listing),
+    /// The value is not there, and why.
+    NotKept(Listing, Unshelved),
+    /// What a read found: header and value, or why not.
+    Got(u64, Result<(Vec<u8>, Vec<u8>), Unread>),
+    /// What was removed under this number cannot come back.
+    Removed(u64),
+    /// A value went, for room or because it is damaged.
+    Dropped(Listing),
+}
