@@ -3,16 +3,18 @@
 //! A page belongs to one size class of one shard while anything lives in it, and returns to the common pool
 //! when its last slot is freed. So memory of one size can always become memory of another, and nothing grows.
 
+mod ahead;
 mod classes;
 mod memory;
 mod slabs;
 
 use parking_lot::{Condvar, Mutex};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use ahead::Ahead;
 use memory::Mapping;
 
 pub(crate) use classes::{CLASSES, classes_of};
@@ -28,6 +30,8 @@ pub(crate) struct Arena {
     map: Mapping,
     free: Mutex<Vec<u32>>,
     pages: u32,
+    /// What touches pages before they are used, if anything does.
+    ahead: OnceLock<Ahead>,
     /// Bytes of slots in use.
     used_bytes: AtomicU64,
     /// Threads that wait for room.
@@ -36,20 +40,23 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Maps `pages` pages; they are touched when first used.
+    /// Maps `pages` pages; they are touched shortly before they are used, or when they are.
     ///
     /// # Errors
     /// When the system does not give the address range.
     pub(crate) fn new(pages: u32) -> io::Result<Arc<Self>> {
         let map = Mapping::new(pages as usize * PAGE_BYTES)?;
-        Ok(Arc::new(Self {
+        let arena = Arc::new(Self {
             map,
             free: Mutex::new((0..pages).rev().collect()),
             pages,
+            ahead: OnceLock::new(),
             used_bytes: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             freed: (Mutex::new(0), Condvar::new()),
-        }))
+        });
+        ahead::start(&arena);
+        Ok(arena)
     }
 
     pub(crate) fn capacity_bytes(&self) -> u64 {
@@ -65,8 +72,24 @@ impl Arena {
         self.free.lock().len()
     }
 
+    /// Pages that a class has.
+    fn taken_pages(&self) -> u32 {
+        self.taken_beside(self.free_pages())
+    }
+
+    fn taken_beside(&self, free: usize) -> u32 {
+        self.pages - u32::try_from(free).expect("pages are counted in 32 bits")
+    }
+
     fn take_page(&self) -> Option<u32> {
-        self.free.lock().pop()
+        let (page, free) = {
+            let mut pages = self.free.lock();
+            (pages.pop(), pages.len())
+        };
+        if let Some(ahead) = self.ahead.get() {
+            ahead.taken(self.taken_beside(free), self.pages);
+        }
+        page
     }
 
     fn give_page(&self, page: u32) {

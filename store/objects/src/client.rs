@@ -13,7 +13,7 @@
 //! Nothing is asked to know who has what: every client ranks the servers for a key by a hash of both, so all agree
 //! without a word between them, and a server that comes or goes moves only the keys that rank it first. A put goes to
 //! the first `replicas` servers that answer, a get asks them in the same order. A server that does not answer is left
-//! out for a while; one that is only slow is waited for, for a `PING` on another connection tells the two apart. One
+//! out until it does; one that is only slow is waited for, for a `PING` on another connection tells the two apart. One
 //! thread uses a `Cluster`; make one for each.
 
 mod drain;
@@ -23,7 +23,7 @@ mod rank;
 use std::fmt;
 use std::time::Duration;
 
-pub use drain::{Drained, Draining};
+pub use drain::{Drained, Draining, Newer};
 use member::Member;
 
 use crate::resp::client::{Reply, Url};
@@ -35,11 +35,12 @@ pub struct ClusterConfig {
     pub servers: Vec<Url>,
     /// How many servers hold each key.
     pub replicas: usize,
-    /// How long a server may be silent before it is asked whether it lives, and to answer that.
+    /// How long a server may be silent: half of it before it is asked whether it lives, half of it to answer that.
     pub silence: Duration,
     /// How long a server that lives may take over one command.
     pub patience: Duration,
-    /// How long a server that did not answer is left out at first; each time twice as long, up to 30 s.
+    /// How long a server that did not answer rests before it is looked at again, in the background; each time twice as
+    /// long, up to 5 s.
     pub exclude: Duration,
 }
 

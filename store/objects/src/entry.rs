@@ -48,14 +48,25 @@ pub(crate) struct Entry {
     pub(crate) tenant: u32,
     pub(crate) readers: u32,
     pub(crate) hard_pins: u32,
-    pub(crate) previous: u32,
-    pub(crate) next: u32,
+    /// Its neighbours in the queue of its class, and in that of its tenant.
+    pub(crate) links: [Link; 2],
     pub(crate) class: u8,
     /// Reads since it was put, as far as the tiers below count them.
     pub(crate) touches: u8,
     /// Read since the hand passed.
     pub(crate) visited: bool,
+}
+
+/// Where an entry stands in a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub(crate) previous: u32,
+    pub(crate) next: u32,
     pub(crate) linked: bool,
+}
+
+impl Link {
+    const NOWHERE: Self = Self { previous: NONE, next: NONE, linked: false };
 }
 
 impl Entry {
@@ -73,19 +84,22 @@ impl Entry {
             tenant: 0,
             readers: 0,
             hard_pins: 0,
-            previous: NONE,
-            next: NONE,
+            links: [Link::NOWHERE; 2],
             class: 0,
             touches: 0,
             visited: false,
-            linked: false,
         }
     }
 
-    /// Whether eviction must leave it alone at `now_us`.
-    pub(crate) fn is_held(&self, now_us: u64) -> bool {
-        let softly = self.soft_pin_us > now_us && !self.is_expired(now_us);
+    /// Whether eviction must leave it alone at `now_us`; `pressing`, when nothing else is left that could go.
+    pub(crate) fn is_held(&self, now_us: u64, pressing: bool) -> bool {
+        let softly = !pressing && self.soft_pin_us > now_us && !self.is_expired(now_us);
         self.hard_pins > 0 || softly || self.is_leased(now_us)
+    }
+
+    /// Whether it is in a queue.
+    pub(crate) fn is_linked(&self) -> bool {
+        self.links.iter().any(|link| link.linked)
     }
 
     /// Whether somebody reads it under a lease that runs.
@@ -150,16 +164,16 @@ impl Entries {
             let first = self.end();
             let mut piece: Box<[Entry]> = (0..PIECE).map(|_| Entry::vacant()).collect();
             for (entry, next) in piece.iter_mut().zip(first + 1..) {
-                entry.next = next;
+                entry.links[0].next = next;
             }
-            piece[PIECE - 1].next = NONE;
+            piece[PIECE - 1].links[0].next = NONE;
             self.pieces.push(piece);
             self.vacant = first;
         }
         let number = self.vacant;
-        self.vacant = self.at(number).next;
+        self.vacant = self.at(number).links[0].next;
         self.live += 1;
-        self.at_mut(number).next = NONE;
+        self.at_mut(number).links[0].next = NONE;
         number
     }
 
@@ -167,8 +181,8 @@ impl Entries {
     pub(crate) fn free(&mut self, number: u32) -> Entry {
         let vacant = self.vacant;
         let entry = std::mem::replace(self.at_mut(number), Entry::vacant());
-        assert!(entry.generation != 0 && !entry.linked, "an entry is freed once, and out of its queue");
-        self.at_mut(number).next = vacant;
+        assert!(entry.generation != 0 && !entry.is_linked(), "an entry is freed once, and out of its queue");
+        self.at_mut(number).links[0].next = vacant;
         self.vacant = number;
         self.live -= 1;
         entry

@@ -32,7 +32,7 @@ pub use clock::Clock;
 pub use config::StoreConfig;
 pub use key::{KEY_MAX_BYTES, Key};
 pub use lower::{
-    Admit, ColdBucket, ColdConfig, ColdStats, Found, LowerConfig, LowerStats, ShelfStats, SsdConfig, Tell,
+    Admit, Brought, ColdBucket, ColdConfig, ColdStats, LowerConfig, LowerStats, ShelfStats, SsdConfig, Tell,
 };
 pub use parts::{PARTS_MAX, Parts, stem};
 pub use reading::Reading;

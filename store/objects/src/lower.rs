@@ -6,9 +6,12 @@
 //! given up in the same step in which another value is sealed or the key is removed.
 
 mod below;
+mod brought;
+mod budget;
 mod cold;
 mod directory;
 mod flights;
+mod pulse;
 mod record;
 mod ssd;
 
@@ -19,13 +22,16 @@ use std::time::Duration;
 
 pub use baton_tiers::ShelfStats;
 pub(crate) use below::{Below, Origin, name_of};
+pub use brought::Brought;
 #[cfg(feature = "resp")]
-pub(crate) use cold::{Cold, Page, Silent};
+pub(crate) use cold::{Cold, Page};
 pub use cold::{ColdBucket, ColdConfig, ColdStats};
 pub(crate) use cold::{Offer, total_bytes};
 pub(crate) use directory::{Forgotten, Removal};
 use flights::Flights;
 pub(crate) use flights::Waiter;
+#[cfg(feature = "resp")]
+pub(crate) use ssd::Names;
 use ssd::{Clerk, Order};
 
 use baton_types::TenantId;
@@ -123,10 +129,16 @@ pub struct LowerStats {
     pub ssd_hit_bytes: u64,
     /// Objects to be copied down that were not, for too many waited.
     pub passed_over: u64,
+    /// Reads that were not made, for the disk did not answer earlier ones.
+    pub unasked: u64,
     /// Removals that the disk did not confirm: what was removed may be back after a restart.
     pub unconfirmed: u64,
     /// Hits below that found no place in memory.
     pub unplaced: u64,
+    /// Bytes of those that wait beside it for their readers.
+    pub beside_bytes: u64,
+    /// Hits below that were answered as misses: neither memory nor what may be beside it had room.
+    pub let_go: u64,
     /// The bucket.
     pub cold: ColdStats,
     /// Removals that the bucket did not confirm in time: each is tried again as long as the process lives.
@@ -142,13 +154,17 @@ impl LowerStats {
     }
 }
 
+/// The SSD or the bucket does not answer: what it has cannot be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Silent;
+
 /// A value from below.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Found {
+pub(crate) struct Found {
     /// Its bytes, verified.
-    pub value: Vec<u8>,
+    pub(crate) value: Vec<u8>,
     /// Its CRC-32C, if one was kept.
-    pub checksum: Option<u32>,
+    pub(crate) checksum: Option<u32>,
 }
 
 /// The tiers of one store, with their threads; they end with it.
@@ -175,6 +191,11 @@ pub(crate) struct Opened {
 const IN_HAND_PART: u64 = 16;
 const IN_HAND_MAX_BYTES: u64 = 64 << 20;
 
+/// Bytes that are read from a tier below at a time, and that wait for their readers though memory has no room for them:
+/// a part of the memory, and a least and a most. One value alone may have more.
+const READING_PART: u64 = 8;
+const READING_BYTES: std::ops::RangeInclusive<u64> = 16 << 20..=256 << 20;
+
 /// Opens what there is. A file or a bucket that cannot be used is told of, and the store goes on without.
 pub(crate) fn open(
     config: &LowerConfig,
@@ -190,10 +211,15 @@ pub(crate) fn open(
                 tell(&words);
                 shelf = Some(opened);
             }
-            Err(why) => tell(&format!("{why}; the store goes on in memory alone")),
+            Err(why) => {
+                tell(&format!("{why}; the store goes on in memory alone{}", ssd::pass_by(&ssd.dir)));
+            }
         }
     }
-    let open = |cold| cold::open(cold, in_hand_max_bytes, value_max_bytes, &tell);
+    let reading_max_bytes =
+        (capacity_bytes / READING_PART).clamp(*READING_BYTES.start(), *READING_BYTES.end());
+    let in_bytes = (in_hand_max_bytes, reading_max_bytes);
+    let open = |cold| cold::open(cold, in_bytes, value_max_bytes, &tell);
     let cold = config.cold.as_ref().map(open).transpose()?.flatten();
     if shelf.is_none() && cold.is_none() {
         return Ok(None);
@@ -203,7 +229,7 @@ pub(crate) fn open(
         Admit::Second => 1,
     });
     let (send, orders) = std::sync::mpsc::channel();
-    let below = Arc::new(Below::new(send, after, in_hand_max_bytes, (cold, tell)));
+    let below = Arc::new(Below::new(send, after, in_bytes, (cold, tell)));
     Ok(Some(Opened { below, shelf, orders }))
 }
 
@@ -224,18 +250,31 @@ impl Lower {
     /// Asks the tiers for a value; `waiter` is called once, with what was found, from whatever thread. What is found
     /// is in memory then, if there is room.
     pub(crate) fn bring(&self, store: &ObjectStore, key: Key<'_>, waiter: Waiter) {
-        let Some(waiter) = self.flights.join(key, waiter) else { return };
         let Some(name) = store.name_of(key).filter(|name| self.may_hold(*name)) else {
             return waiter(None);
         };
+        let tag = self.below.directory.tag(name);
+        let is_stalled = tag.is_some() && self.below.pulse.is_stalled();
+        if is_stalled {
+            self.below.count_unasked();
+            // It would wait for the same disk.
+            if self.flights.is_under_way(key) {
+                return waiter(None);
+            }
+        }
+        let Some(waiter) = self.flights.join(key, waiter) else { return };
         // The first flies for all.
         if !self.flights.begin(key, waiter) {
             return;
         }
         let flight = Flight { store: store.clone(), tenant: key.tenant, key: key.bytes.to_vec(), name };
-        match self.below.directory.tag(name) {
+        match tag.filter(|_| !is_stalled) {
             Some(tag) => {
-                let reply = move |read| flight.left_ssd(read, tag);
+                let asked = self.below.pulse.ask();
+                let reply = move |read| {
+                    drop(asked);
+                    flight.left_ssd(read, tag);
+                };
                 self.below.send(Order::Get { name, reply: Box::new(reply) });
             }
             None => flight.go_on(),
@@ -269,8 +308,16 @@ impl Lower {
     #[cfg(feature = "resp")]
     pub(crate) fn list(&self, after: Option<u64>, most: usize, reply: ssd::ListReply) {
         if self.ssd.is_none() {
-            return reply(Vec::new(), None);
+            return reply(Ok((Vec::new(), None)));
         }
+        if self.below.pulse.is_stalled() {
+            return reply(Err(Silent));
+        }
+        let asked = self.below.pulse.ask();
+        let reply = Box::new(move |listed| {
+            drop(asked);
+            reply(listed);
+        });
         self.below.send(Order::List { after, most, reply });
     }
 
@@ -296,7 +343,7 @@ impl Flight {
         let placed = found.and_then(|found| self.place(found, Origin::Ssd { name, tag }));
         match placed {
             Some(found) => {
-                self.lower().below.count_hit(found.value.len());
+                self.lower().below.count_hit(found.bytes());
                 self.land(Some(&found));
             }
             None => self.go_on(),
@@ -311,7 +358,7 @@ impl Flight {
         let reply = move |read: Option<(Found, u64)>| {
             let placed = read.and_then(|(found, tag)| self.place(found, Origin::Cold { name, tag }));
             if let (Some(found), Some(cold)) = (&placed, &self.lower().below.cold) {
-                cold.count_hit(found.value.len());
+                cold.count_hit(found.bytes());
             }
             self.land(placed.as_ref());
         };
@@ -327,11 +374,11 @@ impl Flight {
     }
 
     /// What is the key's goes up.
-    fn place(&self, found: Found, origin: Origin) -> Option<Arc<Found>> {
+    fn place(&self, found: Found, origin: Origin) -> Option<Arc<Brought>> {
         self.store.place_found(self.key(), found, origin)
     }
 
-    fn land(&self, found: Option<&Arc<Found>>) {
+    fn land(&self, found: Option<&Arc<Brought>>) {
         self.lower().flights.land(self.key(), found);
     }
 }

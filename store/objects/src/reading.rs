@@ -45,6 +45,12 @@ impl Reading {
         self.room.upgrade().ok_or(Refusal::Revoked)
     }
 
+    /// Starts the lease anew, for a reader that goes on reading.
+    #[cfg(feature = "resp")]
+    pub(crate) fn renew(&self, now_us: u64) {
+        self.store.shard(self.shard).renew_reader((self.number, self.stat.generation), now_us);
+    }
+
     /// Calls `look` with the slices of the value, in order. It must not wait: the memory stays meanwhile.
     ///
     /// # Errors

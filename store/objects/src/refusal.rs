@@ -51,7 +51,7 @@ pub enum Refusal {
         /// Of the bytes.
         found: u32,
     },
-    /// Done here, but the bucket has not confirmed that its copy is gone.
+    /// Done here, but the SSD or the bucket has not confirmed that the older copy is gone.
     Unconfirmed,
     /// Sealed before every byte was written, or written where no byte belongs.
     Unfilled {
@@ -109,7 +109,8 @@ impl fmt::Display for Refusal {
             }
             Self::Unconfirmed => write!(
                 f,
-                "remove: gone here, but the bucket has not confirmed it: it may be back after a restart; ask again"
+                "done here, but the SSD or the bucket has not confirmed that the older copy is gone: it may be back after a \
+                 restart; ask again"
             ),
             Self::Unfilled { written, bytes } => {
                 write!(f, "seal: {written} of {bytes} bytes were written; write each of them")

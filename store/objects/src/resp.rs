@@ -6,13 +6,22 @@
 
 mod admin;
 mod below;
+mod budget;
 pub mod client;
 mod command;
 mod connection;
+mod counts;
+#[cfg(test)]
+mod fuzz;
 mod glob;
 mod incoming;
 mod outgoing;
+mod places;
 mod server;
 mod strings;
+mod tls;
+mod trust;
 
-pub use server::{Login, RespConfig, Server};
+pub use counts::ServerStats;
+pub use server::{BUFFERS_MAX_BYTES, Login, RespConfig, Server};
+pub use tls::Tls;

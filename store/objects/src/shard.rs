@@ -17,10 +17,10 @@ use hashbrown::HashTable;
 use crate::arena::{Arena, CLASSES, Slabs, classes_of};
 use crate::config::Effective;
 use crate::entry::{Entries, Entry, State};
-use crate::key::Key;
+use crate::key::{Hasher, Key};
 use crate::lower::Below;
 use crate::refusal::Refusal;
-use crate::sieve::Queue;
+use crate::sieve::{Of, Queue};
 use crate::stats::Counters;
 use crate::tenant::{Share, Tenants};
 
@@ -41,7 +41,12 @@ pub(crate) struct Shard {
     sealed: HashTable<u32>,
     pending: HashTable<u32>,
     queues: [Queue; CLASSES.len()],
-    /// Entries that left while they were leased, with their generations, oldest first.
+    /// The same entries by tenant: a tenant at its quota makes room among its own.
+    by_tenant: Vec<Queue>,
+    /// Pins that can give way do: nothing else is left that could.
+    pressing: bool,
+    hasher: Arc<Hasher>,
+    /// Entries that left while they were leased, with their generations.
     leaving: VecDeque<(u32, u64)>,
     leaving_live: usize,
     next_generation: u64,
@@ -62,7 +67,7 @@ pub(crate) struct Shard {
 impl Shard {
     pub(crate) fn new(
         arena: &Arc<Arena>,
-        tenants: &Arc<Tenants>,
+        (tenants, hasher): (&Arc<Tenants>, &Arc<Hasher>),
         config: &Effective,
         below: Option<Arc<Below>>,
     ) -> Self {
@@ -76,7 +81,10 @@ impl Shard {
             entries: Entries::new(),
             sealed: HashTable::new(),
             pending: HashTable::new(),
-            queues: std::array::from_fn(|_| Queue::default()),
+            queues: std::array::from_fn(|_| Queue::new(Of::Class)),
+            by_tenant: Vec::new(),
+            pressing: false,
+            hasher: Arc::clone(hasher),
             leaving: VecDeque::new(),
             leaving_live: 0,
             next_generation: 1,
@@ -112,6 +120,27 @@ impl Shard {
         Ok(&self.shares[tenant.0 as usize])
     }
 
+    /// Puts a sealed entry into its queues.
+    fn link(&mut self, number: u32) {
+        let entry = self.entries.at(number);
+        let (class, tenant) = (usize::from(entry.class), entry.tenant as usize);
+        while self.by_tenant.len() <= tenant {
+            self.by_tenant.push(Queue::new(Of::Tenant));
+        }
+        self.queues[class].link(&mut self.entries, number);
+        self.by_tenant[tenant].link(&mut self.entries, number);
+    }
+
+    /// Takes an entry out of its queues, if it is in them.
+    fn unlink(&mut self, number: u32) {
+        let entry = self.entries.at(number);
+        let (class, tenant) = (usize::from(entry.class), entry.tenant as usize);
+        self.queues[class].unlink(&mut self.entries, number);
+        if let Some(queue) = self.by_tenant.get_mut(tenant) {
+            queue.unlink(&mut self.entries, number);
+        }
+    }
+
     /// The sealed entry of a key; one that has expired goes now.
     fn find_live(&mut self, key: &Key<'_>, place: u64, now_us: u64) -> Option<u32> {
         let number = self.find(key, place)?;
@@ -139,10 +168,10 @@ impl Shard {
     /// Takes a sealed entry away: out of sight at once, freed when nobody reads it any more.
     fn retire(&mut self, number: u32, now_us: u64) {
         let entry = self.entries.at_mut(number);
-        let (place, class, generation) = (entry.place, usize::from(entry.class), entry.generation);
+        let (place, generation) = (entry.place, entry.generation);
         let found = self.sealed.find_entry(place, |other| *other == number);
         found.expect("a sealed entry is in its table").remove();
-        self.queues[class].unlink(&mut self.entries, number);
+        self.unlink(number);
         let entry = self.entries.at_mut(number);
         if entry.expires_us != u64::MAX {
             entry.expires_us = u64::MAX;
@@ -168,6 +197,11 @@ impl Shard {
             self.leaving_live -= 1;
         }
         self.shares[entry.tenant as usize].refund(slot_bytes(entry.bytes));
+    }
+
+    /// Where a key is in the tables.
+    fn place_of(&self, key: &Key<'_>) -> u64 {
+        self.hasher.hash(key).place
     }
 
     pub(crate) fn keys(&self) -> usize {

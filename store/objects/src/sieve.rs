@@ -4,16 +4,26 @@
 //! A read only sets the mark: nothing moves. One thing is added: where every eviction is followed by an arrival, the
 //! hand would never come round to those it has passed; after two steps for each entry it starts over.
 
-use crate::entry::{Entries, NONE};
+use crate::entry::{Entries, Link, NONE};
 
 /// How far the hand goes for one victim.
 const STEPS_MAX: u32 = 128;
 /// After so many marks taken off, the next entry that is not held is the victim, marked or not.
 const MARKS_MAX: u32 = 32;
 
-/// The queue of one size class.
+/// Which of an entry's neighbours are those of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Of {
+    /// Entries of one size class.
+    Class = 0,
+    /// Entries of one tenant.
+    Tenant = 1,
+}
+
+/// Entries in order of arrival, with a hand.
 #[derive(Debug)]
 pub(crate) struct Queue {
+    of: usize,
     newest: u32,
     oldest: u32,
     hand: u32,
@@ -22,13 +32,11 @@ pub(crate) struct Queue {
     turn: u32,
 }
 
-impl Default for Queue {
-    fn default() -> Self {
-        Self { newest: NONE, oldest: NONE, hand: NONE, len: 0, turn: 0 }
-    }
-}
-
 impl Queue {
+    pub(crate) fn new(of: Of) -> Self {
+        Self { of: of as usize, newest: NONE, oldest: NONE, hand: NONE, len: 0, turn: 0 }
+    }
+
     pub(crate) fn len(&self) -> u32 {
         self.len
     }
@@ -41,13 +49,13 @@ impl Queue {
     /// Adds an entry as the newest.
     pub(crate) fn link(&mut self, entries: &mut Entries, number: u32) {
         let newest = self.newest;
-        let entry = entries.at_mut(number);
-        debug_assert!(!entry.linked, "an entry is linked once");
-        (entry.previous, entry.next, entry.linked) = (NONE, newest, true);
+        let link = &mut entries.at_mut(number).links[self.of];
+        debug_assert!(!link.linked, "an entry is linked once");
+        *link = Link { previous: NONE, next: newest, linked: true };
         if newest == NONE {
             self.oldest = number;
         } else {
-            entries.at_mut(newest).previous = number;
+            entries.at_mut(newest).links[self.of].previous = number;
         }
         self.newest = number;
         self.len += 1;
@@ -55,24 +63,24 @@ impl Queue {
 
     /// Takes an entry out; one that is not in is left as it is.
     pub(crate) fn unlink(&mut self, entries: &mut Entries, number: u32) {
-        let entry = entries.at_mut(number);
-        if !std::mem::take(&mut entry.linked) {
+        let link = &mut entries.at_mut(number).links[self.of];
+        if !std::mem::take(&mut link.linked) {
             return;
         }
-        let (previous, next) = (entry.previous, entry.next);
-        (entry.previous, entry.next) = (NONE, NONE);
+        let (previous, next) = (link.previous, link.next);
+        (link.previous, link.next) = (NONE, NONE);
         if self.hand == number {
             self.hand = previous;
         }
         if previous == NONE {
             self.newest = next;
         } else {
-            entries.at_mut(previous).next = next;
+            entries.at_mut(previous).links[self.of].next = next;
         }
         if next == NONE {
             self.oldest = previous;
         } else {
-            entries.at_mut(next).previous = previous;
+            entries.at_mut(next).links[self.of].previous = previous;
         }
         self.len -= 1;
     }
@@ -93,8 +101,8 @@ impl Queue {
             }
             let number = self.hand;
             let entry = entries.at_mut(number);
-            self.hand = entry.previous;
-            if entry.is_held(now_us) || !may(entry) {
+            self.hand = entry.links[self.of].previous;
+            if !may(entry) {
                 continue;
             }
             if entry.visited && marks < MARKS_MAX && !entry.is_expired(now_us) {
@@ -115,7 +123,7 @@ mod tests {
     use std::collections::VecDeque;
 
     fn queue_of(entries: &mut Entries, count: u32) -> (Queue, Vec<u32>) {
-        let mut queue = Queue::default();
+        let mut queue = Queue::new(Of::Class);
         let numbers: Vec<u32> = (0..count).map(|_| entries.take()).collect();
         for number in &numbers {
             entries.at_mut(*number).generation = 1;
@@ -125,7 +133,7 @@ mod tests {
     }
 
     fn evict(queue: &mut Queue, entries: &mut Entries) -> Option<u32> {
-        let victim = queue.victim(entries, 0, |_| true)?;
+        let victim = queue.victim(entries, 0, |entry| !entry.is_held(0, false))?;
         queue.unlink(entries, victim);
         Some(victim)
     }
@@ -150,7 +158,9 @@ mod tests {
         for number in &numbers[..299] {
             entries.at_mut(*number).soft_pin_us = 10;
         }
-        let tries = (0..3).map(|_| queue.victim(&mut entries, 0, |_| true)).collect::<Vec<_>>();
+        let tries = (0..3)
+            .map(|_| queue.victim(&mut entries, 0, |entry| !entry.is_held(0, false)))
+            .collect::<Vec<_>>();
         assert_eq!(tries, [None, None, Some(numbers[299])], "each try goes on where the last one ended");
     }
 
@@ -167,7 +177,7 @@ mod tests {
         #[test]
         fn it_is_sieve(steps in proptest::collection::vec((0u8..3, 0usize..20), 1..200)) {
             let mut entries = Entries::new();
-            let mut queue = Queue::default();
+            let mut queue = Queue::new(Of::Class);
             // Oldest first: number and mark; where the hand is, if it has begun; its steps since then.
             let mut model: VecDeque<(u32, bool)> = VecDeque::new();
             let (mut hand, mut turn) = (None, 0);

@@ -1,6 +1,8 @@
 //! The store that threads share.
 
 mod below;
+mod room;
+mod terms;
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +11,7 @@ use std::time::{Duration, Instant};
 use baton_types::TenantId;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::arena::{Arena, PAGE_BYTES};
+use crate::arena::Arena;
 use crate::clock::Clock;
 use crate::config::{Effective, StoreConfig};
 use crate::key::{Hasher, Key};
@@ -18,102 +20,25 @@ use crate::lower::{self, Forgotten, Lower, LowerConfig};
 use crate::parts::Parts;
 use crate::reading::{Reading, copy_out, room_checksum};
 use crate::refusal::Refusal;
-use crate::shard::{Begun, Fetched, Place, Request, Shard, Stop};
+use crate::shard::{Fetched, Place, Request, Shard};
 use crate::stats::StoreStats;
 use crate::tenant::Tenants;
 use crate::ticket::PutTicket;
 
 #[cfg(feature = "resp")]
 pub(crate) use below::CONFIRM_WITHIN;
+pub use terms::{Existing, Listed, ObjectStat, PutOptions, Stored};
 
 /// When to try again where nothing better is known, µs.
 const RETRY_AFTER_US: u64 = 10_000;
 /// One wait for room, before looking again.
 const WAIT_STEP: Duration = Duration::from_millis(5);
 
-/// What a put does to a value that is there, and about another writer of the key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Existing {
-    /// Equal bytes are fine, others are refused. Waits for a writer that came before: it may bring the same.
-    #[default]
-    Same,
-    /// Any value is left as it is and the put refused. Waits for a writer that came before.
-    Keep,
-    /// Equal bytes stay, others are replaced under a new generation. Waits for nobody; the last seal wins.
-    Replace,
-}
-
-/// How a value is put.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PutOptions {
-    /// What to do about a value that is there.
-    pub existing: Existing,
-    /// Refuse when there is none.
-    pub only_if_present: bool,
-    /// Time to live from the seal on, µs; none is for ever.
-    pub ttl_us: Option<u64>,
-    /// CRC-32C of the value, if known beforehand: a put that would be refused ends before it begins.
-    pub checksum: Option<u32>,
-}
-
-impl PutOptions {
-    /// Replaces what is there, and stays for as long as there is room.
-    pub const REPLACE: Self =
-        Self { existing: Existing::Replace, only_if_present: false, ttl_us: None, checksum: None };
-}
-
-/// What a put has done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stored {
-    /// The value can be read.
-    New {
-        /// Its generation.
-        generation: u64,
-    },
-    /// The same bytes were there already.
-    Unchanged {
-        /// Their generation.
-        generation: u64,
-    },
-}
-
-/// What is known of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ObjectStat {
-    /// Its length.
-    pub bytes: u32,
-    /// Its number in its shard; another value of the same key has another.
-    pub generation: u64,
-    /// Its CRC-32C, if known.
-    pub checksum: Option<u32>,
-    /// What is left of its time to live, µs.
-    pub ttl_us: Option<u64>,
-    /// How often it is pinned hard.
-    pub hard_pins: u32,
-    /// Readers with a lease.
-    pub readers: u32,
-    /// Whether it is on the SSD too, and so outlives the process.
-    pub lasts: bool,
-    /// Whether it is in the bucket too.
-    pub cold: bool,
-}
-
-/// One key of a listing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
-    /// Whose it is.
-    pub tenant: TenantId,
-    /// The key.
-    pub key: Vec<u8>,
-    /// What is known of its value.
-    pub stat: ObjectStat,
-}
-
 struct Inner {
     arena: Arc<Arena>,
     shards: Box<[Mutex<Shard>]>,
     tenants: Arc<Tenants>,
-    hasher: Hasher,
+    hasher: Arc<Hasher>,
     clock: Clock,
     config: Effective,
 }
@@ -132,7 +57,7 @@ impl fmt::Debug for ObjectStore {
 }
 
 impl ObjectStore {
-    /// An empty store. Memory is mapped now and touched when first used.
+    /// An empty store. Memory is mapped now, and taken from the machine a little ahead of its use.
     ///
     /// # Errors
     /// The setting that is wrong, or what the system says about the memory.
@@ -152,9 +77,10 @@ impl ObjectStore {
             |e| format!("store: map {} bytes: {e}; give a smaller capacity", config.set.capacity_bytes);
         let arena = Arena::new(config.pages).map_err(failed)?;
         let tenants = Arc::new(Tenants::new());
-        let shard = |_| Mutex::new(Shard::new(&arena, &tenants, &config, below.clone()));
+        let hasher = Arc::new(Hasher::new());
+        let shard = |_| Mutex::new(Shard::new(&arena, (&tenants, &hasher), &config, below.clone()));
         let shards = (0..config.shards).map(shard).collect();
-        let inner = Arc::new(Inner { arena, shards, tenants, hasher: Hasher::new(), clock, config });
+        let inner = Arc::new(Inner { arena, shards, tenants, hasher, clock, config });
         let (picks, mut turn) = (Arc::clone(&inner), 0);
         let pick = move || {
             let shards = &picks.shards;
@@ -186,6 +112,12 @@ impl ObjectStore {
         self.inner.config.set.room_wait_us
     }
 
+    /// How long a reader may take over a step.
+    #[cfg(feature = "resp")]
+    pub(crate) fn read_lease_us(&self) -> u64 {
+        self.inner.config.set.read_lease_us
+    }
+
     /// Largest value, bytes.
     #[must_use]
     pub fn value_max_bytes(&self) -> u64 {
@@ -212,9 +144,10 @@ impl ObjectStore {
         let part = self.inner.config.set.parts.as_ref().and_then(|rule| rule.split(key.bytes));
         let stem = part.map(|part| part.stem());
         // The parts of an object are in one shard, so that one look sees them all.
-        let hashed = self.inner.hasher.hash(&Key { bytes: stem.as_deref().unwrap_or(key.bytes), ..key });
+        let hashed = self.inner.hasher.hash(&key);
+        let of_stem = stem.map(|stem| self.inner.hasher.hash(&Key { bytes: &stem, ..key }).shard_hash);
         #[expect(clippy::cast_possible_truncation, reason = "the low bits choose among at most 1024")]
-        let shard = hashed.shard_hash as usize & (self.inner.shards.len() - 1);
+        let shard = of_stem.unwrap_or(hashed.shard_hash) as usize & (self.inner.shards.len() - 1);
         (shard, Place { key, place: hashed.place, now_us: self.now_us() })
     }
 
@@ -228,30 +161,9 @@ impl ObjectStore {
         let fits = u32::try_from(bytes).ok().filter(|bytes| u64::from(*bytes) <= max_bytes);
         let bytes = fits.ok_or(Refusal::Value { bytes, max_bytes })?;
         let (shard, at) = self.place(key);
-        let request = Request { key, place: at.place, bytes, options, now_us: at.now_us };
+        let request = Request { key, place: at.place, bytes, options, now_us: at.now_us, pressing: false };
         let begun = self.begin(shard, &request)?;
         Ok(PutTicket::new(self.clone(), shard, begun, &request))
-    }
-
-    fn begin(&self, shard: usize, request: &Request<'_>) -> Result<Begun, Refusal> {
-        let others = self.inner.shards.len();
-        let mut helped = 0;
-        // A large value may need a page of each of many shards; each round frees at least one.
-        let mut rounds = 2 * others + request.bytes as usize / PAGE_BYTES;
-        loop {
-            match self.shard(shard).begin(request) {
-                Ok(begun) => return Ok(begun),
-                Err(Stop::Refused(refusal)) => return Err(refusal),
-                Err(Stop::NoRoom) => {}
-            }
-            let shed = |n: usize| self.shard((shard + 1 + n) % others).shed(request.now_us);
-            let giver = (0..others - 1).map(|n| (helped + n) % (others - 1)).find(|n| shed(*n));
-            rounds -= 1;
-            match giver {
-                Some(giver) if rounds > 0 => helped = giver + 1,
-                _ => return Err(Refusal::Full { retry_after_us: RETRY_AFTER_US }),
-            }
-        }
     }
 
     /// Reserves memory, waiting for room as long as the settings allow. Blocks the thread meanwhile.
@@ -362,10 +274,10 @@ impl ObjectStore {
     /// Removes a key, from below too; returns when it cannot come back. Those who read it go on under their leases.
     ///
     /// # Errors
-    /// [`Refusal::Absent`] or [`Refusal::Pinned`]; [`Refusal::Unconfirmed`] when it is gone but the bucket has not
-    /// said so.
+    /// [`Refusal::Absent`] or [`Refusal::Pinned`]; [`Refusal::Unconfirmed`] when it is gone but the disk or the
+    /// bucket has not said so.
     pub fn remove(&self, key: Key<'_>) -> Result<(), Refusal> {
-        self.confirm(self.remove_unconfirmed(key)?)
+        self.confirm(&self.remove_unconfirmed(key)?)
     }
 
     /// The same, with what there is to wait for until it cannot come back.
@@ -405,9 +317,9 @@ impl ObjectStore {
     /// Sets the time to live from now on, µs; none is for ever.
     ///
     /// # Errors
-    /// [`Refusal::Absent`]; [`Refusal::Unconfirmed`] when it is set but the bucket has a copy without an end.
+    /// [`Refusal::Absent`]; [`Refusal::Unconfirmed`] when it is set but a copy below has no end.
     pub fn set_ttl(&self, key: Key<'_>, ttl_us: Option<u64>) -> Result<(), Refusal> {
-        self.confirm(self.set_ttl_unconfirmed(key, ttl_us)?)
+        self.confirm(&self.set_ttl_unconfirmed(key, ttl_us)?)
     }
 
     /// The same, with what there is to wait for until a copy below, which has no end, cannot come back.

@@ -27,6 +27,15 @@ impl Share {
         self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
+    /// Whether so much more fits at the moment.
+    pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
+        self.used_bytes().checked_add(bytes).is_some_and(|sum| sum <= self.quota_bytes())
+    }
+
+    pub(crate) fn quota_bytes(&self) -> u64 {
+        self.quota_bytes.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn name(&self) -> &str {
         &self.name
     }

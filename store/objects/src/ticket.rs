@@ -157,7 +157,7 @@ impl PutTicket {
     ///
     /// # Errors
     /// [`Refusal::Unfilled`], [`Refusal::TakenOver`], or what [`PutOptions::existing`] refuses. The reservation
-    /// is gone then.
+    /// is gone then. [`Refusal::Unconfirmed`]: the value is there, but the SSD has not given up an older one.
     pub fn seal(self) -> Result<Stored, Refusal> {
         self.finish_waiting(None)
     }
@@ -194,9 +194,9 @@ impl PutTicket {
     fn finish_waiting(self, checksum: Option<u32>) -> Result<Stored, Refusal> {
         let store = self.store.clone();
         let (stored, forgotten) = self.finish(checksum)?;
-        // A bucket never fails a put: what it has not confirmed was counted and told.
-        let _ = store.confirm(forgotten);
-        Ok(stored)
+        // Counted and told; a bucket never fails a put.
+        let _ = store.confirm(&forgotten);
+        store.put_confirmed(&forgotten).map(|()| stored)
     }
 
     /// The digest of the value, where the bucket may have the same and could keep it.

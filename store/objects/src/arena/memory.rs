@@ -45,6 +45,26 @@ impl Mapping {
         Ok(Self { base: base.ok_or(io::ErrorKind::OutOfMemory)?, bytes })
     }
 
+    /// Has the kernel find memory for a range of it, whatever is written there at the same time.
+    #[cfg(not(miri))]
+    pub(super) fn populate(&self, start: usize, bytes: usize) -> io::Result<()> {
+        let from = self.at(start, bytes).cast();
+        // SAFETY: the range is in the mapping. The call changes no byte: it does what a first write does beside writing.
+        let populate = || unsafe { rustix::mm::madvise(from, bytes, rustix::mm::Advice::LinuxPopulateWrite) };
+        Ok(rustix::io::retry_on_intr(populate)?)
+    }
+
+    #[cfg(miri)]
+    pub(super) fn populate(&self, _start: usize, _bytes: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Where it is.
+    #[cfg(test)]
+    pub(super) fn address(&self) -> usize {
+        self.base.as_ptr().addr()
+    }
+
     fn at(&self, start: usize, bytes: usize) -> *mut u8 {
         assert!(start + bytes <= self.bytes, "{bytes} bytes at {start} of an arena of {}", self.bytes);
         // SAFETY: inside the mapping, or one past its end when `bytes` is 0.

@@ -1,6 +1,6 @@
 //! Moving what one server holds to the others.
 
-use super::{Cluster, Copies, PutWords, Trouble};
+use super::{Cluster, Trouble};
 use crate::parts::Parts;
 use crate::resp::client::Reply;
 
@@ -16,8 +16,18 @@ pub struct Drained {
     pub moved_bytes: u64,
     /// Values that others had already.
     pub had: u64,
-    /// Values that are here still: the others did not take as many copies as there are to be, or it is pinned.
+    /// Values that are here still: the others did not take as many copies as there are to be or have another value, it
+    /// is pinned, or it cannot be read.
     pub left: u64,
+}
+
+/// Which value counts where another server has another one under the same key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Newer {
+    /// That of the server that is drained: it replaces the other.
+    Drained,
+    /// That of the other server: the one here is removed.
+    Other,
 }
 
 /// A drain under way: [`Draining::step`] moves some, so that progress can be shown and it can be stopped at any time.
@@ -28,6 +38,7 @@ pub struct Draining<'a> {
     address: String,
     cursor: Option<String>,
     rounds: u32,
+    newer: Option<Newer>,
     /// What the server counts as parts of one object.
     parts: Option<Parts>,
     /// Values that this round met.
@@ -35,6 +46,43 @@ pub struct Draining<'a> {
     so_far: Drained,
     /// Why the server is not empty.
     trouble: Option<Trouble>,
+}
+
+/// What a server knows of a value.
+struct Stat {
+    sum: Sum,
+    generation: u64,
+    ttl_ms: Option<u64>,
+}
+
+/// What tells one value from another under the same key.
+#[derive(Clone, PartialEq, Eq)]
+struct Sum {
+    bytes: u64,
+    crc32c: Option<String>,
+}
+
+impl Sum {
+    fn of(value: &[u8]) -> Self {
+        Self { bytes: value.len() as u64, crc32c: Some(format!("{:08x}", crate::checksum(value))) }
+    }
+}
+
+/// A value that enough others have.
+struct Copied<'k> {
+    key: &'k [u8],
+    sum: Sum,
+    /// Of the value here.
+    generation: u64,
+    /// Servers that took it just now.
+    took: Vec<usize>,
+}
+
+/// What a server makes of a value that it is offered.
+enum Offered {
+    Took,
+    Had,
+    Differs,
 }
 
 impl Cluster {
@@ -49,13 +97,20 @@ impl Cluster {
         }
         self.config.replicas = self.config.replicas.min(self.members.len() - 1);
         let so_far = Drained::default();
-        let (address, cursor) = (server.to_owned(), Some("0".to_owned()));
+        let (address, cursor, newer) = (server.to_owned(), Some("0".to_owned()), None);
         let (rounds, met, parts, trouble) = (0, 0, None, None);
-        Ok(Draining { cluster: self, from, address, cursor, rounds, parts, met, so_far, trouble })
+        Ok(Draining { cluster: self, from, address, cursor, rounds, newer, parts, met, so_far, trouble })
     }
 }
 
 impl Draining<'_> {
+    /// Which value counts where two differ. Without it both stay, and the one here is left.
+    #[must_use]
+    pub fn newer(mut self, newer: Option<Newer>) -> Self {
+        self.newer = newer;
+        self
+    }
+
     /// What was moved so far.
     #[must_use]
     pub fn so_far(&self) -> Drained {
@@ -124,53 +179,178 @@ impl Draining<'_> {
         let mut copied = Vec::new();
         for key in &keys {
             match self.copy_one(key)? {
-                Some(copy) => copied.push((key, copy)),
+                Some(copy) => copied.push(copy),
                 // The rest stays with what could not be moved, or is of no use without what is gone.
                 None => return Ok(()),
             }
         }
-        copied.into_iter().try_for_each(|(key, (copies, bytes))| self.remove_here(key, &copies, bytes))
-    }
-
-    /// Copies a value to the others: how many took it, and its bytes. None when it is gone, or has to stay.
-    fn copy_one(&mut self, key: &[u8]) -> Result<Option<(Copies, usize)>, Trouble> {
-        let value = match self.cluster.ask(self.from, &[b"GET", key])? {
-            Reply::Bulk(value) => value,
-            // Gone meanwhile.
-            Reply::Nothing => return Ok(None),
-            _ => return Err(Trouble::Odd("GET".into())),
-        };
-        let ttl_ms = match self.cluster.ask(self.from, &[b"PTTL", key])? {
-            Reply::Integer(-2) => return Ok(None),
-            Reply::Integer(ms) => u64::try_from(ms).ok(),
-            _ => return Err(Trouble::Odd("PTTL".into())),
-        };
-        self.met += 1;
-        // What others have under this key was put there since, and is newer or the same.
-        let words = PutWords { ttl_ms, keep: true };
-        let copies = self.cluster.put_on(key, &value, &words, Some(self.from));
-        if copies.stored + copies.present < self.cluster.config.replicas {
-            // Removed here, it would have fewer copies than its owner asked for.
-            self.so_far.left += 1;
-            self.trouble = copies.trouble;
-            return Ok(None);
-        }
-        Ok(Some((copies, value.len())))
-    }
-
-    fn remove_here(&mut self, key: &[u8], copies: &Copies, bytes: usize) -> Result<(), Trouble> {
-        match self.cluster.ask(self.from, &[b"DEL", key]) {
-            Ok(_) if copies.stored == 0 => self.so_far.had += 1,
-            Ok(_) => {
-                self.so_far.moved += 1;
-                self.so_far.moved_bytes += bytes as u64;
+        // Where another value was put meanwhile, all stays here, and is met again.
+        let mut is_begun = false;
+        for at in 0..copied.len() {
+            if self.remove_here(&copied[at])? {
+                is_begun = true;
+            } else if !is_begun {
+                return copied.iter().try_for_each(|copy| self.take_back(copy));
             }
-            Err(why @ Trouble::Refused(_)) => {
-                self.so_far.left += 1;
-                self.trouble = Some(why);
-            }
-            Err(why) => return Err(why),
         }
         Ok(())
+    }
+
+    /// Counts a value that stays, and why.
+    fn leave(&mut self, why: Trouble) {
+        self.so_far.left += 1;
+        self.trouble = Some(why);
+    }
+
+    /// A value that was listed is not given: it is gone, or it is left.
+    fn missed(&mut self, key: &[u8]) -> Result<(), Trouble> {
+        match self.cluster.ask(self.from, &[b"EXISTS", key])? {
+            Reply::Integer(0) => {}
+            Reply::Integer(_) => {
+                let key = String::from_utf8_lossy(key).into_owned();
+                self.leave(Trouble::Gone(format!("'{key}' is there and cannot be read; look at its disk")));
+            }
+            _ => return Err(Trouble::Odd("EXISTS".into())),
+        }
+        Ok(())
+    }
+
+    /// Copies a value to the others. None when it is gone, or has to stay.
+    fn copy_one<'k>(&mut self, key: &'k [u8]) -> Result<Option<Copied<'k>>, Trouble> {
+        let Some(stat) = self.stat(self.from, key)? else { return self.missed(key).map(|()| None) };
+        let value = match self.cluster.ask(self.from, &[b"GET", key])? {
+            Reply::Bulk(value) => value,
+            Reply::Nothing => return self.missed(key).map(|()| None),
+            _ => return Err(Trouble::Odd("GET".into())),
+        };
+        self.met += 1;
+        let sum = Sum::of(&value);
+        let mut copied = Copied { key, sum, generation: stat.generation, took: Vec::new() };
+        let (mut had, mut trouble) = (0, None);
+        for at in self.cluster.ranked(key).into_iter().filter(|at| *at != self.from).collect::<Vec<_>>() {
+            if copied.took.len() + had == self.cluster.config.replicas {
+                break;
+            }
+            match self.offer(at, &copied, &value, stat.ttl_ms) {
+                Ok(Offered::Took) => copied.took.push(at),
+                Ok(Offered::Had) => had += 1,
+                Ok(Offered::Differs) => {
+                    let key = String::from_utf8_lossy(key).into_owned();
+                    trouble = Some(Trouble::Wrong(format!(
+                        "{} has another value under '{key}'; say which counts (--newer drained or other)",
+                        self.cluster.members[at].address()
+                    )));
+                    break;
+                }
+                Err(why) => trouble = Some(why),
+            }
+        }
+        if copied.took.len() + had == self.cluster.config.replicas {
+            return Ok(Some(copied));
+        }
+        // Removed here, it would have fewer copies than its owner asked for. A copy that stayed there would be the
+        // older one as soon as another value is put here.
+        self.leave(trouble.unwrap_or_else(|| Trouble::Gone("too few other servers answer".into())));
+        self.take_back(&copied)?;
+        Ok(None)
+    }
+
+    /// What a server knows of a value.
+    fn stat(&mut self, at: usize, key: &[u8]) -> Result<Option<Stat>, Trouble> {
+        let parts = match self.cluster.ask(at, &[b"BATON.STAT", key])? {
+            Reply::List(parts) => parts,
+            Reply::Nothing => return Ok(None),
+            _ => return Err(Trouble::Odd("BATON.STAT".into())),
+        };
+        let of = |name: &str| {
+            let found = parts.chunks_exact(2).find(|pair| pair[0] == Reply::Bulk(name.into()));
+            found.map(|pair| &pair[1])
+        };
+        let number = |name: &str| match of(name) {
+            Some(Reply::Integer(number)) => u64::try_from(*number).ok(),
+            _ => None,
+        };
+        let crc32c = match of("crc32c") {
+            Some(Reply::Bulk(sum)) => Some(String::from_utf8_lossy(sum).into_owned()),
+            _ => None,
+        };
+        let (Some(bytes), Some(generation)) = (number("bytes"), number("generation")) else {
+            return Err(Trouble::Odd("BATON.STAT".into()));
+        };
+        Ok(Some(Stat { sum: Sum { bytes, crc32c }, generation, ttl_ms: number("ttl_ms") }))
+    }
+
+    /// Puts a value where there is none of its key.
+    fn put(&mut self, at: usize, key: &[u8], value: &[u8], ttl_ms: Option<u64>) -> Result<bool, Trouble> {
+        let ttl = ttl_ms.map(|ms| ms.max(1).to_string());
+        let mut command: Vec<&[u8]> = vec![b"SET", key, value, b"NX"];
+        if let Some(ms) = &ttl {
+            command.extend([&b"PX"[..], ms.as_bytes()]);
+        }
+        match self.cluster.ask(at, &command)? {
+            Reply::Simple(_) => Ok(true),
+            Reply::Nothing => Ok(false),
+            _ => Err(Trouble::Odd("SET".into())),
+        }
+    }
+
+    /// Removes this very value.
+    fn remove(&mut self, at: usize, key: &[u8], generation: u64) -> Result<bool, Trouble> {
+        match self.cluster.ask(at, &[b"BATON.DEL", key, generation.to_string().as_bytes()])? {
+            Reply::Integer(count) => Ok(count > 0),
+            _ => Err(Trouble::Odd("BATON.DEL".into())),
+        }
+    }
+
+    /// Offers a value to a server.
+    fn offer(
+        &mut self,
+        at: usize,
+        copied: &Copied<'_>,
+        value: &[u8],
+        ttl_ms: Option<u64>,
+    ) -> Result<Offered, Trouble> {
+        if self.put(at, copied.key, value, ttl_ms)? {
+            return Ok(Offered::Took);
+        }
+        let Some(there) = self.stat(at, copied.key)? else {
+            return Err(Trouble::Gone(format!(
+                "{} has a value under a key that it cannot read",
+                self.cluster.members[at].address()
+            )));
+        };
+        if there.sum == copied.sum || self.newer == Some(Newer::Other) {
+            return Ok(Offered::Had);
+        }
+        let replaced = self.newer == Some(Newer::Drained)
+            && self.remove(at, copied.key, there.generation)?
+            && self.put(at, copied.key, value, ttl_ms)?;
+        Ok(if replaced { Offered::Took } else { Offered::Differs })
+    }
+
+    /// Takes copies away that were put on others just now.
+    fn take_back(&mut self, copied: &Copied<'_>) -> Result<(), Trouble> {
+        for at in copied.took.iter().copied() {
+            let there = self.stat(at, copied.key)?.filter(|there| there.sum == copied.sum);
+            if let Some(there) = there {
+                self.remove(at, copied.key, there.generation)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what was copied. False when it is another value by now.
+    fn remove_here(&mut self, copied: &Copied<'_>) -> Result<bool, Trouble> {
+        match self.remove(self.from, copied.key, copied.generation) {
+            Ok(false) => return Ok(false),
+            Ok(true) if copied.took.is_empty() => self.so_far.had += 1,
+            Ok(true) => {
+                self.so_far.moved += 1;
+                self.so_far.moved_bytes += copied.sum.bytes;
+            }
+            Err(why @ Trouble::Refused(_)) => self.leave(why),
+            Err(why) => return Err(why),
+        }
+        Ok(true)
     }
 }

@@ -1,20 +1,39 @@
 //! One server: its connection, and whether it is left out.
+//!
+//! A server that does not answer is left out. A command that comes after a rest starts a look at it in the background,
+//! which brings it back when it answers: no command waits for a server that is left out.
 
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use super::{ClusterConfig, Trouble};
 use crate::resp::client::{Client, Reply, Url, is_silence};
 
-/// A server is left out no longer than this at a time.
-const EXCLUDE_MAX: Duration = Duration::from_secs(30);
+/// A server rests no longer than this between two looks.
+const REST_MAX: Duration = Duration::from_secs(5);
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Member {
     url: Url,
     connection: Option<Client>,
-    /// Until when it is left out, and for how long it was this time.
-    excluded: Option<(Instant, Duration)>,
+    excluded: Option<Excluded>,
+}
+
+/// A server that does not answer.
+#[derive(Debug)]
+struct Excluded {
+    rest: Duration,
+    /// When it is looked at next.
+    look_at: Instant,
+    /// Whether it answers, from the look under way.
+    look: Option<Receiver<bool>>,
+}
+
+impl Excluded {
+    fn new(rest: Duration) -> Self {
+        Self { rest, look_at: Instant::now() + rest, look: None }
+    }
 }
 
 impl Member {
@@ -27,13 +46,13 @@ impl Member {
     }
 
     pub(super) fn is_excluded(&self) -> bool {
-        self.excluded.is_some_and(|(until, _)| Instant::now() < until)
+        self.excluded.is_some()
     }
 
-    /// Asks the server. One that does not answer is left out for a while; meanwhile it is not asked at all.
+    /// Asks the server. One that does not answer is left out until it does; meanwhile it is not asked at all.
     pub(super) fn ask(&mut self, config: &ClusterConfig, command: &[&[u8]]) -> Result<Reply, Trouble> {
-        if self.is_excluded() {
-            return Err(Trouble::Gone(format!("{} did not answer a moment ago", self.url.address)));
+        if self.stays_excluded(config) {
+            return Err(Trouble::Gone(format!("{} does not answer and is left out", self.url.address)));
         }
         let kept = self.connection.is_some();
         let mut answer = self.try_ask(config, command);
@@ -42,21 +61,41 @@ impl Member {
             answer = self.try_ask(config, command);
         }
         match answer {
-            Ok(Reply::Error(words)) => {
-                self.excluded = None;
-                Err(Trouble::Refused(words))
-            }
-            Ok(reply) => {
-                self.excluded = None;
-                Ok(reply)
-            }
-            Err(Lost::Refused(words)) => Err(Trouble::Refused(words)),
+            Ok(Reply::Error(words)) | Err(Lost::Refused(words)) => Err(Trouble::Refused(words)),
+            Ok(reply) => Ok(reply),
             Err(Lost::Closed(words) | Lost::Silent(words)) => {
-                let time = self.excluded.map_or(config.exclude, |(_, time)| (2 * time).min(EXCLUDE_MAX));
-                self.excluded = Some((Instant::now() + time, time));
+                self.excluded = Some(Excluded::new(config.exclude));
                 Err(Trouble::Gone(words))
             }
         }
+    }
+
+    /// Whether it is left out still. Starts a look at one that has rested, and hears what came of it.
+    fn stays_excluded(&mut self, config: &ClusterConfig) -> bool {
+        let Some(excluded) = &mut self.excluded else { return false };
+        let looked = excluded.look.as_ref().map(Receiver::try_recv);
+        match looked {
+            Some(Ok(true)) => {
+                self.excluded = None;
+                return false;
+            }
+            Some(Ok(false) | Err(TryRecvError::Disconnected)) => {
+                *excluded = Excluded::new((2 * excluded.rest).min(REST_MAX));
+            }
+            Some(Err(TryRecvError::Empty)) => {}
+            None if Instant::now() >= excluded.look_at => {
+                let (url, silence, (say, hear)) = (self.url.clone(), config.silence, channel());
+                let look = move || {
+                    // Nobody hears it when the client is gone.
+                    let _ = say.send(answers(&url, silence));
+                };
+                // Where no thread can be had the other end is dropped, which counts as no answer.
+                let _ = std::thread::Builder::new().name("store-look".into()).spawn(look);
+                excluded.look = Some(hear);
+            }
+            None => {}
+        }
+        true
     }
 
     fn try_ask(&mut self, config: &ClusterConfig, command: &[&[u8]]) -> Result<Reply, Lost> {
@@ -80,19 +119,35 @@ impl Member {
     /// A connection on which a silent server is asked, on another, whether it answers anything at all.
     fn watched(&self, config: &ClusterConfig) -> Result<Client, Lost> {
         let silence = config.silence;
-        let mut client = Client::connect(&self.url, silence).map_err(|words| {
-            // What it says about a password is an answer.
-            if words.starts_with("connect") || words.starts_with("call") {
-                Lost::Closed(words)
-            } else {
-                Lost::Refused(words)
-            }
-        })?;
+        let mut client = connect(&self.url, silence)?;
         let url = self.url.clone();
-        client.watch(config.patience, move || {
-            Client::connect(&url, silence).and_then(|mut client| client.call(&[b"PING"])).is_ok()
-        });
+        client.watch(config.patience, move || answers(&url, silence));
         Ok(client)
+    }
+}
+
+/// Half of a silence goes by before a server is asked whether it lives, and it has the other half to answer: together
+/// they are what a frozen one costs.
+fn connect(url: &Url, silence: Duration) -> Result<Client, Lost> {
+    Client::connect(url, silence / 2).map_err(|words| {
+        // What it says about a password is an answer.
+        if words.starts_with("connect") || words.starts_with("call") {
+            Lost::Closed(words)
+        } else {
+            Lost::Refused(words)
+        }
+    })
+}
+
+/// Whether it says anything, be it that it lets nobody in.
+fn answers(url: &Url, silence: Duration) -> bool {
+    match connect(url, silence) {
+        Ok(mut client) => {
+            client.queue(&[b"PING"]);
+            client.flush().and_then(|()| client.receive()).is_ok()
+        }
+        Err(Lost::Refused(_)) => true,
+        Err(Lost::Closed(_) | Lost::Silent(_)) => false,
     }
 }
 
@@ -110,6 +165,8 @@ enum Lost {
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
 
@@ -164,6 +221,59 @@ mod tests {
             matches!(&put, Err(Trouble::Gone(words)) if words.contains("stopped or overloaded")),
             "{put:?}"
         );
-        assert!(matches!(&got, Err(Trouble::Gone(words)) if words.contains("a moment ago")), "{got:?}");
+        assert!(matches!(&got, Err(Trouble::Gone(words)) if words.contains("left out")), "{got:?}");
+    }
+
+    /// Answers every PING and GET while `frozen` is not set, and nothing while it is.
+    fn freezing(mut stream: TcpStream, frozen: &AtomicBool) {
+        let mut heard = [0; 256];
+        while let Ok(some @ 1..) = stream.read(&mut heard) {
+            while frozen.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let reply: &[u8] =
+                if heard[..some].windows(3).any(|w| w == b"GET") { b"$-1\r\n" } else { b"+PONG\r\n" };
+            if stream.write_all(reply).is_err() {
+                return;
+            }
+        }
+    }
+
+    #[test]
+    fn a_frozen_server_costs_a_silence_once_and_is_back_when_it_answers() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let url = format!("redis://{}", listener.local_addr().expect("bound"));
+        let frozen = Arc::new(AtomicBool::new(false));
+        std::thread::spawn({
+            let frozen = frozen.clone();
+            move || {
+                for stream in listener.incoming().map_while(Result::ok) {
+                    let frozen = frozen.clone();
+                    std::thread::spawn(move || freezing(stream, &frozen));
+                }
+            }
+        });
+        let config =
+            ClusterConfig { exclude: Duration::from_millis(50), ..ClusterConfig::of(&url).expect("one") };
+        let mut member = Member::new(config.servers[0].clone());
+        let get = |member: &mut Member| {
+            let begun = Instant::now();
+            let answer = member.ask(&config, &[b"GET", b"a"]);
+            (answer.is_ok(), begun.elapsed())
+        };
+        assert!(get(&mut member).0);
+        frozen.store(true, Ordering::SeqCst);
+        let (start, mut costly) = (Instant::now(), Vec::new());
+        while start.elapsed() < 5 * config.silence {
+            let (answered, cost) = get(&mut member);
+            assert!(!answered && member.is_excluded());
+            costly.extend(Some(cost).filter(|cost| *cost >= config.silence / 2));
+        }
+        assert_eq!(costly.len(), 1, "looks at it cost nobody anything: {costly:?}");
+        frozen.store(false, Ordering::SeqCst);
+        let start = Instant::now();
+        while !get(&mut member).0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "it answers again");
+        }
     }
 }

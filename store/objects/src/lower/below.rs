@@ -1,5 +1,6 @@
 //! What the shards know of the tiers below: whom to tell, and which copies there are.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 
@@ -7,10 +8,15 @@ use baton_tiers::ShelfStats;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
+use super::budget::Budget;
 use super::cold::Cold;
-use super::directory::{Directory, Forgotten};
+use super::directory::{Directory, Forgotten, Removal};
+use super::pulse::Pulse;
 use super::ssd::Order;
 use super::{LowerStats, Tell};
+
+/// Values that may wait beside the memory at a time.
+const BESIDE_MAX: u64 = 1_024;
 
 /// Where a value that is sealed comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +46,10 @@ pub(crate) struct Below {
     after: Option<u8>,
     /// Bytes of objects being copied down, which stay in memory meanwhile though they were evicted.
     pub(super) in_hand_max_bytes: u64,
+    /// Bytes of values that are read from the SSD at a time.
+    pub(super) reading_max_bytes: u64,
+    /// Values that were found below, wait for their readers, and have no room in memory.
+    pub(crate) beside: Arc<Budget>,
     /// The bucket.
     pub(crate) cold: Option<Cold>,
     orders: Mutex<Sender<Order>>,
@@ -51,9 +61,13 @@ pub(crate) struct Below {
     hits: AtomicU64,
     hit_bytes: AtomicU64,
     passed_over: AtomicU64,
+    unasked: AtomicU64,
     unconfirmed: AtomicU64,
     cold_unconfirmed: AtomicU64,
     unplaced: AtomicU64,
+    /// Whether the SSD answers.
+    pub(super) pulse: Pulse,
+    let_go: AtomicU64,
     pub(super) off: AtomicBool,
     pub(super) shelf: Mutex<ShelfStats>,
     tell: Tell,
@@ -82,13 +96,15 @@ impl Below {
     pub(super) fn new(
         orders: Sender<Order>,
         after: Option<u8>,
-        in_hand_max_bytes: u64,
+        (in_hand_max_bytes, reading_max_bytes): (u64, u64),
         (cold, tell): (Option<Cold>, Tell),
     ) -> Self {
         Self {
             directory: Directory::default(),
             after,
             in_hand_max_bytes,
+            reading_max_bytes,
+            beside: Budget::new(reading_max_bytes, BESIDE_MAX),
             cold,
             orders: Mutex::new(orders),
             asleep: AtomicBool::new(false),
@@ -97,9 +113,12 @@ impl Below {
             hits: AtomicU64::new(0),
             hit_bytes: AtomicU64::new(0),
             passed_over: AtomicU64::new(0),
+            unasked: AtomicU64::new(0),
+            pulse: Pulse::default(),
             unconfirmed: AtomicU64::new(0),
             cold_unconfirmed: AtomicU64::new(0),
             unplaced: AtomicU64::new(0),
+            let_go: AtomicU64::new(0),
             off: AtomicBool::new(false),
             shelf: Mutex::default(),
             tell,
@@ -142,6 +161,14 @@ impl Below {
         self.passed_over.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(super) fn count_unasked(&self) {
+        if self.unasked.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.tell(
+                "ssd: the disk does not answer: reads of what is there miss until it does; look at the disk",
+            );
+        }
+    }
+
     /// One offer less.
     pub(crate) fn taken(&self) {
         self.offered.fetch_sub(1, Ordering::SeqCst);
@@ -158,6 +185,11 @@ impl Below {
         Forgotten { ssd, cold: self.cold.as_ref().and_then(|cold| cold.forget(name, digest)) }
     }
 
+    /// The removal of an older copy on the SSD that is not confirmed yet.
+    pub(crate) fn going(&self, name: u64) -> Option<Removal> {
+        self.directory.going(name)
+    }
+
     pub(super) fn count_hit(&self, bytes: usize) {
         self.hits.fetch_add(1, Ordering::Relaxed);
         self.hit_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -167,11 +199,15 @@ impl Below {
         self.unplaced.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(crate) fn count_let_go(&self) {
+        self.let_go.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn count_unconfirmed(&self) {
         if self.unconfirmed.fetch_add(1, Ordering::Relaxed) == 0 {
             self.tell(
-                "ssd: the disk did not confirm a removal: what was removed may be back after a restart; \
-                 look at the disk, or remove the file before the next start",
+                "ssd: the disk did not confirm a removal: DEL, EXPIRE and puts of other bytes are answered with TRYAGAIN \
+                 where the older copy may be back after a restart; look at the disk",
             );
         }
     }
@@ -193,8 +229,11 @@ impl Below {
             ssd_hits: count(&self.hits),
             ssd_hit_bytes: count(&self.hit_bytes),
             passed_over: count(&self.passed_over),
+            unasked: count(&self.unasked),
             unconfirmed: count(&self.unconfirmed),
             unplaced: count(&self.unplaced),
+            beside_bytes: self.beside.used_bytes(),
+            let_go: count(&self.let_go),
             cold: self.cold.as_ref().map(Cold::stats).unwrap_or_default(),
             cold_unconfirmed: count(&self.cold_unconfirmed),
         }

@@ -8,7 +8,6 @@
 
 mod book;
 mod bucket;
-mod budget;
 mod desk;
 mod frame;
 mod health;
@@ -32,25 +31,24 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::below::is_due;
+use super::budget::Budget;
 use super::directory::Removal;
 use super::{Found, Tell, name_of};
 use crate::arena::Room;
 use book::Book;
-use budget::Budget;
+use bucket::Unopened;
 use desk::{Counts, Desk, add};
 pub(crate) use frame::total_bytes;
 use health::Health;
 use label::Label;
 #[cfg(feature = "resp")]
-pub(crate) use list::{Page, Silent};
+pub(crate) use list::Page;
 
 /// Times that a value is asked for until it is worth a write.
 const AFTER: u8 = 2;
 /// Values that wait for their write, and reads at a time.
 const WRITES_MAX: u64 = 1_024;
 const READS_MAX: u64 = 64;
-/// Bytes of values being read at a time.
-const READING_MAX_BYTES: u64 = 256 << 20;
 /// Beside a value, an object has its header.
 const OVERHEAD_BYTES: u64 = 1 << 20;
 
@@ -156,17 +154,28 @@ impl fmt::Debug for Cold {
 }
 
 /// Opens the bucket, if it proves itself; else that is told, and there is none. `in_hand_max_bytes` of memory may wait
-/// for their write; no value is larger than `value_max_bytes`.
+/// for their write, `reading_max_bytes` are read at a time; no value is larger than `value_max_bytes`.
 pub(super) fn open(
     config: &ColdConfig,
-    in_hand_max_bytes: u64,
+    (in_hand_max_bytes, reading_max_bytes): (u64, u64),
     value_max_bytes: u64,
     tell: &Tell,
 ) -> Result<Option<Cold>, String> {
     config.check()?;
     let object_max_bytes = value_max_bytes.saturating_add(OVERHEAD_BYTES);
     let answer_max_bytes = usize::try_from(object_max_bytes).unwrap_or(usize::MAX);
-    let (bucket, prefix) = bucket::open(config, answer_max_bytes)?;
+    let address = match &config.bucket {
+        ColdBucket::Url(url) => url.clone(),
+        ColdBucket::Given(bucket) => bucket.to_string(),
+    };
+    let (bucket, prefix) = match bucket::open(config, answer_max_bytes) {
+        Ok(opened) => opened,
+        Err(Unopened::Setting(why)) => return Err(why),
+        Err(Unopened::Unusable(why)) => {
+            tell_without(&address, &why, tell);
+            return Ok(None);
+        }
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(64)
@@ -188,7 +197,7 @@ pub(super) fn open(
         next_tag: AtomicU32::new(1),
         off: AtomicBool::new(false),
         writing: Budget::new(in_hand_max_bytes, WRITES_MAX),
-        reading: Budget::new(READING_MAX_BYTES, READS_MAX),
+        reading: Budget::new(reading_max_bytes, READS_MAX),
         writes,
         removals: removing,
         #[cfg(feature = "resp")]
@@ -201,25 +210,26 @@ pub(super) fn open(
     runtime.spawn(async move { _ = send.send(beginning.begin().await) });
     // Not by `block_on`: whoever opens the store may be a task of another runtime.
     let begun = begun.recv().unwrap_or_else(|_| Err("its start ended early".into()));
-    let address = match &config.bucket {
-        ColdBucket::Url(url) => url.clone(),
-        ColdBucket::Given(bucket) => bucket.to_string(),
-    };
     match begun {
         Ok(words) => tell(&format!("cold: {address}: {words}")),
         Err(why) => {
             runtime.shutdown_background();
-            tell(&format!(
-                "cold: {address}: {why}; see to the bucket, its address and its keys, and start again. The store \
-                 goes on without it. Mind that what is removed meanwhile may be \
-                 back when a later start finds the bucket again"
-            ));
+            tell_without(&address, &why, tell);
             return Ok(None);
         }
     }
     runtime.spawn(Arc::clone(&desk).remove_all(removals));
     runtime.spawn(Arc::clone(&desk).watch());
     Ok(Some(Cold { desk, object_max_bytes, runtime: Some(runtime) }))
+}
+
+/// Tells that the store has no bucket, and why.
+fn tell_without(address: &str, why: &str, tell: &Tell) {
+    tell(&format!(
+        "cold: {address}: {why}; see to the bucket, its address and its keys, and start again. The store \
+         goes on without it. Mind that what is removed meanwhile may be \
+         back when a later start finds the bucket again"
+    ));
 }
 
 /// A number that no other start has.

@@ -15,10 +15,17 @@ struct Kept {
     lasts: bool,
 }
 
+#[derive(Debug, Default)]
+struct Names {
+    copies: HashMap<u64, Kept>,
+    /// Removals that the disk has not confirmed: who asks for the same again waits for the same.
+    going: HashMap<u64, Removal>,
+}
+
 /// Copies by name. Each is one of the value that was sealed last under its key.
 #[derive(Debug, Default)]
 pub(crate) struct Directory {
-    shards: [Mutex<HashMap<u64, Kept>>; SHARDS],
+    shards: [Mutex<Names>; SHARDS],
 }
 
 /// A removal on its way to the disk or the bucket.
@@ -76,56 +83,74 @@ impl Forgotten {
 }
 
 impl Directory {
-    fn shard(&self, name: u64) -> MutexGuard<'_, HashMap<u64, Kept>> {
+    fn shard(&self, name: u64) -> MutexGuard<'_, Names> {
         self.shards[(name % SHARDS as u64) as usize].lock()
     }
 
     /// Begins a copy. False when there is one.
     pub(crate) fn begin(&self, name: u64, tag: u64) -> bool {
         let mut shard = self.shard(name);
-        let vacant = !shard.contains_key(&name);
+        let vacant = !shard.copies.contains_key(&name);
         if vacant {
-            shard.insert(name, Kept { tag, lasts: false });
+            shard.copies.insert(name, Kept { tag, lasts: false });
         }
         vacant
     }
 
     /// The copy lasts from now on, if it is still wanted.
     pub(super) fn kept(&self, name: u64, tag: u64) {
-        if let Some(copy) = self.shard(name).get_mut(&name).filter(|copy| copy.tag == tag) {
+        if let Some(copy) = self.shard(name).copies.get_mut(&name).filter(|copy| copy.tag == tag) {
             copy.lasts = true;
         }
     }
 
     /// A copy of the start.
     pub(super) fn adopt(&self, name: u64, tag: u64) {
-        self.shard(name).insert(name, Kept { tag, lasts: true });
+        self.shard(name).copies.insert(name, Kept { tag, lasts: true });
     }
 
     /// The copy is gone.
     pub(super) fn dropped(&self, name: u64, tag: u64) {
         let mut shard = self.shard(name);
-        if shard.get(&name).is_some_and(|copy| copy.tag == tag) {
-            shard.remove(&name);
+        if shard.copies.get(&name).is_some_and(|copy| copy.tag == tag) {
+            shard.copies.remove(&name);
         }
     }
 
     /// The number of the copy that lasts.
     pub(crate) fn tag(&self, name: u64) -> Option<u64> {
-        self.shard(name).get(&name).filter(|copy| copy.lasts).map(|copy| copy.tag)
+        self.shard(name).copies.get(&name).filter(|copy| copy.lasts).map(|copy| copy.tag)
     }
 
-    /// Forgets a copy; `order` tells the clerk, under the lock, so that it hears of it before any later copy.
+    /// Forgets a copy; `order` tells the clerk, under the lock, so that it hears of it before any later copy. Without a
+    /// copy: the removal of an earlier one that is not confirmed yet.
     pub(super) fn forget(&self, name: u64, order: impl FnOnce(Removal)) -> Option<Removal> {
         let mut shard = self.shard(name);
-        shard.remove(&name)?;
+        if shard.copies.remove(&name).is_none() {
+            return shard.going.get(&name).cloned();
+        }
         let removal = Removal::default();
+        shard.going.insert(name, removal.clone());
         order(removal.clone());
         Some(removal)
     }
 
+    /// The removal of a copy of this name that is not confirmed yet.
+    pub(super) fn going(&self, name: u64) -> Option<Removal> {
+        self.shard(name).going.get(&name).cloned()
+    }
+
+    /// A removal is confirmed.
+    pub(super) fn gone(&self, name: u64, removal: &Removal) {
+        removal.confirm();
+        let mut shard = self.shard(name);
+        if shard.going.get(&name).is_some_and(|one| Arc::ptr_eq(&one.state, &removal.state)) {
+            shard.going.remove(&name);
+        }
+    }
+
     /// Forgets everything: nothing below can be read any more.
     pub(super) fn clear(&self) {
-        self.shards.iter().for_each(|shard| shard.lock().clear());
+        self.shards.iter().for_each(|shard| shard.lock().copies.clear());
     }
 }

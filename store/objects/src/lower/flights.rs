@@ -6,7 +6,7 @@ use std::sync::Arc;
 use baton_types::TenantId;
 use parking_lot::Mutex;
 
-use super::Found;
+use super::Brought;
 use crate::key::Key;
 
 /// Keys being read, and callers who wait for one.
@@ -14,7 +14,7 @@ const FLIGHTS_MAX: usize = 4096;
 const WAITERS_MAX: usize = 4096;
 
 /// Called once, with what was found.
-pub(crate) type Waiter = Box<dyn FnOnce(Option<Arc<Found>>) + Send>;
+pub(crate) type Waiter = Box<dyn FnOnce(Option<Arc<Brought>>) + Send>;
 
 type Place = (TenantId, Box<[u8]>);
 
@@ -46,6 +46,11 @@ impl Flights {
         None
     }
 
+    /// Whether somebody waits for a key already.
+    pub(super) fn is_under_way(&self, key: Key<'_>) -> bool {
+        self.waiting.lock().contains_key(&Self::place(key))
+    }
+
     /// Begins a flight with its first waiter; two that begin at the same moment become one.
     pub(super) fn begin(&self, key: Key<'_>, waiter: Waiter) -> bool {
         let mut flights = self.waiting.lock();
@@ -55,7 +60,7 @@ impl Flights {
     }
 
     /// Ends a flight.
-    pub(super) fn land(&self, key: Key<'_>, found: Option<&Arc<Found>>) {
+    pub(super) fn land(&self, key: Key<'_>, found: Option<&Arc<Brought>>) {
         let waiting = self.waiting.lock().remove(&Self::place(key)).unwrap_or_default();
         for waiter in waiting {
             waiter(found.cloned());

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use baton_tiers::{FlashError, IoChoice, Record, Shelf, ShelfDone, ShelfOptions, Source, Unshelved};
+use baton_tiers::{FlashError, IoChoice, Record, Shelf, ShelfDone, ShelfOptions, Source, Unread, Unshelved};
 
 use super::below::Below;
-use super::{Removal, SsdConfig, record};
+use super::{Removal, Silent, SsdConfig, record};
 use crate::arena::Room;
 use crate::reading::copy_out;
 use crate::shard::Picked;
@@ -24,7 +24,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Header and value, or nothing.
 pub(crate) type ReadReply = Box<dyn FnOnce(Option<(Vec<u8>, Vec<u8>)>) + Send>;
 /// Tenants' names and keys, and the name after which to go on; none at the end.
-pub(crate) type ListReply = Box<dyn FnOnce(Vec<(String, Vec<u8>)>, Option<u64>) + Send>;
+pub(crate) type Names = (Vec<(String, Vec<u8>)>, Option<u64>);
+/// Some names, all of them in order; or the disk did not give one.
+pub(crate) type ListReply = Box<dyn FnOnce(Result<Names, Silent>) + Send>;
 
 /// What the clerk is told.
 pub(crate) enum Order {
@@ -83,6 +85,19 @@ pub(super) fn open(
     }
 }
 
+/// Marks a file that this start could not use, so that the next start that can use it empties it: it would bring back
+/// values that are removed or replaced meanwhile. What is to be said about it.
+pub(super) fn pass_by(dir: &Path) -> String {
+    match Shelf::pass_by(dir) {
+        Ok(true) => "; the file is marked: the next start that can use it empties it".into(),
+        Ok(false) => String::new(),
+        Err(why) => format!(
+            "; the file could not be marked as passed by ({why}): remove it before the next start, or values that are \
+             removed or replaced meanwhile are back"
+        ),
+    }
+}
+
 /// The thread.
 pub(super) struct Clerk {
     thread: JoinHandle<()>,
@@ -103,11 +118,14 @@ impl Clerk {
             in_hand_bytes: 0,
             gets: VecDeque::new(),
             reading: BTreeMap::new(),
+            reading_bytes: 0,
+            weights: BTreeMap::new(),
             removing: BTreeMap::new(),
             settling: Vec::new(),
             next_token: 0,
             is_over: false,
-            said_off: false,
+            given_up: GivenUp::No,
+            ended: 0,
             failures: 0,
         };
         let shelf_tags: Vec<_> = desk.shelf.listings().collect();
@@ -139,7 +157,20 @@ struct Listed {
     found: Vec<(String, Vec<u8>)>,
     left: usize,
     next: Option<u64>,
+    /// The disk did not give one of the headers.
+    is_short: bool,
     reply: ListReply,
+}
+
+/// What became of a file whose disk failed too often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GivenUp {
+    /// It is in use.
+    No,
+    /// It is to be taken away, which failed last at this moment.
+    Failed(Instant),
+    /// No start finds it again: what was removed cannot come back.
+    Yes,
 }
 
 struct Desk {
@@ -150,11 +181,16 @@ struct Desk {
     in_hand_bytes: u64,
     gets: VecDeque<(u64, Read)>,
     reading: BTreeMap<u64, Read>,
-    removing: BTreeMap<u64, Removal>,
+    /// Bytes of the values that are being read, and of each.
+    reading_bytes: u64,
+    weights: BTreeMap<u64, u64>,
+    removing: BTreeMap<u64, (u64, Removal)>,
     settling: Vec<Box<dyn FnOnce() + Send>>,
     next_token: u64,
     is_over: bool,
-    said_off: bool,
+    given_up: GivenUp,
+    /// Blocks that the disk had read and written when it was looked at.
+    ended: u64,
     failures: u64,
 }
 
@@ -203,7 +239,7 @@ impl Desk {
     /// Nobody is left waiting.
     fn end(&mut self) {
         self.below.directory.clear();
-        self.removing.values().for_each(Removal::give_up);
+        self.removing.values().for_each(|(_, removal)| removal.give_up());
         self.settling.drain(..).for_each(|tell| tell());
         let reads =
             self.gets.drain(..).map(|(_, read)| read).chain(std::mem::take(&mut self.reading).into_values());
@@ -225,17 +261,17 @@ impl Desk {
             Order::Get { name, reply } => self.gets.push_back((name, Read::Value(reply))),
             Order::Remove { name, removal } => {
                 let token = self.token();
-                self.removing.insert(token, removal);
+                self.removing.insert(token, (name, removal));
                 self.shelf.remove(name, token);
             }
             Order::List { after, most, reply } => {
                 let names = self.shelf.names_after(after, most);
                 let (left, next) = (names.len(), names.last().copied().filter(|_| names.len() == most));
                 if names.is_empty() {
-                    return reply(Vec::new(), None);
+                    return reply(Ok((Vec::new(), None)));
                 }
                 let list = self.token();
-                lists.insert(list, Listed { found: Vec::new(), left, next, reply });
+                lists.insert(list, Listed { found: Vec::new(), left, next, is_short: false, reply });
                 self.gets.extend(names.into_iter().map(|name| (name, Read::Header(list))));
             }
             Order::Settle(tell) => self.settling.push(tell),
@@ -268,10 +304,18 @@ impl Desk {
 
     fn read_on(&mut self) {
         while self.shelf.takes_get()
-            && let Some((name, read)) = self.gets.pop_front()
+            && let Some((name, read)) = self.gets.front()
         {
-            let token = self.token();
             let header_only = matches!(read, Read::Header(_));
+            let bytes = if header_only { 0 } else { self.shelf.bytes_of(*name).unwrap_or(0).into() };
+            if self.reading_bytes > 0 && self.reading_bytes + bytes > self.below.reading_max_bytes {
+                // The end of one that is being read makes room for it.
+                return;
+            }
+            let Some((name, read)) = self.gets.pop_front() else { return };
+            let token = self.token();
+            self.reading_bytes += bytes;
+            self.weights.insert(token, bytes);
             self.reading.insert(token, read);
             self.shelf.get(name, token, header_only);
         }
@@ -290,27 +334,31 @@ impl Desk {
             }
             ShelfDone::Dropped(one) => self.below.directory.dropped(one.name, one.tag),
             ShelfDone::Removed(token) => {
-                if let Some(removal) = self.removing.remove(&token) {
-                    removal.confirm();
+                if let Some((name, removal)) = self.removing.remove(&token) {
+                    self.below.directory.gone(name, &removal);
                 }
             }
-            ShelfDone::Got(token, found) => match self.reading.remove(&token) {
-                Some(Read::Value(reply)) => reply(found),
-                Some(Read::Header(list)) => self.list_on(list, found.map(|(header, _)| header), lists),
-                None => {}
-            },
+            ShelfDone::Got(token, found) => {
+                match self.reading.remove(&token) {
+                    Some(Read::Value(reply)) => reply(found.ok()),
+                    Some(Read::Header(list)) => self.list_on(list, found.map(|(header, _)| header), lists),
+                    None => {}
+                }
+                self.reading_bytes -= self.weights.remove(&token).unwrap_or(0);
+            }
         }
     }
 
-    fn list_on(&mut self, number: u64, header: Option<Vec<u8>>, lists: &mut BTreeMap<u64, Listed>) {
+    fn list_on(&mut self, number: u64, header: Result<Vec<u8>, Unread>, lists: &mut BTreeMap<u64, Listed>) {
         let Some(list) = lists.get_mut(&number) else { return };
-        let named = header.as_deref().and_then(record::names);
+        list.is_short |= matches!(header, Err(Unread::Failed));
+        let named = header.as_deref().ok().and_then(record::names);
         list.found.extend(named.map(|(tenant, key)| (tenant.to_owned(), key.to_vec())));
         list.left -= 1;
         if list.left == 0
             && let Some(list) = lists.remove(&number)
         {
-            (list.reply)(list.found, list.next);
+            (list.reply)(if list.is_short { Err(Silent) } else { Ok((list.found, list.next)) });
         }
     }
 
@@ -323,19 +371,48 @@ impl Desk {
         }
     }
 
-    /// Shows what there is, and says once when the disk is left alone.
+    /// Shows what there is, and gives the file up when its disk is left alone.
     fn publish(&mut self) {
         *self.below.shelf.lock() = self.shelf.stats();
-        if self.shelf.is_off() {
-            self.removing.values().for_each(Removal::give_up);
-            self.removing.clear();
-            if !self.said_off {
-                self.said_off = true;
-                self.below.off.store(true, Ordering::Relaxed);
-                self.below.tell(
-                    "ssd: the disk failed too often: nothing more is copied down; look at it and restart",
-                );
+        if std::mem::replace(&mut self.ended, self.shelf.ended()) != self.shelf.ended() {
+            self.below.pulse.beat();
+        }
+        if !self.shelf.is_off() {
+            return;
+        }
+        if self.given_up != GivenUp::Yes {
+            self.give_up_file();
+        }
+        if self.given_up == GivenUp::Yes {
+            for (name, removal) in std::mem::take(&mut self.removing).into_values() {
+                self.below.directory.gone(name, &removal);
             }
+        } else {
+            // Asked for again they wait for the file to go.
+            self.removing.values().for_each(|(_, removal)| removal.give_up());
+        }
+    }
+
+    /// Takes the file's name away: removals that it did not take would be undone by the next start.
+    fn give_up_file(&mut self) {
+        let is_first = match self.given_up {
+            GivenUp::Failed(last) if last.elapsed() < LOOK_EVERY => return,
+            before => before == GivenUp::No,
+        };
+        self.below.off.store(true, Ordering::Relaxed);
+        let taken = self.shelf.give_up();
+        self.given_up = if taken.is_ok() { GivenUp::Yes } else { GivenUp::Failed(Instant::now()) };
+        let off = "ssd: the disk failed too often: nothing more is copied down";
+        match taken {
+            Ok(()) => self.below.tell(&format!(
+                "{off}, and the file was removed, so that the next start does not bring back what is removed from now \
+                 on; look at the disk and restart"
+            )),
+            Err(why) if is_first => self.below.tell(&format!(
+                "{off}, and the file could not be removed ({why}): removals of what it holds are answered with TRYAGAIN \
+                 until it can be; look at the disk, remove the file and restart"
+            )),
+            Err(_) => {}
         }
     }
 }

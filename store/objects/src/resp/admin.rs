@@ -29,9 +29,33 @@ pub(super) fn quit(on: &mut Connection<'_>) {
 
 pub(super) fn reset(on: &mut Connection<'_>) {
     on.tenant = on.shared.config.logins.is_empty().then_some(TenantId(0));
-    on.out.third = false;
+    (on.out.third, on.refusing) = (false, false);
     on.name.clear();
     on.out.simple("RESET");
+}
+
+/// Commands of a transaction would be applied one by one, and seen so: better not at all.
+pub(super) fn multi(on: &mut Connection<'_>) {
+    on.refusing = true;
+    on.out.error(
+        "ERR MULTI is not served: commands are applied one by one; send a pipeline without a transaction",
+    );
+}
+
+pub(super) fn exec(on: &mut Connection<'_>) {
+    if std::mem::take(&mut on.refusing) {
+        on.out.error("EXECABORT nothing of the transaction was applied: MULTI is not served");
+    } else {
+        on.out.error("ERR EXEC without MULTI");
+    }
+}
+
+pub(super) fn discard(on: &mut Connection<'_>) {
+    if std::mem::take(&mut on.refusing) {
+        on.out.simple("OK");
+    } else {
+        on.out.error("ERR DISCARD without MULTI");
+    }
 }
 
 pub(super) fn select(on: &mut Connection<'_>) {
@@ -271,10 +295,13 @@ pub(super) async fn flush(on: &mut Connection<'_>) {
         }
         cursor = next;
         if cursor == 0 {
-            last = below::flush(on).await.or(last);
+            last = match below::flush(on).await {
+                Ok(forgotten) => forgotten.or(last),
+                Err(why) => return on.out.error(why),
+            };
             // On the SSD removals are confirmed in their order, or nearly so; in the bucket in any order.
             let confirmed = match below::flushed(&on.shared.store).await {
-                Ok(()) => below::confirm(&on.shared.store, last).await,
+                Ok(()) => below::confirm(&on.shared.store, &last).await,
                 refused => refused,
             };
             return match confirmed {

@@ -8,14 +8,19 @@ use tokio::sync::oneshot;
 use super::connection::Connection;
 use super::{admin, strings};
 use crate::key::Key;
-use crate::lower::{Forgotten, Found, Page, Silent};
+use crate::lower::{Brought, Forgotten, Names, Page, Silent};
 use crate::refusal::Refusal;
 use crate::store::{CONFIRM_WITHIN, ObjectStore};
 
-/// How long a client waits for a tier below before it is told of a miss.
+/// How long a command waits for a tier below before it goes on as if that had nothing.
 const BRING_WITHIN: Duration = Duration::from_secs(10);
 /// How long `FLUSHDB` waits for the bucket, which may have very much.
 const FLUSH_WITHIN: Duration = Duration::from_secs(60);
+/// What the answer to one key of an `MGET` may take beside the values in memory: a small value is copied.
+const ANSWER_BYTES: usize = 1_400;
+/// Too many answers wait for clients to read them.
+const CROWDED: &str =
+    "OOM the answer is larger than what is left for answers that wait; ask for fewer keys, or again later";
 /// Values that one `MGET` brings up at a time.
 const AT_A_TIME: usize = 32;
 /// Cursors of `SCAN` from here on go through the keys on the SSD, by their names without the last two bits.
@@ -25,9 +30,11 @@ const IN_BUCKET: u64 = 3 << 62;
 /// The bucket is silent, so a list of keys would be short without saying so.
 const SILENT: &str =
     "ERR the bucket below does not answer: keys that are only there cannot be listed; ask again later";
+/// The same for the SSD.
+const SSD_SILENT: &str = "ERR the SSD below does not answer: keys that are only there cannot be listed; ask again later, look at the disk";
 
 /// A value on its way up.
-pub(super) type Coming = oneshot::Receiver<Option<Arc<Found>>>;
+pub(super) type Coming = oneshot::Receiver<Option<Arc<Brought>>>;
 
 /// Starts to bring a value up, if memory has it not and a tier below may.
 pub(super) fn start(store: &ObjectStore, key: Key<'_>) -> Option<Coming> {
@@ -39,28 +46,34 @@ pub(super) fn start(store: &ObjectStore, key: Key<'_>) -> Option<Coming> {
     Some(receive)
 }
 
-/// What came.
-async fn arrived(coming: Coming) -> Option<Arc<Found>> {
-    tokio::time::timeout(BRING_WITHIN, coming).await.ok()?.ok()?
+/// What came before a command's time was over.
+async fn arrived(coming: Coming, end: Instant) -> Option<Arc<Brought>> {
+    tokio::time::timeout_at(end.into(), coming).await.ok()?.ok()?
 }
 
 /// Brings the value of an argument up, and waits for it.
-pub(super) async fn bring(on: &Connection<'_>, argument: usize) -> Option<Arc<Found>> {
-    arrived(start(&on.shared.store, on.key(argument))?).await
+pub(super) async fn bring(on: &Connection<'_>, argument: usize) -> Option<Arc<Brought>> {
+    arrived(start(&on.shared.store, on.key(argument))?, Instant::now() + BRING_WITHIN).await
 }
 
 /// Waits until what was forgotten cannot come back, within a bound.
-pub(super) async fn confirm(store: &ObjectStore, forgotten: Forgotten) -> Result<(), Refusal> {
-    if forgotten.is_nothing() {
-        return Ok(());
-    }
+pub(super) async fn confirm(store: &ObjectStore, forgotten: &Forgotten) -> Result<(), Refusal> {
+    confirm_all(store, std::slice::from_ref(forgotten)).await
+}
+
+/// The same for several that are under way at once: one flush of the disk may do for all.
+pub(super) async fn confirm_all(store: &ObjectStore, going: &[Forgotten]) -> Result<(), Refusal> {
     let end = Instant::now() + CONFIRM_WITHIN;
-    let mut pause = Duration::from_micros(200);
-    while !forgotten.is_answered() && Instant::now() < end {
-        tokio::time::sleep(pause).await;
-        pause = (2 * pause).min(Duration::from_millis(5));
+    let mut result = Ok(());
+    for forgotten in going.iter().filter(|forgotten| !forgotten.is_nothing()) {
+        let mut pause = Duration::from_micros(200);
+        while !forgotten.is_answered() && Instant::now() < end {
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(Duration::from_millis(5));
+        }
+        result = result.and(store.confirmed(forgotten));
     }
-    store.confirmed(&forgotten)
+    result
 }
 
 pub(super) async fn get(on: &mut Connection<'_>) {
@@ -71,18 +84,23 @@ pub(super) async fn get(on: &mut Connection<'_>) {
     match on.shared.store.get(on.key(1)) {
         Some(reading) => strings::answer(on, reading),
         // Memory is full of what is held: the client gets the value all the same.
-        None => on.out.bulk(&found.value),
+        None => on.out.found(found),
     }
 }
 
 pub(super) async fn mget(on: &mut Connection<'_>) {
     let keys: Vec<usize> = (1..on.incoming.count()).collect();
+    if !on.has_room_for(keys.len() * ANSWER_BYTES) {
+        return on.out.error(CROWDED);
+    }
     let (mut found, mut bytes) = (Vec::with_capacity(keys.len()), 0);
+    // One for all of them, or a tier that hangs would be waited for as often as there are keys.
+    let end = Instant::now() + BRING_WITHIN;
     for some in keys.chunks(AT_A_TIME) {
         let coming: Vec<_> = some.iter().map(|at| start(&on.shared.store, on.key(*at))).collect();
         for (at, coming) in some.iter().zip(coming) {
             let brought = match coming {
-                Some(coming) => arrived(coming).await,
+                Some(coming) => arrived(coming, end).await,
                 None => None,
             };
             let one = strings::Answer::of(on.shared.store.get(on.key(*at)), brought);
@@ -106,20 +124,39 @@ pub(super) async fn exists(on: &mut Connection<'_>) {
 }
 
 pub(super) async fn del(on: &mut Connection<'_>) {
-    let mut removed = 0;
+    let (mut going, mut removed, mut refused) = (Vec::new(), 0, None);
     for at in 1..on.incoming.count() {
         match on.shared.store.remove_unconfirmed(on.key(at)) {
             Ok(forgotten) => {
-                if let Err(refusal) = confirm(&on.shared.store, forgotten).await {
-                    return on.refuse(refusal);
-                }
                 removed += 1;
+                going.push(forgotten);
             }
             Err(Refusal::Absent) => {}
-            Err(refusal) => return on.refuse(refusal),
+            Err(refusal) => refused = refused.or(Some(refusal)),
         }
     }
-    on.out.integer(removed);
+    let confirmed = confirm_all(&on.shared.store, &going).await;
+    match refused.map_or(confirmed, Err) {
+        Ok(()) => on.out.integer(removed),
+        Err(refusal) => on.refuse(refusal),
+    }
+}
+
+/// `BATON.DEL key generation`: removes a value if it is the one that `BATON.STAT` gave this generation.
+pub(super) async fn del_generation(on: &mut Connection<'_>) {
+    let Some(generation) = on.number(2).and_then(|number| u64::try_from(number).ok()) else {
+        return on.not_a_number();
+    };
+    let removed = on.shared.store.remove_generation(on.key(1), generation);
+    let confirmed = match removed {
+        Ok(forgotten) => confirm(&on.shared.store, &forgotten).await,
+        Err(refusal) => Err(refusal),
+    };
+    match confirmed {
+        Ok(()) => on.out.integer(1),
+        Err(Refusal::Absent) => on.out.integer(0),
+        Err(refusal) => on.refuse(refusal),
+    }
 }
 
 pub(super) async fn expire(on: &mut Connection<'_>, unit_us: u64) {
@@ -131,36 +168,38 @@ pub(super) async fn expire(on: &mut Connection<'_>, unit_us: u64) {
         _ => on.shared.store.remove_unconfirmed(key),
     };
     let Ok(forgotten) = done else { return on.out.integer(0) };
-    match confirm(&on.shared.store, forgotten).await {
+    match confirm(&on.shared.store, &forgotten).await {
         Ok(()) => on.out.integer(1),
         Err(refusal) => on.refuse(refusal),
     }
 }
 
-/// Some keys below, after a name: each with its tenant's name; and where to go on.
-async fn list(store: &ObjectStore, after: Option<u64>, most: usize) -> (Vec<(String, Vec<u8>)>, Option<u64>) {
-    let Some(lower) = store.lower() else { return (Vec::new(), None) };
+/// Some keys on the SSD, after a name: each with its tenant's name; and where to go on.
+async fn list(store: &ObjectStore, after: Option<u64>, most: usize) -> Result<Names, Silent> {
+    let Some(lower) = store.lower() else { return Ok((Vec::new(), None)) };
     let (send, receive) = oneshot::channel();
-    lower.list(after, most, Box::new(move |found, next| _ = send.send((found, next))));
-    let listed = tokio::time::timeout(BRING_WITHIN, receive).await;
-    listed.ok().and_then(Result::ok).unwrap_or_default()
+    lower.list(after, most, Box::new(move |listed| _ = send.send(listed)));
+    tokio::time::timeout(BRING_WITHIN, receive).await.map_err(|_| Silent)?.map_err(|_| Silent)?
 }
 
 /// Removes what a tenant has below alone. Gives the last removal on the SSD.
-pub(super) async fn flush(on: &Connection<'_>) -> Forgotten {
-    let (Some(tenant), store) = (on.tenant, &on.shared.store) else { return Forgotten::default() };
+///
+/// # Errors
+/// In words: not all of it could be found.
+pub(super) async fn flush(on: &Connection<'_>) -> Result<Forgotten, &'static str> {
+    let (Some(tenant), store) = (on.tenant, &on.shared.store) else { return Ok(Forgotten::default()) };
     let (named, mut after, mut last) = (store.tenant_name(tenant), None, Forgotten::default());
     if let Some(cold) = store.cold() {
         cold.forget_tenant(&named);
     }
     loop {
-        let (found, next) = list(store, after, AT_A_TIME).await;
+        let (found, next) = list(store, after, AT_A_TIME).await.map_err(|_| SSD_SILENT)?;
         for (_, key) in found.iter().filter(|(other, _)| *other == named) {
             last = store.remove_unconfirmed(Key { tenant, bytes: key }).unwrap_or_default().or(last);
         }
         after = next;
         if after.is_none() {
-            return last;
+            return Ok(last);
         }
     }
 }
@@ -183,15 +222,18 @@ pub(super) async fn scan(on: &mut Connection<'_>) {
         Ok(asked) => asked,
         Err(error) => return on.out.error(error),
     };
+    if !on.has_room_for(asked.entries as usize * (crate::KEY_MAX_BYTES + 16)) {
+        return on.out.error(CROWDED);
+    }
     let listed = match asked.cursor {
-        ..ON_SSD => scan_memory(on, &asked),
-        ON_SSD..IN_BUCKET => scan_ssd(on, &asked).await,
-        IN_BUCKET.. => match scan_bucket(on, &asked).await {
-            Ok(listed) => listed,
-            Err(Silent) => return on.out.error(SILENT),
-        },
+        ..ON_SSD => Ok(scan_memory(on, &asked)),
+        ON_SSD..IN_BUCKET => scan_ssd(on, &asked).await.map_err(|_| SSD_SILENT),
+        IN_BUCKET.. => scan_bucket(on, &asked).await.map_err(|_| SILENT),
     };
-    let (mut keys, next) = listed;
+    let (mut keys, next) = match listed {
+        Ok(listed) => listed,
+        Err(why) => return on.out.error(why),
+    };
     if asked.cursor >= ON_SSD {
         let store = &on.shared.store;
         keys.retain(|key| {
@@ -218,13 +260,13 @@ fn scan_memory(on: &Connection<'_>, asked: &admin::Scan) -> Step {
     (mine.map(|listed| listed.key).collect(), next)
 }
 
-async fn scan_ssd(on: &Connection<'_>, asked: &admin::Scan) -> Step {
+async fn scan_ssd(on: &Connection<'_>, asked: &admin::Scan) -> Result<Step, Silent> {
     let store = &on.shared.store;
     let tenant = on.tenant.map(|tenant| store.tenant_name(tenant)).unwrap_or_default();
-    let (found, next) = list(store, name_at(asked.cursor, ON_SSD), asked.entries as usize).await;
+    let (found, next) = list(store, name_at(asked.cursor, ON_SSD), asked.entries as usize).await?;
     let mine = found.into_iter().filter(|(other, _)| *other == tenant).map(|(_, key)| key);
     let end = if store.cold().is_some() { IN_BUCKET } else { 0 };
-    (mine.collect(), next.map_or(end, |name| ON_SSD | name >> 2))
+    Ok((mine.collect(), next.map_or(end, |name| ON_SSD | name >> 2)))
 }
 
 async fn scan_bucket(on: &Connection<'_>, asked: &admin::Scan) -> Result<Step, Silent> {

@@ -1,8 +1,12 @@
 //! A small client: one connection, blocking, pipelines included. For commands, tests and measurements.
 
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs as _};
 use std::time::{Duration, Instant};
+
+use super::trust::{Way, secure};
+
+pub use super::trust::Trust;
 
 /// Largest text or list that a reply may have.
 const REPLY_MAX: i64 = 4 << 30;
@@ -36,13 +40,16 @@ impl Reply {
     }
 }
 
-/// Where a server is and how to come in: `redis://[[user]:password@]host[:port]`.
+/// Where a server is and how to come in: `redis://[[user]:password@]host[:port]`, over TLS
+/// `rediss://...[?ssl_ca_certs=FILE]`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Url {
     /// Host and port.
     pub address: String,
     /// User and password.
     pub login: Option<(String, String)>,
+    /// Whom to believe that it is this server; plain text where there is nobody.
+    pub tls: Option<Trust>,
 }
 
 impl std::fmt::Debug for Url {
@@ -56,7 +63,16 @@ impl std::str::FromStr for Url {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let rest = text.strip_prefix("redis://").ok_or("url: give redis://host:port")?;
+        let wrong = || "url: give redis://host:port, or rediss://host:port for TLS".to_owned();
+        let (plain, secured) = (text.strip_prefix("redis://"), text.strip_prefix("rediss://"));
+        let rest = plain.or(secured).ok_or_else(wrong)?;
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let tls = match (secured, query.strip_prefix("ssl_ca_certs=")) {
+            (Some(_), Some(file)) if !file.is_empty() => Some(Trust { ca: file.into() }),
+            (Some(_), None) if query.is_empty() => Some(Trust::default()),
+            (None, None) if query.is_empty() => None,
+            _ => return Err("url: after ? there is ssl_ca_certs=FILE of rediss:// and nothing else".into()),
+        };
         let rest = rest.split('/').next().unwrap_or(rest);
         let (login, host) = rest.rsplit_once('@').map_or((None, rest), |(login, host)| (Some(login), host));
         let login = login.map(|login| {
@@ -64,17 +80,26 @@ impl std::str::FromStr for Url {
             (if user.is_empty() { "default" } else { user }.to_owned(), password.to_owned())
         });
         if host.is_empty() {
-            return Err("url: give redis://host:port".into());
+            return Err(wrong());
         }
         // The colons of an IPv6 address are inside brackets.
         let ported = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-        Ok(Self { address: if ported { host.to_owned() } else { format!("{host}:6379") }, login })
+        let address = if ported { host.to_owned() } else { format!("{host}:6379") };
+        Ok(Self { address, login, tls })
+    }
+}
+
+impl Url {
+    /// The host without its port and brackets.
+    pub(super) fn host(&self) -> &str {
+        let host = self.address.rsplit_once(':').map_or(self.address.as_str(), |(host, _)| host);
+        host.trim_start_matches('[').trim_end_matches(']')
     }
 }
 
 /// A stream on which a silence may be waited out.
 struct Patient {
-    stream: TcpStream,
+    stream: Way,
     watch: Option<(Duration, Box<dyn Fn() -> bool + Send>)>,
 }
 
@@ -90,7 +115,7 @@ pub(crate) fn is_silence(error: &io::Error) -> bool {
 }
 
 impl Patient {
-    fn persist<T>(&mut self, mut act: impl FnMut(&mut TcpStream) -> io::Result<T>) -> io::Result<T> {
+    fn persist<T>(&mut self, mut act: impl FnMut(&mut Way) -> io::Result<T>) -> io::Result<T> {
         let start = Instant::now();
         loop {
             let done = act(&mut self.stream);
@@ -115,7 +140,7 @@ impl Write for Patient {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
+        self.persist(Write::flush)
     }
 }
 
@@ -132,12 +157,17 @@ impl Client {
     /// # Errors
     /// What the network or the server says.
     pub fn connect(url: &Url, patience: Duration) -> Result<Self, String> {
+        let session = url.tls.as_ref().map(|trust| trust.session(url)).transpose()?;
         let failed = |e: io::Error| format!("connect to {}: {e}; is the store running there?", url.address);
         let address = url.address.to_socket_addrs().map_err(failed)?.next();
         let address = address.ok_or_else(|| format!("connect to {}: no such host", url.address))?;
         let stream = TcpStream::connect_timeout(&address, patience).map_err(failed)?;
         let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(patience)));
         set.and_then(|()| stream.set_write_timeout(Some(patience))).map_err(failed)?;
+        let stream = match session {
+            None => Way::Plain(stream),
+            Some(session) => secure(session, stream, url)?,
+        };
         let mut client = Self {
             stream: BufReader::with_capacity(1 << 17, Patient { stream, watch: None }),
             out: Vec::new(),
@@ -175,7 +205,8 @@ impl Client {
     pub fn flush(&mut self) -> io::Result<()> {
         let sent = self.stream.get_mut().write_all(&self.out);
         self.out.clear();
-        sent
+        // TLS may have taken in what it has not sent yet.
+        sent.and_then(|()| self.stream.get_mut().flush())
     }
 
     /// Sends bytes as they are, for tests of what a server does with them.
@@ -183,7 +214,8 @@ impl Client {
     /// # Errors
     /// What the network says.
     pub fn send_raw(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.stream.get_mut().write_all(bytes)
+        self.stream.get_mut().write_all(bytes)?;
+        self.stream.get_mut().flush()
     }
 
     /// From now on a silence as long as the patience that it connected with is no error while `lives` says so, nor
@@ -197,51 +229,52 @@ impl Client {
     /// # Errors
     /// What the network says, or a reply that is none.
     pub fn receive(&mut self) -> io::Result<Reply> {
-        self.reply(0)
+        read(&mut self.stream, 0)
     }
+}
 
-    fn line(&mut self) -> io::Result<Vec<u8>> {
-        use std::io::BufRead as _;
-        let mut line = Vec::new();
-        self.stream.by_ref().take(1 << 16).read_until(b'\n', &mut line)?;
-        match line.strip_suffix(b"\r\n") {
-            Some(line) => Ok(line.to_vec()),
-            None => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
+/// A line without its end.
+fn line(from: &mut impl BufRead) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    from.by_ref().take(1 << 16).read_until(b'\n', &mut line)?;
+    match line.strip_suffix(b"\r\n") {
+        Some(line) => Ok(line.to_vec()),
+        None => Err(io::ErrorKind::UnexpectedEof.into()),
     }
+}
 
-    fn reply(&mut self, depth: u32) -> io::Result<Reply> {
-        let bad = || io::Error::new(io::ErrorKind::InvalidData, "not a reply of this protocol");
-        let line = self.line()?;
-        let (kind, text) = line.split_first().ok_or_else(bad)?;
-        let text = String::from_utf8_lossy(text).into_owned();
-        let number = || text.parse::<i64>().ok().filter(|n| *n <= REPLY_MAX).ok_or_else(bad);
-        let length = |times: usize| number().map(|n| usize::try_from(n).ok().map(|n| times * n));
-        match kind {
-            b'+' => Ok(Reply::Simple(text)),
-            b'-' => Ok(Reply::Error(text)),
-            b':' => text.parse().map(Reply::Integer).map_err(|_| bad()),
-            b'_' => Ok(Reply::Nothing),
-            b'$' => match length(1)? {
-                None => Ok(Reply::Nothing),
-                Some(bytes) => {
-                    let mut value = Vec::new();
-                    self.stream.by_ref().take(bytes as u64 + 2).read_to_end(&mut value)?;
-                    if value.len() != bytes + 2 || !value.ends_with(b"\r\n") {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
-                    }
-                    value.truncate(bytes);
-                    Ok(Reply::Bulk(value))
+/// A reply, which is `depth` lists deep.
+pub(super) fn read(from: &mut impl BufRead, depth: u32) -> io::Result<Reply> {
+    let bad = || io::Error::new(io::ErrorKind::InvalidData, "not a reply of this protocol");
+    let line = line(from)?;
+    let (kind, text) = line.split_first().ok_or_else(bad)?;
+    let text = String::from_utf8_lossy(text).into_owned();
+    let number = || text.parse::<i64>().ok().filter(|n| *n <= REPLY_MAX).ok_or_else(bad);
+    let length = |times: usize| number().map(|n| usize::try_from(n).ok().map(|n| times * n));
+    match kind {
+        b'+' => Ok(Reply::Simple(text)),
+        b'-' => Ok(Reply::Error(text)),
+        b':' => text.parse().map(Reply::Integer).map_err(|_| bad()),
+        b'_' => Ok(Reply::Nothing),
+        b'$' => match length(1)? {
+            None => Ok(Reply::Nothing),
+            Some(bytes) => {
+                let mut value = Vec::new();
+                from.by_ref().take(bytes as u64 + 2).read_to_end(&mut value)?;
+                if value.len() != bytes + 2 || !value.ends_with(b"\r\n") {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
                 }
-            },
-            b'*' | b'%' | b'~' if depth < DEPTH_MAX => match length(if *kind == b'%' { 2 } else { 1 })? {
-                None => Ok(Reply::Nothing),
-                Some(count) => {
-                    (0..count).map(|_| self.reply(depth + 1)).collect::<Result<_, _>>().map(Reply::List)
-                }
-            },
-            _ => Err(bad()),
-        }
+                value.truncate(bytes);
+                Ok(Reply::Bulk(value))
+            }
+        },
+        b'*' | b'%' | b'~' if depth < DEPTH_MAX => match length(if *kind == b'%' { 2 } else { 1 })? {
+            None => Ok(Reply::Nothing),
+            Some(count) => {
+                (0..count).map(|_| read(from, depth + 1)).collect::<Result<_, _>>().map(Reply::List)
+            }
+        },
+        _ => Err(bad()),
     }
 }
 
@@ -252,12 +285,28 @@ mod tests {
     #[test]
     fn addresses_say_where_and_who() {
         let url = |text: &str| text.parse::<Url>();
-        assert_eq!(url("redis://h").unwrap(), Url { address: "h:6379".into(), login: None });
+        assert_eq!(url("redis://h").unwrap(), Url { address: "h:6379".into(), login: None, tls: None });
         let full = url("redis://u:p@[::1]:7/0").unwrap();
         assert_eq!(full.address, "[::1]:7");
         assert_eq!(full.login, Some(("u".into(), "p".into())));
         assert_eq!(url("redis://:p@h:1").unwrap().login, Some(("default".into(), "p".into())));
-        assert!(url("http://h").is_err() && url("redis://").is_err());
+        let trust = |ca: &str| Some(Trust { ca: ca.into() });
+        let secured = url("rediss://:p@[::1]:7/0?ssl_ca_certs=/a/ca.pem").unwrap();
+        assert_eq!(
+            (secured.address.as_str(), secured.host(), &secured.tls),
+            ("[::1]:7", "::1", &trust("/a/ca.pem"))
+        );
+        assert_eq!(url("rediss://h").unwrap().tls, Some(Trust::default()));
+        for wrong in [
+            "http://h",
+            "redis://",
+            "rediss://",
+            "redis://h?ssl_ca_certs=a",
+            "rediss://h?ssl_ca_certs=",
+            "redis://h?db=1",
+        ] {
+            assert!(url(wrong).is_err(), "{wrong}");
+        }
         assert!(!format!("{full:?}").contains("login"));
     }
 }

@@ -41,6 +41,8 @@ enum Below {
     GetAll,
     Exists,
     Remove,
+    /// `BATON.DEL`.
+    RemoveGeneration,
     /// `EXPIRE`, `PEXPIRE`: the unit of the time, µs.
     Expire(u64),
     Scan,
@@ -74,6 +76,7 @@ const COMMANDS: &[Command] = &[
     of("PERSIST", 2, 2, Does::Value(strings::persist)),
     of("TYPE", 2, 2, Does::Value(strings::kind)),
     of("BATON.STAT", 2, 2, Does::Value(strings::stat)),
+    of("BATON.DEL", 3, 3, Does::Below(Below::RemoveGeneration)),
     of("BATON.VERIFY", 2, 2, Does::Value(strings::verify)),
     of("BATON.PIN", 3, 3, Does::Value(strings::pin)),
     of("SCAN", 2, 8, Does::Below(Below::Scan)),
@@ -83,6 +86,9 @@ const COMMANDS: &[Command] = &[
     of("FLUSHDB", 1, 2, Does::Flush),
     of("FLUSHALL", 1, 2, Does::Flush),
     of("SELECT", 2, 2, Does::Now(admin::select)),
+    of("MULTI", 1, 1, Does::Now(admin::multi)),
+    of("EXEC", 1, 1, Does::Open(admin::exec)),
+    of("DISCARD", 1, 1, Does::Open(admin::discard)),
     of("PING", 1, 2, Does::Now(admin::ping)),
     of("ECHO", 2, 2, Does::Now(admin::echo)),
     of("COMMAND", 1, MANY, Does::Now(admin::command)),
@@ -92,6 +98,9 @@ const COMMANDS: &[Command] = &[
     of("RESET", 1, 1, Does::Open(admin::reset)),
     of("QUIT", 1, MANY, Does::Open(admin::quit)),
 ];
+
+/// What is served after a `MULTI` that was refused: it ends what belongs to it.
+const REFUSED_ENDS: [&str; 4] = ["EXEC", "DISCARD", "RESET", "QUIT"];
 
 /// How many commands there are.
 pub(super) fn count() -> usize {
@@ -108,6 +117,9 @@ pub(super) async fn execute(on: &mut Connection<'_>) {
         let name = String::from_utf8_lossy(&name[..name.len().min(64)]).into_owned();
         return on.out.error(&format!("ERR unknown command '{name}'; this is a store of strings"));
     };
+    if on.refusing && !REFUSED_ENDS.contains(&command.name) {
+        return on.out.error("ERR not applied: it belongs to a MULTI, which is not served");
+    }
     let open = matches!(command.does, Does::Open(_));
     if on.tenant.is_none() && !open {
         return on.out.error("NOAUTH Authentication required.");
@@ -130,6 +142,10 @@ pub(super) async fn execute(on: &mut Connection<'_>) {
             Below::GetAll => below::mget(on).await,
             Below::Exists => below::exists(on).await,
             Below::Remove => below::del(on).await,
+            Below::RemoveGeneration => {
+                let _ = below::bring(on, 1).await;
+                below::del_generation(on).await;
+            }
             Below::Expire(unit_us) => {
                 let _ = below::bring(on, 1).await;
                 below::expire(on, unit_us).await;

@@ -1,15 +1,21 @@
-//! One client: read, serve, send, within bounds.
+//! One client: read, serve and send, all at once and within bounds.
 
-use std::future::Future;
+use std::future::poll_fn;
 use std::io::{self, ErrorKind};
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use baton_types::TenantId;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
+use super::budget::Part;
 use super::command;
-use super::incoming::{Incoming, Step};
+use super::counts::Cut;
+use super::incoming::{Broken, Incoming, Step};
 use super::outgoing::Outgoing;
+use super::places::Seat;
 use super::server::Shared;
 use crate::key::Key;
 use crate::refusal::Refusal;
@@ -21,8 +27,15 @@ const RETRY_MIN: Duration = Duration::from_micros(200);
 const RETRY_MAX: Duration = Duration::from_millis(10);
 /// How often a value on its way renews its reservation.
 const RENEW_EVERY: Duration = Duration::from_millis(250);
-/// How long a value may be on its way.
-const VALUE_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a value, or a command without one, may be on its way, and an answer be unread though the client goes on
+/// sending.
+const WHOLE_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a client may say nothing at all after it has come.
+const FIRST_PATIENCE: Duration = Duration::from_secs(60);
+/// How long the end of a connection may take.
+const GOODBYE: Duration = Duration::from_secs(1);
+/// How long to wait before another look whether there is room for more of a command.
+const ROOM_PAUSE: Duration = Duration::from_millis(5);
 
 /// What a connection is and has.
 #[derive(Debug)]
@@ -36,103 +49,270 @@ pub(super) struct Connection<'a> {
     pub(super) out: Outgoing,
     /// Set by `QUIT`: close when the reply is out.
     pub(super) over: bool,
+    /// A `MULTI` was refused, and so is what belongs to it.
+    pub(super) refusing: bool,
+    part: Part,
+    seat: &'a Seat,
+    times: Times,
+}
+
+/// When what happened last that has a time limit.
+#[derive(Debug)]
+struct Times {
+    /// The client came, or logged out.
+    stranger: Instant,
+    /// The command that comes in began, or the value of it.
+    began: Instant,
+    /// Anything was read or sent.
+    moved: Instant,
+    /// Anything was sent, or there was nothing to send.
+    sent: Instant,
+    /// The reservation of the value that comes in was renewed.
+    renewed: Instant,
 }
 
 /// Serves a client until it leaves, breaks the protocol or is out of patience.
-pub(super) async fn run(stream: TcpStream, shared: &Shared, id: u64) {
+pub(super) async fn run(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    shared: &Shared,
+    seat: &Seat,
+    id: u64,
+) {
     let tenant = shared.config.logins.is_empty().then_some(TenantId(0));
-    let (incoming, out) = (Incoming::new(), Outgoing::default());
-    let connection = Connection { shared, id, tenant, name: Vec::new(), incoming, out, over: false };
+    let now = Instant::now();
+    let connection = Connection {
+        shared,
+        id,
+        tenant,
+        name: Vec::new(),
+        incoming: Incoming::new(),
+        out: Outgoing::default(),
+        over: false,
+        refusing: false,
+        part: shared.budget.part(),
+        seat,
+        times: Times { stranger: now, began: now, moved: now, sent: now, renewed: now },
+    };
     // The client sees that the connection has ended; there is nobody else to tell.
-    let _ = connection.serve(&stream).await;
+    if connection.serve(&mut stream).await.is_ok() {
+        let _ = tokio::time::timeout(GOODBYE, part(&mut stream)).await;
+    }
+}
+
+/// Ends a connection so that the client gets the last answer: a close with bytes unread would take it back.
+async fn part(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
+    stream.shutdown().await?;
+    let mut nowhere = [0; 4096];
+    while stream.read(&mut nowhere).await? > 0 {}
+    Ok(())
+}
+
+/// What a call has done at once.
+fn at_once<T>(polled: Poll<io::Result<T>>) -> io::Result<T> {
+    match polled {
+        Poll::Ready(done) => done,
+        Poll::Pending => Err(ErrorKind::WouldBlock.into()),
+    }
+}
+
+/// What an exchange has done.
+#[derive(Clone, Copy, Debug)]
+struct Moved {
+    sent: usize,
+    /// Bytes read; 0 is the end of the stream.
+    got: Option<usize>,
 }
 
 impl Connection<'_> {
-    async fn serve(mut self, stream: &TcpStream) -> io::Result<()> {
+    async fn serve<S: AsyncRead + AsyncWrite + Unpin>(mut self, stream: &mut S) -> io::Result<()> {
         loop {
             // A client that never stops sending lets others have their turn.
             tokio::task::coop::consume_budget().await;
-            let broken = loop {
-                self.incoming.known = self.tenant.is_some();
-                match self.incoming.advance() {
-                    Ok(Step::Read) => break None,
-                    Ok(Step::Large(bytes)) => {
-                        // The client reads nothing while it sends a value: what it is owed goes first.
-                        self.send(stream).await?;
-                        let ticket = self.reserve_large(bytes).await;
-                        self.incoming.begin_large(ticket);
-                    }
-                    Ok(Step::Command) => {
-                        command::execute(&mut self).await;
-                        self.incoming.finish();
-                    }
-                    Err(broken) => break Some(broken),
+            let wants = match self.work().await {
+                Ok(wants) => wants,
+                Err(broken) => {
+                    self.out.error(broken.0);
+                    self.over = true;
+                    false
                 }
-                if self.over || self.out.is_full() {
-                    self.send(stream).await?;
-                }
-                if self.over {
+            };
+            while self.over {
+                if self.out.is_empty() {
                     return Ok(());
                 }
-            };
-            if let Some(broken) = broken {
-                self.out.error(broken.0);
-                return self.send(stream).await;
+                self.exchange(stream, false).await?;
             }
-            self.send(stream).await?;
-            if self.read(stream).await? == 0 {
-                return Ok(());
-            }
+            let moved = self.exchange(stream, wants).await?;
+            // What a client that ends its side is still owed goes out first.
+            self.over = moved.got == Some(0);
         }
     }
 
-    /// Sends all that is pending.
-    async fn send(&mut self, stream: &TcpStream) -> io::Result<()> {
-        while !self.out.is_empty() {
-            match self.out.write_with(|slices| stream.try_write_vectored(slices)) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.patiently(stream.writable()).await?;
+    /// Serves what has come in, as far as there is room for answers. Whether more is to be read.
+    async fn work(&mut self) -> Result<bool, Broken> {
+        while !self.over {
+            if self.out.is_full() || (!self.out.is_empty() && self.part.is_over()) {
+                return Ok(false);
+            }
+            self.incoming.known = self.tenant.is_some();
+            match self.incoming.advance()? {
+                Step::Read => {
+                    self.weigh();
+                    return Ok(true);
                 }
-                other => drop(other?),
+                Step::Large(bytes) => {
+                    let ticket = self.reserve_large(bytes).await;
+                    self.incoming.begin_large(ticket);
+                    (self.times.began, self.times.renewed) = (Instant::now(), Instant::now());
+                }
+                Step::Command => {
+                    command::execute(self).await;
+                    self.incoming.finish();
+                    self.weigh();
+                    self.note();
+                }
             }
         }
-        Ok(())
+        Ok(false)
     }
 
-    async fn patiently(&self, wait: impl Future<Output = io::Result<()>>) -> io::Result<()> {
+    /// A command was served.
+    fn note(&mut self) {
+        let now = Instant::now();
+        (self.times.began, self.times.moved) = (now, now);
+        let now_us = self.shared.started.elapsed().as_micros();
+        self.seat.active_us.store(u64::try_from(now_us).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.seat.spoke.store(true, Ordering::Relaxed);
+        let known = self.tenant.is_some();
+        if self.seat.known.swap(known, Ordering::Relaxed) && !known {
+            self.times.stranger = Instant::now();
+        }
+    }
+
+    fn weight(&self) -> usize {
+        self.incoming.weight() + self.out.weight()
+    }
+
+    fn weigh(&mut self) {
+        let weight = self.weight();
+        self.part.weigh(weight);
+    }
+
+    /// Takes room for an answer of so many bytes beside the values, if there is as much.
+    pub(super) fn has_room_for(&mut self, bytes: usize) -> bool {
+        let weight = self.weight() + bytes;
+        self.part.try_weigh(weight)
+    }
+
+    /// Sends and reads what can be now; waits while nothing can. A client may write a whole pipeline before it reads the
+    /// first answer, so neither waits for the other.
+    async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        stream: &mut S,
+        wants: bool,
+    ) -> io::Result<Moved> {
+        let growth = if wants { self.incoming.growth() } else { 0 };
+        let reads = wants && (growth == 0 || self.has_room_for(growth));
+        if wants && !reads && self.out.is_empty() {
+            tokio::time::sleep(ROOM_PAUSE).await;
+        }
+        let waits = reads || !self.out.is_empty();
+        let deadline = self.deadline(reads);
+        let moving = poll_fn(|cx| self.poll_exchange(cx, stream, (reads, waits)));
+        let moved = match deadline {
+            Some((at, cut)) if !waits && Instant::now() >= at => Err(cut),
+            Some((at, cut)) => tokio::time::timeout_at(at.into(), moving).await.map_err(|_| cut),
+            None => Ok(moving.await),
+        };
+        let moved = moved.map_err(|cut| {
+            self.shared.counts.cut(cut);
+            io::Error::from(ErrorKind::TimedOut)
+        })??;
+        self.moved(moved, wants);
+        Ok(moved)
+    }
+
+    fn poll_exchange<S: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        stream: &mut S,
+        (reads, waits): (bool, bool),
+    ) -> Poll<io::Result<Moved>> {
+        let mut moved = Moved { sent: 0, got: None };
+        while !self.out.is_empty() {
+            let sent =
+                self.out.write_with(|slices| at_once(Pin::new(&mut *stream).poll_write_vectored(cx, slices)));
+            match sent {
+                Ok(0) => return Poll::Ready(Err(ErrorKind::WriteZero.into())),
+                Ok(bytes) => moved.sent += bytes,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        // Of TLS: what is encrypted is sent. Without it this does nothing.
+        if let Poll::Ready(Err(error)) = Pin::new(&mut *stream).poll_flush(cx) {
+            return Poll::Ready(Err(error));
+        }
+        if reads {
+            let got = self.incoming.read_with(|place| {
+                let mut into = ReadBuf::new(place);
+                at_once(Pin::new(&mut *stream).poll_read(cx, &mut into)).map(|()| into.filled().len())
+            });
+            match got {
+                Ok(bytes) => moved.got = Some(bytes),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        if moved.sent > 0 || moved.got.is_some() || !waits { Poll::Ready(Ok(moved)) } else { Poll::Pending }
+    }
+
+    /// Notes what has moved, and renews what would run out under a client that goes on.
+    fn moved(&mut self, moved: Moved, wants: bool) {
+        let now = Instant::now();
+        if moved.sent > 0 || moved.got.is_some() {
+            self.times.moved = now;
+        }
+        if moved.sent > 0 || self.out.is_empty() {
+            self.times.sent = now;
+        }
+        if !wants {
+            // What does not come in because the client does not read is no command half sent.
+            self.times.began = now;
+        }
+        if moved.sent > 0 {
+            self.weigh();
+            let store = &self.shared.store;
+            self.out.renew(store.now_us(), store.read_lease_us());
+        }
+        if let Some(ticket) = self.incoming.filling()
+            && now - self.times.renewed > RENEW_EVERY
+        {
+            self.times.renewed = now;
+            // One that was taken over tells so at its seal.
+            let _ = ticket.renew();
+        }
+    }
+
+    /// Until when something has to move, and what it is called when it does not.
+    fn deadline(&mut self, reads: bool) -> Option<(Instant, Cut)> {
         let patience = Duration::from_micros(self.shared.config.patience_us);
-        tokio::time::timeout(patience, wait).await.map_err(|_| io::Error::from(ErrorKind::TimedOut))?
-    }
-
-    /// Reads once, or, in the middle of a large value, until its end. 0 is the end of the stream.
-    async fn read(&mut self, stream: &TcpStream) -> io::Result<usize> {
-        let (start, mut renewed) = (Instant::now(), Instant::now());
-        loop {
-            let got = self.incoming.read_with(|place| stream.try_read(place));
-            let filling = self.incoming.filling();
-            let waits = matches!(&got, Err(error) if error.kind() == ErrorKind::WouldBlock);
-            if !waits && (got.is_err() || filling.is_none()) {
-                return got;
-            }
-            let Some(ticket) = filling else {
-                // A client may be silent between commands as long as it likes.
-                stream.readable().await?;
-                continue;
-            };
-            if matches!(got, Ok(0)) || start.elapsed() > VALUE_PATIENCE {
-                return Ok(0);
-            }
-            if renewed.elapsed() > RENEW_EVERY {
-                renewed = Instant::now();
-                // One that was taken over tells so at its seal.
-                let _ = ticket.renew();
-            }
-            tokio::task::coop::consume_budget().await;
-            if waits {
-                self.patiently(stream.readable()).await?;
-            }
+        let (waits, amid) = (!self.out.is_empty(), self.incoming.is_amid());
+        let times = &mut self.times;
+        if !waits && !amid {
+            times.began = Instant::now();
         }
+        let unread = (times.moved + patience).min(times.sent + WHOLE_PATIENCE);
+        let half = (times.moved.max(times.began) + patience).min(times.began + WHOLE_PATIENCE);
+        let half_cut = if reads { Cut::HalfSent } else { Cut::NoRoom };
+        let mute = !self.seat.spoke.load(Ordering::Relaxed);
+        let deadlines = [
+            waits.then_some((unread, Cut::Unread)),
+            (amid && (reads || !waits)).then_some((half, half_cut)),
+            self.tenant.is_none().then_some((times.stranger + patience, Cut::Stranger)),
+            (mute && self.tenant.is_some()).then_some((times.stranger + FIRST_PATIENCE, Cut::Mute)),
+        ];
+        deadlines.into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
     }
 
     async fn reserve_large(&self, bytes: u64) -> Result<PutTicket, Refusal> {
@@ -163,7 +343,7 @@ pub(super) async fn reserve(
         };
         let patience_us = match refusal {
             Refusal::Busy { .. } => shared.config.patience_us,
-            Refusal::Full { .. } => shared.store.room_wait_us(),
+            Refusal::Full { .. } | Refusal::OverQuota { .. } => shared.store.room_wait_us(),
             other => return Err(other),
         };
         if start.elapsed() >= Duration::from_micros(patience_us) {

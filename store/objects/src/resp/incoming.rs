@@ -12,22 +12,28 @@ const LONG_COMMAND_BYTES: usize = 1 << 20;
 const GATHERED_MAX_BYTES: usize = 64 * 1024;
 /// Largest command without its large values.
 const COMMAND_MAX_BYTES: usize = 16 << 20;
-/// Largest command of a client that has not logged in.
-const STRANGER_MAX_BYTES: usize = 64 * 1024;
+/// Largest command of a client that has not logged in, and most arguments of it: as many as a login needs.
+const STRANGER_MAX_BYTES: usize = 4 * 1024;
+const STRANGER_ARGUMENTS_MAX: usize = 16;
 /// Longest line: that of a command typed by hand.
 const LINE_MAX_BYTES: usize = 16 * 1024;
 /// Most arguments of a command.
-const ARGUMENTS_MAX: usize = 8192;
-/// Room for a read.
+const ARGUMENTS_MAX: usize = 1 << 20;
+/// Room for a read, and most bytes of one.
 const READ_BYTES: usize = 64 * 1024;
+const READ_MAX_BYTES: usize = 256 * 1024;
+/// Room for a read of a client that has not logged in.
+const STRANGER_READ_BYTES: usize = 4 * 1024;
+/// Arguments that the list keeps room for between commands.
+const ARGUMENTS_KEPT: usize = 256;
 
 /// An argument.
 #[derive(Debug)]
 enum Argument {
     /// Bytes of the buffer, counted from the command's start.
     Gathered { from: usize, bytes: usize },
-    /// A large value on its way, or why it was only passed over.
-    Large(Result<PutTicket, Refusal>),
+    /// A large value on its way, or why it was only passed over; apart, so that other arguments stay small.
+    Large(Box<Result<PutTicket, Refusal>>),
 }
 
 /// What to do next.
@@ -100,7 +106,7 @@ impl Incoming {
     /// Takes a large value out of the command, if it is one.
     pub(super) fn take_large(&mut self, argument: usize) -> Option<Result<PutTicket, Refusal>> {
         match self.arguments.get_mut(argument) {
-            Some(Argument::Large(ticket)) => Some(std::mem::replace(ticket, Err(Refusal::TakenOver))),
+            Some(Argument::Large(ticket)) => Some(std::mem::replace(&mut **ticket, Err(Refusal::TakenOver))),
             _ => None,
         }
     }
@@ -108,13 +114,43 @@ impl Incoming {
     /// Forgets the command that was whole.
     pub(super) fn finish(&mut self) {
         self.arguments.clear();
+        self.arguments.shrink_to(ARGUMENTS_KEPT);
         (self.left, self.begin) = (None, self.at);
         if self.begin == self.end {
             (self.begin, self.at, self.end) = (0, 0, 0);
-            if self.buffer.len() > 4 * READ_BYTES {
+            if self.buffer.len() > READ_BYTES {
                 self.buffer = Vec::new();
             }
         }
+    }
+
+    /// Bytes of memory that this has.
+    pub(super) fn weight(&self) -> usize {
+        self.buffer.len() + self.arguments.capacity() * size_of::<Argument>()
+    }
+
+    /// Bytes of memory that the next read takes beside what there is.
+    pub(super) fn growth(&self) -> usize {
+        if self.large_left > 0 || self.space() >= self.read_bytes() / 4 {
+            return 0;
+        }
+        if self.begin > 0 && self.space() + self.begin >= self.read_bytes() / 4 {
+            return 0;
+        }
+        (2 * self.buffer.len()).max(self.read_bytes()) - self.buffer.len()
+    }
+
+    /// Whether a command has begun to come in that is not whole.
+    pub(super) fn is_amid(&self) -> bool {
+        self.left.is_some() || self.end > self.begin
+    }
+
+    fn space(&self) -> usize {
+        self.buffer.len() - self.end
+    }
+
+    fn read_bytes(&self) -> usize {
+        if self.known { READ_BYTES } else { STRANGER_READ_BYTES }
     }
 
     /// Goes on as far as the received bytes allow.
@@ -142,15 +178,17 @@ impl Incoming {
             let whole = self.end - self.at >= bytes + 2;
             let gathered = self.at - self.begin;
             let large = bytes >= LARGE_BYTES || (bytes >= MEDIUM_BYTES && gathered > LONG_COMMAND_BYTES);
-            if !whole && large && self.is_value() {
+            if !whole && large && self.known && self.is_value() {
                 return Ok(Step::Large(bytes as u64));
+            }
+            if !self.known && gathered + bytes > STRANGER_MAX_BYTES {
+                return Err(Broken("NOAUTH Authentication required before a command of this size."));
             }
             if bytes > GATHERED_MAX_BYTES && !self.is_value() {
                 return Err(Broken("ERR Protocol error: argument too large"));
             }
             if !whole {
-                let top = if self.known { COMMAND_MAX_BYTES } else { STRANGER_MAX_BYTES };
-                return if gathered + bytes > top {
+                return if gathered + bytes > COMMAND_MAX_BYTES {
                     Err(Broken("ERR Protocol error: command too large"))
                 } else {
                     Ok(Step::Read)
@@ -167,7 +205,8 @@ impl Incoming {
     fn header(&mut self) -> Result<bool, Broken> {
         let received = &self.buffer[self.at..self.end];
         let Some(length) = received.iter().take(LINE_MAX_BYTES).position(|byte| *byte == b'\n') else {
-            let long = received.len() >= LINE_MAX_BYTES;
+            let top = if self.known { LINE_MAX_BYTES } else { STRANGER_MAX_BYTES };
+            let long = received.len() >= top.min(LINE_MAX_BYTES);
             return if long { Err(Broken("ERR Protocol error: too big inline request")) } else { Ok(false) };
         };
         let line = received[..length].strip_suffix(b"\r").unwrap_or(&received[..length]);
@@ -176,12 +215,20 @@ impl Incoming {
             (None, Some((b'*', count))) => {
                 let count = number(count).filter(|count| *count <= ARGUMENTS_MAX as i64);
                 let count = count.ok_or(Broken("ERR Protocol error: invalid multibulk length"))?;
+                if !self.known && count > STRANGER_ARGUMENTS_MAX as i64 {
+                    return Err(Broken(
+                        "NOAUTH Authentication required before a command of so many arguments.",
+                    ));
+                }
                 self.at += length + 1;
                 match usize::try_from(count) {
                     Ok(count) if count > 0 => self.left = Some(count),
                     // An empty command asks for nothing.
                     _ => self.begin = self.at,
                 }
+            }
+            (None, _) if !self.known && length > STRANGER_MAX_BYTES => {
+                return Err(Broken("NOAUTH Authentication required before a command of this size."));
             }
             (None, _) => self.typed(length),
             (Some(_), Some((b'$', bytes))) => {
@@ -254,7 +301,7 @@ impl Incoming {
         self.buffer.copy_within(self.at + here..self.end, self.at);
         self.end -= here;
         (self.large_left, self.large_open) = (bytes - here, true);
-        self.arguments.push(Argument::Large(ticket));
+        self.arguments.push(Argument::Large(Box::new(ticket)));
     }
 
     /// Reads once, by `read`, into the place of the large value that is being filled, or else into the buffer.
@@ -265,7 +312,8 @@ impl Incoming {
     ) -> std::io::Result<usize> {
         if self.large_left == 0 {
             self.make_space();
-            let got = read(&mut self.buffer[self.end..])?;
+            let top = self.buffer.len().min(self.end + READ_MAX_BYTES);
+            let got = read(&mut self.buffer[self.end..top])?;
             self.end += got;
             return Ok(got);
         }
@@ -274,7 +322,7 @@ impl Incoming {
         };
         let top = self.large_left;
         let mut read = Some(read);
-        let filled = ticket.as_mut().ok().map(|open| {
+        let filled = (**ticket).as_mut().ok().map(|open| {
             open.fill_with(|place| {
                 let top = top.min(place.len());
                 read.take().expect("called once")(&mut place[..top])
@@ -283,7 +331,7 @@ impl Incoming {
         let got = match filled {
             Some(Ok(got)) => got?,
             Some(Err(refusal)) => {
-                *ticket = Err(refusal);
+                **ticket = Err(refusal);
                 return self.pass_over(read);
             }
             None => return self.pass_over(read),
@@ -309,13 +357,14 @@ impl Incoming {
     /// The ticket that is being filled.
     pub(super) fn filling(&mut self) -> Option<&mut PutTicket> {
         match self.arguments.last_mut() {
-            Some(Argument::Large(Ok(ticket))) if self.large_left > 0 => Some(ticket),
+            Some(Argument::Large(ticket)) if self.large_left > 0 => (**ticket).as_mut().ok(),
             _ => None,
         }
     }
 
     fn make_space(&mut self) {
-        if self.buffer.len() - self.end >= READ_BYTES / 4 {
+        let wanted = self.read_bytes() / 4;
+        if self.space() >= wanted {
             return;
         }
         if self.begin > 0 {
@@ -324,8 +373,8 @@ impl Incoming {
             self.end -= self.begin;
             self.begin = 0;
         }
-        if self.buffer.len() - self.end < READ_BYTES / 4 {
-            let grown = (2 * self.buffer.len()).max(READ_BYTES);
+        if self.space() < wanted {
+            let grown = (2 * self.buffer.len()).max(self.read_bytes());
             self.buffer.resize(grown, 0);
         }
     }

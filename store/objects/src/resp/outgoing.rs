@@ -5,6 +5,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use crate::arena::Room;
+use crate::lower::Brought;
 use crate::reading::Reading;
 use crate::refusal::Refusal;
 
@@ -12,10 +13,16 @@ use crate::refusal::Refusal;
 const COPIED_MAX_BYTES: usize = 1024;
 /// Slices of one system call.
 const SLICES_MAX: usize = 64;
-/// Unsent bytes from which on no further command is served.
-const PENDING_MAX_BYTES: usize = 4 << 20;
+/// Unsent bytes of text from which on no further command is served. Values are not copied, and do not count.
+const TEXT_MAX_BYTES: usize = 16 << 20;
 /// Unsent pieces from which on no further command is served.
-const PIECES_MAX: usize = 1024;
+const PIECES_MAX: usize = 1 << 16;
+/// Text and pieces that are kept room for while nothing is pending.
+const TEXT_KEPT_BYTES: usize = 32 * 1024;
+const PIECES_KEPT: usize = 128;
+/// Bytes that must have gone out before the leases of what waits are renewed, and the part of a lease that must be over.
+const RENEW_BYTES: usize = 64 * 1024;
+const RENEW_PART: u64 = 4;
 
 #[derive(Debug)]
 enum Piece {
@@ -23,6 +30,15 @@ enum Piece {
     Text(usize),
     /// Bytes of a value.
     Value { reading: Reading, from: usize, to: usize },
+    /// Bytes of a value that memory had no room for.
+    Found { found: Arc<Brought>, from: usize, to: usize },
+}
+
+/// What keeps a value while a call sends of it.
+enum Held<'a> {
+    Room(Arc<Room>),
+    Bytes(&'a [u8]),
+    Text,
 }
 
 /// See the module.
@@ -33,6 +49,9 @@ pub(super) struct Outgoing {
     sent: usize,
     pieces: VecDeque<Piece>,
     pending_bytes: usize,
+    /// Sent since the leases were renewed, and when that was.
+    sent_unrenewed: usize,
+    renewed_us: u64,
     /// Whether the client speaks version 3.
     pub(super) third: bool,
 }
@@ -121,13 +140,46 @@ impl Outgoing {
         Ok(())
     }
 
+    /// A value from below that memory had no room for. It is sent from where it is.
+    pub(super) fn found(&mut self, found: Arc<Brought>) {
+        // One that had room there, and is not there any more, was removed or replaced.
+        let Some(value) = found.own() else { return self.nothing() };
+        let bytes = value.len();
+        if bytes <= COPIED_MAX_BYTES {
+            return self.bulk(value);
+        }
+        self.length(b'$', bytes);
+        self.pieces.push_back(Piece::Found { found, from: 0, to: bytes });
+        self.pending_bytes += bytes;
+        self.push(|out| out.extend_from_slice(b"\r\n"));
+    }
+
+    /// Bytes of memory that this has, without the values.
+    pub(super) fn weight(&self) -> usize {
+        self.text.capacity() + self.pieces.capacity() * size_of::<Piece>()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.pending_bytes == 0
     }
 
     /// Whether so much is unsent that the client has to read first.
     pub(super) fn is_full(&self) -> bool {
-        self.pending_bytes > PENDING_MAX_BYTES || self.pieces.len() > PIECES_MAX
+        self.text.len() > TEXT_MAX_BYTES || self.pieces.len() > PIECES_MAX
+    }
+
+    /// Starts the leases of the values that wait anew, if the client has read on: one that reads, however slowly, gets
+    /// what it was promised.
+    pub(super) fn renew(&mut self, now_us: u64, lease_us: u64) {
+        if self.sent_unrenewed < RENEW_BYTES || now_us < self.renewed_us + lease_us / RENEW_PART {
+            return;
+        }
+        (self.sent_unrenewed, self.renewed_us) = (0, now_us);
+        for piece in &self.pieces {
+            if let Piece::Value { reading, .. } = piece {
+                reading.renew(now_us);
+            }
+        }
     }
 
     /// Sends once, by `write`, as much as one call takes. Returns what `write` did; an error when a value that was
@@ -137,36 +189,42 @@ impl Outgoing {
         write: impl FnOnce(&[IoSlice<'_>]) -> std::io::Result<usize>,
     ) -> std::io::Result<usize> {
         // The memory of every value that this call may touch is kept while it runs.
-        let mut rooms: Vec<Option<Arc<Room>>> = Vec::with_capacity(self.pieces.len().min(SLICES_MAX));
+        let mut held = Vec::with_capacity(self.pieces.len().min(SLICES_MAX));
         for piece in self.pieces.iter().take(SLICES_MAX) {
-            rooms.push(match piece {
-                Piece::Text(_) => None,
-                Piece::Value { reading, .. } => Some(reading.hold().map_err(std::io::Error::other)?),
+            held.push(match piece {
+                Piece::Text(_) => Held::Text,
+                Piece::Value { reading, .. } => Held::Room(reading.hold().map_err(std::io::Error::other)?),
+                Piece::Found { found, .. } => Held::Bytes(found.own().unwrap_or_default()),
             });
         }
         let mut slices = Vec::with_capacity(SLICES_MAX);
         let mut text_at = self.sent;
-        for (piece, room) in self.pieces.iter().zip(&rooms) {
+        for (piece, held) in self.pieces.iter().zip(&held) {
             if slices.len() >= SLICES_MAX {
                 break;
             }
-            match (piece, room) {
-                (Piece::Value { from, to, .. }, Some(room)) => gather(room, *from, *to, &mut slices),
+            match (piece, held) {
                 (Piece::Text(bytes), _) => {
                     slices.push(IoSlice::new(&self.text[text_at..text_at + bytes]));
                     text_at += bytes;
                 }
-                (Piece::Value { .. }, None) => unreachable!("each value has its room"),
+                (Piece::Value { from, to, .. }, Held::Room(room)) => gather(room, *from, *to, &mut slices),
+                (Piece::Found { from, to, .. }, Held::Bytes(value)) => {
+                    slices.push(IoSlice::new(&value[*from..*to]))
+                }
+                _ => unreachable!("each value is held as what it is"),
             }
         }
         let sent = write(&slices)?;
         drop(slices);
+        drop(held);
         self.pass(sent);
         Ok(sent)
     }
 
     fn pass(&mut self, mut sent: usize) {
         self.pending_bytes -= sent;
+        self.sent_unrenewed += sent;
         while let Some(piece) = self.pieces.front_mut() {
             let left = match piece {
                 Piece::Text(bytes) => {
@@ -176,7 +234,7 @@ impl Outgoing {
                     sent -= now;
                     *bytes
                 }
-                Piece::Value { from, to, .. } => {
+                Piece::Value { from, to, .. } | Piece::Found { from, to, .. } => {
                     let now = sent.min(*to - *from);
                     *from += now;
                     sent -= now;
@@ -191,7 +249,12 @@ impl Outgoing {
         if self.pieces.is_empty() {
             self.sent = 0;
             self.text.clear();
-            self.text.shrink_to(64 * 1024);
+            self.text.shrink_to(TEXT_KEPT_BYTES);
+            self.pieces.shrink_to(PIECES_KEPT);
+        } else if self.sent > TEXT_KEPT_BYTES && self.sent > self.text.len() / 2 {
+            // A client that always has something to come would else keep all that it ever got.
+            self.text.drain(..self.sent);
+            self.sent = 0;
         }
     }
 }

@@ -1,17 +1,26 @@
 //! Accepting connections, and what all of them share.
 
 use std::future::Future;
+use std::io::Write as _;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use baton_types::TenantId;
-use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use super::connection;
+use super::budget::Budget;
+use super::counts::{self, Counts, ServerStats};
+use super::places::{Places, Seat};
+use super::{Tls, connection};
 use crate::store::ObjectStore;
+
+/// Bytes that all connections together may have for commands that come in and answers that wait, beside 128 KiB each.
+pub const BUFFERS_MAX_BYTES: u64 = 128 << 20;
+/// How long to wait after the system has not handed a connection over.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Who may come in, and to which tenant's keys.
 #[derive(Clone, PartialEq, Eq)]
@@ -37,14 +46,16 @@ impl std::fmt::Debug for Login {
 }
 
 /// Settings of a [`Server`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct RespConfig {
     /// Who may come in; nobody listed means that everybody may, as the anonymous tenant.
     pub logins: Vec<Login>,
     /// Connections at a time.
     pub connections_max: usize,
-    /// How long a client may leave a reply unread, or a value half sent, µs.
+    /// How long a client may leave a reply unread or a command half sent, and take to log in, µs.
     pub patience_us: u64,
+    /// Speak TLS with this certificate.
+    pub tls: Option<Tls>,
     /// Whether `FLUSHDB` removes all keys of its tenant.
     pub allow_flush: bool,
     /// Whether a checksum is kept with each value that comes in.
@@ -57,6 +68,7 @@ impl Default for RespConfig {
             logins: Vec::new(),
             connections_max: 1024,
             patience_us: 10_000_000,
+            tls: None,
             allow_flush: false,
             checksums: true,
         }
@@ -73,6 +85,8 @@ pub(super) struct Shared {
     pub(super) started: Instant,
     pub(super) open: AtomicUsize,
     pub(super) commands: AtomicU64,
+    pub(super) budget: Arc<Budget>,
+    pub(super) counts: Counts,
     next_id: AtomicU64,
 }
 
@@ -101,59 +115,116 @@ impl Server {
         let tenants = config.logins.iter().map(open).collect::<Result<_, _>>()?;
         let (started, open) = (Instant::now(), AtomicUsize::new(0));
         let (commands, next_id) = (AtomicU64::new(0), AtomicU64::new(1));
-        let shared = Shared { store, config, tenants, started, open, commands, next_id };
+        let (budget, counts) = (Budget::new(BUFFERS_MAX_BYTES), Counts::default());
+        let shared = Shared { store, config, tenants, started, open, commands, budget, counts, next_id };
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Commands served so far.
+    /// What the server has and has done.
     #[must_use]
-    pub fn commands(&self) -> u64 {
-        self.shared.commands.load(Ordering::Relaxed)
-    }
-
-    /// Connections open now.
-    #[must_use]
-    pub fn connections(&self) -> usize {
-        self.shared.open.load(Ordering::Relaxed)
+    pub fn stats(&self) -> ServerStats {
+        ServerStats {
+            connections: self.shared.open.load(Ordering::Relaxed) as u64,
+            commands: self.shared.commands.load(Ordering::Relaxed),
+            buffered_bytes: self.shared.budget.used_bytes(),
+            ..self.shared.counts.stats()
+        }
     }
 
     /// Serves until `stop` is done. Connections that are open then are closed.
     pub async fn serve(&self, listener: TcpListener, stop: impl Future<Output = ()>) {
         let mut tasks = JoinSet::new();
+        let config = &self.shared.config;
+        let mut places = Places::new(config.connections_max, !config.logins.is_empty());
         tokio::pin!(stop);
         loop {
             tokio::select! {
                 () = &mut stop => break,
-                Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
+                Some(ended) = tasks.join_next_with_id(), if !tasks.is_empty() => {
+                    places.leave(ended.map_or_else(|error| error.id(), |(id, ())| id));
+                }
                 accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => self.welcome(stream, &mut tasks),
-                    // Too many files are open: some will be closed.
-                    Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                    Ok((stream, peer)) => self.welcome(stream, peer.ip(), &mut places, &mut tasks),
+                    Err(_) => {
+                        // Too many files are open, mostly: one gives way as if all places were taken.
+                        counts::add(&self.shared.counts.accept_errors);
+                        let victim = places.victim(self.now_us());
+                        self.displace(victim, &mut places);
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
                 },
             }
         }
     }
 
-    fn welcome(&self, mut stream: TcpStream, tasks: &mut JoinSet<()>) {
-        if tasks.len() >= self.shared.config.connections_max {
-            // It fits the socket's buffer, or the client is not there any more.
-            tasks.spawn(async move {
-                let told = stream.write_all(b"-ERR max number of clients reached\r\n");
-                let _ = tokio::time::timeout(Duration::from_millis(100), told).await;
-            });
-            return;
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.shared.started.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// Ends the connection at a place, if there is one to end.
+    fn displace(&self, victim: Option<usize>, places: &mut Places) {
+        if let Some(at) = victim {
+            counts::add(&self.shared.counts.displaced);
+            places.clear(at);
         }
-        let shared = Arc::clone(&self.shared);
-        tasks.spawn(async move {
-            shared.open.fetch_add(1, Ordering::Relaxed);
-            let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
-            let counted = Counted(Arc::clone(&shared));
-            // Without this a small reply waits for the acknowledgement of the one before.
-            if stream.set_nodelay(true).is_ok() {
-                connection::run(stream, &shared, id).await;
+    }
+
+    fn welcome(&self, stream: TcpStream, peer: IpAddr, places: &mut Places, tasks: &mut JoinSet<()>) {
+        let now_us = self.now_us();
+        match places.find(peer, now_us) {
+            Ok(()) => {}
+            Err(victim @ Some(_)) => self.displace(victim, places),
+            Err(None) => {
+                counts::add(&self.shared.counts.refused);
+                // It fits the socket's buffer, or the client is not there any more. Of TLS it would be noise.
+                if self.shared.config.tls.is_none()
+                    && let Ok(mut stream) = stream.into_std()
+                {
+                    let _ = stream.write_all(b"-ERR max number of clients reached\r\n");
+                }
+                return;
             }
-            drop(counted);
-        });
+        }
+        let known = self.shared.config.logins.is_empty();
+        let seat = Seat { active_us: now_us.into(), known: known.into(), ..Seat::default() };
+        let (shared, seat) = (Arc::clone(&self.shared), Arc::new(seat));
+        let task = {
+            let seat = Arc::clone(&seat);
+            tasks.spawn(async move {
+                shared.open.fetch_add(1, Ordering::Relaxed);
+                let counted = Counted(Arc::clone(&shared));
+                // Without this a small reply waits for the acknowledgement of the one before.
+                if stream.set_nodelay(true).is_ok() {
+                    converse(stream, &shared, &seat).await;
+                }
+                drop(counted);
+            })
+        };
+        places.take(peer, seat, task);
+    }
+}
+
+/// Serves a client, behind TLS if that is asked for.
+async fn converse(stream: TcpStream, shared: &Shared, seat: &Seat) {
+    let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
+    let Some(tls) = &shared.config.tls else { return connection::run(stream, shared, seat, id).await };
+    let patience = Duration::from_micros(shared.config.patience_us);
+    match tokio::time::timeout(patience, tls.0.accept(stream)).await {
+        Ok(Ok(stream)) => connection::run(stream, shared, seat, id).await,
+        _ => counts::add(&shared.counts.handshakes_failed),
+    }
+}
+
+#[cfg(test)]
+impl Server {
+    /// Serves a client that is not behind a socket.
+    pub(super) async fn serve_stream(
+        &self,
+        stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    ) {
+        let known = self.shared.config.logins.is_empty();
+        let seat = Seat { known: known.into(), ..Seat::default() };
+        connection::run(stream, &self.shared, &seat, 1).await;
     }
 }
 

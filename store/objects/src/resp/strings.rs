@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::below;
 use super::connection::{Connection, reserve};
-use crate::lower::Found;
+use crate::lower::{Brought, Forgotten};
 use crate::reading::Reading;
 use crate::refusal::Refusal;
 use crate::store::{Existing, PutOptions, Stored};
@@ -52,11 +52,11 @@ pub(super) enum Answer {
     /// A value in memory.
     Here(Reading),
     /// One from below, for which memory had no room.
-    Brought(Arc<Found>),
+    Brought(Arc<Brought>),
 }
 
 impl Answer {
-    pub(super) fn of(reading: Option<Reading>, brought: Option<Arc<Found>>) -> Self {
+    pub(super) fn of(reading: Option<Reading>, brought: Option<Arc<Brought>>) -> Self {
         let brought = brought.map_or(Self::Nothing, Self::Brought);
         reading.map_or(brought, Self::Here)
     }
@@ -65,7 +65,7 @@ impl Answer {
         match self {
             Self::Nothing => 0,
             Self::Here(reading) => reading.bytes(),
-            Self::Brought(found) => found.value.len(),
+            Self::Brought(found) => found.bytes(),
         }
     }
 }
@@ -75,7 +75,7 @@ pub(super) fn answer_all(on: &mut Connection<'_>, answers: Vec<Answer>) {
     for answer in answers {
         match answer {
             Answer::Nothing => on.out.nothing(),
-            Answer::Brought(found) => on.out.bulk(&found.value),
+            Answer::Brought(found) => on.out.found(found),
             Answer::Here(reading) => {
                 let bytes = reading.bytes();
                 // Opened a moment ago; one that is gone all the same is a miss.
@@ -96,11 +96,11 @@ pub(super) fn getrange(on: &mut Connection<'_>) {
     let (Some(start), Some(end)) = (on.number(2), on.number(3)) else { return on.not_a_number() };
     let Some(reading) = on.shared.store.get(on.key(1)) else { return on.out.bulk(b"") };
     let bytes = i64::from(reading.stat().bytes);
-    // Negative places count from the end.
-    let place = |at: i64| if at < 0 { at.saturating_add(bytes).max(0) } else { at.min(bytes) };
-    let (from, to) = (place(start), place(end.saturating_add(1)));
-    let to = if end == -1 { bytes } else { to };
-    if from >= to {
+    // Negative places count from the end; those before the beginning are the first byte's, unless both are negative and
+    // in the wrong order.
+    let place = |at: i64| if at < 0 { at.saturating_add(bytes).max(0) } else { at };
+    let (from, to) = (place(start), place(end).saturating_add(1).min(bytes));
+    if from >= to || (start < 0 && start > end && end < 0) {
         return on.out.bulk(b"");
     }
     let narrow = |at: i64| usize::try_from(at).expect("between 0 and the length");
@@ -267,12 +267,20 @@ async fn several(on: &mut Connection<'_>) {
     if count.is_multiple_of(2) {
         return on.out.error("ERR wrong number of arguments for 'mset' command");
     }
+    let mut going = Vec::new();
     for key in (1..count).step_by(2) {
-        if let Err(refusal) = store(on, key, key + 1, PutOptions::REPLACE).await {
-            return on.refuse(refusal);
+        match store_unconfirmed(on, key, key + 1, PutOptions::REPLACE).await {
+            Ok((_, forgotten)) => going.push(forgotten),
+            Err(refusal) => return on.refuse(refusal),
         }
     }
-    on.out.simple("OK");
+    let store = &on.shared.store;
+    // Counted and told; a bucket never fails a put.
+    let _ = below::confirm_all(store, &going).await;
+    match going.iter().try_for_each(|forgotten| store.put_confirmed(forgotten)) {
+        Ok(()) => on.out.simple("OK"),
+        Err(refusal) => on.refuse(refusal),
+    }
 }
 
 /// Stores the value in argument `value` under the key in argument `key`.
@@ -282,6 +290,19 @@ async fn store(
     value: usize,
     options: PutOptions,
 ) -> Result<Stored, Refusal> {
+    let (stored, forgotten) = store_unconfirmed(on, key, value, options).await?;
+    // Counted and told; a bucket never fails a put.
+    let _ = below::confirm(&on.shared.store, &forgotten).await;
+    on.shared.store.put_confirmed(&forgotten).map(|()| stored)
+}
+
+/// The same, with what there is to wait for until the older value cannot come back.
+async fn store_unconfirmed(
+    on: &mut Connection<'_>,
+    key: usize,
+    value: usize,
+    options: PutOptions,
+) -> Result<(Stored, Forgotten), Refusal> {
     let ticket = match on.incoming.take_large(value) {
         Some(ticket) => {
             let mut ticket = ticket?;
@@ -298,8 +319,5 @@ async fn store(
             ticket
         }
     };
-    let (stored, forgotten) = ticket.seal_unconfirmed(on.shared.config.checksums)?;
-    // A bucket never fails a put: what it has not confirmed was counted and told.
-    let _ = below::confirm(&on.shared.store, forgotten).await;
-    Ok(stored)
+    ticket.seal_unconfirmed(on.shared.config.checksums)
 }

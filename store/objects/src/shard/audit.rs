@@ -14,17 +14,18 @@ impl Shard {
         for number in 0..self.entries.end() {
             let entry = self.entries.at(number);
             let [sealed, pending, leaving, linked, expiring] = &mut counts;
-            *linked += usize::from(entry.linked);
+            *linked += usize::from(entry.is_linked());
             *expiring += usize::from(entry.expires_us != u64::MAX);
             match &entry.state {
-                State::Vacant => assert!(entry.generation == 0 && !entry.linked, "vacant is empty"),
+                State::Vacant => assert!(entry.generation == 0 && !entry.is_linked(), "vacant is empty"),
                 State::Pending(_) => *pending += 1,
                 State::Leaving(_) => *leaving += 1,
                 State::Sealed(room) => {
                     *sealed += 1;
                     assert_eq!(room.bytes(), entry.bytes as usize, "a value has its length");
                     assert_eq!(room.slot_bytes(), slot_bytes(entry.bytes), "a value has its slots");
-                    assert_eq!(entry.linked, entry.hard_pins == 0, "all but the pinned are in a queue");
+                    let queued = entry.links.map(|link| link.linked);
+                    assert_eq!(queued, [entry.hard_pins == 0; 2], "all but the pinned are in both queues");
                     self.check_found(number, entry);
                 }
             }
@@ -32,6 +33,8 @@ impl Shard {
             assert!(entry.generation < self.next_generation, "generations are given out in order");
         }
         let queued: usize = self.queues.iter().map(|queue| queue.len() as usize).sum();
+        let of_tenants: usize = self.by_tenant.iter().map(|queue| queue.len() as usize).sum();
+        assert_eq!(queued, of_tenants, "queues of classes and of tenants hold the same");
         let tables = [self.sealed.len(), self.pending.len(), self.leaving_live, queued, self.expiring];
         assert_eq!(counts, tables, "sealed, pending, leaving, linked, expiring");
         assert_eq!(counts[..3].iter().sum::<usize>(), self.entries.live(), "live entries");

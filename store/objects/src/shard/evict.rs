@@ -4,7 +4,8 @@ use baton_types::TenantId;
 
 use super::Shard;
 use crate::arena::CLASSES;
-use crate::entry::State;
+use crate::entry::{Entry, State};
+use crate::tenant::Share;
 
 /// A writer whose lease is over has so many leases more before its memory is taken for nobody's: it may have stood still,
 /// and whoever wants its key takes over at once.
@@ -13,6 +14,10 @@ const GIVEN_UP_LEASES: u64 = 5;
 const SWEEP_ENTRIES: u32 = 2;
 /// Victims that are passed over because another part of their object is held.
 const PASSED_OVER_MAX: usize = 64;
+/// Entries that have left and are looked at for one whose readers are done.
+const LEFT_LOOKED_AT: usize = 8;
+/// Looks for a value of a tenant that can go, in one go.
+const QUOTA_TRIES: usize = 64;
 /// Of so many evictions one compares the ages of the classes.
 const COMPARE_EVERY: u8 = 4;
 
@@ -22,8 +27,16 @@ impl Shard {
         self.free_left(now_us) || self.evict_in(class, now_us) || self.shed(now_us)
     }
 
-    /// Frees a page, if that can be: for another class or another shard.
-    pub(crate) fn shed(&mut self, now_us: u64) -> bool {
+    /// Frees a page, if that can be, for another shard; `pressing`, when pins have to give way.
+    pub(crate) fn give(&mut self, now_us: u64, pressing: bool) -> bool {
+        self.pressing = pressing;
+        let freed = self.shed(now_us);
+        self.pressing = false;
+        freed
+    }
+
+    /// Frees a page, if that can be, for another class.
+    fn shed(&mut self, now_us: u64) -> bool {
         if self.free_left(now_us) {
             return true;
         }
@@ -41,21 +54,39 @@ impl Shard {
         }
         let mut classes: [usize; CLASSES.len()] = std::array::from_fn(|class| class);
         classes.sort_unstable_by_key(|class| std::cmp::Reverse(self.queues[*class].len()));
-        classes.into_iter().any(|class| self.evict_next(class, now_us, |_| true))
+        classes.into_iter().any(|class| self.evict_next(class, now_us))
     }
 
-    /// Evicts one entry of a tenant, if the hands meet one within their bounds.
-    pub(super) fn evict_of(&mut self, tenant: TenantId, now_us: u64) -> bool {
-        (0..CLASSES.len()).rev().any(|class| {
-            self.queues[class].len() > 0 && self.evict_next(class, now_us, |owner| owner == tenant.0)
-        })
+    /// Evicts what a tenant has until a put of `bytes` fits its quota, within a bound. Whether anything went.
+    pub(crate) fn evict_of(&mut self, tenant: TenantId, bytes: u64, now_us: u64, pressing: bool) -> bool {
+        let before = self.share(tenant).map_or(0, Share::used_bytes);
+        self.pressing = pressing;
+        for _ in 0..QUOTA_TRIES {
+            if self.share(tenant).is_ok_and(|share| share.has_room_for(bytes)) {
+                break;
+            }
+            let Some(queue) = self.by_tenant.get_mut(tenant.0 as usize) else { break };
+            if queue.len() == 0 {
+                break;
+            }
+            // A try that finds none goes on where the hand stopped.
+            let may = |entry: &Entry| !entry.is_held(now_us, pressing);
+            if let Some(victim) = queue.victim(&mut self.entries, now_us, may) {
+                if self.is_held(victim, now_us) {
+                    self.entries.at_mut(victim).visited = true;
+                } else {
+                    self.evict(victim, now_us);
+                }
+            }
+        }
+        self.pressing = false;
+        self.share(tenant).map_or(0, Share::used_bytes) < before
     }
 
     /// Over the high mark, a put evicts two of its class, so that the next ones need not.
     pub(super) fn trim(&mut self, class: usize, now_us: u64) {
         for _ in 0..2 {
-            if self.arena.used_bytes() <= self.config.high_bytes || !self.evict_next(class, now_us, |_| true)
-            {
+            if self.arena.used_bytes() <= self.config.high_bytes || !self.evict_next(class, now_us) {
                 return;
             }
         }
@@ -69,7 +100,7 @@ impl Shard {
         {
             return true;
         }
-        self.evict_next(usize::from(class), now_us, |_| true)
+        self.evict_next(usize::from(class), now_us)
     }
 
     /// The class whose next victim is oldest, if that is unread and arrived twice as long ago as the next victim
@@ -88,16 +119,18 @@ impl Shard {
         (other != class && older).then_some(other)
     }
 
-    fn evict_next(&mut self, class: usize, now_us: u64, of: impl Fn(u32) -> bool) -> bool {
-        let Some(victim) = self.victim(class, now_us, of) else { return false };
+    fn evict_next(&mut self, class: usize, now_us: u64) -> bool {
+        let Some(victim) = self.victim(class, now_us) else { return false };
         self.evict(victim, now_us);
         true
     }
 
     /// What the hand of a class points at, of an object that nobody holds.
-    fn victim(&mut self, class: usize, now_us: u64, of: impl Fn(u32) -> bool) -> Option<u32> {
+    fn victim(&mut self, class: usize, now_us: u64) -> Option<u32> {
+        let pressing = self.pressing;
         for _ in 0..PASSED_OVER_MAX {
-            let victim = self.queues[class].victim(&mut self.entries, now_us, |entry| of(entry.tenant))?;
+            let may = |entry: &Entry| !entry.is_held(now_us, pressing);
+            let victim = self.queues[class].victim(&mut self.entries, now_us, may)?;
             if !self.is_held(victim, now_us) {
                 return Some(victim);
             }
@@ -110,9 +143,8 @@ impl Shard {
     fn is_held(&self, number: u32, now_us: u64) -> bool {
         let entry = self.entries.at(number);
         // What has expired is no part of a whole any more.
-        entry.is_held(now_us)
-            || !entry.is_expired(now_us)
-                && self.others(number).into_iter().any(|other| self.entries.at(other).is_held(now_us))
+        let held = |number: u32| self.entries.at(number).is_held(now_us, self.pressing);
+        held(number) || !entry.is_expired(now_us) && self.others(number).into_iter().any(held)
     }
 
     /// Evicts a value, and what is of no use without it.
@@ -137,7 +169,7 @@ impl Shard {
 
     /// Evicts everything in the page of the class's next victim, but what is held.
     fn evict_page(&mut self, class: usize, now_us: u64) -> bool {
-        let Some(victim) = self.victim(class, now_us, |_| true) else { return false };
+        let Some(victim) = self.victim(class, now_us) else { return false };
         let generation = self.entries.at(victim).generation;
         let mates = self.entries.at(victim).sealed().map(|room| room.page_mates()).unwrap_or_default();
         for mate in mates {
@@ -153,20 +185,20 @@ impl Shard {
         true
     }
 
-    /// Frees one entry that has left and whose readers' lease is over.
+    /// Frees one entry that has left and whose readers' lease is over, if there is one among the next few: leases that
+    /// are renewed do not end in the order in which they began.
     fn free_left(&mut self, now_us: u64) -> bool {
-        while let Some((number, generation)) = self.leaving.front().copied() {
+        for _ in 0..LEFT_LOOKED_AT {
+            let Some((number, generation)) = self.leaving.pop_front() else { return false };
             let entry = self.entries.at(number);
             if entry.generation != generation {
-                self.leaving.pop_front();
                 continue;
             }
-            if entry.is_leased(now_us) {
-                return false;
+            if !entry.is_leased(now_us) {
+                self.free(number);
+                return true;
             }
-            self.leaving.pop_front();
-            self.free(number);
-            return true;
+            self.leaving.push_back((number, generation));
         }
         false
     }

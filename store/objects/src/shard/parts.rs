@@ -1,4 +1,4 @@
-//! What keys of one object have to do with each other; all of them are in one shard, at one place.
+//! What keys of one object have to do with each other; all of them are in one shard.
 
 use baton_types::TenantId;
 
@@ -10,7 +10,12 @@ impl Shard {
     /// Whether every part of the key's object is there, in memory or below. True for what has no parts.
     pub(crate) fn is_whole(&self, at: &Place<'_>) -> bool {
         let part = self.config.set.parts.as_ref().and_then(|rule| rule.split(at.key.bytes));
-        part.is_none_or(|part| part.all(|key| self.has(&Place { key: Key { bytes: key, ..at.key }, ..*at })))
+        part.is_none_or(|part| {
+            part.all(|key| {
+                let key = Key { bytes: key, ..at.key };
+                self.has(&Place { key, place: self.place_of(&key), ..*at })
+            })
+        })
     }
 
     fn has(&self, at: &Place<'_>) -> bool {
@@ -32,7 +37,7 @@ impl Shard {
         if let Some(part) = rule.split(&entry.key) {
             part.all(|key| {
                 let key = Key { tenant: TenantId(entry.tenant), bytes: key };
-                others.extend(self.find(&key, entry.place).filter(|other| *other != number));
+                others.extend(self.find(&key, self.place_of(&key)).filter(|other| *other != number));
                 true
             });
         }

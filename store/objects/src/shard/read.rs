@@ -63,12 +63,32 @@ impl Shard {
     /// The value under a lease: it stays until [`Shard::close`], or the end of the lease.
     pub(crate) fn open(&mut self, at: &Place<'_>) -> Option<Opened> {
         let number = self.hit(at)?;
-        let lease_us = at.now_us.saturating_add(self.config.set.read_lease_us);
+        Some(self.lease(number, at.now_us))
+    }
+
+    /// Starts the lease of a value's readers anew; does nothing when the memory has gone to somebody else.
+    #[cfg(feature = "resp")]
+    pub(crate) fn renew_reader(&mut self, (number, generation): (u32, u64), now_us: u64) {
+        let lease_us = now_us.saturating_add(self.config.set.read_lease_us);
+        let entry = self.entries.at_mut(number);
+        if entry.generation == generation {
+            entry.lease_us = entry.lease_us.max(lease_us);
+        }
+    }
+
+    /// The value under a lease, for who has brought it up: neither a hit nor a touch.
+    pub(crate) fn hold(&mut self, at: &Place<'_>) -> Option<Opened> {
+        let number = self.find_live(&at.key, at.place, at.now_us)?;
+        Some(self.lease(number, at.now_us))
+    }
+
+    fn lease(&mut self, number: u32, now_us: u64) -> Opened {
+        let lease_us = now_us.saturating_add(self.config.set.read_lease_us);
         let entry = self.entries.at_mut(number);
         entry.readers += 1;
         entry.lease_us = entry.lease_us.max(lease_us);
         let room = Arc::downgrade(entry.sealed().expect("what is found is sealed"));
-        Some(Opened { number, room, stat: stat_of(entry, at.now_us) })
+        Opened { number, room, stat: stat_of(entry, now_us) }
     }
 
     /// Ends one reader's lease; does nothing when the memory has gone to somebody else.
@@ -99,10 +119,31 @@ impl Shard {
         if forgotten.is_nothing() { removed.map(|()| forgotten) } else { Ok(forgotten) }
     }
 
+    /// The same, if the value in memory is the one of this generation.
+    #[cfg(feature = "resp")]
+    pub(crate) fn remove_generation(
+        &mut self,
+        at: &Place<'_>,
+        name: Option<u64>,
+        generation: u64,
+    ) -> Result<Forgotten, Refusal> {
+        let number = self.find_live(&at.key, at.place, at.now_us).ok_or(Refusal::Absent)?;
+        if self.entries.at(number).generation != generation {
+            return Err(Refusal::Absent);
+        }
+        self.remove(at, name)
+    }
+
     /// Gives up the copies of a key below; the bucket's only if it is not of a value with this digest.
     pub(super) fn forget(&self, name: Option<u64>, digest: Option<u64>) -> Forgotten {
         let known = self.below.as_ref().zip(name);
         known.map(|(below, name)| below.forget(name, digest)).unwrap_or_default()
+    }
+
+    /// Removals of older values of a key that the SSD has not confirmed.
+    pub(super) fn going(&self, name: Option<u64>) -> Forgotten {
+        let known = self.below.as_ref().zip(name);
+        Forgotten { ssd: known.and_then(|(below, name)| below.going(name)), cold: None }
     }
 
     fn remove_here(&mut self, at: &Place<'_>) -> Result<(), Refusal> {
@@ -119,8 +160,7 @@ impl Shard {
     pub(crate) fn pin(&mut self, at: &Place<'_>) -> Result<(), Refusal> {
         let number = self.find_live(&at.key, at.place, at.now_us).ok_or(Refusal::Absent)?;
         self.entries.at_mut(number).hard_pins += 1;
-        let class = usize::from(self.entries.at(number).class);
-        self.queues[class].unlink(&mut self.entries, number);
+        self.unlink(number);
         Ok(())
     }
 
@@ -130,13 +170,12 @@ impl Shard {
         let entry = self.entries.at_mut(number);
         entry.hard_pins = entry.hard_pins.checked_sub(1).ok_or(Refusal::Absent)?;
         if entry.hard_pins == 0 {
-            let class = usize::from(entry.class);
-            self.queues[class].link(&mut self.entries, number);
+            self.link(number);
         }
         Ok(())
     }
 
-    /// Keeps a value until a time, while anything else can be evicted.
+    /// Keeps a value until a time, as long as something else is found that can be evicted.
     pub(crate) fn pin_softly(&mut self, at: &Place<'_>, for_us: u64) -> Result<(), Refusal> {
         let number = self.find_live(&at.key, at.place, at.now_us).ok_or(Refusal::Absent)?;
         let entry = self.entries.at_mut(number);

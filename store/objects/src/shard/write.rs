@@ -21,6 +21,8 @@ pub(crate) struct Request<'a> {
     pub(crate) bytes: u32,
     pub(crate) options: PutOptions,
     pub(crate) now_us: u64,
+    /// Pins that can give way do.
+    pub(crate) pressing: bool,
 }
 
 /// A reservation.
@@ -49,6 +51,8 @@ pub(crate) enum Stop {
     Refused(Refusal),
     /// This shard has nothing more to give; another may.
     NoRoom,
+    /// The tenant has so much that these bytes of slots do not fit its quota; what it has elsewhere may go.
+    NoQuota(u64),
 }
 
 fn insert(table: &mut HashTable<u32>, entries: &Entries, number: u32) {
@@ -62,16 +66,12 @@ impl Shard {
         self.admit(request).map_err(Stop::Refused)?;
         self.make_way_for_key(request.now_us)?;
         let cost = slot_bytes(request.bytes);
-        let mut tries = 64;
-        while !self.share(request.key.tenant).map_err(Stop::Refused)?.charge(cost) {
-            tries -= 1;
-            if tries == 0 || !self.evict_of(request.key.tenant, request.now_us) {
-                let retry_after_us = self.config.set.read_lease_us;
-                return Err(Stop::Refused(Refusal::OverQuota { retry_after_us }));
-            }
-        }
+        self.charge(request, cost)?;
         let number = self.entries.take();
-        match self.take_room(request.bytes, number, request.now_us) {
+        self.pressing = request.pressing;
+        let room = self.take_room(request.bytes, number, request.now_us);
+        self.pressing = false;
+        match room {
             Some(room) => Ok(self.reserve(request, number, room)),
             None => {
                 self.shares[request.key.tenant.0 as usize].refund(cost);
@@ -80,6 +80,22 @@ impl Shard {
                 Err(Stop::NoRoom)
             }
         }
+    }
+
+    /// Takes the cost of a value off its tenant's quota; what the tenant has here makes way.
+    fn charge(&mut self, request: &Request<'_>, cost: u64) -> Result<(), Stop> {
+        let Request { key, bytes, now_us, .. } = request;
+        let share = self.share(key.tenant).map_err(Stop::Refused)?;
+        if share.charge(cost) {
+            return Ok(());
+        }
+        if cost > share.quota_bytes() {
+            let (bytes, max_bytes) = (u64::from(*bytes), share.quota_bytes());
+            return Err(Stop::Refused(Refusal::Value { bytes, max_bytes }));
+        }
+        self.evict_of(key.tenant, cost, *now_us, false);
+        let share = self.share(key.tenant).map_err(Stop::Refused)?;
+        if share.charge(cost) { Ok(()) } else { Err(Stop::NoQuota(cost)) }
     }
 
     /// Whether a writer may come at all: what is there may go, and nobody writes what it would rather find there.
@@ -191,7 +207,11 @@ impl Shard {
             let dropped = self.drop_pending(begun.number);
             debug_assert!(dropped, "its writer seals it and so does not write");
             let generation = verdict?.expect("only none goes on");
-            let forgotten = self.forget(origin.writer().filter(|_| options.ttl_us.is_some()), None);
+            let forgotten = match (origin.writer(), options.ttl_us) {
+                (name, Some(_)) => self.forget(name, None),
+                // The same bytes keep their copies, but an older value may be on its way out still.
+                (name, None) => self.going(name),
+            };
             return Ok((Stored::Unchanged { generation }, forgotten));
         }
         let room = begun.room.lock().take().expect("a reservation with its generation has its room");
@@ -202,9 +222,8 @@ impl Shard {
         entry.state = State::Sealed(Arc::new(room));
         entry.lease_us = 0;
         entry.checksum = checksum;
-        let class = usize::from(entry.class);
         insert(&mut self.sealed, &self.entries, begun.number);
-        self.queues[class].link(&mut self.entries, begun.number);
+        self.link(begun.number);
         self.expire_after(begun.number, options.ttl_us, now_us);
         let mut forgotten = Forgotten::default();
         match origin {

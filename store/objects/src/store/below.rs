@@ -10,7 +10,8 @@ use crate::arena::Room;
 use crate::key::Key;
 #[cfg(feature = "resp")]
 use crate::lower::Cold;
-use crate::lower::{self, Forgotten, Found, Lower, LowerStats, Origin, Removal, Waiter};
+use crate::lower::{self, Brought, Forgotten, Found, Lower, LowerStats, Origin, Removal, Waiter};
+use crate::reading::Reading;
 use crate::refusal::Refusal;
 
 /// How long a removal waits for the word of the disk and of the bucket.
@@ -85,7 +86,7 @@ impl ObjectStore {
     /// Brings a value up from below and waits for it; afterwards it is in memory, if there is room. None when there
     /// is none below.
     #[must_use]
-    pub fn bring(&self, key: Key<'_>) -> Option<Arc<Found>> {
+    pub fn bring(&self, key: Key<'_>) -> Option<Arc<Brought>> {
         let (send, receive) = std::sync::mpsc::channel();
         self.bring_with(key, Box::new(move |found| _ = send.send(found)));
         receive.recv().ok().flatten()
@@ -99,32 +100,61 @@ impl ObjectStore {
         }
     }
 
-    /// Puts what came from below into memory. None when it is not the key's value any more.
-    pub(crate) fn place_found(&self, key: Key<'_>, found: Found, origin: Origin) -> Option<Arc<Found>> {
+    /// Puts what came from below into memory, and holds it there for those who wait. None when it is not the key's value
+    /// any more, or there is no room for it at all.
+    pub(crate) fn place_found(&self, key: Key<'_>, found: Found, origin: Origin) -> Option<Arc<Brought>> {
         let options = PutOptions { existing: Existing::Keep, ..PutOptions::default() };
         let placed = self.try_reserve(key, found.value.len() as u64, options).and_then(|mut ticket| {
             ticket.set_origin(origin);
             ticket.append(&found.value)?;
             ticket.finish(found.checksum).map(|_| ())
         });
-        let is_current = || self.shard(self.place(key).0).is_current(origin);
         match placed {
-            Ok(()) => Some(Arc::new(found)),
-            Err(Refusal::TakenOver) => None,
-            Err(refusal) => {
-                if let Some(lower) = self.lower.as_ref().filter(|_| refusal != Refusal::Exists) {
-                    lower.below.count_unplaced();
+            Ok(()) | Err(Refusal::Exists) => {
+                if let Some(reading) = self.hold(key) {
+                    return Some(Arc::new(Brought::in_memory(reading)));
                 }
-                is_current().then(|| Arc::new(found))
+            }
+            Err(Refusal::TakenOver) => return None,
+            Err(_) => {}
+        }
+        let below = &self.lower.as_ref()?.below;
+        below.count_unplaced();
+        if !self.shard(self.place(key).0).is_current(origin) {
+            return None;
+        }
+        match below.beside.take(found.value.len() as u64) {
+            Some(held) => Some(Arc::new(Brought::beside(found.value, held))),
+            None => {
+                below.count_let_go();
+                None
             }
         }
+    }
+
+    /// What memory has of a key, under a lease; neither a hit nor a touch.
+    fn hold(&self, key: Key<'_>) -> Option<Reading> {
+        let (shard, at) = self.place(key);
+        let opened = self.shard(shard).hold(&at)?;
+        Some(Reading::new(self.clone(), shard, opened))
+    }
+
+    /// Removes a key's value, if it is in memory and of this generation; what there is to wait for then.
+    ///
+    /// # Errors
+    /// [`Refusal::Absent`]: it is another value, or none; [`Refusal::Pinned`].
+    #[cfg(feature = "resp")]
+    pub(crate) fn remove_generation(&self, key: Key<'_>, generation: u64) -> Result<Forgotten, Refusal> {
+        let (shard, at) = self.place(key);
+        let name = self.name_of(key);
+        self.shard(shard).remove_generation(&at, name, generation)
     }
 
     /// Waits until what was forgotten cannot come back, within a bound; silence is counted and told.
     ///
     /// # Errors
     /// As [`ObjectStore::confirmed`].
-    pub(crate) fn confirm(&self, forgotten: Forgotten) -> Result<(), Refusal> {
+    pub(crate) fn confirm(&self, forgotten: &Forgotten) -> Result<(), Refusal> {
         if forgotten.is_nothing() {
             return Ok(());
         }
@@ -134,25 +164,36 @@ impl ObjectStore {
             std::thread::sleep(pause);
             pause = (2 * pause).min(WAIT_STEP);
         }
-        self.confirmed(&forgotten)
+        self.confirmed(forgotten)
     }
 
     /// Counts what was not confirmed.
     ///
     /// # Errors
-    /// [`Refusal::Unconfirmed`] when the bucket has not answered: it is asked again, and so may the caller.
+    /// [`Refusal::Unconfirmed`] when the disk or the bucket has not answered: both are at it still, and the caller may
+    /// ask again.
     pub(crate) fn confirmed(&self, forgotten: &Forgotten) -> Result<(), Refusal> {
-        let is_open = |removal: &Option<Removal>| {
-            removal.as_ref().is_some_and(|removal| removal.outcome() != Some(true))
-        };
         let Some(lower) = &self.lower else { return Ok(()) };
-        if is_open(&forgotten.ssd) {
+        let (ssd, cold) = (is_open(forgotten.ssd.as_ref()), is_open(forgotten.cold.as_ref()));
+        if ssd {
             lower.below.count_unconfirmed();
         }
-        if is_open(&forgotten.cold) {
+        if cold {
             lower.below.count_cold_unconfirmed();
-            return Err(Refusal::Unconfirmed);
         }
-        Ok(())
+        if ssd || cold { Err(Refusal::Unconfirmed) } else { Ok(()) }
     }
+
+    /// What a put has to answer, once its removals were waited for: a bucket never fails one, what it has not confirmed
+    /// was counted and told.
+    ///
+    /// # Errors
+    /// [`Refusal::Unconfirmed`]: the value is there, but after a crash the SSD might give the older one.
+    pub(crate) fn put_confirmed(&self, forgotten: &Forgotten) -> Result<(), Refusal> {
+        if is_open(forgotten.ssd.as_ref()) { Err(Refusal::Unconfirmed) } else { Ok(()) }
+    }
+}
+
+fn is_open(removal: Option<&Removal>) -> bool {
+    removal.is_some_and(|removal| removal.outcome() != Some(true))
 }

@@ -267,6 +267,60 @@ fn pins_hold_and_come_off() {
 }
 
 #[test]
+fn a_tenant_at_its_quota_makes_room_among_its_own_however_much_others_have() {
+    for shards in [1, 4] {
+        let config = StoreConfig {
+            capacity_bytes: 64 << 20,
+            value_max_bytes: 8 << 20,
+            keys_max: 1 << 20,
+            shards,
+            ..StoreConfig::default()
+        };
+        let (store, _) = super::with(&config);
+        let (big, small) =
+            (store.open_tenant("big", u64::MAX).unwrap(), store.open_tenant("small", 1 << 20).unwrap());
+        let put = |tenant: TenantId, name: &str, bytes: usize| {
+            store.put(Key { tenant, bytes: name.as_bytes() }, &vec![1; bytes], PutOptions::default())
+        };
+        (0..50).for_each(|n| assert!(put(small, &format!("a{n}"), 4_096).is_ok()));
+        (0..50_000).for_each(|n| assert!(put(big, &format!("b{n}"), 64).is_ok()));
+        for n in 0..2_000 {
+            put(small, &format!("c{n}"), 4_096).unwrap();
+        }
+        assert_eq!(store.stats().keys, 50_000 + 256, "nothing of others has gone");
+        // A large one for many small ones, wherever they are.
+        for n in 0..8 {
+            put(small, &format!("large {n}"), 700_000).unwrap();
+        }
+        let refused = put(small, "larger than the quota", 2 << 20).unwrap_err();
+        assert!(matches!(refused, Refusal::Value { max_bytes: 1_048_576, .. }), "{refused:?}");
+        assert!(store.tenant_used_bytes(small) > 700_000, "and for that nothing went");
+        store.check();
+    }
+}
+
+#[test]
+fn a_soft_pin_gives_way_when_nothing_else_is_left() {
+    let (store, _) = super::small(4);
+    (0..4)
+        .for_each(|n| assert!(store.put(key(&n.to_string()), &[1; 1 << 20], PutOptions::default()).is_ok()));
+    ["0", "1", "2"].iter().for_each(|name| store.pin_softly(key(name), 3_600_000_000).unwrap());
+    store.put(key("new"), &[2; 1 << 20], PutOptions::default()).unwrap();
+    assert!(!store.exists(key("3")), "what is not pinned goes first");
+    store.pin_softly(key("new"), 3_600_000_000).unwrap();
+    for n in 0..10 {
+        store.put(key(&format!("more {n}")), &[3; 1 << 20], PutOptions::default()).unwrap();
+    }
+    store.check();
+    // A hard pin does not.
+    let (store, _) = super::small(4);
+    (0..4)
+        .for_each(|n| assert!(store.put(key(&n.to_string()), &[1; 1 << 20], PutOptions::default()).is_ok()));
+    ["0", "1", "2", "3"].iter().for_each(|name| store.pin(key(name)).unwrap());
+    assert!(matches!(store.put(key("new"), &[2; 1 << 20], PutOptions::default()), Err(Refusal::Full { .. })));
+}
+
+#[test]
 fn tenants_see_their_own_and_have_their_quota() {
     let (store, _) = small(16);
     let a = store.open_tenant("a", 1 << 20).unwrap();
@@ -286,7 +340,7 @@ fn tenants_see_their_own_and_have_their_quota() {
     assert!(store.stats().evicted > 80);
     assert!(matches!(
         store.put(of(a, "big"), &content(1, 2 << 20), PutOptions::REPLACE),
-        Err(Refusal::OverQuota { .. })
+        Err(Refusal::Value { max_bytes: 1_048_576, .. })
     ));
     let stranger = Key { tenant: TenantId(77), bytes: b"k" };
     assert_eq!(store.put(stranger, b"x", PutOptions::REPLACE), Err(Refusal::Tenant));

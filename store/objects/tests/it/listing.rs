@@ -9,7 +9,7 @@ use super::content;
 use super::faulty::{Faulty, Mood};
 use super::resp::{Served, bulk, error_of, ok, serve, words};
 use super::tiers::{over, over_parts, settle};
-use baton_objects::client::{Cluster, ClusterConfig, Drained};
+use baton_objects::client::{Cluster, ClusterConfig, Drained, Newer};
 use baton_objects::resp::client::{Client, Reply};
 use baton_objects::resp::{Login, RespConfig};
 use baton_objects::{ColdBucket, ColdConfig, LowerConfig, SsdConfig};
@@ -157,7 +157,15 @@ fn cluster(servers: [&Served; 2]) -> (Cluster, String) {
 }
 
 fn drained(cluster: &mut Cluster, server: &str) -> Result<(Drained, Option<String>), String> {
-    let mut drain = cluster.drain(server).map_err(|why| why.to_string())?;
+    drained_by(cluster, server, None)
+}
+
+fn drained_by(
+    cluster: &mut Cluster,
+    server: &str,
+    newer: Option<Newer>,
+) -> Result<(Drained, Option<String>), String> {
+    let mut drain = cluster.drain(server).map_err(|why| why.to_string())?.newer(newer);
     while drain.step().map_err(|why| why.to_string())? {}
     Ok((drain.so_far(), drain.trouble().map(ToString::to_string)))
 }
@@ -220,4 +228,92 @@ fn a_drain_moves_what_is_only_in_the_bucket_and_says_so_when_it_cannot() {
         assert_eq!(words(c, &format!("GET k{n}")), Reply::Bulk(content(n, 90_000)), "{n}");
     }
     assert_eq!(scan(&mut from.client(), 10), Ok(BTreeMap::new()));
+}
+
+#[test]
+fn a_drain_removes_nothing_where_another_has_another_value_unless_it_is_told_which_counts() {
+    for (newer, counts) in [(None, "none"), (Some(Newer::Drained), "here"), (Some(Newer::Other), "there")] {
+        let (from, to) = (in_memory(), in_memory());
+        let (here, there) = (&mut from.client(), &mut to.client());
+        assert_eq!((words(here, "SET k here"), words(there, "SET k there")), (ok(), ok()));
+        assert_eq!((words(here, "SET same x"), words(there, "SET same x")), (ok(), ok()));
+        assert_eq!(words(here, "SET timed x PX 100000"), ok());
+        let (mut cluster, server) = cluster([&from, &to]);
+        let (so_far, trouble) = drained_by(&mut cluster, &server, newer).unwrap();
+        if newer.is_none() {
+            assert_eq!((so_far.moved, so_far.had, so_far.left), (1, 1, 1));
+            assert!(trouble.unwrap().contains("another value under 'k'"));
+            assert_eq!((words(here, "GET k"), words(there, "GET k")), (bulk("here"), bulk("there")));
+        } else {
+            assert_eq!((so_far.moved + so_far.had, so_far.left, trouble), (3, 0, None), "{counts}");
+            assert_eq!((words(here, "GET k"), words(there, "GET k")), (Reply::Nothing, bulk(counts)));
+        }
+        let Reply::Integer(ms) = words(there, "PTTL timed") else { panic!("a time") };
+        assert!((1..=100_000).contains(&ms), "{ms}");
+    }
+}
+
+/// Somebody goes on writing: the last value that was acknowledged is never the one that is removed.
+#[test]
+fn a_drain_never_removes_what_was_put_while_it_copied() {
+    let (from, to) = (in_memory(), in_memory());
+    let c = &mut from.client();
+    (0..50).for_each(|n| assert_eq!(words(c, &format!("SET k{n} 1")), ok()));
+    let (mut cluster, server) = cluster([&from, &to]);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let last = std::thread::scope(|threads| {
+        let writer = threads.spawn(|| {
+            let (c, mut last) = (&mut from.client(), 1);
+            while !over.load(std::sync::atomic::Ordering::SeqCst) {
+                last += 1;
+                (0..50).for_each(|n| assert_eq!(words(c, &format!("SET k{n} {last}")), ok()));
+            }
+            last
+        });
+        for _ in 0..5 {
+            // It may well find values each time.
+            let _ = drained(&mut cluster, &server).unwrap();
+        }
+        over.store(true, std::sync::atomic::Ordering::SeqCst);
+        writer.join().unwrap()
+    });
+    assert!(last > 1);
+    let (_, trouble) = drained(&mut cluster, &server).unwrap();
+    let (here, there) = (&mut from.client(), &mut to.client());
+    for n in 0..50 {
+        let found = [words(here, &format!("GET k{n}")), words(there, &format!("GET k{n}"))];
+        let newest = found.iter().any(|found| *found == bulk(&last.to_string()));
+        assert!(newest, "k{n}: {found:?}, the last was {last}; {trouble:?}");
+    }
+    // What differs is named: the value there was moved between two writes, and is the older one.
+    if trouble.is_some() {
+        let (so_far, trouble) = drained_by(&mut cluster, &server, Some(Newer::Drained)).unwrap();
+        assert_eq!((so_far.left, trouble), (0, None));
+    }
+    for n in 0..50 {
+        assert_eq!(words(there, &format!("GET k{n}")), bulk(&last.to_string()));
+    }
+    assert_eq!(from.store.stats().keys, 0);
+}
+
+#[test]
+fn a_value_is_removed_by_its_generation_alone() {
+    let served = in_memory();
+    let c = &mut served.client();
+    assert_eq!(words(c, "BATON.DEL k 1"), Reply::Integer(0), "there is none");
+    assert_eq!(words(c, "SET k one"), ok());
+    let generation = |c: &mut Client| {
+        let Reply::List(parts) = words(c, "BATON.STAT k") else { panic!("it is there") };
+        let at = parts.iter().position(|part| *part == bulk("generation")).unwrap();
+        let Reply::Integer(generation) = parts[at + 1] else { panic!("{parts:?}") };
+        generation
+    };
+    let first = generation(c);
+    assert_eq!(words(c, "SET k two"), ok());
+    assert_eq!(words(c, &format!("BATON.DEL k {first}")), Reply::Integer(0));
+    assert_eq!(words(c, "GET k"), bulk("two"));
+    let second = generation(c);
+    assert_eq!(words(c, &format!("BATON.DEL k {second}")), Reply::Integer(1));
+    assert_eq!(words(c, "GET k"), Reply::Nothing);
+    assert!(error_of(&words(c, "BATON.DEL k x")).starts_with("ERR value is not an integer"));
 }

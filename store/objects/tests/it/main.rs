@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[cfg(feature = "resp")]
+mod bounds;
 mod cold;
 mod faulty;
 mod leases;
@@ -13,6 +15,7 @@ mod parts;
 #[cfg(feature = "resp")]
 mod resp;
 mod room;
+mod ssd;
 mod threads;
 mod tiers;
 

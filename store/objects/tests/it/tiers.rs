@@ -36,7 +36,7 @@ pub fn read(store: &ObjectStore, name: &str) -> Option<Vec<u8>> {
     if let Some(reading) = store.get(key(name)) {
         return Some(reading.to_vec().unwrap());
     }
-    store.bring(key(name)).map(|found| found.value.clone())
+    store.bring(key(name)).map(|found| found.to_vec().unwrap())
 }
 
 /// Waits until everything that was offered to the tiers below is there.

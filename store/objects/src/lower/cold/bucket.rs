@@ -13,9 +13,27 @@ use super::http::Connector;
 use super::variables::{Variables, is_address};
 use super::{ColdBucket, ColdConfig};
 
+/// Why there is no bucket.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unopened {
+    /// Its address, or a variable, cannot be right.
+    Setting(String),
+    /// It cannot be used now, though its address may be right: a folder on a disk that is read-only or full, say.
+    Unusable(String),
+}
+
+impl From<String> for Unopened {
+    fn from(why: String) -> Self {
+        Self::Setting(why)
+    }
+}
+
 /// The bucket, and the prefix of every name in it. Nothing is asked of it yet. Over HTTP it may say no more at a time
 /// than `answer_max_bytes`.
-pub(super) fn open(config: &ColdConfig, answer_max_bytes: usize) -> Result<(Arc<dyn Bucket>, Path), String> {
+pub(super) fn open(
+    config: &ColdConfig,
+    answer_max_bytes: usize,
+) -> Result<(Arc<dyn Bucket>, Path), Unopened> {
     let url = match &config.bucket {
         ColdBucket::Url(url) => url,
         ColdBucket::Given(bucket) => return Ok((Arc::clone(bucket), Path::default())),
@@ -27,19 +45,20 @@ pub(super) fn open(config: &ColdConfig, answer_max_bytes: usize) -> Result<(Arc<
     }
     if let Some(folder) = url.strip_prefix("file://") {
         if !folder.starts_with('/') {
-            return Err(wrong("the folder is not given from the root".into()));
+            return Err(wrong("the folder is not given from the root".into()).into());
         }
-        std::fs::create_dir_all(folder).map_err(|e| wrong(format!("make the folder: {e}")))?;
-        let folder = LocalFileSystem::new_with_prefix(folder).map_err(|e| wrong(e.to_string()))?;
+        let unusable = |why: String| Unopened::Unusable(format!("make the folder: {why}"));
+        std::fs::create_dir_all(folder).map_err(|e| unusable(e.to_string()))?;
+        let folder = LocalFileSystem::new_with_prefix(folder).map_err(|e| unusable(e.to_string()))?;
         return Ok((Arc::new(folder.with_fsync(true)), Path::default()));
     }
     let rest = url.strip_prefix("s3://").ok_or_else(|| wrong("no such kind of bucket".into()))?;
     let (name, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     if name.is_empty() {
-        return Err(wrong("the bucket has no name".into()));
+        return Err(wrong("the bucket has no name".into()).into());
     }
     if !name.chars().all(|c| c.is_ascii_alphanumeric() || ".-_".contains(c)) {
-        return Err(wrong(format!("{name:?} is no name of a bucket")));
+        return Err(wrong(format!("{name:?} is no name of a bucket")).into());
     }
     let prefix = Path::parse(prefix.trim_end_matches('/')).map_err(|e| wrong(e.to_string()))?;
     let variables = Variables::read(std::env::vars_os())?;
@@ -104,9 +123,16 @@ mod tests {
         assert!(read(&format!("file://{}/new", folder.path().display())).is_ok());
         assert_eq!(read("s3://bucket/a/b/").unwrap().1, Path::from("a/b"));
         for bad in ["s3://", "s3://a b/c", "gs://bucket", "bucket", "file://folder", ""] {
-            let why = read(bad).map(|_| ()).unwrap_err();
+            let Err(Unopened::Setting(why)) = read(bad) else { panic!("{bad} is no address") };
             assert!(why.contains("s3://bucket/prefix"), "{why}");
         }
+        // Root may write where modes forbid it, so the folder's place is taken by a file.
+        let taken = folder.path().join("taken");
+        std::fs::write(&taken, "").unwrap();
+        let Err(Unopened::Unusable(why)) = read(&format!("file://{}/a", taken.display())) else {
+            panic!("a folder inside a file")
+        };
+        assert!(why.starts_with("make the folder: "), "{why}");
     }
 
     #[test]
@@ -117,7 +143,7 @@ mod tests {
         };
         assert_eq!((read("http://127.0.0.1:9000"), read("https://minio/path")), (Ok(()), Ok(())));
         for bad in ["nonsense", "", "127.0.0.1:9000", "ftp://minio", "http://", "http://a b"] {
-            let why = read(bad).unwrap_err();
+            let Err(Unopened::Setting(why)) = read(bad) else { panic!("{bad} is no address") };
             assert!(why.contains("give one like http://127.0.0.1:9000"), "{bad}: {why}");
         }
     }

@@ -12,9 +12,9 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
+use super::super::budget::{Budget, Held};
 use super::super::{Found, Tell};
 use super::book::{Book, Forget};
-use super::budget::{Budget, Held};
 use super::frame;
 use super::health::Health;
 use super::label::{Kind, Label};

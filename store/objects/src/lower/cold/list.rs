@@ -10,7 +10,7 @@ use object_store::{GetOptions, GetRange, ObjectStore as _};
 use super::desk::Desk;
 use super::label::{Kind, Label};
 use super::{Cold, frame, short_name};
-use crate::lower::name_of;
+use crate::lower::{Silent, name_of};
 
 /// Heads that are read at a time, of all lists together.
 pub(super) const HEADS_MAX: usize = 32;
@@ -25,10 +25,6 @@ pub(crate) struct Page {
     pub(crate) keys: Vec<Vec<u8>>,
     pub(crate) next: Option<u64>,
 }
-
-/// The bucket does not answer: what it has cannot be told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Silent;
 
 /// Hears a page.
 pub(crate) type PageReply = Box<dyn FnOnce(Result<Page, Silent>) + Send>;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(crate) struct Budget {
     used: AtomicU64,
     most: u64,
     /// What the smallest takes, so that there are not too many either.
@@ -14,27 +14,32 @@ pub(super) struct Budget {
 
 /// A part of it, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(crate) struct Held {
     budget: Arc<Budget>,
     bytes: u64,
 }
 
 impl Budget {
     /// So many bytes, for so many at a time.
-    pub(super) fn new(most: u64, count: u64) -> Arc<Self> {
+    pub(crate) fn new(most: u64, count: u64) -> Arc<Self> {
         Arc::new(Self { used: AtomicU64::new(0), most, least: (most / count).max(1) })
     }
 
     /// A part of it, if there is as much. One alone may have more than there is.
-    pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Option<Held> {
+    pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Option<Held> {
         let bytes = bytes.max(self.least);
         let more = |used: u64| (used == 0 || used + bytes <= self.most).then_some(used + bytes);
         self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
         Some(Held { budget: Arc::clone(self), bytes })
     }
 
-    pub(super) fn is_free(&self) -> bool {
-        self.used.load(Ordering::SeqCst) == 0
+    /// Bytes that are taken.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_free(&self) -> bool {
+        self.used_bytes() == 0
     }
 }
 
