@@ -4,8 +4,7 @@ use alloc::vec::Vec;
 use baton_types::{ClassId, InstanceId, Role, SloClass};
 
 use crate::conductor::Conductor;
-use crate::estimate::NEVER_US;
-use crate::placement::{DecodeChoice, Placement, Refusal, SOONEST_US};
+use crate::placement::{DecodeChoice, Placement, Refusal, SOONEST_US, within_reach};
 use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect, PolicyName, RejectReason, Rejection, Request};
 
@@ -67,18 +66,21 @@ impl Conductor {
             finish_us: 0,
             decode_prior_us: 0,
             retries: 0,
+            gave_way: false,
             foreign: false,
         }
     }
 
     /// Refusals that no placement can change: bounds, and prompts that fit nowhere.
     fn hopeless(&self, request: &Request) -> Option<Refusal> {
-        let refusal =
-            |reason, retry_after_us| Some(Refusal { reason, retry_after_us, predicted_ttft_us: NEVER_US });
+        let refusal = |reason, retry_after_us| {
+            Some(Refusal { reason, retry_after_us, predicted_ttft_us: None, turn_us: 0 })
+        };
         if self.requests.len() >= self.config.max_waiting_requests as usize {
             return refusal(RejectReason::QueueFull, 1_000_000);
         }
-        if self.fleet.prefills.is_empty() || self.fleet.decodes.is_empty() {
+        let prefills = !self.fleet.prefills.is_empty() || self.mixing().next().is_some();
+        if !prefills || self.fleet.decodes.is_empty() {
             return refusal(RejectReason::NoInstance, 1_000_000);
         }
         if self.too_long(request) {
@@ -90,7 +92,9 @@ impl Conductor {
     /// Whether no prefill or no decode instance that serves now can ever hold the prompt.
     pub(crate) fn too_long(&self, request: &Request) -> bool {
         let held = |ids: &[InstanceId]| ids.iter().any(|id| self.holds(*id, request));
-        !held(&self.fleet.prefills) || !held(&self.fleet.decodes)
+        let alone =
+            || self.fleet.prefills.is_empty() && self.mixing().any(|i| self.holds(i.spec.id, request));
+        !(held(&self.fleet.prefills) || alone()) || !held(&self.fleet.decodes)
     }
 
     /// Whether an empty instance could hold the prompt, in whole blocks, and a token more.
@@ -151,7 +155,8 @@ impl Conductor {
             return Err(Refusal {
                 reason: RejectReason::Costly,
                 retry_after_us: self.class(request).ttft_us,
-                predicted_ttft_us: placed.candidate.ttft_us,
+                predicted_ttft_us: within_reach(placed.candidate.ttft_us),
+                turn_us: placed.candidate.plan.work_us,
             });
         }
         Ok(placed)
@@ -173,7 +178,11 @@ impl Conductor {
             Some(Refusal {
                 reason,
                 retry_after_us: retry_after_us.max(SOONEST_US),
-                predicted_ttft_us: ttft_us,
+                predicted_ttft_us: within_reach(ttft_us),
+                turn_us: match reason {
+                    RejectReason::Ttft => within_reach(placement.candidate.plan.work_us).unwrap_or(0),
+                    _ => self.decode_turn_us(request),
+                },
             })
         };
         if ttft_us > class.ttft_us {
@@ -193,11 +202,11 @@ impl Conductor {
         let need = self.decode_need(request, self.now_us);
         let mut worst = (RejectReason::NoInstance, u64::MAX);
         for instance in self.fleet.decodes.iter().filter_map(|id| self.fleet.get(*id)) {
-            let (batch, context, reserved) = instance.decode.now();
+            let (batch, context, _) = instance.decode.now();
             let step_us = instance.spec.profile.decode_us(batch + 1, context + need.context_tokens);
             #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
             let slow = step_us > need.tbt_us as f64;
-            let full = reserved + need.tokens > instance.spec.capacity_tokens;
+            let full = self.is_full(instance, &need);
             if !slow && !full {
                 return None;
             }
@@ -277,6 +286,7 @@ impl Conductor {
             reason: refusal.reason,
             retry_after_us: refusal.retry_after_us,
             predicted_ttft_us: refusal.predicted_ttft_us,
+            turn_us: refusal.turn_us,
             wasted_tokens: 0,
         }));
     }

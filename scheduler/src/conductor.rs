@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 use baton_types::{CacheChange, CacheEvent, Epoch, InstanceId, RequestId, Rng};
 use core::hash::{BuildHasher, Hasher};
 
+use crate::coming::Coming;
 use crate::estimate::LengthEstimator;
 use crate::fleet::Fleet;
 use crate::index::{MatchScratch, PrefixIndex};
@@ -56,6 +57,7 @@ pub struct Conductor {
     pub(crate) scratch: MatchScratch,
     pub(crate) hits: Hits,
     pub(crate) requests: Requests,
+    pub(crate) coming: Coming,
     /// Requests not yet placed, in order of arrival (`dynamo_wspt` only).
     pub(crate) unplaced: Vec<RequestId>,
     /// Requests placed on an instance's queue at this step.
@@ -68,6 +70,8 @@ pub struct Conductor {
     pub(crate) turn: u64,
     pub(crate) sequence: u64,
     pub(crate) stats: SchedulerStats,
+    /// Room was given back in this step.
+    pub(crate) room_came: bool,
 }
 
 impl Conductor {
@@ -86,6 +90,7 @@ impl Conductor {
             scratch: MatchScratch::default(),
             hits: Hits::default(),
             requests: Requests::default(),
+            coming: Coming::default(),
             unplaced: Vec::new(),
             fair: FairShares::default(),
             lengths,
@@ -96,6 +101,7 @@ impl Conductor {
             turn: 0,
             sequence: 0,
             stats: SchedulerStats::default(),
+            room_came: false,
             config,
         })
     }
@@ -126,6 +132,8 @@ impl Conductor {
             Input::DecodeFailed { request, emitted_tokens } => {
                 self.decode_failed(request, emitted_tokens, effects);
             }
+            Input::Preempted { request, emitted_tokens } => self.preempted(request, emitted_tokens, effects),
+            Input::RoomOutgrown { request, emitted_tokens } => self.room_outgrown(request, emitted_tokens),
             Input::DecodeFinished { request, output_tokens } => {
                 self.decode_finished(request, output_tokens, effects);
             }
@@ -135,6 +143,7 @@ impl Conductor {
             }
             Input::TimerFired => {}
         }
+        self.let_held_go();
         self.run_queues(effects);
     }
 
@@ -193,6 +202,7 @@ impl Conductor {
 
     /// Whoever waits for an instance to decode on may have one now.
     pub(crate) fn wake_waiting(&mut self) {
+        self.room_came = true;
         let now_us = self.now_us;
         let waiting = self.fleet.iter().filter(|i| !i.prefill.waiting().is_empty());
         waiting.for_each(|i| self.timers.set(i.spec.id, now_us));

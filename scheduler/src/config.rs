@@ -139,7 +139,8 @@ pub struct SchedulerConfig {
     pub policy: PolicyName,
     /// Admission mode.
     pub admission: AdmissionMode,
-    /// Modes that are judged beside the real one and only counted (D13).
+    /// Admission modes that are asked beside the real one and only counted: `baton_shadow_refused_total`, and `counters`
+    /// of `/admin/status`.
     pub shadow: Vec<AdmissionMode>,
     /// Tokens in a KV block, 1–65,536.
     pub block_tokens: u32,
@@ -148,12 +149,15 @@ pub struct SchedulerConfig {
     pub balancing_threshold_permille: u32,
     /// Whether prefixes are fetched from other instances (policies that know how).
     pub fetch: bool,
-    /// Whether a decode instance may prefill a request itself, in chunks between its steps (D25).
+    /// Whether a decode instance may prefill a request itself (D25): while nobody decodes there, or as long as the steps
+    /// that its engine would make of it keep the objective.
     pub local_prefill: bool,
     /// A decode instance prefills locally only while less than this share of its KV capacity is
     /// promised, per mille: mixed steps make every decode hold its KV for longer.
     pub local_room_permille: u32,
-    /// Share of the TBT objective that a mixed step may fill, per mille, 100–1000.
+    /// Share of the TBT objective that a step with prompt tokens in it may be predicted to take, per mille, 100–1000:
+    /// beyond it a decode instance is given no prefill. Engines are not told: they fill their passes (the simulator's
+    /// `mix = "target"` fills steps up to it).
     pub mixed_step_permille: u32,
     /// Share of the TTFT objective that a placement may be predicted to use, per mille, 100–1000.
     pub ttft_margin_permille: u32,

@@ -141,10 +141,12 @@ pub struct Rejection {
     pub request: RequestId,
     /// Which predicate failed.
     pub reason: RejectReason,
-    /// When the same request is predicted to be admissible, from now, µs (D14).
+    /// When the same request is predicted to be admissible, from now, µs (D14); 0 where coming again is no use.
     pub retry_after_us: u64,
-    /// Best TTFT that any placement was predicted to give, µs.
-    pub predicted_ttft_us: u64,
+    /// Best TTFT that any placement was predicted to give, µs; none where there is no placement.
+    pub predicted_ttft_us: Option<u64>,
+    /// By how much it puts off others that are refused for the same thing, once it is let in, µs.
+    pub turn_us: u64,
     /// Prefill work already spent on it, tokens: nonzero only for refusals after the prefill.
     pub wasted_tokens: u64,
 }
@@ -167,12 +169,23 @@ pub enum RejectReason {
     TooLong,
     /// Its work would cost more requests their place than it is worth under the present overload.
     Costly,
+    /// Its objectives cannot be met here even with every instance idle.
+    #[serde(rename = "objective_unreachable")]
+    Unreachable,
 }
 
 impl RejectReason {
     /// Every reason, in the order of the counters.
-    pub const ALL: [Self; 7] =
-        [Self::Ttft, Self::Tbt, Self::Room, Self::QueueFull, Self::NoInstance, Self::TooLong, Self::Costly];
+    pub const ALL: [Self; 8] = [
+        Self::Ttft,
+        Self::Tbt,
+        Self::Room,
+        Self::QueueFull,
+        Self::NoInstance,
+        Self::TooLong,
+        Self::Costly,
+        Self::Unreachable,
+    ];
 
     /// The word used in errors, headers and reports.
     #[must_use]
@@ -185,6 +198,7 @@ impl RejectReason {
             Self::NoInstance => "no_instance",
             Self::TooLong => "too_long",
             Self::Costly => "costly",
+            Self::Unreachable => "objective_unreachable",
         }
     }
 }

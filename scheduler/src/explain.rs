@@ -12,18 +12,18 @@ pub struct CandidateTerms {
     pub instance: InstanceId,
     /// Predicted wait behind work already there, µs.
     pub queue_us: u64,
-    /// Predicted time to bring blocks (fetch or onboard), µs.
-    pub load_us: u64,
-    /// Predicted time to compute the rest, µs.
-    pub compute_us: u64,
+    /// Predicted time to bring blocks (fetch or onboard), µs; none where they cannot be brought.
+    pub load_us: Option<u64>,
+    /// Predicted time to compute the rest, µs; none where it cannot be computed beside what decodes there.
+    pub compute_us: Option<u64>,
     /// Prompt tokens that need no computing.
     pub cached_tokens: u64,
     /// The holder that blocks would come from.
     pub fetch_from: Option<InstanceId>,
-    /// Predicted TTFT, µs.
-    pub ttft_us: u64,
-    /// What the policy minimised.
-    pub score: f64,
+    /// Predicted TTFT, µs; none where there would be no first token.
+    pub ttft_us: Option<u64>,
+    /// What the policy minimised; none where there would be no first token.
+    pub score: Option<f64>,
     /// Whether the placement keeps every promise.
     pub feasible: bool,
 }

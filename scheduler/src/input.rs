@@ -97,6 +97,21 @@ pub enum Input {
         /// Tokens that its client has, in all.
         emitted_tokens: u32,
     },
+    /// A decode instance ran short of KV and gave this request's up so that an older one could go on, or gave up
+    /// the room that its KV was on the way to; the request waits here until there is room again.
+    Preempted {
+        /// Which request.
+        request: RequestId,
+        /// Tokens that its client has, in all.
+        emitted_tokens: u32,
+    },
+    /// An answer has become longer than the room that was reserved for it.
+    RoomOutgrown {
+        /// Which request.
+        request: RequestId,
+        /// Tokens that its client has, in all.
+        emitted_tokens: u32,
+    },
     /// The last token left.
     DecodeFinished {
         /// Which request.

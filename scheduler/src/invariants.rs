@@ -6,7 +6,8 @@ use baton_types::InstanceId;
 use hashbrown::HashSet;
 
 use crate::conductor::{Conductor, FixedState};
-use crate::request::Stage;
+use crate::estimate::common_blocks;
+use crate::request::{Entry, Stage};
 
 impl Conductor {
     /// Checks I4, I5, I8, I9 and the ledgers' agreement with the live requests.
@@ -42,11 +43,15 @@ impl Conductor {
                 "I8: {promised} decode slots for {reserved} requests with a decode instance"
             ));
         }
+        let own = |e: &&Entry| e.stage == Stage::Prefilling && !e.foreign;
+        let under_way = |id| self.requests.get(id).filter(own).map(|e| e.prefill);
+        self.coming.check(self.requests.iter().filter(own).count(), under_way)?;
         self.check_starts()
     }
 
     fn check_instance(&self, instance: &crate::fleet::Instance) -> Result<(), String> {
         let id = instance.spec.id;
+        instance.decode.check().map_err(|why| format!("{why}, on instance {id}"))?;
         let mut seen = HashSet::with_hasher(FixedState);
         let queued = instance.prefill.waiting().iter().map(|w| w.request);
         for request in queued.chain(instance.prefill.dispatched().iter().map(|d| d.request)) {
@@ -57,11 +62,33 @@ impl Conductor {
                 return Err(format!("I5: instance {id} holds request {request}, which is not placed there"));
             }
         }
+        self.check_sharing(instance)?;
         for slot in instance.decode.slots() {
             if self.requests.get(slot.request).is_none_or(|e| e.decode != Some(id)) {
                 return Err(format!(
                     "I8: instance {id} keeps room for request {}, which is not its own",
                     slot.request
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What prompts beside each other in a ledger share is what their chains say.
+    fn check_sharing(&self, instance: &crate::fleet::Instance) -> Result<(), String> {
+        let block_tokens = u64::from(self.config.block_tokens);
+        for pair in instance.decode.slots().windows(2) {
+            let entry = |at: usize| self.requests.get(pair[at].request);
+            let Some((one, other)) = entry(0).zip(entry(1)) else { continue };
+            let common = common_blocks(&one.request.chain, &other.request.chain);
+            // A chain loses its last block when its answer is about to move: what was kept is kept until then.
+            let moves = one.request.emitted_tokens > 0 || other.request.emitted_tokens > 0;
+            let common_tokens = common as u64 * block_tokens;
+            if pair[1].common_tokens < common_tokens || (pair[1].common_tokens > common_tokens && !moves) {
+                let id = instance.spec.id;
+                return Err(format!(
+                    "I8: request {} shares {common} blocks on instance {id}, the ledger says {} tokens",
+                    pair[1].request, pair[1].common_tokens
                 ));
             }
         }

@@ -8,6 +8,7 @@ extern crate alloc;
 
 mod admission;
 mod change;
+mod coming;
 mod conductor;
 mod config;
 mod effect;
@@ -23,6 +24,7 @@ mod placement;
 mod queue;
 mod replicate;
 mod request;
+mod room;
 mod salvage;
 mod saved;
 mod shed;

@@ -4,9 +4,13 @@ use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId, Role};
 
 use crate::conductor::Conductor;
+use crate::estimate::prior_us;
 use crate::placement::SOONEST_US;
 use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect, InstanceState, RejectReason, Rejection, Request};
+
+/// More work than any prefill is; another router that names more is not taken at its word, µs.
+const MOST_PEER_WORK_US: u64 = 3_600_000_000;
 
 impl Conductor {
     pub(crate) fn prefill_finished(
@@ -22,24 +26,22 @@ impl Conductor {
         entry.stage = Stage::HandingOff;
         let (at, prompt_tokens, fetch) = (entry.prefill, entry.request.prompt_tokens, entry.fetch.take());
         let foreign = entry.foreign;
+        self.coming.over(id);
         if let Some(fetch) = fetch {
             self.end_fetch(fetch.from, at);
         }
-        let now_us = self.now_us;
+        let (now_us, target_us) = (self.now_us, self.mixed_target_us());
         let (compute_us, cached_tokens) = (measured.0, measured.1.min(prompt_tokens));
         self.stats.cached_tokens += cached_tokens;
         self.stats.prefilled_tokens += prompt_tokens.saturating_sub(cached_tokens);
         if let Some(instance) = self.fleet.get_mut(at) {
             instance.prefill.finish(now_us, id);
-            if !instance.spec.role.decodes() {
-                let spec = &instance.spec;
-                let new = prompt_tokens.saturating_sub(cached_tokens);
-                let nodes = f64::from(spec.pipeline_nodes.max(1));
-                let prior_us =
-                    spec.profile.chunked_prefill_us(new, cached_tokens, spec.pass_tokens.into()) / nodes;
-                #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-                instance.prefill_residual.observe(prior_us, compute_us as f64);
-            }
+            // What decodes there now is what its steps carried: itself, and who is still to come, are left out.
+            let (batch, context_tokens, _) = instance.decode.now();
+            let new = prompt_tokens.saturating_sub(cached_tokens);
+            let prior_us = prior_us(&instance.spec, (batch, context_tokens), (new, cached_tokens), target_us);
+            #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+            instance.prefill_residual.observe(prior_us.unwrap_or(0.0), compute_us as f64);
         }
         self.timers.set(at, now_us);
         if !foreign && self.refuse_at_decode(id, effects) {
@@ -84,7 +86,8 @@ impl Conductor {
             request: id,
             reason,
             retry_after_us: (self.lengths.mean_duration_us(5_000_000) / 2).max(SOONEST_US),
-            predicted_ttft_us: self.now_us - entry.arrived_us,
+            predicted_ttft_us: Some(self.now_us - entry.arrived_us),
+            turn_us: self.decode_turn_us(&entry.request),
             wasted_tokens: entry.new_tokens,
         }));
         true
@@ -99,7 +102,7 @@ impl Conductor {
             return None;
         }
         let instance = self.fleet.get(entry.decode?)?;
-        let (batch, context, reserved) = instance.decode.now();
+        let (batch, context, _) = instance.decode.now();
         let need = self.decode_need(&entry.request, self.now_us);
         let step_us = instance.spec.profile.decode_us(batch + 1, context + need.context_tokens);
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
@@ -107,7 +110,7 @@ impl Conductor {
         if slow {
             return Some(RejectReason::Tbt);
         }
-        (reserved + need.tokens > instance.spec.capacity_tokens).then_some(RejectReason::Room)
+        self.is_full(instance, &need).then_some(RejectReason::Room)
     }
 
     pub(crate) fn fetch_finished(&mut self, id: RequestId, ok: bool) {
@@ -182,6 +185,7 @@ impl Conductor {
         if let Some(instance) = self.fleet.get_mut(decode) {
             instance.decode.release(id);
         }
+        self.room_came = true;
     }
 
     /// Releases everything that an entry holds, on both legs, whatever its stage (I13).
@@ -200,6 +204,7 @@ impl Conductor {
                 return;
             }
             Stage::Prefilling => {
+                self.coming.over(id);
                 if let Some(fetch) = entry.fetch {
                     self.end_fetch(fetch.from, entry.prefill);
                 }
@@ -238,7 +243,7 @@ impl Conductor {
             return;
         }
         self.settle_class(&mut request);
-        let work_us = work_us.min(crate::estimate::NEVER_US);
+        let work_us = work_us.min(MOST_PEER_WORK_US);
         let now_us = self.now_us;
         let mut entry = Entry {
             deadline_us: u64::MAX,
@@ -255,14 +260,19 @@ impl Conductor {
             finish_us: 0,
             decode_prior_us: 0,
             retries: 0,
+            gave_way: false,
             foreign: true,
             request,
         };
         let ahead = self.fleet.get(prefill).map_or(0, |i| i.backlog_us(now_us));
         self.reserve_decode(&mut entry, decode, now_us + ahead + work_us);
         if let Some(instance) = self.fleet.get_mut(prefill) {
-            let work =
-                crate::queue::Dispatched { request: entry.request.id, work_us, new_tokens: entry.new_tokens };
+            let work = crate::queue::Dispatched {
+                request: entry.request.id,
+                work_us,
+                new_tokens: entry.new_tokens,
+                deadline_us: entry.deadline_us,
+            };
             instance.prefill.dispatch(now_us, work);
         }
         self.requests.insert(entry);

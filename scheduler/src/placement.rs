@@ -10,6 +10,7 @@ mod scorers;
 use alloc::vec::Vec;
 use baton_types::InstanceId;
 
+use crate::estimate::NEVER_US;
 use crate::{FetchPlan, RejectReason};
 
 pub(crate) use comeback::SOONEST_US;
@@ -20,6 +21,15 @@ pub(crate) use decode::DecodeChoice;
 pub(crate) struct Hit {
     pub blocks: u32,
     pub by_tier: [u32; 3],
+    /// Leading blocks that will be there when the prefills that it was sent are over.
+    pub coming: u32,
+}
+
+impl Hit {
+    /// Leading blocks that a prefill sent there now would find at its turn.
+    pub(crate) fn by_its_turn(self) -> u32 {
+        self.blocks.max(self.coming)
+    }
 }
 
 /// The answer of one look-up, by instance; reused from request to request.
@@ -52,6 +62,14 @@ impl Hits {
         }
     }
 
+    /// An instance will hold so many blocks; after what it holds.
+    pub(crate) fn will_hold(&mut self, instance: InstanceId, blocks: u32) {
+        if let Some(slot) = self.by_instance.get_mut(instance.index()) {
+            slot.coming = slot.coming.max(blocks);
+            self.touched.push(instance);
+        }
+    }
+
     /// Remembers a possible fetch source.
     pub(crate) fn offer_source(&mut self, instance: InstanceId, blocks: u32) {
         let at = self.top.partition_point(|(b, _)| *b >= blocks);
@@ -77,6 +95,8 @@ pub(crate) struct Plan {
     pub new_tokens: u64,
     pub load_us: u64,
     pub work_us: u64,
+    /// Whether those who decode there leave it no room, or would be slowed beyond their objective by it.
+    pub harms: bool,
     pub fetch: Option<FetchPlan>,
 }
 
@@ -91,6 +111,8 @@ pub(crate) struct Candidate {
     pub ttft_us: u64,
     /// Predicted TTFT at the latest that the order of service allows, µs.
     pub latest_us: u64,
+    /// How long of that it waits for room to decode, µs.
+    pub room_wait_us: u64,
     /// What the policy minimises.
     pub score: f64,
     pub feasible: bool,
@@ -109,7 +131,13 @@ pub(crate) struct Placement {
 pub(crate) struct Refusal {
     pub reason: RejectReason,
     pub retry_after_us: u64,
-    pub predicted_ttft_us: u64,
+    pub predicted_ttft_us: Option<u64>,
+    pub turn_us: u64,
+}
+
+/// A prediction, unless it is that it never comes to it.
+pub(crate) fn within_reach(us: u64) -> Option<u64> {
+    (us < NEVER_US).then_some(us)
 }
 
 #[cfg(test)]
@@ -121,13 +149,21 @@ mod tests {
         let mut hits = Hits::default();
         hits.reset(12);
         for id in 0..12 {
-            hits.record(InstanceId(id), Hit { blocks: id, by_tier: [id, 0, 0] });
+            hits.record(InstanceId(id), Hit { blocks: id, by_tier: [id, 0, 0], coming: 0 });
             hits.offer_source(InstanceId(id), id);
         }
-        hits.record(InstanceId(99), Hit { blocks: 9, by_tier: [9, 0, 0] });
+        hits.record(InstanceId(99), Hit { blocks: 9, by_tier: [9, 0, 0], coming: 0 });
         assert_eq!(hits.sources().len(), Hits::TOP);
         assert_eq!(hits.sources()[0], (11, InstanceId(11)));
         assert_eq!(hits.of(InstanceId(5)).blocks, 5);
+        hits.will_hold(InstanceId(5), 3);
+        assert_eq!(hits.of(InstanceId(5)).by_its_turn(), 5);
+        hits.will_hold(InstanceId(5), 8);
+        hits.will_hold(InstanceId(5), 7);
+        assert_eq!(
+            hits.of(InstanceId(5)),
+            Hit { coming: 8, ..Hit { blocks: 5, by_tier: [5, 0, 0], coming: 0 } }
+        );
         hits.reset(12);
         assert_eq!(hits.of(InstanceId(5)), Hit::default());
         assert!(hits.sources().is_empty() && hits.touched.is_empty());

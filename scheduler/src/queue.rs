@@ -21,6 +21,8 @@ pub(crate) struct Waiting {
     pub tenant: TenantId,
     /// Weight of its class.
     pub weight: u32,
+    /// It stays here until then, µs: there is no room yet to decode it.
+    pub held_until_us: u64,
 }
 
 /// Sent to the engine, not yet finished.
@@ -29,6 +31,8 @@ pub(crate) struct Dispatched {
     pub request: RequestId,
     pub work_us: u64,
     pub new_tokens: u64,
+    /// Latest moment for its prefill to end, µs.
+    pub deadline_us: u64,
 }
 
 /// What a new piece of work would meet in a queue.
@@ -46,6 +50,9 @@ pub(crate) struct Outlook {
 
 /// Rounds after which an estimate is taken as it is: a hint is not worth a walk without end.
 const WELCOME_ROUNDS: usize = 16;
+
+/// An engine is taken to have begun with what it was sent after this, µs: what comes later joins no pass of it.
+const BEGINS_US: u64 = 2_000;
 
 /// One instance's prefill work.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -81,6 +88,24 @@ impl PrefillLedger {
     /// Work left at the engine if it keeps to the predictions, µs.
     pub(crate) fn dispatched_left_us(&self, now_us: u64) -> u64 {
         self.dispatched_us.saturating_sub(now_us.saturating_sub(self.head_since_us))
+    }
+
+    /// Requests held back for want of room, with their arrivals.
+    pub(crate) fn held(&self) -> impl Iterator<Item = (u64, RequestId)> {
+        self.waiting.iter().filter(|w| w.held_until_us > 0).map(|w| (w.arrived_us, w.request))
+    }
+
+    /// When the first of those held back goes on at the latest.
+    pub(crate) fn held_until_us(&self) -> Option<u64> {
+        let until = self.waiting.iter().map(|w| w.held_until_us);
+        until.filter(|until_us| (1..u64::MAX).contains(until_us)).min()
+    }
+
+    /// A request is held back no longer.
+    pub(crate) fn let_go(&mut self, request: RequestId) {
+        if let Some(waiting) = self.waiting.iter_mut().find(|w| w.request == request) {
+            waiting.held_until_us = 0;
+        }
     }
 
     pub(crate) fn enqueue(&mut self, waiting: Waiting) {
@@ -125,6 +150,33 @@ impl PrefillLedger {
     /// When the engine will have at most `ahead_us` of work left, if it keeps to the predictions.
     pub(crate) const fn runs_low_at_us(&self, ahead_us: u64) -> u64 {
         self.head_since_us + self.dispatched_us.saturating_sub(ahead_us)
+    }
+
+    /// Until when work of `work_us` over `new_tokens` tokens is not to be sent, if it is not, µs: what an engine has not
+    /// begun yet shares passes of `pass_tokens` with what is sent after it, and ends with them. That must make nothing
+    /// late which was sent in time.
+    pub(crate) fn shares_late_until_us(
+        &self,
+        now_us: u64,
+        work: (u64, u64),
+        pass_tokens: u64,
+    ) -> Option<u64> {
+        let (work_us, new_tokens) = work;
+        let begins_us = self.head_since_us + BEGINS_US;
+        let begun = usize::from(now_us >= begins_us);
+        let end_us = now_us + self.dispatched_left_us(now_us);
+        let mut room = pass_tokens;
+        for sent in self.dispatched.iter().skip(begun).rev() {
+            let shared = new_tokens.min(room);
+            let later_us = work_us.saturating_mul(shared) / new_tokens.max(1);
+            if end_us <= sent.deadline_us && end_us.saturating_add(later_us) > sent.deadline_us {
+                let looked_at_us =
+                    if begun == 0 { begins_us.min(sent.deadline_us) } else { sent.deadline_us };
+                return Some(looked_at_us.max(now_us) + 1);
+            }
+            room = room.saturating_sub(sent.new_tokens);
+        }
+        None
     }
 
     /// What work of `work_us` due at `deadline_us` would meet here.
@@ -180,22 +232,23 @@ impl PrefillLedger {
 
     /// Which waiting work goes next.
     pub(crate) fn next(&self, now_us: u64, ageing_us: u64, fair: &FairShares) -> Option<usize> {
-        let band = self.waiting.iter().map(|w| w.priority).max()?;
-        let in_band = |w: &&Waiting| w.priority == band;
+        let free = |w: &&Waiting| w.held_until_us <= now_us;
+        let band = self.waiting.iter().filter(free).map(|w| w.priority).max()?;
+        let in_band = |w: &&Waiting| w.priority == band && free(w);
         let oldest = self.waiting.iter().filter(in_band).map(|w| w.arrived_us).min()?;
         if now_us.saturating_sub(oldest) > ageing_us {
-            return self.waiting.iter().position(|w| w.priority == band && w.arrived_us == oldest);
+            return self.waiting.iter().position(|w| in_band(&w) && w.arrived_us == oldest);
         }
         let tenant = self.waiting.iter().filter(in_band).map(|w| (fair.served(w.tenant), w.tenant)).min()?.1;
         let shortest = self
             .waiting
             .iter()
             .enumerate()
-            .filter(|(_, w)| w.priority == band && w.tenant == tenant)
+            .filter(|(_, w)| in_band(w) && w.tenant == tenant)
             .min_by_key(|(at, w)| (w.work_us, *at))?
             .0;
         if self.breaks_promise(now_us, shortest) {
-            return self.waiting.iter().position(|w| w.priority == band);
+            return self.waiting.iter().position(|w| in_band(&w));
         }
         Some(shortest)
     }
@@ -266,7 +319,13 @@ mod tests {
             priority: 0,
             tenant: TenantId(0),
             weight: 1,
+            held_until_us: 0,
         }
+    }
+
+    /// Ten microseconds a token.
+    fn sent(id: u64, work_us: u64, deadline_us: u64) -> Dispatched {
+        Dispatched { request: RequestId(id), work_us, new_tokens: work_us / 10, deadline_us }
     }
 
     fn ledger(all: &[Waiting]) -> PrefillLedger {
@@ -327,7 +386,7 @@ mod tests {
     #[test]
     fn outlook_counts_what_is_ahead_and_behind() {
         let mut l = ledger(&[waiting(1, 100, 1000), waiting(2, 300, 2000)]);
-        l.dispatch(0, Dispatched { request: RequestId(7), work_us: 50, new_tokens: 5 });
+        l.dispatch(0, sent(7, 50, u64::MAX));
         let o = l.outlook(10, 200, 1500);
         assert_eq!((o.expected_wait_us, o.deadline_wait_us, o.behind), (140, 140, 1));
         assert!(o.keeps_promises);
@@ -338,14 +397,33 @@ mod tests {
     #[test]
     fn finishing_restarts_the_clock() {
         let mut l = PrefillLedger::default();
-        l.dispatch(100, Dispatched { request: RequestId(1), work_us: 50, new_tokens: 5 });
-        l.dispatch(110, Dispatched { request: RequestId(2), work_us: 70, new_tokens: 7 });
+        l.dispatch(100, sent(1, 50, u64::MAX));
+        l.dispatch(110, sent(2, 70, u64::MAX));
         assert_eq!(l.dispatched_left_us(130), 90);
         assert!(l.finish(160, RequestId(1)).is_some() && l.finish(160, RequestId(1)).is_none());
         assert_eq!(l.dispatched_left_us(160), 70);
         assert_eq!(l.dispatched_left_us(190), 40);
         assert_eq!(l.finish(190, RequestId(2)).map(|d| d.new_tokens), Some(7));
         assert_eq!(l.dispatched_left_us(190) + l.active_tokens(), 0);
+    }
+
+    /// It was sent early whatever it did to others: at three times the load a third of those let in came too late.
+    #[test]
+    fn what_would_end_a_pass_late_for_others_is_not_sent_into_it() {
+        let mut l = PrefillLedger::default();
+        l.dispatch(100, sent(1, 50_000, 51_000));
+        let until = |l: &PrefillLedger, now_us, work_us, pass| {
+            l.shares_late_until_us(now_us, (work_us, work_us / 10), pass)
+        };
+        assert_eq!(until(&l, 100, 40_000, 8192), Some(2_101), "it may not have begun");
+        assert_eq!(until(&l, 2_100, 40_000, 8192), None, "what has begun shares no pass with it");
+        l.dispatch(2_200, sent(2, 30_000, 100_000));
+        assert_eq!(until(&l, 3_000, 10_000, 8192), None, "80 ms and 10 are in time");
+        assert_eq!(until(&l, 3_000, 40_000, 8192), Some(100_001));
+        assert_eq!(until(&l, 3_000, 40_000, 500), None, "no more than 5 ms of it fit into a pass");
+        l.dispatch(3_000, sent(3, 10_000, u64::MAX));
+        assert_eq!(until(&l, 4_000, 40_000, 1_000), None, "the pass of the second is full");
+        assert_eq!(until(&l, 100_100, 40_000, 8192), None, "one that is late holds nobody up");
     }
 
     proptest! {

@@ -21,6 +21,8 @@ pub struct Request {
     pub chain: Vec<BlockHash>,
     /// Tokens already emitted to the client by an earlier placement; they are part of the prompt now.
     pub emitted_tokens: u32,
+    /// The most output tokens that its client takes, in all.
+    pub max_output_tokens: Option<u32>,
     /// Output length, when it is known beforehand (the foresight policy only).
     pub known_output_tokens: Option<u32>,
     /// The longest admissible work per this request's value, µs (the foresight policy only).
@@ -79,6 +81,8 @@ pub(crate) struct Entry {
     /// Uncorrected prediction of its decode's duration, µs.
     pub decode_prior_us: u64,
     pub retries: u32,
+    /// It gave way to an older one, and has not been sent again since.
+    pub gave_way: bool,
     /// Another router's request: counted, never acted upon.
     pub foreign: bool,
 }
@@ -119,6 +123,11 @@ impl Requests {
 
     pub(crate) fn get(&self, id: RequestId) -> Option<&Entry> {
         self.slots[*self.by_id.get(&id)? as usize].as_ref()
+    }
+
+    /// The blocks of a live request's prompt.
+    pub(crate) fn chain_of(&self, id: RequestId) -> &[BlockHash] {
+        self.get(id).map_or(&[][..], |entry| &entry.request.chain)
     }
 
     pub(crate) fn get_mut(&mut self, id: RequestId) -> Option<&mut Entry> {
@@ -180,6 +189,7 @@ mod tests {
             finish_us: 0,
             decode_prior_us: 0,
             retries: 0,
+            gave_way: false,
             foreign: false,
         }
     }

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use baton_types::{BlockHash, InstanceId, RequestId, Rng, Tier};
 use serde::{Deserialize, Serialize};
 
+use crate::coming::Coming;
 use crate::conductor::Conductor;
 use crate::estimate::LengthEstimator;
 use crate::fleet::Fleet;
@@ -26,6 +27,7 @@ pub struct SavedConductor {
     fleet: Fleet,
     requests: Vec<Option<Entry>>,
     free: Vec<u32>,
+    coming: Coming,
     unplaced: Vec<RequestId>,
     fair: FairShares,
     lengths: LengthEstimator,
@@ -87,6 +89,7 @@ impl Conductor {
             fleet: self.fleet.clone(),
             requests,
             free,
+            coming: self.coming.clone(),
             unplaced: self.unplaced.clone(),
             fair: self.fair.clone(),
             lengths: self.lengths.clone(),
@@ -117,6 +120,7 @@ impl Conductor {
         conductor.fleet = saved.fleet;
         conductor.requests =
             requests.ok_or_else(|| wrong("the table of live requests contradicts itself"))?;
+        conductor.coming = saved.coming;
         conductor.unplaced = saved.unplaced;
         conductor.fair = saved.fair;
         conductor.lengths = saved.lengths;

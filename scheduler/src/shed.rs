@@ -72,7 +72,8 @@ impl Conductor {
         waiting.priority <= priority
             && self.requests.get(waiting.request).is_some_and(|e| {
                 // Who lost an instance was promised more, and its client may have half of the answer.
-                self.class(&e.request).sheddable && e.retries == 0 && e.request.emitted_tokens == 0
+                let untouched = e.retries == 0 && e.request.emitted_tokens == 0 && !e.gave_way;
+                self.class(&e.request).sheddable && untouched
             })
     }
 
@@ -109,9 +110,9 @@ impl Conductor {
             instance.prefill.enqueue(place.waiting);
         }
         if let Some((decode, slot)) = place.decode
-            && let Some(instance) = self.fleet.get_mut(decode)
+            && let Some(chain) = self.requests.get(slot.request).map(|e| e.request.chain.clone())
         {
-            instance.decode.reserve(slot);
+            self.keep(decode, slot, &chain);
         }
     }
 

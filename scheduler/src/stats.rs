@@ -20,10 +20,13 @@ pub struct SchedulerStats {
     pub cancelled: u64,
     /// Requests that could not be served after being admitted.
     pub failed: u64,
+    /// Requests that gave way to older ones when KV ran short.
+    #[serde(default)]
+    pub preempted: u64,
     /// Placements repeated after a loss.
     pub retried: u64,
     /// Refusals by reason, in the order of [`RejectReason`].
-    pub rejected: [u64; 7],
+    pub rejected: [u64; 8],
     /// What each shadow mode would have refused, with how many it judged.
     pub shadow: Vec<(AdmissionMode, u64, u64)>,
     /// Prompt tokens computed for requests that were refused afterwards.

@@ -1,6 +1,7 @@
 //! Tests of the conductor as a whole, one file for each thing that it promises.
 
 mod admission;
+mod affinity;
 mod algorithm;
 mod bounds;
 mod changes;
@@ -17,8 +18,10 @@ mod policies;
 mod replication;
 mod resume;
 mod retry_after;
+mod room;
 mod salvage;
 mod saved;
 mod scripts;
 mod serial;
+mod sharing;
 mod shedding;

@@ -108,7 +108,7 @@ pub struct Collector {
     retry_after_us: Samples,
     late_us: u64,
     counts: Counts,
-    reasons: [u64; 7],
+    reasons: [u64; RejectReason::ALL.len()],
     /// Loads over time.
     pub series: Series,
     instances: Vec<InstanceResult>,
@@ -168,7 +168,7 @@ impl Collector {
             retry_after_us: Samples::default(),
             late_us: 0,
             counts: Counts::default(),
-            reasons: [0; 7],
+            reasons: [0; RejectReason::ALL.len()],
             series: Series::new(workload.span_us(), setup.instances()),
             instances: Vec::new(),
             roles: setup.pools.iter().flat_map(|p| (0..p.count).map(|_| p.role)).collect(),
@@ -306,16 +306,11 @@ impl Collector {
     /// Refusals by reason, with their names.
     #[must_use]
     pub fn refusals_by_reason(&self) -> Vec<(&'static str, u64)> {
-        const ALL: [RejectReason; 7] = [
-            RejectReason::Ttft,
-            RejectReason::Tbt,
-            RejectReason::Room,
-            RejectReason::QueueFull,
-            RejectReason::NoInstance,
-            RejectReason::TooLong,
-            RejectReason::Costly,
-        ];
-        ALL.iter().map(|r| (r.name(), self.reasons[*r as usize])).filter(|(_, n)| *n > 0).collect()
+        RejectReason::ALL
+            .iter()
+            .map(|r| (r.name(), self.reasons[*r as usize]))
+            .filter(|(_, n)| *n > 0)
+            .collect()
     }
 }
 

@@ -124,7 +124,7 @@ fn dialect_of(
     }
     if first.starts_with(b"[") || (first == b"{") {
         return Err(undetected(
-            "the file is one JSON document over several lines".into(),
+            "the file is one JSON document, not an object a line".into(),
             "write one JSON object a line, for example with jq -c '.[]' or jq -c .",
         ));
     }

@@ -87,6 +87,10 @@ pub fn lint(
     let mut reader = open_anyway(path, options, &mut report)?;
     reader.as_written();
     let mut rules = Rules::new(&reader, options);
+    let written = path.extension().is_some_and(|extension| extension == "partial");
+    if written {
+        (rules.ordered, rules.sessions_grow) = (false, false);
+    }
     while let Some(outcome) = reader.next_row() {
         match outcome {
             Ok((row, record)) => {
@@ -100,6 +104,13 @@ pub fn lint(
     }
     rules.check_file(&mut report);
     report.assumptions = reader.assumptions();
+    if written {
+        report.assumptions.push(
+            "a capture that is being written: its rows are put in order of arrival, and time-order and shrink hold, \
+             once it is complete"
+                .into(),
+        );
+    }
     if rules.blocks.has_forgotten() {
         report.assumptions.push(format!(
             "more than {MOST_IDS} distinct block ids: the longest unused were forgotten, so a reuse after so many others is not checked"

@@ -285,6 +285,7 @@ impl Reader {
             self.ready.push_back((row, record));
             return Ok(());
         }
+        check_times(&record)?;
         self.check_lengths(&record)?;
         self.settle_ids(&mut record)?;
         let Some(reorder) = &mut self.reorder else {
@@ -402,6 +403,14 @@ impl Reader {
             "pass the block size the file was made with, or mend the row",
         )
     }
+}
+
+/// A number of a row may be finite, and what it comes to in ms not.
+fn check_times(record: &Record) -> Result<(), RowFault> {
+    if record.timestamp_ms.is_finite() && record.delay_ms().is_none_or(f64::is_finite) {
+        return Ok(());
+    }
+    Err(RowFault::bound("its time or delay is more than a number can hold", "mend or remove the row"))
 }
 
 impl Iterator for Reader {

@@ -260,26 +260,39 @@ impl Write for Sink {
 }
 
 /// Writes a file that appears under its name only once it is whole: a failure on the way leaves
-/// what was there before untouched.
+/// what was there before untouched. A pipe or device is written to as it is, and a link keeps pointing where it does.
 pub struct FileWriter {
     writer: Option<Writer<Sink>>,
     path: PathBuf,
-    partial: PathBuf,
+    /// The temporary file and the place that it takes at the end.
+    rename: Option<(PathBuf, PathBuf)>,
 }
 
 /// Starts writing the file `path`; gzip where its name ends in `.gz`.
 pub fn create(path: &Path, output: Output, renumber: bool) -> Result<FileWriter, TraceError> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".partial-{}", std::process::id()));
-    let partial = path.with_file_name(name);
-    let file = File::create(&partial).map_err(|error| write_error(path, &error))?;
+    let rename = temporary(path).map_err(|error| write_error(path, &error))?;
+    let target = rename.as_ref().map_or(path, |(partial, _)| partial.as_path());
+    let file = File::create(target).map_err(|error| write_error(path, &error))?;
     let file = BufWriter::with_capacity(1 << 18, file);
     let sink = if path.extension().is_some_and(|extension| extension == "gz") {
         Sink::Gzip(GzEncoder::new(file, Compression::fast()))
     } else {
         Sink::Plain(file)
     };
-    Ok(FileWriter { writer: Some(Writer::new(sink, output, renumber)), path: path.to_path_buf(), partial })
+    Ok(FileWriter { writer: Some(Writer::new(sink, output, renumber)), path: path.to_path_buf(), rename })
+}
+
+/// The temporary file to write and the file that it becomes; none where a rename would replace a device, a pipe or a
+/// link by a file.
+fn temporary(path: &Path) -> io::Result<Option<(PathBuf, PathBuf)>> {
+    let whole = match std::fs::metadata(path) {
+        Ok(there) if there.is_file() => std::fs::canonicalize(path)?,
+        Err(_) if !path.is_symlink() => path.to_path_buf(),
+        _ => return Ok(None),
+    };
+    let mut name = whole.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".partial-{}", std::process::id()));
+    Ok(Some((whole.with_file_name(name), whole)))
 }
 
 fn write_error(path: &Path, error: &io::Error) -> TraceError {
@@ -312,13 +325,38 @@ impl FileWriter {
         };
         file.flush()?;
         drop(file);
-        std::fs::rename(&self.partial, &self.path)
+        self.rename.as_ref().map_or(Ok(()), |(partial, whole)| std::fs::rename(partial, whole))
     }
 }
 
 impl Drop for FileWriter {
     fn drop(&mut self) {
-        // After a rename there is nothing left to remove, and that is no error.
-        let _ = std::fs::remove_file(&self.partial);
+        if let Some((partial, _)) = &self.rename {
+            // After a rename there is nothing left to remove, and that is no error.
+            let _ = std::fs::remove_file(partial);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_are_replaced_and_links_stay() {
+        let place = tempfile::tempdir().expect("a temporary folder");
+        let (file, link, fresh) =
+            (place.path().join("a.jsonl"), place.path().join("link"), place.path().join("b"));
+        std::os::unix::fs::symlink("a.jsonl", &link).expect("a link");
+        assert_eq!(temporary(&link).expect("a link to nothing"), None, "written through the link");
+        std::fs::write(&file, "old").expect("written");
+        let (partial, whole) = temporary(&link).expect("a link to a file").expect("replaced in one step");
+        assert_eq!(whole.file_name(), file.file_name());
+        assert!(partial.to_string_lossy().contains("a.jsonl.partial-"), "{}", partial.display());
+        assert!(temporary(&fresh).expect("no file yet").is_some_and(|(_, whole)| whole == fresh));
+        assert_eq!(temporary(Path::new("/dev/null")).expect("a device"), None);
+        create(&link, Output::Mooncake, false).and_then(FileWriter::finish).expect("an empty trace");
+        assert!(link.is_symlink());
+        assert_eq!(std::fs::read_to_string(&file).expect("replaced"), "");
     }
 }

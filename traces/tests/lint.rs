@@ -75,6 +75,31 @@ fn findings_are_capped_and_counted() {
     assert_eq!(report.findings.len(), 20);
 }
 
+/// A service writes rows as requests end, and puts them in order when the file is complete.
+#[test]
+fn a_capture_under_way_may_be_in_any_order() {
+    let late = "{\"session_id\":\"s\",\"timestamp\":90,\"input_length\":2048,\"output_length\":2}\n\
+                {\"session_id\":\"s\",\"timestamp\":5,\"input_length\":1024,\"output_length\":1}\n";
+    let unnamed = row(90, 600, &[0, 1]) + &row(5, 600, &[0, 2]);
+    let directory = tempfile::tempdir().unwrap();
+    for (text, rule) in [(late, "shrink"), (unnamed.as_str(), "time-order")] {
+        assert_eq!(found(&lint_text(text)), [(Some(2), rule)]);
+        let path = directory.path().join("capture-00000001-b512.jsonl.partial");
+        std::fs::write(&path, text).unwrap();
+        let report = lint(&path, &ReadOptions::default(), |_| {}).unwrap();
+        assert!(report.is_clean(), "{:?}", report.findings);
+        assert!(
+            report.assumptions.iter().any(|said| said.contains("being written")),
+            "{:?}",
+            report.assumptions
+        );
+        // Every other rule holds from the first row on.
+        std::fs::write(&path, text.to_owned() + &row(91, 0, &[])).unwrap();
+        let report = lint(&path, &ReadOptions::default(), |_| {}).unwrap();
+        assert_eq!(found(&report), [(Some(3), "length")]);
+    }
+}
+
 fn assert_clean(path: &Path) {
     let report = lint(path, &ReadOptions::default(), |_| {}).unwrap();
     assert!(report.is_clean(), "{}: {:?}", path.display(), report.findings);

@@ -17,8 +17,10 @@ pub(crate) struct Residual {
 const FADE: f64 = 0.95;
 /// Weight of the prior's own claim (that the ratio is 1), µs of work.
 const PRIOR_US: f64 = 1_000_000.0;
-/// Corrections outside this factor are taken for faults, not for cost.
-const BOUND: f64 = 8.0;
+/// No sample counts more than this many times what was predicted of it: beyond that it is a fault, not a cost.
+const OUTLIER: f64 = 8.0;
+/// A profile may be of quite another model or machine than the one that serves: this far a correction goes.
+const FURTHEST: f64 = 1000.0;
 
 impl Default for Residual {
     fn default() -> Self {
@@ -29,7 +31,7 @@ impl Default for Residual {
 impl Residual {
     /// The factor to multiply a prior with.
     pub(crate) fn ratio(&self) -> f64 {
-        (self.measured_us / self.prior_us).clamp(1.0 / BOUND, BOUND)
+        (self.measured_us / self.prior_us).clamp(1.0 / FURTHEST, FURTHEST)
     }
 
     /// Error of the corrected predictions so far: Σ|measured − predicted| / Σ measured.
@@ -42,9 +44,10 @@ impl Residual {
         if prior_us <= 0.0 || measured_us <= 0.0 {
             return;
         }
-        self.error_us += libm::fabs(measured_us - prior_us * self.ratio());
+        let predicted_us = prior_us * self.ratio();
+        self.error_us += libm::fabs(measured_us - predicted_us);
         self.total_us += measured_us;
-        self.measured_us = self.measured_us * FADE + measured_us.min(prior_us * BOUND);
+        self.measured_us = self.measured_us * FADE + measured_us.min(predicted_us * OUTLIER);
         self.prior_us = self.prior_us * FADE + prior_us;
     }
 }
@@ -63,6 +66,18 @@ mod tests {
         assert!(residual.mean_error() > 0.0 && residual.mean_error() < 0.5);
     }
 
+    /// It stopped at a factor of eight: an engine 50 times as fast as its profile was predicted wrongly for ever.
+    #[test]
+    fn a_profile_of_quite_another_engine_is_corrected() {
+        for factor in [0.02, 50.0] {
+            let mut residual = Residual::default();
+            for _ in 0..200 {
+                residual.observe(1e6, 1e6 * factor);
+            }
+            assert!((residual.ratio() / factor - 1.0).abs() < 0.02, "{}", residual.ratio());
+        }
+    }
+
     #[test]
     fn nonsense_is_ignored_and_outliers_are_bounded() {
         let mut residual = Residual::default();
@@ -70,7 +85,9 @@ mod tests {
         residual.observe(5.0, 0.0);
         assert_eq!(residual, Residual::default());
         residual.observe(1e6, 1e15);
-        assert!(residual.ratio() <= BOUND);
+        assert!(residual.ratio() <= OUTLIER, "{}", residual.ratio());
+        (0..1_000).for_each(|_| residual.observe(1e6, 1e15));
+        assert!(residual.ratio() <= FURTHEST);
     }
 
     #[test]

@@ -1,7 +1,13 @@
 //! What a decode instance has promised, and what its step time will be at a later moment.
+//!
+//! A store holds a block once, however many prompts begin with it, so room for it is kept once. Prompts stand in the
+//! order of their chains: what one has in common with any of those before it, it has in common with the one just
+//! before. So whoever is there at some moment, one pass over the slots counts each of their blocks once.
 
+use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
-use baton_types::{CostProfile, RequestId};
+use baton_types::{BlockHash, CostProfile, RequestId};
 use serde::{Deserialize, Serialize};
 
 /// One request that decodes there, or will.
@@ -16,15 +22,67 @@ pub(crate) struct DecodeSlot {
     pub context_tokens: u64,
     /// Prompt plus room reserved for the output, tokens.
     pub reserved_tokens: u64,
+    /// Of those, in blocks that the slot before this one has as well.
+    pub common_tokens: u64,
     /// Whether it decodes already.
     pub running: bool,
+    /// Whether it waits, not yet sent, until there is room for it.
+    pub held: bool,
+}
+
+impl DecodeSlot {
+    /// What it takes of the room besides `common_tokens` that another holds, tokens.
+    const fn takes(&self, common_tokens: u64) -> u64 {
+        self.reserved_tokens.saturating_sub(common_tokens)
+    }
+}
+
+/// Where a prompt stands among those of a ledger, and what it has in common with the two beside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Kin {
+    at: usize,
+    before_tokens: u64,
+    after_tokens: u64,
+}
+
+/// Leading blocks that two chains have in common. A hash commits to all before it (I1), so where two are equal, so are
+/// all before them.
+pub(crate) fn common_blocks(one: &[BlockHash], other: &[BlockHash]) -> usize {
+    let (mut low, mut high) = (0, one.len().min(other.len()));
+    if high == 0 || one[0] != other[0] {
+        return 0;
+    }
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        if one[middle] == other[middle] { low = middle + 1 } else { high = middle }
+    }
+    low
+}
+
+/// Where a chain stands in a list that is in the order of its chains, and how many leading blocks it has in common with
+/// the one before that place and the one there.
+pub(crate) fn place_among<'a, T>(
+    all: &[T],
+    chain: &[BlockHash],
+    chain_of: impl Fn(&T) -> &'a [BlockHash],
+) -> (usize, usize, usize) {
+    let comes_first = |one: &T| {
+        let other = chain_of(one);
+        let common = common_blocks(other, chain);
+        other.get(common) < chain.get(common)
+    };
+    let at = all.partition_point(comes_first);
+    let common = |one: Option<&T>| one.map_or(0, |one| common_blocks(chain_of(one), chain));
+    (at, common(at.checked_sub(1).and_then(|at| all.get(at))), common(all.get(at)))
 }
 
 /// Every promise of one decode instance. Small (a batch), so it is scanned.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct DecodeLedger {
+    /// In the order of their prompts' chains.
     slots: Vec<DecodeSlot>,
     context_tokens: u64,
+    /// Each block once.
     reserved_tokens: u64,
     running: u32,
 }
@@ -35,7 +93,7 @@ impl DecodeLedger {
         (u32::try_from(self.slots.len()).unwrap_or(u32::MAX), self.context_tokens)
     }
 
-    /// Tokens promised, those only planned included.
+    /// Tokens promised, those only planned included, each block once.
     pub(crate) const fn reserved_tokens(&self) -> u64 {
         self.reserved_tokens
     }
@@ -48,11 +106,40 @@ impl DecodeLedger {
         &self.slots
     }
 
-    pub(crate) fn reserve(&mut self, slot: DecodeSlot) {
+    /// Where a prompt stands among those that are here; `chain_of` gives theirs.
+    pub(crate) fn kin<'a>(
+        &self,
+        chain: &[BlockHash],
+        block_tokens: u32,
+        chain_of: impl Fn(RequestId) -> &'a [BlockHash],
+    ) -> Kin {
+        let (at, before, after) = place_among(&self.slots, chain, |slot| chain_of(slot.request));
+        let tokens = |blocks: usize| blocks as u64 * u64::from(block_tokens);
+        Kin { at, before_tokens: tokens(before), after_tokens: tokens(after) }
+    }
+
+    /// Keeps room for a request whose prompt stands where `kin` says.
+    pub(crate) fn reserve(&mut self, slot: DecodeSlot, kin: Kin) {
+        let slot = DecodeSlot { common_tokens: kin.before_tokens, ..slot };
         self.context_tokens += slot.context_tokens;
-        self.reserved_tokens += slot.reserved_tokens;
+        self.reserved_tokens += slot.takes(slot.common_tokens);
         self.running += u32::from(slot.running);
-        self.slots.push(slot);
+        self.beside(kin.at, kin.after_tokens);
+        self.slots.insert(kin.at, slot);
+    }
+
+    /// The slot at `at` has so much in common with the one before it from now on.
+    fn beside(&mut self, at: usize, common_tokens: u64) {
+        if let Some(slot) = self.slots.get_mut(at) {
+            self.reserved_tokens -= slot.takes(slot.common_tokens);
+            slot.common_tokens = common_tokens;
+            self.reserved_tokens += slot.takes(common_tokens);
+        }
+    }
+
+    /// Tokens of a prompt that anybody here holds, or will.
+    pub(crate) fn shared_with(&self, kin: Kin) -> u64 {
+        self.shared(kin, |_| true)
     }
 
     /// Marks a request as decoding from `now_us`; its predicted duration is kept.
@@ -64,48 +151,124 @@ impl DecodeLedger {
         }
     }
 
-    /// Takes a request out; false when it holds nothing here.
-    pub(crate) fn release(&mut self, request: RequestId) -> bool {
-        let Some(at) = self.slots.iter().position(|s| s.request == request) else {
-            return false;
-        };
-        let slot = self.slots.swap_remove(at);
-        self.context_tokens -= slot.context_tokens;
-        self.reserved_tokens -= slot.reserved_tokens;
-        self.running -= u32::from(slot.running);
-        true
+    /// Keeps more room for a request, which is predicted to end then.
+    pub(crate) fn grow(&mut self, request: RequestId, reserved_tokens: u64, finish_us: u64) {
+        if let Some(slot) = self.slots.iter_mut().find(|s| s.request == request) {
+            self.reserved_tokens -= slot.takes(slot.common_tokens);
+            (slot.reserved_tokens, slot.finish_us) = (reserved_tokens, finish_us);
+            self.reserved_tokens += slot.takes(slot.common_tokens);
+        }
     }
 
-    /// Batch, context and reserved tokens that are predicted for `at_us`: those that will have
-    /// started and not yet ended. A request that overstays its prediction counts as still there.
-    pub(crate) fn at(&self, now_us: u64, at_us: u64) -> (u32, u64, u64) {
+    /// Sets whether a request waits for room elsewhere.
+    pub(crate) fn hold(&mut self, request: RequestId, held: bool) {
+        if let Some(slot) = self.slots.iter_mut().find(|s| s.request == request) {
+            slot.held = held;
+        }
+    }
+
+    /// Whether `tokens` more leave those room who are, or will be, there at `at_us` and do not wait for room
+    /// themselves; alone anybody has it.
+    pub(crate) fn has_room(
+        &self,
+        (now_us, at_us): (u64, u64),
+        tokens: u64,
+        capacity_tokens: u64,
+        kin: Kin,
+    ) -> bool {
+        // One whose end has come and that is still here overstays, or has yet to begin.
+        let lasts = |s: &DecodeSlot| s.finish_us > at_us || s.finish_us <= now_us;
+        let there = |s: &DecodeSlot| !s.held && s.start_us <= at_us && lasts(s);
+        let (_, _, taken) = self.load(there);
+        taken == 0 || taken + tokens.saturating_sub(self.shared(kin, there)) <= capacity_tokens
+    }
+
+    /// Whether `tokens` more find room beside those that decode at this moment.
+    pub(crate) fn has_room_now(&self, tokens: u64, capacity_tokens: u64, kin: Kin) -> bool {
+        let own_tokens = tokens.saturating_sub(self.shared(kin, |s| s.running));
+        self.now().2 + own_tokens <= capacity_tokens
+    }
+
+    /// Batch, context and room of those that are `there`, each block counted once.
+    fn load(&self, there: impl Fn(&DecodeSlot) -> bool) -> (u32, u64, u64) {
         let mut load = (0, 0, 0);
+        let mut common_tokens = u64::MAX;
         for slot in &self.slots {
-            let overdue = slot.running && slot.finish_us <= now_us;
-            if slot.start_us <= at_us && (slot.finish_us > at_us || overdue) {
-                load = (load.0 + 1, load.1 + slot.context_tokens, load.2 + slot.reserved_tokens);
+            common_tokens = common_tokens.min(slot.common_tokens);
+            if there(slot) {
+                load = (load.0 + 1, load.1 + slot.context_tokens, load.2 + slot.takes(common_tokens));
+                common_tokens = u64::MAX;
             }
         }
         load
     }
 
+    /// Tokens of a prompt that those who are `there` hold anyway.
+    fn shared(&self, kin: Kin, there: impl Fn(&DecodeSlot) -> bool) -> u64 {
+        let (before, after) = self.slots.split_at(kin.at.min(self.slots.len()));
+        let mut left_tokens = kin.before_tokens;
+        for slot in before.iter().rev() {
+            if left_tokens == 0 || there(slot) {
+                break;
+            }
+            left_tokens = left_tokens.min(slot.common_tokens);
+        }
+        let mut right_tokens = kin.after_tokens;
+        for (at, slot) in after.iter().enumerate() {
+            if at > 0 {
+                right_tokens = right_tokens.min(slot.common_tokens);
+            }
+            if right_tokens == 0 || there(slot) {
+                return left_tokens.max(right_tokens);
+            }
+        }
+        left_tokens
+    }
+
+    /// Takes a request out; false when it holds nothing here.
+    pub(crate) fn release(&mut self, request: RequestId) -> bool {
+        let Some(at) = self.slots.iter().position(|s| s.request == request) else {
+            return false;
+        };
+        let slot = self.slots.remove(at);
+        self.context_tokens -= slot.context_tokens;
+        self.reserved_tokens -= slot.takes(slot.common_tokens);
+        self.running -= u32::from(slot.running);
+        // What the next one shared with it, that one shares with the one before as far as both did.
+        let next_tokens = self.slots.get(at).map_or(0, |next| next.common_tokens);
+        self.beside(at, next_tokens.min(slot.common_tokens));
+        true
+    }
+
+    /// Batch, context and reserved tokens that are predicted for `at_us`: those that will have
+    /// started and not yet ended. A request that overstays its prediction counts as still there, and so does one
+    /// that waits for room.
+    pub(crate) fn at(&self, now_us: u64, at_us: u64) -> (u32, u64, u64) {
+        self.load(Self::there_at(now_us, at_us))
+    }
+
+    /// Batch and context of all but those that are predicted to have ended by `at_us`; who overstays has not.
+    pub(crate) fn ending_after(&self, now_us: u64, at_us: u64) -> (u32, u64) {
+        let (batch, context_tokens, _) = self.load(|s| s.finish_us > at_us || s.finish_us <= now_us);
+        (batch, context_tokens)
+    }
+
+    fn there_at(now_us: u64, at_us: u64) -> impl Fn(&DecodeSlot) -> bool + Copy {
+        move |slot| {
+            let stays = (slot.running || slot.held) && slot.finish_us <= now_us;
+            slot.start_us <= at_us && (slot.finish_us > at_us || stays)
+        }
+    }
+
     /// The same by the paper's system-level rule: whoever has outlived the assumed duration is
     /// taken to be gone.
     pub(crate) fn at_most(&self, at_us: u64) -> (u32, u64, u64) {
-        let mut load = (0, 0, 0);
-        for slot in self.slots.iter().filter(|s| s.start_us <= at_us && s.finish_us > at_us) {
-            load = (load.0 + 1, load.1 + slot.context_tokens, load.2 + slot.reserved_tokens);
-        }
-        load
+        self.load(|s| s.start_us <= at_us && s.finish_us > at_us)
     }
 
     /// Batch and context of those that decode at this moment.
     pub(crate) fn now(&self) -> (u32, u64, u64) {
-        let mut load = (0, 0, 0);
-        for slot in self.slots.iter().filter(|s| s.running) {
-            load = (load.0 + 1, load.1 + slot.context_tokens, load.2 + slot.reserved_tokens);
-        }
-        load
+        self.load(|s| s.running)
     }
 
     /// Whether `tokens` more may be promised for `at_us`: they must fit, and once half of
@@ -115,16 +278,25 @@ impl DecodeLedger {
     /// little off still find room.
     ///
     /// Looked at when the request would start and three times more until it would end: others
-    /// that are promised room later must still find it.
-    pub(crate) fn fits_fairly(&self, when: (u64, u64), need: (u64, u64), capacity_tokens: u64) -> bool {
+    /// that are promised room later must still find it. Of its prompt only what nobody else holds by then counts.
+    pub(crate) fn fits_fairly(
+        &self,
+        when: (u64, u64),
+        need: (u64, u64),
+        capacity_tokens: u64,
+        kin: Kin,
+    ) -> bool {
         let (tokens, stay_us) = need;
-        let fair = |promised: u64| {
-            let free = capacity_tokens.saturating_sub(promised);
+        let fair = |promised: u64, shared: u64| {
+            let (free, tokens) = (capacity_tokens.saturating_sub(promised), tokens.saturating_sub(shared));
             tokens <= free && (promised * 2 <= capacity_tokens || tokens * 4 <= free)
         };
         // Everything promised counted together: no need to look at when each starts and ends.
-        fair(self.reserved_tokens)
-            || (0..4).all(|third| fair(self.at(when.0, when.1 + stay_us * third / 3).2))
+        fair(self.reserved_tokens, self.shared_with(kin))
+            || (0..4).all(|third| {
+                let there = Self::there_at(when.0, when.1 + stay_us * third / 3);
+                fair(self.load(there).2, self.shared(kin, there))
+            })
     }
 
     /// Predicted step time with one more request of `context_tokens`, at `at_us`, µs.
@@ -133,17 +305,40 @@ impl DecodeLedger {
         profile.decode_us(batch + 1, context + context_tokens)
     }
 
+    /// Checks that the sums are those of the slots, that each is here once, and that the first shares nothing.
+    ///
+    /// # Errors
+    /// Names the sum that is off.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let (count, context_tokens, reserved_tokens) = self.load(|_| true);
+        let known = (self.slots.len(), self.context_tokens, self.reserved_tokens);
+        if (count as usize, context_tokens, reserved_tokens) != known {
+            return Err(format!(
+                "I8: {count} slots hold {reserved_tokens} tokens, the ledger says {known:?}"
+            ));
+        }
+        match self.slots.first() {
+            Some(first) if first.common_tokens > 0 => {
+                Err(format!("I8: request {} shares with nobody", first.request))
+            }
+            _ => Ok(()),
+        }
+    }
+
     #[cfg(test)]
     pub(crate) fn add_for_test(&mut self, count: u64, context_tokens: u64) {
         for i in 0..count {
-            self.reserve(DecodeSlot {
+            let slot = DecodeSlot {
                 request: RequestId(1_000_000 + i),
                 start_us: 0,
                 finish_us: 1_000_000,
                 context_tokens: context_tokens / count,
                 reserved_tokens: context_tokens / count,
+                common_tokens: 0,
                 running: true,
-            });
+                held: false,
+            };
+            self.reserve(slot, Kin::default());
         }
     }
 }
@@ -151,6 +346,7 @@ impl DecodeLedger {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::collections::{BTreeMap, BTreeSet};
     use proptest::prelude::*;
 
     fn slot(id: u64, start_us: u64, finish_us: u64, tokens: u64) -> DecodeSlot {
@@ -160,15 +356,21 @@ mod tests {
             finish_us,
             context_tokens: tokens,
             reserved_tokens: tokens * 2,
+            common_tokens: 0,
             running: false,
+            held: false,
         }
+    }
+
+    fn alone(ledger: &mut DecodeLedger, slot: DecodeSlot) {
+        ledger.reserve(slot, Kin::default());
     }
 
     #[test]
     fn load_counts_those_alive_at_the_moment_asked_for() {
         let mut ledger = DecodeLedger::default();
-        ledger.reserve(slot(1, 0, 100, 10));
-        ledger.reserve(slot(2, 50, 200, 20));
+        alone(&mut ledger, slot(1, 0, 100, 10));
+        alone(&mut ledger, slot(2, 50, 200, 20));
         assert_eq!(ledger.at(0, 60), (2, 30, 60));
         assert_eq!(ledger.at(0, 150), (1, 20, 40));
         assert_eq!(ledger.at(0, 10), (1, 10, 20));
@@ -176,21 +378,115 @@ mod tests {
         assert_eq!(ledger.now(), (1, 10, 20));
         assert_eq!(ledger.at(200, 250).0, 1, "an overdue decode is still there");
         assert_eq!(ledger.at_most(250).0, 0, "the paper's rule takes it for gone");
+        assert_eq!(ledger.ending_after(10, 10), (2, 30), "whenever they start");
+        assert_eq!((ledger.ending_after(10, 150).0, ledger.ending_after(200, 250).0), (1, 2));
         assert!(ledger.release(RequestId(1)) && !ledger.release(RequestId(1)));
         assert_eq!(ledger.all(), (1, 20));
     }
 
     #[test]
     fn room_frees_in_order_of_predicted_ends() {
+        let fits = |ledger: &DecodeLedger, at_us, tokens| {
+            ledger.fits_fairly((0, at_us), (tokens, 0), 50, Kin::default())
+        };
         let mut ledger = DecodeLedger::default();
-        ledger.reserve(slot(1, 0, 100, 10));
-        ledger.reserve(slot(2, 0, 300, 10));
-        assert!(
-            ledger.fits_fairly((0, 0), (2, 0), 50) && !ledger.fits_fairly((0, 0), (3, 0), 50),
-            "a quarter of ten"
-        );
-        assert!(ledger.fits_fairly((0, 150), (30, 0), 50), "by then the first has ended and most is free");
-        assert!(!ledger.fits_fairly((0, 150), (31, 0), 50));
+        alone(&mut ledger, slot(1, 0, 100, 10));
+        alone(&mut ledger, slot(2, 0, 300, 10));
+        assert!(fits(&ledger, 0, 2) && !fits(&ledger, 0, 3), "a quarter of ten");
+        assert!(fits(&ledger, 150, 30), "by then the first has ended and most is free");
+        assert!(!fits(&ledger, 150, 31));
+    }
+
+    /// Chains that begin alike now and then: sessions over a few documents, some of them in full twice.
+    fn chain(document: u64, shared: u64, own: (u64, u64)) -> Vec<BlockHash> {
+        let names = (0..shared).map(|at| document * 1000 + at);
+        let own_names = (0..own.1).map(|at| ((own.0 + 1) << 32) + (document * 100 + shared) * 100 + at);
+        names.chain(own_names).map(BlockHash).collect()
+    }
+
+    /// Blocks that are anywhere in the chains.
+    fn distinct<'a>(chains: impl Iterator<Item = &'a Vec<BlockHash>>) -> u64 {
+        chains.flatten().map(|hash| hash.0).collect::<BTreeSet<u64>>().len() as u64
+    }
+
+    const BLOCK: u64 = 16;
+    const ROOM: u64 = 7;
+
+    /// What a ledger must say, worked out from all chains.
+    #[derive(Default)]
+    struct Naive(BTreeMap<u64, (Vec<BlockHash>, DecodeSlot)>);
+
+    impl Naive {
+        fn reserved(&self, there: impl Fn(&DecodeSlot) -> bool) -> u64 {
+            let those = || self.0.values().filter(|(_, slot)| there(slot));
+            let own = |(chain, slot): &(Vec<BlockHash>, DecodeSlot)| {
+                slot.reserved_tokens - BLOCK * chain.len() as u64
+            };
+            those().map(own).sum::<u64>() + BLOCK * distinct(those().map(|(chain, _)| chain))
+        }
+
+        fn slot(&mut self, id: u64) -> &mut DecodeSlot {
+            &mut self.0.get_mut(&id).expect("it is here").1
+        }
+    }
+
+    fn agree(ledger: &DecodeLedger, naive: &Naive, asks: &[BlockHash]) {
+        assert_eq!(ledger.check(), Ok(()));
+        assert_eq!(ledger.reserved_tokens(), naive.reserved(|_| true));
+        assert_eq!(ledger.now().2, naive.reserved(|s| s.running));
+        assert_eq!(ledger.all().0 as usize, naive.0.len());
+        let kin = ledger.kin(asks, 16, |id| &naive.0[&id.0].0);
+        let asked = asks.to_vec();
+        for at_us in [0, 20, 40, 60, 90] {
+            let there = DecodeLedger::there_at(10, at_us);
+            assert_eq!(ledger.at(10, at_us).2, naive.reserved(there), "at {at_us}");
+            let held = || naive.0.values().filter(|(_, s)| there(s)).map(|(chain, _)| chain);
+            let more = distinct(held().chain([&asked])) - distinct(held());
+            let own_tokens = asks.len() as u64 * BLOCK - ledger.shared(kin, there);
+            assert_eq!(own_tokens, more * BLOCK, "at {at_us}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn each_block_is_reserved_once_whoever_comes_and_goes(
+            ops in proptest::collection::vec((0u64..12, 0u64..3, 0u64..6, 0u64..4, 0u64..100, 0u8..6), 0..80),
+        ) {
+            let (mut ledger, mut naive) = (DecodeLedger::default(), Naive::default());
+            for (id, document, shared, own, us, act) in ops {
+                // Every third names its own blocks as others do: the same prompt, again.
+                let asks = chain(document, shared, (id % 3, own));
+                agree(&ledger, &naive, &asks);
+                let request = RequestId(id);
+                match (act, naive.0.contains_key(&id)) {
+                    (0..4, false) => {
+                        let kin = ledger.kin(&asks, 16, |id| &naive.0[&id.0].0);
+                        let reserved_tokens = asks.len() as u64 * BLOCK + ROOM;
+                        let slot = DecodeSlot { reserved_tokens, ..slot(id, us / 2, us, 1) };
+                        ledger.reserve(slot, kin);
+                        naive.0.insert(id, (asks, slot));
+                    }
+                    (0, true) => {
+                        ledger.start(request, us);
+                        let slot = naive.slot(id);
+                        if !slot.running {
+                            let takes_us = slot.finish_us.saturating_sub(slot.start_us);
+                            (slot.start_us, slot.finish_us, slot.running) = (us, us + takes_us, true);
+                        }
+                    }
+                    (1, true) => {
+                        let slot = naive.slot(id);
+                        (slot.reserved_tokens, slot.finish_us) = (slot.reserved_tokens + us, us);
+                        ledger.grow(request, slot.reserved_tokens, us);
+                    }
+                    (2, true) => {
+                        naive.slot(id).held = us % 2 == 0;
+                        ledger.hold(request, us % 2 == 0);
+                    }
+                    _ => prop_assert_eq!(ledger.release(request), naive.0.remove(&id).is_some()),
+                }
+            }
+        }
     }
 
     proptest! {
@@ -199,7 +495,7 @@ mod tests {
             let mut ledger = DecodeLedger::default();
             for (id, tokens, add) in ops {
                 if add && !ledger.slots().iter().any(|s| s.request == RequestId(id)) {
-                    ledger.reserve(slot(id, 0, tokens, tokens));
+                    alone(&mut ledger, slot(id, 0, tokens, tokens));
                 } else if add {
                     ledger.start(RequestId(id), 3);
                 } else {

@@ -1,69 +1,117 @@
 //! How long an instance needs to prefill a prompt.
 
-use super::NEVER_US;
-use crate::fleet::Instance;
+use crate::fleet::{Instance, InstanceSpec};
 use baton_types::Role;
 
-/// Work that a prefill means for an instance, µs of its time: `new` tokens behind `prefix`.
-///
-/// On a prefill instance: passes of at most `pass_tokens`, spread over the nodes of a pipeline.
-/// On one that decodes too: chunks between decode steps, each step filled up to `target_us`.
-/// [`NEVER_US`] when the decode steps alone fill the target, or a fixed chunk beside them breaks it.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "times are positive and far below 2^52"
-)]
-pub(crate) fn prefill_work_us(instance: &Instance, new: u64, prefix: u64, target_us: u64) -> u64 {
-    let spec = &instance.spec;
-    let alone = spec.profile.chunked_prefill_us(new, prefix, spec.pass_tokens.into());
-    let prior = if spec.role == Role::Prefill || spec.mixed_chunk_tokens == Some(0) {
-        alone / f64::from(spec.pipeline_nodes.max(1))
-    } else {
-        let (tokens, step_us) = mixed_rate(instance, prefix + new / 2, target_us);
-        // An engine that always mixes the same chunk must not do so where that breaks a promise.
-        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-        let harms =
-            spec.role == Role::Decode && instance.decode.all().0 > 0 && step_us > target_us as f64 + 1.0;
-        if tokens == 0 || harms {
-            return NEVER_US;
-        }
-        let steps = new.div_ceil(tokens);
-        #[expect(clippy::cast_precision_loss, reason = "step counts are small")]
-        let mixed = steps as f64 * step_us;
-        if mixed > alone { mixed } else { alone }
-    };
-    (prior * instance.prefill_residual.ratio()) as u64 + 1
+/// A prefill on one instance, as it is predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PrefillWork {
+    /// Engine time, µs.
+    pub us: u64,
+    /// Whether it finds no room in the steps of those who decode there, or stretches them beyond the target.
+    pub harms: bool,
 }
 
-/// A bound below [`prefill_work_us`] that is quickly worked out, µs.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "times are positive and far below 2^52"
-)]
+/// Work that a prefill of `new` tokens behind `prefix` cached ones means for an instance.
+///
+/// On a prefill instance, and wherever nobody decodes: passes, spread over the nodes of a pipeline. Beside decodes:
+/// chunks in their steps, as long as the engine makes them: of a fixed length, or what fits within `target_us`.
+pub(crate) fn prefill_work(instance: &Instance, new: u64, prefix: u64, target_us: u64) -> PrefillWork {
+    let (spec, beside) = (&instance.spec, instance.decode.all());
+    let prior_us = prior_us(spec, beside, (new, prefix), target_us);
+    let harms = prior_us.is_none() || stretches_steps(instance, new, prefix, target_us);
+    let prior_us = prior_us.unwrap_or_else(|| alone_us(spec, new, prefix));
+    PrefillWork { us: whole_us(prior_us * instance.prefill_residual.ratio()) + 1, harms }
+}
+
+/// A bound below [`prefill_work`] that is quickly worked out, µs.
 pub(crate) fn least_work_us(instance: &Instance, new: u64, prefix: u64) -> u64 {
     let spec = &instance.spec;
     let alone = spec.profile.chunked_prefill_us(new, prefix, spec.pass_tokens.into());
-    (alone / f64::from(spec.pipeline_nodes.max(1)) * instance.prefill_residual.ratio()) as u64
+    whole_us(alone / f64::from(spec.pipeline_nodes.max(1)) * instance.prefill_residual.ratio())
 }
 
-/// Prompt tokens that fit beside the present decodes in one step, and that step's time, µs.
-#[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-fn mixed_rate(instance: &Instance, prefix: u64, target_us: u64) -> (u64, f64) {
-    let profile = &instance.spec.profile;
-    let (batch, context) = instance.decode.all();
-    let decode_us = profile.decode_us(batch, context);
-    let shared = if batch == 0 { 0.0 } else { profile.shared_us };
-    let tokens = match instance.spec.mixed_chunk_tokens {
-        Some(fixed) => u64::from(fixed),
-        None => profile.chunk_within(
-            target_us as f64 - decode_us + shared,
-            prefix,
-            instance.spec.pass_tokens.into(),
-        ),
+/// The prediction before any correction, µs, `beside` so many decodes with so much context together: what a measured
+/// prefill is compared to. `None` where their steps leave no room for a chunk.
+///
+/// The fewer tokens are new, the less it is. So the last step counts with what is in it, and chunks are as long as in
+/// the middle of the whole prompt, however much of it is cached.
+pub(crate) fn prior_us(
+    spec: &InstanceSpec,
+    beside: (u32, u64),
+    (new, prefix): (u64, u64),
+    target_us: u64,
+) -> Option<f64> {
+    if beside.0 == 0 || !mixes(spec) {
+        return Some(alone_us(spec, new, prefix));
+    }
+    let profile = &spec.profile;
+    // What each step takes besides the prompt's tokens.
+    let step_us = (profile.decode_us(beside.0, beside.1) - profile.shared_us).max(0.0);
+    let (own_us, steps) = if let Some(fixed) = spec.mixed_chunk_tokens {
+        let fixed = u64::from(fixed);
+        (profile.chunked_prefill_us(new, prefix, fixed), as_f64(new.div_ceil(fixed)))
+    } else {
+        let room_us = as_f64(target_us) - step_us;
+        let tokens =
+            profile.chunk_within(room_us, u64::midpoint(prefix, prefix + new), spec.pass_tokens.into());
+        if tokens == 0 {
+            return None;
+        }
+        let own_us = profile.chunked_prefill_us(new, prefix, tokens);
+        (own_us, libm::ceil(own_us / room_us))
     };
-    (tokens, decode_us + profile.prefill_us(tokens, prefix) - shared)
+    Some(own_us + steps * step_us)
+}
+
+/// What a step takes that prompts lengthen, µs: everything of them that the instance has been sent, and `new` tokens
+/// more behind `prefix`, as far as its engine puts that into one step; halfway through what is new.
+pub(crate) fn mixed_step_us(instance: &Instance, fixed: u32, new: u64, prefix: u64) -> f64 {
+    let (batch, context) = instance.decode.all();
+    let profile = &instance.spec.profile;
+    let tokens = (instance.prefill.active_tokens() + new).min(fixed.into());
+    let before = prefix + new.saturating_sub(tokens) / 2;
+    let prompt_us = profile.prefill_us(tokens, before) * instance.prefill_residual.ratio();
+    let shared_us = if batch == 0 { 0.0 } else { profile.shared_us };
+    profile.decode_us(batch, context) + (prompt_us - shared_us).max(0.0)
+}
+
+/// Whether an engine that is there to decode, and whose chunks obey no target, would break one. An engine of both parts
+/// has nowhere else to prefill.
+fn stretches_steps(instance: &Instance, new: u64, prefix: u64, target_us: u64) -> bool {
+    let spec = &instance.spec;
+    let decodes = instance.decode.all().0 > 0 && spec.role == Role::Decode;
+    let fixed = spec.mixed_chunk_tokens.filter(|fixed| decodes && *fixed > 0);
+    fixed.is_some_and(|fixed| mixed_step_us(instance, fixed, new, prefix) > as_f64(target_us) + 1.0)
+}
+
+/// Whether prompts go in chunks beside its decodes.
+fn mixes(spec: &InstanceSpec) -> bool {
+    spec.role != Role::Prefill && spec.mixed_chunk_tokens != Some(0)
+}
+
+/// A prefill that has the instance to itself, µs.
+fn alone_us(spec: &InstanceSpec, new: u64, prefix: u64) -> f64 {
+    let pass = match spec.mixed_chunk_tokens {
+        // An engine of fixed chunks has them without decodes as well.
+        Some(fixed) if mixes(spec) && spec.pipeline_nodes <= 1 => fixed.min(spec.pass_tokens),
+        _ => spec.pass_tokens,
+    };
+    spec.profile.chunked_prefill_us(new, prefix, pass.into()) / f64::from(spec.pipeline_nodes.max(1))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "times and token counts are far below 2^53")]
+const fn as_f64(count: u64) -> f64 {
+    count as f64
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "times are positive and far below 2^52"
+)]
+const fn whole_us(us: f64) -> u64 {
+    us as u64
 }
 
 #[cfg(test)]
@@ -71,7 +119,8 @@ mod tests {
     use super::*;
     use crate::fleet::Fleet;
     use crate::testing::spec;
-    use baton_types::InstanceId;
+    use baton_types::{InstanceId, RequestId};
+    use proptest::prelude::*;
 
     fn instance(role: Role) -> Instance {
         let mut fleet = Fleet::default();
@@ -79,25 +128,106 @@ mod tests {
         fleet.get(InstanceId(0)).expect("joined").clone()
     }
 
-    #[test]
-    fn a_prefill_instance_costs_its_profile_and_a_pipeline_divides_it() {
-        let mut single = instance(Role::Prefill);
-        let work = prefill_work_us(&single, 4096, 0, 0);
-        let profile = single.spec.profile.clone();
-        assert_eq!(work, profile.chunked_prefill_us(4096, 0, 8192) as u64 + 1);
-        single.spec.pipeline_nodes = 2;
-        assert!(prefill_work_us(&single, 4096, 0, 0).abs_diff(work / 2) <= 1);
+    /// The instance with `count` decodes on it that hold `context_tokens` together.
+    fn busy(role: Role, count: u64, context_tokens: u64) -> Instance {
+        let mut busy = instance(role);
+        busy.decode.add_for_test(count, context_tokens);
+        busy
     }
 
     #[test]
-    fn a_busy_decode_instance_prefills_slower_and_a_full_one_never() {
-        let mut decode = instance(Role::Decode);
-        let idle = prefill_work_us(&decode, 4096, 0, 90_000);
-        decode.decode.add_for_test(8, 8 * 4096);
-        let busy = prefill_work_us(&decode, 4096, 0, 90_000);
-        assert!(busy > idle, "{busy} vs {idle}");
-        assert_eq!(prefill_work_us(&decode, 4096, 0, 1000), NEVER_US);
-        let (tokens, step) = mixed_rate(&decode, 0, 90_000);
-        assert!(tokens > 0 && step <= 90_000.0 + 1.0);
+    fn a_prefill_instance_costs_its_profile_and_a_pipeline_divides_it() {
+        let mut single = instance(Role::Prefill);
+        let work = prefill_work(&single, 4096, 0, 0).us;
+        let profile = single.spec.profile.clone();
+        assert_eq!(work, profile.chunked_prefill_us(4096, 0, 8192) as u64 + 1);
+        single.spec.pipeline_nodes = 2;
+        assert!(prefill_work(&single, 4096, 0, 0).us.abs_diff(work / 2) <= 1);
+    }
+
+    #[test]
+    fn a_busy_decode_instance_prefills_slower_and_a_full_one_has_no_room() {
+        let idle = prefill_work(&instance(Role::Decode), 4096, 0, 90_000);
+        let decode = busy(Role::Decode, 8, 8 * 4096);
+        let slower = prefill_work(&decode, 4096, 0, 90_000);
+        assert!(slower.us > idle.us && !slower.harms && !idle.harms, "{slower:?} vs {idle:?}");
+        let full = prefill_work(&decode, 4096, 0, 1000);
+        assert!(full.harms && full.us < 1_000_000_000, "{full:?}: a time that can be added up");
+    }
+
+    /// It cost whole steps, as many as the objective asked for: what was cached did not matter.
+    #[test]
+    fn where_nobody_decodes_a_prefill_costs_what_it_costs_alone() {
+        for chunk in [None, Some(0), Some(8192), Some(512)] {
+            for target_us in [5_000, 90_000, 54_000_000] {
+                let mut both = instance(Role::Both);
+                both.spec.mixed_chunk_tokens = chunk;
+                let pass = chunk.filter(|tokens| *tokens > 0).unwrap_or(8192);
+                let alone_us = both.spec.profile.chunked_prefill_us(600, 448, pass.into());
+                assert_eq!(prefill_work(&both, 600, 448, target_us).us, alone_us as u64 + 1, "{chunk:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_step_counts_what_is_in_it() {
+        // Steps of 10 ms; 100 µs a token and 1 ms a pass, which a step shares with it.
+        let mut both = busy(Role::Both, 1, 0);
+        assert_eq!(prefill_work(&both, 100, 0, 90_000).us, 20_001);
+        assert_eq!(prefill_work(&both, 1_000, 0, 90_000).us, 2 * 10_000 + 100_001);
+        both.spec.mixed_chunk_tokens = Some(300);
+        assert_eq!(prefill_work(&both, 700, 0, 90_000).us, 3 * 10_000 + 70_001);
+    }
+
+    #[test]
+    fn chunks_of_a_fixed_length_harm_where_their_steps_are_too_long() {
+        let mut decode = busy(Role::Decode, 1, 0);
+        decode.spec.mixed_chunk_tokens = Some(8192);
+        let harms = |at: &Instance, new| prefill_work(at, new, 0, 90_000).harms;
+        assert!(!harms(&decode, 800), "10 ms and 80 ms");
+        assert!(harms(&decode, 801) && harms(&decode, 20_000));
+        // What was sent before shares the step.
+        let sent = crate::queue::Dispatched {
+            request: RequestId(1),
+            work_us: 1,
+            new_tokens: 500,
+            deadline_us: u64::MAX,
+        };
+        decode.prefill.dispatch(0, sent);
+        assert!(!harms(&decode, 300) && harms(&decode, 301));
+        decode.spec.mixed_chunk_tokens = Some(800);
+        assert!(!harms(&decode, 20_000), "no step has more than its chunk");
+        decode.spec.role = Role::Both;
+        decode.spec.mixed_chunk_tokens = Some(8192);
+        assert!(!harms(&decode, 20_000), "it has no other place for them");
+        let mut idle = instance(Role::Decode);
+        idle.spec.mixed_chunk_tokens = Some(8192);
+        assert!(!harms(&idle, 20_000), "nobody decodes");
+    }
+
+    proptest! {
+        /// More of the prompt cached is never dearer, whatever else goes on there.
+        #[test]
+        fn what_is_cached_makes_a_prefill_cheaper(
+            prompt in 2u64..60_000, cached in 0u64..60_000, more in 1u64..60_000,
+            decodes in 0u64..20, target_us in 5_000u64..60_000_000, chunk in 0u32..3,
+            pair_ps in 0u32..100_000,
+        ) {
+            let (more, cached) = ((cached + more).min(prompt - 1), cached.min(prompt - 1));
+            let mut both = busy_or_idle(decodes);
+            both.spec.mixed_chunk_tokens = [None, Some(512), Some(8192)][chunk as usize];
+            let mut profile = (*both.spec.profile).clone();
+            profile.prefill.attention_ps_per_pair = f64::from(pair_ps);
+            both.spec.profile = profile.into();
+            let (less, most) = (
+                prefill_work(&both, prompt - more, more, target_us),
+                prefill_work(&both, prompt - cached, cached, target_us),
+            );
+            prop_assert!(less.us <= most.us, "{less:?} {most:?}");
+        }
+    }
+
+    fn busy_or_idle(decodes: u64) -> Instance {
+        if decodes == 0 { instance(Role::Both) } else { busy(Role::Both, decodes, decodes * 3_000) }
     }
 }

@@ -1,9 +1,12 @@
 //! Which decode instance takes the request, by its predicted TBT when the prefill ends.
 
+use core::cell::OnceCell;
+
 use alloc::vec::Vec;
-use baton_types::InstanceId;
+use baton_types::{BlockHash, InstanceId, Role};
 
 use crate::conductor::Conductor;
+use crate::estimate::{DecodeLedger, DecodeSlot, Kin, mixed_step_us};
 use crate::fleet::Instance;
 use crate::request::Entry;
 use crate::{RejectReason, Request};
@@ -22,9 +25,13 @@ pub(crate) enum DecodeChoice {
 
 /// What a request will ask of a decode instance.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DecodeNeed {
+pub(crate) struct DecodeNeed<'a> {
+    /// Its prompt's blocks.
+    pub chain: &'a [BlockHash],
     /// When it will start, µs.
     pub at_us: u64,
+    /// By when others that are predicted to end have ended, where it matters most that they have, µs.
+    pub ends_by_us: u64,
     /// Prompt and room, tokens.
     pub tokens: u64,
     /// Mean context, tokens.
@@ -36,30 +43,46 @@ pub(crate) struct DecodeNeed {
 impl Conductor {
     /// Output tokens to keep room for: what most answers of its kind do not exceed.
     pub(crate) fn room_tokens(&self, request: &Request) -> u32 {
+        self.further_tokens(request, request.emitted_tokens, 800)
+    }
+
+    /// How many tokens will follow the first `emitted` ones: no more in `permille` of the answers of its kind that
+    /// came as far, and no more than its client takes.
+    pub(crate) fn further_tokens(&self, request: &Request, emitted: u32, permille: u32) -> u32 {
         let key = (request.class, request.prompt_tokens);
         let whole = request
             .known_output_tokens
-            .unwrap_or_else(|| self.lengths.quantile_tokens(key, request.emitted_tokens, 800));
+            .unwrap_or_else(|| self.lengths.quantile_tokens(key, emitted, permille))
+            .min(request.max_output_tokens.unwrap_or(u32::MAX));
         // Where the prompt leaves less, the answer gets what there is.
-        let left = self.fleet.largest_decode_tokens.saturating_sub(request.prompt_tokens);
+        let drawn = u64::from(emitted.saturating_sub(request.emitted_tokens));
+        let left = self.fleet.largest_decode_tokens.saturating_sub(request.prompt_tokens + drawn);
         let left = u32::try_from(left).unwrap_or(u32::MAX);
-        whole.saturating_sub(request.emitted_tokens).min(left).max(1)
+        whole.saturating_sub(emitted).min(left).max(1)
+    }
+
+    /// What is reserved for a prompt and so much output, tokens: whole blocks, those of the prompt apart from those
+    /// of the output.
+    pub(crate) fn reserved_for(&self, prompt_tokens: u64, room_tokens: u32) -> u64 {
+        let block = u64::from(self.config.block_tokens);
+        let whole = |tokens: u64| baton_types::blocks_for(tokens, self.config.block_tokens) * block;
+        (whole(prompt_tokens) + whole(room_tokens.into())).min(self.fleet.largest_decode_tokens)
     }
 
     /// Output tokens expected.
     pub(crate) fn expected_tokens(&self, request: &Request) -> u32 {
         let mean = || self.lengths.mean_tokens(request.class, request.prompt_tokens);
-        request.known_output_tokens.unwrap_or_else(mean).saturating_sub(request.emitted_tokens).max(1)
+        let most = request.max_output_tokens.unwrap_or(u32::MAX);
+        let whole = request.known_output_tokens.unwrap_or_else(mean).min(most);
+        whole.saturating_sub(request.emitted_tokens).max(1)
     }
 
-    pub(crate) fn decode_need(&self, request: &Request, at_us: u64) -> DecodeNeed {
-        // Room is kept in whole blocks, those of the prompt apart from those of the output.
-        let block = u64::from(self.config.block_tokens);
-        let whole = |tokens: u64| baton_types::blocks_for(tokens, self.config.block_tokens) * block;
+    pub(crate) fn decode_need<'a>(&self, request: &'a Request, at_us: u64) -> DecodeNeed<'a> {
         DecodeNeed {
+            chain: &request.chain,
             at_us,
-            tokens: (whole(request.prompt_tokens) + whole(self.room_tokens(request).into()))
-                .min(self.fleet.largest_decode_tokens),
+            ends_by_us: self.now_us,
+            tokens: self.reserved_for(request.prompt_tokens, self.room_tokens(request)),
             context_tokens: request.prompt_tokens + u64::from(self.expected_tokens(request)) / 2,
             tbt_us: self.class(request).tbt_us,
         }
@@ -67,7 +90,7 @@ impl Conductor {
 
     /// Predicted step time there with the request in it, µs; a step stretched by local prefills
     /// counts at its target, or at what the longest chunk takes where that is less.
-    pub(crate) fn predicted_step_us(&self, instance: &Instance, need: &DecodeNeed) -> f64 {
+    pub(crate) fn predicted_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> f64 {
         let spec = &instance.spec;
         let alone = instance.decode.step_us(&spec.profile, (self.now_us, need.at_us), need.context_tokens);
         let left = instance.backlog_us(self.now_us);
@@ -82,19 +105,83 @@ impl Conductor {
         target.min(alone + chunk_us).max(alone)
     }
 
+    /// Where a prompt stands among those whose decodes a ledger knows.
+    pub(crate) fn kin(&self, ledger: &DecodeLedger, chain: &[BlockHash]) -> Kin {
+        ledger.kin(chain, self.config.block_tokens, |id| self.requests.chain_of(id))
+    }
+
+    /// Whether those that decode there at this moment leave no room.
+    pub(crate) fn is_full(&self, instance: &Instance, need: &DecodeNeed<'_>) -> bool {
+        let (decode, capacity_tokens) = (&instance.decode, instance.spec.capacity_tokens);
+        let roomy = |kin| decode.has_room_now(need.tokens, capacity_tokens, kin);
+        !roomy(Kin::default()) && !roomy(self.kin(decode, need.chain))
+    }
+
+    /// Keeps what a slot says for a prompt on an instance.
+    pub(crate) fn keep(&mut self, at: InstanceId, slot: DecodeSlot, chain: &[BlockHash]) {
+        let Some(kin) = self.fleet.get(at).map(|i| self.kin(&i.decode, chain)) else { return };
+        if let Some(instance) = self.fleet.get_mut(at) {
+            instance.decode.reserve(slot, kin);
+        }
+    }
+
     /// Whether an instance can take the request at all, and if not, why.
-    pub(crate) fn decode_fits(&self, instance: &Instance, need: &DecodeNeed) -> Result<f64, RejectReason> {
-        let stay_us = self.lengths.mean_duration_us(1);
-        if !instance.decode.fits_fairly(
-            (self.now_us, need.at_us),
-            (need.tokens, stay_us),
-            instance.spec.capacity_tokens,
-        ) {
+    pub(crate) fn decode_fits(
+        &self,
+        instance: &Instance,
+        need: &DecodeNeed<'_>,
+    ) -> Result<f64, RejectReason> {
+        self.decode_fits_beside(instance, need, &OnceCell::new())
+    }
+
+    /// The same where it is asked for several times of one instance: `kin` keeps what does not change.
+    pub(crate) fn decode_fits_beside(
+        &self,
+        instance: &Instance,
+        need: &DecodeNeed<'_>,
+        kin: &OnceCell<Kin>,
+    ) -> Result<f64, RejectReason> {
+        let (when, stay_us) = ((self.now_us, need.at_us), self.lengths.mean_duration_us(1));
+        let (claim, capacity_tokens) = ((need.tokens, stay_us), instance.spec.capacity_tokens);
+        let fits = |kin| instance.decode.fits_fairly(when, claim, capacity_tokens, kin);
+        // Mostly there is room for all of it: then nobody asks what others hold of it.
+        if !fits(Kin::default()) && !fits(*kin.get_or_init(|| self.kin(&instance.decode, need.chain))) {
             return Err(RejectReason::Room);
         }
         let step_us = self.predicted_step_us(instance, need);
+        let longest_us = self.longest_step_us(instance, need).unwrap_or(step_us);
+        let longest_us = longest_us.max(self.crowded_step_us(instance, need, kin).unwrap_or(0.0));
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-        if step_us > need.tbt_us as f64 { Err(RejectReason::Tbt) } else { Ok(step_us) }
+        if longest_us.max(step_us) > need.tbt_us as f64 { Err(RejectReason::Tbt) } else { Ok(step_us) }
+    }
+
+    /// What a step there may take while prompts are still mixed in, µs, where that is not the engine's to bound: an
+    /// instance that is there to decode has chunks of a fixed length. One of both parts has no other place for them.
+    fn longest_step_us(&self, instance: &Instance, need: &DecodeNeed<'_>) -> Option<f64> {
+        let fixed = instance.spec.mixed_chunk_tokens.filter(|_| instance.spec.role == Role::Decode)?;
+        let mixed = instance.prefill.dispatched_left_us(self.now_us) > need.at_us.saturating_sub(self.now_us);
+        mixed.then(|| mixed_step_us(instance, fixed, 0, need.context_tokens))
+    }
+
+    /// What a step there takes with everybody in it, µs, where all fit together because they share blocks, and would not
+    /// otherwise: then it is steps that get scarce, not room, and one that ends later than thought makes them too long
+    /// for all.
+    fn crowded_step_us(
+        &self,
+        instance: &Instance,
+        need: &DecodeNeed<'_>,
+        kin: &OnceCell<Kin>,
+    ) -> Option<f64> {
+        let (decode, capacity_tokens) = (&instance.decode, instance.spec.capacity_tokens);
+        let (batch, context_tokens) = decode.ending_after(self.now_us, need.ends_by_us);
+        let context_tokens = context_tokens + need.context_tokens;
+        if context_tokens <= capacity_tokens {
+            return None;
+        }
+        let shared_tokens = decode.shared_with(*kin.get_or_init(|| self.kin(decode, need.chain)));
+        let own_tokens = need.tokens.saturating_sub(shared_tokens);
+        let together = decode.reserved_tokens() + own_tokens <= capacity_tokens;
+        together.then(|| instance.spec.profile.decode_us(batch + 1, context_tokens))
     }
 
     /// The decode instance with the least predicted step time that keeps the objective, of those that take KV `from`
@@ -122,7 +209,7 @@ impl Conductor {
 
     /// Decode instances worth a closer look, in id order: all of a small pool, those with most
     /// room of a large one.
-    fn roomiest_decodes(&self, from: InstanceId) -> Vec<InstanceId> {
+    pub(crate) fn roomiest_decodes(&self, from: InstanceId) -> Vec<InstanceId> {
         let pool: Vec<InstanceId> = self.fleet.decodes_of(from).collect();
         if pool.len() <= CLOSER_LOOK {
             return pool;
@@ -181,16 +268,16 @@ impl Conductor {
         entry.room_tokens = room;
         entry.decode_at_us = at_us;
         entry.finish_us = at_us + duration;
-        let slot = crate::estimate::DecodeSlot {
+        let slot = DecodeSlot {
             request: entry.request.id,
             start_us: at_us,
             finish_us: entry.finish_us,
             context_tokens: need.context_tokens,
             reserved_tokens: need.tokens,
+            common_tokens: 0,
             running: false,
+            held: false,
         };
-        if let Some(instance) = self.fleet.get_mut(decode) {
-            instance.decode.reserve(slot);
-        }
+        self.keep(decode, slot, &entry.request.chain);
     }
 }

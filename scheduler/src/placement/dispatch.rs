@@ -2,7 +2,7 @@
 //! in time for those that order queues themselves.
 
 use alloc::vec::Vec;
-use baton_types::{InstanceId, RequestId};
+use baton_types::{InstanceId, RequestId, Role};
 
 use super::{DecodeChoice, Placement};
 use crate::conductor::Conductor;
@@ -23,8 +23,12 @@ impl Conductor {
             entry.stage = Stage::Waiting;
             // Planned here, settled when the prefill is sent: those who come later see this one.
             let at_us = self.now_us + placement.candidate.latest_us;
+            let held_until_us = self.held_until_us(&entry, placement, at_us);
             self.reserve_decode(&mut entry, placement.decode, at_us);
-            let waiting = self.waiting_of(&entry);
+            let waiting = Waiting { held_until_us, ..self.waiting_of(&entry) };
+            if let Some(instance) = self.fleet.get_mut(placement.decode) {
+                instance.decode.hold(entry.request.id, held_until_us > 0);
+            }
             if let Some(instance) = self.fleet.get_mut(id) {
                 instance.prefill.enqueue(waiting);
             }
@@ -52,18 +56,29 @@ impl Conductor {
             priority: class.priority,
             tenant: entry.request.tenant,
             weight: class.weight,
+            held_until_us: 0,
         }
     }
 
     /// Emits `StartPrefill` for an entry whose plan and decode room are settled.
     fn send(&mut self, mut entry: Entry, decode: InstanceId, effects: &mut Vec<Effect>) {
         entry.stage = Stage::Prefilling;
-        let work =
-            Dispatched { request: entry.request.id, work_us: entry.work_us, new_tokens: entry.new_tokens };
+        entry.gave_way = false;
         let now_us = self.now_us;
+        let tail_us = self.fleet.get(entry.prefill).map_or(0, |i| self.handoff_tail_us(i));
+        // The objective itself: one that only its margin lacks is not given up.
+        let due_us = entry.arrived_us.saturating_add(self.class(&entry.request).ttft_us);
+        let work = Dispatched {
+            request: entry.request.id,
+            work_us: entry.work_us,
+            new_tokens: entry.new_tokens,
+            deadline_us: due_us.saturating_sub(tail_us),
+        };
         if let Some(instance) = self.fleet.get_mut(entry.prefill) {
             instance.prefill.dispatch(now_us, work);
         }
+        let (requests, chain) = (&self.requests, &entry.request.chain);
+        self.coming.sent(entry.request.id, entry.prefill, chain, |id| requests.chain_of(id));
         self.count_flights(&entry, 1);
         self.note_use(&entry, decode);
         self.sequence += 1;
@@ -97,14 +112,26 @@ impl Conductor {
         loop {
             let (now_us, ageing_us) = (self.now_us, self.config.ageing_us);
             let Some(instance) = self.fleet.get(id) else { return };
-            let Some(at) = instance.prefill.next(now_us, ageing_us, &self.fair) else { return };
+            let Some(at) = instance.prefill.next(now_us, ageing_us, &self.fair) else {
+                if let Some(wake_us) = instance.prefill.held_until_us() {
+                    self.timers.set(id, wake_us);
+                }
+                return;
+            };
             let ahead_us = self.config.dispatch_ahead_us;
             if instance.prefill.dispatched_left_us(now_us) > ahead_us {
                 let wake_us = instance.prefill.runs_low_at_us(ahead_us);
                 self.timers.set(id, wake_us.max(now_us + 1));
                 return;
             }
-            let request = instance.prefill.waiting()[at].request;
+            let waiting = &instance.prefill.waiting()[at];
+            let request = waiting.request;
+            let work = (waiting.work_us, self.requests.get(request).map_or(0, |e| e.new_tokens));
+            let pass_tokens = instance.spec.pass_tokens.into();
+            if let Some(wake_us) = instance.prefill.shares_late_until_us(now_us, work, pass_tokens) {
+                self.timers.set(id, wake_us);
+                return;
+            }
             if !self.send_waiting(id, at, request, effects) {
                 return;
             }
@@ -126,13 +153,18 @@ impl Conductor {
             }
             return true;
         };
+        let planned = entry.decode.take();
+        // Its own decode comes after it, not beside it.
+        self.forget_plan(request, planned);
         self.look_up(&entry.request);
         let Some(instance) = self.fleet.get(id) else { return false };
         let plan = self.plan(instance, &entry.request);
+        if plan.harms && self.prefills_elsewhere(id, &entry.request) {
+            self.move_waiting(at, entry, effects);
+            return true;
+        }
         let at_us = self.now_us + plan.work_us + instance.prefill.dispatched_left_us(self.now_us);
         let local = instance.spec.role.decodes();
-        let planned = entry.decode.take();
-        self.forget_plan(request, planned);
         let decode = if local { Some(id) } else { self.decode_for(&entry, at_us) };
         // What was planned may have become something that does not decode.
         let decodes = |to: &InstanceId| self.fleet.get(*to).is_some_and(|i| i.spec.role.decodes());
@@ -142,7 +174,7 @@ impl Conductor {
         };
         entry.stage = Stage::Prefilling;
         entry.fetch = plan.fetch;
-        entry.work_us = plan.work_us.min(crate::estimate::NEVER_US);
+        entry.work_us = plan.work_us;
         entry.new_tokens = plan.new_tokens;
         if let Some(instance) = self.fleet.get_mut(id) {
             let waiting = instance.prefill.take_waiting(at);
@@ -161,11 +193,24 @@ impl Conductor {
             self.requests.insert(entry);
             return false;
         }
+        self.move_waiting(at, entry, effects);
+        true
+    }
+
+    /// Whether an instance that is there to prefill takes the request: it harms nobody there.
+    fn prefills_elsewhere(&self, id: InstanceId, request: &Request) -> bool {
+        let only_prefills = |other: InstanceId| {
+            other != id && self.fleet.get(other).is_some_and(|i| i.spec.role == Role::Prefill)
+        };
+        self.candidate_ids(request, None).into_iter().any(only_prefills)
+    }
+
+    /// Places again what waits on an instance that it cannot be prefilled on.
+    fn move_waiting(&mut self, at: usize, entry: Entry, effects: &mut Vec<Effect>) {
         if let Some(instance) = self.fleet.get_mut(entry.prefill) {
             instance.prefill.take_waiting(at);
         }
         self.retry(entry, FailStage::NoPlacement, effects);
-        true
     }
 
     fn forget_plan(&mut self, request: RequestId, planned: Option<InstanceId>) {

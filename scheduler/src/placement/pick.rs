@@ -4,9 +4,8 @@ use alloc::vec::Vec;
 use baton_types::{InstanceId, Role};
 
 use super::comeback::Stranded;
-use super::{Candidate, DecodeChoice, Placement, Refusal};
+use super::{Candidate, DecodeChoice, Placement, Refusal, within_reach};
 use crate::conductor::Conductor;
-use crate::estimate::NEVER_US;
 use crate::fleet::Instance;
 use crate::{CandidateTerms, Decision, PolicyName, RejectReason, Request};
 
@@ -14,8 +13,12 @@ use crate::{CandidateTerms, Decision, PolicyName, RejectReason, Request};
 const FULL_TERMS: usize = 48;
 
 /// Nothing serves at all: come back in a second.
-const NOWHERE: Refusal =
-    Refusal { reason: RejectReason::NoInstance, retry_after_us: 1_000_000, predicted_ttft_us: NEVER_US };
+const NOWHERE: Refusal = Refusal {
+    reason: RejectReason::NoInstance,
+    retry_after_us: 1_000_000,
+    predicted_ttft_us: None,
+    turn_us: 0,
+};
 
 /// Why candidates failed, to name the soonest way out.
 #[derive(Default)]
@@ -24,8 +27,12 @@ struct Kept {
     late: Option<Candidate>,
     /// The best of those that are in time but make others late.
     rude: Option<Candidate>,
+    /// The best of those beside whose decodes there is no room for it.
+    harmful: Option<Candidate>,
     /// The earliest of those that failed for their decode alone.
     stranded: Option<Stranded>,
+    /// The earliest of those that would only have to wait for room.
+    roomless: Option<Candidate>,
 }
 
 impl Conductor {
@@ -69,23 +76,20 @@ impl Conductor {
     /// Instances that may prefill the request, thinned when there are many.
     pub(crate) fn candidate_ids(&self, request: &Request, shunned: Option<InstanceId>) -> Vec<InstanceId> {
         let mut ids: Vec<InstanceId> = self.fleet.prefills.clone();
-        if self.config.local_prefill && self.config.policy.orders_queues() {
-            let permille = u64::from(self.config.local_room_permille);
-            let mixes = |i: &&Instance| {
-                let promised = i.decode.reserved_tokens() + request.prompt_tokens;
-                let roomy = promised * 1000 <= i.spec.capacity_tokens * permille;
-                roomy && i.spec.role == Role::Decode && i.spec.mixed_chunk_tokens != Some(0)
-            };
-            ids.extend(
-                self.fleet
-                    .decodes
-                    .iter()
-                    .filter_map(|id| self.fleet.get(*id))
-                    .filter(mixes)
-                    .map(|i| i.spec.id),
-            );
-        }
         ids.retain(|id| self.holds(*id, request) && self.has_decode(*id, request));
+        let permille = u64::from(self.config.local_room_permille);
+        let roomy = |i: &&Instance| {
+            let most = i.spec.capacity_tokens * permille;
+            let fits = |shared_tokens: u64| {
+                let own_tokens = request.prompt_tokens.saturating_sub(shared_tokens);
+                (i.decode.reserved_tokens() + own_tokens) * 1000 <= most
+            };
+            // Where nobody else prefills it, all of their room will do.
+            ids.is_empty() || fits(0) || fits(i.decode.shared_with(self.kin(&i.decode, &request.chain)))
+        };
+        let mixing = self.mixing().filter(roomy).map(|i| i.spec.id);
+        let mixing: Vec<InstanceId> = mixing.filter(|id| self.holds(*id, request)).collect();
+        ids.extend(mixing);
         if ids.len() > 1 {
             ids.retain(|id| Some(*id) != shunned);
         }
@@ -93,7 +97,7 @@ impl Conductor {
             && !matches!(self.config.policy, PolicyName::Random | PolicyName::RoundRobin)
         {
             let bound = |id: &InstanceId| {
-                let cached = self.tokens_of(request, self.hits.of(*id).blocks);
+                let cached = self.tokens_of(request, self.hits.of(*id).by_its_turn());
                 self.fleet.get(*id).map_or(u64::MAX, |i| {
                     let slow = if i.spec.role == Role::Prefill { 100 } else { 150 };
                     i.backlog_us(self.now_us) + (request.prompt_tokens - cached) * slow
@@ -106,6 +110,14 @@ impl Conductor {
             ids.sort_unstable();
         }
         ids
+    }
+
+    /// Decode instances that may prefill what they decode.
+    pub(crate) fn mixing(&self) -> impl Iterator<Item = &Instance> {
+        let may = self.config.local_prefill && self.config.policy.orders_queues();
+        let decodes = self.fleet.decodes.iter().filter(move |_| may);
+        let mixes = |i: &&Instance| i.spec.role == Role::Decode && i.spec.mixed_chunk_tokens != Some(0);
+        decodes.filter_map(|id| self.fleet.get(*id)).filter(mixes)
     }
 
     /// Whether some instance decodes what is prefilled there.
@@ -149,13 +161,17 @@ impl Conductor {
         }
     }
 
-    /// The least score; equals go to the first, or at random where the policy says so.
+    /// The least score; equals go to who has more of it cached, to the first, or at random where the policy says so.
     fn best_of_all(&mut self, candidates: &[Candidate]) -> Option<Candidate> {
+        let warmth_counts = self.config.policy.orders_queues();
         let tie_random = matches!(self.config.policy, PolicyName::Dynamo | PolicyName::DynamoWspt);
         let mut best: Option<Candidate> = None;
         let mut ties = 1;
         for candidate in candidates {
-            let better = best.as_ref().is_none_or(|b| candidate.score < b.score);
+            let better = best.as_ref().is_none_or(|b| {
+                let warmer = candidate.plan.cached_tokens > b.plan.cached_tokens;
+                candidate.score < b.score || (warmth_counts && warmer && candidate.score <= b.score)
+            });
             let equal = best.as_ref().is_some_and(|b| (candidate.score - b.score).abs() < f64::EPSILON);
             ties = if better { 1 } else { ties + u64::from(equal) };
             if better || (equal && tie_random && self.rng.below(ties) == 0) {
@@ -173,20 +189,28 @@ impl Conductor {
         request: &Request,
         kept: &mut Kept,
     ) -> Option<(Candidate, Option<InstanceId>)> {
-        candidates.sort_unstable_by(|a, b| a.score.total_cmp(&b.score).then(a.instance.cmp(&b.instance)));
-        for candidate in candidates {
+        candidates.sort_unstable_by(|a, b| {
+            let warmer = b.plan.cached_tokens.cmp(&a.plan.cached_tokens);
+            a.score.total_cmp(&b.score).then(warmer).then(a.instance.cmp(&b.instance))
+        });
+        for candidate in candidates.iter_mut() {
             if let Some(decode) = self.judge(candidate, request, kept) {
                 return Some((*candidate, Some(decode)));
             }
         }
-        None
+        let (candidate, decode) = self.wait_for_room(request, kept.roomless?)?;
+        let known = candidates.iter_mut().find(|c| c.instance == candidate.instance);
+        known.into_iter().for_each(|known| *known = candidate);
+        Some((candidate, Some(decode)))
     }
 
     /// Checks a candidate's promises; returns its decode instance, or remembers why there is none.
     fn judge(&self, candidate: &mut Candidate, request: &Request, kept: &mut Kept) -> Option<InstanceId> {
         let deadline = self.deadline_us(request, self.now_us);
         if !candidate.feasible {
-            if self.now_us + candidate.latest_us <= deadline {
+            if candidate.plan.harms {
+                kept.harmful.get_or_insert(*candidate);
+            } else if self.now_us + candidate.latest_us <= deadline {
                 // They come best first.
                 kept.rude.get_or_insert(*candidate);
             } else if kept.late.is_none_or(|c| candidate.latest_us < c.latest_us) {
@@ -210,6 +234,7 @@ impl Conductor {
             if kept.stranded.is_none_or(|s| at_us < s.at_us) {
                 let only = local.then_some(candidate.instance);
                 kept.stranded = Some(Stranded { reason, at_us, only });
+                kept.roomless = (reason == RejectReason::Room).then_some(*candidate);
             }
         }
         found.ok()
@@ -217,30 +242,40 @@ impl Conductor {
 
     /// The refusal that is over soonest.
     fn soonest(&self, request: &Request, kept: &Kept) -> Refusal {
-        let stranded = kept.stranded.map(|stranded| Refusal {
-            reason: stranded.reason,
-            retry_after_us: self.comeback_us(request, stranded),
-            predicted_ttft_us: stranded.at_us - self.now_us,
-        });
-        let prefills = kept.late.into_iter().chain(kept.rude).map(|candidate| {
-            if candidate.plan.work_us >= NEVER_US {
+        let stranded = kept.stranded.map(|stranded| self.stranded(request, stranded));
+        let prefills = kept.late.or(kept.harmful).into_iter().chain(kept.rude).map(|candidate| {
+            if candidate.plan.harms {
                 return self.no_step_for(request, &candidate);
             }
             Refusal {
                 reason: RejectReason::Ttft,
                 retry_after_us: self.prefill_comeback_us(request, &candidate),
-                predicted_ttft_us: candidate.latest_us,
+                predicted_ttft_us: within_reach(candidate.latest_us),
+                turn_us: (candidate.plan.load_us + candidate.plan.work_us)
+                    / (self.fleet.prefills.len() as u64).max(1),
             }
         });
-        stranded.into_iter().chain(prefills).min_by_key(|r| r.retry_after_us).unwrap_or(NOWHERE)
+        let soonest = stranded.into_iter().chain(prefills).min_by_key(|r| r.retry_after_us);
+        self.unreachable(request).or(soonest).unwrap_or(NOWHERE)
+    }
+
+    /// The refusal of one that kept its TTFT but found no decode instance: those who come again for the same follow
+    /// each other as decodes end.
+    fn stranded(&self, request: &Request, stranded: Stranded) -> Refusal {
+        Refusal {
+            reason: stranded.reason,
+            retry_after_us: self.comeback_us(request, stranded),
+            predicted_ttft_us: within_reach(stranded.at_us - self.now_us),
+            turn_us: self.decode_turn_us(request),
+        }
     }
 
     /// The refusal of an instance whose decode steps leave no time for a prefill: it is not the first token that is late.
     fn no_step_for(&self, request: &Request, candidate: &Candidate) -> Refusal {
         let (reason, at_us) = (RejectReason::Tbt, self.now_us);
         let stranded = Stranded { reason, at_us, only: Some(candidate.instance) };
-        let retry_after_us = self.comeback_us(request, stranded);
-        Refusal { reason, retry_after_us, predicted_ttft_us: candidate.latest_us }
+        let predicted_ttft_us = within_reach(candidate.latest_us);
+        Refusal { predicted_ttft_us, ..self.stranded(request, stranded) }
     }
 
     /// A placement on a given instance, whatever it promises.
@@ -270,12 +305,12 @@ fn terms(candidate: &Candidate) -> CandidateTerms {
     CandidateTerms {
         instance: candidate.instance,
         queue_us: candidate.queue_us,
-        load_us: candidate.plan.load_us,
-        compute_us: candidate.plan.work_us,
+        load_us: within_reach(candidate.plan.load_us),
+        compute_us: within_reach(candidate.plan.work_us),
         cached_tokens: candidate.plan.cached_tokens,
         fetch_from: candidate.plan.fetch.map(|f| f.from),
-        ttft_us: candidate.ttft_us,
-        score: candidate.score,
+        ttft_us: within_reach(candidate.ttft_us),
+        score: within_reach(candidate.ttft_us).filter(|_| !candidate.plan.harms).map(|_| candidate.score),
         feasible: candidate.feasible,
     }
 }

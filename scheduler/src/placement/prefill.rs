@@ -4,7 +4,7 @@ use baton_types::{InstanceId, Role};
 
 use super::{Candidate, Hit, Plan};
 use crate::conductor::Conductor;
-use crate::estimate::{fetch_us, least_work_us, load_us, prefill_work_us};
+use crate::estimate::{NEVER_US, fetch_us, least_work_us, load_us, prefill_work};
 use crate::fleet::Instance;
 use crate::request::Entry;
 use crate::{FetchPlan, FirstToken, PolicyName, Request};
@@ -17,6 +17,13 @@ enum FetchRule {
     Threshold(u32),
     /// When fetching is predicted to be sooner than recomputing.
     Sooner,
+}
+
+impl Plan {
+    /// What the prefill weighs among others, µs: its work, and beyond all else where it harms.
+    pub(crate) const fn burden_us(&self) -> u64 {
+        if self.harms { NEVER_US } else { self.work_us }
+    }
 }
 
 impl Conductor {
@@ -43,7 +50,7 @@ impl Conductor {
         let (hits, fleet) = (&mut self.hits, &self.fleet);
         let anywhere = self.config.policy.orders_queues();
         self.index.matches(&request.chain, &mut self.scratch, |m| {
-            hits.record(m.instance, Hit { blocks: m.blocks, by_tier: m.by_tier });
+            hits.record(m.instance, Hit { blocks: m.blocks, by_tier: m.by_tier, coming: 0 });
             let source = fleet.get(m.instance).is_some_and(|i| {
                 let lends = i.spec.role == Role::Store;
                 i.state != crate::InstanceState::Lost && (anywhere || lends || i.spec.role.prefills())
@@ -52,6 +59,14 @@ impl Conductor {
                 hits.offer_source(m.instance, m.blocks);
             }
         });
+        if anywhere {
+            let (hits, requests) = (&mut self.hits, &self.requests);
+            self.coming.holders(
+                &request.chain,
+                |id| requests.chain_of(id),
+                |at, blocks| hits.will_hold(at, u32::try_from(blocks).unwrap_or(u32::MAX)),
+            );
+        }
     }
 
     /// Prompt tokens that `blocks` leading blocks hold; the last token is always computed.
@@ -59,44 +74,39 @@ impl Conductor {
         (u64::from(blocks) * u64::from(self.config.block_tokens)).min(request.prompt_tokens - 1)
     }
 
-    /// TBT that a mixed step on a decode instance may take, µs.
-    pub(crate) fn mixed_target_us(&self, request: &Request) -> u64 {
+    /// TBT that a mixed step on a decode instance may take, µs: requests of every class decode there.
+    pub(crate) fn mixed_target_us(&self) -> u64 {
         let tightest = self.config.classes.iter().map(|c| c.tbt_us).min().unwrap_or(u64::MAX);
-        let own = self.class(request).tbt_us;
-        own.min(tightest) / 1000 * u64::from(self.config.mixed_step_permille)
+        tightest / 1000 * u64::from(self.config.mixed_step_permille)
     }
 
     /// The best plan on `instance` by the policy's fetch rule, from the last look-up.
     pub(crate) fn plan(&self, instance: &Instance, request: &Request) -> Plan {
         let hit = self.hits.of(instance.spec.id);
-        let target_us = self.mixed_target_us(request);
-        let cached = self.tokens_of(request, hit.blocks);
+        let target_us = self.mixed_target_us();
+        let here_blocks = hit.by_its_turn();
+        let cached = self.tokens_of(request, here_blocks);
         let block = u64::from(self.config.block_tokens);
-        let local_load =
-            load_us(instance, u64::from(hit.by_tier[1]) * block, u64::from(hit.by_tier[2]) * block);
+        let below = |tier: usize| u64::from(hit.by_tier[tier]) * block;
+        // Who computes what comes after them brings them up first.
+        let local_load = if hit.coming > hit.blocks { 0 } else { load_us(instance, below(1), below(2)) };
         let new_tokens = request.prompt_tokens - cached;
-        let local = || Plan {
-            cached_tokens: cached,
-            new_tokens,
-            load_us: local_load,
-            work_us: prefill_work_us(instance, new_tokens, cached, target_us),
-            fetch: None,
+        let planned = |cached_tokens: u64, load_us: u64, fetch: Option<FetchPlan>| {
+            let new_tokens = request.prompt_tokens - cached_tokens;
+            let work = prefill_work(instance, new_tokens, cached_tokens, target_us);
+            Plan { cached_tokens, new_tokens, load_us, work_us: work.us, harms: work.harms, fetch }
         };
+        let local = || planned(cached, local_load, None);
         let rule = self.fetch_rule();
         if rule == FetchRule::Never {
             return local();
         }
-        let Some((blocks, source)) = self.best_source(instance.spec.id, hit.blocks) else {
+        let Some((blocks, source)) = self.best_source(instance.spec.id, here_blocks) else {
             return local();
         };
         let far = self.tokens_of(request, blocks);
-        let fetched = Plan {
-            cached_tokens: far,
-            new_tokens: request.prompt_tokens - far,
-            load_us: local_load + self.bring_us(source, instance, far - cached),
-            work_us: prefill_work_us(instance, request.prompt_tokens - far, far, target_us),
-            fetch: Some(FetchPlan { from: source.spec.id, blocks }),
-        };
+        let load_us = local_load + self.bring_us(source, instance, far - cached);
+        let fetched = planned(far, load_us, Some(FetchPlan { from: source.spec.id, blocks }));
         let take = match rule {
             FetchRule::Never => false,
             FetchRule::Threshold(permille) => {
@@ -104,11 +114,11 @@ impl Conductor {
                     || (hit.blocks == 0 && blocks > 0)
             }
             FetchRule::Sooner => {
-                let fetched_us = fetched.load_us + fetched.work_us;
+                let fetched_us = fetched.load_us + fetched.burden_us();
                 // The bound settles most cases; only the others need the whole estimate.
                 if fetched_us >= local_load + least_work_us(instance, new_tokens, cached) {
                     let local = local();
-                    return if fetched_us < local.load_us + local.work_us { fetched } else { local };
+                    return if fetched_us < local.load_us + local.burden_us() { fetched } else { local };
                 }
                 true
             }
@@ -156,16 +166,40 @@ impl Conductor {
         let ttft_us = queue_us.max(plan.load_us) + plan.work_us + tail_us;
         let latest_us = latest_us.max(plan.load_us) + plan.work_us + tail_us;
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-        let score = (ttft_us + behind_us) as f64;
+        let score =
+            (ttft_us - plan.work_us + plan.burden_us() + behind_us + self.pool_first_us(instance)) as f64;
         Candidate {
             instance: instance.spec.id,
             plan,
             queue_us,
             ttft_us,
             latest_us,
+            room_wait_us: 0,
             score,
-            feasible: keeps && now + latest_us <= deadline_us,
+            feasible: keeps && !plan.harms && now + latest_us <= deadline_us,
         }
+    }
+
+    /// What counts against a decode instance beside one that is there to prefill, µs: that it spares the hand-off says
+    /// nothing for it, so that among equals what is new goes to the pool and steps stay short.
+    fn pool_first_us(&self, instance: &Instance) -> u64 {
+        if instance.spec.role == Role::Decode { self.first_step_us() + 1 } else { 0 }
+    }
+
+    /// Time that a prefill takes on an instance which has nothing else to do, µs. What was learnt of the instance
+    /// counts for no more than twice its profile: a stall that it had is over some time.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "times are positive and far below 2^53"
+    )]
+    pub(crate) fn idle_prefill_us(&self, instance: &Instance, request: &Request) -> u64 {
+        let spec = &instance.spec;
+        let cached = self.tokens_of(request, self.hits.of(spec.id).blocks);
+        let new = request.prompt_tokens - cached;
+        let alone_us = spec.profile.chunked_prefill_us(new, cached, spec.pass_tokens.into());
+        let ratio = instance.prefill_residual.ratio().min(2.0);
+        (alone_us / f64::from(spec.pipeline_nodes.max(1)) * ratio) as u64
     }
 
     /// A pipeline is free for the next chunk before the last one has left it, µs.
@@ -187,13 +221,17 @@ impl Conductor {
     /// Time from the end of a prefill to the first token on the decode side: the last layer's KV
     /// and about one and a half decode steps. Nothing where the prefill is local, or where it is the prefill
     /// that gives the first token.
+    pub(crate) fn handoff_tail_us(&self, instance: &Instance) -> u64 {
+        if instance.spec.role.decodes() { 0 } else { self.first_step_us() }
+    }
+
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "times are positive and small"
     )]
-    pub(crate) fn handoff_tail_us(&self, instance: &Instance) -> u64 {
-        if instance.spec.role.decodes() || self.config.first_token == FirstToken::Prefill {
+    fn first_step_us(&self) -> u64 {
+        if self.config.first_token == FirstToken::Prefill {
             return 0;
         }
         let step_us = self.fleet.decodes.first().and_then(|id| self.fleet.get(*id)).map_or(0.0, |d| {

@@ -13,10 +13,10 @@ impl Conductor {
         match self.config.policy {
             PolicyName::Random | PolicyName::RoundRobin => 0.0,
             PolicyName::LeastLoaded => candidate.queue_us as f64,
-            PolicyName::LocalCache => (candidate.queue_us + plan.work_us) as f64,
+            PolicyName::LocalCache => (candidate.queue_us + plan.burden_us()) as f64,
             // Algorithm 1: TTFT = transfer + queue + prefill.
             PolicyName::GlobalCache | PolicyName::Mooncake => {
-                (plan.load_us + candidate.queue_us + plan.work_us) as f64
+                (plan.load_us + candidate.queue_us + plan.burden_us()) as f64
             }
             // Prefill blocks still to compute, less those cached; no decode term in a prefill pool.
             PolicyName::Dynamo | PolicyName::DynamoWspt => {

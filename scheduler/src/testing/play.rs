@@ -34,6 +34,10 @@ pub(crate) enum Act {
     Spoils(u8),
     /// A decode is spoilt on a living instance, its answer so far.
     Stalls(u8, u16),
+    /// A request gives way to an older one, its answer so far.
+    Yields(u8, u16),
+    /// An answer is longer than its room.
+    Outgrows(u8, u16),
     /// A live request is cancelled.
     Cancel(u8),
     /// An instance is lost.
@@ -68,6 +72,8 @@ pub(crate) fn scripts(most: usize) -> impl Strategy<Value = Vec<Act>> {
         2 => any::<u8>().prop_map(Act::Fails),
         2 => any::<u8>().prop_map(Act::Spoils),
         2 => (any::<u8>(), any::<u16>()).prop_map(|(n, t)| Act::Stalls(n, t)),
+        3 => (any::<u8>(), 0u16..2000).prop_map(|(n, t)| Act::Yields(n, t)),
+        3 => (any::<u8>(), any::<u16>()).prop_map(|(n, t)| Act::Outgrows(n, t)),
         2 => any::<u8>().prop_map(Act::Cancel),
         1 => any::<u8>().prop_map(Act::Lose),
         2 => any::<u8>().prop_map(Act::Join),
@@ -245,6 +251,19 @@ impl Play {
                     self.tell(Input::DecodeFailed { request, emitted_tokens: tokens.into() });
                 }
             }
+            Act::Yields(n, tokens) => {
+                let mut sent = self.oracle.in_phase(Phase::Decoding);
+                sent.extend(self.oracle.in_phase(Phase::HandingOff));
+                sent.extend(self.oracle.in_phase(Phase::Prefilling));
+                if let Some(request) = pick(&sent, n) {
+                    self.tell(Input::Preempted { request, emitted_tokens: tokens.into() });
+                }
+            }
+            Act::Outgrows(n, tokens) => {
+                if let Some(request) = pick(&self.oracle.in_phase(Phase::Decoding), n) {
+                    self.tell(Input::RoomOutgrown { request, emitted_tokens: tokens.into() });
+                }
+            }
             Act::Cancel(n) => {
                 let live: Vec<RequestId> = self.oracle.live.keys().copied().collect();
                 if let Some(request) = pick(&live, n) {
@@ -367,7 +386,7 @@ impl Play {
             _ => decoding,
         };
         let some = pick(&[InstanceId(999), InstanceId(0), InstanceId(1)], n).expect("three");
-        self.tell(match kind % 14 {
+        self.tell(match kind % 16 {
             0 => Input::PrefillFinished { request, compute_us: u64::MAX, cached_tokens: u64::MAX },
             1 if request != decoding => Input::DecodeFinished { request, output_tokens: u32::MAX },
             2 => Input::HandoffFinished { request },
@@ -382,6 +401,8 @@ impl Play {
             11 => Input::PrefillFailed { request },
             12 => Input::RoleChanged { instance: InstanceId(999), role: Role::Both },
             13 => Input::InstanceResumed { instance: InstanceId(999) },
+            14 if n % 3 < 2 => Input::Preempted { request, emitted_tokens: u32::MAX },
+            15 if request != decoding => Input::RoomOutgrown { request, emitted_tokens: u32::MAX },
             _ => Input::InstanceDrained { instance: InstanceId(999) },
         });
     }
@@ -392,6 +413,11 @@ impl Play {
             |id: &u32| self.conductor.fleet.get(InstanceId(*id)).is_some_and(crate::fleet::Instance::serves);
         let away: Vec<u32> = self.epochs.keys().copied().filter(|id| !serves(id)).collect();
         away.into_iter().for_each(|id| self.join(id));
+        // The upgrade is completed: with every prefill instance of one kind and every decode instance of the other, what
+        // waits would wait for a fleet that never comes. A start anew changes the kind.
+        let kind = |id: &u32| self.conductor.fleet.get(InstanceId(*id)).map(|instance| instance.spec.kind);
+        let old: Vec<u32> = self.epochs.keys().copied().filter(|id| kind(id) == Some(1)).collect();
+        old.into_iter().for_each(|id| self.join(id));
         for (id, role) in (0..).zip(self.roles.clone()) {
             self.tell(Input::RoleChanged { instance: InstanceId(id), role });
         }

@@ -153,6 +153,7 @@ fn input(kind: u8, n: [u64; 4]) -> Input {
             tenant: TenantId(low(n[2])),
             prompt_tokens: n[3],
             chain: (0..n[2] % 9).map(BlockHash).collect(),
+            max_output_tokens: n[3].is_multiple_of(3).then_some(low(n[1])),
             emitted_tokens: low(n[1]),
             known_output_tokens: n[2].is_multiple_of(2).then_some(low(n[3])),
             known_work_bound_us: n[1].is_multiple_of(5).then_some(n[2]),
@@ -184,6 +185,8 @@ fn input(kind: u8, n: [u64; 4]) -> Input {
             },
         }),
         12 => Input::ReplicateFinished { to: instance },
+        13 => Input::Preempted { request, emitted_tokens: low(n[1]) },
+        14 => Input::RoomOutgrown { request, emitted_tokens: low(n[1]) },
         _ => Input::TimerFired,
     }
 }
@@ -194,7 +197,7 @@ proptest! {
     /// `step` is total: no number in any message stops the conductor or upsets its books.
     #[test]
     fn no_number_in_any_message_stops_the_conductor(
-        script in proptest::collection::vec((0u8..14, [edge(), edge(), edge(), edge()], 0u64..1 << 40), 1..60),
+        script in proptest::collection::vec((0u8..16, [edge(), edge(), edge(), edge()], 0u64..1 << 40), 1..60),
         policy in 0..PolicyName::ALL.len(),
     ) {
         let config = SchedulerConfig { explain_every: 1, ..plain(PolicyName::ALL[policy], AdmissionMode::Auto) };

@@ -102,10 +102,11 @@ proptest! {
         let ids: Vec<u32> = record.candidates.iter().map(|c| c.instance.0).collect();
         prop_assert_eq!(ids, (0..prefills).collect::<Vec<u32>>(), "every candidate, in order");
         for (c, (work_us, _)) in record.candidates.iter().zip(&loads) {
-            let parts_us = c.queue_us.max(c.load_us) + c.compute_us;
-            prop_assert!(c.ttft_us >= parts_us && c.ttft_us <= parts_us + 20_000, "and a step of the decode: {c:?}");
+            let parts_us = c.queue_us.max(c.load_us.unwrap()) + c.compute_us.unwrap();
+            let ttft_us = c.ttft_us.unwrap();
+            prop_assert!(ttft_us >= parts_us && ttft_us <= parts_us + 20_000, "and a step of the decode: {c:?}");
             prop_assert_eq!(c.queue_us, *work_us);
-            prop_assert!(c.cached_tokens < prompt && c.score.is_finite());
+            prop_assert!(c.cached_tokens < prompt && c.score.is_some_and(f64::is_finite));
         }
         let baton = policies[policy] == PolicyName::Baton;
         if let Some(chosen) = record.chosen {

@@ -2,14 +2,14 @@
 //! pipeline of nodes where the prompt is long (CPP).
 
 use alloc::vec::Vec;
-use baton_types::{Role, SloClass, Tier};
+use baton_types::{InstanceId, Role, SloClass, Tier};
 use proptest::prelude::*;
 
 use crate::testing::{
     BLOCK, PASS_US, Started, TOKEN_US, burden, conductor_of, decoding, finished, foretold, heavy_decode,
     hold, offer, rejection, request, shared_chain, spec, started, starts, step,
 };
-use crate::{Conductor, Effect, InstanceSpec, SchedulerConfig};
+use crate::{Conductor, Effect, Input, InstanceSpec, RejectReason, SchedulerConfig};
 
 fn config() -> SchedulerConfig {
     SchedulerConfig { replicate: false, ..SchedulerConfig::default() }
@@ -36,6 +36,33 @@ fn a_request_prefills_where_it_decodes_while_the_prefill_pool_is_busy() {
     let decode =
         Effect::StartDecode { request: baton_types::RequestId(1), instance: baton_types::InstanceId(1) };
     assert_eq!(effects, [decode], "no hand-off: it decodes at once");
+}
+
+/// Where the prefill pool is gone, decode instances that may prefill do so, whatever share of their room it takes.
+#[test]
+fn without_a_prefill_pool_decode_instances_prefill_if_they_may() {
+    let pools = [spec(0, Role::Prefill), spec(1, Role::Decode)];
+    let lost = |config: SchedulerConfig, decode: InstanceSpec| {
+        let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), decode]);
+        let gone = Input::InstanceLost { instance: InstanceId(0), epoch: pools[0].epoch };
+        step(&mut conductor, 0, gone);
+        conductor
+    };
+    let most = pools[1].capacity_tokens;
+    for tokens in [4_000, most / 2] {
+        let mut conductor = lost(config(), spec(1, Role::Decode));
+        let start = started(&offer(&mut conductor, 0, request(1, tokens, 0)));
+        assert!(is_local(start) && start.prefill == 1, "{tokens} tokens");
+    }
+    let mut conductor = lost(config(), spec(1, Role::Decode));
+    let long = rejection(&offer(&mut conductor, 0, request(3, most + 1, 0)));
+    assert_eq!(long.map(|r| r.reason), Some(RejectReason::TooLong));
+    let off = SchedulerConfig { local_prefill: false, ..config() };
+    let unmixed = InstanceSpec { mixed_chunk_tokens: Some(0), ..spec(1, Role::Decode) };
+    for mut conductor in [lost(off, spec(1, Role::Decode)), lost(config(), unmixed)] {
+        let refused = rejection(&offer(&mut conductor, 0, request(1, 4_000, 0)));
+        assert_eq!(refused.map(|r| r.reason), Some(RejectReason::NoInstance));
+    }
 }
 
 #[test]
@@ -92,6 +119,48 @@ fn a_fixed_chunk_that_breaks_the_objective_is_not_mixed_in() {
     assert!(is_local(started(&offer(&mut conductor, 0, foretold(1, 4_000, 10)))), "500 tokens take 60 ms");
 }
 
+/// A decode instance whose engine fills passes of 8,192 tokens, whatever decodes beside them.
+fn coarse() -> InstanceSpec {
+    InstanceSpec { mixed_chunk_tokens: Some(8_192), ..spec(1, Role::Decode) }
+}
+
+#[test]
+fn a_short_prompt_goes_beside_decodes_where_its_step_stays_short() {
+    let mut conductor = beside_a_busy_pool(config(), coarse());
+    decoding(&mut conductor, foretold(901, 1_000, 5_000), 1);
+    assert!(is_local(started(&offer(&mut conductor, 0, foretold(1, 400, 10)))), "10 ms and 40 ms");
+    let second = offer(&mut conductor, 0, foretold(2, 600, 10));
+    assert!(starts(&second).iter().all(|s| !is_local(*s)), "both would share a step of 110 ms: {second:?}");
+}
+
+/// Passes that no objective bounds run there for 3 s: who decodes from a second on would stand still in them.
+#[test]
+fn nobody_is_handed_to_an_instance_whose_passes_are_too_long_for_it() {
+    let twin = InstanceSpec { id: baton_types::InstanceId(2), ..coarse() };
+    let mut conductor = conductor_of(config(), &[spec(0, Role::Prefill), coarse(), twin]);
+    burden(&mut conductor, request(900, 30_000, 0), (1, 1), 3_000_000);
+    let start = started(&offer(&mut conductor, 0, foretold(1, 4_000, 10)));
+    assert_eq!((start.prefill, start.decode), (0, 2));
+    let mut alone = conductor_of(config(), &[spec(0, Role::Prefill), coarse()]);
+    burden(&mut alone, request(900, 30_000, 0), (1, 1), 3_000_000);
+    let refused = rejection(&offer(&mut alone, 0, foretold(1, 4_000, 10)));
+    assert_eq!(refused.map(|r| r.reason), Some(crate::RejectReason::Tbt));
+}
+
+/// It waited for the engine; meanwhile somebody came to decode there. It was sent all the same, and taken for work of
+/// 142 years.
+#[test]
+fn what_waits_goes_elsewhere_once_it_would_harm_who_decodes_there() {
+    let mut conductor = beside_a_busy_pool(config(), coarse());
+    // Nobody decodes there, and its engine has work for 600 ms.
+    burden(&mut conductor, request(902, 100, 0), (1, 0), 600_000);
+    assert!(starts(&offer(&mut conductor, 0, request(1, 4_000, 0))).is_empty(), "it waits");
+    decoding(&mut conductor, foretold(903, 1_000, 5_000), 1);
+    step(&mut conductor, 600_000, finished(902));
+    let loads = conductor.snapshot().instances;
+    assert_eq!((loads[0].waiting, loads[1].waiting, loads[1].dispatched), (1, 0, 0), "{loads:?}");
+}
+
 #[test]
 fn the_busier_the_decodes_the_longer_a_local_prefill_is_predicted_to_take() {
     let terms = |decodes: u64| {
@@ -121,13 +190,6 @@ fn the_busier_the_decodes_the_longer_a_local_prefill_is_predicted_to_take() {
 }
 
 #[test]
-fn without_a_prefill_pool_nothing_is_promised() {
-    let mut conductor = conductor_of(config(), &[spec(0, Role::Decode)]);
-    let refused = rejection(&offer(&mut conductor, 0, request(1, 4_000, 0)));
-    assert_eq!(refused.map(|r| r.reason), Some(crate::RejectReason::NoInstance));
-}
-
-#[test]
 fn an_engine_that_does_both_keeps_both_legs() {
     let mut conductor = conductor_of(config(), &[spec(0, Role::Both), spec(1, Role::Both)]);
     let homes: Vec<Started> =
@@ -149,7 +211,8 @@ fn a_generous_objective_does_not_stretch_the_steps_that_are_predicted() {
         let config = SchedulerConfig { classes: Vec::from([class]), ..config() };
         let mut conductor = conductor_of(config, &[spec(0, Role::Prefill), decode]);
         burden(&mut conductor, request(900, 1, 0), (1, 1), 20_000_000);
-        let need = conductor.decode_need(&foretold(1, 4_000, 10), 0);
+        let request = foretold(1, 4_000, 10);
+        let need = conductor.decode_need(&request, 0);
         let instance = conductor.fleet.get(baton_types::InstanceId(1)).expect("joined");
         conductor.predicted_step_us(instance, &need)
     };
@@ -189,7 +252,7 @@ fn a_short_prompt_loses_nothing_in_a_pipeline_and_does_not_wait_for_one() {
         let effects = offer(&mut conductor, 0, request(1, 2_000, 0));
         effects
             .iter()
-            .find_map(|e| if let Effect::Explain(d) = e { Some(d.candidates[0].ttft_us) } else { None })
+            .find_map(|e| if let Effect::Explain(d) = e { d.candidates[0].ttft_us } else { None })
             .expect("explained")
     };
     assert!(ttft(4).abs_diff(ttft(1)) <= 5, "{} {}", ttft(4), ttft(1));

@@ -26,6 +26,7 @@ fn waiting(id: u64, drawn: Drawn) -> Waiting {
         deadline_us,
         priority,
         tenant: TenantId(tenant),
+        held_until_us: 0,
         weight: 1,
     }
 }
@@ -35,7 +36,9 @@ fn ledger(works: &[Drawn], ahead_us: u64) -> PrefillLedger {
     for (id, drawn) in (0u64..).zip(works) {
         ledger.enqueue(waiting(id, *drawn));
     }
-    ledger.dispatch(0, Dispatched { request: RequestId(999), work_us: ahead_us, new_tokens: 1 });
+    let work =
+        Dispatched { request: RequestId(999), work_us: ahead_us, new_tokens: 1, deadline_us: u64::MAX };
+    ledger.dispatch(0, work);
     ledger
 }
 
@@ -152,7 +155,7 @@ proptest! {
         for held in looks {
             hits.reset(40);
             for (id, blocks) in &held {
-                hits.record(InstanceId(*id), Hit { blocks: *blocks, by_tier: [*blocks, 0, 0] });
+                hits.record(InstanceId(*id), Hit { blocks: *blocks, by_tier: [*blocks, 0, 0], coming: 0 });
                 hits.offer_source(InstanceId(*id), *blocks);
             }
             for id in 0..40 {

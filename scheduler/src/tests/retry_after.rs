@@ -21,7 +21,9 @@ type Load = Vec<(u64, u64, u32)>;
 fn stage(load: &[(u64, u64, u32)], capacity_tokens: u64) -> Conductor {
     let decode = InstanceSpec { profile: heavy_decode(), capacity_tokens, ..spec(1, Role::Decode) };
     let prefill = InstanceSpec { capacity_tokens: 1_000_000, ..spec(0, Role::Prefill) };
-    let mut conductor = conductor_of(plain(PolicyName::Baton, AdmissionMode::Slo), &[prefill, decode]);
+    let mut config = plain(PolicyName::Baton, AdmissionMode::Slo);
+    config.classes.push(SloClass { name: "hurried".into(), ttft_us: 3_000_000, ..SloClass::default() });
+    let mut conductor = conductor_of(config, &[prefill, decode]);
     for (id, (work_us, prompt, output)) in (900..).zip(load) {
         burden(&mut conductor, foretold(id, *prompt, *output), (0, 1), *work_us);
     }
@@ -68,12 +70,23 @@ fn a_late_first_token_is_told_how_late() {
     assert!((5_000_000..9_000_000).contains(&refused.retry_after_us), "{refused:?}");
 }
 
+/// One that must begin within three seconds.
+fn hurried(id: u64, prompt: u64, output: u32) -> Request {
+    Request { class: ClassId(1), ..foretold(id, prompt, output) }
+}
+
 #[test]
 fn a_full_decode_is_told_when_room_is_predicted() {
     // Two decodes of 40,000 tokens that take about nine and eighteen seconds.
     let load = [(0, 40_000, 100), (0, 40_000, 200)];
-    let refused = check(&load, 90_000, &foretold(1, 20_000, 100)).expect("9,700 tokens are free");
+    let refused = check(&load, 90_000, &hurried(1, 20_000, 100)).expect("9,700 tokens are free");
     assert_eq!(refused.reason, RejectReason::Room);
+    let sooner = [(0, 40_000, 40), (0, 40_000, 200)];
+    assert_eq!(
+        offered_at(&sooner, 90_000, 0, foretold(1, 20_000, 100)),
+        None,
+        "it may wait for half a minute"
+    );
     assert!(refused.retry_after_us > 1_000_000, "{refused:?}");
 }
 
@@ -93,7 +106,8 @@ fn where_steps_alone_break_the_objective_nobody_is_told_to_wait_for_ever() {
         config.classes[0].tbt_us = tbt_us;
         let mut conductor = conductor_of(config, &[spec(0, Role::Both), spec(1, Role::Both)]);
         let refused = rejection(&offer(&mut conductor, 0, request(1, 1_000, 0))).expect("never in time");
-        assert_eq!((refused.reason, refused.retry_after_us), (RejectReason::Tbt, 60_000_000), "{tbt_us} us");
+        assert_eq!((refused.reason, refused.retry_after_us), (RejectReason::Unreachable, 0), "{tbt_us} us");
+        assert!(refused.predicted_ttft_us < Some(1_000_000), "the true one: {refused:?}");
     }
 }
 
@@ -133,7 +147,7 @@ fn whoever_would_make_others_late_is_told_when_they_are_out_of_the_way() {
     let works = [19_000; 10];
     let refused = behind(&works, 20_000, 1000).expect("it would make others late");
     assert_eq!(refused.reason, RejectReason::Ttft);
-    assert!(refused.predicted_ttft_us < 8_000_000, "it would be in time itself: {refused:?}");
+    assert!(refused.predicted_ttft_us < Some(8_000_000), "it would be in time itself: {refused:?}");
     assert!(refused.retry_after_us > 5_000_000, "{refused:?}");
     assert_eq!(behind(&works, 20_000, 1000 + refused.retry_after_us), None);
     let early = behind(&works, 20_000, 1000 + refused.retry_after_us / 2);
@@ -167,7 +181,7 @@ proptest! {
         held in proptest::collection::vec((1_000u64..20_000, 10u32..400), 2..8), prompt in 1u64..20_000, output in 1u32..500,
     ) {
         let load: Load = held.iter().map(|(prompt, output)| (0, *prompt, *output)).collect();
-        check(&load, 60_000, &foretold(1, prompt, output));
+        check(&load, 60_000, &hurried(1, prompt, output));
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod profile;
 mod rng;
 mod role;
 mod sampling;
+mod secret;
 mod slo;
 mod suggest;
 mod tier;
@@ -27,6 +28,7 @@ pub use profile::{CostProfile, DecodeCost, FitReport, PrefillCost, ProfileError,
 pub use rng::Rng;
 pub use role::Role;
 pub use sampling::{Finish, Sampling, TokenLogprob};
+pub use secret::Secret;
 pub use slo::SloClass;
 pub use suggest::nearest;
 pub use tier::Tier;

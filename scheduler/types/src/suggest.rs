@@ -3,11 +3,16 @@
 use alloc::vec::Vec;
 
 /// The word of `known` nearest to `word`, if it is near enough to be what was meant: at most
-/// half its letters (three, for short words) differ.
+/// half its letters differ, three of a word of four or five, one of a shorter one.
 #[must_use]
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let best = known.into_iter().map(|k| (edit_distance(word, k), k)).min()?;
-    (best.0 <= word.chars().count().max(6) / 2).then_some(best.1)
+    // Half of a word; of a short one that would be another word.
+    let slips = match word.chars().count() {
+        0..=3 => 1,
+        letters => letters.max(6) / 2,
+    };
+    (best.0 <= slips).then_some(best.1)
 }
 
 /// Letters to insert, delete or replace to turn `a` into `b` (Levenshtein).
@@ -35,6 +40,8 @@ mod tests {
         assert_eq!(nearest("admision", known), Some("admission"));
         assert_eq!(nearest("polcy", known), Some("policy"));
         assert_eq!(nearest("zzzzzzzzzzzzzz", known), None);
+        assert_eq!(nearest("on", ["auto", "none", "early"]), None, "the opposite is no suggestion");
+        assert_eq!(nearest("slp", ["none", "slo"]), Some("slo"));
         assert_eq!(nearest("x", []), None);
     }
 

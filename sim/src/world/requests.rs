@@ -181,6 +181,7 @@ impl World {
             tenant: TenantId(live.tenant),
             prompt_tokens: live.prompt_tokens,
             chain: live.keys.iter().map(|k| k.short()).collect(),
+            max_output_tokens: None,
             emitted_tokens: 0,
             known_output_tokens: None,
             known_work_bound_us: None,
@@ -210,7 +211,7 @@ impl World {
         live.gaps_us.clear();
         live.retry_after_us = rejection.retry_after_us;
         live.phase = Phase::Outside;
-        let returns = live.attempts <= clients.retries;
+        let returns = live.attempts <= clients.retries && rejection.retry_after_us > 0;
         self.metrics.refused(self.now_us, rejection, returns);
         if !returns {
             self.end(slot, Status::Rejected, None);

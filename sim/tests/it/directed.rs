@@ -1,28 +1,14 @@
 //! One fault at one moment, and what has to become of it. Each is named by what it once found.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use baton_scheduler::{FirstToken, PolicyName, SchedulerConfig};
 use baton_sim::faults::Fault;
 use baton_sim::metrics::{Outcome, Status};
 use baton_sim::workload::Arrival;
-use baton_sim::{Handoff, RunResult, Setup, Workload, World, profiles};
+use baton_sim::{Handoff, RunResult, Setup, World, profiles};
 
-/// Arrivals written down.
-struct Written(VecDeque<Arrival>);
-
-impl Workload for Written {
-    fn next(&mut self) -> Option<Arrival> {
-        self.0.pop_front()
-    }
-    fn span_us(&self) -> u64 {
-        self.0.back().map_or(0, |a| a.at_us)
-    }
-    fn len(&self) -> u64 {
-        self.0.len() as u64
-    }
-}
+use super::written::Written;
 
 /// A prompt of `blocks` whole blocks that begins with the first `shared` of the common ones.
 fn arrival(at_us: u64, blocks: u64, shared: u64, output_tokens: u32) -> Arrival {

@@ -2,11 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that unwraps names its line")]
 
+mod beyond;
 mod calibration;
+mod coupled;
 mod determinism;
 mod directed;
 mod liveness;
 
 mod scenario;
 mod seeds;
+mod sharing;
 mod stepping;
+mod written;

@@ -43,7 +43,7 @@ pub struct Workload {
     pub seed: u64,
     /// Rows.
     pub requests: u64,
-    /// Rows over the span.
+    /// Rows over the span, and over each part of it but for chance.
     pub requests_per_s: f64,
     /// Mean prompt length.
     pub input_mean: f64,
@@ -140,7 +140,10 @@ fn refusal(problem: String, remedy: &str) -> TraceError {
 struct Turn {
     session: u64,
     group: u64,
+    /// Turns of its conversation before it.
     index: u64,
+    /// Whether no row of its session comes before it; one with an index above 0 was under way when the trace began.
+    opens: bool,
     at_ms: f64,
     delay_ms: f64,
     /// New tokens of the user in this turn, unscaled.
@@ -155,27 +158,26 @@ pub fn workload(spec: &Workload) -> Result<Trace, TraceError> {
     let turns = plan(spec);
     let scale = said_scale(spec, &turns)?;
     let documents = document_sizes(spec);
-    let mut prompts: Vec<Option<Prompt>> = Vec::new();
+    let mut prompt = Prompt::new(spec.block_tokens, 0);
+    let mut before = 0;
     let mut rows: Vec<(f64, Record)> = Vec::with_capacity(turns.len());
     for turn in &turns {
-        let at = usize::try_from(turn.session).unwrap_or(usize::MAX);
-        if prompts.len() <= at {
-            prompts.resize_with(at + 1, || None);
+        let session = mix(spec.seed, turn.session | 1 << 62);
+        if turn.index == 0 {
+            before = 0;
         }
-        // Sessions are planned one after another: the one before is finished.
-        if turn.index == 0 && at > 0 {
-            prompts[at - 1] = None;
-        }
-        let prompt = prompts[at].get_or_insert_with(|| {
-            let mut prompt = Prompt::new(spec.block_tokens, 0);
+        if turn.opens {
+            prompt = Prompt::new(spec.block_tokens, 0);
             let shared = spec.shared_tokens + tokens(scale * documents.get(turn.group), 0);
             prompt.push(mix(spec.seed, turn.group), shared);
-            prompt
-        });
-        let own = mix(mix(spec.seed, turn.session | 1 << 62), turn.index);
-        prompt.push(own, tokens(turn.said * scale, 1));
-        rows.push((turn.at_ms, record(spec, turn, prompt)));
+            prompt.push(mix(session, u64::MAX), before);
+        }
+        let own = mix(session, turn.index);
+        let said = tokens(turn.said * scale, 1);
+        prompt.push(own, said);
+        rows.push((turn.at_ms, record(spec, turn, &prompt)));
         prompt.push(mix(own, 1), turn.output);
+        before += said + turn.output;
     }
     rows.sort_by(|a, b| a.0.total_cmp(&b.0));
     Ok(Trace {
@@ -194,13 +196,16 @@ fn record(spec: &Workload, turn: &Turn, prompt: &Prompt) -> Record {
         hash_ids: prompt.ids(),
         extra: Some(Box::new(Extra {
             session_id: Some(format!("s{}", turn.session)),
-            delay_ms: (spec.closed_loop && turn.index > 0).then_some(turn.delay_ms),
+            delay_ms: (spec.closed_loop && !turn.opens).then_some(turn.delay_ms),
             ..Extra::default()
         })),
     }
 }
 
 /// Sessions, their turns and when each happens.
+///
+/// Sessions begin at any time of the trace alike. What of one would come after the trace's end comes at its beginning
+/// instead, as a session of its own that was under way by then: so as many turns are due at any time as at any other.
 #[expect(clippy::cast_precision_loss, reason = "row counts are below 2^53")]
 fn plan(spec: &Workload) -> Vec<Turn> {
     let mut rng = Rng::fork(spec.seed, 0x776f_726b);
@@ -211,12 +216,13 @@ fn plan(spec: &Workload) -> Vec<Turn> {
         let group = pick_group(spec, &mut rng);
         let mut at_ms = rng.unit() * span_ms;
         let mut delay_ms = 0.0;
-        let mut index = 0;
+        let (mut index, mut opens) = (0, true);
         loop {
             turns.push(Turn {
                 session,
                 group,
                 index,
+                opens,
                 at_ms,
                 delay_ms,
                 said: log_normal(&mut rng, 1.0, 0.9),
@@ -225,6 +231,11 @@ fn plan(spec: &Workload) -> Vec<Turn> {
             delay_ms = exponential(&mut rng, spec.think_mean_ms);
             at_ms += delay_ms;
             index += 1;
+            opens = at_ms >= span_ms;
+            if opens {
+                at_ms %= span_ms;
+                session += 1;
+            }
             let full = turns.len() as u64 == spec.requests;
             if full || rng.unit() * spec.turns_mean < 1.0 {
                 break;
@@ -326,21 +337,67 @@ mod tests {
     fn workloads_have_the_statistics_they_were_asked_for() {
         for kind in [Kind::Chat, Kind::Agents, Kind::Documents] {
             for seed in 0..3 {
-                let spec = Workload { requests: 4000, ..Workload::new(kind, seed) };
+                // Long beside a session: of those under way at its ends a trace has a part each.
+                let spec = Workload { requests: 10_000, ..Workload::new(kind, seed) };
                 let trace = workload(&spec).unwrap();
                 let summary = summarise(&trace, &SummaryOptions::default());
-                assert_eq!(summary.requests, 4000);
+                assert_eq!(summary.requests, 10_000);
                 for (got, wanted, bound) in [
                     (summary.input_length.mean, spec.input_mean, 0.01),
                     (summary.output_length.mean, spec.output_mean, 0.06),
                     (summary.requests_per_s, spec.requests_per_s, 0.001),
-                    (summary.sessions.turns.mean, spec.turns_mean, 0.15),
+                    (summary.sessions.turns.mean, spec.turns_mean, 0.2),
                 ] {
                     assert!((got - wanted).abs() < bound * wanted, "{kind:?} {seed}: {got} for {wanted}");
                 }
                 assert!(summary.unbounded.block_hit_ratio > 0.3, "{kind:?} reuses prefixes");
             }
         }
+    }
+
+    #[test]
+    fn the_rate_holds_from_the_beginning_to_the_end() {
+        for (kind, requests, rate) in [
+            (Kind::Chat, 3_000, 8.0),
+            (Kind::Chat, 10_000, 5.0),
+            (Kind::Agents, 10_000, 5.0),
+            (Kind::Documents, 10_000, 5.0),
+        ] {
+            for seed in 0..3 {
+                let spec = Workload { requests, requests_per_s: rate, ..Workload::new(kind, seed) };
+                let trace = workload(&spec).unwrap();
+                let span_ms = trace.records.last().unwrap().timestamp_ms;
+                let due = |tenth: f64| {
+                    let times = trace.records.iter().map(|record| record.timestamp_ms * 10.0 / span_ms);
+                    times.filter(|at| (tenth..tenth + 1.0).contains(at)).count()
+                };
+                let counts: Vec<usize> = (0..10).map(|tenth| due(f64::from(tenth))).collect();
+                let mean = trace.records.len() / 10;
+                let held = counts.iter().all(|count| count * 3 > mean * 2 && count * 2 < mean * 3);
+                assert!(held, "{kind:?} {seed}: {counts:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_session_that_was_under_way_has_its_past_and_shares_it_with_no_other() {
+        let spec =
+            Workload { requests: 2_000, shared_tokens: 0, block_tokens: 16, ..Workload::new(Kind::Chat, 7) };
+        let trace = workload(&spec).unwrap();
+        let mut firsts = std::collections::HashMap::new();
+        let mut prompts: std::collections::HashMap<&str, u64> = std::collections::HashMap::new();
+        for record in &trace.records {
+            let session = record.session_id().unwrap();
+            let first = firsts.entry(record.hash_ids[0]).or_insert(session);
+            assert_eq!(*first, session, "its prompt begins like that of another session");
+            let before = prompts.insert(session, record.input_length).unwrap_or(0);
+            assert!(record.input_length > before, "{session} shrinks");
+        }
+        // The first rows are not all of conversations that have just begun: those are shorter.
+        let mean =
+            |rows: &[Record]| rows.iter().map(|record| record.input_length).sum::<u64>() / rows.len() as u64;
+        let (early, all) = (mean(&trace.records[..200]), mean(&trace.records));
+        assert!(early * 3 > all * 2, "{early} of {all} tokens");
     }
 
     #[test]
@@ -363,10 +420,10 @@ mod tests {
 
     #[test]
     fn closed_loop_rows_name_their_delay() {
-        let spec = Workload { requests: 300, closed_loop: true, ..Workload::new(Kind::Chat, 2) };
+        let spec = Workload { requests: 3_000, closed_loop: true, ..Workload::new(Kind::Chat, 2) };
         let trace = workload(&spec).unwrap();
         let turns = trace.records.iter().filter(|r| r.delay_ms().is_some()).count();
-        assert!(turns > 200, "{turns}");
+        assert!(turns > 2_000, "{turns}");
         assert_eq!(workload(&spec).unwrap(), trace);
     }
 }

@@ -1,0 +1,140 @@
+//! A conversation goes back to the engine that holds its prefix, and what a prefill there is predicted to take follows
+//! what it was measured to take.
+
+use alloc::sync::Arc;
+use alloc::vec;
+use baton_types::{BlockHash, CostProfile, InstanceId, RequestId, Role, SloClass, Tier};
+
+use crate::testing::{conductor_of, finished, hold, offer, profile, request, spec, started, step};
+use crate::{Conductor, Effect, Input, InstanceSpec, Request, SchedulerConfig};
+
+const BLOCK_TOKENS: u64 = 32;
+
+/// Engines whose decode steps keep an objective of 5 ms.
+fn quick() -> Arc<CostProfile> {
+    let mut quick = (*profile()).clone();
+    quick.decode.base_us = vec![1000.0, 2000.0];
+    quick.prefill.attention_ps_per_pair = 10_000.0;
+    Arc::new(quick)
+}
+
+fn config(tbt_us: u64, fetch: bool) -> SchedulerConfig {
+    let class = SloClass { tbt_us, ..SloClass::default() };
+    SchedulerConfig {
+        block_tokens: 32,
+        classes: vec![class],
+        fetch,
+        explain_every: 1,
+        ..SchedulerConfig::default()
+    }
+}
+
+/// The `turn`th prompt of a conversation: 15 blocks more than the one before, and half a block.
+fn turn(conversation: u64, turn: u64) -> Request {
+    let blocks = 15 * (turn + 1);
+    let hash = |b| BlockHash((conversation + 1) * 1_000 + b);
+    Request {
+        prompt_tokens: blocks * BLOCK_TOKENS + BLOCK_TOKENS / 2,
+        chain: (0..blocks).map(hash).collect(),
+        ..request(conversation * 100 + turn, 1, 0)
+    }
+}
+
+/// Runs one request from beginning to end; says where.
+fn serve(conductor: &mut Conductor, now_us: u64, request: Request, cached_tokens: u64) -> u32 {
+    let (id, chain) = (request.id, request.chain.clone());
+    let start = started(&offer(conductor, now_us, request));
+    assert_eq!(start.prefill, start.decode);
+    step(conductor, now_us + 1, Input::PrefillFinished { request: id, compute_us: 0, cached_tokens });
+    hold(conductor, start.prefill, &chain, Tier::Hbm);
+    step(conductor, now_us + 2, Input::DecodeFinished { request: id, output_tokens: 3 });
+    start.prefill
+}
+
+/// Later turns, of twelve conversations of four, that went where their prefix lay.
+fn found(conductor: &mut Conductor) -> usize {
+    let (mut now_us, mut found) = (0, 0);
+    for conversation in 0..12 {
+        // Half of them begin on either engine.
+        hold(conductor, u32::from(conversation % 2 == 0), &turn(conversation, 0).chain, Tier::Hbm);
+    }
+    for at in 1..4 {
+        for conversation in 0..12 {
+            now_us += 1_000_000;
+            let home = serve(conductor, now_us, turn(conversation, at), 15 * at * BLOCK_TOKENS);
+            found += usize::from(home == u32::from(conversation % 2 == 0));
+        }
+    }
+    found
+}
+
+/// Two of 36 where `tbt` was 5 s: whole steps were counted, of whatever length the objective allows.
+#[test]
+fn later_turns_go_where_their_prefix_lies_whatever_the_objective() {
+    for tbt_us in [5_000, 40_000, 100_000, 1_000_000, 5_000_000, 60_000_000] {
+        for mixed_chunk_tokens in [None, Some(0), Some(512), Some(8192)] {
+            for fetch in [false, true] {
+                let both = |id| InstanceSpec { mixed_chunk_tokens, profile: quick(), ..spec(id, Role::Both) };
+                let mut conductor = conductor_of(config(tbt_us, fetch), &[both(0), both(1)]);
+                assert_eq!(
+                    found(&mut conductor),
+                    36,
+                    "tbt {tbt_us} µs, {mixed_chunk_tokens:?}, fetch {fetch}"
+                );
+            }
+        }
+    }
+}
+
+/// Engines that take no time at all: nothing is gained in µs, and the cache is still the better place.
+#[test]
+fn at_equal_cost_more_of_the_prompt_cached_wins() {
+    let mut free = (*profile()).clone();
+    free.prefill.knots_us = vec![0.0, 0.0];
+    let both = |id| InstanceSpec { profile: Arc::new(free.clone()), ..spec(id, Role::Both) };
+    let mut conductor = conductor_of(config(100_000, false), &[both(0), both(1)]);
+    assert_eq!(found(&mut conductor), 36);
+}
+
+/// What a prefill of 4,000 tokens on instance 0 is predicted to take, µs, after 200 that took `measured_us` each.
+fn predicted_after(role: Role, beside: usize, measured_us: u64) -> u64 {
+    let mut conductor = conductor_of(config(100_000, false), &[spec(0, role), spec(1, Role::Decode)]);
+    for id in 0..beside as u64 {
+        let long = Request { known_output_tokens: Some(1_000), ..request(9_000 + id, 1_000, 0) };
+        let placed =
+            Input::PeerPlaced { request: long, prefill: InstanceId(0), decode: InstanceId(0), work_us: 0 };
+        step(&mut conductor, 0, placed);
+        step(&mut conductor, 0, finished(9_000 + id));
+        step(&mut conductor, 0, Input::HandoffFinished { request: RequestId(9_000 + id) });
+    }
+    for id in 0..200 {
+        let now_us = id * 10_000;
+        let placed = Input::PeerPlaced {
+            request: request(id, 4_000, 0),
+            prefill: InstanceId(0),
+            decode: InstanceId(1),
+            work_us: 0,
+        };
+        step(&mut conductor, now_us, placed);
+        let done =
+            Input::PrefillFinished { request: RequestId(id), compute_us: measured_us, cached_tokens: 0 };
+        step(&mut conductor, now_us, done);
+        step(&mut conductor, now_us, Input::RequestCancelled { request: RequestId(id) });
+    }
+    let effects = offer(&mut conductor, 3_000_000, request(999, 4_000, 0));
+    let explained = effects.iter().find_map(|e| if let Effect::Explain(d) = e { Some(d) } else { None });
+    let terms = explained.expect("every decision is explained").candidates.iter();
+    terms.clone().find(|c| c.instance.0 == 0).expect("a candidate").compute_us.expect("it can be computed")
+}
+
+/// Only pure prefill instances were corrected.
+#[test]
+fn predictions_follow_what_was_measured_on_engines_of_both_parts_too() {
+    for (role, beside) in [(Role::Prefill, 0), (Role::Both, 0), (Role::Both, 3)] {
+        for measured_us in [10_000, 400_000, 2_000_000] {
+            let predicted_us = predicted_after(role, beside, measured_us);
+            let off = predicted_us.abs_diff(measured_us) as f64 / measured_us as f64;
+            assert!(off < 0.05, "{role:?} beside {beside}: {predicted_us} for {measured_us} µs");
+        }
+    }
+}
