@@ -21,7 +21,6 @@ use crate::mover::{
     Batch, BatchId, Direction, Exposure, Failure, Grant, Inbound, Location, Memory, Mover, MoverSettings,
     Notice, Op, Outcome, Pages, PeerId, Progress, Reason, Region, RemoteSegment, TcpTls,
 };
-use crate::random::random;
 use crate::receiver::Plan;
 use baton_transfer::Priority;
 use baton_transfer::mover::Fault;
@@ -135,7 +134,7 @@ impl Carrier {
         let failed = |what: &str, why: String| of_kind(Kind::Unavailable, what, why);
         // Who greets the engine's port learns the epoch, not the windows: their numbers go to those alone who have
         // been let in.
-        let exposure = Exposure::new(random());
+        let exposure = Exposure::new();
         let mut ways = Ways::find(config, (machine, epoch), tls, &exposure)
             .map_err(|(kind, why)| of_kind(kind, "starting", why))?;
         let arena = || {

@@ -68,9 +68,9 @@ pub(crate) enum FrameKind {
     Lent = 17,
     /// Prove that you have the cluster's key, as I will. Body: a number. Instead of any other beginning.
     Challenge = 32,
-    /// I have it, and now you. Body: another number, and the proof.
+    /// Prove that you have it first. Body: another number.
     Answer = 33,
-    /// So have I. Body: the proof.
+    /// I have it: the dialer's, and after that the listener's. Body: the proof.
     Proof = 34,
 }
 

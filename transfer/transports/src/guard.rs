@@ -15,8 +15,9 @@ use crate::mover::TcpTls;
 
 /// Bytes of a challenge, and of a proof.
 pub const PROOF_BYTES: usize = 32;
-/// Shortest key; what is shorter can be tried out.
-const KEY_BYTES_MIN: usize = 16;
+/// Shortest key. A proof that was overheard can be tried against keys offline, so a key must be beyond guessing:
+/// 32 characters that a machine drew, hexadecimal ones included, are.
+const KEY_BYTES_MIN: usize = 32;
 /// Longest file of keys.
 const FILE_BYTES_MAX: u64 = 4096;
 /// Keys in a file: the one in use, and those that it follows or that follow it.
@@ -193,8 +194,8 @@ mod tests {
 
     #[test]
     fn only_the_key_proves_and_only_for_these_numbers_and_this_side() {
-        let key = ClusterKey::parse("correct horse battery").unwrap();
-        let other = ClusterKey::parse("correct horse batterz").unwrap();
+        let key = ClusterKey::parse("correct horse battery staple of 32 bytes").unwrap();
+        let other = ClusterKey::parse("correct horse batterz staple of 32 bytes").unwrap();
         let (ours, theirs) = (challenge(), challenge());
         assert_ne!(ours, theirs);
         let proof = key.prove(Prover::KvDialer, &ours, &theirs);
@@ -215,9 +216,15 @@ mod tests {
 
     #[test]
     fn a_cluster_goes_from_one_key_to_the_next() {
-        let before = ClusterKey::parse("the key before this").unwrap();
-        let between = ClusterKey::parse("the key before this\n\n  the key after this  \n").unwrap();
-        let after = ClusterKey::parse("the key after this\nthe key before this").unwrap();
+        let before = ClusterKey::parse("the key before this, of 32 bytes or more").unwrap();
+        let between = ClusterKey::parse(
+            "the key before this, of 32 bytes or more\n\n  the key after this, of 32 bytes or more  \n",
+        )
+        .unwrap();
+        let after = ClusterKey::parse(
+            "the key after this, of 32 bytes or more\nthe key before this, of 32 bytes or more",
+        )
+        .unwrap();
         let (ours, theirs) = (challenge(), challenge());
         let takes = |taker: &ClusterKey, shower: &ClusterKey| {
             taker.is_proof(Prover::Node, &ours, &theirs, &shower.prove(Prover::Node, &ours, &theirs))
@@ -230,14 +237,18 @@ mod tests {
     fn what_is_no_key_is_told_and_no_key_shows() {
         let told = |text: &str| ClusterKey::parse(text).unwrap_err();
         assert!(told(" \n").contains("0 keys"));
-        assert!(told(&"0123456789abcdef\n".repeat(5)).contains("5 keys"));
-        assert!(told("hunter2").contains("7 bytes") && !told("hunter2").contains("hunter2"));
-        let key = ClusterKey::parse("a key that is long enough").unwrap();
+        assert!(told(&"0123456789abcdef0123456789abcdef\n".repeat(5)).contains("5 keys"));
+        assert!(
+            told(&"x".repeat(31)).contains("31 bytes")
+                && told("hunter2").contains("7 bytes")
+                && !told("hunter2").contains("hunter2")
+        );
+        let key = ClusterKey::parse("a key that is long enough, for it has 32").unwrap();
         assert!(!format!("{key:?}").contains("long"));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("cluster.key");
         assert!(ClusterKey::read(&path).unwrap_err().contains("cluster.key"));
-        std::fs::write(&path, "a key that is long enough\n").unwrap();
+        std::fs::write(&path, "a key that is long enough, for it has 32\n").unwrap();
         ClusterKey::read(&path).unwrap();
         std::fs::write(&path, vec![b'x'; 5000]).unwrap();
         assert!(ClusterKey::read(&path).unwrap_err().contains("5000 bytes"));

@@ -23,6 +23,8 @@ mod error;
 mod fetch;
 mod flight;
 mod frame;
+#[cfg(test)]
+mod fuzz;
 mod guard;
 mod handshake;
 mod landing;

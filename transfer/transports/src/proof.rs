@@ -1,13 +1,14 @@
 //! Before a peer says or hears anything else, both sides prove that they have the cluster's key.
 //!
-//! The dialer opens with a challenge; the listener answers with one of its own and its proof; the dialer's proof
-//! goes ahead of its greeting. What a listener without the key learns is a number, and what it says is refused.
+//! The dialer opens with a challenge, and the listener answers with one of its own. The dialer proves first; only then
+//! does the listener prove, and only then does the dialer greet. A stranger that dials gets a random number and a
+//! refusal: a proof over a challenge that it chose would let it try keys offline, as often as it likes.
 
 use std::time::Duration;
 
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header};
-use crate::guard::{Challenge, ClusterKey, PROOF_BYTES, Prover, challenge};
+use crate::guard::{Challenge, ClusterKey, Prover, challenge};
 use crate::handshake::{Party, closed, read_preface, say, unexpected};
 use crate::message::{decode_failure, encode_failure};
 use crate::stats::add;
@@ -21,24 +22,27 @@ pub(crate) async fn show(party: &Party, wire: &mut Wire, key: &ClusterKey) -> Re
     read_preface(&mut wire.reader, limit).await.map_err(|error| said.clone().err().unwrap_or(error))?;
     let (kind, body) = next(wire, limit).await?;
     said?;
-    match kind {
-        FrameKind::Answer => {}
+    let theirs = match kind {
+        FrameKind::Answer => Challenge::try_from(&body[..]).map_err(|_| unexpected(kind))?,
         FrameKind::Refused => return Err(decode_failure(&body, Stage::Handshake)),
         other => return Err(unexpected(other)),
-    }
-    let (theirs, proof) = body.split_at_checked(PROOF_BYTES).unwrap_or_default();
-    let proven = Challenge::try_from(theirs)
-        .is_ok_and(|theirs| key.is_proof(Prover::KvListener, &theirs, &ours, proof));
-    let Some(theirs) = Challenge::try_from(theirs).ok().filter(|_| proven) else {
-        return Err(wrong("the peer's cluster key is not this node's: give all processes the same file"));
     };
     let proof = key.prove(Prover::KvDialer, &ours, &theirs);
     let header = Header::new(FrameKind::Proof, 0, 0, 0);
-    write_control(&mut wire.writer, header, &proof, limit, Stage::Handshake).await
+    write_control(&mut wire.writer, header, &proof, limit, Stage::Handshake).await?;
+    let (kind, proof) = next(wire, limit).await?;
+    match kind {
+        FrameKind::Proof if key.is_proof(Prover::KvListener, &theirs, &ours, &proof) => Ok(()),
+        FrameKind::Proof => {
+            Err(wrong("the peer's cluster key is not this node's: give all processes the same file"))
+        }
+        FrameKind::Refused => Err(decode_failure(&proof, Stage::Handshake)),
+        other => Err(unexpected(other)),
+    }
 }
 
-/// The listener's side, from the dialer's first frame on; its greeting comes next. Who has no proof is told why
-/// it is refused, and counted.
+/// The listener's side, from the dialer's first frame on; its greeting comes next. A dialer without a proof is
+/// refused with the reason, and counted.
 pub(crate) async fn ask(
     party: &Party,
     wire: &mut Wire,
@@ -55,11 +59,12 @@ pub(crate) async fn ask(
         return refuse(party, wire, (why, true)).await;
     };
     let ours = challenge();
-    let answer = [ours, key.prove(Prover::KvListener, &ours, &theirs)].concat();
-    say(&mut wire.writer, Header::new(FrameKind::Answer, 0, 0, 0), &answer, limit).await?;
+    say(&mut wire.writer, Header::new(FrameKind::Answer, 0, 0, 0), &ours, limit).await?;
     let (kind, proof) = next(wire, limit).await?;
     if kind == FrameKind::Proof && key.is_proof(Prover::KvDialer, &theirs, &ours, &proof) {
-        return Ok(());
+        let proof = key.prove(Prover::KvListener, &ours, &theirs);
+        let header = Header::new(FrameKind::Proof, 0, 0, 0);
+        return write_control(&mut wire.writer, header, &proof, limit, Stage::Handshake).await;
     }
     let why = "the peer's cluster key is not this node's: give all processes the same file";
     refuse(party, wire, (why, false)).await

@@ -1,13 +1,18 @@
-//! Numbers that nobody can foretell, for names that no other process may have.
+//! Numbers that nobody can foretell, for names that no other process may have and for rights that none may guess.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
-
-/// Such a number: the standard library's seed for hash maps.
+/// Such a number, from the system's randomness.
 pub(crate) fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
+    let [drawn, ..] = halves();
+    drawn
 }
 
 /// The same, twice as long.
 pub(crate) fn random_128() -> u128 {
-    u128::from(random()) << 64 | u128::from(random())
+    let [high, low] = halves();
+    u128::from(high) << 64 | u128::from(low)
+}
+
+fn halves() -> [u64; 2] {
+    let drawn = crate::guard::challenge();
+    [0, 8].map(|at| u64::from_le_bytes(drawn[at..at + 8].try_into().expect("eight bytes")))
 }

@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn what_cannot_reach_the_memory_is_left_out_and_named() {
         let config = config(RdmaDevices::All);
-        let mut ways = Ways::find(&config, ("here", 1), None, &Exposure::new(1 << 32)).unwrap();
+        let mut ways = Ways::find(&config, ("here", 1), None, &Exposure::new()).unwrap();
         assert_eq!(names(&ways), ["shm", "tcp"]);
         assert!(ways.words.iter().any(|word| word.contains("rdma")), "{:?}", ways.words);
         let shared = Memory::shared(4_096, Pages::Ordinary, Location::Anywhere).unwrap();
@@ -171,12 +171,11 @@ mod tests {
     #[test]
     fn devices_that_were_named_must_be_there() {
         let named = RdmaDevices::Named(vec!["no_such_device".to_owned()]);
-        let Err((kind, why)) = Ways::find(&config(named), ("here", 1), None, &Exposure::new(1 << 32)) else {
+        let Err((kind, why)) = Ways::find(&config(named), ("here", 1), None, &Exposure::new()) else {
             panic!("taken")
         };
         assert!(kind == Kind::Invalid && why.starts_with("its RDMA devices: "), "{why}");
-        let ways =
-            Ways::find(&config(RdmaDevices::None), ("here", 1), None, &Exposure::new(1 << 32)).unwrap();
+        let ways = Ways::find(&config(RdmaDevices::None), ("here", 1), None, &Exposure::new()).unwrap();
         assert!(ways.words.iter().any(|word| word.starts_with("not rdma (")), "{:?}", ways.words);
         ways.transports.iter().for_each(|transport| transport.shutdown());
     }

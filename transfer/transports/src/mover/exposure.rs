@@ -1,7 +1,8 @@
 //! What of this node's memory peers may reach: windows, each revocable.
 //!
-//! A window opens a range of a segment to peers. Its number is its right: it is never used twice, so a write
-//! that arrives for a window that has been closed finds nothing. [`Exposure::revoke`] returns only when no
+//! A window opens a range of a segment to peers. Its number is its right: each is drawn at random, so a peer that
+//! has one can guess no other, and a write for a window that has been closed, or of a former life of this process,
+//! finds nothing. [`Exposure::revoke`] returns only when no
 //! byte can land through the window any more, whatever its peers still do: then its memory may be reused.
 //! This is the fence of the receiving side; it needs nobody's cooperation.
 
@@ -10,8 +11,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Memory;
 use super::port::{Direction, Fault, Transport};
+use crate::random::random;
 
-/// A window's number: never used twice in the life of a process.
+/// A window's number: 64 random bits, so never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WindowId(pub u64);
 
@@ -54,7 +56,6 @@ pub struct Exposure {
 
 #[derive(Default)]
 struct State {
-    next: u64,
     windows: HashMap<u64, Window>,
 }
 
@@ -68,11 +69,9 @@ pub struct Permit {
 }
 
 impl Exposure {
-    /// Numbers start at `first`, which a process takes at random, so that those of its former life mean
-    /// nothing now.
-    pub fn new(first: u64) -> Arc<Self> {
-        let state = State { next: first, windows: HashMap::new() };
-        Arc::new(Self { state: Mutex::new(state), left: Condvar::new() })
+    /// Without windows.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self::default())
     }
 
     /// Opens `bytes` of `memory` from `at` on.
@@ -84,8 +83,9 @@ impl Exposure {
             return Err(Fault::Invalid(format!("{bytes} bytes at {at} of a memory of {}", memory.bytes())));
         }
         let mut state = self.state();
-        let id = state.next;
-        state.next += 1;
+        // By chance none is drawn twice; one that is open must not be.
+        let mut drawn = std::iter::repeat_with(random).filter(|id| *id != 0);
+        let id = drawn.find(|id| !state.windows.contains_key(id)).expect("it draws for ever");
         state.windows.insert(id, Window { memory, at, bytes, grant, users: 0, closing: false });
         Ok(WindowId(id))
     }
@@ -189,13 +189,12 @@ mod tests {
 
     #[test]
     fn a_window_grants_its_range_and_its_direction() {
-        let exposure = Exposure::new(7);
+        let exposure = Exposure::new();
         let window = exposure.open(memory(), 1_000, 96, Grant::Write).unwrap();
-        assert_eq!(window, WindowId(7));
         let permit = exposure.admit(window, Direction::Write, 32, 64).unwrap();
         assert_eq!(permit.at(), 1_032);
         assert_eq!(exposure.grant(window), Some(Grant::Write));
-        assert_eq!(exposure.grant(WindowId(8)), None);
+        assert_eq!(exposure.grant(WindowId(window.0 ^ 1)), None);
         let refused = |direction, at, bytes| exposure.admit(window, direction, at, bytes).err();
         assert!(matches!(refused(Direction::Read, 0, 1), Some(Fault::Invalid(_))));
         assert!(matches!(refused(Direction::Write, 33, 64), Some(Fault::Invalid(_))));
@@ -204,8 +203,20 @@ mod tests {
     }
 
     #[test]
+    fn a_window_tells_nothing_of_its_neighbours() {
+        let exposure = Exposure::new();
+        let open = |_| exposure.open(memory(), 0, 1, Grant::Read).unwrap().0;
+        let numbers: Vec<u64> = (0..64).map(open).collect();
+        let apart = numbers.windows(2).all(|pair| pair[0].abs_diff(pair[1]) > 1 << 20);
+        assert!(apart, "{numbers:x?}");
+        let mut sorted = numbers.clone();
+        sorted.sort_unstable();
+        assert_ne!(numbers, sorted, "in no order");
+    }
+
+    #[test]
     fn revoking_waits_for_the_copy_under_way_and_lets_no_other_begin() {
-        let exposure = Exposure::new(0);
+        let exposure = Exposure::new();
         let window = exposure.open(memory(), 0, 4_096, Grant::ReadWrite).unwrap();
         let permit = exposure.admit(window, Direction::Write, 0, 1).unwrap();
         let closing = std::thread::spawn({

@@ -87,8 +87,9 @@ impl Memory {
     /// When there is none: an address or a length of 0, or an end beyond the last address.
     ///
     /// # Safety
-    /// All of it must stay mapped, to be read and written, until the last reference is dropped. Rust must hold no
-    /// reference into it while a transport may touch it.
+    /// All of it must stay mapped, to be read and written, until the last reference is dropped, or until every window
+    /// on it has been revoked, every batch that names it has ended and no method of the caller's uses it: nothing else
+    /// touches a memory. Rust must hold no reference into it while a transport may touch it.
     pub unsafe fn lent(address: u64, bytes: usize, location: Location) -> io::Result<Arc<Self>> {
         let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "lent memory has an address and a length");
         let start = usize::try_from(address).map_err(|_| wrong())?;
@@ -222,9 +223,10 @@ impl Memory {
     pub fn checksum(&self, at: u64, bytes: u64) -> u64 {
         let from = self.address(at, bytes);
         let bytes = usize::try_from(bytes).expect("checked against a usize");
-        // SAFETY: inside the mapping (checked). The caller owns the range for the time of the call, as a
-        // batch or a permit does, so nothing of ours writes to it meanwhile; a device that breaks that
-        // gives a wrong sum, which is refused.
+        // SAFETY: inside the mapping (checked). The caller owns the range for the time of the call, as a batch or a
+        // permit does, so nothing of this process writes to it meanwhile. Another process or a device may, where it
+        // breaks the protocol: by the letter that is a data race. Its effect is bounded: the bytes go into a sum and
+        // nowhere else, no length, address or branch depends on them, and a sum over torn bytes is refused.
         crate::checksum(unsafe { std::slice::from_raw_parts(from, bytes) })
     }
 }

@@ -6,6 +6,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::raw::{Head, frame, preface_now};
 use crate::scene::*;
 
 const MEDIA: [Medium; 4] = [Medium::SharedMemory, Medium::Tcp, Medium::Memory, Medium::Engine];
@@ -15,7 +16,7 @@ fn keyed(text: &str) -> Guard {
 }
 
 fn ours() -> Guard {
-    keyed("the key of this cluster")
+    keyed("the key of this cluster, of 32 bytes")
 }
 
 /// Who signs certificates.
@@ -61,7 +62,7 @@ async fn who_has_the_key_is_served_by_every_way() {
         flies(&scene).await;
         assert_eq!(scene.endpoint.stats().refused_peers, 0, "{medium:?}");
     }
-    let between = keyed("the next key of this cluster\nthe key of this cluster");
+    let between = keyed("the next key of this cluster, of 32 bytes\nthe key of this cluster, of 32 bytes");
     let scene = Scene::guarded(Medium::Tcp, quick(), [ours(), between]).await;
     let error = refused(&scene).await;
     assert!(error.text.contains("not this node's"), "the dialer does not know the next one: {error}");
@@ -70,7 +71,11 @@ async fn who_has_the_key_is_served_by_every_way() {
 #[tokio::test]
 async fn who_has_another_key_or_none_is_told_so_and_gets_nothing() {
     let cases = [
-        (keyed("the key of another cluster"), ours(), "the peer's cluster key is not this node's"),
+        (
+            keyed("the key of another cluster, of 32 bytes"),
+            ours(),
+            "the peer's cluster key is not this node's",
+        ),
         (Guard::default(), ours(), "start the peer with --cluster-key"),
         (ours(), Guard::default(), "has no cluster key"),
     ];
@@ -125,6 +130,25 @@ async fn what_was_overheard_opens_nothing() {
     let _ = stream.read_to_end(&mut answer).await;
     let stats = scene.endpoint.stats();
     assert_eq!((stats.received_flights, stats.refused_peers), (landed, 1));
+}
+
+#[tokio::test]
+async fn a_stranger_gets_a_random_number_and_no_proof() {
+    const CHALLENGE: u8 = 32;
+    const PROOF: u8 = 34;
+    const HEADER_BYTES: usize = 40;
+    let scene = Scene::guarded(Medium::Tcp, quick(), [ours(), ours()]).await;
+    let frame = |kind| frame(&Head { kind, by_ring: false, body_bytes: 32, a: 0, b: 0, c: 0 }, &[7; 32]);
+    let mut stream = TcpStream::connect(scene.endpoint.address()).await.unwrap();
+    stream.write_all(&[preface_now(), frame(CHALLENGE), frame(PROOF)].concat()).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    let rest = &answer[preface_now().len()..];
+    // A number, then the refusal: with its own challenge in it a proof would be there to try keys against.
+    assert_eq!((rest[0], &rest[4..8]), (33, &32_u32.to_le_bytes()[..]));
+    assert_eq!(rest[HEADER_BYTES + 32], 3, "refused");
+    assert!(rest[HEADER_BYTES + 32..].windows(4).any(|part| part == b"not "), "with the reason");
+    assert_eq!(scene.endpoint.stats().refused_peers, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

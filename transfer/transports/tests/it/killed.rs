@@ -28,6 +28,12 @@ fn rings(dir: &Path) -> usize {
     std::fs::read_dir(dir).unwrap().count()
 }
 
+/// Whether there is a ring that its maker holds: it has its length only once it is locked.
+fn is_held(dir: &Path) -> bool {
+    let lengths = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
+    lengths.sum::<u64>() > 0
+}
+
 async fn bind_over(dir: &Path) -> Endpoint {
     let mut config = EndpointConfig::new("127.0.0.1:0".parse().unwrap(), "here", FINGERPRINT);
     config.shm_dir = Some(dir.to_owned());
@@ -49,13 +55,12 @@ async fn the_ring_of_a_killed_process_is_cleared_and_no_other() {
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut child = start(&silent.local_addr().unwrap().to_string(), dir.path());
     let _open = tokio::time::timeout(Duration::from_secs(20), silent.accept()).await.unwrap().unwrap();
-    for _ in 0..500 {
-        if rings(dir.path()) == 1 {
-            break;
+    let held = async {
+        while !is_held(dir.path()) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    };
+    tokio::time::timeout(Duration::from_secs(20), held).await.expect("it makes a ring");
     let _first = bind_over(dir.path()).await;
     assert_eq!(rings(dir.path()), 1, "its maker lives and needs it");
     child.kill().unwrap();

@@ -30,7 +30,7 @@ struct Node {
 
 impl Node {
     fn join(net: &Arc<LoopbackNet>, address: &str, epoch: u64) -> Self {
-        let (id, exposure) = (PeerId { address: address.into(), epoch }, Exposure::new(epoch << 32));
+        let (id, exposure) = (PeerId { address: address.into(), epoch }, Exposure::new());
         let inbox = Arc::new(Mailbox::default());
         let loopback = Loopback::join(net, id.clone(), exposure.clone(), inbox.clone());
         Self { id, exposure, inbox, loopback }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use baton_transports::*;
+use baton_types::Rng;
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -179,12 +180,13 @@ async fn another_version_is_named_to_the_dialer() {
     scene.peer.kv_address = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        stream.write_all(&preface(3)).await.unwrap();
+        stream.write_all(&preface(PROTOCOL_VERSION - 1)).await.unwrap();
         let _ = stream.read_to_end(&mut Vec::new()).await;
     });
     let error = scene.start(ticket(1), PLAN).await.unwrap_err();
     assert_eq!((error.kind, error.stage), (Kind::Invalid, Stage::Handshake));
-    assert!(error.text.contains("version 3") && error.text.contains("version 2"), "{error}");
+    let names = |version: u32| error.text.contains(&format!("version {version}"));
+    assert!(names(PROTOCOL_VERSION) && names(PROTOCOL_VERSION - 1), "{error}");
 }
 
 #[tokio::test]
@@ -242,4 +244,47 @@ async fn wrong_bytes_in_the_ring_are_corrupt() {
     assert!(contains(&answer, "checksum of a Slice frame"));
     scene.node.with(|book| assert_eq!((book.slices.len(), book.aborted.len()), (1, 1)));
     assert_eq!(scene.endpoint.stats().shared_memory.received_slices, 1);
+}
+
+/// Changes a few bytes, cuts, or repeats a part.
+fn damaged(mut stream: Vec<u8>, rng: &mut Rng) -> Vec<u8> {
+    let any = |rng: &mut Rng, below: usize| usize::try_from(rng.next_u64() % below as u64).unwrap();
+    for _ in 0..=any(rng, 3) {
+        let at = any(rng, stream.len());
+        match rng.next_u64() % 4 {
+            0 => stream[at] ^= 1 << (rng.next_u64() % 8),
+            1 => stream[at] = rng.next_u64().to_le_bytes()[0],
+            2 => stream.truncate(at.max(1)),
+            _ => {
+                let part = stream[at..stream.len().min(at + 64)].to_vec();
+                stream.splice(at..at, part);
+            }
+        }
+    }
+    stream
+}
+
+/// Streams of a whole flight, each damaged in another way: the endpoint ends each in time, keeps nothing of it, and
+/// serves the next peer. Seeded, so that a failure comes again.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_damaged_flight_or_handshake_harms_the_endpoint() {
+    const STREAMS: usize = 400;
+    const KEY: &str = "the key of this cluster, of 32 bytes";
+    let keyed: fn() -> Guard = || Guard { key: Some(ClusterKey::parse(KEY).unwrap()), tls: None };
+    for (seed, guard) in [(1, Guard::default as fn() -> Guard), (2, keyed)] {
+        let scene = Scene::guarded(Medium::Tcp, quick(), [guard(), guard()]).await;
+        let mut rng = Rng::new(seed);
+        let proves = |kind| frame(&Head { kind, by_ring: false, body_bytes: 32, a: 0, b: 0, c: 0 }, &[7; 32]);
+        let handshake = [preface_now(), proves(32), proves(34)].concat();
+        for turn in 0..STREAMS {
+            let stream = if turn % 4 == 0 { handshake.clone() } else { whole_flight().concat() };
+            say(&scene, &[damaged(stream, &mut rng)]).await;
+        }
+        scene.fly(ticket(1), PLAN, &positions(PLAN, 0)).await.unwrap();
+        let stats = scene.endpoint.stats();
+        assert_eq!(stats.receiving_flights, 0, "{stats:?}");
+        if seed == 2 {
+            assert_eq!(stats.received_flights, 1, "nothing else was let in");
+        }
+    }
 }

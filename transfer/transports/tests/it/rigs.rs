@@ -311,7 +311,7 @@ fn start_tcp(epoch: u64, address: Option<&str>, tls: Option<TcpTls>) -> Node {
     config.progress_timeout_ms = QUIET_MS;
     config.outstanding_max = 256;
     config.tls = tls;
-    let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));
+    let (exposure, inbox) = (Exposure::new(), Arc::new(Inbox::default()));
     let damage = config.damage.clone();
     let transport = TcpTransport::start(config, exposure.clone(), inbox.clone()).unwrap();
     Node { peer: transport.peer_id(), transport, exposure, inbox, damage }
@@ -381,7 +381,7 @@ impl Rig for Loop {
     fn start(epoch: u64, _address: Option<&str>) -> Node {
         static NET: LazyLock<Arc<LoopbackNet>> = LazyLock::new(LoopbackNet::new);
         let peer = PeerId { address: fresh_name(), epoch };
-        let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));
+        let (exposure, inbox) = (Exposure::new(), Arc::new(Inbox::default()));
         let transport = Loopback::join(&NET, peer.clone(), exposure.clone(), inbox.clone());
         Node { peer, transport, exposure, inbox, damage: Arc::default() }
     }
@@ -405,7 +405,7 @@ impl Rig for Shm {
         let mut config = ShmConfig::new(address.map_or_else(fresh_name, str::to_owned), epoch);
         config.progress_timeout_ms = QUIET_MS;
         config.outstanding_max = 256;
-        let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));
+        let (exposure, inbox) = (Exposure::new(), Arc::new(Inbox::default()));
         let damage = config.damage.clone();
         let transport = ShmTransport::start(config, exposure.clone(), inbox.clone()).unwrap();
         Node { peer: transport.peer_id(), transport, exposure, inbox, damage }

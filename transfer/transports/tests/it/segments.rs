@@ -28,7 +28,7 @@ struct Node {
 
 impl Node {
     fn start(shared_memory: bool, epoch: u64) -> Self {
-        let (exposure, inbound) = (Exposure::new(epoch << 32), Arc::new(Deaf));
+        let (exposure, inbound) = (Exposure::new(), Arc::new(Deaf));
         let config = TcpConfig::new(([127, 0, 0, 1], 0).into(), epoch);
         let tcp = TcpTransport::start(config, exposure.clone(), inbound.clone()).unwrap();
         let id = tcp.peer_id();

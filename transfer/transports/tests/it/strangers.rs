@@ -158,11 +158,11 @@ fn one_that_says_nothing_is_cut_off_in_time() {
 fn more_connections_than_allowed_are_refused_and_those_there_go_on() {
     let mut config = TcpConfig::new("127.0.0.1:0".parse().unwrap(), 22);
     config.connections_max = 1;
-    let (exposure, inbox) = (Exposure::new(5), std::sync::Arc::new(Inbox::default()));
+    let (exposure, inbox) = (Exposure::new(), std::sync::Arc::new(Inbox::default()));
     let there = TcpTransport::start(config, exposure, inbox).unwrap();
     let mut alone = TcpConfig::new("127.0.0.1:0".parse().unwrap(), 11);
     alone.fence_timeout_ms = 200;
-    let here = TcpTransport::start(alone, Exposure::new(6), std::sync::Arc::new(Inbox::default())).unwrap();
+    let here = TcpTransport::start(alone, Exposure::new(), std::sync::Arc::new(Inbox::default())).unwrap();
     let open = |id| {
         let queue = std::sync::Arc::new(CompletionQueue::default());
         here.open(PathId(id), &there.peer_id(), "net", queue.clone()).map(|path| (path, queue))
@@ -196,7 +196,7 @@ fn local_socket(address: &str) -> OwnedFd {
 fn who_calls_the_machine_something_else_is_not_found() {
     let started = |address: &str, machine: &str, epoch| {
         let config = ShmConfig { machine: machine.into(), ..ShmConfig::new(address, epoch) };
-        ShmTransport::start(config, Exposure::new(epoch), std::sync::Arc::new(Inbox::default())).unwrap()
+        ShmTransport::start(config, Exposure::new(), std::sync::Arc::new(Inbox::default())).unwrap()
     };
     let address = format!("127.0.0.1:{}", std::process::id());
     let peer = PeerId { address: address.clone(), epoch: 2 };

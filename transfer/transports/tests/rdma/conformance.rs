@@ -22,7 +22,7 @@ impl Rig for Rdma {
         let devices = if epoch == 22 { ["rxe_b0", "rxe_b1"] } else { ["rxe_a0", "rxe_a1"] };
         let listener = TcpListener::bind(address.unwrap_or("127.0.0.1:0")).unwrap();
         let peer = PeerId { address: listener.local_addr().unwrap().to_string(), epoch };
-        let (exposure, inbox) = (Exposure::new(epoch << 20), Arc::new(Inbox::default()));
+        let (exposure, inbox) = (Exposure::new(), Arc::new(Inbox::default()));
         let node = RdmaNode { id: peer.clone(), exposure: exposure.clone(), inbound: inbox.clone() };
         let transport = RdmaTransport::start(crate::scene::config(&devices), listener, node).unwrap();
         Node { peer, transport, exposure, inbox, damage: Arc::new(Damage::default()) }

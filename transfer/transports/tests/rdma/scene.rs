@@ -45,7 +45,7 @@ impl Node {
     pub fn with(config: RdmaConfig, epoch: u64, memory_bytes: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let id = PeerId { address: listener.local_addr().unwrap().to_string(), epoch };
-        let exposure = Exposure::new(epoch << 32);
+        let exposure = Exposure::new();
         let inbox = Arc::new(Inbox::default());
         let node = RdmaNode { id: id.clone(), exposure: exposure.clone(), inbound: inbox.clone() };
         let transport = RdmaTransport::start(config, listener, node).unwrap();

@@ -9,6 +9,7 @@
 //! two wake-ups: the server's, which copies, and the caller's. The socket also tells of the peer's end, for the kernel closes it when the peer
 //! dies, and is how a path is fenced: we end our half, and the peer closes its own when it copies no more.
 
+mod bells;
 mod channel;
 mod codes;
 mod lane;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::bells;
 use super::channel::Channel;
 use super::codes::{CORRUPT, INVALID, STALE, UNKNOWN};
 use super::rings::{Answer, Kind, OUTSTANDING_MAX, Request, Rings, Sleeper};
@@ -120,6 +121,10 @@ impl Served {
         let (Ok([rings, bell, their_bell, their_door]), true) = (files, sound) else {
             return Err(Fault::Invalid(format!("{address}: the greeting does not ask for a path")));
         };
+        let bell_of = |file| {
+            bells::adopt(file).map_err(|error| Fault::Invalid(format!("{address}: take a bell: {error}")))
+        };
+        let (bell, their_bell, their_door) = (bell_of(bell)?, bell_of(their_bell)?, bell_of(their_door)?);
         let rings = Rings::adopt(rings, greeting.outstanding_max)
             .map_err(|error| Fault::Invalid(format!("{address}: map the rings: {error}")))?;
         let from = PeerId { address: greeting.text, epoch: greeting.from_epoch };
