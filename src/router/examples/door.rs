@@ -154,6 +154,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         end_tokens: engine.end_tokens(),
         max_model_tokens: 262_144,
         block_tokens: 16,
+        constrains: false,
     });
     let echo = Echo { tokenization: engine, model, refusals: Mutex::default() };
     let router = Router::new(RouterConfig::default(), tokenization(folder.as_deref())?, Arc::new(echo));

@@ -112,6 +112,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         end_tokens: tokenization.end_tokens(),
         max_model_tokens: 1 << 20,
         block_tokens: 16,
+        constrains: false,
     };
     let backend = Arc::new(Instantly {
         model: Arc::new(model),

@@ -18,6 +18,13 @@ pub(crate) struct TokenLog {
     pub(crate) start_chars: usize,
 }
 
+/// What the client had named as an end, and what ended the answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StopReason {
+    Text(Box<str>),
+    Token(u32),
+}
+
 /// The state of one answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -43,6 +50,13 @@ pub(crate) struct Answer {
     pub(crate) cached_tokens: Option<u64>,
     /// Why it ended.
     pub(crate) finish: Option<Finish>,
+    /// By which of the ends that the client had named.
+    pub(crate) stop_reason: Option<StopReason>,
+    last_token: Option<u32>,
+    /// Its tokens that were not yet taken, where the client wants them.
+    pub(crate) ids: Vec<u32>,
+    /// A stream's client has been given the prompt's tokens.
+    pub(crate) prompt_told: bool,
     /// A stream's client has heard that it ended.
     pub(crate) end_told: bool,
 }
@@ -66,6 +80,10 @@ impl Answer {
             completion_tokens: 0,
             cached_tokens: None,
             finish: None,
+            stop_reason: None,
+            last_token: None,
+            ids: Vec::new(),
+            prompt_told: !plan.tells_ids,
             end_told: false,
         };
         if !plan.wants_prompt_logs {
@@ -119,6 +137,10 @@ impl Answer {
             return;
         }
         self.completion_tokens += 1;
+        self.last_token = Some(token);
+        if plan.tells_ids {
+            self.ids.push(token);
+        }
         if plan.is_end(token) && !plan.keep_stop {
             return;
         }
@@ -145,6 +167,8 @@ impl Answer {
             self.watch.finish(&mut self.shown);
             self.shown_bytes += self.shown.len() - before;
             self.finish = Some(if plan.discards_tokens { Finish::Length } else { finish });
+            let named = self.last_token.filter(|token| plan.named_ends.binary_search(token).is_ok());
+            self.stop_reason = named.filter(|_| finish == Finish::Stop).map(StopReason::Token);
         }
         self.speak();
     }
@@ -155,8 +179,9 @@ impl Answer {
         let before = self.shown.len();
         if !armed {
             self.shown.push_str(&self.piece);
-        } else if self.watch.push(&self.piece, &mut self.shown) {
+        } else if let Some(stop) = self.watch.push(&self.piece, &mut self.shown) {
             self.finish = Some(Finish::Stop);
+            self.stop_reason = Some(StopReason::Text(stop.into()));
         }
         self.shown_bytes += self.shown.len() - before;
     }

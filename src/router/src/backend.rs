@@ -132,6 +132,8 @@ pub struct Model {
     pub max_model_tokens: u32,
     /// Tokens in a block.
     pub block_tokens: u32,
+    /// Whether its engines can be held to a grammar: `response_format` of JSON, a tool choice of `required`.
+    pub constrains: bool,
 }
 
 /// Whether calls can be served.

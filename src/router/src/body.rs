@@ -6,13 +6,21 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
+use crate::activity::UnderWay;
+use crate::bodies::Room;
 use crate::stream::EventStream;
 
 /// A response of the router.
 pub type Reply = http::Response<Body>;
 
 /// A response's body.
-pub struct Body(Kind);
+pub struct Body {
+    kind: Kind,
+    /// Its connection is in use as long as this is there.
+    _under_way: Option<UnderWay>,
+    /// What its request takes, unless the bytes have it.
+    _room: Option<Room>,
+}
 
 enum Kind {
     Full(Option<Bytes>),
@@ -34,11 +42,24 @@ impl std::error::Error for CutOff {}
 impl Body {
     /// A body that is there already.
     pub fn full(bytes: impl Into<Bytes>) -> Self {
-        Self(Kind::Full(Some(bytes.into())))
+        Self { kind: Kind::Full(Some(bytes.into())), _under_way: None, _room: None }
     }
 
     pub(crate) fn events(stream: EventStream) -> Self {
-        Self(Kind::Events(Box::new(stream)))
+        Self { kind: Kind::Events(Box::new(stream)), _under_way: None, _room: None }
+    }
+
+    /// The same, by which its connection is seen to be in use, and with the room of its request.
+    pub(crate) fn with(self, under_way: UnderWay, room: Option<Room>) -> Self {
+        match (self.kind, room) {
+            (Kind::Full(Some(bytes)), Some(mut room)) => {
+                // Whoever sends them later has them without this body.
+                room.add(bytes.len());
+                let bytes = Some(room.hold(bytes));
+                Self { kind: Kind::Full(bytes), _under_way: Some(under_way), _room: None }
+            }
+            (kind, room) => Self { kind, _under_way: Some(under_way), _room: room },
+        }
     }
 }
 
@@ -46,14 +67,13 @@ impl http_body::Body for Body {
     type Data = Bytes;
     type Error = CutOff;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
-        match &mut self.0 {
-            Kind::Full(bytes) => Poll::Ready(
-                bytes.take().filter(|bytes| !bytes.is_empty()).map(|bytes| Ok(Frame::data(bytes))),
-            ),
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+        let this = self.get_mut();
+        match &mut this.kind {
+            Kind::Full(bytes) => {
+                let whole = bytes.take().filter(|bytes| !bytes.is_empty());
+                Poll::Ready(whole.map(|bytes| Ok(Frame::data(bytes))))
+            }
             Kind::Events(stream) => {
                 stream.poll_bytes(cx).map(|next| next.map(|bytes| bytes.map(Frame::data)))
             }
@@ -61,14 +81,14 @@ impl http_body::Body for Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        match &self.kind {
             Kind::Full(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
             Kind::Events(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
+        match &self.kind {
             Kind::Full(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
             Kind::Events(_) => SizeHint::default(),
         }

@@ -13,15 +13,21 @@ use crate::caller::{Caller, fresh_id, namespace};
 use crate::chat::{Chat, ChatError};
 use crate::config::RouterConfig;
 use crate::error::ApiError;
-use crate::fields::{Fields, PromptField};
+use crate::fields::{Fields, PromptField, UNSERVED};
 use crate::plan::{Plan, PlannedPrompt};
-use crate::sampling::{self, Endpoint};
+use crate::sampling::{self, Endpoint, PromptLength};
 use crate::speech::SpeechPlan;
 use crate::tokenize::{Lineage, Prompt, Tokenization, from_tokens};
 use crate::tools;
 
 /// What completions get that do not say how long: the API's own figure.
 const COMPLETION_TOKENS: u32 = 16;
+
+/// Messages of a chat at most: each costs a template more than its own tokens.
+const MAX_MESSAGES: usize = 65_536;
+
+/// What the name of a block takes, long and short.
+const BLOCK_BYTES: usize = 24;
 
 /// A call that can be submitted.
 pub(crate) struct Call {
@@ -30,6 +36,16 @@ pub(crate) struct Call {
     pub(crate) stream: bool,
     pub(crate) explain: bool,
     pub(crate) timeout_us: Option<u64>,
+}
+
+impl Call {
+    /// Bytes that are held for it until its answers are there: prompts, and the names of their blocks here and where it
+    /// is scheduled.
+    pub(crate) fn held_bytes(&self) -> usize {
+        let prompts = self.plan.prompts.iter().map(|prompt| prompt.tokens.bytes() + prompt.text.len());
+        let blocks = self.submissions.iter().map(|submission| submission.chain.len());
+        prompts.sum::<usize>() + blocks.map(|blocks| blocks * BLOCK_BYTES).sum::<usize>()
+    }
 }
 
 /// What calls are read with.
@@ -70,10 +86,8 @@ impl Desk<'_> {
         body: Bytes,
         request_id: &Arc<str>,
     ) -> Result<Call, ApiError> {
-        let mut fields = crate::fields::read(&body)?;
-        if self.endpoint == Endpoint::Chat {
-            fields.echo = None;
-        }
+        let sent = body.clone();
+        let mut fields = crate::fields::read(&sent)?;
         self.check(&fields)?;
         let caller = Caller::read(headers, &fields, self.config)?;
         let stops = sampling::stops(&mut fields, self.config.stops_limit)?;
@@ -83,11 +97,12 @@ impl Desk<'_> {
             Endpoint::Chat => vec![self.chat_prompt(&fields, lineage).await?],
             Endpoint::Completions => self.completion_prompts(&mut fields, lineage).await?,
         };
+        let body = tools::with_schema(body, &fields)?;
         let n = fields.n.unwrap_or(1) as usize;
         self.check_count(ready.len(), n)?;
         let mut submissions = Vec::with_capacity(ready.len() * n);
         for one in &ready {
-            let max_tokens = self.room(&fields, one.prompt.tokens.len())?;
+            let max_tokens = self.room(&fields, PromptLength::Tokens(one.prompt.tokens.len()))?;
             for choice in 0..n {
                 let several = ready.len() * n > 1;
                 let name = || format!("{request_id}-{}", submissions.len()).into();
@@ -116,6 +131,12 @@ impl Desk<'_> {
     /// What does not depend on the prompt.
     fn check(&self, fields: &Fields<'_>) -> Result<(), ApiError> {
         check_model(fields.model.as_ref().map(|text| text.0.as_ref()), self.model)?;
+        check_served(fields)?;
+        if self.endpoint == Endpoint::Chat && fields.echo == Some(true) {
+            return Err(
+                ApiError::invalid("echo", "echo is served by /v1/completions").code("unsupported_parameter")
+            );
+        }
         let n = fields.n.unwrap_or(1);
         if n == 0 {
             return Err(ApiError::invalid("n", "n is 0; it is at least 1"));
@@ -133,11 +154,8 @@ impl Desk<'_> {
                 "suffix is not served here: no engine fills in the middle",
             ));
         }
-        if fields.prompt_logprobs.is_some()
-            && (self.endpoint == Endpoint::Chat || fields.stream == Some(true))
-        {
-            let message = "prompt_logprobs is served by /v1/completions without stream";
-            return Err(ApiError::invalid("prompt_logprobs", message));
+        if fields.prompt_logprobs.is_some() && fields.stream == Some(true) {
+            return Err(ApiError::invalid("prompt_logprobs", "prompt_logprobs is served without stream"));
         }
         if fields.stream_options.is_some() && fields.stream != Some(true) {
             return Err(ApiError::invalid("stream_options", "stream_options needs stream to be true"));
@@ -148,15 +166,15 @@ impl Desk<'_> {
     fn check_constraints(&self, fields: &Fields<'_>) -> Result<(), ApiError> {
         if let Some(format) = fields.response_format {
             let kind = format_type(format);
-            if kind.is_none() || (kind.as_deref() != Some("text") && !self.config.constrains) {
+            if kind.is_none() || (kind.as_deref() != Some("text") && !self.model.constrains) {
                 let kind = kind.unwrap_or_default();
                 let message = format!(
-                    "response_format of type {kind:?} is not served here: no engine can be held to it; use \"text\""
+                    "response_format of type {kind:?} is not served here: the engine behind cannot be held to it; use \"text\""
                 );
                 return Err(ApiError::invalid("response_format", message).code("unsupported_value"));
             }
         }
-        tools::check(fields, self.tool_format(), self.config.constrains)
+        tools::check(fields, self.model.constrains)
     }
 
     fn check_count(&self, prompts: usize, n: usize) -> Result<(), ApiError> {
@@ -172,13 +190,15 @@ impl Desk<'_> {
     fn lineage(&self, caller: &Caller, fields: &Fields<'_>) -> Lineage {
         let salt = fields.cache_salt.as_ref().map(|salt| salt.0.as_ref());
         let namespace = namespace(&self.model.revision, caller.tenant.as_deref(), salt);
-        let root = ChainHasher::new(self.config.hash_seed, &namespace).parent();
-        Lineage { seed: self.config.hash_seed, root, block_tokens: self.model.block_tokens.max(1) }
+        let seed = *self.config.hash_seed.expose();
+        let root = ChainHasher::new(seed, &namespace).parent();
+        Lineage { seed, root, block_tokens: self.model.block_tokens.max(1) }
     }
 
     async fn chat_prompt(&self, fields: &Fields<'_>, lineage: Lineage) -> Result<Ready, ApiError> {
         let text = render_chat(self.tokenization, fields)?;
         let thoughts = self.config.reasoning_parser.thoughts(&text);
+        self.check_text(fields, &text)?;
         let dressed = fields.add_special_tokens.unwrap_or(false);
         let prompt = self.tokenization.prompt(text, dressed, lineage).await.map_err(not_tokenised)?;
         self.check_tokens(prompt.tokens.iter(), "messages")?;
@@ -198,7 +218,10 @@ impl Desk<'_> {
         let texts = match prompts {
             PromptField::Text(text) => vec![text],
             PromptField::Texts(texts) => texts,
-            PromptField::Tokens(tokens) => return Ok(vec![self.token_prompt(&tokens, echo, lineage)?]),
+            PromptField::Tokens(tokens) => {
+                self.room(fields, PromptLength::Tokens(tokens.len()))?;
+                return Ok(vec![self.token_prompt(&tokens, echo, lineage)?]);
+            }
             PromptField::Batches(batches) => {
                 self.check_count(batches.len(), 1)?;
                 return batches.iter().map(|tokens| self.token_prompt(tokens, echo, lineage)).collect();
@@ -207,6 +230,7 @@ impl Desk<'_> {
         self.check_count(texts.len(), 1)?;
         let mut ready = Vec::with_capacity(texts.len());
         for text in texts {
+            self.check_text(fields, &text)?;
             let text = text.into_owned();
             let echoed = if echo { text.clone() } else { String::new() };
             let prompt = self.tokenization.prompt(text, dressed, lineage).await.map_err(not_tokenised)?;
@@ -242,9 +266,14 @@ impl Desk<'_> {
         Ok(())
     }
 
-    fn room(&self, fields: &Fields<'_>, prompt_tokens: usize) -> Result<u32, ApiError> {
+    /// Refuses a text that is too long however it is tokenised.
+    fn check_text(&self, fields: &Fields<'_>, text: &str) -> Result<(), ApiError> {
+        self.room(fields, PromptLength::AtLeast(self.tokenization.least_tokens(text.len()))).map(drop)
+    }
+
+    fn room(&self, fields: &Fields<'_>, prompt: PromptLength) -> Result<u32, ApiError> {
         let otherwise = (self.endpoint == Endpoint::Completions).then_some(COMPLETION_TOKENS);
-        let mut room = sampling::room(fields, prompt_tokens, otherwise, self.model);
+        let mut room = sampling::room(fields, prompt, otherwise, self.model);
         if let Err(error) = &mut room
             && self.endpoint == Endpoint::Completions
             && error.param == Some("messages")
@@ -263,14 +292,16 @@ impl Desk<'_> {
         if self.endpoint != Endpoint::Chat {
             return SpeechPlan::default();
         }
-        let offer = self.tool_format().and_then(|format| tools::Offer::read(fields, format));
+        let offer = tools::Offer::read(fields, self.tool_format());
         let thoughts = ready.first().and_then(|one| one.thoughts);
-        let mut texts = offer.as_ref().map_or(Vec::new(), |offer| offer.format.seen().to_vec());
+        let thoughts = thoughts.filter(|_| fields.separate_reasoning != Some(false));
+        let mut texts = offer.as_ref().map_or(Vec::new(), |offer| offer.seen().to_vec());
         if thoughts.is_some() {
             texts.extend_from_slice(self.config.reasoning_parser.seen());
         }
         let seen = self.tokenization.special_tokens(&texts).into();
-        SpeechPlan { offer: offer.map(Arc::new), thoughts, seen }
+        let hides_thoughts = fields.include_reasoning == Some(false);
+        SpeechPlan { offer: offer.map(Arc::new), thoughts, hides_thoughts, seen }
     }
 
     fn plan(&self, fields: &Fields<'_>, sampling: &Sampling, stops: Vec<String>, ready: Vec<Ready>) -> Plan {
@@ -279,6 +310,9 @@ impl Desk<'_> {
             ends.extend_from_slice(&self.model.end_tokens);
         }
         ends.sort_unstable();
+        let mut named_ends = sampling.stop_token_ids.clone();
+        named_ends.retain(|token| sampling.ignore_eos || !self.model.end_tokens.contains(token));
+        named_ends.sort_unstable();
         let asked = fields.max_completion_tokens.or(fields.max_tokens);
         let echo = fields.echo.unwrap_or(false);
         let options = fields.stream_options.as_ref();
@@ -292,20 +326,24 @@ impl Desk<'_> {
             created_s: now_s(),
             model: fields.model.as_ref().map_or_else(|| self.model.name.clone(), |text| text.0.to_string()),
             stops,
-            keep_stop: fields.include_stop_str_in_output.unwrap_or(false),
+            keep_stop: fields.include_stop_str_in_output.or(fields.no_stop_trim).unwrap_or(false),
             skip_special: fields.skip_special_tokens.unwrap_or(true),
             speech: SpeechPlan::default(),
             min_tokens: sampling.min_tokens,
             ends,
+            named_ends,
             echo,
             discards_tokens: asked == Some(0),
             logprobs: sampling.logprobs.is_some(),
+            names_by_id: fields.return_tokens_as_token_ids == Some(true),
+            tells_ids: fields.return_token_ids == Some(true),
             wants_prompt_logs: sampling.prompt_logprobs.is_some(),
             shows_prompt_logs: fields.prompt_logprobs.is_some(),
             tells_usage: fields.stream != Some(true)
                 || options.is_some_and(|options| options.include_usage == Some(true)),
             include_usage: options.and_then(|options| options.include_usage).unwrap_or(false),
             continuous_usage: options.and_then(|options| options.continuous_usage_stats).unwrap_or(false),
+            _room: None,
         }
     }
 }
@@ -316,6 +354,11 @@ pub(crate) fn render_chat(tokenization: &Tokenization, fields: &Fields<'_>) -> R
     if messages.is_empty() {
         return Err(ApiError::invalid("messages", "messages is missing or empty; send at least one message"));
     }
+    if messages.len() > MAX_MESSAGES {
+        let message =
+            format!("{} messages are more than the {MAX_MESSAGES} that a chat may have", messages.len());
+        return Err(ApiError::invalid("messages", message));
+    }
     let plain = |role: &str| {
         let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
         !role.is_empty() && role.len() <= 64 && role.bytes().all(word)
@@ -325,13 +368,30 @@ pub(crate) fn render_chat(tokenization: &Tokenization, fields: &Fields<'_>) -> R
             format!("role {:?} is not one of system, developer, user, assistant and tool", message.role);
         return Err(ApiError::invalid("messages", text));
     }
+    if fields.continue_final_message == Some(true) && fields.add_generation_prompt == Some(true) {
+        let text =
+            "continue_final_message and add_generation_prompt cannot both be true; leave one of them out";
+        return Err(ApiError::invalid("continue_final_message", text));
+    }
     let chat = Chat {
         messages,
         tools: tools::offered(fields),
         template_kwargs: fields.chat_template_kwargs,
+        documents: fields.documents,
+        reasoning_effort: fields.reasoning_effort.as_ref().map(|effort| effort.0.as_ref()),
         add_generation_prompt: fields.add_generation_prompt.unwrap_or(true),
+        continues: fields.continue_final_message == Some(true),
     };
     Ok(tokenization.render(&chat)?)
+}
+
+/// Refuses what would be passed over in silence.
+pub(crate) fn check_served(fields: &Fields<'_>) -> Result<(), ApiError> {
+    let Some(name) = fields.unserved else { return Ok(()) };
+    let remedy =
+        UNSERVED.iter().find(|(known, _)| *known == name).map_or("leave it out", |(_, remedy)| remedy);
+    let message = format!("{name} is not served here: {remedy}");
+    Err(ApiError::invalid(name, message).code("unsupported_parameter"))
 }
 
 /// The model asked for is the one that is here; which it is may be left open.

@@ -15,6 +15,10 @@ use crate::trace::TraceParent;
 const MAX_NAME_BYTES: usize = 128;
 /// Longest time that a client may say it waits: a day.
 const MAX_TIMEOUT_US: u64 = 86_400_000_000;
+/// The API's own words for leaving the tier open.
+const OPEN_TIERS: [&str; 2] = ["auto", "default"];
+/// The API's own service tiers, which clients send without knowing the classes here.
+pub const API_TIERS: [&str; 3] = ["flex", "priority", "scale"];
 
 /// What the headers say of a call.
 #[derive(Debug)]
@@ -34,14 +38,11 @@ impl Caller {
         fields: &Fields<'_>,
         config: &RouterConfig,
     ) -> Result<Self, ApiError> {
-        let tenant = tenant(headers, &config.api_keys)?;
-        let class = name(headers, "x-baton-class")?.or_else(|| {
-            let tier = fields.service_tier.as_ref()?.0.as_ref();
-            // The API's own words for leaving it open.
-            (!matches!(tier, "auto" | "default")).then(|| tier.into())
-        });
+        let Admitted { tenant, classes, class } = admit(headers, &config.api_keys)?;
+        let tier = fields.service_tier.as_ref().map(|tier| tier.0.as_ref());
+        let class = class.map_or_else(|| class_of(tier, classes), |class| Ok(Some(class)))?;
         let session = session(headers, fields, config)
-            .map(|session| session_number(tenant.as_deref(), session, config.hash_seed));
+            .map(|session| session_number(tenant.as_deref(), session, *config.hash_seed.expose()));
         let streams = fields.stream.unwrap_or(false);
         let timeout_us = timeout_us(headers, streams)?;
         let explain = text(headers, "x-baton-explain").is_some_and(|value| matches!(value, "1" | "true"));
@@ -75,32 +76,72 @@ pub(crate) fn fresh_id(prefix: &str) -> String {
     format!("{prefix}{:032x}", rand::random::<u128>())
 }
 
-/// Whose the call is. With keys only who has one is let in; a key's own tenant goes before the header.
-pub(crate) fn tenant(headers: &HeaderMap, keys: &[ApiKey]) -> Result<Option<Arc<str>>, ApiError> {
-    if !keys.is_empty() {
-        let given = headers.get(header::AUTHORIZATION).map(http::HeaderValue::as_bytes).unwrap_or_default();
-        let scheme = given.get(..7).unwrap_or_default();
-        if !scheme.eq_ignore_ascii_case(b"bearer ") {
-            let message = "no API key; send it in the header Authorization: Bearer <key>";
-            return Err(ApiError::new(401, message).code("missing_api_key"));
-        }
-        let Some(key) = known(given[7..].trim_ascii(), keys) else {
-            return Err(
-                ApiError::new(401, "this API key is not known here; check it").code("invalid_api_key")
-            );
-        };
-        if let Some(tenant) = &key.tenant {
-            return Ok(Some(tenant.as_str().into()));
-        }
+/// Whose a call is, and what of its class is known before its body.
+#[derive(Debug)]
+pub(crate) struct Admitted<'k> {
+    pub(crate) tenant: Option<Arc<str>>,
+    /// The classes that its key may use; all where there are none.
+    classes: &'k [Arc<str>],
+    /// The class that the header names.
+    class: Option<Arc<str>>,
+}
+
+/// Who is let in. With keys only who has one; a key's own tenant goes before the header, and the class in the header is
+/// one that the key may use.
+pub(crate) fn admit<'k>(headers: &HeaderMap, keys: &'k [ApiKey]) -> Result<Admitted<'k>, ApiError> {
+    let key = if keys.is_empty() { None } else { Some(shown(headers, keys)?) };
+    let tenant = match key.and_then(|key| key.tenant.as_deref()) {
+        Some(tenant) => Some(tenant.into()),
+        None => name(headers, "x-tenant-id")?,
+    };
+    let classes = key.map_or(&[][..], |key| &key.classes);
+    let class = name(headers, "x-baton-class")?;
+    if let Some(class) = &class {
+        may_use(class, classes)?;
     }
-    name(headers, "x-tenant-id")
+    Ok(Admitted { tenant, classes, class })
+}
+
+/// The key that a call shows.
+fn shown<'k>(headers: &HeaderMap, keys: &'k [ApiKey]) -> Result<&'k ApiKey, ApiError> {
+    let given = headers.get(header::AUTHORIZATION).map(http::HeaderValue::as_bytes).unwrap_or_default();
+    let scheme = given.get(..7).unwrap_or_default();
+    if !scheme.eq_ignore_ascii_case(b"bearer ") {
+        let message = "no API key; send it in the header Authorization: Bearer <key>";
+        return Err(ApiError::new(401, message).code("missing_api_key"));
+    }
+    known(given[7..].trim_ascii(), keys)
+        .ok_or_else(|| ApiError::new(401, "this API key is not known here; check it").code("invalid_api_key"))
+}
+
+/// The class of a call without the header, by its `service_tier`.
+fn class_of(tier: Option<&str>, classes: &[Arc<str>]) -> Result<Option<Arc<str>>, ApiError> {
+    let by_default = || Ok(classes.first().cloned());
+    let Some(tier) = tier.filter(|tier| !OPEN_TIERS.contains(tier)) else { return by_default() };
+    match may_use(tier, classes) {
+        Ok(()) => Ok(Some(tier.into())),
+        Err(_) if API_TIERS.contains(&tier) => by_default(),
+        Err(error) => Err(ApiError { param: Some("service_tier"), ..error }),
+    }
+}
+
+/// Whether a key with these classes may use one.
+fn may_use(class: &str, classes: &[Arc<str>]) -> Result<(), ApiError> {
+    if classes.is_empty() || classes.iter().any(|allowed| **allowed == *class) {
+        return Ok(());
+    }
+    let message = format!(
+        "this API key may not use the service class {class:?}; it may use: {}. Name one of these, or none",
+        classes.join(", ")
+    );
+    Err(ApiError::new(403, message).code("class_not_allowed"))
 }
 
 /// The key given, found without telling by the time how much of one was right, or which.
 fn known<'k>(given: &[u8], keys: &'k [ApiKey]) -> Option<&'k ApiKey> {
     let mut found = None;
     for key in keys {
-        if black_box(same_key(given, key.key.as_bytes())) && found.is_none() {
+        if black_box(same_key(given, key.key.expose().as_bytes())) && found.is_none() {
             found = Some(key);
         }
     }
@@ -178,10 +219,11 @@ mod tests {
     #[test]
     fn keys_let_in_and_name_the_tenant() {
         let keys = [
-            ApiKey { key: "one".into(), tenant: Some("acme".into()) },
-            ApiKey { key: "two".into(), tenant: None },
+            ApiKey { key: "one".into(), tenant: Some("acme".into()), classes: Vec::new() },
+            ApiKey { key: "two".into(), tenant: None, classes: Vec::new() },
         ];
-        let ask = |list: &[(&'static str, &str)]| tenant(&headers(list), &keys);
+        let ask =
+            |list: &[(&'static str, &str)]| admit(&headers(list), &keys).map(|admitted| admitted.tenant);
         let said = ("x-tenant-id", "other");
         assert_eq!(ask(&[("authorization", "Bearer one"), said]).unwrap().as_deref(), Some("acme"));
         assert_eq!(ask(&[("authorization", "bearer  two "), said]).unwrap().as_deref(), Some("other"));
@@ -223,6 +265,53 @@ mod tests {
         );
         assert_eq!(read(&[], r#"{"service_tier":"flex"}"#).class.as_deref(), Some("flex"));
         assert_eq!(read(&[], r#"{"service_tier":"auto"}"#).class, None);
+    }
+
+    #[test]
+    fn a_key_has_the_classes_that_it_lists_and_no_other() {
+        let limited = |classes: &[&str]| RouterConfig {
+            api_keys: vec![ApiKey {
+                key: "k".into(),
+                tenant: None,
+                classes: classes.iter().map(|&class| class.into()).collect(),
+            }],
+            ..RouterConfig::default()
+        };
+        let ask = |classes: &[&str], header: Option<&str>, body: &str| {
+            let fields = crate::fields::read(body.as_bytes()).unwrap();
+            let mut list = vec![("authorization", "Bearer k")];
+            list.extend(header.map(|class| ("x-baton-class", class)));
+            Caller::read(&headers(&list), &fields, &limited(classes)).map(|caller| caller.class)
+        };
+        let two = ["batch", "flex"];
+        for (header, body, class) in [
+            (None, "{}", "batch"),
+            (None, r#"{"service_tier":"auto"}"#, "batch"),
+            (Some("flex"), "{}", "flex"),
+            (None, r#"{"service_tier":"flex"}"#, "flex"),
+            // A tier of the API's that the key does not list is no claim.
+            (None, r#"{"service_tier":"priority"}"#, "batch"),
+            (Some("batch"), r#"{"service_tier":"gold"}"#, "batch"),
+        ] {
+            assert_eq!(ask(&two, header, body).unwrap().as_deref(), Some(class), "{header:?} {body}");
+        }
+        for (header, body, param) in [
+            (Some("gold"), "{}", None),
+            (Some("priority"), "{}", None),
+            (Some("gold"), r#"{"service_tier":"batch"}"#, None),
+            (None, r#"{"service_tier":"gold"}"#, Some("service_tier")),
+        ] {
+            let error = ask(&two, header, body).unwrap_err();
+            assert_eq!(
+                (error.status, error.code.as_deref()),
+                (403, Some("class_not_allowed")),
+                "{header:?} {body}"
+            );
+            assert_eq!((error.param, error.kind()), (param, "permission_error"));
+            assert!(error.message.contains("batch, flex"), "{}", error.message);
+        }
+        assert_eq!(ask(&[], Some("gold"), "{}").unwrap().as_deref(), Some("gold"), "a key without a list");
+        assert_eq!(ask(&[], None, "{}").unwrap(), None);
     }
 
     #[test]

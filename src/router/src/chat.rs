@@ -3,9 +3,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use minijinja::value::Serde;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde::ser::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 /// One message; what is neither role nor content is kept for the template.
@@ -13,6 +12,8 @@ use serde_json::value::RawValue;
 pub(crate) struct Message<'a> {
     pub(crate) role: Cow<'a, str>,
     pub(crate) content: Option<Cow<'a, str>>,
+    /// Lengths of the content's parts, which have a line end between them; one where it is a string.
+    pub(crate) parts: Vec<usize>,
     pub(crate) rest: Vec<(Cow<'a, str>, &'a RawValue)>,
 }
 
@@ -22,7 +23,26 @@ pub(crate) struct Chat<'a> {
     pub(crate) messages: &'a [Message<'a>],
     pub(crate) tools: Option<&'a RawValue>,
     pub(crate) template_kwargs: Option<&'a RawValue>,
+    pub(crate) documents: Option<&'a RawValue>,
+    pub(crate) reasoning_effort: Option<&'a str>,
     pub(crate) add_generation_prompt: bool,
+    /// The last message is left open, and the answer goes on from it.
+    pub(crate) continues: bool,
+}
+
+impl<'a> Chat<'a> {
+    /// One of messages alone, which an answer is to follow.
+    pub(crate) const fn plain(messages: &'a [Message<'a>]) -> Self {
+        Self {
+            messages,
+            tools: None,
+            template_kwargs: None,
+            documents: None,
+            reasoning_effort: None,
+            add_generation_prompt: true,
+            continues: false,
+        }
+    }
 }
 
 /// Why a chat has no prompt, and the field at fault.
@@ -38,47 +58,13 @@ impl ChatError {
         Self { param: "messages", message: format!("the chat template refuses these messages: {message}") }
     }
 
+    pub(crate) fn messages(message: impl Into<String>) -> Self {
+        Self { param: "messages", message: message.into() }
+    }
+
     pub(crate) fn kwargs(message: &str) -> Self {
         Self { param: "chat_template_kwargs", message: format!("tools or chat_template_kwargs: {message}") }
     }
-}
-
-impl Serialize for Message<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("role", &self.role)?;
-        map.serialize_entry("content", &self.content)?;
-        for (name, raw) in &self.rest {
-            let value: minijinja::Value =
-                serde_json::from_str(raw.get()).map_err(serde::ser::Error::custom)?;
-            // A call's arguments come as text, and templates want the object.
-            let value =
-                if name == "tool_calls" { with_parsed_arguments(&value).unwrap_or(value) } else { value };
-            map.serialize_entry(name.as_ref(), &value)?;
-        }
-        map.end()
-    }
-}
-
-/// Tool calls whose `function.arguments` are objects; `None` when they do not have that shape.
-fn with_parsed_arguments(calls: &minijinja::Value) -> Option<minijinja::Value> {
-    let fix = |call: minijinja::Value| {
-        let function = call.get_attr("function").ok()?;
-        let text = function.get_attr("arguments").ok()?;
-        let parsed: minijinja::Value = serde_json::from_str(text.as_str()?).ok()?;
-        let function = replaced(&function, "arguments", parsed)?;
-        replaced(&call, "function", function)
-    };
-    calls.try_iter().ok()?.map(fix).collect()
-}
-
-fn replaced(map: &minijinja::Value, name: &str, with: minijinja::Value) -> Option<minijinja::Value> {
-    let entry = |key: minijinja::Value| {
-        let value = if key.as_str() == Some(name) { with.clone() } else { map.get_item(&key).ok()? };
-        Some((key, value))
-    };
-    let pairs: Option<Vec<(minijinja::Value, minijinja::Value)>> = map.try_iter().ok()?.map(entry).collect();
-    pairs.map(|pairs| minijinja::Value::from(Serde(Pairs(pairs))))
 }
 
 /// A map whose keys stay in order.
@@ -96,6 +82,9 @@ impl<'de> Deserialize<'de> for Message<'de> {
     }
 }
 
+/// Members of a message beside role and content at most: engines know a handful.
+const MAX_MEMBERS: usize = 64;
+
 struct MessageVisitor;
 
 impl<'de> Visitor<'de> for MessageVisitor {
@@ -107,15 +96,24 @@ impl<'de> Visitor<'de> for MessageVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Message<'de>, A::Error> {
         let (mut role, mut content, mut rest) = (None, None, Vec::new());
+        let mut parts = Vec::new();
         while let Some(Text(name)) = map.next_key::<Text<'de>>()? {
             match name.as_ref() {
                 "role" => role = Some(map.next_value::<Text<'de>>()?.0),
-                "content" => content = map.next_value::<Option<Content<'de>>>()?.map(|content| content.0),
+                "content" => {
+                    let read = map.next_value::<Option<Content<'de>>>()?;
+                    (content, parts) = read.map_or((None, Vec::new()), |read| (Some(read.0), read.1));
+                }
+                _ if rest.len() == MAX_MEMBERS => {
+                    return Err(de::Error::custom(format_args!(
+                        "a message has more than {MAX_MEMBERS} members"
+                    )));
+                }
                 _ => rest.push((name, map.next_value::<&'de RawValue>()?)),
             }
         }
         let role = role.ok_or_else(|| de::Error::missing_field("role"))?;
-        Ok(Message { role, content, rest })
+        Ok(Message { role, content, parts, rest })
     }
 }
 
@@ -147,8 +145,8 @@ impl<'de> Visitor<'de> for TextVisitor {
     }
 }
 
-/// Content: a string, or a list of parts of which each is text.
-struct Content<'a>(Cow<'a, str>);
+/// Content: a string, or a list of parts of which each is text, with their lengths.
+struct Content<'a>(Cow<'a, str>, Vec<usize>);
 
 impl<'de> Deserialize<'de> for Content<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -166,16 +164,17 @@ impl<'de> Visitor<'de> for ContentVisitor {
     }
 
     fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Content<'de>, E> {
-        Ok(Content(Cow::Borrowed(text)))
+        Ok(Content(Cow::Borrowed(text), vec![text.len()]))
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<Content<'de>, E> {
-        Ok(Content(Cow::Owned(text.to_owned())))
+        Ok(Content(Cow::Owned(text.to_owned()), vec![text.len()]))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut parts: A) -> Result<Content<'de>, A::Error> {
-        let mut whole: Option<Cow<'de, str>> = None;
+        let (mut whole, mut lengths): (Option<Cow<'de, str>>, _) = (None, Vec::new());
         while let Some(Part(text)) = parts.next_element()? {
+            lengths.push(text.len());
             whole = Some(match whole {
                 None => text,
                 Some(mut before) => {
@@ -186,7 +185,7 @@ impl<'de> Visitor<'de> for ContentVisitor {
                 }
             });
         }
-        Ok(Content(whole.unwrap_or_default()))
+        Ok(Content(whole.unwrap_or_default(), lengths))
     }
 }
 
@@ -263,7 +262,9 @@ pub(crate) fn render_plain(chat: &Chat<'_>) -> String {
         }
         out.push_str("<|im_end|>\n");
     }
-    if chat.add_generation_prompt {
+    if chat.continues {
+        out.truncate(out.len() - "<|im_end|>\n".len());
+    } else if chat.add_generation_prompt {
         out.push_str("<|im_start|>assistant\n");
     }
     out
@@ -300,8 +301,7 @@ mod tests {
     #[test]
     fn the_built_in_model_reads_chatml() {
         let read = messages(r#"[{"role":"user","content":"hi"}]"#).unwrap();
-        let mut chat =
-            Chat { messages: &read, tools: None, template_kwargs: None, add_generation_prompt: true };
+        let mut chat = Chat::plain(&read);
         assert_eq!(render_plain(&chat), "<|begin|><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n");
         let tools: &RawValue = serde_json::from_str("[{}]").unwrap();
         chat.tools = Some(tools);

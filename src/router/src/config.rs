@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use baton_types::Secret;
 use bytes::Bytes;
 use http::request::Parts;
 
@@ -20,14 +21,18 @@ pub struct RouterConfig {
     /// Certificate and key; plain text when `None`.
     pub tls: Option<TlsFiles>,
     /// Secret that block keys are seeded with: the same on all routers and nodes of a deployment.
-    pub hash_seed: u64,
+    pub hash_seed: Secret<u64>,
     /// Largest body, bytes.
     pub body_limit_bytes: usize,
+    /// All requests under way together, and whole answers that are yet to be read, bytes. A body counts from its arrival
+    /// until nobody has a part of it any more.
+    pub bodies_limit_bytes: usize,
     /// Answers of one call at most: prompts times `n`.
     pub choices_limit: usize,
     /// Stop strings of one call at most.
     pub stops_limit: usize,
-    /// Connections at once at most; more wait in the kernel's queue.
+    /// Connections at once at most, half of them of one peer; beyond that a few more are told so, and get the paths of
+    /// operators.
     pub connections_limit: usize,
     /// Silence after which a stream gets a comment that keeps it alive, ms.
     pub keep_alive_ms: u64,
@@ -37,8 +42,6 @@ pub struct RouterConfig {
     pub receive_limit_ms: u64,
     /// How long calls under way may take to end after a shutdown, ms.
     pub drain_limit_ms: u64,
-    /// Whether engines can be held to a grammar: `response_format` of JSON, a tool choice of `required`.
-    pub constrains: bool,
     /// Which tool calls are looked for in chats that offer tools.
     pub tool_parser: ToolParser,
     /// Whether a chat's reasoning is told apart from its content.
@@ -62,8 +65,9 @@ impl Default for RouterConfig {
         Self {
             api_keys: Vec::new(),
             tls: None,
-            hash_seed: 0,
+            hash_seed: Secret::default(),
             body_limit_bytes: 32 << 20,
+            bodies_limit_bytes: 1 << 30,
             choices_limit: 128,
             stops_limit: 4,
             connections_limit: 16_384,
@@ -71,7 +75,6 @@ impl Default for RouterConfig {
             stall_limit_ms: 60_000,
             receive_limit_ms: 30_000,
             drain_limit_ms: 30_000,
-            constrains: false,
             tool_parser: ToolParser::default(),
             reasoning_parser: ReasoningParser::default(),
             session_headers: sessions.map(str::to_owned).to_vec(),
@@ -81,19 +84,14 @@ impl Default for RouterConfig {
 }
 
 /// A key that is let in.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ApiKey {
     /// What the client sends after `Bearer`.
-    pub key: String,
+    pub key: Secret<String>,
     /// Whose it is; `None` lets the header `x-tenant-id` say.
     pub tenant: Option<String>,
-}
-
-impl std::fmt::Debug for ApiKey {
-    /// Keys are not written to logs.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ApiKey").field("tenant", &self.tenant).finish_non_exhaustive()
-    }
+    /// Service classes that its requests may have, the first one by default; all where there are none.
+    pub classes: Vec<Arc<str>>,
 }
 
 /// Where the server's certificate is.
@@ -108,11 +106,26 @@ pub struct TlsFiles {
 /// An answer on its way.
 pub type ReplyFuture<'a> = Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>>;
 
+/// What [`Extra`] has for a request.
+pub enum Mount {
+    /// No such path.
+    Unknown,
+    /// An answer that needs no body.
+    Bodyless,
+    /// An answer to a body of at most so many bytes.
+    Body(usize),
+    /// The request is not let in, and its body is not read.
+    Refused(Box<Reply>),
+}
+
 /// Paths that the router does not have itself, such as `/metrics` and `/admin/...`.
 ///
-/// It is asked before the router says that a path is unknown, without a look at API keys: what needs
-/// one asks [`crate::Router::tenant_of`].
+/// It is asked before the router says that a path is unknown, without a look at API keys: who may call is its own to
+/// say.
 pub trait Extra: Send + Sync + 'static {
-    /// The answer, or `None` when the path is unknown here, too. The body is within the router's limit.
+    /// What there is for a request, by all that is known before its body.
+    fn mount(&self, parts: &Parts) -> Mount;
+
+    /// The answer, or `None` when the path is unknown here, too. The body is empty but for [`Mount::Body`].
     fn call<'a>(&'a self, parts: &'a Parts, body: Bytes) -> ReplyFuture<'a>;
 }

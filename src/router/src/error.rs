@@ -67,9 +67,7 @@ impl ApiError {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self.status {
-            401 => "authentication_error",
             403 => "permission_error",
-            404 => "not_found_error",
             429 => "rate_limit_error",
             501 => "not_implemented_error",
             503 => "service_unavailable_error",

@@ -12,13 +12,58 @@ use crate::chat::{Message, Text};
 use crate::error::ApiError;
 use crate::json;
 
+/// Fields that change what an answer is or says, that are not served, and what to do instead. Left unread, their wish would be
+/// passed over in silence.
+pub(crate) const UNSERVED: &[(&str, &str)] = &[
+    ("chat_template", "the operator's template is used; leave it out"),
+    ("return_token_strs", "tokens are told by number; leave it out"),
+    ("logprob_token_ids", "use logprobs and top_logprobs"),
+    ("return_token_offsets", "text_offset of logprobs says where tokens begin"),
+    ("return_prompt_text", "ask /tokenize, then /detokenize"),
+    ("return_mm_kwargs", "prompts are text or token ids; leave it out"),
+    ("return_hidden_states", "answers are text and tokens; leave it out"),
+    ("return_routed_experts", "answers are text and tokens; leave it out"),
+    ("routed_experts_prompt_start", "answers are text and tokens; leave it out"),
+    ("return_text_in_logprobs", "logprobs name tokens by their text; leave it out"),
+    ("use_beam_search", "answers are drawn token by token; leave it out"),
+    ("length_penalty", "it belongs to beam search; leave it out"),
+    ("truncate_prompt_tokens", "prompts are served whole; shorten the prompt"),
+    ("truncation_side", "prompts are served whole; shorten the prompt"),
+    ("prompt_embeds", "prompts are text or token ids; leave it out"),
+    ("input_embeds", "prompts are text or token ids; leave it out"),
+    ("stop_regex", "use stop"),
+    ("functions", "use tools"),
+    ("function_call", "use tool_choice"),
+    ("logits_processors", "code of clients is not run; leave it out"),
+    ("custom_logit_processor", "code of clients is not run; leave it out"),
+    ("lora_path", "adapters are the operator's to choose; leave it out"),
+    ("priority", "use service_tier or the header x-baton-class"),
+];
+
+/// Null, false, nothing, or the number that counts as nothing.
+fn says_nothing(value: &RawValue) -> bool {
+    let text = value.get();
+    let empty = |open: char, close: char| {
+        text.strip_prefix(open)
+            .and_then(|rest| rest.strip_suffix(close))
+            .is_some_and(|rest| rest.trim().is_empty())
+    };
+    matches!(text, "null" | "false" | "\"\"" | "0" | "1.0" | "\"none\"") || empty('[', ']') || empty('{', '}')
+}
+
 macro_rules! fields {
     ($($name:ident: $kind:ty,)*) => {
         /// What a body says; `null` counts as not said.
         #[derive(Debug, Default)]
         pub(crate) struct Fields<'a> {
             $(pub(crate) $name: Option<$kind>,)*
+            /// A field that is there and is served nowhere.
+            pub(crate) unserved: Option<&'static str>,
         }
+
+        /// The fields that are read, for the page of parameters.
+        #[cfg(test)]
+        pub(crate) const READ: &[&str] = &[$(stringify!($name),)*];
 
         impl<'a> Fields<'a> {
             /// Reads the value of `name`, and tells the field's name as long as it could not be read.
@@ -33,9 +78,13 @@ macro_rules! fields {
                         *at = Some(stringify!($name));
                         self.$name = map.next_value()?;
                     })*
-                    _ => {
-                        map.next_value::<IgnoredAny>()?;
-                    }
+                    _ => match UNSERVED.iter().find(|(known, _)| *known == name) {
+                        Some((known, _)) => {
+                            let value = map.next_value::<&'a RawValue>()?;
+                            self.unserved = self.unserved.or((!says_nothing(value)).then_some(*known));
+                        }
+                        None => drop(map.next_value::<IgnoredAny>()?),
+                    },
                 }
                 *at = None;
                 Ok(())
@@ -70,14 +119,22 @@ fields! {
     stop: StopField,
     stop_token_ids: Vec<u32>,
     include_stop_str_in_output: bool,
+    no_stop_trim: bool,
     ignore_eos: bool,
     logprobs: Logprobs,
     top_logprobs: u32,
     prompt_logprobs: u32,
+    return_token_ids: bool,
+    return_tokens_as_token_ids: bool,
     skip_special_tokens: bool,
     add_special_tokens: bool,
     add_generation_prompt: bool,
+    continue_final_message: bool,
     chat_template_kwargs: &'a RawValue,
+    documents: &'a RawValue,
+    reasoning_effort: Text<'a>,
+    include_reasoning: bool,
+    separate_reasoning: bool,
     tools: &'a RawValue,
     tool_choice: &'a RawValue,
     parallel_tool_calls: bool,
@@ -110,6 +167,7 @@ pub(crate) fn read(body: &[u8]) -> Result<Fields<'_>, ApiError> {
         BodySeed { at: &mut at }.deserialize(&mut reader).and_then(|fields| reader.end().map(|()| fields));
     read.map_err(|error| {
         if error.is_data() {
+            let error = in_plain_words(&error.to_string());
             let mut answer = ApiError::new(
                 400,
                 match at {
@@ -122,6 +180,14 @@ pub(crate) fn read(body: &[u8]) -> Result<Fields<'_>, ApiError> {
         } else {
             ApiError::new(400, format!("the body is not JSON: {error}")).code("invalid_json")
         }
+    })
+}
+
+/// What was expected, in the words of JSON and not in those of this program.
+fn in_plain_words(error: &str) -> String {
+    let words = [("u32", "a whole number, not below 0"), ("i64", "a whole number"), ("f32", "a number")];
+    words.into_iter().fold(error.to_owned(), |text, (name, plain)| {
+        text.replace(&format!("expected {name}"), &format!("expected {plain}"))
     })
 }
 
@@ -152,6 +218,10 @@ impl<'de> Visitor<'de> for BodySeed<'_> {
         Ok(fields)
     }
 }
+
+/// Prompts of one call that are read at most; fewer may be asked for.
+const MAX_PROMPTS: usize = 4_096;
+const TOO_MANY_PROMPTS: &str = "more prompts than any call may have";
 
 /// `prompt`: one or several, as text or as tokens.
 #[derive(Debug, PartialEq, Eq)]
@@ -193,19 +263,29 @@ impl<'de> Visitor<'de> for PromptVisitor {
             Element::Text(first) => {
                 let mut texts = vec![first];
                 while let Some(Text(text)) = list.next_element()? {
+                    if texts.len() == MAX_PROMPTS {
+                        return Err(de::Error::custom(TOO_MANY_PROMPTS));
+                    }
                     texts.push(text);
                 }
                 Ok(PromptField::Texts(texts))
             }
-            Element::Token(first) => Ok(PromptField::Tokens(rest_of(first, list)?)),
-            Element::Tokens(first) => Ok(PromptField::Batches(rest_of(first, list)?)),
+            Element::Token(first) => Ok(PromptField::Tokens(rest_of(first, list, usize::MAX)?)),
+            Element::Tokens(first) => Ok(PromptField::Batches(rest_of(first, list, MAX_PROMPTS)?)),
         }
     }
 }
 
-fn rest_of<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(first: T, mut list: A) -> Result<Vec<T>, A::Error> {
+fn rest_of<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(
+    first: T,
+    mut list: A,
+    most: usize,
+) -> Result<Vec<T>, A::Error> {
     let mut all = vec![first];
     while let Some(next) = list.next_element()? {
+        if all.len() == most {
+            return Err(de::Error::custom(TOO_MANY_PROMPTS));
+        }
         all.push(next);
     }
     Ok(all)
@@ -319,6 +399,29 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_parameters_says_what_is_read_and_what_is_refused() {
+        let page = include_str!("../../../docs/parameters.md");
+        let rows: std::collections::BTreeMap<&str, &str> = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split_once("` | "))
+            .map(|(name, rest)| (name, rest.split(" | ").next().unwrap()))
+            .collect();
+        for name in READ {
+            assert_eq!(rows.get(name), Some(&"read"), "{name}");
+        }
+        for (name, remedy) in UNSERVED {
+            assert_eq!(rows.get(name), Some(&format!("400: {remedy}").as_str()), "{name}");
+            let error = crate::call::check_served(&read(format!("{{\"{name}\": [1]}}").as_bytes()).unwrap())
+                .unwrap_err();
+            assert_eq!((error.status, error.param), (400, Some(*name)));
+        }
+        for (name, said) in rows {
+            let known = READ.contains(&name) || UNSERVED.iter().any(|(known, _)| *known == name);
+            assert_eq!(known, said != "passed on", "{name}: {said}");
+        }
+    }
+
+    #[test]
     fn prompts_have_four_shapes() {
         assert_eq!(prompt("\"a\\n\"").unwrap(), PromptField::Text("a\n".into()));
         assert_eq!(prompt("[\"a\",\"b\"]").unwrap(), PromptField::Texts(vec!["a".into(), "b".into()]));
@@ -326,7 +429,7 @@ mod tests {
         assert_eq!(prompt("[[1],[]]").unwrap(), PromptField::Batches(vec![vec![1], vec![]]));
         for (bad, why) in [
             ("[]", "empty"),
-            ("[1,\"a\"]", "u32"),
+            ("[1,\"a\"]", "a whole number, not below 0"),
             ("[-1]", "token id"),
             ("{}", "a string"),
             ("[4294967296]", "token id"),
@@ -334,6 +437,25 @@ mod tests {
             let error = prompt(bad).unwrap_err();
             assert!(error.contains(why) && error.starts_with("prompt:"), "{bad}: {error}");
         }
+    }
+
+    #[test]
+    fn what_is_many_is_not_read_to_its_end() {
+        let many = |one: &str, count: usize| vec![one; count].join(",");
+        for one in ["\"a\"", "[1]"] {
+            assert!(prompt(&format!("[{}]", many(one, MAX_PROMPTS))).is_ok());
+            let error = prompt(&format!("[{}]", many(one, MAX_PROMPTS + 1))).unwrap_err();
+            assert!(error.contains("more prompts"), "{error}");
+        }
+        assert!(prompt(&format!("[{}]", many("1", MAX_PROMPTS + 1))).is_ok(), "tokens of one prompt");
+        let members = |count: usize| {
+            let members: String = (0..count).map(|at| format!(",\"x{at}\":1")).collect();
+            read(format!("{{\"messages\":[{{\"role\":\"user\"{members}}}]}}").as_bytes())
+                .map(|_| ())
+                .map_err(|e| e.message)
+        };
+        assert!(members(64).is_ok());
+        assert!(members(65).unwrap_err().contains("more than 64 members"));
     }
 
     #[test]

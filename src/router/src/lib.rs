@@ -24,17 +24,25 @@
 //!
 //! All other fields, `priority` among them, are not read here; the body goes along as it came.
 
+mod activity;
 mod answer;
+mod aside;
 mod backend;
+mod bodies;
 mod body;
 mod call;
 mod caller;
 mod chat;
 mod choices;
 mod config;
+mod convert;
 mod error;
 mod fields;
+#[cfg(test)]
+mod fuzz;
 mod json;
+mod line;
+mod places;
 mod plan;
 mod reasoning;
 mod receive;
@@ -54,13 +62,14 @@ mod write;
 
 pub use backend::{Backend, Event, Fault, Model, Readiness, Refusal, Submission, Ticket, Usage};
 pub use body::{Body, CutOff, Reply};
-pub use caller::same_key;
-pub use config::{ApiKey, Extra, ReplyFuture, RouterConfig, TlsFiles};
+pub use caller::{API_TIERS, same_key};
+pub use config::{ApiKey, Extra, Mount, ReplyFuture, RouterConfig, TlsFiles};
 pub use error::ApiError;
+pub use places::{AcceptFailures, Place, Places};
 pub use reasoning::ReasoningParser;
 pub use router::Router;
 pub use serve::ServeError;
-pub use stats::RouterStats;
-pub use tokenize::{Lineage, LoadError, Prompt, Tokenization};
+pub use stats::{Closed, ErrorCount, RouterStats};
+pub use tokenize::{Lineage, LoadError, Prompt, Sample, Tokenization};
 pub use tools::{ToolFormat, ToolParser};
 pub use trace::TraceParent;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use baton_types::Tokens;
 
+use crate::bodies::Room;
 use crate::sampling::Endpoint;
 use crate::speech::SpeechPlan;
 use crate::tokenize::Tokenization;
@@ -35,10 +36,16 @@ pub(crate) struct Plan {
     pub(crate) min_tokens: u32,
     /// Tokens that end the answer and have no text in it, ascending.
     pub(crate) ends: Vec<u32>,
+    /// Those of them that the client named and that are not the model's own: the answer says which of them ended it.
+    pub(crate) named_ends: Vec<u32>,
     pub(crate) echo: bool,
     /// Only the prompt is wanted: engines make one token at least.
     pub(crate) discards_tokens: bool,
     pub(crate) logprobs: bool,
+    /// Logprobs name tokens by number.
+    pub(crate) names_by_id: bool,
+    /// The tokens themselves go along with the text.
+    pub(crate) tells_ids: bool,
     pub(crate) wants_prompt_logs: bool,
     /// The prompt's logprobs are a field of their own.
     pub(crate) shows_prompt_logs: bool,
@@ -46,6 +53,8 @@ pub(crate) struct Plan {
     /// The client is told what the call took.
     pub(crate) tells_usage: bool,
     pub(crate) continuous_usage: bool,
+    /// What the prompts take.
+    pub(crate) _room: Option<Room>,
 }
 
 impl Plan {

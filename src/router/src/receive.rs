@@ -1,18 +1,29 @@
 //! Receiving a body: within its size and in time.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, header};
 use http_body::Body;
 
-use crate::config::RouterConfig;
+use crate::bodies::Bodies;
 use crate::error::ApiError;
 
 /// What is read of a body that is too large, so that its sender gets to read why.
 const DISCARD_BYTES: usize = 64 << 20;
 const DISCARD_TIME: Duration = Duration::from_secs(2);
+/// Room that is made at once for a body whose length was announced: most fit, and whose announcement is untrue costs no
+/// more.
+const RESERVED_BYTES: usize = 256 << 10;
+
+/// Within what a body is received.
+pub(crate) struct Limits<'a> {
+    pub(crate) bytes: usize,
+    pub(crate) within: Duration,
+    pub(crate) bodies: &'a Arc<Bodies>,
+}
 
 /// The body is JSON if it says what it is.
 pub(crate) fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
@@ -31,26 +42,25 @@ fn too_large(limit_bytes: usize) -> ApiError {
 }
 
 /// Reads the whole body.
-pub(crate) async fn body<B>(headers: &HeaderMap, body: B, config: &RouterConfig) -> Result<Bytes, ApiError>
+pub(crate) async fn body<B>(headers: &HeaderMap, body: B, limits: Limits<'_>) -> Result<Bytes, ApiError>
 where
     B: Body<Data = Bytes>,
     B::Error: std::fmt::Display,
 {
-    let limit = Duration::from_millis(config.receive_limit_ms.max(1));
-    let read = tokio::time::timeout(limit, read(headers, body, config.body_limit_bytes));
+    let within = limits.within;
+    let read = tokio::time::timeout(within, read(headers, body, limits));
     read.await.unwrap_or_else(|_| {
-        let message =
-            format!("the body did not arrive within {} ms; send it faster", config.receive_limit_ms);
+        let message = format!("the body did not arrive within {} ms; send it faster", within.as_millis());
         Err(ApiError::new(408, message).code("body_timeout"))
     })
 }
 
-async fn read<B>(headers: &HeaderMap, body: B, limit_bytes: usize) -> Result<Bytes, ApiError>
+async fn read<B>(headers: &HeaderMap, body: B, limits: Limits<'_>) -> Result<Bytes, ApiError>
 where
     B: Body<Data = Bytes>,
     B::Error: std::fmt::Display,
 {
-    let mut body = pin!(body);
+    let (mut body, mut room, limit_bytes) = (pin!(body), limits.bodies.room(), limits.bytes);
     let length =
         headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if length.is_some_and(|length| length > limit_bytes) {
@@ -64,10 +74,14 @@ where
             discard(body).await;
             return Err(too_large(limit_bytes));
         }
+        if let Err(full) = room.grow(data.len()) {
+            discard(body).await;
+            return Err(full);
+        }
         match first.take() {
             None if whole.is_empty() => first = Some(data),
             Some(before) => {
-                whole.reserve(length.unwrap_or(0).max(before.len() + data.len()));
+                whole.reserve(length.unwrap_or(0).min(RESERVED_BYTES).max(before.len() + data.len()));
                 whole.extend_from_slice(&before);
                 whole.extend_from_slice(&data);
             }
@@ -75,7 +89,7 @@ where
         }
     }
     // A body that came in one piece is not copied.
-    Ok(first.unwrap_or_else(|| whole.freeze()))
+    Ok(room.hold(first.unwrap_or_else(|| whole.freeze())))
 }
 
 async fn next_data<B>(body: &mut std::pin::Pin<&mut B>) -> Result<Option<Bytes>, ApiError>

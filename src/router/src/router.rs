@@ -1,28 +1,31 @@
 //! The paths of the front door, and what each answers.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use baton_types::{BlockKey, Tokens};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header};
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use crate::aside::{Aside, LARGE_BYTES};
 use crate::backend::{Backend, Model};
+use crate::bodies::Bodies;
 use crate::body::{Body, Reply};
 use crate::call::{self, Call, Desk};
 use crate::caller;
 use crate::choices::Choices;
-use crate::config::RouterConfig;
+use crate::config::{Mount, RouterConfig};
+use crate::convert;
 use crate::error::ApiError;
-use crate::fields::{self, Fields, PromptField};
 use crate::json;
-use crate::receive;
+use crate::plan::Plan;
+use crate::receive::{self, Limits};
 use crate::sampling::Endpoint;
-use crate::stats::{Counters, RouterStats};
+use crate::stats::{Counters, ErrorCount, RouterStats};
 use crate::stream::{EventStream, StreamTimes};
-use crate::tokenize::{Lineage, Tokenization};
+use crate::tokenize::Tokenization;
 use crate::write;
 
 /// What is behind the router may take this much longer than the client gives to say so.
@@ -33,10 +36,14 @@ const NOT_READY_RETRY_US: u64 = 2_000_000;
 
 /// OpenAI's API in front of a [`Backend`].
 pub struct Router {
-    pub(crate) config: RouterConfig,
+    pub(crate) config: Arc<RouterConfig>,
     tokenization: Arc<Tokenization>,
     backend: Arc<dyn Backend>,
     pub(crate) counters: Arc<Counters>,
+    /// When answers that are under way after a shutdown are broken off, if that was said.
+    pub(crate) closes_at: OnceLock<Instant>,
+    pub(crate) bodies: Arc<Bodies>,
+    aside: Aside,
     started_s: u64,
 }
 
@@ -88,18 +95,34 @@ impl Router {
     pub fn new(config: RouterConfig, tokenization: Tokenization, backend: Arc<dyn Backend>) -> Self {
         let started_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
         let tokenization = Arc::new(tokenization);
-        Self { config, tokenization, backend, counters: Arc::default(), started_s }
+        Self {
+            bodies: Bodies::new(config.bodies_limit_bytes),
+            config: Arc::new(config),
+            tokenization,
+            backend,
+            counters: Arc::default(),
+            closes_at: OnceLock::new(),
+            aside: Aside::new(),
+            started_s,
+        }
     }
 
     /// What was done since the start.
     #[must_use]
     pub fn stats(&self) -> RouterStats {
-        self.counters.read(self.tokenization.cache_counts())
+        self.counters.read(self.tokenization.cache_counts(), self.bodies.taken_bytes())
     }
 
-    /// Whose a request is by its headers, or why it is not let in.
-    pub fn tenant_of(&self, headers: &HeaderMap) -> Result<Option<Arc<str>>, ApiError> {
-        caller::tenant(headers, &self.config.api_keys)
+    /// Errors that were answered since the start, by kind.
+    #[must_use]
+    pub fn errors(&self) -> Vec<ErrorCount> {
+        self.counters.errors()
+    }
+
+    /// Says until when answers may be under way after a shutdown; the first word counts. Without one they have the drain
+    /// limit of the configuration.
+    pub fn close_by(&self, deadline: Instant) {
+        let _ = self.closes_at.set(deadline);
     }
 
     /// Answers a request. Dropping the future, or the response's body, cancels what it started.
@@ -115,6 +138,7 @@ impl Router {
             Ok(reply) => reply,
             Err(error) => {
                 tracing::debug!(status = error.status, path = parts.uri.path(), "{}", error.message);
+                self.counters.erred(&error);
                 error.reply()
             }
         };
@@ -123,6 +147,23 @@ impl Router {
             reply.headers_mut().insert(HeaderName::from_static("x-request-id"), value);
         }
         reply
+    }
+
+    /// What is answered on a connection beyond those that have a place, to all but operators.
+    pub(crate) fn turn_away(&self) -> Reply {
+        let message =
+            "as many connections are open as may be, here or from this address; close some, or try again";
+        let error =
+            ApiError::new(503, message).code("too_many_connections").retry_after_us(NOT_READY_RETRY_US);
+        self.refuse(&error)
+    }
+
+    /// The answer to a request that is not looked at.
+    pub(crate) fn refuse(&self, error: &ApiError) -> Reply {
+        self.counters.received();
+        self.counters.erred(error);
+        self.counters.replied(error.status);
+        error.reply()
     }
 
     async fn answer<B>(&self, parts: &Parts, body: B, request_id: &Arc<str>) -> Result<Reply, ApiError>
@@ -144,7 +185,7 @@ impl Router {
             _ => {}
         }
         // Before the body is read: who is not let in costs nothing.
-        self.tenant_of(&parts.headers)?;
+        caller::admit(&parts.headers, &self.config.api_keys)?;
         match path {
             Path::Models => return Ok(self.models()),
             Path::Model(name) => return self.model_named(name),
@@ -152,10 +193,11 @@ impl Router {
             Path::Responses => return Err(no_responses()),
             _ => receive::check_type(&parts.headers)?,
         }
-        let body = receive::body(&parts.headers, body, &self.config).await?;
+        let limits = self.limits(self.config.body_limit_bytes);
+        let body = receive::body(&parts.headers, body, limits).await?;
         match path {
-            Path::Tokenize => self.tokenize(&body).await,
-            Path::Detokenize => self.detokenize(&body),
+            Path::Tokenize => self.tokenize(body).await,
+            Path::Detokenize => self.detokenize(body).await,
             Path::Generate(endpoint) => self.generate(endpoint, &parts.headers, body, request_id).await,
             _ => Err(unknown_path(parts)),
         }
@@ -166,13 +208,22 @@ impl Router {
         B: http_body::Body<Data = Bytes>,
         B::Error: std::fmt::Display,
     {
-        if let Some(extra) = &self.config.extra {
-            let body = receive::body(&parts.headers, body, &self.config).await?;
-            if let Some(reply) = extra.call(parts, body).await {
-                return Ok(reply);
+        let Some(extra) = &self.config.extra else { return Err(unknown_path(parts)) };
+        let body = match extra.mount(parts) {
+            Mount::Unknown => return Err(unknown_path(parts)),
+            Mount::Refused(reply) => {
+                self.counters.erred(&ApiError::new(reply.status().as_u16(), "").code("operators_only"));
+                return Ok(*reply);
             }
-        }
-        Err(unknown_path(parts))
+            Mount::Bodyless => Bytes::new(),
+            Mount::Body(limit_bytes) => receive::body(&parts.headers, body, self.limits(limit_bytes)).await?,
+        };
+        extra.call(parts, body).await.ok_or_else(|| unknown_path(parts))
+    }
+
+    fn limits(&self, bytes: usize) -> Limits<'_> {
+        let within = Duration::from_millis(self.config.receive_limit_ms.max(1));
+        Limits { bytes: bytes.min(self.config.body_limit_bytes), within, bodies: &self.bodies }
     }
 
     fn ready(&self) -> Reply {
@@ -232,53 +283,26 @@ impl Router {
         out.push(b'}');
     }
 
-    async fn tokenize(&self, body: &[u8]) -> Result<Reply, ApiError> {
-        let fields = fields::read(body)?;
-        let model = self.backend.model();
-        let tokens = match (&fields.prompt, &fields.messages) {
-            (Some(PromptField::Text(text)), None) => {
-                self.tokens(text.to_string(), fields.add_special_tokens.unwrap_or(true)).await?
-            }
-            (None, Some(_)) => {
-                let text = call::render_chat(&self.tokenization, &fields)?;
-                self.tokens(text, fields.add_special_tokens.unwrap_or(false)).await?
-            }
-            _ => return Err(ApiError::invalid("prompt", "send either prompt, as a string, or messages")),
+    async fn tokenize(&self, body: Bytes) -> Result<Reply, ApiError> {
+        let (tokenization, model) = (Arc::clone(&self.tokenization), self.backend.model());
+        let max_model_tokens = model.map(|model| model.max_model_tokens);
+        let out = if body.len() <= LARGE_BYTES {
+            convert::tokenize(&tokenization, max_model_tokens, &body).await?
+        } else {
+            let here = Handle::current();
+            let work = move || here.block_on(convert::tokenize(&tokenization, max_model_tokens, &body));
+            self.aside.run(work).await?
         };
-        let mut out = b"{\"count\":".to_vec();
-        json::integer(&mut out, tokens.len() as u64);
-        out.extend_from_slice(b",\"max_model_len\":");
-        match model {
-            Some(model) => json::integer(&mut out, u64::from(model.max_model_tokens)),
-            None => out.extend_from_slice(b"null"),
-        }
-        out.extend_from_slice(b",\"tokens\":[");
-        for (at, token) in tokens.iter().enumerate() {
-            if at > 0 {
-                out.push(b',');
-            }
-            json::integer(&mut out, u64::from(token));
-        }
-        out.extend_from_slice(b"]}");
         Ok(json_reply(out))
     }
 
-    async fn tokens(&self, text: String, dressed: bool) -> Result<Tokens, ApiError> {
-        // Blocks as long as can be: only the tokens are wanted.
-        let lineage = Lineage { seed: 0, root: BlockKey(0), block_tokens: u32::MAX };
-        let prompt = self.tokenization.prompt(text, dressed, lineage).await;
-        prompt.map(|prompt| prompt.tokens).map_err(|message| ApiError::invalid("prompt", message))
-    }
-
-    fn detokenize(&self, body: &[u8]) -> Result<Reply, ApiError> {
-        let fields = fields::read(body)?;
-        let Fields { tokens: Some(tokens), .. } = &fields else {
-            return Err(ApiError::invalid("tokens", "tokens is missing; send a list of token ids"));
+    async fn detokenize(&self, body: Bytes) -> Result<Reply, ApiError> {
+        let tokenization = Arc::clone(&self.tokenization);
+        let out = if body.len() <= LARGE_BYTES {
+            convert::detokenize(&tokenization, &body)?
+        } else {
+            self.aside.run(move || convert::detokenize(&tokenization, &body)).await?
         };
-        let text = self.tokenization.decode(tokens, fields.skip_special_tokens.unwrap_or(false));
-        let mut out = b"{\"prompt\":".to_vec();
-        json::string(&mut out, &text);
-        out.push(b'}');
         Ok(json_reply(out))
     }
 
@@ -290,9 +314,24 @@ impl Router {
         request_id: &Arc<str>,
     ) -> Result<Reply, ApiError> {
         let model = self.model()?;
-        let desk = Desk { config: &self.config, tokenization: &self.tokenization, model: &model, endpoint };
         let received = Instant::now();
-        let call = desk.read(headers, body, request_id).await?;
+        let call = if body.len() <= LARGE_BYTES {
+            let desk =
+                Desk { config: &self.config, tokenization: &self.tokenization, model: &model, endpoint };
+            desk.read(headers, body, request_id).await?
+        } else {
+            let (config, tokenization) = (Arc::clone(&self.config), Arc::clone(&self.tokenization));
+            let (headers, request_id, here) = (headers.clone(), Arc::clone(request_id), Handle::current());
+            let work = move || {
+                let desk = Desk { config: &config, tokenization: &tokenization, model: &model, endpoint };
+                here.block_on(desk.read(&headers, body, &request_id))
+            };
+            self.aside.run(work).await?
+        };
+        // Its body is let go of when it is submitted; its prompts stay until the answer is there.
+        let mut prompts = self.bodies.room();
+        prompts.grow(call.held_bytes())?;
+        let call = Call { plan: Plan { _room: Some(prompts), ..call.plan }, ..call };
         // What is behind knows the time, too, and names the stage that it ran out in: it goes first.
         let deadline =
             call.timeout_us.map(|timeout_us| received + Duration::from_micros(timeout_us) + TIMEOUT_GRACE);
@@ -332,6 +371,11 @@ impl Router {
         }
         Ok(reply)
     }
+}
+
+/// Whether operators, and those that watch for them, ask for this: it is answered when all places are taken, too.
+pub(crate) fn is_operators(path: &str) -> bool {
+    matches!(Path::of(path), Path::Health | Path::Ready | Path::Other)
 }
 
 fn json_reply(body: Vec<u8>) -> Reply {

@@ -161,15 +161,40 @@ pub(crate) fn stops(fields: &mut Fields<'_>, limit: usize) -> Result<Vec<String>
     wrong.map_or(Ok(stops), |message| Err(ApiError::invalid("stop", message)))
 }
 
-/// Output tokens at most for a prompt of `prompt_tokens`: as asked for, else `otherwise`, else what is
+/// What is known of a prompt's length.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PromptLength {
+    /// It has so many tokens.
+    Tokens(usize),
+    /// It has that many or more, by its text alone.
+    AtLeast(usize),
+}
+
+impl PromptLength {
+    const fn tokens(self) -> usize {
+        let (Self::Tokens(tokens) | Self::AtLeast(tokens)) = self;
+        tokens
+    }
+}
+
+impl std::fmt::Display for PromptLength {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tokens(tokens) => write!(f, "{tokens}"),
+            Self::AtLeast(tokens) => write!(f, "at least {tokens}"),
+        }
+    }
+}
+
+/// Output tokens at most for a prompt of such a length: as asked for, else `otherwise`, else what is
 /// left of the context. Refuses what the context cannot hold.
 pub(crate) fn room(
     fields: &Fields<'_>,
-    prompt_tokens: usize,
+    prompt: PromptLength,
     otherwise: Option<u32>,
     model: &Model,
 ) -> Result<u32, ApiError> {
-    let context = model.max_model_tokens as usize;
+    let (context, prompt_tokens) = (model.max_model_tokens as usize, prompt.tokens());
     let asked = fields.max_completion_tokens.or(fields.max_tokens);
     let name = if fields.max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
     if asked == Some(0) && fields.echo != Some(true) {
@@ -180,7 +205,7 @@ pub(crate) fn room(
     if prompt_tokens + wanted > context {
         let of_which = if asked.is_some() { format!(" and {wanted} for the answer") } else { String::new() };
         let message = format!(
-            "This model's maximum context length is {context} tokens. However, you asked for {prompt_tokens} in \
+            "This model's maximum context length is {context} tokens. However, you asked for {prompt} in \
              the prompt{of_which}. Please shorten the prompt or the answer."
         );
         let param = if prompt_tokens >= context || asked.is_none() { "messages" } else { name };
@@ -209,6 +234,7 @@ mod tests {
             end_tokens: vec![257],
             max_model_tokens: 100,
             block_tokens: 16,
+            constrains: false,
         }
     }
 
@@ -249,13 +275,17 @@ mod tests {
 
     #[test]
     fn the_answer_fits_the_context() {
-        let room = |json: &str, prompt| super::room(&read(json.as_bytes()).unwrap(), prompt, None, &model());
+        let room_after =
+            |json: &str, prompt| super::room(&read(json.as_bytes()).unwrap(), prompt, None, &model());
+        let room = |json: &str, prompt| room_after(json, PromptLength::Tokens(prompt));
         assert_eq!(room("{}", 40).unwrap(), 60);
         assert_eq!(room(r#"{"max_tokens":7}"#, 40).unwrap(), 7);
         assert_eq!(room(r#"{"max_tokens":7,"max_completion_tokens":9}"#, 40).unwrap(), 9);
         for (json, prompt) in [("{}", 100), (r#"{"max_tokens":61}"#, 40)] {
             assert_eq!(room(json, prompt).unwrap_err().code.as_deref(), Some("context_length_exceeded"));
         }
+        let error = room_after("{}", PromptLength::AtLeast(100)).unwrap_err();
+        assert!(error.message.contains("at least 100 in the prompt"), "{}", error.message);
         assert!(room(r#"{"max_tokens":0}"#, 1).is_err());
         assert_eq!(room(r#"{"max_tokens":0,"echo":true}"#, 1).unwrap(), 0);
         assert_eq!(room(r#"{"min_tokens":8,"max_tokens":7}"#, 1).unwrap_err().param, Some("min_tokens"));

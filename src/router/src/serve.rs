@@ -1,21 +1,33 @@
-//! Connections: accepted within a bound, served over HTTP/1 and HTTP/2, and drained at the end.
+//! Connections: accepted within bounds, served over HTTP/1 and HTTP/2, closed when they are of no use, and drained at the
+//! end.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
+use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
+use http::{HeaderValue, Request, Version, header};
+use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
-use crate::router::Router;
+use crate::activity::{Activity, Patience};
+use crate::line::{Line, Lookout};
+use crate::places::{AcceptFailures, Place, Places};
+use crate::router::{Router, is_operators};
 use crate::stall::StallLimited;
+use crate::stats::Closed;
 use crate::tls;
 
 /// Headers of a request at most, in number and bytes.
@@ -23,8 +35,14 @@ const MAX_HEADERS: usize = 128;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 /// Streams of one HTTP/2 connection at once.
 const MAX_STREAMS: u32 = 1_024;
-/// How long to wait when the kernel has no connection to give, such as for want of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Bytes of one stream's answer that wait to be sent over HTTP/2, beside the frame that is being made.
+const MAX_UNSENT_BYTES: usize = 32 << 10;
+/// Connections beyond those that have a place: operators get in, all others are told why they do not.
+const SPARE_PLACES: usize = 64;
+/// How long such a connection may be silent.
+const SPARE_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a connection may be open after an answer. Over HTTP/1 the time for the next request's head ends sooner.
+const IDLE_PATIENCE: Duration = Duration::from_secs(300);
 
 /// Why the front door cannot open.
 #[derive(Debug)]
@@ -44,6 +62,9 @@ impl std::fmt::Display for ServeError {
 
 impl std::error::Error for ServeError {}
 
+/// What is left for connections to close when the time to drain is over.
+const LAST_MOMENT: Duration = Duration::from_millis(200);
+
 /// How a connection is served.
 #[derive(Clone)]
 struct Connector {
@@ -51,7 +72,23 @@ struct Connector {
     builder: Builder<TokioExecutor>,
     tls: Option<TlsAcceptor>,
     stall_limit: Duration,
-    receive_limit: Duration,
+    patience: Patience,
+    /// Ends what is still under way at the end of the drain.
+    drained: CancellationToken,
+}
+
+/// Where connections are, and where those are that have no place.
+struct Rooms {
+    places: Arc<Places>,
+    spare: Arc<Places>,
+}
+
+impl Rooms {
+    /// A place, and whether it is a spare one.
+    fn take(&self, peer: IpAddr) -> Option<(Place, bool)> {
+        let place = self.places.take(peer).map(|place| (place, false));
+        place.or_else(|| self.spare.take(peer).map(|place| (place, true)))
+    }
 }
 
 impl Router {
@@ -63,57 +100,80 @@ impl Router {
         shutdown: CancellationToken,
     ) -> Result<(), ServeError> {
         let config = &self.config;
-        let receive_limit = Duration::from_millis(config.receive_limit_ms.max(1));
+        let first = Duration::from_millis(config.receive_limit_ms.max(1));
         let connector = Connector {
             tls: config.tls.as_ref().map(tls::acceptor).transpose()?,
-            builder: builder(receive_limit),
+            builder: builder(first),
             stall_limit: Duration::from_millis(config.stall_limit_ms.max(1)),
-            receive_limit,
+            patience: Patience { first, idle: IDLE_PATIENCE },
+            drained: CancellationToken::new(),
             router: Arc::clone(&self),
         };
-        let drain_limit = Duration::from_millis(config.drain_limit_ms);
-        let limit = Arc::new(Semaphore::new(config.connections_limit.clamp(1, Semaphore::MAX_PERMITS)));
-        let graceful = GracefulShutdown::new();
-        let drained = CancellationToken::new();
+        let rooms = Rooms { places: Places::new(config.connections_limit), spare: Places::new(SPARE_PLACES) };
+        let (graceful, tasks) = (GracefulShutdown::new(), TaskTracker::new());
+        let mut failures = AcceptFailures::default();
         loop {
             let accepted = tokio::select! {
                 biased;
                 () = shutdown.cancelled() => break,
-                accepted = accept(&listener, &limit) => accepted,
+                accepted = listener.accept() => accepted,
             };
-            let Some((stream, permit)) = accepted else { continue };
-            let (connector, watcher, drained) = (connector.clone(), graceful.watcher(), drained.clone());
-            tokio::spawn(async move {
-                tokio::select! {
-                    () = connector.connect(stream, watcher) => {}
-                    () = drained.cancelled() => {}
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    self.counters.not_accepted();
+                    let closed = failures.pause("front door", &listener, &error).await;
+                    (0..closed).for_each(|_| self.counters.closed(Closed::NoPlace));
+                    continue;
                 }
-                drop(permit);
-            });
+            };
+            match rooms.take(peer.ip()) {
+                Some(place) => {
+                    tasks.spawn(connector.clone().connect(stream, place, graceful.watcher()));
+                }
+                None => self.counters.closed(Closed::NoPlace),
+            }
         }
         drop(listener);
-        if tokio::time::timeout(drain_limit, graceful.shutdown()).await.is_err() {
-            tracing::warn!("router: calls were still under way at the drain limit; they are broken off");
-        }
-        drained.cancel();
+        self.drain(graceful).await;
+        connector.drained.cancel();
+        tasks.close();
+        tasks.wait().await;
         Ok(())
+    }
+
+    /// Waits for what is under way, as long as there is time.
+    async fn drain(&self, graceful: GracefulShutdown) {
+        let limit = Duration::from_millis(self.config.drain_limit_ms);
+        let now = Instant::now();
+        // Connections without an answer under way close in a moment, and have it even when time is up.
+        let deadline = self.closes_at.get().map_or(now + limit, |&at| at.max(now + LAST_MOMENT));
+        if tokio::time::timeout_at(deadline, graceful.shutdown()).await.is_err() {
+            let connections = self.stats().connections;
+            tracing::warn!(
+                connections,
+                "router: answers were still under way when the time to drain was over; they are broken off"
+            );
+        }
     }
 }
 
 fn builder(receive_limit: Duration) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
+    // No `pipeline_flush`: with it hyper writes without bound for a client that does not read, and not at all while there
+    // are bytes of a next request.
     builder
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(receive_limit)
         .max_headers(MAX_HEADERS)
-        .max_buf_size(4 * MAX_HEADER_BYTES)
-        .pipeline_flush(true);
+        .max_buf_size(MAX_HEADER_BYTES);
     builder
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
         .max_header_list_size(MAX_HEADER_BYTES as u32)
+        .max_send_buf_size(MAX_UNSENT_BYTES)
         .initial_stream_window_size(1 << 20)
         .initial_connection_window_size(4 << 20)
         .keep_alive_interval(Duration::from_secs(20))
@@ -121,45 +181,77 @@ fn builder(receive_limit: Duration) -> Builder<TokioExecutor> {
     builder
 }
 
-/// The next connection, with its place among those that may be open at once.
-async fn accept(listener: &TcpListener, limit: &Arc<Semaphore>) -> Option<(TcpStream, OwnedSemaphorePermit)> {
-    let permit = Arc::clone(limit).acquire_owned().await.expect("the semaphore is never closed");
-    match listener.accept().await {
-        Ok((stream, _)) => Some((stream, permit)),
-        Err(e) => {
-            tracing::warn!("router: accept: {e}; raise the limit of open files if it says too many");
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            None
-        }
-    }
-}
-
 impl Connector {
-    async fn connect(self, stream: TcpStream, watcher: Watcher) {
+    async fn connect(mut self, stream: TcpStream, (place, spare): (Place, bool), watcher: Watcher) {
+        let counters = Arc::clone(&self.router.counters);
+        let _open = counters.opened();
+        if spare {
+            self.patience = Patience { first: SPARE_PATIENCE, idle: SPARE_PATIENCE };
+        }
+        let (activity, patience, drained) = (Activity::new(), self.patience, self.drained.clone());
+        tokio::select! {
+            biased;
+            () = self.greet(stream, (Arc::clone(&activity), spare), watcher) => {}
+            why = activity.outlasts(patience) => counters.closed(why),
+            () = drained.cancelled() => counters.closed(Closed::Drained),
+        }
+        drop(place);
+    }
+
+    async fn greet(self, stream: TcpStream, with: (Arc<Activity>, bool), watcher: Watcher) {
         // Tokens are small, and each is wanted at once.
         if let Err(e) = stream.set_nodelay(true) {
             tracing::debug!("router: nodelay: {e}");
         }
-        let stream = StallLimited::new(stream, self.stall_limit);
+        let (line, lookout) = Line::new(stream);
+        let stream = StallLimited::new(line, self.stall_limit, Arc::clone(&self.router.counters));
         match self.tls.clone() {
-            None => self.serve(stream, watcher).await,
-            Some(tls) => match tokio::time::timeout(self.receive_limit, tls.accept(stream)).await {
-                Ok(Ok(stream)) => self.serve(stream, watcher).await,
-                Ok(Err(e)) => tracing::debug!("router: TLS handshake: {e}"),
-                Err(_) => tracing::debug!("router: TLS handshake: the client took too long"),
+            None => self.serve(stream, with, (lookout, watcher)).await,
+            // The time for the first request's head is running.
+            Some(tls) => match tls.accept(stream).await {
+                Ok(stream) => self.serve(stream, with, (lookout, watcher)).await,
+                Err(e) => tracing::debug!("router: TLS handshake: {e}"),
             },
         }
     }
 
-    async fn serve<T: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: T, watcher: Watcher) {
-        let router = self.router;
-        let service = service_fn(move |request| {
-            let router = Arc::clone(&router);
-            async move { Ok::<_, Infallible>(router.call(request).await) }
+    async fn serve<T: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        self,
+        stream: T,
+        (activity, spare): (Arc<Activity>, bool),
+        (lookout, watcher): (Lookout, Watcher),
+    ) {
+        let (router, seen) = (self.router, Arc::clone(&activity));
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (router, under_way) = (Arc::clone(&router), seen.begin());
+            async move {
+                let operators = is_operators(request.uri().path());
+                let (reply, room) = if spare && !operators {
+                    let mut reply = router.turn_away();
+                    if request.version() < Version::HTTP_2 {
+                        reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                    }
+                    (reply, None)
+                } else {
+                    match router.bodies.request(request.headers(), operators) {
+                        Ok(room) => (router.call(request).await, Some(room)),
+                        Err(full) => (router.refuse(&full), None),
+                    }
+                };
+                Ok::<_, Infallible>(reply.map(|body| body.with(under_way, room)))
+            }
         });
         let connection = self.builder.serve_connection(TokioIo::new(stream), service).into_owned();
-        if let Err(e) = watcher.watch(connection).await {
-            tracing::debug!("router: connection: {e}");
+        let mut connection = pin!(watcher.watch(connection));
+        let ended = poll_fn(|cx| match connection.as_mut().poll(cx) {
+            Poll::Ready(ended) => Poll::Ready(Some(ended)),
+            Poll::Pending if activity.is_under_way() => lookout.poll_left(cx).map(|()| None),
+            Poll::Pending => Poll::Pending,
+        });
+        match ended.await {
+            Some(Ok(())) => {}
+            Some(Err(e)) => tracing::debug!("router: connection: {e}"),
+            None => tracing::debug!("router: connection: the client left before its answer"),
         }
     }
 }

@@ -68,6 +68,8 @@ pub(crate) struct SpeechPlan {
     pub(crate) offer: Option<Arc<Offer>>,
     /// Reasoning is told apart; true when the prompt has opened it.
     pub(crate) thoughts: Option<bool>,
+    /// Reasoning is told apart and not shown.
+    pub(crate) hides_thoughts: bool,
     /// Special tokens that are seen here though they are not shown, ascending.
     pub(crate) seen: Arc<[u32]>,
 }
@@ -83,6 +85,7 @@ impl SpeechPlan {
 #[derive(Debug)]
 pub(crate) struct Speech {
     thoughts: Option<Thoughts>,
+    hides_thoughts: bool,
     reader: Option<Reader>,
     parts: Parts,
     /// Reused for what comes after reasoning.
@@ -93,6 +96,7 @@ impl Speech {
     pub(crate) fn new(plan: &SpeechPlan) -> Self {
         Self {
             thoughts: plan.thoughts.map(Thoughts::new),
+            hides_thoughts: plan.hides_thoughts,
             reader: plan.offer.clone().map(Reader::new),
             parts: Parts::default(),
             rest: String::new(),
@@ -138,7 +142,9 @@ impl Speech {
 
     /// What came since this was last called.
     pub(crate) fn take(&mut self) -> Vec<Part> {
-        std::mem::take(&mut self.parts.list)
+        let mut parts = std::mem::take(&mut self.parts.list);
+        parts.retain(|part| !self.hides_thoughts || !matches!(part, Part::Reasoning(_)));
+        parts
     }
 }
 

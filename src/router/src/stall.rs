@@ -3,11 +3,14 @@
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
+
+use crate::stats::{Closed, Counters};
 
 /// Passes reads and writes on. A write that gets nothing across for the whole limit fails.
 pub(crate) struct StallLimited<T> {
@@ -15,11 +18,12 @@ pub(crate) struct StallLimited<T> {
     limit: Duration,
     alarm: Pin<Box<Sleep>>,
     stalled: bool,
+    counters: Arc<Counters>,
 }
 
 impl<T> StallLimited<T> {
-    pub(crate) fn new(inner: T, limit: Duration) -> Self {
-        Self { inner, limit, alarm: Box::pin(tokio::time::sleep(limit)), stalled: false }
+    pub(crate) fn new(inner: T, limit: Duration, counters: Arc<Counters>) -> Self {
+        Self { inner, limit, alarm: Box::pin(tokio::time::sleep(limit)), stalled: false, counters }
     }
 
     /// Judges a write: time runs from the first that got nothing across.
@@ -33,6 +37,7 @@ impl<T> StallLimited<T> {
             self.alarm.as_mut().reset(Instant::now() + self.limit);
         }
         ready!(self.alarm.as_mut().poll(cx));
+        self.counters.closed(Closed::Unread);
         let message = "write: the client reads nothing of its answer; it was cut off";
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, message)))
     }
@@ -85,24 +90,52 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+    fn limited(inner: tokio::io::DuplexStream) -> (StallLimited<tokio::io::DuplexStream>, Arc<Counters>) {
+        let counters = Arc::<Counters>::default();
+        (StallLimited::new(inner, Duration::from_millis(200), Arc::clone(&counters)), counters)
+    }
+
     #[tokio::test]
-    async fn a_peer_that_does_not_read_is_cut_off_and_a_slow_one_is_not() {
-        let (near, mut far) = tokio::io::duplex(4);
-        let mut near = StallLimited::new(near, Duration::from_millis(200));
-        let slow = tokio::spawn(async move {
-            let mut byte = [0; 4];
-            for _ in 0..4 {
-                tokio::time::sleep(Duration::from_millis(80)).await;
-                far.read_exact(&mut byte).await.unwrap();
+    async fn a_slow_reader_is_not_cut_off() {
+        // A machine that is held up for longer than the limit says nothing: once more.
+        for _ in 0..10 {
+            let (near, mut far) = tokio::io::duplex(4);
+            let (mut near, counters) = limited(near);
+            let slow = tokio::spawn(async move {
+                let (mut bytes, mut longest, mut last) = ([0; 4], Duration::ZERO, Instant::now());
+                for _ in 0..6 {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    if far.read_exact(&mut bytes).await.is_err() {
+                        break;
+                    }
+                    longest = longest.max(std::mem::replace(&mut last, Instant::now()).elapsed());
+                }
+                longest.max(last.elapsed())
+            });
+            let begun = Instant::now();
+            let written = near.write_all(&[7; 24]).await;
+            let took = begun.elapsed();
+            drop(near);
+            let longest = slow.await.unwrap();
+            if longest >= Duration::from_millis(150) {
+                continue;
             }
-            far
-        });
-        near.write_all(&[7; 16]).await.unwrap();
-        let _far = slow.await.unwrap();
+            assert!(written.is_ok(), "{written:?}");
+            assert!(took > Duration::from_millis(200), "longer than the limit: {took:?}");
+            assert_eq!(counters.read((0, 0), 0).closed[Closed::Unread as usize], 0);
+            return;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_does_not_read_is_cut_off() {
+        let (near, _far) = tokio::io::duplex(4);
+        let (mut near, counters) = limited(near);
         near.write_all(&[7; 4]).await.unwrap();
         let begun = Instant::now();
         let error = near.write_all(&[7; 4]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(begun.elapsed() >= Duration::from_millis(190));
+        assert_eq!(counters.read((0, 0), 0).closed[Closed::Unread as usize], 1);
     }
 }

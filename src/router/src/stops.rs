@@ -56,26 +56,26 @@ impl StopWatch {
         Self { stops: stops.iter().map(|stop| Stop::new(stop)).collect(), held: String::new(), keep_stop }
     }
 
-    /// Takes in a piece of text and appends to `out` what can be shown now. True when a stop string
-    /// was found: `out` then has the last of the text, and nothing may be pushed after it.
-    pub(crate) fn push(&mut self, text: &str, out: &mut String) -> bool {
+    /// Takes in a piece of text and appends to `out` what can be shown now. When a stop string was found it is given back:
+    /// `out` then has the last of the text, and nothing may be pushed after it.
+    pub(crate) fn push(&mut self, text: &str, out: &mut String) -> Option<&str> {
         if self.stops.is_empty() {
             out.push_str(text);
-            return false;
+            return None;
         }
         for (at, byte) in text.bytes().enumerate() {
-            let mut found: Option<usize> = None;
-            for stop in &mut self.stops {
+            let mut found: Option<(usize, usize)> = None;
+            for (which, stop) in self.stops.iter_mut().enumerate() {
                 if stop.push(byte) {
-                    found = found.max(Some(stop.text.len()));
+                    found = found.max(Some((stop.text.len(), which)));
                 }
             }
-            if let Some(length) = found {
+            if let Some((length, which)) = found {
                 self.held.push_str(&text[..=at]);
                 let keep = if self.keep_stop { self.held.len() } else { self.held.len() - length };
                 out.push_str(&self.held[..keep]);
                 self.held.clear();
-                return true;
+                return self.stops.get(which).map(|stop| &*stop.text);
             }
         }
         self.held.push_str(text);
@@ -83,7 +83,7 @@ impl StopWatch {
         let shown = self.held.len() - open;
         out.push_str(&self.held[..shown]);
         self.held.drain(..shown);
-        false
+        None
     }
 
     /// The text is over: appends what was held back.
@@ -117,7 +117,8 @@ mod tests {
         let mut watch = StopWatch::new(stops, keep_stop);
         let mut out = String::new();
         for piece in pieces {
-            if watch.push(piece, &mut out) {
+            if let Some(found) = watch.push(piece, &mut out) {
+                assert!(stops.iter().any(|stop| stop == found));
                 return (out, true);
             }
         }
@@ -144,7 +145,7 @@ mod tests {
             let mut watch = StopWatch::new(std::slice::from_ref(&stop), false);
             let mut out = String::new();
             for piece in &pieces {
-                if watch.push(piece, &mut out) {
+                if watch.push(piece, &mut out).is_some() {
                     break;
                 }
                 prop_assert!(watch.held.len() < stop.len());
@@ -155,12 +156,12 @@ mod tests {
 
     #[test]
     fn a_stop_across_pieces_never_shows() {
-        let mut watch = StopWatch::new(&["END".to_owned()], false);
+        let mut watch = StopWatch::new(&["D".to_owned(), "END".to_owned()], false);
         let mut out = String::new();
-        assert!(!watch.push("one E", &mut out));
+        assert_eq!(watch.push("one E", &mut out), None);
         assert_eq!(out, "one ");
-        assert!(!watch.push("N", &mut out));
-        assert!(watch.push("D two", &mut out));
+        assert_eq!(watch.push("N", &mut out), None);
+        assert_eq!(watch.push("D two", &mut out), Some("END"), "the longer of two that end there");
         assert_eq!(out, "one ");
     }
 }

@@ -147,7 +147,7 @@ impl Flow {
     fn write_start(&mut self) {
         let totals = self.totals_if_wanted();
         for index in 0..self.choices.answers.len() {
-            self.writer.role(&mut self.buffer, index, totals);
+            self.writer.role(&mut self.buffer, index, (&self.choices.plan, totals));
         }
         for index in 0..self.choices.answers.len() {
             self.write_answer(index);

@@ -1,12 +1,14 @@
 //! OpenAI's response objects, written by hand into a reused buffer.
 
-use crate::answer::{Answer, TokenLog};
+mod logs;
+
+use self::logs::{write_logs, write_prompt_logs};
+use crate::answer::{Answer, StopReason, TokenLog};
 use crate::error::ApiError;
 use crate::json;
 use crate::plan::Plan;
 use crate::sampling::Endpoint;
 use crate::speech::{Message, Part};
-use crate::tokenize::Tokenization;
 
 /// Last words of a stream that went well.
 pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
@@ -105,8 +107,8 @@ impl ChunkWriter {
         json::integer(out, index as u64);
     }
 
+    /// Closes an event whose choices are closed.
     fn close(&self, out: &mut Vec<u8>, totals: Option<Totals>) {
-        put(out, "]");
         match (self.usage, totals) {
             (Usage::Absent, _) => {}
             (Usage::Each, Some(totals)) => {
@@ -118,13 +120,16 @@ impl ChunkWriter {
         put(out, "}\n\n");
     }
 
-    /// The event that says who speaks, for chats.
-    pub(crate) fn role(&self, out: &mut Vec<u8>, index: usize, totals: Option<Totals>) {
+    /// The event that says who speaks, for chats; the first has the prompt's tokens, where they are wanted.
+    pub(crate) fn role(&self, out: &mut Vec<u8>, index: usize, (plan, totals): (&Plan, Option<Totals>)) {
         if self.chat {
             self.open(out, index);
             put(out, ",\"delta\":{\"role\":\"assistant\",\"content\":");
             put(out, if self.plain { "\"\"" } else { "null" });
-            put(out, "},\"logprobs\":null,\"finish_reason\":null}");
+            put(out, "},\"logprobs\":null,\"finish_reason\":null}]");
+            if index == 0 && plan.tells_ids {
+                write_prompt_ids(out, plan, 0);
+            }
             self.close(out, totals);
         }
     }
@@ -141,10 +146,10 @@ impl ChunkWriter {
         if let Some(speech) = &mut answer.speech {
             let parts = speech.take();
             if parts.is_empty() && !logs.is_empty() {
-                self.delta(out, (index, None), (plan, &logs), totals);
+                self.delta(out, (index, None), (plan, &logs), (answer, totals));
             }
             for part in &parts {
-                self.delta(out, (index, Some(part)), (plan, &logs), totals);
+                self.delta(out, (index, Some(part)), (plan, &logs), (answer, totals));
                 logs.clear();
             }
         } else if !answer.shown.is_empty() || !logs.is_empty() {
@@ -155,7 +160,8 @@ impl ChunkWriter {
             put(out, if self.chat { "\"}" } else { "\"" });
             put(out, ",\"logprobs\":");
             write_logs(out, plan, &logs);
-            put(out, ",\"finish_reason\":null}");
+            put(out, ",\"finish_reason\":null");
+            self.close_choice(out, plan, answer);
             self.close(out, totals);
         }
         if let Some(finish) = answer.finish_name().filter(|_| !answer.end_told) {
@@ -164,9 +170,22 @@ impl ChunkWriter {
             put(out, if self.chat { ",\"delta\":{}" } else { ",\"text\":\"\"" });
             put(out, ",\"logprobs\":null,\"finish_reason\":\"");
             put(out, finish);
-            put(out, "\"}");
+            put(out, "\"");
+            write_stop_reason(out, answer.stop_reason.as_ref());
+            self.close_choice(out, plan, answer);
             self.close(out, totals);
         }
+    }
+
+    /// The last fields of a choice, the brace that closes it, and the bracket behind it.
+    fn close_choice(&self, out: &mut Vec<u8>, plan: &Plan, answer: &mut Answer) {
+        if !self.chat && !std::mem::replace(&mut answer.prompt_told, true) {
+            write_prompt_ids(out, plan, answer.prompt_at());
+        }
+        if plan.tells_ids {
+            write_ids(out, ",\"token_ids\":", answer.ids.drain(..));
+        }
+        put(out, "}]");
     }
 
     /// The event with a part of an answer, or only with what is said of its tokens.
@@ -175,7 +194,7 @@ impl ChunkWriter {
         out: &mut Vec<u8>,
         (index, part): (usize, Option<&Part>),
         (plan, logs): (&Plan, &[TokenLog]),
-        totals: Option<Totals>,
+        (answer, totals): (&mut Answer, Option<Totals>),
     ) {
         self.open(out, index);
         put(out, ",\"delta\":{");
@@ -188,7 +207,8 @@ impl ChunkWriter {
         } else {
             write_logs(out, plan, logs);
         }
-        put(out, ",\"finish_reason\":null}");
+        put(out, ",\"finish_reason\":null");
+        self.close_choice(out, plan, answer);
         self.close(out, totals);
     }
 
@@ -313,25 +333,53 @@ pub(crate) fn whole(plan: &Plan, answers: &mut [Answer]) -> Vec<u8> {
         write_logs(&mut out, plan, &answer.take_logs());
         put(&mut out, ",\"finish_reason\":");
         json::string(&mut out, answer.finish_name().unwrap_or("stop"));
-        if plan.shows_prompt_logs {
-            put(&mut out, ",\"prompt_logprobs\":");
-            write_prompt_logs(&mut out, &plan.tokenization, &answer.prompt_logs);
+        write_stop_reason(&mut out, answer.stop_reason.as_ref());
+        if !chat {
+            write_prompt(&mut out, plan, answer);
+        }
+        if plan.tells_ids {
+            write_ids(&mut out, ",\"token_ids\":", answer.ids.drain(..));
         }
         put(&mut out, "}");
     }
-    put(&mut out, "],\"usage\":");
+    put(&mut out, "]");
+    // A chat has one prompt, whatever the number of its answers.
+    if let Some(answer) = answers.first().filter(|_| chat) {
+        write_prompt(&mut out, plan, answer);
+    }
+    put(&mut out, ",\"usage\":");
     Totals::of(plan, answers.iter()).write(&mut out);
     put(&mut out, "}");
     out
 }
 
-fn write_logs(out: &mut Vec<u8>, plan: &Plan, logs: &[TokenLog]) {
-    if !plan.logprobs {
-        put(out, "null");
-    } else if plan.endpoint == Endpoint::Chat {
-        write_chat_logs(out, &plan.tokenization, logs);
-    } else {
-        write_completion_logs(out, &plan.tokenization, logs);
+/// What is told of a prompt beside its answer, where the client wants it.
+fn write_prompt(out: &mut Vec<u8>, plan: &Plan, answer: &Answer) {
+    if plan.shows_prompt_logs {
+        put(out, ",\"prompt_logprobs\":");
+        write_prompt_logs(out, &plan.tokenization, &answer.prompt_logs);
+    }
+    if plan.tells_ids {
+        write_prompt_ids(out, plan, answer.prompt_at());
+    }
+}
+
+fn write_prompt_ids(out: &mut Vec<u8>, plan: &Plan, prompt_at: usize) {
+    let tokens = plan.prompts.get(prompt_at).map(|prompt| &prompt.tokens);
+    write_ids(out, ",\"prompt_token_ids\":", tokens.into_iter().flat_map(|tokens| tokens.iter()));
+}
+
+fn write_ids(out: &mut Vec<u8>, name: &str, ids: impl Iterator<Item = u32>) {
+    put(out, name);
+    list(out, ids, |out, id| json::integer(out, u64::from(id)));
+}
+
+fn write_stop_reason(out: &mut Vec<u8>, reason: Option<&StopReason>) {
+    put(out, ",\"stop_reason\":");
+    match reason {
+        None => put(out, "null"),
+        Some(StopReason::Text(text)) => json::string(out, text),
+        Some(StopReason::Token(token)) => json::integer(out, u64::from(*token)),
     }
 }
 
@@ -345,105 +393,4 @@ fn list<T>(out: &mut Vec<u8>, items: impl IntoIterator<Item = T>, mut item: impl
         item(out, one);
     }
     out.push(b']');
-}
-
-fn write_chat_logs(out: &mut Vec<u8>, with: &Tokenization, logs: &[TokenLog]) {
-    let entry = |out: &mut Vec<u8>, token: u32, logprob: f32| {
-        put(out, "{\"token\":");
-        token_name(out, with, token);
-        put(out, ",\"logprob\":");
-        json::logprob(out, logprob);
-        put(out, ",\"bytes\":");
-        json::byte_array(out, with.token_bytes(token));
-    };
-    put(out, "{\"content\":");
-    list(out, logs, |out, log| {
-        entry(out, log.token, log.logprob.as_ref().map_or(f32::NEG_INFINITY, |logprob| logprob.logprob));
-        put(out, ",\"top_logprobs\":");
-        list(out, log.logprob.iter().flat_map(|logprob| &logprob.top), |out, &(token, logprob)| {
-            entry(out, token, logprob);
-            put(out, "}");
-        });
-        put(out, "}");
-    });
-    put(out, ",\"refusal\":null}");
-}
-
-fn write_completion_logs(out: &mut Vec<u8>, with: &Tokenization, logs: &[TokenLog]) {
-    put(out, "{\"tokens\":");
-    list(out, logs, |out, log| token_name(out, with, log.token));
-    put(out, ",\"token_logprobs\":");
-    list(out, logs, |out, log| match &log.logprob {
-        Some(logprob) => json::logprob(out, logprob.logprob),
-        None => put(out, "null"),
-    });
-    put(out, ",\"top_logprobs\":");
-    list(out, logs, |out, log| match &log.logprob {
-        Some(logprob) => top_by_name(out, with, (log.token, logprob.logprob), &logprob.top),
-        None => put(out, "null"),
-    });
-    put(out, ",\"text_offset\":");
-    list(out, logs, |out, log| json::integer(out, log.start_chars as u64));
-    put(out, "}");
-}
-
-/// The likeliest tokens by name, the one that was drawn among them; a name stands once.
-fn top_by_name(out: &mut Vec<u8>, with: &Tokenization, drawn: (u32, f32), top: &[(u32, f32)]) {
-    let also = top.iter().all(|one| one.0 != drawn.0).then_some(drawn);
-    let mut names: Vec<Vec<u8>> = Vec::with_capacity(top.len() + 1);
-    put(out, "{");
-    for (token, logprob) in top.iter().copied().chain(also) {
-        let mut name = Vec::new();
-        token_name(&mut name, with, token);
-        if names.contains(&name) {
-            continue;
-        }
-        if !names.is_empty() {
-            put(out, ",");
-        }
-        out.extend_from_slice(&name);
-        put(out, ":");
-        json::logprob(out, logprob);
-        names.push(name);
-    }
-    put(out, "}");
-}
-
-/// vLLM's shape: for each token but the first, the tokens considered there, by id.
-fn write_prompt_logs(out: &mut Vec<u8>, with: &Tokenization, logs: &[TokenLog]) {
-    list(out, logs, |out, log| {
-        let Some(logprob) = &log.logprob else { return put(out, "null") };
-        let rank = logprob.top.iter().position(|one| one.0 == log.token);
-        let also = rank.is_none().then_some((log.token, logprob.logprob));
-        put(out, "{");
-        for (at, (token, value)) in logprob.top.iter().copied().chain(also).enumerate() {
-            put(out, if at > 0 { ",\"" } else { "\"" });
-            json::integer(out, u64::from(token));
-            put(out, "\":{\"logprob\":");
-            json::logprob(out, value);
-            put(out, ",\"rank\":");
-            if at < logprob.top.len() {
-                json::integer(out, at as u64 + 1)
-            } else {
-                put(out, "null")
-            }
-            put(out, ",\"decoded_token\":");
-            token_name(out, with, token);
-            put(out, "}");
-        }
-        put(out, "}");
-    });
-}
-
-/// The token as a JSON string; bytes that are no text are named `bytes:\x..`.
-fn token_name(out: &mut Vec<u8>, with: &Tokenization, token: u32) {
-    let bytes = with.token_bytes(token);
-    if let Ok(text) = std::str::from_utf8(bytes) {
-        return json::string(out, text);
-    }
-    put(out, "\"bytes:");
-    for byte in bytes {
-        put(out, &format!("\\\\x{byte:02x}"));
-    }
-    put(out, "\"");
 }

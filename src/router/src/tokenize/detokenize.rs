@@ -83,6 +83,6 @@ impl Detokenizer {
         // What is left out did not get here where some special tokens are written.
         let skips = self.skip_special && self.seen.is_empty();
         // A decoder that fails on a token has no text for it.
-        folder.tokenizer.decode(&self.window, skips).unwrap_or_default()
+        folder.encoder.reference().decode(&self.window, skips).unwrap_or_default()
     }
 }

@@ -10,6 +10,8 @@ use tokenizers::decoders::DecoderWrapper;
 use tokenizers::{AddedToken, Tokenizer};
 
 use super::LoadError;
+use super::encoder::Encoder;
+use super::least::longest_token_bytes;
 use super::splitter::{Mark, Splitter};
 use super::table::TokenTable;
 use super::template::{SpecialTexts, Template};
@@ -18,7 +20,7 @@ use super::template::{SpecialTexts, Template};
 const MAX_TOKEN: u32 = 4_000_000;
 
 pub(crate) struct Folder {
-    pub(crate) tokenizer: Tokenizer,
+    pub(crate) encoder: Encoder,
     pub(crate) template: Option<Template>,
     /// Tokens that the tokenizer puts around a text that is not a chat.
     pub(crate) affixes: (Vec<u32>, Vec<u32>),
@@ -32,6 +34,8 @@ pub(crate) struct Loaded {
     pub(crate) table: TokenTable,
     /// Whether text is the table's bytes in a row, so that no decoder is needed.
     pub(crate) table_decodes: bool,
+    /// Bytes of text that a token stands for at most, where that is known.
+    pub(crate) longest_token_bytes: Option<usize>,
     pub(crate) splitter: Splitter,
 }
 
@@ -92,12 +96,21 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, LoadError> {
     let template = chat_template(path, config.chat_template, texts)?;
     let affixes = affixes(&tokenizer).map_err(|e| LoadError::new(&file, e))?;
     let (table, table_decodes) = table(&tokenizer).map_err(|e| LoadError::new(&file, e))?;
+    let longest_token_bytes =
+        table_decodes.then(|| longest_token_bytes(&tokenizer, &table, &byte_letters())).flatten();
     let splitter = splitter(&tokenizer);
     let vocab_tokens = u32::try_from(table.len()).expect("bounded by MAX_TOKEN");
     Ok(Loaded {
-        folder: Folder { tokenizer, template, affixes, vocab_tokens, end_token },
+        folder: Folder {
+            encoder: Encoder::new(tokenizer, &bytes, &file),
+            template,
+            affixes,
+            vocab_tokens,
+            end_token,
+        },
         table,
         table_decodes,
+        longest_token_bytes,
         splitter,
     })
 }
@@ -206,6 +219,10 @@ fn byte_alphabet() -> HashMap<char, u8> {
         char::from_u32(next - 1).expect("68 code points after U+0100 are characters")
     };
     (0..=255).map(|byte| (stands(byte), byte)).collect()
+}
+
+fn byte_letters() -> Vec<char> {
+    byte_alphabet().into_keys().collect()
 }
 
 /// Cuts at special tokens, if parts then tokenise as the whole does.

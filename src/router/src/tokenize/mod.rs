@@ -1,13 +1,17 @@
 //! Text to tokens and back, as the engine's own tokenizer does it.
 
 mod calendar;
+mod conversation;
 mod detokenize;
+mod encoder;
 mod folder;
+mod least;
 mod lru;
 mod prompt;
+mod sample;
 mod splitter;
 mod table;
-mod template;
+pub(crate) mod template;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +19,7 @@ use std::sync::Arc;
 pub(crate) use detokenize::Detokenizer;
 pub use prompt::{Lineage, Prompt};
 pub(crate) use prompt::{from_tokens, session_number};
+pub use sample::Sample;
 
 use crate::chat::{Chat, ChatError, render_plain};
 use crate::tools::ToolFormat;
@@ -33,6 +38,8 @@ const BUILT_IN_TOKENS: u32 = 512;
 const CACHE_BYTES: usize = 64 << 20;
 /// A prompt with more than this to be tokenised does not hold up other calls of the same thread.
 const ASIDE_BYTES: usize = 16 << 10;
+/// The same where the fast encoder is in use.
+const FAST_ASIDE_BYTES: usize = 64 << 10;
 /// The same for the built-in vocabulary, which takes as long for this much.
 const BUILT_IN_ASIDE_BYTES: usize = 256 << 10;
 
@@ -53,7 +60,7 @@ impl std::fmt::Display for LoadError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "tokenization: {}: {}; give the folder of a model with tokenizer.json, or none for the built-in bytes",
+            "{}: {}; give the folder of a model with tokenizer.json, or none for the built-in bytes",
             self.file.display(),
             self.message
         )
@@ -67,6 +74,8 @@ pub struct Tokenization {
     vocabulary: Vocabulary,
     table: TokenTable,
     table_decodes: bool,
+    /// Bytes of text that a token stands for at most, where that is known.
+    longest_token_bytes: Option<usize>,
     splitter: Splitter,
     cache: PrefixCache,
     /// As many prompts are tokenised aside at once as there are cores; others wait for their turn.
@@ -109,9 +118,11 @@ impl Tokenization {
             token: 256 + at as u32,
             cuts: true,
         };
+        let table = TokenTable::new((0..=255).map(byte).chain(marks).chain(rest));
         Self {
             vocabulary: Vocabulary::Bytes,
-            table: TokenTable::new((0..=255).map(byte).chain(marks).chain(rest)),
+            longest_token_bytes: Some(table.longest()),
+            table,
             table_decodes: true,
             splitter: Splitter::new(BUILT_IN_MARKS.iter().enumerate().map(mark).collect()),
             cache: PrefixCache::new(CACHE_BYTES),
@@ -122,11 +133,12 @@ impl Tokenization {
     /// The vocabulary and chat template in a folder as Hugging Face lays it out: `tokenizer.json`, and
     /// if there `tokenizer_config.json` and `chat_template.jinja`.
     pub fn folder(path: &Path) -> Result<Self, LoadError> {
-        let Loaded { folder, table, table_decodes, splitter } = folder::load(path)?;
+        let Loaded { folder, table, table_decodes, longest_token_bytes, splitter } = folder::load(path)?;
         Ok(Self {
             vocabulary: Vocabulary::Folder(Box::new(folder)),
             table,
             table_decodes,
+            longest_token_bytes,
             splitter,
             cache: PrefixCache::new(CACHE_BYTES),
             turns: turns(),
@@ -147,6 +159,11 @@ impl Tokenization {
             Vocabulary::Bytes => BUILT_IN_TOKENS,
             Vocabulary::Folder(folder) => folder.vocab_tokens,
         }
+    }
+
+    /// As many tokens as a text of so many bytes has at least, by the longest token that there is.
+    pub(crate) fn least_tokens(&self, text_bytes: usize) -> usize {
+        self.longest_token_bytes.map_or(0, |longest| text_bytes.div_ceil(longest))
     }
 
     /// Tokens that end an answer as far as the tokenizer knows.
@@ -178,6 +195,14 @@ impl Tokenization {
         }
     }
 
+    /// Whether a chat may read otherwise tomorrow.
+    fn tells_time(&self) -> bool {
+        match &self.vocabulary {
+            Vocabulary::Bytes => false,
+            Vocabulary::Folder(folder) => folder.template.as_ref().is_some_and(|one| one.tells_time),
+        }
+    }
+
     /// How the model writes tool calls, as far as its chat template tells.
     pub(crate) fn tool_format(&self) -> Option<ToolFormat> {
         match &self.vocabulary {
@@ -189,7 +214,7 @@ impl Tokenization {
     /// The special tokens whose text is one of `texts`, ascending.
     pub(crate) fn special_tokens(&self, texts: &[&str]) -> Vec<u32> {
         let Vocabulary::Folder(folder) = &self.vocabulary else { return Vec::new() };
-        let ids = texts.iter().filter_map(|text| folder.tokenizer.token_to_id(text));
+        let ids = texts.iter().filter_map(|text| folder.encoder.reference().token_to_id(text));
         let mut found: Vec<u32> = ids.filter(|&id| self.table.is_special(id)).collect();
         found.sort_unstable();
         found
@@ -206,6 +231,7 @@ impl Tokenization {
         let begun = self.begin(&text, dressed, &lineage);
         let limit = match &self.vocabulary {
             Vocabulary::Bytes => BUILT_IN_ASIDE_BYTES,
+            Vocabulary::Folder(folder) if folder.encoder.is_fast() => FAST_ASIDE_BYTES,
             Vocabulary::Folder(_) => ASIDE_BYTES,
         };
         if begun.missing_bytes() <= limit {
@@ -253,10 +279,7 @@ impl Tokenization {
     fn encode_part(&self, text: &str) -> Result<Vec<u32>, String> {
         match &self.vocabulary {
             Vocabulary::Bytes => Ok(self.encode_bytes(text)),
-            Vocabulary::Folder(folder) => {
-                let encoding = folder.tokenizer.encode_fast(text, false);
-                encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|e| e.to_string())
-            }
+            Vocabulary::Folder(folder) => folder.encoder.encode(text),
         }
     }
 

@@ -25,6 +25,12 @@ impl TokenTable {
         self.ends.len()
     }
 
+    /// Bytes of the longest token.
+    pub(crate) fn longest(&self) -> usize {
+        let starts = std::iter::once(&0).chain(&self.ends);
+        self.ends.iter().zip(starts).map(|(end, start)| (end - start) as usize).max().unwrap_or(0)
+    }
+
     /// The token's own bytes; none for an id outside the vocabulary.
     pub(crate) fn bytes(&self, token: u32) -> &[u8] {
         let at = token as usize;
@@ -108,6 +114,7 @@ mod tests {
         let table =
             TokenTable::new([(b"a".as_slice().into(), false), (b"<x>".as_slice().into(), true)].into_iter());
         assert_eq!((table.bytes(0), table.bytes(1), table.bytes(2)), (&b"a"[..], &b"<x>"[..], &b""[..]));
+        assert_eq!((table.longest(), TokenTable::default().longest()), (3, 0));
         assert!(table.is_special(1) && !table.is_special(0) && !table.is_special(9));
     }
 }

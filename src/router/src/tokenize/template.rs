@@ -4,6 +4,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 
+use super::conversation::{self, Habits};
 use crate::chat::{Chat, ChatError, Pairs};
 use crate::tools::ToolFormat;
 
@@ -22,8 +23,12 @@ pub(crate) struct SpecialTexts {
 pub(crate) struct Template {
     environment: Environment<'static>,
     has_tools: bool,
+    /// Of the template for chats without tools, and of the other one.
+    habits: [Habits; 2],
     /// How the model writes calls, as far as this tells.
     pub(crate) tool_format: Option<ToolFormat>,
+    /// Whether it can write the time into a chat.
+    pub(crate) tells_time: bool,
     texts: SpecialTexts,
 }
 
@@ -45,26 +50,30 @@ impl Template {
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", to_json);
         let has_tools = with_tools.is_some();
+        let habits = [Habits::of(&source), Habits::of(with_tools.as_ref().unwrap_or(&source))];
         let tool_format = ToolFormat::spoken_of(with_tools.as_ref().unwrap_or(&source));
+        let tells_time = source.contains("strftime_now");
         for (name, source) in [("chat", Some(source)), ("tools", with_tools)] {
             if let Some(source) = source {
                 let source = without_generation_tags(&source);
                 environment.add_template_owned(name, source).map_err(|e| format!("chat template: {e:#}"))?;
             }
         }
-        Ok(Self { environment, has_tools, tool_format, texts })
+        Ok(Self { environment, has_tools, habits, tool_format, tells_time, texts })
     }
 
     /// The chat as the model reads it. The work is bounded.
     pub(crate) fn render(&self, chat: &Chat<'_>) -> Result<String, ChatError> {
-        let mut context: Vec<(String, Value)> = vec![
-            ("messages".into(), chat.messages.iter().map(|message| Value::from(Serde(message))).collect()),
-            ("add_generation_prompt".into(), chat.add_generation_prompt.into()),
-            ("continue_final_message".into(), false.into()),
-        ];
         let tools = chat.tools.map(|tools| parse(tools.get())).transpose()?;
-        context.push(("tools".into(), tools.clone().unwrap_or_else(|| Value::from(()))));
-        context.push(("documents".into(), Value::from(())));
+        let with_tools = tools.is_some() && self.has_tools;
+        let habits = self.habits[usize::from(with_tools)];
+        let messages = conversation::messages(chat, habits)?;
+        let documents = chat.documents.map(|documents| parse(documents.get())).transpose()?;
+        let mut context: Vec<(String, Value)> = vec![
+            ("messages".into(), messages.into()),
+            ("tools".into(), tools.unwrap_or_else(|| Value::from(()))),
+            ("documents".into(), documents.unwrap_or_else(|| Value::from(()))),
+        ];
         let texts = [
             ("bos_token", &self.texts.bos),
             ("eos_token", &self.texts.eos),
@@ -81,9 +90,24 @@ impl Template {
                 context.push((key.to_string(), value));
             }
         }
-        let name = if tools.is_some() && self.has_tools { "tools" } else { "chat" };
+        if let Some(effort) = chat.reasoning_effort {
+            let open = !context.iter().any(|(name, _)| name == "enable_thinking");
+            context.extend(open.then(|| ("enable_thinking".into(), (effort != "none").into())));
+            context.push(("reasoning_effort".into(), effort.into()));
+        }
+        context
+            .push(("add_generation_prompt".into(), (chat.add_generation_prompt && !chat.continues).into()));
+        let name = if with_tools { "tools" } else { "chat" };
         let template = self.environment.get_template(name).map_err(|e| ChatError::template(&e))?;
-        template.render(Value::from(Serde(Pairs(context)))).map_err(|e| ChatError::template(&e))
+        let render = || template.render(Value::from(Serde(Pairs(context))));
+        // What the renderer does not foresee (it panics over nothing in reverse, say) is not this process' end.
+        let text = std::panic::catch_unwind(std::panic::AssertUnwindSafe(render))
+            .map_err(|_| ChatError::messages("the chat template cannot be used on these messages"))?
+            .map_err(|e| ChatError::template(&e))?;
+        match chat.messages.last().filter(|_| chat.continues) {
+            Some(last) => conversation::cut(&text, last, habits),
+            None => Ok(text),
+        }
     }
 }
 
@@ -96,7 +120,7 @@ fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(open) = rest.find("{%") {
-        let Some(close) = rest[open..].find("%}").map(|at| open + at + 2) else { break };
+        let Some(close) = rest[open + 2..].find("%}").map(|at| open + at + 4) else { break };
         let word = rest[open + 2..close - 2].trim_matches(['-', '+', ' ', '\n', '\t']);
         if !matches!(word, "generation" | "endgeneration") {
             out.push_str(&rest[..close]);

@@ -58,7 +58,7 @@ fn small() -> Tokenization {
 fn chat_text(with: &Tokenization, json: &str, tools: Option<&str>) -> Result<String, ChatError> {
     let messages: Vec<Message<'_>> = serde_json::from_str(json).unwrap();
     let tools = tools.map(|tools| serde_json::from_str(tools).unwrap());
-    with.render(&Chat { messages: &messages, tools, template_kwargs: None, add_generation_prompt: true })
+    with.render(&Chat { tools, ..Chat::plain(&messages) })
 }
 
 /// Tokens and keys worked out from the beginning, without parts and without a cache.
@@ -86,14 +86,49 @@ fn a_folder_tokenises_as_its_tokenizer_does() {
     let Vocabulary::Folder(inner) = &with.vocabulary else { panic!("a folder was given") };
     let text = "<s>the  theme é 😀\n<|turn|>the end</s> of the tests and more text that is long enough to be cut<|turn|>x";
     for dressed in [false, true] {
-        let expected = inner.tokenizer.encode(text, dressed).unwrap().get_ids().to_vec();
+        let expected = inner.encoder.reference().encode(text, dressed).unwrap().get_ids().to_vec();
         let prompt = with.prompt_now(text, dressed, &LINEAGE).unwrap();
         assert_eq!(prompt.tokens.to_vec(), expected);
-        assert_eq!(with.decode(&expected, true), inner.tokenizer.decode(&expected, true).unwrap());
-        assert_eq!(with.decode(&expected, false), inner.tokenizer.decode(&expected, false).unwrap());
+        assert_eq!(with.decode(&expected, true), inner.encoder.reference().decode(&expected, true).unwrap());
+        assert_eq!(
+            with.decode(&expected, false),
+            inner.encoder.reference().decode(&expected, false).unwrap()
+        );
     }
     assert!(with.splitter.parts(text).len() > 1, "the text is cut at all");
     assert_eq!((with.vocab_tokens(), with.end_tokens()), (262, vec![260]));
+}
+
+/// One that composes letters first, as many do: a text has fewer bytes then.
+fn composing() -> Tokenization {
+    let dir = folder(TEMPLATE);
+    let file = dir.path().join("tokenizer.json");
+    let mut tokenizer: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    tokenizer["normalizer"] = json!({"type": "NFC"});
+    std::fs::write(&file, tokenizer.to_string()).unwrap();
+    Tokenization::folder(dir.path()).unwrap()
+}
+
+#[test]
+fn a_long_text_has_at_least_so_many_tokens() {
+    assert_eq!(Tokenization::bytes().least_tokens(1_200), 100, "a mark of 12 bytes is the longest");
+    assert_eq!(small().least_tokens(800), 100);
+    assert_eq!(composing().least_tokens(3_200), 100);
+}
+
+static ALL: std::sync::LazyLock<[Tokenization; 3]> =
+    std::sync::LazyLock::new(|| [Tokenization::bytes(), small(), composing()]);
+
+proptest! {
+    #[test]
+    fn no_text_has_fewer_tokens_than_it_must(
+        text in "(the| the|<\\|turn\\|>|<\\|im_start\\|>|[a-z]|\u{1fbe}\u{308}\u{301}|\u{1100}\u{1161}\u{11a8}|e\u{301}|\u{212a}|\\PC){0,60}",
+    ) {
+        for with in &*ALL {
+            let tokens = with.prompt_now(&text, false, &LINEAGE).unwrap().tokens.len();
+            prop_assert!(with.least_tokens(text.len()) <= tokens, "{} > {tokens}", with.least_tokens(text.len()));
+        }
+    }
 }
 
 #[test]
@@ -270,7 +305,7 @@ proptest! {
             detokenizer.finish(&with, &mut out);
             prop_assert_eq!(&out, &with.decode(&tokens, skip));
             if let Vocabulary::Folder(inner) = &with.vocabulary {
-                prop_assert_eq!(&out, &inner.tokenizer.decode(&tokens, skip).unwrap());
+                prop_assert_eq!(&out, &inner.encoder.reference().decode(&tokens, skip).unwrap());
             }
         }
     }
@@ -287,9 +322,9 @@ proptest! {
         let with = pieces();
         let Vocabulary::Folder(inner) = &with.vocabulary else { panic!("a folder was given") };
         let tokens = parts.concat();
-        prop_assert_eq!(with.decode(&tokens, true), inner.tokenizer.decode(&tokens, true).unwrap());
+        prop_assert_eq!(with.decode(&tokens, true), inner.encoder.reference().decode(&tokens, true).unwrap());
         let text = with.decode(&tokens, true);
-        let encoded = inner.tokenizer.encode(text.as_str(), false).unwrap().get_ids().to_vec();
+        let encoded = inner.encoder.reference().encode(text.as_str(), false).unwrap().get_ids().to_vec();
         prop_assert_eq!(with.prompt_now(&text, false, &LINEAGE).unwrap().tokens, encoded.into());
     }
 
@@ -300,4 +335,44 @@ proptest! {
             prop_assert_eq!(with.decode(&prompt.tokens.to_vec(), true), text.as_str());
         }
     }
+}
+
+/// Chats recorded with the renderer of transformers, after what vLLM does to messages; see scripts/chats/record.py.
+#[test]
+fn a_chat_is_the_prompt_that_vllm_makes_of_it() {
+    #[derive(serde::Deserialize)]
+    struct Recorded<'a> {
+        template: String,
+        #[serde(borrow)]
+        body: &'a serde_json::value::RawValue,
+        prompt: Option<String>,
+    }
+    let sources = [
+        ("marks", include_str!("../../tests/chats/marks.jinja")),
+        ("headers", include_str!("../../tests/chats/headers.jinja")),
+        ("parts", include_str!("../../tests/chats/parts.jinja")),
+    ];
+    let with = sources.map(|(name, source)| (name, Tokenization::folder(folder(source).path()).unwrap()));
+    let mut count = 0;
+    for line in include_str!("../../tests/chats/chats.jsonl").lines() {
+        let recorded: Recorded<'_> = serde_json::from_str(line).unwrap();
+        let (_, with) = with.iter().find(|(name, _)| *name == recorded.template).unwrap();
+        let fields = crate::fields::read(recorded.body.get().as_bytes()).unwrap();
+        let told = crate::call::render_chat(with, &fields);
+        match recorded.prompt {
+            Some(prompt) => assert_eq!(told.as_ref().map(String::as_str), Ok(prompt.as_str()), "{line}"),
+            None => assert!(told.is_err(), "{line}"),
+        }
+        count += 1;
+    }
+    assert_eq!(count, 500);
+}
+
+#[test]
+fn a_template_that_takes_spaces_away_has_another_sample() {
+    let of =
+        |template: &str| Tokenization::folder(folder(template).path()).unwrap().sample().unwrap().chat_tokens;
+    let plain = "{% for m in messages %}<|turn|>{{ m.content }}{% endfor %}";
+    let (plain, trims) = (of(plain), of(&plain.replace("m.content", "m.content | trim")));
+    assert!(plain.is_some() && plain != trims);
 }

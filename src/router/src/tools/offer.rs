@@ -1,6 +1,8 @@
 //! What a request says of tools.
 
+use bytes::Bytes;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
 
 use super::ToolFormat;
 use crate::error::ApiError;
@@ -9,11 +11,25 @@ use crate::fields::Fields;
 /// Tools whose calls are looked for in the answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    pub(crate) format: ToolFormat,
+    /// How the model writes calls, where a grammar does not say it.
+    pub(crate) format: Option<ToolFormat>,
+    /// The answer is nothing but calls: its engine is held to that.
+    pub(crate) forced: Option<Forced>,
     /// Names of the functions offered.
     pub(crate) names: Vec<String>,
     /// Only the first call is wanted.
     pub(crate) one_only: bool,
+}
+
+#[derive(serde::Deserialize)]
+struct Described {
+    function: Option<DescribedFunction>,
+}
+
+#[derive(serde::Deserialize)]
+struct DescribedFunction {
+    name: String,
+    parameters: Option<Map<String, Value>>,
 }
 
 #[derive(serde::Deserialize)]
@@ -24,6 +40,15 @@ struct Tool {
 #[derive(serde::Deserialize)]
 struct Function {
     name: String,
+}
+
+/// What an answer is that its engine is held to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Forced {
+    /// A list of calls, each an object with `name` and `parameters`.
+    List,
+    /// The arguments of this function.
+    Arguments(String),
 }
 
 /// `tool_choice`, as far as it can be told here.
@@ -64,20 +89,117 @@ fn names(tools: &RawValue) -> Vec<String> {
 }
 
 impl Offer {
-    /// `None` when no tool is offered.
-    pub(crate) fn read(fields: &Fields<'_>, format: ToolFormat) -> Option<Self> {
+    /// `None` when no tool is offered, or nothing tells what a call looks like.
+    pub(crate) fn read(fields: &Fields<'_>, format: Option<ToolFormat>) -> Option<Self> {
         let names = names(offered(fields)?);
-        Some(Self { format, names, one_only: fields.parallel_tool_calls == Some(false) })
+        let forced = forced(fields);
+        let told = forced.is_some() || format.is_some();
+        let one_only = fields.parallel_tool_calls == Some(false);
+        told.then_some(Self { format, forced, names, one_only })
+    }
+
+    fn spoken(&self) -> Option<ToolFormat> {
+        self.format.filter(|_| self.forced.is_none())
+    }
+
+    /// Where calls begin, wherever it stands.
+    pub(super) fn marks(&self) -> &'static [&'static str] {
+        self.spoken().map_or(&[], ToolFormat::marks)
+    }
+
+    /// With what an answer begins that is a call without a mark.
+    pub(super) fn opener(&self) -> Option<char> {
+        match &self.forced {
+            Some(Forced::List) => Some('['),
+            Some(Forced::Arguments(_)) => None,
+            None => self.format?.opener(),
+        }
+    }
+
+    /// Texts that have to be seen even where they are special tokens.
+    pub(crate) fn seen(&self) -> &'static [&'static str] {
+        self.spoken().map_or(&[], ToolFormat::seen)
+    }
+
+    /// A call's name for itself.
+    pub(super) fn call_id(&self) -> String {
+        self.format.unwrap_or(ToolFormat::Hermes).call_id()
     }
 }
 
-/// Checks what does not depend on the answer. A call may only be demanded where calls are found again
-/// in the answer, or engines can be held to it.
-pub(crate) fn check(
-    fields: &Fields<'_>,
-    format: Option<ToolFormat>,
-    constrains: bool,
-) -> Result<(), ApiError> {
+/// What the answer is held to by the tool choice.
+fn forced(fields: &Fields<'_>) -> Option<Forced> {
+    match Choice::read(fields)? {
+        Choice::Required => Some(Forced::List),
+        Choice::Named(name) => Some(Forced::Arguments(name)),
+        Choice::Auto | Choice::Refused => None,
+    }
+}
+
+/// The body with the grammar that the tool choice asks of the engine, as vLLM makes it: of a field that is there twice, the
+/// last counts.
+pub(crate) fn with_schema(body: Bytes, fields: &Fields<'_>) -> Result<Bytes, ApiError> {
+    let (Some(forced), Some(tools)) = (forced(fields), offered(fields)) else { return Ok(body) };
+    let wrong = |why: String| ApiError::invalid("tools", format!("tools cannot be read: {why}"));
+    let tools: Vec<Described> =
+        serde_json::from_str(tools.get()).map_err(|error| wrong(error.to_string()))?;
+    let functions = tools.into_iter().filter_map(|tool| tool.function);
+    let (schema, mut shared) = schema_of(functions, &forced, fields.parallel_tool_calls == Some(false))?;
+    let mut schema = schema;
+    if let Some(object) = schema.as_object_mut().filter(|_| !shared.is_empty()) {
+        object.insert("$defs".into(), std::mem::take(&mut shared).into());
+    }
+    let format = json!({"type": "json_schema", "json_schema": {"name": "tool_calls", "schema": schema, "strict": true}});
+    // The body was read as an object that has tools in it.
+    let end = body.iter().rposition(|byte| *byte == b'}').unwrap_or(body.len());
+    let mut made = Vec::with_capacity(body.len() + 256);
+    made.extend_from_slice(&body[..end]);
+    made.extend_from_slice(format!(",\"response_format\":{format}}}").as_bytes());
+    Ok(made.into())
+}
+
+/// The schema of an answer, and the definitions that all functions' parameters refer to.
+fn schema_of(
+    functions: impl Iterator<Item = DescribedFunction>,
+    forced: &Forced,
+    one_only: bool,
+) -> Result<(Value, Map<String, Value>), ApiError> {
+    let (mut each, mut shared) = (Vec::new(), Map::new());
+    for function in functions {
+        let mut parameters = function.parameters.unwrap_or_default();
+        if let Forced::Arguments(name) = forced {
+            if *name == function.name {
+                let parameters = if parameters.is_empty() { any_object() } else { parameters };
+                return Ok((parameters.into(), Map::new()));
+            }
+            continue;
+        }
+        if let Some(Value::Object(defs)) = parameters.remove("$defs") {
+            for (name, def) in defs {
+                if shared.get(&name).is_some_and(|known| *known != def) {
+                    let text = format!("the definition {name:?} of tools means two things; name them apart");
+                    return Err(ApiError::invalid("tools", text));
+                }
+                shared.insert(name, def);
+            }
+        }
+        let parameters = if parameters.is_empty() { any_object() } else { parameters };
+        each.push(json!({"properties": {"name": {"type": "string", "enum": [function.name]}, "parameters": parameters},
+            "required": ["name", "parameters"]}));
+    }
+    let mut list = json!({"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": each}});
+    if one_only {
+        list["maxItems"] = json!(1);
+    }
+    Ok((list, shared))
+}
+
+fn any_object() -> Map<String, Value> {
+    Map::from_iter([("type".to_owned(), json!("object")), ("properties".to_owned(), json!({}))])
+}
+
+/// Checks what does not depend on the answer. A call may only be demanded where engines can be held to it.
+pub(crate) fn check(fields: &Fields<'_>, constrains: bool) -> Result<(), ApiError> {
     if fields.tools.is_some_and(|tools| !tools.get().starts_with('[')) {
         return Err(ApiError::invalid("tools", "tools is not a list; it is a list of tool objects"));
     }
@@ -97,8 +219,8 @@ pub(crate) fn check(
         (Choice::Named(name), Some(names)) if !names.contains(&name) => {
             refuse(format!("tool_choice names {name:?}, which is not among the tools; send it, or another"))
         }
-        _ if format.is_none() && !constrains => refuse(
-            "tool_choice can be \"auto\" or \"none\" here: this model's calls are not read; set router.tool_parser to its format"
+        _ if !constrains => refuse(
+            "tool_choice can be \"auto\" or \"none\" here: the engine behind cannot be held to a call"
                 .to_owned(),
         ),
         _ => Ok(()),

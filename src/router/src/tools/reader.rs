@@ -8,6 +8,7 @@ use super::fixed::Fixed;
 use super::marks::Marks;
 use super::mistral::Mistral;
 use super::object::Object;
+use super::offer::Forced;
 use super::python::PythonList;
 use super::value::Step;
 use super::{Offer, ToolFormat};
@@ -51,7 +52,13 @@ enum Body {
 }
 
 impl Body {
-    fn new(format: ToolFormat, marked: bool) -> Self {
+    fn new(offer: &Offer, marked: bool) -> Self {
+        // A list of objects, as Mistral's is.
+        let format = if offer.forced.is_some() {
+            ToolFormat::Mistral
+        } else {
+            offer.format.unwrap_or(ToolFormat::Hermes)
+        };
         match format {
             ToolFormat::Hermes => Self::Tagged { object: Object::new(false), end: None },
             ToolFormat::Llama3Json => Self::Object(Object::new(!marked)),
@@ -92,7 +99,7 @@ impl Body {
 
 impl Reader {
     pub(crate) fn new(offer: Arc<Offer>) -> Self {
-        let bare = offer.format.opener().is_some();
+        let bare = offer.opener().is_some();
         Self {
             offer,
             marks: Marks::default(),
@@ -114,6 +121,13 @@ impl Reader {
 
     /// Takes in a piece of the answer.
     pub(crate) fn push(&mut self, piece: &str, parts: &mut Parts) {
+        if let Some(Forced::Arguments(name)) = &self.offer.forced {
+            if self.calls == 0 && !piece.is_empty() {
+                self.calls = 1;
+                parts.call(0, self.offer.call_id(), name.clone());
+            }
+            return parts.arguments(0, piece);
+        }
         for c in piece.chars() {
             self.one(c, parts);
         }
@@ -138,15 +152,15 @@ impl Reader {
         if self.body.is_some() {
             return self.in_body(c, parts);
         }
-        if self.bare && self.offer.format.opener() == Some(c) {
+        if self.bare && self.offer.opener() == Some(c) {
             self.begin(false);
             return self.in_body(c, parts);
         }
         // Llama puts semicolons between calls.
-        let several = self.bare && self.calls > 0 && self.offer.format == ToolFormat::Llama3Json;
+        let several = self.bare && self.calls > 0 && self.offer.format == Some(ToolFormat::Llama3Json);
         let separator = several.then_some(';');
         self.text.clear();
-        let found = self.marks.push(c, self.offer.format.marks(), separator, &mut self.text);
+        let found = self.marks.push(c, self.offer.marks(), separator, &mut self.text);
         parts.content(&self.text);
         self.bare &= !self.marks.is_empty();
         if found.is_some() {
@@ -157,7 +171,7 @@ impl Reader {
     fn begin(&mut self, marked: bool) {
         self.held = self.marks.take();
         self.bare = !marked;
-        self.body = Some(Body::new(self.offer.format, marked));
+        self.body = Some(Body::new(&self.offer, marked));
     }
 
     fn in_body(&mut self, c: char, parts: &mut Parts) {
@@ -180,7 +194,7 @@ impl Reader {
                 self.end_if_told(parts);
                 self.body = None;
                 self.held.clear();
-                self.bare = self.offer.format.opener().is_some();
+                self.bare = self.offer.opener().is_some();
             }
             // Whatever it is, it is no call, or no more of one.
             _ => {
@@ -207,7 +221,7 @@ impl Reader {
         self.committed = true;
         self.held.clear();
         if !self.unwanted {
-            parts.call(self.calls, self.offer.format.call_id(), name);
+            parts.call(self.calls, self.offer.call_id(), name);
             self.calls += 1;
         }
         true

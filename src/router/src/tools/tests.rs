@@ -17,7 +17,7 @@ const FORMATS: [ToolFormat; 5] = [
 
 fn speech(format: ToolFormat, one_only: bool) -> Speech {
     let names = ["weather", "now", "a.b-c"].map(str::to_owned).to_vec();
-    let offer = Some(Arc::new(Offer { format, names, one_only }));
+    let offer = Some(Arc::new(Offer { format: Some(format), forced: None, names, one_only }));
     Speech::new(&SpeechPlan { offer, ..SpeechPlan::default() })
 }
 

@@ -1,13 +1,15 @@
 //! What headers say, and who is let in.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use baton_router::{ApiKey, Body, Extra, ReplyFuture, RouterConfig};
-use baton_types::ChainHasher;
+use baton_router::{ApiError, ApiKey, Body, Extra, Mount, ReplyFuture, RouterConfig};
+use baton_types::{ChainHasher, Secret};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response};
 use http_body_util::Full;
+use tokio::io::AsyncReadExt;
 
 use crate::scripted::{open, open_saying, saying};
 
@@ -17,8 +19,8 @@ const BODY: &str = r#"{"prompt":"a prompt of more than sixteen tokens"}"#;
 #[tokio::test]
 async fn only_keys_let_in_and_they_name_the_tenant() {
     let keys = vec![
-        ApiKey { key: "k1".into(), tenant: Some("acme".into()) },
-        ApiKey { key: "k2".into(), tenant: None },
+        ApiKey { key: "k1".into(), tenant: Some("acme".into()), classes: Vec::new() },
+        ApiKey { key: "k2".into(), tenant: None, classes: Vec::new() },
     ];
     let door = open(RouterConfig { api_keys: keys, ..RouterConfig::default() }, |_| saying("x")).await;
     let heard = door.post_with(PATH, BODY, &[]).await;
@@ -68,7 +70,7 @@ async fn headers_reach_the_backend() {
 
 #[tokio::test]
 async fn tenants_and_salts_share_no_blocks() {
-    let config = RouterConfig { hash_seed: 77, ..RouterConfig::default() };
+    let config = RouterConfig { hash_seed: Secret::new(77), ..RouterConfig::default() };
     let door = open(config, |_| saying("x")).await;
     let salted = BODY.replace('{', "{\"cache_salt\":\"s\",");
     for (body, headers) in [
@@ -96,11 +98,17 @@ async fn tenants_and_salts_share_no_blocks() {
 struct Pages;
 
 impl Extra for Pages {
+    fn mount(&self, parts: &Parts) -> Mount {
+        match parts.uri.path() {
+            "/metrics" => Mount::Body(1_000),
+            "/closed" => Mount::Refused(Box::new(ApiError::new(401, "not you").reply())),
+            "/bare" => Mount::Bodyless,
+            _ => Mount::Unknown,
+        }
+    }
+
     fn call<'a>(&'a self, parts: &'a Parts, body: Bytes) -> ReplyFuture<'a> {
-        Box::pin(async move {
-            (parts.uri.path() == "/metrics")
-                .then(|| Response::new(Body::full(format!("{} {}", parts.method, body.len()))))
-        })
+        Box::pin(async move { Some(Response::new(Body::full(format!("{} {}", parts.method, body.len())))) })
     }
 }
 
@@ -114,7 +122,76 @@ async fn other_paths_can_be_mounted() {
         (200, &b"POST 3"[..], true)
     );
     assert_eq!(door.get("/other").await.error().1.as_deref(), Some("unknown_path"));
+    assert_eq!(door.post_with("/metrics", "x".repeat(1_001), &[]).await.status, 413);
     let reply = door.router.call(Request::get("/metrics").body(Full::<Bytes>::default()).unwrap()).await;
     assert_eq!(reply.status(), 200);
-    assert_eq!(door.router.stats().requests, 3);
+    assert_eq!(door.router.stats().requests, 4);
+}
+
+#[tokio::test]
+async fn a_body_is_not_read_before_it_is_known_who_sends_it_and_where() {
+    let keys = vec![ApiKey { key: Secret::from("k"), tenant: None, classes: Vec::new() }];
+    let config = RouterConfig { api_keys: keys, extra: Some(Arc::new(Pages)), ..RouterConfig::default() };
+    let door = open(config, |_| saying("x")).await;
+    for (path, status) in [
+        ("/nothing", "404"),
+        ("/closed", "401"),
+        ("/bare", "200"),
+        ("/v1/completions", "401"),
+        ("/v1/embeddings", "401"),
+        ("/v1/models", "405"),
+    ] {
+        // As much is announced as a body may have, and nothing of it is sent.
+        let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 30000000\r\n\r\n");
+        let mut connection = door.raw(head.as_bytes()).await;
+        let mut start = [0; 12];
+        let heard = tokio::time::timeout(Duration::from_secs(20), connection.read_exact(&mut start)).await;
+        assert!(heard.is_ok_and(|read| read.is_ok()), "{path}: waits for the body");
+        assert_eq!(start, *format!("HTTP/1.1 {status}").as_bytes(), "{path}");
+    }
+    assert_eq!(door.router.stats().body_bytes, 0);
+}
+
+#[tokio::test]
+async fn a_class_that_its_key_may_not_use_is_refused_before_the_body_and_counted() {
+    let keys = vec![ApiKey { key: Secret::from("k"), tenant: None, classes: vec!["batch".into()] }];
+    let door = open(RouterConfig { api_keys: keys, ..RouterConfig::default() }, |_| saying("x")).await;
+    let head = format!(
+        "POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\nx-baton-class: gold\r\n\
+         content-type: application/json\r\ncontent-length: 30000000\r\n\r\n"
+    );
+    let mut connection = door.raw(head.as_bytes()).await;
+    let mut start = [0; 12];
+    let heard = tokio::time::timeout(Duration::from_secs(20), connection.read_exact(&mut start)).await;
+    assert!(heard.is_ok_and(|read| read.is_ok()), "waits for the body");
+    assert_eq!(start, *b"HTTP/1.1 403");
+    let key = ("authorization", "Bearer k");
+    let tier = door.post_with(PATH, r#"{"prompt":"a","service_tier":"gold"}"#, &[key]).await;
+    assert_eq!((tier.status, tier.error().1.as_deref()), (403, Some("class_not_allowed")));
+    assert_eq!(door.post_with(PATH, BODY, &[key]).await.status, 200);
+    let submissions = door.backend.submissions.lock();
+    assert_eq!(submissions.len(), 1);
+    assert_eq!(submissions[0].class.as_deref(), Some("batch"), "the key's own where none is named");
+    let errors = door.router.errors();
+    assert_eq!((&*errors[0].reason, errors[0].status, errors[0].count), ("class_not_allowed", 403, 2));
+}
+
+#[tokio::test]
+async fn errors_are_counted_by_status_and_reason() {
+    let keys = vec![ApiKey { key: Secret::from("k"), tenant: None, classes: Vec::new() }];
+    let door = open(RouterConfig { api_keys: keys, ..RouterConfig::default() }, |_| saying("x")).await;
+    let key = [("authorization", "Bearer k")];
+    for _ in 0..3 {
+        assert_eq!(door.post_with(PATH, BODY, &[]).await.status, 401);
+    }
+    assert_eq!(door.post_with(PATH, "{", &key).await.status, 400);
+    assert_eq!(door.post_with(PATH, r#"{"prompt":"a","n":0}"#, &key).await.status, 400);
+    assert_eq!(door.post_with(PATH, BODY, &key).await.status, 200);
+    let errors: Vec<_> =
+        door.router.errors().iter().map(|e| (e.status, e.reason.to_string(), e.count)).collect();
+    let kind = |status, reason: &str, count| (status, reason.to_owned(), count);
+    assert_eq!(
+        errors,
+        [kind(400, "invalid", 1), kind(400, "invalid_json", 1), kind(401, "missing_api_key", 3)]
+    );
 }

@@ -1,7 +1,7 @@
 //! `/v1/chat/completions`: whole and streamed.
 
-use baton_router::{Event, Fault, RouterConfig, Usage};
-use baton_types::Finish;
+use baton_router::{Event, Fault, RouterConfig, Submission, Usage};
+use baton_types::{Finish, TokenLogprob};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ async fn a_whole_answer_has_the_apis_shape() {
     );
     assert_eq!((&value["object"], &value["model"]), (&json!("chat.completion"), &json!("tiny")));
     let expected = json!([{"index": 0, "message": {"role": "assistant", "content": "hé\"llo", "refusal": null},
-        "logprobs": null, "finish_reason": "stop"}]);
+        "logprobs": null, "finish_reason": "stop", "stop_reason": null}]);
     assert_eq!(value["choices"], expected);
     let prompt = "<|begin|><|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
     let prompt_tokens = prompt.len() - "<|begin|><|im_start|><|im_end|><|im_start|>".len() + 4;
@@ -263,18 +263,114 @@ async fn tools_go_into_the_prompt_and_the_body_goes_along() {
     let text: Vec<u8> = submission.tokens.iter().filter_map(|token| u8::try_from(token).ok()).collect();
     assert!(String::from_utf8(text).unwrap().contains(&tools.to_string()));
     for field in [
+        json!({"logprob_token_ids": [5]}),
+        json!({"chat_template": "{{ messages }}"}),
+        json!({"echo": true}),
+        json!({"priority": -3}),
+        json!({"continue_final_message": true, "add_generation_prompt": true}),
         json!({"tool_choice": "required"}),
         json!({"tool_choice": "must"}),
         json!({"response_format": {"type": "json_object"}}),
     ] {
         let heard = door.post(PATH, &ask(field.clone())).await;
-        assert_eq!((heard.status, heard.error().0.as_ref()), (400, field.as_object().unwrap().keys().next()));
+        let name = field.as_object().unwrap().keys().find(|name| *name != "add_generation_prompt");
+        assert_eq!((heard.status, heard.error().0.as_ref()), (400, name));
     }
+    let nothing =
+        json!({"logprob_token_ids": [], "chat_template": null, "priority": 0, "length_penalty": 1.0});
+    assert_eq!(door.post(PATH, &ask(nothing)).await.status, 200);
     let text = json!({"response_format": {"type": "text"}, "tools": [], "tool_choice": "none"});
     assert_eq!(door.post(PATH, &ask(text)).await.status, 200);
-    let config = RouterConfig { constrains: true, ..RouterConfig::default() };
-    let door = open(config, |_| saying("{}")).await;
+    let door = open(RouterConfig::default(), |_| saying("{}")).await;
+    door.backend.constrains.store(true, std::sync::atomic::Ordering::SeqCst);
     assert_eq!(door.post(PATH, &ask(json!({"response_format": {"type": "json_object"}}))).await.status, 200);
+}
+
+#[tokio::test]
+async fn an_answer_says_which_end_of_the_client_ended_it() {
+    let cases = [
+        ("a<x", json!({"stop": ["x", "<x"]}), json!("<x")),
+        ("a<x", json!({"stop": "x", "include_stop_str_in_output": true}), json!("x")),
+        ("a<x", json!({"stop": "y"}), Value::Null),
+        ("abc", json!({"stop_token_ids": [u32::from(b'c')]}), json!(99)),
+        // It was drawn before, and the answer went on: that was within `min_tokens`.
+        ("cab", json!({"stop_token_ids": [u32::from(b'c')], "min_tokens": 2}), Value::Null),
+    ];
+    for (said, more, reason) in cases {
+        let door = open_saying(said).await;
+        assert_eq!(door.post(PATH, &ask(more.clone())).await.json()["choices"][0]["stop_reason"], reason);
+        let mut streamed = ask(more);
+        streamed["stream"] = true.into();
+        let (events, _) = door.post(PATH, &streamed).await.events();
+        let ends: Vec<&Value> =
+            events.iter().filter_map(|event| event["choices"][0].get("stop_reason")).collect();
+        assert_eq!(ends, [&reason], "once, with the end: {said}");
+    }
+    // Ends of the model's own are nobody's wish, unless they are no ends.
+    let script = |finish| move |_: &_| vec![admitted(), token(97), token(257), finished(finish, 0)];
+    let own = json!({"stop_token_ids": [257]});
+    let door = open(RouterConfig::default(), script(Finish::Stop)).await;
+    let reason =
+        async |more: Value| door.post(PATH, &ask(more)).await.json()["choices"][0]["stop_reason"].clone();
+    assert_eq!(reason(own.clone()).await, Value::Null);
+    assert_eq!(reason(json!({"stop_token_ids": [257], "ignore_eos": true})).await, json!(257));
+    let door = open(RouterConfig::default(), script(Finish::Length)).await;
+    let value = door.post(PATH, &ask(json!({"stop_token_ids": [97, 257], "ignore_eos": true}))).await.json();
+    assert_eq!(value["choices"][0]["stop_reason"], Value::Null, "its length ended it");
+}
+
+#[tokio::test]
+async fn tokens_go_along_with_the_text_where_they_are_wanted() {
+    let door = open_saying("hé!").await;
+    let prompt: Vec<u32> = {
+        let value = door.post("/tokenize", &json!({"messages": ask(json!({}))["messages"]})).await.json();
+        value["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    };
+    let wants = json!({"return_token_ids": true, "n": 2});
+    let value = door.post(PATH, &ask(wants)).await.json();
+    assert_eq!(value["prompt_token_ids"], json!(prompt));
+    for choice in value["choices"].as_array().unwrap() {
+        assert_eq!(choice["token_ids"], json!([104, 195, 169, 33]));
+    }
+    let (events, _) = door.post(PATH, &ask(json!({"return_token_ids": true, "stream": true}))).await.events();
+    let with_prompt = events.iter().filter(|event| event.get("prompt_token_ids").is_some());
+    assert_eq!((events[0]["prompt_token_ids"].clone(), with_prompt.count()), (json!(prompt), 1));
+    let ids: Vec<&Value> =
+        events.iter().filter_map(|event| event["choices"][0]["token_ids"].as_array()).flatten().collect();
+    assert_eq!(ids, [104, 195, 169, 33], "each once, in order");
+    let value = door.post(PATH, &ask(json!({"return_token_ids": false}))).await.json();
+    assert!(value.get("prompt_token_ids").is_none() && value["choices"][0].get("token_ids").is_none());
+}
+
+#[tokio::test]
+async fn logprobs_name_tokens_by_number_where_that_is_wanted() {
+    let script = |_: &_| vec![admitted(), likely(97, -0.5), finished(Finish::Stop, 0)];
+    let door = open(RouterConfig::default(), script).await;
+    let wants = json!({"logprobs": true, "top_logprobs": 2, "return_tokens_as_token_ids": true});
+    let value = door.post(PATH, &ask(wants)).await.json();
+    let one = &value["choices"][0]["logprobs"]["content"][0];
+    let top: Vec<&Value> = one["top_logprobs"].as_array().unwrap().iter().map(|top| &top["token"]).collect();
+    assert_eq!((&one["token"], json!(top)), (&json!("token_id:97"), json!(["token_id:97", "token_id:122"])));
+    assert_eq!(one["bytes"], json!([97]), "what it reads as");
+}
+
+#[tokio::test]
+async fn a_chats_prompt_has_logprobs_too() {
+    let script = |submission: &Submission| {
+        assert_eq!(submission.sampling.prompt_logprobs, Some(1));
+        let of = |token: u32| TokenLogprob { logprob: -2.0, top: vec![(token, -2.0)] };
+        let logs = submission.tokens.iter().skip(1).map(of).collect();
+        vec![admitted(), Step::Say(Event::PromptLogprobs(logs)), token(97), finished(Finish::Stop, 0)]
+    };
+    let door = open(RouterConfig::default(), script).await;
+    let value = door.post(PATH, &ask(json!({"prompt_logprobs": 1, "n": 2}))).await.json();
+    let logs = value["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(logs.len() as u64, value["usage"]["prompt_tokens"].as_u64().unwrap());
+    assert_eq!(logs[0], Value::Null);
+    assert_eq!(logs[1]["258"]["decoded_token"], "<|im_start|>");
+    assert!(value["choices"][0].get("prompt_logprobs").is_none(), "it is the chat's, not an answer's");
+    let heard = door.post(PATH, &ask(json!({"prompt_logprobs": 1, "stream": true}))).await;
+    assert_eq!((heard.status, heard.error().0.as_deref()), (400, Some("prompt_logprobs")));
 }
 
 async fn both_ways(door: &Door, more: &Value) -> (String, String) {

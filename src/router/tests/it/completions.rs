@@ -114,6 +114,29 @@ async fn echo_and_logprobs_cover_prompt_and_answer() {
 }
 
 #[tokio::test]
+async fn each_prompt_has_its_tokens_and_each_answer_its_own() {
+    let door = open_saying("ab").await;
+    let body = json!({"prompt": [[120, 97], [99]], "return_token_ids": true, "stop": "b"});
+    let value = door.post(PATH, &body).await.json();
+    for (at, prompt) in [json!([120, 97]), json!([99])].iter().enumerate() {
+        let choice = &value["choices"][at];
+        assert_eq!((&choice["prompt_token_ids"], &choice["text"]), (prompt, &json!("a")));
+        assert_eq!((&choice["token_ids"], &choice["stop_reason"]), (&json!([97, 98]), &json!("b")));
+    }
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    let (events, _) = door.post(PATH, &streamed).await.events();
+    for (index, prompt) in [json!([120, 97]), json!([99])].iter().enumerate() {
+        let own: Vec<&Value> =
+            events.iter().filter_map(|e| e["choices"].get(0)).filter(|c| c["index"] == index).collect();
+        let prompts: Vec<&Value> = own.iter().filter_map(|choice| choice.get("prompt_token_ids")).collect();
+        let ids: Vec<&Value> =
+            own.iter().filter_map(|choice| choice["token_ids"].as_array()).flatten().collect();
+        assert_eq!((prompts, ids), (vec![prompt], vec![&json!(97), &json!(98)]));
+    }
+}
+
+#[tokio::test]
 async fn prompt_logprobs_have_ranks() {
     let door = open(RouterConfig::default(), scored).await;
     let value =

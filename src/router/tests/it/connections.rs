@@ -1,15 +1,17 @@
 //! TLS, HTTP/2 and connections that take their time.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use baton_router::{RouterConfig, TlsFiles};
+use baton_router::{Closed, RouterConfig, TlsFiles};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::sync::Arc;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 
 use crate::scripted::{open, open_saying, request, saying};
+
+const PATIENCE: Duration = Duration::from_secs(20);
 
 #[tokio::test]
 async fn tls_serves_both_versions() {
@@ -66,26 +68,167 @@ async fn tls_files_that_cannot_be_used_are_named() {
     assert!(error.contains("/nowhere/c.pem") && error.contains("give PEM files"), "{error}");
 }
 
+/// Waits for the other side to close, and gives what it said before.
+async fn closed(connection: &mut tokio::net::TcpStream) -> Vec<u8> {
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, connection.read_to_end(&mut rest)).await;
+    assert!(ended.is_ok(), "open after {PATIENCE:?}");
+    rest
+}
+
 #[tokio::test]
 async fn who_never_finishes_asking_is_not_waited_for() {
     let config = RouterConfig { receive_limit_ms: 200, connections_limit: 1, ..RouterConfig::default() };
     let door = open(config, |_| saying("x")).await;
-    let mut idle = tokio::net::TcpStream::connect(door.address).await.unwrap();
-    idle.write_all(b"POST /v1/completions HTTP/1.1\r\nhost:").await.unwrap();
-    let mut rest = Vec::new();
-    let ended = tokio::time::timeout(Duration::from_secs(3), idle.read_to_end(&mut rest)).await;
-    assert!(ended.is_ok(), "headers that never end");
+    let mut others = 0;
+    for start in ["", "P", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "POST /v1/completions HTTP/1.1\r\nhost:"] {
+        let mut idle = door.raw(start.as_bytes()).await;
+        let said = closed(&mut idle).await;
+        assert!(!said.starts_with(b"HTTP/1.1 2"), "{start:?}");
+        others += u64::from(start.starts_with("POST"));
+    }
+    let slow = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{";
+    let said = closed(&mut door.raw(slow).await).await;
+    assert!(said.starts_with(b"HTTP/1.1 408"), "{:?}", String::from_utf8_lossy(&said));
+    // The one place is free again.
+    assert_eq!(door.get("/v1/models").await.status, 200);
+    let stats = door.router.stats();
+    let unasked = stats.closed[Closed::NoRequest as usize];
+    assert!((3..=3 + others).contains(&unasked), "{stats:?}");
+}
 
-    let mut slow = tokio::net::TcpStream::connect(door.address).await.unwrap();
-    slow.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+#[tokio::test]
+async fn operators_get_in_when_all_places_are_taken() {
+    let config = RouterConfig { connections_limit: 4, ..RouterConfig::default() };
+    let door = open(config, |_| saying("x")).await;
+    // All are one peer here, which has half of the places.
+    let silent = [door.raw(b"").await, door.raw(b"").await];
+    for path in ["/health", "/ready"] {
+        assert_eq!(door.get(path).await.status, 200, "{path}");
+    }
+    let heard = door.get("/v1/models").await;
+    assert_eq!((heard.status, heard.error().1.as_deref()), (503, Some("too_many_connections")));
+    assert_eq!((heard.header("retry-after"), heard.header("connection")), (Some("2"), Some("close")));
+    // Those without a place are few, and are not waited for.
+    let mut beyond: Vec<_> = Vec::new();
+    for _ in 0..40 {
+        beyond.push(door.raw(b"").await);
+    }
+    let begun = Instant::now();
+    for connection in &mut beyond {
+        assert!(closed(connection).await.is_empty());
+    }
+    assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
+    assert!(door.router.stats().closed[Closed::NoPlace as usize] >= 8, "{:?}", door.router.stats());
+    assert_eq!(door.get("/health").await.status, 200);
+    drop(silent);
+    while door.router.stats().connections > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(door.get("/v1/models").await.status, 200);
+}
+
+#[tokio::test]
+async fn bodies_under_way_share_one_bound() {
+    let config = RouterConfig { bodies_limit_bytes: 4 << 20, ..RouterConfig::default() };
+    let door = open(config, |_| saying("x")).await;
+    let begun = |bytes: usize| {
+        let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {bytes}\r\n\r\n");
+        [head.into_bytes(), vec![b' '; bytes - 1]].concat()
+    };
+    let first = door.raw(&begun(3 << 20)).await;
+    while door.router.stats().body_bytes < (3 << 20) - 1 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let heard = door.post_with("/v1/completions", vec![b' '; 1 << 20], &[]).await;
+    assert_eq!((heard.status, heard.error().1.as_deref()), (503, Some("bodies_full")));
+    assert_eq!((heard.header("retry-after"), heard.header("x-should-retry")), (Some("1"), Some("true")));
+    assert_eq!(door.post_with("/v1/completions", r#"{"prompt":"a"}"#, &[]).await.status, 200, "a small one");
+    drop(first);
+    // What was submitted has its body.
+    door.backend.submissions.lock().clear();
+    while door.router.stats().body_bytes > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(door.post_with("/v1/completions", vec![b' '; 1 << 20], &[]).await.status, 400);
+}
+
+/// A connection of HTTP/2 whose client leaves no room for answers.
+async fn closed_window(
+    door: &crate::scripted::Door,
+) -> (hyper::client::conn::http2::SendRequest<Full<Bytes>>, tokio::task::JoinHandle<()>) {
+    let stream = tokio::net::TcpStream::connect(door.address).await.unwrap();
+    let (sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(0)
+        .handshake(TokioIo::new(stream))
         .await
         .unwrap();
-    let mut start = [0; 12];
-    slow.read_exact(&mut start).await.unwrap();
-    assert_eq!(&start, b"HTTP/1.1 408");
-    drop(slow);
-    // The one place is free again.
-    assert_eq!(door.get("/health").await.status, 200);
+    let ended = tokio::spawn(async move {
+        let _ = connection.await;
+    });
+    (sender, ended)
+}
+
+/// What strangers can ask for at a time has one bound, whatever they send with it and whether they read or not.
+#[tokio::test]
+async fn requests_and_unread_answers_share_the_bound_of_bodies() {
+    const LIMIT: usize = 4 << 20;
+    let config = RouterConfig { bodies_limit_bytes: LIMIT, ..RouterConfig::default() };
+    let door = open(config, |_| saying("x")).await;
+    let (sender, _ended) = closed_window(&door).await;
+    let long = "y".repeat(8 << 10);
+    let mut asked = Vec::new();
+    for path in std::iter::repeat_n("/v1/models", 300).chain(["/health"]) {
+        let ask = http::Request::get(format!("http://door{path}")).header("x-long", &long);
+        let response = sender.clone().send_request(ask.body(Full::default()).unwrap()).await.unwrap();
+        asked.push(response);
+    }
+    let count = |status: u16| asked.iter().filter(|response| response.status() == status).count();
+    let (served, refused) = (count(200), count(503));
+    assert!((100..200).contains(&served) && served + refused == 301, "{served} {refused}");
+    assert_eq!(asked.last().unwrap().status(), 200, "the last part is for operators");
+    let held = door.router.stats().body_bytes;
+    assert!((LIMIT as u64 * 9 / 10..=LIMIT as u64).contains(&held), "{held}");
+    assert_eq!(door.get("/v1/models").await.status, 503);
+    drop((asked, sender, _ended));
+    let begun = Instant::now();
+    while door.router.stats().body_bytes > 0 {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", door.router.stats());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(door.get("/v1/models").await.status, 200);
+}
+
+/// One thread serves all here: it answers others while a large body is worked on.
+#[tokio::test]
+async fn large_bodies_do_not_hold_up_others() {
+    let door = Arc::new(open(RouterConfig::default(), |_| saying("x")).await);
+    let chat = |count: usize| {
+        let one = r#"{"role":"user","content":""}"#;
+        format!(r#"{{"messages":[{}]}}"#, vec![one; count].join(","))
+    };
+    let ids = |count: usize| format!(r#"{{"tokens":[{}]}}"#, vec!["97"; count].join(","));
+    let text = |count: usize| format!(r#"{{"prompt":"{}"}}"#, "a".repeat(count));
+    for (path, body) in [
+        ("/v1/chat/completions", chat(200_000)),
+        ("/tokenize", text(8_000_000)),
+        ("/detokenize", ids(2_000_000)),
+    ] {
+        let (asking, length) = (Arc::clone(&door), body.len() as u64);
+        let large = tokio::spawn(async move { asking.post_with(path, body, &[]).await.status });
+        let mut others = 0;
+        while !large.is_finished() && others < 3 {
+            if door.router.stats().body_bytes < length {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                continue;
+            }
+            assert_eq!(door.get("/health").await.status, 200);
+            others += 1;
+        }
+        assert_eq!(others, 3, "{path}");
+        let status = large.await.unwrap();
+        assert!(status == 200 || status == 400, "{path}: {status}");
+    }
 }
 
 #[tokio::test]

@@ -65,6 +65,25 @@ async fn too_long_prompts_are_refused_before_anything_is_done() {
     let long = json!({"messages": [{"role": "user", "content": "a".repeat(2_000)}], "stream": true});
     let heard = door.post(CHAT, &long).await;
     assert_eq!((heard.status, heard.error().1.as_deref()), (400, Some("context_length_exceeded")));
+    // What is too long by its bytes alone is not even tokenised: 2,000 tokens of 12 bytes.
+    let before = door.router.stats().fresh_parts;
+    for (path, body) in [
+        (CHAT, json!({"messages": [{"role": "user", "content": "a".repeat(24_001)}]})),
+        ("/v1/completions", json!({"prompt": ["a".repeat(24_001)]})),
+        ("/v1/completions", json!({"prompt": "a".repeat(24_001), "stream": true})),
+    ] {
+        let heard = door.post(path, &body).await;
+        assert_eq!(
+            (heard.status, heard.error().1.as_deref()),
+            (400, Some("context_length_exceeded")),
+            "{path}"
+        );
+        assert!(String::from_utf8_lossy(&heard.body).contains("at least 200"), "{heard:?}");
+    }
+    assert_eq!(door.router.stats().fresh_parts, before);
+    let asks = json!({"prompt": vec![97; 2_001]});
+    let heard = door.post("/v1/completions", &asks).await;
+    assert_eq!(heard.error().1.as_deref(), Some("context_length_exceeded"));
     let asks = json!({"prompt": "a", "max_tokens": 2_000});
     let heard = door.post("/v1/completions", &asks).await;
     let expected = (Some("max_tokens".to_owned()), Some("context_length_exceeded".to_owned()));

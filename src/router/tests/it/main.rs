@@ -6,6 +6,7 @@ mod chat;
 mod completions;
 mod connections;
 mod errors;
+mod http1;
 mod lifecycle;
 mod scripted;
 mod tools;

@@ -16,7 +16,8 @@ use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::io::AsyncWriteExt;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 /// What a submission is met with, one after the other.
@@ -26,6 +27,8 @@ pub enum Step {
     Say(Event),
     /// Waits, ms.
     Pause(u64),
+    /// Waits for a word of the test.
+    Await(Arc<Notify>),
     /// Does nothing until the ticket is dropped.
     Hang,
     /// Says it when the guard is dropped.
@@ -64,7 +67,11 @@ pub struct Scripted {
     pub submissions: Mutex<Vec<Submission>>,
     /// Tickets that were dropped before their script had ended.
     pub cancelled: Arc<AtomicUsize>,
+    /// Events that the front door has taken from its tickets, but for the few that wait in each.
+    pub taken: Arc<AtomicUsize>,
     pub ready: AtomicBool,
+    /// Its engine can be held to a grammar.
+    pub constrains: AtomicBool,
 }
 
 struct Guard {
@@ -93,6 +100,7 @@ impl Backend for Scripted {
             gone: CancellationToken::new(),
         };
         let (ended, gone) = (Arc::clone(&guard.ended), guard.gone.clone());
+        let taken = Arc::clone(&self.taken);
         let last_word = steps.iter().find_map(|step| match step {
             Step::LastWord(event) => Some(event.clone()),
             _ => None,
@@ -111,8 +119,10 @@ impl Backend for Scripted {
                             if sender.send(event).await.is_err() {
                                 return;
                             }
+                            taken.fetch_add(1, Ordering::SeqCst);
                         }
                         Step::Pause(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
+                        Step::Await(word) => word.notified().await,
                         Step::Hang => std::future::pending().await,
                         Step::LastWord(_) => {}
                     }
@@ -140,6 +150,7 @@ impl Backend for Scripted {
                 end_tokens: vec![257, 259],
                 max_model_tokens: 2_000,
                 block_tokens: 16,
+                constrains: self.constrains.load(Ordering::SeqCst),
             })
         })
     }
@@ -184,7 +195,9 @@ pub async fn open_reading(
         script: Box::new(script),
         submissions: Mutex::default(),
         cancelled: Arc::default(),
+        taken: Arc::default(),
         ready: AtomicBool::new(true),
+        constrains: AtomicBool::new(false),
     });
     let router = Arc::new(Router::new(config, tokenization, Arc::clone(&backend) as Arc<dyn Backend>));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -269,9 +282,41 @@ impl Door {
         self.send(request(path, body, headers)).await
     }
 
+    /// Sends bytes on a connection of their own.
+    pub async fn raw(&self, bytes: &[u8]) -> tokio::net::TcpStream {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        // What the kernel takes in for a client that does not read shall be little.
+        socket.set_recv_buffer_size(8 << 10).unwrap();
+        let mut stream = socket.connect(self.address).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        stream
+    }
+
+    /// Waits until so many submissions were made.
+    pub async fn wait_submitted(&self, count: usize) {
+        for _ in 0..1_000 {
+            if self.backend.submissions.lock().len() == count {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{} of {count} were submitted", self.backend.submissions.lock().len());
+    }
+
+    /// Waits until so many events were said.
+    pub async fn wait_taken(&self, count: usize) {
+        for _ in 0..1_000 {
+            if self.backend.taken.load(Ordering::SeqCst) == count {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{} of {count} were said", self.backend.taken.load(Ordering::SeqCst));
+    }
+
     /// Waits until so many tickets were dropped early.
     pub async fn wait_cancelled(&self, count: usize) {
-        for _ in 0..200 {
+        for _ in 0..1_000 {
             if self.backend.cancelled.load(Ordering::SeqCst) == count {
                 return;
             }
@@ -279,6 +324,15 @@ impl Door {
         }
         panic!("{} of {count} tickets were dropped", self.backend.cancelled.load(Ordering::SeqCst));
     }
+}
+
+/// A call of HTTP/1.1 as bytes.
+pub fn http1(path: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .into_bytes()
 }
 
 pub fn request(path: &str, body: impl Into<Bytes>, headers: &[(&str, &str)]) -> Request<Full<Bytes>> {

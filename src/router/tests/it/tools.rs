@@ -138,13 +138,12 @@ async fn without_tools_or_parser_the_text_stays() {
 async fn choices_of_tools_are_checked() {
     let door = open_saying("No call.").await;
     let named = |name: &str| json!({"tool_choice": {"type": "function", "function": {"name": name}}});
+    // An engine that cannot be held to a call might make none.
     for body in [json!({"tool_choice": "required"}), named("weather")] {
-        let choice = both_ways(&door, &ask(body)).await;
-        assert_eq!(
-            (&choice["message"]["content"], &choice["finish_reason"]),
-            (&json!("No call."), &json!("stop"))
-        );
+        let heard = door.post(PATH, &ask(body)).await;
+        assert_eq!((heard.status, heard.error().0.as_deref()), (400, Some("tool_choice")));
     }
+    door.backend.constrains.store(true, std::sync::atomic::Ordering::SeqCst);
     let mut without = ask(json!({"tool_choice": "required"}));
     without.as_object_mut().unwrap().remove("tools");
     for bad in
@@ -152,6 +151,33 @@ async fn choices_of_tools_are_checked() {
     {
         let heard = door.post(PATH, &bad).await;
         assert_eq!((heard.status, heard.error().0.as_deref()), (400, Some("tool_choice")), "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn a_demanded_call_is_a_grammar_for_the_engine_and_is_read_by_it() {
+    let list = "[{\"name\": \"weather\", \"parameters\": {\"city\": \"Ulm\"}}, {\"name\": \"now\", \"parameters\": {}}]";
+    let named = json!({"tool_choice": {"type": "function", "function": {"name": "weather"}}});
+    let cases = [(json!({"tool_choice": "required"}), list, 2), (named, "{\"city\": \"Ulm\"}", 1)];
+    for (choice, text, calls) in cases {
+        // No parser is needed: the grammar says what a call looks like.
+        let config = RouterConfig { tool_parser: ToolParser::None, ..RouterConfig::default() };
+        let door = open(config, move |_| saying(text)).await;
+        door.backend.constrains.store(true, std::sync::atomic::Ordering::SeqCst);
+        let told = both_ways(&door, &ask(choice.clone())).await;
+        let made = told["message"]["tool_calls"].as_array().unwrap_or_else(|| panic!("{told}"));
+        assert_eq!((made.len(), &made[0]["function"]["name"]), (calls, &json!("weather")));
+        let arguments: Value =
+            serde_json::from_str(made[0]["function"]["arguments"].as_str().unwrap()).unwrap();
+        assert_eq!(arguments, json!({"city": "Ulm"}));
+        assert_eq!(told["message"]["content"], Value::Null);
+        let body: Value = serde_json::from_slice(&door.backend.submissions.lock()[0].body).unwrap();
+        let schema = &body["response_format"]["json_schema"]["schema"];
+        assert_eq!(schema["type"], if calls == 2 { "array" } else { "object" }, "{schema}");
+        if calls == 2 {
+            assert_eq!(schema["items"]["anyOf"][0]["properties"]["name"]["enum"], json!(["weather"]));
+            assert_eq!((&schema["minItems"], &schema["maxItems"]), (&json!(1), &Value::Null));
+        }
     }
 }
 
@@ -192,6 +218,21 @@ async fn reasoning_is_a_field_of_its_own() {
     let choice = both_ways(&door, &ask(json!({"tools": null}))).await;
     let message = &choice["message"];
     assert_eq!((&message["reasoning_content"], &message["content"]), (&Value::Null, &json!("No reasons.")));
+}
+
+/// vLLM's word for leaving it out, and SGLang's for leaving it where it is.
+#[tokio::test]
+async fn reasoning_is_left_out_or_left_where_it_is_where_that_is_wanted() {
+    let config = RouterConfig { reasoning_parser: ReasoningParser::Think, ..RouterConfig::default() };
+    let door = open(config, |_| saying("<think>\nUlm, then.\n</think>\n\nYes.")).await;
+    for (wish, told) in [
+        (json!({"tools": null, "include_reasoning": false}), "Yes."),
+        (json!({"tools": null, "separate_reasoning": false}), "<think>\nUlm, then.\n</think>\n\nYes."),
+    ] {
+        let message = both_ways(&door, &ask(wish)).await["message"].clone();
+        assert!(message.get("reasoning_content").is_none_or(Value::is_null), "{message}");
+        assert_eq!(message["content"], told);
+    }
 }
 
 /// A vocabulary whose marks are special tokens, and whose template opens the reasoning.

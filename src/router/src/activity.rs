@@ -1,0 +1,116 @@
+//! What a connection is used for: requests since it opened, answers under way, and since when there are none.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::stats::Closed;
+
+/// See the module. One for each connection.
+#[derive(Debug)]
+pub(crate) struct Activity {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    asked: bool,
+    under_way: usize,
+    /// When the latest answer ended; before, when the connection opened.
+    quiet_since: Instant,
+}
+
+/// An answer under way, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct UnderWay(Arc<Activity>);
+
+/// How long a connection may be open without use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// Until the head of the first request.
+    pub(crate) first: Duration,
+    /// Between an answer's end and the next request.
+    pub(crate) idle: Duration,
+}
+
+impl Activity {
+    pub(crate) fn new() -> Arc<Self> {
+        let state = State { asked: false, under_way: 0, quiet_since: Instant::now() };
+        Arc::new(Self { state: Mutex::new(state) })
+    }
+
+    /// A request's head was read.
+    pub(crate) fn begin(self: &Arc<Self>) -> UnderWay {
+        let mut state = self.state.lock();
+        state.asked = true;
+        state.under_way += 1;
+        UnderWay(Arc::clone(self))
+    }
+
+    /// Whether an answer is under way.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.state.lock().under_way > 0
+    }
+
+    /// Resolves when the connection has been of no use for too long.
+    pub(crate) async fn outlasts(&self, patience: Patience) -> Closed {
+        loop {
+            let due = {
+                let state = self.state.lock();
+                let limit = if state.asked { patience.idle } else { patience.first };
+                let now = Instant::now();
+                let from = if state.under_way > 0 { now } else { state.quiet_since };
+                match from + limit {
+                    due if due > now => due,
+                    _ if state.asked => return Closed::Idle,
+                    _ => return Closed::NoRequest,
+                }
+            };
+            tokio::time::sleep_until(due).await;
+        }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.under_way -= 1;
+        state.quiet_since = Instant::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Patience = Patience { first: Duration::from_millis(20), idle: Duration::from_millis(40) };
+
+    async fn open_for(activity: &Activity) -> (Closed, Duration) {
+        let begun = Instant::now();
+        (activity.outlasts(PATIENCE).await, begun.elapsed())
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_open_until_its_first_request_is_overdue() {
+        let activity = Activity::new();
+        let opened = Instant::now();
+        assert_eq!(activity.outlasts(PATIENCE).await, Closed::NoRequest);
+        assert!(opened.elapsed() >= PATIENCE.first / 2, "{:?}", opened.elapsed());
+    }
+
+    #[tokio::test]
+    async fn an_answer_may_take_as_long_as_it_does() {
+        let activity = Activity::new();
+        let answer = activity.begin();
+        let waits = tokio::time::timeout(PATIENCE.idle * 3, activity.outlasts(PATIENCE)).await;
+        assert!(waits.is_err() && activity.is_under_way());
+        drop(answer);
+        let (why, after) = open_for(&activity).await;
+        assert!(
+            why == Closed::Idle && after >= PATIENCE.idle - Duration::from_millis(5),
+            "{why:?} {after:?}"
+        );
+    }
+}

@@ -1,0 +1,92 @@
+//! Work on large bodies, aside from the threads that serve everybody.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use crate::error::ApiError;
+
+/// A body with more than this is worked on aside: parsing it takes longer than others should wait.
+pub(crate) const LARGE_BYTES: usize = 64 << 10;
+
+/// As many large bodies at once as half the cores: those with small ones, and whatever else the process does, have the
+/// rest. What waits for its turn is bounded by the room that bodies have.
+#[derive(Debug)]
+pub(crate) struct Aside {
+    turns: Arc<Semaphore>,
+}
+
+impl Aside {
+    pub(crate) fn new() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self { turns: Arc::new(Semaphore::new((cores / 2).max(1))) }
+    }
+
+    /// Runs `work` on a thread of its own. A client that leaves while it waits gives up its turn; work that was begun
+    /// is ended first.
+    pub(crate) async fn run<T, W>(&self, work: W) -> Result<T, ApiError>
+    where
+        T: Send + 'static,
+        W: FnOnce() -> Result<T, ApiError> + Send + 'static,
+    {
+        let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| stopped())?;
+        let worked = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop(turn);
+            done
+        });
+        worked.await.map_err(|error| {
+            tracing::error!(%error, "router: work on a large body broke off");
+            stopped()
+        })?
+    }
+}
+
+fn stopped() -> ApiError {
+    ApiError::new(500, "the body could not be worked on; this is a fault here").code("internal")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn work_is_done_elsewhere_and_no_more_at_once_than_there_are_turns() {
+        let aside = Arc::new(Aside::new());
+        let turns = aside.turns.available_permits();
+        let here = std::thread::current().id();
+        let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let released = Arc::new(parking_lot::Mutex::new(released));
+        let works: Vec<_> = (0..turns + 1)
+            .map(|_| {
+                let (aside, begun, released) = (Arc::clone(&aside), begun.clone(), Arc::clone(&released));
+                tokio::spawn(async move {
+                    let work = move || {
+                        begun.send(std::thread::current().id() != here).unwrap();
+                        let _ = released.lock().recv();
+                        Ok(())
+                    };
+                    aside.run(work).await
+                })
+            })
+            .collect();
+        for _ in 0..turns {
+            assert_eq!(begins.recv().await, Some(true), "on another thread");
+        }
+        tokio::task::yield_now().await;
+        assert!(begins.try_recv().is_err(), "one waits");
+        for _ in works.iter() {
+            release.send(()).unwrap();
+        }
+        for work in works {
+            work.await.unwrap().unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn work_that_breaks_off_is_an_error() {
+        let done: Result<(), ApiError> = Aside::new().run(|| panic!("on purpose")).await;
+        assert_eq!(done.unwrap_err().status, 500);
+    }
+}

@@ -1,0 +1,172 @@
+//! The bytes of all requests under way, and of whole answers that are yet to be read, within one bound.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::error::ApiError;
+
+/// A body up to this size is small: the last eighth of the room is kept for such.
+const SMALL_BYTES: usize = 256 << 10;
+const LARGE_PART: usize = 8;
+/// What a request counts beside its headers and its body: its task, what is made of it, and a frame of its answer.
+const REQUEST_BYTES: usize = 16 << 10;
+/// What a header counts beside its name and its value.
+const HEADER_BYTES: usize = 64;
+/// The last part of the room is for operators and those that watch for them.
+const OPERATORS_PART: usize = 32;
+/// What a client is told to wait, µs: bodies are read, and most are let go of, within a second.
+const RETRY_US: u64 = 1_000_000;
+
+/// Room for requests and answers. For a body it is taken as it arrives, not as they are announced: who announces much and sends nothing takes
+/// nothing.
+#[derive(Debug)]
+pub(crate) struct Bodies {
+    limit_bytes: usize,
+    taken_bytes: AtomicUsize,
+}
+
+/// What one request, body or answer takes, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Room {
+    bodies: Arc<Bodies>,
+    bytes: usize,
+}
+
+/// A body with its room: free again when nobody has a part of it any more.
+struct Held {
+    bytes: Bytes,
+    _room: Room,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Bodies {
+    pub(crate) fn new(limit_bytes: usize) -> Arc<Self> {
+        Arc::new(Self { limit_bytes, taken_bytes: AtomicUsize::new(0) })
+    }
+
+    /// Room for a body of which nothing is there yet.
+    pub(crate) fn room(self: &Arc<Self>) -> Room {
+        Room { bodies: Arc::clone(self), bytes: 0 }
+    }
+
+    /// Room for a request with such headers; refuses it where there is none.
+    pub(crate) fn request(self: &Arc<Self>, headers: &HeaderMap, operators: bool) -> Result<Room, ApiError> {
+        let header =
+            |(name, value): (&HeaderName, &HeaderValue)| HEADER_BYTES + name.as_str().len() + value.len();
+        let bytes = REQUEST_BYTES + headers.iter().map(header).sum::<usize>();
+        let kept = if operators { 0 } else { self.limit_bytes / OPERATORS_PART };
+        let mut room = self.room();
+        room.take(bytes, kept).map(|()| room)
+    }
+
+    pub(crate) fn taken_bytes(&self) -> usize {
+        self.taken_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Room {
+    /// Takes `more` bytes; refuses at once where they do not fit.
+    pub(crate) fn grow(&mut self, more: usize) -> Result<(), ApiError> {
+        let part = if self.bytes + more > SMALL_BYTES { LARGE_PART } else { OPERATORS_PART };
+        self.take(more, self.bodies.limit_bytes / part)
+    }
+
+    /// Takes `more` bytes whether they fit or not: what is there already is counted, and others wait for it.
+    pub(crate) fn add(&mut self, more: usize) {
+        self.bodies.taken_bytes.fetch_add(more, Ordering::Relaxed);
+        self.bytes += more;
+    }
+
+    /// Takes `more` bytes but for the last `kept`.
+    fn take(&mut self, more: usize, kept: usize) -> Result<(), ApiError> {
+        let bodies = &*self.bodies;
+        let limit = bodies.limit_bytes - kept;
+        let fits = |taken: usize| taken.checked_add(more).filter(|&sum| sum <= limit);
+        if bodies.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_err() {
+            let message =
+                "the requests under way take all the room that there is for them; try again shortly";
+            return Err(ApiError::new(503, message).code("bodies_full").retry_after_us(RETRY_US));
+        }
+        self.bytes += more;
+        Ok(())
+    }
+
+    /// The body, which keeps its room as long as somebody has a part of it.
+    pub(crate) fn hold(self, bytes: Bytes) -> Bytes {
+        Bytes::from_owner(Held { bytes, _room: self })
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.bodies.taken_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_bodies_share_one_bound_and_small_ones_have_room_left() {
+        let bodies = Bodies::new(8 << 20);
+        let mut large = bodies.room();
+        large.grow(7 << 20).unwrap();
+        let mut other = bodies.room();
+        let error = other.grow(300 << 10).unwrap_err();
+        assert_eq!((error.status, error.code.as_deref()), (503, Some("bodies_full")));
+        assert!(error.retry_after_us.is_some());
+        let small: Vec<Room> = std::iter::repeat_with(|| {
+            let mut room = bodies.room();
+            room.grow(SMALL_BYTES).map(|()| room)
+        })
+        .map_while(Result::ok)
+        .collect();
+        assert_eq!(
+            (small.len(), bodies.taken_bytes()),
+            (3, (8 << 20) - SMALL_BYTES),
+            "the last part is for operators"
+        );
+        drop((large, small));
+        assert_eq!(bodies.taken_bytes(), 0);
+    }
+
+    #[test]
+    fn requests_take_room_by_their_heads_and_operators_get_in_last() {
+        let bodies = Bodies::new(1 << 20);
+        let mut headers = HeaderMap::new();
+        headers.insert("x-long", "y".repeat(8 << 10).parse().unwrap());
+        let clients: Vec<Room> =
+            std::iter::repeat_with(|| bodies.request(&headers, false)).map_while(Result::ok).collect();
+        assert_eq!(clients.len(), (1 << 20) / 32 * 31 / (REQUEST_BYTES + HEADER_BYTES + 6 + (8 << 10)));
+        let error = bodies.request(&HeaderMap::new(), false).unwrap_err();
+        assert_eq!((error.status, error.code.as_deref()), (503, Some("bodies_full")));
+        let mut operator = bodies.request(&HeaderMap::new(), true).unwrap();
+        // An answer is there already: it is counted, and the next operator waits.
+        operator.add(1 << 20);
+        assert!(bodies.request(&HeaderMap::new(), true).is_err());
+        drop((clients, operator));
+        assert_eq!(bodies.taken_bytes(), 0);
+    }
+
+    #[test]
+    fn a_body_has_its_room_until_its_last_part_is_gone() {
+        let bodies = Bodies::new(1 << 20);
+        let mut room = bodies.room();
+        room.grow(4).unwrap();
+        let body = room.hold(Bytes::from_static(b"abcd"));
+        let part = body.slice(1..2);
+        drop(body);
+        assert_eq!((&part[..], bodies.taken_bytes()), (&b"b"[..], 4));
+        drop(part);
+        assert_eq!(bodies.taken_bytes(), 0);
+    }
+}

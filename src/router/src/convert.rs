@@ -1,0 +1,68 @@
+//! `/tokenize` and `/detokenize`: texts and tokens turned into one another, and nothing else done with them.
+
+use std::sync::Arc;
+
+use baton_types::{BlockKey, Tokens};
+
+use crate::call;
+use crate::error::ApiError;
+use crate::fields::{self, Fields, PromptField};
+use crate::json;
+use crate::tokenize::{Lineage, Tokenization};
+
+/// What `/tokenize` answers.
+pub(crate) async fn tokenize(
+    tokenization: &Arc<Tokenization>,
+    max_model_tokens: Option<u32>,
+    body: &[u8],
+) -> Result<Vec<u8>, ApiError> {
+    let fields = fields::read(body)?;
+    call::check_served(&fields)?;
+    let tokens = match (&fields.prompt, &fields.messages) {
+        (Some(PromptField::Text(text)), None) => {
+            let dressed = fields.add_special_tokens.unwrap_or(true);
+            tokens(tokenization, text.to_string(), dressed).await?
+        }
+        (None, Some(_)) => {
+            let text = call::render_chat(tokenization, &fields)?;
+            tokens(tokenization, text, fields.add_special_tokens.unwrap_or(false)).await?
+        }
+        _ => return Err(ApiError::invalid("prompt", "send either prompt, as a string, or messages")),
+    };
+    let mut out = b"{\"count\":".to_vec();
+    json::integer(&mut out, tokens.len() as u64);
+    out.extend_from_slice(b",\"max_model_len\":");
+    match max_model_tokens {
+        Some(max_model_tokens) => json::integer(&mut out, u64::from(max_model_tokens)),
+        None => out.extend_from_slice(b"null"),
+    }
+    out.extend_from_slice(b",\"tokens\":[");
+    for (at, token) in tokens.iter().enumerate() {
+        if at > 0 {
+            out.push(b',');
+        }
+        json::integer(&mut out, u64::from(token));
+    }
+    out.extend_from_slice(b"]}");
+    Ok(out)
+}
+
+async fn tokens(tokenization: &Arc<Tokenization>, text: String, dressed: bool) -> Result<Tokens, ApiError> {
+    // Blocks as long as can be: only the tokens are wanted.
+    let lineage = Lineage { seed: 0, root: BlockKey(0), block_tokens: u32::MAX };
+    let prompt = tokenization.prompt(text, dressed, lineage).await;
+    prompt.map(|prompt| prompt.tokens).map_err(|message| ApiError::invalid("prompt", message))
+}
+
+/// What `/detokenize` answers.
+pub(crate) fn detokenize(tokenization: &Tokenization, body: &[u8]) -> Result<Vec<u8>, ApiError> {
+    let fields = fields::read(body)?;
+    let Fields { tokens: Some(tokens), .. } = &fields else {
+        return Err(ApiError::invalid("tokens", "tokens is missing; send a list of token ids"));
+    };
+    let text = tokenization.decode(tokens, fields.skip_special_tokens.unwrap_or(false));
+    let mut out = b"{\"prompt\":".to_vec();
+    json::string(&mut out, &text);
+    out.push(b'}');
+    Ok(out)
+}
