@@ -11,6 +11,8 @@
 
 mod codec;
 mod error;
+#[cfg(test)]
+mod fuzz;
 pub mod hash;
 mod mirror;
 mod model;

@@ -8,6 +8,8 @@ mod connection;
 mod frame;
 mod handshake;
 
+#[cfg(test)]
+pub(crate) use connection::take_all;
 pub(crate) use connection::{Connection, Outgoing, Received};
 pub(crate) use handshake::{Endpoint, Role, subscription};
 

@@ -300,7 +300,9 @@ impl Indexer {
                 format!("snapshot {}: {e}; give a file in a folder that can be written", path.display());
             IndexerError::new(Kind::Unavailable, message)
         };
-        let temporary = path.with_extension("partial");
+        // Its whole name and more: two snapshots of one folder that differ in their extension do not share it.
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(".partial");
         let mut file = std::fs::File::create(&temporary).map_err(failed)?;
         file.write_all(&self.header()).map_err(failed)?;
         let (mut after, mut streams) = (None, 0);
@@ -310,6 +312,9 @@ impl Indexer {
         }
         file.write_all(&snapshot::footer(streams)).map_err(failed)?;
         file.sync_all().and_then(|()| std::fs::rename(&temporary, path)).map_err(failed)?;
+        // The new name lasts too, or a power cut leaves the snapshot before.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
         Ok(streams)
     }
 

@@ -24,6 +24,8 @@ const STREAM: u8 = 1;
 const END: u8 = 2;
 /// Bytes of a section at most: room for 32 Mi blocks.
 const SECTION_BYTES_MAX: u64 = (32 << 20) * BLOCK_BYTES as u64;
+/// Room made at most for bytes that have not come.
+const RESERVED_BYTES: usize = 256 << 10;
 /// Bytes of the JSON before the blocks at most.
 const ABOUT_BYTES_MAX: usize = 64 << 20;
 const BLOCK_BYTES: usize = 24;
@@ -205,7 +207,8 @@ impl Reader {
         }
         let whole = FRAME_BYTES + usize::try_from(length).expect("it is below the bound of a section");
         if self.waiting.len() < whole {
-            self.waiting.reserve(whole - self.waiting.len());
+            // A length is only told: memory grows with the bytes that come.
+            self.waiting.reserve((whole - self.waiting.len()).min(RESERVED_BYTES));
             return Ok(None);
         }
         let mut payload = self.waiting.split_to(whole).freeze();

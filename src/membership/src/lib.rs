@@ -24,7 +24,7 @@ mod view;
 pub use directory::{Changes, Directory};
 pub use election::{Candidacy, Fence, Leader, Leaders, Leadership, Permit, Standing};
 pub use error::{Kind, MembershipError, Result, Stage};
-pub use etcd::{Etcd, EtcdConfig, Secret};
+pub use etcd::{Etcd, EtcdConfig};
 pub use member::{Member, MemberRole};
 pub use policy::{Following, POLICY_BYTES_MAX, Policies, Policy};
 pub use registration::{Registered, Registration};

@@ -24,7 +24,7 @@ pub(crate) fn finish_of(word: &str, stage: Stage) -> Result<Finish, RemoteError>
         "stop" | "repetition" => Ok(Finish::Stop),
         "length" => Ok(Finish::Length),
         "abort" => Err(RemoteError::new(Kind::Closed, Side::Engine, stage, "the engine aborted the request")
-            .remedy("send the request again, if the engine was not told to abort it")),
+            .remedy("see the engine's log, if it was not told to abort it")),
         "error" => Err(RemoteError::retry(stage, "the engine ended the answer with an error")),
         other => Err(RemoteError::bug(
             stage,

@@ -44,6 +44,8 @@ pub enum Stage {
     Load,
     /// Drawing one token to see that it works.
     Canary,
+    /// Comparing its tokens of a text with ours.
+    Vocabulary,
     /// Making the engine's request out of the client's.
     Prepare,
     /// The prefill leg.
@@ -67,6 +69,7 @@ impl Stage {
             Self::Health => "health",
             Self::Load => "load",
             Self::Canary => "canary",
+            Self::Vocabulary => "tokenizer",
             Self::Prepare => "prepare",
             Self::Prefill => "prefill",
             Self::Handoff => "handoff",
@@ -89,20 +92,16 @@ pub struct RemoteError {
     pub status: Option<u16>,
     /// What happened, with the values involved.
     pub text: String,
-    /// What a person does about it.
+    /// What a person does about it; empty when there is nothing to do.
     pub remedy: Cow<'static, str>,
+    /// The engine had the request when the connection to it broke.
+    pub cut_off: bool,
 }
 
 impl RemoteError {
     pub(crate) fn new(kind: Kind, side: Side, stage: Stage, text: impl Into<String>) -> Self {
-        let remedy = match kind {
-            Kind::Retry => "send the request again, elsewhere if there is another engine",
-            Kind::Invalid => "change the request",
-            Kind::Unavailable => "see whether the engine runs, and its log",
-            Kind::Closed => "nothing, unless it was not meant to end",
-            Kind::Bug => "report it with the engine's version",
-        };
-        Self { kind, side, stage, status: None, text: text.into(), remedy: Cow::Borrowed(remedy) }
+        let (text, remedy) = (text.into(), Cow::Borrowed(remedy_of(kind, stage)));
+        Self { kind, side, stage, status: None, text, remedy, cut_off: false }
     }
 
     /// The engine said what it should not.
@@ -135,18 +134,43 @@ impl RemoteError {
         self
     }
 
+    /// The engine had the request.
+    pub(crate) const fn cut_off(mut self) -> Self {
+        self.cut_off = true;
+        self
+    }
+
     /// The same at another stage. That an engine cannot be reached stays so wherever it was wanted.
     pub(crate) fn at(mut self, stage: Stage) -> Self {
         if self.stage != Stage::Connect {
+            if self.remedy == remedy_of(self.kind, self.stage) {
+                self.remedy = Cow::Borrowed(remedy_of(self.kind, stage));
+            }
             self.stage = stage;
         }
         self
     }
 }
 
+/// What a person does about an error of whom nothing more is known. A request that failed is tried elsewhere without
+/// anybody's doing, and the text says what is wrong with one that cannot be served.
+const fn remedy_of(kind: Kind, stage: Stage) -> &'static str {
+    match (kind, stage) {
+        (
+            Kind::Retry | Kind::Invalid,
+            Stage::Prepare | Stage::Prefill | Stage::Handoff | Stage::Start | Stage::Stream,
+        ) => "",
+        (Kind::Invalid, _) => "see whether the engine is what its settings say",
+        (Kind::Retry | Kind::Unavailable, _) => "see whether the engine runs, and its log",
+        (Kind::Closed, _) => "nothing, unless it was not meant to end",
+        (Kind::Bug, _) => "report it with the engine's version",
+    }
+}
+
 impl fmt::Display for RemoteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}; {}", self.stage.name(), self.text, self.remedy)
+        write!(f, "{}: {}", self.stage.name(), self.text)?;
+        if self.remedy.is_empty() { Ok(()) } else { write!(f, "; {}", self.remedy) }
     }
 }
 
@@ -159,13 +183,12 @@ mod tests {
     #[test]
     fn an_error_names_stage_cause_and_remedy() {
         let error = RemoteError::retry(Stage::Prefill, "the engine is full").status(429);
-        assert_eq!(
-            error.to_string(),
-            "prefill: the engine is full; send the request again, elsewhere if there is another engine"
-        );
+        assert_eq!(error.to_string(), "prefill: the engine is full");
         assert_eq!((error.kind, error.side, error.status), (Kind::Retry, Side::Engine, Some(429)));
         let error = RemoteError::ours(Stage::Settings, "no port").remedy("give a port").at(Stage::Probe);
         assert_eq!(error.to_string(), "probe: no port; give a port");
+        let probed = RemoteError::retry(Stage::Start, "it broke off").at(Stage::Canary);
+        assert_eq!(probed.to_string(), "canary: it broke off; see whether the engine runs, and its log");
         assert_eq!(RemoteError::retry(Stage::Connect, "refused").at(Stage::Canary).stage, Stage::Connect);
     }
 }

@@ -340,6 +340,28 @@ mod tests {
     }
 
     #[test]
+    fn the_page_of_parameters_says_what_an_engine_gets() {
+        let page = include_str!("../../../docs/parameters.md");
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+        let mut seen = 0;
+        for row in rows {
+            let cells: Vec<&str> = row.trim_end_matches(" |").split(" | ").collect();
+            let [name, door, vllm, ..] = cells[..] else { panic!("{row}") };
+            let name = name.trim_end_matches('`');
+            let rule = rule(name);
+            let fits = match vllm {
+                "as sent" => rule.is_none(),
+                "written by Baton" => rule == Some(Rule::Ours),
+                "-" => rule.is_some() || door.starts_with("400"),
+                _ => true,
+            };
+            assert!(fits, "{row}: {rule:?}");
+            seen += 1;
+        }
+        assert!(seen > 60);
+    }
+
+    #[test]
     fn each_field_has_one_rule() {
         let names: BTreeSet<&str> = FIELDS.iter().map(|(name, _)| *name).collect();
         assert_eq!(names.len(), FIELDS.len());

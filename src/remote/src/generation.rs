@@ -234,7 +234,7 @@ impl Generation {
             .remedy("prefill again; let fewer requests wait at the decode engine, or raise the engines' lease");
         }
         RemoteError::retry(Stage::Start, "the first token did not come in time")
-            .remedy("send the request elsewhere; see whether the engine is stuck, or give it more time")
+            .remedy("see whether the engine is stuck, or give it more time")
     }
 
     fn add(&mut self, progress: Progress) -> Result<(), RemoteError> {

@@ -57,7 +57,7 @@ struct Sealed {
     handoff: Box<RawValue>,
 }
 
-fn seal_of(bytes: &str) -> u64 {
+pub(crate) fn seal_of(bytes: &str) -> u64 {
     ChainHasher::new(0, bytes.as_bytes()).parent().short().0
 }
 

@@ -55,7 +55,8 @@ pub(crate) struct Wire {
 impl Wire {
     pub(crate) fn new(settings: &RemoteSettings) -> Result<Self, RemoteError> {
         let (base, host) = base_of(&settings.url)?;
-        let bearer = settings.api_key.as_deref().map(|key| HeaderValue::from_str(&format!("Bearer {key}")));
+        let bearer =
+            settings.api_key.as_ref().map(|key| HeaderValue::from_str(&format!("Bearer {}", key.expose())));
         let mut authorization = bearer.transpose().map_err(|_| {
             RemoteError::ours(Stage::Settings, "the API key holds characters that no header may")
                 .remedy("give the key as the engine was given it")
@@ -172,7 +173,7 @@ impl Wire {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(broken(&error, &uri, stage)),
             Err(_) => Err(RemoteError::retry(stage, format!("{uri} did not answer in time"))
-                .remedy("send the request elsewhere; see whether the engine is stuck, or give it more time")),
+                .remedy("see whether the engine is stuck, or give it more time")),
         }
     }
 }
@@ -209,10 +210,11 @@ async fn collect(body: Incoming, most: usize, until: Instant, stage: Stage) -> R
                 .remedy("raise the bound if answers of that length are meant"))
         }
         Ok(Err(error)) => {
-            Err(RemoteError::retry(stage, format!("the connection broke within the answer: {error}")))
+            Err(RemoteError::retry(stage, format!("the connection broke within the answer: {error}"))
+                .cut_off())
         }
         Err(_) => Err(RemoteError::retry(stage, "the answer did not end in time")
-            .remedy("send the request elsewhere; see whether the engine is stuck, or give it more time")),
+            .remedy("see whether the engine is stuck, or give it more time")),
     }
 }
 
@@ -227,7 +229,7 @@ fn broken(error: &ClientError, uri: &str, stage: Stage) -> RemoteError {
     if error.is_connect() {
         RemoteError::new(Kind::Unavailable, Side::Engine, Stage::Connect, format!("{uri}: {words}"))
     } else {
-        RemoteError::retry(stage, format!("{uri}: the connection broke before an answer: {words}"))
+        RemoteError::retry(stage, format!("{uri}: the connection broke before an answer: {words}")).cut_off()
     }
 }
 

@@ -15,6 +15,8 @@ mod digits;
 mod engine;
 mod error;
 mod fields;
+#[cfg(test)]
+mod fuzz;
 mod generation;
 mod handoff;
 mod http;
@@ -31,6 +33,7 @@ mod sse;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod vllm;
+mod vocabulary;
 
 pub use engine::RemoteEngine;
 pub use error::{Kind, RemoteError, Side, Stage};
@@ -42,3 +45,4 @@ pub use prefill::{Next, PrefillLeg, Prefilled};
 pub use probe::Probe;
 pub use request::{Counts, Piece, Request, Token};
 pub use settings::{Bounds, Dialect, EngineRole, HandoffWay, LeaseTerms, RemoteSettings, Timeouts};
+pub use vocabulary::{Compared, Sample};

@@ -1,6 +1,6 @@
 //! How an engine is reached and how long it is waited for. All of it is given by the caller.
 
-use std::fmt;
+use baton_types::Secret;
 
 use crate::error::{RemoteError, Stage};
 
@@ -23,7 +23,7 @@ impl Dialect {
         match self {
             Self::Vllm => "vllm",
             Self::Sglang => "sglang",
-            Self::Plain => "plain",
+            Self::Plain => "openai",
         }
     }
 }
@@ -100,7 +100,7 @@ pub struct LeaseTerms {
 }
 
 /// An engine: where it is, what it speaks, and the limits of patience with it.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteSettings {
     /// `http://host:port`; plain http, for engines have no TLS of their own.
     pub url: String,
@@ -112,7 +112,7 @@ pub struct RemoteSettings {
     /// a vLLM that is only a producer exits over a decode leg.
     pub role: Option<EngineRole>,
     /// Sent as a bearer token, when the engine wants one.
-    pub api_key: Option<String>,
+    pub api_key: Option<Secret<String>>,
     /// The model's name in requests; what the probe finds when `None`.
     pub model: Option<String>,
     /// Which data-parallel rank of the engine is meant, when it has several.
@@ -225,23 +225,6 @@ impl RemoteSettings {
 const MAX_WAIT_US: u64 = 86_400_000_000;
 /// Most calls in flight.
 const MAX_CALLS: usize = 65_536;
-
-impl fmt::Debug for RemoteSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteSettings")
-            .field("url", &self.url)
-            .field("dialect", &self.dialect)
-            .field("handoff", &self.handoff)
-            .field("role", &self.role)
-            .field("api_key", &self.api_key.as_ref().map(|_| "(set)"))
-            .field("model", &self.model)
-            .field("dp_rank", &self.dp_rank)
-            .field("timeouts", &self.timeouts)
-            .field("bounds", &self.bounds)
-            .field("lease", &self.lease)
-            .finish()
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -109,37 +109,19 @@ where
 }
 
 fn broken(how: &str) -> RemoteError {
-    RemoteError::retry(Stage::Stream, format!("the stream broke off before its end ({how})"))
+    RemoteError::retry(Stage::Stream, format!("the stream broke off before its end ({how})")).cut_off()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
-    use std::convert::Infallible;
-    use std::pin::Pin;
-    use std::task::{Context, Poll};
-
     use bytes::Bytes;
-    use http_body::Frame;
     use proptest::prelude::*;
 
     use super::*;
-
-    struct Parts(VecDeque<Vec<u8>>);
-
-    impl Body for Parts {
-        type Data = Bytes;
-        type Error = Infallible;
-        fn poll_frame(
-            mut self: Pin<&mut Self>,
-            _: &mut Context<'_>,
-        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-            Poll::Ready(self.0.pop_front().map(|part| Ok(Frame::data(part.into()))))
-        }
-    }
+    use crate::fuzz::Pieces;
 
     fn read(parts: &[&[u8]], most: usize) -> (Vec<String>, Option<RemoteError>) {
-        let parts = Parts(parts.iter().map(|part| part.to_vec()).collect());
+        let parts = Pieces(parts.iter().map(|part| Bytes::copy_from_slice(part)).collect());
         let mut events = Events::new(parts, most);
         let mut found = Vec::new();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

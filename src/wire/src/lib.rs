@@ -8,7 +8,7 @@ pub mod v1 {
 }
 
 /// The version that both sides must speak.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 use baton_types::{BlockHash, BlockKey, CacheChange, Run, Tier, TokenLogprob, Tokens};
 use bytes::Bytes;

@@ -167,10 +167,11 @@ fn salted(stored: &mut Stored, salt: String) {
     }
 }
 
-/// A time that is no time counts as zero.
+/// The whole number that is nearest: seconds as a fraction are a little less than the microseconds that they were, as
+/// often as not. A time that is no time counts as zero.
 pub(super) fn whole(value: f64) -> u64 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
-    let whole = value as u64;
+    let whole = value.round() as u64;
     whole
 }
 

@@ -16,7 +16,7 @@ use crate::error::{EventError, Kind, Stage};
 const READ_BYTES: usize = 64 * 1024;
 
 /// Something that a peer sent.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Received {
     /// A message of one frame or more.
     Message(Vec<Bytes>),
@@ -30,6 +30,12 @@ pub(crate) enum Received {
 #[derive(Debug)]
 pub(crate) struct Incoming {
     stream: OwnedReadHalf,
+    arrived: Arrived,
+}
+
+/// What has arrived and was not handed on yet.
+#[derive(Debug)]
+struct Arrived {
     buffer: BytesMut,
     message: Vec<Bytes>,
     limits: WireLimits,
@@ -75,28 +81,17 @@ impl Connection {
     pub(crate) async fn shake(stream: TcpStream, role: Role, limits: WireLimits) -> Result<Self, EventError> {
         stream.set_nodelay(true).map_err(|error| EventError::io(Stage::Handshake, &error))?;
         let (read, write) = stream.into_split();
-        let (buffer, message) = (BytesMut::new(), Vec::new());
-        let mut incoming = Incoming { stream: read, buffer, message, limits };
+        let mut incoming = Incoming { stream: read, arrived: Arrived::new(limits) };
         let mut outgoing = Outgoing { stream: write, buffer: BytesMut::new() };
         outgoing.buffer.extend_from_slice(&handshake::greeting());
         frame::put_command(&mut outgoing.buffer, "READY", &handshake::ready(role));
         outgoing.flush().await?;
-        while incoming.buffer.len() < GREETING_BYTES {
+        while !incoming.arrived.greeting()? {
             incoming.fill().await?;
         }
-        handshake::judge_greeting(&incoming.buffer)?;
-        incoming.buffer.advance(GREETING_BYTES);
-        let first = loop {
-            match frame::take(&mut incoming.buffer, 0, &WireLimits::for_requests())? {
-                Some(frame) => break frame,
-                None => incoming.fill().await?,
-            }
-        };
-        if !first.command {
-            let message = "the peer sends messages before its READY";
-            return Err(EventError::new(Kind::Corrupt, Stage::Handshake, message));
+        while !incoming.arrived.ready(role)? {
+            incoming.fill().await?;
         }
-        handshake::judge_ready(role, &first.body)?;
         Ok(Self { incoming, outgoing })
     }
 }
@@ -105,7 +100,7 @@ impl Incoming {
     /// Waits for the next message or command.
     pub(crate) async fn next(&mut self) -> Result<Received, EventError> {
         loop {
-            if let Some(received) = self.parse()? {
+            if let Some(received) = self.arrived.parse()? {
                 return Ok(received);
             }
             self.fill().await?;
@@ -113,12 +108,41 @@ impl Incoming {
     }
 
     async fn fill(&mut self) -> Result<(), EventError> {
-        self.buffer.reserve(READ_BYTES);
-        let read = self.stream.read_buf(&mut self.buffer).await;
+        self.arrived.buffer.reserve(READ_BYTES);
+        let read = self.stream.read_buf(&mut self.arrived.buffer).await;
         match read.map_err(|error| EventError::io(Stage::Receive, &error))? {
             0 => Err(EventError::new(Kind::Closed, Stage::Receive, "the peer closed the connection")),
             _ => Ok(()),
         }
+    }
+}
+
+impl Arrived {
+    fn new(limits: WireLimits) -> Self {
+        Self { buffer: BytesMut::new(), message: Vec::new(), limits }
+    }
+
+    /// Whether the greeting is there; it is taken.
+    fn greeting(&mut self) -> Result<bool, EventError> {
+        if self.buffer.len() < GREETING_BYTES {
+            return Ok(false);
+        }
+        handshake::judge_greeting(&self.buffer)?;
+        self.buffer.advance(GREETING_BYTES);
+        Ok(true)
+    }
+
+    /// Whether the peer's first command is there; it is taken.
+    fn ready(&mut self, role: Role) -> Result<bool, EventError> {
+        let Some(first) = frame::take(&mut self.buffer, 0, &WireLimits::for_requests())? else {
+            return Ok(false);
+        };
+        if !first.command {
+            let message = "the peer sends messages before its READY";
+            return Err(EventError::new(Kind::Corrupt, Stage::Handshake, message));
+        }
+        handshake::judge_ready(role, &first.body)?;
+        Ok(true)
     }
 
     fn parse(&mut self) -> Result<Option<Received>, EventError> {
@@ -146,6 +170,32 @@ impl Incoming {
             }
         }
     }
+}
+
+/// What a connection of `role` makes of bytes that arrive in such pieces, up to the first error.
+#[cfg(test)]
+pub(crate) fn take_all<const PIECES: usize>(
+    role: Role,
+    limits: WireLimits,
+    pieces: [BytesMut; PIECES],
+) -> Result<Vec<Received>, (Vec<Received>, EventError)> {
+    let (mut arrived, mut received) = (Arrived::new(limits), Vec::new());
+    let (mut greeted, mut ready) = (false, false);
+    for piece in pieces {
+        arrived.buffer.extend_from_slice(&piece);
+        let mut step = || {
+            greeted = greeted || arrived.greeting()?;
+            ready = ready || greeted && arrived.ready(role)?;
+            while ready && let Some(one) = arrived.parse()? {
+                received.push(one);
+            }
+            Ok(())
+        };
+        if let Err(error) = step() {
+            return Err((received, error));
+        }
+    }
+    if ready { Ok(received) } else { Err((received, EventError::decode("no handshake"))) }
 }
 
 impl Outgoing {

@@ -5,6 +5,7 @@
 mod calls;
 mod engine;
 mod following;
+mod fuzz;
 mod snapshots;
 #[path = "../../../events/tests/it/wire.rs"]
 #[allow(dead_code, reason = "shared with the tests of the events themselves, which use all of it")]

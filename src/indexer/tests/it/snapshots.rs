@@ -19,6 +19,9 @@ async fn known(engine: &mut Engine, publisher: &Publisher) -> (Served, Vec<u8>) 
     let path = tempfile::tempdir().unwrap().keep().join("index");
     assert_eq!(served.indexer.save(&path).unwrap(), 1);
     let bytes = std::fs::read(&path).unwrap();
+    // Somebody else's temporary file: a snapshot's own has its whole name in it.
+    std::fs::create_dir(path.with_extension("partial")).unwrap();
+    assert_eq!(served.indexer.save(&path.with_extension("other")).unwrap(), 1);
     std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
     (served, bytes)
 }

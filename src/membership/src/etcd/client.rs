@@ -9,7 +9,9 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-use super::config::{EtcdConfig, Secret};
+use baton_types::Secret;
+
+use super::config::EtcdConfig;
 use super::fault;
 use crate::error::{Kind, MembershipError, Result, Stage};
 use crate::proto::AuthenticateRequest;
@@ -217,9 +219,9 @@ impl Etcd {
 async fn login(
     channel: Channel,
     name: &str,
-    password: &Secret,
+    password: &Secret<String>,
 ) -> std::result::Result<Option<MetadataValue<Ascii>>, Status> {
-    let request = AuthenticateRequest { name: name.to_owned(), password: password.0.clone() };
+    let request = AuthenticateRequest { name: name.to_owned(), password: password.expose().clone() };
     let token = match AuthClient::new(channel).authenticate(request).await {
         Ok(answer) => answer.into_inner().token,
         Err(status) if status.message().contains("authentication is not enabled") => return Ok(None),

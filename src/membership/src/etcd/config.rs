@@ -1,9 +1,9 @@
 //! Where etcd is and how it is spoken to.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use baton_types::Secret;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::error::{MembershipError, Result};
@@ -13,23 +13,13 @@ const ENDPOINTS_MAX: usize = 16;
 /// A certificate file longer than this is none.
 const PEM_BYTES_MAX: u64 = 1 << 20;
 
-/// A password; it does not show in logs.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
-
 /// Settings of a client.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
     /// `http://HOST:PORT` or `https://HOST:PORT` of each member; the first that answers is used.
     pub endpoints: Vec<String>,
     /// Name and password, where the cluster asks for them.
-    pub login: Option<(String, Secret)>,
+    pub login: Option<(String, Secret<String>)>,
     /// Certificates to trust, PEM; needed for `https`.
     pub ca: Option<PathBuf>,
     /// Certificate and key to show, PEM, where the cluster asks for them.
@@ -174,7 +164,7 @@ mod tests {
     #[test]
     fn a_password_does_not_show() {
         let mut config = EtcdConfig::new(Vec::new());
-        config.login = Some(("root".into(), Secret("hush".into())));
+        config.login = Some(("root".into(), Secret::from("hush")));
         assert!(!format!("{config:?}").contains("hush"));
     }
 }

@@ -9,7 +9,7 @@ mod lease;
 mod watch;
 
 pub use client::Etcd;
-pub use config::{EtcdConfig, Secret};
+pub use config::EtcdConfig;
 pub(crate) use follow::{Follower, follow};
 pub use keys::{Act, Condition, Entry, Keys, Listing, Outcome};
 pub use lease::Lease;

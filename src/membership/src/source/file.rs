@@ -27,13 +27,15 @@ pub struct FileSource {
     pub path: PathBuf,
     /// How often it is read.
     pub every_us: u64,
+    /// The part of those of whom the file says none.
+    pub role: MemberRole,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
     name: String,
-    role: MemberRole,
+    role: Option<MemberRole>,
     addresses: Vec<String>,
     #[serde(default)]
     epoch: u64,
@@ -49,10 +51,10 @@ struct Document {
 }
 
 impl FileSource {
-    /// The file at `path`, read every second.
+    /// The file at `path`, read every second; who has no role there does both.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), every_us: 1_000_000 }
+        Self { path: path.into(), every_us: 1_000_000, role: MemberRole::Both }
     }
 
     pub(super) fn following(self, board: Board, stop: CancellationToken) -> Result<Following> {
@@ -70,7 +72,7 @@ impl FileSource {
                 Ok(text) if seen.as_ref() == Some(&text) => board.fresh(),
                 Ok(text) => {
                     readings += 1;
-                    match parse(&self.path, &text, &readings.to_string().into()) {
+                    match parse((&self.path, self.role), &text, &readings.to_string().into()) {
                         Ok(members) => {
                             board.replace(members, readings.to_string().into(), 0);
                             seen = Some(text);
@@ -100,7 +102,7 @@ async fn read(path: &Path) -> Result<Vec<u8>> {
     tokio::fs::read(path).await.map_err(|e| wrong(e.to_string()))
 }
 
-fn parse(path: &Path, text: &[u8], revision: &Revision) -> Result<Vec<Listed>> {
+fn parse((path, role): (&Path, MemberRole), text: &[u8], revision: &Revision) -> Result<Vec<Listed>> {
     let wrong =
         |why: String| MembershipError::new(Kind::Corrupt, Stage::Read, format!("{}: {why}", path.display()));
     let written: Vec<Written> = if path.extension().is_some_and(|end| end == "json") {
@@ -115,7 +117,7 @@ fn parse(path: &Path, text: &[u8], revision: &Revision) -> Result<Vec<Listed>> {
     };
     let member = |one: Written| Member {
         name: one.name,
-        role: one.role,
+        role: one.role.unwrap_or(role),
         addresses: one.addresses,
         epoch: one.epoch,
         labels: one.labels,
@@ -128,7 +130,8 @@ mod tests {
     use super::*;
 
     fn read_as(name: &str, text: &str) -> std::result::Result<Vec<String>, String> {
-        let members = parse(Path::new(name), text.as_bytes(), &"1".into()).map_err(|e| e.to_string())?;
+        let path = (Path::new(name), MemberRole::Decode);
+        let members = parse(path, text.as_bytes(), &"1".into()).map_err(|e| e.to_string())?;
         Ok(members.into_iter().map(|one| one.member.name.clone()).collect())
     }
 
@@ -141,6 +144,17 @@ mod tests {
         assert_eq!(read_as("m.json", json), Ok(vec!["p0".to_owned()]));
         assert_eq!(read_as("m.toml", "member = []"), Ok(Vec::new()));
         assert_eq!(read_as("m.json", "[]"), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn who_has_no_role_in_the_file_has_that_of_all() {
+        let roles = |role| {
+            let text = "[[member]]\nname = \"a\"\naddresses = [\"a:1\"]\n[[member]]\nname = \"b\"\nrole = \"prefill\"\naddresses = [\"b:1\"]\n";
+            let members = parse((Path::new("m.toml"), role), text.as_bytes(), &"1".into()).expect("a list");
+            members.into_iter().map(|one| one.member.role).collect::<Vec<_>>()
+        };
+        assert_eq!(roles(MemberRole::Both), [MemberRole::Both, MemberRole::Prefill]);
+        assert_eq!(roles(MemberRole::Decode), [MemberRole::Decode, MemberRole::Prefill]);
     }
 
     #[test]

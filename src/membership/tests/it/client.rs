@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use baton_membership::etcd::{Act, Condition, Event, Keys, Outcome};
-use baton_membership::{Etcd, EtcdConfig, Kind, Secret};
+use baton_membership::{Etcd, EtcdConfig, Kind};
+use baton_types::Secret;
 
 use crate::forwarder::{Forwarder, Wire};
 use crate::server::{Server, client, config, free_port};
@@ -169,7 +170,7 @@ async fn name_and_password_are_shown_where_they_are_asked_for_and_again_when_for
     let with = |login: Option<(&str, &str)>| {
         let mut config: EtcdConfig = config(vec![server.address()]);
         config.request_timeout_us = 5_000_000;
-        config.login = login.map(|(name, password)| (name.to_owned(), Secret(password.to_owned())));
+        config.login = login.map(|(name, password)| (name.to_owned(), Secret::from(password)));
         Etcd::new(config).expect("a client")
     };
     let early = with(Some(("root", "secret")));

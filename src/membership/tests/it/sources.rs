@@ -44,7 +44,7 @@ async fn a_file_is_followed_and_a_wrong_one_leaves_what_is_known() {
     std::fs::rename(folder.path().join("next"), &path).expect("renamed");
     eventually("c", || (names(&directory) == ["c"]).then_some(())).await;
     assert_eq!(directory.snapshot().stale, None);
-    assert!(Directory::start(Source::File(FileSource { path, every_us: 0 })).is_err());
+    assert!(Directory::start(Source::File(FileSource { every_us: 0, ..FileSource::new(path) })).is_err());
 }
 
 #[tokio::test]

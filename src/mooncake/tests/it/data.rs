@@ -90,14 +90,20 @@ async fn a_write_that_stands_still_loses_its_connection() {
 async fn more_connections_than_places_wait_and_are_served_later() {
     let settings = DataSettings { max_connections: 1, ..Default::default() };
     let owner = Owner::with(1000, |_| {}, settings).await;
-    let first = OpenSegment::open(&owner.endpoint, &Way::Handshake, DataTimes::default()).await.unwrap();
+    let mut first = OpenSegment::open(&owner.endpoint, &Way::Handshake, DataTimes::default()).await.unwrap();
     let port = data_port(&first);
     let base = owner.region.base();
+    let (connected, is_connected) = tokio::sync::oneshot::channel();
     let waiting = tokio::spawn(async move {
         let mut second = DataClient::connect(&port, DataTimes::default()).await.unwrap();
+        connected.send(()).unwrap();
         second.write(base, &[9]).await
     });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    is_connected.await.unwrap();
+    // The one that has the place is served many times, which would be time enough to serve the other once.
+    for _ in 0..300 {
+        first.write(base, &[8]).await.unwrap();
+    }
     assert!(!waiting.is_finished());
     drop(first);
     waiting.await.unwrap().unwrap();

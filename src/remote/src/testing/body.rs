@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::server::Reply;
-use super::text::{Voice, tokens_of, tokens_of_chat};
+use super::text::{FakeTokenizer, Voice};
 use super::toy::VOCAB_TOKENS;
 
 /// What a request to `/v1/completions` asks for.
@@ -73,13 +73,17 @@ impl Read {
     }
 
     /// The prompt, and how it was worded.
-    pub(super) fn prompt(&mut self, chat: bool) -> Result<(Voice, Vec<u32>), Wrong> {
+    pub(super) fn prompt(
+        &mut self,
+        chat: bool,
+        tokenizer: FakeTokenizer,
+    ) -> Result<(Voice, Vec<u32>), Wrong> {
         if chat {
-            return Ok((Voice::Chat, tokens_of_chat(&self.fields["messages"])?));
+            return Ok((Voice::Chat, tokenizer.tokens_of_chat(&self.fields["messages"], true)?));
         }
         match self.prompt.take() {
             Some(Prompt::Ids(ids)) => Ok((Voice::Ids, known(ids)?)),
-            Some(Prompt::Text(text)) => Ok((Voice::Completion, tokens_of(&text)?)),
+            Some(Prompt::Text(text)) => Ok((Voice::Completion, tokenizer.tokens_of(&text, true)?)),
             None => Err(NO_LIST.into()),
         }
     }
@@ -174,8 +178,12 @@ pub(super) fn lengths(params: &Value, most: &str, least: &str) -> Result<Samplin
 }
 
 /// Reads a request to `/v1/completions` or, as a chat, to `/v1/chat/completions`.
-pub(super) fn completion(mut read: Read, chat: bool, max_model_tokens: u32) -> Result<Asks, Wrong> {
-    let (voice, prompt) = read.prompt(chat)?;
+pub(super) fn completion(
+    mut read: Read,
+    chat: bool,
+    (tokenizer, max_model_tokens): (FakeTokenizer, u32),
+) -> Result<Asks, Wrong> {
+    let (voice, prompt) = read.prompt(chat, tokenizer)?;
     let salt = read.salt();
     let body = &read.fields;
     draws(body)?;

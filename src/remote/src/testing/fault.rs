@@ -1,8 +1,10 @@
 //! What goes wrong, on demand.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::json;
 
@@ -45,16 +47,35 @@ pub enum Fault {
 
 /// The faults that are to come, one a request.
 #[derive(Debug, Default)]
-pub(super) struct Faults(Mutex<VecDeque<Fault>>);
+pub(super) struct Faults {
+    next: Mutex<VecDeque<Fault>>,
+    dead: AtomicBool,
+}
 
 impl Faults {
     pub(super) fn push(&self, fault: Fault, times: usize) {
-        self.0.lock().extend(std::iter::repeat_n(fault, times));
+        self.next.lock().extend(std::iter::repeat_n(fault, times));
+    }
+
+    /// The engine behind the server dies, as vLLM's does: this request and those that come after it are told so.
+    pub(super) fn engine_dies(&self) -> Reply {
+        self.dead.store(true, Ordering::SeqCst);
+        let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
+        Reply::json(500, &json!({"error": {"message": message, "type": "InternalServerError", "code": 500}}))
+    }
+
+    /// What the server says of its engine's health.
+    pub(super) fn health(&self) -> Reply {
+        let status = if self.is_dead() { 503 } else { 200 };
+        Reply::Page(status, "text/plain", Bytes::new())
     }
 
     /// The next fault, if it is one of those that need no request to be read; `exit` ends the server.
     pub(super) async fn meet(&self, exit: impl FnOnce()) -> Met {
-        let next = self.0.lock().pop_front();
+        let next = self.next.lock().pop_front();
+        if self.is_dead() {
+            return Met::Ended(self.engine_dies());
+        }
         match next {
             Some(Fault::Delay(time)) => {
                 tokio::time::sleep(time).await;
@@ -73,8 +94,13 @@ impl Faults {
         }
     }
 
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::SeqCst)
+    }
+
     pub(super) fn clear(&self) {
-        self.0.lock().clear();
+        self.next.lock().clear();
+        self.dead.store(false, Ordering::SeqCst);
     }
 }
 

@@ -28,8 +28,8 @@ use super::fault::{Fault, Met};
 use super::pool::{Held, Pool};
 use super::server::{Asked, Life, Reply, Site, event, pass, serve};
 use super::stand::Stand;
-use super::text::lettered;
-use super::toy::toy_answer;
+use super::text::{FakeTokenizer, lettered};
+use super::toy::answer_in;
 use crate::{Dialect, HandoffWay, RemoteSettings};
 
 /// What a stand-in for SGLang is like.
@@ -65,6 +65,8 @@ pub struct SglangSpec {
     pub letters: bool,
     /// It remembers what it was sent; without, it costs less.
     pub remembers: bool,
+    /// Its tokens of texts.
+    pub tokenizer: FakeTokenizer,
 }
 
 impl SglangSpec {
@@ -87,6 +89,7 @@ impl SglangSpec {
             port: 0,
             letters: false,
             remembers: true,
+            tokenizer: FakeTokenizer { turned: 0, unasked: false },
         }
     }
 }
@@ -212,7 +215,7 @@ impl Drop for Running {
 impl Site for Sglang {
     async fn answer(self: Arc<Self>, asked: Asked) -> Reply {
         match asked.path.as_str() {
-            "/health" | "/health_generate" => Reply::Page(200, "text/plain", Bytes::new()),
+            "/health" | "/health_generate" => self.stand.faults.health(),
             "/get_server_info" | "/server_info" => Reply::json(200, &self.told()),
             "/v1/models" => {
                 let model = json!({"id": "tiny", "object": "model", "owned_by": "sglang", "root": "tiny",
@@ -243,6 +246,15 @@ impl Site for Sglang {
                 200,
                 &json!({"model_path": "tiny", "tokenizer_path": "tiny", "is_generation": true}),
             ),
+            "/tokenize" | "/v1/tokenize" if !self.spec.tokenizer.unasked => {
+                let body: Value = serde_json::from_slice(&asked.body).unwrap_or_default();
+                // Texts only: a chat has no prompt, which is wanted.
+                if !body["prompt"].is_string() {
+                    return failure(400, "1 validation error: prompt: Field required");
+                }
+                let told = self.spec.tokenizer.tokenize(&body, self.spec.max_model_tokens);
+                told.map_or_else(|wrong| failure(400, &wrong), |told| Reply::json(200, &told))
+            }
             "/generate" | "/v1/completions" | "/v1/chat/completions" => self.generate(asked).await,
             _ => Reply::json(404, &json!({"detail": "Not Found"})),
         }
@@ -348,10 +360,8 @@ impl Sglang {
             sampling.min_tokens = sampling.min_tokens.min(1);
         }
         sampling.ignore_eos |= self.spec.letters;
-        let (mut answer, finish) = toy_answer(context, &sampling);
-        if self.spec.letters {
-            answer.iter_mut().for_each(|token| *token = lettered(*token));
-        }
+        let told = |token| if self.spec.letters { lettered(token) } else { token };
+        let (answer, finish) = answer_in(context, &sampling, told);
         let told = Told { asks, answer, finish, cached, fault, repeats: self.spec.repeats };
         if !told.asks.stream {
             let page = match told.fault {

@@ -38,6 +38,12 @@ impl Stand {
         self.faults.clear();
     }
 
+    /// Whether its engine has died, while the server lives on.
+    #[must_use]
+    pub fn engine_is_dead(&self) -> bool {
+        self.faults.is_dead()
+    }
+
     /// Whether it is gone.
     #[must_use]
     pub fn exited(&self) -> bool {

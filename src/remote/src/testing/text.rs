@@ -29,25 +29,70 @@ pub(super) fn lettered(token: u32) -> u32 {
     u32::from(letter(token))
 }
 
-/// The tokens of a text.
-pub(super) fn tokens_of(text: &str) -> Result<Vec<u32>, Wrong> {
-    if text.is_empty() {
-        return Err("the prompt is empty".into());
-    }
-    Ok(text.bytes().map(u32::from).collect())
+/// Which ids stand for bytes: of two of these, each makes another text of the other's ids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FakeTokenizer {
+    /// So far is each byte's id from the byte: with 0 they are alike, as Baton's built-in vocabulary has it.
+    pub turned: u8,
+    /// Whether `/tokenize` is there, as it is in vLLM and newer SGLangs.
+    pub unasked: bool,
 }
 
-/// The tokens of a chat: each message's role and text, line by line.
-pub(super) fn tokens_of_chat(messages: &Value) -> Result<Vec<u32>, Wrong> {
-    let messages = messages.as_array().filter(|list| !list.is_empty()).ok_or("messages is no list")?;
-    let mut text = String::new();
-    for message in messages {
-        let role = message["role"].as_str().ok_or("a message has no role")?;
-        let content = message["content"].as_str().ok_or("a message has no text")?;
-        text.extend([role, ": ", content, "\n"]);
+/// Marks of chats, and what comes before a text, with their ids.
+const MARKS: [(&str, u32); 4] =
+    [("<|begin|>", 256), ("<|end|>", 257), ("<|im_start|>", 258), ("<|im_end|>", 259)];
+
+impl FakeTokenizer {
+    /// The tokens of a text, with the mark that stands before one when `dressed`.
+    pub(super) fn tokens_of(self, text: &str, dressed: bool) -> Result<Vec<u32>, Wrong> {
+        if text.is_empty() {
+            return Err("the prompt is empty".into());
+        }
+        let (mut tokens, mut rest) = (Vec::with_capacity(text.len() + 1), text);
+        tokens.extend(dressed.then_some(MARKS[0].1));
+        while let Some(byte) = rest.bytes().next() {
+            let mark = MARKS.iter().find(|(mark, _)| rest.starts_with(mark));
+            let (token, length) = match mark {
+                Some((mark, token)) => (*token, mark.len()),
+                None => {
+                    let length = rest.chars().next().map_or(1, char::len_utf8);
+                    let turned = |byte: u8| u32::from(byte.wrapping_add(self.turned));
+                    tokens.extend(rest.bytes().take(length - 1).map(turned));
+                    (turned(rest.as_bytes().get(length - 1).copied().unwrap_or(byte)), length)
+                }
+            };
+            tokens.push(token);
+            rest = &rest[length..];
+        }
+        Ok(tokens)
     }
-    text.push_str("assistant: ");
-    tokens_of(&text)
+
+    /// The tokens of a chat: each message's role and text between marks.
+    pub(super) fn tokens_of_chat(self, messages: &Value, opens: bool) -> Result<Vec<u32>, Wrong> {
+        let messages = messages.as_array().filter(|list| !list.is_empty()).ok_or("messages is no list")?;
+        let mut text = MARKS[0].0.to_owned();
+        for message in messages {
+            let role = message["role"].as_str().ok_or("a message has no role")?;
+            let content = message["content"].as_str().ok_or("a message has no text")?;
+            text.extend(["<|im_start|>", role, "\n", content, "<|im_end|>\n"]);
+        }
+        if opens {
+            text.push_str("<|im_start|>assistant\n");
+        }
+        self.tokens_of(&text, false)
+    }
+
+    /// What `/tokenize` answers.
+    pub(super) fn tokenize(self, body: &Value, max_model_tokens: u32) -> Result<Value, Wrong> {
+        let flag = |name: &str, otherwise: bool| body[name].as_bool().unwrap_or(otherwise);
+        let tokens = match body["prompt"].as_str() {
+            Some(text) => self.tokens_of(text, flag("add_special_tokens", true))?,
+            None => self.tokens_of_chat(&body["messages"], flag("add_generation_prompt", true))?,
+        };
+        Ok(
+            json!({"count": tokens.len(), "max_model_len": max_model_tokens, "tokens": tokens, "token_strs": null}),
+        )
+    }
 }
 
 /// An answer in text, about to be told.
@@ -120,13 +165,24 @@ mod tests {
     #[test]
     fn chats_that_go_on_begin_alike_and_what_is_no_text_is_refused() {
         let turn = |text: &str| json!([{"role": "user", "content": "hi"}, {"role": "user", "content": text}]);
-        let [one, other] = ["a", "b"].map(|text| tokens_of_chat(&turn(text)).unwrap());
+        let plain = FakeTokenizer::default();
+        let [one, other] = ["a", "b"].map(|text| plain.tokens_of_chat(&turn(text), true).unwrap());
         let shared = one.iter().zip(&other).take_while(|(a, b)| a == b).count();
-        assert_eq!(shared, "user: hi\nuser: ".len());
+        let marks = 1 + 2 * "#user\n".len() + "hi#\n".len();
+        assert_eq!(shared, marks);
         for wrong in [json!([]), json!("x"), json!([{"role": "user"}]), json!([{"content": "x"}])] {
-            assert!(tokens_of_chat(&wrong).is_err());
+            assert!(plain.tokens_of_chat(&wrong, true).is_err());
         }
-        assert!(tokens_of("").is_err());
+        assert!(plain.tokens_of("", true).is_err());
+    }
+
+    #[test]
+    fn another_tokenizer_has_as_many_other_tokens() {
+        let of = |turned| {
+            FakeTokenizer { turned, ..FakeTokenizer::default() }.tokens_of("né<|end|>n", true).unwrap()
+        };
+        assert_eq!(of(0), [256, 110, 195, 169, 257, 110]);
+        assert_eq!(of(1), [256, 111, 196, 170, 257, 111]);
     }
 
     #[test]

@@ -33,6 +33,16 @@ pub fn toy_logprob(token: u32, at: usize) -> f32 {
 /// What follows `context`, drawn as `sampling` says: lengths, ends and stop tokens; the rest of it changes nothing here.
 #[must_use]
 pub fn toy_answer(context: &[u32], sampling: &Sampling) -> (Vec<u32>, Finish) {
+    answer_in(context, sampling, |token| token)
+}
+
+/// The same where each token that is drawn is told as another, and what follows is drawn behind what was told: an
+/// answer that is gone on with elsewhere goes on as it would have here.
+pub(super) fn answer_in(
+    context: &[u32],
+    sampling: &Sampling,
+    told: impl Fn(u32) -> u32,
+) -> (Vec<u32>, Finish) {
     let mut hash = context.iter().fold(START, |hash, token| mixed(hash, *token));
     let mut answer = Vec::new();
     while answer.len() < sampling.max_tokens as usize {
@@ -44,6 +54,7 @@ pub fn toy_answer(context: &[u32], sampling: &Sampling) -> (Vec<u32>, Finish) {
         while early && ends(token) {
             token = (token + 1) % VOCAB_TOKENS;
         }
+        token = told(token);
         answer.push(token);
         hash = mixed(hash, token);
         if ends(token) {
@@ -56,6 +67,16 @@ pub fn toy_answer(context: &[u32], sampling: &Sampling) -> (Vec<u32>, Finish) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::text::lettered;
+
+    /// It went on with other letters: what it had said was not what it had drawn.
+    #[test]
+    fn an_answer_in_letters_goes_on_elsewhere_as_it_would_have_here() {
+        let sampling = |max_tokens| Sampling { max_tokens, ignore_eos: true, ..Sampling::default() };
+        let (whole, _) = answer_in(&[1, 2, 3], &sampling(40), lettered);
+        let (rest, _) = answer_in(&[&[1, 2, 3], &whole[..15]].concat(), &sampling(25), lettered);
+        assert_eq!(whole[15..], rest);
+    }
 
     #[test]
     fn answers_depend_on_every_token_and_keep_to_the_sampling() {

@@ -27,8 +27,8 @@ use super::fault::{Fault, Met};
 use super::pool::{Held, Pool};
 use super::server::{Asked, Life, Reply, Site, pass, serve};
 use super::stand::Stand;
-use super::text::lettered;
-use super::toy::toy_answer;
+use super::text::{FakeTokenizer, lettered};
+use super::toy::{answer_in, toy_answer};
 use crate::{Dialect, HandoffWay, RemoteSettings};
 
 /// How a stand-in hands KV over.
@@ -71,6 +71,10 @@ pub struct VllmSpec {
     pub letters: bool,
     /// It remembers what it was sent; without, it costs less.
     pub remembers: bool,
+    /// Its tokens of texts.
+    pub tokenizer: FakeTokenizer,
+    /// Its engine dies of a prompt that begins with this token, and the server lives on.
+    pub poison: Option<u32>,
 }
 
 impl VllmSpec {
@@ -91,6 +95,8 @@ impl VllmSpec {
             port: 0,
             letters: false,
             remembers: true,
+            tokenizer: FakeTokenizer { turned: 0, unasked: false },
+            poison: None,
         }
     }
 }
@@ -221,7 +227,7 @@ impl Drop for Running {
 impl Site for Vllm {
     async fn answer(self: Arc<Self>, asked: Asked) -> Reply {
         match asked.path.as_str() {
-            "/health" => Reply::Page(200, "text/plain", Bytes::new()),
+            "/health" => self.stand.faults.health(),
             "/version" => Reply::json(200, &json!({"version": "0.32.0"})),
             "/v1/models" => Reply::json(
                 200,
@@ -234,7 +240,12 @@ impl Site for Vllm {
                 &json!({"0": {"engine_id": self.engine_id, "worker_addr": {"0": {"0": "tcp://127.0.0.1:1"}}}}),
             ),
             "/v1/completions" | "/v1/chat/completions" => self.complete(asked).await,
-            "/v1/completions/render" | "/v1/chat/completions/render" => Self::render(&asked),
+            "/v1/completions/render" | "/v1/chat/completions/render" => self.render(&asked),
+            "/tokenize" if !self.spec.tokenizer.unasked => {
+                let body = serde_json::from_slice(&asked.body).unwrap_or_default();
+                let told = self.spec.tokenizer.tokenize(&body, self.spec.max_model_tokens);
+                told.map_or_else(|wrong| bad_request(&wrong), |told| Reply::json(200, &told))
+            }
             _ => Reply::json(404, &json!({"detail": "Not Found"})),
         }
     }
@@ -270,10 +281,10 @@ impl Vllm {
     }
 
     /// The tokens that a request would be served with, as routers ask for them.
-    fn render(asked: &Asked) -> Reply {
+    fn render(&self, asked: &Asked) -> Reply {
         let chat = asked.path.starts_with("/v1/chat");
         let read = Read::new(&asked.body).ok_or_else(|| "the body is no JSON object".to_owned());
-        match read.and_then(|mut read| read.prompt(chat)) {
+        match read.and_then(|mut read| read.prompt(chat, self.spec.tokenizer)) {
             Ok((_, tokens)) => {
                 let one = json!({"request_id": "render", "token_ids": tokens, "sampling_params": {}, "model": "tiny"});
                 Reply::json(200, &if chat { one } else { json!([one]) })
@@ -302,10 +313,13 @@ impl Vllm {
         };
         let Some(read) = Read::new(&asked.body) else { return bad_request("the body is no JSON object") };
         let smuggled = !read.fields["vllm_xargs"]["kv_transfer_params"].is_null();
-        let asks = match completion(read, chat, self.spec.max_model_tokens) {
+        let asks = match completion(read, chat, (self.spec.tokenizer, self.spec.max_model_tokens)) {
             Ok(asks) => asks,
             Err(wrong) => return bad_request(&wrong),
         };
+        if self.spec.poison.is_some_and(|poison| asks.prompt.first() == Some(&poison)) {
+            return self.stand.faults.engine_dies();
+        }
         let id = header("x-request-id").unwrap_or_default();
         let id = format!("cmpl-{id}-{}", self.count.fetch_add(1, Ordering::SeqCst));
         if smuggled && asks.params.is_none() {
@@ -338,8 +352,7 @@ impl Vllm {
             return toy_answer(context, sampling);
         }
         let endless = Sampling { ignore_eos: true, ..sampling.clone() };
-        let (answer, finish) = toy_answer(context, &endless);
-        (answer.into_iter().map(lettered).collect(), finish)
+        answer_in(context, &endless, lettered)
     }
 
     /// The wrong KV that the cache holds for a prompt.

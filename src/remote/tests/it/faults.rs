@@ -57,7 +57,9 @@ async fn every_fault_of_vllm_has_its_error() {
         vllm.fault(fault.clone(), 1);
         let error = outcome(&engine).await.unwrap_err();
         assert_eq!((error.kind, error.side, error.stage), (*kind, *side, *stage), "{fault:?}: {error}");
-        assert!(!error.remedy.is_empty());
+        // A request that failed is tried again by itself, and the engine says what is wrong with one that is wrong.
+        let speaks = matches!(kind, Kind::Retry | Kind::Invalid);
+        assert!(!error.remedy.is_empty() || speaks, "{fault:?}: {error}");
         becomes("nothing is left", || vllm.running() == 0 && vllm.held_blocks() == 0).await;
         assert!(outcome(&engine).await.is_ok(), "after {fault:?} it serves again");
     }

@@ -10,4 +10,5 @@ mod pairs;
 mod recorded;
 mod scene;
 mod text;
+mod vocabulary;
 mod whole;

@@ -58,7 +58,7 @@ async fn text_and_token_ids_of_the_same_bytes_get_the_same_answer() {
     let (v, s) =
         (vllm(FakeRole::Whole, FakeConnector::None, &fabric).await, sglang(FakeRole::Whole, &fabric).await);
     let prompt = "once upon a time";
-    let ids: Vec<u32> = prompt.bytes().map(u32::from).collect();
+    let ids: Vec<u32> = std::iter::once(256).chain(prompt.bytes().map(u32::from)).collect();
     for (url, settings) in [(v.url(), v.settings()), (s.url(), s.settings())] {
         let body = json!({"prompt": prompt, "max_tokens": 6});
         let whole = answer(&format!("{url}/v1/completions"), &body).await;
@@ -66,7 +66,7 @@ async fn text_and_token_ids_of_the_same_bytes_get_the_same_answer() {
         let spelt: String =
             drawn.tokens.iter().map(|token| char::from(u8::try_from(token.id).unwrap())).collect();
         assert_eq!(text(&whole["choices"][0]), spelt);
-        assert_eq!(whole["usage"]["prompt_tokens"], json!(16));
+        assert_eq!(whole["usage"]["prompt_tokens"], json!(17));
         let chat = json!({"messages": [{"role": "user", "content": prompt}], "max_completion_tokens": 6, "stream": true,
             "stream_options": {"include_usage": true}, "logprobs": false});
         let (status, events) = post(&format!("{url}/v1/chat/completions"), &chat).await;
@@ -86,10 +86,10 @@ async fn cached_tokens_are_those_of_a_cache_of_that_size() {
     let fabric = Fabric::new();
     let (v, s) =
         (vllm(FakeRole::Whole, FakeConnector::None, &fabric).await, sglang(FakeRole::Whole, &fabric).await);
-    let (one, other) = ("a".repeat(21), "b".repeat(21));
+    let (one, other) = ("a".repeat(20), "b".repeat(20));
     for url in [v.url(), s.url()] {
         let mut cached = Vec::new();
-        for prompt in [&one, &one, &other, &one, &one[..9].into()] {
+        for prompt in [&one, &one, &other, &one, &one[..8].into()] {
             let body = json!({"prompt": prompt, "max_tokens": 1});
             let whole = answer(&format!("{url}/v1/completions"), &body).await;
             cached.push(whole["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap());
@@ -133,10 +133,10 @@ async fn pairs_serve_text_as_routers_of_text_drive_them() {
 async fn a_render_tells_the_tokens_of_the_prompt() {
     let v = vllm(FakeRole::Whole, FakeConnector::None, &Fabric::new()).await;
     let rendered = answer(&format!("{}/v1/completions/render", v.url()), &json!({"prompt": "ab"})).await;
-    assert_eq!(rendered[0]["token_ids"], json!([97, 98]));
+    assert_eq!(rendered[0]["token_ids"], json!([256, 97, 98]));
     let chat = json!({"messages": [{"role": "user", "content": "hi"}]});
     let rendered = answer(&format!("{}/v1/chat/completions/render", v.url()), &chat).await;
-    assert_eq!(rendered["token_ids"].as_array().unwrap().len(), "user: hi\nassistant: ".len());
+    assert_eq!(rendered["token_ids"].as_array().unwrap().len(), "!!user\nhi!\n!assistant\n".len());
 }
 
 /// Prompts that are computed at once wait for each other; what the first has computed, the second does not.
@@ -150,7 +150,7 @@ async fn prompts_are_computed_one_after_the_other() {
     };
     let v = FakeVllm::start(spec, &Fabric::new()).await.unwrap();
     let url = format!("{}/v1/completions", v.url());
-    let body = json!({"prompt": "x".repeat(41), "max_tokens": 1});
+    let body = json!({"prompt": "x".repeat(40), "max_tokens": 1});
     let started = std::time::Instant::now();
     tokio::join!(answer(&url, &body), answer(&url, &body), answer(&url, &body));
     // 41 tokens, then one and one: never less, whatever the machine does.

@@ -110,7 +110,7 @@ pub(super) fn refused_late(asks: &Asks, wrong: &str) -> Reply {
 
 impl Sglang {
     pub(super) fn asks(&self, mut read: Read, path: &str) -> Result<Asks, String> {
-        let (voice, prompt) = read.prompt(path == "/v1/chat/completions")?;
+        let (voice, prompt) = read.prompt(path == "/v1/chat/completions", self.spec.tokenizer)?;
         let (salt, body) = (read.salt(), &read.fields);
         let known = |name: &&String| path != "/generate" || KNOWN_FIELDS.contains(&name.as_str());
         if let Some(name) = body.as_object().and_then(|fields| fields.keys().find(|name| !known(name))) {

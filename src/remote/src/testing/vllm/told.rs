@@ -99,7 +99,8 @@ impl Told {
             self.telling(&self.usage()).whole()
         };
         whole["kv_transfer_params"] = self.params.clone();
-        self.worded(&whole, self.asks.voice == Voice::Ids)
+        whole["choices"][0]["prompt_token_ids"] = Value::Null;
+        self.worded(&whole, true)
     }
 
     const fn telling<'a>(&'a self, usage: &'a Value) -> Telling<'a> {
