@@ -212,7 +212,9 @@ pub unsafe extern "C" fn registerLocalMemory(
     _remote_accessible: c_int,
 ) -> c_int {
     let address = address.expose_provenance() as u64;
-    code(of(engine).ok_or_else(missing).and_then(|engine| engine.engine.register(address, length as u64)))
+    // SAFETY: the caller's promise.
+    let register = |engine: &CEngine| unsafe { engine.engine.register(address, length as u64) };
+    code(of(engine).ok_or_else(missing).and_then(register))
 }
 
 /// Takes it off; after 0 nobody touches it any more.

@@ -16,7 +16,7 @@ impl Failure {
     pub const FAILED: i32 = -1;
     /// Of the transfer engine: no such memory is registered.
     pub const NOT_REGISTERED: i32 = -3;
-    /// Of the transfer engine: transfers are using it.
+    /// Transfers, puts or gets are using it.
     pub const IN_USE: i32 = -4;
     /// Of the transfer engine: the range overlaps one that is registered.
     pub const OVERLAPS: i32 = -7;

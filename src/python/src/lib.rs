@@ -10,6 +10,7 @@ pub mod c;
 pub mod engine;
 mod failure;
 mod maps;
+mod ranges;
 pub mod raw;
 pub mod store;
 

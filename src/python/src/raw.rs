@@ -1,18 +1,20 @@
 //! Memory of the engine, known by address: the one place where numbers become memory.
 //!
-//! Whoever registers a range promises that it stays mapped until it has been unregistered, as Mooncake's package
-//! asks too. The range is looked up in the kernel's own list when it is registered, so that an address that was
-//! never memory is refused and not touched.
+//! The caller that registers a range promises that it stays mapped until it has been unregistered, as Mooncake's
+//! package asks too: the contract of [`lend`] and [`Buffers::register`]. The range is looked up in the kernel's own
+//! list when it is registered, so that an address that was never memory is refused and not touched. Unregistering
+//! waits for every call that uses the range, so that a caller that keeps the promise can free the memory then.
 #![allow(unsafe_code, reason = "turns registered addresses into memory; each block is argued")]
 
-use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::ptr::with_exposed_provenance_mut;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+use std::time::Duration;
 
 use baton_transports::mover::{Location, Memory};
 
-use crate::maps;
+use crate::ranges::{Ranges, Use};
+use crate::{Failure, maps};
 
 /// Ranges that may be registered at once.
 const RANGES_MAX: usize = 65_536;
@@ -21,28 +23,30 @@ const RANGES_MAX: usize = 65_536;
 ///
 /// # Errors
 /// When it is not memory of this process that can be read and written.
-pub fn lend(address: u64, bytes: u64) -> Result<Arc<Memory>, String> {
+///
+/// # Safety
+/// It stays mapped until its windows are revoked and the batches that use it have ended, and Rust holds no reference
+/// into it until then.
+pub unsafe fn lend(address: u64, bytes: u64) -> Result<Arc<Memory>, String> {
     maps::check(address, bytes)?;
     let bytes = usize::try_from(bytes).map_err(|e| e.to_string())?;
-    // SAFETY: it is mapped to be read and written (just looked up), and whoever registers promises that it stays
-    // so until it is unregistered, which waits until nothing uses it. It is memory of another language's objects:
-    // there is no Rust reference into it.
+    // SAFETY: it is mapped to be read and written (just looked up); that it stays so is the caller's promise.
     unsafe { Memory::lent(address, bytes, Location::Anywhere) }.map_err(|e| e.to_string())
 }
 
 /// Ranges that values are taken from and put into.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Buffers {
-    ranges: RwLock<BTreeMap<u64, u64>>,
+    ranges: Ranges<()>,
 }
 
-/// A piece of a registered range, for the time of one call.
-#[derive(Clone, Copy, Debug)]
-pub struct Span<'a> {
+/// A piece of a registered range. The range is not unregistered while there is one.
+#[derive(Debug)]
+pub struct Span {
     address: u64,
     bytes: usize,
-    /// The ranges cannot be dropped meanwhile.
-    _of: std::marker::PhantomData<&'a Buffers>,
+    /// [`Buffers::unregister`] waits for it.
+    _use: Use<()>,
 }
 
 impl Buffers {
@@ -50,48 +54,61 @@ impl Buffers {
     ///
     /// # Errors
     /// When it is not memory of this process, overlaps another range, or there are too many.
-    pub fn register(&self, address: u64, bytes: u64) -> Result<(), String> {
+    ///
+    /// # Safety
+    /// It stays mapped, to be read and written, until [`Buffers::unregister`] has returned `Ok` for it or all spans
+    /// and `self` are dropped. While a call puts a piece of it nothing writes there, and while a call gets into a
+    /// piece nothing else reads or writes there.
+    pub unsafe fn register(&self, address: u64, bytes: u64) -> Result<(), String> {
         maps::check(address, bytes)?;
-        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
-        if ranges.get(&address) == Some(&bytes) {
+        if self.ranges.bytes_at(address) == Some(bytes) {
             return Ok(());
         }
-        let before = ranges.range(..address + bytes).next_back();
-        if let Some((start, length)) = before.filter(|(start, length)| *start + *length > address) {
-            return Err(format!("{bytes} bytes at {address:#x} overlap the {length} at {start:#x}"));
-        }
-        if ranges.len() >= RANGES_MAX {
+        if self.ranges.count() >= RANGES_MAX {
             return Err(format!("{RANGES_MAX} ranges are registered already"));
         }
-        ranges.insert(address, bytes);
+        self.ranges.claim(address, bytes)?;
+        self.ranges.fill(address, ());
         Ok(())
     }
 
-    /// Forgets the range that starts there; false where there is none. Nothing may be using it.
-    pub fn unregister(&self, address: u64) -> bool {
-        self.ranges.write().unwrap_or_else(PoisonError::into_inner).remove(&address).is_some()
+    /// Takes off the range that starts there. When it returns `Ok`, no call uses the range any more.
+    ///
+    /// # Errors
+    /// When nothing is registered there, or a call still uses it after `limit`: no new call finds it then, but its
+    /// memory is not free, and it has to be unregistered again.
+    pub fn unregister(&self, address: u64, limit: Duration) -> Result<(), Failure> {
+        let none = || format!("unregister_buffer: nothing is registered at {address:#x}");
+        let range = self.ranges.retire(address).ok_or_else(|| Failure::new(Failure::ARGUMENT, none()))?;
+        if !range.wait_unused(limit) {
+            let text = format!(
+                "unregister_buffer: a put or get still uses {address:#x} after {} s; keep the memory and \
+                 unregister it again",
+                limit.as_secs()
+            );
+            return Err(Failure::new(Failure::IN_USE, text));
+        }
+        self.ranges.forget(address, &range);
+        Ok(())
     }
 
     /// A piece of what is registered.
     ///
     /// # Errors
     /// When it is not inside one range.
-    pub fn span(&self, address: u64, bytes: u64) -> Result<Span<'_>, String> {
-        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
-        let within = ranges.range(..=address).next_back().is_some_and(|(start, length)| {
-            address.checked_add(bytes).is_some_and(|end| end <= *start + *length)
-        });
-        if !within {
+    pub fn span(&self, address: u64, bytes: u64) -> Result<Span, String> {
+        let found = self.ranges.find(address).filter(|(_, _, held)| bytes <= *held);
+        let Some((used, _, _)) = found else {
             return Err(format!(
                 "{bytes} bytes at {address:#x} are not registered; call register_buffer first"
             ));
-        }
+        };
         let bytes = usize::try_from(bytes).map_err(|e| e.to_string())?;
-        Ok(Span { address, bytes, _of: std::marker::PhantomData })
+        Ok(Span { address, bytes, _use: used })
     }
 }
 
-impl Span<'_> {
+impl Span {
     /// How many bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -101,9 +118,9 @@ impl Span<'_> {
     /// The bytes, to be sent or summed. Not to be kept while something is received into them.
     #[must_use]
     pub fn held(&self) -> &[u8] {
-        // SAFETY: inside a range that was mapped when it was registered and stays so until it is unregistered,
-        // which the caller of the store does not do during a call. The engine does not write to blocks that it is
-        // storing; if it did, the bytes would be torn and the checksum kept with the value would say so.
+        // SAFETY: inside a range that is mapped until it is unregistered, which waits for this span: the caller of
+        // `register` promises it. It promises too that nothing writes to what a call puts. An engine that breaks
+        // that makes this a data race; the checksum, taken before the bytes are sent, refuses a torn value.
         unsafe { std::slice::from_raw_parts(with_exposed_provenance_mut::<u8>(self.start()), self.bytes) }
     }
 
@@ -113,8 +130,8 @@ impl Span<'_> {
     /// As what is read from.
     pub fn fill(&self, at: usize, from: &mut impl Read) -> io::Result<usize> {
         let (start, bytes) = (self.start(), self.bytes);
-        // SAFETY: as in `held`. The slice lives for this one read, and nothing here holds another into the same
-        // memory meanwhile; the engine does not touch blocks that it has asked to be loaded until the call is over.
+        // SAFETY: mapped, as in `held`. The slice lives for this one read; the caller of `register` promises that
+        // nothing else touches what a call gets into, other calls included.
         let room = unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(start), bytes) };
         from.read(&mut room[at..])
     }
@@ -133,18 +150,24 @@ mod tests {
         let mut held = vec![7_u8; 10_000];
         let address = held.as_mut_ptr().expose_provenance() as u64;
         let buffers = Buffers::default();
+        // SAFETY: the vector outlives the buffers and is not touched while a span is used.
+        let register = |address, bytes| unsafe { buffers.register(address, bytes) };
         assert!(buffers.span(address, 1).is_err());
-        buffers.register(address, 10_000).unwrap();
-        buffers.register(address, 10_000).unwrap();
-        assert!(buffers.register(address + 5, 10).unwrap_err().contains("overlap"));
-        assert!(buffers.register(8, 8).unwrap_err().contains("not mapped"));
+        register(address, 10_000).unwrap();
+        register(address, 10_000).unwrap();
+        assert!(register(address + 5, 10).unwrap_err().contains("overlap"));
+        assert!(register(8, 8).unwrap_err().contains("not mapped"));
         let span = buffers.span(address + 9_000, 1_000).unwrap();
         assert_eq!(span.held(), &[7; 1_000]);
         assert_eq!(span.fill(999, &mut [8_u8, 9].as_slice()).unwrap(), 1);
         assert!(buffers.span(address + 9_000, 1_001).is_err());
         assert!(buffers.span(address, u64::MAX).is_err());
-        assert!(buffers.unregister(address) && !buffers.unregister(address));
-        assert!(buffers.span(address, 1).is_err());
+        let unregister = || buffers.unregister(address, Duration::ZERO).map_err(|failure| failure.code);
+        assert_eq!(unregister(), Err(Failure::IN_USE), "a span is out");
+        assert!(buffers.span(address, 1).is_err(), "none is given any more");
+        assert!(register(address, 10_000).unwrap_err().contains("not unregistered yet"));
+        drop(span);
+        assert_eq!((unregister(), unregister()), (Ok(()), Err(Failure::ARGUMENT)));
         assert_eq!(held[9_999], 8);
     }
 }

@@ -14,6 +14,8 @@ use crate::raw::{Buffers, Span};
 use crate::store::{Answer, KEYS_MAX, Put, Taking};
 
 const LOGGER: &str = "mooncake.store";
+/// How long `unregister_buffer` waits for calls that use the buffer.
+const USE_LIMIT: Duration = Duration::from_secs(65);
 /// Between two lines about the same failure of the same kind of call.
 const QUIET: Duration = Duration::from_secs(1);
 
@@ -83,7 +85,7 @@ impl Store {
         keys: usize,
         addresses: &[Vec<u64>],
         sizes: &[Vec<u64>],
-    ) -> Result<Vec<Vec<Span<'_>>>, Failure> {
+    ) -> Result<Vec<Vec<Span>>, Failure> {
         let wrong = |text: String| Failure::new(Failure::ARGUMENT, text);
         let even = addresses.iter().zip(sizes).all(|(addresses, sizes)| addresses.len() == sizes.len());
         if addresses.len() != keys || sizes.len() != keys || !even {
@@ -138,8 +140,11 @@ impl Store {
     }
 
     /// Registers memory that values come from and go to.
+    #[allow(unsafe_code, reason = "addresses become memory; the promise is the engine's")]
     fn register_buffer(&self, py: Python<'_>, buffer_ptr: u64, size: u64) -> i32 {
-        match self.buffers.register(buffer_ptr, size) {
+        // SAFETY: docs/python.md asks it of the engine: memory stays mapped until it has been unregistered, and is
+        // left alone while a call uses it.
+        match unsafe { self.buffers.register(buffer_ptr, size) } {
             Ok(()) => 0,
             Err(text) => {
                 log(py, LOGGER, "error", &format!("register_buffer: {text}"));
@@ -148,9 +153,18 @@ impl Store {
         }
     }
 
-    /// Forgets it.
-    fn unregister_buffer(&self, buffer_ptr: u64) -> i32 {
-        if self.buffers.unregister(buffer_ptr) { 0 } else { Failure::ARGUMENT }
+    /// Takes it off: after 0 no call touches it any more. Waits for the calls that use it, without the interpreter's
+    /// lock, so that they can end.
+    fn unregister_buffer(&self, py: Python<'_>, buffer_ptr: u64) -> i32 {
+        match py.detach(|| self.buffers.unregister(buffer_ptr, USE_LIMIT)) {
+            Ok(()) => 0,
+            Err(failure) => {
+                if failure.code == Failure::IN_USE {
+                    log(py, LOGGER, "error", &failure.to_string());
+                }
+                failure.code
+            }
+        }
     }
 
     /// 1 or 0 for each key.

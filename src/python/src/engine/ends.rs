@@ -44,9 +44,9 @@ impl Inbound for Inbox {
 /// Starts them all at `host`, a name or address of this machine, perhaps with a port.
 pub(super) fn start(host: &str) -> Result<Ends, String> {
     let (address, port) = resolve(host)?;
-    // A life's number, and the first of its windows: nobody can foretell it, and no former life had it.
+    // A life's number: nobody can foretell it, and no former life had it.
     let epoch = RandomState::new().build_hasher().finish();
-    let (exposure, inbox) = (Exposure::new(epoch.rotate_left(32)), Arc::new(Inbox::default()));
+    let (exposure, inbox) = (Exposure::new(), Arc::new(Inbox::default()));
     let tcp = listen(host, address, |listen, advertise| {
         let mut config = TcpConfig::new(listen, epoch);
         config.advertise = advertise;

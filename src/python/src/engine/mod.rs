@@ -5,14 +5,13 @@ mod ends;
 mod moving;
 mod note;
 mod pieces;
-mod ranges;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton_transfer::Priority;
 use baton_transports::mover::published::{Directory, DirectoryConfig, Published, Publisher};
-use baton_transports::mover::{Batch, Direction, Grant, Mover, Notice, Op, Pages};
+use baton_transports::mover::{Batch, Direction, Grant, Mover, Notice, Op, Pages, WindowId};
 use baton_transports::mover::{Location, Memory, Region};
 
 pub use self::moving::{Moving, State};
@@ -20,7 +19,7 @@ pub use self::note::Note;
 pub use self::pieces::Piece;
 
 use self::ends::Inbox;
-use self::ranges::Ranges;
+use crate::ranges::Ranges;
 use crate::{Failure, raw};
 
 /// Ops of one batch; more are several batches.
@@ -28,12 +27,19 @@ const BATCH_OPS: usize = 32_768;
 /// How long a range that is being unregistered may be in use before the caller is told so.
 const USE_LIMIT: Duration = Duration::from_secs(65);
 
+/// What the engine keeps about a registered range.
+#[derive(Debug)]
+struct Registered {
+    memory: Arc<Memory>,
+    window: WindowId,
+}
+
 /// See the module.
 pub struct Engine {
     mover: Arc<Mover>,
     publisher: Publisher,
     directory: Directory,
-    ranges: Ranges,
+    ranges: Ranges<Registered>,
     inbox: Arc<Inbox>,
     verify: bool,
 }
@@ -68,18 +74,30 @@ impl Engine {
     ///
     /// # Errors
     /// When it is not memory of this process or overlaps what is registered; then nothing has changed.
-    pub fn register(&self, address: u64, bytes: u64) -> Result<(), Failure> {
-        let memory = raw::lend(address, bytes).map_err(|text| failed(format!("register: {text}")))?;
-        self.adopt(memory)
+    ///
+    /// # Safety
+    /// It stays mapped, to be read and written, until [`Engine::unregister`] has returned `Ok` for it or the engine
+    /// and all that it began are dropped. Rust holds no reference into it while a transfer or a peer may touch it.
+    #[allow(unsafe_code, reason = "addresses become memory; the promise is the caller's")]
+    pub unsafe fn register(&self, address: u64, bytes: u64) -> Result<(), Failure> {
+        // SAFETY: `unregister` revokes the window and waits for the batches that use it; the rest is the caller's
+        // promise.
+        let memory = unsafe { raw::lend(address, bytes) };
+        self.adopt(memory.map_err(|text| failed(format!("register: {text}")))?)
     }
 
     /// Registers several, all or none.
     ///
     /// # Errors
     /// As [`Engine::register`], of the first that fails.
-    pub fn register_all(&self, ranges: &[(u64, u64)]) -> Result<(), Failure> {
+    ///
+    /// # Safety
+    /// As [`Engine::register`], for each.
+    #[allow(unsafe_code, reason = "addresses become memory; the promise is the caller's")]
+    pub unsafe fn register_all(&self, ranges: &[(u64, u64)]) -> Result<(), Failure> {
         for (at, (address, bytes)) in ranges.iter().enumerate() {
-            if let Err(failure) = self.register(*address, *bytes) {
+            // SAFETY: the caller's promise.
+            if let Err(failure) = unsafe { self.register(*address, *bytes) } {
                 for (address, _) in &ranges[..at] {
                     // Registered a moment ago; a thread that has already taken it off did what is wanted.
                     let _ = self.unregister(*address);
@@ -92,7 +110,8 @@ impl Engine {
 
     fn adopt(&self, memory: Arc<Memory>) -> Result<(), Failure> {
         let (address, bytes) = (memory.start(), memory.bytes() as u64);
-        self.ranges.claim(address, bytes).map_err(|text| Failure::new(Failure::OVERLAPS, text))?;
+        let overlaps = |text| Failure::new(Failure::OVERLAPS, format!("register: {text}"));
+        self.ranges.claim(address, bytes).map_err(overlaps)?;
         let opened = self.mover.register(&memory).and_then(|()| {
             let segment = self.mover.open_window(&memory, 0, bytes, Grant::ReadWrite)?;
             let window = segment.window;
@@ -101,7 +120,7 @@ impl Engine {
         });
         match opened {
             Ok(window) => {
-                self.ranges.fill(address, memory, window);
+                self.ranges.fill(address, Registered { memory, window });
                 Ok(())
             }
             Err(fault) => {
@@ -113,20 +132,35 @@ impl Engine {
 
     /// Takes a range off. When it returns `Ok`, nothing reads or writes it any more, peers included.
     ///
+    /// Peers reach it through its window, which is closed first: [`Mover::revoke`] waits for the copy under way.
+    /// Transfers from here hold a `Use` of it until their batches have ended.
+    ///
     /// # Errors
-    /// When nothing is registered there, or transfers from here use it for longer than they may.
+    /// When nothing is registered there, or transfers from here use it for longer than they may. After the latter
+    /// no new transfer finds it, but its memory is not free: it has to be unregistered again.
     pub fn unregister(&self, address: u64) -> Result<(), Failure> {
+        self.unregister_within(address, USE_LIMIT)
+    }
+
+    /// The same, with a limit on how long it waits for transfers from here.
+    ///
+    /// # Errors
+    /// As [`Engine::unregister`].
+    pub fn unregister_within(&self, address: u64, limit: Duration) -> Result<(), Failure> {
         let none = || {
             let text = format!("unregister: nothing is registered at {address:#x}");
             Failure::new(Failure::NOT_REGISTERED, text)
         };
-        let range = self.ranges.take(address).ok_or_else(none)?;
+        let range = self.ranges.retire(address).ok_or_else(none)?;
+        // Both do nothing where an earlier try has done it.
         self.publisher.withdraw(address);
         self.mover.revoke(range.window);
-        if !range.wait_unused(USE_LIMIT) {
-            let text = format!("unregister: transfers still use {address:#x}; keep it and try again");
+        if !range.wait_unused(limit) {
+            let text =
+                format!("unregister: transfers still use {address:#x}; keep it and unregister it again");
             return Err(Failure::new(Failure::IN_USE, text));
         }
+        self.ranges.forget(address, &range);
         Ok(())
     }
 
@@ -258,6 +292,6 @@ impl Engine {
 }
 
 /// A place of local memory.
-fn region(range: &ranges::Range, at: u64) -> Region {
+fn region(range: &Registered, at: u64) -> Region {
     Region { memory: range.memory.clone(), at }
 }

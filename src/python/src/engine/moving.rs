@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use baton_transports::mover::{BatchId, Direction, Mover, Outcome, Progress};
 
-use super::ranges::Use;
+use super::Registered;
 use crate::Failure;
+use crate::ranges::Use;
 
 /// Longer than any batch lives: the mover ends each within its own limit.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -28,7 +29,7 @@ pub struct Moving {
     mover: Arc<Mover>,
     what: String,
     batches: Vec<BatchId>,
-    used: Vec<Use>,
+    used: Vec<Use<Registered>>,
 }
 
 impl Moving {
@@ -37,7 +38,7 @@ impl Moving {
         Self { mover, what: format!("{verb} {target}"), batches: Vec::new(), used: Vec::new() }
     }
 
-    pub(super) fn hold(&mut self, used: Vec<Use>) {
+    pub(super) fn hold(&mut self, used: Vec<Use<Registered>>) {
         self.used = used;
     }
 

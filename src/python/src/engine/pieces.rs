@@ -3,9 +3,9 @@
 use baton_transports::mover::published::Published;
 use baton_transports::mover::{Direction, Op};
 
-use super::ranges::{Ranges, Use};
-use super::region;
+use super::{Registered, region};
 use crate::Failure;
+use crate::ranges::{Ranges, Use};
 
 /// Pieces that one call may have.
 const PIECES_MAX: usize = 1 << 20;
@@ -30,14 +30,14 @@ pub(super) fn unregistered(address: u64) -> Failure {
 pub(super) fn plan(
     pieces: &[Piece],
     way: Direction,
-    ranges: &Ranges,
+    ranges: &Ranges<Registered>,
     published: &Published,
-) -> Result<(Vec<Op>, Vec<Use>), Failure> {
+) -> Result<(Vec<Op>, Vec<Use<Registered>>), Failure> {
     if pieces.len() > PIECES_MAX {
         let text = format!("{} pieces in one call; give at most {PIECES_MAX}", pieces.len());
         return Err(Failure::new(Failure::FAILED, text));
     }
-    let (mut ops, mut used): (Vec<Op>, Vec<Use>) = (Vec::new(), Vec::new());
+    let (mut ops, mut used): (Vec<Op>, Vec<Use<Registered>>) = (Vec::new(), Vec::new());
     for piece in joined(pieces) {
         let mut done = 0;
         while done < piece.bytes {

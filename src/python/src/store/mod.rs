@@ -1,15 +1,18 @@
 //! The object store as Mooncake's package offers it, over one or several `baton store serve`.
 //!
 //! A key lives at one server, chosen by rendezvous hashing, so that a server that comes or goes moves only its own
-//! keys. Values carry a checksum (`value.rs`) that whoever reads compares. Batches are pipelined (`session.rs`).
-//! A server that cannot be reached is a place where nothing is: its keys are misses, its puts fail with a code, and
-//! it is tried again after a rest.
+//! keys. Values carry a checksum (`value.rs`) that the reader compares. Batches are pipelined (`session.rs`).
+//! A server that does not answer costs the calls that meet it half a second, once (`watched.rs`); from then on it is
+//! away until it answers a look from the background (`server.rs`). Meanwhile the second choice takes its puts, and is
+//! asked for its keys (`spread.rs`).
 
 mod places;
 mod requests;
 mod server;
 mod session;
+mod spread;
 mod value;
+mod watched;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,6 +21,7 @@ pub use self::requests::{Put, Taking};
 use self::places::Places;
 use self::server::Server;
 use self::session::Session;
+use self::spread::Spread;
 use crate::Failure;
 use crate::raw::Span;
 
@@ -26,8 +30,7 @@ pub const KEYS_MAX: usize = 1 << 20;
 
 /// See the module.
 pub struct Store {
-    places: Places,
-    servers: Vec<Arc<Server>>,
+    spread: Spread,
     /// In front of every key: those of a tenant are its own.
     prefix: String,
 }
@@ -50,31 +53,43 @@ impl Store {
         let places = Places::new(urls.iter().map(|url| url.address.as_str()));
         let servers = urls.into_iter().map(|url| Arc::new(Server::new(url))).collect();
         let prefix = if ["", "default"].contains(&tenant) { String::new() } else { format!("{tenant}/") };
-        Ok(Self { places, servers, prefix })
+        Ok(Self { spread: Spread::new(places, servers), prefix })
     }
 
     /// How many of the servers answer now.
     pub fn reachable(&self) -> (usize, usize) {
-        let answers = |server: &&Arc<Server>| server.run(Session::ping).is_ok();
-        (self.servers.iter().filter(answers).count(), self.servers.len())
+        let servers = self.spread.servers();
+        let answer = std::thread::scope(|scope| {
+            let looks: Vec<_> = servers.iter().map(|server| scope.spawn(|| server.look())).collect();
+            looks.into_iter().filter_map(|look| look.join().ok()).filter(|answers| *answers).count()
+        });
+        (answer, servers.len())
     }
 
     /// Whether keys have values: 1 or 0. A server that does not answer has none.
     pub fn exist(&self, keys: &[String]) -> Vec<u8> {
-        let found = self.each(keys, |session, keys, answers| session.exist(keys, answers));
+        let found = self.spread.each(
+            keys,
+            |key| self.named(key),
+            |found| *found == Ok(0),
+            |session, keys, answers| session.exist(keys, answers),
+        );
         found.into_iter().map(|found| u8::from(found == Ok(1))).collect()
     }
 
     /// Puts values, each under its key. A key that has one keeps it, which is success: keys name their content.
     pub fn put(&self, keys: &[String], values: &[Put<'_>]) -> Vec<Answer> {
-        self.each(keys, |session, keys, answers| session.put(keys, values, answers))
+        let put = |session: &mut Session, keys: &[Key], answers: &mut [Option<Answer>]| {
+            session.put(keys, values, answers)
+        };
+        self.spread.each(keys, |key| self.named(key), |_| false, put)
     }
 
     /// Gets values into memory, each into its parts, and says how many bytes it has. A value of another length
     /// than its parts together is a miss, unless `takes` allows shorter ones; so is one whose checksum does not
     /// hold, and that one is removed.
-    pub fn get_into(&self, keys: &[String], into: &[Vec<Span<'_>>], takes: Taking) -> Vec<Answer> {
-        let answers = self.each(keys, |session, keys, answers| {
+    pub fn get_into(&self, keys: &[String], into: &[Vec<Span>], takes: Taking) -> Vec<Answer> {
+        let answers = self.looks(keys, |session, keys, answers| {
             session.get(keys, answers, |at, session, head| session.fill_parts(head, &into[at], takes))
         });
         self.remove_damaged(keys, &answers);
@@ -84,7 +99,7 @@ impl Store {
     /// Gets whole values.
     pub fn get(&self, keys: &[String]) -> Vec<Result<Vec<u8>, Failure>> {
         let values: Vec<Mutex<Vec<u8>>> = keys.iter().map(|_| Mutex::default()).collect();
-        let answers = self.each(keys, |session, keys, answers| {
+        let answers = self.looks(keys, |session, keys, answers| {
             session.get(keys, answers, |at, session, head| {
                 session.whole(head, &mut values[at].lock().unwrap_or_else(PoisonError::into_inner))
             })
@@ -97,12 +112,24 @@ impl Store {
 
     /// How long values are.
     pub fn sizes(&self, keys: &[String]) -> Vec<Answer> {
-        self.each(keys, |session, keys, answers| session.sizes(keys, answers))
+        self.looks(keys, |session, keys, answers| session.sizes(keys, answers))
     }
 
-    /// Removes values; one that is not there is [`Failure::ABSENT`].
+    /// Removes values, from every server; one that is not there is [`Failure::ABSENT`]. A server that does not answer
+    /// may have it still, which is a failure.
     pub fn remove(&self, keys: &[String]) -> Vec<Answer> {
-        self.each(keys, |session, keys, answers| session.remove(keys, answers))
+        let removed = self.spread.everywhere(
+            keys,
+            |key| self.named(key),
+            |session, keys, answers| session.remove(keys, answers),
+        );
+        let absent = |answer: &Answer| answer.as_ref().is_err_and(|failure| failure.code == Failure::ABSENT);
+        let one = |mut answers: Vec<Answer>| {
+            let failed = answers.iter().position(|answer| answer.is_err() && !absent(answer));
+            let done = answers.iter().position(Result::is_ok);
+            answers.swap_remove(failed.or(done).unwrap_or(0))
+        };
+        removed.into_iter().map(one).collect()
     }
 
     /// Removes everything of this tenant at every server that answers, and says how much that was.
@@ -112,7 +139,7 @@ impl Store {
     pub fn remove_all(&self) -> Answer {
         let pattern = (!self.prefix.is_empty()).then(|| format!("{}*", places::literal(&self.prefix)));
         let (mut removed, mut failure) = (0, None);
-        for server in &self.servers {
+        for server in self.spread.servers() {
             match server.clear(pattern.as_deref()) {
                 Ok(some) => removed += some,
                 Err(text) => failure = Some(Failure::new(Failure::SERVER, format!("remove_all: {text}"))),
@@ -134,31 +161,17 @@ impl Store {
         }
     }
 
-    /// Does something for each key at its server, the servers at the same time, and gathers what came of each.
-    fn each<F>(&self, keys: &[String], does: F) -> Vec<Answer>
+    /// Looks something up for each key.
+    fn looks<F>(&self, keys: &[String], does: F) -> Vec<Answer>
     where
         F: Fn(&mut Session, &[Key], &mut [Option<Answer>]) -> Result<(), String> + Sync,
     {
-        let mut by_server: Vec<Vec<Key>> = vec![Vec::new(); self.servers.len()];
-        for (at, key) in keys.iter().enumerate() {
-            by_server[self.places.of(key)].push((at, format!("{}{key}", self.prefix)));
-        }
-        let one = |(server, keys): (&Arc<Server>, Vec<Key>)| {
-            let answers = server.answers(&keys, &does);
-            keys.into_iter().map(|(at, _)| at).zip(answers).collect::<Vec<_>>()
-        };
-        let mut work: Vec<_> =
-            self.servers.iter().zip(by_server).filter(|(_, keys)| !keys.is_empty()).collect();
-        let last = work.pop();
-        let mut all: Vec<Option<Answer>> = vec![None; keys.len()];
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = work.into_iter().map(|work| scope.spawn(|| one(work))).collect();
-            let mine = last.map(one).unwrap_or_default();
-            let theirs = threads.into_iter().flat_map(|thread| thread.join().expect("it does not panic"));
-            for (at, answer) in theirs.chain(mine) {
-                all[at] = Some(answer);
-            }
-        });
-        all.into_iter().map(|answer| answer.expect("each key has its server")).collect()
+        let nothing = |answer: &Answer| answer.as_ref().is_err_and(|failure| failure.code == Failure::ABSENT);
+        self.spread.each(keys, |key| self.named(key), nothing, does)
+    }
+
+    /// A key as servers know it.
+    fn named(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
     }
 }

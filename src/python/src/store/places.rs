@@ -14,6 +14,12 @@ pub(super) fn parse(addresses: &str) -> Result<Vec<Url>, String> {
     for text in addresses.split(',').map(str::trim).filter(|text| !text.is_empty()) {
         let url = if text.contains("://") { text.to_owned() } else { format!("redis://{text}") };
         let url = url.parse::<Url>().map_err(|_| wrong(text))?;
+        if url.tls.is_some() {
+            let store = url.address;
+            return Err(format!(
+                "{store}: this package speaks no TLS to stores; give redis://, over a network of your own"
+            ));
+        }
         if urls.iter().any(|known| known.address == url.address) {
             return Err(format!("{text:?} is given twice"));
         }
@@ -44,15 +50,17 @@ impl Places {
         Self { seeds: addresses.map(|address| xxh3_64(address.as_bytes())).collect() }
     }
 
-    pub(super) fn of(&self, key: &str) -> usize {
+    /// The server that ranks first for a key among those whose bit is not set in `but`.
+    pub(super) fn best(&self, key: &str, but: u64) -> Option<usize> {
         if self.seeds.len() == 1 {
-            return 0;
+            return (but & 1 == 0).then_some(0);
         }
         // The parts of an object are all at one server: only there can it know that they are all there.
         let stem = baton_objects::stem(key.as_bytes());
         let stem = stem.as_deref().unwrap_or(key.as_bytes());
         let draw = |(at, seed): (usize, &u64)| (xxh3_64_with_seed(stem, *seed), at);
-        self.seeds.iter().enumerate().map(draw).max().map_or(0, |(_, at)| at)
+        let left = self.seeds.iter().enumerate().filter(|(at, _)| but >> at & 1 == 0);
+        left.map(draw).max().map(|(_, at)| at)
     }
 }
 
@@ -65,7 +73,12 @@ mod tests {
         let read =
             |text: &str| parse(text).map(|urls| urls.into_iter().map(|url| url.address).collect::<Vec<_>>());
         assert_eq!(read("a:1, redis://u:p@b:2 ,c").unwrap(), ["a:1", "b:2", "c:6379"]);
-        for (wrong, why) in [("", "give host:port"), ("etcd://a:1", "give host:port"), ("a:1,a:1", "twice")] {
+        for (wrong, why) in [
+            ("", "give host:port"),
+            ("etcd://a:1", "give host:port"),
+            ("a:1,a:1", "twice"),
+            ("rediss://a", "no TLS"),
+        ] {
             assert!(read(wrong).unwrap_err().contains(why), "{wrong}");
         }
         let many: Vec<String> = (0..65).map(|n| format!("h{n}:1")).collect();
@@ -80,12 +93,15 @@ mod tests {
         let mut counts = [0; 4];
         for n in 0..4_000 {
             let key = format!("key {n}");
-            let at = before.of(&key);
+            let at = before.best(&key, 0).unwrap();
             counts[at] += 1;
             if at < 3 {
-                assert_eq!(after.of(&key), at);
+                assert_eq!(after.best(&key, 0), Some(at));
+            } else {
+                assert_eq!(after.best(&key, 0), before.best(&key, 1 << 3), "its second choice");
             }
         }
+        assert_eq!((before.best("k", 0b1111), Places::new(["a:1"].into_iter()).best("k", 1)), (None, None));
         assert!(counts.iter().all(|count| (800..1_200).contains(count)), "{counts:?}");
     }
 
@@ -94,10 +110,11 @@ mod tests {
         let places = Places::new(["a:1", "b:1", "c:1", "d:1"].into_iter());
         let mut used = [false; 4];
         for block in 0..100 {
-            let of =
-                |rank: u32| places.of(&format!("m@tp_rank:{rank}@pcp0@dcp0@pp_rank:0@group:0@{block:x}"));
+            let of = |rank: u32| {
+                places.best(&format!("m@tp_rank:{rank}@pcp0@dcp0@pp_rank:0@group:0@{block:x}"), 0)
+            };
             assert!((1..8).all(|rank| of(rank) == of(0)));
-            used[of(0)] = true;
+            used[of(0).unwrap()] = true;
         }
         assert_eq!(used, [true; 4]);
     }

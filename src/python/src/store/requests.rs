@@ -3,10 +3,10 @@
 use crate::raw::Span;
 
 /// A value to be put.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Put<'a> {
     /// From memory of the engine, piece by piece.
-    Spans(Vec<Span<'a>>),
+    Spans(Vec<Span>),
     /// From bytes of the caller's.
     Bytes(&'a [u8]),
 }

@@ -1,11 +1,15 @@
-//! One server: connections that wait for work, and rests when it cannot be reached.
+//! One server: connections that wait for work, and whether it is away.
+//!
+//! A server that fails a call is away from then on: calls go past it at once. A call that comes after a rest starts a
+//! look at it in the background, which brings it back when it answers. No call waits for that.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use baton_objects::resp::client::{Client, Reply, Url};
 
-use super::session::{Broken, PATIENCE, Session};
+use super::session::{Broken, Session};
+use super::watched::{ANSWER, PATIENCE};
 use super::{Answer, Key};
 use crate::Failure;
 
@@ -13,17 +17,27 @@ use crate::Failure;
 const IDLE_MAX: usize = 16;
 /// Calls at once; more are refused.
 const CALLS_MAX: usize = 256;
-/// How long a server that failed is left alone, at first and at most.
+/// How long a server that is away rests between two looks, at first and at most.
 const REST: Duration = Duration::from_millis(500);
-const REST_MAX: Duration = Duration::from_secs(8);
+const REST_MAX: Duration = Duration::from_secs(2);
+/// A look that takes longer has lost its thread, as in the child of a process that forked.
+const LOOK_MAX: Duration = Duration::from_secs(5);
 
+/// A server that does not answer.
+struct Away {
+    why: String,
+    rest: Duration,
+    /// When it is looked at next.
+    look_at: Instant,
+    /// When the look under way began.
+    looking: Option<Instant>,
+}
+
+#[derive(Default)]
 struct State {
     idle: Vec<Session>,
     calls: usize,
-    /// Not to be tried before.
-    rests_until: Option<Instant>,
-    rest: Duration,
-    why: String,
+    away: Option<Away>,
 }
 
 /// See the module.
@@ -34,13 +48,54 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn new(url: Url) -> Self {
-        let state = State { idle: Vec::new(), calls: 0, rests_until: None, rest: REST, why: String::new() };
-        Self { url, state: Mutex::new(state) }
+        Self { url, state: Mutex::default() }
     }
 
-    /// Does something for keys of this server, and says what came of each: those that it did not come to share the
-    /// reason.
-    pub(super) fn answers<F>(&self, keys: &[Key], does: &F) -> Vec<Answer>
+    /// The failure that this server was not heard.
+    pub(super) fn lost(&self, why: &str) -> Failure {
+        Failure::new(Failure::SERVER, format!("store {}: {why}", self.url.address))
+    }
+
+    /// Why it is not to be asked now; none when it is. Starts a look at one that has rested.
+    pub(super) fn refusal(self: &Arc<Self>) -> Option<String> {
+        let mut state = self.state();
+        let away = state.away.as_mut()?;
+        let text = format!("{}; it is away until it answers", away.why);
+        let now = Instant::now();
+        let looked = away.looking.is_some_and(|since| now.duration_since(since) < LOOK_MAX);
+        if now >= away.look_at && !looked {
+            away.looking = Some(now);
+            drop(state);
+            let looks = {
+                let server = self.clone();
+                move || _ = server.look()
+            };
+            // Where no thread can be had the next look is the next chance.
+            let _ = std::thread::Builder::new().name("store-look".into()).spawn(looks);
+        }
+        Some(text)
+    }
+
+    /// Looks whether it answers, on a fresh connection, and remembers it.
+    pub(super) fn look(&self) -> bool {
+        let looked = Session::connect(&self.url).and_then(|mut session| session.ping().map(|()| session));
+        let mut state = self.state();
+        match looked {
+            Ok(session) => {
+                state.away = None;
+                state.keep(session);
+                true
+            }
+            Err(why) => {
+                state.leave(why);
+                false
+            }
+        }
+    }
+
+    /// Does something for keys of this server, and says what came of each, and why those that it did not come to have
+    /// no answer.
+    pub(super) fn answers<F>(self: &Arc<Self>, keys: &[Key], does: &F) -> (Vec<Option<Answer>>, String)
     where
         F: Fn(&mut Session, &[Key], &mut [Option<Answer>]) -> Result<(), String>,
     {
@@ -49,15 +104,13 @@ impl Server {
             let ended = does(session, keys, &mut answers);
             ended.map_err(|text| Broken { text, heard: answers.iter().any(Option::is_some) })
         });
-        let text = ended.err().unwrap_or_else(|| "it gave no answer".into());
-        let lost = || Err(Failure::new(Failure::SERVER, format!("store {}: {text}", self.url.address)));
-        answers.into_iter().map(|answer| answer.unwrap_or_else(lost)).collect()
+        (answers, ended.err().unwrap_or_else(|| "it gave no answer".into()))
     }
 
     /// Runs something over a connection. Where a kept connection turns out to have ended (the server was
-    /// restarted, say) before anything was heard on it, a fresh one is tried, once.
-    pub(super) fn run<T>(
-        &self,
+    /// restarted, say) before anything was heard on it, a fresh one is tried, once. A server that was silent is not.
+    fn run<T>(
+        self: &Arc<Self>,
         mut does: impl FnMut(&mut Session) -> Result<T, Broken>,
     ) -> Result<T, String> {
         let kept = self.begin()?;
@@ -65,8 +118,8 @@ impl Server {
         if let Some(mut session) = kept {
             match does(&mut session) {
                 Ok(done) => outcome = Some(Ok((session, done))),
-                Err(broken) if broken.heard => outcome = Some(Err(broken.text)),
-                // Whatever else is kept is as old.
+                Err(broken) if broken.heard || session.is_silent() => outcome = Some(Err(broken.text)),
+                // The other kept ones are as old.
                 Err(_) => self.state().idle.clear(),
             }
         }
@@ -78,20 +131,26 @@ impl Server {
     }
 
     /// Removes every value, or those whose keys are of a pattern, and says how many.
-    pub(super) fn clear(&self, pattern: Option<&str>) -> Result<u64, String> {
-        let mut client = Client::connect(&self.url, PATIENCE)?;
+    pub(super) fn clear(self: &Arc<Self>, pattern: Option<&str>) -> Result<u64, String> {
+        if let Some(why) = self.refusal() {
+            return Err(why);
+        }
+        let mut client = Client::connect(&self.url, ANSWER)?;
+        let url = self.url.clone();
+        client.watch(PATIENCE, move || {
+            Client::connect(&url, ANSWER).and_then(|mut client| client.call(&[b"PING"])).is_ok()
+        });
         match pattern {
             None => clear_all(&mut client),
             Some(pattern) => clear_some(&mut client, pattern.as_bytes()),
         }
     }
 
-    fn begin(&self) -> Result<Option<Session>, String> {
-        let mut state = self.state();
-        if let Some(until) = state.rests_until.filter(|until| Instant::now() < *until) {
-            let left = until.duration_since(Instant::now()).as_millis();
-            return Err(format!("{}; tried again in {left} ms", state.why));
+    fn begin(self: &Arc<Self>) -> Result<Option<Session>, String> {
+        if let Some(why) = self.refusal() {
+            return Err(why);
         }
+        let mut state = self.state();
         if state.calls >= CALLS_MAX {
             return Err(format!("{CALLS_MAX} calls are under way; make fewer at a time"));
         }
@@ -104,17 +163,14 @@ impl Server {
         state.calls -= 1;
         match outcome {
             Ok((session, done)) => {
-                (state.rests_until, state.rest) = (None, REST);
-                if state.idle.len() < IDLE_MAX {
-                    state.idle.push(session);
+                // While it is away, only a look says that its connections are good again.
+                if state.away.is_none() {
+                    state.keep(session);
                 }
                 Ok(done)
             }
             Err(text) => {
-                state.idle.clear();
-                state.rests_until = Some(Instant::now() + state.rest);
-                state.rest = (state.rest * 2).min(REST_MAX);
-                state.why.clone_from(&text);
+                state.leave(text.clone());
                 Err(text)
             }
         }
@@ -122,6 +178,23 @@ impl Server {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn keep(&mut self, session: Session) {
+        if self.idle.len() < IDLE_MAX {
+            self.idle.push(session);
+        }
+    }
+
+    /// It does not answer: it is away, and rests longer each time that it is found so.
+    fn leave(&mut self, why: String) {
+        self.idle.clear();
+        // Calls that met the same failure at the same time count as one.
+        let looked = self.away.as_ref().filter(|away| away.looking.is_some());
+        let rest = looked.map_or(REST, |away| (away.rest * 2).min(REST_MAX));
+        self.away = Some(Away { why, rest, look_at: Instant::now() + rest, looking: None });
     }
 }
 

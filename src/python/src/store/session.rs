@@ -1,21 +1,17 @@
 //! One connection to one server: commands in a pipeline, values straight from and into the engine's memory.
 
 use std::io::{self, BufRead as _, BufReader, IoSlice, Read, Write as _};
-use std::net::{TcpStream, ToSocketAddrs as _};
-use std::time::Duration;
+use std::net::ToSocketAddrs as _;
 
 use baton_objects::resp::client::Url;
 
 use super::requests::{Put, Taking};
 use super::value::{HEAD_BYTES, Head, Sum};
+use super::watched::Watched;
 use super::{Answer, Key};
 use crate::Failure;
 use crate::raw::Span;
 
-/// How long a server may take to be reached.
-const CONNECT: Duration = Duration::from_secs(1);
-/// How long it may move nothing while something is outstanding.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// Commands outstanding, and bytes of those that have long replies: both sides can always hold that much, so that
 /// none waits for the other to read.
 const OUTSTANDING: usize = 128;
@@ -46,7 +42,7 @@ enum Reply {
 
 /// See the module.
 pub(super) struct Session {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<Watched>,
     out: Vec<u8>,
 }
 
@@ -56,9 +52,7 @@ impl Session {
         let failed = |e: io::Error| format!("connect: {e}; is the store running there?");
         let mut found = url.address.to_socket_addrs().map_err(failed)?;
         let address = found.next().ok_or("connect: no such host")?;
-        let stream = TcpStream::connect_timeout(&address, CONNECT).map_err(failed)?;
-        let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(PATIENCE)));
-        set.and_then(|()| stream.set_write_timeout(Some(PATIENCE))).map_err(failed)?;
+        let stream = Watched::connect(address).map_err(failed)?;
         let mut session = Self { stream: BufReader::with_capacity(IN_BYTES, stream), out: Vec::new() };
         if let Some((user, password)) = &url.login {
             session.command(&[b"AUTH", user.as_bytes(), password.as_bytes()]);
@@ -70,10 +64,15 @@ impl Session {
         Ok(session)
     }
 
-    pub(super) fn ping(&mut self) -> Result<(), Broken> {
+    /// Whether the server was given up because it moved nothing, rather than that the connection ended.
+    pub(super) fn is_silent(&self) -> bool {
+        self.stream.get_ref().is_silent()
+    }
+
+    /// Whether the server answers.
+    pub(super) fn ping(&mut self) -> Result<(), String> {
         self.command(&[b"PING"]);
-        let heard = self.flush().and_then(|()| self.reply());
-        heard.map(|_| ()).map_err(|e| Broken { text: format!("ping: {e}"), heard: false })
+        self.flush().and_then(|()| self.reply()).map(|_| ()).map_err(|e| format!("ping: {e}"))
     }
 
     /// 1 for each key that has a value, else 0.
@@ -148,7 +147,7 @@ impl Session {
     }
 
     /// Reads a value into its parts.
-    pub(super) fn fill_parts(&mut self, head: Head, parts: &[Span<'_>], takes: Taking) -> io::Result<Answer> {
+    pub(super) fn fill_parts(&mut self, head: Head, parts: &[Span], takes: Taking) -> io::Result<Answer> {
         let room: u64 = parts.iter().map(|part| part.bytes() as u64).sum();
         if head.bytes > room || (head.bytes < room && takes == Taking::Exact) {
             self.skip(head.bytes)?;
@@ -371,7 +370,7 @@ fn odd() -> io::Error {
 }
 
 /// Sends all of it.
-fn send_all(stream: &mut TcpStream, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+fn send_all(stream: &mut Watched, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
     while !slices.is_empty() {
         match stream.write_vectored(slices) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

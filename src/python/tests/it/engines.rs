@@ -8,7 +8,7 @@ use baton_python::Failure;
 use baton_python::engine::{Engine, Note, Piece, State};
 use baton_transports::mover::Direction;
 
-use crate::scene::{Held, engine, target};
+use crate::scene::{Held, engine, register, register_all, target};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const PEER: &str = "BATON_TEST_PYTHON_PEER";
@@ -24,13 +24,13 @@ fn pieces_go_both_ways_over_several_ranges() {
     let (mut source, mut sink) = (Held::new(3 << 20, 1), Held::new(3 << 20, 99));
     let (from, to) = (source.address(), sink.address());
     // Two ranges here and three there, with other ends: a piece may lie over all of them.
-    here.register_all(&[(from, 1_000_000), (from + 1_000_000, source.len() - 1_000_000)]).unwrap();
-    there.register_all(&[(to, 10), (to + 10, 2 << 20), (to + 10 + (2 << 20), (1 << 20) - 10)]).unwrap();
+    register_all(&here, &[(from, 1_000_000), (from + 1_000_000, source.len() - 1_000_000)]).unwrap();
+    register_all(&there, &[(to, 10), (to + 10, 2 << 20), (to + 10 + (2 << 20), (1 << 20) - 10)]).unwrap();
     here.run(&target(&there), Direction::Write, &[piece(from, to, source.len())]).unwrap();
     assert_eq!(source.bytes(), sink.bytes());
     let mut back = Held::new(5_000, 0);
     let at = back.address();
-    here.register(at, 5_000).unwrap();
+    register(&here, at, 5_000).unwrap();
     let pieces: Vec<Piece> = (0..5_000).rev().map(|n| piece(at + n, to + 2 * n, 1)).collect();
     here.run(&target(&there), Direction::Read, &pieces).unwrap();
     assert!((0..5_000).all(|n| back.bytes()[n] == sink.bytes()[2 * n]));
@@ -42,8 +42,8 @@ fn foreign_addresses_are_refused_on_either_side() {
     let (here, there) = (engine(), engine());
     let (mut ours, mut theirs, mut foreign) = (Held::new(4_096, 1), Held::new(4_096, 2), Held::new(4_096, 3));
     let (from, to, other) = (ours.address(), theirs.address(), foreign.address());
-    here.register(from, 4_096).unwrap();
-    there.register(to, 4_096).unwrap();
+    register(&here, from, 4_096).unwrap();
+    register(&there, to, 4_096).unwrap();
     let refused = |engine: &Engine, piece: Piece, why: &str| {
         let failure = engine.run(&target(&there), Direction::Write, &[piece]).unwrap_err();
         assert!(failure.code == Failure::FAILED && failure.text.contains(why), "{failure}");
@@ -53,11 +53,11 @@ fn foreign_addresses_are_refused_on_either_side() {
     refused(&here, piece(from, to + 4_000, 97), "not memory that it has registered");
     refused(&here, piece(from, u64::MAX, 97), "not memory that it has registered");
     assert_eq!(theirs.bytes(), Held::new(4_096, 2).bytes(), "nothing of it has landed");
-    assert_eq!(here.register(from + 1, 8).unwrap_err().code, Failure::OVERLAPS);
-    assert!(here.register(16, 8).unwrap_err().text.contains("not mapped"));
-    let all = here.register_all(&[(other, 8), (from, 8)]).unwrap_err();
+    assert_eq!(register(&here, from + 1, 8).unwrap_err().code, Failure::OVERLAPS);
+    assert!(register(&here, 16, 8).unwrap_err().text.contains("not mapped"));
+    let all = register_all(&here, &[(other, 8), (from, 8)]).unwrap_err();
     assert_eq!(all.code, Failure::OVERLAPS);
-    here.register(other, 8).unwrap();
+    register(&here, other, 8).unwrap();
     assert_eq!(here.unregister(other + 1).unwrap_err().code, Failure::NOT_REGISTERED);
 }
 
@@ -66,14 +66,14 @@ fn memory_taken_off_is_reached_by_nobody_any_more() {
     let (here, there) = (engine(), engine());
     let (mut ours, mut theirs) = (Held::new(64, 1), Held::new(64, 2));
     let (from, to) = (ours.address(), theirs.address());
-    here.register(from, 64).unwrap();
-    there.register(to, 64).unwrap();
+    register(&here, from, 64).unwrap();
+    register(&there, to, 64).unwrap();
     let go = || here.run(&target(&there), Direction::Write, &[piece(from, to, 64)]);
     go().unwrap();
     there.unregister(to).unwrap();
     assert!(go().is_err());
     // Registered again it is another window under the same address, which whoever asks is told of.
-    there.register(to, 64).unwrap();
+    register(&there, to, 64).unwrap();
     let limit = Instant::now() + PATIENCE;
     while go().is_err() {
         assert!(Instant::now() < limit, "a range that is back is found");
@@ -111,6 +111,25 @@ fn what_is_begun_can_be_asked_about_and_notices_come_after_the_bytes() {
     here.unregister(from).unwrap();
 }
 
+#[test]
+fn memory_that_a_transfer_holds_can_be_unregistered_again_once_it_has_ended() {
+    let (here, there) = (engine(), engine());
+    let (mut source, mut sink) = (Held::new(64, 1), Held::new(64, 0));
+    let (from, to) = (source.address(), sink.address());
+    register(&here, from, 64).unwrap();
+    register(&there, to, 64).unwrap();
+    // Never asked about, it counts as under way.
+    let moving = here.start_moving(&target(&there), Direction::Write, &[piece(from, to, 64)], None).unwrap();
+    let unregister =
+        || here.unregister_within(from, Duration::from_millis(1)).map_err(|failure| failure.code);
+    assert_eq!(unregister(), Err(Failure::IN_USE));
+    assert_eq!(unregister(), Err(Failure::IN_USE), "the second try finds it too");
+    assert!(register(&here, from, 64).unwrap_err().text.contains("not unregistered yet"));
+    drop(moving);
+    assert_eq!((unregister(), unregister()), (Ok(()), Err(Failure::NOT_REGISTERED)));
+    register(&here, from, 64).unwrap();
+}
+
 /// The body of a process of its own: it registers memory and says where, until its input ends.
 #[test]
 #[ignore = "runs in a process of its own, which the test below starts"]
@@ -118,7 +137,7 @@ fn peer() {
     let Ok(host) = std::env::var(PEER) else { return };
     let engine = Engine::start(&host, "tcp", true).unwrap();
     let mut held = Held::new(PEER_BYTES, 0);
-    engine.register(held.address(), held.len()).unwrap();
+    register(&engine, held.address(), held.len()).unwrap();
     println!("peer {} {}", engine.port(), held.address());
     let _ = std::io::stdin().read(&mut [0]);
 }
@@ -167,7 +186,7 @@ fn a_killed_peer_is_a_failure_and_its_next_life_is_another() {
     let here = engine();
     let mut held = Held::new(PEER_BYTES, 5);
     let from = held.address();
-    here.register(from, held.len()).unwrap();
+    register(&here, from, held.len()).unwrap();
     let mut peer = Peer::start("127.0.0.1");
     let go = |peer: &Peer| {
         here.run(&peer.target, Direction::Write, &[piece(from, peer.address, PEER_BYTES as u64)])

@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod away;
 mod engines;
+mod hostile;
 mod plain_c;
 mod scene;
 mod stores;

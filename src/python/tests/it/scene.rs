@@ -2,7 +2,9 @@
 
 use baton_objects::resp::{RespConfig, Server};
 use baton_objects::{Clock, ObjectStore, StoreConfig};
+use baton_python::Failure;
 use baton_python::engine::Engine;
+use baton_python::raw::Buffers;
 
 /// Memory as another language would own it: known by address, and looked into when nothing moves.
 pub struct Held(Vec<u8>);
@@ -20,6 +22,10 @@ impl Held {
         std::hint::black_box(&self.0)
     }
 
+    pub fn fill(&mut self, byte: u8) {
+        self.0.fill(byte);
+    }
+
     pub fn len(&self) -> u64 {
         self.0.len() as u64
     }
@@ -27,6 +33,27 @@ impl Held {
 
 pub fn engine() -> Engine {
     Engine::start("127.0.0.1", "tcp", true).unwrap()
+}
+
+/// Registers memory that lives as long as the test.
+#[allow(unsafe_code, reason = "what engines of other languages do")]
+pub fn register(engine: &Engine, address: u64, bytes: u64) -> Result<(), Failure> {
+    // SAFETY: tests register what they own until their end, or what is no memory and refused.
+    unsafe { engine.register(address, bytes) }
+}
+
+/// The same, several.
+#[allow(unsafe_code, reason = "what engines of other languages do")]
+pub fn register_all(engine: &Engine, ranges: &[(u64, u64)]) -> Result<(), Failure> {
+    // SAFETY: as in `register`.
+    unsafe { engine.register_all(ranges) }
+}
+
+/// The same, for the store.
+#[allow(unsafe_code, reason = "what engines of other languages do")]
+pub fn offer(buffers: &Buffers, held: &mut Held) {
+    // SAFETY: as in `register`.
+    unsafe { buffers.register(held.address(), held.len()) }.unwrap();
 }
 
 pub fn target(engine: &Engine) -> String {
@@ -37,7 +64,8 @@ pub fn target(engine: &Engine) -> String {
 pub struct Served {
     pub address: String,
     pub store: ObjectStore,
-    runtime: Option<tokio::runtime::Runtime>,
+    /// The server runs as long as it lives.
+    _runtime: tokio::runtime::Runtime,
 }
 
 impl Served {
@@ -53,13 +81,6 @@ impl Served {
         let listener = runtime.block_on(tokio::net::TcpListener::bind(address)).unwrap();
         let address = listener.local_addr().unwrap().to_string();
         runtime.spawn(async move { server.serve(listener, std::future::pending()).await });
-        Self { address, store, runtime: Some(runtime) }
-    }
-
-    /// Ends at once: its sockets are closed, as those of a process that is killed.
-    pub fn kill(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_timeout(std::time::Duration::from_secs(10));
-        }
+        Self { address, store, _runtime: runtime }
     }
 }

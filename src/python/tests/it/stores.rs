@@ -1,13 +1,15 @@
 //! The store: what goes in comes out or is a miss, whatever becomes of the servers.
 
-use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use baton_python::Failure;
 use baton_python::raw::{Buffers, Span};
 use baton_python::store::{Answer, Put, Store, Taking};
 
-use crate::scene::{Held, Served};
+use crate::scene::{Held, Served, offer};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -27,7 +29,7 @@ fn codes(answers: &[Answer]) -> Vec<i64> {
 }
 
 /// Memory with two spans for each key, of different lengths.
-fn spans<'a>(buffers: &'a Buffers, held: &mut Held, count: usize, sizes: [u64; 2]) -> Vec<Vec<Span<'a>>> {
+fn spans(buffers: &Buffers, held: &mut Held, count: usize, sizes: [u64; 2]) -> Vec<Vec<Span>> {
     let each = sizes[0] + sizes[1];
     let base = held.address();
     let one = |n: usize| {
@@ -47,8 +49,8 @@ fn values_of_many_buffers_come_back_whole_in_one_batch() {
         let buffers = Buffers::default();
         let bytes = count * usize::try_from(sizes[0] + sizes[1]).unwrap();
         let (mut sent, mut got) = (Held::new(bytes, 3), Held::new(bytes, 200));
-        buffers.register(sent.address(), sent.len()).unwrap();
-        buffers.register(got.address(), got.len()).unwrap();
+        offer(&buffers, &mut sent);
+        offer(&buffers, &mut got);
         let keys: Vec<String> = keys(count).iter().map(|key| format!("{key}{bytes}")).collect();
         assert!(store.exist(&keys).iter().all(|found| *found == 0));
         let puts: Vec<Put<'_>> =
@@ -74,7 +76,7 @@ fn what_does_not_fit_or_was_changed_is_a_miss() {
     let buffers = Buffers::default();
     let mut room = Held::new(64, 0);
     let at = room.address();
-    buffers.register(at, room.len()).unwrap();
+    offer(&buffers, &mut room);
     let into = |bytes: u64| vec![vec![buffers.span(at, bytes).unwrap()]];
     let key = vec!["k".to_owned()];
     assert_eq!(codes(&store.put(&key, &[Put::Bytes(b"twelve bytes")])), [0]);
@@ -130,36 +132,6 @@ fn tenants_do_not_see_each_other() {
 }
 
 #[test]
-fn a_store_that_is_killed_is_misses_and_is_found_again_when_it_is_back() {
-    let (mut dies, lives) = (Served::start("127.0.0.1:0"), Served::start("127.0.0.1:0"));
-    let store = store(&format!("{},{}", dies.address, lives.address));
-    let keys = keys(64);
-    let put = || {
-        let value = [7_u8; 1_000];
-        codes(&store.put(&keys, &vec![Put::Bytes(&value); keys.len()]))
-    };
-    assert!(put().iter().all(|code| *code == 0));
-    let theirs = usize::try_from(lives.store.stats().keys).unwrap();
-    assert!((1..64).contains(&theirs));
-    dies.kill();
-    let there = || store.exist(&keys).iter().filter(|found| **found == 1).count();
-    assert_eq!(there(), theirs, "those of the other are misses");
-    let got = store.get(&keys);
-    assert_eq!(got.iter().filter(|got| got.is_ok()).count(), theirs);
-    assert!(got.iter().flat_map(|got| got.as_ref().err()).all(|failure| failure.code == Failure::SERVER));
-    assert_eq!(put().iter().filter(|code| **code == 0).count(), theirs);
-    assert_eq!(store.reachable(), (1, 2));
-    let back = Served::start(&dies.address);
-    let limit = Instant::now() + PATIENCE;
-    while put().iter().any(|code| *code != 0) {
-        assert!(Instant::now() < limit, "a store that is back is used");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    assert_eq!(there(), 64);
-    drop(back);
-}
-
-#[test]
 fn whoever_is_no_store_or_says_nothing_is_a_miss() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let store = store(&address);
@@ -170,4 +142,91 @@ fn whoever_is_no_store_or_says_nothing_is_a_miss() {
         let failure = Store::open(wrong, "default").err().unwrap();
         assert!(failure.code == Failure::ARGUMENT && failure.text.contains(why), "{failure}");
     }
+}
+
+/// A server that answers pings, and of a value sends half at once and the rest when it may.
+struct Slow {
+    address: String,
+    half_sent: mpsc::Receiver<()>,
+    go: mpsc::Sender<()>,
+}
+
+impl Slow {
+    fn start(value: Vec<u8>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let ((half_sent, is_half), (go, may)) = (mpsc::channel(), mpsc::channel());
+        let (value, may) = (Arc::new(value), Arc::new(Mutex::new(may)));
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (value, half_sent, may) = (value.clone(), half_sent.clone(), may.clone());
+                std::thread::spawn(move || Self::answer(stream, &value, &half_sent, &may));
+            }
+        });
+        Self { address, half_sent: is_half, go }
+    }
+
+    fn answer(
+        mut stream: TcpStream,
+        value: &[u8],
+        half_sent: &mpsc::Sender<()>,
+        may: &Mutex<mpsc::Receiver<()>>,
+    ) -> Option<()> {
+        let mut heard = [0; 1_024];
+        while let Ok(some @ 1..) = stream.read(&mut heard) {
+            if !heard[..some].windows(3).any(|word| word == b"GET") {
+                stream.write_all(b"+PONG\r\n").ok()?;
+                continue;
+            }
+            let (first, rest) = value.split_at(value.len() / 2);
+            stream.write_all(format!("${}\r\n", value.len()).as_bytes()).ok()?;
+            stream.write_all(first).ok()?;
+            half_sent.send(()).ok()?;
+            may.lock().unwrap().recv().ok()?;
+            stream.write_all(rest).ok()?;
+            stream.write_all(b"\r\n").ok()?;
+        }
+        Some(())
+    }
+}
+
+/// A value as the package stores it, out of a real server.
+fn as_stored(value: &[u8]) -> Vec<u8> {
+    let served = Served::start("127.0.0.1:0");
+    assert_eq!(codes(&store(&served.address).put(&["k".to_owned()], &[Put::Bytes(value)])), [0]);
+    let url = format!("redis://{}", served.address).parse().unwrap();
+    let mut client = baton_objects::resp::client::Client::connect(&url, PATIENCE).unwrap();
+    match client.call(&[b"GET", b"k"]).unwrap() {
+        baton_objects::resp::client::Reply::Bulk(stored) => stored,
+        other => panic!("it was stored: {other:?}"),
+    }
+}
+
+#[test]
+fn unregistering_waits_for_a_get_and_memory_is_left_alone_after_it() {
+    const BYTES: usize = 8 << 20;
+    let slow = Slow::start(as_stored(&vec![b'A'; BYTES]));
+    let store = store(&slow.address);
+    let buffers = Buffers::default();
+    let mut room = Held::new(BYTES, 0);
+    offer(&buffers, &mut room);
+    let address = room.address();
+    std::thread::scope(|scope| {
+        let getting = scope.spawn(|| {
+            let into = vec![vec![buffers.span(address, BYTES as u64).unwrap()]];
+            codes(&store.get_into(&["k".to_owned()], &into, Taking::Exact))
+        });
+        slow.half_sent.recv_timeout(PATIENCE).unwrap();
+        let code = |limit| buffers.unregister(address, limit).map_err(|failure| failure.code);
+        assert_eq!(code(Duration::from_millis(1)), Err(Failure::IN_USE));
+        assert_eq!(code(Duration::from_millis(1)), Err(Failure::IN_USE), "and still is");
+        let leaving = scope.spawn(|| buffers.unregister(address, PATIENCE));
+        slow.go.send(()).unwrap();
+        assert_eq!(leaving.join().unwrap(), Ok(()));
+        assert_eq!(room.bytes(), vec![b'A'; BYTES], "the get had ended");
+        room.fill(0x55);
+        assert_eq!(getting.join().unwrap(), [i64::try_from(BYTES).unwrap()]);
+        assert_eq!(room.bytes(), vec![0x55; BYTES], "nothing writes there any more");
+    });
+    assert_eq!(buffers.unregister(address, Duration::ZERO).unwrap_err().code, Failure::ARGUMENT);
 }
