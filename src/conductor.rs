@@ -2,9 +2,12 @@
 //! the requests under way, each a pair of legs that live and end together (I13).
 
 mod attach;
+mod away;
 mod backend;
 mod canary;
+mod discreet;
 mod driver;
+mod ending;
 mod facts;
 mod fleet;
 mod forget;
@@ -18,21 +21,23 @@ mod policy;
 mod seats;
 mod session;
 mod status;
+mod suspects;
+mod tenants;
 #[cfg(test)]
 mod tests;
 mod turns;
 mod waiting;
 
-pub use attach::ControlService;
 pub(crate) use attach::ORDERS_PER_NODE;
+pub use attach::{Comer, ControlService};
 pub use backend::Door;
 pub(crate) use driver::as_served;
 pub use driver::{Driver, DriverConfig};
-pub(crate) use inbox::Message;
 #[cfg(test)]
 pub(crate) use inbox::inbox;
 pub use inbox::{Inbox, Question};
+pub(crate) use inbox::{Loss, Message, NotTaken};
 pub use lead::Lead;
-pub use status::{NodeStatus, RequestStatus, Status};
+pub use status::{NodeStatus, RequestStatus, Status, under_way};
 
-pub(crate) use fleet::{parse_role, role_word};
+pub(crate) use fleet::{parse_role, role_word, tokenizer_name};

@@ -8,12 +8,21 @@ use baton_scheduler::SchedulerConfig;
 use baton_store::{Eviction, Offload};
 use baton_tiers::IoChoice;
 use baton_transfer::TransferConfig;
-use baton_types::Role;
+use baton_types::{Role, Secret};
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+
+#[cfg(test)]
+mod fuzz;
+mod read;
+
+pub use read::{bytes, load, parse, place, read};
+
+/// Tokens in a KV block of a service and its nodes where neither the file nor the command line gives a number: the
+/// default of vLLM. A replay uses its trace's.
+pub const BLOCK_TOKENS: u32 = 16;
 
 /// The whole file.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// What instances there are.
@@ -32,6 +41,21 @@ pub struct Config {
     pub clients: ClientsConfig,
     /// Faults that a simulation injects.
     pub faults: FaultsConfig,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            cluster: ClusterConfig::default(),
+            scheduler: SchedulerConfig { block_tokens: BLOCK_TOKENS, ..SchedulerConfig::default() },
+            store: StoreSection::default(),
+            transfer: TransferConfig::default(),
+            service: ServiceConfig::default(),
+            router: RouterSection::default(),
+            clients: ClientsConfig::default(),
+            faults: FaultsConfig::default(),
+        }
+    }
 }
 
 /// The cluster.
@@ -83,10 +107,10 @@ pub enum HandoffMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MixMode {
-    /// As many prompt tokens a step as the TBT objective leaves room for.
-    Target,
-    /// A fixed number of prompt tokens a step.
+    /// A fixed number of prompt tokens a step, as engines do.
     Fixed,
+    /// As many prompt tokens a step as the TBT objective leaves room for: a model of an engine that obeys one.
+    Target,
     /// Whole prefills first; they stall the decodes.
     PrefillFirst,
 }
@@ -111,9 +135,10 @@ pub struct PoolConfig {
     pub pass_tokens: u32,
     /// Nodes that form one instance as a chunked pipeline (CPP).
     pub pipeline_nodes: u32,
-    /// How prefills mix into decode steps.
+    /// How prefills mix into decode steps: `fixed`, in chunks of one length, as Baton's own nodes, vLLM and SGLang do;
+    /// `target`, as many tokens as the TBT objective leaves room for, which no engine does today; `prefill_first`.
     pub mix: MixMode,
-    /// Prompt tokens a step for `mix = "fixed"`.
+    /// Prompt tokens a step for `mix = "fixed"`; 0 fills a whole pass, `pass_tokens`, as the service's nodes do.
     pub mixed_chunk_tokens: u32,
     /// Whether KV of finished requests is kept as cache.
     pub prefix_cache: bool,
@@ -136,8 +161,8 @@ impl Default for PoolConfig {
             ssd_tokens: 0,
             pass_tokens: 8192,
             pipeline_nodes: 1,
-            mix: MixMode::Target,
-            mixed_chunk_tokens: 512,
+            mix: MixMode::Fixed,
+            mixed_chunk_tokens: 0,
             prefix_cache: true,
             net_gbps: 800.0,
             host_gb_per_s: 128.0,
@@ -213,7 +238,7 @@ pub struct ServiceConfig {
     /// Keys that clients show as `Authorization: Bearer KEY`, each with its tenant; empty lets everybody in.
     pub api_keys: Vec<ApiKey>,
     /// Key that operators show on `/admin` paths; needed there as soon as clients need keys.
-    pub admin_key: String,
+    pub admin_key: Secret<String>,
     /// Certificate chain, PEM; with `tls_key` it turns TLS on.
     pub tls_cert: String,
     /// Private key, PEM.
@@ -228,7 +253,7 @@ pub struct ServiceConfig {
     /// Certificates that those of the other processes must come from, PEM.
     pub cluster_tls_ca: String,
     /// Secret seed of the block keys: the same on every router that shares caches, unknown to clients.
-    pub chain_seed: u64,
+    pub chain_seed: Secret<u64>,
     /// Interval between two heartbeats of a node, µs.
     pub heartbeat_us: u64,
     /// A node that was not heard for this long is lost, µs.
@@ -241,6 +266,9 @@ pub struct ServiceConfig {
     pub keep_alive_us: u64,
     /// Bytes of a request's body at most.
     pub max_body_bytes: u64,
+    /// Bytes that clients have at most in the process's memory, all together: their requests, whole answers that they have
+    /// yet to read (beside half as much for tokens that they have yet to read), or as much as two of the largest bodies.
+    pub max_held_bytes: u64,
     /// How long a shutdown waits for answers under way, µs.
     pub drain_us: u64,
     /// Folder that the conductor's inputs are written to, for `baton replay --journal`; none when empty.
@@ -287,9 +315,12 @@ impl RouterSection {
 #[serde(deny_unknown_fields)]
 pub struct ApiKey {
     /// The secret.
-    pub key: String,
+    pub key: Secret<String>,
     /// The tenant that it stands for.
     pub tenant: String,
+    /// Service classes that its requests may have; those that name none have the first one. Empty: all classes.
+    #[serde(default)]
+    pub classes: Vec<String>,
 }
 
 impl Default for ServiceConfig {
@@ -298,20 +329,21 @@ impl Default for ServiceConfig {
             listen: "127.0.0.1:8080".into(),
             control: "127.0.0.1:0".into(),
             api_keys: Vec::new(),
-            admin_key: String::new(),
+            admin_key: Secret::default(),
             tls_cert: String::new(),
             tls_key: String::new(),
             cluster_key: String::new(),
             cluster_tls_cert: String::new(),
             cluster_tls_key: String::new(),
             cluster_tls_ca: String::new(),
-            chain_seed: 0,
+            chain_seed: Secret::default(),
             heartbeat_us: 500_000,
             lost_after_us: 3_000_000,
             stage_slack: 4,
             stage_floor_us: 5_000_000,
             keep_alive_us: 10_000_000,
             max_body_bytes: 64 << 20,
+            max_held_bytes: 1 << 30,
             drain_us: 30_000_000,
             journal: String::new(),
             capture: String::new(),
@@ -348,6 +380,8 @@ impl ServiceConfig {
         whole("stage_floor_us", self.stage_floor_us, 1e4, 3.6e9)?;
         whole("keep_alive_us", self.keep_alive_us, 1e4, 3.6e9)?;
         whole("max_body_bytes", self.max_body_bytes, 1024.0, 4e9)?;
+        // Below that there is no room for the requests of a few clients.
+        whole("max_held_bytes", self.max_held_bytes, (1u64 << 24) as f64, 1e12)?;
         whole("trace_permille", self.trace_permille.into(), 0.0, 1000.0)?;
         check_collector(&self.otlp_endpoint)?;
         whole("drain_us", self.drain_us, 0.0, 3.6e9)
@@ -407,60 +441,20 @@ pub struct FaultsConfig {
     pub news_delay_us: u64,
 }
 
-/// Reads a configuration file.
-pub fn load(path: &Path) -> Result<Config, String> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| format!("config {}: {e}; give the path of a TOML file", path.display()))?;
-    parse(&text).map_err(|e| format!("config {}: {e}", path.display()))
-}
-
-/// Parses and checks a configuration.
-pub fn parse(text: &str) -> Result<Config, String> {
-    let config: Config = toml::from_str(text).map_err(|e| explain(&e.to_string()))?;
-    config.validate()?;
-    Ok(config)
-}
-
-/// Adds the nearest known key to an error about an unknown one.
-fn explain(error: &str) -> String {
-    let quoted: Vec<&str> = error.split('`').skip(1).step_by(2).collect();
-    let unknown = error.contains("unknown field") || error.contains("unknown variant");
-    let meant = match quoted.split_first() {
-        Some((wrong, known)) if unknown => baton_types::nearest(wrong, known.iter().copied()),
-        _ => None,
-    };
-    let error = error.trim_end();
-    meant.map_or_else(|| error.to_owned(), |word| format!("{error}\ndid you mean `{word}`?"))
-}
-
 impl Config {
-    /// The same with keys, seeds and secrets blanked: what may be shown.
-    #[must_use]
-    pub fn without_secrets(&self) -> Self {
-        let mut shown = self.clone();
-        let blank = |text: &mut String| {
-            if !text.is_empty() {
-                "(hidden)".clone_into(text);
-            }
-        };
-        shown.service.api_keys.iter_mut().for_each(|key| blank(&mut key.key));
-        blank(&mut shown.service.admin_key);
-        shown.service.chain_seed = 0;
-        shown
-    }
-
     /// Checks every bound.
     pub fn validate(&self) -> Result<(), String> {
         self.scheduler.validate().map_err(|e| e.to_string())?;
         self.transfer.validate().map_err(|e| e.to_string())?;
         self.service.validate()?;
+        self.check_key_classes()?;
         self.router.parsers()?;
         for (at, pool) in self.cluster.pools.iter().enumerate() {
             let name = |setting: &str| format!("cluster.pools[{at}].{setting}");
             within(&name("count"), f64::from(pool.count), 1.0, 65_535.0)?;
             within(&name("pass_tokens"), f64::from(pool.pass_tokens), 1.0, 1_048_576.0)?;
             within(&name("pipeline_nodes"), f64::from(pool.pipeline_nodes), 1.0, 64.0)?;
-            within(&name("mixed_chunk_tokens"), f64::from(pool.mixed_chunk_tokens), 1.0, 1_048_576.0)?;
+            within(&name("mixed_chunk_tokens"), f64::from(pool.mixed_chunk_tokens), 0.0, 1_048_576.0)?;
             within(&name("net_gbps"), pool.net_gbps, 0.001, 1e6)?;
             within(&name("host_gb_per_s"), pool.host_gb_per_s, 0.001, 1e6)?;
             within(&name("ssd_gb_per_s"), pool.ssd_gb_per_s, 0.001, 1e6)?;
@@ -469,6 +463,22 @@ impl Config {
         within("clients.leave_permille", f64::from(self.clients.leave_permille), 0.0, 1000.0)?;
         within("faults.lost_news_permille", f64::from(self.faults.lost_news_permille), 0.0, 1000.0)?;
         within("cluster.routers", f64::from(self.cluster.routers), 1.0, 64.0)
+    }
+
+    /// Keys name classes that there are, also after a policy has changed.
+    fn check_key_classes(&self) -> Result<(), String> {
+        let there = || self.scheduler.classes.iter().map(|class| class.name.as_str());
+        for (at, key) in self.service.api_keys.iter().enumerate() {
+            if let Some(missing) = key.classes.iter().find(|name| there().all(|class| class != name.as_str()))
+            {
+                let there = there().collect::<Vec<_>>().join(", ");
+                return Err(format!(
+                    "service.api_keys[{at}].classes names \"{missing}\", and there is no such class in \
+                     scheduler.classes, which has: {there}; add the class, or take it from the key"
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -490,6 +500,12 @@ mod tests {
         assert_eq!(config, Config::default());
         let text = toml::to_string(&config).expect("a config is TOML");
         assert_eq!(parse(&text).expect("its own text"), config);
+        // Nodes and conductor agree whatever other settings a file has.
+        for (text, block_tokens) in
+            [("", 16), ("[scheduler]\nmax_retries = 1", 16), ("[scheduler]\nblock_tokens = 512", 512)]
+        {
+            assert_eq!(parse(text).expect("valid").scheduler.block_tokens, block_tokens, "{text}");
+        }
     }
 
     #[test]
@@ -500,6 +516,42 @@ mod tests {
         assert!(error.contains("did you mean `scheduler`"), "{error}");
         let error = parse("[scheduler]\npolicy = \"moncake\"").expect_err("misspelt");
         assert!(error.contains("did you mean `mooncake`"), "{error}");
+    }
+
+    #[test]
+    fn errors_name_the_place_and_never_quote_the_file() {
+        for (text, line) in [
+            ("[service]\nadmin_key = \"sesame", 2),
+            ("[service]\nchain_seed = \"sesame\"", 2),
+            ("[service]\n\nadmin_key = sesame", 3),
+            ("[[service.api_keys]]\nkey = \"sesame\" tenant", 2),
+            ("[service]\nadmin_key = \"a\"\nadmin_key = \"sesame\"", 3),
+            ("[service]\nadmin_key = [\"sesame\"]", 2),
+        ] {
+            let error = parse(text).expect_err(text);
+            assert!(error.starts_with(&format!("TOML line {line}, column ")), "{text}: {error}");
+            assert!(!error.contains("sesame"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn keys_name_classes_that_there_are() {
+        let file = |class: &str| {
+            format!(
+                "[[scheduler.classes]]\nname = \"batch\"\n[[service.api_keys]]\nkey = \"sesame\"\ntenant = \"t\"\n\
+                 classes = [\"{class}\"]"
+            )
+        };
+        assert_eq!(
+            parse(&file("batch")).expect("there is such a class").service.api_keys[0].classes,
+            ["batch"]
+        );
+        let error = parse(&file("gold")).expect_err("there is none");
+        assert!(
+            error.contains("service.api_keys[0].classes names \"gold\"") && error.contains("has: batch"),
+            "{error}"
+        );
+        assert!(!error.contains("sesame"), "{error}");
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //! TLS is on. Control and KV ports ask for the same two things.
 //!
 //! On the control port the key is proven in the call itself: the node's challenge goes with its call, the
-//! conductor's comes with the answer, and the node's proof in its Hello. The key never goes over the wire, and what
-//! was overheard opens nothing (`baton_transports::ClusterKey`).
+//! conductor's comes with the answer, the node's proof in its Hello and the conductor's in its Welcome. The node comes
+//! first: a stranger who dials gets nothing that the key was used for. The key never goes over the wire, and what was
+//! overheard opens nothing (`baton_transports::ClusterKey`).
 
 use std::fmt;
 use std::path::Path;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use baton_transports::mover::{TcpTls, TlsPem};
 use baton_transports::{Challenge, ClusterKey, Guard, Proof, Prover};
+use baton_wire::PROTOCOL_VERSION;
 use tonic::Status;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity, ServerTlsConfig};
@@ -20,8 +22,8 @@ use crate::config::ServiceConfig;
 
 /// Where a challenge is in the metadata of a call, and of its answer.
 const CHALLENGE: &str = "baton-challenge-bin";
-/// Where the conductor's proof is, beside its challenge.
-const PROOF: &str = "baton-proof-bin";
+/// Where the version of the control protocol is, beside a challenge: who is asked what depends on it.
+const VERSION: &str = "baton-control-protocol";
 /// Longest wait for a connection to a conductor.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 
@@ -47,7 +49,7 @@ impl fmt::Debug for ClusterTls {
     }
 }
 
-/// A call to attach, between challenge and proof.
+/// A call to attach, between the challenges of both sides and their proofs.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
     theirs: Challenge,
@@ -126,36 +128,45 @@ impl ClusterGuard {
     pub fn challenge(&self, call: &mut MetadataMap) -> Option<Challenge> {
         self.key.as_ref()?;
         let ours = baton_transports::challenge();
-        call.insert_bin(CHALLENGE, MetadataValue::from_bytes(&ours));
+        ask(&ours, call);
         Some(ours)
     }
 
-    /// The node's proof, if the conductor that was challenged by `ours` has proven itself by its answer.
+    /// The node's proof for the conductor that was challenged by `ours`, and what that has to answer.
     ///
     /// # Errors
-    /// [`tonic::Code::Unauthenticated`]: it has not.
-    pub fn answered(&self, ours: &Challenge, answer: &MetadataMap) -> Result<Proof, Status> {
-        let key = self.key.as_ref();
-        let theirs = challenge_in(answer);
-        let proof = answer.get_bin(PROOF).and_then(|value| value.to_bytes().ok()).unwrap_or_default();
-        key.zip(theirs)
-            .filter(|(key, theirs)| key.is_proof(Prover::Conductor, theirs, ours, &proof))
-            .map(|(key, theirs)| key.prove(Prover::Node, ours, &theirs))
-            .ok_or_else(|| {
-                Status::unauthenticated(
-                    "the conductor has another cluster key: give both the same --cluster-key",
-                )
-            })
+    /// [`tonic::Code::Unauthenticated`]: it wants no proof. [`tonic::Code::FailedPrecondition`]: it speaks another
+    /// version.
+    pub fn answered(&self, ours: &Challenge, answer: &MetadataMap) -> Result<(Opening, Proof), Status> {
+        same_version(answer, "the conductor")?;
+        let (Some(key), Some(theirs)) = (&self.key, challenge_in(answer)) else {
+            return Err(Status::unauthenticated(
+                "the conductor does not ask for the cluster's key: give both the same --cluster-key",
+            ));
+        };
+        Ok((Opening { theirs, ours: *ours }, key.prove(Prover::Node, ours, &theirs)))
+    }
+
+    /// Whether a Welcome shows that the conductor has the key.
+    ///
+    /// # Errors
+    /// [`tonic::Code::Unauthenticated`]: it does not.
+    pub fn welcomed(&self, opening: &Opening, shown: &[u8]) -> Result<(), Status> {
+        self.check((Prover::Conductor, "the conductor"), opening, shown).map(|_| ())
     }
 
     /// What a conductor makes of a call's beginning; none where nobody needs a key.
     ///
     /// # Errors
     /// [`tonic::Code::Unauthenticated`]: one side has a key and the other has none.
+    /// [`tonic::Code::FailedPrecondition`]: the node speaks another version.
     pub fn asked(&self, call: &MetadataMap) -> Result<Option<Opening>, Status> {
         match (&self.key, challenge_in(call)) {
             (None, None) => Ok(None),
-            (Some(_), Some(theirs)) => Ok(Some(Opening { theirs, ours: baton_transports::challenge() })),
+            (Some(_), Some(theirs)) => {
+                same_version(call, "the node")?;
+                Ok(Some(Opening { theirs, ours: baton_transports::challenge() }))
+            }
             (Some(_), None) => Err(Status::unauthenticated(
                 "this conductor wants the cluster's key: start the node with --cluster-key",
             )),
@@ -165,25 +176,54 @@ impl ClusterGuard {
         }
     }
 
-    /// The conductor's challenge and proof, put into its answer.
+    /// The conductor's challenge, put into its answer.
     pub fn answer(&self, opening: &Opening, answer: &mut MetadataMap) {
-        let Some(key) = &self.key else { return };
-        let proof = key.prove(Prover::Conductor, &opening.ours, &opening.theirs);
-        answer.insert_bin(CHALLENGE, MetadataValue::from_bytes(&opening.ours));
-        answer.insert_bin(PROOF, MetadataValue::from_bytes(&proof));
+        ask(&opening.ours, answer);
     }
 
-    /// Whether a Hello shows that the node has the key.
+    /// The conductor's proof, if a Hello shows that the node has the key.
     ///
     /// # Errors
     /// [`tonic::Code::Unauthenticated`]: it does not.
-    pub fn proven(&self, opening: &Opening, shown: &[u8]) -> Result<(), Status> {
-        let key = self.key.as_ref();
-        if key.is_none_or(|key| key.is_proof(Prover::Node, &opening.theirs, &opening.ours, shown)) {
-            return Ok(());
-        }
-        Err(Status::unauthenticated("the node has another cluster key: give both the same --cluster-key"))
+    pub fn proven(&self, opening: &Opening, shown: &[u8]) -> Result<Proof, Status> {
+        let key = self.check((Prover::Node, "the node"), opening, shown)?;
+        Ok(key.prove(Prover::Conductor, &opening.ours, &opening.theirs))
     }
+
+    /// The key, if what the other side shows proves that it has the same.
+    fn check(
+        &self,
+        (prover, name): (Prover, &str),
+        opening: &Opening,
+        shown: &[u8],
+    ) -> Result<&ClusterKey, Status> {
+        let key = self.key.as_ref();
+        key.filter(|key| key.is_proof(prover, &opening.theirs, &opening.ours, shown)).ok_or_else(|| {
+            Status::unauthenticated(format!(
+                "{name} has another cluster key: give both the same --cluster-key"
+            ))
+        })
+    }
+}
+
+/// Puts a challenge into what is said first.
+fn ask(challenge: &Challenge, said: &mut MetadataMap) {
+    said.insert_bin(CHALLENGE, MetadataValue::from_bytes(challenge));
+    said.insert(VERSION, PROTOCOL_VERSION.into());
+}
+
+/// Whether the other side proves itself as this one expects.
+fn same_version(said: &MetadataMap, whose: &str) -> Result<(), Status> {
+    let told = said.get(VERSION).and_then(|version| version.to_str().ok());
+    if told.is_some_and(|version| version == PROTOCOL_VERSION.to_string()) {
+        return Ok(());
+    }
+    // Up to 5 nobody said so here.
+    let theirs =
+        told.map_or_else(|| "an older control protocol".to_owned(), |v| format!("control protocol {v:?}"));
+    Err(Status::failed_precondition(format!(
+        "{whose} speaks {theirs}, this side {PROTOCOL_VERSION}; run the same baton on both"
+    )))
 }
 
 fn challenge_in(metadata: &MetadataMap) -> Option<Challenge> {

@@ -20,8 +20,13 @@ mod up;
 
 use clap::Parser as _;
 
+#[cfg(not(test))]
 #[global_allocator]
 static GLOBAL: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+#[cfg(test)]
+#[global_allocator]
+static GLOBAL: baton_fuzz::Counting<mimalloc::MiMalloc> = baton_fuzz::Counting(mimalloc::MiMalloc);
 
 fn main() -> std::process::ExitCode {
     match cli::run(cli::Cli::parse()) {

@@ -2,11 +2,15 @@
 //! `docs/metrics.md`, the same buckets as the simulator's reports.
 
 mod by_node;
+mod edge;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
+use baton_router::Router;
 use by_node::ByNode;
+pub(crate) use edge::ControlClosed;
+use edge::Edge;
 use metrics::{
     Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit,
 };
@@ -43,6 +47,12 @@ pub const NAMES: &[Name] = &[
     name("baton_requests_total", Kind::Counter, "Requests that reached the conductor"),
     name("baton_requests_admitted_total", Kind::Counter, "Requests let in"),
     name("baton_requests_refused_total", Kind::Counter, "Requests refused before any work, by `reason`"),
+    name(
+        "baton_shadow_judged_total",
+        Kind::Counter,
+        "Requests that an admission mode of `scheduler.shadow` was asked about, by `mode`",
+    ),
+    name("baton_shadow_refused_total", Kind::Counter, "Requests that it would have refused, by `mode`"),
     name("baton_requests_finished_total", Kind::Counter, "Answers that were completed"),
     name(
         "baton_requests_failed_total",
@@ -113,6 +123,29 @@ pub const NAMES: &[Name] = &[
         Kind::Counter,
         "Orders that nodes refused since their conductor leads no more, by `node`",
     ),
+    name("baton_http_requests_total", Kind::Counter, "Requests that the front door received, of any path"),
+    name(
+        "baton_http_errors_total",
+        Kind::Counter,
+        "Responses of the front door that were errors, by `status` and `reason`",
+    ),
+    name("baton_streams_broken_total", Kind::Counter, "Streams that did not reach their end, by `why`"),
+    name("baton_connections", Kind::Gauge, "Connections of clients that are open"),
+    name(
+        "baton_body_bytes",
+        Kind::Gauge,
+        "Bytes that are held of requests under way and of whole answers that are yet to be read",
+    ),
+    name(
+        "baton_connections_closed_total",
+        Kind::Counter,
+        "Connections that were closed from this side, by `port` and `why`",
+    ),
+    name(
+        "baton_accept_failures_total",
+        Kind::Counter,
+        "Times that no connection could be accepted, by `port`",
+    ),
 ];
 
 /// Upper bounds of the time buckets, seconds.
@@ -144,6 +177,7 @@ struct Shared {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
     by_node: ByNode,
+    edge: Edge,
     arrived: Count,
     admitted: Count,
     finished: Count,
@@ -211,6 +245,7 @@ impl Metrics {
             error: spread("baton_ttft_error_ratio"),
             handle: recorder.handle(),
             by_node: ByNode::default(),
+            edge: Edge::default(),
             recorder,
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -221,7 +256,21 @@ impl Metrics {
     pub fn page(&self) -> String {
         let mut page = self.shared.handle.render();
         self.shared.by_node.write(&mut page);
+        self.shared.edge.write(&mut page);
         page
+    }
+
+    /// Shows what this front door counts, too, as long as it is there.
+    pub(crate) fn reads(&self, door: Weak<Router>) {
+        self.shared.edge.reads(door);
+    }
+
+    pub(crate) fn control_closed(&self, why: ControlClosed) {
+        self.shared.edge.closed(why);
+    }
+
+    pub(crate) fn control_not_accepted(&self) {
+        self.shared.edge.not_accepted();
     }
 
     /// Takes samples in; to be called every few seconds, or they pile up.
@@ -264,6 +313,21 @@ impl Metrics {
         self.labelled("baton_requests_refused_total", ("reason", reason));
     }
 
+    /// What a shadow mode would have refused so far, of how many.
+    pub(crate) fn shadow(&self, mode: &'static str, (refused, judged): (u64, u64)) {
+        for (name, total) in [("baton_shadow_refused_total", refused), ("baton_shadow_judged_total", judged)]
+        {
+            let key = Key::from_parts(name, vec![Label::new("mode", mode)]);
+            self.shared.recorder.register_counter(&key, &METADATA).absolute(total);
+        }
+    }
+
+    /// A request that reached the conductor and is refused before it is looked at.
+    pub(crate) fn turned_away(&self, reason: &str) {
+        self.shared.arrived.add(1);
+        self.refused(reason);
+    }
+
     pub(crate) fn failed(&self, stage: &str) {
         self.labelled("baton_requests_failed_total", ("stage", stage));
     }
@@ -278,7 +342,7 @@ impl Metrics {
 
     pub(crate) fn leg_failed(&self, stage: &str) {
         // Stages come over the wire: only words of ours become labels.
-        let known = ["engine", "store", "fetch", "handoff", "room", "deadline"];
+        let known = ["engine", "store", "fetch", "handoff", "room", "preempted", "deadline"];
         let word = known.into_iter().find(|k| *k == stage).unwrap_or("other");
         self.labelled("baton_leg_failures_total", ("stage", word));
     }

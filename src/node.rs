@@ -8,12 +8,14 @@ mod links;
 mod pool;
 mod prefill;
 mod publish;
+mod pulse;
 mod remote;
 mod replica;
 mod shelf;
 mod sink;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod whom;
 mod within;
 mod worker;
@@ -21,6 +23,7 @@ mod worker;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 
 use baton_engine::Engine;
@@ -69,6 +72,8 @@ pub struct NodeConfig {
     pub host: String,
     /// What computes.
     pub engine: EngineChoice,
+    /// Names its model's tokens, for the conductor to compare with the front door's; empty where the model has none.
+    pub tokenizer: String,
     /// Blocks in DRAM and on SSD; the first are all the memory of a node that only lends.
     pub dram_blocks: u64,
     /// See `dram_blocks`.
@@ -107,6 +112,7 @@ struct Here {
     worker: Sender<ToWorker>,
     report: Arc<Mutex<v1::NodeLoad>>,
     endpoint: Arc<Endpoint>,
+    turns: Arc<AtomicU64>,
 }
 
 impl Here {
@@ -116,6 +122,10 @@ impl Here {
 }
 
 impl Station for Here {
+    fn turns(&self) -> Option<u64> {
+        Some(self.turns.load(Ordering::Relaxed))
+    }
+
     fn attached(&self, welcome: &v1::Welcome, facts: mpsc::Sender<v1::FromNode>) -> Result<(), Gone> {
         self.links.begin(welcome.epoch, facts.clone());
         self.tell(ToWorker::Attached { chain_seed: welcome.chain_seed, facts })
@@ -177,7 +187,7 @@ pub async fn run_led(
     });
     let (engine, profile) = built.await.map_err(|e| format!("engine: {e}"))??;
     let (to_worker, inbox) = std::sync::mpsc::channel();
-    let links = Arc::new(Links::new(to_worker.clone(), movers.clone()));
+    let links = Arc::new(Links::new(to_worker.clone(), movers.clone(), turns::Turns::of(engine.shape())));
     let fingerprint = engine::fingerprint(engine.as_ref());
     let bound = movers.spawn(bind(config.clone(), engine::digest(&fingerprint), Arc::clone(&links)));
     let endpoint = Arc::new(bound.await.map_err(|e| format!("KV endpoint: {e}"))??);
@@ -193,6 +203,7 @@ pub async fn run_led(
         Some(at) => Some(publish::Announcer::bind(at, speaker).await?),
         None => None,
     };
+    let turns = Arc::new(AtomicU64::new(0));
     let parts = Parts {
         engine,
         cache,
@@ -201,14 +212,17 @@ pub async fn run_led(
         lends,
         pass_tokens,
         announcer,
+        turns: Arc::clone(&turns),
     };
     let thread = std::thread::Builder::new()
         .name(format!("baton-{}", config.name))
         .spawn(move || Worker::new(parts).run(&inbox))
         .map_err(|e| format!("node {}: cannot start its thread: {e}", config.name))?;
-    let station = Here { links, worker: to_worker.clone(), report, endpoint: Arc::clone(&endpoint) };
+    let (worker, served) = (to_worker.clone(), Arc::clone(&endpoint));
+    let station = Here { links, worker, report, endpoint: served, turns };
     let whom = Arc::new(whom::Whom::new(config.control.clone(), leaders));
-    let line = attach::Line { whom, guard: config.guard.clone(), hello, station };
+    let (guard, welcome_within) = (config.guard.clone(), attach::WELCOME_WITHIN);
+    let line = attach::Line { whom, guard, hello, station, welcome_within, pulse: pulse::Pulse::default() };
     let outcome = line.keep(&stop).await;
     // A worker that is gone already has nothing left to stop.
     let _ = to_worker.send(ToWorker::Stop);
@@ -293,14 +307,17 @@ fn hello(
     // Who lends says all that it lends: no request has to fit in it.
     let blocks = if lends { config.dram_blocks + config.ssd_blocks } else { own_blocks };
     let capacity_tokens = blocks * u64::from(shape.block_tokens);
+    let pass_tokens = if lends { 0 } else { config.engine.pass_tokens() };
     v1::Hello {
         protocol_version: baton_wire::PROTOCOL_VERSION,
         name: config.name.clone(),
         role: crate::conductor::role_word(config.role).into(),
-        fingerprint: Some(fingerprint),
+        // Of the tokens KV knows nothing, so they are no part of what nodes compare among themselves.
+        fingerprint: Some(v1::Fingerprint { tokenizer: config.tokenizer.clone(), ..fingerprint }),
         capacity_tokens,
-        pass_tokens: if lends { 0 } else { config.engine.pass_tokens() },
-        mixed_chunk_tokens: None,
+        pass_tokens,
+        // A pass is filled with prompts whatever decodes in it: no engine here knows of an objective.
+        mixed_chunk_tokens: Some(pass_tokens),
         net_bytes_per_s: config.engine.net_bytes_per_s(),
         host_bytes_per_s: config.engine.host_bytes_per_s(),
         // The cache knows, once it has tried its disk out.
@@ -313,5 +330,6 @@ fn hello(
         wants_body: false,
         engine_moves_kv: false,
         proof: Vec::new().into(),
+        process: attach::process_mark(),
     }
 }

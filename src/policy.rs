@@ -33,11 +33,25 @@ impl std::fmt::Display for Change {
     }
 }
 
-/// Every setting in which `new` differs from `old`, sorted by name within each section.
+/// Every setting in which `new` differs from `old`, sorted by name within each section. Of a secret it says that it
+/// changed, not from what to what.
 pub fn changes(old: &Config, new: &Config) -> Vec<Change> {
     let value = |c: &Config| Value::try_from(c).expect("a configuration came from TOML, so it is TOML");
     let mut found = Vec::new();
     compare("", Some(&value(old)), Some(&value(new)), &mut found);
+    // Secrets look alike in TOML, so two that differ are found by comparing them as they are.
+    let (before, after) = (&old.service, &new.service);
+    let mut secrets = vec![
+        ("service.admin_key".to_owned(), before.admin_key != after.admin_key),
+        ("service.chain_seed".to_owned(), before.chain_seed != after.chain_seed),
+    ];
+    let keys = before.api_keys.iter().zip(&after.api_keys).enumerate();
+    secrets.extend(keys.map(|(at, (a, b))| (format!("service.api_keys[{at}].key"), a.key != b.key)));
+    for (key, differs) in secrets {
+        if differs && !found.iter().any(|change| change.key == key) {
+            found.push(Change { key, old: "one secret".to_owned(), new: "another".to_owned() });
+        }
+    }
     found
 }
 
@@ -70,6 +84,23 @@ fn compare(key: &str, old: Option<&Value>, new: Option<&Value>, found: &mut Vec<
     }
 }
 
+/// Settings that the command line may have set over the file, and that a service keeps from its start: those of two
+/// states of the file that differ, by name.
+pub fn fixed_at_start(old: &Config, new: &Config) -> Vec<&'static str> {
+    let (old, new) = (&old.service, &new.service);
+    [
+        ("service.listen", old.listen == new.listen),
+        ("service.control", old.control == new.control),
+        ("service.cluster_key", old.cluster_key == new.cluster_key),
+        ("service.cluster_tls_cert", old.cluster_tls_cert == new.cluster_tls_cert),
+        ("service.cluster_tls_key", old.cluster_tls_key == new.cluster_tls_key),
+        ("service.cluster_tls_ca", old.cluster_tls_ca == new.cluster_tls_ca),
+    ]
+    .into_iter()
+    .filter_map(|(name, same)| (!same).then_some(name))
+    .collect()
+}
+
 /// Whether a service under `old` can take on `new` without a restart, whatever is live.
 ///
 /// # Errors
@@ -93,11 +124,47 @@ pub fn can_reload(old: &Config, new: &Config) -> Result<(), String> {
 /// What is wrong with the file, and where; or that it says nothing of the policy.
 pub fn to_share(text: &str) -> Result<String, String> {
     crate::config::parse(text)?;
-    let mut whole: toml::Table = text.parse().map_err(|e: toml::de::Error| e.to_string())?;
+    let mut whole = table(text)?;
     let scheduler =
         whole.remove("scheduler").ok_or("it has no [scheduler], which is what a cluster shares")?;
     let shared = toml::Table::from_iter([("scheduler".to_owned(), scheduler)]);
     toml::to_string(&shared).map_err(|e| e.to_string())
+}
+
+fn table(text: &str) -> Result<toml::Table, String> {
+    text.parse().map_err(|e: toml::de::Error| crate::config::place(&e, text))
+}
+
+/// A configuration with the sections that `text` names in place of its own.
+///
+/// # Errors
+/// The mistake in the text, and its place.
+pub fn over(own: &Config, text: &str) -> Result<Config, String> {
+    let given = crate::config::parse(text)?;
+    let named = table(text)?;
+    let mut whole = own.clone();
+    for section in named.keys() {
+        match section.as_str() {
+            "cluster" => whole.cluster = given.cluster.clone(),
+            "scheduler" => whole.scheduler = given.scheduler.clone(),
+            "store" => whole.store = given.store.clone(),
+            "transfer" => whole.transfer = given.transfer.clone(),
+            "service" => whole.service = given.service.clone(),
+            "router" => whole.router = given.router.clone(),
+            "clients" => whole.clients = given.clients.clone(),
+            "faults" => whole.faults = given.faults.clone(),
+            unknown => return Err(format!("[{unknown}] is a section that a running service cannot take")),
+        }
+    }
+    if !sets_block_tokens(&named) {
+        whole.scheduler.block_tokens = own.scheduler.block_tokens;
+    }
+    Ok(whole)
+}
+
+/// Whether a text sets the size of blocks: it is the nodes' as well, so a policy need not repeat it.
+fn sets_block_tokens(text: &toml::Table) -> bool {
+    text.get("scheduler").is_some_and(|scheduler| scheduler.get("block_tokens").is_some())
 }
 
 /// A conductor's own configuration under the policy that its cluster shares.
@@ -105,14 +172,19 @@ pub fn to_share(text: &str) -> Result<String, String> {
 /// # Errors
 /// What is wrong with the policy, and where.
 pub fn under(own: &Config, shared: &str) -> Result<Config, String> {
-    let scheduler = crate::config::parse(shared)?.scheduler;
-    let whole: toml::Table = shared.parse().map_err(|e: toml::de::Error| e.to_string())?;
+    let mut scheduler = crate::config::parse(shared)?.scheduler;
+    let whole = table(shared)?;
+    if !sets_block_tokens(&whole) {
+        scheduler.block_tokens = own.scheduler.block_tokens;
+    }
     if let Some(other) = whole.keys().find(|section| *section != "scheduler") {
         return Err(format!(
             "[{other}] is each conductor's own; a cluster shares [scheduler] alone: take it out"
         ));
     }
-    Ok(Config { scheduler, ..own.clone() })
+    let both = Config { scheduler, ..own.clone() };
+    both.validate()?;
+    Ok(both)
 }
 
 #[cfg(test)]
@@ -175,6 +247,51 @@ mod tests {
     }
 
     #[test]
+    fn a_changed_secret_is_named_and_not_shown() {
+        let keys = |key: &str, seed: u64| {
+            config(&format!(
+                "[service]\nadmin_key = \"admin-{key}\"\nchain_seed = {seed}\n\
+                 [[service.api_keys]]\nkey = \"client-{key}\"\ntenant = \"t\""
+            ))
+        };
+        let error = can_reload(&keys("one", 4711), &keys("two", 1147)).expect_err("keys take a restart");
+        for setting in ["service.admin_key", "service.chain_seed", "service.api_keys[0].key"] {
+            assert!(error.contains(setting), "{setting}: {error}");
+        }
+        let more = can_reload(&config(""), &keys("two", 1147)).expect_err("a first key too");
+        for secret in ["one", "two", "4711", "1147"] {
+            let words = |text: &str| text.replace("one secret", "");
+            assert!(!words(&error).contains(secret) && !more.contains(secret), "{error}\n{more}");
+        }
+        assert_eq!(can_reload(&keys("one", 4711), &keys("one", 4711)), Ok(()));
+    }
+
+    #[test]
+    fn sections_that_a_text_leaves_out_stay_as_they_are() {
+        let own = config("[service]\nadmin_key = \"sesame\"\n[scheduler]\nmax_retries = 7");
+        let new = over(&own, "[scheduler]\nageing_us = 5000").expect("a valid policy");
+        assert_eq!((new.scheduler.ageing_us, &new.service), (5000, &own.service));
+        assert_eq!(
+            new.scheduler.max_retries,
+            Config::default().scheduler.max_retries,
+            "its section is whole"
+        );
+        assert_eq!(over(&own, "").expect("nothing is named"), own);
+        let wide = config("[scheduler]\nblock_tokens = 64");
+        for new in
+            [over(&wide, "[scheduler]\nageing_us = 5000"), under(&wide, "[scheduler]\nageing_us = 5000")]
+        {
+            assert_eq!(new.expect("a valid policy").scheduler.block_tokens, 64, "blocks are the nodes' too");
+        }
+        assert!(over(&own, "[service]").is_ok_and(|new| !new.service.admin_key.is_set()));
+        // Each section of the file is one that this function knows.
+        let all = toml::Table::try_from(Config::default()).expect("a config is TOML");
+        for section in all.keys() {
+            assert!(over(&own, &format!("[{section}]")).is_ok(), "{section}");
+        }
+    }
+
+    #[test]
     fn scheduling_reloads_and_the_rest_takes_a_restart() {
         let live = "[scheduler]\nmax_retries = 5\n[[scheduler.classes]]\nname = \"x\"\nttft_us = 5000000";
         assert_eq!(can_reload(&config(""), &config(live)), Ok(()));
@@ -182,13 +299,31 @@ mod tests {
             ("[cluster]\nrouters = 2", "cluster.routers: 1 -> 2"),
             ("[store]\neviction = \"lfu\"", "store.eviction"),
             ("[transfer]\nmax_flights = 7\nmax_flights_per_link = 7", "transfer.max_flights: 65536 -> 7"),
-            ("[scheduler]\nblock_tokens = 16", "scheduler.block_tokens"),
+            ("[scheduler]\nblock_tokens = 32", "scheduler.block_tokens"),
             ("[scheduler]\nseed = 16", "scheduler.seed"),
             ("[scheduler]\npolicy = \"random\"", "scheduler.policy"),
         ] {
             let error = can_reload(&config(""), &config(text)).expect_err(named);
             assert!(error.contains(named) && error.contains("restart"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_class_that_a_key_names_stays() {
+        let with = |classes: &str, name: &str| {
+            format!(
+                "[[scheduler.classes]]\nname = \"{name}\"\n[[service.api_keys]]\nkey = \"k\"\ntenant = \"t\"\n{classes}"
+            )
+        };
+        let own = config(&with("classes = [\"batch\"]", "batch"));
+        let dropped = "[[scheduler.classes]]\nname = \"fast\"";
+        let named = "service.api_keys[0].classes names \"batch\"";
+        let reload = over(&own, dropped).and_then(|new| can_reload(&own, &new));
+        assert!(reload.is_err_and(|e| e.contains(named)));
+        assert!(under(&own, dropped).is_err_and(|e| e.contains(named)), "a cluster's policy too");
+        let both = config(&with("", "fast"));
+        let error = can_reload(&own, &both).expect_err("keys take a restart");
+        assert!(error.contains("service.api_keys[0].classes: [\"batch\"] -> []"), "{error}");
     }
 
     #[test]

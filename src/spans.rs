@@ -134,7 +134,7 @@ impl Spans {
 
 /// A word of ours for a failure that a node reports: what nodes write themselves stays out of spans.
 pub(crate) fn failure_word(stage: &str) -> &'static str {
-    let known = ["engine", "store", "fetch", "handoff", "room", "deadline"];
+    let known = ["engine", "store", "fetch", "handoff", "room", "preempted", "deadline"];
     known.into_iter().find(|word| *word == stage).unwrap_or("other")
 }
 

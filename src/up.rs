@@ -1,7 +1,9 @@
 //! A whole service on one machine: front door, conductor and nodes in one process or in several.
 
 mod admin;
-
+mod control;
+mod front;
+mod limits;
 mod nodes;
 mod policy_watch;
 mod servers;
@@ -11,28 +13,35 @@ mod tests;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use baton_membership::{Directory, Policies};
 use baton_router::{ApiKey, Router, RouterConfig, TlsFiles, Tokenization};
 use baton_types::Role;
-use baton_wire::v1::control_server::ControlServer;
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::transport::ServerTlsConfig;
-use tonic::transport::server::TcpIncoming;
 
 use crate::cli::engines::Engines;
+use front::FrontThreads;
+use limits::{Connections, open_door};
 pub use servers::Making;
 use shared_policy::SharedPolicy;
 
-use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Lead, Question};
+use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Lead, Question, under_way};
 use crate::config::Config;
 use crate::guard::{ClusterGuard, open_port, to_attach};
 use crate::metrics::Metrics;
 use crate::spans::{Exporting, Spans};
+
+/// How long what is asked to end may take to do so, where no drain went before.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How often a drain says how many answers it waits for.
+const COUNT_DOWN_EVERY: Duration = Duration::from_secs(5);
 
 /// How many nodes of each part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,6 +119,8 @@ pub struct Plan {
     pub data: Option<PathBuf>,
     /// Log filter, for processes that are started.
     pub log: String,
+    /// Threads of the front door; one a core if `None`.
+    pub threads: Option<usize>,
 }
 
 /// The machine's name: nodes that share it share memory.
@@ -132,49 +143,64 @@ pub struct Service {
     /// What nodes have to show.
     pub guard: ClusterGuard,
     tasks: TaskTracker,
+    front: FrontThreads,
     /// Ends the clients' side, and the rest.
     stops: (CancellationToken, CancellationToken),
+    /// The front door, and what ends with its last connection.
+    stopping: (Arc<Router>, JoinHandle<()>),
     drain: Duration,
     exporting: Option<Exporting>,
     failure: Option<tokio::sync::oneshot::Receiver<String>>,
 }
 
 impl Service {
-    /// Binds both ports and starts serving.
+    /// The only conductor, with a thread a core for clients.
     ///
     /// # Errors
-    /// In words: a port is taken, a certificate cannot be read, a setting is out of bounds.
+    /// As [`Service::start_led`].
+    #[cfg(test)]
     pub async fn start(
         config: &Config,
         tokenization: Tokenization,
         config_path: Option<PathBuf>,
     ) -> Result<Self, String> {
-        Self::start_led(config, tokenization, config_path, (Lead::alone(), None)).await
+        Self::start_led(config, tokenization, config_path, (Lead::alone(), None), None).await
     }
 
-    /// The same, taking nodes only as long as `lead` lets it, and following the policy that a cluster shares.
+    /// Binds both ports and starts serving, taking nodes only as long as `lead` lets it, following the policy that a
+    /// cluster shares, with so many threads for clients. All else runs where this is called: nothing that is computed
+    /// for a client delays it.
     ///
     /// # Errors
-    /// As [`Service::start`].
+    /// In words: a port is taken, a certificate cannot be read, a setting is out of bounds.
     pub async fn start_led(
         config: &Config,
         tokenization: Tokenization,
         config_path: Option<PathBuf>,
         (lead, policies): (Lead, Option<Policies>),
+        threads: Option<usize>,
     ) -> Result<Self, String> {
         let service = &config.service;
-        let clients = bind("service.listen", &service.listen).await?;
+        let front = FrontThreads::start(threads)?;
+        let listen = service.listen.clone();
+        let clients = front.run(async move { bind("service.listen", &listen).await }).await??;
         let control = bind("service.control", &service.control).await?;
         let (client_address, control_address) = (local(&clients)?, local(&control)?);
         let guard = ClusterGuard::read(service, None)?;
         if let Some(why) = open_port("the control port", control_address, &guard) {
             tracing::warn!("{why}");
         }
+        if let Some(why) = open_door(service, client_address) {
+            tracing::warn!("{why}");
+        }
+        let connections = Connections::fit();
         let metrics = Metrics::new()?;
         let (spans, exporting) = Spans::start(service)?;
         let with = DriverConfig { config: config.clone(), metrics: metrics.clone(), spans };
         let (driver, inbox, door) = Driver::new(with)?;
-        let driver = driver.led_by(lead.clone());
+        let sample = tokenization.sample().map_err(|e| format!("tokenizer: its sample: {e}"))?;
+        let tokenizer = crate::conductor::tokenizer_name(&sample.tokens, sample.chat_tokens.as_deref());
+        let driver = driver.led_by(lead.clone(), tokenizer);
         let tasks = TaskTracker::new();
         let (stop_clients, stop_all) = (CancellationToken::new(), CancellationToken::new());
         let stopping = stop_all.clone();
@@ -193,16 +219,18 @@ impl Service {
         }
         let policy = (config_path.clone(), shared.clone());
         let admin = admin::Admin::new(inbox.clone(), metrics.clone(), policy, config);
-        let router = router(config, tokenization, door, admin)?;
+        let router = router(config, tokenization, (door, connections.clients), admin)?;
+        metrics.reads(Arc::downgrade(&router));
         let (failed, failure) = tokio::sync::oneshot::channel();
-        let serving = router.serve(clients, stop_clients.clone());
-        tasks.spawn(async move {
+        let serving = Arc::clone(&router).serve(clients, stop_clients.clone());
+        let serving = front.handle().spawn(async move {
             if let Err(error) = serving.await {
                 // Whoever does not listen any more is stopping already.
                 let _ = failed.send(format!("front door: {error}"));
             }
         });
-        tasks.spawn(serve_control(control, (nodes, guard.server_tls()), stop_all.clone()));
+        let within = (connections.nodes, metrics.clone());
+        tasks.spawn(control::serve(control, (nodes, guard.server_tls()), within, stop_all.clone()));
         tasks.spawn(keep_up(metrics, stop_all.clone()));
         if let Some(path) = config_path {
             tasks.spawn(policy_watch::watch(path, inbox.clone(), shared, stop_all.clone()));
@@ -210,7 +238,9 @@ impl Service {
         let drain = Duration::from_micros(service.drain_us);
         let stops = (stop_clients, stop_all);
         let (clients, control) = (client_address, control_address);
-        Ok(Self { clients, control, inbox, guard, tasks, stops, drain, exporting, failure: Some(failure) })
+        let failure = Some(failure);
+        let stopping = (router, serving);
+        Ok(Self { clients, control, inbox, guard, tasks, front, stops, stopping, drain, exporting, failure })
     }
 
     /// Drives the servers of a list, each by a node of this process, until the service stops.
@@ -241,17 +271,56 @@ impl Service {
         }
     }
 
-    /// Lets nobody in and waits for the answers under way.
+    /// Lets nobody in and waits for the answers under way. Who is still reading then has what is left of the drain's
+    /// time.
     pub async fn drain(&self) {
-        let quiet = self.inbox.ask(Question::Quiesce);
+        self.stopping.0.close_by(Instant::now() + self.drain);
+        let quiet = async {
+            let mut quiet = pin!(self.inbox.ask(Question::Quiesce));
+            // Nobody is let in any more when this is said.
+            let left = tokio::select! {
+                biased;
+                _ = &mut quiet => return,
+                left = self.under_way() => left,
+            };
+            let limit_s = self.drain.as_secs_f64();
+            note!("baton: draining: {left}, {limit_s} s at most (a second Ctrl-C stops at once)");
+            tokio::select! {
+                _ = quiet => {}
+                () = self.count_down() => {}
+            }
+        };
         if tokio::time::timeout(self.drain, quiet).await.is_err() {
-            tracing::warn!("answers were still under way when the drain's time was over");
+            let left = self.under_way().await;
+            tracing::warn!(left, "answers were still under way when the drain's time was over");
         }
+    }
+
+    /// Says now and then how many answers a drain waits for, for as long as it is polled.
+    async fn count_down(&self) {
+        loop {
+            tokio::time::sleep(COUNT_DOWN_EVERY).await;
+            note!("baton: draining: {}", self.under_way().await);
+        }
+    }
+
+    /// How many requests the conductor serves, in words.
+    async fn under_way(&self) -> String {
+        let status = tokio::time::timeout(LAST_WORDS, self.inbox.ask(Question::Status)).await;
+        let live = status.ok().flatten().map(|status| status.live_requests);
+        live.map_or_else(
+            || "the conductor does not say how many requests are under way".to_owned(),
+            under_way,
+        )
     }
 
     /// Stops.
     pub async fn stop(self) {
+        // Unless there was a drain, which says so first.
+        self.stopping.0.close_by(Instant::now() + LAST_WORDS);
         self.stops.0.cancel();
+        // It ends in bounded time by itself, and says what it broke off.
+        let _ = self.stopping.1.await;
         self.stops.1.cancel();
         drop(self.inbox);
         self.tasks.close();
@@ -261,8 +330,8 @@ impl Service {
                 exporting.stop().await;
             }
         };
-        // Connections that linger are closed with the runtime.
-        let _ = tokio::join!(tokio::time::timeout(Duration::from_secs(2), self.tasks.wait()), sent);
+        let _ = tokio::join!(tokio::time::timeout(LAST_WORDS, self.tasks.wait()), sent);
+        drop(self.front);
     }
 }
 
@@ -279,21 +348,29 @@ fn local(listener: &TcpListener) -> Result<SocketAddr, String> {
 fn router(
     config: &Config,
     tokenization: Tokenization,
-    door: Door,
+    (door, connections_limit): (Door, usize),
     admin: admin::Admin,
 ) -> Result<Arc<Router>, String> {
     let service = &config.service;
     let (tool_parser, reasoning_parser) = config.router.parsers()?;
+    let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let (body_bytes, held_bytes) = (bytes(service.max_body_bytes), bytes(service.max_held_bytes));
     let path = |text: &String| (!text.is_empty()).then(|| PathBuf::from(text));
     let config = RouterConfig {
-        hash_seed: service.chain_seed,
+        hash_seed: service.chain_seed.clone(),
         keep_alive_ms: service.keep_alive_us / 1000,
         drain_limit_ms: service.drain_us / 1000,
-        body_limit_bytes: usize::try_from(service.max_body_bytes).unwrap_or(usize::MAX),
+        body_limit_bytes: body_bytes,
+        bodies_limit_bytes: held_bytes.max(body_bytes.saturating_mul(2)),
+        connections_limit,
         api_keys: service
             .api_keys
             .iter()
-            .map(|k| ApiKey { key: k.key.clone(), tenant: Some(k.tenant.clone()) })
+            .map(|k| ApiKey {
+                key: k.key.clone(),
+                tenant: Some(k.tenant.clone()),
+                classes: k.classes.iter().map(|class| class.as_str().into()).collect(),
+            })
             .collect(),
         tls: path(&service.tls_cert)
             .zip(path(&service.tls_key))
@@ -304,36 +381,6 @@ fn router(
         ..RouterConfig::default()
     };
     Ok(Arc::new(Router::new(config, tokenization, Arc::new(door))))
-}
-
-async fn serve_control(
-    listener: TcpListener,
-    (service, tls): (ControlService, Option<ServerTlsConfig>),
-    stop: CancellationToken,
-) {
-    let service = ControlServer::new(service).max_decoding_message_size(64 << 20);
-    // Orders are small and many: none may wait for the acknowledgement of the one before.
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let mut server = tonic::transport::Server::builder();
-    if let Some(tls) = tls {
-        // The files were read and tried when the service started.
-        server = match server.tls_config(tls) {
-            Ok(server) => server,
-            Err(error) => return tracing::error!(%error, "the control plane cannot speak TLS"),
-        };
-    }
-    let served = server
-        // News of a long prompt's blocks shall not wait for leave every 64 KiB.
-        .initial_stream_window_size(4 << 20)
-        .initial_connection_window_size(16 << 20)
-        .http2_keepalive_interval(Some(Duration::from_secs(5)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
-        .add_service(service)
-        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
-        .await;
-    if let Err(error) = served {
-        tracing::error!(%error, "the control plane stopped");
-    }
 }
 
 async fn keep_up(metrics: Metrics, stop: CancellationToken) {
@@ -353,7 +400,8 @@ pub async fn run(plan: Plan) -> Result<(), String> {
     let stop = crate::shutdown::on_signal()?;
     let started = std::time::Instant::now();
     let tokenization = plan.engines.tokenization()?;
-    let mut service = Service::start(&plan.config, tokenization, plan.config_path.clone()).await?;
+    let (path, alone) = (plan.config_path.clone(), (Lead::alone(), None));
+    let mut service = Service::start_led(&plan.config, tokenization, path, alone, plan.threads).await?;
     let front_door_failed = service.failed();
     let mut nodes = nodes::Nodes::start(&plan, (service.control, &service.guard)).await?;
     let greeting = async {
@@ -367,7 +415,6 @@ pub async fn run(plan: Plan) -> Result<(), String> {
         failed = nodes.first_failure() => Err(failed),
         failed = front_door_failed => Err(failed),
     };
-    note!("baton: draining (a second Ctrl-C stops at once)");
     service.drain().await;
     nodes.stop().await;
     service.stop().await;

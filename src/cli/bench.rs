@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
+use baton_types::Secret;
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -67,7 +68,7 @@ struct RouterArgs {
     loads: Vec<String>,
     /// Key that requests carry
     #[arg(long, value_name = "KEY", env = "BATON_API_KEY", hide_env_values = true)]
-    api_key: Option<String>,
+    api_key: Option<Secret<String>>,
     /// Model to ask for [default: the first that the router lists]
     #[arg(long)]
     model: Option<String>,
@@ -240,7 +241,7 @@ impl Drop for Started {
 
 fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode, String> {
     let client = http_client();
-    let target = Target::new(&args.url, args.api_key.as_deref())?;
+    let target = Target::new(&args.url, args.api_key.as_ref())?;
     let model = match &args.model {
         Some(model) => model.clone(),
         None => runtime
@@ -282,7 +283,7 @@ fn sides(args: &RouterArgs, router: Target, started: &[Started]) -> Result<Vec<S
     if let Some(url) = &args.direct_url {
         sides.push(Side {
             name: "direct",
-            target: Target::new(url, args.api_key.as_deref())?,
+            target: Target::new(url, args.api_key.as_ref())?,
             pid: None,
             beside: Vec::new(),
         });

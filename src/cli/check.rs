@@ -24,9 +24,9 @@ const ENGINES_MOST: usize = 256;
 #[command(after_help = "Exit status: 0 when nothing is wrong, 1 otherwise; warnings do not count.\n\n\
     Examples:\n  \
     baton check -c baton.toml\n  \
-    baton check -c baton.toml --engine vllm=http://10.0.0.7:8000,events=tcp://10.0.0.7:5557\n  \
-    baton check -c baton.toml --engine vllm=http://p0:8200,role=prefill --engine vllm=http://d0:8300,role=decode\n  \
-    baton check -c baton.toml --engine sglang=http://p0:30000,role=prefill,bootstrap-port=8998 --json")]
+    baton check -c baton.toml --model /models/llama --engine vllm=http://10.0.0.7:8000,events=tcp://10.0.0.7:5557\n  \
+    baton check -c baton.toml --model /models/llama --engine vllm=http://p0:8200,role=prefill --engine vllm=http://d0:8300,role=decode\n  \
+    baton check -c baton.toml --engine sglang=http://p0:30000,role=prefill,bootstrap-port=8998,model=/models/llama --json")]
 pub struct CheckArgs {
     /// The configuration of `baton serve`
     #[arg(short, long)]
@@ -35,6 +35,9 @@ pub struct CheckArgs {
     /// handoff=nixl, events=tcp://HOST:PORT, ...
     #[arg(long, value_name = "KIND=URL[,OPTION=VALUE]...")]
     engine: Vec<String>,
+    /// Hugging Face folder of the model that the servers serve, where a server's own options name none
+    #[arg(long, value_name = "FOLDER")]
+    model: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -66,11 +69,12 @@ async fn examine(args: &CheckArgs) -> Report {
     place::tls(&config.service, &mut report);
     place::strangers(&config.service, &mut report);
     place::folders(&config, &mut report);
-    engines(&args.engine, &config, &mut report).await;
+    engines(args, &config, &mut report).await;
     report
 }
 
-async fn engines(words: &[String], config: &Config, report: &mut Report) {
+async fn engines(args: &CheckArgs, config: &Config, report: &mut Report) {
+    let words = &args.engine;
     if words.len() > ENGINES_MOST {
         let found = format!("{} of them", words.len());
         report.wrong("engines", found, format!("try at most {ENGINES_MOST} at a time"));
@@ -82,7 +86,7 @@ async fn engines(words: &[String], config: &Config, report: &mut Report) {
     }
     let mut found = Vec::new();
     for word in words {
-        match Target::parse(word, config) {
+        match Target::parse(word, config, args.model.as_deref()) {
             Ok(target) => found.extend(target.examine(config, report).await),
             Err(why) => report.wrong(&format!("--engine {word}"), why, "see `baton node --help`"),
         }

@@ -79,6 +79,7 @@ fn pool(pool: &PoolConfig, profile: Arc<CostProfile>, config: &Config) -> Pool {
         pipeline_nodes: pool.pipeline_nodes,
         mix: match pool.mix {
             MixMode::Target => Mix::Target(tightest / 1000 * u64::from(config.scheduler.mixed_step_permille)),
+            MixMode::Fixed if pool.mixed_chunk_tokens == 0 => Mix::Fixed(pool.pass_tokens),
             MixMode::Fixed => Mix::Fixed(pool.mixed_chunk_tokens),
             MixMode::PrefillFirst => Mix::PrefillFirst,
         },
@@ -98,16 +99,25 @@ mod tests {
         let setup = setup(&Config::default(), 7).expect("the default cluster");
         assert_eq!(setup.instances(), 16);
         assert_eq!(setup.pools[0].net_bytes_per_s, 100_000_000_000);
-        assert_eq!(setup.pools[1].mix, Mix::Target(90_000));
+        assert_eq!(setup.pools[1].mix, Mix::Fixed(8_192), "what live nodes do: whole passes");
         assert_eq!((setup.scheduler.seed, setup.faults.seed), (7, 7));
+    }
+
+    #[test]
+    fn chunks_are_as_the_file_says() {
+        let mut config = Config::default();
+        (config.cluster.pools[1].mix, config.cluster.pools[0].mixed_chunk_tokens) = (MixMode::Target, 512);
+        let setup = setup(&config, 1).expect("a valid cluster");
+        let mixes: Vec<Mix> = setup.pools.iter().map(|p| p.mix).collect();
+        assert_eq!(mixes, [Mix::Fixed(512), Mix::Target(90_000)]);
     }
 
     #[test]
     fn a_cluster_that_cannot_hold_the_kv_is_refused_before_any_work() {
         let mut config = Config::default();
-        config.cluster.pools[0].hbm_tokens = 100;
+        config.cluster.pools[0].hbm_tokens = 20;
         let error = setup(&config, 1).expect_err("less than two blocks");
-        assert!(error.contains("100 KV tokens") && error.contains("hbm_tokens"), "{error}");
+        assert!(error.contains("20 KV tokens") && error.contains("hbm_tokens"), "{error}");
         config.cluster.pools.truncate(1);
         config.cluster.pools[0].hbm_tokens = 0;
         assert!(setup(&config, 1).is_err_and(|e| e.contains("no instance decodes")));

@@ -1,9 +1,10 @@
 //! Which engine the nodes run, from the command line; the same words for `up` and `node`.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use baton_engine::{PoolSpec, SeededSpec, TimedSpec};
-use baton_remote::Dialect;
+use baton_remote::{Dialect, Sample};
 use baton_router::Tokenization;
 use baton_types::CostProfile;
 
@@ -12,20 +13,49 @@ use crate::node::EngineChoice;
 /// Prompt tokens of a pass where nothing is said: small, for a processor computes them.
 const PASS_TOKENS: u32 = 512;
 
-/// What a model's folder says of its tokens: how many there are, and which end an answer.
-pub type Vocabulary = (u32, Vec<u32>);
+/// In place of a folder: a token for each byte, as stand-ins of servers have it.
+const BYTES: &str = "bytes";
+
+/// What a model's folder says of its tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vocabulary {
+    /// How many there are.
+    pub tokens: u32,
+    /// Which end an answer.
+    pub ends: Vec<u32>,
+    /// Texts, with the tokens that they have.
+    pub sample: Arc<Sample>,
+}
 
 /// How prompts become tokens, as a model's folder has it.
 ///
 /// # Errors
 /// Names the file of the folder that cannot be read.
 pub fn tokenization_in(folder: &Path) -> Result<Tokenization, String> {
+    if folder == Path::new(BYTES) {
+        return Ok(Tokenization::bytes());
+    }
     Tokenization::folder(folder).map_err(|e| format!("tokenizer: {e}"))
 }
 
 /// What nodes are told of the tokens.
-pub fn vocabulary_of(read: &Tokenization) -> Vocabulary {
-    (read.vocab_tokens(), read.end_tokens())
+///
+/// # Errors
+/// When a text cannot be tokenised.
+pub fn vocabulary_of(read: &Tokenization) -> Result<Vocabulary, String> {
+    let baton_router::Sample { text, tokens, messages, chat_tokens } =
+        read.sample().map_err(|e| format!("tokenizer: its sample: {e}"))?;
+    let sample = Arc::new(Sample { text, tokens, messages: messages.to_owned(), chat_tokens });
+    Ok(Vocabulary { tokens: read.vocab_tokens(), ends: read.end_tokens(), sample })
+}
+
+/// What is said where a server has no tokenizer: its answers would be those to other prompts.
+pub fn needs_model(dialect: Dialect) -> String {
+    format!(
+        "--engine {} needs --model: the Hugging Face folder of the model that the server serves, with tokenizer.json and \
+         its chat template (--model {BYTES}: a token for each byte, for stand-ins of servers)",
+        dialect.name()
+    )
 }
 
 /// What nodes compute with.
@@ -35,7 +65,7 @@ pub struct Engines {
     /// vllm, sglang, openai (`baton node` only): a server of that kind at --url
     #[arg(long, default_value = "builtin", value_parser = ["builtin", "timed", "zero", "vllm", "sglang", "openai"])]
     engine: String,
-    /// Hugging Face folder with the model's weights and tokenizer [default: a small model from a seed]
+    /// Hugging Face folder with the model's weights and tokenizer [default: a small model from a seed; servers need one]
     #[arg(long)]
     model: Option<PathBuf>,
     /// Seed of the small model's weights
@@ -47,9 +77,9 @@ pub struct Engines {
     /// A timed engine takes this many times what its profile says
     #[arg(long, default_value_t = 1.0)]
     time_scale: f64,
-    /// Tokens in a KV block
-    #[arg(long, default_value_t = 16)]
-    pub block_tokens: u32,
+    /// Tokens in a KV block [default: 16; `baton up -c FILE`: the file's scheduler.block_tokens]
+    #[arg(long)]
+    pub block_tokens: Option<u32>,
     /// KV blocks of each node's pool
     #[arg(long, default_value_t = 2048)]
     blocks: u32,
@@ -68,6 +98,11 @@ pub struct Engines {
 }
 
 impl Engines {
+    /// Tokens in a KV block.
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens.unwrap_or(crate::config::BLOCK_TOKENS)
+    }
+
     /// The engine, as a node builds it.
     ///
     /// # Errors
@@ -82,7 +117,7 @@ impl Engines {
             ));
         }
         let pool = PoolSpec {
-            block_tokens: self.block_tokens,
+            block_tokens: self.block_tokens(),
             blocks: self.blocks,
             pass_tokens: self.pass_tokens.unwrap_or(PASS_TOKENS),
             max_running: self.max_running,
@@ -122,13 +157,13 @@ impl Engines {
         baton_sim::profiles::find(&self.profile).map_err(|e| e.to_string())
     }
 
-    /// What the model's folder says of its tokens: how many there are, and which end an answer; nothing without one.
+    /// What the model's folder says of the tokens of a server of this kind.
     ///
     /// # Errors
-    /// Names the file of the folder that cannot be read.
-    pub fn vocabulary(&self) -> Result<Option<Vocabulary>, String> {
-        let Some(folder) = &self.model else { return Ok(None) };
-        tokenization_in(folder).map(|read| Some(vocabulary_of(&read)))
+    /// Says that there is none, or names the file of the folder that cannot be read.
+    pub fn vocabulary(&self, dialect: Dialect) -> Result<Vocabulary, String> {
+        let folder = self.model.as_ref().ok_or_else(|| needs_model(dialect))?;
+        vocabulary_of(&tokenization_in(folder)?)
     }
 
     /// How prompts become tokens, as the engine's model has it.
@@ -139,6 +174,21 @@ impl Engines {
         match &self.model {
             Some(folder) if self.engine == "builtin" => tokenization_in(folder),
             _ => Ok(Tokenization::bytes()),
+        }
+    }
+
+    /// Names the tokens that the engine's own model has, as [`crate::conductor::tokenizer_name`] does; empty where it has
+    /// none, or where its folder has weights alone.
+    ///
+    /// # Errors
+    /// Names the file of the folder that cannot be read.
+    pub fn tokenizer_name(&self) -> Result<String, String> {
+        match &self.model {
+            Some(folder) if self.engine == "builtin" && folder.join("tokenizer.json").exists() => {
+                let sample = vocabulary_of(&tokenization_in(folder)?)?.sample;
+                Ok(crate::conductor::tokenizer_name(&sample.tokens, sample.chat_tokens.as_deref()))
+            }
+            _ => Ok(String::new()),
         }
     }
 
@@ -166,7 +216,7 @@ impl Engines {
         word("model-seed", self.model_seed.to_string());
         word("profile", self.profile.clone());
         word("time-scale", self.time_scale.to_string());
-        word("block-tokens", self.block_tokens.to_string());
+        word("block-tokens", self.block_tokens().to_string());
         word("blocks", self.blocks.to_string());
         word("dram-blocks", self.dram_blocks.to_string());
         word("ssd-blocks", self.ssd_blocks.to_string());

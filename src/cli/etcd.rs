@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use baton_membership::{Etcd, EtcdConfig, Secret};
+use baton_membership::{Etcd, EtcdConfig};
+use baton_types::Secret;
 
 /// Where several conductors and their nodes find each other.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,7 +35,7 @@ impl EtcdArgs {
         if let Some(user) = &self.etcd_user {
             let password = std::env::var("BATON_ETCD_PASSWORD")
                 .map_err(|_| "--etcd-user needs its password in BATON_ETCD_PASSWORD".to_owned())?;
-            config.login = Some((user.clone(), Secret(password)));
+            config.login = Some((user.clone(), Secret::new(password)));
         }
         Etcd::new(config).map(Some).map_err(|e| e.to_string())
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use baton_sim::metrics::Outcome;
 use baton_sim::{RunResult, TraceWorkload};
 use baton_traces::Trace;
+use baton_types::Secret;
 use indicatif::ProgressBar;
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -39,7 +40,7 @@ pub struct LiveArgs {
     pub(super) live: Option<String>,
     /// Key that requests carry
     #[arg(long, value_name = "KEY", env = "BATON_API_KEY", hide_env_values = true)]
-    api_key: Option<String>,
+    api_key: Option<Secret<String>>,
     /// Model to ask for [default: the first that the endpoint lists]
     #[arg(long, requires = "live")]
     model: Option<String>,
@@ -130,7 +131,7 @@ fn first(trace: &Trace, rows: usize) -> Arc<Trace> {
 /// Asks the endpoint what it serves; without an answer, the arguments must say.
 async fn endpoint(args: &LiveArgs) -> Result<Endpoint, String> {
     let url = args.live.as_deref().expect("a live replay has a URL");
-    let (target, client) = (Target::new(url, args.api_key.as_deref())?, http_client());
+    let (target, client) = (Target::new(url, args.api_key.as_ref())?, http_client());
     let listed = target.models(&client).await;
     let card: Option<ModelCard> = match (&args.model, listed) {
         (None, Err(why)) => return Err(format!("{why}, or give --model")),

@@ -22,9 +22,9 @@ use crate::node::{NodeConfig, Place, PublishAt, RemoteNode};
 #[command(after_help = "Examples:\n  \
     baton node --name p0 --role prefill --conductor http://10.0.0.5:9090 --kv-listen 10.0.0.6:0\n  \
     baton node --name s0 --role store --conductor http://10.0.0.5:9090 --kv-listen 10.0.0.8:0 --dram-blocks 65536 --data /ssd/s0\n  \
-    baton node --name v0 --role both --conductor http://10.0.0.5:9090 --engine vllm --url http://127.0.0.1:8000\n  \
-    baton node --name vp --role prefill --conductor http://10.0.0.5:9090 --engine vllm --url http://127.0.0.1:8200 --handoff nixl\n  \
-    baton node --name sp --role prefill --conductor http://10.0.0.5:9090 --engine sglang --url http://10.0.0.7:30000 --bootstrap-port 8998")]
+    baton node --name v0 --role both --conductor http://10.0.0.5:9090 --engine vllm --url http://127.0.0.1:8000 --model /models/llama\n  \
+    baton node --name vp --role prefill --conductor http://10.0.0.5:9090 --engine vllm --url http://127.0.0.1:8200 --handoff nixl --model /models/llama\n  \
+    baton node --name sp --role prefill --conductor http://10.0.0.5:9090 --engine sglang --url http://10.0.0.7:30000 --bootstrap-port 8998 --model /models/llama")]
 pub struct NodeArgs {
     /// Configuration file; its `store` section says how blocks are kept
     #[arg(short, long)]
@@ -108,7 +108,8 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
                 "--publish is for this program's engines: a server publishes its own KV events".into()
             );
         }
-        let node = RemoteNode { guard, ..args.remote.node(&args, dialect, role)? };
+        let vocabulary = args.engines.vocabulary(dialect)?;
+        let node = RemoteNode { guard, ..args.remote.node(&args, (dialect, role), vocabulary)? };
         return led.keep(|latest, stop| crate::node::run_remote(node, Place::Elsewhere(latest), stop));
     }
     let node = NodeConfig {
@@ -119,6 +120,7 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
         rdma: args.rdma_devices,
         host: args.host.unwrap_or_else(crate::up::host_name),
         engine: args.engines.choice()?,
+        tokenizer: args.engines.tokenizer_name()?,
         dram_blocks: args.engines.dram_blocks,
         ssd_blocks: args.engines.ssd_blocks,
         ssd_dir: args.data,

@@ -38,21 +38,31 @@ pub const SECTIONS: [Section; 11] = [
     Section { heading: "[faults]", source: OWN, name: "FaultsConfig", path: &["faults"] },
 ];
 
-/// One setting: name and what its comment says.
-pub type Setting = (String, String);
+/// One setting.
+#[derive(Debug, Default, PartialEq)]
+pub struct Setting {
+    pub name: String,
+    /// What its comment says.
+    pub meaning: String,
+    /// A list that may be left out, where no default has an entry with it.
+    pub optional: bool,
+}
 
 /// The fields of a struct with their comments.
 pub fn fields(source: &str, name: &str) -> Vec<Setting> {
     let head = format!("pub struct {name} {{");
     let body = source.split_once(&head).map_or("", |(_, rest)| rest);
     let body = body.split_once("\n}").map_or(body, |(body, _)| body);
-    let (mut found, mut comment) = (Vec::new(), String::new());
+    let (mut found, mut next) = (Vec::new(), Setting::default());
     for line in body.lines().map(str::trim) {
         if let Some(text) = line.strip_prefix("///") {
-            comment.push_str(text);
+            next.meaning.push_str(text);
+        } else if line == "#[serde(default)]" {
+            next.optional = true;
         } else if let Some((field, _)) = line.strip_prefix("pub ").and_then(|l| l.split_once(':')) {
-            found.push((field.to_owned(), comment.trim().to_owned()));
-            comment.clear();
+            let meaning = next.meaning.trim().to_owned();
+            found.push(Setting { name: field.to_owned(), meaning, ..next });
+            next = Setting::default();
         }
     }
     found
@@ -71,6 +81,10 @@ pub fn default_of<'a>(defaults: &'a toml::Value, section: &Section, name: &str) 
     at(defaults, section.path)?.get(name)
 }
 
+/// What is to be known of a whole section.
+const NOTES: [(&str, &str); 1] =
+    [("[transfer]", "Read by the simulator alone: live transfers share links as the network shares them.")];
+
 /// The page.
 pub fn page() -> Result<String, String> {
     let defaults = toml::Value::try_from(Config::default()).map_err(|e| e.to_string())?;
@@ -80,13 +94,19 @@ pub fn page() -> Result<String, String> {
          says whether a file is valid, `baton config explain FILE` prints every setting in force.\n",
     );
     for section in &SECTIONS {
-        let _ =
-            write!(text, "\n## `{}`\n\n| setting | default | meaning |\n|---|---|---|\n", section.heading);
-        for (name, meaning) in fields(section.source, section.name) {
+        let note = NOTES.iter().find(|(heading, _)| *heading == section.heading);
+        let note = note.map_or(String::new(), |(_, note)| format!("{note}\n\n"));
+        let _ = write!(
+            text,
+            "\n## `{}`\n\n{note}| setting | default | meaning |\n|---|---|---|\n",
+            section.heading
+        );
+        for Setting { name, meaning, optional } in fields(section.source, section.name) {
             let default = match default_of(&defaults, section, &name) {
                 Some(toml::Value::Array(list)) if list.is_empty() => "`[]`".to_owned(),
                 Some(toml::Value::Array(_) | toml::Value::Table(_)) => "see below".to_owned(),
                 Some(value) => format!("`{value}`"),
+                None if optional => "`[]`".to_owned(),
                 None => "needed".to_owned(),
             };
             let _ = writeln!(text, "| `{name}` | {default} | {} |", meaning.replace('|', "\\|"));
@@ -102,6 +122,7 @@ mod tests {
     #[test]
     fn every_setting_is_described_with_its_default() {
         let page = page().expect("the defaults are TOML");
+        assert!(page.contains("| `tenant` | needed |") && page.contains("| `classes` | `[]` |"));
         assert!(!page.contains("| – |"), "a setting without a default: {page}");
         for setting in [
             "balancing_threshold_permille",
@@ -114,7 +135,7 @@ mod tests {
             assert!(page.contains(&format!("| `{setting}` | `")), "{setting} is missing");
         }
         for section in &SECTIONS {
-            for (name, meaning) in fields(section.source, section.name) {
+            for Setting { name, meaning, .. } in fields(section.source, section.name) {
                 assert!(!meaning.is_empty(), "{} {name} has no comment", section.heading);
             }
         }

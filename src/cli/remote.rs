@@ -2,8 +2,9 @@
 
 use baton_events::SubscriberConfig;
 use baton_remote::{Dialect, EngineRole, HandoffWay, RemoteSettings};
-use baton_types::Role;
+use baton_types::{Role, Secret};
 
+use crate::cli::engines::Vocabulary;
 use crate::cli::node::NodeArgs;
 use crate::node::{EventSource, RemoteNode};
 
@@ -39,7 +40,7 @@ pub struct RemoteArgs {
     events_replay: Option<String>,
     /// Key that the server wants
     #[arg(long, value_name = "KEY", env = "BATON_ENGINE_KEY", hide_env_values = true)]
-    engine_key: Option<String>,
+    engine_key: Option<Secret<String>>,
     /// The model's name at the server [default: the first that it lists]
     #[arg(long, value_name = "NAME")]
     served_model: Option<String>,
@@ -68,11 +69,16 @@ fn word(text: &str) -> Result<String, String> {
 }
 
 impl RemoteArgs {
-    /// The node that was asked for.
+    /// The node that was asked for, of a server with these tokens.
     ///
     /// # Errors
     /// Names what is missing, or does not go together.
-    pub fn node(&self, args: &NodeArgs, dialect: Dialect, role: Role) -> Result<RemoteNode, String> {
+    pub fn node(
+        &self,
+        args: &NodeArgs,
+        (dialect, role): (Dialect, Role),
+        vocabulary: Vocabulary,
+    ) -> Result<RemoteNode, String> {
         let url = self
             .url
             .as_ref()
@@ -89,20 +95,19 @@ impl RemoteArgs {
         engine.api_key.clone_from(&self.engine_key);
         engine.model.clone_from(&self.served_model);
         engine.dp_rank = self.dp_rank;
-        // Without a folder the server alone knows them, and refuses what it does not have.
-        let (vocab_tokens, end_tokens) = args.engines.vocabulary()?.unwrap_or((u32::MAX, Vec::new()));
         Ok(RemoteNode {
             name: args.name.clone(),
             role,
             control: args.conductor.clone().unwrap_or_default(),
             engine,
-            block_tokens: args.engines.block_tokens,
+            block_tokens: args.engines.block_tokens(),
             capacity_tokens: self.capacity_tokens,
             pass_tokens: args.engines.pass_tokens,
             net_bytes_per_s: self.net_bytes_per_s,
             max_model_tokens: self.max_model_tokens,
-            vocab_tokens,
-            end_tokens,
+            vocab_tokens: vocabulary.tokens,
+            end_tokens: vocabulary.ends,
+            sample: Some(vocabulary.sample),
             events: self.events(dialect)?,
             revision: self.revision.clone(),
             profile: args.engines.profile()?,

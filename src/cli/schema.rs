@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::reference::{SECTIONS, Section, default_of, fields};
+use super::reference::{SECTIONS, Section, Setting, default_of, fields};
 use crate::config::Config;
 
 /// The schema as JSON text.
@@ -25,11 +25,15 @@ fn object(description: &str) -> Value {
 /// One section's settings; those that are sections of their own come later.
 fn table(section: &Section, defaults: &toml::Value) -> Value {
     let (mut table, mut needed) = (object(section.heading), Vec::new());
-    for (name, meaning) in fields(section.source, section.name) {
+    for Setting { name, meaning, optional } in fields(section.source, section.name) {
         let Some(default) = default_of(defaults, section, &name) else {
-            // Without a default it is needed; what is needed so far are strings.
-            table["properties"][&name] = json!({ "description": meaning, "type": "string" });
-            needed.push(name);
+            // Of entries that no default has: what is needed so far are strings, what is not are lists of them.
+            table["properties"][&name] = if optional {
+                json!({ "description": meaning, "type": "array", "items": { "type": "string" } })
+            } else {
+                json!({ "description": meaning, "type": "string" })
+            };
+            needed.extend((!optional).then_some(name));
             continue;
         };
         if nested(default) {
@@ -151,11 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn a_client_key_needs_both_of_its_settings() {
+    fn a_client_key_needs_two_of_its_settings() {
         let keys = &schema()["properties"]["service"]["properties"]["api_keys"];
         assert_eq!(keys["items"]["required"], json!(["key", "tenant"]));
         fits(keys, &json!([{"key": "k", "tenant": "t"}]), "api_keys");
-        assert!(crate::config::parse("[[service.api_keys]]\nkey = \"k\"").is_err(), "as the parser has it");
+        fits(keys, &json!([{"key": "k", "tenant": "t", "classes": ["default"]}]), "api_keys");
+        let parse = |rest: &str| crate::config::parse(&format!("[[service.api_keys]]\nkey = \"k\"\n{rest}"));
+        assert!(parse("").is_err() && parse("tenant = \"t\"").is_ok(), "as the parser has it");
+        assert!(parse("tenant = \"t\"\nclasses = [\"default\"]").is_ok());
     }
 
     #[test]

@@ -20,8 +20,6 @@ use crate::up::Service;
 pub(super) const CONTROL: &str = "127.0.0.1:9090";
 /// The lease of a conductor that leads: nodes are without one for about as long when it dies.
 const LEASE_US: u64 = 10_000_000;
-/// Tokens in a block of nodes that are started without saying.
-const BLOCK_TOKENS: u32 = 16;
 
 /// Arguments of `baton serve`.
 #[derive(clap::Args)]
@@ -55,7 +53,8 @@ pub struct ServeArgs {
     /// What keeps strangers from the control port
     #[command(flatten)]
     guard: GuardArgs,
-    /// Threads that serve clients and decide; 1 spends the least processor time a call [default: one a core]
+    /// Threads that serve clients, and as many that decide and listen to nodes; 1 spends the least processor time a
+    /// call [default: one a core]
     #[arg(long, value_parser = super::threads)]
     threads: Option<usize>,
     /// Log filter, like info or baton=debug
@@ -89,9 +88,6 @@ fn settings(args: &ServeArgs) -> Result<Config, String> {
         Some(path) => crate::config::load(path)?,
         None => Config::default(),
     };
-    if args.config.is_none() {
-        config.scheduler.block_tokens = BLOCK_TOKENS;
-    }
     crate::conductor::as_served(&mut config.scheduler);
     args.guard.put(&mut config.service);
     if let Some(listen) = &args.listen {
@@ -113,9 +109,10 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
     let policies = etcd.as_ref().map(|etcd| Policies::new(etcd, &args.etcd.cluster)).transpose();
     let led = (lead.clone(), policies.map_err(|e| e.to_string())?);
     let read = args.model.as_ref().map(|folder| (folder.as_path(), &tokenization));
-    let defaults = Defaults::new(config.scheduler.block_tokens, read);
+    let defaults = Defaults::new(config.scheduler.block_tokens, read)?;
     let servers = args.servers.start(defaults)?;
-    let mut service = Service::start_led(&config, tokenization, args.config.clone(), led).await?;
+    let mut service =
+        Service::start_led(&config, tokenization, args.config.clone(), led, args.threads).await?;
     if let Some(etcd) = etcd {
         let candidacy = Candidacy::new(&args.etcd.cluster, conductor(&service, &args)?, LEASE_US);
         lead.stands(Leadership::start(&etcd, candidacy).map_err(|e| e.to_string())?);
@@ -140,7 +137,6 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
             return Err(why);
         }
     };
-    note!("baton: draining (a second Ctrl-C stops at once)");
     service.drain().await;
     if let Some(leadership) = lead.standing() {
         leadership.resign().await;
@@ -229,7 +225,7 @@ mod tests {
     fn without_a_file_blocks_are_as_long_as_those_of_nodes_that_are_not_told() {
         let config = settings(&args(None)).expect("the defaults are valid");
         let node = <Node as clap::Parser>::try_parse_from(["node"]).expect("nothing is required");
-        assert_eq!(config.scheduler.block_tokens, node.engines.block_tokens);
+        assert_eq!(config.scheduler.block_tokens, node.engines.block_tokens());
         assert!(config.scheduler.explain_every > 0, "decisions are remembered for /admin/explain");
     }
 
@@ -254,7 +250,7 @@ mod tests {
     fn the_shipped_configuration_is_valid_with_and_without_what_is_commented_out() {
         let text = include_str!("../../deploy/baton.toml");
         let shipped = crate::config::parse(text).expect("valid");
-        assert_eq!(shipped.scheduler.block_tokens, BLOCK_TOKENS);
+        assert_eq!(shipped.scheduler.block_tokens, crate::config::BLOCK_TOKENS);
         let setting = |line: &str| line.starts_with("[[") || line.contains(" = ");
         let whole: Vec<&str> = text
             .lines()

@@ -11,7 +11,7 @@ use baton_router::Tokenization;
 use baton_types::Role;
 use parking_lot::Mutex;
 
-use crate::cli::engines::{Vocabulary, tokenization_in, vocabulary_of};
+use crate::cli::engines::{Vocabulary, needs_model, tokenization_in, vocabulary_of};
 use crate::cli::node::NodeArgs;
 use crate::node::RemoteNode;
 use crate::up::Making;
@@ -71,10 +71,16 @@ pub struct Defaults {
 
 impl Defaults {
     /// Blocks of so many tokens, and the folder of the tokenizer with what was read of it.
-    pub fn new(block_tokens: u32, model: Option<(&Path, &Tokenization)>) -> Self {
-        let read = model.map(|(folder, read)| (folder.display().to_string(), vocabulary_of(read)));
-        let model = read.as_ref().map(|(folder, _)| folder.clone());
-        Self { model, block_tokens, read: Mutex::new(read.into_iter().collect()) }
+    ///
+    /// # Errors
+    /// When the tokenizer cannot be used.
+    pub fn new(block_tokens: u32, model: Option<(&Path, &Tokenization)>) -> Result<Self, String> {
+        let folder = model.map(|(folder, _)| folder.display().to_string());
+        let mut read = BTreeMap::new();
+        if let (Some(folder), Some((_, tokenization))) = (&folder, model) {
+            read.insert(folder.clone(), vocabulary_of(tokenization)?);
+        }
+        Ok(Self { model: folder, block_tokens, read: Mutex::new(read) })
     }
 
     fn vocabulary(&self, folder: &str) -> Result<Vocabulary, String> {
@@ -82,7 +88,7 @@ impl Defaults {
         if let Some(vocabulary) = known.get(folder) {
             return Ok(vocabulary.clone());
         }
-        let vocabulary = vocabulary_of(&tokenization_in(Path::new(folder))?);
+        let vocabulary = vocabulary_of(&tokenization_in(Path::new(folder))?)?;
         known.insert(folder.to_owned(), vocabulary.clone());
         Ok(vocabulary)
     }
@@ -183,7 +189,7 @@ fn source(text: &str, role: MemberRole) -> Result<Source, String> {
     let end = Path::new(text).extension().and_then(|end| end.to_str());
     match end {
         // It may come later, and be there then.
-        Some("toml" | "json") => Ok(Source::File(FileSource::new(text))),
+        Some("toml" | "json") => Ok(Source::File(FileSource { role, ..FileSource::new(text) })),
         _ => Err(wrong(
             "no list of servers; give http://HOST:PORT,..., FILE.toml, dns:HOST:PORT or kubernetes:SERVICE",
         )),
@@ -257,19 +263,17 @@ fn node(member: &Member, each: &[String], defaults: &Defaults) -> Result<RemoteN
     let dialect = args.engines.dialect();
     let dialect =
         dialect.ok_or("what kind of server is it? give --each '--engine vllm', sglang or openai")?;
-    let node = args.remote.node(&args, dialect, role)?;
+    let folder = model.ok_or_else(|| needs_model(dialect))?;
+    let node = args.remote.node(&args, (dialect, role), defaults.vocabulary(&folder)?)?;
     // An address that nobody can call is said now.
-    baton_remote::RemoteEngine::new(node.engine.clone()).map_err(|e| e.to_string())?;
-    let Some(folder) = model else { return Ok(node) };
-    let (vocab_tokens, end_tokens) = defaults.vocabulary(&folder)?;
-    Ok(RemoteNode { vocab_tokens, end_tokens, ..node })
+    baton_remote::RemoteEngine::new(node.engine.clone()).map_err(|e| e.to_string()).map(|_| node)
 }
 
 /// The nodes of a list in a file, as they would be made.
 #[cfg(test)]
 pub(super) fn listed_in(path: &Path, each: &str) -> Result<Vec<RemoteNode>, String> {
     let each: Vec<String> = each.split_whitespace().map(str::to_owned).collect();
-    let defaults = Defaults::new(16, None);
+    let defaults = Defaults::new(16, Some((Path::new("bytes"), &Tokenization::bytes())))?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
     runtime.block_on(async {
@@ -285,7 +289,7 @@ mod tests {
     use baton_remote::Dialect;
 
     fn defaults() -> Defaults {
-        Defaults::new(32, None)
+        Defaults::new(32, Some((Path::new("bytes"), &Tokenization::bytes()))).unwrap()
     }
 
     fn members(text: &str) -> Result<Vec<Member>, String> {
@@ -362,6 +366,20 @@ mod tests {
     }
 
     #[test]
+    fn a_server_without_a_tokenizer_is_refused() {
+        let nothing = Defaults::new(16, None).unwrap();
+        let mut member = Member::new("v0", MemberRole::Both, vec!["10.0.0.7:8000".into()]);
+        for engine in ["vllm", "sglang", "openai"] {
+            let error = node(&member, &[format!("--engine={engine}")], &nothing).unwrap_err();
+            assert!(error.contains(&format!("--engine {engine} needs --model")), "{error}");
+            assert!(node(&member, &[format!("--engine={engine}"), "--model=bytes".into()], &nothing).is_ok());
+        }
+        member.labels.insert("model".into(), "bytes".into());
+        let made = node(&member, &["--engine=vllm".into()], &nothing).unwrap();
+        assert_eq!((made.vocab_tokens, made.sample.is_some()), (512, true));
+    }
+
+    #[test]
     fn what_would_make_servers_one_is_refused_for_all_of_them() {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         for wrong in
@@ -384,7 +402,9 @@ mod tests {
         let (folder, other) = (place.path().join("one"), place.path().join("two"));
         let defaults = defaults();
         let known = |folder: &Path, count| {
-            defaults.read.lock().insert(folder.display().to_string(), (count, vec![count]));
+            let plain = vocabulary_of(&Tokenization::bytes()).unwrap();
+            let vocabulary = Vocabulary { tokens: count, ends: vec![count], ..plain };
+            defaults.read.lock().insert(folder.display().to_string(), vocabulary);
         };
         known(&folder, 7);
         known(&other, 9);

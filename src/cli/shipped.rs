@@ -79,8 +79,10 @@ pub(super) fn node_blocks(command: &Command) -> Option<u32> {
         name if name.starts_with('d') => baton_types::Role::Decode,
         _ => baton_types::Role::Both,
     };
-    args.remote.node(args, dialect, role).unwrap_or_else(|e| panic!("{}: {e}", args.name));
-    Some(args.engines.block_tokens)
+    let plain =
+        crate::cli::engines::vocabulary_of(&baton_router::Tokenization::bytes()).expect("its own sample");
+    args.remote.node(args, (dialect, role), plain).unwrap_or_else(|e| panic!("{}: {e}", args.name));
+    Some(args.engines.block_tokens())
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub struct StoreArgs {
 #[derive(clap::Subcommand)]
 enum What {
     /// Keep objects in memory and serve them over Redis' protocol
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// List keys
     Ls(ask::LsArgs),
     /// Show what is known of a key

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use baton_types::Secret;
+
 use super::out;
 use crate::top::{Client, Watch};
 
@@ -24,7 +26,7 @@ pub struct TopArgs {
     url: String,
     /// The configuration's service.admin_key
     #[arg(long, env = "BATON_ADMIN_KEY", hide_env_values = true)]
-    key: Option<String>,
+    key: Option<Secret<String>>,
     /// Certificate to trust, PEM: for https
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
@@ -53,7 +55,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// With one line for the user: what did not answer, and the remedy.
 pub fn run(args: &TopArgs) -> Result<ExitCode, String> {
-    let client = Client::new(&args.url, args.key.as_deref(), args.ca.as_deref())?;
+    let client =
+        Client::new(&args.url, args.key.as_ref().map(|key| key.expose().as_str()), args.ca.as_deref())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()

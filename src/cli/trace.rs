@@ -181,7 +181,7 @@ fn stdout_fault(error: io::Error) -> String {
 
 /// Says what was written, and what could not be.
 fn report(target: &Target, rows: u64, block_tokens: u32) {
-    note!("{rows} rows written to {}", target.output.display());
+    note!("{} written to {}", show::rows(rows), target.output.display());
     if let Some(loss) = target.to.loses() {
         note!("note: {loss}");
     } else if block_tokens != 512 {

@@ -25,7 +25,8 @@ pub struct UpArgs {
     /// What the nodes compute with
     #[command(flatten)]
     engines: Engines,
-    /// Threads that serve clients and decide; 1 spends the least processor time a call [default: one a core]
+    /// Threads that serve clients, and as many that decide and listen to nodes; 1 spends the least processor time a
+    /// call [default: one a core]
     #[arg(long, value_parser = super::threads)]
     threads: Option<usize>,
     /// Folder of the nodes' SSD tiers [default: a temporary one, removed at the end]
@@ -40,15 +41,17 @@ pub struct UpArgs {
 ///
 /// # Errors
 /// With one line for the user: what failed, and the remedy.
-pub fn run(args: UpArgs) -> Result<ExitCode, String> {
+pub fn run(mut args: UpArgs) -> Result<ExitCode, String> {
     crate::log::start(&args.log)?;
     let mut config = match &args.config {
         Some(path) => crate::config::load(path)?,
         None => Config::default(),
     };
-    if args.config.is_none() {
-        config.scheduler.block_tokens = args.engines.block_tokens;
+    // The nodes started here belong to this conductor: what one of the two is given, both have.
+    if let Some(block_tokens) = args.engines.block_tokens {
+        config.scheduler.block_tokens = block_tokens;
     }
+    args.engines.block_tokens = Some(config.scheduler.block_tokens);
     crate::conductor::as_served(&mut config.scheduler);
     if let Some(listen) = args.listen {
         config.service.listen = listen;
@@ -62,6 +65,7 @@ pub fn run(args: UpArgs) -> Result<ExitCode, String> {
         engines: args.engines,
         data: args.data,
         log: args.log,
+        threads: args.threads,
     };
     let runtime = super::runtime(args.threads)?;
     runtime.block_on(crate::up::run(plan))?;

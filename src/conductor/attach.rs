@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use baton_types::{Epoch, InstanceId};
 use baton_wire::v1;
@@ -9,9 +11,10 @@ use futures_util::TryStreamExt as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
+use tonic::transport::server::TlsConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::inbox::{Inbox, Message};
+use super::inbox::{Inbox, Loss, Message, NotTaken};
 use super::lead::Lead;
 use crate::guard::{ClusterGuard, Opening};
 use crate::metrics::Metrics;
@@ -20,6 +23,45 @@ use crate::metrics::Metrics;
 pub(crate) const ORDERS_PER_NODE: usize = 1024;
 /// How long a node may take to say Hello.
 const HELLO_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Who is at the other end of a connection, and whether a node was attached over it.
+#[derive(Clone, Debug)]
+pub struct Comer {
+    address: SocketAddr,
+    attached: Arc<AtomicBool>,
+}
+
+impl From<SocketAddr> for Comer {
+    fn from(address: SocketAddr) -> Self {
+        Self { address, attached: Arc::default() }
+    }
+}
+
+impl Comer {
+    /// Where it comes from.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Whether a node was attached, which has shown what it has to show.
+    #[must_use]
+    pub fn has_attached(&self) -> bool {
+        self.attached.load(Ordering::Acquire)
+    }
+
+    /// A node was attached.
+    pub(crate) fn attach(&self) {
+        self.attached.store(true, Ordering::Release);
+    }
+
+    /// Who sends a request, where its connection says so.
+    fn of<T>(request: &Request<T>) -> Option<Self> {
+        let known = request.extensions();
+        let bare = known.get::<Self>();
+        bare.or_else(|| known.get::<TlsConnectInfo<Self>>().map(TlsConnectInfo::get_ref)).cloned()
+    }
+}
 
 /// The control plane's server.
 #[derive(Clone)]
@@ -51,11 +93,11 @@ impl ControlService {
     }
 
     /// Counts and tells of who was not let in.
-    fn refused(&self, status: Status, from: Option<SocketAddr>) -> Status {
+    fn refused(&self, status: Status, from: Option<&Comer>) -> Status {
         if let Some(metrics) = &self.metrics {
             metrics.node_refused();
         }
-        let from = from.map_or_else(|| "somewhere".to_owned(), |from| from.to_string());
+        let from = from.map_or_else(|| "somewhere".to_owned(), |from| from.address.to_string());
         tracing::warn!(from, why = status.message(), "a node was not let in");
         status
     }
@@ -76,12 +118,16 @@ impl ControlService {
     async fn welcome(
         self,
         mut incoming: Streaming<v1::FromNode>,
-        (opening, from): (Option<Opening>, Option<SocketAddr>),
+        (opening, from): (Option<Opening>, Option<Comer>),
     ) -> Result<ToNodeStream, Status> {
         let hello = self.hello(&mut incoming).await?;
-        if let Some(opening) = opening {
-            self.guard.proven(&opening, &hello.proof).map_err(|status| self.refused(status, from))?;
-        }
+        let proof = match opening {
+            None => Vec::new(),
+            Some(opening) => {
+                let proven = self.guard.proven(&opening, &hello.proof);
+                proven.map_err(|status| self.refused(status, from.as_ref()))?.to_vec()
+            }
+        };
         let (orders, receiver) = mpsc::channel(ORDERS_PER_NODE);
         let (reply, answer) = oneshot::channel();
         let joined = Message::Joined { hello: Box::new(hello), orders, reply };
@@ -89,10 +135,16 @@ impl ControlService {
             return Err(Status::unavailable("the conductor is shutting down"));
         }
         let welcome = match answer.await {
-            Ok(Ok(welcome)) => welcome,
-            Ok(Err(why)) => return Err(Status::failed_precondition(why)),
+            Ok(Ok(welcome)) => v1::Welcome { proof: proof.into(), ..welcome },
+            Ok(Err(NotTaken::Unfit(why))) => return Err(Status::failed_precondition(why)),
+            Ok(Err(NotTaken::NameTaken(why))) => {
+                return Err(self.refused(Status::already_exists(why), from.as_ref()));
+            }
             Err(_) => return Err(Status::unavailable("the conductor is shutting down")),
         };
+        if let Some(from) = &from {
+            from.attach();
+        }
         let life = (InstanceId(welcome.instance), Epoch(welcome.epoch));
         // Orders may have been queued already: the welcome goes first in the stream itself.
         let first = v1::ToNode { message: Some(v1::to_node::Message::Welcome(welcome)) };
@@ -112,11 +164,12 @@ impl v1::control_server::Control for ControlService {
         request: Request<Streaming<v1::FromNode>>,
     ) -> Result<Response<ToNodeStream>, Status> {
         self.lead.check()?;
-        let from = request.remote_addr();
-        let opening = self.guard.asked(request.metadata()).map_err(|status| self.refused(status, from))?;
+        let from = Comer::of(&request);
+        let asked = self.guard.asked(request.metadata());
+        let opening = asked.map_err(|status| self.refused(status, from.as_ref()))?;
         let welcomed = self.clone().welcome(request.into_inner(), (opening, from));
         let Some(opening) = opening else { return Ok(Response::new(welcomed.await?)) };
-        // The node waits for our proof before it says Hello.
+        // The node waits for our challenge before it says Hello.
         let stream = futures_util::stream::once(welcomed).try_flatten();
         let mut answer = Response::new(Box::pin(stream) as ToNodeStream);
         self.guard.answer(&opening, answer.metadata_mut());
@@ -126,23 +179,23 @@ impl v1::control_server::Control for ControlService {
 
 async fn listen(inbox: Inbox, mut incoming: Streaming<v1::FromNode>, life: (InstanceId, Epoch)) {
     let (instance, epoch) = life;
-    let why = loop {
+    let loss = loop {
         let message = match incoming.message().await {
             Ok(Some(v1::FromNode { message: Some(message) })) => message,
             Ok(Some(_)) => continue,
-            Ok(None) => break "it left".to_owned(),
-            Err(status) => break format!("its connection broke: {}", status.message()),
+            Ok(None) => break Loss::Left("it left".to_owned()),
+            Err(status) => break Loss::Died(format!("its connection broke: {}", status.message())),
         };
         let message = match message {
             v1::from_node::Message::Facts(facts) => Message::Facts { instance, epoch, facts: facts.facts },
             v1::from_node::Message::Heartbeat(beat) => {
                 Message::Beat { instance, epoch, load: Box::new(beat.load.unwrap_or_default()) }
             }
-            v1::from_node::Message::Hello(_) => break "it said Hello twice".to_owned(),
+            v1::from_node::Message::Hello(_) => break Loss::Left("it said Hello twice".to_owned()),
         };
         if !inbox.send(message).await {
             return;
         }
     };
-    inbox.send(Message::Gone { instance, epoch, why }).await;
+    inbox.send(Message::Gone { instance, epoch, loss }).await;
 }

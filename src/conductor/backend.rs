@@ -1,6 +1,7 @@
 //! The router's way in: submissions become messages, tickets cancel when they are dropped.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arc_swap::ArcSwapOption;
 use baton_router::{Backend, Event, Model, Readiness, Refusal, Submission, Ticket};
@@ -11,12 +12,54 @@ use tokio::sync::mpsc;
 use super::inbox::{Inbox, Message};
 
 /// Events that may wait for a client that reads slowly; a client further behind is cut off.
-const EVENTS_PER_CLIENT: usize = 4096;
+const EVENTS_PER_CLIENT: usize = 32_768;
+/// The same where each event has the logprobs of its token, which take much more room.
+const LARGE_EVENTS_PER_CLIENT: usize = 4096;
+/// The same for each client where there is no room left for more: seconds of an engine's work.
+const EVENTS_AT_LEAST: usize = 256;
+/// What an event takes at most, bytes.
+const EVENT_BYTES: usize = 96;
+/// The same with logprobs: 20 tokens and theirs, and what the allocator puts around them.
+const LARGE_EVENT_BYTES: usize = 384;
+
+/// Servers whose reason to be outside is told at once, at most.
+const SHOWN: usize = 4;
 
 /// What the router sees of the conductor.
 pub struct Door {
     inbox: Inbox,
     shared: Arc<Shared>,
+    unread: Arc<Unread>,
+}
+
+/// Room for what clients have yet to read, all of them together.
+struct Unread {
+    limit_bytes: usize,
+    kept_bytes: AtomicUsize,
+}
+
+/// Room that one client has until this is dropped.
+struct Share {
+    unread: Arc<Unread>,
+    bytes: usize,
+}
+
+impl Unread {
+    /// Room for as many events of a size as a client can have, up to `wanted`; a few where there is no room.
+    fn share(self: &Arc<Self>, wanted: usize, event_bytes: usize) -> (usize, Share) {
+        let fits = |kept: usize| self.limit_bytes.saturating_sub(kept) / event_bytes;
+        let events = |kept: usize| wanted.min(fits(kept).max(EVENTS_AT_LEAST));
+        let keep = |kept: usize| Some(kept + events(kept) * event_bytes);
+        let before = self.kept_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, keep);
+        let events = events(before.unwrap_or_else(|kept| kept));
+        (events, Share { unread: Arc::clone(self), bytes: events * event_bytes })
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.unread.kept_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// What the driver tells the router without being asked.
@@ -27,8 +70,10 @@ pub(super) struct Shared {
 }
 
 impl Door {
-    pub(super) const fn new(inbox: Inbox, shared: Arc<Shared>) -> Self {
-        Self { inbox, shared }
+    /// `unread_bytes` are for what clients have yet to read, as far as each does not have a few events anyway.
+    pub(super) fn new(inbox: Inbox, shared: Arc<Shared>, unread_bytes: usize) -> Self {
+        let unread = Unread { limit_bytes: unread_bytes, kept_bytes: AtomicUsize::new(0) };
+        Self { inbox, shared, unread: Arc::new(unread) }
     }
 }
 
@@ -36,6 +81,7 @@ impl Door {
 struct Guard {
     inbox: Inbox,
     request: RequestId,
+    _share: Share,
 }
 
 impl Drop for Guard {
@@ -47,8 +93,14 @@ impl Drop for Guard {
 impl Backend for Door {
     fn submit(&self, submission: Submission) -> Ticket {
         let request = self.inbox.name_request();
-        let (sender, events) =
-            mpsc::channel(EVENTS_PER_CLIENT.min(submission.sampling.max_tokens as usize + 8));
+        let large = submission.sampling.logprobs.is_some();
+        let (most, event_bytes) = match large {
+            true => (LARGE_EVENTS_PER_CLIENT, LARGE_EVENT_BYTES),
+            false => (EVENTS_PER_CLIENT, EVENT_BYTES),
+        };
+        let wanted = most.min(submission.sampling.max_tokens as usize + 8);
+        let (most, share) = self.unread.share(wanted, event_bytes);
+        let (sender, events) = mpsc::channel(most);
         let message = Message::Submit { request, submission: Box::new(submission), events: sender.clone() };
         if self.inbox.offer(message).is_err() {
             // The channel is new and has room.
@@ -60,7 +112,7 @@ impl Backend for Door {
                 predicted_ttft_us: None,
             }));
         }
-        Ticket { events, guard: Box::new(Guard { inbox: self.inbox.clone(), request }) }
+        Ticket { events, guard: Box::new(Guard { inbox: self.inbox.clone(), request, _share: share }) }
     }
 
     fn model(&self) -> Option<Arc<Model>> {
@@ -69,6 +121,47 @@ impl Backend for Door {
 
     fn readiness(&self) -> Readiness {
         let known = self.shared.readiness.lock().clone();
-        known.unwrap_or_else(|| Readiness { ready: false, detail: "no node has attached yet".into() })
+        let mut known =
+            known.unwrap_or_else(|| Readiness { ready: false, detail: "no node has attached yet".into() });
+        if !known.ready {
+            let outside = self.inbox.outside();
+            outside
+                .iter()
+                .take(SHOWN)
+                .for_each(|(name, why)| known.detail.push_str(&format!("; {name}: {why}")));
+        }
+        known
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_share_the_room_for_what_they_have_yet_to_read() {
+        let unread = Arc::new(Unread { limit_bytes: 1_000 * EVENT_BYTES, kept_bytes: AtomicUsize::new(0) });
+        let (whole, first) = unread.share(600, EVENT_BYTES);
+        let (rest, second) = unread.share(600, EVENT_BYTES);
+        let (least, third) = unread.share(600, EVENT_BYTES);
+        let (few, fourth) = unread.share(9, EVENT_BYTES);
+        assert_eq!((whole, rest, least, few), (600, 400, EVENTS_AT_LEAST, 9));
+        drop((second, third, fourth));
+        assert_eq!(unread.share(600, EVENT_BYTES).0, 400, "what is given back is there for others");
+        drop(first);
+        assert_eq!(unread.kept_bytes.load(Ordering::Relaxed), 0);
+        let (large, _share) = unread.share(600, LARGE_EVENT_BYTES);
+        assert_eq!(large, 256, "a quarter as many of four times the size, and never fewer than a few");
+    }
+
+    #[test]
+    fn an_event_takes_no_more_than_it_counts() {
+        assert!(size_of::<Event>() + 8 <= EVENT_BYTES, "{}", size_of::<Event>());
+        let top = 20 * size_of::<(u32, f32)>();
+        assert!(
+            size_of::<Event>() + top.next_power_of_two() + 8 <= LARGE_EVENT_BYTES,
+            "{}",
+            size_of::<Event>()
+        );
     }
 }

@@ -37,11 +37,21 @@ pub struct CanaryOutcome {
 }
 
 impl Driver {
+    /// Whether a request could be prefilled and decoded: by a pair, or by decode instances alone where they may prefill.
+    pub(super) fn can_serve(&self) -> bool {
+        let scheduler = &self.config.scheduler;
+        let alone = scheduler.local_prefill && scheduler.policy.orders_queues();
+        self.fleet.has_pair() || (alone && self.fleet.decodes_prefill())
+    }
+
     /// Sends one when there is a pair that none has passed through.
     pub(super) fn look_after_canary(&mut self) {
-        if !self.fleet.has_pair() {
+        if self.can_serve() {
+            self.pair_lost_us = None;
+        } else {
             self.canary.passed = false;
-        } else if !self.canary.passed && !self.canary.flying && !self.closing {
+        }
+        if self.fleet.has_pair() && !self.canary.passed && !self.canary.flying && !self.closing {
             self.canary.flying = self.send_canary();
         }
         self.publish_readiness();

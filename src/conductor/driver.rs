@@ -7,20 +7,22 @@ use std::time::{Duration, Instant};
 
 use baton_router::{Event, Readiness, Refusal, Submission};
 use baton_scheduler::{Conductor, Effect, FirstToken, Input, Request, SchedulerConfig};
-use baton_types::{ClassId, Epoch, Finish, InstanceId, RequestId, TenantId};
+use baton_types::{ClassId, Epoch, InstanceId, RequestId, TenantId};
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
+use super::away::Away;
 use super::backend::{Door, Shared};
 use super::fleet::Fleet;
-use super::inbox::{Inbox, Message, WeakInbox};
+use super::inbox::{Inbox, Loss, Message, WeakInbox};
 use super::journal::{JournalSettings, JournalWriter};
 use super::lead::Lead;
 use super::lean::lean;
 use super::names::Names;
 use super::policy::StagePolicy;
 use super::session::{Heard, Phase, Session, Turn};
-use super::status::{Decisions, chosen, in_words};
+use super::status::{Decisions, chosen, in_words, under_way};
+use super::tenants::Tenants;
 use super::waiting::UNPARK_EVERY_US;
 use crate::capture::{Capture, CaptureConfig, CaptureOutcome};
 use crate::config::Config;
@@ -29,8 +31,6 @@ use crate::spans::{Spans, Trace};
 
 /// Messages handled before orders are sent on.
 const BATCH_MESSAGES: usize = 256;
-/// Tenants told apart; more are one.
-const MAX_TENANTS: usize = 10_000;
 /// Requests under way at most; more are refused (I9).
 const MAX_SESSIONS: usize = 100_000;
 
@@ -74,14 +74,23 @@ pub struct Driver {
     pub(super) journal: Option<JournalWriter>,
     pub(super) parked: BTreeSet<RequestId>,
     pub(super) unparked_us: u64,
+    /// When the last pair was lost, µs, unless there is one again.
+    pub(super) pair_lost_us: Option<u64>,
+    /// Requests that were in an engine when it died and that are tried once more now.
+    pub(super) on_trial: BTreeSet<RequestId>,
+    /// Classes that clients have asked for by name.
+    pub(super) classes_in_use: BTreeSet<Arc<str>>,
     /// Failed hand-offs that are tried again then, with the attempt that failed.
     pub(super) later: BTreeSet<(u64, RequestId, u32)>,
     pub(super) deadlines: BTreeSet<(u64, RequestId)>,
-    tenants: BTreeMap<Arc<str>, TenantId>,
+    pub(super) away: Away,
+    tenants: Tenants,
     effects: Vec<Effect>,
     pub(super) clock: Clock,
     /// Whether orders may be given, and under which leadership.
     pub(super) lead: Lead,
+    /// The front door's; empty where it is not known.
+    pub(super) tokenizer: String,
     pub(super) receiver: Option<mpsc::Receiver<Message>>,
 }
 
@@ -108,12 +117,15 @@ impl Driver {
             .map(|folder| JournalWriter::open(JournalSettings::new(folder), &core))
             .transpose()?;
         let capture = folder(&service.capture)
-            .map(|folder| CaptureConfig::new(folder, config.scheduler.block_tokens, service.chain_seed))
+            .map(|folder| {
+                CaptureConfig::new(folder, config.scheduler.block_tokens, *service.chain_seed.expose())
+            })
             .map(Capture::start)
             .transpose()?;
         let (inbox, receiver) = super::inbox::inbox();
         let shared = Arc::new(Shared::default());
-        let door = Door::new(inbox.clone(), Arc::clone(&shared));
+        let unread_bytes = usize::try_from(config.service.max_held_bytes / 2).unwrap_or(usize::MAX);
+        let door = Door::new(inbox.clone(), Arc::clone(&shared), unread_bytes);
         let driver = Self {
             core,
             now_us: 0,
@@ -137,21 +149,26 @@ impl Driver {
             journal,
             parked: BTreeSet::new(),
             unparked_us: 0,
+            pair_lost_us: None,
+            on_trial: BTreeSet::new(),
+            classes_in_use: BTreeSet::new(),
             later: BTreeSet::new(),
             deadlines: BTreeSet::new(),
-            tenants: BTreeMap::new(),
+            away: Away::default(),
+            tenants: Tenants::default(),
             effects: Vec::new(),
             clock: Box::new(move || u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)),
             receiver: Some(receiver),
             lead: Lead::alone(),
+            tokenizer: String::new(),
         };
         Ok((driver, inbox, door))
     }
 
-    /// The same, giving orders only as long as `lead` lets it.
+    /// The same, giving orders only as long as `lead` lets it, to nodes of the front door's tokenizer ([`super::tokenizer_name`]).
     #[must_use]
-    pub fn led_by(self, lead: Lead) -> Self {
-        Self { lead, ..self }
+    pub fn led_by(self, lead: Lead, tokenizer: String) -> Self {
+        Self { lead, tokenizer, ..self }
     }
 
     /// Serves until every sender of the inbox is gone.
@@ -159,7 +176,7 @@ impl Driver {
         let Some(mut receiver) = self.receiver.take() else { return };
         let mut batch = Vec::with_capacity(BATCH_MESSAGES);
         loop {
-            let wake = self.next_wake();
+            let wake = self.rest();
             tokio::select! {
                 biased;
                 count = receiver.recv_many(&mut batch, BATCH_MESSAGES) => {
@@ -169,21 +186,26 @@ impl Driver {
                 }
                 () = tokio::time::sleep(wake) => {}
             }
+            self.away.waiting = receiver.len();
             self.turn(&mut batch);
         }
     }
 
     /// Takes messages in, or the time if there are none, and does what has come due.
     pub(super) fn turn(&mut self, batch: &mut Vec<Message>) {
+        self.begin_turn(batch.len());
         if batch.is_empty() {
-            self.now_us = (self.clock)();
             self.step(Input::TimerFired);
         }
         for message in batch.drain(..) {
             self.now_us = (self.clock)();
             self.take_in(message);
         }
-        self.expire();
+        self.notice_a_pause();
+        // What was said while this conductor was away is heard before anybody is taken for silent.
+        if self.away.behind == 0 {
+            self.expire();
+        }
         self.unpark();
         self.forget_names();
         self.send_orders();
@@ -191,7 +213,7 @@ impl Driver {
     }
 
     /// How long nothing need be done if nothing comes in.
-    fn next_wake(&mut self) -> Duration {
+    pub(super) fn next_wake(&mut self) -> Duration {
         let core_us = self.core.next_deadline().unwrap_or(u64::MAX);
         let stage_us = self.deadlines.first().map_or(u64::MAX, |(at, _)| *at);
         // Silent nodes are looked for at least this often.
@@ -213,7 +235,7 @@ impl Driver {
             Message::Joined { hello, orders, reply } => {
                 if let Err(Ok(life)) = reply.send(self.joined(*hello, orders)) {
                     let (instance, epoch) = (InstanceId(life.instance), Epoch(life.epoch));
-                    self.gone(instance, epoch, "it left before it was welcome");
+                    self.gone(instance, epoch, &Loss::Left("it left before it was welcome".into()));
                 }
             }
             Message::Facts { instance, epoch, facts } if self.fleet.is_current(instance, epoch) => {
@@ -227,7 +249,7 @@ impl Driver {
                     node.load = *load;
                 }
             }
-            Message::Gone { instance, epoch, why } => self.gone(instance, epoch, &why),
+            Message::Gone { instance, epoch, loss } => self.gone(instance, epoch, &loss),
             Message::Canary(outcome) => self.canary_ended(outcome),
             Message::Ask(question) => self.answer(question),
             Message::Facts { .. } | Message::Beat { .. } => self.metrics.stale_message(),
@@ -261,6 +283,7 @@ impl Driver {
 
     fn submit(&mut self, request: RequestId, submission: Submission, events: mpsc::Sender<Event>) {
         let refuse = |reason: &str, message: String, status| {
+            self.metrics.turned_away(reason);
             let reason = reason.into();
             let (retry_after_us, predicted_ttft_us) = ((status != 400).then_some(1_000_000), None);
             let message = message.into();
@@ -281,17 +304,16 @@ impl Driver {
         if submission.tokens.is_empty() {
             return refuse("empty_prompt", "the prompt has no token; send at least one".into(), 400);
         }
+        let wanted = submission.class.as_ref();
         let classes = &self.config.scheduler.classes;
-        let named = |name: &Arc<str>| classes.iter().position(|class| *class.name == **name);
-        let class = match submission.class.as_ref().map(|name| (name, named(name))) {
-            None => ClassId(0),
-            Some((_, Some(at))) => ClassId(u16::try_from(at).unwrap_or(0)),
-            Some((name, None)) => {
-                let known: Vec<&str> = classes.iter().map(|c| c.name.as_str()).collect();
-                let message = format!("there is no service class '{name}'; there are: {}", known.join(", "));
-                return refuse("unknown_class", message, 400);
-            }
+        let class = match super::policy::class_named(classes, wanted.map(AsRef::as_ref)) {
+            Ok(class) => class,
+            Err(message) => return refuse("unknown_class", message, 400),
         };
+        // As many as there are classes at most: a standard tier that is none is not in use.
+        if let Some(name) = wanted.filter(|name| classes.iter().any(|class| *class.name == ***name)) {
+            self.classes_in_use.insert(Arc::clone(name));
+        }
         let tenant = self.tenant(submission.tenant.as_ref());
         // The conductor's own requests are nobody's to trace.
         let canary = self.canary.request == Some(request);
@@ -303,7 +325,10 @@ impl Driver {
         let wait_us = self.sessions.get(&request).map_or(0, |s| self.policy.queue_stage_us(s));
         self.set_deadline(request, self.now_us + wait_us);
         self.arrive(request);
-        self.admitted(request);
+        // One that waits for a pair to come back is not let in yet.
+        if !self.parked.contains(&request) {
+            self.admitted(request);
+        }
     }
 
     /// Tells the core of a request, with what its client has of the answer as part of the prompt.
@@ -319,8 +344,12 @@ impl Driver {
             prompt_tokens: submission.tokens.len() as u64 + u64::from(emitted_tokens),
             chain: submission.chain.iter().map(|key| key.short()).collect(),
             emitted_tokens,
+            max_output_tokens: Some(submission.sampling.max_tokens),
             ..Request::default()
         }));
+        for (mode, refused, judged) in &self.core.stats().shadow {
+            self.metrics.shadow(mode.name(), (*refused, *judged));
+        }
     }
 
     fn open(
@@ -359,6 +388,8 @@ impl Driver {
             handoffs_failed: (0, 0),
             let_in: false,
             parked: false,
+            deaths: 0,
+            spared: false,
             prompt_told: false,
             done: false,
             cause: None,
@@ -371,14 +402,14 @@ impl Driver {
     }
 
     /// Tells the client, unless it was refused, that it will be served.
-    fn admitted(&mut self, request: RequestId) {
+    pub(super) fn admitted(&mut self, request: RequestId) {
         let names = |id: InstanceId| self.fleet.get(id).map_or_else(|| id.to_string(), |n| n.name.clone());
         let Some(session) = self.sessions.get_mut(&request) else { return };
         session.let_in = true;
         let known = self.decisions.of(request);
         if let Some(terms) = known.and_then(chosen) {
-            session.predicted_ttft_us = terms.ttft_us;
-            session.foreseen_us = terms.ttft_us;
+            session.predicted_ttft_us = terms.ttft_us.unwrap_or(0);
+            session.foreseen_us = session.predicted_ttft_us;
             session.expected.get_or_insert((terms.instance, terms.cached_tokens));
         }
         let told = known.filter(|_| session.submission.explain);
@@ -392,61 +423,8 @@ impl Driver {
 
     fn tenant(&mut self, name: Option<&Arc<str>>) -> TenantId {
         let Some(name) = name else { return TenantId(0) };
-        if let Some(known) = self.tenants.get(name) {
-            return *known;
-        }
-        if self.tenants.len() >= MAX_TENANTS {
-            return TenantId(0);
-        }
-        let id = TenantId(u32::try_from(self.tenants.len() + 1).unwrap_or(0));
-        self.tenants.insert(Arc::clone(name), id);
-        id
-    }
-
-    /// Lets both legs of a request go.
-    pub(super) fn cancel(&mut self, request: RequestId, why: &'static str) {
-        let Some(session) = self.sessions.get_mut(&request) else { return };
-        session.trace.reason(why);
-        // Its releases carry the attempt, so it is let go while it is known.
-        self.step(Input::RequestCancelled { request });
-        if self.end(request).is_some() {
-            self.metrics.cancelled(why);
-        }
-    }
-
-    /// A front door that has all it wants of an answer may still listen for what it took.
-    fn tell_usage(&self, request: RequestId) {
-        let Some(session) = self.sessions.get(&request) else { return };
-        let computed = matches!(session.phase, Phase::HandingOff | Phase::Decoding);
-        if computed && !session.done && !session.answer.is_empty() {
-            session.finish(Finish::Stop);
-        }
-    }
-
-    /// Lets the legs of a request go whose client has all of its answer already. False: it has not.
-    pub(super) fn let_go_if_done(&mut self, request: RequestId) -> bool {
-        if !self.sessions.get(&request).is_some_and(|s| s.done) {
-            return false;
-        }
-        self.step(Input::RequestCancelled { request });
-        self.end(request);
-        true
-    }
-
-    /// Forgets a request; its client has been, or is about to be, told.
-    pub(super) fn end(&mut self, request: RequestId) -> Option<Session> {
-        let mut session = self.sessions.remove(&request)?;
-        self.deadlines.remove(&(session.deadline_us, request));
-        self.parked.remove(&request);
-        self.metrics.ended();
-        if let Some(capture) = self.capture.as_ref().filter(|_| self.canary.request != Some(request)) {
-            capture.record(session.captured(&self.config));
-        }
-        if session.trace.is_kept() {
-            let summary = session.summary(&self.config);
-            self.spans.close(&mut session.trace, self.now_us, summary);
-        }
-        Some(session)
+        let sessions = &self.sessions;
+        self.tenants.number(name, || sessions.values().map(|session| session.tenant).collect())
     }
 
     fn send_orders(&mut self) {
@@ -458,12 +436,15 @@ impl Driver {
                 return;
             }
             for (instance, epoch) in stuck {
-                self.gone(instance, epoch, "it does not take its orders");
+                self.gone(instance, epoch, &Loss::Died("it does not take its orders".into()));
             }
         }
     }
 
     fn answer_quiesce(&mut self) {
+        if self.closing {
+            self.publish_readiness();
+        }
         if self.sessions.is_empty() {
             for waiting in self.quiesce.drain(..) {
                 let _ = waiting.send(());
@@ -476,12 +457,14 @@ impl Driver {
         let pair = self.fleet.has_pair();
         let nodes = self.fleet.iter().count();
         let detail = match (pair, self.canary.passed()) {
+            _ if self.closing => format!("draining: {}", under_way(self.sessions.len() as u64)),
             (true, true) => format!("{nodes} nodes; a canary passed through a pair"),
             (true, false) => format!("{nodes} nodes; waiting for a canary to pass through a pair"),
-            (false, _) => format!("{nodes} nodes; a prefill or a decode instance is missing"),
+            (false, true) => format!("{nodes} nodes; no prefill instance: decode instances prefill"),
+            (false, false) => format!("{nodes} nodes; a prefill or a decode instance is missing"),
         };
         self.metrics.nodes(nodes);
-        let ready = pair && self.canary.passed() && !self.closing;
+        let ready = self.can_serve() && self.canary.passed() && !self.closing;
         *self.shared.readiness.lock() = Some(Readiness { ready, detail });
     }
 }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use super::driver::Driver;
-use super::fleet::Node;
+use super::fleet::{Node, check_tokenizer};
+use super::inbox::{Loss, NotTaken};
 use super::session::{Heard, Phase, Session};
 
 impl Driver {
@@ -16,18 +17,20 @@ impl Driver {
         &mut self,
         hello: v1::Hello,
         orders: mpsc::Sender<v1::ToNode>,
-    ) -> Result<v1::Welcome, String> {
+    ) -> Result<v1::Welcome, NotTaken> {
         let block_tokens = self.config.scheduler.block_tokens;
         // Who is turned away does not end the life of whoever has its name.
-        let checked = self.fleet.check(&hello, block_tokens)?;
+        let checked = self.fleet.check(&hello, block_tokens).map_err(NotTaken::Unfit)?;
+        check_tokenizer(&hello, &self.tokenizer).map_err(NotTaken::Unfit)?;
+        self.fleet.name_is_free(&hello, self.now_us).map_err(NotTaken::NameTaken)?;
         let before = self.fleet.by_name(&hello.name);
         if let Some((instance, epoch)) = before.and_then(|id| Some((id, self.fleet.get(id)?.epoch))) {
-            self.gone(instance, epoch, "it attached again");
+            self.gone(instance, epoch, &Loss::Left("it attached again".into()));
         }
         let model = model_of(&hello, block_tokens);
         let (name, role) = (hello.name.clone(), hello.role.clone());
         self.make_room(&name);
-        let spec = self.fleet.admit(hello, orders, checked, self.now_us)?;
+        let spec = self.fleet.admit(hello, orders, checked, self.now_us).map_err(NotTaken::Unfit)?;
         let (instance, epoch) = (spec.id, spec.epoch);
         tracing::info!(node = name, role, instance = instance.0, epoch = epoch.0, "node attached");
         self.shared.model.store(Some(Arc::new(model)));
@@ -37,23 +40,33 @@ impl Driver {
             instance: instance.0,
             epoch: epoch.0,
             heartbeat_us: self.config.service.heartbeat_us,
-            chain_seed: self.config.service.chain_seed,
+            chain_seed: *self.config.service.chain_seed.expose(),
             leader: self.lead.token().unwrap_or(0),
+            // The port adds it, which knows what was asked.
+            proof: Default::default(),
         })
     }
 
     /// A life of a node is over: whatever it held moves elsewhere.
-    pub(super) fn gone(&mut self, instance: InstanceId, epoch: Epoch, why: &str) {
+    pub(super) fn gone(&mut self, instance: InstanceId, epoch: Epoch, loss: &Loss) {
         if !self.fleet.is_current(instance, epoch) {
             return;
         }
+        let served = self.can_serve();
         let Some(node) = self.fleet.remove(instance, self.now_us) else { return };
-        tracing::warn!(node = node.name, instance = instance.0, epoch = epoch.0, why, "node lost");
-        self.metrics.node_lost();
+        let why = loss.why();
+        // One that drained has left those that it still served without a pair.
+        if (served || node.draining) && !self.can_serve() {
+            self.pair_lost_us = Some(self.now_us);
+        }
+        self.tell_of_loss((&node.name, instance, epoch), loss);
         let done = |s: &Session| s.done && [s.prefill, s.decode].contains(&Some(instance));
         let over: Vec<_> = self.sessions.iter().filter(|(_, s)| done(s)).map(|(r, _)| *r).collect();
         for request in over {
             self.let_go_if_done(request);
+        }
+        if let Loss::Died(why) = loss {
+            self.suspect_all(instance, &node.name, why);
         }
         let (mut emitted, now_us) = (Vec::new(), self.now_us);
         for (request, session) in &mut self.sessions {
@@ -77,6 +90,17 @@ impl Driver {
         }
         self.step(Input::InstanceLost { instance, epoch });
         self.look_after_canary();
+    }
+
+    fn tell_of_loss(&self, (node, instance, epoch): (&str, InstanceId, Epoch), loss: &Loss) {
+        let (instance, epoch, why) = (instance.0, epoch.0, loss.why());
+        self.metrics.node_lost();
+        match loss {
+            Loss::Left(_) => tracing::info!(node, instance, epoch, why, "node left"),
+            // When the service stops, its nodes end as they like.
+            Loss::Died(_) if self.closing => tracing::info!(node, instance, epoch, why, "node left"),
+            Loss::Died(_) => tracing::warn!(node, instance, epoch, why, "node lost"),
+        }
     }
 
     pub(super) fn fact(&mut self, instance: InstanceId, epoch: Epoch, told: v1::Fact) {
@@ -124,6 +148,9 @@ impl Driver {
             // The client has it: nothing is told twice.
             return self.metrics.repeated_token();
         };
+        if let Some(cached_tokens) = told.cached_tokens.filter(|_| session.moves == 0) {
+            session.cached_tokens = cached_tokens.min(session.submission.tokens.len() as u64);
+        }
         if session.first_token_us.is_none() {
             session.first_token_us = Some(now_us);
             session.trace.first_token(now_us);
@@ -132,12 +159,28 @@ impl Driver {
             self.metrics.next_token(now_us - session.last_token_us);
         }
         session.last_token_us = now_us;
+        self.trial_is_over(request);
         if heard == Heard::No {
             return self.cancel(request, "client_left_or_slow");
         }
-        if let Some(finish) = finish_of(told.finish) {
-            self.complete(request, finish);
+        match finish_of(told.finish) {
+            Some(finish) => self.complete(request, finish),
+            None => self.follow_room(request),
         }
+    }
+
+    /// The core hears when an answer becomes longer than the room that it keeps for it.
+    fn follow_room(&mut self, request: RequestId) {
+        let Some(session) = self.sessions.get_mut(&request).filter(|s| s.phase == Phase::Decoding) else {
+            return;
+        };
+        let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
+        if emitted_tokens.saturating_sub(session.given) < session.room_tokens {
+            return;
+        }
+        // It keeps at least so much more, and need not hear of each token.
+        session.room_tokens = session.room_tokens.saturating_add(session.room_tokens / 4).saturating_add(1);
+        self.step(Input::RoomOutgrown { request, emitted_tokens });
     }
 
     /// The end of an answer whose last token did not know that it was the last.
@@ -154,7 +197,8 @@ impl Driver {
         if session.answer.is_empty() {
             // Never a success without an answer.
             let message = "it ended its answer before any token".into();
-            let failure = v1::Failure { stage: "engine".into(), message, of_request: false };
+            let failure =
+                v1::Failure { stage: "engine".into(), message, of_request: false, ..v1::Failure::default() };
             let Some(leg) = session.decode.or(session.prefill) else { return };
             return self.leg_failed(request, leg, &failure);
         }
@@ -268,8 +312,13 @@ impl Driver {
     fn offered(&mut self, request: RequestId, offer: v1::Offer) {
         let Some(session) = self.sessions.get_mut(&request).filter(|s| !s.landed) else { return };
         let (Some(decode), attempt) = (session.decode, session.attempt) else { return };
-        session.landed = true;
         let prefill = session.prefill;
+        // Only an engine that moves KV itself has any to offer: the other side would not know what to do with it.
+        let moves = |id| self.fleet.get(id).is_some_and(|node| node.hello.engine_moves_kv);
+        if !prefill.is_some_and(moves) {
+            return;
+        }
+        session.landed = true;
         let take = v1::order::Order::Take(v1::Take { transfer: offer.transfer });
         self.push(decode, request, attempt, take);
         if let Some(prefill) = prefill {
@@ -329,11 +378,16 @@ impl Driver {
             session.trace.failed(crate::spans::failure_word(&failure.stage), now_us);
             return self.cancel(request, "invalid");
         }
+        if failure.engine_gone || failure.cut_off {
+            return self.engine_broke(request, instance, failure);
+        }
         let cause = format!("{} on {node}: {}", failure.stage, failure.message);
         session.blame(cause, crate::spans::failure_word(&failure.stage), now_us);
         let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
         let on_decode = session.decode == Some(instance) && session.prefill != Some(instance);
         self.step(match phase {
+            // Nothing went wrong: it waits for room.
+            _ if failure.stage == "preempted" => Input::Preempted { request, emitted_tokens },
             Phase::Decoding => Input::DecodeFailed { request, emitted_tokens },
             _ if on_decode => Input::HandoffFailed { request },
             // The KV is not there, or not there any more.
@@ -370,8 +424,14 @@ fn may_tell(session: &Session, instance: InstanceId, fact: &v1::fact::Fact) -> b
     }
 }
 
+/// Whether an engine of this kind, the first word of its build, holds an answer to a grammar.
+fn constrains(build: &str) -> bool {
+    matches!(build.split(' ').next(), Some("vllm" | "sglang"))
+}
+
 fn model_of(hello: &v1::Hello, block_tokens: u32) -> Model {
     let print = hello.fingerprint.clone().unwrap_or_default();
+    let constrains = constrains(&print.engine);
     Model {
         name: print.model,
         aliases: Vec::new(),
@@ -380,5 +440,6 @@ fn model_of(hello: &v1::Hello, block_tokens: u32) -> Model {
         end_tokens: hello.end_tokens.clone(),
         max_model_tokens: hello.max_model_tokens,
         block_tokens,
+        constrains,
     }
 }

@@ -102,6 +102,12 @@ impl Fleet {
         of(Role::prefills).any(|kind| decodes.contains(&kind))
     }
 
+    /// Whether a decode instance takes work that would prefill what it decodes.
+    pub(super) fn decodes_prefill(&self) -> bool {
+        let mixes = |n: &Node| n.role == Role::Decode && n.hello.mixed_chunk_tokens != Some(0);
+        self.iter().any(|(_, n)| !n.draining && mixes(n))
+    }
+
     /// Instances whose part it is to prefill and that take work.
     pub(super) fn prefills(&self) -> u64 {
         self.iter().filter(|(_, n)| !n.draining && n.role.prefills()).count() as u64
@@ -198,8 +204,10 @@ impl Fleet {
         if let Some((_, other)) = others.find(|(_, node)| !may_stand_beside(hello, &node.hello)) {
             let ours = other.hello.fingerprint.clone().unwrap_or_default();
             return Err(format!(
-                "node {} cannot share KV with the others: it is {print:?}, they are {ours:?}; serve one model a conductor",
-                hello.name
+                "node {} cannot share KV with node {}: {}; serve one model a conductor, by one kind of engine",
+                hello.name,
+                other.name,
+                differences(&print, &ours)
             ));
         }
         let role = parse_role(&hello.role)?;
@@ -215,6 +223,25 @@ impl Fleet {
         Ok((role, profile))
     }
 
+    /// Whether no other process is attached under a node's name. One that is not heard any more is lost soon.
+    ///
+    /// # Errors
+    /// In words, with the remedy: who has the name.
+    pub(super) fn name_is_free(&self, hello: &v1::Hello, now_us: u64) -> Result<(), String> {
+        let Some(node) = self.by_name(&hello.name).and_then(|id| self.get(id)) else { return Ok(()) };
+        let told = hello.process != 0 && node.hello.process != 0;
+        if !told || hello.process == node.hello.process {
+            return Ok(());
+        }
+        Err(format!(
+            "another process is attached as node {} (host '{}', heard {} ms ago); start this one with a --name of \
+             its own, or stop the other: it gets in once the other is gone",
+            hello.name,
+            node.hello.host,
+            now_us.saturating_sub(node.heard_us) / 1000
+        ))
+    }
+
     /// Takes a node out; its number stays its own until it is forgotten.
     pub(super) fn remove(&mut self, instance: InstanceId, now_us: u64) -> Option<Node> {
         let node = self.nodes.get_mut(instance.index())?.take();
@@ -228,6 +255,13 @@ impl Fleet {
         let taken: BTreeSet<u32> = self.iter().map(|(_, node)| node.kind).collect();
         let free = || (0..).find(|kind| !taken.contains(kind)).unwrap_or(u32::MAX);
         alike.map_or_else(free, |(_, node)| node.kind)
+    }
+
+    /// The last `pause_us` count as silence of nobody.
+    pub(super) fn excuse(&mut self, pause_us: u64, now_us: u64) {
+        for node in self.nodes.iter_mut().flatten() {
+            node.heard_us = node.heard_us.saturating_add(pause_us).min(now_us);
+        }
     }
 
     /// Nodes that were not heard since `since_us`.
@@ -267,6 +301,55 @@ fn may_stand_beside(one: &v1::Hello, other: &v1::Hello) -> bool {
     };
     one.fingerprint == other.fingerprint
         || (one.engine_moves_kv && other.engine_moves_kv && but_version(one) == but_version(other))
+}
+
+/// In which respects two kinds of KV differ, in words.
+fn differences(this: &v1::Fingerprint, that: &v1::Fingerprint) -> String {
+    let words = |what: &str, this: &str, that: &str| (what.to_owned(), this.to_owned(), that.to_owned());
+    let number = |what: &str, this: u64, that: u64| (what.to_owned(), this.to_string(), that.to_string());
+    let all = [
+        words("model", &this.model, &that.model),
+        words("revision", &this.revision, &that.revision),
+        words("engine", &this.engine, &that.engine),
+        words("dtype", &this.dtype, &that.dtype),
+        words("tokenizer", &this.tokenizer, &that.tokenizer),
+        number("layers", this.layers.into(), that.layers.into()),
+        number("KV heads", this.kv_heads.into(), that.kv_heads.into()),
+        number("head size", this.head_dim.into(), that.head_dim.into()),
+        number("tokens a block", this.block_tokens.into(), that.block_tokens.into()),
+        number("bytes a block", this.block_bytes, that.block_bytes),
+        number("vocabulary", this.vocab_tokens.into(), that.vocab_tokens.into()),
+    ];
+    let differ = all.into_iter().filter(|(_, this, that)| this != that);
+    let told: Vec<_> =
+        differ.map(|(what, this, that)| format!("its {what} is '{this}', not '{that}'")).collect();
+    if told.is_empty() { "they hand KV over in other ways".to_owned() } else { told.join(", ") }
+}
+
+/// Names a tokenizer and its chat template by what they make of a text and a chat that all have.
+pub(crate) fn tokenizer_name(text: &[u32], chat: Option<&[u32]>) -> String {
+    let parts = [text, chat.unwrap_or_default()];
+    let bytes: Vec<u8> = parts
+        .iter()
+        .flat_map(|part| {
+            let length = (part.len() as u64).to_le_bytes();
+            length.into_iter().chain(part.iter().flat_map(|token| token.to_le_bytes()))
+        })
+        .collect();
+    format!("{:016x}", baton_types::ChainHasher::new(0, &bytes).parent().short().0)
+}
+
+/// Whether a node has the tokens that the front door makes; who does not know them is believed.
+pub(super) fn check_tokenizer(hello: &v1::Hello, ours: &str) -> Result<(), String> {
+    let theirs = hello.fingerprint.as_ref().map_or("", |print| print.tokenizer.as_str());
+    if ours.is_empty() || theirs.is_empty() || ours == theirs {
+        return Ok(());
+    }
+    Err(format!(
+        "node {} has another tokenizer or chat template than the front door: its engine would answer other prompts; \
+         give `baton serve` and the node the same --model",
+        hello.name
+    ))
 }
 
 /// A role by its word.

@@ -1,5 +1,6 @@
 //! What reaches the conductor: one bounded queue, in order of arrival.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use baton_router::{Event, Submission};
 use baton_types::{Epoch, InstanceId, RequestId};
 use baton_wire::v1;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
 use super::status::Status;
@@ -14,6 +16,40 @@ use crate::config::Config;
 
 /// Messages that may wait for the conductor; a node that has more to say waits, a client is refused.
 const INBOX_MESSAGES: usize = 16_384;
+
+/// Why a node has no place; in words for its operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotTaken {
+    /// It does not fit, whenever it asks.
+    Unfit(String),
+    /// Another process has its name and is heard: it may ask again.
+    NameTaken(String),
+}
+
+impl std::fmt::Display for NotTaken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Unfit(why) | Self::NameTaken(why)) = self;
+        f.write_str(why)
+    }
+}
+
+/// How the life of a node ended; in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// It ended its line itself, or was made to: its engine is not to blame.
+    Left(String),
+    /// It was cut off in the middle of its work: what it computed may be what it died of.
+    Died(String),
+}
+
+impl Loss {
+    /// Why, in words.
+    #[must_use]
+    pub fn why(&self) -> &str {
+        let (Self::Left(why) | Self::Died(why)) = self;
+        why
+    }
+}
 
 /// A message.
 pub enum Message {
@@ -35,7 +71,7 @@ pub enum Message {
         /// Where its orders go.
         orders: mpsc::Sender<v1::ToNode>,
         /// Its place, or why it has none.
-        reply: oneshot::Sender<Result<v1::Welcome, String>>,
+        reply: oneshot::Sender<Result<v1::Welcome, NotTaken>>,
     },
     /// A node reports.
     Facts {
@@ -62,7 +98,7 @@ pub enum Message {
         /// Which life of it.
         epoch: Epoch,
         /// How.
-        why: String,
+        loss: Loss,
     },
     /// A canary came through, or did not.
     Canary(super::canary::CanaryOutcome),
@@ -82,6 +118,8 @@ pub enum Question {
     Rollback(oneshot::Sender<Result<Vec<String>, String>>),
     /// A policy to follow from now on; the answer tells what changed.
     Policy(Box<Config>, oneshot::Sender<Result<Vec<String>, String>>),
+    /// The same from a file that changed, which may be half-written: it is refused where it drops classes in use.
+    PolicyFile(Box<Config>, oneshot::Sender<Result<Vec<String>, String>>),
     /// A node, by name, shall take no new work, or take it again.
     Drain {
         /// Which.
@@ -109,18 +147,24 @@ pub enum Question {
 pub struct Inbox {
     sender: mpsc::Sender<Message>,
     next_request: Arc<AtomicU64>,
+    outside: Outside,
 }
+
+/// Why servers that this process drives are not attached, by name; and why their list is not known.
+type Outside = Arc<Mutex<BTreeMap<String, String>>>;
 
 /// The sending side, for who must not keep the conductor running.
 pub(super) struct WeakInbox {
     sender: mpsc::WeakSender<Message>,
     next_request: Arc<AtomicU64>,
+    outside: Outside,
 }
 
 impl WeakInbox {
     /// The sending side while anybody else still has it.
     pub(super) fn upgrade(&self) -> Option<Inbox> {
-        Some(Inbox { sender: self.sender.upgrade()?, next_request: Arc::clone(&self.next_request) })
+        let (next_request, outside) = (Arc::clone(&self.next_request), Arc::clone(&self.outside));
+        Some(Inbox { sender: self.sender.upgrade()?, next_request, outside })
     }
 }
 
@@ -135,13 +179,30 @@ fn first_request() -> u64 {
 #[must_use]
 pub fn inbox() -> (Inbox, mpsc::Receiver<Message>) {
     let (sender, receiver) = mpsc::channel(INBOX_MESSAGES);
-    (Inbox { sender, next_request: Arc::new(AtomicU64::new(first_request())) }, receiver)
+    let next_request = Arc::new(AtomicU64::new(first_request()));
+    (Inbox { sender, next_request, outside: Outside::default() }, receiver)
 }
 
 impl Inbox {
     /// The same without keeping the conductor running.
     pub(super) fn downgrade(&self) -> WeakInbox {
-        WeakInbox { sender: self.sender.downgrade(), next_request: Arc::clone(&self.next_request) }
+        let (next_request, outside) = (Arc::clone(&self.next_request), Arc::clone(&self.outside));
+        WeakInbox { sender: self.sender.downgrade(), next_request, outside }
+    }
+
+    /// Notes why what is driven from here is not attached; `None` when nothing keeps it out any more.
+    pub fn kept_out(&self, name: &str, why: Option<String>) {
+        let mut outside = self.outside.lock();
+        match why {
+            Some(why) => drop(outside.insert(name.to_owned(), why)),
+            None => drop(outside.remove(name)),
+        }
+    }
+
+    /// What is driven from here and not attached, with the reasons.
+    #[must_use]
+    pub fn outside(&self) -> BTreeMap<String, String> {
+        self.outside.lock().clone()
     }
 
     /// A name for a new request.

@@ -8,6 +8,8 @@
 //! with a checksum chained over all lines before it, so damage anywhere is found.
 
 mod disk;
+#[cfg(test)]
+mod fuzz;
 mod reader;
 mod writer;
 
@@ -26,7 +28,7 @@ pub use writer::JournalStatus;
 pub use writer::{JournalSettings, JournalWriter};
 
 /// The format that this program writes and reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 3;
 
 /// The first line of a file.
 #[derive(Debug, Serialize, Deserialize)]

@@ -55,7 +55,7 @@ impl Driver {
         let fetch_from = placed.fetch.and_then(|f| self.fleet.peer(f.from));
         let terms = self.decisions.of(request).and_then(chosen);
         let decided = terms.map(|terms| (terms.instance, terms.cached_tokens));
-        let foreseen_us = terms.map(|terms| terms.ttft_us);
+        let foreseen_us = terms.and_then(|terms| terms.ttft_us);
         let Some(session) = self.sessions.get_mut(&request) else { return };
         if session.done {
             self.pending.push_back(Input::RequestCancelled { request });
@@ -189,10 +189,28 @@ impl Driver {
     fn reject(&mut self, rejection: &Rejection) {
         // Who was sent somewhere is not refused for what happened to its instances since; a policy
         // that looks again after the prefill means it.
-        let sent = self.sessions.get(&rejection.request).is_some_and(|s| s.attempt > 0 || s.parked);
-        if sent && rejection.wasted_tokens == 0 && self.park(rejection.request) {
+        let lacks_pair = rejection.reason == RejectReason::NoInstance && !self.can_serve();
+        let waits = |s: &Session| s.attempt > 0 || (s.parked && s.let_in) || lacks_pair;
+        let waits = self.sessions.get(&rejection.request).is_some_and(waits);
+        if waits && rejection.wasted_tokens == 0 && self.park(rejection.request) {
             return;
         }
+        self.refuse(rejection);
+    }
+
+    /// Refuses a request that waited for a pair: none came back.
+    pub(super) fn refuse_without_pair(&mut self, request: RequestId) {
+        self.refuse(&Rejection {
+            request,
+            reason: RejectReason::NoInstance,
+            retry_after_us: 1_000_000,
+            predicted_ttft_us: None,
+            turn_us: 0,
+            wasted_tokens: 0,
+        });
+    }
+
+    fn refuse(&mut self, rejection: &Rejection) {
         let done = self.sessions.get(&rejection.request).is_some_and(|s| s.done);
         if !done {
             self.set_outcome(rejection.request, CaptureOutcome::Rejected, rejection.reason.name());
@@ -200,10 +218,9 @@ impl Driver {
         let Some(session) = self.end(rejection.request).filter(|_| !done) else { return };
         self.metrics.refused(rejection.reason.name());
         let mut rejection = rejection.clone();
-        if !matches!(rejection.reason, RejectReason::NoInstance | RejectReason::TooLong) {
-            let share = self.fleet.prefills().max(1);
-            let cost_us = self.decisions.cost_us(rejection.request) / share;
-            rejection.retry_after_us = self.turns.give(self.now_us, rejection.retry_after_us, cost_us);
+        if rejection.retry_after_us > 0 && rejection.reason != RejectReason::NoInstance {
+            let (wait_us, turn_us) = (rejection.retry_after_us, rejection.turn_us);
+            rejection.retry_after_us = self.turns.give(self.now_us, wait_us, turn_us);
         }
         let (status, message) = refusal_words(&rejection, &session);
         if !session.answer.is_empty() {
@@ -215,13 +232,17 @@ impl Driver {
             reason: rejection.reason.name().into(),
             message: message.into(),
             retry_after_us: told,
-            predicted_ttft_us: Some(rejection.predicted_ttft_us).filter(|us| *us > 0),
+            predicted_ttft_us: rejection.predicted_ttft_us.filter(|us| *us > 0),
         }));
     }
 
     fn fail(&mut self, request: RequestId, stage: FailStage) {
-        if stage == FailStage::NoPlacement && self.park(request) {
+        let let_in = self.sessions.get(&request).is_some_and(|s| s.let_in);
+        if stage == FailStage::NoPlacement && let_in && self.park(request) {
             return;
+        }
+        if stage == FailStage::NoPlacement && !self.can_serve() {
+            return self.refuse_without_pair(request);
         }
         let stage = stage.name();
         self.set_outcome(request, CaptureOutcome::Failed, stage);
@@ -241,10 +262,11 @@ impl Driver {
 
 fn refusal_words(rejection: &Rejection, session: &Session) -> (u16, String) {
     let wait = format!("predicted to be admitted in {:.1} s", rejection.retry_after_us as f64 / 1e6);
-    let ttft = rejection.predicted_ttft_us as f64 / 1e6;
+    let seconds = |us: u64| format!("{:.2} s", us as f64 / 1e6);
+    let ttft = rejection.predicted_ttft_us.map_or_else(|| "none".into(), seconds);
     match rejection.reason {
         RejectReason::Ttft => {
-            (429, format!("no placement meets the time-to-first-token objective (best {ttft:.2} s); {wait}"))
+            (429, format!("no placement meets the time-to-first-token objective (best {ttft}); {wait}"))
         }
         RejectReason::Tbt => {
             (429, format!("decoding it now would break the time-between-tokens objective; {wait}"))
@@ -253,6 +275,13 @@ fn refusal_words(rejection: &Rejection, session: &Session) -> (u16, String) {
         RejectReason::Costly => {
             (429, format!("under the present overload its work would displace others; {wait}"))
         }
+        RejectReason::Unreachable => (
+            400,
+            format!(
+                "its objectives cannot be met here even when nothing else is served (first token after {ttft}); \
+                 send a shorter prompt, or choose a class with longer objectives"
+            ),
+        ),
         RejectReason::QueueFull => (429, format!("the queue is full; {wait}")),
         RejectReason::NoInstance => {
             (503, "no prefill and decode instance pair is attached; see /ready and start nodes".into())

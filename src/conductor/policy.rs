@@ -1,5 +1,7 @@
 //! How long each stage of a request may take: derived from its class's objectives, never one number for all.
 
+use baton_types::ClassId;
+
 use crate::config::Config;
 
 use super::session::Session;
@@ -49,5 +51,24 @@ impl StagePolicy {
     /// Between two tokens.
     pub(super) fn token_stage_us(&self, session: &Session) -> u64 {
         (self.class(session).1 * self.slack * 10).max(self.floor_us)
+    }
+}
+
+/// The class of that name; the first one for who names none, or a tier of the API's that is no class here.
+///
+/// # Errors
+/// In words: there is none.
+pub(super) fn class_named(
+    classes: &[baton_types::SloClass],
+    wanted: Option<&str>,
+) -> Result<ClassId, String> {
+    let Some(name) = wanted else { return Ok(ClassId(0)) };
+    match classes.iter().position(|class| *class.name == *name) {
+        Some(at) => Ok(ClassId(u16::try_from(at).unwrap_or(0))),
+        None if baton_router::API_TIERS.contains(&name) => Ok(ClassId(0)),
+        None => {
+            let known: Vec<&str> = classes.iter().map(|class| class.name.as_str()).collect();
+            Err(format!("there is no service class '{name}'; there are: {}", known.join(", ")))
+        }
     }
 }

@@ -10,6 +10,7 @@ use crate::capture::{CaptureOutcome, CaptureRow};
 use crate::config::Config;
 use crate::spans::{Place, Summary, Trace};
 
+use super::discreet::discreet;
 use super::fleet::{Fleet, Pace};
 
 /// A request is late when this many times as many were served before it as can have been ahead of it: each is
@@ -81,7 +82,11 @@ pub(super) struct Session {
     pub let_in: bool,
     /// The client has the prompt's logprobs.
     pub prompt_told: bool,
-    /// It was let in and nothing can take it right now: it comes again when something changes.
+    /// Engines that died while it was in them.
+    pub deaths: u32,
+    /// It was once in an engine that died with another in it that was on trial: that death was the other's.
+    pub spared: bool,
+    /// Nothing can take it right now: it comes again when something changes.
     pub parked: bool,
     /// The client has all of its answer; the legs have not yet been let go.
     pub done: bool,
@@ -153,7 +158,11 @@ impl Session {
     }
 
     pub(super) fn fail(&self, status: u16, stage: &str, message: String) {
-        let _ = self.tell(Event::Failed(Fault { status, stage: stage.into(), message: message.into() }));
+        let told = discreet(&message);
+        if told != message {
+            tracing::info!(request = %self.submission.request_id, stage, message, "a request failed");
+        }
+        let _ = self.tell(Event::Failed(Fault { status, stage: stage.into(), message: told.into() }));
     }
 
     /// Goes on to another stage, or to the same one of another attempt.

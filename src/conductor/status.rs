@@ -1,6 +1,6 @@
 //! How everything stands, for the admin page, `baton top` and "why did it go there?" (D36).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use baton_scheduler::{Decision, Input};
@@ -11,6 +11,15 @@ use super::driver::Driver;
 use super::fleet::role_word;
 use super::inbox::Question;
 use crate::config::Config;
+
+/// So many requests, in words.
+#[must_use]
+pub fn under_way(requests: u64) -> String {
+    match requests {
+        1 => "1 request is under way".to_owned(),
+        requests => format!("{requests} requests are under way"),
+    }
+}
 
 /// Decisions that are remembered.
 const DECISIONS: usize = 1024;
@@ -24,6 +33,9 @@ pub struct Status {
     pub ready: bool,
     /// In words.
     pub detail: String,
+    /// Servers that are driven from here and not attached, with the reasons.
+    #[serde(default)]
+    pub outside: BTreeMap<String, String>,
     /// Every attached node.
     pub nodes: Vec<NodeStatus>,
     /// Requests under way, oldest first, no more than a hundred.
@@ -128,20 +140,21 @@ impl Decisions {
         self.latest.iter().rev().take(8).find(|known| known.0 == request).map(|(_, _, decision)| decision)
     }
 
-    /// Time for which a request would take the quickest of the instances that were considered for it,
-    /// µs; 0 where no decision about it is known.
-    pub(super) fn cost_us(&self, request: RequestId) -> u64 {
-        let candidates = self.of(request).map_or(&[][..], |decision| &decision.candidates);
-        candidates.iter().map(|c| c.load_us + c.compute_us).min().unwrap_or(0)
+    /// The requests of an id: those of clients that gave it, else the one that nodes' logs call by this number.
+    fn called(&self, id: &str) -> BTreeSet<RequestId> {
+        let named = self.latest.iter().filter(|known| known.1.as_deref() == Some(id));
+        let named: BTreeSet<_> = named.map(|known| known.0).collect();
+        if named.is_empty() { id.parse().map(RequestId).into_iter().collect() } else { named }
     }
 
-    /// What is known of a request's decisions; `name` tells whose a number was at a time.
-    fn table(&self, request_id: &str, name: &dyn Fn(InstanceId, u64) -> String) -> Option<String> {
-        let of = |known: &&(RequestId, Option<Arc<str>>, Decision)| known.1.as_deref() == Some(request_id);
-        let decisions: Vec<_> = self.latest.iter().filter(of).collect();
+    /// What is known of the decisions about a request, by either of its ids; `name` tells whose a number was at a time.
+    fn table(&self, id: &str, name: &dyn Fn(InstanceId, u64) -> String) -> Option<String> {
+        let called = self.called(id);
+        let decisions: Vec<_> = self.latest.iter().filter(|known| called.contains(&known.0)).collect();
         if decisions.is_empty() {
             return None;
         }
+        let request_id = decisions.iter().rev().find_map(|known| known.1.as_deref());
         let rows = decisions.into_iter().map(|(_, _, decision)| {
             let name = |instance| name(instance, decision.at_us);
             let candidates = decision.candidates.iter().map(|c| {
@@ -152,7 +165,8 @@ impl Decisions {
                     "ttft_us": c.ttft_us, "score": c.score, "feasible": c.feasible,
                 })
             });
-            serde_json::json!({ "at_us": decision.at_us, "candidates": candidates.collect::<Vec<_>>() })
+            let candidates: Vec<_> = candidates.collect();
+            serde_json::json!({ "number": decision.request.0, "at_us": decision.at_us, "candidates": candidates })
         });
         let told = serde_json::json!({ "request_id": request_id, "decisions": rows.collect::<Vec<_>>() });
         Some(told.to_string())
@@ -174,13 +188,14 @@ pub(super) fn chosen(decision: &Decision) -> Option<&baton_scheduler::CandidateT
 /// A decision in a line.
 pub(super) fn in_words(decision: &Decision, name: &dyn Fn(InstanceId) -> String) -> Option<Arc<str>> {
     let terms = chosen(decision)?;
+    let ms = |us: Option<u64>| us.map_or_else(|| "none".into(), |us| format!("{:.1}", us as f64 / 1e3));
     let words = format!(
-        "prefill={} ttft_ms={:.1} queue_ms={:.1} load_ms={:.1} compute_ms={:.1} cached_tokens={} candidates={}",
+        "prefill={} ttft_ms={} queue_ms={} load_ms={} compute_ms={} cached_tokens={} candidates={}",
         name(terms.instance),
-        terms.ttft_us as f64 / 1e3,
-        terms.queue_us as f64 / 1e3,
-        terms.load_us as f64 / 1e3,
-        terms.compute_us as f64 / 1e3,
+        ms(terms.ttft_us),
+        ms(Some(terms.queue_us)),
+        ms(terms.load_us),
+        ms(terms.compute_us),
         terms.cached_tokens,
         decision.candidates.len()
     );
@@ -207,6 +222,10 @@ impl Driver {
             }
             Question::Policy(config, reply) => {
                 let _ = reply.send(self.change_policy(*config));
+            }
+            Question::PolicyFile(config, reply) => {
+                let kept = self.keeps_classes(&config);
+                let _ = reply.send(kept.and_then(|()| self.change_policy(*config)));
             }
             Question::Drain { node, drain, reply } => {
                 let _ = reply.send(self.drain(&node, drain));
@@ -257,6 +276,21 @@ impl Driver {
     fn unknown(&self, name: &str) -> String {
         let names: Vec<&str> = self.fleet.iter().map(|(_, node)| node.name.as_str()).collect();
         format!("no node '{name}' is attached; there are: {}", names.join(", "))
+    }
+
+    /// Whether a policy that nobody confirmed leaves clients the classes that they ask for.
+    fn keeps_classes(&self, config: &Config) -> Result<(), String> {
+        let has = |config: &Config, name: &str| config.scheduler.classes.iter().any(|c| c.name == name);
+        let lost = |name: &&Arc<str>| has(&self.config, name) && !has(config, name);
+        let lost: Vec<&str> = self.classes_in_use.iter().filter(lost).map(|name| &**name).collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        Err(format!(
+            "clients use what it drops: service class {}; if the file is whole and this is meant, confirm it with SIGHUP \
+             or POST /admin/policy with an empty body",
+            lost.join(", ")
+        ))
     }
 
     /// Follows another policy from the next decision on, or none of it.
@@ -339,6 +373,7 @@ impl Driver {
             uptime_us: self.now_us,
             ready: readiness.as_ref().is_some_and(|r| r.ready),
             detail: readiness.map_or_else(String::new, |r| r.detail),
+            outside: BTreeMap::new(),
             nodes: nodes.collect(),
             requests: requests.collect(),
             live_requests: self.sessions.len() as u64,
@@ -366,6 +401,10 @@ impl Driver {
             ("saves".to_owned(), stats.saves),
             ("stale_inputs".to_owned(), stats.stale_inputs),
         ]);
+        for (mode, refused, judged) in &stats.shadow {
+            counters.insert(format!("shadow_{}_judged", mode.name()), *judged);
+            counters.insert(format!("shadow_{}_refused", mode.name()), *refused);
+        }
         counters.extend(self.metrics.totals());
         counters.insert("parked".into(), self.parked.len() as u64);
         if let Some(capture) = &self.capture {

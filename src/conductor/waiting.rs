@@ -5,11 +5,15 @@ use baton_scheduler::Input;
 use baton_types::RequestId;
 
 use super::driver::Driver;
+use super::inbox::Loss;
 use super::session::{Phase, Session};
 use crate::capture::CaptureOutcome;
 
 /// How often requests that nothing could take are tried again, µs.
 pub(super) const UNPARK_EVERY_US: u64 = 50_000;
+/// How long requests wait for a pair to come back after the last one was lost, µs: those under way and new ones alike.
+/// A node that is started anew, or whose line broke, is back within this; a server that loads a model is not.
+const PAIR_BACK_WITHIN_US: u64 = 5_000_000;
 /// Placements and hand-offs of one request at most (I9).
 const MAX_ATTEMPTS: u32 = 32;
 
@@ -45,13 +49,26 @@ impl Driver {
         }
     }
 
-    /// A request that was let in and that nothing can take right now waits for its stage's time.
-    /// False: it was not let in before, or has waited for too long.
+    /// A request that nothing can take right now waits for its stage's time. False: it has waited for too long, or
+    /// there is no pair, and none is expected back.
     pub(super) fn park(&mut self, request: RequestId) -> bool {
-        let Some(session) = self.sessions.get_mut(&request) else { return false };
-        if !session.let_in || session.done || session.attempt >= MAX_ATTEMPTS {
+        let waits = |s: &Session| !s.done && s.attempt < MAX_ATTEMPTS;
+        if !self.sessions.get(&request).is_some_and(waits) || !(self.can_serve() || self.pair_may_return()) {
             return false;
         }
+        self.hold(request);
+        true
+    }
+
+    /// Whether the last pair was lost so lately that its nodes may be about to come back.
+    pub(super) fn pair_may_return(&self) -> bool {
+        self.pair_lost_us.is_some_and(|at_us| self.now_us < at_us + PAIR_BACK_WITHIN_US)
+    }
+
+    /// Keeps a request of which the core does not know, until it is tried again.
+    pub(super) fn hold(&mut self, request: RequestId) {
+        self.trial_is_over(request);
+        let Some(session) = self.sessions.get_mut(&request) else { return };
         if !session.parked {
             session.parked = true;
             (session.prefill, session.decode) = (None, None);
@@ -60,7 +77,6 @@ impl Driver {
             self.set_deadline(request, self.now_us + wait_us);
         }
         self.parked.insert(request);
-        true
     }
 
     /// Tries again whoever was parked.
@@ -70,7 +86,15 @@ impl Driver {
         }
         self.unparked_us = self.now_us;
         for request in std::mem::take(&mut self.parked) {
+            if !self.goes_on_trial(request) {
+                self.parked.insert(request);
+                continue;
+            }
             self.arrive(request);
+            let held_back = self.parked.contains(&request);
+            if !held_back && self.sessions.get(&request).is_some_and(|s| !s.let_in) {
+                self.admitted(request);
+            }
         }
     }
 
@@ -92,17 +116,18 @@ impl Driver {
         }
         let since_us = self.now_us.saturating_sub(self.config.service.lost_after_us);
         for (instance, epoch) in self.fleet.silent(since_us) {
-            self.gone(instance, epoch, "no heartbeat");
+            self.gone(instance, epoch, &Loss::Died("no heartbeat".into()));
         }
     }
 
     fn stage_expired(&mut self, request: RequestId) {
-        let live = self.sessions.len() as u64;
+        let (live, can_serve) = (self.sessions.len() as u64, self.can_serve());
         let Some(session) = self.sessions.get_mut(&request) else { return };
         let patience_us = session.patience_us();
         if session.phase == Phase::Decoding {
             // Tokens since then have moved the deadline without touching the queue.
-            let due_us = session.last_token_us + self.policy.token_stage_us(session);
+            let since_us = session.last_token_us.max(self.away.back_us);
+            let due_us = since_us + self.policy.token_stage_us(session);
             if due_us.min(patience_us) > self.now_us {
                 return self.set_deadline(request, due_us);
             }
@@ -128,11 +153,16 @@ impl Driver {
         };
         self.metrics.stage_expired(stage);
         tracing::warn!(
-            request = request.0,
+            request = %session.submission.request_id,
+            number = request.0,
             attempt = session.attempt,
             stage,
             "a stage took longer than it may"
         );
+        let lacks_pair = !session.let_in || (patience_us > self.now_us && !can_serve);
+        if phase == Phase::Waiting && lacks_pair {
+            return self.refuse_without_pair(request);
+        }
         if patience_us <= self.now_us || phase == Phase::Waiting {
             let whose = if phase == Phase::Waiting { "its stage's" } else { "the client's" };
             let message = format!("{whose} time ran out at stage '{}'", phase.name());

@@ -4,16 +4,17 @@ fn guard(text: &str) -> ClusterGuard {
     ClusterGuard { key: Some(ClusterKey::parse(text).unwrap()), tls: None }
 }
 
-const OURS: &str = "the key of this cluster";
+const OURS: &str = "the key of this cluster, of 32 bytes";
 
-/// Plays both sides; what the conductor says to the node's proof.
+/// Plays both sides; what each says to the other's proof.
 fn opened(node: &ClusterGuard, conductor: &ClusterGuard) -> Result<(), Status> {
     let (mut call, mut answer) = (MetadataMap::new(), MetadataMap::new());
     let ours = node.challenge(&mut call);
     let Some(opening) = conductor.asked(&call)? else { return Ok(()) };
     conductor.answer(&opening, &mut answer);
-    let proof = node.answered(&ours.expect("the node has a key"), &answer)?;
-    conductor.proven(&opening, &proof)
+    let (owed, proof) = node.answered(&ours.expect("the node has a key"), &answer)?;
+    let proof = conductor.proven(&opening, &proof)?;
+    node.welcomed(&owed, &proof)
 }
 
 #[test]
@@ -24,11 +25,28 @@ fn both_sides_must_have_the_same_key_or_none() {
     for (node, conductor, words) in [
         (&open, &guard(OURS), "start the node with --cluster-key"),
         (&guard(OURS), &open, "has no cluster key"),
-        (&guard(OURS), &guard("the key of another one"), "the conductor has another"),
+        (&guard(OURS), &guard("the key of another one, of 32 bytes"), "the node has another"),
     ] {
         let status = opened(node, conductor).expect_err("refused");
         assert_eq!(status.code(), tonic::Code::Unauthenticated);
         assert!(status.message().contains(words), "{status}");
+    }
+}
+
+/// Who dials says first what the key is for: a stranger learns nothing to try keys against.
+#[test]
+fn a_stranger_gets_no_proof_over_a_number_of_its_own() {
+    let conductor = guard(OURS);
+    let mut call = MetadataMap::new();
+    ask(&[7; 32], &mut call);
+    let opening = conductor.asked(&call).expect("a challenge").expect("a key");
+    let mut answer = MetadataMap::new();
+    conductor.answer(&opening, &mut answer);
+    // A challenge, and the version that everybody knows.
+    assert_eq!(answer.len(), 2, "{answer:?}");
+    assert_eq!(challenge_in(&answer), Some(opening.ours));
+    for shown in [&b""[..], &[0; 32], &opening.ours, &opening.theirs] {
+        assert!(conductor.proven(&opening, shown).is_err(), "{shown:?}");
     }
 }
 
@@ -39,18 +57,44 @@ fn what_was_overheard_opens_nothing() {
     let ours = node.challenge(&mut call).expect("a key");
     let first = conductor.asked(&call).expect("a challenge").expect("a key");
     conductor.answer(&first, &mut answer);
-    let proof = node.answered(&ours, &answer).expect("the same key");
-    conductor.proven(&first, &proof).expect("proven");
+    let (owed, proof) = node.answered(&ours, &answer).expect("the same version");
+    let told = conductor.proven(&first, &proof).expect("proven");
+    node.welcomed(&owed, &told).expect("proven");
     // The same call again is asked another question.
     let second = conductor.asked(&call).expect("a challenge").expect("a key");
     assert!(conductor.proven(&second, &proof).is_err());
-    // Nor does a conductor's own proof, sent back.
-    let told = answer.get_bin(PROOF).expect("a proof").to_bytes().expect("bytes");
+    // Nor does a proof of the other side, sent back.
     assert!(conductor.proven(&first, &told).is_err());
-    // Nor does what it once said to another challenge.
+    assert!(node.welcomed(&owed, &proof).is_err());
+    // Nor does what a conductor once said to another challenge.
     let other = node.challenge(&mut MetadataMap::new()).expect("a key");
-    assert!(node.answered(&other, &answer).is_err());
-    assert!(node.answered(&ours, &MetadataMap::new()).is_err());
+    let (owed, _) = node.answered(&other, &answer).expect("the same version");
+    assert!(node.welcomed(&owed, &told).is_err());
+}
+
+/// Up to version 5 the conductor proved itself first.
+#[test]
+fn other_versions_are_refused_by_name() {
+    let (node, conductor) = (guard(OURS), guard(OURS));
+    let mut call = MetadataMap::new();
+    let ours = node.challenge(&mut call).expect("a key");
+    for (told, words) in [(None, "an older control protocol"), (Some("7"), "control protocol \"7\"")] {
+        let mut said = call.clone();
+        said.remove(VERSION);
+        if let Some(told) = told {
+            said.insert(VERSION, told.parse().expect("text"));
+        }
+        for (whose, status) in [
+            ("the node", conductor.asked(&said).expect_err("refused")),
+            ("the conductor", node.answered(&ours, &said).expect_err("refused")),
+        ] {
+            assert_eq!(status.code(), tonic::Code::FailedPrecondition);
+            assert!(
+                status.message().starts_with(&format!("{whose} speaks {words}, this side 6")),
+                "{status}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -71,7 +71,7 @@ impl ByNode {
 }
 
 /// A label's value as the text format has it.
-fn escaped(value: &str) -> String {
+pub(super) fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

@@ -1,7 +1,8 @@
 //! The line to the conductor: attach, say Hello, report, take orders; again in a new epoch when it breaks.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use baton_wire::v1;
 use baton_wire::v1::control_client::ControlClient;
@@ -11,8 +12,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
+use super::pulse::Pulse;
 use super::whom::{Chosen, Whom};
-use crate::guard::ClusterGuard;
+use crate::guard::{ClusterGuard, Opening};
 
 /// Messages to the conductor that may wait; the engine waits when they are full.
 pub(super) const FACTS_WAITING: usize = 1024;
@@ -22,6 +24,19 @@ const FRAME_BYTES: u32 = 1 << 20;
 /// Between two tries to attach.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MOST: Duration = Duration::from_secs(2);
+/// See [`Line::welcome_within`].
+pub(super) const WELCOME_WITHIN: Duration = Duration::from_secs(10);
+/// How long a conductor may be silent on a line that it does not close: its process may have been stopped for a while.
+const SILENCE_MOST: Duration = Duration::from_secs(30);
+/// A heartbeat that goes out later than this after its time tells of a pause of this node's own.
+const PAUSE_LEAST: Duration = Duration::from_secs(1);
+
+/// A number that this process drew at random: two processes of one name are told apart by it.
+pub(super) fn process_mark() -> u64 {
+    static MARK: OnceLock<u64> = OnceLock::new();
+    // Keys of the standard library's hashers are random.
+    *MARK.get_or_init(|| RandomState::new().hash_one(std::process::id()).max(1))
+}
 
 /// What does the node's work, as the line sees it.
 pub(super) trait Station: Send + Sync {
@@ -36,6 +51,10 @@ pub(super) trait Station: Send + Sync {
     fn ordered(&self, orders: v1::Orders) -> Result<(), Gone>;
     /// How it fares.
     fn load(&self) -> v1::NodeLoad;
+    /// How often the thread that does the work has turned; `None` where no thread of its own does it.
+    fn turns(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Nobody does the node's work any more.
@@ -48,8 +67,8 @@ impl From<Gone> for tonic::Status {
     }
 }
 
-/// Orders of a life, and where its facts go.
-type Open = (Streaming<v1::ToNode>, mpsc::Sender<v1::FromNode>);
+/// Orders of a life, where its facts go, and what its conductor has still to prove.
+type Open = (Streaming<v1::ToNode>, mpsc::Sender<v1::FromNode>, Option<Opening>);
 
 /// See the module.
 pub(super) struct Line<S> {
@@ -57,6 +76,10 @@ pub(super) struct Line<S> {
     pub(super) guard: ClusterGuard,
     pub(super) hello: v1::Hello,
     pub(super) station: S,
+    /// How long the other end may take from the connection to its welcome.
+    pub(super) welcome_within: Duration,
+    /// Of the thread that does the work.
+    pub(super) pulse: Pulse,
 }
 
 impl<S: Station> Line<S> {
@@ -67,6 +90,11 @@ impl<S: Station> Line<S> {
     pub(super) async fn keep(&self, stop: &CancellationToken) -> Result<(), String> {
         let (mut pause, mut known) = (RETRY_FIRST, false);
         loop {
+            tokio::select! {
+                () = self.turning() => {}
+                () = stop.cancelled() => return Ok(()),
+            }
+            let begun = Instant::now();
             let ended = tokio::select! {
                 ended = self.once(&mut known) => ended,
                 () = stop.cancelled() => return Ok(()),
@@ -75,7 +103,9 @@ impl<S: Station> Line<S> {
                 return Err(format!("node {}: its thread ended; please report this", self.hello.name));
             }
             match ended {
-                Ok(()) => pause = RETRY_FIRST,
+                // A life that ends at once is no reason to hurry.
+                Ok(()) if begun.elapsed() > RETRY_MOST => pause = RETRY_FIRST,
+                Ok(()) => {}
                 Err(status) if status.code() == tonic::Code::FailedPrecondition => {
                     return Err(format!("the conductor refused: {}", status.message()));
                 }
@@ -100,6 +130,13 @@ impl<S: Station> Line<S> {
         }
     }
 
+    /// Waits until the thread that does the work turns; at once unless it was found standing still.
+    async fn turning(&self) {
+        while !self.pulse.turns(self.station.turns(), Duration::ZERO) {
+            tokio::time::sleep(RETRY_MOST).await;
+        }
+    }
+
     async fn connect(&self, chosen: &Chosen) -> Result<ControlClient<Channel>, tonic::Status> {
         let unavailable = |e: tonic::transport::Error| {
             let why = std::error::Error::source(&e).map_or_else(String::new, |why| format!(": {why}"));
@@ -109,7 +146,8 @@ impl<S: Station> Line<S> {
             .guard
             .line(&chosen.address)?
             .http2_keep_alive_interval(Duration::from_secs(5))
-            .keep_alive_timeout(Duration::from_secs(5))
+            .keep_alive_timeout(SILENCE_MOST)
+            .connect_timeout(self.welcome_within)
             .tcp_nodelay(true)
             // An order may carry the tokens of a long prompt: it shall not wait for leave every 64 KiB.
             .initial_stream_window_size(WINDOW_BYTES)
@@ -121,7 +159,7 @@ impl<S: Station> Line<S> {
         Ok(ControlClient::new(channel).max_decoding_message_size(usize::MAX))
     }
 
-    /// Says Hello; the orders, and where facts go. Where there is a key both sides prove that they have it.
+    /// Says Hello. Where there is a key the node proves that it has it, and is owed as much.
     async fn greet(&self, chosen: &Chosen) -> Result<Open, tonic::Status> {
         let mut client = self.connect(chosen).await?;
         let (facts, outgoing) = mpsc::channel(FACTS_WAITING);
@@ -136,20 +174,23 @@ impl<S: Station> Line<S> {
             say(Vec::new()).await?;
         }
         let answer = client.attach(call).await?;
+        let mut opening = None;
         if let Some(challenge) = challenge {
-            say(self.guard.answered(&challenge, answer.metadata())?.to_vec()).await?;
+            let (owed, proof) = self.guard.answered(&challenge, answer.metadata())?;
+            opening = Some(owed);
+            say(proof.to_vec()).await?;
         }
-        Ok((answer.into_inner(), facts))
+        Ok((answer.into_inner(), facts, opening))
     }
 
     /// One life: from Hello to the end of the stream.
-    async fn once(&self, known: &mut bool) -> Result<(), tonic::Status> {
+    pub(super) async fn once(&self, known: &mut bool) -> Result<(), tonic::Status> {
         let chosen = self.whom.choose().await;
-        let (mut orders, facts) = self.greet(&chosen).await?;
-        let welcome = match orders.message().await?.and_then(|m| m.message) {
-            Some(v1::to_node::Message::Welcome(welcome)) => welcome,
-            _ => return Err(tonic::Status::internal("the conductor did not say Welcome first")),
-        };
+        let welcomed = tokio::time::timeout(self.welcome_within, self.welcomed(&chosen)).await;
+        let welcomed = welcomed.unwrap_or_else(|_| {
+            Err(tonic::Status::deadline_exceeded(format!("no answer within {:?}", self.welcome_within)))
+        });
+        let (welcome, mut orders, facts) = welcomed.map_err(|status| with_place(status, &chosen))?;
         self.heed(welcome.leader)?;
         *known = true;
         self.station.attached(&welcome, facts.clone())?;
@@ -164,6 +205,20 @@ impl<S: Station> Line<S> {
             ended = self.obey(&mut orders) => ended,
             ended = self.beat(&facts, beat) => ended,
             () = self.whom.replaced(&chosen) => Err(tonic::Status::unavailable("another conductor leads")),
+        }
+    }
+
+    async fn welcomed(
+        &self,
+        chosen: &Chosen,
+    ) -> Result<(v1::Welcome, Streaming<v1::ToNode>, mpsc::Sender<v1::FromNode>), tonic::Status> {
+        let (mut orders, facts, opening) = self.greet(chosen).await?;
+        match orders.message().await?.and_then(|m| m.message) {
+            Some(v1::to_node::Message::Welcome(welcome)) => {
+                opening.map_or(Ok(()), |opening| self.guard.welcomed(&opening, &welcome.proof))?;
+                Ok((welcome, orders, facts))
+            }
+            _ => Err(tonic::Status::internal("the conductor did not say Welcome first")),
         }
     }
 
@@ -186,10 +241,29 @@ impl<S: Station> Line<S> {
         })
     }
 
-    async fn beat(&self, facts: &mpsc::Sender<v1::FromNode>, every: Duration) -> Result<(), tonic::Status> {
+    pub(super) async fn beat(
+        &self,
+        facts: &mpsc::Sender<v1::FromNode>,
+        every: Duration,
+    ) -> Result<(), tonic::Status> {
         let mut sequence = 0;
         loop {
+            let rested = Instant::now();
             tokio::time::sleep(every).await;
+            let pause = rested.elapsed().saturating_sub(every);
+            if pause > PAUSE_LEAST {
+                let (node, pause_ms) = (&self.hello.name, pause.as_millis());
+                tracing::warn!(
+                    node,
+                    pause_ms,
+                    "this node was itself away: its conductor may have taken it for lost"
+                );
+            }
+            if !self.pulse.turns(self.station.turns(), every) {
+                let node = &self.hello.name;
+                tracing::error!(node, "this node's thread stands still: the node leaves until it goes on");
+                return Err(tonic::Status::aborted("its thread stands still"));
+            }
             sequence += 1;
             let load =
                 Some(v1::NodeLoad { refused_orders: self.whom.refused_orders(), ..self.station.load() });
@@ -199,4 +273,19 @@ impl<S: Station> Line<S> {
             }
         }
     }
+}
+
+/// Says where nodes attach, if what answers may be something else: a front door has no such call, or is silent.
+fn with_place(status: tonic::Status, chosen: &Chosen) -> tonic::Status {
+    use tonic::Code;
+    if !matches!(status.code(), Code::DeadlineExceeded | Code::Unimplemented | Code::Unknown | Code::Internal)
+    {
+        return status;
+    }
+    let told = format!(
+        "{}: {}; nodes attach to the control port (service.control, --control), not to the front door",
+        chosen.address,
+        status.message()
+    );
+    tonic::Status::new(status.code(), told)
 }

@@ -1,9 +1,11 @@
 //! The decode leg: make room, take KV in, decode, keep what was written as cache.
 
+use std::sync::Arc;
+
 use baton_engine::{Sequence, SequenceId};
 use baton_tiers::{Hold, Refused};
 use baton_transports::{SliceAt, Ticket};
-use baton_types::{BlockKey, ChainHasher, RequestId};
+use baton_types::{BlockKey, ChainHasher, RequestId, Sampling};
 use baton_wire::v1;
 use bytes::Bytes;
 
@@ -127,7 +129,7 @@ impl Worker {
             prompt_tokens: job.prompt_tokens,
             computed_tokens,
             blocks: job.slots().to_vec(),
-            sampling: job.sampling.clone(),
+            sampling: without_prompt_logprobs(&job.sampling),
             hold: false,
             layerwise: false,
             order: 0,
@@ -140,16 +142,43 @@ impl Worker {
     /// The next token has no slot.
     pub(super) fn starved(&mut self, id: SequenceId) {
         let request = id.0;
-        let Some(job) = self.jobs.get_mut(&request) else { return };
-        match self.cache.grow(RequestId(request), GROW_BLOCKS) {
-            Ok(slots) => {
-                self.engine.extend(id, &slots);
-                if let Some(hold) = &mut job.hold {
-                    hold.slots.extend(slots);
-                }
-            }
+        if !self.jobs.contains_key(&request) {
+            return;
+        }
+        let more = self.cache.grow(RequestId(request), GROW_BLOCKS);
+        match more.or_else(|_| self.cache.grow(RequestId(request), 1)) {
+            Ok(slots) => self.extend(request, slots),
+            Err(Refused::NoRoom { .. }) => self.preempt_for(request),
             // Its KV is lost here, not its answer: another instance goes on from the tokens.
             Err(refused) => self.leg_failed(request, "room", refused.to_string()),
+        }
+    }
+
+    /// KV is short: the youngest gives its own up, and `request` goes on unless that is itself. So the oldest
+    /// always comes to its end, and makes room for the others. Requests are numbered in order of arrival.
+    fn preempt_for(&mut self, request: u64) {
+        loop {
+            // A prefill whose KV is on its way elsewhere leaves soon by itself.
+            let holds = |job: &Job| job.hold.is_some() && job.to.is_none();
+            let youngest = self.jobs.iter().rev().find(|(_, job)| holds(job)).map(|(id, _)| *id);
+            let victim = youngest.unwrap_or(request).max(request);
+            // Alone it has all there is: elsewhere there may be more.
+            let stage = if self.holds_others(victim) { "preempted" } else { "room" };
+            self.leg_failed(victim, stage, "KV ran short: it gave way to older requests".to_owned());
+            if victim == request {
+                return;
+            }
+            if let Ok(slots) = self.cache.grow(RequestId(request), GROW_BLOCKS) {
+                self.extend(request, slots);
+                return;
+            }
+        }
+    }
+
+    fn extend(&mut self, request: u64, slots: Vec<u32>) {
+        self.engine.extend(SequenceId(request), &slots);
+        if let Some(hold) = self.jobs.get_mut(&request).and_then(|job| job.hold.as_mut()) {
+            hold.slots.extend(slots);
         }
     }
 
@@ -170,6 +199,14 @@ impl Worker {
         if let Err(why) = self.cache.adopt(RequestId(request), &kept, &slots, &mut pool) {
             tracing::debug!(request, %why, "the answer's blocks are not kept");
         }
+    }
+}
+
+/// The settings of a leg whose prompt was computed elsewhere: there its logprobs were told.
+fn without_prompt_logprobs(sampling: &Arc<Sampling>) -> Arc<Sampling> {
+    match sampling.prompt_logprobs {
+        Some(_) => Arc::new(Sampling { prompt_logprobs: None, ..(**sampling).clone() }),
+        None => Arc::clone(sampling),
     }
 }
 

@@ -261,6 +261,7 @@ pub(super) fn fingerprint(engine: &dyn Engine) -> v1::Fingerprint {
         block_bytes: shape.block_bytes() as u64,
         vocab_tokens: model.vocab_tokens,
         engine: "baton".into(),
+        tokenizer: String::new(),
     }
 }
 

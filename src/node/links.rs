@@ -16,15 +16,14 @@ use baton_wire::v1;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
+
+use super::turns::Turns;
 
 /// How long a fetch may take before its blocks are computed instead.
 const FETCH_WITHIN: Duration = Duration::from_secs(5);
 /// How long the worker may take to look blocks up for a peer.
 const SERVE_WITHIN: Duration = Duration::from_secs(5);
-
-/// Hand-offs under way at a time, below what an endpoint sends at most.
-const DEPARTURES: usize = 64;
 
 /// How a flight ended: bytes, or why not.
 pub(super) type Outcome = Result<u64, String>;
@@ -51,6 +50,8 @@ pub(super) enum ToWorker {
     Fetched { request: u64, attempt: u32, blocks: Vec<FetchedBlock> },
     /// A chain that is copied here ahead of demand.
     Replica { chain: Vec<BlockKey>, blocks: Vec<FetchedBlock> },
+    /// A hand-off that waited for its turn has it.
+    Departs { request: u64, attempt: u32 },
     /// A hand-off from here ended.
     FlightEnded { request: u64, attempt: u32, outcome: Outcome },
     /// The node stops.
@@ -61,6 +62,14 @@ pub(super) enum ToWorker {
 pub(super) struct Cargo {
     pub plan: Plan,
     pub note: Vec<u8>,
+}
+
+/// A hand-off that was started.
+pub(super) struct Departure {
+    /// Where its slices go, once it need not wait. What is there then has the bound that its turn gives.
+    pub slices: mpsc::UnboundedSender<(SliceAt, Bytes)>,
+    /// Whether the worker hears [`ToWorker::Departs`] before it may send any.
+    pub waits: bool,
 }
 
 /// The slices of `blocks` blocks.
@@ -84,8 +93,8 @@ pub(super) struct Links {
     runtime: Handle,
     expected: Mutex<HashMap<u64, Expected>>,
     flights: Mutex<HashMap<u64, tokio::task::AbortHandle>>,
-    /// Hand-offs that may be under way: the others wait their turn, where a refusal would cost them their KV.
-    departures: Semaphore,
+    /// Of hand-offs: those that may not be under way yet wait, where a refusal would cost them their KV.
+    turns: Turns,
     dialer: Mutex<Option<Dialer>>,
     life: Mutex<Life>,
 }
@@ -98,13 +107,13 @@ struct Life {
 }
 
 impl Links {
-    pub(super) fn new(worker: Sender<ToWorker>, runtime: Handle) -> Self {
+    pub(super) fn new(worker: Sender<ToWorker>, runtime: Handle, turns: Turns) -> Self {
         Self {
             worker,
             runtime,
             expected: Mutex::default(),
             flights: Mutex::default(),
-            departures: Semaphore::new(DEPARTURES),
+            turns,
             dialer: Mutex::default(),
             life: Mutex::default(),
         }
@@ -141,18 +150,28 @@ impl Links {
         }
     }
 
-    /// Starts a hand-off; slices are sent as they come until the sender is dropped.
+    /// Starts a hand-off, or has it wait for its turn; slices are sent as they come until the sender is dropped.
     pub(super) fn hand_off(
         self: &Arc<Self>,
         request: u64,
         attempt: u32,
         peer: v1::Peer,
         cargo: Cargo,
-    ) -> mpsc::UnboundedSender<(SliceAt, Bytes)> {
+    ) -> Departure {
         let (slices, outgoing) = mpsc::unbounded_channel();
         let links = Arc::clone(self);
+        let turn = self.turns.try_take(cargo.plan.blocks);
+        let waits = turn.is_none();
         let task = self.runtime.spawn(async move {
             let ticket = Ticket { request, attempt, epoch: peer.epoch };
+            let _turn = match turn {
+                Some(turn) => turn,
+                None => {
+                    let turn = links.turns.take(cargo.plan.blocks).await;
+                    let _ = links.tell(ToWorker::Departs { request, attempt });
+                    turn
+                }
+            };
             let outcome = links.fly(&peer, ticket, cargo, outgoing).await;
             let _ = links.tell(ToWorker::FlightEnded { request, attempt, outcome });
         });
@@ -160,7 +179,7 @@ impl Links {
         if let Some(before) = before {
             before.abort();
         }
-        slices
+        Departure { slices, waits }
     }
 
     async fn fly(
@@ -171,7 +190,6 @@ impl Links {
         mut outgoing: mpsc::UnboundedReceiver<(SliceAt, Bytes)>,
     ) -> Outcome {
         let dialer = self.dialer().ok_or("this node's KV endpoint is closed")?;
-        let _turn = self.departures.acquire().await.map_err(|_| "this node is stopping")?;
         let mut flight =
             Flight::start(&dialer, &address(peer), ticket, cargo.plan).await.map_err(|e| e.to_string())?;
         flight.note(&cargo.note).await.map_err(|e| e.to_string())?;
@@ -344,7 +362,7 @@ mod tests {
     #[tokio::test]
     async fn only_the_very_kv_that_is_expected_is_let_in() {
         let (worker, _inbox) = std::sync::mpsc::channel();
-        let links = Links::new(worker, Handle::current());
+        let links = Links::new(worker, Handle::current(), Turns::new(8));
         links.begin(3, mpsc::channel(1).0);
         let plan = Plan { blocks: 5, layers: 2, layer_bytes: 64 };
         links.expect(7, 1, 2, plan);
@@ -367,11 +385,38 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_hand_off_that_waits_for_its_turn_says_so_and_tells_when_it_has_it() {
+        let (worker, inbox) = std::sync::mpsc::channel();
+        let links = Arc::new(Links::new(worker, Handle::current(), Turns::new(8)));
+        let cargo = || Cargo { plan: Plan { blocks: 5, layers: 2, layer_bytes: 64 }, note: Vec::new() };
+        let before = links.turns.try_take(5).unwrap();
+        let waiting = links.hand_off(1, 3, v1::Peer::default(), cargo());
+        let given_up = links.hand_off(2, 1, v1::Peer::default(), cargo());
+        assert!(waiting.waits && given_up.waits);
+        links.forget(2);
+        tokio::task::yield_now().await;
+        assert!(inbox.try_recv().is_err());
+        drop(before);
+        let mut told = Vec::new();
+        while told.len() < 2 {
+            tokio::task::yield_now().await;
+            told.extend(inbox.try_iter());
+        }
+        // The endpoint of this node is not open: so its flight ends at once.
+        assert!(matches!(told[0], ToWorker::Departs { request: 1, attempt: 3 }));
+        assert!(matches!(told[1], ToWorker::FlightEnded { request: 1, attempt: 3, outcome: Err(_) }));
+        while links.turns.try_take(8).is_none() {
+            tokio::task::yield_now().await;
+        }
+        assert!(!links.hand_off(4, 1, v1::Peer::default(), cargo()).waits);
+    }
+
     /// The worker may be in a pass of a second: the conductor does not wait for its end to hear that KV is here.
     #[tokio::test]
     async fn the_conductor_hears_that_kv_is_here_without_the_worker() {
         let (worker, inbox) = std::sync::mpsc::channel();
-        let links = Links::new(worker, Handle::current());
+        let links = Links::new(worker, Handle::current(), Turns::new(8));
         let (facts, mut told) = mpsc::channel(1);
         links.begin(3, facts);
         let plan = Plan { blocks: 5, layers: 2, layer_bytes: 64 };

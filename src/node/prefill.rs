@@ -56,13 +56,19 @@ impl Worker {
 
     /// An order that cannot be carried out anywhere.
     pub(super) fn refuse(&mut self, request: u64, attempt: u32, why: &str) {
-        let failure = v1::Failure { stage: "engine".into(), message: why.into(), of_request: true };
+        let failure = v1::Failure {
+            stage: "engine".into(),
+            message: why.into(),
+            of_request: true,
+            ..v1::Failure::default()
+        };
         self.facts.push(v1::Fact { request, attempt, fact: Some(v1::fact::Fact::Failure(failure)) });
     }
 
     /// A leg that failed here and may do better elsewhere.
     pub(super) fn leg_failed(&mut self, request: u64, stage: &str, message: String) {
-        let failure = v1::Failure { stage: stage.into(), message, of_request: false };
+        let failure =
+            v1::Failure { stage: stage.into(), message, of_request: false, ..v1::Failure::default() };
         self.tell(request, v1::fact::Fact::Failure(failure));
         self.release(request);
     }
@@ -103,7 +109,7 @@ impl Worker {
     }
 
     /// Whether waiting helps: somebody else holds blocks that will come free.
-    fn holds_others(&self, request: u64) -> bool {
+    pub(super) fn holds_others(&self, request: u64) -> bool {
         self.jobs.iter().any(|(other, job)| *other != request && job.hold.is_some())
     }
 
@@ -181,9 +187,9 @@ impl Worker {
         let job = self.jobs.get(&request).expect("it was there above");
         let sent = (computed_tokens / shape.block_tokens) as usize;
         if let Some(peer) = job.to.clone() {
-            let outlet = self.open_outlet(request, peer);
+            let mut outlet = self.open_outlet(request, peer);
             let job = self.jobs.get(&request).expect("it was there above");
-            outlet.send_blocks(job.slots(), shape.layers, sent, self.engine.view());
+            outlet.send_blocks(job.slots(), sent, (shape.layers, self.engine.view()));
             self.outlets.insert(SequenceId(request), outlet);
         }
     }
@@ -194,13 +200,31 @@ impl Worker {
         let tokens = u32::try_from(job.tokens.len()).unwrap_or(u32::MAX);
         let blocks = tokens.div_ceil(shape.block_tokens);
         let cargo = Cargo { plan: plan_of(blocks, shape), note: job.packed_tokens() };
-        let slices = self.links.hand_off(request, job.attempt, peer, cargo);
-        Outlet { slices, tokens, block_tokens: shape.block_tokens }
+        let (attempt, block_tokens, layers) = (job.attempt, shape.block_tokens, shape.layers as usize);
+        let departure = self.links.hand_off(request, attempt, peer, cargo);
+        let waiting = departure.waits.then(|| vec![0; layers]);
+        Outlet { slices: departure.slices, waiting, attempt, tokens, block_tokens }
+    }
+
+    /// A hand-off that waited has its turn: what its prefill has computed leaves now.
+    pub(super) fn departs(&mut self, request: u64, attempt: u32) {
+        let id = SequenceId(request);
+        let Some(outlet) = self.outlets.get_mut(&id).filter(|outlet| outlet.attempt == attempt) else {
+            return;
+        };
+        let Some(job) = self.jobs.get(&request) else { return };
+        let is_whole = outlet.is_ready();
+        outlet.depart(job.slots(), self.engine.view());
+        if is_whole {
+            self.outlets.remove(&id);
+        }
     }
 
     /// The KV is complete: everything leaves that has not yet, and the blocks are readable here.
     pub(super) fn computed(&mut self, id: SequenceId, compute_us: u64) {
-        self.outlets.remove(&id);
+        if self.outlets.get(&id).is_some_and(|outlet| !outlet.is_ready()) {
+            self.outlets.remove(&id);
+        }
         let Some(job) = self.jobs.get_mut(&id.0) else { return };
         job.compute_us = compute_us;
         if job.stage == Stage::Computing {
@@ -216,7 +240,7 @@ impl Worker {
         self.tell(id.0, v1::fact::Fact::PromptLogprobs(told));
     }
 
-    pub(super) fn drew(&mut self, id: SequenceId, token: v1::Token) {
+    pub(super) fn drew(&mut self, id: SequenceId, mut token: v1::Token) {
         let request = id.0;
         let Some(job) = self.jobs.get_mut(&request) else { return };
         job.drawn.push(token.token);
@@ -226,6 +250,7 @@ impl Worker {
         let local = job.to.is_none();
         if first {
             job.stage = Stage::Held;
+            token.cached_tokens = Some(job.cached_tokens);
         }
         self.tell(request, v1::fact::Fact::Token(token));
         if first {
@@ -278,7 +303,8 @@ impl Worker {
         let Some(job) = self.jobs.get_mut(&request).filter(|j| j.stage == Stage::Held) else {
             // Not a failed hand-off: the request has to be prefilled again, anywhere.
             let message = "its KV is not here, or not any more".into();
-            let failure = v1::Failure { stage: "handoff".into(), message, of_request: false };
+            let failure =
+                v1::Failure { stage: "handoff".into(), message, of_request: false, ..v1::Failure::default() };
             let fact = v1::fact::Fact::Failure(failure);
             return self.facts.push(v1::Fact { request, attempt, fact: Some(fact) });
         };
@@ -286,11 +312,14 @@ impl Worker {
         job.stranded = None;
         job.to.clone_from(&to);
         let Some(peer) = to else { return self.tell(request, v1::fact::Fact::Handoff(false)) };
-        let outlet = self.open_outlet(request, peer);
+        let mut outlet = self.open_outlet(request, peer);
         let layers = self.engine.shape().layers;
         let job = self.jobs.get(&request).expect("it was there above");
         let blocks = job.tokens.len().div_ceil(self.engine.shape().block_tokens as usize);
-        outlet.send_blocks(job.slots(), layers, blocks, self.engine.view());
+        outlet.send_blocks(job.slots(), blocks, (layers, self.engine.view()));
+        if outlet.is_ready() {
+            self.outlets.insert(SequenceId(request), outlet);
+        }
     }
 
     /// Bytes for a peer: as far as they are readable and verified.

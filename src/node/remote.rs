@@ -16,12 +16,15 @@ mod work;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_remote::{Dialect, HandoffWay, Probe, RemoteEngine, RemoteSettings};
+use baton_remote::{
+    Compared, Dialect, HandoffWay, Probe, RemoteEngine, RemoteError, RemoteSettings, Sample, Stage,
+};
 use baton_types::{CostProfile, Role};
 use baton_wire::v1;
 use tokio_util::sync::CancellationToken;
 
-use super::attach::{Line, Station as _};
+use super::attach::{Line, Station as _, WELCOME_WITHIN};
+use super::pulse::Pulse;
 use super::whom::{Leaders, Whom};
 use super::within::Within;
 use crate::conductor::{Inbox, Lead};
@@ -35,6 +38,9 @@ const LOOK: Duration = Duration::from_secs(1);
 const UNANSWERED_MOST: u32 = 2;
 /// Between two tries while it does not answer.
 const AWAIT: Duration = Duration::from_millis(500);
+
+/// The same where it serves another model than the front door knows: it has to be started anew.
+const AWAIT_OTHER: Duration = Duration::from_secs(5);
 
 /// Prompt tokens of a pass of an engine that does not tell: vLLM's default for a server on a large GPU.
 const PASS_TOKENS: u32 = 8_192;
@@ -64,6 +70,8 @@ pub struct RemoteNode {
     pub vocab_tokens: u32,
     /// Tokens that end an answer, for the router.
     pub end_tokens: Vec<u32>,
+    /// Texts with the tokens that it has to make of them; it is believed without.
+    pub sample: Option<Arc<Sample>>,
     /// What it serves, where its version does not tell.
     pub revision: Option<String>,
     /// Where it announces what happens in its cache; nothing is assumed of that then.
@@ -92,6 +100,7 @@ impl RemoteNode {
             max_model_tokens,
             vocab_tokens,
             end_tokens,
+            sample,
             revision,
             events,
             profile,
@@ -109,7 +118,8 @@ impl RemoteNode {
                     &other.vocab_tokens,
                 );
         let engine = *engine == other.engine && *events == other.events && *profile == other.profile;
-        place && sizes && engine && *end_tokens == other.end_tokens && *revision == other.revision
+        let tokens = *end_tokens == other.end_tokens && *sample == other.sample;
+        place && sizes && engine && tokens && *revision == other.revision
     }
 }
 
@@ -133,9 +143,10 @@ pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Res
     };
     let named = |error: String| format!("node {}: {error}", node.name);
     let engine = RemoteEngine::new(node.engine.clone()).map_err(|e| named(e.to_string()))?;
+    let outside = Outside { name: &node.name, of: way.inbox() };
     loop {
         let found = tokio::select! {
-            found = well(&engine, &node) => found,
+            found = well(&engine, &node, &outside) => found,
             () = stop.cancelled() => return Ok(()),
         };
         let hello = hello(&node, &found).map_err(named)?;
@@ -158,6 +169,14 @@ enum Way {
 }
 
 impl Way {
+    /// The conductor of this process.
+    fn inbox(&self) -> Option<Inbox> {
+        match self {
+            Self::Wire(_) => None,
+            Self::Within(inbox, _) => Some(inbox.clone()),
+        }
+    }
+
     async fn keep(
         &self,
         hello: v1::Hello,
@@ -167,7 +186,9 @@ impl Way {
     ) -> Result<(), String> {
         match self {
             Self::Wire(whom) => {
-                Line { whom: Arc::clone(whom), guard: guard.clone(), hello, station }.keep(stop).await
+                let (whom, guard, welcome_within) = (Arc::clone(whom), guard.clone(), WELCOME_WITHIN);
+                let pulse = Pulse::default();
+                Line { whom, guard, hello, station, welcome_within, pulse }.keep(stop).await
             }
             Self::Within(inbox, lead) => {
                 Within { inbox: inbox.clone(), lead: lead.clone(), hello, station }.keep(stop).await
@@ -176,43 +197,83 @@ impl Way {
     }
 }
 
-/// Waits until the engine answers, and asks what it is.
-async fn well(engine: &RemoteEngine, node: &RemoteNode) -> Arc<Probe> {
-    let mut told = false;
+/// Where operators read why a node of this process is not attached. Nothing is left there when this goes.
+struct Outside<'n> {
+    name: &'n str,
+    of: Option<Inbox>,
+}
+
+impl Outside<'_> {
+    fn because(&self, why: Option<String>) {
+        if let Some(inbox) = &self.of {
+            inbox.kept_out(self.name, why);
+        }
+    }
+}
+
+impl Drop for Outside<'_> {
+    fn drop(&mut self) {
+        self.because(None);
+    }
+}
+
+/// Waits until the engine answers and makes the front door's tokens, and asks what it is.
+async fn well(engine: &RemoteEngine, node: &RemoteNode, outside: &Outside<'_>) -> Arc<Probe> {
+    let mut told = None;
     loop {
-        let asked = match engine.health().await {
-            Ok(()) => engine.probe().await,
-            Err(error) => Err(error),
-        };
-        match asked {
-            Ok(probe) => {
+        match found(engine, node).await {
+            Ok((probe, compared)) => {
+                outside.because(None);
                 tracing::info!(
                     node = node.name,
                     model = probe.model,
                     version = probe.version,
+                    tokens = ?compared,
                     "the engine is well"
                 );
+                if compared == Some(Compared::Nothing) {
+                    tracing::warn!(
+                        node = node.name,
+                        "the engine does not tell its tokens: that they are those of --model is believed"
+                    );
+                }
                 return probe;
             }
             Err(error) => {
-                if !told {
-                    tracing::warn!(node = node.name, %error, "waiting for the engine");
+                if told != Some(error.stage) {
+                    tracing::warn!(node = node.name, %error, "this node stays out: waiting for the engine");
                 }
-                told = true;
+                told = Some(error.stage);
+                outside.because(Some(error.to_string()));
+                let other = error.stage == Stage::Vocabulary;
+                tokio::time::sleep(if other { AWAIT_OTHER } else { AWAIT }).await;
             }
         }
-        tokio::time::sleep(AWAIT).await;
     }
+}
+
+/// What the engine says of itself, and what of its tokens was compared.
+async fn found(
+    engine: &RemoteEngine,
+    node: &RemoteNode,
+) -> Result<(Arc<Probe>, Option<Compared>), RemoteError> {
+    engine.health().await?;
+    let probe = engine.probe().await?;
+    let compared = match &node.sample {
+        Some(sample) => Some(engine.compare(sample).await?),
+        None => None,
+    };
+    Ok((probe, compared))
 }
 
 /// Looks after the engine until it does not answer any more; returns what it said last.
 async fn unwell(engine: &RemoteEngine, desk: &Desk) -> String {
     let mut unanswered = 0;
     loop {
-        tokio::select! {
-            () = tokio::time::sleep(LOOK) => {}
-            () = desk.doubted() => {}
-        }
+        let doubted = tokio::select! {
+            () = tokio::time::sleep(LOOK) => false,
+            () = desk.doubted() => true,
+        };
         match engine.health().await {
             Ok(()) => {
                 unanswered = 0;
@@ -221,7 +282,10 @@ async fn unwell(engine: &RemoteEngine, desk: &Desk) -> String {
             }
             Err(error) => {
                 unanswered += 1;
-                if unanswered >= UNANSWERED_MOST {
+                // Where nothing listens there is nobody to ask a second time, and one that has just failed and says that it
+                // is not well has been asked twice.
+                let certain = error.stage == Stage::Connect || (doubted && error.status.is_some());
+                if unanswered >= UNANSWERED_MOST || certain {
                     return error.to_string();
                 }
             }
@@ -240,6 +304,7 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         .max_model_tokens
         .or(found.max_model_tokens)
         .ok_or_else(|| lacks("longest context", "max-model-tokens"))?;
+    let pass_tokens = node.pass_tokens.or(found.pass_tokens).unwrap_or(PASS_TOKENS);
     let mut profile = node.profile.clone();
     profile.kv_capacity_tokens = capacity_tokens;
     let fingerprint = v1::Fingerprint {
@@ -247,6 +312,9 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         block_tokens: node.block_tokens,
         vocab_tokens: node.vocab_tokens,
         engine: build(node, found.version.as_deref()),
+        tokenizer: node.sample.as_ref().map_or_else(String::new, |sample| {
+            crate::conductor::tokenizer_name(&sample.tokens, sample.chat_tokens.as_deref())
+        }),
         ..v1::Fingerprint::default()
     };
     Ok(v1::Hello {
@@ -255,9 +323,10 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         role: crate::conductor::role_word(node.role).into(),
         fingerprint: Some(fingerprint),
         capacity_tokens,
-        pass_tokens: node.pass_tokens.or(found.pass_tokens).unwrap_or(PASS_TOKENS),
-        // An engine that is there for decode legs is given nothing else.
-        mixed_chunk_tokens: (node.role == Role::Decode).then_some(0),
+        pass_tokens,
+        // An engine that is there for decode legs is given nothing else; any other fills what its passes hold beside
+        // its decodes, and knows of no objective.
+        mixed_chunk_tokens: Some(if node.role == Role::Decode { 0 } else { pass_tokens }),
         net_bytes_per_s: node.net_bytes_per_s,
         // What its own cache brings up, it brings up by itself.
         host_bytes_per_s: 1_000_000_000,
@@ -270,6 +339,7 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         wants_body: true,
         engine_moves_kv: true,
         proof: Vec::new().into(),
+        process: super::attach::process_mark(),
     })
 }
 

@@ -3,6 +3,7 @@
 
 mod conductor;
 mod fetches;
+mod lines;
 mod lives;
 mod orders;
 mod random;

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::attach::{FACTS_WAITING, Gone, Station};
-use crate::conductor::{Inbox, Lead, Message, ORDERS_PER_NODE};
+use crate::conductor::{Inbox, Lead, Loss, Message, NotTaken, ORDERS_PER_NODE};
 
 /// Between two tries to attach, where the conductor does not lead or has lost this node.
 const RETRY: Duration = Duration::from_millis(200);
@@ -84,7 +84,7 @@ impl<S: Station> Within<S> {
 
 /// The question for a place. A place that was given while nobody waited for it any more is given up.
 struct Asked {
-    answer: Option<oneshot::Receiver<Result<v1::Welcome, String>>>,
+    answer: Option<oneshot::Receiver<Result<v1::Welcome, NotTaken>>>,
     inbox: Inbox,
 }
 
@@ -95,7 +95,7 @@ impl Asked {
         let answer = answer.await;
         self.answer = None;
         let Ok(welcome) = answer else { return Ok(None) };
-        let welcome = welcome?;
+        let welcome = welcome.map_err(|why| why.to_string())?;
         let life = Life::of(&welcome, &self.inbox);
         Ok(Some((welcome, life)))
     }
@@ -149,9 +149,8 @@ impl Life {
 impl Drop for Life {
     fn drop(&mut self) {
         let (instance, epoch) = (self.instance, self.epoch);
-        let Err(gone) = self.inbox.offer(Message::Gone { instance, epoch, why: "it left".to_owned() }) else {
-            return;
-        };
+        let loss = Loss::Left("it left".to_owned());
+        let Err(gone) = self.inbox.offer(Message::Gone { instance, epoch, loss }) else { return };
         // A conductor whose inbox is full has to hear of it too; one that has ended does not.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let inbox = self.inbox.clone();
@@ -180,7 +179,7 @@ mod tests {
         assert_eq!((instance, epoch), (InstanceId(3), Epoch(4)));
         // One that was refused, and one that nobody answered, have nothing to give up.
         let (reply, answer) = oneshot::channel();
-        reply.send(Err("no".into())).expect("it waits");
+        reply.send(Err(NotTaken::Unfit("no".into()))).expect("it waits");
         drop(Asked { answer: Some(answer), inbox: inbox.clone() });
         drop(Asked { answer: Some(oneshot::channel().1), inbox });
         assert!(told.try_recv().is_err());

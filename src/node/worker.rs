@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
@@ -60,6 +61,7 @@ pub(super) struct Worker {
     /// Copies ahead of demand that are under way.
     pub(super) replicas: Replicas,
     reported: Instant,
+    turns: Arc<AtomicU64>,
 }
 
 /// What a worker is made of.
@@ -71,6 +73,8 @@ pub(super) struct Parts {
     pub(super) lends: bool,
     pub(super) pass_tokens: u32,
     pub(super) announcer: Option<Announcer>,
+    /// Counted up at every turn.
+    pub(super) turns: Arc<AtomicU64>,
 }
 
 impl Worker {
@@ -95,6 +99,7 @@ impl Worker {
             announcer: parts.announcer,
             replicas: Replicas::default(),
             reported: Instant::now(),
+            turns: parts.turns,
         }
     }
 
@@ -103,6 +108,7 @@ impl Worker {
         let mut events = Vec::new();
         let mut busy = false;
         loop {
+            self.turns.fetch_add(1, Ordering::Relaxed);
             if !self.take_in(inbox, busy) {
                 return;
             }
@@ -157,6 +163,7 @@ impl Worker {
             ToWorker::Wanted { keys, reply } => self.wanted(&keys, reply),
             ToWorker::Fetched { request, attempt, blocks } => self.fetched(request, attempt, blocks),
             ToWorker::Replica { chain, blocks } => self.replica(&chain, blocks),
+            ToWorker::Departs { request, attempt } => self.departs(request, attempt),
             ToWorker::FlightEnded { request, attempt, outcome } => {
                 self.flight_ended(request, attempt, outcome)
             }
@@ -226,6 +233,7 @@ impl Worker {
                         token,
                         finish: finish.map_or(0, |f| if f == baton_types::Finish::Stop { 1 } else { 2 }),
                         logprob: logprob.as_ref().map(v1::Logprob::from),
+                        cached_tokens: None,
                     };
                     self.drew(id, told);
                 }

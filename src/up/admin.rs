@@ -2,16 +2,21 @@
 
 use std::path::PathBuf;
 
-use baton_router::{Body, Extra, Reply, ReplyFuture, same_key};
+use baton_router::{ApiError, Body, Extra, Mount, Reply, ReplyFuture, same_key};
+use baton_types::Secret;
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use serde_json::json;
 
 use super::shared_policy::{NotMade, SharedPolicy};
 use crate::conductor::{Inbox, Question, parse_role};
 use crate::config::Config;
 use crate::metrics::Metrics;
+
+const JSON: &str = "application/json";
+/// Bytes of a policy at most.
+const POLICY_BYTES: usize = 1 << 20;
 
 /// Answers operators.
 pub(super) struct Admin {
@@ -21,7 +26,7 @@ pub(super) struct Admin {
     /// Where several conductors follow one policy.
     shared: Option<SharedPolicy>,
     /// What an operator shows as `Authorization: Bearer KEY`; `None` lets everybody in.
-    key: Option<String>,
+    key: Option<Secret<String>>,
 }
 
 /// An answer in the making: its status, and JSON.
@@ -36,8 +41,8 @@ impl Admin {
     ) -> Self {
         let service = &config.service;
         // Where clients need a key, operators do too: without one of their own nobody gets in.
-        let key = (!service.admin_key.is_empty() || !service.api_keys.is_empty())
-            .then(|| service.admin_key.clone());
+        let key =
+            (service.admin_key.is_set() || !service.api_keys.is_empty()).then(|| service.admin_key.clone());
         Self { inbox, metrics, config_path, shared, key }
     }
 
@@ -45,7 +50,18 @@ impl Admin {
         let Some(key) = &self.key else { return true };
         let shown = parts.headers.get(http::header::AUTHORIZATION).and_then(|v| v.to_str().ok());
         let shown = shown.and_then(|v| v.strip_prefix("Bearer ")).unwrap_or_default();
-        same_key(shown.as_bytes(), key.as_bytes())
+        same_key(shown.as_bytes(), key.expose().as_bytes())
+    }
+
+    /// Why a request is not let in; none where it is.
+    fn refusal(&self, parts: &Parts) -> Option<Answer> {
+        if self.key.is_none() && is_of_a_page(&parts.headers) {
+            let why =
+                "a web page may not do this: set service.admin_key, or call it from elsewhere than a browser";
+            return Some(wrong(StatusCode::FORBIDDEN, why));
+        }
+        let why = "operators show service.admin_key as 'Authorization: Bearer KEY'";
+        (!self.lets_in(parts)).then(|| wrong(StatusCode::UNAUTHORIZED, why))
     }
 
     async fn answer(&self, parts: &Parts, body: &Bytes) -> Answer {
@@ -53,14 +69,15 @@ impl Admin {
         let words: Vec<&str> = path.split('/').collect();
         match (&parts.method, words.as_slice()) {
             (&Method::GET, ["status"]) => match self.inbox.ask(Question::Status).await {
-                Some(status) => (StatusCode::OK, serde_json::to_value(*status).unwrap_or_default()),
+                Some(mut status) => {
+                    status.outside = self.inbox.outside();
+                    (StatusCode::OK, serde_json::to_value(*status).unwrap_or_default())
+                }
                 None => gone(),
             },
             (&Method::GET, ["explain", request_id]) => self.explain(request_id).await,
             (&Method::GET, ["config"]) => match self.inbox.ask(Question::Config).await {
-                Some(config) => {
-                    (StatusCode::OK, serde_json::to_value(config.without_secrets()).unwrap_or_default())
-                }
+                Some(config) => (StatusCode::OK, serde_json::to_value(&*config).unwrap_or_default()),
                 None => gone(),
             },
             (&Method::POST, ["policy"]) => self.policy(body).await,
@@ -98,14 +115,19 @@ impl Admin {
         if let Some(shared) = &self.shared {
             return made(self.share(shared, &text).await);
         }
-        let config = match (text.trim().is_empty(), &self.config_path) {
-            (false, _) => crate::config::parse(&text),
+        let own = self.inbox.ask(Question::Config).await;
+        let Some(own) = own else { return gone() };
+        let (text, path) = (text.into_owned(), self.config_path.clone());
+        // A long one takes its time, and others are served meanwhile.
+        let config = tokio::task::spawn_blocking(move || match (text.trim().is_empty(), &path) {
+            // What the text leaves out stays as it is: operators send a policy, not their keys.
+            (false, _) => crate::policy::over(&own, &text),
             (true, Some(path)) => crate::config::load(path),
             (true, None) => {
                 Err("there is no configuration file; send the policy as the body, in TOML".into())
             }
-        };
-        match config {
+        });
+        match config.await.unwrap_or_else(|e| Err(format!("the policy could not be read: {e}"))) {
             Ok(config) => told(self.inbox.ask(|reply| Question::Policy(Box::new(config), reply)).await),
             Err(why) => wrong(StatusCode::BAD_REQUEST, &why),
         }
@@ -154,7 +176,8 @@ impl Admin {
 }
 
 fn wrong(status: StatusCode, why: &str) -> Answer {
-    (status, json!({"error": {"message": why, "type": "invalid_request_error", "code": null, "param": null}}))
+    let kind = ApiError::new(status.as_u16(), "").kind();
+    (status, json!({"error": {"message": why, "type": kind, "code": null, "param": null}}))
 }
 
 const SHUTTING_DOWN: &str = "the conductor is shutting down";
@@ -192,26 +215,56 @@ fn reply(status: StatusCode, kind: &'static str, text: String) -> Reply {
     reply
 }
 
+/// Whether a browser says that a page asks. Pages anywhere can post to this host, and rebind their own name to it; no page
+/// is served here.
+fn is_of_a_page(headers: &HeaderMap) -> bool {
+    let by_a_page = |site: &http::HeaderValue| site.as_bytes() != b"none";
+    headers.contains_key(http::header::ORIGIN) || headers.get("sec-fetch-site").is_some_and(by_a_page)
+}
+
 impl Extra for Admin {
+    fn mount(&self, parts: &Parts) -> Mount {
+        let path = parts.uri.path();
+        if path == "/metrics" && matches!(parts.method, Method::GET | Method::HEAD) {
+            return Mount::Bodyless;
+        }
+        if !path.starts_with("/admin/") {
+            return Mount::Unknown;
+        }
+        match self.refusal(parts) {
+            Some((status, json)) => Mount::Refused(Box::new(reply(status, JSON, json.to_string()))),
+            None if path == "/admin/policy" => Mount::Body(POLICY_BYTES),
+            None => Mount::Bodyless,
+        }
+    }
+
     fn call<'a>(&'a self, parts: &'a Parts, body: Bytes) -> ReplyFuture<'a> {
         Box::pin(async move {
-            let path = parts.uri.path();
-            if path == "/metrics" && parts.method == Method::GET {
+            if parts.uri.path() == "/metrics" {
                 let kind = "text/plain; version=0.0.4";
                 return Some(reply(StatusCode::OK, kind, self.metrics.page()));
             }
-            if !path.starts_with("/admin/") {
-                return None;
-            }
-            let (status, json) = if self.lets_in(parts) {
-                self.answer(parts, &body).await
-            } else {
-                wrong(
-                    StatusCode::UNAUTHORIZED,
-                    "operators show service.admin_key as 'Authorization: Bearer KEY'",
-                )
-            };
-            Some(reply(status, "application/json", json.to_string()))
+            let (status, json) = self.answer(parts, &body).await;
+            Some(reply(status, JSON, json.to_string()))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_known_by_what_browsers_say() {
+        let of = |name: &'static str, value: &'static str| {
+            is_of_a_page(&HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())]))
+        };
+        assert!(
+            of("origin", "http://evil.example")
+                && of("origin", "null")
+                && of("sec-fetch-site", "same-origin")
+        );
+        // An address that was typed in, and what is no browser.
+        assert!(!of("sec-fetch-site", "none") && !of("user-agent", "curl/8.0"));
     }
 }

@@ -42,6 +42,8 @@ impl Nodes {
                     rdma: RdmaDevices::default(),
                     host: super::host_name(),
                     engine: plan.engines.choice()?,
+                    // The front door's is read from the same folder.
+                    tokenizer: String::new(),
                     dram_blocks: plan.engines.dram_blocks,
                     ssd_blocks: plan.engines.ssd_blocks,
                     store: plan.config.store.clone(),

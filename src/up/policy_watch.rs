@@ -1,19 +1,35 @@
 //! The policy follows its file: a change on disk or SIGHUP is read, checked whole, and applied
 //! between two decisions, or not at all.
+//!
+//! Who changes a file may write it in steps. It is read when it has stood still for a while, and refused where it is the
+//! beginning of what it was, or drops what clients use: SIGHUP and `POST /admin/policy` say that it is whole.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use notify::{RecursiveMode, Watcher as _};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::shared_policy::SharedPolicy;
 use crate::conductor::{Inbox, Question};
+use crate::config::Config;
 
-/// Editors write a file in several steps; they are over within this.
-const SETTLE: Duration = Duration::from_millis(200);
+/// A file that did not change for so long is whole.
+const STILL: Duration = Duration::from_secs(2);
+/// Between two looks at whether it changes.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What of the file is in force.
+struct Followed {
+    path: PathBuf,
+    /// As it was when it was last looked into, whatever came of that.
+    seen: Vec<u8>,
+    /// As it was when it was last applied.
+    applied: Option<(String, Config)>,
+}
 
 /// Watches until told to stop. While the cluster has a policy of its own, the file's waits.
 pub(super) async fn watch(
@@ -34,37 +50,117 @@ pub(super) async fn watch(
         tracing::warn!(%error, folder = %folder.display(), "the policy file cannot be watched; SIGHUP still reads it");
     }
     let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
-    let mut last = std::fs::read(&path).unwrap_or_default();
+    let mut followed = Followed::new(path);
     loop {
-        let forced = tokio::select! {
+        let confirmed = tokio::select! {
             _ = hangup.recv() => true,
-            Some(()) = changes.recv() => false,
+            Some(()) = changes.recv() => {
+                tokio::select! {
+                    confirmed = settled(&followed.path, &mut hangup) => confirmed,
+                    () = stop.cancelled() => return,
+                }
+            }
             () = stop.cancelled() => return,
         };
-        tokio::time::sleep(SETTLE).await;
-        let text = std::fs::read(&path).unwrap_or_default();
-        if forced || text != last {
-            last = text;
-            match shared.as_ref().and_then(SharedPolicy::version) {
-                Some(version) => tracing::warn!(
-                    version,
-                    "policy file NOT applied: the cluster's policy is in force; baton config push makes it this one"
-                ),
-                None => reload(&path, &inbox).await,
-            }
+        let text = bytes_of(&followed.path);
+        if !confirmed && text == followed.seen {
+            continue;
+        }
+        followed.seen = text;
+        match shared.as_ref().and_then(SharedPolicy::version) {
+            Some(version) => tracing::warn!(
+                version,
+                "policy file NOT applied: the cluster's policy is in force; baton config push makes it this one"
+            ),
+            None => followed.reload(confirmed, &inbox).await,
         }
     }
 }
 
-async fn reload(path: &Path, inbox: &Inbox) {
-    let applied = match crate::config::load(path) {
-        Ok(config) => inbox.ask(|reply| Question::Policy(Box::new(config), reply)).await,
-        Err(why) => Some(Err(why)),
-    };
-    match applied {
-        Some(Ok(changes)) if changes.is_empty() => tracing::info!("policy file read: nothing changed"),
-        Some(Ok(changes)) => tracing::info!(changes = changes.join("; "), "policy file read and applied"),
-        Some(Err(why)) => tracing::error!(why, "policy file NOT applied; the policy in force goes on"),
-        None => {}
+/// Returns when the file has stood still for a while, or at once when an operator says that it is whole: true.
+async fn settled(path: &Path, hangup: &mut Signal) -> bool {
+    let (mut last, mut since) = (mark(path), Instant::now());
+    while since.elapsed() < STILL {
+        tokio::select! {
+            _ = hangup.recv() => return true,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+        let now = mark(path);
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
     }
+    false
+}
+
+/// What changes when a file is written.
+fn mark(path: &Path) -> Option<(u64, Option<SystemTime>)> {
+    let told = std::fs::metadata(path).ok()?;
+    Some((told.len(), told.modified().ok()))
+}
+
+/// As much as tells one state of a file from another; nothing where it cannot be read.
+fn bytes_of(path: &Path) -> Vec<u8> {
+    crate::config::bytes(path).unwrap_or_default()
+}
+
+impl Followed {
+    /// A file that was just applied, or that cannot be: then nothing of it is in force.
+    fn new(path: PathBuf) -> Self {
+        let (seen, applied) = (bytes_of(&path), crate::config::read(&path).ok());
+        Self { path, seen, applied }
+    }
+
+    /// Reads the file and puts it into force; `confirmed` by an operator, whatever it drops.
+    async fn reload(&mut self, confirmed: bool, inbox: &Inbox) {
+        let path = self.path.clone();
+        // A large one takes a while: no decision waits for that.
+        let read = tokio::task::spawn_blocking(move || crate::config::read(&path));
+        let (text, config) = match read.await.unwrap_or_else(|e| Err(e.to_string())) {
+            Ok(read) => read,
+            Err(why) => return refused(&why),
+        };
+        if let Err(why) = self.fits(&text, &config, confirmed) {
+            return refused(&why);
+        }
+        let boxed = Box::new(config.clone());
+        let ask = |reply| {
+            if confirmed { Question::Policy(boxed, reply) } else { Question::PolicyFile(boxed, reply) }
+        };
+        match inbox.ask(ask).await {
+            Some(Ok(changes)) if changes.is_empty() => tracing::info!("policy file read: nothing changed"),
+            Some(Ok(changes)) => {
+                tracing::info!(changes = changes.join("; "), "policy file read and applied");
+            }
+            Some(Err(why)) => return refused(&why),
+            None => return,
+        }
+        self.applied = Some((text, config));
+    }
+
+    /// Whether the file may follow what it was.
+    ///
+    /// # Errors
+    /// In words, with the remedy.
+    fn fits(&self, text: &str, config: &Config, confirmed: bool) -> Result<(), String> {
+        let Some((before, old)) = &self.applied else { return Ok(()) };
+        let fixed = crate::policy::fixed_at_start(old, config);
+        if !fixed.is_empty() {
+            return Err(format!(
+                "only [scheduler] can change while serving; restart to change {}, or put it back",
+                fixed.join(", ")
+            ));
+        }
+        let cut = text.trim_end();
+        if !confirmed && cut.len() < before.trim_end().len() && before.starts_with(cut) {
+            return Err("it is the beginning of the file in force and ends early: it may be half-written; if it is whole, \
+                        confirm it with SIGHUP or POST /admin/policy with an empty body"
+                .into());
+        }
+        Ok(())
+    }
+}
+
+fn refused(why: &str) {
+    tracing::error!(why, "policy file NOT applied; the policy in force goes on");
 }

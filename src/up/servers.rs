@@ -31,6 +31,12 @@ const RETRY_MOST: Duration = Duration::from_secs(60);
 /// Nodes that are made at a time: each may read files.
 const MADE_AT_A_TIME: usize = 16;
 
+/// What a list that cannot be read is called among what is outside; no server has such a name.
+const LIST: &str = "list of servers";
+
+/// Between two looks at whether the list can be read.
+const LOOK_AT_LIST: Duration = Duration::from_millis(500);
+
 /// What is wanted of a server: this, or nothing.
 type Wanted = Option<Arc<Member>>;
 /// The states of all nodes by name, and when they were asked for.
@@ -99,6 +105,12 @@ impl Servers {
         loop {
             let change = tokio::select! {
                 change = changes.next() => change,
+                () = tokio::time::sleep(LOOK_AT_LIST) => {
+                    // One that could never be read is no change.
+                    let stale = self.directory.snapshot().stale.clone();
+                    self.driving.inbox.kept_out(LIST, stale.map(|stale| stale.why));
+                    continue;
+                }
                 () = stop.cancelled() => break,
             };
             let Some(change) = change else {
@@ -251,9 +263,14 @@ impl Driving {
                 tracing::error!(server = member.name, why, "this server cannot be used; it is tried again");
                 said = why;
             }
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = stop.cancelled() => return,
+            self.inbox.kept_out(&member.name, Some(said.clone()));
+            let again = tokio::select! {
+                () = tokio::time::sleep(pause) => true,
+                () = stop.cancelled() => false,
+            };
+            self.inbox.kept_out(&member.name, None);
+            if !again {
+                return;
             }
             pause = (pause * 2).min(RETRY_MOST);
         }

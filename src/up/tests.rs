@@ -4,5 +4,7 @@ mod cluster;
 mod drift;
 mod engines;
 mod equality;
+mod front;
+mod room;
 mod servers;
 mod spans;

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_events::Subscriber;
-use baton_remote::{EngineRole, HandoffWay, Probe, RemoteEngine, RemoteError, RemoteSettings, Stage};
+use baton_remote::{
+    Compared, EngineRole, HandoffWay, Probe, RemoteEngine, RemoteError, RemoteSettings, Stage,
+};
 use baton_types::Role;
 use clap::Parser as _;
 
@@ -44,11 +46,11 @@ pub struct Found {
 }
 
 impl Target {
-    /// Reads `KIND=URL[,OPTION=VALUE]...`.
+    /// Reads `KIND=URL[,OPTION=VALUE]...`, with the folder of those that name none.
     ///
     /// # Errors
     /// Names what cannot be read, or does not go together.
-    pub fn parse(words: &str, config: &Config) -> Result<Self, String> {
+    pub fn parse(words: &str, config: &Config, model: Option<&str>) -> Result<Self, String> {
         let shape = || "give KIND=URL[,OPTION=VALUE]..., KIND being vllm, sglang or openai".to_owned();
         let mut parts = words.split(',');
         let (kind, url) = parts.next().and_then(|first| first.split_once('=')).ok_or_else(shape)?;
@@ -69,6 +71,7 @@ impl Target {
         ];
         let more: Vec<String> = defaults
             .into_iter()
+            .chain(model.map(|folder| ("model", folder.to_owned())))
             .filter(|(option, _)| lacks(option))
             .map(|(option, value)| format!("--{option}={value}"))
             .collect();
@@ -76,7 +79,8 @@ impl Target {
         let read = Options::try_parse_from(options).map_err(|error| first_line(&error.to_string()))?;
         let dialect = read.node.engines.dialect().ok_or_else(shape)?;
         let role = crate::conductor::parse_role(&role)?;
-        let mut node = read.node.remote.node(&read.node, dialect, role)?;
+        let vocabulary = read.node.engines.vocabulary(dialect)?;
+        let mut node = read.node.remote.node(&read.node, (dialect, role), vocabulary)?;
         node.engine.timeouts.answer_us = ANSWER_US;
         node.engine.timeouts.first_token_us = ANSWER_US;
         Ok(Self { node })
@@ -105,6 +109,7 @@ impl Target {
         let probe = self.probe(&engine, report).await?;
         self.blocks(&probe, config, report);
         self.canary(&engine, report).await;
+        self.tokenizer(&engine, report).await;
         self.bootstrap(report).await;
         self.events(report).await;
         let RemoteNode { name, role, engine: settings, vocab_tokens, .. } = self.node;
@@ -216,6 +221,29 @@ impl Target {
         let check = self.check("canary");
         match engine.canary().await {
             Ok(took) => report.good_at(&check, format!("a token in {} ms", took.as_millis())),
+            Err(error) => tell(&check, &error, report),
+        }
+    }
+
+    /// Whether it makes the tokens that the front door makes.
+    async fn tokenizer(&self, engine: &RemoteEngine, report: &mut Report) {
+        let check = self.check("tokenizer");
+        let Some(sample) = &self.node.sample else { return };
+        match engine.compare(sample).await {
+            Ok(Compared::All) => {
+                report.good_at(&check, "a text and a chat have the same tokens there and here")
+            }
+            Ok(Compared::Text) => {
+                report.good_at(&check, "a text has the same tokens there and here; chats were not compared");
+            }
+            Ok(Compared::Count) => {
+                let found = "a text has as many tokens there as here; it does not tell which";
+                report.doubtful(&check, found, "compare an answer with the engine's own");
+            }
+            Ok(Compared::Nothing) => {
+                let found = "it does not tell its tokens";
+                report.doubtful(&check, found, "see that --model is the folder that it was started with");
+            }
             Err(error) => tell(&check, &error, report),
         }
     }

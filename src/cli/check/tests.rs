@@ -2,7 +2,7 @@
 
 use baton_events::{Publisher, PublisherConfig};
 use baton_remote::testing::{
-    Fabric, FakeConnector, FakeRole, FakeSglang, FakeVllm, Fault, SglangSpec, VllmSpec,
+    Fabric, FakeConnector, FakeRole, FakeSglang, FakeTokenizer, FakeVllm, Fault, SglangSpec, VllmSpec,
 };
 use clap::Parser as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -58,7 +58,7 @@ async fn check(config: &str, engines: &[String]) -> Tried {
     let path = place.path().join("baton.toml");
     let config = config.replace("CONTROL", &free_port().await.to_string());
     std::fs::write(&path, config).expect("written");
-    let mut words = vec!["-c".to_owned(), path.display().to_string()];
+    let mut words = vec!["-c".to_owned(), path.display().to_string(), "--model=bytes".to_owned()];
     words.extend(engines.iter().flat_map(|engine| ["--engine".to_owned(), engine.clone()]));
     let args = Check::try_parse_from(words).unwrap_or_else(|e| panic!("{e}")).args;
     Tried { report: examine(&args).await }
@@ -91,6 +91,7 @@ async fn an_engine_alone_is_asked_for_everything() {
         (": probe", "context 4096"),
         (": blocks", "32 tokens"),
         (": canary", "ms"),
+        (": tokenizer", "a text and a chat have the same tokens"),
         (": events", "can be followed"),
         ("together: roles", "1 both"),
     ] {
@@ -102,6 +103,26 @@ async fn an_engine_alone_is_asked_for_everything() {
     assert_eq!(told["checks"][0]["state"], "ok");
     assert!(tried.report.table().contains("0 wrong, 0 not tried"));
     assert!(engine.violations().is_empty(), "{:?}", engine.violations());
+}
+
+#[tokio::test]
+async fn an_engine_of_another_tokenizer_or_without_one_is_wrong() {
+    let fabric = Fabric::new();
+    let tokenizer = FakeTokenizer { turned: 1, ..FakeTokenizer::default() };
+    let spec = VllmSpec { tokenizer, ..VllmSpec::new(FakeRole::Whole, FakeConnector::None) };
+    let engine = FakeVllm::start(spec, &fabric).await.expect("a stand-in");
+    let tried = check(GOOD, &[format!("vllm={}", engine.url())]).await;
+    tried.is(": canary", State::Ok, "ms");
+    tried.is(": tokenizer", State::Wrong, "its tokens are not those of --model");
+    assert!(!tried.report.good());
+    let config = crate::config::parse(&GOOD.replace("CONTROL", "0")).expect("valid");
+    let why = Target::parse("openai=http://127.0.0.1:1", &config, None).err().expect("no folder");
+    assert!(why.contains("--engine openai needs --model"), "{why}");
+    let engine = vllm(FakeRole::Whole, FakeConnector::None, &fabric).await;
+    let more = ",capacity-tokens=4096,max-model-tokens=4096";
+    let tried = check(GOOD, &[format!("openai={}{more}", engine.url())]).await;
+    tried.is(": health", State::Ok, "well");
+    assert!(tried.line(": health").check.starts_with("openai "), "by the name that was given");
 }
 
 #[tokio::test]
@@ -279,7 +300,7 @@ async fn keys_and_folders_are_read_and_tried() {
 async fn ports_that_strangers_reach_want_a_key() {
     let place = tempfile::tempdir().expect("a temporary folder");
     let at = |name: &str| place.path().join(name).display().to_string();
-    std::fs::write(at("cluster.key"), "a key that is long enough\n").expect("written");
+    std::fs::write(at("cluster.key"), "a key that is long enough, for it has 32\n").expect("written");
     std::fs::write(at("short.key"), "short\n").expect("written");
     let keyed = |control: &str, key: &str| {
         let key = if key.is_empty() { String::new() } else { at(key) };

@@ -176,8 +176,7 @@ fn objective(class: &SloClass) -> Objective {
 
 /// The scheduler's own word for a reason that a server named; `other` for a reason not of ours.
 fn reason(name: &str) -> &'static str {
-    use RejectReason::{Costly, NoInstance, QueueFull, Room, Tbt, TooLong, Ttft};
-    let known = [Ttft, Tbt, Room, QueueFull, NoInstance, TooLong, Costly].map(RejectReason::name);
+    let known = RejectReason::ALL.map(RejectReason::name);
     known.into_iter().find(|known| *known == name).unwrap_or("other")
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_types::Secret;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Uri};
@@ -49,7 +50,7 @@ pub struct ModelCard {
 
 impl Target {
     /// The endpoint at `url`, with or without a trailing `/v1`; requests carry `api_key` when given.
-    pub fn new(url: &str, api_key: Option<&str>) -> Result<Self, String> {
+    pub fn new(url: &str, api_key: Option<&Secret<String>>) -> Result<Self, String> {
         let uri: Uri =
             url.parse().map_err(|e| format!("live: {url} is no URL: {e}; give one like http://host:8000"))?;
         match uri.scheme_str() {
@@ -64,7 +65,8 @@ impl Target {
         if uri.host().is_none_or(str::is_empty) {
             return Err(format!("live: {url} names no host; give one like http://host:8000"));
         }
-        let authorization = api_key.map(|key| HeaderValue::from_str(&format!("Bearer {key}"))).transpose();
+        let authorization =
+            api_key.map(|key| HeaderValue::from_str(&format!("Bearer {}", key.expose()))).transpose();
         let mut authorization =
             authorization.map_err(|_| "live: the API key holds characters that no header may".to_owned())?;
         if let Some(value) = &mut authorization {
@@ -149,7 +151,7 @@ mod tests {
     #[test]
     fn the_version_in_the_url_is_not_doubled() {
         for url in ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"] {
-            let target = Target::new(url, Some("k")).unwrap();
+            let target = Target::new(url, Some(&"k".into())).unwrap();
             let request = target.request(Method::POST, "/v1/completions", Bytes::new());
             assert_eq!(request.uri(), "http://h:1/v1/completions");
             assert_eq!(request.headers()[AUTHORIZATION], "Bearer k");
@@ -162,7 +164,7 @@ mod tests {
             let error = Target::new(url, None).unwrap_err();
             assert!(error.contains(word), "{error}");
         }
-        assert!(Target::new("http://h", Some("a\nb")).is_err_and(|e| e.contains("API key")));
+        assert!(Target::new("http://h", Some(&"a\nb".into())).is_err_and(|e| e.contains("API key")));
     }
 
     #[test]

@@ -33,7 +33,7 @@ fn start(address: &str, devices: &[String]) -> Result<Arc<RdmaTransport>, String
     let address = listener.local_addr().map_err(failed)?.to_string();
     let id = PeerId { address, epoch: EPOCH };
     let config = RdmaConfig { devices: devices.to_vec(), ..RdmaConfig::default() };
-    let node = RdmaNode { id, exposure: Exposure::new(0), inbound: Arc::new(Deaf) };
+    let node = RdmaNode { id, exposure: Exposure::new(), inbound: Arc::new(Deaf) };
     RdmaTransport::start(config, listener, node).map_err(|fault| format!("rdma doctor: {fault:?}"))
 }
 

@@ -5,24 +5,32 @@ use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use baton_objects::client::{Cluster, ClusterConfig, Put, PutWords, Trouble};
+use baton_objects::client::{Cluster, ClusterConfig, Newer, Put, PutWords, Trouble};
 
 use crate::cli::out;
 
 /// Which stores.
 #[derive(clap::Args)]
 pub(super) struct At {
-    /// The store, or several with commas between them: `redis://[[user]:password@]host[:port]`
+    /// The store, or several with commas between them: `redis://[[user]:password@]host[:port]`, `rediss://` for TLS
     #[arg(long, env = "BATON_STORE_URL", hide_env_values = true, default_value = "redis://127.0.0.1:6379")]
     pub(super) url: String,
     /// Of several stores, how many hold each key
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     replicas: u16,
+    /// Of rediss:// stores, the authorities that their certificates come from, PEM [default: the system's]
+    #[arg(long, env = "BATON_STORE_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
 }
 
 impl At {
     pub(super) fn cluster(&self) -> Result<Cluster, String> {
-        let config = ClusterConfig::of(&self.url).map_err(|e| format!("store: {e}"))?;
+        let mut config = ClusterConfig::of(&self.url).map_err(|e| format!("store: {e}"))?;
+        if let Some(ca) = &self.ca {
+            for trust in config.servers.iter_mut().filter_map(|url| url.tls.as_mut()) {
+                trust.ca.clone_from(ca);
+            }
+        }
         let config = ClusterConfig { replicas: usize::from(self.replicas), ..config };
         Cluster::new(config).map_err(|e| format!("store: {e}"))
     }
@@ -248,12 +256,27 @@ pub(super) struct DrainArgs {
     at: At,
     /// The store to be emptied: its host and port as in --url
     server: String,
+    /// Which value counts where another store has another one under the same key: that of the store to be emptied
+    /// (drained) or that of the other (other). Without it both stay, and the drain fails
+    #[arg(long)]
+    newer: Option<Whose>,
+}
+
+/// Whose value counts.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Whose {
+    Drained,
+    Other,
 }
 
 /// Runs `baton store drain`.
 pub(super) fn drain(args: &DrainArgs) -> Result<ExitCode, String> {
     let mut cluster = args.at.cluster()?;
     let mut drain = cluster.drain(&args.server).map_err(|e| format!("store: drain: {e}"))?;
+    drain = drain.newer(args.newer.map(|whose| match whose {
+        Whose::Drained => Newer::Drained,
+        Whose::Other => Newer::Other,
+    }));
     let shown = std::io::stderr().is_terminal();
     while drain.step().map_err(|e| format!("store: drain: {e}; start it again"))? {
         if shown {
@@ -270,6 +293,7 @@ pub(super) fn drain(args: &DrainArgs) -> Result<ExitCode, String> {
     ))?;
     match drain.trouble() {
         Some(why) => Err(format!("store: drain: {} is not empty yet: {why}", args.server)),
+        None if done.left > 0 => Err(format!("store: drain: {} is not empty yet", args.server)),
         None => Ok(ExitCode::SUCCESS),
     }
 }

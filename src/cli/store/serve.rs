@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use baton_objects::resp::{Login, RespConfig, Server};
+use baton_objects::resp::{BUFFERS_MAX_BYTES, Login, RespConfig, Server, ServerStats, Tls};
 use baton_objects::{
     Admit, Clock, ColdBucket, ColdConfig, LowerConfig, LowerStats, ObjectStore, Parts, SsdConfig, StoreConfig,
 };
@@ -26,15 +26,26 @@ pub(super) struct ServeArgs {
     /// Address to serve on; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:6379")]
     listen: SocketAddr,
-    /// Memory for values
+    /// Memory for values. Beside it the process takes at most 250 bytes a key, 128KiB a connection, 256MiB for commands
+    /// and answers on their way, 64MiB for itself, and with --ssd or --cold half of this (64MiB to 1GiB, or four of the
+    /// largest values) for values on their way up and 350 bytes a value on the SSD
     #[arg(long, default_value = "1GiB", value_parser = super::size)]
     memory: u64,
+    /// Most keys; one of a value that is evicted is free again [default: one for each KiB of memory]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    keys_max: Option<u64>,
     /// Largest value [default: half of the memory, at most 512MiB]
     #[arg(long, value_parser = super::size)]
     value_max: Option<u64>,
     /// File of users, passwords, tenants and quotas, a line each; without it everybody may come in
     #[arg(long, value_name = "FILE")]
     auth: Option<PathBuf>,
+    /// Certificate chain, PEM; with --tls-key clients speak TLS (rediss://)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its private key, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// Serve metrics over HTTP on this address
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
@@ -136,16 +147,22 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
     let config = StoreConfig {
         capacity_bytes: args.memory,
         value_max_bytes: args.value_max.unwrap_or_else(|| (512 << 20).min(args.memory / 2)),
+        keys_max: args.keys_max.unwrap_or(0),
         verify_reads: args.verify,
         parts: args.parts.clone(),
         ..StoreConfig::default()
     };
+    let files = args.tls_cert.as_deref().zip(args.tls_key.as_deref());
+    let tls = files.map(|(certificate, key)| Tls::of_files(certificate, key)).transpose()?;
+    let scheme = if tls.is_some() { "rediss" } else { "redis" };
     let resp = RespConfig {
         logins,
+        tls,
         connections_max: args.connections as usize,
         allow_flush: args.allow_flush,
         ..RespConfig::default()
     };
+    raise_files(args.connections);
     let store = ObjectStore::with_lower(&config, Clock::machine(), &args.lower()).map_err(in_options)?;
     let settling = store.clone();
     let server = Server::new(store.clone(), resp)?;
@@ -160,7 +177,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
             tokio::spawn(serve_metrics(listener, server.clone(), store));
             note!("metrics on http://{address}/metrics");
         }
-        out::say(&format!("listening on redis://{address}\n"))?;
+        out::say(&format!("listening on {scheme}://{address}\n"))?;
         server.serve(listener, stop.cancelled()).await;
         Ok::<_, String>(())
     });
@@ -169,6 +186,27 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
         note!("baton: store: what was on its way to the tiers below is given up");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Files beside the connections that a store may have open.
+const OTHER_FILES: u64 = 64;
+
+/// Lets the process have as many files as it has connections, as far as it may; says so where it may not.
+fn raise_files(connections: u32) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let (wanted, limit) = (u64::from(connections) + OTHER_FILES, getrlimit(Resource::Nofile));
+    if limit.current.is_none_or(|files| files >= wanted) {
+        return;
+    }
+    let most = limit.maximum.map_or(wanted, |most| most.min(wanted));
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum: limit.maximum });
+    let files = if raised.is_ok() { most } else { limit.current.unwrap_or(wanted) };
+    if files < wanted {
+        note!(
+            "baton: store: --connections {connections} wants {wanted} open files, but the system allows {files}: with \
+             more clients some give way; raise the limit (ulimit -n)"
+        );
+    }
 }
 
 async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), String> {
@@ -237,13 +275,13 @@ async fn answer(mut stream: TcpStream, text: &str) -> std::io::Result<()> {
 
 fn metrics(server: &Server, store: &ObjectStore) -> String {
     let stats = store.stats();
-    let connections = u64::try_from(server.connections()).unwrap_or(u64::MAX);
+    let served = server.stats();
     let rows = [
         ("baton_objects_keys", "gauge", "Keys that can be read", stats.keys),
         ("baton_objects_capacity_bytes", "gauge", "Memory for values", stats.capacity_bytes),
         ("baton_objects_used_bytes", "gauge", "Memory of values in use", stats.used_bytes),
-        ("baton_objects_connections", "gauge", "Open connections", connections),
-        ("baton_objects_commands_total", "counter", "Commands served", server.commands()),
+        ("baton_objects_connections", "gauge", "Open connections", served.connections),
+        ("baton_objects_commands_total", "counter", "Commands served", served.commands),
         ("baton_objects_hits_total", "counter", "Reads that found a value", stats.hits),
         ("baton_objects_misses_total", "counter", "Reads that found none", stats.misses),
         (
@@ -261,7 +299,63 @@ fn metrics(server: &Server, store: &ObjectStore) -> String {
         ("baton_objects_taken_over_total", "counter", "Writers replaced by another", stats.taken_over),
     ];
     let lower = store.lower_stats();
-    rows.map(metric).concat() + &ssd_metrics(&lower) + &cold_metrics(&lower)
+    rows.map(metric).concat() + &server_metrics(&served) + &ssd_metrics(&lower) + &cold_metrics(&lower)
+}
+
+/// What the server has refused and ended.
+fn server_metrics(served: &ServerStats) -> String {
+    let rows = [
+        (
+            "baton_objects_buffers_max_bytes",
+            "gauge",
+            "Bytes for commands and answers on their way",
+            BUFFERS_MAX_BYTES,
+        ),
+        ("baton_objects_buffered_bytes", "gauge", "Of these, in use", served.buffered_bytes),
+        (
+            "baton_objects_refused_total",
+            "counter",
+            "Connections for which there was no place",
+            served.refused,
+        ),
+        (
+            "baton_objects_displaced_total",
+            "counter",
+            "Connections that gave way to a newcomer",
+            served.displaced,
+        ),
+        (
+            "baton_objects_cut_silent_total",
+            "counter",
+            "Connections ended without a login or a word",
+            served.cut_silent,
+        ),
+        (
+            "baton_objects_cut_half_sent_total",
+            "counter",
+            "Connections ended in the middle of a command that did not go on",
+            served.cut_half_sent,
+        ),
+        (
+            "baton_objects_cut_unread_total",
+            "counter",
+            "Connections ended for answers left unread",
+            served.cut_unread,
+        ),
+        (
+            "baton_objects_accept_errors_total",
+            "counter",
+            "Connections that the system did not hand over, mostly for too many open files",
+            served.accept_errors,
+        ),
+        (
+            "baton_objects_handshakes_failed_total",
+            "counter",
+            "Connections that did not come to speak TLS",
+            served.handshakes_failed,
+        ),
+    ];
+    rows.map(metric).concat()
 }
 
 /// One metric as Prometheus reads it: name, kind, what it is, value.
@@ -287,6 +381,24 @@ fn ssd_metrics(lower: &LowerStats) -> String {
             "counter",
             "Values not copied, too many waited",
             lower.passed_over,
+        ),
+        (
+            "baton_objects_ssd_unasked_total",
+            "counter",
+            "Reads not made as the SSD did not answer",
+            lower.unasked,
+        ),
+        (
+            "baton_objects_beside_bytes",
+            "gauge",
+            "Values from below that memory has no room for and readers wait for",
+            lower.beside_bytes,
+        ),
+        (
+            "baton_objects_let_go_total",
+            "counter",
+            "Values from below answered as misses, no room for them",
+            lower.let_go,
         ),
         (
             "baton_objects_ssd_unconfirmed_total",

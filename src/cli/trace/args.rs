@@ -173,7 +173,7 @@ pub(super) struct SynthArgs {
     /// Rows [default: 10000]
     #[arg(long)]
     pub(super) requests: Option<u64>,
-    /// Requests per second [default: 5]
+    /// Requests per second, from the first row to the last: sessions are under way as the trace begins [default: 5]
     #[arg(long)]
     pub(super) rate: Option<f64>,
     /// Mean prompt length, in tokens [default: 6000 chat, 24000 agents, 32000 documents]

@@ -9,7 +9,7 @@ use crate::cli::table::with_header;
 /// What lint found, as tables.
 pub(super) fn lint_text(report: &LintReport) -> String {
     if report.is_clean() {
-        return format!("{} rows, no rule broken", report.records);
+        return format!("{}, no rule broken", rows(report.records));
     }
     let mut findings = with_header(&["row", "rule", "what is wrong"], 0..0);
     for finding in &report.findings {
@@ -21,7 +21,12 @@ pub(super) fn lint_text(report: &LintReport) -> String {
         let meaning = RULES.iter().find(|(name, _)| name == rule).map_or("", |(_, meaning)| meaning);
         counts.add_row([rule.as_str(), &count.to_string(), meaning]);
     }
-    format!("{findings}\n\n{counts}\n\n{} rows", report.records)
+    format!("{findings}\n\n{counts}\n\n{}", rows(report.records))
+}
+
+/// So many rows, in words.
+pub(super) fn rows(count: u64) -> String {
+    if count == 1 { "1 row".to_owned() } else { format!("{count} rows") }
 }
 
 /// What a trace is like, as tables.

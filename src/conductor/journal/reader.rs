@@ -137,6 +137,10 @@ fn again(
     number: u64,
 ) -> Result<Vec<Effect>, String> {
     let (now_us, input) = told;
+    if let Input::InstanceJoined(spec) = &input {
+        // The driver has made sure of it before; a file may say anything.
+        spec.profile.validate().map_err(|e| format!("line {number}: an instance's cost profile: {e}"))?;
+    }
     let mut effects = Vec::new();
     let shown = input.clone();
     conductor.step(now_us, input, &mut effects);

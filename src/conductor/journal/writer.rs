@@ -144,6 +144,21 @@ impl JournalWriter {
         JournalStatus { error, ..self.status.clone() }
     }
 
+    /// Acts as if the disk had all that may wait for it still to write, until `catch_up`.
+    #[cfg(test)]
+    pub fn fall_behind(&self) {
+        self.shared.pending_bytes.fetch_add(self.settings.pending_bytes, Ordering::AcqRel);
+    }
+
+    /// Waits until the disk has all that was handed over.
+    #[cfg(test)]
+    pub fn catch_up(&self) {
+        self.shared.pending_bytes.fetch_sub(self.settings.pending_bytes, Ordering::AcqRel);
+        while self.shared.pending_bytes.load(Ordering::Acquire) > 0 {
+            std::thread::yield_now();
+        }
+    }
+
     /// Writes what is pending and ends the journal.
     #[cfg(test)]
     pub fn close(mut self) -> JournalStatus {

@@ -10,7 +10,7 @@ use baton_wire::v1;
 use tokio::sync::{mpsc, oneshot};
 
 use super::books::{Books, Client, Leg, token_of};
-use crate::conductor::inbox::Message;
+use crate::conductor::inbox::{Loss, Message};
 use crate::conductor::{Door, Driver, DriverConfig, Inbox, Question, Status};
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -88,6 +88,7 @@ pub(super) fn hello(name: &str, role: &str) -> v1::Hello {
         // Those whose name ends so have engines that move KV themselves.
         engine_moves_kv: name.ends_with('x'),
         proof: Default::default(),
+        process: 0,
     }
 }
 
@@ -183,8 +184,8 @@ impl Bench {
         let name = hello.name.clone();
         self.inbox.send(Message::Joined { hello: Box::new(hello), orders, reply }).await;
         self.pump().await;
-        let life = answer.try_recv().unwrap()?;
-        self.lines.insert(name, Line { life, orders: receiver });
+        let life = answer.try_recv().unwrap().map_err(|why| why.to_string())?;
+        self.lines.insert(name, Line { life: life.clone(), orders: receiver });
         self.pump().await;
         Ok(life)
     }
@@ -203,7 +204,16 @@ impl Bench {
     pub(super) async fn kill(&mut self, name: &str) {
         let line = &self.lines[name];
         let (instance, epoch) = of(&line.life);
-        self.inbox.send(Message::Gone { instance, epoch, why: "it crashed".into() }).await;
+        let loss = Loss::Died("it crashed".into());
+        self.inbox.send(Message::Gone { instance, epoch, loss }).await;
+        self.pump().await;
+    }
+
+    /// A node leaves in order.
+    pub(super) async fn let_leave(&mut self, name: &str) {
+        let (instance, epoch) = of(&self.lines[name].life);
+        let loss = Loss::Left("it left".into());
+        self.inbox.send(Message::Gone { instance, epoch, loss }).await;
         self.pump().await;
     }
 
@@ -222,6 +232,38 @@ impl Bench {
             }
             self.pump().await;
         }
+    }
+
+    /// The conductor itself is stopped for so long.
+    pub(super) async fn pause_us(&mut self, us: u64) {
+        self.driver.rest();
+        self.clock_us.fetch_add(us, Ordering::Relaxed);
+        self.pump().await;
+    }
+
+    /// The same while a node reports.
+    pub(super) async fn say_in_a_pause(&mut self, leg: &Leg, facts: Vec<v1::fact::Fact>, us: u64) {
+        self.driver.rest();
+        self.clock_us.fetch_add(us, Ordering::Relaxed);
+        self.tell(leg, facts).await;
+    }
+
+    /// The conductor is stopped between two messages of one turn.
+    pub(super) async fn stall_in_a_turn_us(&mut self, us: u64) {
+        self.driver.rest();
+        let (clock, looks) = (Arc::clone(&self.clock_us), AtomicU64::new(0));
+        self.driver.clock = Box::new(move || {
+            // The first look is the turn's begin.
+            if looks.fetch_add(1, Ordering::Relaxed) == 1 {
+                clock.fetch_add(us, Ordering::Relaxed);
+            }
+            clock.load(Ordering::Relaxed)
+        });
+        let (reply, _answer) = oneshot::channel();
+        self.turn(vec![Message::Ask(Question::Status(reply))]);
+        let clock = Arc::clone(&self.clock_us);
+        self.driver.clock = Box::new(move || clock.load(Ordering::Relaxed));
+        self.pump().await;
     }
 
     pub(super) fn submission(name: &str, sampling: Sampling) -> Submission {
@@ -288,7 +330,7 @@ impl Bench {
 
     /// Any node reports about any request and attempt.
     pub(super) async fn tell_as(&mut self, node: &str, about: (u64, u32), facts: Vec<v1::fact::Fact>) {
-        let life = self.lines[node].life;
+        let life = self.lines[node].life.clone();
         self.tell_in(&life, about, facts).await;
     }
 
@@ -408,7 +450,7 @@ pub(super) fn of(life: &v1::Welcome) -> (baton_types::InstanceId, baton_types::E
 }
 
 pub(super) fn fact_token(index: u32, token: u32, finish: u32) -> v1::fact::Fact {
-    v1::fact::Fact::Token(v1::Token { index, token, finish, logprob: None })
+    v1::fact::Fact::Token(v1::Token { index, token, finish, logprob: None, cached_tokens: None })
 }
 
 /// The right token of an answer.
@@ -421,5 +463,6 @@ pub(super) fn prefilled() -> v1::fact::Fact {
 }
 
 pub(super) fn failure(of_request: bool) -> v1::fact::Fact {
-    v1::fact::Fact::Failure(v1::Failure { stage: "engine".into(), message: "it broke".into(), of_request })
+    let (stage, message) = ("engine".into(), "it broke".into());
+    v1::fact::Fact::Failure(v1::Failure { stage, message, of_request, ..v1::Failure::default() })
 }

@@ -8,7 +8,7 @@ use baton_wire::v1;
 
 use super::bench::{Bench, of};
 use crate::conductor::Question;
-use crate::conductor::inbox::Message;
+use crate::conductor::inbox::{Loss, Message};
 use crate::conductor::journal::replay;
 use crate::conductor::seats::{MAX_INSTANCES, REMEMBERED_US};
 
@@ -67,8 +67,8 @@ async fn twenty_thousand_names_pass_through_one_conductor_and_its_journal_replay
         let life = bench.join(&name).await;
         let before = lives.insert(life.instance, life.epoch);
         assert!(before < Some(life.epoch), "{name} has the life of another: {life:?}");
-        first.get_or_insert(life);
-        here.push_back((name, life));
+        first.get_or_insert_with(|| life.clone());
+        here.push_back((name, life.clone()));
         if at % 100 == 0 {
             bench.beat(&life).await;
         }
@@ -95,7 +95,7 @@ async fn twenty_thousand_names_pass_through_one_conductor_and_its_journal_replay
     bench.tell_in(&first, (0, 0), vec![stored(7)]).await;
     bench.beat(&first).await;
     let (instance, epoch) = of(&first);
-    bench.inbox.send(Message::Gone { instance, epoch, why: "late".into() }).await;
+    bench.inbox.send(Message::Gone { instance, epoch, loss: Loss::Left("late".into()) }).await;
     bench.pump().await;
     assert_eq!(stale(&bench), before + 2);
     assert_eq!(bench.driver.core.index().held_blocks(instance), 0);
@@ -125,7 +125,7 @@ async fn a_number_of_which_a_request_speaks_is_nobody_elses() {
     bench.do_prefill("r").await;
     bench.do_handoff("r").await;
     bench.do_decode("r", 3).await;
-    let old = bench.lines["p0"].life;
+    let old = bench.lines["p0"].life.clone();
     bench.beat(&old).await;
     bench.kill("p0").await;
     // Its decode goes on, and it names its prefill leg.

@@ -91,6 +91,12 @@ async fn what_cannot_be_served_is_refused_with_a_reason() {
     assert_eq!((status, reason.as_str()), (400, "unknown_class"));
     assert!(message.contains("'gold'") && message.contains("default"), "{message}");
 
+    // What the API calls its tiers, clients send to whoever serves it.
+    let mut tier = Bench::submission("tier", Sampling { max_tokens: 2, ..Sampling::default() });
+    tier.class = Some("flex".into());
+    bench.send(tier).await;
+    bench.serve("tier").await;
+
     let mut empty = Bench::submission("empty", Sampling::default());
     empty.tokens = baton_types::Tokens::default();
     bench.send(empty).await;
@@ -129,13 +135,15 @@ async fn a_conductor_that_closes_finishes_what_it_has_and_lets_nobody_in() {
     let (reply, mut quiet) = oneshot::channel();
     bench.inbox.send(Message::Ask(Question::Quiesce(reply))).await;
     bench.pump().await;
-    assert!(!bench.door.readiness().ready);
+    let closing = bench.door.readiness();
+    assert_eq!((closing.ready, closing.detail.as_str()), (false, "draining: 1 request is under way"));
     bench.submit("b", 3).await;
     let (status, reason, _) = bench.client("b").trouble();
     assert_eq!((status, reason.as_str()), (503, "shutting_down"));
     assert!(quiet.try_recv().is_err(), "one answer is still under way");
     bench.serve("a").await;
     assert_eq!(quiet.try_recv(), Ok(()));
+    assert_eq!(bench.door.readiness().detail, "draining: 0 requests are under way");
     bench.quiet();
 }
 
@@ -146,4 +154,27 @@ async fn a_ticket_that_is_dropped_before_it_is_taken_in_leaves_nothing() {
     drop(bench.door.submit(Bench::submission("r", sampling)));
     bench.pump().await;
     bench.quiet();
+}
+
+/// An engine may be far ahead of a front door that is busy: its client reads, and has all of its answer.
+#[tokio::test]
+async fn an_engine_that_is_faster_than_the_front_door_costs_no_answer() {
+    let mut bench = Bench::with(&["b0"]).await;
+    let sampling = Sampling { max_tokens: 8_000, ..Sampling::default() };
+    let mut ticket = bench.door.submit(Bench::submission("r", sampling));
+    bench.pump().await;
+    let leg = bench.prefill("r");
+    bench.tell(&leg, vec![token("r", 0, 0), super::bench::prefilled()]).await;
+    let all = (1..8_000).map(|at| token("r", at, if at == 7_999 { 2 } else { 0 })).collect();
+    bench.tell(&leg, all).await;
+    let mut tokens = 0;
+    while let Some(event) = ticket.events.recv().await {
+        match event {
+            baton_router::Event::Token { .. } => tokens += 1,
+            baton_router::Event::Finished { .. } => break,
+            baton_router::Event::Admitted { .. } => {}
+            other => panic!("{other:?} after {tokens} tokens"),
+        }
+    }
+    assert_eq!(tokens, 8_000);
 }

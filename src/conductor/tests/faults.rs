@@ -273,7 +273,7 @@ async fn a_node_that_falls_silent_is_lost_and_not_believed_any_more() {
     bench.do_handoff("r").await;
     bench.do_decode("r", 2).await;
     let old = bench.decode("r");
-    let dead = bench.lines[&old.node].life;
+    let dead = bench.lines[&old.node].life.clone();
     bench.wait_alive_us(1_200_000, &[old.node.as_str()]).await;
     assert!(!bench.lines.contains_key(&old.node), "its stream is ended");
     assert_eq!(bench.status().nodes.len(), 2);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_scheduler::AdmissionMode;
 use baton_types::{Role, Sampling};
 use tokio::sync::oneshot;
 
@@ -51,6 +52,27 @@ async fn a_policy_is_changed_refused_and_taken_back() {
     assert_eq!(*ask(&mut bench, Question::Config).await, strict, "the way back has a way back");
     bench.serve("r").await;
     bench.quiet();
+}
+
+#[tokio::test]
+async fn what_a_shadow_mode_would_refuse_is_counted() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    let mut shadowed = *ask(&mut bench, Question::Config).await;
+    shadowed.scheduler.shadow = vec![AdmissionMode::Slo, AdmissionMode::Early];
+    change(&mut bench, shadowed).await.unwrap();
+    for name in ["a", "b"] {
+        bench.submit(name, 2).await;
+        bench.serve(name).await;
+    }
+    let page = bench.driver.metrics.page();
+    let status = ask(&mut bench, Question::Status).await;
+    for mode in ["slo", "early"] {
+        for (what, count) in [("judged", 2), ("refused", 0)] {
+            let series = format!("\nbaton_shadow_{what}_total{{mode=\"{mode}\"}} {count}\n");
+            assert!(page.contains(&series), "no {series} in {page}");
+            assert_eq!(status.counters.get(&format!("shadow_{mode}_{what}")), Some(&count));
+        }
+    }
 }
 
 /// A way back that cannot be taken now is still there later.
@@ -180,9 +202,13 @@ async fn a_canary_that_fails_is_sent_again_and_then_passes() {
     assert!(first.name.starts_with("canary-"));
     bench.tell(&first, vec![failure(true)]).await;
     assert!(bench.books.open.is_empty() && !bench.door.readiness().ready);
-    tokio::time::sleep(Duration::from_millis(600)).await;
-    bench.pump().await;
     assert!(bench.door.readiness().detail.contains("waiting for a canary"));
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while bench.books.open.is_empty() {
+        assert!(std::time::Instant::now() < until, "no other canary is sent");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        bench.pump().await;
+    }
     bench.pass_canary().await;
     assert!(bench.door.readiness().ready);
     // It takes a pair to be ready, and a canary for each time that there is one again.
@@ -202,7 +228,7 @@ async fn a_hello_that_does_not_fit_is_refused_with_the_reason() {
     let cases: [(Spoil, &str); 10] = [
         (|h| h.protocol_version = 9, "speaks control protocol 9"),
         (|h| h.fingerprint.as_mut().unwrap().block_tokens = 8, "blocks of 8 tokens"),
-        (|h| h.fingerprint.as_mut().unwrap().revision = "other".into(), "cannot share KV"),
+        (|h| h.fingerprint.as_mut().unwrap().revision = "other".into(), "its revision is 'other', not '"),
         (|h| h.fingerprint = None, "blocks of 0 tokens"),
         (|h| h.role = "chief".into(), "'chief' is no role"),
         (|h| h.profile = "nonsense".into(), "cost profile"),

@@ -33,12 +33,64 @@ async fn whoever_waits_in_vain_is_told_where() {
     bench.submit("r", 4).await;
     bench.do_prefill("r").await;
     bench.kill("p0").await;
-    bench.wait_alive_us(2_900_000, &[]).await;
+    bench.wait_alive_us(2_800_000, &[]).await;
     assert_eq!(bench.client("r").last, None);
     bench.wait_alive_us(400_000, &[]).await;
     let (status, stage, message) = bench.client("r").trouble();
-    assert_eq!((status, stage.as_str()), (504, "queue_timeout"));
-    assert!(message.contains("stage 'queue'"), "{message}");
+    assert_eq!((status, stage.as_str()), (503, "no_instance"));
+    assert!(message.contains("pair"), "{message}");
+    bench.quiet();
+}
+
+/// The last decode instance is gone: who is under way and who comes new wait for it alike, and are refused alike.
+#[tokio::test]
+async fn when_the_last_pair_is_gone_all_wait_for_it_alike_and_not_for_long() {
+    for back in [true, false] {
+        let mut bench = Bench::tuned(&["p0", "d0"], |c| c.scheduler.classes[0].ttft_us = 60_000_000).await;
+        bench.submit("under way", 4).await;
+        bench.do_prefill("under way").await;
+        bench.submit("prefills", 4).await;
+        bench.kill("d0").await;
+        bench.submit("new", 4).await;
+        assert!(!bench.client("new").admitted, "nobody is promised anything");
+        bench.wait_alive_us(4_800_000, &[]).await;
+        for name in ["under way", "prefills", "new"] {
+            assert_eq!(bench.client(name).last, None, "{name} waits");
+        }
+        if back {
+            bench.join("d0").await;
+            bench.wait_alive_us(200_000, &[]).await;
+            for name in ["under way", "prefills", "new"] {
+                bench.serve(name).await;
+            }
+            bench.drop_canaries().await;
+            bench.quiet();
+            continue;
+        }
+        bench.wait_alive_us(600_000, &[]).await;
+        for name in ["under way", "prefills", "new"] {
+            let (status, reason, _) = bench.client(name).trouble();
+            assert_eq!((status, reason.as_str()), (503, "no_instance"), "{name}");
+        }
+        // From now on there is nothing to wait for.
+        bench.submit("later", 4).await;
+        let (status, reason, _) = bench.client("later").trouble();
+        assert_eq!((status, reason.as_str()), (503, "no_instance"));
+        bench.quiet();
+    }
+}
+
+/// What an operator drains does not come back by itself.
+#[tokio::test]
+async fn nobody_waits_for_a_pair_that_was_drained() {
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    let (reply, _answer) = tokio::sync::oneshot::channel();
+    let drain = crate::conductor::Question::Drain { node: "d0".into(), drain: true, reply };
+    bench.inbox.send(crate::conductor::Message::Ask(drain)).await;
+    bench.pump().await;
+    bench.submit("r", 4).await;
+    let (status, reason, _) = bench.client("r").trouble();
+    assert_eq!((status, reason.as_str()), (503, "no_instance"));
     bench.quiet();
 }
 
@@ -95,7 +147,7 @@ async fn a_request_is_not_tried_without_end() {
         assert!(kills < 40, "tried without end");
     }
     let (status, stage, _) = bench.client("r").trouble();
-    assert_eq!((status, stage.as_str()), (502, "prefill_lost"));
+    assert_eq!((status, stage.as_str(), kills), (502, "engine_died", 2));
     bench.drop_canaries().await;
     bench.quiet();
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use baton_remote::{Load, RemoteEngine};
 use baton_types::{BlockKey, CacheChange};
@@ -21,6 +21,8 @@ use super::news::{self, Attachment, EventSource};
 use super::work::Work;
 use crate::node::attach::{Gone, Station};
 
+/// How long an engine may take to say that it is there, after a connection to it broke.
+const GONE_WITHIN: Duration = Duration::from_secs(1);
 /// Legs at a time; the conductor admits fewer.
 const LEGS_MOST: usize = 65_536;
 
@@ -271,7 +273,12 @@ impl Desk {
     }
 
     fn refuse(&self, request: u64, attempt: u32, (stage, why): (&str, &str)) {
-        let failure = v1::Failure { stage: stage.into(), message: why.into(), of_request: false };
+        let failure = v1::Failure {
+            stage: stage.into(),
+            message: why.into(),
+            of_request: false,
+            ..v1::Failure::default()
+        };
         self.say(request, attempt, v1::fact::Fact::Failure(failure));
     }
 
@@ -364,6 +371,13 @@ impl Voice {
     /// Somebody should look whether the engine is well.
     pub(super) fn doubt(&self) {
         self.desk.inner.doubt.notify_one();
+    }
+
+    /// Whether the engine is there no more: it takes no connections, or says that it is dead, as a server does for a moment
+    /// whose engine has died behind it. One that takes its time to answer is there.
+    pub(super) async fn engine_is_gone(&self) -> bool {
+        let asked = tokio::time::timeout(GONE_WITHIN, self.desk.inner.engine.health()).await;
+        asked.is_ok_and(|health| health.is_err())
     }
 
     /// This leg is over here.

@@ -293,12 +293,21 @@ async fn and_what_came_with_it(
 /// Tells a failure, and closes the leg.
 async fn settle(outcome: Result<(), RemoteError>, voice: Voice) {
     if let Err(error) = outcome {
-        if error.kind == Kind::Unavailable {
+        if error.kind == Kind::Unavailable || error.cut_off {
             voice.doubt();
         }
+        // vLLM answers everything that was in its engine when that died with 500, and ends a moment later.
+        let broke_within = error.side == Side::Engine && error.status == Some(500);
+        let asked = error.cut_off || broke_within || error.stage == Stage::Connect;
+        let engine_gone = asked && voice.engine_is_gone().await;
+        if engine_gone {
+            voice.doubt();
+        }
+        let cut_off = error.cut_off || (broke_within && engine_gone);
         let of_request = error.kind == Kind::Invalid && error.side == Side::Client;
         let stage = if error.stage == Stage::Handoff { "handoff" } else { "engine" };
-        let failure = v1::Failure { stage: stage.into(), message: error.to_string(), of_request };
+        let (stage, message) = (stage.into(), error.to_string());
+        let failure = v1::Failure { stage, message, of_request, cut_off, engine_gone };
         voice.tell(vec![Fact::Failure(failure)]).await;
     }
     voice.close();
@@ -312,7 +321,8 @@ async fn next_piece(generation: &mut Generation) -> Result<Piece, RemoteError> {
         stage: Stage::Stream,
         status: None,
         text: "the answer ended without its end".into(),
-        remedy: "send the request again".into(),
+        remedy: "".into(),
+        cut_off: true,
     };
     generation.next().await.unwrap_or_else(|| Err(cut_short()))
 }
@@ -337,7 +347,7 @@ fn prompt_fact(logprobs: &[baton_types::TokenLogprob]) -> Fact {
 fn token_facts(tokens: &[Token], first: u32) -> Vec<Fact> {
     let fact = |(at, token): (u32, &Token)| {
         let logprob = token.logprob.as_ref().map(v1::Logprob::from);
-        Fact::Token(v1::Token { index: first + at, token: token.id, finish: 0, logprob })
+        Fact::Token(v1::Token { index: first + at, token: token.id, finish: 0, logprob, cached_tokens: None })
     };
     (0u32..).zip(tokens).map(fact).collect()
 }

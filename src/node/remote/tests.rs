@@ -70,27 +70,48 @@ async fn kv_that_was_lent_before_the_line_broke_is_told_to_the_next_conductor() 
     assert!(fake.held_blocks() > 0 && !loan.transfer.is_empty());
 }
 
+/// A node in front of a vLLM that it says nothing of.
+fn node_of(role: Role, handoff: HandoffWay) -> super::RemoteNode {
+    super::RemoteNode {
+        name: "v0".into(),
+        role,
+        control: String::new(),
+        engine: RemoteSettings::new(Dialect::Vllm, "http://127.0.0.1:1").with_handoff(handoff),
+        block_tokens: 16,
+        capacity_tokens: Some(1_000),
+        pass_tokens: None,
+        net_bytes_per_s: 1,
+        max_model_tokens: Some(100),
+        vocab_tokens: 10,
+        end_tokens: Vec::new(),
+        sample: None,
+        events: None,
+        revision: None,
+        profile: baton_engine::TimedSpec::zero_work().profile,
+        guard: crate::guard::ClusterGuard::default(),
+    }
+}
+
+/// A server has a fixed budget of tokens, not one that follows an objective; one of whole requests was taken for that.
+#[test]
+fn a_server_is_said_to_fill_what_its_passes_hold() {
+    let chunk = |role, told, found| {
+        let node = super::RemoteNode { pass_tokens: told, ..node_of(role, HandoffWay::None) };
+        let found = Probe { model: "m".into(), pass_tokens: found, ..Probe::default() };
+        let hello = super::hello(&node, &found).expect("all is told");
+        (hello.pass_tokens, hello.mixed_chunk_tokens)
+    };
+    assert_eq!(chunk(Role::Both, None, None), (super::PASS_TOKENS, Some(super::PASS_TOKENS)));
+    assert_eq!(chunk(Role::Both, None, Some(2_048)), (2_048, Some(2_048)));
+    assert_eq!(chunk(Role::Both, Some(512), Some(2_048)), (512, Some(512)));
+    assert_eq!(chunk(Role::Decode, Some(512), None), (512, Some(0)), "it is given decode legs only");
+}
+
 #[test]
 fn a_newer_server_of_whole_requests_goes_with_an_older_one_and_a_pair_has_one_version() {
     let print = |handoff: HandoffWay, version: &str, revision: Option<&str>| {
-        let engine = RemoteSettings::new(Dialect::Vllm, "http://127.0.0.1:1").with_handoff(handoff);
-        let node = super::RemoteNode {
-            name: "v0".into(),
-            role: Role::Both,
-            control: String::new(),
-            engine,
-            block_tokens: 16,
-            capacity_tokens: Some(1_000),
-            pass_tokens: None,
-            net_bytes_per_s: 1,
-            max_model_tokens: Some(100),
-            vocab_tokens: 10,
-            end_tokens: Vec::new(),
-            events: None,
-            revision: revision.map(str::to_owned),
-            profile: baton_engine::TimedSpec::zero_work().profile,
-            guard: crate::guard::ClusterGuard::default(),
-        };
+        let revision = revision.map(str::to_owned);
+        let node = super::RemoteNode { revision, ..node_of(Role::Both, handoff) };
         let found = Probe { model: "m".into(), version: Some(version.into()), ..Probe::default() };
         super::hello(&node, &found).expect("all is told").fingerprint.expect("one is told")
     };

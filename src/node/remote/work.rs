@@ -25,7 +25,7 @@ pub(super) struct Work {
 }
 
 /// Fields whose meaning depends on the answer so far, which an engine takes for prompt when it goes on from there.
-const BOUND_TO_ANSWER: [&str; 7] = [
+const BOUND_TO_ANSWER: [&str; 10] = [
     "response_format",
     "structured_outputs",
     "guided_json",
@@ -33,6 +33,9 @@ const BOUND_TO_ANSWER: [&str; 7] = [
     "guided_choice",
     "guided_grammar",
     "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
 ];
 
 impl Work {

@@ -95,6 +95,7 @@ impl Stage {
             rdma: RdmaDevices::default(),
             host: "here".into(),
             engine: EngineChoice::Seeded { spec, pool },
+            tokenizer: String::new(),
             dram_blocks: 32,
             ssd_blocks: 0,
             ssd_dir: None,
@@ -122,7 +123,14 @@ impl Stage {
         let line = Line { leader, ..self.line().await };
         self.epoch += 1;
         let (epoch, chain_seed) = (self.epoch, SEED);
-        let welcome = v1::Welcome { instance: 0, epoch, heartbeat_us: 10_000, chain_seed, leader };
+        let welcome = v1::Welcome {
+            instance: 0,
+            epoch,
+            heartbeat_us: 10_000,
+            chain_seed,
+            leader,
+            ..Default::default()
+        };
         line.say(v1::to_node::Message::Welcome(welcome)).await;
         line
     }

@@ -10,7 +10,7 @@ use baton_engine::{
 };
 use baton_router::{Backend as _, Event, Submission, Ticket, TraceParent, Usage};
 use baton_transports::RdmaDevices;
-use baton_types::{BlockKey, ChainHasher, Finish, Role, Sampling, TokenLogprob};
+use baton_types::{BlockKey, ChainHasher, Finish, Role, Sampling, Secret, TokenLogprob};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -59,7 +59,7 @@ impl Cluster {
     pub(super) async fn start(layout: &str, engine: &EngineChoice, tune: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config::default();
         config.scheduler.block_tokens = 16;
-        config.service.chain_seed = 77;
+        config.service.chain_seed = Secret::new(77);
         tune(&mut config);
         let (spans, exporting) = Spans::start(&config.service).unwrap();
         let metrics = Metrics::new().unwrap();
@@ -70,9 +70,10 @@ impl Cluster {
         let control = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let lead = crate::conductor::Lead::alone();
-        tokio::spawn(crate::up::serve_control(
+        tokio::spawn(crate::up::control::serve(
             listener,
             (ControlService::new(inbox.clone(), lead), None),
+            (64, metrics.clone()),
             stop.clone(),
         ));
         let (body, nodes) = (SECRET.into(), BTreeMap::new());
@@ -131,6 +132,7 @@ impl Cluster {
             max_model_tokens: None,
             vocab_tokens: baton_remote::testing::VOCAB_TOKENS,
             end_tokens: vec![baton_remote::testing::END_TOKEN],
+            sample: None,
             events,
             revision: None,
             profile: baton_engine::TimedSpec::zero_work().profile,
@@ -148,6 +150,7 @@ impl Cluster {
             rdma: RdmaDevices::default(),
             host: crate::up::host_name(),
             engine: engine.clone(),
+            tokenizer: String::new(),
             dram_blocks: 64,
             ssd_blocks: 64,
             ssd_dir: None,
@@ -207,7 +210,7 @@ impl Cluster {
         sampling: Sampling,
         trace: Option<TraceParent>,
     ) -> Ticket {
-        let root = ChainHasher::new(self.config.service.chain_seed, b"test");
+        let root = ChainHasher::new(*self.config.service.chain_seed.expose(), b"test");
         let mut hasher = root.clone();
         let size = self.config.scheduler.block_tokens as usize;
         let chain: Vec<BlockKey> = tokens.chunks_exact(size).map(|block| hasher.push_tokens(block)).collect();

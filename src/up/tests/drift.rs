@@ -70,7 +70,7 @@ async fn what_an_engine_announced_and_does_not_find_is_forgotten_within_a_window
     let events = Some(EventSource { subscriber, dp_rank: None });
     cluster.add_announced("w0", Role::Both, fake.settings(), events);
     cluster.ready().await;
-    let root = ChainHasher::new(cluster.config.service.chain_seed, b"test").parent();
+    let root = ChainHasher::new(*cluster.config.service.chain_seed.expose(), b"test").parent();
     // Published again and again until the subscription is there: a block is announced twice at most harmlessly.
     let mut expected = 0;
     for _ in 0..100 {

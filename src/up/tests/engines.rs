@@ -282,3 +282,61 @@ async fn an_answer_goes_on_where_its_server_died() {
     assert_eq!(pair.violations(), Vec::<String>::new());
     cluster.stop().await;
 }
+
+/// vLLM answers 500 to all that was in its engine when that died, and ends a moment later. One poisonous request was tried
+/// on an engine after the other, as after any 500.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_of_which_engines_die_behind_their_servers_takes_two_at_most() {
+    const POISON: u32 = 3;
+    let mut cluster = cluster().await;
+    let mut fakes = Vec::new();
+    for name in ["v0", "v1", "v2", "v3"] {
+        let spec = VllmSpec::new(FakeRole::Whole, FakeConnector::None);
+        let spec = VllmSpec { poison: Some(POISON), token_time: Duration::from_millis(2), ..spec };
+        let fake = FakeVllm::start(spec, &Fabric::new()).await.unwrap();
+        cluster.add_remote(name, Role::Both, fake.settings());
+        fakes.push(fake);
+    }
+    cluster.ready().await;
+    // Fewer than engines: mostly the first that the poison comes to has nothing else, and what the second has is spared.
+    // Where placement put two together, both are suspected, and both may be tried on the same engine.
+    let mut rng = baton_types::Rng::new(5);
+    let mut harmless = |at| {
+        let mut tokens = prompt(&mut rng, at);
+        tokens[0] = POISON + 1;
+        tokens
+    };
+    let beside: Vec<_> = (0..3)
+        .map(|at| {
+            let (tokens, sampling) = (harmless(at % 4), Sampling { ignore_eos: true, ..sampling(1_500) });
+            let answer = tokio::spawn(listen(cluster.submit(&tokens, sampling.clone())));
+            (tokens, sampling, answer)
+        })
+        .collect();
+    // Answers take seconds: what comes to an engine that has just died is no part of this.
+    let until = Instant::now() + Duration::from_secs(30);
+    while fakes.iter().map(FakeVllm::running).sum::<u64>() < 3 {
+        assert!(Instant::now() < until, "they are not under way");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut poison = harmless(0);
+    poison[0] = POISON;
+    let answer = listen(cluster.submit(&poison, sampling(4))).await;
+    let trouble = answer.trouble.expect("no engine survives it");
+    assert!(trouble.contains("engine_died"), "{trouble}");
+    assert_eq!(fakes.iter().filter(|fake| fake.engine_is_dead()).count(), 2);
+    for (tokens, sampling, answer) in beside {
+        let answer = answer.await.unwrap();
+        match &answer.trouble {
+            Some(trouble) => assert!(trouble.contains("engine_died"), "{trouble}"),
+            None => right(&answer, &tokens, &sampling),
+        }
+    }
+    // The others serve, and nobody is sent to those that are dead.
+    for at in 0..8 {
+        let (tokens, sampling) = (harmless(at % 4), sampling(4));
+        right(&listen(cluster.submit(&tokens, sampling.clone())).await, &tokens, &sampling);
+    }
+    cluster.quiet().await;
+    cluster.stop().await;
+}

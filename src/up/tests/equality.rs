@@ -174,7 +174,7 @@ async fn answers_wait_for_the_only_instance_to_come_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_survive_the_loss_of_instances() {
     let engine = small_model(pool(256));
-    let mut cluster = Cluster::start("2p2d", &engine, |config| config.scheduler.max_retries = 16).await;
+    let mut cluster = Cluster::start("2p2d", &engine, |_| {}).await;
     let mut reference = crate::node::build_engine(&small_model(pool(64))).unwrap();
     let mut rng = Rng::fork(4, 9);
     for round in 0..12 {
@@ -201,4 +201,46 @@ async fn answers_survive_the_loss_of_instances() {
     }
     cluster.quiet().await;
     cluster.stop().await;
+}
+
+/// The prompt's logprobs are the prefill leg's to tell; the decode leg's engine has not computed the prompt.
+#[tokio::test]
+async fn prompt_logprobs_come_through_a_pair_as_through_one_node() {
+    let sampling = Sampling {
+        temperature: 0.0,
+        max_tokens: 5,
+        logprobs: Some(2),
+        prompt_logprobs: Some(2),
+        ..Sampling::default()
+    };
+    let prompt: Vec<u32> = (1..60).collect();
+    let mut told = Vec::new();
+    for layout in ["1b", "1p1d"] {
+        let cluster = Cluster::start(layout, &small_model(pool(256)), |_| {}).await;
+        let answer = listen(cluster.submit(&prompt, sampling.clone())).await;
+        assert_eq!((answer.trouble.as_deref(), answer.tokens.len()), (None, 5), "{layout}");
+        told.push((answer.tokens, answer.logprobs));
+        cluster.quiet().await;
+        cluster.stop().await;
+    }
+    assert_eq!(told[0], told[1]);
+}
+
+/// An answer that ends with its first token is complete before its prefill is reported.
+#[tokio::test]
+async fn an_answer_of_one_token_says_what_was_cached() {
+    let prompt: Vec<u32> = (1..100).collect();
+    let sampling =
+        |max_tokens| Sampling { temperature: 0.0, max_tokens, ignore_eos: true, ..Sampling::default() };
+    for layout in ["1b", "1p1d"] {
+        let cluster = Cluster::start(layout, &small_model(pool(256)), |_| {}).await;
+        for (max_tokens, warm) in [(2, false), (1, true), (2, true), (1, true)] {
+            let answer = listen(cluster.submit(&prompt, sampling(max_tokens))).await;
+            let cached = answer.usage.cached_tokens;
+            assert_eq!(answer.trouble, None, "{layout}");
+            assert_eq!(cached > 0, warm, "{layout}: {max_tokens} tokens, {cached} cached");
+            cluster.quiet().await;
+        }
+        cluster.stop().await;
+    }
 }

@@ -9,6 +9,7 @@ use baton_membership::{Directory, FileSource, Member, Source};
 use baton_remote::testing::{Fabric, FakeConnector, FakeRole, FakeVllm, VllmSpec, toy_answer};
 use baton_remote::{EngineRole, HandoffWay, RemoteSettings};
 use baton_types::{DecodeCost, Finish, PrefillCost, Role, Sampling};
+use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
@@ -50,9 +51,32 @@ fn write(path: &Path, text: &str) {
 struct Scene {
     cluster: Cluster,
     path: PathBuf,
+    made: Made,
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
     _place: TempDir,
+}
+
+/// Of what nodes were made, also of those that were only compared: address and zone.
+#[derive(Clone, Default)]
+struct Made(Arc<Mutex<Vec<String>>>);
+
+impl Made {
+    fn note(&self, member: &Member) {
+        let zone = member.labels.get("zone").map_or("", String::as_str);
+        self.0.lock().push(format!("{} {zone}", member.addresses[0]));
+    }
+
+    /// Waits until there was one whose words have this.
+    async fn of(&self, words: &str) {
+        for _ in 0..4_000 {
+            if self.0.lock().iter().any(|made| made.contains(words)) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("nothing was made of {words}: {:?}", self.0.lock());
+    }
 }
 
 impl Scene {
@@ -65,8 +89,9 @@ impl Scene {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("servers.toml");
         list(&path, servers);
-        let (cluster, stop, task) = driving(&path, drain, tune).await;
-        Self { cluster, path, stop, task, _place: place }
+        let made = Made::default();
+        let (cluster, stop, task) = driving((&path, made.clone()), drain, tune).await;
+        Self { cluster, path, made, stop, task, _place: place }
     }
 
     /// Lists others.
@@ -88,7 +113,7 @@ impl Scene {
 
 /// A cluster that drives the servers of the list at `path`; of some names something else or nothing is made.
 async fn driving(
-    path: &Path,
+    (path, made): (&Path, Made),
     drain: Duration,
     tune: impl FnOnce(&mut Config),
 ) -> (Cluster, CancellationToken, tokio::task::JoinHandle<()>) {
@@ -105,6 +130,7 @@ async fn driving(
     let example = RemoteSettings::new(baton_remote::Dialect::Vllm, "http://127.0.0.1:1");
     let template = cluster.remote("", Role::Both, example, None);
     let making: Making = Arc::new(move |member: &Member| {
+        made.note(member);
         if member.name == "wrong" {
             return Err("nothing can be made of it".to_owned());
         }
@@ -159,6 +185,40 @@ async fn attached(cluster: &Cluster, names: &[&str]) {
     panic!("{last:?} are attached, not {names:?}");
 }
 
+/// Waits until its only node is in this epoch and state.
+async fn stands(cluster: &Cluster, epoch: u32, state: &str) {
+    for _ in 0..4_000 {
+        let status = cluster.status().await;
+        if status.nodes.first().is_some_and(|node| (node.epoch, node.state.as_str()) == (epoch, state)) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("it is not {state} in epoch {epoch}: {:?}", cluster.status().await.nodes);
+}
+
+/// Waits until the conductor says why this stays outside.
+async fn outside(cluster: &Cluster, name: &str) {
+    for _ in 0..4_000 {
+        if cluster.inbox.outside().contains_key(name) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{name} is not outside: {:?}", cluster.inbox.outside());
+}
+
+/// Waits until a server was asked for more completions than `before`.
+async fn asked_more(server: &FakeVllm, before: usize) {
+    for _ in 0..4_000 {
+        if asked(server) > before {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("it was asked for {before} completions and no more");
+}
+
 async fn answers(cluster: &Cluster, tokens: u32) {
     let answer = listen(cluster.submit(&PROMPT, greedy(tokens))).await;
     assert_eq!((answer.finish, answer.trouble), (Some(Finish::Length), None));
@@ -173,9 +233,10 @@ async fn servers_come_and_go_with_the_list() {
     cluster.ready().await;
     attached(cluster, &["v0"]).await;
     // It is in the middle of an answer when it leaves the list: that is given to the end.
+    let before = asked(&a);
     let running = listen(cluster.submit(&PROMPT, greedy(40)));
     let leaving = async {
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        asked_more(&a, before).await;
         scene.list(&[("v1", &b.url())]);
         attached(cluster, &["v1"]).await;
     };
@@ -192,7 +253,7 @@ async fn servers_come_and_go_with_the_list() {
     answers(cluster, 3).await;
     // What cannot be read changes nothing.
     std::fs::write(&scene.path, "member = 3").unwrap();
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    outside(cluster, "list of servers").await;
     attached(cluster, &["v0", "v1"]).await;
     cluster.quiet().await;
     let cluster = scene.let_go().await;
@@ -207,9 +268,10 @@ async fn one_that_does_not_finish_in_time_is_let_go_and_its_answers_go_on_elsewh
     let scene = Scene::of(&[("v0", &slow.url())], Duration::from_millis(300)).await;
     let cluster = &scene.cluster;
     cluster.ready().await;
+    let before = asked(&slow);
     let running = listen(cluster.submit(&PROMPT, greedy(60)));
     let leaving = async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        asked_more(&slow, before).await;
         scene.list(&[("v0", &slow.url()), ("v1", &other.url())]);
         attached(cluster, &["v0", "v1"]).await;
         scene.list(&[("v1", &other.url())]);
@@ -240,9 +302,7 @@ async fn one_that_has_just_got_its_first_request_finishes_it() {
     let before = asked(&only);
     let running = listen(cluster.submit(&PROMPT, greedy(40)));
     let leaving = async {
-        while asked(&only) == before {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        asked_more(&only, before).await;
         scene.list(&[]);
     };
     let (answer, ()) = tokio::join!(running, leaving);
@@ -262,14 +322,12 @@ async fn a_list_that_flaps_takes_nobody_out_of_service() {
     let before = asked(&only);
     let mut long = Box::pin(listen(cluster.submit(&PROMPT, greedy(200))));
     let flapping = async {
-        while asked(&only) == before {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        for _ in 0..15 {
+        asked_more(&only, before).await;
+        for _ in 0..10 {
             scene.list(&[]);
-            tokio::time::sleep(Duration::from_millis(60)).await;
+            stands(cluster, 1, "draining").await;
             scene.list(&[("v0", &only.url())]);
-            tokio::time::sleep(Duration::from_millis(60)).await;
+            stands(cluster, 1, "serving").await;
         }
         // The long answer is still under way.
         answers(cluster, 2).await;
@@ -277,9 +335,9 @@ async fn a_list_that_flaps_takes_nobody_out_of_service() {
         assert_eq!((status.nodes[0].epoch, status.live_requests), (1, 1), "it is the same life");
         // Gone and wanted in another form: what comes waits for what leaves, the end for neither.
         scene.list(&[]);
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        stands(cluster, 1, "draining").await;
         scene.list(&[("v0", &only.url().replace("127.0.0.1", "localhost"))]);
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        scene.made.of("localhost").await;
     };
     tokio::select! {
         answer = &mut long => panic!("it was broken off: {answer:?}"),
@@ -302,9 +360,11 @@ async fn what_panics_or_is_refused_disturbs_nobody_and_is_tried_again() {
     attached(cluster, &["v0"]).await;
     scene.list(&[("v0", &ours.url()), ("panics", &ours.url()), ("another", &other.url())]);
     cluster.ready().await;
+    for name in ["panics", "another"] {
+        outside(cluster, name).await;
+    }
     for _ in 0..20 {
         answers(cluster, 2).await;
-        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     attached(cluster, &["v0"]).await;
     // The way is free as soon as nobody is left to share KV with.
@@ -347,42 +407,27 @@ async fn who_is_listed_in_other_words_goes_on() {
         let labels = format!("labels = {{ zone = \"z{zone}\" }}");
         write(&scene.path, &format!("[[member]]\nname = \"v0\"\nrole = \"both\"\n{addresses}\n{labels}\n"));
     };
-    let stands = async |epoch: u32, state: &str| {
-        let status = cluster.status().await;
-        status.nodes.first().is_some_and(|node| (node.epoch, node.state.as_str()) == (epoch, state))
-    };
-    let until = async |epoch: u32, state: &str| {
-        for _ in 0..400 {
-            if stands(epoch, state).await {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
-        }
-        panic!("it is not {state} in epoch {epoch}: {:?}", cluster.status().await.nodes);
-    };
     let before = asked(&only);
     let running = listen(cluster.submit(&PROMPT, greedy(60)));
     let changing = async {
-        while asked(&only) == before {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        asked_more(&only, before).await;
         for zone in 0..8 {
             in_words(zone);
-            tokio::time::sleep(Duration::from_millis(80)).await;
-            assert!(stands(1, "serving").await, "{:?}", cluster.status().await.nodes);
+            scene.made.of(&format!("z{zone}")).await;
+            stands(cluster, 1, "serving").await;
         }
         assert_eq!(asked(&only), before + 1, "it was not broken off");
         // It leaves, and comes back in words that it never had.
         scene.list(&[]);
-        until(1, "draining").await;
+        stands(cluster, 1, "draining").await;
         in_words(9);
-        until(1, "serving").await;
+        stands(cluster, 1, "serving").await;
     };
     let (answer, ()) = tokio::join!(running, changing);
     assert_eq!(answer.tokens, toy_answer(&PROMPT, &greedy(60)).0, "{:?}", answer.trouble);
     // Called elsewhere it is another.
     scene.list(&[("v0", &only.url().replace("127.0.0.1", "localhost"))]);
-    until(2, "serving").await;
+    stands(cluster, 2, "serving").await;
     scene.end().await;
 }
 

@@ -24,7 +24,6 @@ fn tracing_to(endpoint: String, permille: u32) -> impl FnOnce(&mut Config) {
     move |config| {
         config.service.otlp_endpoint = endpoint;
         config.service.trace_permille = permille;
-        config.scheduler.max_retries = 16;
     }
 }
 

@@ -50,7 +50,7 @@ impl Near {
     pub fn start(kind: Kind, memory_bytes: u64, lanes: u32, poll: bool) -> Result<Self, String> {
         let failed = |why: String| format!("bench: start {}: {why}", kind.name());
         let epoch = u64::from(std::process::id());
-        let (exposure, inbound) = (Exposure::new(epoch << 32), Arc::new(NoNotices));
+        let (exposure, inbound) = (Exposure::new(), Arc::new(NoNotices));
         let (transport, id): (Arc<dyn Transport>, PeerId) = match kind {
             Kind::Tcp => {
                 let mut config = TcpConfig::new(([127, 0, 0, 1], 0).into(), epoch);

@@ -1,0 +1,91 @@
+//! Reading the file: strict, with the place of a mistake and without quoting the file.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use super::{BLOCK_TOKENS, Config};
+
+/// Bytes of a configuration at most: reading it delays nobody for long.
+const MOST_BYTES: usize = 4 << 20;
+
+/// Reads a configuration file.
+pub fn load(path: &Path) -> Result<Config, String> {
+    read(path).map(|(_, config)| config)
+}
+
+/// The same, with the text that it was read from.
+pub fn read(path: &Path) -> Result<(String, Config), String> {
+    let named = |why: String| format!("config {}: {why}", path.display());
+    let unreadable = |why: String| named(format!("{why}; give the path of a TOML file"));
+    let read = bytes(path).map_err(|e| unreadable(e.to_string()))?;
+    let text = String::from_utf8(read).map_err(|_| unreadable("it is no text".into()))?;
+    let config = parse(&text).map_err(named)?;
+    Ok((text, config))
+}
+
+/// The bytes of a file: all of them, or one more than a configuration may have.
+pub fn bytes(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut read = Vec::new();
+    std::fs::File::open(path)?.take(MOST_BYTES as u64 + 1).read_to_end(&mut read)?;
+    Ok(read)
+}
+
+/// Whether a configuration is no longer than any needs to be.
+///
+/// # Errors
+/// In words: it has more bytes.
+fn bounded(text: &str) -> Result<(), String> {
+    if text.len() > MOST_BYTES {
+        return Err(format!("it has more than {MOST_BYTES} bytes, the most that a configuration may have"));
+    }
+    Ok(())
+}
+
+/// Parses and checks a configuration.
+pub fn parse(text: &str) -> Result<Config, String> {
+    bounded(text)?;
+    let wrong = |e: toml::de::Error| explain(&place(&e, text));
+    let mut config: Config = toml::from_str(text).map_err(wrong)?;
+    let given: toml::Table = text.parse().map_err(wrong)?;
+    // The core has a default of its own, made for published traces; a section without the key would bring it in.
+    if given.get("scheduler").is_none_or(|scheduler| scheduler.get("block_tokens").is_none()) {
+        config.scheduler.block_tokens = BLOCK_TOKENS;
+    }
+    config.validate()?;
+    Ok(config)
+}
+
+/// An error of the parser with its line and column, without the line itself: the line may hold a secret.
+pub fn place(error: &toml::de::Error, text: &str) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let Some(before) = before else { return error.message().to_owned() };
+    let start = before.rfind('\n').map_or(0, |at| at + 1);
+    let (line, column) = (before.matches('\n').count() + 1, before[start..].chars().count() + 1);
+    let key = text[start..].lines().next().and_then(|line| line.split_once('=')).map(|(key, _)| key.trim());
+    let at = key.filter(|key| is_setting(key)).map(|key| format!(", {key}")).unwrap_or_default();
+    format!("TOML line {line}, column {column}{at}: {}", error.message())
+}
+
+/// Whether a word is the name of a setting: only those are repeated from a file.
+fn is_setting(word: &str) -> bool {
+    fn within(value: &toml::Value, word: &str) -> bool {
+        match value {
+            toml::Value::Table(table) => table.iter().any(|(key, value)| key == word || within(value, word)),
+            toml::Value::Array(list) => list.iter().any(|value| within(value, word)),
+            _ => false,
+        }
+    }
+    toml::Value::try_from(Config::default()).is_ok_and(|all| within(&all, word))
+}
+
+/// Adds the nearest known key to an error about an unknown one.
+fn explain(error: &str) -> String {
+    let quoted: Vec<&str> = error.split('`').skip(1).step_by(2).collect();
+    let unknown = error.contains("unknown field") || error.contains("unknown variant");
+    let meant = match quoted.split_first() {
+        Some((wrong, known)) if unknown => baton_types::nearest(wrong, known.iter().copied()),
+        _ => None,
+    };
+    let error = error.trim_end();
+    meant.map_or_else(|| error.to_owned(), |word| format!("{error}\ndid you mean `{word}`?"))
+}

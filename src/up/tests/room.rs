@@ -1,0 +1,88 @@
+//! KV runs short in the middle of answers: whoever gives way waits and goes on, and nobody is lost.
+
+use baton_engine::PoolSpec;
+use baton_types::Sampling;
+
+use super::cluster::{Cluster, alone, listen, small_model};
+use crate::config::Config;
+
+fn pool(blocks: u32) -> PoolSpec {
+    PoolSpec { block_tokens: 16, blocks, pass_tokens: 48, max_running: 32, threads: None }
+}
+
+/// Long answers, all at once, of which nobody has seen any: far more are let in than can stay to their end. The
+/// tries that a failure may cost are those of every configuration: none of them is spent on this.
+async fn crowd(layout: &str, callers: u32, blocks: u32) {
+    let tune = |config: &mut Config| config.scheduler.prior_output_tokens = 8;
+    let cluster = Cluster::start(layout, &small_model(pool(blocks)), tune).await;
+    assert_eq!(cluster.config.scheduler.max_retries, Config::default().scheduler.max_retries);
+    let ask = |caller: u32| -> (Vec<u32>, Sampling) {
+        let tokens = (0..10 + caller % 30).map(|at| 1 + (at * 7 + caller * 13) % 250).collect();
+        let sampling = Sampling {
+            temperature: 0.8,
+            seed: caller.into(),
+            max_tokens: 150,
+            ignore_eos: true,
+            ..Sampling::default()
+        };
+        (tokens, sampling)
+    };
+    let asked: Vec<_> = (0..callers).map(ask).collect();
+    let tickets: Vec<_> = asked.iter().map(|(t, s)| cluster.submit(t, s.clone())).collect();
+    let answers: Vec<_> = tickets.into_iter().map(|t| tokio::spawn(listen(t))).collect();
+    let mut reference = crate::node::build_engine(&small_model(pool(64))).unwrap();
+    let (mut served, mut long) = (0, 0);
+    for (answer, (tokens, sampling)) in answers.into_iter().zip(&asked) {
+        let answer = answer.await.unwrap();
+        let refused = answer.trouble.as_ref().is_some_and(|trouble| trouble.contains("status: 429"));
+        if refused && answer.tokens.is_empty() {
+            continue;
+        }
+        let expected = alone(reference.as_mut(), tokens, sampling);
+        assert_eq!(answer.trouble, None, "{layout}: {} tokens were there", answer.tokens.len());
+        assert_eq!(answer.tokens, expected.tokens, "{layout}");
+        served += 1;
+        long += u32::from(answer.tokens.len() == 150);
+    }
+    assert!(served * 2 > callers, "{layout}: {served} of {callers} were let in");
+    assert!(long * 2 > served, "{layout}: most answers are long");
+    let page = cluster.metrics.page();
+    assert!(
+        page.contains("baton_leg_failures_total{stage=\"preempted\"}"),
+        "{layout}: nobody gave way: {page}"
+    );
+    cluster.quiet().await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_of_long_answers_loses_nobody_in_pairs() {
+    crowd("1p2d", 40, 40).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_of_long_answers_loses_nobody_on_coupled_instances() {
+    crowd("2b", 40, 40).await;
+}
+
+/// Two callers where there is room for one: the second waits for it, and is not sent away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_second_of_two_waits_for_the_room_of_the_first() {
+    let tune = |config: &mut Config| config.scheduler.prior_output_tokens = 100;
+    let cluster = Cluster::start("1p1d", &small_model(pool(16)), tune).await;
+    let ask = |caller: u32| -> (Vec<u32>, Sampling) {
+        let tokens = (0..60).map(|at| 1 + (at * 7 + caller * 13) % 250).collect();
+        (tokens, Sampling { seed: 3, max_tokens: 120, ignore_eos: true, ..Sampling::default() })
+    };
+    let asked: Vec<_> = (0..2).map(ask).collect();
+    let tickets: Vec<_> = asked.iter().map(|(t, s)| cluster.submit(t, s.clone())).collect();
+    let answers: Vec<_> = tickets.into_iter().map(|t| tokio::spawn(listen(t))).collect();
+    let mut reference = crate::node::build_engine(&small_model(pool(64))).unwrap();
+    for (answer, (tokens, sampling)) in answers.into_iter().zip(&asked) {
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.trouble, None);
+        assert_eq!(answer.tokens, alone(reference.as_mut(), tokens, sampling).tokens);
+    }
+    cluster.quiet().await;
+    cluster.stop().await;
+}
