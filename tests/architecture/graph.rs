@@ -90,6 +90,12 @@ pub const TABLE: &[Row] = &[
     Row { name: "baton-router", dir: "src/router", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-membership", dir: "src/membership", ours: &["baton-types"], outside: Outside::Any },
     Row { name: "baton-mooncake", dir: "src/mooncake", ours: &["baton-types"], outside: Outside::Any },
+    Row {
+        name: "baton-fuzz",
+        dir: "tests/fuzz",
+        ours: &["baton-types"],
+        outside: Outside::Without(&["tokio"]),
+    },
     Row { name: "baton-wire", dir: "src/wire", ours: &["baton-types"], outside: Outside::Any },
     Row {
         name: "baton-python",

@@ -25,12 +25,13 @@ const ENGINES: [[&str; 6]; 2] = [
     ["--blocks", "512", "--dram-blocks", "256", "--ssd-blocks", "256"],
     ["--blocks", "128", "--dram-blocks", "64", "--ssd-blocks", "128"],
 ];
-/// Silent nodes are lost soon, and who was let in may be moved often.
-const CONFIG: &str = "[scheduler]\nblock_tokens = 16\nmax_retries = 16\n\
+/// Silent nodes are lost soon; who was let in is moved as often as by default.
+const CONFIG: &str = "[scheduler]\nblock_tokens = 16\n\
     [[scheduler.classes]]\nname = \"default\"\nttft_us = 60_000_000\ntbt_us = 2_000_000\n\
     [service]\nheartbeat_us = 100_000\nlost_after_us = 800_000\njournal = \"journal\"\n";
 /// What may be told a client that could not be served: `error.code` names the stage or the reason.
-const CODES: [&str; 16] = [
+pub(super) const CODES: [&str; 17] = [
+    "engine_died",
     "ttft",
     "tbt",
     "room",

@@ -83,19 +83,19 @@ fn write(place: &Path, name: &str, text: &str) {
 #[test]
 fn who_has_the_key_attaches_and_others_are_told_why_they_do_not() {
     let place = TempDir::new().unwrap();
-    write(place.path(), "cluster.key", "the key of this cluster\n");
-    write(place.path(), "other.key", "the key of another cluster\n");
+    write(place.path(), "cluster.key", "the key of this cluster, of 32 bytes\n");
+    write(place.path(), "other.key", "the key of another cluster, of 32 bytes\n");
     let trio = Trio::start(place, "http", &["--cluster-key", "cluster.key"]);
     trio.asks();
     assert_eq!(trio.refused(), Some(0));
     let said = trio.turned_away(&trio.control, &[]);
     assert!(said.contains("start the node with --cluster-key"), "{said}");
     let said = trio.turned_away(&trio.control, &["--cluster-key", "other.key"]);
-    assert!(said.contains("the conductor has another cluster key"), "{said}");
+    assert!(said.contains("the node has another cluster key"), "{said}");
     let said = trio.turned_away(&trio.control, &["--cluster-key", "none.key"]);
     assert!(said.contains("none.key"), "{said}");
-    // The one with another key found out by itself; the other was turned away.
-    assert_eq!(trio.refused(), Some(1));
+    // The last one has not dialled.
+    assert_eq!(trio.refused(), Some(2));
     trio.asks();
     let logs = trio.logs();
     assert!(!logs.contains("the key of"), "no key in a log: {logs}");
@@ -129,7 +129,7 @@ const TLS: [&str; 8] = [
 #[test]
 fn under_tls_conductor_and_nodes_must_trust_the_same_ca() {
     let place = TempDir::new().unwrap();
-    write(place.path(), "cluster.key", "the key of this cluster\n");
+    write(place.path(), "cluster.key", "the key of this cluster, of 32 bytes\n");
     certificates(place.path(), "ours");
     certificates(place.path(), "others");
     let trio = Trio::start(place, "https", &TLS);

@@ -82,7 +82,21 @@ impl Open {
     /// # Errors
     /// In words, as for [`call`].
     pub fn new(at: SocketAddr, what: &str, headers: Headers<'_>, body: &str) -> Result<Self, String> {
-        let until = Instant::now() + DEADLINE;
+        Self::within(DEADLINE, at, what, headers, body)
+    }
+
+    /// The same for an answer that may take so long.
+    ///
+    /// # Errors
+    /// In words, as for [`call`].
+    pub fn within(
+        longest: Duration,
+        at: SocketAddr,
+        what: &str,
+        headers: Headers<'_>,
+        body: &str,
+    ) -> Result<Self, String> {
+        let until = Instant::now() + longest;
         let stream =
             TcpStream::connect_timeout(&at, Duration::from_secs(5)).map_err(|e| format!("connect: {e}"))?;
         stream.set_nodelay(true).map_err(|e| format!("nodelay: {e}"))?;
@@ -204,7 +218,7 @@ impl Open {
     fn limit(&self) -> Result<(), String> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(format!("hung: no whole answer within {DEADLINE:?}"));
+            return Err("hung: no whole answer within the deadline".into());
         }
         self.reader.get_ref().set_read_timeout(Some(left)).map_err(|e| format!("deadline: {e}"))
     }

@@ -106,6 +106,16 @@ fn ctrl_c_drains_and_leaves_nothing_behind() {
     until(Duration::from_secs(5), "it drains", || {
         (!service.errors().contains("draining")).then(|| service.errors())
     });
+    assert!(
+        service.errors().contains("baton: draining: 1 request is under way, 30 s at most"),
+        "{}",
+        service.errors()
+    );
+    let ready = service.get("/ready");
+    assert_eq!(
+        (ready.status, ready.json()["detail"].as_str()),
+        (503, Some("draining: 1 request is under way"))
+    );
     let late = service.ask(CHAT, &chat("too late", 1));
     assert_eq!((late.status, late.error_code().as_str()), (503, "shutting_down"), "{late:?}");
     assert!(late.header("retry-after").is_some(), "{late:?}");

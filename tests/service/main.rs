@@ -9,17 +9,23 @@
     reason = "all of this is test code; the lint only sees that inside test functions"
 )]
 
+mod actors;
 mod answers;
 mod bucket;
 mod chaos;
 mod clients;
+mod crowd;
+mod edge;
 mod guarded;
 mod http;
 mod lenders;
 mod lifecycle;
+mod memory;
 mod objects;
 mod operators;
+mod ordeal;
 mod overload;
+mod pauses;
 mod policy;
 mod publish;
 mod records;

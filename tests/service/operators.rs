@@ -113,4 +113,8 @@ fn why_a_request_went_where_it_went_can_be_asked() {
     assert_eq!(candidates.len(), 3, "{told}");
     assert_eq!(candidates.iter().filter(|c| c["chosen"] == true).count(), 1, "{told}");
     assert_eq!(service.get("/admin/explain/nobody").status, 404);
+    // Nodes know a request by its number, and log that.
+    let number = &told["decisions"][0]["number"];
+    let by_number = service.get(&format!("/admin/explain/{number}")).ok().json();
+    assert_eq!((&by_number["request_id"], &by_number["decisions"]), (&"why-me".into(), &told["decisions"]));
 }

@@ -85,6 +85,7 @@ fn refusals_are_quick_and_tell_the_truth() {
     let refused: Vec<&Story> = stories.iter().filter(|s| !s.waits_ms.is_empty()).collect();
     let at_once = refused.iter().filter(|s| s.served && s.waits_ms.len() == 1).count();
     println!("{at_once} of {} refused clients were served when they came back first", refused.len());
+    assert!(at_once * 4 >= refused.len() * 3, "{at_once} of {}: {stories:?}", refused.len());
     assert!(stories.iter().all(|s| s.served), "somebody was sent away {ROUNDS} times: {stories:?}");
     service.quiet(Duration::from_secs(10));
 }
@@ -109,4 +110,69 @@ fn the_time_to_come_again_is_true() {
         let (later, _) = ask(&service, 20);
         assert_eq!(later.status, 200, "it was told {wait_ms} ms and came 20 % later: {later:?}");
     });
+}
+
+/// Far more long answers than there is room for: whoever is refused and comes when told is let in then, and whoever
+/// was let in is served to the end, with the tries that every configuration has.
+#[test]
+fn who_is_refused_for_room_is_let_in_when_told() {
+    let config = "[scheduler]\nblock_tokens = 16\n\n[[scheduler.classes]]\nname = \"default\"\n\
+        ttft_us = 3_000_000\ntbt_us = 500_000\n";
+    let pools = ["--blocks", "256", "--dram-blocks", "0", "--ssd-blocks", "0", "--time-scale", "0.1"];
+    let args = [&["--engine", "timed", "--nodes", "1p1d"][..], &pools].concat();
+    let service = Service::configured(config, &args);
+    let ask = |name: String| {
+        let mut body = completion(&format!("{name} {}", "x".repeat(60)), 500);
+        body["ignore_eos"] = true.into();
+        let json_type = [("content-type", "application/json")];
+        http::call(service.clients, "POST /v1/completions", &json_type, &body.to_string()).unwrap()
+    };
+    // How long answers are is learnt from these.
+    for at in 0..10 {
+        assert_eq!(ask(format!("lesson {at}")).status, 200);
+    }
+    let tries = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for number in 0..60 {
+            let (ask, tries) = (&ask, &tries);
+            scope.spawn(move || {
+                for attempt in 1..=10 {
+                    let reply = ask(format!("client {number}"));
+                    if reply.status == 200 {
+                        tries.lock().unwrap().push(attempt);
+                        return;
+                    }
+                    assert_eq!((reply.status, reply.error_code().as_str()), (429, "room"), "{reply:?}");
+                    let wait_ms = reply.header("retry-after-ms").and_then(|v| v.parse().ok()).unwrap();
+                    std::thread::sleep(Duration::from_millis(wait_ms));
+                }
+                tries.lock().unwrap().push(u32::MAX);
+            });
+        }
+    });
+    let tries = tries.into_inner().unwrap();
+    let refused = tries.iter().filter(|tries| **tries > 1).count();
+    let at_once = tries.iter().filter(|tries| **tries == 2).count();
+    println!("{refused} of {} were refused, {at_once} of them let in when they came back first", tries.len());
+    assert!(refused >= 10, "there is room for all: {tries:?}");
+    // How exactly a wait fits is up to the machine: 84 % were let in on a busy one. What this guards
+    // against, waits that have nothing to do with room, let in 1 of 104.
+    assert!(at_once * 100 >= refused * 60, "{at_once} of {refused}: {tries:?}");
+    service.quiet(Duration::from_secs(10));
+}
+
+/// What this cluster could not serve in time even if it had nothing else to do is not told to come again.
+#[test]
+fn what_can_never_be_in_time_is_not_told_to_come_again() {
+    let config = CONFIG.replace("ttft_us = 2_000_000", "ttft_us = 100_000");
+    let service = Service::configured(&config, &["--engine", "timed", "--nodes", "1p1d"]);
+    let (reply, _) = ask(&service, 1);
+    assert_eq!((reply.status, reply.error_code().as_str()), (400, "objective_unreachable"), "{reply:?}");
+    assert_eq!(
+        (reply.header("x-should-retry"), reply.header("retry-after")),
+        (Some("false"), None),
+        "{reply:?}"
+    );
+    let predicted_ms = reply.header("x-baton-predicted-ttft-ms").and_then(|v| v.parse::<u64>().ok());
+    assert!(predicted_ms.is_some_and(|ms| (100..10_000).contains(&ms)), "{reply:?}");
 }

@@ -103,3 +103,99 @@ fn without_a_change_there_is_nothing_to_take_back() {
         refused.error_code();
     }
 }
+
+fn classes(with_batch: bool, retries: u32) -> String {
+    let batch = "[[scheduler.classes]]\nname = \"batch\"\nttft_us = 30000000\n";
+    format!(
+        "[scheduler]\nblock_tokens = 16\nmax_retries = {retries}\n\n[[scheduler.classes]]\nname = \"interactive\"\n\
+         ttft_us = 2000000\n{}",
+        if with_batch { batch } else { "" }
+    )
+}
+
+/// Truncated, written in two steps with a pause, emptied: what clients use stays, and what is wrong is said.
+#[test]
+fn a_half_written_file_is_never_in_force() {
+    let service =
+        Service::configured(&classes(true, 2), &["--engine", "zero", "--nodes", "1p1d", "--log", "info"]);
+    let batch = || {
+        let headers = [("content-type", "application/json"), ("x-baton-class", "batch")];
+        service.post(CHAT, &headers, &chat("still served", 2).to_string()).status
+    };
+    assert_eq!(batch(), 200);
+    let write = |text: &str| std::fs::write(service.path("baton.toml"), text).unwrap();
+    let said = |word: &str, times: usize| {
+        until(Duration::from_secs(20), "the refusal is said", || {
+            let lines = service.errors();
+            let refused = lines.lines().filter(|line| line.contains("NOT applied") && line.contains(word));
+            (refused.count() < times).then_some(lines)
+        });
+        assert_eq!(batch(), 200, "after: {word}");
+    };
+    // The beginning of the file in force, as a full disk leaves it.
+    let whole = classes(true, 2);
+    write(&whole[..whole.rfind("[[scheduler.classes]]").unwrap()]);
+    said("ends early", 1);
+    write("");
+    said("ends early", 2);
+    // The beginning of another one.
+    write(&classes(false, 3));
+    said("service class batch", 1);
+    // In two steps: what stands still for less than a while is not read.
+    let next = classes(true, 5);
+    let (begin, rest) = next.split_at(next.rfind("[[scheduler.classes]]").unwrap());
+    write(begin);
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < Duration::from_millis(1_000) {
+        assert_eq!(batch(), 200, "half of the file is written");
+    }
+    write(&format!("{begin}{rest}"));
+    until(Duration::from_secs(20), "the whole file is in force", || {
+        let config: Value = service.get("/admin/config").ok().json();
+        (config["scheduler"]["max_retries"] != 5).then(|| service.errors())
+    });
+    assert_eq!(batch(), 200);
+    // An operator may mean it. A class goes only when no request of it is live, and an answer ends a moment after its
+    // client has it.
+    service.quiet(Duration::from_secs(10));
+    write(&classes(false, 3));
+    signal(service.pid(), Signal::HUP);
+    // A request of the class would keep it.
+    until(Duration::from_secs(20), "the confirmed file is in force", || {
+        let config: Value = service.get("/admin/config").ok().json();
+        (config["scheduler"]["max_retries"] != 3).then(|| service.errors())
+    });
+    assert_eq!(batch(), 400);
+}
+
+/// What only a restart can change is named, and nothing else of that file is taken.
+#[test]
+fn a_change_that_takes_a_restart_is_said() {
+    let service = start();
+    let moved = format!("{}\n[service]\nlisten = \"127.0.0.1:9\"\n", config(20_000_000));
+    std::fs::write(service.path("baton.toml"), moved).unwrap();
+    until(Duration::from_secs(20), "the setting is named", || {
+        (!service.errors().contains("restart to change service.listen")).then(|| service.errors())
+    });
+    assert_eq!(ttft_us(&service), 30_000_000);
+}
+
+/// A file or a body that is larger than any policy is refused unread, and costs no node.
+#[test]
+fn a_policy_of_megabytes_costs_no_node() {
+    let service = start();
+    let huge = "x = 1\n".repeat(1_000_000);
+    std::fs::write(service.path("baton.toml"), &huge).unwrap();
+    let refused = service.post("/admin/policy", &[], &huge);
+    assert_eq!(refused.status, 413, "{refused:?}");
+    assert!(refused.text.contains("bytes"), "{}", refused.text);
+    until(Duration::from_secs(20), "the file is refused", || {
+        let lines = service.errors();
+        let there = lines.lines().any(|line| line.contains("NOT applied") && line.contains("bytes"));
+        (!there).then_some(lines)
+    });
+    let nodes = service.status()["nodes"].clone();
+    let lives: Vec<_> = nodes.as_array().unwrap().iter().map(|node| node["epoch"].as_u64()).collect();
+    assert_eq!(lives, [Some(1), Some(1)]);
+    service.ask(CHAT, &chat("still served", 2)).ok();
+}

@@ -1,14 +1,15 @@
 //! Keys and certificates: who is let in, and what is never shown.
 
 use std::process::Command;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
 use super::clients::{missing, output};
-use super::service::{Service, chat};
+use super::service::{Service, chat, until};
 
 const CHAT: &str = "/v1/chat/completions";
-const KEYS: &str = "[scheduler]\nblock_tokens = 16\n[service]\nadmin_key = \"operators-only\"\n\
+const KEYS: &str = "[service]\nadmin_key = \"operators-only\"\n\
     [[service.api_keys]]\nkey = \"key-of-acme\"\ntenant = \"acme\"\n";
 
 #[test]
@@ -38,6 +39,75 @@ fn keys_let_in_and_are_not_shown() {
     assert!(!service.errors().contains("key-of-acme"), "no key is logged");
     // Whoever looks whether it is alive needs none.
     assert_eq!(service.get("/health").status, 200);
+}
+
+/// Secrets are planted wherever one can be given, wrong and right things are done with them, and everything that
+/// Baton printed or answered is searched for them.
+#[test]
+fn no_output_shows_a_secret() {
+    let planted =
+        ["ADMIN-PLANTED", "CLIENT-PLANTED", "31337424242", "ADMIN-CHANGED", "CLIENT-CHANGED", "42424231337"];
+    let file = |admin: &str, client: &str, seed: &str| {
+        format!(
+            "[scheduler]\nblock_tokens = 16\n[service]\nadmin_key = \"{admin}\"\nchain_seed = {seed}\n\
+             [[service.api_keys]]\nkey = \"{client}\"\ntenant = \"acme\"\n"
+        )
+    };
+    let (old, new) = (file(planted[0], planted[1], planted[2]), file(planted[3], planted[4], planted[5]));
+    let service = Service::configured(&old, &["--engine", "zero", "--nodes", "1b", "--log", "trace"]);
+    let mut outputs: Vec<(String, String)> = Vec::new();
+    let config = service.path("baton.toml");
+    let operator = [("authorization", "Bearer ADMIN-PLANTED")];
+    // The file is changed, then cut off in the middle of a key; the log speaks of each.
+    let watched =
+        [(new.clone(), "service.admin_key"), (new.split_once("CHANGED").unwrap().0.to_owned(), "TOML line ")];
+    for (text, named) in watched {
+        std::fs::write(&config, text).unwrap();
+        super::service::signal(service.pid(), rustix::process::Signal::HUP);
+        until(Duration::from_secs(30), named, || {
+            (!service.errors().contains(named)).then(|| service.errors())
+        });
+    }
+    for (path, body) in [
+        ("POST /admin/policy", new.as_str()),
+        ("POST /admin/policy", "[service]\nadmin_key = \"ADMIN-CHANGED\nx"),
+        ("POST /admin/policy", "[service]\nchain_seed = \"ADMIN-CHANGED\""),
+        ("POST /admin/policy", "[scheduler]\nmax_retries = 3"),
+        ("GET /admin/config", ""),
+        ("GET /admin/status", ""),
+        ("GET /metrics", ""),
+    ] {
+        let reply = super::http::call(service.clients, path, &operator, body).unwrap();
+        outputs.push((format!("{path} {body}"), format!("{reply:?}")));
+    }
+    let model = [("content-type", "application/json"), ("authorization", "Bearer CLIENT-PLANTED")];
+    service.post(CHAT, &model, &chat("Hello", 2).to_string()).ok();
+    let (old_file, new_file) = (service.path("old.toml"), service.path("new.toml"));
+    std::fs::write(&old_file, &old).unwrap();
+    std::fs::write(&new_file, &new).unwrap();
+    std::fs::write(service.path("bad.toml"), old.replace("\"\nchain", "\nchain")).unwrap();
+    let url = format!("http://{}", service.clients);
+    for args in [
+        &["config", "explain", "old.toml"][..],
+        &["config", "diff", "old.toml", "new.toml"],
+        &["config", "check", "bad.toml"],
+        &["config", "explain", "bad.toml"],
+        &["top", "--once", "--url", &url, "--key", "ADMIN-PLANTED"],
+        &["top", "--once", "--url", &url, "--key", "ADMIN-CHANGED"],
+    ] {
+        let (_, out, err) = super::service::run(service.folder(), args);
+        assert!(!(out.is_empty() && err.is_empty()), "{args:?} said nothing");
+        outputs.push((format!("{args:?}"), out + &err));
+    }
+    // The change was seen and named, so the search below looks at words about these settings.
+    let diff = &outputs.iter().find(|(what, _)| what.contains("diff")).unwrap().1;
+    assert!(diff.contains("service.admin_key") && diff.contains("service.api_keys[0].key"), "{diff}");
+    outputs.push(("the log".to_owned(), service.errors()));
+    for (what, text) in &outputs {
+        let shown: Vec<_> = planted.iter().filter(|secret| text.contains(**secret)).collect();
+        // `baton top` names no key; its own command line is not output.
+        assert!(shown.is_empty(), "{what} shows {shown:?}: {text}");
+    }
 }
 
 /// A certificate of the day serves HTTPS to a client that trusts it, and to none that does not.

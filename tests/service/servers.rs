@@ -6,7 +6,9 @@ use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use baton_remote::testing::{Fabric, FakeConnector, FakeRole, FakeSglang, FakeVllm, SglangSpec, VllmSpec};
+use baton_remote::testing::{
+    Cost, Fabric, FakeConnector, FakeRole, FakeSglang, FakeTokenizer, FakeVllm, SglangSpec, VllmSpec,
+};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -160,7 +162,7 @@ fn listed_servers_answer_are_shown_and_come_back() {
     let (on, fabric) = (runtime(), Fabric::new());
     let one = vllm(&on, &fabric, FakeRole::Whole, 0);
     let url = one.url();
-    let each = ["--servers", &url, "--each", "--engine vllm --pass-tokens 4096"];
+    let each = ["--servers", &url, "--each", "--engine vllm --model bytes --pass-tokens 4096"];
     let mut serve = Serve::start(TempDir::new().unwrap(), &each, &[]);
     serve.ready();
     let name = url.strip_prefix("http://").unwrap();
@@ -191,7 +193,7 @@ fn a_list_in_a_file_is_followed_and_no_client_notices() {
     let (a_url, b_url) = (a.url(), b.url());
     let (first, second) = (("a", "both", &*a_url, ""), ("b", "both", &*b_url, "zone = \"east\""));
     list(&folder, &[first]);
-    let each = ["--servers", "servers.toml", "--each", "--engine vllm"];
+    let each = ["--servers", "servers.toml", "--each", "--engine vllm --model=bytes"];
     let mut serve = Serve::start(folder, &each, &[]);
     serve.ready();
     let (over, served) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -237,13 +239,13 @@ fn a_pair_is_made_of_roles_and_labels() {
     let alone = vllm(&on, &Fabric::new(), FakeRole::Whole, 0);
     let nixl = "engine = \"vllm\", handoff = \"nixl\", rack = \"7\"";
     list(&folder, &[("p0", "prefill", &p.url(), nixl), ("d0", "decode", &d.url(), nixl)]);
-    let mut pair = Serve::start(folder, &["--servers", "servers.toml"], &[]);
+    let mut pair = Serve::start(folder, &["--servers", "servers.toml", "--model", "bytes"], &[]);
     pair.ready();
     pair.attached(&["d0", "p0"]);
     let url = alone.url();
     let mut single = Serve::start(
         TempDir::new().unwrap(),
-        &["--servers", &url, "--each", "--engine=vllm"],
+        &["--servers", &url, "--each", "--engine=vllm", "--model=bytes"],
         &[("BATON_ENGINE_KEY", "a-key")],
     );
     single.ready();
@@ -259,14 +261,168 @@ fn a_pair_is_made_of_roles_and_labels() {
     assert_eq!((p.violations(), d.violations()), (Vec::new(), Vec::new()));
 }
 
+/// An idle engine's prefill was once costed in whole mixed steps, so that what it had cached saved nothing, and later turns
+/// of a conversation went past their prefix; how many did depended on `tbt`.
+#[test]
+fn later_turns_find_their_prefix_on_whole_engines_whatever_the_objective() {
+    let on = runtime();
+    for tbt_us in [40_000, 200_000, 5_000_000] {
+        let cost = Cost { cache_blocks: 2_000, prompt_token_time: Duration::from_micros(400) };
+        let spec = VllmSpec { cost, ..VllmSpec::new(FakeRole::Whole, FakeConnector::None) };
+        let engines = [(); 2].map(|()| {
+            let spec = VllmSpec {
+                letters: true,
+                blocks: 2_000,
+                token_time: Duration::from_millis(10),
+                ..spec.clone()
+            };
+            on.block_on(FakeVllm::start(spec, &Fabric::new())).unwrap()
+        });
+        let folder = TempDir::new().unwrap();
+        let config = format!(
+            "[scheduler]\nblock_tokens = 32\nfetch = false\n[[scheduler.classes]]\nname = \"standard\"\nttft_us = 60_000_000\n\
+             tbt_us = {tbt_us}\n"
+        );
+        std::fs::write(folder.path().join("baton.toml"), config).unwrap();
+        let urls = engines.iter().map(FakeVllm::url).collect::<Vec<_>>().join(",");
+        let each = ["-c", "baton.toml", "--servers", &urls, "--each", "--engine vllm --model bytes"];
+        let mut serve = Serve::start(folder, &each, &[]);
+        until(LONG, "both are attached", || (serve.nodes().len() != 2).then(|| serve.said("err")));
+        serve.ready();
+        let missed = conversations(&serve);
+        assert_eq!(missed, [""; 0], "of 36 later turns, with tbt_us = {tbt_us}");
+        // What goes back to its prefix says nothing if all of it is in one place.
+        let used = engines.iter().filter(|engine| engine.received().iter().any(|call| is_turn(&call.body)));
+        assert_eq!(used.count(), 2, "with tbt_us = {tbt_us}");
+        assert_eq!(serve.stop(), Some(0));
+    }
+}
+
+/// Whether a call that an engine received is longer than what Baton asks by itself.
+fn is_turn(body: &Value) -> bool {
+    body["prompt"].as_array().is_some_and(|tokens| tokens.len() > 300)
+}
+
+/// Twelve conversations of four turns; the later turns that did not find all that their engine had been sent of them before.
+/// The first turns come all at once, so that both engines have some; then it is one at a time, and both are idle.
+fn conversations(serve: &Serve) -> Vec<String> {
+    let mut all: Vec<Conversation> = (0..12).map(Conversation::new).collect();
+    std::thread::scope(|scope| {
+        for one in &mut all {
+            scope.spawn(|| one.turn(serve));
+        }
+    });
+    let turns = (0..3).flat_map(|_| 0..12);
+    turns.filter_map(|at| all[at].turn(serve)).collect()
+}
+
+/// A client that asks again with all that it has said before.
+struct Conversation {
+    number: usize,
+    turns: usize,
+    said: String,
+    /// Tokens of its last prompt.
+    tokens: u64,
+}
+
+impl Conversation {
+    fn new(number: usize) -> Self {
+        Self { number, turns: 0, said: format!("{number}"), tokens: 0 }
+    }
+
+    /// Asks; what it says when the engine did not have what it was sent before.
+    #[track_caller]
+    fn turn(&mut self, serve: &Serve) -> Option<String> {
+        let words = if self.turns == 0 { 60 + 40 * (self.number % 3) } else { 30 };
+        let word = |word: usize| format!(" {}", (self.number * 7_919 + self.turns * 613 + word * 31) % 9_973);
+        self.said += &(0..words).map(word).collect::<String>();
+        let usage = serve.chat(&self.said, 2).ok().json()["usage"].clone();
+        let [prompt, cached] = [&usage["prompt_tokens"], &usage["prompt_tokens_details"]["cached_tokens"]]
+            .map(|count| count.as_u64().unwrap());
+        // What stands between the text and the answer: the next turn's text goes on before it.
+        let close = 1 + "\n".len() + 1 + "assistant\n".len();
+        let there = self.tokens.saturating_sub(close as u64) / 32 * 32;
+        (self.turns, self.tokens) = (self.turns + 1, prompt);
+        (cached < there)
+            .then(|| format!("turn {} of {}: {cached} of {there} tokens", self.turns, self.number))
+    }
+}
+
+/// Its vocabulary is as large, and its tokens are others: what it answered would be an answer to another prompt.
+#[test]
+fn a_server_of_another_tokenizer_stays_out_and_is_told_of() {
+    let on = runtime();
+    let spec = VllmSpec::new(FakeRole::Whole, FakeConnector::None);
+    let tokenizer = FakeTokenizer { turned: 3, ..FakeTokenizer::default() };
+    let other = on.block_on(FakeVllm::start(VllmSpec { tokenizer, ..spec }, &Fabric::new())).unwrap();
+    let url = other.url();
+    let mut serve = Serve::start(
+        TempDir::new().unwrap(),
+        &["--servers", &url, "--each", "--engine vllm", "--model", "bytes"],
+        &[],
+    );
+    let name = url.strip_prefix("http://").unwrap().to_owned();
+    let why = "its tokens are not those of --model";
+    until(LONG, "it is kept out", || {
+        let ready = serve.get("/ready");
+        let status: Value = serve.get("/admin/status").ok().json();
+        let told = status["outside"][&name].as_str().unwrap_or_default();
+        let says = ready.status == 503 && ready.text.contains(why) && told.contains(why);
+        (!says).then(|| format!("{}: {status}", ready.text))
+    });
+    assert_eq!(serve.nodes(), [""; 0]);
+    let refused = serve.chat("hello", 3);
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    assert!(serve.said("err").contains(why), "{}", serve.said("err"));
+    assert!(!other.received().iter().any(|call| call.path.contains("chat")));
+    assert_eq!(serve.stop(), Some(0));
+}
+
+/// Prompts become tokens at the front door: what a node knows of them is of no use if the front door does not.
+#[test]
+fn a_front_door_of_another_tokenizer_takes_no_server() {
+    let on = runtime();
+    let server = vllm(&on, &Fabric::new(), FakeRole::Whole, 0);
+    let folder = TempDir::new().unwrap();
+    // As the stand-in has it, but that a chat reads otherwise: this front door has no chats.
+    let words = ["--servers", &server.url(), "--each", "--engine vllm --model bytes", "--model", "words"];
+    std::fs::create_dir(folder.path().join("words")).unwrap();
+    let tokenizer = json!({"version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": null, "decoder": null, "truncation": null, "padding": null,
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "?": 2}, "unk_token": "?"}});
+    std::fs::write(folder.path().join("words/tokenizer.json"), tokenizer.to_string()).unwrap();
+    let mut serve = Serve::start(folder, &words, &[]);
+    until(LONG, "it is kept out", || {
+        let said = serve.get("/ready").text;
+        (!said.contains("another tokenizer or chat template than the front door")).then_some(said)
+    });
+    assert_eq!((serve.nodes(), serve.stop()), (Vec::new(), Some(0)));
+}
+
+#[test]
+fn a_list_that_cannot_be_read_is_told_of_by_ready() {
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("servers.toml"), "member = 3").unwrap();
+    let each = ["--servers", "servers.toml", "--each", "--engine vllm --model=bytes"];
+    let mut serve = Serve::start(folder, &each, &[]);
+    until(LONG, "it says what is wrong", || {
+        let said = serve.get("/ready").text;
+        (!said.contains("list of servers") || !said.contains("servers.toml")).then_some(said)
+    });
+    assert_eq!(serve.stop(), Some(0));
+}
+
 #[test]
 fn sglang_is_driven_too() {
     let on = runtime();
     let spec = SglangSpec { letters: true, ..SglangSpec::new(FakeRole::Whole) };
     let server = on.block_on(FakeSglang::start(spec, &Fabric::new())).unwrap();
     let url = server.url();
-    let mut serve =
-        Serve::start(TempDir::new().unwrap(), &["--servers", &url, "--each", "--engine sglang"], &[]);
+    let mut serve = Serve::start(
+        TempDir::new().unwrap(),
+        &["--servers", &url, "--each", "--engine sglang --model bytes"],
+        &[],
+    );
     serve.ready();
     let answer = words(serve.chat("hello", 9));
     assert_eq!((answer.len(), streamed(&serve, "hello", 9)), (9, answer.clone()));
@@ -276,7 +432,7 @@ fn sglang_is_driven_too() {
 /// An etcd that the environment names elects who leads; what this process drives is attached to it all the same.
 #[test]
 fn one_that_stands_for_election_takes_its_servers_for_its_own() {
-    let each = ["--servers", "http://127.0.0.1:1", "--each", "--engine vllm"];
+    let each = ["--servers", "http://127.0.0.1:1", "--each", "--engine vllm --model bytes"];
     let etcd = [("BATON_ETCD", "http://127.0.0.1:1")];
     let mut serve = Serve::start(TempDir::new().unwrap(), &each, &etcd);
     serve.attached(&[]);
@@ -288,16 +444,17 @@ fn what_cannot_be_driven_is_explained_before_anything_is_served() {
     let place = TempDir::new().unwrap();
     let one = "http://127.0.0.1:1";
     let twice = format!("{one},{one}");
-    let cases: [(&[&str], i32, &[&str]); 9] = [
+    let cases: [(&[&str], i32, &[&str]); 10] = [
         (&["--servers", one], 1, &["--engine vllm"]),
+        (&["--servers", one, "--each", "--engine vllm"], 1, &["--engine vllm needs --model", "folder"]),
         (
             &["--servers", "127.0.0.1:1", "--each", "--engine vllm"],
             1,
             &["no list of servers", "http://HOST:PORT"],
         ),
         (&["--servers", "http://127.0.0.1", "--each", "--engine vllm"], 1, &["no port"]),
-        (&["--servers", "ftp://127.0.0.1:1", "--each", "--engine vllm"], 1, &["ftp"]),
-        (&["--servers", &twice, "--each", "--engine vllm"], 1, &["listed twice"]),
+        (&["--servers", "ftp://127.0.0.1:1", "--each", "--engine vllm --model bytes"], 1, &["ftp"]),
+        (&["--servers", &twice, "--each", "--engine vllm --model bytes"], 1, &["listed twice"]),
         (&["--servers", one, "--each", "--engine vllm --colour red"], 1, &["--colour", "--pass-tokens"]),
         (&["--servers", "list.toml", "--each", "--name x"], 1, &["--name", "--each"]),
         (&["--servers", "list.toml", "--each", "--engine vlm"], 1, &["vlm", "vllm"]),

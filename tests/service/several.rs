@@ -35,18 +35,32 @@ pub(super) fn start(mut command: Command, place: &Path, name: &str) -> Running {
     Running(child.unwrap_or_else(|e| panic!("{name}: {e}; scripts/ready.sh etcd installs what is missing")))
 }
 
-fn etcd(place: &Path) -> (Running, String) {
-    let (clients, peers) =
-        (format!("http://127.0.0.1:{}", free_port()), format!("http://127.0.0.1:{}", free_port()));
+/// An etcd of these addresses; what it has been given is in the folder.
+pub(super) fn etcd_at(place: &Path, clients: &str, peers: &str) -> Command {
     let mut command = Command::new("etcd");
     command
-        .args(["--name", "one", "--listen-client-urls", &clients, "--advertise-client-urls", &clients])
-        .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
+        .args(["--name", "one", "--listen-client-urls", clients, "--advertise-client-urls", clients])
+        .args(["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers])
         .args(["--initial-cluster", &format!("one={peers}"), "--data-dir"])
         .arg(place.join("etcd"));
-    let running = start(command, place, "etcd-server");
-    let address = clients.trim_start_matches("http://").to_owned();
-    until(LONG, "etcd listens", || std::net::TcpStream::connect(&address).err().map(|e| e.to_string()));
+    command
+}
+
+/// Two addresses for an etcd.
+pub(super) fn addresses() -> [String; 2] {
+    [(); 2].map(|()| format!("http://127.0.0.1:{}", free_port()))
+}
+
+/// Waits until an etcd listens.
+pub(super) fn listens(clients: &str) {
+    let address = clients.trim_start_matches("http://");
+    until(LONG, "etcd listens", || std::net::TcpStream::connect(address).err().map(|e| e.to_string()));
+}
+
+fn etcd(place: &Path) -> (Running, String) {
+    let [clients, peers] = addresses();
+    let running = start(etcd_at(place, &clients, &peers), place, "etcd-server");
+    listens(&clients);
     (running, clients)
 }
 
