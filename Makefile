@@ -4,11 +4,14 @@
 CARGO ?= cargo
 N ?= 100
 SEED ?= 1
+SECONDS ?= 60
+FUZZED = events objects remote router traces transports
+ONE_BY_ONE = --nocapture --test-threads=1
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
 
 .DEFAULT_GOAL := help
-.PHONY: help run replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache test-s3 sanitize miri wheel check fmt bench paper seeds chaos build ready ready-clients ready-etcd ready-lints
+.PHONY: help run replay test test-python test-rdma test-vllm test-sglang test-mooncake test-lmcache test-s3 sanitize miri wheel check fmt bench paper seeds fuzz chaos build ready ready-clients ready-etcd ready-lints
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
@@ -81,8 +84,17 @@ paper: build ## Repeat the published experiments in the simulator and print them
 seeds: ready ## Run N seeded simulations with faults and their oracle (make seeds N=1000)
 	CARGO="$(CARGO)" scripts/seeds.sh "$(N)"
 
-chaos: ready ## Serve 5·N requests while nodes are killed, stopped and cut off (make chaos N=100 SEED=7)
-	BATON_SEED="$(SEED)" BATON_CHAOS="$$((5 * $(N)))" $(CARGO) test --locked --package baton --test service -- chaos --nocapture
+fuzz: ready ## Try damaged inputs on every parser for SECONDS each, led by the branches taken (make fuzz SECONDS=3600 SEED=7)
+	export BATON_FUZZ_SECONDS="$(SECONDS)" BATON_FUZZ_SEED="$(SEED)"; \
+	$(CARGO) test --locked --package baton-tiers --test it fuzz_ -- --nocapture && \
+	export RUSTC_WORKSPACE_WRAPPER="$(CURDIR)/scripts/fuzz.sh" && \
+	$(CARGO) test --locked $(FUZZED:%=--package baton-%) --features baton-objects/resp --lib --test fuzz fuzz_ -- $(ONE_BY_ONE) && \
+	$(CARGO) test --locked --package baton-indexer --test it fuzz_ -- $(ONE_BY_ONE) && \
+	$(CARGO) test --locked --package baton --bin baton fuzz_ -- $(ONE_BY_ONE)
+
+chaos: ready ready-etcd ## Serve while processes of every kind are killed, stopped and cut off: 5·N requests, then N/20 rounds with 500 in flight (make chaos N=100 SEED=7)
+	BATON_SEED="$(SEED)" BATON_CHAOS="$$((5 * $(N)))" BATON_ROUNDS="$$((($(N) + 19) / 20))" \
+		$(CARGO) test --locked --package baton --test service -- chaos ordeal --nocapture
 
 build: ready
 	$(CARGO) build --release --locked --package baton --bin baton

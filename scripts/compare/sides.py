@@ -175,11 +175,11 @@ class Router:
         if not setup.args.nodes:
             with open(servers, "w", encoding="utf-8") as file:
                 file.writelines(self.member(backends, at) for at in range(len(backends.ports)))
-            words += ["--servers", servers, "--each", f"--engine {backends.engine} --profile {profile}"]
+            words += ["--servers", servers, "--each", f"--engine {backends.engine} --model bytes --profile {profile}"]
         self.process = group.start("baton", setup.core, words)
         for at, url in enumerate(backends.urls() if setup.args.nodes else []):
             words = [setup.baton, "node", "--name", f"n{at}", "--role", self.role(backends, at), "--conductor", f"http://127.0.0.1:{control}",
-                     "--engine", backends.engine, "--url", url, "--block-tokens", str(BLOCK_TOKENS), "--profile", profile,
+                     "--engine", backends.engine, "--model", "bytes", "--url", url, "--block-tokens", str(BLOCK_TOKENS), "--profile", profile,
                      "--log", "warn"]
             if self.bootstrap(backends, at):
                 words += ["--bootstrap-port", self.bootstrap(backends, at)]
