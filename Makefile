@@ -24,7 +24,7 @@ replay: build ## Build, then replay the conversation trace on the default cluste
 	$(BATON) replay
 
 test: ready ready-clients ready-etcd ## Run all tests: every crate, Python package, AddressSanitizer, RDMA in a virtual machine
-	$(CARGO) test --workspace --locked
+	CARGO="$(CARGO)" scripts/tests.sh
 	$(MAKE) --no-print-directory sanitize
 	$(MAKE) --no-print-directory test-python
 	$(MAKE) --no-print-directory test-rdma
