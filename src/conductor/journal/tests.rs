@@ -123,25 +123,28 @@ impl Driver {
                 Input::PolicyChanged(Box::new(new))
             }
             82..92 => {
-                let first = self.rng.below(50);
-                let hashes = (first..first + 8).map(BlockHash).collect();
-                let change = CacheChange::Stored { parent: None, hashes, tier: Tier::Hbm };
+                let change = CacheChange::Stored { parent: None, hashes: self.chain(8), tier: Tier::Hbm };
                 Input::Cache(CacheEvent { instance: InstanceId(self.small(4)), epoch: Epoch(1), change })
             }
             _ => Input::TimerFired,
         }
     }
 
+    /// Leading blocks of one of a few documents: each name stands for all that comes before it, too.
+    fn chain(&mut self, blocks: u64) -> Vec<BlockHash> {
+        let document = self.rng.below(20) << 32;
+        (1..=blocks).map(|block| BlockHash(document | block)).collect()
+    }
+
     fn arrival(&mut self) -> Input {
         self.next_id += 1;
         let prompt_tokens = 1 + self.rng.below(30_000);
-        let first = self.rng.below(50);
         Input::RequestArrived(Request {
             id: RequestId(self.next_id),
             class: ClassId(u16::try_from(self.rng.below(3)).expect("small")),
             tenant: TenantId(self.small(3)),
             prompt_tokens,
-            chain: (first..first + prompt_tokens.div_ceil(512)).map(BlockHash).collect(),
+            chain: self.chain(prompt_tokens.div_ceil(512)),
             ..Request::default()
         })
     }
