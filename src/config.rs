@@ -519,6 +519,18 @@ mod tests {
     }
 
     #[test]
+    fn a_setting_of_an_earlier_release_is_answered_with_what_to_do() {
+        let error = parse("[transfer]\nmax_predicted_events = 16").expect_err("it is no more");
+        assert_eq!(
+            error,
+            "transfer.max_predicted_events is no longer a setting: nothing predicts when a transfer would end; \
+             delete the line"
+        );
+        let error = parse("[store]\nmax_predicted_events = 16").expect_err("it never was there");
+        assert!(error.contains("unknown field"), "{error}");
+    }
+
+    #[test]
     fn errors_name_the_place_and_never_quote_the_file() {
         for (text, line) in [
             ("[service]\nadmin_key = \"sesame", 2),

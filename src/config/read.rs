@@ -8,6 +8,10 @@ use super::{BLOCK_TOKENS, Config};
 /// Bytes of a configuration at most: reading it delays nobody for long.
 const MOST_BYTES: usize = 4 << 20;
 
+/// Settings that earlier releases had, each with its section and what to do about it.
+const REMOVED: &[(&str, &str, &str)] =
+    &[("transfer", "max_predicted_events", "nothing predicts when a transfer would end; delete the line")];
+
 /// Reads a configuration file.
 pub fn load(path: &Path) -> Result<Config, String> {
     read(path).map(|(_, config)| config)
@@ -45,14 +49,27 @@ fn bounded(text: &str) -> Result<(), String> {
 pub fn parse(text: &str) -> Result<Config, String> {
     bounded(text)?;
     let wrong = |e: toml::de::Error| explain(&place(&e, text));
-    let mut config: Config = toml::from_str(text).map_err(wrong)?;
     let given: toml::Table = text.parse().map_err(wrong)?;
+    refuse_removed(&given)?;
+    let mut config: Config = toml::from_str(text).map_err(wrong)?;
     // The core has a default of its own, made for published traces; a section without the key would bring it in.
     if given.get("scheduler").is_none_or(|scheduler| scheduler.get("block_tokens").is_none()) {
         config.scheduler.block_tokens = BLOCK_TOKENS;
     }
     config.validate()?;
     Ok(config)
+}
+
+/// Whether a file has no setting that is no more.
+///
+/// # Errors
+/// In words: which it has, and what to do.
+fn refuse_removed(given: &toml::Table) -> Result<(), String> {
+    let has = |section: &str, key: &str| given.get(section).is_some_and(|inner| inner.get(key).is_some());
+    match REMOVED.iter().find(|(section, key, _)| has(section, key)) {
+        Some((section, key, remedy)) => Err(format!("{section}.{key} is no longer a setting: {remedy}")),
+        None => Ok(()),
+    }
 }
 
 /// An error of the parser with its line and column, without the line itself: the line may hold a secret.

@@ -1,9 +1,8 @@
-//! What a start and a finish cost with many flights in progress, and what a prediction costs.
+//! What a start and a finish cost with many flights in progress.
 //!
 //! A closed loop holds the number of flights: whenever one ends another starts, on a random path of
 //! two links. Half are paced. One iteration is one start and one end, with all timers between.
 
-use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use baton_transfer::{
@@ -85,18 +84,6 @@ fn churn(c: &mut Criterion) {
                     held.turn();
                 }
                 before.elapsed()
-            });
-        });
-        c.bench_function(&format!("share_bytes_per_s/{links} links/{flights} flights"), |b| {
-            b.iter(|| {
-                let path = held.path();
-                black_box(held.engine.share_bytes_per_s(path, Priority::Fetch))
-            });
-        });
-        c.bench_function(&format!("estimate_us/{links} links/{flights} flights"), |b| {
-            b.iter(|| {
-                let path = held.path();
-                black_box(held.engine.estimate_us(held.now_us, path, 50_000_000, Priority::Fetch))
             });
         });
     }

@@ -32,8 +32,6 @@ pub struct TransferConfig {
     /// Least share of a link, per mille, that the flights of the lowest priority present on it
     /// have together, however many more urgent ones there are; 0 to 500.
     pub floor_permille: u32,
-    /// Events that a prediction looks ahead before it takes rates as lasting, at least 1.
-    pub max_predicted_events: u32,
 }
 
 impl Default for TransferConfig {
@@ -46,7 +44,6 @@ impl Default for TransferConfig {
             replicate_weight: 2,
             offload_weight: 1,
             floor_permille: 50,
-            max_predicted_events: 16,
         }
     }
 }
@@ -92,7 +89,6 @@ impl TransferConfig {
                 self.floor_permille <= MAX_FLOOR_PERMILLE,
                 format!("floor_permille must be 0 to {MAX_FLOOR_PERMILLE}"),
             ),
-            (self.max_predicted_events >= 1, String::from("max_predicted_events must be at least 1")),
         ];
         match rules.into_iter().find(|(holds, _)| !holds) {
             Some((_, rule)) => Err(ConfigError(rule)),
@@ -126,6 +122,5 @@ mod tests {
         assert!(broken(|c| c.handoff_weight = 10_001).contains("weights must be"));
         assert!(broken(|c| c.fetch_weight = 17).contains("must not grow"));
         assert!(broken(|c| c.floor_permille = 501).contains("floor_permille"));
-        assert!(broken(|c| c.max_predicted_events = 0).contains("max_predicted_events"));
     }
 }

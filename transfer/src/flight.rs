@@ -69,8 +69,6 @@ pub(crate) struct Flight {
     pub(crate) phase: Phase,
     /// The request's rate cap.
     pub(crate) rate_cap: u64,
-    /// What links outside this network allow: it bounds the rate but frees no share.
-    pub(crate) outside: u64,
     pub(crate) rate: u64,
     pub(crate) delivered: u128,
     pub(crate) settled_ns: u64,
@@ -92,7 +90,6 @@ impl Flight {
             paced: request.paced.is_some(),
             phase: production.map_or(Phase::Elastic, Phase::Keeping),
             rate_cap: request.rate_cap_bytes_per_s.map_or(UNLIMITED, rate),
-            outside: UNLIMITED,
             rate: 0,
             delivered: 0,
             settled_ns: now_ns,

@@ -25,7 +25,6 @@ mod config;
 mod credit;
 mod effect;
 mod engine;
-mod estimate;
 mod flight;
 mod ids;
 mod input;

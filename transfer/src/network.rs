@@ -12,7 +12,7 @@ use crate::flight::{Flight, Phase};
 use crate::share::{CLASSES, Capped, Shares, SharingLaw};
 use crate::timers::{Timer, Timers};
 use crate::units::{NEVER, UNLIMITED, ns, rate};
-use crate::{LinkId, LinkSpec, PathLinks, Priority};
+use crate::{LinkId, LinkSpec, PathLinks};
 
 /// A link and who is on it.
 #[derive(Clone, Debug)]
@@ -45,11 +45,6 @@ impl Link {
             carried: 0,
             retired: 0,
         }
-    }
-
-    /// The same link with nothing on it and nothing carried yet.
-    pub(crate) fn emptied(&self) -> Self {
-        Self { members: Vec::new(), counts: [0; CLASSES], dirty: false, carried: 0, retired: 0, ..*self }
     }
 }
 
@@ -166,17 +161,12 @@ impl Network {
 
     /// Lets everything happen that is due by `to_ns`, in order of time and then of name.
     pub(crate) fn advance(&mut self, to_ns: u64, ended: &mut Vec<Ended>) {
-        while self.advance_once(to_ns, ended) {}
-    }
-
-    /// The next moment at which something happens, if it is due by `to_ns`.
-    pub(crate) fn advance_once(&mut self, to_ns: u64, ended: &mut Vec<Ended>) -> bool {
-        let Some(at_ns) = self.next_ns().filter(|&at_ns| at_ns <= to_ns) else { return false };
-        while let Some(timer) = self.timers.pop_due(at_ns) {
-            self.fire(timer, ended);
+        while let Some(at_ns) = self.next_ns().filter(|&at_ns| at_ns <= to_ns) {
+            while let Some(timer) = self.timers.pop_due(at_ns) {
+                self.fire(timer, ended);
+            }
+            self.reflow(at_ns);
         }
-        self.reflow(at_ns);
-        true
     }
 
     /// Gives every flight that a change has reached its rate from `at_ns` on.
@@ -203,29 +193,15 @@ impl Network {
     /// What the links of `flight`'s path and its own limits allow it.
     pub(crate) fn allowed(&self, flight: &Flight) -> u64 {
         let class = flight.priority.index();
-        let own = flight.cap().min(flight.outside);
         flight
             .path
             .as_slice()
             .iter()
-            .fold(own, |least, link| least.min(self.links[link.index()].shares[class]))
+            .fold(flight.cap(), |least, link| least.min(self.links[link.index()].shares[class]))
     }
 
     /// Divides `link` as its members stand.
     pub(crate) fn divided(&self, link: &Link, capped: &mut Vec<Capped>) -> Shares {
-        self.collect_capped(link, capped);
-        self.law.divide(link.rate, &link.counts, capped)
-    }
-
-    /// What one more flight, limited by nothing else, would get on `link`.
-    pub(crate) fn share_of_newcomer(&self, link: &Link, priority: Priority, capped: &mut Vec<Capped>) -> u64 {
-        self.collect_capped(link, capped);
-        let mut counts = link.counts;
-        counts[priority.index()] += 1;
-        self.law.divide(link.rate, &counts, capped)[priority.index()]
-    }
-
-    fn collect_capped(&self, link: &Link, capped: &mut Vec<Capped>) {
         capped.clear();
         for &slot in &link.members {
             let flight = &self.flights[slot as usize];
@@ -234,6 +210,7 @@ impl Network {
                 capped.push(Capped { cap, class: flight.priority.index() });
             }
         }
+        self.law.divide(link.rate, &link.counts, capped)
     }
 
     /// Divides the dirty links, gives their flights rates, and names those freed to catch up.

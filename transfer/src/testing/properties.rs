@@ -285,11 +285,7 @@ proptest! {
     fn rates_are_a_lower_bound_of_max_min_fairness((run, flights) in a_crowd()) {
         let mut driver = Driver::new(run.config.clone(), &run.links);
         for flight in &flights {
-            let uncapped = flight.rate_cap_bytes_per_s.is_none();
-            let share = driver.engine.share_bytes_per_s(flight.links, flight.priority);
             driver.step(0, Input::Start(flight.clone()));
-            let rate = driver.rate_of(flight.transfer.0);
-            prop_assert!(rate == share || !uncapped && rate < share, "a newcomer's share is foreseen");
         }
         let fair = max_min(&run, &flights);
         for (flight, fair) in driver.engine.snapshot().flights.iter().zip(&fair) {
@@ -298,42 +294,5 @@ proptest! {
             let exact = run.links.len() == 1;
             prop_assert!(!exact || rate + 2.0 >= fair * (1.0 - 1e-9), "{} of {}", rate, fair);
         }
-    }
-
-    #[test]
-    fn an_estimate_comes_true_when_nothing_else_starts(
-        run in a_run(20), bytes in 1u64..30_000_000, class in 0usize..4, wait_us in 0u64..500,
-    ) {
-        // A path over all links there are, so that nothing it meets depends on anything else.
-        let links: Vec<LinkSpec> = run.links.iter().copied().take(2).collect();
-        let among = |path: PathLinks| {
-            let mut ids: Vec<LinkId> = path.as_slice().to_vec();
-            ids.retain(|link| link.index() < links.len());
-            PathLinks::new(&ids).unwrap_or(PathLinks::one(LinkId(0)))
-        };
-        let inputs = run.inputs.iter().filter_map(|(now_us, input)| match input {
-            Input::Start(r) => {
-                let links = among(r.links);
-                Some((*now_us, Input::Start(TransferRequest { links, ..r.clone() })))
-            }
-            Input::Repace { .. } | Input::Cancel { .. } => Some((*now_us, input.clone())),
-            _ => None,
-        });
-        let config = TransferConfig { max_predicted_events: u32::MAX, ..run.config.clone() };
-        let mut driver = Driver::new(config, &links);
-        let mut now_us = wait_us;
-        for (at_us, input) in inputs {
-            driver.at(at_us, input);
-            now_us = at_us + wait_us;
-        }
-        let ids: Vec<u32> = (0..u32::try_from(links.len()).unwrap()).rev().collect();
-        let (path, priority) = (super::path(&ids), Priority::ALL[class]);
-        let estimate = driver.engine.estimate_us(now_us, path, bytes, priority);
-        let transfer = TransferId(u64::MAX);
-        let request = TransferRequest { priority, ..super::request(u64::MAX, &ids, bytes) };
-        driver.at(now_us, Input::Start(request));
-        driver.run(u64::MAX);
-        let end = driver.told.iter().find(|(_, effect)| fate_of(effect).0 == transfer.0);
-        prop_assert_eq!(end.map(|told| told.0), Some(now_us + estimate));
     }
 }

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use baton_types::TransferId;
 
-use super::{Driver, Told, link, path, request, start};
+use super::{Driver, Told, link, request, start};
 use crate::{
     Effect, Failure, FlightState, Input, LinkId, Paced, Priority, Refusal, TransferConfig, TransferRequest,
 };
@@ -363,56 +363,12 @@ fn the_ends_of_the_number_line_are_survived() {
 }
 
 #[test]
-fn an_estimate_foresees_the_others_ending() {
-    let mut driver = Driver::over(&[1_000]);
-    driver.at(0, start(1, &[0], 1_000_000));
-    // Half the link until 2,000 µs for both, as the newcomer is as large.
-    let estimate = |d: &Driver, now, bytes| d.engine.estimate_us(now, path(&[0]), bytes, Priority::Handoff);
-    assert_eq!(estimate(&driver, 0, 1_000_000), 2_000);
-    assert_eq!(estimate(&driver, 0, 3_000_000), 4_000);
-    assert_eq!(estimate(&driver, 400, 300_000), 600, "the first will have 600 kB left");
-    assert_eq!(estimate(&driver, 7_000, 300_000), 300, "and none by then");
-    assert_eq!(estimate(&driver, 0, 0), 0);
-    driver.at(10, Input::SetRate { link: LinkId(0), bytes_per_s: 0 });
-    assert_eq!(estimate(&driver, 10, 1), u64::MAX);
-    driver.at(20, Input::LinkDown { link: LinkId(0) });
-    assert_eq!(estimate(&driver, 20, 1), u64::MAX);
-    assert_eq!(driver.engine.estimate_us(20, path(&[5]), 1, Priority::Fetch), u64::MAX);
-    assert_eq!(driver.engine.share_bytes_per_s(path(&[0]), Priority::Fetch), 0);
-    assert_eq!(driver.engine.share_bytes_per_s(path(&[5]), Priority::Fetch), 0);
-}
-
-#[test]
-fn an_estimate_knows_what_holds_others_back_elsewhere() {
+fn what_a_flight_leaves_because_another_link_holds_it_back_stays_free() {
     // Flight 1 has link 0 for itself but only 100 on link 1; it takes 10 ms, not 1.
     let mut driver = Driver::over(&[1_000, 100]);
     driver.at(0, start(1, &[0, 1], 1_000_000));
-    let estimate = driver.engine.estimate_us(0, path(&[0]), 6_000_000, Priority::Handoff);
-    assert_eq!(estimate, 11_000, "half the link for 10 ms, then all of it");
     driver.at(0, start(2, &[0], 6_000_000));
-    assert_eq!(driver.finishes(), [(1, 10_000), (2, 11_000)]);
-}
-
-#[test]
-fn a_prediction_that_stops_looking_ahead_takes_rates_as_lasting() {
-    let config = TransferConfig { max_predicted_events: 1, ..TransferConfig::default() };
-    let mut driver = Driver::new(config, &[link(1_200_000_000, 5)]);
-    for transfer in 1..=3 {
-        driver.at(0, start(transfer, &[0], transfer * 1_200));
-    }
-    // Sees the 4 µs until flight 1 has left, then counts on a third of the link for the rest.
-    let estimate = driver.engine.estimate_us(0, path(&[0]), 1_201_200, Priority::Handoff);
-    assert_eq!(estimate, 4 + 3_000 + 5);
-}
-
-#[test]
-fn a_paced_transfer_is_predicted_with_its_producer() {
-    let driver = Driver::over(&[1_000]);
-    let ample = paced_request(1, 800_000, 10_000, 50_000);
-    assert_eq!(driver.engine.predict_us(0, &ample), Some(10_050));
-    let scarce = paced_request(1, 80_000_000, 10_000, 50_000);
-    assert_eq!(driver.engine.predict_us(0, &scarce), Some(80_000));
-    assert_eq!(driver.engine.stats().started, 0, "a prediction starts nothing");
+    assert_eq!(driver.finishes(), [(1, 10_000), (2, 11_000)], "half the link for 10 ms, then all of it");
 }
 
 #[test]
@@ -498,14 +454,4 @@ fn a_name_and_a_place_are_free_again_after_each_kind_of_end() {
     ];
     assert_eq!(ends_of(&driver.told, 1), told);
     assert_eq!(driver.engine.stats().refused, 0);
-}
-
-#[test]
-fn a_short_prediction_of_a_paced_transfer_waits_for_its_producer() {
-    let config = TransferConfig { max_predicted_events: 1, ..TransferConfig::default() };
-    let mut driver = Driver::new(config, &[link(1_000_000_000, 5)]);
-    driver.at(0, start(1, &[0], 1_000));
-    // Only the end of flight 1 is seen; the producer's end and the latency still count.
-    let predicted = driver.engine.predict_us(0, &paced_request(2, 1_000_000, 10_000, 0));
-    assert_eq!(predicted, Some(10_005));
 }
