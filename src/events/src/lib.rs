@@ -7,7 +7,7 @@
 //! To be followed, a [`Publisher`] announces [`Change`]s in either [`Form`], repeats what was missed, and gives
 //! a snapshot to whoever comes too late for that.
 //!
-//! [`decode`] and [`encode`] are the formats alone, [`hash`] the engines' own names for blocks.
+//! [`decode`] and [`encode`] are the formats alone, [`hash`] the standard's names for blocks.
 
 mod codec;
 mod error;

@@ -9,4 +9,5 @@ mod loopback;
 mod mirrored;
 mod routed;
 mod truth;
+mod vllm_hashes;
 mod wire;
