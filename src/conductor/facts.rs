@@ -112,7 +112,6 @@ impl Driver {
                 return self.step(Input::Cache(CacheEvent { instance, epoch, change }));
             }
             v1::fact::Fact::Replicated(_) => return self.step(Input::ReplicateFinished { to: instance }),
-            v1::fact::Fact::Drain(_) => return,
             v1::fact::Fact::Abandoned(loan) => return self.abandoned(request, instance, loan),
             _ => {}
         }

@@ -246,7 +246,6 @@ impl<S: Station> Line<S> {
         facts: &mpsc::Sender<v1::FromNode>,
         every: Duration,
     ) -> Result<(), tonic::Status> {
-        let mut sequence = 0;
         loop {
             let rested = Instant::now();
             tokio::time::sleep(every).await;
@@ -264,10 +263,9 @@ impl<S: Station> Line<S> {
                 tracing::error!(node, "this node's thread stands still: the node leaves until it goes on");
                 return Err(tonic::Status::aborted("its thread stands still"));
             }
-            sequence += 1;
             let load =
                 Some(v1::NodeLoad { refused_orders: self.whom.refused_orders(), ..self.station.load() });
-            let beat = v1::from_node::Message::Heartbeat(v1::Heartbeat { sequence, load });
+            let beat = v1::from_node::Message::Heartbeat(v1::Heartbeat { load });
             if facts.send(v1::FromNode { message: Some(beat) }).await.is_err() {
                 return Ok(());
             }

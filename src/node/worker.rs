@@ -185,9 +185,7 @@ impl Worker {
             Some(Order::Replicate(order)) => self.replicate_ordered(order),
             Some(Order::Release(_)) => self.release(request),
             // Its KV comes by flights.
-            Some(Order::Take(_) | Order::Taken(_) | Order::Discard(_)) => {}
-            // Drains and roles are the conductor's to keep: it sends no more work.
-            Some(Order::Drain(_) | Order::SetRole(_)) | None => {}
+            Some(Order::Take(_) | Order::Taken(_) | Order::Discard(_)) | None => {}
         }
     }
 

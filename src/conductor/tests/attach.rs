@@ -199,8 +199,8 @@ async fn a_silent_node_is_lost_and_its_stream_ended_while_a_beating_one_stays() 
     let live = Live::start().await;
     let mut silent = live.join("p0", "prefill").await;
     let beating = live.join("p1", "prefill").await;
-    for sequence in 0..25 {
-        let beat = v1::Heartbeat { sequence, load: Some(v1::NodeLoad::default()) };
+    for _ in 0..25 {
+        let beat = v1::Heartbeat { load: Some(v1::NodeLoad::default()) };
         beating.say(v1::from_node::Message::Heartbeat(beat)).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

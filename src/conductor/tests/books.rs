@@ -129,7 +129,7 @@ impl Books {
                 self.note(node, request, attempt, "discard");
                 self.discards.push((node.to_owned(), loan.transfer.to_vec()));
             }
-            Order::Replicate(_) | Order::Drain(_) | Order::SetRole(_) => {}
+            Order::Replicate(_) => {}
         }
     }
 

@@ -100,7 +100,7 @@ fn write_corpus() {
     put("hello-decode", 0, Said::Hello(bench::hello("d1", "decode")));
     let tier = v1::TierLoad { tier: "dram".into(), capacity_blocks: 9, used_blocks: 3, ..Default::default() };
     let load = v1::NodeLoad { running: 1, waiting: 2, tiers: vec![tier], ..Default::default() };
-    put("ok-heartbeat", 1, Said::Heartbeat(v1::Heartbeat { sequence: 4, load: Some(load) }));
+    put("ok-heartbeat", 1, Said::Heartbeat(v1::Heartbeat { load: Some(load) }));
     let fact = |request, fact| v1::Fact { request, attempt: 1, fact: Some(fact) };
     let facts: Vec<(&str, u8, Vec<v1::Fact>)> = vec![
         ("ok-prefilled", 0, vec![fact(1, bench::prefilled()), fact(2, Fact::Handoff(true))]),
@@ -109,7 +109,6 @@ fn write_corpus() {
         ("ok-failure", 0, vec![fact(1, bench::failure(true)), fact(2, bench::failure(false))]),
         ("ok-fetch", 0, vec![fact(1, Fact::Fetch(false)), fact(2, Fact::Replicated(true))]),
         ("ok-ended", 1, vec![fact(2, Fact::Ended(v1::Ended { finish: 2, cached_tokens: Some(16) }))]),
-        ("ok-drain", 0, vec![fact(0, Fact::Drain(v1::DrainState::default()))]),
         (
             "ok-offer",
             0,

@@ -170,7 +170,7 @@ impl Desk {
             Some(Order::Replicate(_)) => {
                 self.say(0, 0, v1::fact::Fact::Replicated(true));
             }
-            Some(Order::Drain(_) | Order::SetRole(_)) | None => {}
+            None => {}
         }
     }
 

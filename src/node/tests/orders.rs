@@ -138,8 +138,6 @@ async fn orders_out_of_turn_are_answered_or_ignored() {
     assert_eq!(line.fact(5).await, (4, Fact::Handoff(false)));
     line.release(5).await;
     for order in [
-        Order::Drain(v1::Drain {}),
-        Order::SetRole(v1::SetRole { role: "chief".into() }),
         Order::Replicate(v1::Replicate::default()),
         Order::Replicate(v1::Replicate { from: Some(nobody()), chain: work(40).chain }),
     ] {
