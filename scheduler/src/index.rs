@@ -104,8 +104,7 @@ impl PrefixIndex {
 
     /// Records that `instance` holds `hashes`, each the child of the one before, in `tier`.
     ///
-    /// Saying it again changes nothing. [`Tier::Remote`] belongs to no instance and is not
-    /// indexed. At the memory bound the rest of the blocks is refused.
+    /// Saying it again changes nothing. At the memory bound the rest of the blocks is refused.
     pub fn insert(
         &mut self,
         parent: Option<BlockHash>,
@@ -114,9 +113,6 @@ impl PrefixIndex {
         tier: Tier,
     ) -> InsertOutcome {
         let mut outcome = InsertOutcome::default();
-        if tier == Tier::Remote {
-            return outcome;
-        }
         if let Some(refusal) = self.refusal(instance) {
             return InsertOutcome { refused: hashes.len(), refusal: Some(refusal), ..outcome };
         }
@@ -151,7 +147,7 @@ impl PrefixIndex {
         while let Some(&hash) = rest.first() {
             let found = self.find(hash).map(|position| (position, self.holder_at(position, instance)));
             let blocks = match found {
-                Some((position, holder)) if tier != Tier::Remote && holder.is_in(tier) => {
+                Some((position, holder)) if holder.is_in(tier) => {
                     let (id, blocks) = self.carve(position, rest);
                     self.withdraw(id, holder.without(tier));
                     removed += blocks;

@@ -19,11 +19,11 @@ pub enum CopyState {
 }
 
 impl Store {
-    /// The copy of `key` in a local tier; `Absent` in `Remote`.
+    /// The copy of `key` in a tier.
     #[must_use]
     pub fn copy_state(&self, key: BlockKey, tier: Tier) -> CopyState {
         let block = self.table.find(key).map(|block| &self.table[block]);
-        match block.and_then(|block| block.slots.get(tier.index())) {
+        match block.map(|block| block.slots[tier.index()]) {
             None | Some(Slot::Empty) => CopyState::Absent,
             Some(Slot::Filling) => CopyState::Filling,
             Some(Slot::Ready) => CopyState::Ready,
@@ -69,15 +69,15 @@ impl Store {
     }
 
     /// The blocks of the owner's oldest unanswered [`Onboard`](crate::Effect::Onboard) that still
-    /// wait for their bytes, from the root, each with the fastest tier to read it from.
+    /// wait for their bytes, from the root, each with the fastest tier to read it from, if it
+    /// still is in one.
     #[must_use]
-    pub fn onboard_keys(&self, owner: Owner) -> Vec<(BlockKey, Tier)> {
+    pub fn onboard_keys(&self, owner: Owner) -> Vec<(BlockKey, Option<Tier>)> {
         let Some(hold) = self.hold(owner) else { return Vec::new() };
         let Some(load) = hold.duties.iter().find(|duty| duty.is_load) else { return Vec::new() };
         let run = hold.blocks[load.from as usize..load.to as usize].iter().map(|&block| &self.table[block]);
         let unfilled = run.filter(|block| block.slots[HBM] == Slot::Filling);
-        let from = |tier| Tier::LOCAL.get(tier).copied().unwrap_or(Tier::Remote);
-        unfilled.map(|block| (block.key, from(block.below_hbm()))).collect()
+        unfilled.map(|block| (block.key, Tier::LOCAL.get(block.below_hbm()).copied())).collect()
     }
 
     /// The first position of the owner's chain, at `from` or later, whose HBM slot is filled by
@@ -109,7 +109,6 @@ mod tests {
     use super::*;
     use crate::Offload;
     use crate::testing::{Rig, keys, owner};
-    use alloc::vec;
 
     /// DRAM holds 1–2–3; HBM, of 8 slots, is free.
     fn rig() -> Rig {
@@ -141,7 +140,6 @@ mod tests {
         let state = |rig: &Rig, key, tier| rig.store.copy_state(BlockKey(key), tier);
         assert_eq!(state(&rig, 1, Tier::Hbm), CopyState::Absent);
         assert_eq!(state(&rig, 1, Tier::Dram), CopyState::Ready);
-        assert_eq!(state(&rig, 1, Tier::Remote), CopyState::Absent);
         assert_eq!(state(&rig, 99, Tier::Dram), CopyState::Absent);
         rig.open(3, &[1, 9], 0);
         assert_eq!(state(&rig, 1, Tier::Hbm), CopyState::Filling);
@@ -167,7 +165,7 @@ mod tests {
     fn a_load_names_its_blocks_until_it_is_answered() {
         let mut rig = rig();
         rig.open(3, &[1, 2, 4], 0);
-        let want = vec![(BlockKey(1), Tier::Dram), (BlockKey(2), Tier::Dram)];
+        let want = [1, 2].map(|key| (BlockKey(key), Some(Tier::Dram)));
         assert_eq!(rig.store.onboard_keys(owner(3)), want);
         assert_eq!(rig.store.onboard_keys(owner(4)), []);
         rig.onboarded(3, false);

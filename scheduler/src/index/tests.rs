@@ -151,8 +151,6 @@ fn the_fastest_tier_counts_and_slower_copies_stand_in() {
     assert_eq!(index.held_blocks(A), 6, "a block in three tiers is held once");
     assert_eq!(index.remove(&chain[..4], A, Tier::Dram), 4);
     assert_eq!(found(&index, &chain)[0].by_tier, [2, 0, 4]);
-    assert_eq!(index.insert(None, &chain, A, Tier::Remote), InsertOutcome::default());
-    assert_eq!(index.remove(&chain, A, Tier::Remote), 0);
     assert_eq!(found(&index, &chain)[0].blocks, 6);
     index.check().unwrap();
 }

@@ -12,15 +12,13 @@ pub enum Tier {
     Dram,
     /// Local flash.
     Ssd,
-    /// Another node or an object store.
-    Remote,
 }
 
 impl Tier {
     /// The tiers that an instance owns itself, fastest first.
     pub const LOCAL: [Self; 3] = [Self::Hbm, Self::Dram, Self::Ssd];
 
-    /// Position in [`Tier::LOCAL`]; `Remote` follows the last.
+    /// Position in [`Tier::LOCAL`].
     #[must_use]
     pub const fn index(self) -> usize {
         self as usize
@@ -33,7 +31,6 @@ impl Tier {
             Self::Hbm => "hbm",
             Self::Dram => "dram",
             Self::Ssd => "ssd",
-            Self::Remote => "remote",
         }
     }
 }
@@ -47,13 +44,11 @@ mod tests {
         for (position, tier) in Tier::LOCAL.iter().enumerate() {
             assert_eq!(tier.index(), position);
         }
-        assert_eq!(Tier::Remote.name(), "remote");
     }
 
     #[test]
     fn tiers_are_ordered_by_speed_and_have_words_of_their_own() {
-        assert!(Tier::Hbm < Tier::Dram && Tier::Dram < Tier::Ssd && Tier::Ssd < Tier::Remote);
-        assert_eq!(Tier::Remote.index(), Tier::LOCAL.len(), "arrays by tier may have one place more");
+        assert!(Tier::Hbm < Tier::Dram && Tier::Dram < Tier::Ssd);
         let words: alloc::collections::BTreeSet<_> = Tier::LOCAL.iter().map(|t| t.name()).collect();
         assert_eq!(words.len(), 3);
     }

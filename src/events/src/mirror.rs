@@ -337,5 +337,5 @@ struct Start {
 
 /// The instance's own tier behind a medium; an engine that names none means its device.
 fn local_tier(medium: Option<&Medium>) -> Option<Tier> {
-    medium.map_or(Some(Tier::Hbm), Medium::tier).filter(|tier| *tier != Tier::Remote)
+    medium.map_or(Some(Tier::Hbm), Medium::tier)
 }

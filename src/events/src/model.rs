@@ -91,15 +91,14 @@ impl Medium {
         }
     }
 
-    /// Our tier; `None` for a word that is not known.
+    /// Our tier; `None` where no tier of an instance is meant, or the word is not known.
     #[must_use]
     pub const fn tier(&self) -> Option<Tier> {
         match self {
             Self::Gpu => Some(Tier::Hbm),
             Self::Cpu => Some(Tier::Dram),
             Self::Disk => Some(Tier::Ssd),
-            Self::Remote => Some(Tier::Remote),
-            Self::Other(_) => None,
+            Self::Remote | Self::Other(_) => None,
         }
     }
 
@@ -110,7 +109,6 @@ impl Medium {
             Tier::Hbm => Self::Gpu,
             Tier::Dram => Self::Cpu,
             Tier::Ssd => Self::Disk,
-            Tier::Remote => Self::Remote,
         }
     }
 }
@@ -259,12 +257,12 @@ mod tests {
             ("CPU_PINNED", Some(Tier::Dram)),
             ("cpu", Some(Tier::Dram)),
             ("Disk", Some(Tier::Ssd)),
-            ("external", Some(Tier::Remote)),
+            ("external", None),
             ("tape", None),
         ] {
             assert_eq!(Medium::of(word).tier(), tier, "{word}");
         }
-        for tier in [Tier::Hbm, Tier::Dram, Tier::Ssd, Tier::Remote] {
+        for tier in Tier::LOCAL {
             assert_eq!(Medium::of(Medium::at(tier).word()).tier(), Some(tier));
         }
         assert_eq!(Medium::of("tape").word(), "tape");

@@ -58,7 +58,7 @@ impl AsRef<[u8]> for Shared {
 /// A tier by its word.
 #[must_use]
 pub fn tier(word: &str) -> Option<Tier> {
-    [Tier::Hbm, Tier::Dram, Tier::Ssd, Tier::Remote].into_iter().find(|tier| tier.name() == word)
+    Tier::LOCAL.into_iter().find(|tier| tier.name() == word)
 }
 
 impl From<&CacheChange> for v1::CacheChange {

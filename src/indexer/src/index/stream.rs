@@ -449,6 +449,5 @@ fn salts(stored: &Stored, block: usize) -> impl Iterator<Item = Option<&str>> {
 
 /// The publisher's own medium; one that names none means its device.
 fn own_medium(medium: Option<&Medium>) -> Option<usize> {
-    let tier = medium.map_or(Some(Tier::Hbm), Medium::tier).filter(|tier| *tier != Tier::Remote);
-    tier.map(Tier::index)
+    medium.map_or(Some(Tier::Hbm), Medium::tier).map(Tier::index)
 }

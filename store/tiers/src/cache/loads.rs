@@ -140,7 +140,7 @@ impl KvCache {
         let mut load = Load { number, first, todo: VecDeque::new(), reads: 0, failed: None };
         for (at, (key, tier)) in (0u32..).zip(wanted) {
             let from_flash = match tier {
-                Tier::Dram => match self.load_from_dram(key, pool) {
+                Some(Tier::Dram) => match self.load_from_dram(key, pool) {
                     Ok(()) => continue,
                     Err(error) => {
                         self.count_error(&error);

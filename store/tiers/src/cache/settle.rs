@@ -57,7 +57,6 @@ impl KvCache {
                     file.remove(block);
                 }
             }
-            Tier::Remote => {}
         }
     }
 
