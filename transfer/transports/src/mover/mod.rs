@@ -6,7 +6,6 @@
 
 mod completions;
 mod damage;
-pub mod device;
 mod driver;
 mod exposure;
 mod gate;

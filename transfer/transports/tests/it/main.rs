@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod conformance;
-mod device_copies;
 mod faults;
 mod fetches;
 mod guarded;
@@ -17,5 +16,4 @@ mod raw;
 mod rigs;
 mod scene;
 mod segments;
-mod standin;
 mod strangers;
