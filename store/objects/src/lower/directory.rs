@@ -1,12 +1,9 @@
 //! Which keys have a copy on the SSD.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
-
-const SHARDS: usize = 16;
+use dashmap::{DashMap, Entry};
 
 #[derive(Clone, Copy, Debug)]
 struct Kept {
@@ -15,17 +12,13 @@ struct Kept {
     lasts: bool,
 }
 
-#[derive(Debug, Default)]
-struct Names {
-    copies: HashMap<u64, Kept>,
-    /// Removals that the disk has not confirmed: who asks for the same again waits for the same.
-    going: HashMap<u64, Removal>,
-}
-
 /// Copies by name. Each is one of the value that was sealed last under its key.
 #[derive(Debug, Default)]
 pub(crate) struct Directory {
-    shards: [Mutex<Names>; SHARDS],
+    copies: DashMap<u64, Kept>,
+    /// Removals that the disk has not confirmed: who asks for the same again waits for the same. Its locks are taken
+    /// under those of the copies, never the other way round.
+    going: DashMap<u64, Removal>,
 }
 
 /// A removal on its way to the disk or the bucket.
@@ -83,74 +76,63 @@ impl Forgotten {
 }
 
 impl Directory {
-    fn shard(&self, name: u64) -> MutexGuard<'_, Names> {
-        self.shards[(name % SHARDS as u64) as usize].lock()
-    }
-
     /// Begins a copy. False when there is one.
     pub(crate) fn begin(&self, name: u64, tag: u64) -> bool {
-        let mut shard = self.shard(name);
-        let vacant = !shard.copies.contains_key(&name);
-        if vacant {
-            shard.copies.insert(name, Kept { tag, lasts: false });
+        match self.copies.entry(name) {
+            Entry::Vacant(place) => {
+                place.insert(Kept { tag, lasts: false });
+                true
+            }
+            Entry::Occupied(_) => false,
         }
-        vacant
     }
 
     /// The copy lasts from now on, if it is still wanted.
     pub(super) fn kept(&self, name: u64, tag: u64) {
-        if let Some(copy) = self.shard(name).copies.get_mut(&name).filter(|copy| copy.tag == tag) {
+        if let Some(mut copy) = self.copies.get_mut(&name).filter(|copy| copy.tag == tag) {
             copy.lasts = true;
         }
     }
 
     /// A copy of the start.
     pub(super) fn adopt(&self, name: u64, tag: u64) {
-        self.shard(name).copies.insert(name, Kept { tag, lasts: true });
+        self.copies.insert(name, Kept { tag, lasts: true });
     }
 
     /// The copy is gone.
     pub(super) fn dropped(&self, name: u64, tag: u64) {
-        let mut shard = self.shard(name);
-        if shard.copies.get(&name).is_some_and(|copy| copy.tag == tag) {
-            shard.copies.remove(&name);
-        }
+        self.copies.remove_if(&name, |_, copy| copy.tag == tag);
     }
 
     /// The number of the copy that lasts.
     pub(crate) fn tag(&self, name: u64) -> Option<u64> {
-        self.shard(name).copies.get(&name).filter(|copy| copy.lasts).map(|copy| copy.tag)
+        self.copies.get(&name).filter(|copy| copy.lasts).map(|copy| copy.tag)
     }
 
     /// Forgets a copy; `order` tells the clerk, under the lock, so that it hears of it before any later copy. Without a
     /// copy: the removal of an earlier one that is not confirmed yet.
     pub(super) fn forget(&self, name: u64, order: impl FnOnce(Removal)) -> Option<Removal> {
-        let mut shard = self.shard(name);
-        if shard.copies.remove(&name).is_none() {
-            return shard.going.get(&name).cloned();
-        }
+        let Entry::Occupied(copy) = self.copies.entry(name) else { return self.going(name) };
         let removal = Removal::default();
-        shard.going.insert(name, removal.clone());
+        self.going.insert(name, removal.clone());
         order(removal.clone());
+        copy.remove();
         Some(removal)
     }
 
     /// The removal of a copy of this name that is not confirmed yet.
     pub(super) fn going(&self, name: u64) -> Option<Removal> {
-        self.shard(name).going.get(&name).cloned()
+        self.going.get(&name).map(|removal| removal.clone())
     }
 
     /// A removal is confirmed.
     pub(super) fn gone(&self, name: u64, removal: &Removal) {
         removal.confirm();
-        let mut shard = self.shard(name);
-        if shard.going.get(&name).is_some_and(|one| Arc::ptr_eq(&one.state, &removal.state)) {
-            shard.going.remove(&name);
-        }
+        self.going.remove_if(&name, |_, one| Arc::ptr_eq(&one.state, &removal.state));
     }
 
     /// Forgets everything: nothing below can be read any more.
     pub(super) fn clear(&self) {
-        self.shards.iter().for_each(|shard| shard.lock().copies.clear());
+        self.copies.clear();
     }
 }
