@@ -8,6 +8,10 @@
 mod balance;
 #[path = "architecture/changelog.rs"]
 mod changelog;
+#[path = "architecture/declared.rs"]
+mod declared;
+#[path = "architecture/dependencies.rs"]
+mod dependencies;
 #[path = "architecture/documents.rs"]
 mod documents;
 #[path = "architecture/finding.rs"]
@@ -34,5 +38,7 @@ mod reach;
 mod sizes;
 #[path = "architecture/spdx.rs"]
 mod spdx;
+#[path = "architecture/unreached.rs"]
+mod unreached;
 #[path = "architecture/words.rs"]
 mod words;

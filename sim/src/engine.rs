@@ -236,12 +236,6 @@ impl Engine {
         self.jobs.len()
     }
 
-    /// Prompt tokens that no pass was planned for yet.
-    #[must_use]
-    pub fn job_tokens(&self) -> u64 {
-        self.jobs.iter().map(|p| p.job.left_tokens).sum()
-    }
-
     /// Whether a request prefills here, and whether it decodes here: for audits.
     #[must_use]
     pub fn holds(&self, slot: u32) -> (bool, bool) {

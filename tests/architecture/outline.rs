@@ -119,7 +119,7 @@ impl<'a> Outline<'a> {
     }
 
     /// The place after `<...>` if there is one at `at`, else `at`.
-    fn after_generics(&self, at: usize) -> usize {
+    pub fn after_generics(&self, at: usize) -> usize {
         if !self.reads(at, &["<"]) {
             return at;
         }
@@ -220,7 +220,7 @@ fn nesting(token: &Token<'_>) -> i32 {
 }
 
 /// The last token of the item that starts at `at`: the brace that closes its body, or its semicolon.
-fn end_of_item(tokens: &[Token<'_>], at: usize) -> usize {
+pub fn end_of_item(tokens: &[Token<'_>], at: usize) -> usize {
     let mut depth = 0;
     for (place, token) in tokens.iter().enumerate().skip(at) {
         depth += nesting(token);
@@ -252,7 +252,7 @@ fn test_ranges(tokens: &[Token<'_>]) -> Vec<RangeInclusive<usize>> {
 }
 
 /// The closing bracket of the attribute at `at`, and whether it is an inner one.
-fn attribute(tokens: &[Token<'_>], at: usize) -> Option<(usize, bool)> {
+pub fn attribute(tokens: &[Token<'_>], at: usize) -> Option<(usize, bool)> {
     let inner = tokens.get(at + 1).is_some_and(|t| t.is("!"));
     let open = at + 1 + usize::from(inner);
     if !tokens[at].is("#") || !tokens.get(open)?.is("[") {
@@ -279,12 +279,20 @@ fn after_attributes(tokens: &[Token<'_>], mut at: usize) -> usize {
     at
 }
 
-/// `#[test]`, `#[any::test]` and `#[cfg(test)]` or `#[cfg(all(test, ..))]`; an `any` or `not` may be in production.
+/// Features that only the manifests of tests turn on.
+const TEST_FEATURES: &[&str] = &["\"testing\"", "\"faults\""];
+
+/// `#[test]`, `#[any::test]` and `#[cfg(test)]` or `#[cfg(all(test, ..))]`, and what only builds with a feature of tests
+/// have; another `any` or a `not` may be in production.
 fn is_test_attribute(tokens: &[Token<'_>], at: usize, close: usize) -> bool {
     let words: Vec<&str> =
         tokens[at..close].iter().filter(|t| t.kind == Kind::Word).map(|t| t.text).collect();
     match words.first() {
-        Some(&"cfg") => words.contains(&"test") && !words.contains(&"any") && !words.contains(&"not"),
+        Some(&"cfg") if words.contains(&"not") => false,
+        Some(&"cfg") => {
+            let of_tests = tokens[at..close].iter().any(|t| TEST_FEATURES.contains(&t.text));
+            of_tests || words.contains(&"test") && !words.contains(&"any")
+        }
         _ => words.last() == Some(&"test") && !tokens[at..close].iter().any(|t| t.is("(")),
     }
 }
@@ -349,6 +357,8 @@ mod tests {
         let mixed =
             Outline::of("#[cfg(not(test))]\nfn a() {}\n#[cfg(any(test, feature = \"x\"))]\nfn b() {}\n");
         assert_eq!(mixed.test_lines(), 0);
+        let feature = Outline::of("#[cfg(any(test, feature = \"testing\"))]\nfn a() {}\nfn b() {}\n");
+        assert_eq!(feature.code_lines(), (1, 2));
         assert_eq!(Outline::of("#![cfg(test)]\nfn a() {}\n").code_lines(), (0, 2));
     }
 

@@ -66,11 +66,6 @@ pub struct Extra {
 }
 
 impl Record {
-    /// The extra fields, created on first use.
-    pub fn extra_mut(&mut self) -> &mut Extra {
-        self.extra.get_or_insert_default()
-    }
-
     /// The session this row belongs to, if it says so.
     #[must_use]
     pub fn session_id(&self) -> Option<&str> {

@@ -1,10 +1,9 @@
-//! What the mover's core costs for one slice, from the batch to its end, and what an estimate costs.
+//! What the mover's core costs for one slice, from the batch to its end.
 //!
 //! Slices end in the order in which they were posted, each as its own input, one microsecond after the one
 //! before; a new batch is submitted whenever one ends. One iteration is one slice: its post and its end.
 
 use std::collections::VecDeque;
-use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use baton_transfer::Priority;
@@ -100,13 +99,6 @@ fn slices(criterion: &mut Criterion) {
     }
 }
 
-fn estimate(criterion: &mut Criterion) {
-    let held = Loop::new(64, 2, 256);
-    criterion.bench_function("estimate/64_peers_2_rails", |bencher| {
-        bencher.iter(|| black_box(held.core.estimate(PeerNumber(7), 64 << 20, Priority::Fetch)));
-    });
-}
-
 /// One large batch from its submission to its end, over eight paths.
 fn large_batch(criterion: &mut Criterion) {
     criterion.bench_function("batch/1_GiB_8_rails", |bencher| {
@@ -131,5 +123,5 @@ fn large_batch(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, slices, estimate, large_batch);
+criterion_group!(benches, slices, large_batch);
 criterion_main!(benches);

@@ -100,8 +100,8 @@ mod tests {
     fn a_row_becomes_a_call_with_its_lengths_and_names() {
         let mut record =
             Record { input_length: 20, output_length: 7, hash_ids: vec![1, 2], ..Record::default() };
-        record.extra_mut().class = Some("batch".into());
-        record.extra_mut().session_id = Some("s1".into());
+        let extra = record.extra.get_or_insert_default();
+        (extra.class, extra.session_id) = (Some("batch".into()), Some("s1".into()));
         let trace = Arc::new(Trace {
             block_tokens: 16,
             records: vec![record],

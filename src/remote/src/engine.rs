@@ -64,12 +64,6 @@ impl RemoteEngine {
         &self.inner.settings
     }
 
-    /// Requests that it may be given beside those in flight, before one is refused.
-    #[must_use]
-    pub fn free_calls(&self) -> usize {
-        self.inner.wire.free_places()
-    }
-
     /// What the last [`Self::probe`] found.
     #[must_use]
     pub fn probed(&self) -> Option<Arc<Probe>> {

@@ -93,11 +93,6 @@ impl Wire {
         &self.base
     }
 
-    /// Requests in flight may be this many more.
-    pub(crate) fn free_places(&self) -> usize {
-        self.places.available_permits()
-    }
-
     /// A page in one piece, whatever its status. Pages have no place among the calls: health is asked of a full engine too.
     pub(crate) async fn page(&self, call: Call<'_>) -> Result<(StatusCode, Bytes), RemoteError> {
         let stage = call.stage;

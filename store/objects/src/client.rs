@@ -89,18 +89,6 @@ pub enum Trouble {
     Odd(String),
 }
 
-impl Trouble {
-    /// Whether the same may succeed a moment later.
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        match self {
-            Self::Gone(_) => true,
-            Self::Refused(words) => words.starts_with("OOM ") || words.starts_with("TRYAGAIN "),
-            Self::Wrong(_) | Self::Odd(_) => false,
-        }
-    }
-}
-
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -162,12 +150,6 @@ impl Cluster {
     /// Addresses of the servers, as they were given.
     pub fn servers(&self) -> impl Iterator<Item = &str> {
         self.members.iter().map(Member::address)
-    }
-
-    /// Addresses of the servers in the order in which they are asked for a key.
-    #[must_use]
-    pub fn order_of(&self, key: &[u8]) -> Vec<&str> {
-        self.ranked(key).into_iter().map(|at| self.members[at].address()).collect()
     }
 
     /// Addresses of servers that are left out at the moment.

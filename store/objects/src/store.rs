@@ -333,28 +333,6 @@ impl ObjectStore {
         self.shard(shard).set_ttl(&at, ttl_us, name)
     }
 
-    /// Puts several values: a result for each, in order.
-    pub fn put_all(&self, puts: &[(Key<'_>, &[u8])], options: PutOptions) -> Vec<Result<Stored, Refusal>> {
-        puts.iter().map(|(key, value)| self.put(*key, value, options)).collect()
-    }
-
-    /// Leases of several values, in order.
-    #[must_use]
-    pub fn get_all(&self, keys: &[Key<'_>]) -> Vec<Option<Reading>> {
-        keys.iter().map(|key| self.get(*key)).collect()
-    }
-
-    /// What is known of several keys, in order.
-    #[must_use]
-    pub fn stat_all(&self, keys: &[Key<'_>]) -> Vec<Option<ObjectStat>> {
-        keys.iter().map(|key| self.stat(*key)).collect()
-    }
-
-    /// Removes several keys: a result for each, in order.
-    pub fn remove_all(&self, keys: &[Key<'_>]) -> Vec<Result<(), Refusal>> {
-        keys.iter().map(|key| self.remove(*key)).collect()
-    }
-
     /// Keys of all tenants from a cursor on (0 is the start), looking at no more than `entries` entries, and the
     /// cursor to go on from (0 is the end). A key that is there all the while is listed at least once.
     #[must_use]

@@ -162,15 +162,6 @@ impl PutTicket {
         self.finish_waiting(None)
     }
 
-    /// Makes the value readable, with a checksum of what was written.
-    ///
-    /// # Errors
-    /// As [`PutTicket::seal`].
-    pub fn seal_computed(self) -> Result<Stored, Refusal> {
-        let sum = self.with_room(|room| room_checksum(room))?;
-        self.finish_waiting(Some(sum))
-    }
-
     /// Makes the value readable, if it has the checksum that its sender gave.
     ///
     /// # Errors

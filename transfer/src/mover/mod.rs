@@ -25,7 +25,6 @@ mod config;
 mod effect;
 mod ending;
 mod engine;
-mod estimate;
 mod faults;
 mod ids;
 mod input;

@@ -207,7 +207,7 @@ impl Election {
     }
 
     /// Our token, if we lead and may act at `now_us`. Asks nobody, so it is right however late everything else is.
-    #[must_use]
+    #[cfg(test)]
     pub fn may_act(&self, now_us: u64) -> Option<u64> {
         let until_us = self.acts_until_us()?;
         match self.phase {

@@ -7,20 +7,8 @@ use crate::error::{Kind, MooncakeError};
 pub struct Code(pub i32);
 
 impl Code {
-    /// No segment has room.
-    pub const NO_ROOM: Self = Self(-200);
-    /// A segment of this name is mounted.
-    pub const SEGMENT_EXISTS: Self = Self(-102);
-    /// There is no such segment.
-    pub const NO_SEGMENT: Self = Self(-101);
-    /// Another put is under way, or just ended.
-    pub const NOT_READY: Self = Self(-703);
     /// There is no such object.
     pub const NO_OBJECT: Self = Self(-704);
-    /// There is such an object.
-    pub const OBJECT_EXISTS: Self = Self(-705);
-    /// Somebody reads the object.
-    pub const LEASED: Self = Self(-706);
 
     /// What it means, and what to do.
     const fn meaning(self) -> &'static str {

@@ -107,9 +107,8 @@ async fn more_calls_than_allowed_are_refused_and_places_come_back() {
     let engine = engine_with(vllm.settings(), |settings| settings.bounds.calls = 1);
     let first = engine.generate(request(&prompt(1, 8), greedy(4))).await.unwrap();
     let refused = engine.generate(request(&prompt(1, 8), greedy(4))).await.unwrap_err();
-    assert_eq!((refused.kind, refused.stage, engine.free_calls()), (Kind::Retry, Stage::Start, 0));
+    assert_eq!((refused.kind, refused.stage), (Kind::Retry, Stage::Start));
     drop(first);
-    assert_eq!(engine.free_calls(), 1);
     assert!(ids(engine.generate(request(&prompt(1, 8), greedy(4))).await).await.is_ok());
 }
 

@@ -146,8 +146,8 @@ impl Tokenization {
     }
 
     /// The same with a cache of prefixes of at most `capacity_bytes`.
-    #[must_use]
-    pub fn with_cache_bytes(mut self, capacity_bytes: usize) -> Self {
+    #[cfg(test)]
+    fn with_cache_bytes(mut self, capacity_bytes: usize) -> Self {
         self.cache = PrefixCache::new(capacity_bytes);
         self
     }

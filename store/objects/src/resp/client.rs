@@ -209,15 +209,6 @@ impl Client {
         sent.and_then(|()| self.stream.get_mut().flush())
     }
 
-    /// Sends bytes as they are, for tests of what a server does with them.
-    ///
-    /// # Errors
-    /// What the network says.
-    pub fn send_raw(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.stream.get_mut().write_all(bytes)?;
-        self.stream.get_mut().flush()
-    }
-
     /// From now on a silence as long as the patience that it connected with is no error while `lives` says so, nor
     /// before `at_most` is over.
     pub fn watch(&mut self, at_most: Duration, lives: impl Fn() -> bool + Send + 'static) {

@@ -373,19 +373,3 @@ fn damage_at_rest_would_be_found_and_sizes_are_checked() {
     assert_eq!(store.get(key("empty")).unwrap().to_vec().unwrap(), b"");
     store.check();
 }
-
-#[test]
-fn a_batch_has_a_result_for_each() {
-    let (store, _) = small(16);
-    let puts: [(Key<'_>, &[u8]); 3] = [(key("a"), b"1"), (key(""), b"2"), (key("c"), b"3")];
-    let done = store.put_all(&puts, PutOptions::REPLACE);
-    assert!(done[0].is_ok() && done[1].is_err() && done[2].is_ok());
-    let keys = [key("c"), key("b"), key("a")];
-    let got = store.get_all(&keys);
-    let values: Vec<_> = got.iter().map(|got| got.as_ref().map(|r| r.to_vec().unwrap())).collect();
-    assert_eq!(values, [Some(b"3".to_vec()), None, Some(b"1".to_vec())]);
-    drop(got);
-    assert_eq!(store.stat_all(&keys).iter().flatten().count(), 2);
-    assert_eq!(store.remove_all(&keys), [Ok(()), Err(Refusal::Absent), Ok(())]);
-    store.check();
-}

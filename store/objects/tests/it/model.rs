@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{content, key, pass, small};
-use baton_objects::{Existing, ObjectStore, PutOptions, PutTicket, Reading, Refusal, Stored};
+use baton_objects::{Existing, ObjectStore, PutOptions, PutTicket, Reading, Refusal, Stored, checksum};
 use baton_types::Rng;
 
 /// What the model knows of a key: the value that was sealed last and when it ends. Memory may evict it.
@@ -96,7 +96,7 @@ impl Model {
             return self.count("crashed");
         }
         let bytes = writer.ticket.bytes();
-        match writer.ticket.seal_computed() {
+        match writer.ticket.seal_checked(checksum(&content(writer.seed, bytes))) {
             Ok(Stored::New { .. }) => {
                 let pins = 0;
                 let ends_us = writer.options.ttl_us.map_or(u64::MAX, |ttl| self.now_us + ttl);

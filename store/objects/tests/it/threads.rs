@@ -37,7 +37,7 @@ fn write(store: &ObjectStore, rng: &mut Rng, name: u64, number: u64) {
     if rng.chance_permille(20) {
         return std::mem::forget(ticket);
     }
-    match ticket.seal_computed() {
+    match ticket.seal_checked(baton_objects::checksum(&value)) {
         Ok(_) | Err(Refusal::TakenOver) => {}
         Err(other) => panic!("{other:?}"),
     }

@@ -407,31 +407,6 @@ fn a_deadline_fails_what_has_no_path() {
 }
 
 #[test]
-fn estimates_grow_with_size_load_and_lower_priority() {
-    let mut desk = Desk::with_rails(&[0]);
-    let estimate = |desk: &Desk, bytes, priority| desk.core.estimate(PEER, bytes, priority).unwrap();
-    let cold = estimate(&desk, 1 << 20, Priority::Fetch);
-    desk.submit(1, 1_000);
-    desk.open_all();
-    let post = desk.posts()[0];
-    desk.done(post);
-    let small = estimate(&desk, 1 << 20, Priority::Fetch);
-    assert!(small <= cold);
-    assert!(estimate(&desk, 64 << 20, Priority::Fetch) > 50 * small);
-    desk.submit_as(2, 256 << 20, Priority::Fetch, false);
-    let behind = estimate(&desk, 1 << 20, Priority::Fetch);
-    assert!(behind > 20 * small, "{behind} after {small}");
-    let urgent = estimate(&desk, 1 << 20, Priority::Handoff);
-    let patient = estimate(&desk, 1 << 20, Priority::Offload);
-    assert!(urgent < behind / 4 && patient >= behind, "{urgent} {behind} {patient}");
-    desk.tell(Input::PeerEnded { peer: PEER });
-    assert_eq!(desk.core.estimate(PEER, 1, Priority::Fetch), None);
-    let routes = [RailNumber(0), RailNumber(9)].map(|rail| Route { rail, tier: 0 });
-    assert!(desk.core.estimate_cold(&routes, 1 << 20).is_some_and(|us| us > 0));
-    assert_eq!(desk.core.estimate_cold(&routes[1..], 1 << 20), None);
-}
-
-#[test]
 fn every_priority_has_its_share_of_one_path_and_the_lowest_its_floor() {
     let scale = Scale { peers: 1, places: 400, rails: 1, bytes_per_us: 1_000 };
     let mut world = World::new(1, config(), scale, Chances::default());

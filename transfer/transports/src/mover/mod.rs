@@ -1,8 +1,8 @@
 //! The transfer engine: batches of reads and writes between registered memories, over many paths.
 //!
-//! [`Transport`] is the port: one implementation each for the inside of a process, shared memory, TCP and
-//! RDMA. The pure core in `baton-transfer` decides which slice goes over which path, and when a batch has
-//! ended; the driver here carries that out.
+//! [`Transport`] is the port: one implementation each for shared memory, TCP and RDMA. The pure core in
+//! `baton-transfer` decides which slice goes over which path, and when a batch has ended; the driver here
+//! carries that out.
 
 mod completions;
 mod damage;
@@ -10,7 +10,6 @@ mod driver;
 mod exposure;
 mod gate;
 mod greeting;
-mod loopback;
 mod memory;
 mod port;
 pub mod published;
@@ -30,11 +29,10 @@ pub use completions::CompletionQueue;
 pub use damage::Damage;
 pub use driver::{Batch, DriverSnapshot, Finished, Mover, MoverSettings, Op, Outcome, Progress, Refusal};
 pub use exposure::{Exposure, Grant, Permit, WindowId};
-pub use loopback::{Loopback, LoopbackNet};
 pub use memory::{Location, Memory, Pages};
 pub use port::{
-    Capabilities, Completion, Completions, Direction, Fault, Inbound, Notice, Path, PathEnd, PathId, PeerId,
-    Region, RemoteSegment, Slice, Transport,
+    Capabilities, Completion, Completions, Direction, Fault, Inbound, NOTICE_BYTES_MAX, Notice, Path,
+    PathEnd, PathId, PeerId, Region, RemoteSegment, Slice, Transport,
 };
 pub use shm::{ShmConfig, ShmTransport};
 pub use tcp::{TcpConfig, TcpTls, TcpTransport, TlsPem};

@@ -81,7 +81,7 @@ pub struct Slice {
 
 impl Slice {
     /// What is wrong with it whoever moves it: its size, or a range that is not inside.
-    pub(super) fn fault(&self, bytes_max: u32) -> Option<Fault> {
+    pub fn fault(&self, bytes_max: u32) -> Option<Fault> {
         let bytes = u64::from(self.bytes);
         let text = if self.bytes == 0 || self.bytes > bytes_max {
             format!("a slice of {bytes} bytes; give 1 to {bytes_max}")
@@ -186,7 +186,7 @@ pub enum Completion {
 pub type Completions = Arc<CompletionQueue>;
 
 /// Bytes of a notice, at most.
-pub(super) const NOTICE_BYTES_MAX: usize = 4 << 10;
+pub const NOTICE_BYTES_MAX: usize = 4 << 10;
 
 /// A short message to the peer's program, delivered once, after the data of every slice that was `Done`
 /// before it was sent.
@@ -224,7 +224,7 @@ pub trait Path: Send + Sync {
 
 /// One way of moving bytes.
 pub trait Transport: Send + Sync {
-    /// `loopback`, `shm`, `tcp`, `rdma`.
+    /// `shm`, `tcp`, `rdma`.
     fn name(&self) -> &'static str;
 
     /// What it can do.

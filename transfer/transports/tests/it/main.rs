@@ -7,6 +7,7 @@ mod faults;
 mod fetches;
 mod guarded;
 mod killed;
+mod loopback;
 mod mover_driver;
 mod mover_faulty;
 mod promises;

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use baton_transports::mover::*;
 
+use crate::loopback::Loopback;
+
 /// What is wrong with a transport now.
 #[derive(Clone, Debug, Default)]
 pub struct Trouble {

@@ -13,6 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 
+use crate::loopback::{Loopback, LoopbackNet};
+
 /// Nothing here takes longer unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 const RIG: &str = "BATON_TEST_RIG";

@@ -7,6 +7,8 @@ use std::time::Duration;
 use baton_transfer::Priority;
 use baton_transports::mover::*;
 
+use crate::mover_driver::Ended as _;
+
 const SEGMENTS: usize = 1_000;
 const BYTES: usize = 16 << 10;
 const LIMIT: Duration = Duration::from_secs(40);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use baton_transports::mover::{Batch, Direction, Grant, Mover, MoverSettings, Op, Region, Transport};
+use baton_transports::mover::{
+    Batch, Direction, Grant, Mover, MoverSettings, Op, Outcome, Region, Transport,
+};
 
 use crate::rails::{Cut, Wound};
 use crate::scene::{Node, PATIENCE, pattern};
@@ -40,7 +42,7 @@ fn write_batches(mover: &Mover, here: &Node, there: &Node, stop: &AtomicBool) ->
             };
             let batch = mover.submit(batch).unwrap();
             let outcome = mover.wait(batch, PATIENCE).expect("it ends in time");
-            assert!(outcome.is_done(), "batch {count}: {outcome:?}");
+            assert!(matches!(outcome, Outcome::Done { .. }), "batch {count}: {outcome:?}");
             longest = longest.max(started.elapsed());
             if direction == Direction::Write {
                 assert!(there.bytes(0, BYTES) == pattern(seed, BYTES), "batch {count} differs");

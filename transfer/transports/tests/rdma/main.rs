@@ -20,6 +20,8 @@ mod windows;
 #[path = "../it/scene.rs"]
 #[expect(dead_code, reason = "the other tests use the rest")]
 mod flights;
+#[path = "../it/loopback.rs"]
+mod loopback;
 #[path = "../it/promises.rs"]
 mod promises;
 #[path = "../it/rigs.rs"]

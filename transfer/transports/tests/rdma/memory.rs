@@ -1,7 +1,7 @@
-//! Registration: memory in pieces, several queue pairs, accelerators' buffers.
+//! Registration: memory in pieces, several queue pairs.
 
 use baton_transports::mover::rdma::RdmaConfig;
-use baton_transports::mover::{Direction, Fault, Grant, Location, Memory, Transport};
+use baton_transports::mover::{Direction, Grant, Location, Memory, Transport};
 
 use crate::scene::{Node, config, pattern, slice};
 
@@ -53,13 +53,4 @@ fn memory_that_is_gone_is_not_kept_registered() {
         here.transport.register(&memory).unwrap();
         here.transport.register(&memory).unwrap();
     }
-}
-
-#[test]
-fn what_is_not_an_accelerators_buffer_is_refused() {
-    let here = Node::here(4_096);
-    let plain = Memory::shared(8_192, Default::default(), Location::Anywhere).unwrap();
-    let refused = here.transport.register_dmabuf(plain.file().unwrap(), 0, 8_192).err();
-    let Some(Fault::Invalid(text)) = refused else { panic!("{refused:?}") };
-    assert!(text.contains("DMA buffer"), "{text}");
 }

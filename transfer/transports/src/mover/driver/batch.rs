@@ -68,13 +68,6 @@ pub enum Outcome {
     },
 }
 
-impl Outcome {
-    /// Whether every byte is in place.
-    pub fn is_done(&self) -> bool {
-        matches!(self, Self::Done { .. })
-    }
-}
-
 /// How far a batch is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {

@@ -20,7 +20,6 @@ use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use baton_transfer::Priority;
 use baton_transfer::mover::{BatchId, Input, MoverSnapshot, MoverStats, PeerNumber};
 
 pub use batch::{Batch, Op, Outcome, Progress, Refusal};
@@ -204,17 +203,6 @@ impl Mover {
     /// A life of a peer is over, as the membership says: what was meant for it fails.
     pub fn peer_ended(&self, peer: &PeerId) {
         self.shared.tell_of(|known| known == peer);
-    }
-
-    /// A peer has restarted: every other life at the same address is over.
-    pub fn peer_restarted(&self, now: &PeerId) {
-        self.shared.tell_of(|known| known.address == now.address && known.epoch != now.epoch);
-    }
-
-    /// How long `bytes` more would take to or from a peer, by what is known now: of its paths, or, before the
-    /// first, of the devices. None for a peer that has restarted or to which no transport leads.
-    pub fn estimate(&self, peer: &PeerId, bytes: u64, priority: Priority) -> Option<Duration> {
-        self.shared.state().estimate(peer, bytes, priority).map(Duration::from_micros)
     }
 
     /// The core's counters.

@@ -453,20 +453,4 @@ impl State {
     pub(super) fn drop_paths(&mut self) {
         self.paths.clear();
     }
-
-    /// What is expected for a batch to a peer, by the best of the ways in which it is known.
-    pub(super) fn estimate(
-        &self,
-        peer: &PeerId,
-        bytes: u64,
-        priority: baton_transfer::Priority,
-    ) -> Option<u64> {
-        let known = self.reaches(peer);
-        if known.is_empty() {
-            let reach = (1u64 << self.transports.len()) - 1;
-            let (places, all) = (&self.layout.places, &self.transports);
-            return self.core.estimate_cold(&self.settings.routes(&peer.address, reach, places, all), bytes);
-        }
-        known.iter().filter_map(|&(_, number)| self.core.estimate(number, bytes, priority)).min()
-    }
 }

@@ -24,7 +24,6 @@ mod wire;
 
 use std::io;
 use std::net::TcpListener;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
@@ -44,7 +43,6 @@ use path::{Opened, RdmaPath, Terms};
 use rail::Rail;
 use regions::Regions;
 use requests::Requests;
-use verbs::{Mr, Remote};
 use wire::{End, Record};
 
 /// The transport's name.
@@ -73,18 +71,6 @@ pub struct RdmaTransport {
     stopping: AtomicBool,
 }
 
-/// A range of an accelerator's memory that the devices may reach; ends when dropped.
-pub struct DmabufRegion {
-    regions: Vec<Mr>,
-}
-
-impl DmabufRegion {
-    /// Per device, the keys for this side and for peers.
-    pub fn keys(&self) -> Vec<(u32, u32)> {
-        self.regions.iter().map(|region| (region.local_key(), region.remote_key())).collect()
-    }
-}
-
 impl RdmaTransport {
     /// Opens the devices and takes peers' handshakes at `listener`.
     ///
@@ -105,23 +91,6 @@ impl RdmaTransport {
         let acceptor = Acceptor::start(&config, listener, &node, &rails, &crew).map_err(failed)?;
         let (id, paths, stopping) = (node.id, Mutex::default(), AtomicBool::new(false));
         Ok(Arc::new(Self { config, id, rails, regions, crew, acceptor, paths, stopping }))
-    }
-
-    /// Registers a range of a DMA buffer, as an accelerator's driver exports it, with every device, for reading
-    /// and writing by this side. Requests name its bytes by addresses from 0 on.
-    ///
-    /// # Errors
-    /// [`Fault::Invalid`] where the descriptor is none of a DMA buffer, or a device cannot reach it.
-    pub fn register_dmabuf(
-        &self,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        bytes: u64,
-    ) -> Result<DmabufRegion, Fault> {
-        let one =
-            |rail: &Arc<Rail>| Mr::register_dmabuf(&rail.domain, file, (offset, bytes), 0, Remote::default());
-        let regions = self.rails.iter().map(one).collect::<io::Result<_>>();
-        Ok(DmabufRegion { regions: regions.map_err(|error| regions::refused(&error, bytes))? })
     }
 
     /// Windows that peers can reach now, and paths that they have opened to here.

@@ -10,7 +10,7 @@
 use std::ffi::{CStr, c_int};
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -295,23 +295,6 @@ impl Mr {
         // first, what it writes lands in pages that nobody else has.
         let raw = unsafe { ffi::ibv_reg_mr(domain.raw(), address, length, remote.flags()) };
         Self::made(domain, raw, "registering memory")
-    }
-
-    /// Registers `bytes` from `offset` on of a DMA buffer, as drivers of accelerators export it. Peers and
-    /// work requests name its bytes by addresses from `address` on.
-    pub(super) fn register_dmabuf(
-        domain: &Arc<Domain>,
-        file: BorrowedFd<'_>,
-        (offset, bytes): (u64, u64),
-        address: u64,
-        remote: Remote,
-    ) -> io::Result<Self> {
-        let length = usize::try_from(bytes).map_err(io::Error::other)?;
-        let (fd, flags) = (file.as_raw_fd(), remote.flags());
-        // SAFETY: plain numbers; the kernel checks that the descriptor is a DMA buffer and the range inside it,
-        // and holds a reference to it of its own.
-        let raw = unsafe { ffi::ibv_reg_dmabuf_mr(domain.raw(), offset, length, address, fd, flags) };
-        Self::made(domain, raw, "registering a DMA buffer")
     }
 
     fn made(domain: &Arc<Domain>, raw: *mut ffi::ibv_mr, what: &str) -> io::Result<Self> {

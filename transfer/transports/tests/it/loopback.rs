@@ -6,13 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::completions::CompletionQueue;
-use super::exposure::{Exposure, WindowId};
-use super::memory::Memory;
-use super::port::{
-    Capabilities, Completion, Completions, Direction, Fault, Inbound, NOTICE_BYTES_MAX, Notice, Path,
-    PathEnd, PathId, PeerId, Slice, Transport,
-};
+use baton_transports::mover::*;
 
 const DEVICE: &str = "memory";
 const SLICE_BYTES_MAX: u32 = 16 << 20;
