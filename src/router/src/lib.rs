@@ -50,7 +50,6 @@ mod router;
 mod sampling;
 mod serve;
 mod speech;
-mod stall;
 mod stats;
 mod stops;
 mod stream;

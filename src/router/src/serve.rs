@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use baton_http::StallLimited;
 use http::{HeaderValue, Request, Version, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -26,7 +27,6 @@ use crate::activity::{Activity, Patience};
 use crate::line::{Line, Lookout};
 use crate::places::{AcceptFailures, Place, Places};
 use crate::router::{Router, is_operators};
-use crate::stall::StallLimited;
 use crate::stats::Closed;
 use crate::tls;
 
@@ -204,7 +204,8 @@ impl Connector {
             tracing::debug!("router: nodelay: {e}");
         }
         let (line, lookout) = Line::new(stream);
-        let stream = StallLimited::new(line, self.stall_limit, Arc::clone(&self.router.counters));
+        let counters = Arc::clone(&self.router.counters);
+        let stream = StallLimited::new(line, self.stall_limit, move || counters.closed(Closed::Unread));
         match self.tls.clone() {
             None => self.serve(stream, with, (lookout, watcher)).await,
             // The time for the first request's head is running.
