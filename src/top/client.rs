@@ -1,20 +1,13 @@
 //! Asking a service: one connection a look, every wait and every answer bounded.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baton_http::{Error, Options, Trust, Url, bearer};
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, HOST, HeaderValue};
-use http::{Request, StatusCode, Uri};
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use http::header::{AUTHORIZATION, HeaderValue};
+use http::{Request, StatusCode};
+use http_body_util::Full;
 
 use super::scrape::Scrape;
 use super::{Objectives, Sample};
@@ -29,16 +22,9 @@ const MAX_ANSWER_BYTES: usize = 16 << 20;
 #[derive(Clone)]
 pub struct Client {
     base: String,
-    host: String,
-    port: u16,
-    authority: HeaderValue,
     key: Option<HeaderValue>,
-    tls: Option<(TlsConnector, ServerName<'static>)>,
+    http: baton_http::Client,
 }
-
-/// Something to speak over.
-trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
 impl Client {
     /// A client of the service at `url`, showing `key`, trusting the certificate in `ca`.
@@ -46,35 +32,23 @@ impl Client {
     /// # Errors
     /// Names what is wrong with the address, the key or the file.
     pub fn new(url: &str, key: Option<&str>, ca: Option<&Path>) -> Result<Self, String> {
-        let wrong = |why: &str| format!("top: {url}: {why}; give an address like http://127.0.0.1:8080");
-        let uri: Uri = url.parse().map_err(|e| wrong(&format!("no URL: {e}")))?;
-        let host = uri.host().filter(|h| !h.is_empty()).ok_or_else(|| wrong("it names no host"))?;
-        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let secure = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
-            _ => return Err(wrong("no URL that begins with http:// or https://")),
-        };
-        let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
-        let authority = uri.authority().map_or("", |a| a.as_str());
-        let authority = HeaderValue::from_str(authority).map_err(|_| wrong("its host is no header"))?;
-        let key = key.map(|key| HeaderValue::from_str(&format!("Bearer {key}"))).transpose();
-        let mut key =
-            key.map_err(|_| "top: --key holds characters that no header may; check it".to_owned())?;
-        key.iter_mut().for_each(|value| value.set_sensitive(true));
-        let tls = match (secure, ca) {
-            (true, Some(ca)) => Some((connector(ca)?, server_name(&host).map_err(|e| wrong(&e))?)),
+        let wrong = |why| format!("top: {url}: {why}; give an address like http://127.0.0.1:8080");
+        let parsed = Url::parse(url).map_err(wrong)?;
+        let key = key.map(bearer).transpose();
+        let key = key.map_err(|_| "top: --key holds characters that no header may; check it".to_owned())?;
+        let trust = match (parsed.is_secure(), ca) {
+            (true, Some(ca)) => {
+                let wrong =
+                    |e| format!("top: --ca {}: {e}; give a PEM file with a certificate", ca.display());
+                Trust::of_file(ca).map_err(wrong)?
+            }
             (true, None) => {
                 return Err(format!("top: {url}: give the certificate to trust with --ca FILE, in PEM"));
             }
-            (false, _) => None,
+            (false, _) => Trust::nobody(),
         };
-        let base = format!(
-            "{}://{}",
-            if secure { "https" } else { "http" },
-            uri.authority().map_or("", |a| a.as_str())
-        );
-        Ok(Self { base, host, port, authority, key, tls })
+        let options = Options { idle_connections: 1, trust, ..Options::new(PATIENCE) };
+        Ok(Self { base: parsed.base(), key, http: baton_http::Client::new(options) })
     }
 
     /// The service's address.
@@ -89,7 +63,7 @@ impl Client {
     /// In words: nothing answers, or it refuses.
     pub async fn status_text(&self) -> Result<String, String> {
         self.within(async {
-            let body = self.get(&mut self.connect().await?, "/admin/status").await?;
+            let body = self.get("/admin/status").await?;
             Ok(String::from_utf8_lossy(&body).into_owned())
         })
         .await
@@ -101,11 +75,10 @@ impl Client {
     /// In words: nothing answers, or not as a service of this version does.
     pub(super) async fn sample(&self) -> Result<Sample, String> {
         self.within(async {
-            let mut connection = self.connect().await?;
-            let body = self.get(&mut connection, "/admin/status").await?;
+            let body = self.get("/admin/status").await?;
             let status: Status = serde_json::from_slice(&body).map_err(|e| self.stranger(&e))?;
-            let metrics = self.get(&mut connection, "/metrics").await?;
-            let config = self.get(&mut connection, "/admin/config").await?;
+            let metrics = self.get("/metrics").await?;
+            let config = self.get("/admin/config").await?;
             let config = serde_json::from_slice(&config).map_err(|e| self.stranger(&e))?;
             let scrape = Scrape::read(&String::from_utf8_lossy(&metrics));
             Ok(Sample { at: Instant::now(), status, scrape, objectives: objectives(&config) })
@@ -130,42 +103,25 @@ impl Client {
         })
     }
 
-    async fn connect(&self) -> Result<SendRequest<Empty<Bytes>>, String> {
-        let nobody = |e: &dyn std::fmt::Display| {
-            format!(
-                "top: {}: {e}; start 'baton up' or 'baton serve' there, or say where it is with --url",
-                self.base
-            )
-        };
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(|e| nobody(&e))?;
-        let stream: Box<dyn Wire> = match &self.tls {
-            None => Box::new(stream),
-            Some((tls, name)) => Box::new(tls.connect(name.clone(), stream).await.map_err(|e| {
+    async fn get(&self, path: &str) -> Result<Bytes, String> {
+        let base = &self.base;
+        let failed = |e: Error| match e {
+            Error::Connect(_) => {
                 format!(
-                    "top: {}: TLS: {e}; check that --ca is what this server's certificate is signed with",
-                    self.base
+                    "top: {base}: {e}; start 'baton up' or 'baton serve' there, or say where it is with --url"
                 )
-            })?),
+            }
+            Error::Tls(_) => {
+                format!("top: {base}: {e}; check that --ca is what this server's certificate is signed with")
+            }
+            _ => format!("top: {base}{path}: {e}; look again"),
         };
-        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| nobody(&e))?;
-        // It ends with its sender; what went wrong, the sender tells.
-        tokio::spawn(connection);
-        Ok(sender)
-    }
-
-    async fn get(&self, connection: &mut SendRequest<Empty<Bytes>>, path: &str) -> Result<Bytes, String> {
-        let failed = |e: &dyn std::fmt::Display| format!("top: {}{path}: {e}; look again", self.base);
-        let mut request = Request::new(Empty::new());
-        *request.uri_mut() = Uri::try_from(path).expect("a path of our own is one");
-        request.headers_mut().insert(HOST, self.authority.clone());
+        let mut request = Request::get(format!("{base}{path}"));
         if let Some(key) = &self.key {
-            request.headers_mut().insert(AUTHORIZATION, key.clone());
+            request = request.header(AUTHORIZATION, key);
         }
-        connection.ready().await.map_err(|e| failed(&e))?;
-        let reply = connection.send_request(request).await.map_err(|e| failed(&e))?;
-        let status = reply.status();
-        let body = Limited::new(reply.into_body(), MAX_ANSWER_BYTES).collect().await;
-        let body = body.map_err(|e| failed(&e))?.to_bytes();
+        let request = request.body(Full::default()).expect("a checked URL and a path of our own are a URL");
+        let (status, body) = self.http.ask(request, MAX_ANSWER_BYTES).await.map_err(failed)?;
         match status {
             StatusCode::OK => Ok(body),
             StatusCode::UNAUTHORIZED => Err(format!(
@@ -175,30 +131,6 @@ impl Client {
             other => Err(self.stranger(&format!("{path}: {other}"))),
         }
     }
-}
-
-fn connector(ca: &Path) -> Result<TlsConnector, String> {
-    let wrong = |e: &dyn std::fmt::Display| {
-        format!("top: --ca {}: {e}; give a PEM file with a certificate", ca.display())
-    };
-    let mut roots = rustls::RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(ca).map_err(|e| wrong(&e))? {
-        roots.add(certificate.map_err(|e| wrong(&e))?).map_err(|e| wrong(&e))?;
-    }
-    if roots.is_empty() {
-        return Err(wrong(&"it holds no certificate"));
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|e| wrong(&e))?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(TlsConnector::from(Arc::new(config)))
-}
-
-fn server_name(host: &str) -> Result<ServerName<'static>, String> {
-    ServerName::try_from(host.to_owned()).map_err(|e| format!("'{host}' is no name of a server: {e}"))
 }
 
 /// The objectives of the classes, if all of them promise the same.
@@ -232,13 +164,6 @@ mod tests {
         assert!(missing.is_some_and(|e| e.contains("/no/such.pem") && e.contains("PEM")));
         let key = Client::new("http://x", Some("a\nb"), None).err();
         assert!(key.is_some_and(|e| e.contains("--key")));
-    }
-
-    #[test]
-    fn ports_and_bracketed_addresses_are_understood() {
-        let at = |url: &str| Client::new(url, None, None).map(|c| (c.host, c.port));
-        assert_eq!(at("http://h"), Ok(("h".into(), 80)));
-        assert_eq!(at("http://[::1]:81/x"), Ok(("::1".into(), 81)));
     }
 
     #[test]
