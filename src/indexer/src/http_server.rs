@@ -4,17 +4,14 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_http::{Bounds, reply};
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use http_body_util::{BodyExt as _, Full, StreamBody};
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::contract::{Lookup, Registration};
@@ -46,12 +43,10 @@ impl Default for ServerSettings {
     }
 }
 
-/// Headers of a request at most.
-const MAX_HEADERS: usize = 64;
 /// Bytes of a request's head at most.
 const HEAD_BYTES: usize = 64 << 10;
-/// Pause when the kernel has no connection to give.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How long a peer may read nothing of a snapshot, or anybody else of an answer.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Fields that nobody knows are told in this header.
 const IGNORED: &str = "x-baton-ignored-fields";
 /// What there is to call.
@@ -67,62 +62,18 @@ pub async fn serve(
     settings: ServerSettings,
     stop: CancellationToken,
 ) {
-    let places = Arc::new(Semaphore::new(settings.max_connections.clamp(1, Semaphore::MAX_PERMITS)));
-    let (graceful, ended) = (GracefulShutdown::new(), CancellationToken::new());
-    loop {
-        let accepted = tokio::select! {
-            biased;
-            () = stop.cancelled() => break,
-            accepted = async {
-                let place = Arc::clone(&places).acquire_owned().await.expect("it is never closed");
-                (listener.accept().await, place)
-            } => accepted,
-        };
-        let (Ok((stream, _)), place) = accepted else {
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            continue;
-        };
-        let connection = graceful.watcher().watch(connection(stream, Arc::clone(&indexer), settings));
-        let ended = ended.clone();
-        tokio::spawn(async move {
-            tokio::select! {
-                outcome = connection => if let Err(e) = outcome {
-                    tracing::debug!("indexer: connection: {e}");
-                },
-                () = ended.cancelled() => {}
-            }
-            drop(place);
-        });
-    }
-    drop(listener);
-    let drain = Duration::from_micros(settings.drain_us);
-    if tokio::time::timeout(drain, graceful.shutdown()).await.is_err() {
-        tracing::warn!(
-            "indexer: calls were still under way when the time to drain was over; they are broken off"
-        );
-    }
-    ended.cancel();
-}
-
-fn connection(
-    stream: TcpStream,
-    indexer: Arc<Indexer>,
-    settings: ServerSettings,
-) -> impl hyper_util::server::graceful::GracefulConnection<Error = hyper::Error> {
-    // Answers are small, and each is waited for.
-    if let Err(e) = stream.set_nodelay(true) {
-        tracing::debug!("indexer: nodelay: {e}");
-    }
-    let service = service_fn(move |request| {
+    let bounds = Bounds {
+        connections: settings.max_connections,
+        head_bytes: HEAD_BYTES,
+        head_timeout: Duration::from_micros(settings.receive_timeout_us),
+        stall_timeout: STALL_TIMEOUT,
+        drain: Duration::from_micros(settings.drain_us),
+    };
+    baton_http::serve("indexer", listener, bounds, stop, move |request| {
         let indexer = Arc::clone(&indexer);
-        async move { Ok::<_, Infallible>(call(&indexer, request, settings).await) }
-    });
-    hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(Duration::from_micros(settings.receive_timeout_us))
-        .max_headers(MAX_HEADERS)
-        .max_buf_size(HEAD_BYTES)
-        .serve_connection(TokioIo::new(stream), service)
+        async move { call(&indexer, request, settings).await }
+    })
+    .await;
 }
 
 async fn call<B>(indexer: &Arc<Indexer>, request: Request<B>, settings: ServerSettings) -> Answer
@@ -135,23 +86,9 @@ where
     let known = ["/register", "/unregister", "/query", "/query_by_hash"];
     if known.contains(&path) && parts.method == Method::POST {
         let within = Duration::from_micros(settings.receive_timeout_us);
-        let body = tokio::time::timeout(within, Limited::new(body, settings.body_bytes).collect()).await;
-        let body = match body {
-            Ok(Ok(body)) => body.to_bytes(),
-            Ok(Err(e)) if e.is::<http_body_util::LengthLimitError>() => {
-                let why = format!("the body has more than {} bytes; send less", settings.body_bytes);
-                return refuse(indexer, StatusCode::PAYLOAD_TOO_LARGE, &why);
-            }
-            Ok(Err(e)) => {
-                return refuse(indexer, StatusCode::BAD_REQUEST, &format!("the body broke off: {e}"));
-            }
-            Err(_) => {
-                return refuse(
-                    indexer,
-                    StatusCode::REQUEST_TIMEOUT,
-                    "the body took too long; send it faster",
-                );
-            }
+        let body = match baton_http::receive(body, settings.body_bytes, within).await {
+            Ok(body) => body,
+            Err((status, why)) => return refuse(indexer, status, &why),
         };
         return match post(indexer, path, &body) {
             Ok((answer, unknown)) => noting(json_answer(StatusCode::OK, &answer), path, &unknown),
@@ -166,7 +103,7 @@ where
         (&Method::GET, "/global_view") => json_answer(StatusCode::OK, &indexer.global_view()),
         (&Method::GET, "/metrics") => {
             let page = indexer.metrics.page(&indexer.overview());
-            answer(StatusCode::OK, "text/plain; version=0.0.4", page.into())
+            reply(StatusCode::OK, "text/plain; version=0.0.4", Full::from(page).boxed_unsync())
         }
         (&Method::GET, "/snapshot") => match resume_after(parts.uri.query()) {
             Ok(after) => snapshot_answer(indexer, after),
@@ -210,15 +147,8 @@ fn post(indexer: &Arc<Indexer>, path: &str, body: &[u8]) -> Result<(Value, Vec<S
     }
 }
 
-fn answer(status: StatusCode, kind: &'static str, bytes: Bytes) -> Answer {
-    let mut answer = Response::new(Full::new(bytes).boxed_unsync());
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    answer
-}
-
 fn json_answer(status: StatusCode, value: &Value) -> Answer {
-    answer(status, "application/json", value.to_string().into())
+    reply(status, "application/json", Full::from(value.to_string()).boxed_unsync())
 }
 
 fn refuse(indexer: &Indexer, status: StatusCode, why: &str) -> Answer {
@@ -284,9 +214,7 @@ fn snapshot_answer(indexer: &Arc<Indexer>, after: Option<String>) -> Answer {
         };
         Some((Ok(Frame::data(bytes)), (indexer, left, after)))
     });
-    let mut answer = Response::new(StreamBody::new(frames).boxed_unsync());
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
-    answer
+    reply(StatusCode::OK, "application/octet-stream", StreamBody::new(frames).boxed_unsync())
 }
 
 #[cfg(test)]

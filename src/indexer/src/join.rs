@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, StatusCode, Uri, header};
-use http_body_util::{BodyExt as _, Empty};
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
-use tokio::time::timeout;
+use baton_http::{Client, Error, Options, Url, by, next_piece};
+use http::{Request, StatusCode};
+use http_body_util::Full;
+use tokio::time::Instant;
 
 use crate::error::{IndexerError, Kind};
 use crate::service::Indexer;
@@ -29,12 +27,13 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// `Invalid` for a URL that is none or a snapshot that is not for us, `Unavailable` where the peer cannot be reached
 /// after several attempts, `Corrupt` where what it sends is. What came before is kept.
 pub async fn join(indexer: &Arc<Indexer>, url: &str) -> Result<(u64, u64), IndexerError> {
-    let host = authority(url)?;
+    let base = base_of(url)?;
+    let client = Client::new(Options::new(PATIENCE));
     let mut joined = Joined::default();
     let mut failures = 0;
     loop {
         let before = joined.streams;
-        match fetch(indexer, &host, &mut joined).await {
+        match fetch(indexer, (&client, &base), &mut joined).await {
             Ok(()) => return Ok((joined.streams, joined.blocks)),
             Err(e) if e.kind != Kind::Unavailable => return Err(e),
             Err(e) => {
@@ -57,46 +56,43 @@ struct Joined {
     last: Option<String>,
 }
 
-fn authority(url: &str) -> Result<String, IndexerError> {
+/// Scheme, host and port of a peer.
+fn base_of(url: &str) -> Result<String, IndexerError> {
+    let peer = Url::parse(url).ok().filter(|peer| !peer.is_secure());
+    let peer = peer.filter(|peer| matches!(peer.uri().path(), "" | "/" | "/snapshot"));
     let wrong = || IndexerError::invalid(format!("join: '{url}' is no URL of a peer; say http://HOST:PORT"));
-    let uri: Uri = url.parse().map_err(|_| wrong())?;
-    if uri.scheme_str() != Some("http") || !matches!(uri.path(), "" | "/" | "/snapshot") {
-        return Err(wrong());
-    }
-    let authority = uri.authority().ok_or_else(wrong)?;
-    Ok(format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(13333)))
+    Ok(peer.ok_or_else(wrong)?.base_at(13333))
 }
 
 fn unavailable(what: &str, e: &dyn std::fmt::Display) -> IndexerError {
     IndexerError::new(Kind::Unavailable, format!("{what}: {e}"))
 }
 
-async fn fetch(indexer: &Arc<Indexer>, host: &str, joined: &mut Joined) -> Result<(), IndexerError> {
-    let late = |what: &'static str| move |_| unavailable(what, &"nothing came for too long");
-    let stream = timeout(PATIENCE, TcpStream::connect(host)).await.map_err(late("connect"))?;
-    let stream = TokioIo::new(stream.map_err(|e| unavailable("connect", &e))?);
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(stream).await.map_err(|e| unavailable("handshake", &e))?;
-    let driving = tokio::spawn(async move {
-        if let Err(e) = connection.await {
-            tracing::debug!("indexer: join: connection: {e}");
-        }
-    });
+/// What a peer gives within the time for a part of an answer.
+async fn part<T>(what: &str, work: impl Future<Output = Result<T, Error>>) -> Result<T, IndexerError> {
+    by(Instant::now() + PATIENCE, work).await.map_err(|e| match e {
+        Error::Late => unavailable(what, &"nothing came for too long"),
+        Error::Connect(_) => unavailable("connect", &e),
+        e => unavailable(what, &e),
+    })
+}
+
+async fn fetch(
+    indexer: &Arc<Indexer>,
+    (client, base): (&Client, &str),
+    joined: &mut Joined,
+) -> Result<(), IndexerError> {
     let after = joined.last.as_ref().map(|key| format!("?after={}", hex(key.as_bytes()))).unwrap_or_default();
-    let request = Request::get(format!("/snapshot{after}")).header(header::HOST, host);
-    let request =
-        request.body(Empty::<Bytes>::new()).map_err(|e| IndexerError::invalid(format!("join: {e}")))?;
-    let answer = timeout(PATIENCE, sender.send_request(request)).await.map_err(late("ask"))?;
-    let mut answer = answer.map_err(|e| unavailable("ask", &e))?;
+    let request = Request::get(format!("{base}/snapshot{after}")).body(Full::default());
+    let request = request.map_err(|e| IndexerError::invalid(format!("join: {e}")))?;
+    let answer = part("ask", client.send(request)).await?;
     if answer.status() != StatusCode::OK {
         let message = format!("join: the peer answers {}; is it an indexer?", answer.status());
         return Err(IndexerError::invalid(message));
     }
-    let mut reader = Reader::new(indexer.seed());
-    while let Some(frame) = timeout(PATIENCE, answer.frame()).await.map_err(late("receive"))? {
-        let frame = frame.map_err(|e| unavailable("receive", &e))?;
-        let Ok(data) = frame.into_data() else { continue };
-        reader.push(&data);
+    let (mut body, mut reader) = (answer.into_body(), Reader::new(indexer.seed()));
+    while let Some(piece) = part("receive", next_piece(&mut body)).await? {
+        reader.push(&piece);
         while let Some(section) = reader.next_section()? {
             let (key, blocks) = (section.registration.key(), section.blocks() as u64);
             if indexer.adopt(section)? {
@@ -105,7 +101,6 @@ async fn fetch(indexer: &Arc<Indexer>, host: &str, joined: &mut Joined) -> Resul
             joined.last = Some(key);
         }
     }
-    driving.abort();
     // An answer that ends early is a connection that broke off, whatever its framing says.
     if reader.is_whole() { reader.finish() } else { Err(unavailable("receive", &"the snapshot stops early")) }
 }
@@ -120,10 +115,10 @@ mod tests {
 
     #[test]
     fn a_peer_is_named_by_its_url() {
-        assert_eq!(authority("http://10.0.0.1:9000").unwrap(), "10.0.0.1:9000");
-        assert_eq!(authority("http://peer/snapshot").unwrap(), "peer:13333");
+        assert_eq!(base_of("http://10.0.0.1:9000").unwrap(), "http://10.0.0.1:9000");
+        assert_eq!(base_of("http://peer/snapshot").unwrap(), "http://peer:13333");
         for bad in ["peer:1", "https://peer:1", "http://peer:1/query", ""] {
-            assert!(authority(bad).is_err(), "{bad}");
+            assert!(base_of(bad).is_err(), "{bad}");
         }
         assert_eq!(hex(b"a|"), "617c");
     }
