@@ -4,13 +4,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_http::accept_each;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Kind, MooncakeError, Result};
-use crate::listen::accept_each;
 use crate::segment::SegmentMeta;
 
 /// Bytes of a message at most, its kind included.
@@ -140,10 +140,12 @@ async fn within<T>(peer: &str, work: impl Future<Output = Result<T>>) -> Result<
 /// Answers handshakes on `listener` with what `meta` says, until `stop`.
 pub async fn serve_handshakes(meta: SegmentMeta, listener: TcpListener, stop: CancellationToken) {
     let meta = Arc::new(meta.to_json());
-    accept_each("handshake", listener, MAX_CONNECTIONS, stop, move |stream, peer| {
-        let meta = Arc::clone(&meta);
+    accept_each("mooncake: handshake", listener, MAX_CONNECTIONS, &stop, |stream, peer| {
+        let (meta, stop) = (Arc::clone(&meta), stop.clone());
         async move {
-            if let Err(e) = within(&peer.to_string(), answer(&meta, stream)).await {
+            let peer = peer.to_string();
+            let answered = stop.run_until_cancelled(within(&peer, answer(&meta, stream)));
+            if let Some(Err(e)) = answered.await {
                 tracing::debug!("{e}");
             }
         }

@@ -14,7 +14,6 @@ pub mod data;
 mod directory;
 mod error;
 pub mod handshake;
-mod listen;
 mod master;
 mod node;
 mod objects;

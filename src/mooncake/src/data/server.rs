@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_http::accept_each;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
 use super::{Action, HEAD_BYTES, PIECE_BYTES, Request, Status};
-use crate::listen::accept_each;
 use crate::region::Region;
 
 /// Bounds of a data listener.
@@ -35,10 +35,10 @@ pub async fn serve_data(
     settings: DataSettings,
     stop: CancellationToken,
 ) {
-    accept_each("data", listener, settings.max_connections, stop, move |stream, peer| {
-        let region = Arc::clone(&region);
+    accept_each("mooncake: data", listener, settings.max_connections, &stop, |stream, peer| {
+        let (region, stop) = (Arc::clone(&region), stop.clone());
         async move {
-            if let Err(e) = requests(&region, stream, settings).await {
+            if let Some(Err(e)) = stop.run_until_cancelled(requests(&region, stream, settings)).await {
                 tracing::debug!("mooncake: data connection of {peer}: {e}");
             }
         }
@@ -47,7 +47,6 @@ pub async fn serve_data(
 }
 
 async fn requests(region: &Region, mut stream: TcpStream, settings: DataSettings) -> Result<(), String> {
-    stream.set_nodelay(true).map_err(|e| e.to_string())?;
     let (idle, quiet) = (Duration::from_micros(settings.idle_us), Duration::from_micros(settings.quiet_us));
     let mut piece = vec![0; PIECE_BYTES];
     loop {

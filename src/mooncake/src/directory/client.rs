@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use baton_http::{Client, Error, Options, Url, by};
 use bytes::Bytes;
-use http::{Request, StatusCode, header};
-use http_body_util::{BodyExt as _, Empty, Limited};
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use http::{Request, StatusCode};
+use http_body_util::Full;
+use tokio::time::Instant;
 
 use crate::error::{Kind, MooncakeError, Result};
 
@@ -21,49 +21,29 @@ const STAGE: &str = "metadata lookup";
 /// When nobody answers within `within_us`, there is no such key, or the value is too long.
 pub async fn lookup(url: &str, key: &str, within_us: u64) -> Result<Bytes> {
     let within = Duration::from_micros(within_us);
-    tokio::time::timeout(within, ask(url, key)).await.map_err(|_| {
-        let message = format!("no answer within {} ms; try again", within.as_millis());
-        MooncakeError::new(Kind::Unavailable, STAGE, url, message)
-    })?
-}
-
-async fn ask(url: &str, key: &str) -> Result<Bytes> {
-    let unavailable = |message: String| MooncakeError::new(Kind::Unavailable, STAGE, url, message);
-    let parsed: http::Uri = url.parse().map_err(|_| not_a_url(url))?;
-    let (Some("http"), Some(host)) = (parsed.scheme_str(), parsed.host()) else { return Err(not_a_url(url)) };
-    let port = parsed.port_u16().unwrap_or(80);
-    let stream = TcpStream::connect((host.trim_matches(['[', ']']), port))
-        .await
-        .map_err(|e| unavailable(format!("{e}; is the metadata server running?")))?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|e| unavailable(e.to_string()))?;
-    let connection = tokio::spawn(connection);
-    let request = Request::get(format!("{}?key={}", parsed.path(), escaped(key)))
-        .header(header::HOST, format!("{host}:{port}"))
-        .body(Empty::<Bytes>::new())
-        .map_err(|e| MooncakeError::new(Kind::Invalid, STAGE, url, e.to_string()))?;
-    let answered = async {
-        let answer = sender.send_request(request).await.map_err(|e| unavailable(e.to_string()))?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), VALUE_BYTES).collect().await;
-        let body = body.map_err(|e| MooncakeError::new(Kind::Corrupt, STAGE, url, e.to_string()))?;
-        Ok((status, body.to_bytes()))
-    }
-    .await;
-    connection.abort();
+    let fail = |kind, message: String| MooncakeError::new(kind, STAGE, url, message);
+    let server = Url::parse(url).ok().filter(|server| !server.is_secure());
+    let server = server.ok_or_else(|| fail(Kind::Invalid, "say http://HOST:PORT/metadata".into()))?;
+    let uri = format!("{}{}?key={}", server.base(), server.uri().path(), escaped(key));
+    let request = Request::get(uri).body(Full::<Bytes>::default());
+    let request = request.map_err(|e| fail(Kind::Invalid, e.to_string()))?;
+    let client = Client::new(Options::new(within));
+    let answered = by(Instant::now() + within, client.ask(request, VALUE_BYTES)).await.map_err(|e| match e {
+        Error::Late => {
+            fail(Kind::Unavailable, format!("no answer within {} ms; try again", within.as_millis()))
+        }
+        Error::Connect(_) => fail(Kind::Unavailable, format!("{e}; is the metadata server running?")),
+        Error::TooLong(_) => fail(Kind::Corrupt, e.to_string()),
+        e => fail(Kind::Unavailable, e.to_string()),
+    });
     match answered? {
         (StatusCode::OK, body) => Ok(body),
         (StatusCode::NOT_FOUND, _) => {
             let message = format!("there is no {key}: its engine is not up, or uses another metadata server");
-            Err(MooncakeError::new(Kind::Absent, STAGE, url, message))
+            Err(fail(Kind::Absent, message))
         }
-        (status, _) => Err(unavailable(format!("it answers {status}; see its log"))),
+        (status, _) => Err(fail(Kind::Unavailable, format!("it answers {status}; see its log"))),
     }
-}
-
-fn not_a_url(url: &str) -> MooncakeError {
-    MooncakeError::new(Kind::Invalid, STAGE, url, "say http://HOST:PORT/metadata")
 }
 
 fn escaped(key: &str) -> String {

@@ -1,51 +1,38 @@
 //! The directory over HTTP: bounded in connections, bodies and time.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_http::Bounds;
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use http_body_util::Full;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::{Directory, Unput};
-use crate::listen::accept_each;
 
-/// Headers of a request at most.
-const MAX_HEADERS: usize = 64;
 /// Bytes of a request's head at most.
 const HEAD_BYTES: usize = 16 << 10;
+/// Time for the answers under way at the end: each is a look at a map.
+const DRAIN: Duration = Duration::from_secs(1);
 
 type Answer = Response<Full<Bytes>>;
 
-/// Serves `directory` on `listener` until `stop`.
+/// Serves `directory` on `listener` until `stop`, then ends what is under way.
 pub async fn serve_directory(directory: Arc<Directory>, listener: TcpListener, stop: CancellationToken) {
     let settings = *directory.settings();
-    accept_each("metadata", listener, settings.max_connections, stop, move |stream, peer| {
+    let bounds = Bounds {
+        connections: settings.max_connections,
+        head_bytes: HEAD_BYTES,
+        head_timeout: Duration::from_micros(settings.receive_timeout_us),
+        stall_timeout: Duration::from_micros(settings.receive_timeout_us),
+        drain: DRAIN,
+    };
+    baton_http::serve("mooncake: metadata", listener, bounds, stop, move |request| {
         let directory = Arc::clone(&directory);
-        async move {
-            if let Err(e) = stream.set_nodelay(true) {
-                tracing::debug!("mooncake: metadata: nodelay: {e}");
-            }
-            let service = service_fn(move |request| {
-                let directory = Arc::clone(&directory);
-                async move { Ok::<_, Infallible>(answer(&directory, request).await) }
-            });
-            let served = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(Duration::from_micros(settings.receive_timeout_us))
-                .max_headers(MAX_HEADERS)
-                .max_buf_size(HEAD_BYTES)
-                .serve_connection(TokioIo::new(stream), service);
-            if let Err(e) = served.await {
-                tracing::debug!("mooncake: metadata connection of {peer}: {e}");
-            }
-        }
+        async move { answer(&directory, request).await }
     })
     .await;
 }
@@ -67,10 +54,14 @@ where
             Some(value) => with_body(StatusCode::OK, value),
             None => say(StatusCode::NOT_FOUND, "metadata not found"),
         },
-        Method::PUT => match receive(body, directory).await {
-            Ok(value) => put(directory, &key, value),
-            Err((status, why)) => say(status, why),
-        },
+        Method::PUT => {
+            let settings = directory.settings();
+            let within = Duration::from_micros(settings.receive_timeout_us);
+            match baton_http::receive(body, settings.value_bytes, within).await {
+                Ok(value) => put(directory, &key, value),
+                Err((status, why)) => with_body(status, why.into()),
+            }
+        }
         Method::DELETE if directory.remove(&key) => say(StatusCode::OK, "metadata deleted"),
         Method::DELETE => say(StatusCode::NOT_FOUND, "metadata not found"),
         _ => say(StatusCode::METHOD_NOT_ALLOWED, "/metadata takes GET, PUT and DELETE"),
@@ -91,33 +82,13 @@ fn put(directory: &Directory, key: &str, value: Bytes) -> Answer {
     }
 }
 
-async fn receive<B>(body: B, directory: &Directory) -> Result<Bytes, (StatusCode, &'static str)>
-where
-    B: Body + Send + 'static,
-    B::Error: std::error::Error + Send + Sync + 'static,
-{
-    let settings = directory.settings();
-    let within = Duration::from_micros(settings.receive_timeout_us);
-    match tokio::time::timeout(within, Limited::new(body, settings.value_bytes).collect()).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(e)) if e.is::<LengthLimitError>() => {
-            Err((StatusCode::PAYLOAD_TOO_LARGE, "the value is too long"))
-        }
-        Ok(Err(_)) => Err((StatusCode::BAD_REQUEST, "the body broke off")),
-        Err(_) => Err((StatusCode::REQUEST_TIMEOUT, "the body took too long; send it faster")),
-    }
-}
-
 fn say(status: StatusCode, text: &'static str) -> Answer {
     with_body(status, Bytes::from_static(text.as_bytes()))
 }
 
 /// Engines want this content type of every answer.
 fn with_body(status: StatusCode, body: Bytes) -> Answer {
-    let mut answer = Response::new(Full::new(body));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    answer
+    baton_http::reply(status, "application/json", Full::new(body))
 }
 
 /// The key that a query names, if any.
