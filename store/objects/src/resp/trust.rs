@@ -3,11 +3,9 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, StreamOwned};
 
 use super::client::Url;
 
@@ -65,14 +63,14 @@ impl Trust {
         let (address, host) = (&url.address, url.host());
         let name = ServerName::try_from(host.to_owned())
             .map_err(|_| format!("tls to {address}: {host:?} is no name that a certificate can be for"))?;
-        ClientConnection::new(Arc::new(self.config()?), name).map_err(|e| format!("tls to {address}: {e}"))
-    }
-
-    fn config(&self) -> Result<ClientConfig, String> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let builder = builder.map_err(|e| format!("tls: {e}"))?;
-        Ok(builder.with_root_certificates(roots(&self.ca)?).with_no_client_auth())
+        let trusted = baton_http::Trust::of_file(&self.ca).and_then(|trust| trust.config());
+        let config = trusted.map_err(|why| {
+            format!(
+                "tls: authorities {}: {why}; give a PEM file of certificates (--ca, ?ssl_ca_certs=)",
+                self.ca.display()
+            )
+        })?;
+        ClientConnection::new(config, name).map_err(|e| format!("tls to {address}: {e}"))
     }
 }
 
@@ -91,24 +89,4 @@ pub(super) fn secure(mut session: ClientConnection, mut stream: TcpStream, url: 
         })?;
     }
     Ok(Way::Secured(Box::new(StreamOwned::new(session, stream))))
-}
-
-/// The authorities of a file.
-fn roots(file: &Path) -> Result<RootCertStore, String> {
-    let wrong = |why: String| {
-        format!(
-            "tls: authorities {}: {why}; give a PEM file of certificates (--ca, ?ssl_ca_certs=)",
-            file.display()
-        )
-    };
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(file).map_err(|e| wrong(e.to_string()))? {
-        let certificate = certificate.map_err(|e| wrong(e.to_string()))?;
-        // One of an old kind among many that serve is no reason to have none.
-        let _ = roots.add(certificate);
-    }
-    if roots.is_empty() {
-        return Err(wrong("no certificate that can be used".into()));
-    }
-    Ok(roots)
 }
