@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
+use baton_http::Client;
 use baton_types::Secret;
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -16,7 +17,7 @@ use tokio::runtime::Runtime;
 
 use super::out;
 use crate::cli::loadgen::bench::{Comparison, Figures, Rates, Side, cpu_us_per_event, loads};
-use crate::cli::loadgen::target::{Target, http_client};
+use crate::cli::loadgen::target::{Target, client_options};
 use crate::cli::loadgen::{proxy, upstream};
 
 /// Arguments of `baton bench`.
@@ -178,9 +179,9 @@ fn serve(
     listen: SocketAddr,
     end: &EndArgs,
     runtime: &Runtime,
-    server: impl AsyncFnOnce(TcpListener) -> Result<(), String>,
+    server: impl AsyncFnOnce(TcpListener),
 ) -> Result<ExitCode, String> {
-    let served = runtime.block_on(async {
+    let served: Result<(), String> = runtime.block_on(async {
         let bound = TcpListener::bind(listen).await.and_then(|l| Ok((l.local_addr()?, l)));
         let (address, listener) =
             bound.map_err(|e| format!("bench: listen on {listen}: {e}; give another --listen"))?;
@@ -193,10 +194,11 @@ fn serve(
             tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink())).await
         };
         tokio::select! {
-            outcome = server(listener) => outcome,
-            _ = tokio::signal::ctrl_c() => Ok(()),
-            _ = stdin_ended => Ok(()),
+            () = server(listener) => {}
+            _ = tokio::signal::ctrl_c() => {}
+            _ = stdin_ended => {}
         }
+        Ok(())
     });
     served.map(|()| ExitCode::SUCCESS)
 }
@@ -240,7 +242,7 @@ impl Drop for Started {
 }
 
 fn router(args: &RouterArgs, runtime: &Runtime) -> Result<ExitCode, String> {
-    let client = http_client();
+    let client = Client::new(client_options());
     let target = Target::new(&args.url, args.api_key.as_ref())?;
     let model = match &args.model {
         Some(model) => model.clone(),

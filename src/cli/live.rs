@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_http::Client;
 use baton_sim::metrics::Outcome;
 use baton_sim::{RunResult, TraceWorkload};
 use baton_traces::Trace;
@@ -23,7 +24,7 @@ use crate::cli::loadgen::live::Sender;
 use crate::cli::loadgen::pace::{Pace, Paced};
 use crate::cli::loadgen::prompt::Vocabulary;
 use crate::cli::loadgen::summary::LiveSummary;
-use crate::cli::loadgen::target::{HttpClient, ModelCard, Target, http_client};
+use crate::cli::loadgen::target::{ModelCard, Target, client_options};
 use crate::config::{self, Config};
 
 /// Ids below this are plain bytes for a byte-level tokenizer, and plain tokens for all others.
@@ -79,7 +80,7 @@ enum Format {
 /// Who is asked for what.
 struct Endpoint {
     target: Target,
-    client: HttpClient,
+    client: Client,
     model: String,
     vocabulary: Vocabulary,
     max_model_tokens: Option<u64>,
@@ -131,7 +132,7 @@ fn first(trace: &Trace, rows: usize) -> Arc<Trace> {
 /// Asks the endpoint what it serves; without an answer, the arguments must say.
 async fn endpoint(args: &LiveArgs) -> Result<Endpoint, String> {
     let url = args.live.as_deref().expect("a live replay has a URL");
-    let (target, client) = (Target::new(url, args.api_key.as_ref())?, http_client());
+    let (target, client) = (Target::new(url, args.api_key.as_ref())?, Client::new(client_options()));
     let listed = target.models(&client).await;
     let card: Option<ModelCard> = match (&args.model, listed) {
         (None, Err(why)) => return Err(format!("{why}, or give --model")),

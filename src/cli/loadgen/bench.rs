@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use baton_http::{Client, next_piece};
 use bytes::Bytes;
 use http::Method;
-use http_body_util::BodyExt as _;
-use hyper::body::Frame;
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::runtime::Handle;
@@ -18,7 +17,7 @@ use tokio::sync::Semaphore;
 
 use super::process::CpuTime;
 use super::sse::EventReader;
-use super::target::{HttpClient, Target};
+use super::target::Target;
 
 /// Calls in flight at most; a side that falls behind further makes the load wait, which is said.
 const MOST_IN_FLIGHT: u32 = 4096;
@@ -100,7 +99,7 @@ type CallTimes = (u64, u64, u64);
 /// A comparison to be run.
 pub struct Comparison {
     /// The client.
-    pub client: HttpClient,
+    pub client: Client,
     /// The sides, each measured under the same load.
     pub sides: Vec<Side>,
     /// How long each load lasts on each side, over all rounds.
@@ -226,17 +225,15 @@ fn times(pids: &[u32]) -> Result<Vec<CpuTime>, String> {
     pids.iter().map(|pid| CpuTime::of(*pid)).collect()
 }
 
-async fn call(client: &HttpClient, request: http::Request<http_body_util::Full<Bytes>>) -> Option<CallTimes> {
+async fn call(client: &Client, request: http::Request<http_body_util::Full<Bytes>>) -> Option<CallTimes> {
     let sent = Instant::now();
     let since = || u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX);
-    let response = client.request(request).await.ok().filter(|r| r.status().is_success())?;
+    let response = client.send(request).await.ok().filter(|r| r.status().is_success())?;
     let (mut body, mut reader) = (response.into_body(), EventReader::default());
     let (mut first_us, mut events) = (None, 0);
-    while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame.ok().map(Frame::into_data)? {
-            first_us.get_or_insert_with(since);
-            reader.push(&data, |_| events += 1).ok()?;
-        }
+    while let Some(data) = next_piece(&mut body).await.ok()? {
+        first_us.get_or_insert_with(since);
+        reader.push(&data, |_| events += 1).ok()?;
     }
     Some((first_us?, since(), events))
 }

@@ -3,25 +3,25 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_http::{Client, Error, Incoming, next_piece, whole};
 use baton_sim::metrics::{Outcome, Status};
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use http::{Method, Request, Response};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Incoming;
+use http_body_util::Full;
 
 use super::answer::{Answer, ErrorBody};
 use super::bodies::Planned;
 use super::clock::RunClock;
 use super::sse::EventReader;
-use super::target::{HttpClient, MAX_BODY_BYTES, Target, chain};
+use super::target::{MAX_BODY_BYTES, Target};
 
 /// How requests are sent.
 pub struct Sender {
     /// Where to.
     pub target: Target,
     /// Over what.
-    pub client: HttpClient,
+    pub client: Client,
     /// When it is.
     pub clock: RunClock,
     /// Times that a refused request comes back, if it was told when.
@@ -193,7 +193,7 @@ impl Sender {
     }
 
     async fn attempt(&self, request: Request<Full<Bytes>>, statuses: &mut Vec<u16>) -> Attempt {
-        let response = match self.client.request(request).await {
+        let response = match self.client.send(request).await {
             Ok(response) => response,
             Err(error) if error.is_connect() => return Attempt::Failed(format!("connect: {}", kind(&error))),
             Err(error) => return Attempt::Failed(format!("send: {}", kind(&error))),
@@ -204,8 +204,8 @@ impl Sender {
             return self.read(response).await;
         }
         let retry_after_us = retry_after_us(response.headers());
-        let body = Limited::new(response.into_body(), MAX_BODY_BYTES).collect().await;
-        let error = body.map(|b| ErrorBody::of(&b.to_bytes())).unwrap_or_default();
+        let body = whole(response.into_body(), MAX_BODY_BYTES).await;
+        let error = body.map(|body| ErrorBody::of(&body)).unwrap_or_default();
         if status == 429 || (status == 503 && retry_after_us.is_some()) {
             return Attempt::Refused { reason: error.name(), retry_after_us };
         }
@@ -235,13 +235,13 @@ impl Sender {
         }
         let (mut body, mut events, mut answer) =
             (response.into_body(), EventReader::default(), Answer::default());
-        while let Some(frame) = body.frame().await {
-            let now_us = self.clock.now_us();
-            let data = match frame.map(hyper::body::Frame::into_data) {
-                Ok(Ok(data)) => data,
-                Ok(Err(_)) => continue,
+        loop {
+            let data = match next_piece(&mut body).await {
+                Ok(Some(data)) => data,
+                Ok(None) => break,
                 Err(_) => return Attempt::Failed("truncated: the connection broke".into()),
             };
+            let now_us = self.clock.now_us();
             let mut told = Ok(());
             let read = events.push(&data, |payload| {
                 if told.is_ok() {
@@ -281,8 +281,8 @@ fn retry_after_us(headers: &HeaderMap) -> Option<u64> {
 }
 
 /// The innermost cause, which is the same text for the same failure.
-fn kind(error: &hyper_util::client::legacy::Error) -> String {
-    let text = chain(error);
+fn kind(error: &Error) -> String {
+    let text = error.to_string();
     text.rsplit(": ").next().unwrap_or(&text).chars().take(80).collect()
 }
 

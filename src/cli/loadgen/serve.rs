@@ -2,56 +2,37 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::sync::Arc;
+use std::time::Duration;
 
+use baton_http::{Bounds, Incoming};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full, combinators::BoxBody};
-use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
-/// Connections served at a time; more wait to be accepted.
-const MOST_CONNECTIONS: usize = 20_000;
+/// Room for the largest load; a connection may rest for longer than its client keeps it.
+const BOUNDS: Bounds = Bounds {
+    connections: 20_000,
+    head_bytes: 64 << 10,
+    head_timeout: Duration::from_secs(600),
+    stall_timeout: Duration::from_secs(60),
+    drain: Duration::ZERO,
+};
 
 /// A body of any kind.
 pub type AnyBody = BoxBody<Bytes, hyper::Error>;
 
 /// A body that is there as a whole.
-pub fn whole(bytes: impl Into<Bytes>) -> AnyBody {
+pub fn in_one_piece(bytes: impl Into<Bytes>) -> AnyBody {
     Full::new(bytes.into()).map_err(|never: Infallible| match never {}).boxed()
 }
 
-/// Serves connections for as long as it is polled; returns only when accepting fails.
-pub async fn serve<F, R>(listener: TcpListener, answer: F) -> std::io::Error
+/// Serves connections for as long as it is polled.
+pub async fn serve<F, R>(name: &'static str, listener: TcpListener, answer: F)
 where
     F: Fn(Request<Incoming>) -> R + Clone + Send + 'static,
     R: Future<Output = Response<AnyBody>> + Send + 'static,
 {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-    loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-            return std::io::Error::other("no more connections are taken");
-        };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => return error,
-        };
-        // Small events must not wait for acknowledgements; where the option fails they do.
-        let _ = stream.set_nodelay(true);
-        let answer = answer.clone();
-        tokio::spawn(async move {
-            let service = service_fn(move |request| {
-                let answer = answer(request);
-                async move { Ok::<_, Infallible>(answer.await) }
-            });
-            // A connection that breaks concerns its client, who sees it.
-            let _ = hyper::server::conn::http1::Builder::new()
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
-            drop(place);
-        });
-    }
+    baton_http::serve(name, listener, BOUNDS, CancellationToken::new(), answer).await;
 }

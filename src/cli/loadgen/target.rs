@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
+use baton_http::{Client, Error, Options, Url, bearer, by};
 use baton_types::Secret;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use http::{Method, Request, Uri};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use http::{Method, Request};
+use http_body_util::Full;
 use serde_json::Value;
+use tokio::time::Instant;
 
 /// Longest error or model list that is read, bytes.
 pub const MAX_BODY_BYTES: usize = 1 << 20;
@@ -19,15 +18,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for the list of models.
 const MODELS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Speaks HTTP/1.1 over as many connections as there are requests in flight.
-pub type HttpClient = Client<HttpConnector, Full<Bytes>>;
+/// An idle connection is kept for this long.
+const IDLE_TIME: Duration = Duration::from_secs(90);
 
-/// A client whose small writes go out at once.
-pub fn http_client() -> HttpClient {
-    let mut connector = HttpConnector::new();
-    connector.set_nodelay(true);
-    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-    Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector)
+/// As many connections are kept as there were requests in flight.
+pub fn client_options() -> Options {
+    Options { idle_connections: usize::MAX, idle_time: IDLE_TIME, ..Options::new(CONNECT_TIMEOUT) }
 }
 
 /// Where an endpoint is and how it is addressed.
@@ -51,29 +47,15 @@ pub struct ModelCard {
 impl Target {
     /// The endpoint at `url`, with or without a trailing `/v1`; requests carry `api_key` when given.
     pub fn new(url: &str, api_key: Option<&Secret<String>>) -> Result<Self, String> {
-        let uri: Uri =
-            url.parse().map_err(|e| format!("live: {url} is no URL: {e}; give one like http://host:8000"))?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => {
-                return Err(format!(
-                    "live: {url}: only plain http is spoken here; offer the load behind TLS"
-                ));
-            }
-            _ => return Err(format!("live: {url} is no URL; give one like http://host:8000")),
+        let parsed =
+            Url::parse(url).map_err(|e| format!("live: {url}: {e}; give one like http://host:8000"))?;
+        if parsed.is_secure() {
+            return Err(format!("live: {url}: only plain http is spoken here; offer the load behind TLS"));
         }
-        if uri.host().is_none_or(str::is_empty) {
-            return Err(format!("live: {url} names no host; give one like http://host:8000"));
-        }
+        let authorization = api_key.map(|key| bearer(key.expose())).transpose();
         let authorization =
-            api_key.map(|key| HeaderValue::from_str(&format!("Bearer {}", key.expose()))).transpose();
-        let mut authorization =
             authorization.map_err(|_| "live: the API key holds characters that no header may".to_owned())?;
-        if let Some(value) = &mut authorization {
-            value.set_sensitive(true);
-        }
-        let base = url.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches('/').to_owned();
-        Ok(Self { base, authorization })
+        Ok(Self { base: parsed.api_base(), authorization })
     }
 
     /// The endpoint's address without a path.
@@ -95,27 +77,20 @@ impl Target {
     }
 
     /// The models that the endpoint lists.
-    pub async fn models(&self, client: &HttpClient) -> Result<Vec<ModelCard>, String> {
+    pub async fn models(&self, client: &Client) -> Result<Vec<ModelCard>, String> {
         let failed = |why: String| {
             format!("live: {}/v1/models: {why}; check the URL and that the server is up", self.base)
         };
-        let asked = async {
-            let request = self.request(Method::GET, "/v1/models", Bytes::new());
-            let response = client.request(request).await.map_err(|e| chain(&e))?;
-            let status = response.status();
-            if !status.is_success() {
-                return Err(format!("answered {status}"));
-            }
-            let body = Limited::new(response.into_body(), MAX_BODY_BYTES)
-                .collect()
-                .await
-                .map_err(|e| e.to_string())?;
-            serde_json::from_slice::<Value>(&body.to_bytes()).map_err(|e| e.to_string())
-        };
-        let list = match tokio::time::timeout(MODELS_TIMEOUT, asked).await {
-            Ok(list) => list.map_err(failed)?,
-            Err(_) => return Err(failed("no answer within 10 s".into())),
-        };
+        let request = self.request(Method::GET, "/v1/models", Bytes::new());
+        let asked = client.ask(request, MAX_BODY_BYTES);
+        let (status, body) = by(Instant::now() + MODELS_TIMEOUT, asked).await.map_err(|e| match e {
+            Error::Late => failed("no answer within 10 s".into()),
+            e => failed(e.to_string()),
+        })?;
+        if !status.is_success() {
+            return Err(failed(format!("answered {status}")));
+        }
+        let list = serde_json::from_slice::<Value>(&body).map_err(|e| failed(e.to_string()))?;
         Ok(list["data"].as_array().into_iter().flatten().filter_map(card).collect())
     }
 }
@@ -130,17 +105,6 @@ fn card(entry: &Value) -> Option<ModelCard> {
         vocab_tokens: vocab.and_then(|n| u32::try_from(n).ok()),
         max_model_tokens: first(&["/max_model_len", "/max_model_tokens", "/meta/max_model_len"]),
     })
-}
-
-/// An error with its causes: the outermost alone often says only "client error".
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -3,15 +3,15 @@
 
 use std::convert::Infallible;
 
+use baton_http::{Incoming, reply, whole};
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Limited, StreamBody};
-use hyper::body::{Frame, Incoming};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::Frame;
 use serde::Deserialize;
 use tokio::net::TcpListener;
 
-use super::serve::{AnyBody, serve, whole};
+use super::serve::{AnyBody, in_one_piece, serve};
 
 /// Longest body that is taken, bytes.
 const MAX_REQUEST_BYTES: usize = 64 << 20;
@@ -26,9 +26,9 @@ struct Wanted {
     max_tokens: Option<u32>,
 }
 
-/// Serves completions for as long as it is polled; returns only when accepting fails.
-pub async fn run(listener: TcpListener) -> Result<(), String> {
-    Err(format!("bench: upstream: {}", serve(listener, answer).await))
+/// Serves completions for as long as it is polled.
+pub async fn run(listener: TcpListener) {
+    serve("bench: upstream", listener, answer).await;
 }
 
 async fn answer(request: Request<Incoming>) -> Response<AnyBody> {
@@ -40,10 +40,10 @@ async fn answer(request: Request<Incoming>) -> Response<AnyBody> {
         (&Method::POST, "/v1/completions") => false,
         _ => return error(StatusCode::NOT_FOUND, "no such path"),
     };
-    let Ok(body) = Limited::new(request.into_body(), MAX_REQUEST_BYTES).collect().await else {
+    let Ok(body) = whole(request.into_body(), MAX_REQUEST_BYTES).await else {
         return error(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long or broke off");
     };
-    let Ok(wanted) = serde_json::from_slice::<Wanted>(&body.to_bytes()) else {
+    let Ok(wanted) = serde_json::from_slice::<Wanted>(&body) else {
         return error(StatusCode::BAD_REQUEST, "the body is not a JSON object");
     };
     let tokens = wanted.max_tokens.unwrap_or(1).clamp(1, MAX_TOKENS);
@@ -51,14 +51,7 @@ async fn answer(request: Request<Incoming>) -> Response<AnyBody> {
 }
 
 fn json(status: StatusCode, text: impl Into<Bytes>) -> Response<AnyBody> {
-    typed(status, "application/json", whole(text))
-}
-
-fn typed(status: StatusCode, kind: &'static str, body: AnyBody) -> Response<AnyBody> {
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response
+    reply(status, "application/json", in_one_piece(text))
 }
 
 fn error(status: StatusCode, message: &str) -> Response<AnyBody> {
@@ -113,5 +106,5 @@ fn streamed(chat: bool, tokens: u32) -> Response<AnyBody> {
         Ok::<_, Infallible>(Frame::data(bytes))
     });
     let body = StreamBody::new(paced).map_err(|never| match never {}).boxed();
-    typed(StatusCode::OK, "text/event-stream", body)
+    reply(StatusCode::OK, "text/event-stream", body)
 }
