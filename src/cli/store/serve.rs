@@ -5,12 +5,17 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use baton_http::{Bounds, reply};
 use baton_objects::resp::{BUFFERS_MAX_BYTES, Login, RespConfig, Server, ServerStats, Tls};
 use baton_objects::{
     Admit, Clock, ColdBucket, ColdConfig, LowerConfig, LowerStats, ObjectStore, Parts, SsdConfig, StoreConfig,
 };
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::{CONNECTION, HeaderValue};
+use http_body_util::Full;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
 use crate::cli::out;
 use crate::shutdown;
@@ -241,36 +246,24 @@ fn logins(path: &Path) -> Result<Vec<Login>, String> {
     }
 }
 
-/// Answers every HTTP request with the metrics, one at a time.
-async fn serve_metrics(listener: TcpListener, server: Server, store: ObjectStore) {
-    loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            // Too many files are open: some will be closed.
-            tokio::time::sleep(Duration::from_millis(10)).await;
-            continue;
-        };
-        let text = metrics(&server, &store);
-        // A scraper that is slow or gone is its own business.
-        let _ = tokio::time::timeout(Duration::from_secs(2), answer(stream, &text)).await;
-    }
-}
+/// What scrapers may take: they are few, and each asks for one page.
+const SCRAPES: Bounds = Bounds {
+    connections: 16,
+    head_bytes: 16 << 10,
+    head_timeout: Duration::from_secs(10),
+    stall_timeout: Duration::from_secs(10),
+    drain: Duration::ZERO,
+};
 
-async fn answer(mut stream: TcpStream, text: &str) -> std::io::Result<()> {
-    let mut head = [0; 4096];
-    let mut got = 0;
-    while got < head.len() && !head[..got].windows(4).any(|end| end == b"\r\n\r\n") {
-        match stream.read(&mut head[got..]).await? {
-            0 => return Ok(()),
-            more => got += more,
-        }
-    }
-    let length = text.len();
-    let reply = format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: {length}\r\n\
-         connection: close\r\n\r\n{text}"
-    );
-    stream.write_all(reply.as_bytes()).await?;
-    stream.shutdown().await
+/// Answers every HTTP request with the metrics.
+async fn serve_metrics(listener: TcpListener, server: Server, store: ObjectStore) {
+    let page = move |_| {
+        let text = Full::<Bytes>::from(metrics(&server, &store));
+        let mut page = reply(StatusCode::OK, "text/plain; version=0.0.4", text);
+        page.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        std::future::ready(page)
+    };
+    baton_http::serve("store: metrics", listener, SCRAPES, CancellationToken::new(), page).await;
 }
 
 fn metrics(server: &Server, store: &ObjectStore) -> String {
