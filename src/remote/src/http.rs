@@ -3,17 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_http::{Client, Error, Incoming, Options, Url, bearer, by, whole};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
-use http::{Method, Request, Response, StatusCode, Uri};
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
-use hyper::body::Incoming;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::client::legacy::{Client, Error as ClientError};
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use crate::error::{Kind, RemoteError, Side, Stage};
 use crate::settings::RemoteSettings;
@@ -43,7 +40,7 @@ pub(crate) struct Answer {
 
 /// The way to one engine.
 pub(crate) struct Wire {
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client,
     base: String,
     host: String,
     authorization: Option<HeaderValue>,
@@ -55,23 +52,16 @@ pub(crate) struct Wire {
 impl Wire {
     pub(crate) fn new(settings: &RemoteSettings) -> Result<Self, RemoteError> {
         let (base, host) = base_of(&settings.url)?;
-        let bearer =
-            settings.api_key.as_ref().map(|key| HeaderValue::from_str(&format!("Bearer {}", key.expose())));
-        let mut authorization = bearer.transpose().map_err(|_| {
+        let authorization = settings.api_key.as_ref().map(|key| bearer(key.expose())).transpose();
+        let authorization = authorization.map_err(|_| {
             RemoteError::ours(Stage::Settings, "the API key holds characters that no header may")
                 .remedy("give the key as the engine was given it")
         })?;
-        if let Some(value) = &mut authorization {
-            value.set_sensitive(true);
-        }
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(Duration::from_micros(settings.timeouts.connect_us)));
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_TIME)
-            .pool_max_idle_per_host(settings.bounds.idle_connections)
-            .build(connector);
+        let client = Client::new(Options {
+            idle_connections: settings.bounds.idle_connections,
+            idle_time: IDLE_TIME,
+            ..Options::new(Duration::from_micros(settings.timeouts.connect_us))
+        });
         Ok(Self {
             client,
             base,
@@ -164,68 +154,48 @@ impl Wire {
             RemoteError::ours(stage, format!("{uri} cannot be called: {error}"))
                 .remedy("give a URL like http://host:8000")
         })?;
-        match timeout_at(call.until, self.client.request(request)).await {
-            Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(broken(&error, &uri, stage)),
-            Err(_) => Err(RemoteError::retry(stage, format!("{uri} did not answer in time"))
-                .remedy("see whether the engine is stuck, or give it more time")),
-        }
+        by(call.until, self.client.send(request)).await.map_err(|error| match error {
+            Error::Late => RemoteError::retry(stage, format!("{uri} did not answer in time"))
+                .remedy("see whether the engine is stuck, or give it more time"),
+            error if error.is_connect() => {
+                RemoteError::new(Kind::Unavailable, Side::Engine, Stage::Connect, format!("{uri}: {error}"))
+            }
+            error => {
+                let text = format!("{uri}: the connection broke before an answer: {error}");
+                RemoteError::retry(stage, text).cut_off()
+            }
+        })
     }
 }
 
 /// `http://host:port` of a URL, and its host.
 pub(crate) fn base_of(url: &str) -> Result<(String, String), RemoteError> {
-    let wrong = |text: String| {
-        Err(RemoteError::ours(Stage::Settings, text).remedy("give a URL like http://host:8000"))
+    let wrong = |why: &dyn std::fmt::Display| {
+        RemoteError::ours(Stage::Settings, format!("{url:?}: {why}"))
+            .remedy("give a URL like http://host:8000")
     };
-    let uri: Uri = match url.parse() {
-        Ok(uri) => uri,
-        Err(error) => return wrong(format!("{url:?} is no URL: {error}")),
-    };
-    match uri.scheme_str() {
-        Some("http") => {}
-        Some("https") => return wrong(format!("{url} is https, and engines are spoken to in plain http")),
-        _ => return wrong(format!("{url:?} does not begin with http://")),
+    let parsed = Url::parse(url).map_err(|why| wrong(&why))?;
+    if parsed.is_secure() {
+        return Err(wrong(&"engines are spoken to in plain http"));
     }
-    let Some(host) = uri.host().filter(|host| !host.is_empty()) else {
-        return wrong(format!("{url:?} names no host"));
-    };
-    if uri.query().is_some() {
-        return wrong(format!("{url:?} has a query"));
+    if parsed.uri().query().is_some() {
+        return Err(wrong(&"it has a query"));
     }
-    let base = url.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches('/').to_owned();
-    Ok((base, host.trim_start_matches('[').trim_end_matches(']').to_owned()))
+    Ok((parsed.api_base(), parsed.host().to_owned()))
 }
 
 async fn collect(body: Incoming, most: usize, until: Instant, stage: Stage) -> Result<Bytes, RemoteError> {
-    match timeout_at(until, Limited::new(body, most).collect()).await {
-        Ok(Ok(all)) => Ok(all.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            Err(RemoteError::bug(stage, format!("the engine's answer is longer than {most} bytes"))
-                .remedy("raise the bound if answers of that length are meant"))
+    by(until, whole(body, most)).await.map_err(|error| match error {
+        Error::TooLong(_) => {
+            RemoteError::bug(stage, format!("the engine's answer is longer than {most} bytes"))
+                .remedy("raise the bound if answers of that length are meant")
         }
-        Ok(Err(error)) => {
-            Err(RemoteError::retry(stage, format!("the connection broke within the answer: {error}"))
-                .cut_off())
+        Error::Late => RemoteError::retry(stage, "the answer did not end in time")
+            .remedy("see whether the engine is stuck, or give it more time"),
+        error => {
+            RemoteError::retry(stage, format!("the connection broke within the answer: {error}")).cut_off()
         }
-        Err(_) => Err(RemoteError::retry(stage, "the answer did not end in time")
-            .remedy("see whether the engine is stuck, or give it more time")),
-    }
-}
-
-/// What became of a request that has no answer.
-fn broken(error: &ClientError, uri: &str, stage: Stage) -> RemoteError {
-    let mut words = error.to_string();
-    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        words = format!("{words}: {inner}");
-        cause = inner.source();
-    }
-    if error.is_connect() {
-        RemoteError::new(Kind::Unavailable, Side::Engine, Stage::Connect, format!("{uri}: {words}"))
-    } else {
-        RemoteError::retry(stage, format!("{uri}: the connection broke before an answer: {words}")).cut_off()
-    }
+    })
 }
 
 /// What a status other than 2xx means.
