@@ -8,12 +8,12 @@ use serde_json::{Map, Value, json};
 
 use super::server::Reply;
 use super::text::{FakeTokenizer, Voice};
-use super::toy::VOCAB_TOKENS;
 
 /// What a request to `/v1/completions` asks for.
 #[derive(Debug)]
 pub(super) struct Asks {
     pub(super) voice: Voice,
+    pub(super) tokenizer: FakeTokenizer,
     pub(super) salt: String,
     pub(super) prompt: Vec<u32>,
     pub(super) sampling: Sampling,
@@ -82,7 +82,7 @@ impl Read {
             return Ok((Voice::Chat, tokenizer.tokens_of_chat(&self.fields["messages"], true)?));
         }
         match self.prompt.take() {
-            Some(Prompt::Ids(ids)) => Ok((Voice::Ids, known(ids)?)),
+            Some(Prompt::Ids(ids)) => Ok((Voice::Ids, known(ids, tokenizer)?)),
             Some(Prompt::Text(text)) => Ok((Voice::Completion, tokenizer.tokens_of(&text, true)?)),
             None => Err(NO_LIST.into()),
         }
@@ -98,18 +98,18 @@ impl Read {
 const NO_LIST: &str = "the prompt is no list of token ids";
 
 /// Token ids of the vocabulary, at least one.
-fn token_list(value: &Value) -> Result<Vec<u32>, Wrong> {
+fn token_list(value: &Value, tokenizer: FakeTokenizer) -> Result<Vec<u32>, Wrong> {
     let list = value.as_array().ok_or(NO_LIST)?;
     let ids: Option<Vec<u32>> =
         list.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect();
-    known(ids.ok_or(NO_LIST)?)
+    known(ids.ok_or(NO_LIST)?, tokenizer)
 }
 
-fn known(ids: Vec<u32>) -> Result<Vec<u32>, Wrong> {
+fn known(ids: Vec<u32>, tokenizer: FakeTokenizer) -> Result<Vec<u32>, Wrong> {
     if ids.is_empty() {
         return Err(NO_LIST.into());
     }
-    match ids.iter().find(|id| **id >= VOCAB_TOKENS) {
+    match ids.iter().find(|id| **id >= tokenizer.vocab_tokens()) {
         Some(id) => Err(format!("token {id} is out of vocabulary")),
         None => Ok(ids),
     }
@@ -160,7 +160,11 @@ pub(super) fn draws(params: &Value) -> Result<(), Wrong> {
 }
 
 /// Lengths and ends, by the names that an engine gives them.
-pub(super) fn lengths(params: &Value, most: &str, least: &str) -> Result<Sampling, Wrong> {
+pub(super) fn lengths(
+    params: &Value,
+    (most, least): (&str, &str),
+    tokenizer: FakeTokenizer,
+) -> Result<Sampling, Wrong> {
     let max_tokens = count(params, most)?.unwrap_or(16);
     let min_tokens = count(params, least)?.unwrap_or(0);
     if max_tokens == 0 {
@@ -171,7 +175,7 @@ pub(super) fn lengths(params: &Value, most: &str, least: &str) -> Result<Samplin
     }
     let stop_token_ids = match &params["stop_token_ids"] {
         Value::Null => Vec::new(),
-        value => token_list(value)?,
+        value => token_list(value, tokenizer)?,
     };
     let ignore_eos = flag(params, "ignore_eos")?;
     Ok(Sampling { max_tokens, min_tokens, stop_token_ids, ignore_eos, ..Sampling::default() })
@@ -187,7 +191,7 @@ pub(super) fn completion(
     let salt = read.salt();
     let body = &read.fields;
     draws(body)?;
-    let mut sampling = lengths(body, most_tokens(body), "min_tokens")?;
+    let mut sampling = lengths(body, (most_tokens(body), "min_tokens"), tokenizer)?;
     let stream = flag(body, "stream")?;
     if !body["stream_options"].is_null() && !stream {
         return Err("Stream options can only be defined when `stream=True`.".into());
@@ -214,6 +218,7 @@ pub(super) fn completion(
     };
     Ok(Asks {
         voice,
+        tokenizer,
         salt,
         prompt,
         sampling,

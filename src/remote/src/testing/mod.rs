@@ -27,7 +27,7 @@ pub use fabric::Fabric;
 pub use fault::Fault;
 pub use sglang::{FakeSglang, SglangSpec};
 pub use stand::Stand;
-pub use text::FakeTokenizer;
+pub use text::{FakeTokenizer, TrainedTokenizer};
 pub use toy::{END_TOKEN, VOCAB_TOKENS, toy_answer, toy_logprob, toy_next};
 pub use vllm::{FakeConnector, FakeVllm, VllmSpec};
 

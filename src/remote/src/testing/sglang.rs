@@ -28,7 +28,7 @@ use super::fault::{Fault, Met};
 use super::pool::{Held, Pool};
 use super::server::{Asked, Life, Reply, Site, event, pass, serve};
 use super::stand::Stand;
-use super::text::{FakeTokenizer, lettered};
+use super::text::FakeTokenizer;
 use super::toy::answer_in;
 use crate::{Dialect, HandoffWay, RemoteSettings};
 
@@ -61,7 +61,7 @@ pub struct SglangSpec {
     pub cost: Cost,
     /// Where it listens; 0 takes a free port.
     pub port: u16,
-    /// It draws letters, which a byte-level tokenizer reads as they are, and no end.
+    /// It answers with letters, or with words of its trained tokenizer, and never draws an end token.
     pub letters: bool,
     /// It remembers what it was sent; without, it costs less.
     pub remembers: bool,
@@ -89,7 +89,7 @@ impl SglangSpec {
             port: 0,
             letters: false,
             remembers: true,
-            tokenizer: FakeTokenizer { turned: 0, unasked: false },
+            tokenizer: FakeTokenizer::BYTES,
         }
     }
 }
@@ -360,7 +360,7 @@ impl Sglang {
             sampling.min_tokens = sampling.min_tokens.min(1);
         }
         sampling.ignore_eos |= self.spec.letters;
-        let told = |token| if self.spec.letters { lettered(token) } else { token };
+        let told = |token| if self.spec.letters { self.spec.tokenizer.answer_token(token) } else { token };
         let (answer, finish) = answer_in(context, &sampling, told);
         let told = Told { asks, answer, finish, cached, fault, repeats: self.spec.repeats };
         if !told.asks.stream {

@@ -1,10 +1,14 @@
-//! Text in and text out, as clients and routers of text have it: a token is a byte of the prompt, and a letter of the
-//! answer.
+//! Text in and text out, as clients and text routers use it. A token is a byte of the prompt and a letter of the answer,
+//! or a token of a trained tokenizer in both.
+
+use std::collections::BTreeMap;
+use std::fmt;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::body::Wrong;
+use super::toy::VOCAB_TOKENS;
 
 /// How a request and its answer are worded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,25 +21,70 @@ pub(super) enum Voice {
     Chat,
 }
 
+const LETTERS: &str = "abcdefghijklmnopqrstuvwxyz";
+
 /// The letter that stands for a token; a token that is a letter stands for itself.
-pub(super) fn letter(token: u32) -> char {
+fn letter(token: u32) -> &'static str {
     let first = u32::from(b'a');
-    let at = if (first..first + 26).contains(&token) { token - first } else { token % 26 };
-    char::from(b'a' + u8::try_from(at).unwrap_or(0))
+    let at = if (first..first + 26).contains(&token) { token - first } else { token % 26 } as usize;
+    &LETTERS[at..=at]
 }
 
 /// The token whose letter it is: the same for a byte-level tokenizer.
 pub(super) fn lettered(token: u32) -> u32 {
-    u32::from(letter(token))
+    u32::from(letter(token).as_bytes()[0])
 }
 
-/// Which ids stand for bytes: of two of these, each makes another text of the other's ids.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+type Encode = dyn Fn(&str) -> Result<Vec<u32>, String> + Send + Sync;
+
+/// A trained tokenizer for stand-ins. The program that starts them supplies it, so that this crate depends on none.
+pub struct TrainedTokenizer {
+    encode: Box<Encode>,
+    vocab_tokens: u32,
+    /// Ascending by token.
+    words: Vec<(u32, String)>,
+}
+
+impl TrainedTokenizer {
+    /// Wraps `encode`, which turns a text into ids below `vocab_tokens` and recognises special tokens by name. Answers are
+    /// made of `words`: each must stay one token next to any other, and must need no escape in JSON.
+    ///
+    /// # Errors
+    /// If `words` is empty.
+    pub fn new(
+        encode: impl Fn(&str) -> Result<Vec<u32>, String> + Send + Sync + 'static,
+        vocab_tokens: u32,
+        words: BTreeMap<u32, String>,
+    ) -> Result<Self, String> {
+        if words.is_empty() {
+            return Err(
+                "the tokenizer has no word that is one token, and answers are made of such words".into()
+            );
+        }
+        Ok(Self { encode: Box::new(encode), vocab_tokens, words: words.into_iter().collect() })
+    }
+}
+
+impl fmt::Debug for TrainedTokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = self.words.len();
+        f.debug_struct("TrainedTokenizer")
+            .field("vocab_tokens", &self.vocab_tokens)
+            .field("words", &words)
+            .finish()
+    }
+}
+
+/// How a stand-in turns text into ids: one id a byte, or a trained tokenizer. Two byte tokenizers with different `turned`
+/// read each other's ids as another text.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct FakeTokenizer {
     /// So far is each byte's id from the byte: with 0 they are alike, as Baton's built-in vocabulary has it.
     pub turned: u8,
     /// Whether `/tokenize` is there, as it is in vLLM and newer SGLangs.
     pub unasked: bool,
+    /// Used in place of bytes if present. It lives as long as the program.
+    pub trained: Option<&'static TrainedTokenizer>,
 }
 
 /// Marks of chats, and what comes before a text, with their ids.
@@ -43,10 +92,37 @@ const MARKS: [(&str, u32); 4] =
     [("<|begin|>", 256), ("<|end|>", 257), ("<|im_start|>", 258), ("<|im_end|>", 259)];
 
 impl FakeTokenizer {
-    /// The tokens of a text, with the mark that stands before one when `dressed`.
+    /// One id a byte, equal to the byte.
+    pub const BYTES: Self = Self { turned: 0, unasked: false, trained: None };
+
+    /// Upper bound of the ids that a prompt may have.
+    pub(super) fn vocab_tokens(self) -> u32 {
+        self.trained.map_or(VOCAB_TOKENS, |trained| trained.vocab_tokens)
+    }
+
+    /// The token to answer with when the model draws `token`: one whose text the tokenizer reads back as that token.
+    pub(super) fn answer_token(self, token: u32) -> u32 {
+        match self.trained {
+            Some(trained) => trained.words[token as usize % trained.words.len()].0,
+            None => lettered(token),
+        }
+    }
+
+    /// The text of an answer's token.
+    fn token_text(self, token: u32) -> &'static str {
+        let Some(trained) = self.trained else { return letter(token) };
+        let found = trained.words.binary_search_by_key(&token, |(id, _)| *id);
+        &trained.words[found.unwrap_or(0)].1
+    }
+
+    /// The tokens of a text, with the mark that begins one if `dressed`. The trained tokenizer of
+    /// `scripts/compare/tokenizer.py` has no such mark.
     pub(super) fn tokens_of(self, text: &str, dressed: bool) -> Result<Vec<u32>, Wrong> {
         if text.is_empty() {
             return Err("the prompt is empty".into());
+        }
+        if let Some(trained) = self.trained {
+            return (trained.encode)(text);
         }
         let (mut tokens, mut rest) = (Vec::with_capacity(text.len() + 1), text);
         tokens.extend(dressed.then_some(MARKS[0].1));
@@ -67,10 +143,11 @@ impl FakeTokenizer {
         Ok(tokens)
     }
 
-    /// The tokens of a chat: each message's role and text between marks.
+    /// The tokens of a chat in ChatML, which is the template of Baton's built-in vocabulary and of
+    /// `scripts/compare/tokenizer.py`.
     pub(super) fn tokens_of_chat(self, messages: &Value, opens: bool) -> Result<Vec<u32>, Wrong> {
         let messages = messages.as_array().filter(|list| !list.is_empty()).ok_or("messages is no list")?;
-        let mut text = MARKS[0].0.to_owned();
+        let mut text = if self.trained.is_some() { "" } else { MARKS[0].0 }.to_owned();
         for message in messages {
             let role = message["role"].as_str().ok_or("a message has no role")?;
             let content = message["content"].as_str().ok_or("a message has no text")?;
@@ -98,6 +175,7 @@ impl FakeTokenizer {
 /// An answer in text, about to be told.
 pub(super) struct Telling<'a> {
     pub(super) voice: Voice,
+    pub(super) tokenizer: FakeTokenizer,
     pub(super) id: &'a str,
     pub(super) answer: &'a [u32],
     pub(super) finish: &'a str,
@@ -115,7 +193,7 @@ impl Telling<'_> {
 
     /// The whole answer.
     pub(super) fn whole(&self) -> Value {
-        let text: String = self.answer.iter().map(|token| letter(*token)).collect();
+        let text: String = self.answer.iter().map(|token| self.tokenizer.token_text(*token)).collect();
         let mut choice =
             json!({"index": 0, "logprobs": null, "finish_reason": self.finish, "stop_reason": null});
         if self.voice == Voice::Chat {
@@ -129,11 +207,11 @@ impl Telling<'_> {
 
     /// The event of one token.
     pub(super) fn event(&self, at: usize) -> Bytes {
-        let letter = self.answer.get(at).map_or('a', |token| letter(*token));
+        let text = self.answer.get(at).map_or("a", |token| self.tokenizer.token_text(*token));
         let said = match (self.voice, at) {
-            (Voice::Chat, 0) => format!(r#""delta":{{"role":"assistant","content":"{letter}"}}"#),
-            (Voice::Chat, _) => format!(r#""delta":{{"content":"{letter}"}}"#),
-            _ => format!(r#""text":"{letter}""#),
+            (Voice::Chat, 0) => format!(r#""delta":{{"role":"assistant","content":"{text}"}}"#),
+            (Voice::Chat, _) => format!(r#""delta":{{"content":"{text}"}}"#),
+            _ => format!(r#""text":"{text}""#),
         };
         let last = at + 1 == self.answer.len();
         let finish = if last { format!("\"{}\"", self.finish) } else { "null".into() };
@@ -189,7 +267,14 @@ mod tests {
     fn events_are_json_and_spell_the_whole_answer() {
         let usage = usage(3, 2, 0);
         for voice in [Voice::Chat, Voice::Completion] {
-            let telling = Telling { voice, id: "x", answer: &[0, 27], finish: "length", usage: &usage };
+            let telling = Telling {
+                voice,
+                tokenizer: FakeTokenizer::BYTES,
+                id: "x",
+                answer: &[0, 27],
+                finish: "length",
+                usage: &usage,
+            };
             let text: String = (0..2)
                 .map(|at| {
                     let event = telling.event(at);

@@ -27,7 +27,7 @@ use super::fault::{Fault, Met};
 use super::pool::{Held, Pool};
 use super::server::{Asked, Life, Reply, Site, pass, serve};
 use super::stand::Stand;
-use super::text::{FakeTokenizer, lettered};
+use super::text::FakeTokenizer;
 use super::toy::{answer_in, toy_answer};
 use crate::{Dialect, HandoffWay, RemoteSettings};
 
@@ -67,7 +67,7 @@ pub struct VllmSpec {
     pub cost: Cost,
     /// Where it listens; 0 takes a free port.
     pub port: u16,
-    /// It draws letters, which a byte-level tokenizer reads as they are, and no end.
+    /// It answers with letters, or with words of its trained tokenizer, and never draws an end token.
     pub letters: bool,
     /// It remembers what it was sent; without, it costs less.
     pub remembers: bool,
@@ -95,7 +95,7 @@ impl VllmSpec {
             port: 0,
             letters: false,
             remembers: true,
-            tokenizer: FakeTokenizer { turned: 0, unasked: false },
+            tokenizer: FakeTokenizer::BYTES,
             poison: None,
         }
     }
@@ -352,7 +352,7 @@ impl Vllm {
             return toy_answer(context, sampling);
         }
         let endless = Sampling { ignore_eos: true, ..sampling.clone() };
-        answer_in(context, &endless, lettered)
+        answer_in(context, &endless, |token| self.spec.tokenizer.answer_token(token))
     }
 
     /// The wrong KV that the cache holds for a prompt.

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use baton_remote::testing::{
-    Cost, Fabric, FakeConnector, FakeRole, FakeSglang, FakeVllm, SglangSpec, VllmSpec,
+    Cost, Fabric, FakeConnector, FakeRole, FakeSglang, FakeTokenizer, FakeVllm, SglangSpec, TrainedTokenizer,
+    VllmSpec,
 };
+use baton_remote::{Compared, Sample};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::client::legacy::Client;
@@ -137,6 +139,77 @@ async fn a_render_tells_the_tokens_of_the_prompt() {
     let chat = json!({"messages": [{"role": "user", "content": "hi"}]});
     let rendered = answer(&format!("{}/v1/chat/completions/render", v.url()), &chat).await;
     assert_eq!(rendered["token_ids"].as_array().unwrap().len(), "!!user\nhi!\n!assistant\n".len());
+}
+
+const WORDS: [&str; 5] = [" red", " green", " blue", " ink", " sea"];
+
+/// One token a byte, except for the words. Their ids are above the vocabulary of the toy model.
+fn spelt(text: &str) -> Vec<u32> {
+    let (mut tokens, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some(first) = rest.first() {
+        let word = WORDS.iter().position(|word| rest.starts_with(word.as_bytes()));
+        tokens.push(word.map_or(u32::from(*first), |at| 3_000 + u32::try_from(at).unwrap()));
+        rest = &rest[word.map_or(1, |at| WORDS[at].len())..];
+    }
+    tokens
+}
+
+fn trained() -> FakeTokenizer {
+    let words = (3_000..).zip(WORDS.map(str::to_owned)).collect();
+    let trained = TrainedTokenizer::new(|text| Ok(spelt(text)), 3_005, words).unwrap();
+    FakeTokenizer { trained: Some(Box::leak(Box::new(trained))), ..FakeTokenizer::BYTES }
+}
+
+#[tokio::test]
+async fn prompts_answers_and_caches_are_in_tokens_of_a_trained_tokenizer() {
+    let (fabric, tokenizer) = (Fabric::new(), trained());
+    let spec = VllmSpec {
+        tokenizer,
+        letters: true,
+        cost: cost(8),
+        block_tokens: 4,
+        ..VllmSpec::new(FakeRole::Whole, FakeConnector::None)
+    };
+    let v = FakeVllm::start(spec, &fabric).await.unwrap();
+    let spec = SglangSpec {
+        tokenizer,
+        letters: true,
+        cost: cost(8),
+        page_tokens: 4,
+        ..SglangSpec::new(FakeRole::Whole)
+    };
+    let s = FakeSglang::start(spec, &fabric).await.unwrap();
+    let prompt = " red green blue ink sea".repeat(2);
+    let ids = spelt(&prompt);
+    assert_eq!(ids.len(), 10);
+    let messages = r#"[{"role":"user","content":"the sea"}]"#;
+    let chat = spelt("<|im_start|>user\nthe sea<|im_end|>\n<|im_start|>assistant\n");
+    let sample = Sample {
+        text: prompt.clone(),
+        tokens: ids.clone(),
+        messages: messages.into(),
+        chat_tokens: Some(chat),
+    };
+    for (url, settings, compared) in
+        [(v.url(), v.settings(), Compared::All), (s.url(), s.settings(), Compared::Text)]
+    {
+        let engine = engine(settings);
+        engine.probe().await.unwrap();
+        assert_eq!(engine.compare(&sample).await, Ok(compared));
+        let before = engine.load().await.unwrap();
+        let body = json!({"prompt": prompt, "max_tokens": 6});
+        let whole = answer(&format!("{url}/v1/completions"), &body).await;
+        assert_eq!(whole["usage"]["prompt_tokens"], json!(10));
+        let drawn = engine.generate(request(&ids, greedy(6))).await.unwrap().all().await.unwrap();
+        let drawn: Vec<u32> = drawn.tokens.iter().map(|token| token.id).collect();
+        assert_eq!(spelt(text(&whole["choices"][0])), drawn);
+        // The second request finds the two whole blocks of the first.
+        let after = engine.load().await.unwrap();
+        let asked = after.prefix_asked_tokens.unwrap() - before.prefix_asked_tokens.unwrap();
+        let found = after.prefix_hit_tokens.unwrap() - before.prefix_hit_tokens.unwrap();
+        assert_eq!((asked, found), (20, 8));
+    }
+    assert!(TrainedTokenizer::new(|_| Ok(Vec::new()), 1, [].into()).is_err(), "no word to answer with");
 }
 
 /// Prompts that are computed at once wait for each other; what the first has computed, the second does not.

@@ -29,7 +29,7 @@ fn shorter() -> Sample {
 }
 
 fn tokenizer(turned: u8, unasked: bool) -> FakeTokenizer {
-    FakeTokenizer { turned, unasked }
+    FakeTokenizer { turned, unasked, trained: None }
 }
 
 async fn vllm(tokenizer: FakeTokenizer) -> (FakeVllm, RemoteSettings) {

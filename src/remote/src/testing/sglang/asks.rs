@@ -9,7 +9,7 @@ use super::Sglang;
 use crate::testing::FakeRole;
 use crate::testing::body::{Read, draws, lengths, most_tokens};
 use crate::testing::server::{Reply, event};
-use crate::testing::text::Voice;
+use crate::testing::text::{FakeTokenizer, Voice};
 
 /// Sampling parameters that SGLang knows; any other is a 400.
 const KNOWN_PARAMS: &[&str] = &[
@@ -61,6 +61,7 @@ const KNOWN_FIELDS: &[&str] = &[
 /// What a request asks for.
 pub(super) struct Asks {
     pub(super) voice: Voice,
+    pub(super) tokenizer: FakeTokenizer,
     pub(super) salt: String,
     pub(super) rid: String,
     pub(super) prompt: Vec<u32>,
@@ -72,19 +73,19 @@ pub(super) struct Asks {
 }
 
 /// SGLang's own sampling parameters.
-fn own_params(params: &Value) -> Result<Sampling, String> {
+fn own_params(params: &Value, tokenizer: FakeTokenizer) -> Result<Sampling, String> {
     let names = params.as_object().ok_or("sampling_params is no object")?;
     if let Some(name) = names.keys().find(|name| !KNOWN_PARAMS.contains(&name.as_str())) {
         return Err(format!("SamplingParams got an unexpected keyword argument '{name}'"));
     }
     draws(params)?;
-    lengths(params, "max_new_tokens", "min_new_tokens")
+    lengths(params, ("max_new_tokens", "min_new_tokens"), tokenizer)
 }
 
 /// Those of OpenAI's requests.
-fn openai_params(body: &Value) -> Result<Sampling, String> {
+fn openai_params(body: &Value, tokenizer: FakeTokenizer) -> Result<Sampling, String> {
     draws(body)?;
-    lengths(body, most_tokens(body), "min_tokens")
+    lengths(body, (most_tokens(body), "min_tokens"), tokenizer)
 }
 
 /// Why a grammar cannot be compiled; the stand-in knows of parentheses only.
@@ -110,15 +111,16 @@ pub(super) fn refused_late(asks: &Asks, wrong: &str) -> Reply {
 
 impl Sglang {
     pub(super) fn asks(&self, mut read: Read, path: &str) -> Result<Asks, String> {
-        let (voice, prompt) = read.prompt(path == "/v1/chat/completions", self.spec.tokenizer)?;
+        let tokenizer = self.spec.tokenizer;
+        let (voice, prompt) = read.prompt(path == "/v1/chat/completions", tokenizer)?;
         let (salt, body) = (read.salt(), &read.fields);
         let known = |name: &&String| path != "/generate" || KNOWN_FIELDS.contains(&name.as_str());
         if let Some(name) = body.as_object().and_then(|fields| fields.keys().find(|name| !known(name))) {
             self.stand.book.violate(format!("a client's {name}"));
         }
         let mut sampling = match path {
-            "/generate" => own_params(&body["sampling_params"])?,
-            _ => openai_params(body)?,
+            "/generate" => own_params(&body["sampling_params"], tokenizer)?,
+            _ => openai_params(body, tokenizer)?,
         };
         if prompt.len() as u64 + u64::from(sampling.max_tokens) > u64::from(self.spec.max_model_tokens) {
             return Err(format!(
@@ -134,6 +136,7 @@ impl Sglang {
         }
         Ok(Asks {
             voice,
+            tokenizer,
             salt,
             rid: body["rid"]
                 .as_str()

@@ -67,7 +67,7 @@ impl Told {
 
     const fn telling<'a>(&'a self, usage: &'a Value) -> Telling<'a> {
         let (id, answer, finish) = (self.asks.rid.as_str(), self.answer.as_slice(), self.finish.name());
-        Telling { voice: self.asks.voice, id, answer, finish, usage }
+        Telling { voice: self.asks.voice, tokenizer: self.asks.tokenizer, id, answer, finish, usage }
     }
 
     pub(super) async fn stream(&self, events: &mpsc::Sender<io::Result<Bytes>>, token_time: Duration) {

@@ -105,7 +105,7 @@ impl Told {
 
     const fn telling<'a>(&'a self, usage: &'a Value) -> Telling<'a> {
         let (id, answer, finish) = (self.id.as_str(), self.answer.as_slice(), self.finish.name());
-        Telling { voice: self.asks.voice, id, answer, finish, usage }
+        Telling { voice: self.asks.voice, tokenizer: self.asks.tokenizer, id, answer, finish, usage }
     }
 
     fn whole_of_ids(&self) -> Value {
