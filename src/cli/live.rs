@@ -1,5 +1,6 @@
 //! `baton replay --live`: a trace against a running endpoint, and beside it what was predicted.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
+use super::engines::tokenization_in;
 use super::replay::{self, ReplayArgs};
 use super::{out, table};
 use crate::cli::loadgen::bodies::BodyPlan;
@@ -51,6 +53,10 @@ pub struct LiveArgs {
     /// Make prompts of letters, a byte a token, for endpoints that take no token ids
     #[arg(long, requires = "live", conflicts_with = "vocab")]
     text: bool,
+    /// Hugging Face folder of the endpoint's model. With --text, prompts are made of short words that are one token each
+    /// for its tokenizer [default: letters]
+    #[arg(long, requires = "text", value_name = "FOLDER")]
+    tokenizer: Option<PathBuf>,
     /// Requests in flight at most
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     concurrency_cap: u32,
@@ -146,10 +152,10 @@ async fn endpoint(args: &LiveArgs) -> Result<Endpoint, String> {
         ),
     };
     let told = card.as_ref().and_then(|c| c.vocab_tokens);
-    let vocabulary = if args.text {
-        Vocabulary::letters()
-    } else {
-        Vocabulary::new(args.vocab.or(told).unwrap_or(BYTES))?
+    let vocabulary = match &args.tokenizer {
+        Some(folder) => Vocabulary::words(&tokenization_in(folder)?)?,
+        None if args.text => Vocabulary::letters(),
+        None => Vocabulary::new(args.vocab.or(told).unwrap_or(BYTES))?,
     };
     let max_model_tokens = card.as_ref().and_then(|c| c.max_model_tokens);
     let model = args.model.clone().or(card.map(|c| c.name)).expect("a model was given or listed");

@@ -4,17 +4,24 @@
 //! stand. The first tokens spell the mixed id in the vocabulary's base: as the mixing is one to one,
 //! blocks of different ids differ within [`Vocabulary::marked_tokens`] tokens.
 
-use baton_sim::workload::Arrival;
+use std::sync::Arc;
 
-/// Tokens that a prompt may be made of: the ids below a bound, or letters of a text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+use baton_router::{Lineage, Tokenization};
+use baton_sim::workload::Arrival;
+use baton_types::BlockKey;
+
+/// Tokens to build prompts from: ids below a bound, or pieces of text.
+#[derive(Clone, Debug)]
 pub struct Vocabulary {
     tokens: u32,
-    text: bool,
+    /// One piece for each token if prompts are texts. No piece needs an escape in JSON.
+    texts: Option<Arc<[String]>>,
 }
 
-/// What texts are made of: a byte each, and none of them special in JSON.
-const LETTERS: &[u8; 64] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .";
+/// Pieces of text for a tokenizer with one token a byte.
+const LETTERS: &str = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .";
+/// Letters in a word. With the space before it a word has about four bytes, like a token of ordinary text.
+const WORD_LETTERS: std::ops::RangeInclusive<usize> = 2..=4;
 
 impl Vocabulary {
     /// The ids below `tokens`; an error for fewer than two.
@@ -24,21 +31,52 @@ impl Vocabulary {
                 "live: a vocabulary of {tokens} tokens cannot tell blocks apart; give --vocab 2 or more"
             ));
         }
-        Ok(Self { tokens, text: false })
+        Ok(Self { tokens, texts: None })
     }
 
     /// Letters: prompts are texts of a byte a token, for servers that take no token ids.
-    pub const fn letters() -> Self {
-        Self { tokens: 64, text: true }
+    pub fn letters() -> Self {
+        Self::of(LETTERS.chars().map(String::from).collect())
+    }
+
+    /// Short words that are one token each for this tokenizer: a prompt is a text with one word for each token.
+    ///
+    /// # Errors
+    /// If the tokenizer has fewer than two such words, or reads a row of them as other tokens.
+    pub fn words(tokenization: &Tokenization) -> Result<Self, String> {
+        let lineage = Lineage { seed: 0, root: BlockKey(0), block_tokens: 16 };
+        let tokens =
+            |text: &str| tokenization.prompt_now(text, false, &lineage).map(|prompt| prompt.tokens.to_vec());
+        let word = |id: &u32| {
+            let text = tokenization.decode(&[*id], true);
+            let letters = text.strip_prefix(' ')?;
+            let plain = letters.bytes().all(|byte| byte.is_ascii_lowercase());
+            let fits = plain && WORD_LETTERS.contains(&letters.len());
+            (fits && tokens(&text).is_ok_and(|made| made == [*id])).then_some((*id, text))
+        };
+        let ids = 0..tokenization.vocab_tokens();
+        let (ids, texts): (Vec<u32>, Vec<String>) = ids.filter_map(|id| word(&id)).unzip();
+        if ids.len() < 2 {
+            return Err("live: --tokenizer: no short English words are single tokens of it; give a byte-level BPE, or leave --tokenizer out".into());
+        }
+        if tokens(&texts.concat())? != ids {
+            return Err("live: --tokenizer: it joins neighbouring words into other tokens; give a byte-level BPE, or leave --tokenizer out".into());
+        }
+        Ok(Self::of(texts))
+    }
+
+    fn of(texts: Vec<String>) -> Self {
+        let tokens = u32::try_from(texts.len()).expect("no more than there are ids");
+        Self { tokens, texts: Some(texts.into()) }
     }
 
     /// How many ids there are.
-    pub const fn tokens(self) -> u32 {
+    pub const fn tokens(&self) -> u32 {
         self.tokens
     }
 
     /// Leading tokens of a block within which different ids differ.
-    pub fn marked_tokens(self) -> u32 {
+    pub fn marked_tokens(&self) -> u32 {
         let (mut count, mut left) = (0, u64::MAX);
         while left > 0 {
             left /= u64::from(self.tokens);
@@ -48,7 +86,7 @@ impl Vocabulary {
     }
 
     /// The tokens of the block named `id`, without end.
-    pub fn block(self, id: u64) -> impl Iterator<Item = u32> {
+    pub fn block(&self, id: u64) -> impl Iterator<Item = u32> + use<> {
         let base = u64::from(self.tokens);
         let marked = u64::from(self.marked_tokens());
         let mixed = mix(id);
@@ -68,8 +106,8 @@ impl Vocabulary {
     /// Appends a request's prompt as a JSON list, or as a string. The last id stands for what is left of the prompt;
     /// tokens beyond the ids (a trace read leniently) go on as blocks of the request's own, named by
     /// `row`.
-    pub fn write_prompt(self, arrival: &Arrival, row: u64, block_tokens: u32, body: &mut Vec<u8>) {
-        body.push(if self.text { b'"' } else { b'[' });
+    pub fn write_prompt(&self, arrival: &Arrival, row: u64, block_tokens: u32, body: &mut Vec<u8>) {
+        body.push(if self.texts.is_some() { b'"' } else { b'[' });
         let block_tokens = u64::from(block_tokens.max(1));
         let mut left = arrival.prompt_tokens;
         let own = (0u64..).map(|n| mix(row ^ OWN).wrapping_add(n));
@@ -86,12 +124,12 @@ impl Vocabulary {
         if body.last() == Some(&b',') {
             body.pop();
         }
-        body.push(if self.text { b'"' } else { b']' });
+        body.push(if self.texts.is_some() { b'"' } else { b']' });
     }
 
-    fn write(self, token: u32, body: &mut Vec<u8>) {
-        if self.text {
-            body.push(LETTERS[token as usize % LETTERS.len()]);
+    fn write(&self, token: u32, body: &mut Vec<u8>) {
+        if let Some(texts) = &self.texts {
+            body.extend_from_slice(texts[token as usize].as_bytes());
         } else {
             write_number(token, body);
             body.push(b',');
@@ -141,7 +179,7 @@ mod tests {
         }
     }
 
-    fn prompt(vocabulary: Vocabulary, prompt_tokens: u64, ids: &[u64]) -> Vec<u32> {
+    fn prompt(vocabulary: &Vocabulary, prompt_tokens: u64, ids: &[u64]) -> Vec<u32> {
         let mut body = Vec::new();
         vocabulary.write_prompt(&arrival(prompt_tokens, ids), 9, 16, &mut body);
         serde_json::from_slice(&body).unwrap()
@@ -173,12 +211,12 @@ mod tests {
     #[test]
     fn a_prompt_is_its_blocks_and_the_last_one_is_cut() {
         let vocabulary = Vocabulary::new(256).unwrap();
-        let (long, short) = (prompt(vocabulary, 48, &[5, 6, 7]), prompt(vocabulary, 39, &[5, 6, 7]));
+        let (long, short) = (prompt(&vocabulary, 48, &[5, 6, 7]), prompt(&vocabulary, 39, &[5, 6, 7]));
         assert_eq!((long.len(), short.len()), (48, 39));
         assert_eq!(long[..39], short[..]);
         assert!(long.iter().all(|t| *t < 256));
-        assert_eq!(prompt(vocabulary, 20, &[6, 5])[..16], long[16..32], "a block does not know its place");
-        assert_eq!(prompt(vocabulary, 40, &[5]).len(), 40, "missing ids are made up");
+        assert_eq!(prompt(&vocabulary, 20, &[6, 5])[..16], long[16..32], "a block does not know its place");
+        assert_eq!(prompt(&vocabulary, 40, &[5]).len(), 40, "missing ids are made up");
     }
 
     #[test]
@@ -191,8 +229,42 @@ mod tests {
         let [long, short, other] = &mut bodies;
         assert_eq!((long.len(), &long[..39], &long[..16]), (48, short.as_str(), &other[..16]));
         assert_eq!((&long[16..32], &long[32..]), (&other[32..], &other[16..32]));
-        let distinct: HashSet<u8> = LETTERS.iter().copied().collect();
-        assert_eq!(distinct.len(), LETTERS.len());
+        let distinct: HashSet<char> = LETTERS.chars().collect();
+        assert_eq!((distinct.len(), LETTERS.len()), (64, 64));
+    }
+
+    /// A byte-level BPE of two letters.
+    fn bpe(words: &[&str], merges: &[&str]) -> Tokenization {
+        let names = ["Ġ", "a", "b", "Ġa", "Ġb", "ba"].iter().chain(words);
+        let vocabulary: serde_json::Map<String, serde_json::Value> =
+            names.zip(0..).map(|(name, id)| ((*name).to_owned(), id.into())).collect();
+        let level = serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        let tokenizer = serde_json::json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": level, "post_processor": null, "decoder": level,
+            "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocabulary, "merges": merges}});
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        Tokenization::folder(folder.path()).unwrap()
+    }
+
+    /// " aa" is in the vocabulary, but no merge leads to it, so it must not be used.
+    #[test]
+    fn a_text_of_words_has_as_many_tokens_as_the_trace_says() {
+        let merges = ["Ġ a", "Ġ b", "Ġa b", "Ġb a", "b a", "Ġab ba"];
+        let tokenization = bpe(&["Ġab", "Ġba", "Ġabba", "Ġaa"], &merges);
+        let words = Vocabulary::words(&tokenization).unwrap();
+        assert_eq!(words.texts.as_deref().unwrap(), [" ab", " ba", " abba"]);
+        let lineage = Lineage { seed: 0, root: BlockKey(0), block_tokens: 16 };
+        for (prompt_tokens, ids) in [(48, vec![5, 6, 7]), (39, vec![5, 6, 7]), (40, vec![5])] {
+            let mut body = Vec::new();
+            words.write_prompt(&arrival(prompt_tokens, &ids), 9, 16, &mut body);
+            let text: String = serde_json::from_slice(&body).unwrap();
+            let tokens = tokenization.prompt_now(&text, false, &lineage).unwrap().tokens;
+            assert_eq!(tokens.len() as u64, prompt_tokens, "{text}");
+        }
+        let lacks = bpe(&["Ġab", "Ġaa"], &["Ġ a", "Ġa b"]);
+        assert!(Vocabulary::words(&lacks).is_err_and(|why| why.contains("no short English words")));
     }
 
     #[test]
