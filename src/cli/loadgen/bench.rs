@@ -343,9 +343,16 @@ pub struct Rates {
     pub stream_per_s: f64,
 }
 
-/// Messages of about `bytes` bytes in all, as a piece of JSON that ends with a comma.
+/// Text of the conversations. It never changes, so figures of different days compare, and `scripts/compare/tokenizer.py`
+/// does not train on it.
+const PROSE: &str = include_str!("../../../LICENSE");
+
+/// Messages of about `bytes` bytes in total, as a piece of JSON that ends with a comma. Each message quotes the prose from a
+/// random word on. Random letters would not do: a trained tokenizer makes more than twice as many tokens of them.
 fn conversation(bytes: usize) -> String {
     const TURN_BYTES: usize = 4096;
+    let plain = |word: &&str| !word.contains(['"', '\\']);
+    let words: Vec<&str> = PROSE.split_whitespace().filter(plain).collect();
     let mut rng = baton_types::Rng::new(1);
     let mut text = String::with_capacity(bytes + TURN_BYTES);
     for turn in 0.. {
@@ -355,13 +362,13 @@ fn conversation(bytes: usize) -> String {
         let role = if turn % 2 == 0 { "user" } else { "assistant" };
         text.push_str(&format!(r#"{{"role":"{role}","content":""#));
         let end = (text.len() + TURN_BYTES).min(bytes - 4);
-        while text.len() < end {
-            let letter = rng.below(32);
-            text.push(char::from(if letter < 26 {
-                b'a' + u8::try_from(letter).expect("a letter")
-            } else {
-                b' '
-            }));
+        let from = usize::try_from(rng.below(words.len() as u64)).expect("a place among them");
+        for word in words.iter().cycle().skip(from) {
+            if text.len() >= end {
+                break;
+            }
+            text.push_str(word);
+            text.push(' ');
         }
         text.push_str(r#""},"#);
     }
