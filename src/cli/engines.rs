@@ -65,7 +65,8 @@ pub struct Engines {
     /// vllm, sglang, openai (`baton node` only): a server of that kind at --url
     #[arg(long, default_value = "builtin", value_parser = ["builtin", "timed", "zero", "vllm", "sglang", "openai"])]
     engine: String,
-    /// Hugging Face folder with the model's weights and tokenizer [default: a small model from a seed; servers need one]
+    /// Hugging Face folder with the model's weights and tokenizer; timed and zero use only the tokenizer [default: a small
+    /// model from a seed; servers need one]
     #[arg(long)]
     model: Option<PathBuf>,
     /// Seed of the small model's weights
@@ -126,16 +127,24 @@ impl Engines {
         Ok(match (self.engine.as_str(), &self.model) {
             ("timed", _) => {
                 let profile = self.profile()?;
-                let spec = Box::new(TimedSpec { time_scale: self.time_scale, ..TimedSpec::new(profile) });
-                EngineChoice::Timed { spec, pool }
+                self.timed(TimedSpec { time_scale: self.time_scale, ..TimedSpec::new(profile) }, pool)?
             }
-            ("zero", _) => EngineChoice::Timed { spec: Box::new(TimedSpec::zero_work()), pool },
+            ("zero", _) => self.timed(TimedSpec::zero_work(), pool)?,
             (_, Some(folder)) => EngineChoice::Checkpoint { folder: folder.clone(), pool },
             (_, None) => EngineChoice::Seeded {
                 spec: SeededSpec { seed: self.model_seed, ..SeededSpec::default() },
                 pool,
             },
         })
+    }
+
+    /// An engine without weights. It uses only the tokenizer of the model's folder.
+    fn timed(&self, spec: TimedSpec, pool: PoolSpec) -> Result<EngineChoice, String> {
+        let vocab_tokens = match &self.model {
+            Some(folder) => tokenization_in(folder)?.vocab_tokens(),
+            None => spec.vocab_tokens,
+        };
+        Ok(EngineChoice::Timed { spec: Box::new(TimedSpec { vocab_tokens, ..spec }), pool })
     }
 
     /// The kind of server that computes, if it is none of this program's engines.
@@ -172,7 +181,7 @@ impl Engines {
     /// Names the file of the folder that cannot be read.
     pub fn tokenization(&self) -> Result<Tokenization, String> {
         match &self.model {
-            Some(folder) if self.engine == "builtin" => tokenization_in(folder),
+            Some(folder) if self.dialect().is_none() => tokenization_in(folder),
             _ => Ok(Tokenization::bytes()),
         }
     }
@@ -184,7 +193,7 @@ impl Engines {
     /// Names the file of the folder that cannot be read.
     pub fn tokenizer_name(&self) -> Result<String, String> {
         match &self.model {
-            Some(folder) if self.engine == "builtin" && folder.join("tokenizer.json").exists() => {
+            Some(folder) if self.dialect().is_none() && folder.join("tokenizer.json").exists() => {
                 let sample = vocabulary_of(&tokenization_in(folder)?)?.sample;
                 Ok(crate::conductor::tokenizer_name(&sample.tokens, sample.chat_tokens.as_deref()))
             }
@@ -225,5 +234,45 @@ impl Engines {
         }
         word("max-running", self.max_running.to_string());
         words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+    use serde_json::json;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        engines: Engines,
+    }
+
+    /// They ignored the folder silently and had one token a byte.
+    #[test]
+    fn engines_without_weights_have_the_tokens_of_the_folder() {
+        let tokenizer = json!({"version": "1.0", "added_tokens": [], "normalizer": null, "truncation": null, "padding": null,
+            "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+            "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "?": 2}, "unk_token": "?"}});
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let path = folder.path().to_str().unwrap();
+        for engine in ["timed", "zero"] {
+            let line = |model: &[&str]| {
+                Line::parse_from([&["baton", "--engine", engine][..], model].concat()).engines
+            };
+            let tokens = |engines: &Engines| match engines.choice().unwrap() {
+                EngineChoice::Timed { spec, .. } => {
+                    (spec.vocab_tokens, engines.tokenization().unwrap().vocab_tokens())
+                }
+                other => panic!("{other:?}"),
+            };
+            let (bytes, words) = (line(&[]), line(&["--model", path]));
+            assert_eq!((tokens(&bytes), tokens(&words)), ((512, 512), (3, 3)), "{engine}");
+            assert_eq!(bytes.tokenizer_name().unwrap(), "");
+            assert_ne!(words.tokenizer_name().unwrap(), "");
+            assert!(line(&["--model", "nowhere"]).choice().is_err_and(|why| why.contains("nowhere")));
+        }
     }
 }
