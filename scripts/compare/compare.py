@@ -6,7 +6,8 @@
     scripts/compare/compare.py --trace conversation_trace.jsonl --json compare.json
 
 Linux, Python 3.9 or later, two cores or more, and PyPI for the first run. One router runs at a time, on a core of its own; the stand-ins,
-Baton's nodes and the load share the others. About ten minutes; less with --only and --quick.
+Baton's nodes and the load share the others. About ten minutes; less with --only and --quick. Tables in Markdown come at the end;
+`scripts/compare/tables.py compare.json` prints them again.
 """
 
 import argparse
@@ -31,7 +32,9 @@ CALLERS = 32
 RATES = {"small": 200, "large": 15}
 # Of the trace: its first seconds, so many times as fast. Engines are busy two thirds of the time then.
 SLICE = {"window_s": 600, "quicken": 30, "most_output_tokens": 8}
-# Tokens that all caches hold together, and what a token costs where one engine has all of the work.
+# Total size of all caches, and the time of a prompt token if one engine has all the work. Both count tokens of the trace. A replayed
+# prompt has exactly the tokens that the trace says: letters with --tokenizer bytes, else short words of about four bytes. So the
+# values do not depend on the tokenizer: engines are as busy with either, and caches can find the same share.
 CACHE_TOKENS = 1 << 21
 PROMPT_TOKEN_US = 1
 
@@ -51,6 +54,11 @@ class Setup:
             raise Failed("one core is too few: the router needs one of its own")
         self.core, self.others = str(cores[0]), ",".join(map(str, cores[1:]))
         self.args, self.folder = args, folder
+        self.model = args.tokenizer or sides.tokenizer(args.venvs)
+        if self.model != sides.BYTES:
+            self.model = os.path.abspath(self.model)
+        if any(letter.isspace() for letter in self.model):
+            raise Failed(f"{self.model}: a path with spaces cannot be passed on to servers; give another --venvs or --tokenizer")
         peers = {run[1] for run in args.only if run[1] != "baton"}
         self.venvs = {name: sides.venv(args.venvs, name) for name in sorted(peers)}
 
@@ -102,13 +110,14 @@ def replay(setup, name, engine, pairs):
     """What the engines' caches found of a slice of the trace."""
     prefilling = sides.PREFILL if pairs else sides.WHOLE
     tokens_each, token_us = CACHE_TOKENS // prefilling, PROMPT_TOKEN_US * prefilling
-    cost = ["--cache-blocks", str(tokens_each // sides.BLOCK_TOKENS), "--prompt-token-us", str(token_us)]
+    cost = ["--cache-blocks", str(tokens_each // sides.block_tokens(setup.model)), "--prompt-token-us", str(token_us)]
+    words = [] if setup.model == sides.BYTES else ["--tokenizer", setup.model]
     with processes.Group(setup.folder) as group:
         backends = sides.Backends(group, setup, engine, pairs, cost)
         router = sides.Router(group, setup, name, backends, token_us)
         before, spent = backends.counted(), [processes.cpu_us([router.process.pid]), processes.cpu_us(router.nodes)]
         report = setup.tool("replay", setup.slice, "--dialect", "mooncake", "--live", router.url(), "--model", "tiny", "--text",
-                            "--timeout", "60")
+                            "--timeout", "60", *words)
         # A leg that goes on after its answer has ended is counted too.
         time.sleep(0.5)
         counts = [[after - then for after, then in zip(now, old)] for now, old in zip(backends.counted(), before)]
@@ -168,7 +177,9 @@ def arguments():
     parser.add_argument("--quick", action="store_true", help="a third of the time: to see that it works")
     parser.add_argument("--nodes", action="store_true", help="a `baton node` process beside each engine, in place of `baton serve --servers`")
     default = os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "baton-compare")
-    parser.add_argument("--venvs", default=default, help=f"folder of the peers' virtual environments [{default}]")
+    parser.add_argument("--venvs", default=default, help=f"folder of the peers' virtual environments and of the tokenizer [{default}]")
+    parser.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer of engines and routers, as scripts/compare/tokenizer.py writes it; "
+                        "bytes: one token a byte [a BPE of 32,000 tokens, trained in the folder of --venvs]")
     return parser.parse_args()
 
 
@@ -196,7 +207,8 @@ def main():
     try:
         setup = Setup(args, folder)
         version = subprocess.run([setup.baton, "--version"], text=True, capture_output=True, check=True).stdout.strip()
-        document = {"versions": {"baton": version, **sides.PINNED}, "machine": machine(), "callers": CALLERS, "rates": RATES, "runs": []}
+        document = {"versions": {"baton": version, **sides.PINNED}, "machine": machine(), "callers": CALLERS, "rates": RATES,
+                    "tokenizer": setup.model, "block_tokens": sides.block_tokens(setup.model), "runs": []}
         if args.trace:
             document["slice"] = prepare_slice(setup)
         started = time.monotonic()

@@ -7,13 +7,13 @@ import sys
 import processes
 from processes import Failed
 
-# What is compared with, as PyPI has it.
-PINNED = {"sglang-router": "0.3.2", "vllm-router": "0.1.17"}
+# Versions on PyPI of the peers and of the package that trains the tokenizer.
+PINNED = {"sglang-router": "0.3.2", "vllm-router": "0.1.17", "tokenizers": "0.23.3"}
 WHOLE = 4
 PREFILL = 2
 DECODE = 2
-# A token is a byte here; 64 of them are about 16 tokens of a trained tokenizer, a block of vLLM's.
-BLOCK_TOKENS = 64
+# Given in place of a tokenizer's folder: one token a byte.
+BYTES = "bytes"
 
 
 def venv(folder, package):
@@ -31,6 +31,22 @@ def venv(folder, package):
     return programs
 
 
+def block_tokens(model):
+    """Tokens in a block: as many as vLLM has, or about as much text if a token is a byte."""
+    return 64 if model == BYTES else 16
+
+
+def tokenizer(folder):
+    """The folder of the trained tokenizer. Trains it on this repository if it is missing."""
+    place = os.path.join(folder, "tokenizer-32k")
+    # tokenizer.py writes this file last.
+    if not os.path.exists(os.path.join(place, "tokenizer_config.json")):
+        print(f"compare: training a tokenizer in {place}", file=sys.stderr)
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tokenizer.py")
+        subprocess.run([os.path.join(venv(folder, "tokenizers"), "python"), script, place], check=True, stdout=sys.stderr)
+    return place
+
+
 class Backends:
     """Stand-ins of one kind in one process: four of whole requests, or two pairs, and one that is called directly."""
 
@@ -42,7 +58,9 @@ class Backends:
         lists = {"whole": [self.direct] if pairs else [*self.ports, self.direct]}
         if pairs:
             lists |= {"prefill": self.ports[:PREFILL], "decode": self.ports[PREFILL:], "bootstrap": self.bootstraps}
-        words = [setup.stand_in, "--engine", engine, "--block-tokens", str(BLOCK_TOKENS), *cost]
+        words = [setup.stand_in, "--engine", engine, "--block-tokens", str(block_tokens(setup.model)), *cost]
+        if setup.model != BYTES:
+            words += ["--tokenizer", setup.model]
         for name, listed in lists.items():
             words += [f"--{name}", ",".join(map(str, listed))]
         self.process = group.start("stand-ins", setup.others, words)
@@ -167,20 +185,20 @@ class Router:
         """The router on its core; it drives the engines by itself, or, if so asked, by a node beside each on the engines' cores."""
         config, profile, servers = (os.path.join(group.folder, name) for name in ("baton.toml", "profile.toml", "servers.toml"))
         with open(config, "w", encoding="utf-8") as file:
-            file.write(CONFIG.format(block_tokens=BLOCK_TOKENS))
+            file.write(CONFIG.format(block_tokens=block_tokens(setup.model)))
         with open(profile, "w", encoding="utf-8") as file:
             file.write(PROFILE.format(longest_us=float(1000 + 131072 * prompt_token_us)))
-        words = [setup.baton, "serve", "-c", config, "--listen", f"127.0.0.1:{self.port}", "--control", f"127.0.0.1:{control}",
+        words = [setup.baton, "serve", "-c", config, "--model", setup.model, "--listen", f"127.0.0.1:{self.port}", "--control", f"127.0.0.1:{control}",
                  "--threads", "1", "--log", "warn"]
         if not setup.args.nodes:
             with open(servers, "w", encoding="utf-8") as file:
                 file.writelines(self.member(backends, at) for at in range(len(backends.ports)))
-            words += ["--servers", servers, "--each", f"--engine {backends.engine} --model bytes --profile {profile}"]
+            words += ["--servers", servers, "--each", f"--engine {backends.engine} --model {setup.model} --profile {profile}"]
         self.process = group.start("baton", setup.core, words)
         for at, url in enumerate(backends.urls() if setup.args.nodes else []):
             words = [setup.baton, "node", "--name", f"n{at}", "--role", self.role(backends, at), "--conductor", f"http://127.0.0.1:{control}",
-                     "--engine", backends.engine, "--model", "bytes", "--url", url, "--block-tokens", str(BLOCK_TOKENS), "--profile", profile,
-                     "--log", "warn"]
+                     "--engine", backends.engine, "--model", setup.model, "--url", url, "--block-tokens", str(block_tokens(setup.model)),
+                     "--profile", profile, "--log", "warn"]
             if self.bootstrap(backends, at):
                 words += ["--bootstrap-port", self.bootstrap(backends, at)]
             self.nodes.append(group.start(f"node-{at}", setup.others, words).pid)

@@ -1,4 +1,13 @@
-"""What a comparison found, as tables for people."""
+#!/usr/bin/env python3
+"""Prints the results of a comparison as Markdown tables for docs/compare.md.
+
+Usage: scripts/compare/tables.py compare.json    (the file that compare.py wrote)
+"""
+
+import json
+import os
+import sys
+
 
 
 def row(figures, load, side="router"):
@@ -58,8 +67,9 @@ def memory(run, name):
 
 
 def nodes(run, of):
-    """A figure of Baton's nodes; peers have none."""
-    return of(run) if run["router"] == "baton" else "none"
+    """A figure of Baton's nodes, which exist only with --nodes."""
+    found = of(run) if run["router"] == "baton" else "none"
+    return "–" if found == "0" else found
 
 
 def replayed(run, of):
@@ -104,21 +114,53 @@ def cell(run, of):
     return "failed" if "pace" not in run else of(run)
 
 
+PLACES = {"whole": "four whole engines", "pairs": "two pairs"}
+BEFORE = {"sglang": "SGLang's", "vllm": "vLLM's"}
+
+
+def column(run):
+    """Heading of a run. A peer has engines of one kind only, Baton of either."""
+    return f"Baton, {BEFORE[run['engine']]}" if run["router"] == "baton" else run["router"]
+
+
+def measured(document):
+    """One paragraph: versions, tokenizer, machine."""
+    versions, machine = document["versions"], document["machine"]
+    peers = sorted({run["router"] for run in document["runs"]} - {"baton"})
+    routers = ", ".join([*(f"{name} {versions[name]}" for name in peers), versions["baton"]])
+    tokens = {"bytes": "one token a byte"}.get(document["tokenizer"], "a trained tokenizer")
+    return (f"{routers}; {tokens}, blocks of {document['block_tokens']}; {machine['cores']} cores of {machine['cpu']}, "
+            f"{document.get('took_s')} s. In brackets: an engine without a router, in the same run.")
+
+
+def table(document, place):
+    """One arrangement, with a column for each run."""
+    runs = [run for run in document["runs"] if run["place"] == place]
+    if not runs:
+        return []
+    parts = ["", f"| {PLACES[place]} | " + " | ".join(map(column, runs)) + " |", "|---" * (len(runs) + 1) + "|"]
+    parts += [f"| {name} | " + " | ".join(cells) + " |" for name, of in ROWS
+              if set(cells := [cell(run, of) for run in runs]) - {"–", "none", "failed"}]
+    if "slice" in document:
+        best = document["slice"]["found_at_best"][place]
+        room = {"endless": "with endless room", "one_cache_of_all": "with one cache of all that room", "in_turn": "by engines in turn"}
+        parts += ["", "Of the trace's prompt tokens could be found: " + ", ".join(
+            f"{100 * share:.1f} % {room[name]}" for name, share in best.items()) + "."]
+    return parts + [f"{column(run)} failed: {run['failed']}" for run in runs if "failed" in run]
+
+
 def text(document):
-    """One table for each arrangement, with a column for each run."""
-    parts = [f"versions: {document['versions']}; machine: {document['machine']}; took {document.get('took_s')} s"]
-    titles = {"whole": "Whole requests, 4 engines", "pairs": "Prefill and decode, 2 + 2 engines"}
-    for place, title in titles.items():
-        runs = [run for run in document["runs"] if run["place"] == place]
-        if not runs:
-            continue
-        parts.append(f"\n## {title}\n")
-        parts.append("| | " + " | ".join(f"{run['router']} ({run['engine']})" for run in runs) + " |")
-        parts.append("|---" * (len(runs) + 1) + "|")
-        parts += [f"| {name} | " + " | ".join(cell(run, of) for run in runs) + " |" for name, of in ROWS]
-        if "slice" in document:
-            best = document["slice"]["found_at_best"][place]
-            parts.append("\nOf the trace's prompt tokens could be found: " + ", ".join(
-                f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in best.items()))
-        parts += [f"{run['router']} ({run['engine']}) failed: {run['failed']}" for run in runs if "failed" in run]
-    return "\n".join(parts)
+    """The paragraph, and one table for each arrangement."""
+    return "\n".join([measured(document), *(line for place in PLACES for line in table(document, place))])
+
+
+def main():
+    """Prints the tables of a file."""
+    if len(sys.argv) != 2 or not os.path.exists(sys.argv[1]):
+        sys.exit(__doc__)
+    with open(sys.argv[1], encoding="utf-8") as file:
+        print(text(json.load(file)))
+
+
+if __name__ == "__main__":
+    main()
