@@ -9,6 +9,7 @@ mod audit;
 mod decode;
 mod flights;
 mod inbox;
+mod legs;
 mod node;
 mod orders;
 mod prefill;
@@ -20,6 +21,7 @@ mod trouble;
 
 use std::collections::VecDeque;
 
+use baton_legs::Effect as LegEffect;
 use baton_scheduler::{Conductor, Effect as Order};
 use baton_store::Effect as StoreEffect;
 use baton_transfer::{Effect as TransferEffect, LinkSpec, TransferEngine};
@@ -83,6 +85,7 @@ pub struct World {
     pub(crate) gaps_us: Vec<u32>,
     orders: Vec<Order>,
     store_effects: Vec<StoreEffect>,
+    leg_effects: Vec<LegEffect>,
     transfer_effects: Vec<TransferEffect>,
     ended: Vec<Ended>,
 }
@@ -136,6 +139,7 @@ impl World {
             gaps_us: Vec::new(),
             orders: Vec::new(),
             store_effects: Vec::new(),
+            leg_effects: Vec::new(),
             transfer_effects: Vec::new(),
             ended: Vec::new(),
             conductor_wakes: vec![u64::MAX; routers],

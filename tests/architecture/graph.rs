@@ -41,6 +41,7 @@ pub const TABLE: &[Row] = &[
         outside: Outside::Only(&["serde", "xxhash-rust"]),
     },
     Row { name: "baton-scheduler", dir: "scheduler", ours: &["baton-types"], outside: CORE },
+    Row { name: "baton-legs", dir: "scheduler/legs", ours: &["baton-types"], outside: CORE },
     Row { name: "baton-store", dir: "store", ours: &["baton-types"], outside: CORE },
     Row { name: "baton-transfer", dir: "transfer", ours: &["baton-types"], outside: CORE },
     Row {
@@ -70,7 +71,14 @@ pub const TABLE: &[Row] = &[
     Row {
         name: "baton-sim",
         dir: "sim",
-        ours: &["baton-types", "baton-scheduler", "baton-store", "baton-transfer", "baton-traces"],
+        ours: &[
+            "baton-types",
+            "baton-scheduler",
+            "baton-legs",
+            "baton-store",
+            "baton-transfer",
+            "baton-traces",
+        ],
         outside: Outside::Without(&["tokio"]),
     },
     Row {

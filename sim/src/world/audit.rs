@@ -1,6 +1,7 @@
 //! The oracle's part that no core can see: live requests, holds, engines and flights agree, and at
 //! rest nothing is left of any of them.
 
+use baton_legs::Leg;
 use baton_scheduler::Conductor;
 use baton_scheduler::index::MatchScratch;
 use baton_store::StoreSnapshot;
@@ -9,7 +10,7 @@ use hashbrown::HashMap;
 
 use super::World;
 use super::node::Node;
-use super::requests::{Live, Phase};
+use super::requests::Live;
 
 /// Fails with a sentence unless a condition holds.
 macro_rules! ensure {
@@ -48,7 +49,7 @@ impl World {
         let used = self.live.iter().filter(|l| l.used).count() as u64;
         ensure!(used == self.in_flight, "I5: {} requests in flight, {used} slots in use", self.in_flight);
         for (slot, live) in (0u32..).zip(&self.live).filter(|(_, l)| l.used) {
-            self.check_request(slot, live).map_err(|e| format!("{} in {:?}: {e}", live.id, live.phase))?;
+            self.check_request(slot, live).map_err(|e| format!("{}: {e}; {live:?}", live.id))?;
         }
         Ok(())
     }
@@ -56,58 +57,44 @@ impl World {
     fn check_request(&self, slot: u32, live: &Live) -> Result<(), String> {
         let (prefill, decode) = (&self.nodes[live.prefill as usize], &self.nodes[live.decode as usize]);
         let local = live.prefill == live.decode;
-        let holds = (live.prefill_open, live.decode_open);
         ensure!(live.handoff.is_none_or(|n| self.flights.contains_key(&n)), "its hand-off is nowhere");
-        match live.phase {
-            Phase::Outside => {
-                ensure!(holds == (false, false), "I5: it holds {holds:?}");
+        let elsewhere = if local { None } else { self.leg_at(live.decode, slot) };
+        match self.prefill_leg(slot) {
+            None if elsewhere.is_none() => {
                 ensure!(live.handoff.is_none() && live.reading_from.is_none(), "I5: it has flights");
             }
-            Phase::Incoming => {
-                ensure!(holds == (false, false), "I5: it holds {holds:?}");
-                ensure!(prefill.incoming.iter().any(|(_, s)| *s == slot), "it waits at no door");
-            }
-            Phase::Loading => {
-                ensure!(live.prefill_open && live.decode_open == local, "I5: it holds {holds:?}");
-                ensure!(live.loads > 0 || live.shares, "it waits for nothing");
+            Some(Leg::Loading(_)) => {
+                let waits = live.loads > 0 || live.shares || live.reading_from.is_some();
+                ensure!(waits, "it waits for nothing");
                 ensure!(!live.shares || prefill.sharing.contains(&slot), "nobody looks at what it shares");
             }
-            Phase::Prefilling => {
-                ensure!(live.prefill_open, "I5: it computes without a hold");
-                ensure!(prefill.engine.holds(slot).0, "no engine computes it");
-            }
-            Phase::HandingOff => {
-                ensure!(live.prefill_open && live.prefilled, "I13: nothing to hand off");
-                let waits = live.handoff.is_some() || decode.crowded.contains(&slot);
+            Some(Leg::Computing(_)) => ensure!(prefill.engine.holds(slot).0, "no engine computes it"),
+            Some(Leg::Held(_)) => {
+                let waits = live.handoff.is_some() || matches!(elsewhere, Some(Leg::Crowded(_)));
                 ensure!(waits, "it is neither under way nor waiting for room");
             }
-            Phase::Decoding => {
-                ensure!(live.decode_open && live.prefill_open == local, "I8: it holds {holds:?}");
-                ensure!(decode.engine.holds(slot).1, "no engine decodes it");
-            }
+            _ => {}
+        }
+        let decodes = self.leg_at(live.decode, slot).filter(|leg| matches!(leg, Leg::Decoding { .. }));
+        if let Some(leg) = decodes {
+            ensure!(*leg == Leg::Decoding { local }, "I8: it decodes where it is not: {leg:?}");
+            ensure!(decode.engine.holds(slot).1, "no engine decodes it");
         }
         Ok(())
     }
 
     fn check_nodes(&self) -> Result<(), String> {
-        for (at, node) in (0u32..).zip(&self.nodes) {
+        for node in &self.nodes {
             let id = node.spec.id;
-            let here = || self.live.iter().filter(|l| l.used && l.prefill == at);
-            let opened = here().filter(|l| l.prefill_open && !l.prefilled);
-            let opened_tokens: u64 = opened.map(|l| l.prompt_tokens - l.cached_tokens).sum();
-            ensure!(
-                node.opened_tokens == opened_tokens,
-                "instance {id} counts {} opened tokens instead of {opened_tokens}",
-                node.opened_tokens
-            );
-            let jobs = here().filter(|l| l.phase == Phase::Prefilling).count();
+            node.legs.check().map_err(|e| format!("instance {id}: {e}"))?;
+            let count = |which: fn(&Leg) -> bool| node.legs.iter().filter(|(_, leg)| which(leg)).count();
+            let jobs = count(|leg| matches!(leg, Leg::Computing(_)));
             ensure!(
                 node.engine.jobs() == jobs,
                 "instance {id} computes {} jobs instead of {jobs}",
                 node.engine.jobs()
             );
-            let batch =
-                self.live.iter().filter(|l| l.used && l.decode == at && l.phase == Phase::Decoding).count();
+            let batch = count(|leg| matches!(leg, Leg::Decoding { .. }));
             ensure!(
                 node.engine.batch() == batch,
                 "instance {id} decodes {} instead of {batch}",
@@ -120,11 +107,7 @@ impl World {
     /// A request that starts over has nothing left of the attempt before.
     pub(crate) fn witness_clean(&mut self, slot: u32) {
         let live = &self.live[slot as usize];
-        let clean = live.phase == Phase::Outside
-            && !live.prefill_open
-            && !live.decode_open
-            && live.handoff.is_none()
-            && live.reading_from.is_none();
+        let clean = !self.has_legs(slot) && live.handoff.is_none() && live.reading_from.is_none();
         self.oracle
             .witness(clean, || format!("I13: {} starts over before it was taken back: {live:?}", live.id));
     }
@@ -133,9 +116,10 @@ impl World {
     pub(crate) fn oracle_at_rest(&mut self) -> Result<(), String> {
         let failed = |what: String| format!("oracle at rest: {what}");
         if let Some(stuck) = self.live.iter().find(|l| l.used) {
-            let (id, phase, at) = (stuck.id, stuck.phase, (stuck.prefill, stuck.decode));
+            let (id, at) = (stuck.id, (stuck.prefill, stuck.decode));
+            let [prefill, decode] = [at.0, at.1].map(|at| self.nodes[at as usize].legs.get(id));
             return Err(failed(format!(
-                "{} requests never ended, {id} in {phase:?} at {at:?} first",
+                "{} requests never ended, {id} first, at {at:?} in {prefill:?} and {decode:?}",
                 self.in_flight
             )));
         }
@@ -193,8 +177,13 @@ fn check_idle(node: &Node) -> Result<(), String> {
     ensure!(pinned == 0, "I3: {pinned} blocks are still pinned on instance {id}");
     let reserved: u64 = node.store.stats().tiers.iter().map(|t| t.reserved_blocks).sum();
     ensure!(reserved == 0, "I5: {reserved} blocks are still reserved on instance {id}");
-    let waiting = node.incoming.len() + node.sharing.len() + node.crowded.len();
-    ensure!(waiting == 0, "{waiting} requests still wait at the doors of instance {id}");
+    let legs: Vec<_> = node.legs.iter().collect();
+    ensure!(legs.is_empty(), "instance {id} still has legs: {legs:?}");
+    ensure!(
+        node.sharing.is_empty(),
+        "{} requests still wait for blocks on instance {id}",
+        node.sharing.len()
+    );
     Ok(())
 }
 

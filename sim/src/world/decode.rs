@@ -1,10 +1,10 @@
 //! The decode side: room, the hand-off's landing, tokens, the end.
 
+use baton_legs::{Input as LegInput, Leg};
 use baton_scheduler::Input;
 use baton_store::Input as StoreInput;
 
 use super::World;
-use super::requests::Phase;
 use crate::engine::{GapMark, Sequence, summarise};
 use crate::metrics::Status;
 
@@ -12,69 +12,30 @@ impl World {
     /// Reserves HBM at the decode node and lets the KV flow there.
     pub(crate) fn begin_handoff(&mut self, slot: u32) {
         let live = &self.live[slot as usize];
+        let (request, at) = (live.id, live.decode);
         if live.handoff.is_some() || live.landed {
             return;
         }
-        let at = live.decode;
         if !self.nodes[at as usize].alive {
             self.handoff_lost(slot);
             return;
         }
-        if live.decode_open {
-            return;
+        if matches!(self.leg_at(at, slot), None | Some(Leg::Crowded(_))) {
+            self.leg(at, LegInput::Expect { request, work: self.work(slot) });
         }
-        let id = live.id;
-        let room_blocks = self.room_blocks(slot, at);
-        let keys = std::mem::take(&mut self.live[slot as usize].keys);
-        let opened = self.open_store(at, id, &keys, room_blocks);
-        let live = &mut self.live[slot as usize];
-        live.keys = keys;
-        let Some(opened) = opened else {
-            let crowded = &mut self.nodes[at as usize].crowded;
-            if !crowded.contains(&slot) {
-                crowded.push(slot);
-            }
-            return;
-        };
-        live.decode_open = true;
-        // Blocks that this node holds already need not travel; those below HBM travel anyway, it
-        // is quicker than to wait for two sources. They are readable here once sealed.
-        let here = self.tokens_of(slot, opened.hbm);
-        self.fly_handoff(slot, here);
-    }
-
-    /// Somebody left a decode node: whoever waits for room there tries again.
-    pub(crate) fn let_decodes_in(&mut self, at: u32) {
-        if self.nodes[at as usize].crowded.is_empty() {
-            return;
-        }
-        let waiting = std::mem::take(&mut self.nodes[at as usize].crowded);
-        for slot in waiting {
-            self.begin_handoff(slot);
-        }
-    }
-
-    /// All KV is at the decode node and the prefill is over.
-    pub(crate) fn handoff_done(&mut self, slot: u32) {
-        let live = &mut self.live[slot as usize];
-        let (id, prefill, decode) = (live.id, live.prefill, live.decode);
-        let all = u32::try_from(live.keys.len()).unwrap_or(u32::MAX);
-        live.prefill_open = false;
-        self.step_store(decode, StoreInput::Seal { owner: id, upto_blocks: all });
-        self.step_store(prefill, StoreInput::Close { owner: id });
-        self.report(slot, Input::HandoffFinished { request: id });
     }
 
     /// The conductor says that decoding may begin.
     pub(crate) fn start_decode(&mut self, slot: u32, at: u32) {
+        let live = &self.live[slot as usize];
+        let request = live.id;
+        self.oracle.witness(live.decode == at, || format!("{request} decodes elsewhere: {live:?}"));
+        self.leg(at, LegInput::StartDecode { request });
+    }
+
+    /// The engine decodes, on with what it computed or with what has landed.
+    pub(crate) fn decode(&mut self, slot: u32, at: u32, local: bool) {
         let live = &mut self.live[slot as usize];
-        let local = live.prefill == live.decode;
-        let ready =
-            live.phase == Phase::HandingOff && live.prefilled && (local || live.landed) && live.decode_open;
-        self.oracle.witness(ready && live.decode == at, || {
-            format!("{} decodes before its KV landed: {live:?}", live.id)
-        });
-        live.phase = Phase::Decoding;
         if local && live.streamed_tokens < live.output_tokens {
             // Computed by the prefill, and let out now that the request may stay (ADR 0004).
             live.streamed_tokens += 1;
@@ -130,15 +91,8 @@ impl World {
                 live.streamed_tokens, gaps.count
             )
         });
-        (live.decode_open, live.prefill_open) = (false, false);
-        self.step_store(at, StoreInput::Close { owner: id });
+        self.leg(at, LegInput::Ended { request: id });
         self.end(slot, Status::Completed, Some(gaps));
         self.tell_of(router, Input::DecodeFinished { request: id, output_tokens });
-    }
-
-    /// The KV cannot reach its decode node.
-    pub(crate) fn handoff_lost(&mut self, slot: u32) {
-        let request = self.live[slot as usize].id;
-        self.report(slot, Input::HandoffFailed { request });
     }
 }

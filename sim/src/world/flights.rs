@@ -1,5 +1,6 @@
 //! Bytes on links: fetches, hand-offs, copies between tiers, replicas.
 
+use baton_legs::{Input as LegInput, Leg};
 use baton_scheduler::Input;
 use baton_store::Input as StoreInput;
 use baton_transfer::{Effect, Input as TransferInput, LinkId, Paced, PathLinks, Priority, TransferRequest};
@@ -7,7 +8,7 @@ use baton_types::{BlockHash, BlockKey, InstanceId, RequestId, Role, Tier, Transf
 
 use super::World;
 use super::node::{EGRESS, HOST, INGRESS, SSD};
-use super::requests::{Phase, READER};
+use super::requests::READER;
 
 /// What a flight is for.
 #[derive(Clone, Debug)]
@@ -98,7 +99,7 @@ impl World {
         let (from, to, id) = (live.prefill, live.decode, live.id);
         let bytes = self.kv_bytes(from, live.prompt_tokens.saturating_sub(here));
         let spec = &self.nodes[from as usize].spec;
-        let paced = (!live.prefilled).then(|| {
+        let paced = (!self.is_prefilled(slot)).then(|| {
             let new = live.prompt_tokens - live.cached_tokens;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a positive time")]
             let left_us =
@@ -185,13 +186,15 @@ impl World {
     fn flight_ended(&mut self, purpose: Purpose, ok: bool) {
         match purpose {
             Purpose::Fetch { slot, id, .. } => {
-                self.witness_flight(slot, id, Phase::Loading);
+                self.witness_load(slot, id);
                 self.fetch_ended(slot, ok);
             }
             Purpose::Onboard { slot, id, at } => {
-                self.witness_flight(slot, id, Phase::Loading);
+                self.witness_load(slot, id);
                 self.step_store(at, StoreInput::OnboardDone { owner: id, ok });
-                self.load_ended(slot, None);
+                let live = &mut self.live[slot as usize];
+                live.loads = live.loads.saturating_sub(1);
+                self.cached(slot, at);
             }
             Purpose::Handoff { slot, id } => {
                 if self.slot_of(id).is_some() {
@@ -210,33 +213,39 @@ impl World {
         }
     }
 
-    /// A flight for a request ends only while the request waits for it.
-    fn witness_flight(&mut self, slot: u32, id: RequestId, phase: Phase) {
+    /// A prefill's copy ends only while the prefill waits for it.
+    fn witness_load(&mut self, slot: u32, id: RequestId) {
         let live = &self.live[slot as usize];
-        self.oracle.witness(live.used && live.id == id && live.phase == phase, || {
-            format!("a flight for {id} ended when it was {} in {:?}", live.id, live.phase)
+        let leg = self.prefill_leg(slot).copied();
+        self.oracle.witness(live.used && live.id == id && matches!(leg, Some(Leg::Loading(_))), || {
+            format!("a copy for {id} ended when it was {} in {leg:?}", live.id)
         });
     }
 
     fn fetch_ended(&mut self, slot: u32, ok: bool) {
         self.stop_reading(slot);
-        let at = self.live[slot as usize].prefill as usize;
-        let here = self.nodes[at].store.lookup(&self.live[slot as usize].keys).total;
-        self.load_ended(slot, (!ok).then_some(here));
-        self.tell_fetch(slot, ok);
+        let at = self.live[slot as usize].prefill;
+        let here = self.nodes[at as usize].store.lookup(&self.live[slot as usize].keys).total;
+        let live = &mut self.live[slot as usize];
+        if !ok {
+            live.hit_blocks = live.hit_blocks.min(here);
+        }
+        let (request, cached_blocks) = (live.id, live.hit_blocks);
+        self.leg(at, LegInput::FetchEnded { request, ok, cached_blocks });
     }
 
     fn handoff_ended(&mut self, slot: u32, ok: bool) {
-        let live = &mut self.live[slot as usize];
-        live.handoff = None;
+        self.live[slot as usize].handoff = None;
+        let (computes, waits) =
+            (matches!(self.prefill_leg(slot), Some(Leg::Computing(_))), self.waits_to_leave(slot));
         if !ok {
-            if matches!(live.phase, Phase::HandingOff | Phase::Prefilling) {
+            if computes || waits {
                 self.handoff_lost(slot);
             }
             return;
         }
-        live.landed = true;
-        if live.prefilled && live.phase == Phase::HandingOff {
+        self.live[slot as usize].landed = true;
+        if waits {
             self.handoff_done(slot);
         }
     }

@@ -1,5 +1,6 @@
 //! One simulated instance: its engine model, its store, and who waits at its door.
 
+use baton_legs::{Legs, LegsConfig};
 use baton_scheduler::InstanceSpec;
 use baton_store::{Store, StoreConfig};
 use baton_transfer::{LinkId, LinkSpec};
@@ -18,14 +19,10 @@ pub(crate) struct Node {
     pub store: Store,
     pub alive: bool,
     pub prefix_cache: bool,
-    /// Prefills sent here whose blocks are not pinned yet: (order, slot), ascending.
-    pub incoming: Vec<(u64, u32)>,
-    /// Tokens of prefills that are pinned and not finished.
-    pub opened_tokens: u64,
+    /// What it does for requests.
+    pub legs: Legs,
     /// Prefills whose blocks are pinned and that wait for blocks which another one computes.
     pub sharing: Vec<u32>,
-    /// Requests that wait for HBM room to decode here.
-    pub crowded: Vec<u32>,
     /// Its engine must plan before time goes on.
     pub dirty: bool,
     /// Something here may let others in: room was given back, or blocks became readable.
@@ -109,15 +106,15 @@ fn node(id: u32, pool: &Pool, setup: &Setup) -> Result<Node, String> {
     if setup.step_once {
         engine.step_once();
     }
+    let pass_tokens = u64::from(spec.pass_tokens) * u64::from(spec.pipeline_nodes);
+    let legs = LegsConfig::new(setup.scheduler.block_tokens, config.hbm_blocks, pass_tokens);
     Ok(Node {
         engine,
         store: Store::new(config).map_err(|e| e.to_string())?,
         alive: true,
         prefix_cache: pool.prefix_cache,
-        incoming: Vec::new(),
-        opened_tokens: 0,
+        legs: Legs::new(legs),
         sharing: Vec::new(),
-        crowded: Vec::new(),
         dirty: false,
         ajar: false,
         stored: false,

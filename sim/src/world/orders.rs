@@ -1,11 +1,12 @@
 //! Carrying out what a conductor orders, and taking back what a request holds.
 
+use baton_legs::Input as LegInput;
 use baton_scheduler::Effect as Order;
 use baton_store::Input as StoreInput;
 use baton_types::{InstanceId, RequestId};
 
 use super::World;
-use super::requests::{Phase, READER};
+use super::requests::READER;
 use crate::metrics::Status;
 
 impl World {
@@ -30,9 +31,9 @@ impl World {
             Order::Handoff { request, to, room_tokens, .. } => {
                 let Some(slot) = self.new_turn(request) else { return };
                 let live = &mut self.live[slot as usize];
-                live.phase = Phase::HandingOff;
                 (live.decode, live.room_tokens) = (to.0, room_tokens);
-                self.begin_handoff(slot);
+                let prefill = live.prefill;
+                self.leg(prefill, LegInput::HandOff { request });
             }
             Order::Replicate { from, to, chain } => self.replicate(from.0, to.0, &chain),
             Order::Release { request, instance } => self.release(request, instance),
@@ -75,37 +76,22 @@ impl World {
     pub(crate) fn release_all(&mut self, slot: u32) {
         self.leave_prefill(slot);
         self.leave_decode(slot);
-        self.live[slot as usize].phase = Phase::Outside;
     }
 
     /// Frees the prefill side: place in the queue, engine work, pins, transfers.
     pub(crate) fn leave_prefill(&mut self, slot: u32) {
         let live = &mut self.live[slot as usize];
-        let (at, id, local) = (live.prefill, live.id, live.prefill == live.decode);
-        let phase = live.phase;
-        let was_open = std::mem::take(&mut live.prefill_open);
-        (live.loads, live.shares) = (0, false);
-        let unfinished_tokens = if live.prefilled { 0 } else { live.prompt_tokens - live.cached_tokens };
-        if matches!(phase, Phase::Incoming | Phase::Loading | Phase::Prefilling) {
-            live.phase = Phase::Outside;
-        }
+        let (at, request) = (live.prefill, live.id);
+        let loading = std::mem::take(&mut live.loads) > 0 || live.reading_from.is_some();
+        let shared = std::mem::take(&mut live.shares);
         self.stop_reading(slot);
-        if phase == Phase::Incoming {
-            self.nodes[at as usize].incoming.retain(|(_, s)| *s != slot);
-        }
-        if phase == Phase::Loading {
+        if loading {
             self.drop_loads(slot);
+        }
+        if shared {
             self.nodes[at as usize].sharing.retain(|s| *s != slot);
         }
-        if !was_open {
-            return;
-        }
-        self.nodes[at as usize].opened_tokens -= unfinished_tokens;
-        self.engine(at, |engine, moment, ended| engine.remove(moment, slot, ended));
-        self.step_store(at, StoreInput::Close { owner: id });
-        if local {
-            self.live[slot as usize].decode_open = false;
-        }
+        self.leg(at, LegInput::Release { request });
     }
 
     /// A fetch's source need not keep its blocks any longer.
@@ -119,17 +105,8 @@ impl World {
     /// Frees the decode side: room, engine work, the hand-off.
     pub(crate) fn leave_decode(&mut self, slot: u32) {
         self.cancel_handoff(slot);
-        let live = &mut self.live[slot as usize];
-        let (at, id) = (live.decode, live.id);
-        let was_open = std::mem::take(&mut live.decode_open);
-        if matches!(live.phase, Phase::HandingOff | Phase::Decoding) {
-            live.phase = Phase::Outside;
-        }
-        self.nodes[at as usize].crowded.retain(|s| *s != slot);
-        if !was_open {
-            return;
-        }
-        self.engine(at, |engine, moment, ended| engine.remove(moment, slot, ended));
-        self.step_store(at, StoreInput::Close { owner: id });
+        let live = &self.live[slot as usize];
+        let (at, request) = (live.decode, live.id);
+        self.leg(at, LegInput::Release { request });
     }
 }

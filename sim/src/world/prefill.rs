@@ -1,85 +1,49 @@
 //! The prefill side of a request: pin, bring what is missing, compute, seal.
 
+use baton_legs::{Elsewhere, Input as LegInput, Leg, Work};
 use baton_scheduler::{FirstToken, Input};
 use baton_store::{Effect as StoreEffect, Input as StoreInput};
 use baton_types::{CacheChange, RequestId, Tier};
 
 use super::World;
-use super::requests::{Phase, READER};
-use crate::engine::Job;
+use super::requests::READER;
 use crate::setup::Handoff;
 
 impl World {
     /// A prefill was sent to its node.
     pub(crate) fn enter_prefill(&mut self, slot: u32) {
         let live = &mut self.live[slot as usize];
-        live.phase = Phase::Incoming;
-        (live.prefilled, live.landed, live.cached_tokens, live.hit_blocks) = (false, false, 0, 0);
-        let (at, order) = (live.prefill, live.order);
-        let node = &mut self.nodes[at as usize];
-        if !node.alive {
+        (live.landed, live.cached_tokens, live.hit_blocks) = (false, 0, 0);
+        let (at, order, request) = (live.prefill, live.order, live.id);
+        let (stays, fetch) = (live.prefill == live.decode, live.fetch);
+        if !self.nodes[at as usize].alive {
             return;
         }
-        let place = node.incoming.partition_point(|(o, _)| *o <= order);
-        node.incoming.insert(place, (order, slot));
+        let (work, fetch) = (self.work(slot), fetch.map(|f| Elsewhere { from: f.from, blocks: f.blocks }));
+        self.leg(at, LegInput::Prefill { request, work, stays, fetch, order });
         self.unlatch(at);
+    }
+
+    /// What a leg of a request asks of its node.
+    pub(crate) fn work(&self, slot: u32) -> Work {
+        let live = &self.live[slot as usize];
+        Work {
+            prompt_tokens: live.prompt_tokens,
+            named_blocks: u32::try_from(live.keys.len()).unwrap_or(u32::MAX),
+            room_tokens: live.room_tokens,
+        }
     }
 
     /// Lets in whoever waits at a node, as far as there is room.
     pub(crate) fn door(&mut self, at: u32) {
-        self.let_decodes_in(at);
-        loop {
-            let node = &self.nodes[at as usize];
-            let ahead = 2 * u64::from(node.spec.pass_tokens) * u64::from(node.spec.pipeline_nodes);
-            if !node.alive || node.opened_tokens >= ahead {
-                return;
-            }
-            let Some((_, slot)) = node.incoming.first().copied() else { return };
-            if !self.open_prefill(at, slot) {
+        self.leg(at, LegInput::RoomFreed);
+        while self.nodes[at as usize].alive {
+            let queued = self.nodes[at as usize].legs.queued();
+            self.leg(at, LegInput::OpenNext);
+            if self.nodes[at as usize].legs.queued() == queued {
                 return;
             }
         }
-    }
-
-    /// Blocks to reserve for a request's answer on a node: what was promised, as far as the node
-    /// can hold it at all.
-    pub(crate) fn room_blocks(&self, slot: u32, at: u32) -> u32 {
-        let live = &self.live[slot as usize];
-        let wanted = live.room_tokens.div_ceil(self.setup.scheduler.block_tokens);
-        let most = self.nodes[at as usize].store.config().hbm_blocks.saturating_sub(live.keys.len() as u64);
-        wanted.min(u32::try_from(most).unwrap_or(u32::MAX))
-    }
-
-    /// Pins a prefill's blocks; false when there is no room for them yet.
-    fn open_prefill(&mut self, at: u32, slot: u32) -> bool {
-        let live = &self.live[slot as usize];
-        let (id, local) = (live.id, live.prefill == live.decode);
-        let room_blocks = if local { self.room_blocks(slot, at) } else { 0 };
-        let keys = std::mem::take(&mut self.live[slot as usize].keys);
-        let opened = self.open_store(at, id, &keys, room_blocks);
-        let live = &mut self.live[slot as usize];
-        live.keys = keys;
-        let Some(opened) = opened else { return false };
-        live.prefill_open = true;
-        live.decode_open = local;
-        live.phase = Phase::Loading;
-        live.hit_blocks = opened.hits;
-        live.shares = opened.pending > 0;
-        live.shared_blocks = opened.hits;
-        let cached = self.tokens_of(slot, opened.hits);
-        let live = &mut self.live[slot as usize];
-        live.cached_tokens = cached;
-        let left = live.prompt_tokens - cached;
-        let node = &mut self.nodes[at as usize];
-        node.incoming.remove(0);
-        node.opened_tokens += left;
-        if opened.pending > 0 {
-            node.sharing.push(slot);
-        }
-        self.begin_onboard(slot, at, opened.onboard);
-        self.begin_fetch(slot, at);
-        self.maybe_ready(slot);
-        true
     }
 
     /// Prompt tokens in `blocks` leading blocks; the last token is always computed.
@@ -89,73 +53,27 @@ impl World {
     }
 
     /// Brings blocks from the holder that the conductor named, if that still saves work.
-    fn begin_fetch(&mut self, slot: u32, at: u32) {
+    pub(crate) fn begin_fetch(&mut self, slot: u32, at: u32, elsewhere: Elsewhere) {
         let live = &self.live[slot as usize];
-        let Some(fetch) = live.fetch else { return };
-        let (id, hits, from) = (live.id, live.hit_blocks, fetch.from.0);
-        let blocks = (fetch.blocks as usize).min(live.keys.len());
-        let source_alive = self.nodes.get(fetch.from.index()).is_some_and(|n| n.alive);
-        if fetch.blocks <= hits || !source_alive || from == at {
-            self.tell_fetch(slot, true);
-            return;
+        let (request, cached_blocks, from) = (live.id, live.hit_blocks, elsewhere.from.0);
+        let blocks = (elsewhere.blocks as usize).min(live.keys.len());
+        let source_alive = self.nodes.get(elsewhere.from.index()).is_some_and(|n| n.alive);
+        if !source_alive || from == at {
+            return self.leg(at, LegInput::FetchEnded { request, ok: true, cached_blocks });
         }
-        let owner = RequestId(id.0 | READER);
+        let owner = RequestId(request.0 | READER);
         let keys = std::mem::take(&mut self.live[slot as usize].keys);
         let (readable, on_flash) = self.read_store(from, owner, &keys[..blocks]);
         self.live[slot as usize].keys = keys;
-        if readable <= hits {
+        if readable <= cached_blocks {
             self.step_store(from, StoreInput::Close { owner });
-            self.tell_fetch(slot, false);
-            return;
+            return self.leg(at, LegInput::FetchEnded { request, ok: false, cached_blocks });
         }
-        let far = self.tokens_of(slot, readable);
+        let missing = self.tokens_of(slot, readable) - self.tokens_of(slot, cached_blocks);
         let live = &mut self.live[slot as usize];
-        let missing = far - live.cached_tokens;
-        live.reading_from = Some(from);
-        live.hit_blocks = readable;
-        live.cached_tokens = far;
-        live.loads += 1;
-        let node = &mut self.nodes[at as usize];
-        node.opened_tokens = node.opened_tokens.saturating_sub(missing);
+        (live.reading_from, live.hit_blocks) = (Some(from), readable);
+        self.leg(at, LegInput::FetchBegun { request, cached_blocks: readable });
         self.fly_fetch(slot, (from, at), missing, on_flash > 0);
-    }
-
-    pub(crate) fn tell_fetch(&mut self, slot: u32, ok: bool) {
-        let request = self.live[slot as usize].id;
-        self.report(slot, Input::FetchFinished { request, ok });
-    }
-
-    /// A fetch or an onboard ended; on failure `lost_blocks` says what must be computed after all.
-    pub(crate) fn load_ended(&mut self, slot: u32, cached_blocks: Option<u32>) {
-        if let Some(blocks) = cached_blocks {
-            let cached = self.tokens_of(slot, blocks);
-            let live = &mut self.live[slot as usize];
-            let more = live.cached_tokens.saturating_sub(cached);
-            live.cached_tokens -= more;
-            live.hit_blocks = live.hit_blocks.min(blocks);
-            let at = live.prefill as usize;
-            self.nodes[at].opened_tokens += more;
-        }
-        let live = &mut self.live[slot as usize];
-        live.loads = live.loads.saturating_sub(1);
-        self.maybe_ready(slot);
-    }
-
-    /// Gives a prefill to its engine once everything that it reuses is there.
-    pub(crate) fn maybe_ready(&mut self, slot: u32) {
-        let live = &mut self.live[slot as usize];
-        if live.phase != Phase::Loading || live.loads > 0 || live.shares {
-            return;
-        }
-        live.phase = Phase::Prefilling;
-        let job = Job {
-            slot,
-            order: live.order,
-            left_tokens: live.prompt_tokens - live.cached_tokens,
-            prefix_tokens: live.cached_tokens,
-        };
-        let at = live.prefill;
-        self.engine(at, |engine, moment, ended| engine.add_job(moment, job, ended));
     }
 
     /// Prefills that waited for blocks of another look again, if blocks came.
@@ -169,7 +87,7 @@ impl World {
             let here = self.nodes[at as usize].store.lookup(&live.keys).hbm >= live.shared_blocks;
             if here {
                 self.live[*slot as usize].shares = false;
-                self.maybe_ready(*slot);
+                self.cached(*slot, at);
             }
             !here
         });
@@ -178,32 +96,30 @@ impl World {
 
     /// The owner that was to bring shared blocks is gone: this request computes what is missing.
     pub(crate) fn inherited(&mut self, slot: u32, at: u32) {
-        let live = &self.live[slot as usize];
-        if live.phase != Phase::Loading || live.prefill != at {
+        if !self.loads(slot, at) {
             return;
         }
-        let found = self.nodes[at as usize].store.lookup(&live.keys);
-        let cached = self.tokens_of(slot, found.total);
+        let found = self.nodes[at as usize].store.lookup(&self.live[slot as usize].keys);
         let live = &mut self.live[slot as usize];
-        let more = live.cached_tokens.saturating_sub(cached);
-        live.cached_tokens -= more;
         live.hit_blocks = live.hit_blocks.min(found.total);
         live.shared_blocks = live.shared_blocks.min(found.total);
         live.shares &= found.hbm < live.shared_blocks;
-        let shares = live.shares;
-        let node = &mut self.nodes[at as usize];
-        node.opened_tokens += more;
-        if !shares {
-            node.sharing.retain(|s| *s != slot);
-            self.maybe_ready(slot);
+        if !live.shares {
+            self.nodes[at as usize].sharing.retain(|s| *s != slot);
         }
+        self.cached(slot, at);
+    }
+
+    /// Whether a request's prefill has blocks brought at a node.
+    fn loads(&self, slot: u32, at: u32) -> bool {
+        self.live[slot as usize].prefill == at && matches!(self.leg_at(at, slot), Some(Leg::Loading(_)))
     }
 
     /// The first pass of a prefill begins: its KV may flow from now on.
     pub(crate) fn prefill_started(&mut self, slot: u32) {
         let live = &self.live[slot as usize];
         if live.used
-            && live.phase == Phase::Prefilling
+            && matches!(self.prefill_leg(slot), Some(Leg::Computing(_)))
             && live.prefill != live.decode
             && self.setup.handoff == Handoff::Layerwise
         {
@@ -213,24 +129,21 @@ impl World {
 
     /// A prefill ended.
     pub(crate) fn prefilled(&mut self, at: u32, slot: u32, compute_us: u64) {
-        let live = &mut self.live[slot as usize];
-        let expected = live.used && live.phase == Phase::Prefilling && live.prefill == at;
+        let live = &self.live[slot as usize];
+        let expected =
+            live.used && live.prefill == at && matches!(self.leg_at(at, slot), Some(Leg::Computing(_)));
         self.oracle.witness(expected, || format!("instance {at} prefilled {} for nobody", live.id));
         if !expected {
             return;
         }
-        live.phase = Phase::HandingOff;
-        live.prefilled = true;
         let local = live.prefill == live.decode;
         let (id, cached) = (live.id, live.cached_tokens);
-        live.prefill_streamed = !local && self.setup.scheduler.first_token == FirstToken::Prefill;
         let new = live.prompt_tokens - cached;
-        let all = u32::try_from(live.keys.len()).unwrap_or(u32::MAX);
-        self.nodes[at as usize].opened_tokens -= new;
         self.metrics.prefilled(self.now_us, at, new, compute_us);
-        self.step_store(at, StoreInput::Seal { owner: id, upto_blocks: all });
+        self.leg(at, LegInput::Computed { request: id });
         self.stop_reading(slot);
         let live = &mut self.live[slot as usize];
+        live.prefill_streamed = !local && self.setup.scheduler.first_token == FirstToken::Prefill;
         // An answer whose only token was given before its KV was lost gets no second one.
         if live.prefill_streamed && live.streamed_tokens < live.output_tokens {
             live.streamed_tokens += 1;
@@ -275,12 +188,9 @@ impl World {
             StoreEffect::Onboard { owner, dram_blocks, ssd_blocks } => {
                 // Outside an `Open`: blocks that another owner gave up bringing. A hand-off brings
                 // everything below HBM itself.
-                let of_prefill = |slot: &u32| {
-                    let live = &self.live[*slot as usize];
-                    live.phase == Phase::Loading && live.prefill == at
-                };
-                if let Some(slot) = self.slot_of(owner).filter(of_prefill) {
+                if let Some(slot) = self.slot_of(owner).filter(|slot| self.loads(*slot, at)) {
                     self.begin_onboard(slot, at, (dram_blocks, ssd_blocks));
+                    self.cached(slot, at);
                 }
             }
             StoreEffect::GrowRefused { needed_blocks, .. } => self.metrics.overcommitted(needed_blocks),

@@ -18,30 +18,12 @@ const fn generation(id: RequestId) -> u32 {
     (id.0 >> 32) as u32
 }
 
-/// Where a live request is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// With its client (before, or between attempts) or in the conductor.
-    Outside,
-    /// At its prefill node, blocks not pinned yet.
-    Incoming,
-    /// Blocks pinned, some on their way.
-    Loading,
-    /// In the engine's queue or computing.
-    Prefilling,
-    /// Prefilled; KV on its way, or waiting for the conductor's word.
-    HandingOff,
-    /// Decoding.
-    Decoding,
-}
-
 /// A request that has not ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Live {
     pub id: RequestId,
     pub used: bool,
     pub router: u32,
-    pub phase: Phase,
     /// Changes with each order about it: what was reported before is out of date.
     pub turn: u64,
     pub keys: Vec<BlockKey>,
@@ -66,17 +48,19 @@ pub(crate) struct Live {
     pub order: u64,
     pub room_tokens: u32,
     pub fetch: Option<FetchPlan>,
-    /// Blocks found at the prefill node.
+    /// Leading blocks that its prefill node has, or is about to have.
     pub hit_blocks: u32,
+    /// What its prefill need not compute, once it computes.
     pub cached_tokens: u64,
+    /// Copies from slower tiers of its prefill node that are under way.
     pub loads: u8,
     pub shares: bool,
     /// Leading blocks that must be readable before a prefill that shares may run.
     pub shared_blocks: u32,
-    pub prefill_open: bool,
-    pub decode_open: bool,
     pub reading_from: Option<u32>,
-    pub prefilled: bool,
+    /// Blocks that its decode node had already.
+    pub decode_blocks: u32,
+    /// All of its KV is at its decode node.
     pub landed: bool,
     /// The prefill gave the token that it drew to the client.
     pub prefill_streamed: bool,
@@ -210,7 +194,6 @@ impl World {
         (live.streamed_tokens, live.first_token_us) = (0, 0);
         live.gaps_us.clear();
         live.retry_after_us = rejection.retry_after_us;
-        live.phase = Phase::Outside;
         let returns = live.attempts <= clients.retries && rejection.retry_after_us > 0;
         self.metrics.refused(self.now_us, rejection, returns);
         if !returns {
@@ -273,7 +256,6 @@ fn fresh(id: RequestId, keys: Vec<BlockKey>) -> Live {
         id,
         used: !keys.is_empty(),
         router: 0,
-        phase: Phase::Outside,
         turn: 0,
         keys,
         asked_tokens: 0,
@@ -298,10 +280,8 @@ fn fresh(id: RequestId, keys: Vec<BlockKey>) -> Live {
         loads: 0,
         shares: false,
         shared_blocks: 0,
-        prefill_open: false,
-        decode_open: false,
         reading_from: None,
-        prefilled: false,
+        decode_blocks: 0,
         landed: false,
         prefill_streamed: false,
         handoff: None,

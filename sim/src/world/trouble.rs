@@ -44,23 +44,17 @@ impl World {
         let node = &mut self.nodes[at as usize];
         node.alive = false;
         let (instance, epoch) = (node.spec.id, node.spec.epoch);
-        (node.incoming, node.sharing, node.crowded) = (Vec::new(), Vec::new(), Vec::new());
-        node.opened_tokens = 0;
+        node.legs.clear();
+        node.sharing.clear();
         self.forget_holds(at);
         self.fail_flights_of(at);
         self.step_store(at, StoreInput::Clear);
         self.tell_all(&Input::InstanceLost { instance, epoch });
     }
 
-    /// Holds on a dead node are gone with its store; nothing may try to close them again.
+    /// Reads of a dead node's blocks are gone with its store; nothing may try to close them again.
     fn forget_holds(&mut self, at: u32) {
         for live in self.live.iter_mut().filter(|l| l.used) {
-            if live.prefill == at {
-                live.prefill_open = false;
-            }
-            if live.decode == at {
-                live.decode_open = false;
-            }
             if live.reading_from == Some(at) {
                 live.reading_from = None;
             }

@@ -1,0 +1,171 @@
+//! The states of one leg. Each is a type of its own, and a step consumes it.
+
+use crate::{Elsewhere, Held, LegsConfig};
+
+/// What a leg asks of its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// Tokens whose KV there must be before decoding.
+    pub prompt_tokens: u64,
+    /// Blocks of them that have names.
+    pub named_blocks: u32,
+    /// Tokens to come for which room was promised.
+    pub room_tokens: u32,
+}
+
+impl Work {
+    /// Tokens in `blocks` leading blocks that need no computing: the last token is always computed.
+    pub(crate) fn tokens_of(self, blocks: u32, config: &LegsConfig) -> u64 {
+        (u64::from(blocks) * u64::from(config.block_tokens)).min(self.prompt_tokens.saturating_sub(1))
+    }
+
+    /// Blocks that the prompt fills.
+    pub(crate) fn prompt_blocks(self, config: &LegsConfig) -> u64 {
+        self.prompt_tokens.div_ceil(u64::from(config.block_tokens))
+    }
+
+    /// Blocks to reserve beside the named ones: what the prompt and the promised room need, as far as the
+    /// pool can hold it at all. An answer that outgrows the pool ends there whatever was reserved.
+    pub(crate) fn room_blocks(self, stays: bool, config: &LegsConfig) -> u32 {
+        let room_tokens = if stays { u64::from(self.room_tokens) } else { 0 };
+        let named = u64::from(self.named_blocks);
+        let wanted = room_tokens.div_ceil(u64::from(config.block_tokens));
+        let wanted = wanted.min(config.pool_blocks.saturating_sub(named));
+        u32::try_from(wanted).unwrap_or(u32::MAX)
+    }
+}
+
+/// A prefill that waits for its turn to be opened; nothing is held for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queued {
+    pub(crate) work: Work,
+    pub(crate) stays: bool,
+    pub(crate) fetch: Option<Elsewhere>,
+    /// The conductor's order, then arrival.
+    pub(crate) place: (u64, u64),
+}
+
+/// A fetch of a prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fetch {
+    /// Not wanted, or over.
+    None,
+    /// The driver was told to begin it.
+    Asked,
+    /// Under way.
+    Flying,
+}
+
+/// A prefill whose blocks are pinned; some of them are being brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loading {
+    pub(crate) work: Work,
+    pub(crate) stays: bool,
+    /// Leading blocks that need no computing, counting those that are being brought.
+    pub(crate) cached_blocks: u32,
+    /// Whether the cache has yet to make some of them readable.
+    pub(crate) waits: bool,
+    pub(crate) fetch: Fetch,
+}
+
+/// A prefill that its engine computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Computing {
+    pub(crate) work: Work,
+    pub(crate) stays: bool,
+    pub(crate) cached_blocks: u32,
+}
+
+/// A prefill that is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Complete {
+    /// It is decoded here as soon as the conductor says so.
+    Stays,
+    /// Its KV leaves.
+    Leaves,
+    /// Its hand-off failed at this time, µs; the conductor says what shall become of it.
+    Stranded(u64),
+}
+
+/// Where a leg is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leg {
+    /// A prefill in the queue.
+    Queued(Queued),
+    /// A prefill whose blocks are pinned, and some on their way.
+    Loading(Loading),
+    /// A prefill in the engine.
+    Computing(Computing),
+    /// A prefill that is over: its KV is here, whole.
+    Held(Complete),
+    /// A decode leg that found no room yet.
+    Crowded(Work),
+    /// A decode leg with room: its KV is on its way.
+    Expecting,
+    /// A decode leg whose KV is here, whole.
+    Landed,
+    /// The engine decodes.
+    Decoding {
+        /// Whether the prompt was computed here.
+        local: bool,
+    },
+}
+
+impl Queued {
+    pub(crate) const fn opened(self, cached_blocks: u32, waits: bool) -> Loading {
+        let Self { work, stays, .. } = self;
+        Loading { work, stays, cached_blocks, waits, fetch: Fetch::None }
+    }
+}
+
+impl Loading {
+    /// On to the engine, if all is here that will be.
+    pub(crate) fn settled(self) -> Result<Computing, Self> {
+        if self.waits || self.fetch != Fetch::None {
+            return Err(self);
+        }
+        let Self { work, stays, cached_blocks, .. } = self;
+        Ok(Computing { work, stays, cached_blocks })
+    }
+
+    /// Tokens that the engine has to compute.
+    pub(crate) fn left_tokens(&self, config: &LegsConfig) -> u64 {
+        self.work.prompt_tokens - self.work.tokens_of(self.cached_blocks, config)
+    }
+}
+
+impl Computing {
+    pub(crate) const fn computed(self) -> Complete {
+        if self.stays { Complete::Stays } else { Complete::Leaves }
+    }
+
+    /// Tokens that the engine has to compute.
+    pub(crate) fn left_tokens(&self, config: &LegsConfig) -> u64 {
+        self.work.prompt_tokens - self.work.tokens_of(self.cached_blocks, config)
+    }
+}
+
+impl Leg {
+    /// What it holds at its node.
+    #[must_use]
+    pub const fn held(&self) -> Held {
+        match self {
+            Self::Queued(_) | Self::Crowded(_) => Held { blocks: false, engine: false },
+            Self::Loading(_) | Self::Expecting | Self::Landed => Held { blocks: true, engine: false },
+            // A prefill that is over waits in its engine: for the word to decode, or for its KV to have left.
+            Self::Computing(_) | Self::Held(_) | Self::Decoding { .. } => Held { blocks: true, engine: true },
+        }
+    }
+
+    /// Whether its KV leaves, or has to, for another node.
+    #[must_use]
+    pub const fn leaves(&self) -> bool {
+        match self {
+            Self::Queued(q) => !q.stays,
+            Self::Loading(l) => !l.stays,
+            Self::Computing(c) => !c.stays,
+            Self::Held(complete) => !matches!(complete, Complete::Stays),
+            Self::Crowded(_) | Self::Expecting | Self::Landed | Self::Decoding { .. } => false,
+        }
+    }
+}

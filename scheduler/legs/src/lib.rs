@@ -1,0 +1,278 @@
+//! What a node does for its requests: a pure core, stepped by live nodes and by the simulator.
+//!
+//! A *leg* is one node's share of a request: it computes the prompt (a prefill leg), takes KV from a
+//! prefill and decodes (a decode leg), or does both (a prefill leg that stays). [`Legs`] holds all legs
+//! of one node. A driver tells it what has happened ([`Input`]) and carries out what it answers
+//! ([`Effect`]); KV, engines and networks are the driver's.
+//!
+//! The rules that live here and nowhere else:
+//!
+//! - prefills are opened in the conductor's order, [`LegsConfig::ahead_tokens`] ahead of the engine; one
+//!   that finds no room waits, and nothing overtakes it;
+//! - decode legs that find no room wait, and are tried again in order whenever room came back;
+//! - KV that the conductor saw elsewhere is fetched only where it is still missing here;
+//! - a prefill computes once its node's cache and its fetch have brought all that they will bring;
+//! - decoding begins on the conductor's word, and only where all KV is;
+//! - KV whose hand-off failed is kept for another one, for [`STRANDED_LEASE_US`] at most.
+//!
+//! Every leg is in exactly one state of [`Leg`]. A step takes the old state and gives the new one, so
+//! that what belongs to a state cannot outlive it.
+#![no_std]
+extern crate alloc;
+
+mod leg;
+mod set;
+#[cfg(test)]
+mod tests;
+
+pub use leg::{Complete, Computing, Fetch, Leg, Loading, Queued, Work};
+pub use set::Legs;
+
+use baton_types::{InstanceId, RequestId};
+
+/// How long KV whose hand-off failed is kept without a word from the conductor, µs.
+pub const STRANDED_LEASE_US: u64 = 8_000_000;
+
+/// Engine passes for whose prompts blocks are pinned and brought ahead. A prompt behind them looks
+/// later, and finds what those before it computed; with one pass alone, a prompt that would only fill
+/// up another's last pass would delay it.
+const PASSES_AHEAD: u64 = 2;
+
+/// What a node can do, as far as its legs are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LegsConfig {
+    /// Tokens of a KV block.
+    pub block_tokens: u32,
+    /// Blocks of the engine's pool.
+    pub pool_blocks: u64,
+    /// Prompt tokens of prefills that may be open: pinned, and not computed yet.
+    pub ahead_tokens: u64,
+}
+
+impl LegsConfig {
+    /// The configuration of a node whose engine computes `pass_tokens` at once.
+    #[must_use]
+    pub const fn new(block_tokens: u32, pool_blocks: u64, pass_tokens: u64) -> Self {
+        Self { block_tokens, pool_blocks, ahead_tokens: PASSES_AHEAD.saturating_mul(pass_tokens) }
+    }
+}
+
+/// KV that the conductor saw on another instance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// Where.
+    pub from: InstanceId,
+    /// Leading blocks of the prompt that are there.
+    pub blocks: u32,
+}
+
+/// What has happened at a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// The conductor orders a prefill. Whatever the request had here has been released before.
+    Prefill {
+        /// Whose.
+        request: RequestId,
+        /// What it asks of the node.
+        work: Work,
+        /// Whether it is decoded here, too.
+        stays: bool,
+        /// KV to fetch, where it is still missing.
+        fetch: Option<Elsewhere>,
+        /// Its place: the lowest is opened first, among equals the first to come.
+        order: u64,
+    },
+    /// The conductor orders room for KV that a prefill elsewhere will send. It is asked for at once, and
+    /// again each time that this is said.
+    Expect {
+        /// Whose.
+        request: RequestId,
+        /// What it asks of the node.
+        work: Work,
+    },
+    /// Room may have come back: decode legs that wait for some are tried again.
+    RoomFreed,
+    /// The engine or the queue may have moved on: the next prefill is opened if it is time.
+    OpenNext,
+    /// Answers [`Effect::Open`]: its blocks are pinned.
+    Opened {
+        /// Whose.
+        request: RequestId,
+        /// Leading blocks that need no computing.
+        cached_blocks: u32,
+        /// Whether some of them have yet to become readable.
+        waits: bool,
+    },
+    /// Answers [`Effect::Open`]: there is no room.
+    NoRoom {
+        /// Whose.
+        request: RequestId,
+    },
+    /// Answers [`Effect::Fetch`]: it is under way.
+    FetchBegun {
+        /// Whose.
+        request: RequestId,
+        /// Leading blocks that need no computing once it is over.
+        cached_blocks: u32,
+    },
+    /// A fetch is over, or never began.
+    FetchEnded {
+        /// Whose.
+        request: RequestId,
+        /// Whether it brought what it was for, or nothing was missing any more.
+        ok: bool,
+        /// Leading blocks that need no computing now.
+        cached_blocks: u32,
+    },
+    /// The node's cache says how a pinned prompt stands.
+    Cached {
+        /// Whose.
+        request: RequestId,
+        /// Leading blocks that need no computing.
+        cached_blocks: u32,
+        /// Whether some of them have yet to become readable.
+        waits: bool,
+    },
+    /// The engine has computed a prompt.
+    Computed {
+        /// Whose.
+        request: RequestId,
+    },
+    /// A hand-off of a prefill leg is over.
+    HandedOff {
+        /// Whose.
+        request: RequestId,
+        /// Whether all KV is at its decode node, verified.
+        ok: bool,
+        /// When.
+        now_us: u64,
+    },
+    /// The conductor orders another hand-off of KV that is complete here.
+    HandOff {
+        /// Whose.
+        request: RequestId,
+    },
+    /// All KV that was expected is here, verified.
+    Landed {
+        /// Whose.
+        request: RequestId,
+    },
+    /// The conductor orders decoding.
+    StartDecode {
+        /// Whose.
+        request: RequestId,
+    },
+    /// The answer is complete, or the engine gave the request up.
+    Ended {
+        /// Whose.
+        request: RequestId,
+    },
+    /// The conductor takes a request back.
+    Release {
+        /// Whose.
+        request: RequestId,
+    },
+    /// Time passes.
+    Tick {
+        /// Now.
+        now_us: u64,
+    },
+}
+
+/// What a driver has to do, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Pin the blocks of the prompt that are here, and reserve the others with room for an answer.
+    /// Answered by [`Input::Opened`] or [`Input::NoRoom`] before anything else is told.
+    Open {
+        /// Whose.
+        request: RequestId,
+        /// Blocks for the answer.
+        room_blocks: u32,
+    },
+    /// Bring blocks from elsewhere. Answered by [`Input::FetchBegun`] or [`Input::FetchEnded`] before
+    /// anything else is told.
+    Fetch {
+        /// Whose.
+        request: RequestId,
+        /// Leading blocks that are here.
+        have_blocks: u32,
+        /// What is elsewhere.
+        elsewhere: Elsewhere,
+    },
+    /// Tell the conductor that a fetch is over.
+    Fetched {
+        /// Whose.
+        request: RequestId,
+        /// As in [`Input::FetchEnded`].
+        ok: bool,
+    },
+    /// Give the prompt to the engine.
+    Compute {
+        /// Whose.
+        request: RequestId,
+        /// Leading tokens that need no computing.
+        cached_tokens: u64,
+    },
+    /// Seal the blocks of the prompt: all of their KV is here.
+    Seal {
+        /// Whose.
+        request: RequestId,
+    },
+    /// Let the KV of a prefill elsewhere in.
+    Admit {
+        /// Whose.
+        request: RequestId,
+    },
+    /// Send KV that is complete here to its decode node.
+    Send {
+        /// Whose.
+        request: RequestId,
+    },
+    /// Decode: on with what the engine computed here, or with what has landed.
+    Decode {
+        /// Whose.
+        request: RequestId,
+        /// Whether its prompt was computed here.
+        local: bool,
+    },
+    /// The leg is over: take back what the engine does for it and what the cache holds for it.
+    Close {
+        /// Whose.
+        request: RequestId,
+        /// What it held.
+        held: Held,
+    },
+    /// The leg is over and could not do what it was told; the conductor has to know.
+    Fail {
+        /// Whose.
+        request: RequestId,
+        /// Why.
+        why: Why,
+    },
+}
+
+/// What a leg that is over held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Whether blocks are pinned or reserved for it.
+    pub blocks: bool,
+    /// Whether the engine knows it.
+    pub engine: bool,
+}
+
+/// Why a leg failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The prompt is larger than the whole pool.
+    TooLarge {
+        /// Blocks that it needs.
+        needed_blocks: u64,
+    },
+    /// There is no room, and nothing here that would make some.
+    NoRoom,
+    /// It was told to decode before its KV was here.
+    NotReady,
+    /// Its KV is not here, or not any more.
+    NothingToSend,
+}

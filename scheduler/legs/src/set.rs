@@ -1,0 +1,360 @@
+//! All legs of one node, and the rules by which one waits for another.
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use baton_types::RequestId;
+
+use crate::leg::{Complete, Fetch, Leg, Loading, Queued, Work};
+use crate::{Effect, Elsewhere, Input, LegsConfig, STRANDED_LEASE_US, Why};
+
+/// The legs of one node.
+#[derive(Clone, Debug)]
+pub struct Legs {
+    config: LegsConfig,
+    legs: BTreeMap<RequestId, Leg>,
+    /// Prefills that are not open yet, by place.
+    queue: BTreeMap<(u64, u64), RequestId>,
+    /// Decode legs without room, in the order in which they are tried.
+    crowded: Vec<RequestId>,
+    arrivals: u64,
+    /// Tokens of open prefills that are yet to be computed.
+    opened_tokens: u64,
+}
+
+impl Legs {
+    /// A node without legs.
+    #[must_use]
+    pub const fn new(config: LegsConfig) -> Self {
+        Self {
+            config,
+            legs: BTreeMap::new(),
+            queue: BTreeMap::new(),
+            crowded: Vec::new(),
+            arrivals: 0,
+            opened_tokens: 0,
+        }
+    }
+
+    /// A request's leg, if it has one here.
+    #[must_use]
+    pub fn get(&self, request: RequestId) -> Option<&Leg> {
+        self.legs.get(&request)
+    }
+
+    /// All legs, in order of their requests' numbers.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (RequestId, &Leg)> {
+        self.legs.iter().map(|(request, leg)| (*request, leg))
+    }
+
+    /// How many prefills are not open yet.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// How many decode legs wait for room.
+    #[must_use]
+    pub fn crowded(&self) -> usize {
+        self.crowded.len()
+    }
+
+    /// Forgets all legs: the node has died, or whoever ordered them is gone.
+    pub fn clear(&mut self) {
+        *self = Self { arrivals: self.arrivals, ..Self::new(self.config) };
+    }
+
+    /// Takes one thing in that has happened. What is said of a request that has no leg here, or none
+    /// that it fits, changes nothing.
+    pub fn step(&mut self, input: Input, effects: &mut Vec<Effect>) {
+        match input {
+            Input::Prefill { request, work, stays, fetch, order } => {
+                self.prefill(request, (work, stays, fetch), order, effects);
+            }
+            Input::Expect { request, work } => self.expect(request, work, effects),
+            Input::RoomFreed => self.room_freed(effects),
+            Input::OpenNext => self.open_next(effects),
+            Input::Opened { request, cached_blocks, waits } => {
+                self.opened(request, cached_blocks, waits, effects);
+            }
+            Input::NoRoom { request } => self.no_room(request, effects),
+            Input::FetchBegun { request, cached_blocks } => {
+                self.load(request, effects, |loading, _| {
+                    (loading.fetch, loading.cached_blocks) = (Fetch::Flying, cached_blocks);
+                });
+            }
+            Input::FetchEnded { request, ok, cached_blocks } => {
+                self.load(request, effects, |loading, effects| {
+                    if loading.fetch != Fetch::None {
+                        effects.push(Effect::Fetched { request, ok });
+                    }
+                    (loading.fetch, loading.cached_blocks) = (Fetch::None, cached_blocks);
+                });
+            }
+            Input::Cached { request, cached_blocks, waits } => {
+                self.load(request, effects, |loading, _| {
+                    (loading.cached_blocks, loading.waits) = (cached_blocks, waits);
+                });
+            }
+            Input::Computed { request } => self.computed(request, effects),
+            Input::HandedOff { request, ok, now_us } => self.handed_off(request, ok, now_us, effects),
+            Input::HandOff { request } => self.hand_off(request, effects),
+            Input::Landed { request } => {
+                self.turn(request, |leg| match leg {
+                    Leg::Expecting => {
+                        effects.push(Effect::Seal { request });
+                        Leg::Landed
+                    }
+                    other => other,
+                });
+            }
+            Input::StartDecode { request } => self.start_decode(request, effects),
+            Input::Ended { request } | Input::Release { request } => self.release(request, effects),
+            Input::Tick { now_us } => self.reap_stranded(now_us, effects),
+        }
+    }
+
+    fn prefill(
+        &mut self,
+        request: RequestId,
+        (work, stays, fetch): (Work, bool, Option<Elsewhere>),
+        order: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        debug_assert!(!self.legs.contains_key(&request), "{request} is released before it is ordered again");
+        if self.is_too_large(request, work, effects) {
+            return;
+        }
+        self.arrivals += 1;
+        let place = (order, self.arrivals);
+        self.queue.insert(place, request);
+        self.legs.insert(request, Leg::Queued(Queued { work, stays, fetch, place }));
+    }
+
+    fn expect(&mut self, request: RequestId, work: Work, effects: &mut Vec<Effect>) {
+        let leg = self.legs.get(&request);
+        debug_assert!(
+            matches!(leg, None | Some(Leg::Crowded(_))),
+            "{request} is released before it is ordered again"
+        );
+        if leg.is_none() {
+            if self.is_too_large(request, work, effects) {
+                return;
+            }
+            self.crowded.push(request);
+            self.legs.insert(request, Leg::Crowded(work));
+        }
+        effects.push(Effect::Open { request, room_blocks: work.room_blocks(true, &self.config) });
+    }
+
+    fn is_too_large(&self, request: RequestId, work: Work, effects: &mut Vec<Effect>) -> bool {
+        let needed_blocks = work.prompt_blocks(&self.config);
+        let too_large = needed_blocks > self.config.pool_blocks;
+        if too_large {
+            effects.push(Effect::Fail { request, why: Why::TooLarge { needed_blocks } });
+        }
+        too_large
+    }
+
+    fn room_freed(&mut self, effects: &mut Vec<Effect>) {
+        for request in &self.crowded {
+            if let Some(Leg::Crowded(work)) = self.legs.get(request) {
+                let room_blocks = work.room_blocks(true, &self.config);
+                effects.push(Effect::Open { request: *request, room_blocks });
+            }
+        }
+    }
+
+    fn open_next(&self, effects: &mut Vec<Effect>) {
+        if self.opened_tokens >= self.config.ahead_tokens {
+            return;
+        }
+        let Some((_, request)) = self.queue.first_key_value() else { return };
+        let Some(Leg::Queued(queued)) = self.legs.get(request) else { return };
+        let room_blocks = queued.work.room_blocks(queued.stays, &self.config);
+        effects.push(Effect::Open { request: *request, room_blocks });
+    }
+
+    fn opened(&mut self, request: RequestId, cached_blocks: u32, waits: bool, effects: &mut Vec<Effect>) {
+        match self.legs.get(&request).copied() {
+            Some(Leg::Queued(queued)) => {
+                self.queue.remove(&queued.place);
+                let mut loading = queued.opened(cached_blocks, waits);
+                match queued.fetch {
+                    // What it names came here meanwhile.
+                    Some(elsewhere) if elsewhere.blocks <= cached_blocks => {
+                        effects.push(Effect::Fetched { request, ok: true });
+                    }
+                    Some(elsewhere) => {
+                        loading.fetch = Fetch::Asked;
+                        effects.push(Effect::Fetch { request, have_blocks: cached_blocks, elsewhere });
+                    }
+                    None => {}
+                }
+                self.opened_tokens += loading.left_tokens(&self.config);
+                self.go_on(request, loading, effects);
+            }
+            Some(Leg::Crowded(_)) => {
+                self.crowded.retain(|other| *other != request);
+                self.legs.insert(request, Leg::Expecting);
+                effects.push(Effect::Admit { request });
+            }
+            _ => {}
+        }
+    }
+
+    /// There is no room. If nothing here holds any that will come free, waiting would be for ever.
+    fn no_room(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        let others = self.legs.iter().any(|(other, leg)| *other != request && leg.held().blocks);
+        if others || !matches!(self.legs.get(&request), Some(Leg::Queued(_))) {
+            return;
+        }
+        self.remove(request);
+        effects.push(Effect::Fail { request, why: Why::NoRoom });
+    }
+
+    /// Changes what a prefill waits for, and lets it compute once that is nothing.
+    fn load(
+        &mut self,
+        request: RequestId,
+        effects: &mut Vec<Effect>,
+        change: impl FnOnce(&mut Loading, &mut Vec<Effect>),
+    ) {
+        let Some(Leg::Loading(mut loading)) = self.legs.get(&request).copied() else { return };
+        let before = loading.left_tokens(&self.config);
+        change(&mut loading, effects);
+        self.opened_tokens = self.opened_tokens - before + loading.left_tokens(&self.config);
+        self.go_on(request, loading, effects);
+    }
+
+    fn go_on(&mut self, request: RequestId, loading: Loading, effects: &mut Vec<Effect>) {
+        let leg = match loading.settled() {
+            Ok(computing) => {
+                let cached_tokens = computing.work.tokens_of(computing.cached_blocks, &self.config);
+                effects.push(Effect::Compute { request, cached_tokens });
+                Leg::Computing(computing)
+            }
+            Err(loading) => Leg::Loading(loading),
+        };
+        self.legs.insert(request, leg);
+    }
+
+    fn computed(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        let Some(Leg::Computing(computing)) = self.legs.get(&request).copied() else { return };
+        self.opened_tokens -= computing.left_tokens(&self.config);
+        self.legs.insert(request, Leg::Held(computing.computed()));
+        effects.push(Effect::Seal { request });
+    }
+
+    fn handed_off(&mut self, request: RequestId, ok: bool, now_us: u64, effects: &mut Vec<Effect>) {
+        match self.legs.get(&request) {
+            Some(Leg::Held(Complete::Leaves)) if ok => self.release(request, effects),
+            Some(Leg::Held(Complete::Leaves)) => {
+                self.legs.insert(request, Leg::Held(Complete::Stranded(now_us)));
+            }
+            _ => {}
+        }
+    }
+
+    fn hand_off(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        if let Some(Leg::Held(complete)) = self.legs.get_mut(&request) {
+            *complete = Complete::Leaves;
+            effects.push(Effect::Send { request });
+        } else {
+            effects.push(Effect::Fail { request, why: Why::NothingToSend });
+        }
+    }
+
+    fn start_decode(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        let local = match self.legs.get(&request) {
+            Some(Leg::Held(Complete::Stays)) => true,
+            Some(Leg::Landed) => false,
+            // Nobody wants it any more, or it was told twice.
+            None | Some(Leg::Decoding { .. }) => return,
+            Some(_) => {
+                self.release(request, effects);
+                effects.push(Effect::Fail { request, why: Why::NotReady });
+                return;
+            }
+        };
+        self.legs.insert(request, Leg::Decoding { local });
+        effects.push(Effect::Decode { request, local });
+    }
+
+    fn release(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        if let Some(leg) = self.remove(request) {
+            effects.push(Effect::Close { request, held: leg.held() });
+        }
+    }
+
+    fn remove(&mut self, request: RequestId) -> Option<Leg> {
+        let leg = self.legs.remove(&request)?;
+        match leg {
+            Leg::Queued(queued) => _ = self.queue.remove(&queued.place),
+            Leg::Loading(loading) => self.opened_tokens -= loading.left_tokens(&self.config),
+            Leg::Computing(computing) => self.opened_tokens -= computing.left_tokens(&self.config),
+            Leg::Crowded(_) => self.crowded.retain(|other| *other != request),
+            Leg::Held(_) | Leg::Expecting | Leg::Landed | Leg::Decoding { .. } => {}
+        }
+        Some(leg)
+    }
+
+    fn reap_stranded(&mut self, now_us: u64, effects: &mut Vec<Effect>) {
+        let over = |leg: &Leg| matches!(leg, Leg::Held(Complete::Stranded(since_us)) if now_us > since_us + STRANDED_LEASE_US);
+        let requests: Vec<RequestId> =
+            self.legs.iter().filter(|(_, leg)| over(leg)).map(|(request, _)| *request).collect();
+        for request in requests {
+            self.release(request, effects);
+        }
+    }
+
+    fn turn(&mut self, request: RequestId, change: impl FnOnce(Leg) -> Leg) {
+        if let Some(leg) = self.legs.get_mut(&request) {
+            *leg = change(*leg);
+        }
+    }
+
+    /// Checks that the ledgers agree with the legs.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn check(&self) -> Result<(), String> {
+        use alloc::format;
+        let mut opened_tokens = 0;
+        let (mut queued, mut crowded) = (0, 0);
+        for (request, leg) in &self.legs {
+            match leg {
+                Leg::Queued(q) => {
+                    queued += 1;
+                    if self.queue.get(&q.place) != Some(request) {
+                        return Err(format!("{request} is in no queue"));
+                    }
+                }
+                Leg::Loading(l) => {
+                    opened_tokens += l.left_tokens(&self.config);
+                    if !l.waits && l.fetch == Fetch::None {
+                        return Err(format!("{request} waits for nothing"));
+                    }
+                }
+                Leg::Computing(c) => opened_tokens += c.left_tokens(&self.config),
+                Leg::Crowded(_) => {
+                    crowded += 1;
+                    if !self.crowded.contains(request) {
+                        return Err(format!("{request} waits for room that nobody gives it"));
+                    }
+                }
+                Leg::Held(_) | Leg::Expecting | Leg::Landed | Leg::Decoding { .. } => {}
+            }
+        }
+        if (queued, crowded, opened_tokens) != (self.queue.len(), self.crowded.len(), self.opened_tokens) {
+            return Err(format!(
+                "{queued} queued, {crowded} crowded, {opened_tokens} tokens open; counted {}, {}, {}",
+                self.queue.len(),
+                self.crowded.len(),
+                self.opened_tokens
+            ));
+        }
+        Ok(())
+    }
+}

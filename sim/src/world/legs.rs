@@ -1,0 +1,165 @@
+//! Carrying out what a node's legs ask for, with models in place of cache, engine and network.
+
+use baton_legs::{Complete, Effect, Held, Input as LegInput, Leg, Why};
+use baton_scheduler::Input;
+use baton_store::Input as StoreInput;
+
+use super::World;
+use crate::engine::Job;
+
+impl World {
+    /// Steps the legs of a node.
+    pub(crate) fn leg(&mut self, at: u32, input: LegInput) {
+        let mut effects = std::mem::take(&mut self.leg_effects);
+        self.nodes[at as usize].legs.step(input, &mut effects);
+        for effect in effects.drain(..) {
+            self.obey(at, effect);
+        }
+        self.leg_effects = effects;
+    }
+
+    /// A request's leg at a node.
+    pub(crate) fn leg_at(&self, at: u32, slot: u32) -> Option<&Leg> {
+        self.nodes[at as usize].legs.get(self.live[slot as usize].id)
+    }
+
+    /// A request's leg where it is prefilled.
+    pub(crate) fn prefill_leg(&self, slot: u32) -> Option<&Leg> {
+        self.leg_at(self.live[slot as usize].prefill, slot)
+    }
+
+    /// Whether a request's prompt is computed, and its KV here.
+    pub(crate) fn is_prefilled(&self, slot: u32) -> bool {
+        matches!(self.prefill_leg(slot), Some(Leg::Held(_) | Leg::Decoding { .. }))
+    }
+
+    fn obey(&mut self, at: u32, effect: Effect) {
+        let (Effect::Open { request, .. }
+        | Effect::Fetch { request, .. }
+        | Effect::Fetched { request, .. }
+        | Effect::Compute { request, .. }
+        | Effect::Seal { request }
+        | Effect::Admit { request }
+        | Effect::Send { request }
+        | Effect::Decode { request, .. }
+        | Effect::Close { request, .. }
+        | Effect::Fail { request, .. }) = effect;
+        let Some(slot) = self.slot_of(request) else { return };
+        match effect {
+            Effect::Open { room_blocks, .. } => self.open(slot, at, room_blocks),
+            Effect::Fetch { elsewhere, .. } => self.begin_fetch(slot, at, elsewhere),
+            Effect::Fetched { ok, .. } => self.report(slot, Input::FetchFinished { request, ok }),
+            Effect::Compute { cached_tokens, .. } => self.compute(slot, at, cached_tokens),
+            Effect::Seal { .. } => {
+                let all = u32::try_from(self.live[slot as usize].keys.len()).unwrap_or(u32::MAX);
+                self.step_store(at, StoreInput::Seal { owner: request, upto_blocks: all });
+            }
+            Effect::Admit { .. } => {
+                // Blocks that this node holds already need not travel; those below HBM travel anyway, it
+                // is quicker than to wait for two sources. They are readable here once sealed.
+                let here = self.tokens_of(slot, self.live[slot as usize].decode_blocks);
+                self.fly_handoff(slot, here);
+            }
+            Effect::Send { .. } => self.begin_handoff(slot),
+            Effect::Decode { local, .. } => self.decode(slot, at, local),
+            Effect::Close { held, .. } => self.close(slot, at, held),
+            Effect::Fail { why, .. } => self.leg_failed(slot, why),
+        }
+    }
+
+    /// Asks a node's store for a leg's blocks.
+    fn open(&mut self, slot: u32, at: u32, room_blocks: u32) {
+        let id = self.live[slot as usize].id;
+        let keys = std::mem::take(&mut self.live[slot as usize].keys);
+        let opened = self.open_store(at, id, &keys, room_blocks);
+        self.live[slot as usize].keys = keys;
+        let Some(opened) = opened else { return self.leg(at, LegInput::NoRoom { request: id }) };
+        let (cached_blocks, onboard) = (opened.hits, opened.onboard);
+        if matches!(self.leg_at(at, slot), Some(Leg::Crowded(_))) {
+            self.live[slot as usize].decode_blocks = opened.hbm;
+            return self.leg(at, LegInput::Opened { request: id, cached_blocks, waits: false });
+        }
+        let live = &mut self.live[slot as usize];
+        (live.hit_blocks, live.shared_blocks, live.shares) =
+            (cached_blocks, cached_blocks, opened.pending > 0);
+        if opened.pending > 0 {
+            self.nodes[at as usize].sharing.push(slot);
+        }
+        let waits = opened.pending > 0 || onboard != (0, 0);
+        // The copies from slower tiers begin before anything else that the leg wants now.
+        let mut effects = std::mem::take(&mut self.leg_effects);
+        self.nodes[at as usize]
+            .legs
+            .step(LegInput::Opened { request: id, cached_blocks, waits }, &mut effects);
+        self.begin_onboard(slot, at, onboard);
+        for effect in effects.drain(..) {
+            self.obey(at, effect);
+        }
+        self.leg_effects = effects;
+    }
+
+    /// Tells a prefill leg how its blocks stand.
+    pub(crate) fn cached(&mut self, slot: u32, at: u32) {
+        let live = &self.live[slot as usize];
+        let (request, cached_blocks, waits) = (live.id, live.hit_blocks, live.loads > 0 || live.shares);
+        self.leg(at, LegInput::Cached { request, cached_blocks, waits });
+    }
+
+    fn compute(&mut self, slot: u32, at: u32, cached_tokens: u64) {
+        let live = &mut self.live[slot as usize];
+        live.cached_tokens = cached_tokens;
+        let job = Job {
+            slot,
+            order: live.order,
+            left_tokens: live.prompt_tokens - cached_tokens,
+            prefix_tokens: cached_tokens,
+        };
+        self.engine(at, |engine, moment, ended| engine.add_job(moment, job, ended));
+    }
+
+    /// A leg is over: its engine and its store let it go.
+    fn close(&mut self, slot: u32, at: u32, held: Held) {
+        if held.engine && self.nodes[at as usize].engine.holds(slot) != (false, false) {
+            self.engine(at, |engine, moment, ended| engine.remove(moment, slot, ended));
+        }
+        if held.blocks {
+            self.step_store(at, StoreInput::Close { owner: self.live[slot as usize].id });
+        }
+    }
+
+    fn leg_failed(&mut self, slot: u32, why: Why) {
+        let request = self.live[slot as usize].id;
+        self.oracle.witness(!matches!(why, Why::NotReady | Why::NothingToSend), || {
+            format!("{request} was told to go on where its KV was not: {why:?}")
+        });
+        self.report(slot, Input::PrefillFailed { request });
+    }
+
+    /// All KV is at the decode node and the prefill is over.
+    pub(crate) fn handoff_done(&mut self, slot: u32) {
+        let live = &self.live[slot as usize];
+        let (request, prefill, decode) = (live.id, live.prefill, live.decode);
+        self.leg(decode, LegInput::Landed { request });
+        self.leg(prefill, LegInput::HandedOff { request, ok: true, now_us: self.now_us });
+        self.report(slot, Input::HandoffFinished { request });
+    }
+
+    /// The KV cannot reach its decode node.
+    pub(crate) fn handoff_lost(&mut self, slot: u32) {
+        let live = &self.live[slot as usize];
+        let (request, prefill) = (live.id, live.prefill);
+        self.leg(prefill, LegInput::HandedOff { request, ok: false, now_us: self.now_us });
+        self.report(slot, Input::HandoffFailed { request });
+    }
+
+    /// Legs of a request, wherever they are: for whom nothing may be left.
+    pub(crate) fn has_legs(&self, slot: u32) -> bool {
+        let live = &self.live[slot as usize];
+        [live.prefill, live.decode].iter().any(|at| self.leg_at(*at, slot).is_some())
+    }
+
+    /// Whether KV that is complete waits at the prefill node to leave.
+    pub(crate) fn waits_to_leave(&self, slot: u32) -> bool {
+        matches!(self.prefill_leg(slot), Some(Leg::Held(Complete::Leaves | Complete::Stranded(_))))
+    }
+}
