@@ -29,8 +29,8 @@ impl Work {
     pub(crate) fn room_blocks(self, stays: bool, config: &LegsConfig) -> u32 {
         let room_tokens = if stays { u64::from(self.room_tokens) } else { 0 };
         let named = u64::from(self.named_blocks);
-        let wanted = room_tokens.div_ceil(u64::from(config.block_tokens));
-        let wanted = wanted.min(config.pool_blocks.saturating_sub(named));
+        let all = (self.prompt_tokens + room_tokens).div_ceil(u64::from(config.block_tokens));
+        let wanted = all.min(config.pool_blocks).saturating_sub(named);
         u32::try_from(wanted).unwrap_or(u32::MAX)
     }
 }
