@@ -3,65 +3,43 @@
 use std::sync::Arc;
 
 use baton_engine::{Sequence, SequenceId};
+use baton_legs::{Input, Leg};
 use baton_tiers::{Hold, Refused};
 use baton_transports::{SliceAt, Ticket};
 use baton_types::{BlockKey, ChainHasher, RequestId, Sampling};
 use baton_wire::v1;
 use bytes::Bytes;
 
-use super::job::{Job, Stage};
+use super::job::Job;
 use super::links::plan_of;
-use super::pool::{EnginePool, open};
+use super::pool::EnginePool;
 use super::worker::Worker;
-
-/// Blocks asked for when an answer outgrows its room.
-const GROW_BLOCKS: u32 = 4;
 
 impl Worker {
     pub(super) fn expect_ordered(&mut self, request: u64, attempt: u32, order: v1::Expect) {
         self.release(request);
         let block_tokens = self.engine.shape().block_tokens;
-        let mut job = match Job::expected(attempt, order.work, order.room_tokens, block_tokens) {
+        let job = match Job::expected(attempt, order.work, order.room_tokens, block_tokens) {
             Ok(job) => job,
             Err(why) => return self.refuse(request, attempt, &why),
         };
-        job.stage = Stage::Expecting;
+        let work = job.work();
         self.jobs.insert(request, job);
-        if self.can_ever_hold(request) {
-            self.crowded.push(request);
-        }
+        self.leg(Input::Expect { request: RequestId(request), work });
     }
 
-    /// Opens holds for expected KV, oldest first, as far as there is room.
-    pub(super) fn let_decodes_in(&mut self) {
-        let block_tokens = self.engine.shape().block_tokens;
-        let waiting = std::mem::take(&mut self.crowded);
-        for request in waiting {
-            let Some(job) = self.jobs.get_mut(&request) else { continue };
-            let tokens = job.token_count + job.room_tokens as usize;
-            let hold = match open(&mut self.cache, request, job, (tokens, block_tokens)) {
-                Ok(hold) => hold,
-                Err(Refused::NoRoom { .. }) => {
-                    self.crowded.push(request);
-                    continue;
-                }
-                Err(refused) => {
-                    self.leg_failed(request, "store", refused.to_string());
-                    continue;
-                }
-            };
-            job.readable_blocks = hold.readable_blocks;
-            let have_blocks = hold.readable_blocks;
-            job.hold = Some(hold);
-            // From now on its KV is let in; earlier offers were asked to come again.
-            let blocks = u32::try_from(job.token_count).unwrap_or(u32::MAX).div_ceil(block_tokens);
-            self.links.expect(request, job.attempt, have_blocks, plan_of(blocks, self.engine.shape()));
-        }
+    /// There is room: from now on its KV is let in; earlier offers were asked to come again.
+    pub(super) fn let_in(&mut self, request: u64) {
+        let Some(job) = self.jobs.get(&request) else { return };
+        let tokens = u32::try_from(job.token_count).unwrap_or(u32::MAX);
+        let blocks = tokens.div_ceil(self.engine.shape().block_tokens);
+        let plan = plan_of(blocks, self.engine.shape());
+        self.links.expect(request, job.attempt, job.readable_blocks, plan);
     }
 
     fn receiving(&mut self, ticket: Ticket) -> Option<&mut Job> {
-        let job = self.jobs.get_mut(&ticket.request)?;
-        (job.attempt == ticket.attempt && job.stage == Stage::Expecting).then_some(job)
+        let expects = self.legs.get(RequestId(ticket.request)) == Some(&Leg::Expecting);
+        self.jobs.get_mut(&ticket.request).filter(|job| expects && job.attempt == ticket.attempt)
     }
 
     /// The prefill leg says what the KV is for.
@@ -91,38 +69,34 @@ impl Worker {
         if job.tokens.is_empty() {
             return self.leg_failed(ticket.request, "handoff", "its tokens did not come with the KV".into());
         }
-        job.stage = Stage::Landed;
+        self.leg(Input::Landed { request: RequestId(ticket.request) });
+    }
+
+    /// All of the prompt's KV is here: its blocks are readable.
+    pub(super) fn seal(&mut self, request: u64) {
+        let Some(job) = self.jobs.get(&request) else { return };
         let blocks = u32::try_from(job.chain.len()).unwrap_or(u32::MAX);
         let mut pool = EnginePool(self.engine.as_mut());
-        // Where another flight brings the same block, that one's request seals it; all of the bytes
-        // are here, whoever does.
-        let _ = self.cache.seal(RequestId(ticket.request), blocks, &mut pool);
+        // What another request brings at the same time is that one's to seal.
+        let _ = self.cache.seal(RequestId(request), blocks, &mut pool);
     }
 
     pub(super) fn start_decode(&mut self, request: u64, attempt: u32, answer: &[u32]) {
         let Some(job) = self.jobs.get_mut(&request).filter(|j| j.attempt == attempt) else { return };
-        match job.stage {
-            // Its prefill ran here: the sequence waits in the engine.
-            Stage::Held if job.to.is_none() => {
-                job.stage = Stage::Decoding;
-                self.engine.proceed(SequenceId(request));
-            }
-            // Told twice.
-            Stage::Decoding => {}
-            Stage::Landed => self.decode_landed(request, answer),
-            _ => {
-                let message = format!("it was told to decode at stage {:?}", job.stage);
-                self.leg_failed(request, "engine", message);
-            }
-        }
+        job.answer = answer.to_vec();
+        self.leg(Input::StartDecode { request: RequestId(request) });
     }
 
-    fn decode_landed(&mut self, request: u64, answer: &[u32]) {
+    /// Decodes on: with the sequence that waits in the engine, or with KV that has landed.
+    pub(super) fn decode(&mut self, request: u64, local: bool) {
+        if local {
+            self.engine.proceed(SequenceId(request));
+            return;
+        }
         let Some(job) = self.jobs.get_mut(&request) else { return };
         let computed_tokens = u32::try_from(job.tokens.len()).unwrap_or(u32::MAX);
         let given = job.tokens.len() - job.prompt_tokens as usize;
-        job.tokens.extend_from_slice(answer.get(given..).unwrap_or_default());
-        job.stage = Stage::Decoding;
+        job.tokens.extend_from_slice(job.answer.get(given..).unwrap_or_default());
         let sequence = Sequence {
             id: SequenceId(request),
             tokens: job.tokens.clone(),
@@ -139,39 +113,14 @@ impl Worker {
         }
     }
 
-    /// The next token has no slot.
-    pub(super) fn starved(&mut self, id: SequenceId) {
-        let request = id.0;
-        if !self.jobs.contains_key(&request) {
-            return;
-        }
-        let more = self.cache.grow(RequestId(request), GROW_BLOCKS);
-        match more.or_else(|_| self.cache.grow(RequestId(request), 1)) {
-            Ok(slots) => self.extend(request, slots),
-            Err(Refused::NoRoom { .. }) => self.preempt_for(request),
+    /// More room for an answer that outgrew its own.
+    pub(super) fn grow(&mut self, request: RequestId, blocks: u32) {
+        let more = self.cache.grow(request, blocks);
+        match more.or_else(|_| self.cache.grow(request, 1)) {
+            Ok(slots) => self.extend(request.0, slots),
+            Err(Refused::NoRoom { .. }) => self.leg(Input::NotGrown { request }),
             // Its KV is lost here, not its answer: another instance goes on from the tokens.
-            Err(refused) => self.leg_failed(request, "room", refused.to_string()),
-        }
-    }
-
-    /// KV is short: the youngest gives its own up, and `request` goes on unless that is itself. So the oldest
-    /// always comes to its end, and makes room for the others. Requests are numbered in order of arrival.
-    fn preempt_for(&mut self, request: u64) {
-        loop {
-            // A prefill whose KV is on its way elsewhere leaves soon by itself.
-            let holds = |job: &Job| job.hold.is_some() && job.to.is_none();
-            let youngest = self.jobs.iter().rev().find(|(_, job)| holds(job)).map(|(id, _)| *id);
-            let victim = youngest.unwrap_or(request).max(request);
-            // Alone it has all there is: elsewhere there may be more.
-            let stage = if self.holds_others(victim) { "preempted" } else { "room" };
-            self.leg_failed(victim, stage, "KV ran short: it gave way to older requests".to_owned());
-            if victim == request {
-                return;
-            }
-            if let Ok(slots) = self.cache.grow(RequestId(request), GROW_BLOCKS) {
-                self.extend(request, slots);
-                return;
-            }
+            Err(refused) => self.leg_failed(request.0, "room", refused.to_string()),
         }
     }
 
@@ -188,6 +137,7 @@ impl Worker {
         let block_tokens = self.engine.shape().block_tokens;
         let Some(mut job) = self.jobs.remove(&request) else { return };
         self.links.forget(request);
+        self.leg(Input::Ended { request: RequestId(request) });
         let Some(hold) = job.hold.take() else { return };
         let (kept, tokens) = kept_chain(&job, &hold, (chain_seed, block_tokens));
         if let Some(announcer) = &mut self.announcer {

@@ -1,35 +1,15 @@
 //! One leg of a request on this node.
 
 use std::sync::Arc;
-use std::time::Instant;
 
+use baton_legs::Work;
 use baton_tiers::Hold;
 use baton_types::{BlockKey, ChainHasher, Run, Sampling};
 use baton_wire::v1;
 
-/// Where a leg is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// A prefill in the queue.
-    Queued,
-    /// Its blocks are being brought.
-    Loading,
-    /// Its engine sequence runs up to the first token.
-    Computing,
-    /// Computed; its KV leaves, or it waits for the word to decode here.
-    Held,
-    /// KV is expected from a peer.
-    Expecting,
-    /// All of it arrived.
-    Landed,
-    /// Decoding.
-    Decoding,
-}
-
-/// One leg.
+/// What a leg is about; where it is, the node's [`baton_legs::Legs`] know.
 pub(super) struct Job {
     pub attempt: u32,
-    pub stage: Stage,
     /// What the engine was, or will be, started with; a decode leg's come with its KV.
     pub tokens: Vec<u32>,
     /// How many they are, also before they have come.
@@ -41,20 +21,18 @@ pub(super) struct Job {
     pub sampling: Arc<Sampling>,
     /// Where the KV goes; `None` for a local decode and for the decode leg.
     pub to: Option<v1::Peer>,
+    /// Who has more of it, and how many leading blocks of it.
     pub fetch: Option<(v1::Peer, u32)>,
     pub room_tokens: u32,
     pub order: u64,
-    pub arrival: u64,
     pub hold: Option<Hold>,
     pub readable_blocks: u32,
-    pub awaits_cache: bool,
-    pub awaits_fetch: bool,
+    /// Tokens that its client has already, when it decodes on.
+    pub answer: Vec<u32>,
     pub compute_us: u64,
     pub cached_tokens: u64,
     /// Tokens drawn here, for the cache at the end.
     pub drawn: Vec<u32>,
-    /// When its hand-off failed: the conductor says soon what shall become of it, or has forgotten it.
-    pub stranded: Option<Instant>,
 }
 
 impl Job {
@@ -110,7 +88,6 @@ impl Job {
         }
         Ok(Self {
             attempt,
-            stage: Stage::Queued,
             prompt_tokens: work.prompt_tokens,
             chain,
             root: baton_wire::unpack_keys(&work.root).first().copied().unwrap_or_default(),
@@ -121,15 +98,12 @@ impl Job {
             fetch: None,
             room_tokens,
             order: 0,
-            arrival: 0,
             hold: None,
             readable_blocks: 0,
-            awaits_cache: false,
-            awaits_fetch: false,
+            answer: Vec::new(),
             compute_us: 0,
             cached_tokens: 0,
             drawn: Vec::new(),
-            stranded: None,
         })
     }
 
@@ -163,20 +137,12 @@ impl Job {
         self.hold.as_ref().map_or(&[], |hold| &hold.slots)
     }
 
-    /// Tokens to come that need room here: none where the KV leaves after the prefill.
-    pub(super) const fn leg_room_tokens(&self) -> usize {
-        if self.to.is_none() { self.room_tokens as usize } else { 0 }
-    }
-
-    /// Blocks beyond its chain that it needs for `tokens` tokens.
-    pub(super) fn room_blocks(&self, tokens: usize, block_tokens: u32) -> u32 {
-        let blocks = tokens.div_ceil(block_tokens as usize);
-        u32::try_from(blocks.saturating_sub(self.chain.len())).unwrap_or(u32::MAX)
-    }
-
-    /// Leading tokens whose KV need not be computed: the last token always is.
-    pub(super) fn computed_tokens(&self, block_tokens: u32) -> u32 {
-        let last = u32::try_from(self.token_count - 1).unwrap_or(u32::MAX);
-        self.readable_blocks.saturating_mul(block_tokens).min(last)
+    /// What it asks of its node.
+    pub(super) fn work(&self) -> Work {
+        Work {
+            prompt_tokens: self.token_count as u64,
+            named_blocks: u32::try_from(self.chain.len()).unwrap_or(u32::MAX),
+            room_tokens: self.room_tokens,
+        }
     }
 }

@@ -25,20 +25,19 @@ impl Pool for EnginePool<'_> {
     }
 }
 
-/// Opens a job's hold with room for `tokens.0` tokens in blocks of `tokens.1`. A chain that
-/// contradicts what the cache knows is served without it.
+/// Opens a job's hold with `room_blocks` beside those of its chain. A chain that contradicts what the
+/// cache knows is served without it.
 pub(super) fn open(
     cache: &mut KvCache,
     request: u64,
     job: &mut Job,
-    tokens: (usize, u32),
+    room_blocks: u32,
 ) -> Result<Hold, Refused> {
     let owner = RequestId(request);
-    let room = job.room_blocks(tokens.0, tokens.1);
-    match cache.open(owner, &job.chain, room) {
+    match cache.open(owner, &job.chain, room_blocks) {
         Err(Refused::Misfit { .. }) => {
-            job.chain.clear();
-            cache.open(owner, &[], job.room_blocks(tokens.0, tokens.1))
+            let named = u32::try_from(std::mem::take(&mut job.chain).len()).unwrap_or(u32::MAX);
+            cache.open(owner, &[], room_blocks.saturating_add(named))
         }
         answer => answer,
     }

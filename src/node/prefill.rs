@@ -1,25 +1,17 @@
 //! The prefill leg: pin, bring what is missing, compute, hand off layer by layer.
 
-use std::time::{Duration, Instant};
-
 use baton_engine::{Sequence, SequenceId};
-use baton_tiers::{Pool as _, Refused};
+use baton_legs::{Elsewhere, Input, Leg};
+use baton_tiers::Pool as _;
 use baton_transports::FetchedBlock;
-use baton_types::{BlockKey, RequestId, TokenLogprob};
+use baton_types::{BlockKey, InstanceId, RequestId, TokenLogprob};
 use baton_wire::v1;
 
-use super::job::{Job, Stage};
+use super::job::Job;
 use super::links::{Cargo, Outcome, plan_of};
-use super::pool::{EnginePool, open};
+use super::pool::EnginePool;
 use super::sink::Outlet;
 use super::worker::Worker;
-
-/// Passes for whose prompts blocks are pinned and brought ahead. A prompt behind them looks later, and finds what
-/// those before it computed; one that would only fill up another's last pass does not delay it. As the simulator's.
-const PASSES_AHEAD: u64 = 2;
-
-/// How long KV whose hand-off failed is kept without a word from the conductor.
-const STRANDED_LEASE: Duration = Duration::from_secs(8);
 
 impl Worker {
     pub(super) fn prefill_ordered(&mut self, request: u64, attempt: u32, order: v1::Prefill) {
@@ -31,27 +23,13 @@ impl Worker {
         };
         job.to = order.decode;
         job.fetch = order.fetch_from.map(|from| (from, order.fetch_blocks));
-        self.arrivals += 1;
-        (job.order, job.arrival) = (order.order, self.arrivals);
-        let place = (job.order, job.arrival);
+        job.order = order.order;
+        let (work, stays) = (job.work(), job.to.is_none());
+        let elsewhere =
+            |(from, blocks): &(v1::Peer, u32)| Elsewhere { from: InstanceId(from.instance), blocks: *blocks };
+        let (fetch, order) = (job.fetch.as_ref().map(elsewhere), job.order);
         self.jobs.insert(request, job);
-        if self.can_ever_hold(request) {
-            self.queue.insert(place, request);
-        }
-    }
-
-    /// Whether the pool is large enough for a leg; if not, it has failed and is gone.
-    pub(super) fn can_ever_hold(&mut self, request: u64) -> bool {
-        let shape = self.engine.shape();
-        let Some(job) = self.jobs.get(&request) else { return false };
-        let tokens = job.token_count + job.leg_room_tokens();
-        let (needed, blocks) = (tokens.div_ceil(shape.block_tokens as usize), shape.blocks);
-        if needed > blocks as usize {
-            let message = format!("{tokens} tokens need {needed} blocks, the pool has {blocks}");
-            self.leg_failed(request, "room", message);
-            return false;
-        }
-        true
+        self.leg(Input::Prefill { request: RequestId(request), work, stays, fetch, order });
     }
 
     /// An order that cannot be carried out anywhere.
@@ -67,72 +45,59 @@ impl Worker {
 
     /// A leg that failed here and may do better elsewhere.
     pub(super) fn leg_failed(&mut self, request: u64, stage: &str, message: String) {
-        let failure =
-            v1::Failure { stage: stage.into(), message, of_request: false, ..v1::Failure::default() };
-        self.tell(request, v1::fact::Fact::Failure(failure));
+        let attempt = self.jobs.get(&request).map_or(0, |job| job.attempt);
+        self.fail(request, attempt, stage, message);
         self.release(request);
     }
 
-    /// Opens prefills in order, some passes ahead, as long as there is room for their KV.
+    /// Tells the conductor that a leg failed, and may do better elsewhere.
+    pub(super) fn fail(&mut self, request: u64, attempt: u32, stage: &str, message: String) {
+        let failure =
+            v1::Failure { stage: stage.into(), message, of_request: false, ..v1::Failure::default() };
+        self.facts.push(v1::Fact { request, attempt, fact: Some(v1::fact::Fact::Failure(failure)) });
+    }
+
+    /// Opens prefills, as far as it is time and there is room for their KV.
     pub(super) fn open_prefills(&mut self) {
-        if self.queue.is_empty() {
-            return;
-        }
-        let block_tokens = self.engine.shape().block_tokens;
-        let left = |job: &Job| job.token_count as u64 - u64::from(job.computed_tokens(block_tokens));
-        let opened = |job: &&Job| matches!(job.stage, Stage::Loading | Stage::Computing);
-        let mut ahead: u64 = self.jobs.values().filter(opened).map(left).sum();
-        while ahead < PASSES_AHEAD * u64::from(self.pass_tokens)
-            && let Some((&place, &request)) = self.queue.first_key_value()
-        {
-            let Some(job) = self.jobs.get_mut(&request) else {
-                self.queue.remove(&place);
-                continue;
-            };
-            let tokens = job.token_count + job.leg_room_tokens();
-            match open(&mut self.cache, request, job, (tokens, block_tokens)) {
-                Ok(hold) => {
-                    self.queue.remove(&place);
-                    job.stage = Stage::Loading;
-                    job.readable_blocks = hold.readable_blocks;
-                    job.awaits_cache = hold.waiting;
-                    job.hold = Some(hold);
-                    ahead += left(job);
-                    self.learn(request);
-                    self.begin_fetch(request);
-                }
-                // Whoever ends makes room; nothing overtakes.
-                Err(Refused::NoRoom { .. }) if self.holds_others(request) => return,
-                Err(refused) => self.leg_failed(request, "room", refused.to_string()),
+        loop {
+            let queued = self.legs.queued();
+            self.leg(Input::OpenNext);
+            if self.legs.queued() == queued {
+                return;
             }
         }
     }
 
-    /// Whether waiting helps: somebody else holds blocks that will come free.
-    pub(super) fn holds_others(&self, request: u64) -> bool {
-        self.jobs.iter().any(|(other, job)| *other != request && job.hold.is_some())
+    /// Brings the blocks that the conductor saw elsewhere. What the cache brings by itself is waited for first.
+    pub(super) fn fetch_asked(&mut self, request: u64) {
+        let Some(job) = self.jobs.get(&request) else { return };
+        let upto = job.fetch.as_ref().map_or(0, |(_, blocks)| *blocks);
+        let cached_blocks = upto.min(job.work().named_blocks);
+        self.leg(Input::FetchBegun { request: RequestId(request), cached_blocks });
+        if !self.jobs.get(&request).and_then(|job| job.hold.as_ref()).is_some_and(|hold| hold.waiting) {
+            self.begin_fetch(request);
+        }
     }
 
-    /// Brings the blocks that the conductor saw elsewhere, if they are still missing here.
-    fn begin_fetch(&mut self, request: u64) {
+    /// Begins a fetch that was asked for, if there is one and something is missing still.
+    pub(super) fn begin_fetch(&mut self, request: u64) {
         let Some(job) = self.jobs.get_mut(&request) else { return };
         let Some((from, blocks)) = job.fetch.take() else { return };
         let upto = (blocks as usize).min(job.chain.len());
-        let have = job.readable_blocks as usize;
-        if upto <= have || job.awaits_cache {
-            return self.tell(request, v1::fact::Fact::Fetch(true));
+        let (have, cached_blocks) = (job.readable_blocks as usize, job.readable_blocks);
+        if upto <= have {
+            return self.leg(Input::FetchEnded { request: RequestId(request), ok: true, cached_blocks });
         }
-        job.awaits_fetch = true;
         let keys = job.chain[have..upto].to_vec();
         let attempt = job.attempt;
         self.links.fetch(request, attempt, from, keys);
     }
 
     pub(super) fn fetched(&mut self, request: u64, attempt: u32, blocks: Vec<FetchedBlock>) {
-        let Some(job) = self.jobs.get_mut(&request).filter(|j| j.attempt == attempt && j.awaits_fetch) else {
+        let loads = matches!(self.legs.get(RequestId(request)), Some(Leg::Loading(_)));
+        let Some(job) = self.jobs.get_mut(&request).filter(|job| job.attempt == attempt && loads) else {
             return;
         };
-        job.awaits_fetch = false;
         let block_bytes = self.engine.shape().block_bytes();
         let have = job.readable_blocks as usize;
         let mut pool = EnginePool(self.engine.as_mut());
@@ -149,25 +114,17 @@ impl Worker {
         if let Err(why) = sealed {
             tracing::warn!(request, %why, "fetched blocks are used once and not kept");
         }
-        self.tell(request, v1::fact::Fact::Fetch(landed > have));
+        let (request, cached_blocks) = (RequestId(request), job.readable_blocks);
+        self.leg(Input::FetchEnded { request, ok: landed > have, cached_blocks });
     }
 
-    /// Starts whoever has everything that could be brought.
-    pub(super) fn start_loaded(&mut self) {
-        let loaded = |job: &Job| job.stage == Stage::Loading && !job.awaits_cache && !job.awaits_fetch;
-        let ready: Vec<u64> = self.jobs.iter().filter(|(_, job)| loaded(job)).map(|(r, _)| *r).collect();
-        for request in ready {
-            self.start_prefill(request);
-        }
-    }
-
-    fn start_prefill(&mut self, request: u64) {
+    /// Everything is here that could be brought.
+    pub(super) fn start_prefill(&mut self, request: u64, cached_tokens: u64) {
         let shape = self.engine.shape().clone();
         let Some(job) = self.jobs.get_mut(&request) else { return };
         let whole = job.sampling.prompt_logprobs.is_some();
-        let computed_tokens = if whole { 0 } else { job.computed_tokens(shape.block_tokens) };
-        job.cached_tokens = u64::from(computed_tokens);
-        job.stage = Stage::Computing;
+        job.cached_tokens = if whole { 0 } else { cached_tokens };
+        let computed_tokens = u32::try_from(job.cached_tokens).unwrap_or(u32::MAX);
         let sequence = Sequence {
             id: SequenceId(request),
             tokens: job.tokens.clone(),
@@ -227,12 +184,7 @@ impl Worker {
         }
         let Some(job) = self.jobs.get_mut(&id.0) else { return };
         job.compute_us = compute_us;
-        if job.stage == Stage::Computing {
-            let blocks = u32::try_from(job.chain.len()).unwrap_or(u32::MAX);
-            let mut pool = EnginePool(self.engine.as_mut());
-            // What another request fills at the same time is that one's to seal.
-            let _ = self.cache.seal(RequestId(id.0), blocks, &mut pool);
-        }
+        self.leg(Input::Computed { request: RequestId(id.0) });
     }
 
     pub(super) fn prompt_logprobs(&mut self, id: SequenceId, logprobs: &[TokenLogprob]) {
@@ -245,11 +197,11 @@ impl Worker {
         let Some(job) = self.jobs.get_mut(&request) else { return };
         job.drawn.push(token.token);
         let finished = token.finish != 0;
-        let first = job.stage == Stage::Computing;
+        let computed = matches!(self.legs.get(RequestId(request)), Some(Leg::Held(_)));
+        let first = computed && job.drawn.len() == 1;
         let done = v1::Prefilled { compute_us: job.compute_us, cached_tokens: job.cached_tokens };
         let local = job.to.is_none();
         if first {
-            job.stage = Stage::Held;
             token.cached_tokens = Some(job.cached_tokens);
         }
         self.tell(request, v1::fact::Fact::Token(token));
@@ -266,52 +218,43 @@ impl Worker {
 
     /// The hand-off's task is over.
     pub(super) fn flight_ended(&mut self, request: u64, attempt: u32, outcome: Outcome) {
-        let Some(job) = self.jobs.get(&request).filter(|j| j.attempt == attempt && j.to.is_some()) else {
+        if !self.jobs.get(&request).is_some_and(|j| j.attempt == attempt && j.to.is_some()) {
             return;
-        };
+        }
+        let ok = outcome.is_ok();
         match outcome {
-            Ok(bytes) => {
-                self.handoff_bytes += bytes;
-                // The peer has it all, verified; what is cached here stays as cache.
-                if job.stage == Stage::Held {
-                    self.release(request);
-                }
-            }
+            Ok(bytes) => self.handoff_bytes += bytes,
             Err(why) => {
                 tracing::warn!(request, attempt, why, "hand-off failed");
                 self.outlets.remove(&SequenceId(request));
                 self.tell(request, v1::fact::Fact::Handoff(false));
-                if let Some(job) = self.jobs.get_mut(&request) {
-                    job.stranded = Some(Instant::now());
-                }
             }
         }
-    }
-
-    /// Lets go what nobody asked for again: the word that it had all arrived may be what was lost.
-    pub(super) fn reap_stranded(&mut self) {
-        let over = |job: &Job| job.stranded.is_some_and(|since| since.elapsed() > STRANDED_LEASE);
-        let requests: Vec<u64> = self.jobs.iter().filter(|(_, job)| over(job)).map(|(r, _)| *r).collect();
-        for request in requests {
-            tracing::info!(request, "nobody wants its KV any more");
-            self.release(request);
-        }
+        // After a success the peer has it all, verified; what is cached here stays as cache.
+        let now_us = self.now_us();
+        self.leg(Input::HandedOff { request: RequestId(request), ok, now_us });
     }
 
     /// Another decode instance shall have the KV that is complete here.
     pub(super) fn handoff_ordered(&mut self, request: u64, attempt: u32, to: Option<v1::Peer>) {
-        let Some(job) = self.jobs.get_mut(&request).filter(|j| j.stage == Stage::Held) else {
+        let id = RequestId(request);
+        let Some(job) =
+            self.jobs.get_mut(&request).filter(|_| matches!(self.legs.get(id), Some(Leg::Held(_))))
+        else {
             // Not a failed hand-off: the request has to be prefilled again, anywhere.
-            let message = "its KV is not here, or not any more".into();
-            let failure =
-                v1::Failure { stage: "handoff".into(), message, of_request: false, ..v1::Failure::default() };
-            let fact = v1::fact::Fact::Failure(failure);
-            return self.facts.push(v1::Fact { request, attempt, fact: Some(fact) });
+            return self.fail(request, attempt, "handoff", "its KV is not here, or not any more".into());
         };
         job.attempt = attempt;
-        job.stranded = None;
         job.to.clone_from(&to);
-        let Some(peer) = to else { return self.tell(request, v1::fact::Fact::Handoff(false)) };
+        if to.is_none() {
+            return self.tell(request, v1::fact::Fact::Handoff(false));
+        }
+        self.leg(Input::HandOff { request: id });
+    }
+
+    /// Sends KV that is complete here.
+    pub(super) fn send_all(&mut self, request: u64) {
+        let Some(peer) = self.jobs.get(&request).and_then(|job| job.to.clone()) else { return };
         let mut outlet = self.open_outlet(request, peer);
         let layers = self.engine.shape().layers;
         let job = self.jobs.get(&request).expect("it was there above");

@@ -10,14 +10,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use baton_engine::{Engine, Event, SequenceId};
-use baton_tiers::{KvCache, Notice};
+use baton_legs::{Effect, Held, Input, Leg, Legs, LegsConfig, Why};
+use baton_tiers::{KvCache, Notice, Refused};
 use baton_types::{CacheChange, RequestId, Tier};
 use baton_wire::v1;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use super::job::{Job, Stage};
+use super::job::Job;
 use super::links::{Links, ToWorker};
+use super::pool::open;
 use super::publish::Announcer;
 use super::replica::Replicas;
 use super::sink::Outlet;
@@ -38,11 +40,8 @@ pub(super) struct Worker {
     pub(super) engine: Box<dyn Engine>,
     pub(super) cache: KvCache,
     pub(super) jobs: BTreeMap<u64, Job>,
-    /// Prefills that are not open yet, by order, then arrival.
-    pub(super) queue: BTreeMap<(u64, u64), u64>,
-    /// Decodes that found no room yet.
-    pub(super) crowded: Vec<u64>,
-    pub(super) arrivals: u64,
+    /// Where each of them is, and who goes next.
+    pub(super) legs: Legs,
     /// Owners of the store that are no requests: reads for peers, replicas.
     pub(super) helpers: u64,
     pub(super) links: Arc<Links>,
@@ -54,13 +53,12 @@ pub(super) struct Worker {
     pub(super) handoff_bytes: u64,
     /// Whether it has no engine: its fastest tier is memory.
     pub(super) lends: bool,
-    /// Prompt tokens that the engine computes in a pass at most.
-    pub(super) pass_tokens: u32,
     /// Tells the world what the cache holds.
     pub(super) announcer: Option<Announcer>,
     /// Copies ahead of demand that are under way.
     pub(super) replicas: Replicas,
     reported: Instant,
+    began: Instant,
     turns: Arc<AtomicU64>,
 }
 
@@ -79,13 +77,13 @@ pub(super) struct Parts {
 
 impl Worker {
     pub(super) fn new(parts: Parts) -> Self {
+        let shape = parts.engine.shape();
+        let legs = LegsConfig::new(shape.block_tokens, shape.blocks.into(), parts.pass_tokens.into());
         Self {
             engine: parts.engine,
             cache: parts.cache,
             jobs: BTreeMap::new(),
-            queue: BTreeMap::new(),
-            crowded: Vec::new(),
-            arrivals: 0,
+            legs: Legs::new(legs),
             helpers: 0,
             links: parts.links,
             outlets: BTreeMap::new(),
@@ -95,10 +93,10 @@ impl Worker {
             attached: None,
             handoff_bytes: 0,
             lends: parts.lends,
-            pass_tokens: parts.pass_tokens,
             announcer: parts.announcer,
             replicas: Replicas::default(),
             reported: Instant::now(),
+            began: Instant::now(),
             turns: parts.turns,
         }
     }
@@ -119,7 +117,8 @@ impl Worker {
             self.flush();
             if self.reported.elapsed() >= REPORT {
                 self.renew_report();
-                self.reap_stranded();
+                let now_us = self.now_us();
+                self.leg(Input::Tick { now_us });
             }
         }
     }
@@ -127,7 +126,7 @@ impl Worker {
     /// Takes messages in; waits for one if there is nothing to compute. False: stop.
     fn take_in(&mut self, inbox: &Receiver<ToWorker>, busy: bool) -> bool {
         if !busy {
-            let waiting = self.jobs.values().any(|job| job.stage == Stage::Loading);
+            let waiting = self.legs.iter().any(|(_, leg)| matches!(leg, Leg::Loading(_)));
             match inbox.recv_timeout(if waiting { BUSY_ELSEWHERE } else { IDLE }) {
                 Ok(ToWorker::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
                 Ok(message) => self.message(message),
@@ -192,13 +191,16 @@ impl Worker {
     /// What the cache has to say, and who can go on because of it.
     fn settle(&mut self) {
         let mut pool = super::pool::EnginePool(self.engine.as_mut());
-        let mut changes = Vec::new();
+        let (mut changes, mut ready) = (Vec::new(), Vec::new());
         for notice in self.cache.poll(&mut pool) {
             match notice {
                 Notice::Ready { owner, readable_blocks } => {
                     if let Some(job) = self.jobs.get_mut(&owner.0) {
                         job.readable_blocks = readable_blocks;
-                        job.awaits_cache = false;
+                        if let Some(hold) = &mut job.hold {
+                            hold.waiting = false;
+                        }
+                        ready.push(owner);
                     } else {
                         self.replicas.ready.push((owner, readable_blocks));
                     }
@@ -212,9 +214,13 @@ impl Worker {
         }
         self.facts.extend(changes.iter().map(cache_fact));
         self.place_ready_replicas();
-        self.let_decodes_in();
+        for request in ready {
+            let cached_blocks = self.jobs.get(&request.0).map_or(0, |job| job.readable_blocks);
+            self.leg(Input::Cached { request, cached_blocks, waits: false });
+            self.begin_fetch(request.0);
+        }
+        self.leg(Input::RoomFreed);
         self.open_prefills();
-        self.start_loaded();
     }
 
     /// One pass of the engine and what came of it.
@@ -235,7 +241,7 @@ impl Worker {
                     };
                     self.drew(id, told);
                 }
-                Event::Starved { id } => self.starved(id),
+                Event::Starved { id } => self.leg(Input::Starved { request: RequestId(id.0) }),
             }
         }
         busy
@@ -260,17 +266,72 @@ impl Worker {
         }
     }
 
-    /// A request's leg here is over: its sequence, its flight, its pins and its room.
+    /// Steps the legs.
+    pub(super) fn leg(&mut self, input: Input) {
+        let mut effects = Vec::new();
+        self.legs.step(input, &mut effects);
+        for effect in effects {
+            self.obey(effect);
+        }
+    }
+
+    fn obey(&mut self, effect: Effect) {
+        match effect {
+            Effect::Open { request, room_blocks } => self.open(request, room_blocks),
+            Effect::Fetch { request, .. } => self.fetch_asked(request.0),
+            Effect::Fetched { request, ok } => self.tell(request.0, v1::fact::Fact::Fetch(ok)),
+            Effect::Compute { request, cached_tokens } => self.start_prefill(request.0, cached_tokens),
+            Effect::Seal { request } => self.seal(request.0),
+            Effect::Admit { request } => self.let_in(request.0),
+            Effect::Send { request } => self.send_all(request.0),
+            Effect::Decode { request, local } => self.decode(request.0, local),
+            Effect::Grow { request, blocks } => self.grow(request, blocks),
+            Effect::Close { request, held } => self.close(request.0, held),
+            Effect::Fail { request, why } => {
+                let (stage, message) = in_words(why, self.engine.shape().blocks);
+                let attempt = self.jobs.get(&request.0).map_or(0, |job| job.attempt);
+                self.fail(request.0, attempt, stage, message);
+            }
+        }
+    }
+
+    /// Asks the cache for a leg's blocks.
+    fn open(&mut self, request: RequestId, room_blocks: u32) {
+        let Some(job) = self.jobs.get_mut(&request.0) else { return };
+        match open(&mut self.cache, request.0, job, room_blocks) {
+            Ok(hold) => {
+                let (cached_blocks, waits) = (hold.readable_blocks, hold.waiting);
+                job.readable_blocks = cached_blocks;
+                job.hold = Some(hold);
+                self.learn(request.0);
+                self.leg(Input::Opened { request, cached_blocks, waits });
+            }
+            Err(Refused::NoRoom { .. }) => self.leg(Input::NoRoom { request }),
+            Err(refused) => self.leg_failed(request.0, "room", refused.to_string()),
+        }
+    }
+
+    /// A request's leg here is over, and so is whatever it had.
     pub(super) fn release(&mut self, request: u64) {
-        let Some(job) = self.jobs.remove(&request) else { return };
+        self.leg(Input::Release { request: RequestId(request) });
+    }
+
+    /// Its sequence, its flight, its pins and its room go.
+    fn close(&mut self, request: u64, held: Held) {
+        if self.jobs.remove(&request).is_none() {
+            return;
+        }
         self.engine.stop(SequenceId(request));
         self.outlets.remove(&SequenceId(request));
-        self.queue.remove(&(job.order, job.arrival));
-        self.crowded.retain(|r| *r != request);
         self.links.forget(request);
-        if job.hold.is_some() {
+        if held.blocks {
             self.cache.close(RequestId(request));
         }
+    }
+
+    /// Time since this thread began, µs.
+    pub(super) fn now_us(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
     fn forget_everything(&mut self) {
@@ -327,7 +388,7 @@ impl Worker {
             hit_blocks: tier.hit_blocks,
             evicted_blocks: tier.evicted_blocks,
         });
-        let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
+        let queued = u32::try_from(self.legs.queued()).unwrap_or(u32::MAX);
         *self.report.lock() = v1::NodeLoad {
             running,
             waiting: waiting + queued,
@@ -338,6 +399,19 @@ impl Worker {
             // The line adds what its endpoint does.
             ..v1::NodeLoad::default()
         };
+    }
+}
+
+/// The stage and the words of a failure on a node whose pool has so many blocks.
+fn in_words(why: Why, blocks: u32) -> (&'static str, String) {
+    match why {
+        Why::TooLarge { needed_blocks } => {
+            ("room", format!("its prompt needs {needed_blocks} blocks, the pool has {blocks}"))
+        }
+        Why::NoRoom => ("room", "KV ran short, and nobody else here holds any".into()),
+        Why::GaveWay => ("preempted", "KV ran short: it gave way to older requests".into()),
+        Why::NotReady => ("engine", "it was told to decode before its KV was here".into()),
+        Why::NothingToSend => ("handoff", "its KV is not here, or not any more".into()),
     }
 }
 

@@ -138,6 +138,7 @@ pub const TABLE: &[Row] = &[
         ours: &[
             "baton-types",
             "baton-scheduler",
+            "baton-legs",
             "baton-store",
             "baton-transfer",
             "baton-tiers",

@@ -74,6 +74,8 @@ pub struct Computing {
     pub(crate) work: Work,
     pub(crate) stays: bool,
     pub(crate) cached_blocks: u32,
+    /// When its hand-off failed, µs, if it has: it began with the first layers.
+    pub(crate) failed_us: Option<u64>,
 }
 
 /// A prefill that is computed.
@@ -125,7 +127,7 @@ impl Loading {
             return Err(self);
         }
         let Self { work, stays, cached_blocks, .. } = self;
-        Ok(Computing { work, stays, cached_blocks })
+        Ok(Computing { work, stays, cached_blocks, failed_us: None })
     }
 
     /// Tokens that the engine has to compute.
@@ -136,7 +138,11 @@ impl Loading {
 
 impl Computing {
     pub(crate) const fn computed(self) -> Complete {
-        if self.stays { Complete::Stays } else { Complete::Leaves }
+        match self.failed_us {
+            _ if self.stays => Complete::Stays,
+            Some(since_us) => Complete::Stranded(since_us),
+            None => Complete::Leaves,
+        }
     }
 
     /// Tokens that the engine has to compute.

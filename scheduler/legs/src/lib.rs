@@ -13,6 +13,8 @@
 //! - KV that the conductor saw elsewhere is fetched only where it is still missing here;
 //! - a prefill computes once its node's cache and its fetch have brought all that they will bring;
 //! - decoding begins on the conductor's word, and only where all KV is;
+//! - where an answer outgrows its room and there is none, the youngest gives its KV up: so the oldest
+//!   always comes to its end, and makes room for the others;
 //! - KV whose hand-off failed is kept for another one, for [`STRANDED_LEASE_US`] at most.
 //!
 //! Every leg is in exactly one state of [`Leg`]. A step takes the old state and gives the new one, so
@@ -37,6 +39,9 @@ pub const STRANDED_LEASE_US: u64 = 8_000_000;
 /// later, and finds what those before it computed; with one pass alone, a prompt that would only fill
 /// up another's last pass would delay it.
 const PASSES_AHEAD: u64 = 2;
+
+/// Blocks asked for when an answer outgrows its room.
+const GROW_BLOCKS: u32 = 4;
 
 /// What a node can do, as far as its legs are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +167,16 @@ pub enum Input {
         /// Whose.
         request: RequestId,
     },
+    /// The next token of an answer has no place: it outgrew its room.
+    Starved {
+        /// Whose.
+        request: RequestId,
+    },
+    /// Answers [`Effect::Grow`]: there is no room.
+    NotGrown {
+        /// Whose.
+        request: RequestId,
+    },
     /// The answer is complete, or the engine gave the request up.
     Ended {
         /// Whose.
@@ -236,6 +251,14 @@ pub enum Effect {
         /// Whether its prompt was computed here.
         local: bool,
     },
+    /// Reserve more blocks for an answer, so many if there are, one at least. Where there is not even one,
+    /// answered by [`Input::NotGrown`] before anything else is told.
+    Grow {
+        /// Whose.
+        request: RequestId,
+        /// How many at most.
+        blocks: u32,
+    },
     /// The leg is over: take back what the engine does for it and what the cache holds for it.
     Close {
         /// Whose.
@@ -243,7 +266,8 @@ pub enum Effect {
         /// What it held.
         held: Held,
     },
-    /// The leg is over and could not do what it was told; the conductor has to know.
+    /// It could not do what it was told; the conductor has to know. The leg is closed next, unless it was
+    /// told something that is not its business.
     Fail {
         /// Whose.
         request: RequestId,
@@ -271,6 +295,8 @@ pub enum Why {
     },
     /// There is no room, and nothing here that would make some.
     NoRoom,
+    /// KV ran short, and it gave its own up for older requests.
+    GaveWay,
     /// It was told to decode before its KV was here.
     NotReady,
     /// Its KV is not here, or not any more.

@@ -6,8 +6,8 @@ use alloc::vec::Vec;
 
 use baton_types::RequestId;
 
-use crate::leg::{Complete, Fetch, Leg, Loading, Queued, Work};
-use crate::{Effect, Elsewhere, Input, LegsConfig, STRANDED_LEASE_US, Why};
+use crate::leg::{Complete, Computing, Fetch, Leg, Loading, Queued, Work};
+use crate::{Effect, Elsewhere, GROW_BLOCKS, Held, Input, LegsConfig, STRANDED_LEASE_US, Why};
 
 /// The legs of one node.
 #[derive(Clone, Debug)]
@@ -110,6 +110,8 @@ impl Legs {
                 });
             }
             Input::StartDecode { request } => self.start_decode(request, effects),
+            Input::Starved { request } => self.grow(request, effects),
+            Input::NotGrown { request } => self.make_room_for(request, effects),
             Input::Ended { request } | Input::Release { request } => self.release(request, effects),
             Input::Tick { now_us } => self.reap_stranded(now_us, effects),
         }
@@ -153,6 +155,7 @@ impl Legs {
         let too_large = needed_blocks > self.config.pool_blocks;
         if too_large {
             effects.push(Effect::Fail { request, why: Why::TooLarge { needed_blocks } });
+            effects.push(Effect::Close { request, held: Held { blocks: false, engine: false } });
         }
         too_large
     }
@@ -210,8 +213,8 @@ impl Legs {
         if others || !matches!(self.legs.get(&request), Some(Leg::Queued(_))) {
             return;
         }
-        self.remove(request);
         effects.push(Effect::Fail { request, why: Why::NoRoom });
+        self.release(request, effects);
     }
 
     /// Changes what a prefill waits for, and lets it compute once that is nothing.
@@ -253,6 +256,10 @@ impl Legs {
             Some(Leg::Held(Complete::Leaves)) => {
                 self.legs.insert(request, Leg::Held(Complete::Stranded(now_us)));
             }
+            Some(Leg::Computing(computing)) if !ok => {
+                let computing = Computing { failed_us: Some(now_us), ..*computing };
+                self.legs.insert(request, Leg::Computing(computing));
+            }
             _ => {}
         }
     }
@@ -273,13 +280,33 @@ impl Legs {
             // Nobody wants it any more, or it was told twice.
             None | Some(Leg::Decoding { .. }) => return,
             Some(_) => {
-                self.release(request, effects);
                 effects.push(Effect::Fail { request, why: Why::NotReady });
+                self.release(request, effects);
                 return;
             }
         };
         self.legs.insert(request, Leg::Decoding { local });
         effects.push(Effect::Decode { request, local });
+    }
+
+    fn grow(&self, request: RequestId, effects: &mut Vec<Effect>) {
+        if let Some(Leg::Decoding { .. }) = self.legs.get(&request) {
+            effects.push(Effect::Grow { request, blocks: GROW_BLOCKS });
+        }
+    }
+
+    /// KV is short: the youngest that holds some gives it up. Requests are numbered in order of arrival.
+    fn make_room_for(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        // A prefill whose KV is on its way elsewhere leaves soon by itself.
+        let gives = |leg: &Leg| leg.held().blocks && !leg.leaves();
+        let youngest = self.legs.iter().rev().find(|(_, leg)| gives(leg)).map(|(id, _)| *id);
+        let victim = youngest.unwrap_or(request).max(request);
+        // Alone it has all there is: elsewhere there may be more.
+        let others = self.legs.iter().any(|(other, leg)| *other != victim && leg.held().blocks);
+        let why = if others { Why::GaveWay } else { Why::NoRoom };
+        effects.push(Effect::Fail { request: victim, why });
+        self.release(victim, effects);
+        self.grow(request, effects);
     }
 
     fn release(&mut self, request: RequestId, effects: &mut Vec<Effect>) {

@@ -34,6 +34,7 @@ fn opened(id: u64) -> Input {
 
 const A: RequestId = RequestId(1);
 const B: RequestId = RequestId(2);
+const NOTHING_HELD: Effect = Effect::Close { request: A, held: Held { blocks: false, engine: false } };
 
 #[test]
 fn prefills_are_opened_in_order_some_passes_ahead_and_nothing_overtakes() {
@@ -62,13 +63,13 @@ fn where_nobody_else_holds_anything_no_room_is_a_failure() {
     step(&mut legs, prefill(1, 160, 1));
     assert_eq!(
         step(&mut legs, Input::NoRoom { request: A }),
-        [Effect::Fail { request: A, why: Why::NoRoom }]
+        [Effect::Fail { request: A, why: Why::NoRoom }, NOTHING_HELD]
     );
     assert_eq!(legs.get(A), None);
     // What can never fit is said at once, whatever it is for.
     let too_large = Effect::Fail { request: A, why: Why::TooLarge { needed_blocks: 101 } };
-    assert_eq!(step(&mut legs, prefill(1, 1601, 1)), [too_large]);
-    assert_eq!(step(&mut legs, Input::Expect { request: A, work: work(1601) }), [too_large]);
+    assert_eq!(step(&mut legs, prefill(1, 1601, 1)), [too_large, NOTHING_HELD]);
+    assert_eq!(step(&mut legs, Input::Expect { request: A, work: work(1601) }), [too_large, NOTHING_HELD]);
 }
 
 #[test]
@@ -149,7 +150,7 @@ fn nobody_decodes_before_all_kv_is_here() {
     let held = Held { blocks: true, engine: false };
     assert_eq!(
         step(&mut legs, Input::StartDecode { request: A }),
-        [Effect::Close { request: A, held }, Effect::Fail { request: A, why: Why::NotReady }]
+        [Effect::Fail { request: A, why: Why::NotReady }, Effect::Close { request: A, held }]
     );
     assert_eq!(step(&mut legs, Input::StartDecode { request: A }), []);
 }
@@ -180,6 +181,37 @@ fn kv_whose_hand_off_failed_is_kept_for_another_one_and_not_for_ever() {
         step(&mut legs, Input::HandOff { request: A }),
         [Effect::Fail { request: A, why: Why::NothingToSend }]
     );
+    // One that failed while its prefill computed.
+    let mut legs = Legs::new(CONFIG);
+    step(&mut legs, prefill(1, 160, 1));
+    step(&mut legs, opened(1));
+    assert_eq!(step(&mut legs, ended(false, 9)), []);
+    step(&mut legs, Input::Computed { request: A });
+    assert_eq!(legs.get(A), Some(&Leg::Held(Complete::Stranded(9))));
+}
+
+#[test]
+fn where_kv_runs_short_the_youngest_gives_its_own_up_and_the_oldest_goes_on() {
+    let mut legs = Legs::new(CONFIG);
+    for id in [1, 2, 3] {
+        let request = RequestId(id);
+        step(&mut legs, Input::Expect { request, work: work(160) });
+        step(&mut legs, opened(id));
+        step(&mut legs, Input::Landed { request });
+        step(&mut legs, Input::StartDecode { request });
+    }
+    let grow = Effect::Grow { request: A, blocks: 4 };
+    assert_eq!(step(&mut legs, Input::Starved { request: A }), [grow]);
+    let held = Held { blocks: true, engine: true };
+    let gone = |id, why| {
+        let request = RequestId(id);
+        [Effect::Fail { request, why }, Effect::Close { request, held }]
+    };
+    let short = |legs: &mut Legs| step(legs, Input::NotGrown { request: A });
+    assert_eq!(short(&mut legs), [gone(3, Why::GaveWay).as_slice(), &[grow]].concat());
+    assert_eq!(short(&mut legs), [gone(2, Why::GaveWay).as_slice(), &[grow]].concat());
+    // Alone, and there is still too little: the pool is too small for it.
+    assert_eq!(short(&mut legs), gone(1, Why::NoRoom));
 }
 
 /// A driver that obeys or fails at random, and keeps its own account of what each leg holds.
@@ -215,6 +247,10 @@ impl Account {
                     prop_assert_eq!(held.blocks, mine.is_some());
                     prop_assert_eq!(held.engine, mine == Some(true));
                 }
+                Effect::Grow { request, .. } => {
+                    prop_assert_eq!(self.holds.get(&request), Some(&true), "it does not decode");
+                    self.asked.push(*effect);
+                }
                 Effect::Fetched { .. } | Effect::Fail { .. } => {}
             }
         }
@@ -246,6 +282,7 @@ fn noise(legs: &Legs, kind: u8, request: RequestId, number: u32) -> Option<Input
         12 | 13 => Input::StartDecode { request },
         14 => Input::Ended { request },
         15 => Input::Release { request },
+        16 => Input::Starved { request },
         _ => Input::Tick { now_us },
     })
 }
@@ -253,7 +290,7 @@ fn noise(legs: &Legs, kind: u8, request: RequestId, number: u32) -> Option<Input
 proptest! {
     #[test]
     fn whatever_is_said_in_whatever_order_each_leg_holds_what_it_is_given_and_gives_it_back(
-        script in proptest::collection::vec((0u8..17, 0u64..6, 0u32..60), 0..200),
+        script in proptest::collection::vec((0u8..18, 0u64..6, 0u32..60), 0..200),
     ) {
         let mut legs = Legs::new(CONFIG);
         let mut account = Account::default();
@@ -274,6 +311,8 @@ proptest! {
                         Input::FetchBegun { request, cached_blocks: 9 }
                     }
                     Effect::Fetch { request, .. } => Input::FetchEnded { request, ok: false, cached_blocks },
+                    Effect::Grow { request, .. } if number % 4 == 0 => Input::NotGrown { request },
+                    Effect::Grow { .. } => continue,
                     other => panic!("{other:?} needs no answer"),
                 };
                 let mut effects = Vec::new();

@@ -42,6 +42,7 @@ impl World {
         | Effect::Admit { request }
         | Effect::Send { request }
         | Effect::Decode { request, .. }
+        | Effect::Grow { request, .. }
         | Effect::Close { request, .. }
         | Effect::Fail { request, .. }) = effect;
         let Some(slot) = self.slot_of(request) else { return };
@@ -61,6 +62,8 @@ impl World {
                 self.fly_handoff(slot, here);
             }
             Effect::Send { .. } => self.begin_handoff(slot),
+            // The models of engines never starve: room that is known to be short is asked for at the start.
+            Effect::Grow { .. } => {}
             Effect::Decode { local, .. } => self.decode(slot, at, local),
             Effect::Close { held, .. } => self.close(slot, at, held),
             Effect::Fail { why, .. } => self.leg_failed(slot, why),
