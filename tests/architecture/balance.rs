@@ -74,7 +74,7 @@ mod tests {
         let purposes = reach::reached(house::crates(), &sources);
         let balances = balances(&sources, &purposes);
         println!("{balances:#?}");
-        assert_eq!(balances.len(), 4);
+        assert_eq!(balances.len(), 5);
         assert_clean(check_balance(&balances));
     }
 

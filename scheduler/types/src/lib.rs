@@ -1,4 +1,4 @@
-//! Words shared by Baton's three cores: ids, block hashes, tiers, roles, service classes,
+//! Words shared by Baton's cores: ids, block hashes, tiers, roles, service classes,
 //! cost profiles and a small seeded generator.
 //!
 //! Everything here is plain data: no clocks, threads, files or sockets (`no_std`). Time is an
