@@ -11,6 +11,7 @@ pub(super) struct StagePolicy {
     classes: Vec<(u64, u64)>,
     slack: u64,
     floor_us: u64,
+    ageing_us: u64,
 }
 
 impl StagePolicy {
@@ -19,6 +20,7 @@ impl StagePolicy {
             classes: config.scheduler.classes.iter().map(|c| (c.ttft_us, c.tbt_us)).collect(),
             slack: u64::from(config.service.stage_slack),
             floor_us: config.service.stage_floor_us,
+            ageing_us: config.scheduler.ageing_us,
         }
     }
 
@@ -30,9 +32,10 @@ impl StagePolicy {
             .unwrap_or((30_000_000, 100_000))
     }
 
-    /// Held back by the conductor: it promised the first token within the objective.
+    /// Held back by the conductor: it promised the first token within the objective. A request that is late
+    /// all the same waits behind those that can still be in time, until it has aged: it is not given up before.
     pub(super) fn queue_stage_us(&self, session: &Session) -> u64 {
-        self.class(session).0 + self.floor_us
+        self.class(session).0.max(self.ageing_us).saturating_add(self.floor_us)
     }
 
     /// From the order to prefill to its end: never less than twice what it is foreseen to take, whatever the class
