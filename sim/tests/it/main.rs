@@ -8,6 +8,7 @@ mod coupled;
 mod determinism;
 mod directed;
 mod liveness;
+mod pinned;
 
 mod scenario;
 mod seeds;
