@@ -5,8 +5,9 @@ use baton_types::{ClassId, InstanceId, Role, SloClass};
 
 use crate::conductor::Conductor;
 use crate::placement::{DecodeChoice, Placement, Refusal, SOONEST_US, within_reach};
+use crate::policies::Queueing;
 use crate::request::{Entry, Stage};
-use crate::{AdmissionMode, Effect, PolicyName, RejectReason, Rejection, Request};
+use crate::{AdmissionMode, Effect, RejectReason, Rejection, Request};
 
 impl Conductor {
     /// The request's class; an unknown one counts as the first.
@@ -42,7 +43,7 @@ impl Conductor {
             self.reject(&entry, refusal, effects);
             return;
         }
-        if self.config.policy == PolicyName::DynamoWspt {
+        if self.policy().queueing == Queueing::BeforePlacement {
             self.park(entry);
             return;
         }
@@ -169,31 +170,25 @@ impl Conductor {
         request: &Request,
         placement: &Placement,
     ) -> Option<Refusal> {
-        if matches!(mode, AdmissionMode::None | AdmissionMode::Auto | AdmissionMode::Slo) {
-            return None;
-        }
-        let class = self.class(request);
         let ttft_us = placement.candidate.ttft_us;
-        let refusal = |reason, retry_after_us: u64| {
-            Some(Refusal {
-                reason,
-                retry_after_us: retry_after_us.max(SOONEST_US),
-                predicted_ttft_us: within_reach(ttft_us),
-                turn_us: match reason {
-                    RejectReason::Ttft => within_reach(placement.candidate.plan.work_us).unwrap_or(0),
-                    _ => self.decode_turn_us(request),
-                },
-            })
+        let objective_us = self.class(request).ttft_us;
+        let overload = match mode {
+            AdmissionMode::None | AdmissionMode::Auto | AdmissionMode::Slo => return None,
+            _ if ttft_us > objective_us => Some((RejectReason::Ttft, ttft_us - objective_us)),
+            AdmissionMode::AtDecode => None,
+            AdmissionMode::Early => self.decode_overload_now(request),
+            AdmissionMode::EarlyPredict => self.decode_overload_at(request, self.now_us + ttft_us),
         };
-        if ttft_us > class.ttft_us {
-            return refusal(RejectReason::Ttft, ttft_us - class.ttft_us);
-        }
-        let (reason, wait_us) = match mode {
-            AdmissionMode::Early => self.decode_overload_now(request)?,
-            AdmissionMode::EarlyPredict => self.decode_overload_at(request, self.now_us + ttft_us)?,
-            _ => return None,
-        };
-        refusal(reason, wait_us)
+        let (reason, wait_us) = overload?;
+        Some(Refusal {
+            reason,
+            retry_after_us: wait_us.max(SOONEST_US),
+            predicted_ttft_us: within_reach(ttft_us),
+            turn_us: match reason {
+                RejectReason::Ttft => within_reach(placement.candidate.plan.work_us).unwrap_or(0),
+                _ => self.decode_turn_us(request),
+            },
+        })
     }
 
     /// Why no decode instance could take the request at this moment, judging only those that
@@ -262,20 +257,6 @@ impl Conductor {
         let role = self.fleet.get(from).map(|i| i.spec.role);
         role == Some(Role::Prefill)
             && matches!(self.choose_decode(request, from, at_us), DecodeChoice::Never(..))
-    }
-
-    /// Keeps a request in the router's queue.
-    fn park(&mut self, mut entry: Entry) {
-        self.look_up(&entry.request);
-        let best = self.fleet.prefills.iter().map(|id| self.hits.of(*id).blocks).max().unwrap_or(0);
-        entry.new_tokens = entry.request.prompt_tokens - self.tokens_of(&entry.request, best);
-        self.unplaced.push(entry.request.id);
-        self.requests.insert(entry);
-    }
-
-    /// Places an entry that leaves the router's queue.
-    pub(crate) fn place_unplaced(&mut self, entry: Entry, effects: &mut Vec<Effect>) {
-        self.admit(entry, effects);
     }
 
     /// Refuses an entry that holds nothing.

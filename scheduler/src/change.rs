@@ -8,7 +8,8 @@ use baton_types::{ClassId, InstanceId, RequestId, Role};
 
 use crate::conductor::Conductor;
 use crate::fleet::Instance;
-use crate::{ConfigError, Effect, FailStage, InstanceState, PolicyName, SchedulerConfig};
+use crate::policies::Policy;
+use crate::{ConfigError, Effect, FailStage, InstanceState, SchedulerConfig};
 
 impl Conductor {
     pub(crate) fn instance_drained(&mut self, id: InstanceId, effects: &mut Vec<Effect>) {
@@ -103,25 +104,6 @@ impl Conductor {
     }
 }
 
-/// How a policy queues: entries of one kind would be stranded under another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Queueing {
-    /// Requests wait in the conductor, by instance.
-    ByInstance,
-    /// Requests wait in one queue before they are placed.
-    BeforePlacement,
-    /// Nothing waits here.
-    AtEngines,
-}
-
-const fn queueing(policy: PolicyName) -> Queueing {
-    match policy {
-        PolicyName::DynamoWspt => Queueing::BeforePlacement,
-        _ if policy.orders_queues() => Queueing::ByInstance,
-        _ => Queueing::AtEngines,
-    }
-}
-
 impl SchedulerConfig {
     /// Whether these settings can become `new` without a restart, whatever is live.
     ///
@@ -139,7 +121,7 @@ impl SchedulerConfig {
         if self.seed != new.seed {
             return Err(fixed("seed", &self.seed, &new.seed));
         }
-        if queueing(self.policy) != queueing(new.policy) {
+        if Policy::named(self.policy).queueing != Policy::named(new.policy).queueing {
             return Err(fixed("policy", &self.policy.name(), &new.policy.name()));
         }
         Ok(())

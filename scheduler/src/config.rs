@@ -7,80 +7,14 @@ use alloc::vec::Vec;
 use baton_types::SloClass;
 use serde::{Deserialize, Serialize};
 
-/// How a request finds its instances.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PolicyName {
-    /// Uniformly at random.
-    Random,
-    /// In turn.
-    RoundRobin,
-    /// Least predicted backlog; the cache is not looked at.
-    LeastLoaded,
-    /// Least predicted TTFT counting each instance's own cache; nothing is fetched.
-    LocalCache,
-    /// As `mooncake`, fetching whenever any other instance holds more (no balancing threshold).
-    GlobalCache,
-    /// Algorithm 1 of the Mooncake paper as published.
-    Mooncake,
-    /// Block-count cost after NVIDIA Dynamo's KV router, first come first served.
-    Dynamo,
-    /// The same cost behind a router queue that serves the shortest work first.
-    DynamoWspt,
-    /// LMetric: outstanding new prefill tokens times batch size.
-    Lmetric,
-    /// Baton's own.
-    Baton,
-    /// Baton's own with knowledge of output lengths and of the near future: a bound, for the simulator only.
-    Foresight,
-}
-
-impl PolicyName {
-    /// Every policy, in the order of reports.
-    pub const ALL: [Self; 11] = [
-        Self::Random,
-        Self::RoundRobin,
-        Self::LeastLoaded,
-        Self::LocalCache,
-        Self::GlobalCache,
-        Self::Mooncake,
-        Self::Dynamo,
-        Self::DynamoWspt,
-        Self::Lmetric,
-        Self::Baton,
-        Self::Foresight,
-    ];
-
-    /// The word used in configs and reports.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Random => "random",
-            Self::RoundRobin => "round_robin",
-            Self::LeastLoaded => "least_loaded",
-            Self::LocalCache => "local_cache",
-            Self::GlobalCache => "global_cache",
-            Self::Mooncake => "mooncake",
-            Self::Dynamo => "dynamo",
-            Self::DynamoWspt => "dynamo_wspt",
-            Self::Lmetric => "lmetric",
-            Self::Baton => "baton",
-            Self::Foresight => "foresight",
-        }
-    }
-
-    /// Whether the conductor holds prefills back and orders them itself.
-    #[must_use]
-    pub const fn orders_queues(self) -> bool {
-        matches!(self, Self::Baton | Self::Foresight)
-    }
-}
+use crate::PolicyName;
+use crate::policies::Policy;
 
 /// When a request that cannot meet its objective is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdmissionMode {
-    /// `slo` for the policy `baton`, `none` for every other.
+    /// As the policy has it: `slo` for Baton's own, `none` for those it is compared with.
     Auto,
     /// Never, except when a bound is full.
     None,
@@ -190,7 +124,7 @@ pub struct SchedulerConfig {
 impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
-            policy: PolicyName::Baton,
+            policy: PolicyName::default(),
             admission: AdmissionMode::Auto,
             shadow: Vec::new(),
             block_tokens: 512,
@@ -220,10 +154,10 @@ impl SchedulerConfig {
     /// The admission mode in force once `auto` is resolved.
     #[must_use]
     pub fn effective_admission(&self) -> AdmissionMode {
-        match (self.admission, self.policy) {
-            (AdmissionMode::Auto, PolicyName::Baton | PolicyName::Foresight) => AdmissionMode::Slo,
-            (AdmissionMode::Auto, _) => AdmissionMode::None,
-            (mode, _) => mode,
+        if self.admission == AdmissionMode::Auto {
+            Policy::named(self.policy).admission
+        } else {
+            self.admission
         }
     }
 
@@ -286,13 +220,5 @@ mod tests {
         let mut config = SchedulerConfig::default();
         config.classes[0].ttft_us = 1;
         assert!(config.validate().is_err_and(|e| e.0.contains("classes[default].ttft_us")));
-    }
-
-    #[test]
-    fn names_are_unique() {
-        let mut names: Vec<_> = PolicyName::ALL.iter().map(|p| p.name()).collect();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), PolicyName::ALL.len());
     }
 }

@@ -5,7 +5,6 @@ mod decode;
 mod dispatch;
 mod pick;
 mod prefill;
-mod scorers;
 
 use alloc::vec::Vec;
 use baton_types::InstanceId;
@@ -111,6 +110,8 @@ pub(crate) struct Candidate {
     pub ttft_us: u64,
     /// Predicted TTFT at the latest that the order of service allows, µs.
     pub latest_us: u64,
+    /// By how much those who wait there come later together, µs.
+    pub behind_us: u64,
     /// How long of that it waits for room to decode, µs.
     pub room_wait_us: u64,
     /// What the policy minimises.

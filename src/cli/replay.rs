@@ -18,7 +18,7 @@ use super::require::Requirement;
 use super::{cluster, cpu, live, out, table};
 use crate::config::{self, Config};
 
-/// Arrivals that the foresight policy knows ahead, µs.
+/// Arrivals that a policy which foresees knows ahead, µs.
 const FORESIGHT_US: u64 = 60_000_000;
 
 /// Arguments of `baton replay`.
@@ -184,7 +184,7 @@ pub(super) fn jobs(args: &ReplayArgs, config: &Config) -> Result<Vec<Job>, Strin
             setup.scheduler.admission = args.admission.unwrap_or(setup.scheduler.admission);
             setup.audit_every = args.audit;
             setup.keep_outcomes = args.requests.is_some();
-            setup.foresight_us = if policy == PolicyName::Foresight { FORESIGHT_US } else { 0 };
+            setup.foresight_us = if policy.foresees() { FORESIGHT_US } else { 0 };
             jobs.push(Job { policy, speed, setup });
         }
     }

@@ -6,9 +6,10 @@ use baton_types::{InstanceId, RequestId, Role};
 
 use super::{DecodeChoice, Placement};
 use crate::conductor::Conductor;
+use crate::policies::Queueing;
 use crate::queue::{Dispatched, Waiting};
 use crate::request::{Entry, Stage};
-use crate::{Effect, FailStage, PolicyName, Request};
+use crate::{Effect, FailStage, Request};
 
 impl Conductor {
     /// Puts an admitted request on its instance's queue, or straight on its engine.
@@ -102,7 +103,7 @@ impl Conductor {
                 self.run_queue(id, effects);
             }
         }
-        if self.config.policy == PolicyName::DynamoWspt {
+        if self.policy().queueing == Queueing::BeforePlacement {
             self.run_unplaced(effects);
         }
     }
@@ -249,33 +250,5 @@ impl Conductor {
             return Some(id);
         }
         self.roomiest_decode(request, from, None)
-    }
-
-    /// The router queue of `dynamo_wspt`: nothing is placed while every instance is busy; then the
-    /// request with the least uncached work goes first.
-    fn run_unplaced(&mut self, effects: &mut Vec<Effect>) {
-        while !self.unplaced.is_empty() && self.any_instance_free() {
-            let Some(at) = self.shortest_unplaced() else { return };
-            let id = self.unplaced.remove(at);
-            let Some(entry) = self.requests.remove(id) else { continue };
-            self.place_unplaced(entry, effects);
-        }
-    }
-
-    fn any_instance_free(&self) -> bool {
-        let permille = u64::from(self.config.queue_threshold_permille);
-        self.fleet
-            .prefills
-            .iter()
-            .filter_map(|id| self.fleet.get(*id))
-            .any(|i| i.prefill.active_tokens() * 1000 <= u64::from(i.spec.pass_tokens) * permille)
-    }
-
-    /// Keys are worked out once at arrival (`new_tokens`), as the peer does within its refresh age.
-    fn shortest_unplaced(&self) -> Option<usize> {
-        let key = |(at, id): &(usize, &RequestId)| {
-            self.requests.get(**id).map_or((0, *at), |e| (e.new_tokens, *at))
-        };
-        self.unplaced.iter().enumerate().min_by_key(key).map(|(at, _)| at)
     }
 }

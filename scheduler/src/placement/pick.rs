@@ -7,7 +7,8 @@ use super::comeback::Stranded;
 use super::{Candidate, DecodeChoice, Placement, Refusal, within_reach};
 use crate::conductor::Conductor;
 use crate::fleet::Instance;
-use crate::{CandidateTerms, Decision, PolicyName, RejectReason, Request};
+use crate::policies::{Choice, Ties};
+use crate::{CandidateTerms, Decision, RejectReason, Request};
 
 /// More candidates than this are thinned by a cheap lower bound before their terms are worked out.
 const FULL_TERMS: usize = 48;
@@ -46,31 +47,25 @@ impl Conductor {
         shunned: Option<InstanceId>,
     ) -> Result<Placement, Refusal> {
         self.look_up(request);
-        let candidates = self.candidate_ids(request, shunned);
-        if candidates.is_empty() {
+        let ids = self.candidate_ids(request, shunned);
+        if ids.is_empty() {
             return Err(NOWHERE);
         }
-        match self.config.policy {
-            PolicyName::Random => {
-                let at = self.rng.below(candidates.len() as u64);
-                return self.place_at(
-                    candidates[usize::try_from(at).expect("below a length")],
-                    request,
-                    deadline_us,
-                );
+        match self.policy().choice {
+            Choice::Unseen(take) => {
+                let at = take(self, ids.len() as u64);
+                self.place_at(ids[usize::try_from(at).expect("below a length")], request, deadline_us)
             }
-            PolicyName::RoundRobin => {
-                let at = self.turn % candidates.len() as u64;
-                self.turn += 1;
-                return self.place_at(
-                    candidates[usize::try_from(at).expect("below a length")],
-                    request,
-                    deadline_us,
-                );
+            Choice::Least { score, ties } => {
+                let mut candidates = Vec::with_capacity(ids.len());
+                for instance in ids.iter().filter_map(|id| self.fleet.get(*id)) {
+                    let mut candidate = self.candidate(instance, request, deadline_us);
+                    candidate.score = score(self, &candidate, instance);
+                    candidates.push(candidate);
+                }
+                self.search(request, only_feasible, candidates, ties)
             }
-            _ => {}
         }
-        self.search(request, deadline_us, only_feasible, &candidates)
     }
 
     /// Instances that may prefill the request, thinned when there are many.
@@ -93,9 +88,7 @@ impl Conductor {
         if ids.len() > 1 {
             ids.retain(|id| Some(*id) != shunned);
         }
-        if ids.len() > FULL_TERMS
-            && !matches!(self.config.policy, PolicyName::Random | PolicyName::RoundRobin)
-        {
+        if ids.len() > FULL_TERMS && matches!(self.policy().choice, Choice::Least { .. }) {
             let bound = |id: &InstanceId| {
                 let cached = self.tokens_of(request, self.hits.of(*id).by_its_turn());
                 self.fleet.get(*id).map_or(u64::MAX, |i| {
@@ -126,25 +119,19 @@ impl Conductor {
         local || self.fleet.decodes_of(id).any(|decode| self.holds(decode, request))
     }
 
-    /// Works out every candidate's terms and takes the best.
+    /// Takes the best of candidates that have their scores.
     fn search(
         &mut self,
         request: &Request,
-        deadline_us: u64,
         only_feasible: bool,
-        ids: &[InstanceId],
+        mut candidates: Vec<Candidate>,
+        ties: Ties,
     ) -> Result<Placement, Refusal> {
-        let mut candidates = Vec::with_capacity(ids.len());
-        for instance in ids.iter().filter_map(|id| self.fleet.get(*id)) {
-            let mut candidate = self.candidate(instance, request, deadline_us);
-            candidate.score = self.score(&candidate, instance, request);
-            candidates.push(candidate);
-        }
         let mut kept = Kept::default();
         let best = if only_feasible {
             self.best_feasible(&mut candidates, request, &mut kept)
         } else {
-            self.best_of_all(&candidates).map(|candidate| (candidate, None))
+            self.best_of_all(&candidates, ties).map(|candidate| (candidate, None))
         };
         if self.explains() {
             candidates.sort_unstable_by_key(|c| c.instance);
@@ -161,20 +148,18 @@ impl Conductor {
         }
     }
 
-    /// The least score; equals go to who has more of it cached, to the first, or at random where the policy says so.
-    fn best_of_all(&mut self, candidates: &[Candidate]) -> Option<Candidate> {
-        let warmth_counts = self.config.policy.orders_queues();
-        let tie_random = matches!(self.config.policy, PolicyName::Dynamo | PolicyName::DynamoWspt);
+    /// The least score; of equals the one that the policy says.
+    fn best_of_all(&mut self, candidates: &[Candidate], ties: Ties) -> Option<Candidate> {
         let mut best: Option<Candidate> = None;
-        let mut ties = 1;
+        let mut equals = 1;
         for candidate in candidates {
             let better = best.as_ref().is_none_or(|b| {
                 let warmer = candidate.plan.cached_tokens > b.plan.cached_tokens;
-                candidate.score < b.score || (warmth_counts && warmer && candidate.score <= b.score)
+                candidate.score < b.score || (ties == Ties::Warmest && warmer && candidate.score <= b.score)
             });
             let equal = best.as_ref().is_some_and(|b| (candidate.score - b.score).abs() < f64::EPSILON);
-            ties = if better { 1 } else { ties + u64::from(equal) };
-            if better || (equal && tie_random && self.rng.below(ties) == 0) {
+            equals = if better { 1 } else { equals + u64::from(equal) };
+            if better || (equal && ties == Ties::ByLot && self.rng.below(equals) == 0) {
                 best = Some(*candidate);
             }
         }

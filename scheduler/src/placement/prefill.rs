@@ -6,18 +6,9 @@ use super::{Candidate, Hit, Plan};
 use crate::conductor::Conductor;
 use crate::estimate::{NEVER_US, fetch_us, least_work_us, load_us, prefill_work};
 use crate::fleet::Instance;
+use crate::policies::FetchRule;
 use crate::request::Entry;
-use crate::{FetchPlan, FirstToken, PolicyName, Request};
-
-/// When a longer prefix elsewhere is worth looking at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FetchRule {
-    Never,
-    /// When it is longer by the balancing threshold, and then always (Algorithm 1).
-    Threshold(u32),
-    /// When fetching is predicted to be sooner than recomputing.
-    Sooner,
-}
+use crate::{FetchPlan, FirstToken, Request};
 
 impl Plan {
     /// What the prefill weighs among others, µs: its work, and beyond all else where it harms.
@@ -28,15 +19,7 @@ impl Plan {
 
 impl Conductor {
     fn fetch_rule(&self) -> FetchRule {
-        if !self.config.fetch {
-            return FetchRule::Never;
-        }
-        match self.config.policy {
-            PolicyName::Baton | PolicyName::Foresight => FetchRule::Sooner,
-            PolicyName::Mooncake => FetchRule::Threshold(self.config.balancing_threshold_permille),
-            PolicyName::GlobalCache => FetchRule::Threshold(1000),
-            _ => FetchRule::Never,
-        }
+        if self.config.fetch { self.policy().fetch } else { FetchRule::Never }
     }
 
     /// Whether the policy ever brings blocks from one instance to another.
@@ -109,7 +92,9 @@ impl Conductor {
         let fetched = planned(far, load_us, Some(FetchPlan { from: source.spec.id, blocks }));
         let take = match rule {
             FetchRule::Never => false,
-            FetchRule::Threshold(permille) => {
+            FetchRule::Longer => true,
+            FetchRule::Threshold => {
+                let permille = self.config.balancing_threshold_permille;
                 u64::from(blocks) * 1000 > u64::from(hit.blocks.max(1)) * u64::from(permille)
                     || (hit.blocks == 0 && blocks > 0)
             }
@@ -165,25 +150,17 @@ impl Conductor {
         let tail_us = self.handoff_tail_us(instance) + latency;
         let ttft_us = queue_us.max(plan.load_us) + plan.work_us + tail_us;
         let latest_us = latest_us.max(plan.load_us) + plan.work_us + tail_us;
-        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-        let score =
-            (ttft_us - plan.work_us + plan.burden_us() + behind_us + self.pool_first_us(instance)) as f64;
         Candidate {
             instance: instance.spec.id,
             plan,
             queue_us,
             ttft_us,
             latest_us,
+            behind_us,
             room_wait_us: 0,
-            score,
+            score: 0.0,
             feasible: keeps && !plan.harms && now + latest_us <= deadline_us,
         }
-    }
-
-    /// What counts against a decode instance beside one that is there to prefill, µs: that it spares the hand-off says
-    /// nothing for it, so that among equals what is new goes to the pool and steps stay short.
-    fn pool_first_us(&self, instance: &Instance) -> u64 {
-        if instance.spec.role == Role::Decode { self.first_step_us() + 1 } else { 0 }
     }
 
     /// Time that a prefill takes on an instance which has nothing else to do, µs. What was learnt of the instance
@@ -230,7 +207,7 @@ impl Conductor {
         clippy::cast_sign_loss,
         reason = "times are positive and small"
     )]
-    fn first_step_us(&self) -> u64 {
+    pub(crate) fn first_step_us(&self) -> u64 {
         if self.config.first_token == FirstToken::Prefill {
             return 0;
         }

@@ -1,6 +1,6 @@
 //! Sampling loads over time, looking ahead for the foresight policy, and closing the books.
 
-use baton_scheduler::{PolicyName, Request};
+use baton_scheduler::Request;
 use baton_types::Tier;
 
 use super::World;
@@ -40,7 +40,7 @@ impl World {
     /// What only the foresight policy may know: the answer's length, and whether the request's
     /// work is among the cheapest that the near future can carry.
     pub(crate) fn foresee(&self, slot: u32, mut request: Request) -> Request {
-        if self.setup.scheduler.policy != PolicyName::Foresight {
+        if !self.setup.scheduler.policy.foresees() {
             return request;
         }
         request.known_output_tokens = Some(self.live[slot as usize].output_tokens);

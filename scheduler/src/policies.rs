@@ -1,0 +1,211 @@
+//! The policies: each is a value in a file of its own, and a line in the table at the end of this one.
+
+mod baton;
+mod foresight;
+#[cfg(test)]
+mod last;
+
+/// What others do, to compare with: the Mooncake paper's policies and those of peers.
+mod baselines {
+    pub(super) mod dynamo;
+    pub(super) mod dynamo_wspt;
+    pub(super) mod global_cache;
+    pub(super) mod least_loaded;
+    pub(super) mod lmetric;
+    pub(super) mod local_cache;
+    pub(super) mod mooncake;
+    pub(super) mod random;
+    pub(super) mod round_robin;
+}
+
+use serde::{Deserialize, Serialize};
+
+use crate::AdmissionMode;
+use crate::conductor::Conductor;
+use crate::fleet::Instance;
+use crate::placement::Candidate;
+
+/// What makes a policy.
+#[derive(Debug)]
+pub(crate) struct Policy {
+    /// How one of the candidates is taken.
+    pub choice: Choice,
+    /// When a longer prefix elsewhere is brought over.
+    pub fetch: FetchRule,
+    /// Where a request waits for its prefill.
+    pub queueing: Queueing,
+    /// What the admission mode `auto` stands for.
+    pub admission: AdmissionMode,
+    /// Whether it is told how long answers will be, and what arrives next: a bound, which only a simulator can tell.
+    pub foresees: bool,
+}
+
+impl Policy {
+    /// The policy of that name.
+    pub(crate) const fn named(name: PolicyName) -> &'static Self {
+        name.policy()
+    }
+}
+
+/// How one of the candidates is taken.
+#[derive(Debug)]
+pub(crate) enum Choice {
+    /// Without a look at them: this one of so many.
+    Unseen(fn(&mut Conductor, u64) -> u64),
+    /// The least score.
+    Least {
+        /// Every score is finite.
+        score: fn(&Conductor, &Candidate, &Instance) -> f64,
+        /// Who goes first among equals.
+        ties: Ties,
+    },
+}
+
+/// Who goes first among candidates of equal score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ties {
+    /// The one with the lowest number.
+    First,
+    /// The one that has most of the prompt cached, then as in `First`.
+    Warmest,
+    /// Any of them, by lot.
+    ByLot,
+}
+
+/// When a longer prefix elsewhere is fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FetchRule {
+    /// Never.
+    Never,
+    /// Whenever there is one.
+    Longer,
+    /// When it is longer by the balancing threshold, and then always (Algorithm 1).
+    Threshold,
+    /// When fetching is predicted to be sooner than recomputing.
+    Sooner,
+}
+
+/// Where requests wait. Those of one kind would be stranded under another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Queueing {
+    /// Nothing waits in the conductor: engines are handed their prefills at once.
+    AtEngines,
+    /// In the conductor, by instance: it orders prefills itself, and knows best what comes when.
+    ByInstance,
+    /// In the conductor, in one queue before they are placed.
+    BeforePlacement,
+}
+
+/// Makes [`PolicyName`] of the table: for each policy its sentence, its variant, its word and its value.
+macro_rules! policies {
+    ($($(#[doc = $about:literal])+ $(#[cfg($when:meta)])? $name:ident = $word:literal, $policy:path;)+) => {
+        /// How a request finds its instances.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum PolicyName {
+            $($(#[doc = $about])+ $(#[cfg($when)])? #[serde(rename = $word)] $name,)+
+        }
+
+        impl PolicyName {
+            /// Every policy, in the order of reports.
+            pub const ALL: [Self; [$($(#[cfg($when)])? $word,)+].len()] =
+                [$($(#[cfg($when)])? Self::$name,)+];
+
+            /// The word used in configs and reports.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($(#[cfg($when)])? Self::$name => $word,)+
+                }
+            }
+
+            /// What the policy does, in a sentence.
+            #[must_use]
+            pub const fn about(self) -> &'static str {
+                match self {
+                    $($(#[cfg($when)])? Self::$name => concat!($($about),+).trim_ascii(),)+
+                }
+            }
+
+            const fn policy(self) -> &'static Policy {
+                match self {
+                    $($(#[cfg($when)])? Self::$name => &$policy,)+
+                }
+            }
+        }
+    };
+}
+
+impl Conductor {
+    /// The policy in force.
+    pub(crate) const fn policy(&self) -> &'static Policy {
+        Policy::named(self.config.policy)
+    }
+}
+
+impl PolicyName {
+    /// Whether the conductor holds prefills back and orders them itself.
+    #[must_use]
+    pub const fn orders_queues(self) -> bool {
+        matches!(self.policy().queueing, Queueing::ByInstance)
+    }
+
+    /// Whether it is to be told how long answers will be, and what arrives next.
+    #[must_use]
+    pub const fn foresees(self) -> bool {
+        self.policy().foresees
+    }
+}
+
+policies! {
+    /// Uniformly at random.
+    Random = "random", baselines::random::POLICY;
+    /// In turn.
+    RoundRobin = "round_robin", baselines::round_robin::POLICY;
+    /// Least predicted backlog; the cache is not looked at.
+    LeastLoaded = "least_loaded", baselines::least_loaded::POLICY;
+    /// Least predicted TTFT counting each instance's own cache; nothing is fetched.
+    LocalCache = "local_cache", baselines::local_cache::POLICY;
+    /// As `mooncake`, fetching whenever any other instance holds more (no balancing threshold).
+    GlobalCache = "global_cache", baselines::global_cache::POLICY;
+    /// Algorithm 1 of the Mooncake paper as published.
+    Mooncake = "mooncake", baselines::mooncake::POLICY;
+    /// Block-count cost after NVIDIA Dynamo's KV router, first come first served.
+    Dynamo = "dynamo", baselines::dynamo::POLICY;
+    /// The same cost behind a router queue that serves the shortest work first.
+    DynamoWspt = "dynamo_wspt", baselines::dynamo_wspt::POLICY;
+    /// LMetric: outstanding new prefill tokens times batch size.
+    Lmetric = "lmetric", baselines::lmetric::POLICY;
+    /// Baton's own.
+    Baton = "baton", baton::POLICY;
+    /// Baton's own with knowledge of output lengths and of the near future: a bound, for the simulator only.
+    Foresight = "foresight", foresight::POLICY;
+    /// The last candidate; for tests alone, which it shows what a policy takes.
+    #[cfg(test)]
+    Last = "last", last::POLICY;
+}
+
+#[expect(clippy::derivable_impls, reason = "the table has no place for it")]
+impl Default for PolicyName {
+    fn default() -> Self {
+        Self::Baton
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    #[test]
+    fn words_are_unique_and_are_what_a_file_says() {
+        let mut words: Vec<_> = PolicyName::ALL.iter().map(|p| p.name()).collect();
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), PolicyName::ALL.len());
+        for policy in PolicyName::ALL {
+            let word = serde_json::Value::from(policy.name());
+            assert_eq!(serde_json::from_value::<PolicyName>(word).ok(), Some(policy));
+            assert!(policy.about().ends_with('.') && !policy.about().starts_with(' '), "{policy:?}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Dynamo's cost behind a queue of the router: nothing is placed while every instance is busy; then the request with the
+//! least work goes first.
+
+use alloc::vec::Vec;
+use baton_types::RequestId;
+
+use super::dynamo;
+use crate::conductor::Conductor;
+use crate::policies::{Choice, FetchRule, Policy, Queueing, Ties};
+use crate::request::Entry;
+use crate::{AdmissionMode, Effect};
+
+pub(in crate::policies) const POLICY: Policy = Policy {
+    choice: Choice::Least { score: dynamo::score, ties: Ties::ByLot },
+    fetch: FetchRule::Never,
+    queueing: Queueing::BeforePlacement,
+    admission: AdmissionMode::None,
+    foresees: false,
+};
+
+impl Conductor {
+    /// Keeps a request in the router's queue.
+    pub(crate) fn park(&mut self, mut entry: Entry) {
+        self.look_up(&entry.request);
+        let best = self.fleet.prefills.iter().map(|id| self.hits.of(*id).blocks).max().unwrap_or(0);
+        entry.new_tokens = entry.request.prompt_tokens - self.tokens_of(&entry.request, best);
+        self.unplaced.push(entry.request.id);
+        self.requests.insert(entry);
+    }
+
+    /// Places what the router's queue lets go.
+    pub(crate) fn run_unplaced(&mut self, effects: &mut Vec<Effect>) {
+        while !self.unplaced.is_empty() && self.any_instance_free() {
+            let Some(at) = self.shortest_unplaced() else { return };
+            let id = self.unplaced.remove(at);
+            let Some(entry) = self.requests.remove(id) else { continue };
+            self.admit(entry, effects);
+        }
+    }
+
+    fn any_instance_free(&self) -> bool {
+        let permille = u64::from(self.config.queue_threshold_permille);
+        self.fleet
+            .prefills
+            .iter()
+            .filter_map(|id| self.fleet.get(*id))
+            .any(|i| i.prefill.active_tokens() * 1000 <= u64::from(i.spec.pass_tokens) * permille)
+    }
+
+    /// Keys are worked out once at arrival (`new_tokens`), as the peer does within its refresh age.
+    fn shortest_unplaced(&self) -> Option<usize> {
+        let key = |(at, id): &(usize, &RequestId)| {
+            self.requests.get(**id).map_or((0, *at), |e| (e.new_tokens, *at))
+        };
+        self.unplaced.iter().enumerate().min_by_key(key).map(|(at, _)| at)
+    }
+}

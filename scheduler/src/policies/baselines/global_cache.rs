@@ -1,0 +1,13 @@
+//! All caches as one: Algorithm 1 that fetches whatever is longer elsewhere.
+
+use super::mooncake;
+use crate::AdmissionMode;
+use crate::policies::{Choice, FetchRule, Policy, Queueing, Ties};
+
+pub(in crate::policies) const POLICY: Policy = Policy {
+    choice: Choice::Least { score: mooncake::score, ties: Ties::First },
+    fetch: FetchRule::Longer,
+    queueing: Queueing::AtEngines,
+    admission: AdmissionMode::None,
+    foresees: false,
+};

@@ -1,0 +1,19 @@
+//! In turn, whoever is there.
+
+use crate::AdmissionMode;
+use crate::conductor::Conductor;
+use crate::policies::{Choice, FetchRule, Policy, Queueing};
+
+pub(in crate::policies) const POLICY: Policy = Policy {
+    choice: Choice::Unseen(next),
+    fetch: FetchRule::Never,
+    queueing: Queueing::AtEngines,
+    admission: AdmissionMode::None,
+    foresees: false,
+};
+
+fn next(conductor: &mut Conductor, candidates: u64) -> u64 {
+    let at = conductor.turn % candidates;
+    conductor.turn += 1;
+    at
+}
