@@ -219,7 +219,7 @@ impl OffloadChoice {
 impl Default for StoreSection {
     fn default() -> Self {
         Self {
-            eviction: Eviction::Reuse,
+            eviction: Eviction::default(),
             offload: OffloadChoice::Auto,
             ssd_second_touch: false,
             ssd_io: IoChoice::Auto,

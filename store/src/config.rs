@@ -4,6 +4,8 @@ use alloc::format;
 use alloc::string::String;
 use serde::{Deserialize, Serialize};
 
+use crate::Eviction;
+
 /// The most blocks that all tiers together may hold: blocks are numbered with 32 bits.
 const MAX_BLOCKS: u64 = 1 << 31;
 
@@ -24,24 +26,6 @@ pub struct StoreConfig {
     /// Whether flash only takes blocks that were asked for twice, which spares writes of blocks
     /// that nobody reads again.
     pub ssd_second_touch: bool,
-}
-
-/// Which unpinned block a full tier gives up first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Eviction {
-    /// The one that came to rest longest ago; within a request its last block first.
-    Lru,
-    /// The least often asked for, counts being halved now and then; ties as in `Lru`.
-    Lfu,
-    /// Two queues: new blocks pass a short trial queue before they may stay in the long one.
-    S3Fifo,
-    /// Like `Lfu` with coarse counts, but blocks deep in a chain go before those near its root.
-    LengthAware,
-    /// The leaf whose slot is expected to save the least time: its chance of return, learnt from
-    /// what was seen of blocks used alike, times what it costs to compute at its position.
-    #[default]
-    Reuse,
 }
 
 /// When a block is copied to the next slower tier that has any slots.
@@ -65,7 +49,7 @@ impl Default for StoreConfig {
             hbm_blocks: 1024,
             dram_blocks: 8192,
             ssd_blocks: 0,
-            eviction: Eviction::Reuse,
+            eviction: Eviction::default(),
             offload: Offload::OnEvict,
             ssd_second_touch: true,
         }

@@ -1,39 +1,33 @@
 //! The unpinned blocks of one tier, in the order in which they are to go.
 //!
 //! A block rests here while its copy in the tier is readable and nobody holds the block. It comes
-//! in when the last pin goes, within one request from the last block to the first; hence under
-//! `Lru`, `Lfu` and `LengthAware` a parent always goes after its children. Under `Reuse` a block
-//! whose turn comes before its children's is *parked* until one of them left. A block whose turn is
-//! near may be *condemned*: it keeps its place in line ahead of all others, so that its copy to
-//! the next tier can be made in time; a new pin saves it.
+//! in when the last pin goes, within one request from the last block to the first. Which goes first
+//! is a policy's [`Order`]: one in a file of its own, and a line in the table at the end of this one.
+//! A block whose turn is near may be *condemned*: it keeps its place in line ahead of all others, so
+//! that its copy to the next tier can be made in time; a new pin saves it.
 
 mod ages;
 mod chance;
+#[cfg(test)]
+mod deepest;
 mod ghosts;
 mod leanings;
 mod length_aware;
 mod lfu;
 mod list;
 mod lru;
+#[cfg(test)]
+mod model;
 mod ranks;
 pub(crate) mod reuse;
 mod s3fifo;
 
-use crate::config::Eviction;
+use alloc::boxed::Box;
+use alloc::string::String;
 use alloc::vec::Vec;
 use list::Lists;
-use ranks::Ranks;
-use reuse::{Change, REUSE_LISTS};
-use s3fifo::S3Fifo;
-
-/// Lists that a policy may use.
-const RANKS: usize = 60;
-/// The list of condemned blocks.
-const CONDEMNED: usize = RANKS;
-/// The list of blocks that wait for their children to go, under `Reuse`.
-const PARKED: usize = RANKS + 1;
-/// The first of the lists of `Reuse`.
-const FIRST_REUSE: usize = RANKS + 2;
+use reuse::Change;
+use serde::{Deserialize, Serialize};
 
 /// What a policy may know of a block.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,36 +38,129 @@ pub(crate) struct Facts {
     pub depth_class: u8,
     /// Its short name.
     pub hash: u64,
-    /// Its list under `Reuse`.
+    /// Its list, where the store learns of reuse.
     pub list: usize,
+}
+
+/// What makes a policy: the order in which the blocks of one tier go.
+///
+/// A parent is to go after its children: it comes to rest after them, and of blocks that are alike
+/// the one that has rested longest goes first. An order that may have it otherwise asks `is_leaf`.
+trait Order: core::fmt::Debug + Send + Sync {
+    /// For a tier of `capacity` slots, in which nobody rests yet.
+    fn new(capacity: u64) -> Self
+    where
+        Self: Sized;
+
+    /// Lists that it keeps blocks in, numbered from 0; lower ones go first unless it says otherwise.
+    fn lists(&self) -> usize;
+
+    /// `block`, which is in no list, comes to rest as the newest of one.
+    fn rest(&mut self, lists: &mut Lists, block: u32, facts: Facts);
+
+    /// The next to go, left at rest. `is_leaf` tells whether no child would be left in front of it.
+    fn next(&mut self, lists: &mut Lists, _is_leaf: &dyn Fn(u32) -> bool) -> Option<u32> {
+        lists.oldest_of_lowest(self.lists())
+    }
+
+    /// `block` was taken out of its list.
+    fn lifted(&mut self, _block: u32) {}
+
+    /// The copy of `block` left the tier.
+    fn forget(&mut self, _block: u32, _hash: u64) {}
+
+    /// Whether a block stays where it is when it leaves its faster tier, or counts as new.
+    fn keeps_its_place(&self) -> bool {
+        false
+    }
+
+    /// Whether `block` waits for its children to go before it is in line again.
+    fn is_parked(&self, _block: u32) -> bool {
+        false
+    }
+
+    /// All frequencies were halved.
+    fn halve(&mut self, _lists: &mut Lists) {}
+
+    /// Whether the store is to learn of reuse, and to tell what changed.
+    fn learns(&self) -> bool {
+        false
+    }
+
+    /// What is known of reuse changed.
+    fn change(&mut self, _lists: &mut Lists, _change: &Change) {}
+
+    /// Audits what it keeps beside the lists.
+    fn check(&self, _lists: &Lists) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// Blocks that are kept apart, in a list of their own.
+#[derive(Debug)]
+pub(crate) struct Apart {
+    list: usize,
+    flags: Vec<bool>,
+    len: usize,
+}
+
+impl Apart {
+    const fn new(list: usize) -> Self {
+        Self { list, flags: Vec::new(), len: 0 }
+    }
+
+    /// Whether `block` is one of them.
+    pub(crate) fn contains(&self, block: u32) -> bool {
+        self.flags.get(block as usize).is_some_and(|&apart| apart)
+    }
+
+    /// `block`, which is in no list, is the newest of them.
+    fn push(&mut self, lists: &mut Lists, block: u32) {
+        lists.push_newest(self.list, block);
+        if self.flags.len() <= block as usize {
+            self.flags.resize(block as usize + 1, false);
+        }
+        self.flags[block as usize] = true;
+        self.len += 1;
+    }
+
+    /// `block` was taken out of its list; whether it was one of them.
+    fn lifted(&mut self, block: u32) -> bool {
+        let apart = self.contains(block);
+        if apart {
+            self.flags[block as usize] = false;
+            self.len -= 1;
+        }
+        apart
+    }
+
+    /// Audits that the list has the blocks that are flagged, and as many as are counted.
+    fn check(&self, lists: &Lists, what: &str) -> Result<(), String> {
+        let listed = lists.iter(self.list).count();
+        let both = lists.iter(self.list).filter(|&block| self.contains(block)).count();
+        let flagged = self.flags.iter().filter(|&&flag| flag).count();
+        if [listed, both, flagged] == [self.len; 3] {
+            return Ok(());
+        }
+        Err(alloc::format!("{listed} {what}, {both} of them flagged, {flagged} in all, {} counted", self.len))
+    }
 }
 
 /// One tier's unpinned blocks.
 #[derive(Debug)]
 pub(crate) struct Resting {
-    policy: Eviction,
+    order: Box<dyn Order>,
     lists: Lists,
-    condemned: usize,
-    is_condemned: Vec<bool>,
-    is_parked: Vec<bool>,
-    s3: S3Fifo,
-    ranks: Ranks,
+    /// In the list after those of the order.
+    condemned: Apart,
 }
 
 impl Resting {
     /// Nobody rests yet in a tier of `capacity` slots.
     pub(crate) fn new(policy: Eviction, capacity: u64) -> Self {
-        let s3_capacity = if policy == Eviction::S3Fifo { capacity } else { 0 };
-        let reuse_lists = if policy == Eviction::Reuse && capacity > 0 { REUSE_LISTS } else { 0 };
-        Self {
-            policy,
-            lists: Lists::new(FIRST_REUSE + reuse_lists),
-            condemned: 0,
-            is_condemned: Vec::new(),
-            is_parked: Vec::new(),
-            s3: S3Fifo::new(s3_capacity),
-            ranks: Ranks::new(FIRST_REUSE, reuse_lists),
-        }
+        let order = policy.order(capacity);
+        let own = order.lists();
+        Self { order, lists: Lists::new(own + 1), condemned: Apart::new(own) }
     }
 
     /// Blocks at rest, condemned ones included: all of them can be evicted.
@@ -83,7 +170,7 @@ impl Resting {
 
     /// Condemned ones.
     pub(crate) const fn condemned_len(&self) -> usize {
-        self.condemned
+        self.condemned.len
     }
 
     /// Whether `block` rests here.
@@ -91,24 +178,14 @@ impl Resting {
         self.lists.contains(block)
     }
 
-    /// Whether `block` is condemned.
-    pub(crate) fn is_condemned(&self, block: u32) -> bool {
-        self.is_condemned.get(block as usize).is_some_and(|&condemned| condemned)
+    /// Whether the store is to learn of reuse for the order here.
+    pub(crate) fn learns(&self) -> bool {
+        self.order.learns()
     }
 
     /// `block`, which does not rest here, comes to rest as the newest.
     pub(crate) fn rest(&mut self, block: u32, facts: Facts) {
-        let list = match self.policy {
-            Eviction::Lru => lru::rank(facts),
-            Eviction::Lfu => lfu::rank(facts),
-            Eviction::LengthAware => length_aware::rank(facts),
-            Eviction::S3Fifo => self.s3.rest(block, facts.hash),
-            Eviction::Reuse => FIRST_REUSE + facts.list,
-        };
-        self.lists.push_newest(list, block);
-        if self.policy == Eviction::Reuse {
-            self.ranks.seat(list);
-        }
+        self.order.rest(&mut self.lists, block, facts);
     }
 
     /// `block` was pinned or is to be dropped: it rests no longer. Nothing if it did not.
@@ -117,20 +194,14 @@ impl Resting {
             return;
         }
         self.lists.unlink(block);
-        if self.is_condemned(block) {
-            self.is_condemned[block as usize] = false;
-            self.condemned -= 1;
-        } else if self.policy == Eviction::S3Fifo {
-            self.s3.lifted(block);
-        } else if self.is_parked(block) {
-            self.is_parked[block as usize] = false;
+        if !self.condemned.lifted(block) {
+            self.order.lifted(block);
         }
     }
 
     /// `block`, at rest here, left its faster tier: it counts as having just arrived.
     pub(crate) fn refresh(&mut self, block: u32, facts: Facts) {
-        let keeps_its_place = matches!(self.policy, Eviction::S3Fifo | Eviction::Reuse);
-        if self.contains(block) && (!keeps_its_place || self.is_condemned(block)) {
+        if self.contains(block) && (!self.order.keeps_its_place() || self.condemned.contains(block)) {
             self.lift(block);
             self.rest(block, facts);
         }
@@ -138,40 +209,27 @@ impl Resting {
 
     /// The copy of `block`, which does not rest here, left the tier by `eviction` or otherwise.
     pub(crate) fn forget(&mut self, block: u32, hash: u64) {
-        if self.policy == Eviction::S3Fifo {
-            self.s3.forget(block, hash);
-        }
+        self.order.forget(block, hash);
     }
 
     /// The block to evict now, still at rest; condemned ones first, in the order of their
     /// condemnation. `is_leaf` tells whether no child would be left in front of it.
     pub(crate) fn victim(&mut self, is_leaf: impl Fn(u32) -> bool) -> Option<u32> {
-        self.lists.oldest(CONDEMNED).or_else(|| self.next_in_policy(is_leaf))
+        self.lists.oldest(self.condemned.list).or_else(|| self.order.next(&mut self.lists, &is_leaf))
     }
 
-    /// Condemns the next block in line, if any is left that is not.
-    pub(crate) fn condemn(&mut self, is_leaf: impl Fn(&Self, u32) -> bool) -> Option<u32> {
-        let block = match self.policy {
-            Eviction::S3Fifo => {
-                let mut s3 = core::mem::take(&mut self.s3);
-                let mut lists = core::mem::take(&mut self.lists);
-                let block = s3.victim(&mut lists, |block| is_leaf(self, block));
-                (self.s3, self.lists) = (s3, lists);
-                block
-            }
-            Eviction::Reuse => self.next_by_reuse(is_leaf),
-            _ => self.lists.oldest_of_lowest(RANKS),
-        }?;
+    /// Condemns the next block in line, if any is left that is not. `is_leaf` is told who is.
+    pub(crate) fn condemn(&mut self, is_leaf: impl Fn(&Apart, u32) -> bool) -> Option<u32> {
+        let condemned = &self.condemned;
+        let block = self.order.next(&mut self.lists, &|block| is_leaf(condemned, block))?;
         self.lift(block);
-        self.lists.push_newest(CONDEMNED, block);
-        self.condemned += 1;
-        flag(&mut self.is_condemned, block);
+        self.condemned.push(&mut self.lists, block);
         Some(block)
     }
 
     /// Whether `block` waits for its children to go.
     pub(crate) fn is_parked(&self, block: u32) -> bool {
-        self.is_parked.get(block as usize).is_some_and(|&parked| parked)
+        self.order.is_parked(block)
     }
 
     /// A child of `block` left or was condemned: if `block` waited for that, it is in line again.
@@ -184,90 +242,83 @@ impl Resting {
 
     /// What is known of reuse changed.
     pub(crate) fn change(&mut self, change: &Change) {
-        match change {
-            _ if self.ranks.is_empty() => {}
-            Change::Moved { .. } if self.lists.len() == 0 => {}
-            Change::Moved { from, to } => {
-                for (from, to) in reuse::moves(*from, *to) {
-                    if self.lists.oldest(FIRST_REUSE + from).is_some() {
-                        self.lists.append(FIRST_REUSE + to, FIRST_REUSE + from);
-                        self.ranks.seat(FIRST_REUSE + to);
-                    }
-                }
-            }
-            Change::Valued { class, worth } => {
-                for (list, rank) in reuse::ranks(*class, worth) {
-                    self.ranks.rerank(FIRST_REUSE + list, rank);
-                }
-            }
-        }
+        self.order.change(&mut self.lists, change);
     }
 
     /// All frequencies were halved.
     pub(crate) fn halve(&mut self) {
-        match self.policy {
-            Eviction::Lru | Eviction::S3Fifo | Eviction::Reuse => {}
-            Eviction::Lfu => self.lists.merge(RANKS, lfu::halved),
-            Eviction::LengthAware => self.lists.merge(RANKS, length_aware::halved),
-        }
+        self.order.halve(&mut self.lists);
     }
 
     /// Audits the lists.
-    pub(crate) fn check(&self) -> Result<(), alloc::string::String> {
+    pub(crate) fn check(&self) -> Result<(), String> {
         self.lists.check()?;
-        let condemned = self.lists.iter(CONDEMNED).filter(|&block| self.is_condemned(block)).count();
-        let flagged = self.is_condemned.iter().filter(|&&flag| flag).count();
-        if condemned != self.condemned
-            || flagged != self.condemned
-            || self.lists.iter(CONDEMNED).count() != condemned
-        {
-            return Err(alloc::format!(
-                "{condemned} condemned, {flagged} flagged, {} counted",
-                self.condemned
-            ));
-        }
-        let parked = self.lists.iter(PARKED).filter(|&block| self.is_parked(block)).count();
-        let flagged = self.is_parked.iter().filter(|&&flag| flag).count();
-        if parked != flagged || self.lists.iter(PARKED).count() != parked {
-            return Err(alloc::format!("{parked} parked, {flagged} flagged"));
-        }
-        match self.policy {
-            Eviction::S3Fifo => self.s3.check(&self.lists),
-            Eviction::Reuse => self.ranks.check(&self.lists),
-            Eviction::Lru | Eviction::Lfu | Eviction::LengthAware => Ok(()),
-        }
-    }
-
-    fn next_in_policy(&mut self, is_leaf: impl Fn(u32) -> bool) -> Option<u32> {
-        match self.policy {
-            Eviction::S3Fifo => self.s3.victim(&mut self.lists, is_leaf),
-            Eviction::Reuse => self.next_by_reuse(|_, block| is_leaf(block)),
-            _ => self.lists.oldest_of_lowest(RANKS),
-        }
-    }
-
-    /// The leaf of the lowest rank; blocks found before it that are none are parked, each once
-    /// for each child that leaves it. Parked ones have children in line, so some leaf is found.
-    fn next_by_reuse(&mut self, is_leaf: impl Fn(&Self, u32) -> bool) -> Option<u32> {
-        while let Some(list) = self.ranks.lowest(&self.lists) {
-            let block = self.lists.oldest(list).expect("the lowest list has blocks");
-            if is_leaf(self, block) {
-                return Some(block);
-            }
-            self.lists.unlink(block);
-            self.lists.push_newest(PARKED, block);
-            flag(&mut self.is_parked, block);
-        }
-        self.lists.oldest(PARKED)
+        self.condemned.check(&self.lists, "condemned")?;
+        self.order.check(&self.lists)
     }
 }
 
-/// Sets a block's flag.
-fn flag(flags: &mut Vec<bool>, block: u32) {
-    if flags.len() <= block as usize {
-        flags.resize(block as usize + 1, false);
+/// Makes [`Eviction`] of the table: for each policy its sentence, its variant, its word and its order.
+macro_rules! policies {
+    ($($(#[doc = $about:literal])+ $(#[cfg($when:meta)])? $name:ident = $word:literal, $order:ty;)+) => {
+        /// Which unpinned block a full tier gives up first.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum Eviction {
+            $($(#[doc = $about])+ $(#[cfg($when)])? #[serde(rename = $word)] $name,)+
+        }
+
+        impl Eviction {
+            /// Every policy, in the order of reports.
+            pub const ALL: [Self; [$($(#[cfg($when)])? $word,)+].len()] =
+                [$($(#[cfg($when)])? Self::$name,)+];
+
+            /// The word used in configs and reports.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($(#[cfg($when)])? Self::$name => $word,)+
+                }
+            }
+
+            /// What goes first, in a sentence.
+            #[must_use]
+            pub const fn about(self) -> &'static str {
+                match self {
+                    $($(#[cfg($when)])? Self::$name => concat!($($about),+).trim_ascii(),)+
+                }
+            }
+
+            fn order(self, capacity: u64) -> Box<dyn Order> {
+                match self {
+                    $($(#[cfg($when)])? Self::$name => Box::new(<$order>::new(capacity)),)+
+                }
+            }
+        }
+    };
+}
+
+policies! {
+    /// The one that came to rest longest ago; within a request its last block first.
+    Lru = "lru", lru::Lru;
+    /// The least often asked for, counts being halved now and then; ties as in `lru`.
+    Lfu = "lfu", lfu::Lfu;
+    /// Two queues: new blocks pass a short trial queue before they may stay in the long one.
+    S3Fifo = "s3_fifo", s3fifo::S3Fifo;
+    /// Like `lfu` with coarse counts, but blocks deep in a chain go before those near its root.
+    LengthAware = "length_aware", length_aware::LengthAware;
+    /// The leaf whose slot is expected to save the least time: its chance of return, learnt from
+    /// what was seen of blocks used alike, times what it costs to compute at its position.
+    Reuse = "reuse", reuse::ReuseOrder;
+    /// The deepest of all; for tests alone, which it shows what a policy takes.
+    #[cfg(test)]
+    Deepest = "deepest", deepest::Deepest;
+}
+
+#[expect(clippy::derivable_impls, reason = "the table has no place for it")]
+impl Default for Eviction {
+    fn default() -> Self {
+        Self::Reuse
     }
-    flags[block as usize] = true;
 }
 
 #[cfg(test)]

@@ -36,8 +36,9 @@ mod testing;
 mod tiering;
 mod view;
 
-pub use config::{ConfigError, Eviction, Offload, StoreConfig};
+pub use config::{ConfigError, Offload, StoreConfig};
 pub use effect::Effect;
+pub use evict::Eviction;
 pub use input::{Input, Owner};
 pub use snapshot::{BlockSnapshot, OwnerSnapshot, StoreSnapshot};
 pub use stats::{Hits, StoreStats, TierStats};

@@ -280,7 +280,7 @@ impl Store {
         }
     }
 
-    /// Under `Reuse`: takes note of a chain that was asked for, of which the hold has the leading
+    /// Where the store learns of reuse: takes note of a chain that was asked for, of which the hold has the leading
     /// blocks and the store had the first `found`.
     fn note_asked(&mut self, chain: &[BlockKey], blocks: &[u32], found: usize) {
         if let Some(reuse) = &mut self.reuse {

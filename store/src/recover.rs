@@ -103,8 +103,7 @@ mod tests {
     /// Whatever orders them, recovered chains rest, are served and go from their ends.
     #[test]
     fn chains_come_back_under_every_eviction_policy() {
-        use crate::Eviction::{LengthAware, Lfu, Lru, Reuse, S3Fifo};
-        for eviction in [Lru, Lfu, LengthAware, S3Fifo, Reuse] {
+        for eviction in crate::Eviction::ALL {
             let mut rig = Rig::new([4, 0, 4], Offload::WriteThrough);
             rig = Rig::with(crate::StoreConfig { eviction, ..rig.store.config().clone() });
             recover(&mut rig, &[(1, 0), (2, 1), (3, 2), (4, 3)]);

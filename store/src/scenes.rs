@@ -6,8 +6,6 @@ use alloc::vec;
 use alloc::vec::Vec;
 use baton_types::{BlockHash, Tier};
 
-const POLICIES: [Eviction; 5] =
-    [Eviction::Lru, Eviction::Lfu, Eviction::S3Fifo, Eviction::LengthAware, Eviction::Reuse];
 const SHAPES: [[u64; 3]; 4] = [[8, 0, 0], [8, 8, 0], [8, 0, 8], [8, 8, 8]];
 const OFFLOADS: [Offload; 3] = [Offload::Off, Offload::WriteThrough, Offload::OnEvict];
 
@@ -111,7 +109,7 @@ fn on_evict_moves_single_blocks_down_tier_by_tier_oldest_first_and_loses_none_be
 
 #[test]
 fn without_offload_the_lower_tiers_stay_empty_whatever_their_size() {
-    for policy in POLICIES {
+    for policy in Eviction::ALL {
         let mut rig = rig_of([4, 4, 4], policy, Offload::Off);
         for first in [10, 20, 30] {
             let effects = rig.serve(1, &[first, first + 1, first + 2, first + 3]);
@@ -185,7 +183,7 @@ fn a_copy_of_an_evicted_block_never_arrives_even_if_its_place_was_taken_again() 
 
 #[test]
 fn an_operator_evicts_behind_a_hold_but_not_under_it() {
-    for policy in POLICIES {
+    for policy in Eviction::ALL {
         let mut rig = rig_of([8, 0, 0], policy, Offload::Off);
         rig.serve(1, &[1, 2, 3]);
         rig.open(2, &[1], 0);
@@ -217,7 +215,7 @@ fn after_clear_nothing_of_the_holders_is_left_and_all_slots_are_free() {
 
 #[test]
 fn what_a_reader_holds_stays_under_pressure_and_may_go_after() {
-    for policy in POLICIES {
+    for policy in Eviction::ALL {
         let mut rig = rig_of([8, 0, 0], policy, Offload::Off);
         rig.serve(1, &[1, 2, 3]);
         rig.read(9, &[1, 2, 3]);
@@ -236,7 +234,7 @@ fn what_a_reader_holds_stays_under_pressure_and_may_go_after() {
 
 #[test]
 fn what_a_reader_holds_in_dram_stays_there_while_others_pass() {
-    for policy in POLICIES {
+    for policy in Eviction::ALL {
         let mut rig = rig_of([4, 4, 0], policy, Offload::WriteThrough);
         serve_settled(&mut rig, 1, &[1, 2]);
         displace(&mut rig, 4);
@@ -301,7 +299,7 @@ fn refused_on_the_way(shape: [u64; 3], eviction: Eviction, offload: Offload, ext
 #[test]
 fn a_refusal_changes_nothing_now_or_later() {
     for shape in SHAPES {
-        for (eviction, offload) in POLICIES.into_iter().flat_map(|e| OFFLOADS.map(|o| (e, o))) {
+        for (eviction, offload) in Eviction::ALL.into_iter().flat_map(|e| OFFLOADS.map(|o| (e, o))) {
             let without = refused_on_the_way(shape, eviction, offload, false);
             assert_eq!(refused_on_the_way(shape, eviction, offload, true), without);
             assert!(without.iter().any(|effect| matches!(effect, Effect::Removed { .. })));
@@ -477,7 +475,7 @@ fn busy_history(shape: [u64; 3], eviction: Eviction, offload: Offload) -> (u64, 
 #[test]
 fn every_block_asked_for_is_counted_once_as_hit_shared_or_missed() {
     for shape in SHAPES {
-        for (eviction, offload) in POLICIES.into_iter().flat_map(|e| OFFLOADS.map(|o| (e, o))) {
+        for (eviction, offload) in Eviction::ALL.into_iter().flat_map(|e| OFFLOADS.map(|o| (e, o))) {
             let (asked, tries, StoreSnapshot { stats, .. }) = busy_history(shape, eviction, offload);
             let hit: u64 = stats.tiers.iter().map(|tier| tier.hit_blocks).sum();
             assert_eq!(hit + stats.missed_blocks + stats.shared_fill_blocks, asked, "{shape:?} {eviction:?}");
@@ -489,7 +487,7 @@ fn every_block_asked_for_is_counted_once_as_hit_shared_or_missed() {
 
 #[test]
 fn snapshots_are_sorted_and_equal_after_equal_histories() {
-    for (eviction, offload) in POLICIES.into_iter().flat_map(|e| OFFLOADS.map(|o| (e, o))) {
+    for (eviction, offload) in Eviction::ALL.into_iter().flat_map(|e| OFFLOADS.map(|o| (e, o))) {
         let (_, _, snapshot) = busy_history([8, 8, 8], eviction, offload);
         assert!(snapshot.owners.is_sorted_by(|a, b| a.owner < b.owner));
         assert!(snapshot.blocks.is_sorted_by(|a, b| a.key < b.key));

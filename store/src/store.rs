@@ -1,7 +1,7 @@
 //! The store itself: its parts, and the step that routes inputs to the rules.
 
 use crate::capacity::Capacity;
-use crate::config::{ConfigError, Eviction, Offload, StoreConfig};
+use crate::config::{ConfigError, Offload, StoreConfig};
 use crate::effect::Effect;
 use crate::evict::Resting;
 use crate::evict::reuse::Reuse;
@@ -51,7 +51,7 @@ pub struct Store {
     pub(crate) next_ticket: u64,
     pub(crate) counts: StoreStats,
     pub(crate) age: u16,
-    /// What was seen of returns; only under `Reuse`.
+    /// What was seen of returns, where the policy goes by it.
     pub(crate) reuse: Option<Reuse>,
     touches_left: u64,
     now_us: u64,
@@ -66,9 +66,10 @@ impl Store {
     /// As [`StoreConfig::validate`].
     pub fn new(config: StoreConfig) -> Result<Self, ConfigError> {
         config.validate()?;
+        let tiers = tiers_of(&config);
         Ok(Self {
-            tiers: tiers_of(&config),
-            reuse: reuse_of(&config),
+            reuse: reuse_of(&config, &tiers),
+            tiers,
             touches_left: touches_between_halvings(&config),
             config,
             table: Table::default(),
@@ -150,9 +151,6 @@ impl Store {
 
     /// Counts `touches` blocks asked for, and halves all frequencies when it is time.
     pub(crate) fn count_touches(&mut self, touches: usize) {
-        if matches!(self.config.eviction, Eviction::Lru | Eviction::S3Fifo | Eviction::Reuse) {
-            return;
-        }
         self.touches_left = self.touches_left.saturating_sub(touches as u64);
         if self.touches_left == 0 {
             self.touches_left = touches_between_halvings(&self.config);
@@ -161,7 +159,7 @@ impl Store {
         }
     }
 
-    /// Under `Reuse`: time passes for what waits to be asked for, and the order follows.
+    /// Where the policy goes by it: time passes for what waits to be asked for, and the order follows.
     fn learn(&mut self) {
         let Some(reuse) = &mut self.reuse else { return };
         let tiers = &mut self.tiers;
@@ -175,7 +173,7 @@ impl Store {
         self.holds.clear();
         self.tickets.clear();
         self.tiers = tiers_of(&self.config);
-        self.reuse = reuse_of(&self.config);
+        self.reuse = reuse_of(&self.config, &self.tiers);
         effects.push(Effect::Cleared);
     }
 
@@ -205,9 +203,9 @@ fn tiers_of(config: &StoreConfig) -> [TierState; TIERS] {
     })
 }
 
-fn reuse_of(config: &StoreConfig) -> Option<Reuse> {
+fn reuse_of(config: &StoreConfig, tiers: &[TierState; TIERS]) -> Option<Reuse> {
     let slots = config.capacities().iter().sum();
-    (config.eviction == Eviction::Reuse).then(|| Reuse::new(slots))
+    tiers[HBM].resting.learns().then(|| Reuse::new(slots))
 }
 
 const fn touches_between_halvings(config: &StoreConfig) -> u64 {

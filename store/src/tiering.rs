@@ -110,14 +110,13 @@ impl Store {
                 < self.tiers[tier].ahead
             {
                 let table = &self.table;
-                let condemned = self.tiers[tier].resting.condemn(|resting, block| {
+                let next = self.tiers[tier].resting.condemn(|condemned, block| {
                     table.is_leaf_in(block, tier)
                         || table.children(block).take(MAX_SIBLINGS + 1).enumerate().all(|(i, child)| {
-                            i < MAX_SIBLINGS
-                                && (table[child].fastest() != tier || resting.is_condemned(child))
+                            i < MAX_SIBLINGS && (table[child].fastest() != tier || condemned.contains(child))
                         })
                 });
-                let Some(block) = condemned else { break };
+                let Some(block) = next else { break };
                 self.unpark_parent(tier, block);
                 if self.table[block].fastest() == tier {
                     self.start_copy(tier, block);
@@ -270,7 +269,7 @@ impl Store {
         }
     }
 
-    /// As [`Table::remove_leaf`]; under `Reuse` its name is kept for a while.
+    /// As [`Table::remove_leaf`]; where the store learns of reuse its name is kept for a while.
     fn remove_leaf(&mut self, block: u32, tier: usize) {
         if let Some(reuse) = &mut self.reuse {
             reuse.removed(block, self.table[block].key.short().0);

@@ -260,7 +260,7 @@ fn random_histories_visit_every_corner() {
 /// The same accounting for the plain enumerations, so that no pair is left to chance.
 #[test]
 fn every_pair_of_policies_survives_a_fixed_churn() {
-    for eviction in [Eviction::Lru, Eviction::Lfu, Eviction::S3Fifo, Eviction::LengthAware, Eviction::Reuse] {
+    for eviction in Eviction::ALL {
         for offload in [Offload::Off, Offload::WriteThrough, Offload::OnEvict] {
             let config = StoreConfig {
                 hbm_blocks: 12,

@@ -24,15 +24,6 @@ use serde::Serialize;
 use super::caches::keys;
 use crate::profiles;
 
-/// The policies that are compared, with their names in the configuration.
-pub const POLICIES: [(Eviction, &str); 5] = [
-    (Eviction::Lru, "lru"),
-    (Eviction::Lfu, "lfu"),
-    (Eviction::S3Fifo, "s3_fifo"),
-    (Eviction::LengthAware, "length_aware"),
-    (Eviction::Reuse, "reuse"),
-];
-
 /// The name of the optimum's lines.
 pub const OPTIMUM: &str = "optimum";
 
@@ -40,8 +31,8 @@ pub const OPTIMUM: &str = "optimum";
 /// up first: what knowing *whether* a block returns is worth, without knowing when.
 pub const TOLD: &str = "lru_told";
 
-/// Runs for each size: the policies, the one that is told, and the optimum.
-pub const RUNS: usize = POLICIES.len() + 2;
+/// Runs for each size: every policy, the one that is told, and the optimum.
+pub const RUNS: usize = Eviction::ALL.len() + 2;
 
 /// The profile that seconds are counted by.
 const PROFILE: &str = "llama3-70b-8xa100";
@@ -77,7 +68,7 @@ struct Stream<'a> {
     profile: CostProfile,
 }
 
-/// The lines for one trace, by size and policy in the order of [`POLICIES`], then [`TOLD`] and [`OPTIMUM`].
+/// The lines for one trace, by size and policy in the order of [`Eviction::ALL`], then [`TOLD`] and [`OPTIMUM`].
 /// `done` is called after each run, [`RUNS`] times for each size.
 ///
 /// # Errors
@@ -106,9 +97,9 @@ pub fn compare(
         .par_iter()
         .map(|&(size, run)| {
             let blocks = size / u64::from(trace.block_tokens);
-            let tally = match POLICIES.get(run) {
-                Some(&(policy, _)) => stream.under(policy, blocks),
-                None if run == POLICIES.len() => Ok(stream.told(blocks as usize)),
+            let tally = match Eviction::ALL.get(run) {
+                Some(&policy) => stream.under(policy, blocks),
+                None if run == Eviction::ALL.len() => Ok(stream.told(blocks as usize)),
                 None => Ok(stream.optimum(blocks as usize)),
             };
             done();
@@ -128,8 +119,8 @@ fn lines(name: &str, stream: &Stream<'_>, cache_tokens: u64, tallies: &[Tally]) 
     let asked: u64 = stream.chains.iter().map(|chain| chain.len() as u64).sum();
     let all_us: f64 =
         stream.trace.records.iter().map(|record| stream.prefill_us(record.input_length, 0)).sum();
-    let (lru, optimum) = (tallies[0].hits as f64, tallies[RUNS - 1].hits as f64);
-    let names = POLICIES.iter().map(|(_, name)| *name).chain([TOLD, OPTIMUM]);
+    let (lru, optimum) = (tallies[Eviction::Lru as usize].hits as f64, tallies[RUNS - 1].hits as f64);
+    let names = Eviction::ALL.into_iter().map(Eviction::name).chain([TOLD, OPTIMUM]);
     let line = |(policy, tally): (&str, &Tally)| Line {
         trace: name.into(),
         cache_tokens,

@@ -156,8 +156,7 @@ fn cluster(rng: &mut Rng, block_tokens: u32, hbm_blocks: u64) -> Setup {
             pool.pipeline_nodes = u32::try_from(2 + rng.below(3)).unwrap();
         }
     }
-    setup.eviction = [Eviction::Lru, Eviction::Lfu, Eviction::S3Fifo, Eviction::LengthAware, Eviction::Reuse]
-        [pick(rng, 5)];
+    setup.eviction = Eviction::ALL[pick(rng, 5)];
     setup.offload = [Offload::Off, Offload::OnEvict, Offload::WriteThrough][pick(rng, 3)];
     setup.ssd_second_touch = rng.chance_permille(300);
     setup.handoff = [Handoff::Layerwise, Handoff::AfterPrefill][pick(rng, 2)];

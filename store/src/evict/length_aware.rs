@@ -1,30 +1,54 @@
 //! Length-aware: blocks deep in a chain serve fewer other requests than those near its root, so
 //! among blocks of about equal use the deepest go first (the technical report's third policy).
 
-use super::{Facts, RANKS};
+use super::list::Lists;
+use super::{Facts, Order};
 use crate::lifecycle::MAX_DEPTH_CLASS;
 
 /// Lists for each frequency class: one per depth class.
 const DEPTHS: usize = MAX_DEPTH_CLASS as usize + 1;
 /// The highest frequency class.
-const MAX_FREQUENCY_CLASS: usize = RANKS / DEPTHS - 1;
+const MAX_FREQUENCY_CLASS: usize = 3;
+/// All lists.
+const RANKS: usize = (MAX_FREQUENCY_CLASS + 1) * DEPTHS;
+
+/// Every block is in the list of its frequency and depth.
+#[derive(Debug)]
+pub(super) struct LengthAware;
+
+impl Order for LengthAware {
+    fn new(_capacity: u64) -> Self {
+        Self
+    }
+
+    fn lists(&self) -> usize {
+        RANKS
+    }
+
+    fn rest(&mut self, lists: &mut Lists, block: u32, facts: Facts) {
+        lists.push_newest(rank(facts), block);
+    }
+
+    fn halve(&mut self, lists: &mut Lists) {
+        lists.merge(RANKS, halved);
+    }
+}
 
 /// The list of a block: by capped frequency, then deepest first.
-pub(super) fn rank(facts: Facts) -> usize {
+fn rank(facts: Facts) -> usize {
     let frequency = usize::from(facts.frequency).min(MAX_FREQUENCY_CLASS);
     frequency * DEPTHS + usize::from(MAX_DEPTH_CLASS - facts.depth_class)
 }
 
 /// Where a list's blocks belong once all frequencies are halved.
-pub(super) const fn halved(rank: usize) -> usize {
+const fn halved(rank: usize) -> usize {
     rank / DEPTHS / 2 * DEPTHS + rank % DEPTHS
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Resting;
     use super::*;
-    use crate::config::Eviction;
+    use crate::evict::{Eviction, Resting};
 
     #[test]
     fn rare_goes_before_common_and_deep_before_shallow() {

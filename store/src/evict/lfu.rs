@@ -1,23 +1,48 @@
 //! Least frequently used: one list for each frequency. Frequencies are halved now and then, so
 //! that what was popular long ago can go.
 
-use super::{Facts, RANKS};
+use super::list::Lists;
+use super::{Facts, Order};
+
+/// Frequencies that are told apart.
+const RANKS: usize = 60;
+
+/// Every block is in the list of its frequency.
+#[derive(Debug)]
+pub(super) struct Lfu;
+
+impl Order for Lfu {
+    fn new(_capacity: u64) -> Self {
+        Self
+    }
+
+    fn lists(&self) -> usize {
+        RANKS
+    }
+
+    fn rest(&mut self, lists: &mut Lists, block: u32, facts: Facts) {
+        lists.push_newest(rank(facts), block);
+    }
+
+    fn halve(&mut self, lists: &mut Lists) {
+        lists.merge(RANKS, halved);
+    }
+}
 
 /// The list of a block.
-pub(super) fn rank(facts: Facts) -> usize {
+fn rank(facts: Facts) -> usize {
     usize::from(facts.frequency).min(RANKS - 1)
 }
 
 /// Where a list's blocks belong once all frequencies are halved.
-pub(super) const fn halved(rank: usize) -> usize {
+const fn halved(rank: usize) -> usize {
     rank / 2
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Resting;
     use super::*;
-    use crate::config::Eviction;
+    use crate::evict::{Eviction, Resting};
 
     fn facts(frequency: u8) -> Facts {
         Facts { frequency, ..Facts::default() }

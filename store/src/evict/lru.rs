@@ -1,17 +1,29 @@
 //! Least recently used: one list, by the time of coming to rest.
 
-use super::Facts;
+use super::list::Lists;
+use super::{Facts, Order};
 
-/// Every block ranks the same.
-pub(super) const fn rank(_: Facts) -> usize {
-    0
+/// Every block is in the one list.
+#[derive(Debug)]
+pub(super) struct Lru;
+
+impl Order for Lru {
+    fn new(_capacity: u64) -> Self {
+        Self
+    }
+
+    fn lists(&self) -> usize {
+        1
+    }
+
+    fn rest(&mut self, lists: &mut Lists, block: u32, _facts: Facts) {
+        lists.push_newest(0, block);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Resting;
-    use super::*;
-    use crate::config::Eviction;
+    use crate::evict::{Eviction, Facts, Resting};
 
     #[test]
     fn the_longest_at_rest_goes_first_however_often_it_was_used() {

@@ -9,22 +9,21 @@ const NOBODY: u32 = u32::MAX;
 /// The highest rank that a list can have.
 pub(super) const MAX_RANK: u32 = NOBODY - 1;
 
-/// The ranks of the lists `first..first + seats`, and a binary tree of the lowest among those with
+/// The ranks of the first lists, and a binary tree of the lowest among those with
 /// blocks. Finding the lowest takes constant time, a change the depth of the tree. Ties go to the
 /// list with the lower number.
 #[derive(Debug, Default)]
 pub(super) struct Ranks {
-    first: usize,
     rank: Vec<u32>,
     /// Node 1 is the root, node `n` has children `2n` and `2n + 1`; the leaves are last.
     tree: Vec<u32>,
 }
 
 impl Ranks {
-    /// All of rank 0, and without blocks.
-    pub(super) fn new(first: usize, seats: usize) -> Self {
-        let leaves = seats.next_power_of_two();
-        Self { first, rank: alloc::vec![0; seats], tree: alloc::vec![NOBODY; 2 * leaves] }
+    /// So many lists, all of rank 0 and without blocks.
+    pub(super) fn new(lists: usize) -> Self {
+        let leaves = lists.next_power_of_two();
+        Self { rank: alloc::vec![0; lists], tree: alloc::vec![NOBODY; 2 * leaves] }
     }
 
     /// Whether there are no lists to rank.
@@ -34,16 +33,14 @@ impl Ranks {
 
     /// `list` has blocks now.
     pub(super) fn seat(&mut self, list: usize) {
-        let seat = list - self.first;
-        self.set(seat, self.rank[seat]);
+        self.set(list, self.rank[list]);
     }
 
     /// `list` has a new rank.
     pub(super) fn rerank(&mut self, list: usize, rank: u32) {
-        let seat = list - self.first;
-        self.rank[seat] = rank.min(MAX_RANK);
-        if self.tree[self.tree.len() / 2 + seat] != NOBODY {
-            self.set(seat, self.rank[seat]);
+        self.rank[list] = rank.min(MAX_RANK);
+        if self.tree[self.tree.len() / 2 + list] != NOBODY {
+            self.set(list, self.rank[list]);
         }
     }
 
@@ -58,22 +55,22 @@ impl Ranks {
             while node < leaves {
                 node = 2 * node + usize::from(self.tree[2 * node] != lowest);
             }
-            let list = self.first + node - leaves;
+            let list = node - leaves;
             if lists.oldest(list).is_some() {
                 return Some(list);
             }
-            self.set(node - leaves, NOBODY);
+            self.set(list, NOBODY);
         }
     }
 
     /// Audits the tree: every list with blocks stands in it with its rank.
     pub(super) fn check(&self, lists: &Lists) -> Result<(), String> {
         let leaves = self.tree.len() / 2;
-        for (seat, &rank) in self.rank.iter().enumerate() {
-            let stands = self.tree[leaves + seat];
-            let missing = stands == NOBODY && lists.oldest(self.first + seat).is_some();
+        for (list, &rank) in self.rank.iter().enumerate() {
+            let stands = self.tree[leaves + list];
+            let missing = stands == NOBODY && lists.oldest(list).is_some();
             if missing || (stands != NOBODY && stands != rank) {
-                return Err(alloc::format!("seat {seat} of rank {rank} stands as {stands}"));
+                return Err(alloc::format!("list {list} of rank {rank} stands as {stands}"));
             }
         }
         for node in 1..leaves {
@@ -84,8 +81,8 @@ impl Ranks {
         Ok(())
     }
 
-    fn set(&mut self, seat: usize, rank: u32) {
-        let mut node = self.tree.len() / 2 + seat;
+    fn set(&mut self, list: usize, rank: u32) {
+        let mut node = self.tree.len() / 2 + list;
         if self.tree[node] == rank {
             return;
         }
@@ -111,24 +108,24 @@ mod tests {
         fn the_lowest_is_what_a_scan_finds(
             ops in proptest::collection::vec((0u8..4, 0usize..5, 0u32..6), 0..80),
         ) {
-            let (mut lists, mut ranks) = (Lists::new(3 + 5), Ranks::new(3, 5));
+            let (mut lists, mut ranks) = (Lists::new(5), Ranks::new(5));
             let mut naive = [0u32; 5];
             for (op, seat, value) in ops {
                 match op {
                     0 | 1 if !lists.contains(value) => {
-                        lists.push_newest(3 + seat, value);
-                        ranks.seat(3 + seat);
+                        lists.push_newest(seat, value);
+                        ranks.seat(seat);
                     }
                     2 if lists.contains(value) => lists.unlink(value),
                     3 => {
-                        ranks.rerank(3 + seat, value);
+                        ranks.rerank(seat, value);
                         naive[seat] = value;
                     }
                     _ => {}
                 }
                 prop_assert_eq!(ranks.check(&lists), Ok(()));
-                let scan = (0..5).filter(|&s| lists.oldest(3 + s).is_some()).min_by_key(|&s| naive[s]);
-                prop_assert_eq!(ranks.lowest(&lists), scan.map(|s| s + 3));
+                let scan = (0..5).filter(|&s| lists.oldest(s).is_some()).min_by_key(|&s| naive[s]);
+                prop_assert_eq!(ranks.lowest(&lists), scan);
                 prop_assert_eq!(ranks.check(&lists), Ok(()));
             }
         }

@@ -4,12 +4,17 @@
 //! of the last chain through it was new, whether it ended that chain (a partial block, which a
 //! longer prompt does not contain), and how long that chain was. For each class and age the store
 //! counts returns, also of blocks that it gave up, by their names. A slot's rank is the chance of
-//! return for each tick that it is kept.
+//! return for each tick that it is kept. A block whose turn comes before its children's is *parked* until one of them
+//! left.
 
 use super::ages::{Ages, CELLS, tick_of, width};
 use super::chance::{CLASSES, Chances};
 use super::ghosts::{Ghost, Ghosts};
 use super::leanings::{VALUES, class_of, values_of};
+use super::list::Lists;
+use super::ranks::Ranks;
+use super::{Apart, Facts, Order};
+use alloc::string::String;
 use alloc::vec::Vec;
 
 /// Uses that are told apart: once, twice, three times, more.
@@ -18,8 +23,8 @@ const USES: usize = VALUES[0];
 const NEWS: usize = VALUES[1] - 1;
 /// How long a chain was: below 4 blocks, 16, 64, 256, more.
 const LENGTHS: usize = VALUES[2];
-/// Lists that the order uses: one for each class and cell of age.
-pub(crate) const REUSE_LISTS: usize = CLASSES * CELLS;
+/// Lists that are ranked: one for each class and cell of age.
+const REUSE_LISTS: usize = CLASSES * CELLS;
 /// A class is valued anew after this many blocks were asked for, one class after the other.
 const ASKED_BETWEEN_VALUES: usize = 24;
 
@@ -72,13 +77,90 @@ const fn uses_of(class: usize) -> usize {
 }
 
 /// The lists of `class` and their ranks, given what it is worth at each age.
-pub(super) fn ranks(class: usize, worth: &[u32; CELLS]) -> impl Iterator<Item = (usize, u32)> + '_ {
+fn ranks(class: usize, worth: &[u32; CELLS]) -> impl Iterator<Item = (usize, u32)> + '_ {
     worth.iter().enumerate().map(move |(cell, &worth)| (list(class, cell), worth))
 }
 
 /// The pairs of lists to pour one into the other when cell `from` joins cell `to`.
-pub(super) fn moves(from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> {
+fn moves(from: usize, to: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..CLASSES).map(move |class| (list(class, from), list(class, to)))
+}
+
+/// The order of one tier.
+#[derive(Debug)]
+pub(super) struct ReuseOrder {
+    ranks: Ranks,
+    /// Those that wait for their children to go, in the list after those that are ranked.
+    parked: Apart,
+}
+
+impl Order for ReuseOrder {
+    fn new(capacity: u64) -> Self {
+        let ranked = if capacity > 0 { REUSE_LISTS } else { 0 };
+        Self { ranks: Ranks::new(ranked), parked: Apart::new(ranked) }
+    }
+
+    fn lists(&self) -> usize {
+        self.parked.list + 1
+    }
+
+    fn rest(&mut self, lists: &mut Lists, block: u32, facts: Facts) {
+        lists.push_newest(facts.list, block);
+        self.ranks.seat(facts.list);
+    }
+
+    /// The leaf of the lowest rank; blocks found before it that are none are parked, each once
+    /// for each child that leaves it. Parked ones have children in line, so some leaf is found.
+    fn next(&mut self, lists: &mut Lists, is_leaf: &dyn Fn(u32) -> bool) -> Option<u32> {
+        while let Some(list) = self.ranks.lowest(lists) {
+            let block = lists.oldest(list).expect("the lowest list has blocks");
+            if is_leaf(block) {
+                return Some(block);
+            }
+            lists.unlink(block);
+            self.parked.push(lists, block);
+        }
+        lists.oldest(self.parked.list)
+    }
+
+    fn lifted(&mut self, block: u32) {
+        self.parked.lifted(block);
+    }
+
+    fn keeps_its_place(&self) -> bool {
+        true
+    }
+
+    fn is_parked(&self, block: u32) -> bool {
+        self.parked.contains(block)
+    }
+
+    fn learns(&self) -> bool {
+        true
+    }
+
+    fn change(&mut self, lists: &mut Lists, change: &Change) {
+        match change {
+            _ if self.ranks.is_empty() => {}
+            Change::Moved { .. } if lists.len() == 0 => {}
+            Change::Moved { from, to } => {
+                for (from, to) in moves(*from, *to) {
+                    if lists.oldest(from).is_some() {
+                        lists.append(to, from);
+                        self.ranks.seat(to);
+                    }
+                }
+            }
+            Change::Valued { class, worth } => {
+                ranks(*class, worth).for_each(|(list, rank)| self.ranks.rerank(list, rank));
+            }
+        }
+    }
+
+    fn check(&self, lists: &Lists) -> Result<(), String> {
+        self.parked.check(lists, "parked")?;
+        self.ranks.check(lists)
+    }
 }
 
 impl Reuse {
@@ -211,11 +293,8 @@ const _: () = assert!(width(CELLS - 1) > 0, "the last cell counts");
 
 #[cfg(test)]
 mod tests {
-    use super::super::Resting;
-    use super::super::list::Lists;
     use super::*;
-    use crate::config::Eviction;
-    use crate::evict::Facts;
+    use crate::evict::{Eviction, Resting};
     use alloc::collections::BTreeMap;
     use alloc::vec;
     use proptest::prelude::*;

@@ -6,6 +6,7 @@
 //! proven its use by them and gets another turn.
 
 use super::list::Lists;
+use super::{Facts, Order};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -27,7 +28,7 @@ struct Mark {
 }
 
 /// Queue state beside the lists themselves.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct S3Fifo {
     marks: Vec<Mark>,
     trial_len: usize,
@@ -36,20 +37,23 @@ pub(super) struct S3Fifo {
     ghosts: Vec<u64>,
 }
 
-impl S3Fifo {
-    /// Queues for a tier of `capacity` slots; the trial queue aims at a tenth.
-    pub(super) fn new(capacity: u64) -> Self {
+impl Order for S3Fifo {
+    /// The trial queue aims at a tenth of the slots.
+    fn new(capacity: u64) -> Self {
         let ghosts = if capacity == 0 { 0 } else { capacity.next_power_of_two() as usize };
         let trial_target = usize::try_from(capacity / 10).unwrap_or(usize::MAX).max(1);
         Self { marks: Vec::new(), trial_len: 0, trial_target, ghosts: alloc::vec![0; ghosts] }
     }
 
-    /// The queue in which `block` comes to rest.
-    pub(super) fn rest(&mut self, block: u32, hash: u64) -> usize {
+    fn lists(&self) -> usize {
+        MAIN + 1
+    }
+
+    fn rest(&mut self, lists: &mut Lists, block: u32, facts: Facts) {
         if self.marks.len() <= block as usize {
             self.marks.resize(block as usize + 1, Mark::default());
         }
-        let returns = self.is_ghost(hash);
+        let returns = self.is_ghost(facts.hash);
         let mark = &mut self.marks[block as usize];
         if mark.known {
             mark.uses = (mark.uses + 1).min(MAX_USES);
@@ -57,22 +61,19 @@ impl S3Fifo {
         } else {
             *mark = Mark { known: true, main: returns, uses: 0 };
         }
-        if mark.main {
-            return MAIN;
-        }
-        self.trial_len += 1;
-        TRIAL
+        let queue = if mark.main { MAIN } else { TRIAL };
+        self.trial_len += usize::from(queue == TRIAL);
+        lists.push_newest(queue, block);
     }
 
-    /// `block` was taken out of its queue.
-    pub(super) fn lifted(&mut self, block: u32) {
+    fn lifted(&mut self, block: u32) {
         if !self.marks[block as usize].main {
             self.trial_len -= 1;
         }
     }
 
-    /// The copy of `block` left the tier; one that failed the trial is remembered by name.
-    pub(super) fn forget(&mut self, block: u32, hash: u64) {
+    /// One that failed the trial is remembered by name.
+    fn forget(&mut self, block: u32, hash: u64) {
         let Some(mark) = self.marks.get_mut(block as usize) else { return };
         let failed = mark.known && !mark.main;
         *mark = Mark::default();
@@ -82,8 +83,7 @@ impl S3Fifo {
         }
     }
 
-    /// The next to go, left where it is.
-    pub(super) fn victim(&mut self, lists: &mut Lists, is_leaf: impl Fn(u32) -> bool) -> Option<u32> {
+    fn next(&mut self, lists: &mut Lists, is_leaf: &dyn Fn(u32) -> bool) -> Option<u32> {
         let mut turns = 0;
         loop {
             let main = lists.oldest(MAIN);
@@ -105,8 +105,12 @@ impl S3Fifo {
         }
     }
 
+    fn keeps_its_place(&self) -> bool {
+        true
+    }
+
     /// Audits the length of the trial queue and who is in which.
-    pub(super) fn check(&self, lists: &Lists) -> Result<(), String> {
+    fn check(&self, lists: &Lists) -> Result<(), String> {
         let trial = lists.iter(TRIAL).filter(|&block| !self.marks[block as usize].main).count();
         let main = lists.iter(MAIN).filter(|&block| self.marks[block as usize].main).count();
         let strayed = lists.iter(TRIAL).count() != trial || lists.iter(MAIN).count() != main;
@@ -118,7 +122,9 @@ impl S3Fifo {
         }
         Ok(())
     }
+}
 
+impl S3Fifo {
     fn is_ghost(&self, hash: u64) -> bool {
         let place = hash as usize & self.ghosts.len().wrapping_sub(1);
         self.ghosts.get(place).is_some_and(|&name| name == hash && hash != 0)
@@ -127,8 +133,7 @@ impl S3Fifo {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Facts, Resting};
-    use crate::config::Eviction;
+    use crate::evict::{Eviction, Facts, Resting};
 
     fn rest(resting: &mut Resting, block: u32) {
         resting.rest(block, Facts { hash: u64::from(block) + 1, ..Facts::default() });
