@@ -30,6 +30,8 @@ mod lints;
 mod names;
 #[path = "architecture/outline.rs"]
 mod outline;
+#[path = "architecture/policies.rs"]
+mod policies;
 #[path = "architecture/purity.rs"]
 mod purity;
 #[path = "architecture/reach.rs"]

@@ -175,7 +175,7 @@ policies! {
     DynamoWspt = "dynamo_wspt", baselines::dynamo_wspt::POLICY;
     /// LMetric: outstanding new prefill tokens times batch size.
     Lmetric = "lmetric", baselines::lmetric::POLICY;
-    /// Baton's own.
+    /// Baton's own: the soonest first token of those that keep every promise, prefills in an order of its own.
     Baton = "baton", baton::POLICY;
     /// Baton's own with knowledge of output lengths and of the near future: a bound, for the simulator only.
     Foresight = "foresight", foresight::POLICY;

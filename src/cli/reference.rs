@@ -3,6 +3,9 @@
 
 use std::fmt::Write as _;
 
+use baton_scheduler::PolicyName;
+use baton_store::Eviction;
+
 use crate::config::Config;
 
 /// A section of the file: its heading, the source that declares it, the struct, where its default is.
@@ -85,6 +88,15 @@ pub fn default_of<'a>(defaults: &'a toml::Value, section: &Section, name: &str) 
 const NOTES: [(&str, &str); 1] =
     [("[transfer]", "Read by the simulator alone: live transfers share links as the network shares them.")];
 
+/// What the words of a setting mean, where a section has one whose words are policies.
+pub fn policies(heading: &str) -> Option<(&'static str, Vec<(&'static str, &'static str)>)> {
+    match heading {
+        "[scheduler]" => Some(("policy", PolicyName::ALL.map(|p| (p.name(), p.about())).to_vec())),
+        "[store]" => Some(("eviction", Eviction::ALL.map(|e| (e.name(), e.about())).to_vec())),
+        _ => None,
+    }
+}
+
 /// The page.
 pub fn page() -> Result<String, String> {
     let defaults = toml::Value::try_from(Config::default()).map_err(|e| e.to_string())?;
@@ -110,6 +122,10 @@ pub fn page() -> Result<String, String> {
                 None => "needed".to_owned(),
             };
             let _ = writeln!(text, "| `{name}` | {default} | {} |", meaning.replace('|', "\\|"));
+        }
+        if let Some((setting, words)) = policies(section.heading) {
+            let _ = write!(text, "\n| `{setting}` | meaning |\n|---|---|\n");
+            words.iter().for_each(|(word, about)| text.push_str(&format!("| `{word}` | {about} |\n")));
         }
     }
     Ok(text)

@@ -171,6 +171,13 @@ mod tests {
         let scheduler = &schema["properties"]["scheduler"]["properties"];
         let policies = scheduler["policy"]["enum"].as_array().expect("words");
         assert_eq!(policies.len(), baton_scheduler::PolicyName::ALL.len());
+        for section in &SECTIONS {
+            let Some((setting, described)) = super::super::reference::policies(section.heading) else {
+                continue;
+            };
+            let described: Vec<&str> = described.into_iter().map(|(word, _)| word).collect();
+            assert_eq!(words(section, setting, "\"?\""), described, "{setting}");
+        }
         assert_eq!(scheduler["shadow"]["items"]["enum"].as_array().map(Vec::len), Some(6));
         for section in &SECTIONS {
             let at = section.path.iter().fold(&schema, |at, key| {
