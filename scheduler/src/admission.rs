@@ -68,6 +68,7 @@ impl Conductor {
             decode_prior_us: 0,
             retries: 0,
             gave_way: false,
+            told_tokens: 0,
             foreign: false,
         }
     }

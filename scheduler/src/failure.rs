@@ -134,6 +134,9 @@ impl Conductor {
 
     /// Places an entry that holds nothing again, or gives it up: for `stage` when its tries are used up.
     pub(crate) fn retry(&mut self, mut entry: Entry, stage: FailStage, effects: &mut Vec<Effect>) {
+        if entry.told_tokens > entry.request.emitted_tokens {
+            entry.request.has_emitted(entry.told_tokens, self.config.block_tokens);
+        }
         if entry.retries > self.config.max_retries {
             self.fail(&entry, stage, effects);
             return;

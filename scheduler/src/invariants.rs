@@ -81,10 +81,7 @@ impl Conductor {
             let entry = |at: usize| self.requests.get(pair[at].request);
             let Some((one, other)) = entry(0).zip(entry(1)) else { continue };
             let common = common_blocks(&one.request.chain, &other.request.chain);
-            // A chain loses its last block when its answer is about to move: what was kept is kept until then.
-            let moves = one.request.emitted_tokens > 0 || other.request.emitted_tokens > 0;
-            let common_tokens = common as u64 * block_tokens;
-            if pair[1].common_tokens < common_tokens || (pair[1].common_tokens > common_tokens && !moves) {
+            if pair[1].common_tokens != common as u64 * block_tokens {
                 let id = instance.spec.id;
                 return Err(format!(
                     "I8: request {} shares {common} blocks on instance {id}, the ledger says {} tokens",

@@ -139,12 +139,11 @@ impl Conductor {
 
     /// Its decode is about to be lost: what its client has goes on top of the prompt.
     pub(crate) fn tokens_emitted(&mut self, id: RequestId, emitted_tokens: u32) {
-        let block_tokens = self.config.block_tokens;
         let Some(entry) = self.requests.get_mut(id).filter(|e| e.stage == Stage::Decoding) else {
             self.stats.stale_inputs += 1;
             return;
         };
-        entry.request.has_emitted(emitted_tokens, block_tokens);
+        entry.told_tokens = entry.told_tokens.max(emitted_tokens);
     }
 
     pub(crate) fn decode_finished(&mut self, id: RequestId, output_tokens: u32, effects: &mut Vec<Effect>) {
@@ -261,6 +260,7 @@ impl Conductor {
             decode_prior_us: 0,
             retries: 0,
             gave_way: false,
+            told_tokens: 0,
             foreign: true,
             request,
         };

@@ -83,6 +83,9 @@ pub(crate) struct Entry {
     pub retries: u32,
     /// It gave way to an older one, and has not been sent again since.
     pub gave_way: bool,
+    /// What its client has of a decode that is about to be lost, in all. Counted as part of the prompt once the request is
+    /// placed anew: until then the decode ledger knows the prompt that it keeps room for.
+    pub told_tokens: u32,
     /// Another router's request: counted, never acted upon.
     pub foreign: bool,
 }
@@ -190,6 +193,7 @@ mod tests {
             decode_prior_us: 0,
             retries: 0,
             gave_way: false,
+            told_tokens: 0,
             foreign: false,
         }
     }

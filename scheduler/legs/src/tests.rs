@@ -260,11 +260,11 @@ impl Account {
 
 /// Any input about one of a few requests. Orders come only where the request has no leg.
 fn noise(legs: &Legs, kind: u8, request: RequestId, number: u32) -> Option<Input> {
-    let (cached_blocks, ok, waits) = (number % 12, number % 2 == 0, number % 3 == 0);
+    let (cached_blocks, ok, waits) = (number % 12, number.is_multiple_of(2), number.is_multiple_of(3));
     let now_us = u64::from(number) * 1_000_000;
     let fresh = legs.get(request).is_none();
     let prompt = work(1 + u64::from(number) * 7 % 1700);
-    let fetch = (number % 4 == 0).then_some(Elsewhere { from: InstanceId(1), blocks: number % 20 });
+    let fetch = number.is_multiple_of(4).then_some(Elsewhere { from: InstanceId(1), blocks: number % 20 });
     Some(match kind {
         0 if fresh => {
             Input::Prefill { request, work: prompt, stays: ok, fetch, order: u64::from(number % 5) }
@@ -300,7 +300,7 @@ proptest! {
             legs.step(input, &mut effects);
             account.take_in(&effects)?;
             while let Some(asked) = account.asked.pop() {
-                let (cached_blocks, waits) = (number % 5, number % 2 == 0);
+                let (cached_blocks, waits) = (number % 5, number.is_multiple_of(2));
                 let answer = match asked {
                     Effect::Open { request, .. } if number % 5 > 0 => {
                         account.holds.insert(request, false);
@@ -311,7 +311,7 @@ proptest! {
                         Input::FetchBegun { request, cached_blocks: 9 }
                     }
                     Effect::Fetch { request, .. } => Input::FetchEnded { request, ok: false, cached_blocks },
-                    Effect::Grow { request, .. } if number % 4 == 0 => Input::NotGrown { request },
+                    Effect::Grow { request, .. } if number.is_multiple_of(4) => Input::NotGrown { request },
                     Effect::Grow { .. } => continue,
                     other => panic!("{other:?} needs no answer"),
                 };

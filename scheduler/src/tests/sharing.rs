@@ -75,3 +75,19 @@ fn what_was_under_way_is_not_when_it_is_given_up_or_over_without_a_word_of_its_b
         assert_eq!((cached, compute_us), (0, naive_prefill_us(SHARED * BLOCK + OWN) + 1));
     }
 }
+
+/// What a client has of an answer whose decode is about to be lost becomes part of its prompt once it is placed anew. Until
+/// then its room is kept for the prompt of before, whose last, partial block another shares.
+#[test]
+fn a_decode_that_is_about_to_be_lost_shares_what_it_shared() {
+    let mut conductor = pair();
+    for id in [1, 2] {
+        crate::testing::decoding(&mut conductor, request(id, 2 * BLOCK + OWN, 3), 1);
+    }
+    // Each of these checks the books.
+    step(&mut conductor, 9_000_000, Input::TokensEmitted { request: RequestId(1), emitted_tokens: 91 });
+    offer(&mut conductor, 9_100_000, request(3, 2 * BLOCK + OWN, 3));
+    let room = reserved(&conductor);
+    step(&mut conductor, 9_200_000, Input::DecodeFinished { request: RequestId(2), output_tokens: 5 });
+    assert!(reserved(&conductor) < room);
+}
