@@ -38,6 +38,11 @@ impl StagePolicy {
         self.class(session).0.max(self.ageing_us).saturating_add(self.floor_us)
     }
 
+    /// Without an instance that could take it on: its client has waited long enough when it would be late.
+    pub(super) fn parked_stage_us(&self, session: &Session) -> u64 {
+        self.class(session).0.saturating_add(self.floor_us)
+    }
+
     /// From the order to prefill to its end: never less than twice what it is foreseen to take, whatever the class
     /// may ask for.
     pub(super) fn prefill_stage_us(&self, session: &Session) -> u64 {

@@ -73,7 +73,7 @@ impl Driver {
             session.parked = true;
             (session.prefill, session.decode) = (None, None);
             session.enter(Phase::Waiting, self.now_us, &self.fleet);
-            let wait_us = self.policy.queue_stage_us(session);
+            let wait_us = self.policy.parked_stage_us(session);
             self.set_deadline(request, self.now_us + wait_us);
         }
         self.parked.insert(request);

@@ -23,6 +23,7 @@ struct Dependency {
     /// What sources call it.
     name: String,
     kind: Option<String>,
+    optional: bool,
 }
 
 /// Dependencies of the packages in a `cargo metadata` document that their sources do not name. `production` says which
@@ -80,7 +81,8 @@ fn dependency(one: &Value, names: &BTreeMap<String, String>) -> Dependency {
     let package = text(&one["name"]);
     let renamed = one["rename"].as_str().map(str::to_owned);
     let name = renamed.or_else(|| names.get(&package).cloned()).unwrap_or(package);
-    Dependency { name: name.replace('-', "_"), kind: one["kind"].as_str().map(str::to_owned) }
+    let kind = one["kind"].as_str().map(str::to_owned);
+    Dependency { name: name.replace('-', "_"), kind, optional: one["optional"] == true }
 }
 
 fn count<'a>(words: &mut Words<'a>, path: &str, source: &'a str, production: bool) {
@@ -99,6 +101,8 @@ fn judge(dir: &str, one: &Dependency, words: &Words<'_>) -> Option<Finding> {
     let name = one.name.as_str();
     let generated = GENERATED.contains(&name) && words.production.contains("include_proto");
     let (used, place) = match one.kind.as_deref() {
+        // What a feature turns on may be for tests of other crates.
+        None if one.optional => (words.all.contains(name), "source"),
         None => (generated || words.production.contains(name), "production code"),
         Some("build") => (words.build.contains(name), "build script"),
         _ => (words.all.contains(name), "source"),

@@ -21,7 +21,6 @@ const ALLOWED: &[Allowed] = &[
     ("sim/src/oracle.rs", "orders_digest", "what the world's digest is read from"),
     ("src/membership/src/directory.rs", "read_once", "tests wait for a source's first answer"),
     ("src/membership/src/etcd/keys.rs", "compact", "tests of what follows when an operator compacts etcd"),
-    ("src/router/src/tokenize/mod.rs", "prompt_now", "the example and the tests tokenise without a runtime"),
     ("store/objects/src/clock.rs", "manual", "tests move the time"),
     ("store/objects/src/store.rs", "tenant_used_bytes", "tests look at quotas while other threads write"),
     ("store/objects/src/store.rs", "unpin", "tests take back the pins that `baton bench` only sets"),

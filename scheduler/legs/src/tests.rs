@@ -1,10 +1,14 @@
 //! The rules of the crate's documentation, one by one, and then all of them under noise.
 
+mod naive;
+
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use baton_types::{InstanceId, RequestId};
 use proptest::prelude::*;
+
+use naive::Naive;
 
 use crate::{Complete, Effect, Elsewhere, Held, Input, Leg, Legs, LegsConfig, STRANDED_LEASE_US, Why, Work};
 
@@ -258,6 +262,15 @@ impl Account {
     }
 }
 
+/// Steps the core and the naive one, which have to want the same.
+fn both(legs: &mut Legs, naive: &mut Naive, input: Input) -> Result<Vec<Effect>, TestCaseError> {
+    let (mut effects, mut wanted) = (Vec::new(), Vec::new());
+    legs.step(input, &mut effects);
+    naive.step(input, &mut wanted);
+    prop_assert_eq!(&effects, &wanted, "{:?}", input);
+    Ok(effects)
+}
+
 /// Any input about one of a few requests. Orders come only where the request has no leg.
 fn noise(legs: &Legs, kind: u8, request: RequestId, number: u32) -> Option<Input> {
     let (cached_blocks, ok, waits) = (number % 12, number.is_multiple_of(2), number.is_multiple_of(3));
@@ -293,12 +306,11 @@ proptest! {
         script in proptest::collection::vec((0u8..18, 0u64..6, 0u32..60), 0..200),
     ) {
         let mut legs = Legs::new(CONFIG);
+        let mut naive = Naive::default();
         let mut account = Account::default();
         for (kind, id, number) in script {
             let Some(input) = noise(&legs, kind, RequestId(id), number) else { continue };
-            let mut effects = Vec::new();
-            legs.step(input, &mut effects);
-            account.take_in(&effects)?;
+            account.take_in(&both(&mut legs, &mut naive, input)?)?;
             while let Some(asked) = account.asked.pop() {
                 let (cached_blocks, waits) = (number % 5, number.is_multiple_of(2));
                 let answer = match asked {
@@ -315,17 +327,13 @@ proptest! {
                     Effect::Grow { .. } => continue,
                     other => panic!("{other:?} needs no answer"),
                 };
-                let mut effects = Vec::new();
-                legs.step(answer, &mut effects);
-                account.take_in(&effects)?;
+                account.take_in(&both(&mut legs, &mut naive, answer)?)?;
             }
             prop_assert_eq!(legs.check(), Ok(()));
         }
         let ids: Vec<RequestId> = legs.iter().map(|(request, _)| request).collect();
         for request in ids {
-            let mut effects = Vec::new();
-            legs.step(Input::Release { request }, &mut effects);
-            account.take_in(&effects)?;
+            account.take_in(&both(&mut legs, &mut naive, Input::Release { request })?)?;
         }
         prop_assert!(account.holds.is_empty(), "{:?}", account.holds);
         prop_assert_eq!((legs.queued(), legs.crowded()), (0, 0));

@@ -1,0 +1,269 @@
+//! The same rules over one flat list that is looked through for every question: slow, and plain to see.
+
+use alloc::vec::Vec;
+
+use baton_types::RequestId;
+
+use super::CONFIG;
+use crate::{Effect, Elsewhere, Held, Input, STRANDED_LEASE_US, Why, Work};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum At {
+    Queued,
+    Loading,
+    Computing,
+    Held,
+    Crowded,
+    Expecting,
+    Landed,
+    Decoding,
+}
+
+/// One leg, with every field that any of its states may have.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    request: RequestId,
+    at: At,
+    work: Work,
+    stays: bool,
+    prefills: bool,
+    order: u64,
+    fetch: Option<Elsewhere>,
+    fetches: bool,
+    waits: bool,
+    cached_blocks: u32,
+    failed_us: Option<u64>,
+}
+
+impl Row {
+    fn new(request: RequestId, work: Work, at: At) -> Self {
+        Self {
+            request,
+            at,
+            work,
+            stays: true,
+            prefills: false,
+            order: 0,
+            fetch: None,
+            fetches: false,
+            waits: false,
+            cached_blocks: 0,
+            failed_us: None,
+        }
+    }
+
+    fn cached_tokens(&self) -> u64 {
+        let cached_tokens = u64::from(self.cached_blocks) * 16;
+        if cached_tokens < self.work.prompt_tokens { cached_tokens } else { self.work.prompt_tokens - 1 }
+    }
+
+    fn open(&self) -> Effect {
+        let room_tokens = if self.stays { u64::from(self.work.room_tokens) } else { 0 };
+        let mut blocks = 0;
+        while blocks * 16 < self.work.prompt_tokens + room_tokens && blocks < 100 {
+            blocks += 1;
+        }
+        let named_blocks = u64::from(self.work.named_blocks);
+        let room_blocks = if blocks > named_blocks { blocks - named_blocks } else { 0 };
+        Effect::Open { request: self.request, room_blocks: u32::try_from(room_blocks).expect("small") }
+    }
+
+    fn held(&self) -> Held {
+        let engine = [At::Computing, At::Held, At::Decoding].contains(&self.at);
+        Held { blocks: ![At::Queued, At::Crowded].contains(&self.at), engine }
+    }
+
+    fn closed(&self) -> Effect {
+        Effect::Close { request: self.request, held: self.held() }
+    }
+}
+
+/// All legs, in order of arrival here.
+#[derive(Default)]
+pub(super) struct Naive(Vec<Row>);
+
+impl Naive {
+    fn find(&mut self, request: RequestId) -> Option<&mut Row> {
+        self.0.iter_mut().find(|row| row.request == request)
+    }
+
+    fn drop_leg(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        effects.extend(self.0.iter().find(|row| row.request == request).map(Row::closed));
+        self.0.retain(|row| row.request != request);
+    }
+
+    fn come(&mut self, row: Row, effects: &mut Vec<Effect>) {
+        let needed_blocks = row.work.prompt_tokens.div_ceil(16);
+        if needed_blocks > 100 {
+            effects.push(Effect::Fail { request: row.request, why: Why::TooLarge { needed_blocks } });
+            effects.push(row.closed());
+            return;
+        }
+        if row.at == At::Crowded {
+            effects.push(row.open());
+        }
+        self.0.push(row);
+    }
+
+    /// What waits for nothing computes.
+    fn settle(row: &mut Row, effects: &mut Vec<Effect>) {
+        if row.at == At::Loading && !row.waits && !row.fetches {
+            row.at = At::Computing;
+            effects.push(Effect::Compute { request: row.request, cached_tokens: row.cached_tokens() });
+        }
+    }
+
+    fn open_next(&self, effects: &mut Vec<Effect>) {
+        let open = self.0.iter().filter(|row| row.at == At::Loading || row.at == At::Computing);
+        let tokens: u64 = open.map(|row| row.work.prompt_tokens - row.cached_tokens()).sum();
+        let mut queued: Vec<&Row> = self.0.iter().filter(|row| row.at == At::Queued).collect();
+        // A stable sort: arrival decides among equals.
+        queued.sort_by_key(|row| row.order);
+        if tokens < CONFIG.ahead_tokens {
+            effects.extend(queued.first().map(|row| row.open()));
+        }
+    }
+
+    fn opened(row: &mut Row, cached_blocks: u32, waits: bool, effects: &mut Vec<Effect>) {
+        let request = row.request;
+        if row.at == At::Crowded {
+            row.at = At::Expecting;
+            effects.push(Effect::Admit { request });
+        } else if row.at == At::Queued {
+            (row.at, row.cached_blocks, row.waits) = (At::Loading, cached_blocks, waits);
+            if let Some(elsewhere) = row.fetch {
+                row.fetches = elsewhere.blocks > cached_blocks;
+                effects.push(if row.fetches {
+                    Effect::Fetch { request, have_blocks: cached_blocks, elsewhere }
+                } else {
+                    Effect::Fetched { request, ok: true }
+                });
+            }
+            Self::settle(row, effects);
+        }
+    }
+
+    fn load(
+        &mut self,
+        request: RequestId,
+        effects: &mut Vec<Effect>,
+        change: impl FnOnce(&mut Row, &mut Vec<Effect>),
+    ) {
+        if let Some(row) = self.find(request).filter(|row| row.at == At::Loading) {
+            change(row, effects);
+            Self::settle(row, effects);
+        }
+    }
+
+    fn no_room(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        let others = self.0.iter().any(|row| row.request != request && row.held().blocks);
+        if !others && self.find(request).is_some_and(|row| row.at == At::Queued) {
+            effects.push(Effect::Fail { request, why: Why::NoRoom });
+            self.drop_leg(request, effects);
+        }
+    }
+
+    fn not_grown(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        // What leaves gives nothing; whoever is older than the one that is short is left alone.
+        let gives = |row: &&Row| row.held().blocks && (row.stays || !row.prefills);
+        let youngest = self.0.iter().filter(gives).map(|row| row.request).max().unwrap_or(request);
+        let victim = if youngest > request { youngest } else { request };
+        let others = self.0.iter().any(|row| row.request != victim && row.held().blocks);
+        effects.push(Effect::Fail { request: victim, why: if others { Why::GaveWay } else { Why::NoRoom } });
+        self.drop_leg(victim, effects);
+        self.starved(request, effects);
+    }
+
+    fn starved(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        if self.find(request).is_some_and(|row| row.at == At::Decoding) {
+            effects.push(Effect::Grow { request, blocks: 4 });
+        }
+    }
+
+    fn start_decode(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        let Some(row) = self.find(request) else { return };
+        let local = row.at == At::Held && row.stays;
+        if local || row.at == At::Landed {
+            row.at = At::Decoding;
+            effects.push(Effect::Decode { request, local });
+        } else if row.at != At::Decoding {
+            effects.push(Effect::Fail { request, why: Why::NotReady });
+            self.drop_leg(request, effects);
+        }
+    }
+
+    fn handed_off(&mut self, request: RequestId, ok: bool, now_us: u64, effects: &mut Vec<Effect>) {
+        let Some(row) = self.find(request) else { return };
+        let leaves = row.at == At::Held && !row.stays && row.failed_us.is_none();
+        if leaves && ok {
+            self.drop_leg(request, effects);
+        } else if (leaves || row.at == At::Computing) && !ok {
+            row.failed_us = Some(now_us);
+        }
+    }
+
+    pub(super) fn step(&mut self, input: Input, effects: &mut Vec<Effect>) {
+        match input {
+            Input::Prefill { request, work, stays, fetch, order } => {
+                let row = Row { stays, fetch, order, prefills: true, ..Row::new(request, work, At::Queued) };
+                self.come(row, effects);
+            }
+            Input::Expect { request, work } => self.come(Row::new(request, work, At::Crowded), effects),
+            Input::RoomFreed => {
+                effects.extend(self.0.iter().filter(|row| row.at == At::Crowded).map(Row::open));
+            }
+            Input::OpenNext => self.open_next(effects),
+            Input::Opened { request, cached_blocks, waits } => {
+                if let Some(row) = self.find(request) {
+                    Self::opened(row, cached_blocks, waits, effects);
+                }
+            }
+            Input::NoRoom { request } => self.no_room(request, effects),
+            Input::FetchBegun { request, cached_blocks } => self.load(request, effects, |row, _| {
+                (row.fetches, row.cached_blocks) = (true, cached_blocks);
+            }),
+            Input::FetchEnded { request, ok, cached_blocks } => {
+                self.load(request, effects, |row, effects| {
+                    effects.extend(row.fetches.then_some(Effect::Fetched { request, ok }));
+                    (row.fetches, row.cached_blocks) = (false, cached_blocks);
+                })
+            }
+            Input::Cached { request, cached_blocks, waits } => self.load(request, effects, |row, _| {
+                (row.cached_blocks, row.waits) = (cached_blocks, waits);
+            }),
+            Input::Computed { request } => {
+                if let Some(row) = self.find(request).filter(|row| row.at == At::Computing) {
+                    row.at = At::Held;
+                    effects.push(Effect::Seal { request });
+                }
+            }
+            Input::HandedOff { request, ok, now_us } => self.handed_off(request, ok, now_us, effects),
+            Input::HandOff { request } => match self.find(request).filter(|row| row.at == At::Held) {
+                Some(row) => {
+                    (row.stays, row.failed_us) = (false, None);
+                    effects.push(Effect::Send { request });
+                }
+                None => effects.push(Effect::Fail { request, why: Why::NothingToSend }),
+            },
+            Input::Landed { request } => {
+                if let Some(row) = self.find(request).filter(|row| row.at == At::Expecting) {
+                    row.at = At::Landed;
+                    effects.push(Effect::Seal { request });
+                }
+            }
+            Input::StartDecode { request } => self.start_decode(request, effects),
+            Input::Starved { request } => self.starved(request, effects),
+            Input::NotGrown { request } => self.not_grown(request, effects),
+            Input::Ended { request } | Input::Release { request } => self.drop_leg(request, effects),
+            Input::Tick { now_us } => {
+                let over = |row: &&Row| {
+                    let since_us = row.failed_us.filter(|_| row.at == At::Held && !row.stays);
+                    since_us.is_some_and(|since_us| now_us > since_us + STRANDED_LEASE_US)
+                };
+                let mut gone: Vec<RequestId> = self.0.iter().filter(over).map(|row| row.request).collect();
+                gone.sort_unstable();
+                gone.iter().for_each(|request| self.drop_leg(*request, effects));
+            }
+        }
+    }
+}
