@@ -24,12 +24,12 @@ impl Work {
         self.prompt_tokens.div_ceil(u64::from(config.block_tokens))
     }
 
-    /// Blocks to reserve beside the named ones: what the prompt and the promised room need, as far as the
-    /// pool can hold it at all. An answer that outgrows the pool ends there whatever was reserved.
+    /// Blocks to reserve beside the named ones: what the prompt and the promised room need, each in whole
+    /// blocks as the conductor counts them, as far as the pool can hold it at all. An answer that outgrows the pool ends there whatever was reserved.
     pub(crate) fn room_blocks(self, stays: bool, config: &LegsConfig) -> u32 {
         let room_tokens = if stays { u64::from(self.room_tokens) } else { 0 };
         let named = u64::from(self.named_blocks);
-        let all = (self.prompt_tokens + room_tokens).div_ceil(u64::from(config.block_tokens));
+        let all = self.prompt_blocks(config) + room_tokens.div_ceil(u64::from(config.block_tokens));
         let wanted = all.min(config.pool_blocks).saturating_sub(named);
         u32::try_from(wanted).unwrap_or(u32::MAX)
     }

@@ -59,12 +59,15 @@ impl Row {
 
     fn open(&self) -> Effect {
         let room_tokens = if self.stays { u64::from(self.work.room_tokens) } else { 0 };
-        let mut blocks = 0;
-        while blocks * 16 < self.work.prompt_tokens + room_tokens && blocks < 100 {
+        let (mut prompt_blocks, mut blocks) = (0, 0);
+        while prompt_blocks * 16 < self.work.prompt_tokens {
+            prompt_blocks += 1;
+        }
+        while blocks * 16 < room_tokens {
             blocks += 1;
         }
-        let named_blocks = u64::from(self.work.named_blocks);
-        let room_blocks = if blocks > named_blocks { blocks - named_blocks } else { 0 };
+        let all = if prompt_blocks + blocks < 100 { prompt_blocks + blocks } else { 100 };
+        let room_blocks = all - u64::from(self.work.named_blocks).min(all);
         Effect::Open { request: self.request, room_blocks: u32::try_from(room_blocks).expect("small") }
     }
 
