@@ -1,5 +1,6 @@
 //! The rules of the crate's documentation, one by one, and then all of them under noise.
 
+mod lives;
 mod naive;
 
 use alloc::collections::BTreeMap;

@@ -1,0 +1,120 @@
+//! Whole lives of legs, and what is left of them wherever they are cut short.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::{A, B, CONFIG, opened, prefill, step, work};
+use crate::{Complete, Effect, Held, Input, Leg, Legs, Why};
+
+/// What brings a prefill leg from one state to the next.
+fn prefill_life(stays: bool) -> Vec<Input> {
+    let order = Input::Prefill { request: A, work: work(160), stays, fetch: None, order: 1 };
+    let waiting = Input::Opened { request: A, cached_blocks: 2, waits: true };
+    let ready = Input::Cached { request: A, cached_blocks: 2, waits: false };
+    let mut life = vec![order, waiting, ready, Input::Computed { request: A }];
+    if stays {
+        life.push(Input::StartDecode { request: A });
+    }
+    life
+}
+
+/// What brings a decode leg from one state to the next.
+fn decode_life() -> Vec<Input> {
+    let order = Input::Expect { request: A, work: work(160) };
+    vec![order, opened(1), Input::Landed { request: A }, Input::StartDecode { request: A }]
+}
+
+#[test]
+fn wherever_a_leg_is_cut_short_it_gives_back_what_it_held_and_no_more() {
+    let nothing = Held { blocks: false, engine: false };
+    let blocks = Held { blocks: true, engine: false };
+    let all = Held { blocks: true, engine: true };
+    let lives = [
+        (prefill_life(false), vec![nothing, blocks, all, all]),
+        (prefill_life(true), vec![nothing, blocks, all, all, all]),
+        (decode_life(), vec![nothing, blocks, blocks, all]),
+    ];
+    for (life, helds) in lives {
+        assert_eq!(life.len(), helds.len());
+        for (until, held) in (1..=life.len()).zip(helds) {
+            for end in [Input::Release { request: A }, Input::Ended { request: A }] {
+                let mut legs = Legs::new(CONFIG);
+                life[..until].iter().for_each(|input| _ = step(&mut legs, *input));
+                assert_eq!(step(&mut legs, end), [Effect::Close { request: A, held }], "after {until}");
+                assert_eq!((legs.iter().count(), legs.queued(), legs.crowded()), (0, 0, 0));
+                // Once: whoever says it again is not heard.
+                assert_eq!(step(&mut legs, end), []);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_prefill_that_stays_is_decoded_where_it_was_computed() {
+    let mut legs = Legs::new(CONFIG);
+    let mut effects: Vec<Effect> = Vec::new();
+    for input in prefill_life(true) {
+        effects.extend(step(&mut legs, input));
+    }
+    let wanted = [
+        Effect::Compute { request: A, cached_tokens: 32 },
+        Effect::Seal { request: A },
+        Effect::Decode { request: A, local: true },
+    ];
+    assert_eq!(effects, wanted);
+    assert_eq!(legs.get(A), Some(&Leg::Decoding { local: true }));
+}
+
+#[test]
+fn one_that_was_to_stay_may_be_sent_elsewhere_and_then_leaves() {
+    let mut legs = Legs::new(CONFIG);
+    prefill_life(true)[..4].iter().for_each(|input| _ = step(&mut legs, *input));
+    assert_eq!(legs.get(A), Some(&Leg::Held(Complete::Stays)));
+    assert_eq!(step(&mut legs, Input::HandOff { request: A }), [Effect::Send { request: A }]);
+    // It cannot decode here any more.
+    let effects = step(&mut legs, Input::StartDecode { request: A });
+    assert_eq!(effects[0], Effect::Fail { request: A, why: Why::NotReady });
+    assert_eq!(legs.get(A), None);
+}
+
+#[test]
+fn what_is_said_of_nobody_or_too_late_changes_nothing() {
+    let mut legs = Legs::new(CONFIG);
+    step(&mut legs, prefill(1, 160, 1));
+    let request = B;
+    for input in [
+        opened(2),
+        Input::NoRoom { request },
+        Input::FetchBegun { request, cached_blocks: 3 },
+        Input::FetchEnded { request, ok: true, cached_blocks: 3 },
+        Input::Cached { request, cached_blocks: 3, waits: false },
+        Input::Computed { request },
+        Input::HandedOff { request, ok: true, now_us: 1 },
+        Input::Landed { request },
+        Input::StartDecode { request },
+        Input::Starved { request },
+        Input::Release { request },
+    ] {
+        assert_eq!(step(&mut legs, input), [], "{input:?}");
+    }
+    // Nor is what fits another state.
+    for input in [Input::Computed { request: A }, Input::Landed { request: A }, Input::Starved { request: A }]
+    {
+        assert_eq!(step(&mut legs, input), [], "{input:?}");
+    }
+    assert_eq!((legs.iter().count(), legs.queued()), (1, 1));
+}
+
+#[test]
+fn a_node_that_died_has_no_legs_and_begins_anew() {
+    let mut legs = Legs::new(CONFIG);
+    step(&mut legs, prefill(1, 160, 1));
+    step(&mut legs, Input::Expect { request: B, work: work(20) });
+    legs.clear();
+    assert_eq!((legs.iter().count(), legs.queued(), legs.crowded()), (0, 0, 0));
+    assert_eq!(legs.check(), Ok(()));
+    assert_eq!(step(&mut legs, Input::RoomFreed), []);
+    assert_eq!(step(&mut legs, Input::OpenNext), []);
+    step(&mut legs, prefill(1, 160, 1));
+    assert_eq!(step(&mut legs, Input::OpenNext).len(), 1);
+}
