@@ -155,9 +155,9 @@ fn who_is_refused_for_room_is_let_in_when_told() {
     let at_once = tries.iter().filter(|tries| **tries == 2).count();
     println!("{refused} of {} were refused, {at_once} of them let in when they came back first", tries.len());
     assert!(refused >= 10, "there is room for all: {tries:?}");
-    // How exactly a wait fits is up to the machine: 84 % were let in on a busy one. What this guards
-    // against, waits that have nothing to do with room, let in 1 of 104.
-    assert!(at_once * 100 >= refused * 60, "{at_once} of {refused}: {tries:?}");
+    // How exactly a wait fits is up to the machine: 84 % were let in on a busy one, 50 % beside all other
+    // tests. What this guards against, waits that have nothing to do with room, let in 1 of 104.
+    assert!(at_once * 100 >= refused * 35, "{at_once} of {refused}: {tries:?}");
     service.quiet(Duration::from_secs(10));
 }
 
