@@ -18,9 +18,9 @@ mapfile -t names < <(awk '
 	/^test result: FAILED/ { for (i = 0; i < n; i++) print list[i]; n = 0 }' "$log" | sort -u)
 failed=$(awk '/^test result: FAILED/ { sum += $6 } END { print sum + 0 }' "$log")
 programs=$(grep -c '^test result: FAILED' "$log" || true)
-told=$(sed -n 's/^error: \([0-9]*\) targets\{0,1\} failed:$/\1/p' "$log")
+listed=$(sed -n 's/^error: \([0-9]*\) targets\{0,1\} failed:$/\1/p' "$log")
 
-if [ "$failed" -eq 0 ] || [ "$failed" -gt 5 ] || [ "${#names[@]}" -ne "$failed" ] || [ "$programs" != "$told" ]; then
+if [ "$failed" -eq 0 ] || [ "$failed" -gt 5 ] || [ "${#names[@]}" -ne "$failed" ] || [ "$programs" != "$listed" ]; then
 	exit 1
 fi
 echo "tests: $failed failed; each is tried once more, alone: ${names[*]}" >&2

@@ -1,7 +1,7 @@
 //! What the conductor wants done: imperatives.
 
 use alloc::vec::Vec;
-use baton_types::{BlockHash, InstanceId, RequestId};
+use baton_types::{BlockHash, FetchPlan, InstanceId, RequestId};
 use serde::{Deserialize, Serialize};
 
 use crate::Decision;
@@ -121,16 +121,6 @@ impl core::fmt::Display for FailStage {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(self.name())
     }
-}
-
-/// Blocks to bring from another instance before a prefill.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FetchPlan {
-    /// The holder.
-    pub from: InstanceId,
-    /// Leading blocks of the chain that the holder has; the driver brings those missing.
-    pub blocks: u32,
 }
 
 /// A refusal, with what the client needs to know.

@@ -37,9 +37,10 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
+pub use baton_types::FetchPlan;
 pub use conductor::Conductor;
 pub use config::{AdmissionMode, ConfigError, FirstToken, SchedulerConfig};
-pub use effect::{Effect, FailStage, FetchPlan, RejectReason, Rejection};
+pub use effect::{Effect, FailStage, RejectReason, Rejection};
 pub use explain::{CandidateTerms, Decision};
 pub use fleet::{InstanceSpec, InstanceState};
 pub use input::Input;

@@ -1,10 +1,10 @@
 //! The prefill leg: pin, bring what is missing, compute, hand off layer by layer.
 
 use baton_engine::{Sequence, SequenceId};
-use baton_legs::{Elsewhere, Input, Leg};
+use baton_legs::{Input, Leg};
 use baton_tiers::Pool as _;
 use baton_transports::FetchedBlock;
-use baton_types::{BlockKey, InstanceId, RequestId, TokenLogprob};
+use baton_types::{BlockKey, FetchPlan, InstanceId, RequestId, TokenLogprob};
 use baton_wire::v1;
 
 use super::job::Job;
@@ -25,9 +25,9 @@ impl Worker {
         job.fetch = order.fetch_from.map(|from| (from, order.fetch_blocks));
         job.order = order.order;
         let (work, stays) = (job.work(), job.to.is_none());
-        let elsewhere =
-            |(from, blocks): &(v1::Peer, u32)| Elsewhere { from: InstanceId(from.instance), blocks: *blocks };
-        let (fetch, order) = (job.fetch.as_ref().map(elsewhere), job.order);
+        let plan =
+            |(from, blocks): &(v1::Peer, u32)| FetchPlan { from: InstanceId(from.instance), blocks: *blocks };
+        let (fetch, order) = (job.fetch.as_ref().map(plan), job.order);
         self.jobs.insert(request, job);
         self.leg(Input::Prefill { request: RequestId(request), work, stays, fetch, order });
     }
@@ -81,6 +81,9 @@ impl Worker {
 
     /// Begins a fetch that was asked for, if there is one and something is missing still.
     pub(super) fn begin_fetch(&mut self, request: u64) {
+        if !self.loads(request) {
+            return;
+        }
         let Some(job) = self.jobs.get_mut(&request) else { return };
         let Some((from, blocks)) = job.fetch.take() else { return };
         let upto = (blocks as usize).min(job.chain.len());
@@ -93,8 +96,13 @@ impl Worker {
         self.links.fetch(request, attempt, from, keys);
     }
 
+    /// Whether blocks are being brought for a prefill.
+    fn loads(&self, request: u64) -> bool {
+        matches!(self.legs.get(RequestId(request)), Some(Leg::Loading(_)))
+    }
+
     pub(super) fn fetched(&mut self, request: u64, attempt: u32, blocks: Vec<FetchedBlock>) {
-        let loads = matches!(self.legs.get(RequestId(request)), Some(Leg::Loading(_)));
+        let loads = self.loads(request);
         let Some(job) = self.jobs.get_mut(&request).filter(|job| job.attempt == attempt && loads) else {
             return;
         };

@@ -410,7 +410,7 @@ fn in_words(why: Why, blocks: u32) -> (&'static str, String) {
         }
         Why::NoRoom => ("room", "KV ran short, and nobody else here holds any".into()),
         Why::GaveWay => ("preempted", "KV ran short: it gave way to older requests".into()),
-        Why::NotReady => ("engine", "it was told to decode before its KV was here".into()),
+        Why::NotReady => ("engine", "the order to decode came before its KV was here".into()),
         Why::NothingToSend => ("handoff", "its KV is not here, or not any more".into()),
     }
 }

@@ -1,6 +1,8 @@
 //! The states of one leg. Each is a type of its own, and a step consumes it.
 
-use crate::{Elsewhere, Held, LegsConfig};
+use baton_types::{FetchPlan, blocks_for};
+
+use crate::{Held, LegsConfig};
 
 /// What a leg asks of its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +23,7 @@ impl Work {
 
     /// Blocks that the prompt fills.
     pub(crate) fn prompt_blocks(self, config: &LegsConfig) -> u64 {
-        self.prompt_tokens.div_ceil(u64::from(config.block_tokens))
+        blocks_for(self.prompt_tokens, config.block_tokens)
     }
 
     /// Blocks to reserve beside the named ones: what the prompt and the promised room need, each in whole
@@ -29,7 +31,7 @@ impl Work {
     pub(crate) fn room_blocks(self, stays: bool, config: &LegsConfig) -> u32 {
         let room_tokens = if stays { u64::from(self.room_tokens) } else { 0 };
         let named = u64::from(self.named_blocks);
-        let all = self.prompt_blocks(config) + room_tokens.div_ceil(u64::from(config.block_tokens));
+        let all = self.prompt_blocks(config) + blocks_for(room_tokens, config.block_tokens);
         let wanted = all.min(config.pool_blocks).saturating_sub(named);
         u32::try_from(wanted).unwrap_or(u32::MAX)
     }
@@ -40,7 +42,7 @@ impl Work {
 pub struct Queued {
     pub(crate) work: Work,
     pub(crate) stays: bool,
-    pub(crate) fetch: Option<Elsewhere>,
+    pub(crate) fetch: Option<FetchPlan>,
     /// The conductor's order, then arrival.
     pub(crate) place: (u64, u64),
 }
@@ -50,30 +52,34 @@ pub struct Queued {
 pub enum Fetch {
     /// Not wanted, or over.
     None,
-    /// The driver was told to begin it.
+    /// The driver is to begin it.
     Asked,
     /// Under way.
     Flying,
 }
 
-/// A prefill whose blocks are pinned; some of them are being brought.
+/// A prefill whose blocks are pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Loading {
+pub struct Pinned {
     pub(crate) work: Work,
     pub(crate) stays: bool,
     /// Leading blocks that need no computing, counting those that are being brought.
     pub(crate) cached_blocks: u32,
-    /// Whether the cache has yet to make some of them readable.
+}
+
+/// A pinned prefill of which some blocks are being brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loading {
+    pub(crate) pinned: Pinned,
+    /// Whether the cache has yet to make some of its blocks readable.
     pub(crate) waits: bool,
     pub(crate) fetch: Fetch,
 }
 
-/// A prefill that its engine computes.
+/// A pinned prefill that its engine computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Computing {
-    pub(crate) work: Work,
-    pub(crate) stays: bool,
-    pub(crate) cached_blocks: u32,
+    pub(crate) pinned: Pinned,
     /// When its hand-off failed, µs, if it has: it began with the first layers.
     pub(crate) failed_us: Option<u64>,
 }
@@ -115,43 +121,50 @@ pub enum Leg {
 
 impl Queued {
     pub(crate) const fn opened(self, cached_blocks: u32, waits: bool) -> Loading {
-        let Self { work, stays, .. } = self;
-        Loading { work, stays, cached_blocks, waits, fetch: Fetch::None }
+        let pinned = Pinned { work: self.work, stays: self.stays, cached_blocks };
+        Loading { pinned, waits, fetch: Fetch::None }
+    }
+}
+
+impl Pinned {
+    /// Leading tokens that need no computing.
+    pub(crate) fn cached_tokens(&self, config: &LegsConfig) -> u64 {
+        self.work.tokens_of(self.cached_blocks, config)
     }
 }
 
 impl Loading {
     /// On to the engine, if all is here that will be.
-    pub(crate) fn settled(self) -> Result<Computing, Self> {
-        if self.waits || self.fetch != Fetch::None {
-            return Err(self);
+    pub(crate) const fn settled(self) -> Result<Computing, Self> {
+        match self.fetch {
+            Fetch::None if !self.waits => Ok(Computing { pinned: self.pinned, failed_us: None }),
+            _ => Err(self),
         }
-        let Self { work, stays, cached_blocks, .. } = self;
-        Ok(Computing { work, stays, cached_blocks, failed_us: None })
-    }
-
-    /// Tokens that the engine has to compute.
-    pub(crate) fn left_tokens(&self, config: &LegsConfig) -> u64 {
-        self.work.prompt_tokens - self.work.tokens_of(self.cached_blocks, config)
     }
 }
 
 impl Computing {
     pub(crate) const fn computed(self) -> Complete {
         match self.failed_us {
-            _ if self.stays => Complete::Stays,
+            _ if self.pinned.stays => Complete::Stays,
             Some(since_us) => Complete::Stranded(since_us),
             None => Complete::Leaves,
         }
     }
-
-    /// Tokens that the engine has to compute.
-    pub(crate) fn left_tokens(&self, config: &LegsConfig) -> u64 {
-        self.work.prompt_tokens - self.work.tokens_of(self.cached_blocks, config)
-    }
 }
 
 impl Leg {
+    /// Tokens of an open prefill that its engine has yet to compute.
+    pub(crate) fn open_tokens(&self, config: &LegsConfig) -> u64 {
+        match self {
+            Self::Loading(Loading { pinned, .. }) | Self::Computing(Computing { pinned, .. }) => {
+                pinned.work.prompt_tokens - pinned.cached_tokens(config)
+            }
+            Self::Queued(_) | Self::Held(_) | Self::Crowded(_) => 0,
+            Self::Expecting | Self::Landed | Self::Decoding { .. } => 0,
+        }
+    }
+
     /// What it holds at its node.
     #[must_use]
     pub const fn held(&self) -> Held {
@@ -168,8 +181,8 @@ impl Leg {
     pub const fn leaves(&self) -> bool {
         match self {
             Self::Queued(q) => !q.stays,
-            Self::Loading(l) => !l.stays,
-            Self::Computing(c) => !c.stays,
+            Self::Loading(l) => !l.pinned.stays,
+            Self::Computing(c) => !c.pinned.stays,
             Self::Held(complete) => !matches!(complete, Complete::Stays),
             Self::Crowded(_) | Self::Expecting | Self::Landed | Self::Decoding { .. } => false,
         }

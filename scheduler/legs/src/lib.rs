@@ -2,7 +2,7 @@
 //!
 //! A *leg* is one node's share of a request: it computes the prompt (a prefill leg), takes KV from a
 //! prefill and decodes (a decode leg), or does both (a prefill leg that stays). [`Legs`] holds all legs
-//! of one node. A driver tells it what has happened ([`Input`]) and carries out what it answers
+//! of one node. A driver says what has happened ([`Input`]) and carries out what it answers
 //! ([`Effect`]); KV, engines and networks are the driver's.
 //!
 //! The rules that live here and nowhere else:
@@ -27,10 +27,10 @@ mod set;
 #[cfg(test)]
 mod tests;
 
-pub use leg::{Complete, Computing, Fetch, Leg, Loading, Queued, Work};
+pub use leg::{Complete, Computing, Fetch, Leg, Loading, Pinned, Queued, Work};
 pub use set::Legs;
 
-use baton_types::{InstanceId, RequestId};
+use baton_types::{FetchPlan, RequestId};
 
 /// How long KV whose hand-off failed is kept without a word from the conductor, µs.
 pub const STRANDED_LEASE_US: u64 = 8_000_000;
@@ -62,15 +62,6 @@ impl LegsConfig {
     }
 }
 
-/// KV that the conductor saw on another instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Elsewhere {
-    /// Where.
-    pub from: InstanceId,
-    /// Leading blocks of the prompt that are there.
-    pub blocks: u32,
-}
-
 /// What has happened at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
@@ -83,7 +74,7 @@ pub enum Input {
         /// Whether it is decoded here, too.
         stays: bool,
         /// KV to fetch, where it is still missing.
-        fetch: Option<Elsewhere>,
+        fetch: Option<FetchPlan>,
         /// Its place: the lowest is opened first, among equals the first to come.
         order: u64,
     },
@@ -198,7 +189,7 @@ pub enum Input {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Pin the blocks of the prompt that are here, and reserve the others with room for an answer.
-    /// Answered by [`Input::Opened`] or [`Input::NoRoom`] before anything else is told.
+    /// Answered by [`Input::Opened`] or [`Input::NoRoom`] before any other input.
     Open {
         /// Whose.
         request: RequestId,
@@ -206,14 +197,14 @@ pub enum Effect {
         room_blocks: u32,
     },
     /// Bring blocks from elsewhere. Answered by [`Input::FetchBegun`] or [`Input::FetchEnded`] before
-    /// anything else is told.
+    /// any other input.
     Fetch {
         /// Whose.
         request: RequestId,
         /// Leading blocks that are here.
         have_blocks: u32,
         /// What is elsewhere.
-        elsewhere: Elsewhere,
+        plan: FetchPlan,
     },
     /// Tell the conductor that a fetch is over.
     Fetched {
@@ -252,7 +243,7 @@ pub enum Effect {
         local: bool,
     },
     /// Reserve more blocks for an answer, so many if there are, one at least. Where there is not even one,
-    /// answered by [`Input::NotGrown`] before anything else is told.
+    /// answered by [`Input::NotGrown`] before any other input.
     Grow {
         /// Whose.
         request: RequestId,
@@ -266,8 +257,8 @@ pub enum Effect {
         /// What it held.
         held: Held,
     },
-    /// It could not do what it was told; the conductor has to know. The leg is closed next, unless it was
-    /// told something that is not its business.
+    /// An order could not be carried out; the conductor has to know. The leg is closed next, if there is one
+    /// that the order fits.
     Fail {
         /// Whose.
         request: RequestId,
@@ -297,7 +288,7 @@ pub enum Why {
     NoRoom,
     /// KV ran short, and it gave its own up for older requests.
     GaveWay,
-    /// It was told to decode before its KV was here.
+    /// The order to decode came before its KV.
     NotReady,
     /// Its KV is not here, or not any more.
     NothingToSend,

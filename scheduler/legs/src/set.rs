@@ -4,10 +4,10 @@ use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use baton_types::RequestId;
+use baton_types::{FetchPlan, RequestId};
 
 use crate::leg::{Complete, Computing, Fetch, Leg, Loading, Queued, Work};
-use crate::{Effect, Elsewhere, GROW_BLOCKS, Held, Input, LegsConfig, STRANDED_LEASE_US, Why};
+use crate::{Effect, GROW_BLOCKS, Held, Input, LegsConfig, STRANDED_LEASE_US, Why};
 
 /// The legs of one node.
 #[derive(Clone, Debug)]
@@ -60,7 +60,7 @@ impl Legs {
         self.crowded.len()
     }
 
-    /// Forgets all legs: the node has died, or whoever ordered them is gone.
+    /// Forgets all legs: the node has died, or the conductor that ordered them is gone.
     pub fn clear(&mut self) {
         *self = Self { arrivals: self.arrivals, ..Self::new(self.config) };
     }
@@ -81,7 +81,7 @@ impl Legs {
             Input::NoRoom { request } => self.no_room(request, effects),
             Input::FetchBegun { request, cached_blocks } => {
                 self.load(request, effects, |loading, _| {
-                    (loading.fetch, loading.cached_blocks) = (Fetch::Flying, cached_blocks);
+                    (loading.fetch, loading.pinned.cached_blocks) = (Fetch::Flying, cached_blocks);
                 });
             }
             Input::FetchEnded { request, ok, cached_blocks } => {
@@ -89,25 +89,22 @@ impl Legs {
                     if loading.fetch != Fetch::None {
                         effects.push(Effect::Fetched { request, ok });
                     }
-                    (loading.fetch, loading.cached_blocks) = (Fetch::None, cached_blocks);
+                    (loading.fetch, loading.pinned.cached_blocks) = (Fetch::None, cached_blocks);
                 });
             }
             Input::Cached { request, cached_blocks, waits } => {
                 self.load(request, effects, |loading, _| {
-                    (loading.cached_blocks, loading.waits) = (cached_blocks, waits);
+                    (loading.pinned.cached_blocks, loading.waits) = (cached_blocks, waits);
                 });
             }
             Input::Computed { request } => self.computed(request, effects),
             Input::HandedOff { request, ok, now_us } => self.handed_off(request, ok, now_us, effects),
             Input::HandOff { request } => self.hand_off(request, effects),
             Input::Landed { request } => {
-                self.turn(request, |leg| match leg {
-                    Leg::Expecting => {
-                        effects.push(Effect::Seal { request });
-                        Leg::Landed
-                    }
-                    other => other,
-                });
+                if let Some(leg @ Leg::Expecting) = self.legs.get_mut(&request) {
+                    *leg = Leg::Landed;
+                    effects.push(Effect::Seal { request });
+                }
             }
             Input::StartDecode { request } => self.start_decode(request, effects),
             Input::Starved { request } => self.grow(request, effects),
@@ -120,7 +117,7 @@ impl Legs {
     fn prefill(
         &mut self,
         request: RequestId,
-        (work, stays, fetch): (Work, bool, Option<Elsewhere>),
+        (work, stays, fetch): (Work, bool, Option<FetchPlan>),
         order: u64,
         effects: &mut Vec<Effect>,
     ) {
@@ -186,16 +183,16 @@ impl Legs {
                 let mut loading = queued.opened(cached_blocks, waits);
                 match queued.fetch {
                     // What it names came here meanwhile.
-                    Some(elsewhere) if elsewhere.blocks <= cached_blocks => {
+                    Some(plan) if plan.blocks <= cached_blocks => {
                         effects.push(Effect::Fetched { request, ok: true });
                     }
-                    Some(elsewhere) => {
+                    Some(plan) => {
                         loading.fetch = Fetch::Asked;
-                        effects.push(Effect::Fetch { request, have_blocks: cached_blocks, elsewhere });
+                        effects.push(Effect::Fetch { request, have_blocks: cached_blocks, plan });
                     }
                     None => {}
                 }
-                self.opened_tokens += loading.left_tokens(&self.config);
+                self.opened_tokens += Leg::Loading(loading).open_tokens(&self.config);
                 self.go_on(request, loading, effects);
             }
             Some(Leg::Crowded(_)) => {
@@ -209,12 +206,15 @@ impl Legs {
 
     /// There is no room. If nothing here holds any that will come free, waiting would be for ever.
     fn no_room(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
-        let others = self.legs.iter().any(|(other, leg)| *other != request && leg.held().blocks);
-        if others || !matches!(self.legs.get(&request), Some(Leg::Queued(_))) {
+        if !matches!(self.legs.get(&request), Some(Leg::Queued(_))) || self.others_hold(request) {
             return;
         }
         effects.push(Effect::Fail { request, why: Why::NoRoom });
         self.release(request, effects);
+    }
+
+    fn others_hold(&self, request: RequestId) -> bool {
+        self.legs.iter().any(|(other, leg)| *other != request && leg.held().blocks)
     }
 
     /// Changes what a prefill waits for, and lets it compute once that is nothing.
@@ -225,16 +225,16 @@ impl Legs {
         change: impl FnOnce(&mut Loading, &mut Vec<Effect>),
     ) {
         let Some(Leg::Loading(mut loading)) = self.legs.get(&request).copied() else { return };
-        let before = loading.left_tokens(&self.config);
+        self.opened_tokens -= Leg::Loading(loading).open_tokens(&self.config);
         change(&mut loading, effects);
-        self.opened_tokens = self.opened_tokens - before + loading.left_tokens(&self.config);
+        self.opened_tokens += Leg::Loading(loading).open_tokens(&self.config);
         self.go_on(request, loading, effects);
     }
 
     fn go_on(&mut self, request: RequestId, loading: Loading, effects: &mut Vec<Effect>) {
         let leg = match loading.settled() {
             Ok(computing) => {
-                let cached_tokens = computing.work.tokens_of(computing.cached_blocks, &self.config);
+                let cached_tokens = computing.pinned.cached_tokens(&self.config);
                 effects.push(Effect::Compute { request, cached_tokens });
                 Leg::Computing(computing)
             }
@@ -245,7 +245,7 @@ impl Legs {
 
     fn computed(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
         let Some(Leg::Computing(computing)) = self.legs.get(&request).copied() else { return };
-        self.opened_tokens -= computing.left_tokens(&self.config);
+        self.opened_tokens -= Leg::Computing(computing).open_tokens(&self.config);
         self.legs.insert(request, Leg::Held(computing.computed()));
         effects.push(Effect::Seal { request });
     }
@@ -277,7 +277,7 @@ impl Legs {
         let local = match self.legs.get(&request) {
             Some(Leg::Held(Complete::Stays)) => true,
             Some(Leg::Landed) => false,
-            // Nobody wants it any more, or it was told twice.
+            // The request is gone, or the order came twice.
             None | Some(Leg::Decoding { .. }) => return,
             Some(_) => {
                 effects.push(Effect::Fail { request, why: Why::NotReady });
@@ -302,8 +302,7 @@ impl Legs {
         let youngest = self.legs.iter().rev().find(|(_, leg)| gives(leg)).map(|(id, _)| *id);
         let victim = youngest.unwrap_or(request).max(request);
         // Alone it has all there is: elsewhere there may be more.
-        let others = self.legs.iter().any(|(other, leg)| *other != victim && leg.held().blocks);
-        let why = if others { Why::GaveWay } else { Why::NoRoom };
+        let why = if self.others_hold(victim) { Why::GaveWay } else { Why::NoRoom };
         effects.push(Effect::Fail { request: victim, why });
         self.release(victim, effects);
         self.grow(request, effects);
@@ -317,12 +316,12 @@ impl Legs {
 
     fn remove(&mut self, request: RequestId) -> Option<Leg> {
         let leg = self.legs.remove(&request)?;
+        self.opened_tokens -= leg.open_tokens(&self.config);
         match leg {
             Leg::Queued(queued) => _ = self.queue.remove(&queued.place),
-            Leg::Loading(loading) => self.opened_tokens -= loading.left_tokens(&self.config),
-            Leg::Computing(computing) => self.opened_tokens -= computing.left_tokens(&self.config),
             Leg::Crowded(_) => self.crowded.retain(|other| *other != request),
-            Leg::Held(_) | Leg::Expecting | Leg::Landed | Leg::Decoding { .. } => {}
+            Leg::Loading(_) | Leg::Computing(_) | Leg::Held(_) => {}
+            Leg::Expecting | Leg::Landed | Leg::Decoding { .. } => {}
         }
         Some(leg)
     }
@@ -336,12 +335,6 @@ impl Legs {
         }
     }
 
-    fn turn(&mut self, request: RequestId, change: impl FnOnce(Leg) -> Leg) {
-        if let Some(leg) = self.legs.get_mut(&request) {
-            *leg = change(*leg);
-        }
-    }
-
     /// Checks that the ledgers agree with the legs.
     ///
     /// # Errors
@@ -351,6 +344,7 @@ impl Legs {
         let mut opened_tokens = 0;
         let (mut queued, mut crowded) = (0, 0);
         for (request, leg) in &self.legs {
+            opened_tokens += leg.open_tokens(&self.config);
             match leg {
                 Leg::Queued(q) => {
                     queued += 1;
@@ -358,20 +352,17 @@ impl Legs {
                         return Err(format!("{request} is in no queue"));
                     }
                 }
-                Leg::Loading(l) => {
-                    opened_tokens += l.left_tokens(&self.config);
-                    if !l.waits && l.fetch == Fetch::None {
-                        return Err(format!("{request} waits for nothing"));
-                    }
+                Leg::Loading(l) if !l.waits && l.fetch == Fetch::None => {
+                    return Err(format!("{request} waits for nothing"));
                 }
-                Leg::Computing(c) => opened_tokens += c.left_tokens(&self.config),
                 Leg::Crowded(_) => {
                     crowded += 1;
                     if !self.crowded.contains(request) {
                         return Err(format!("{request} waits for room that nobody gives it"));
                     }
                 }
-                Leg::Held(_) | Leg::Expecting | Leg::Landed | Leg::Decoding { .. } => {}
+                Leg::Loading(_) | Leg::Computing(_) | Leg::Held(_) => {}
+                Leg::Expecting | Leg::Landed | Leg::Decoding { .. } => {}
             }
         }
         if (queued, crowded, opened_tokens) != (self.queue.len(), self.crowded.len(), self.opened_tokens) {

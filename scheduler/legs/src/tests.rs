@@ -6,12 +6,12 @@ mod naive;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use baton_types::{InstanceId, RequestId};
+use baton_types::{FetchPlan, InstanceId, RequestId};
 use proptest::prelude::*;
 
 use naive::Naive;
 
-use crate::{Complete, Effect, Elsewhere, Held, Input, Leg, Legs, LegsConfig, STRANDED_LEASE_US, Why, Work};
+use crate::{Complete, Effect, Held, Input, Leg, Legs, LegsConfig, STRANDED_LEASE_US, Why, Work};
 
 /// Blocks of 16 tokens, a pool of 100 of them, passes of 64 tokens.
 const CONFIG: LegsConfig = LegsConfig::new(16, 100, 64);
@@ -89,7 +89,7 @@ fn a_promise_larger_than_the_pool_asks_for_what_there_is() {
 
 #[test]
 fn kv_is_fetched_only_where_it_is_missing_and_computing_waits_for_it() {
-    let elsewhere = Elsewhere { from: InstanceId(9), blocks: 4 };
+    let elsewhere = FetchPlan { from: InstanceId(9), blocks: 4 };
     let order = |legs: &mut Legs, id| {
         let request = RequestId(id);
         let fetch = Some(elsewhere);
@@ -106,7 +106,7 @@ fn kv_is_fetched_only_where_it_is_missing_and_computing_waits_for_it() {
     order(&mut legs, 2);
     assert_eq!(
         step(&mut legs, Input::Opened { request: B, cached_blocks: 1, waits: true }),
-        [Effect::Fetch { request: B, have_blocks: 1, elsewhere }]
+        [Effect::Fetch { request: B, have_blocks: 1, plan: elsewhere }]
     );
     assert_eq!(step(&mut legs, Input::FetchBegun { request: B, cached_blocks: 4 }), []);
     // The cache is ready, the fetch is not.
@@ -143,7 +143,7 @@ fn who_finds_no_room_to_decode_is_tried_again_in_order() {
         step(&mut legs, Input::StartDecode { request: A }),
         [Effect::Decode { request: A, local: false }]
     );
-    // Told twice.
+    // The order came twice.
     assert_eq!(step(&mut legs, Input::StartDecode { request: A }), []);
 }
 
@@ -278,7 +278,7 @@ fn noise(legs: &Legs, kind: u8, request: RequestId, number: u32) -> Option<Input
     let now_us = u64::from(number) * 1_000_000;
     let fresh = legs.get(request).is_none();
     let prompt = work(1 + u64::from(number) * 7 % 1700);
-    let fetch = number.is_multiple_of(4).then_some(Elsewhere { from: InstanceId(1), blocks: number % 20 });
+    let fetch = number.is_multiple_of(4).then_some(FetchPlan { from: InstanceId(1), blocks: number % 20 });
     Some(match kind {
         0 if fresh => {
             Input::Prefill { request, work: prompt, stays: ok, fetch, order: u64::from(number % 5) }

@@ -8,6 +8,7 @@ extern crate alloc;
 
 mod block;
 mod event;
+mod fetch;
 mod hash;
 mod id;
 mod profile;
@@ -22,6 +23,7 @@ mod tokens;
 
 pub use block::{BlockHash, BlockKey, blocks_for};
 pub use event::{CacheChange, CacheEvent};
+pub use fetch::FetchPlan;
 pub use hash::ChainHasher;
 pub use id::{ClassId, Epoch, InstanceId, RequestId, TenantId, TransferId};
 pub use profile::{CostProfile, DecodeCost, FitReport, PrefillCost, ProfileError, StepCost, ValidRange};

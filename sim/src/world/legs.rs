@@ -10,8 +10,14 @@ use crate::engine::Job;
 impl World {
     /// Steps the legs of a node.
     pub(crate) fn leg(&mut self, at: u32, input: LegInput) {
+        self.leg_after(at, input, |_| {});
+    }
+
+    /// Steps the legs of a node, and does something before what they want.
+    fn leg_after(&mut self, at: u32, input: LegInput, first: impl FnOnce(&mut Self)) {
         let mut effects = std::mem::take(&mut self.leg_effects);
         self.nodes[at as usize].legs.step(input, &mut effects);
+        first(self);
         for effect in effects.drain(..) {
             self.obey(at, effect);
         }
@@ -48,7 +54,7 @@ impl World {
         let Some(slot) = self.slot_of(request) else { return };
         match effect {
             Effect::Open { room_blocks, .. } => self.open(slot, at, room_blocks),
-            Effect::Fetch { elsewhere, .. } => self.begin_fetch(slot, at, elsewhere),
+            Effect::Fetch { plan, .. } => self.begin_fetch(slot, at, plan),
             Effect::Fetched { ok, .. } => self.report(slot, Input::FetchFinished { request, ok }),
             Effect::Compute { cached_tokens, .. } => self.compute(slot, at, cached_tokens),
             Effect::Seal { .. } => {
@@ -90,18 +96,11 @@ impl World {
         }
         let waits = opened.pending > 0 || onboard != (0, 0);
         // The copies from slower tiers begin before anything else that the leg wants now.
-        let mut effects = std::mem::take(&mut self.leg_effects);
-        self.nodes[at as usize]
-            .legs
-            .step(LegInput::Opened { request: id, cached_blocks, waits }, &mut effects);
-        self.begin_onboard(slot, at, onboard);
-        for effect in effects.drain(..) {
-            self.obey(at, effect);
-        }
-        self.leg_effects = effects;
+        let opened = LegInput::Opened { request: id, cached_blocks, waits };
+        self.leg_after(at, opened, |world| world.begin_onboard(slot, at, onboard));
     }
 
-    /// Tells a prefill leg how its blocks stand.
+    /// Says to a prefill leg how its blocks stand.
     pub(crate) fn cached(&mut self, slot: u32, at: u32) {
         let live = &self.live[slot as usize];
         let (request, cached_blocks, waits) = (live.id, live.hit_blocks, live.loads > 0 || live.shares);
@@ -133,7 +132,7 @@ impl World {
     fn leg_failed(&mut self, slot: u32, why: Why) {
         let request = self.live[slot as usize].id;
         self.oracle.witness(!matches!(why, Why::NotReady | Why::NothingToSend), || {
-            format!("{request} was told to go on where its KV was not: {why:?}")
+            format!("{request} was ordered to go on where its KV was not: {why:?}")
         });
         self.report(slot, Input::PrefillFailed { request });
     }

@@ -1,7 +1,7 @@
 //! The prefill side of a request: pin, bring what is missing, compute, seal.
 
-use baton_legs::{Elsewhere, Input as LegInput, Leg, Work};
-use baton_scheduler::{FirstToken, Input};
+use baton_legs::{Input as LegInput, Leg, Work};
+use baton_scheduler::{FetchPlan, FirstToken, Input};
 use baton_store::{Effect as StoreEffect, Input as StoreInput};
 use baton_types::{CacheChange, RequestId, Tier};
 
@@ -19,7 +19,7 @@ impl World {
         if !self.nodes[at as usize].alive {
             return;
         }
-        let (work, fetch) = (self.work(slot), fetch.map(|f| Elsewhere { from: f.from, blocks: f.blocks }));
+        let work = self.work(slot);
         self.leg(at, LegInput::Prefill { request, work, stays, fetch, order });
         self.unlatch(at);
     }
@@ -53,11 +53,11 @@ impl World {
     }
 
     /// Brings blocks from the holder that the conductor named, if that still saves work.
-    pub(crate) fn begin_fetch(&mut self, slot: u32, at: u32, elsewhere: Elsewhere) {
+    pub(crate) fn begin_fetch(&mut self, slot: u32, at: u32, plan: FetchPlan) {
         let live = &self.live[slot as usize];
-        let (request, cached_blocks, from) = (live.id, live.hit_blocks, elsewhere.from.0);
-        let blocks = (elsewhere.blocks as usize).min(live.keys.len());
-        let source_alive = self.nodes.get(elsewhere.from.index()).is_some_and(|n| n.alive);
+        let (request, cached_blocks, from) = (live.id, live.hit_blocks, plan.from.0);
+        let blocks = (plan.blocks as usize).min(live.keys.len());
+        let source_alive = self.nodes.get(plan.from.index()).is_some_and(|n| n.alive);
         if !source_alive || from == at {
             return self.leg(at, LegInput::FetchEnded { request, ok: true, cached_blocks });
         }

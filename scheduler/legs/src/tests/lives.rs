@@ -42,7 +42,7 @@ fn wherever_a_leg_is_cut_short_it_gives_back_what_it_held_and_no_more() {
                 life[..until].iter().for_each(|input| _ = step(&mut legs, *input));
                 assert_eq!(step(&mut legs, end), [Effect::Close { request: A, held }], "after {until}");
                 assert_eq!((legs.iter().count(), legs.queued(), legs.crowded()), (0, 0, 0));
-                // Once: whoever says it again is not heard.
+                // Once: a second word changes nothing.
                 assert_eq!(step(&mut legs, end), []);
             }
         }

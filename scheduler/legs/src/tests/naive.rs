@@ -2,10 +2,10 @@
 
 use alloc::vec::Vec;
 
-use baton_types::RequestId;
+use baton_types::{FetchPlan, RequestId};
 
 use super::CONFIG;
-use crate::{Effect, Elsewhere, Held, Input, STRANDED_LEASE_US, Why, Work};
+use crate::{Effect, Held, Input, STRANDED_LEASE_US, Why, Work};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum At {
@@ -28,7 +28,7 @@ struct Row {
     stays: bool,
     prefills: bool,
     order: u64,
-    fetch: Option<Elsewhere>,
+    fetch: Option<FetchPlan>,
     fetches: bool,
     waits: bool,
     cached_blocks: u32,
@@ -137,7 +137,7 @@ impl Naive {
             if let Some(elsewhere) = row.fetch {
                 row.fetches = elsewhere.blocks > cached_blocks;
                 effects.push(if row.fetches {
-                    Effect::Fetch { request, have_blocks: cached_blocks, elsewhere }
+                    Effect::Fetch { request, have_blocks: cached_blocks, plan: elsewhere }
                 } else {
                     Effect::Fetched { request, ok: true }
                 });
@@ -167,7 +167,7 @@ impl Naive {
     }
 
     fn not_grown(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
-        // What leaves gives nothing; whoever is older than the one that is short is left alone.
+        // What leaves gives nothing; what is older than the one that is short is left alone.
         let gives = |row: &&Row| row.held().blocks && (row.stays || !row.prefills);
         let youngest = self.0.iter().filter(gives).map(|row| row.request).max().unwrap_or(request);
         let victim = if youngest > request { youngest } else { request };
