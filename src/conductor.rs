@@ -5,6 +5,7 @@ mod attach;
 mod away;
 mod backend;
 mod canary;
+mod core;
 mod discreet;
 mod driver;
 mod ending;
@@ -21,12 +22,9 @@ mod policy;
 mod seats;
 mod session;
 mod status;
-mod suspects;
 mod tenants;
 #[cfg(test)]
 mod tests;
-mod turns;
-mod waiting;
 
 pub(crate) use attach::ORDERS_PER_NODE;
 pub use attach::{Comer, ControlService};

@@ -3,6 +3,7 @@
 //! Each core owns its settings; this file nests them. Unknown keys are refused with the nearest
 //! known one, impossible values with their bound, and nothing starts before all of it is checked.
 
+use baton_legs::pairs::{STAGE_FLOOR_US, STAGE_SLACK};
 use baton_router::{ReasoningParser, ToolParser};
 use baton_scheduler::SchedulerConfig;
 use baton_store::{Eviction, Offload};
@@ -339,8 +340,8 @@ impl Default for ServiceConfig {
             chain_seed: Secret::default(),
             heartbeat_us: 500_000,
             lost_after_us: 3_000_000,
-            stage_slack: 4,
-            stage_floor_us: 5_000_000,
+            stage_slack: STAGE_SLACK,
+            stage_floor_us: STAGE_FLOOR_US,
             keep_alive_us: 10_000_000,
             max_body_bytes: 64 << 20,
             max_held_bytes: 1 << 30,

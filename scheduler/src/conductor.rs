@@ -158,6 +158,12 @@ impl Conductor {
         self.requests.contains(request)
     }
 
+    /// When a request's decode began or is foreseen to begin, µs.
+    #[must_use]
+    pub fn decodes_at_us(&self, request: RequestId) -> Option<u64> {
+        self.requests.get(request).map(|entry| entry.decode_at_us)
+    }
+
     /// Requests that have not come to their end, other routers' included.
     #[must_use]
     pub fn live_requests(&self) -> usize {

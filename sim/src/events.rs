@@ -23,6 +23,8 @@ pub enum Event {
     Transfers,
     /// A conductor wants to be woken.
     Conductor(u32),
+    /// A conductor's pairs want to be woken.
+    Pairs(u32),
     /// News about a cache reach a conductor.
     News(u32),
     /// A fault of the plan strikes.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use baton_legs::pairs::{STAGE_FLOOR_US, STAGE_SLACK};
 use baton_scheduler::SchedulerConfig;
 use baton_store::{Eviction, Offload};
 use baton_transfer::TransferConfig;
@@ -114,6 +115,10 @@ pub struct Setup {
     pub router_sync_us: u64,
     /// Arrivals that the foresight policy knows ahead, µs.
     pub foresight_us: u64,
+    /// How many times what its objective allows a stage of a request may take.
+    pub stage_slack: u32,
+    /// What any stage may take, µs.
+    pub stage_floor_us: u64,
     /// Seed of everything random outside the cores.
     pub seed: u64,
     /// Loads are sampled this often, µs; 0 for never.
@@ -155,6 +160,8 @@ impl Setup {
             routers: 1,
             router_sync_us: 0,
             foresight_us: 0,
+            stage_slack: STAGE_SLACK,
+            stage_floor_us: STAGE_FLOOR_US,
             seed: 1,
             sample_us: 1_000_000,
             audit_every: 0,

@@ -22,10 +22,11 @@ mod trouble;
 use std::collections::VecDeque;
 
 use baton_legs::Effect as LegEffect;
-use baton_scheduler::{Conductor, Effect as Order};
+use baton_legs::pairs::{Effect as PairEffect, Pairs, PairsConfig};
+use baton_scheduler::Conductor;
 use baton_store::Effect as StoreEffect;
 use baton_transfer::{Effect as TransferEffect, LinkSpec, TransferEngine};
-use baton_types::{ChainHasher, Rng};
+use baton_types::{ChainHasher, Rng, Role};
 use hashbrown::HashMap;
 
 use crate::engine::{Ended, Engine, Moment};
@@ -37,10 +38,10 @@ use crate::setup::Setup;
 use crate::workload::{Arrival, Workload};
 
 use flights::Purpose;
-use inbox::Letter;
+use inbox::{Letter, News};
 use node::Node;
 use requests::Live;
-use tell::News;
+use tell::Late;
 
 /// A run in progress.
 pub struct World {
@@ -54,7 +55,8 @@ pub struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) conductors: Vec<Conductor>,
     pub(crate) conductor_wakes: Vec<u64>,
-    pub(crate) news: Vec<News>,
+    pub(crate) pair_wakes: Vec<u64>,
+    pub(crate) news: Vec<Late>,
     pub(crate) transfers: TransferEngine,
     pub(crate) transfers_wake_us: u64,
     pub(crate) flights: HashMap<u64, Purpose>,
@@ -66,8 +68,8 @@ pub struct World {
     pub(crate) free: Vec<u32>,
     pub(crate) in_flight: u64,
     pub(crate) arrivals: u64,
-    /// Orders about requests so far: see `Live::turn`.
-    pub(crate) turns: u64,
+    /// Of each conductor, the attempts of its requests.
+    pub(crate) pairs: Vec<Pairs>,
     pub(crate) faults: Vec<(u64, Fault)>,
     pub(crate) rng: Rng,
     pub(crate) news_rng: Rng,
@@ -83,11 +85,18 @@ pub struct World {
     starting: Vec<u32>,
     /// Scratch, reused.
     pub(crate) gaps_us: Vec<u32>,
-    orders: Vec<Order>,
+    pair_effects: Vec<PairEffect>,
     store_effects: Vec<StoreEffect>,
     leg_effects: Vec<LegEffect>,
     transfer_effects: Vec<TransferEffect>,
     ended: Vec<Ended>,
+}
+
+/// Whether a request could be prefilled and decoded: by a pair, or by decode instances alone where they may prefill.
+pub(crate) fn can_serve(nodes: &[Node], setup: &Setup) -> bool {
+    let alone = setup.scheduler.local_prefill && setup.scheduler.policy.orders_queues();
+    let any = |part: fn(Role) -> bool| nodes.iter().any(|node| node.alive && part(node.spec.role));
+    any(Role::decodes) && (alone || any(Role::prefills))
 }
 
 /// Seed of block names: trace ids are no secret.
@@ -112,6 +121,8 @@ impl World {
         }
         let faults = setup.faults.draw(setup.instances(), workload.span_us());
         let routers = conductors.len();
+        let (scheduler, slack) = (&setup.scheduler, setup.stage_slack);
+        let limits = PairsConfig::new(&scheduler.classes, slack, setup.stage_floor_us, scheduler.ageing_us);
         let mut world = Self {
             now_us: 0,
             planned: false,
@@ -127,7 +138,6 @@ impl World {
             free: Vec::new(),
             in_flight: 0,
             arrivals: 0,
-            turns: 0,
             rng: Rng::fork(setup.seed, 3),
             news_rng: Rng::fork(setup.faults.seed, 4),
             metrics: Collector::new(&setup, workload.as_ref()),
@@ -137,13 +147,15 @@ impl World {
             inbox: VecDeque::new(),
             starting: Vec::new(),
             gaps_us: Vec::new(),
-            orders: Vec::new(),
+            pair_effects: Vec::new(),
             store_effects: Vec::new(),
             leg_effects: Vec::new(),
             transfer_effects: Vec::new(),
             ended: Vec::new(),
             conductor_wakes: vec![u64::MAX; routers],
-            news: (0..routers).map(|_| News::default()).collect(),
+            pair_wakes: vec![u64::MAX; routers],
+            pairs: vec![Pairs::new(limits); routers],
+            news: (0..routers).map(|_| Late::default()).collect(),
             nodes,
             conductors,
             workload,
@@ -238,7 +250,11 @@ impl World {
             }
             Event::Conductor(router) => {
                 self.conductor_wakes[router as usize] = u64::MAX;
-                self.tell(router, baton_scheduler::Input::TimerFired);
+                self.tell(router, News::Fact(baton_scheduler::Input::TimerFired));
+            }
+            Event::Pairs(router) => {
+                self.pair_wakes[router as usize] = u64::MAX;
+                self.tell(router, News::Woken);
             }
             Event::News(router) => self.deliver_news(router),
             Event::Fault(at) => self.strike(at),
@@ -277,6 +293,13 @@ impl World {
                     at_us.max(self.now_us),
                     Event::Conductor(u32::try_from(router).expect("few routers")),
                 );
+            }
+        }
+        for (router, pairs) in (0u32..).zip(&self.pairs) {
+            let wake_us = &mut self.pair_wakes[router as usize];
+            if let Some(at_us) = pairs.next_deadline().filter(|at_us| at_us < wake_us) {
+                *wake_us = at_us.max(self.now_us);
+                self.events.push(*wake_us, Event::Pairs(router));
             }
         }
         self.go_on_sampling();

@@ -4,7 +4,6 @@
 //! looks much later, nodes and stages get that time back, and what was said meanwhile is taken in before anything is
 //! given up. Clients' own limits go on: their time passed.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::driver::Driver;
@@ -18,8 +17,6 @@ pub(super) struct Away {
     due_us: u64,
     /// When the present turn began, µs; moved on by a pause within it.
     begun_us: u64,
-    /// When the latest pause ended, µs.
-    pub(super) back_us: u64,
     /// Messages in the inbox at the begin of this turn, beside those of the turn.
     pub(super) waiting: usize,
     /// Messages from before the end of the latest pause that are not taken in yet.
@@ -28,7 +25,7 @@ pub(super) struct Away {
 
 impl Default for Away {
     fn default() -> Self {
-        Self { due_us: u64::MAX, begun_us: 0, back_us: 0, waiting: 0, behind: 0 }
+        Self { due_us: u64::MAX, begun_us: 0, waiting: 0, behind: 0 }
     }
 }
 
@@ -72,17 +69,7 @@ impl Driver {
             pause_ms = pause_us / 1000,
             "this conductor was itself away: no node counts as silent for that time, and no stage as late"
         );
-        self.away.back_us = now_us;
         self.fleet.excuse(pause_us, now_us);
-        self.pair_lost_us = self.pair_lost_us.map(|at_us| at_us + pause_us);
-        let later = std::mem::take(&mut self.later);
-        self.later = later.into_iter().map(|(at_us, r, attempt)| (at_us + pause_us, r, attempt)).collect();
-        let mut deadlines = BTreeSet::new();
-        for (request, session) in &mut self.sessions {
-            let later_us = session.deadline_us.saturating_add(pause_us).min(session.patience_us());
-            session.deadline_us = session.deadline_us.max(later_us);
-            deadlines.insert((session.deadline_us, *request));
-        }
-        self.deadlines = deadlines;
+        self.pairs.excuse(now_us, pause_us);
     }
 }

@@ -39,15 +39,13 @@ pub struct CanaryOutcome {
 impl Driver {
     /// Whether a request could be prefilled and decoded: by a pair, or by decode instances alone where they may prefill.
     pub(super) fn can_serve(&self) -> bool {
-        let scheduler = &self.config.scheduler;
-        let alone = scheduler.local_prefill && scheduler.policy.orders_queues();
-        self.fleet.has_pair() || (alone && self.fleet.decodes_prefill())
+        self.fleet.can_serve(&self.config.scheduler)
     }
 
     /// Sends one when there is a pair that none has passed through.
     pub(super) fn look_after_canary(&mut self) {
         if self.can_serve() {
-            self.pair_lost_us = None;
+            self.pairs.served();
         } else {
             self.canary.passed = false;
         }

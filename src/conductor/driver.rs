@@ -1,12 +1,13 @@
 //! The conductor's loop: one message after another, each stamped with one time, each a step of the core.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baton_legs::pairs::{Arrival, Effect, Pairs};
 use baton_router::{Event, Readiness, Refusal, Submission};
-use baton_scheduler::{Conductor, Effect, FirstToken, Input, Request, SchedulerConfig};
+use baton_scheduler::{Conductor, FirstToken, Input, SchedulerConfig};
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, TenantId};
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
@@ -19,11 +20,10 @@ use super::journal::{JournalSettings, JournalWriter};
 use super::lead::Lead;
 use super::lean::lean;
 use super::names::Names;
-use super::policy::StagePolicy;
-use super::session::{Heard, Phase, Session, Turn};
+use super::policy::limits;
+use super::session::Session;
 use super::status::{Decisions, chosen, in_words, under_way};
 use super::tenants::Tenants;
-use super::waiting::UNPARK_EVERY_US;
 use crate::capture::{Capture, CaptureConfig, CaptureOutcome};
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -57,11 +57,9 @@ pub struct Driver {
     pub(super) fleet: Fleet,
     /// Full keys of what the core calls by short names.
     pub(super) names: Names,
-    /// Inputs that follow from carrying out effects.
-    pub(super) pending: VecDeque<Input>,
-    pub(super) policy: StagePolicy,
+    /// Where each request's attempts stand, and what follows from what nodes say of them.
+    pub(super) pairs: Pairs,
     pub(super) decisions: Decisions,
-    pub(super) turns: super::turns::Turns,
     pub(super) metrics: Metrics,
     pub(super) spans: Spans,
     pub(super) quiesce: Vec<oneshot::Sender<()>>,
@@ -72,20 +70,11 @@ pub struct Driver {
     pub(super) shared: Arc<Shared>,
     pub(super) capture: Option<Capture>,
     pub(super) journal: Option<JournalWriter>,
-    pub(super) parked: BTreeSet<RequestId>,
-    pub(super) unparked_us: u64,
-    /// When the last pair was lost, µs, unless there is one again.
-    pub(super) pair_lost_us: Option<u64>,
-    /// Requests that were in an engine when it died and that are tried once more now.
-    pub(super) on_trial: BTreeSet<RequestId>,
     /// Classes that clients have asked for by name.
     pub(super) classes_in_use: BTreeSet<Arc<str>>,
-    /// Failed hand-offs that are tried again then, with the attempt that failed.
-    pub(super) later: BTreeSet<(u64, RequestId, u32)>,
-    pub(super) deadlines: BTreeSet<(u64, RequestId)>,
     pub(super) away: Away,
     tenants: Tenants,
-    effects: Vec<Effect>,
+    pub(super) effects: Vec<Effect>,
     pub(super) clock: Clock,
     /// Whether orders may be given, and under which leadership.
     pub(super) lead: Lead,
@@ -132,12 +121,10 @@ impl Driver {
             sessions: BTreeMap::new(),
             fleet: Fleet::default(),
             names: Names::default(),
-            pending: VecDeque::new(),
-            policy: StagePolicy::new(&config),
+            pairs: Pairs::new(limits(&config)),
             config,
             previous: None,
             decisions: Decisions::default(),
-            turns: super::turns::Turns::default(),
             metrics,
             spans,
             quiesce: Vec::new(),
@@ -147,13 +134,7 @@ impl Driver {
             shared,
             capture,
             journal,
-            parked: BTreeSet::new(),
-            unparked_us: 0,
-            pair_lost_us: None,
-            on_trial: BTreeSet::new(),
             classes_in_use: BTreeSet::new(),
-            later: BTreeSet::new(),
-            deadlines: BTreeSet::new(),
             away: Away::default(),
             tenants: Tenants::default(),
             effects: Vec::new(),
@@ -206,7 +187,7 @@ impl Driver {
         if self.away.behind == 0 {
             self.expire();
         }
-        self.unpark();
+        self.try_parked();
         self.forget_names();
         self.send_orders();
         self.answer_quiesce();
@@ -215,13 +196,10 @@ impl Driver {
     /// How long nothing need be done if nothing comes in.
     pub(super) fn next_wake(&mut self) -> Duration {
         let core_us = self.core.next_deadline().unwrap_or(u64::MAX);
-        let stage_us = self.deadlines.first().map_or(u64::MAX, |(at, _)| *at);
+        let pairs_us = self.pairs.next_deadline().unwrap_or(u64::MAX);
         // Silent nodes are looked for at least this often.
-        let pause_us =
-            if self.parked.is_empty() { self.config.service.heartbeat_us } else { UNPARK_EVERY_US };
-        let beat_us = self.now_us + pause_us;
-        let later_us = self.later.first().map_or(u64::MAX, |(at, ..)| *at);
-        let wake_us = core_us.min(stage_us).min(later_us).min(beat_us).saturating_sub(self.now_us);
+        let beat_us = self.now_us + self.config.service.heartbeat_us;
+        let wake_us = core_us.min(pairs_us).min(beat_us).saturating_sub(self.now_us);
         Duration::from_micros(wake_us.max(50))
     }
 
@@ -260,24 +238,6 @@ impl Driver {
         let now_us = self.now_us;
         if let Some(node) = self.fleet.get_mut(instance) {
             node.heard_us = now_us;
-        }
-    }
-
-    /// One step of the core, written down, its effects carried out, and whatever follows from them.
-    pub(super) fn step(&mut self, input: Input) {
-        self.pending.push_back(input);
-        while let Some(input) = self.pending.pop_front() {
-            let mut effects = std::mem::take(&mut self.effects);
-            match &mut self.journal {
-                Some(journal) => journal.step(&mut self.core, self.now_us, input, &mut effects),
-                None => self.core.step(self.now_us, input, &mut effects),
-            }
-            #[cfg(test)]
-            assert_eq!(self.core.check(), Ok(()));
-            for effect in effects.drain(..) {
-                self.carry_out(effect);
-            }
-            self.effects = effects;
         }
     }
 
@@ -320,35 +280,25 @@ impl Driver {
         let trace = if canary { Trace::default() } else { self.spans.open(submission.trace, self.now_us) };
         let session = self.open(submission, (class, tenant), events);
         let session = Session { trace, ..session };
+        let (patience_us, asked_tokens) = (session.patience_us(), session.submission.sampling.max_tokens);
         self.sessions.insert(request, session);
         self.metrics.arrived();
-        let wait_us = self.sessions.get(&request).map_or(0, |s| self.policy.queue_stage_us(s));
-        self.set_deadline(request, self.now_us + wait_us);
-        self.arrive(request);
-        // One that waits for a pair to come back is not let in yet.
-        if !self.parked.contains(&request) {
-            self.admitted(request);
+        let arrival = Arrival { request, class, patience_us, asked_tokens };
+        self.pair(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
+        self.tell_shadow();
+    }
+
+    fn tell_shadow(&self) {
+        for (mode, refused, judged) in &self.core.stats().shadow {
+            self.metrics.shadow(mode.name(), (*refused, *judged));
         }
     }
 
-    /// Tells the core of a request, with what its client has of the answer as part of the prompt.
-    pub(super) fn arrive(&mut self, request: RequestId) {
-        let Some(session) = self.sessions.get(&request) else { return };
-        let submission = &session.submission;
-        self.names.learn(&submission.chain);
-        let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
-        self.step(Input::RequestArrived(Request {
-            id: request,
-            class: session.class,
-            tenant: session.tenant,
-            prompt_tokens: submission.tokens.len() as u64 + u64::from(emitted_tokens),
-            chain: submission.chain.iter().map(|key| key.short()).collect(),
-            emitted_tokens,
-            max_output_tokens: Some(submission.sampling.max_tokens),
-            ..Request::default()
-        }));
-        for (mode, refused, judged) in &self.core.stats().shadow {
-            self.metrics.shadow(mode.name(), (*refused, *judged));
+    /// Tries requests again that nothing could take.
+    fn try_parked(&mut self) {
+        if self.pairs.parked() > 0 {
+            self.pair(|pairs, now_us, core, effects| pairs.try_parked(now_us, core, effects));
+            self.tell_shadow();
         }
     }
 
@@ -366,32 +316,15 @@ impl Driver {
             class: whose.0,
             tenant: whose.1,
             events,
-            phase: Phase::Waiting,
-            attempt: 0,
-            prefill: None,
-            decode: None,
             answer: Vec::new(),
-            given: 0,
-            landed: false,
-            prefill_is_all: false,
-            room_tokens: 0,
             cached_tokens: 0,
             expected: None,
             predicted_ttft_us: 0,
-            foreseen_us: 0,
             arrived_us: self.now_us,
             first_token_us: None,
             last_token_us: self.now_us,
-            deadline_us: 0,
-            turn: Turn::default(),
             moves: 0,
-            handoffs_failed: (0, 0),
-            let_in: false,
-            parked: false,
-            deaths: 0,
-            spared: false,
             prompt_told: false,
-            done: false,
             cause: None,
             outcome: CaptureOutcome::Cancelled,
             sampling_json,
@@ -401,22 +334,20 @@ impl Driver {
         }
     }
 
-    /// Tells the client, unless it was refused, that it will be served.
+    /// Tells the client that it will be served.
     pub(super) fn admitted(&mut self, request: RequestId) {
         let names = |id: InstanceId| self.fleet.get(id).map_or_else(|| id.to_string(), |n| n.name.clone());
         let Some(session) = self.sessions.get_mut(&request) else { return };
-        session.let_in = true;
         let known = self.decisions.of(request);
         if let Some(terms) = known.and_then(chosen) {
             session.predicted_ttft_us = terms.ttft_us.unwrap_or(0);
-            session.foreseen_us = session.predicted_ttft_us;
             session.expected.get_or_insert((terms.instance, terms.cached_tokens));
         }
         let told = known.filter(|_| session.submission.explain);
         let decision = told.and_then(|decision| in_words(decision, &names));
         self.decisions.remember(request, &session.submission.request_id);
         self.metrics.admitted();
-        if session.tell(Event::Admitted { decision }) == Heard::No {
+        if !session.tell(Event::Admitted { decision }) {
             self.cancel(request, "client_left");
         }
     }

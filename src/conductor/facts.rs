@@ -1,5 +1,6 @@
-//! What nodes report, taken in: each fact is about one attempt, and out-of-date ones are dropped (I12).
+//! What nodes report, taken in: pairs say what is out of date, clients get what is for them (I12).
 
+use baton_legs::pairs::{Fact, Failure, Heard};
 use baton_router::{Event, Model};
 use baton_scheduler::Input;
 use baton_types::{CacheEvent, Epoch, Finish, InstanceId, RequestId, TokenLogprob};
@@ -7,10 +8,14 @@ use baton_wire::v1;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
+use super::core::Trouble;
 use super::driver::Driver;
 use super::fleet::{Node, check_tokenizer};
 use super::inbox::{Loss, NotTaken};
-use super::session::{Heard, Phase, Session};
+use super::session::Session;
+
+/// A request, its attempt, and the instance that speaks of it.
+type About = (RequestId, u32, InstanceId);
 
 impl Driver {
     pub(super) fn joined(
@@ -57,38 +62,14 @@ impl Driver {
         let why = loss.why();
         // One that drained has left those that it still served without a pair.
         if (served || node.draining) && !self.can_serve() {
-            self.pair_lost_us = Some(self.now_us);
+            self.pairs.unserved(self.now_us);
         }
         self.tell_of_loss((&node.name, instance, epoch), loss);
-        let done = |s: &Session| s.done && [s.prefill, s.decode].contains(&Some(instance));
-        let over: Vec<_> = self.sessions.iter().filter(|(_, s)| done(s)).map(|(r, _)| *r).collect();
-        for request in over {
-            self.let_go_if_done(request);
-        }
-        if let Loss::Died(why) = loss {
-            self.suspect_all(instance, &node.name, why);
-        }
-        let (mut emitted, now_us) = (Vec::new(), self.now_us);
-        for (request, session) in &mut self.sessions {
-            let legs = [session.prefill, session.decode];
-            if !legs.contains(&Some(instance)) {
-                continue;
-            }
-            let cause = format!("{} was lost: {why}", node.name);
-            if session.phase == Phase::Decoding && session.decode != Some(instance) {
-                // Its decode goes on.
-                session.cause = Some(cause);
-                continue;
-            }
-            session.blame(cause, "node_lost", now_us);
-            if session.phase == Phase::Decoding {
-                emitted.push((*request, u32::try_from(session.answer.len()).unwrap_or(u32::MAX)));
-            }
-        }
-        for (request, emitted_tokens) in emitted {
-            self.step(Input::TokensEmitted { request, emitted_tokens });
-        }
-        self.step(Input::InstanceLost { instance, epoch });
+        let trouble = Trouble { cause: format!("{} was lost: {why}", node.name), failure: "node_lost" };
+        let died = matches!(loss, Loss::Died(_));
+        self.pair_knowing(&trouble, |pairs, now_us, live, effects| {
+            pairs.lost(now_us, (instance, epoch), died, live, effects);
+        });
         self.look_after_canary();
     }
 
@@ -115,40 +96,54 @@ impl Driver {
             v1::fact::Fact::Abandoned(loan) => return self.abandoned(request, instance, loan),
             _ => {}
         }
-        let current = self.sessions.get(&request).filter(|s| s.attempt == told.attempt);
-        if !current.is_some_and(|s| may_tell(s, instance, &fact)) {
-            return self.metrics.stale_message();
-        }
+        let about = (request, told.attempt, instance);
         match fact {
-            v1::fact::Fact::Token(token) => self.token(request, &token),
-            v1::fact::Fact::Prefilled(done) => self.prefilled(request, &done),
-            v1::fact::Fact::Handoff(ok) => self.handed_off(request, ok),
-            v1::fact::Fact::Ended(ended) => self.ended(request, &ended),
-            v1::fact::Fact::Offer(offer) => self.offered(request, offer),
-            v1::fact::Fact::Fetch(ok) => self.fetched(request, ok),
-            v1::fact::Fact::Failure(failure) => self.leg_failed(request, instance, &failure),
-            v1::fact::Fact::PromptLogprobs(told) => {
-                let logprobs: Vec<TokenLogprob> = told.logprobs.iter().map(TokenLogprob::from).collect();
-                let first = |s: &&mut Session| s.answer.is_empty() && !s.prompt_told;
-                if let Some(session) = self.sessions.get_mut(&request).filter(first) {
-                    session.prompt_told = true;
-                    let _ = session.tell(Event::PromptLogprobs(logprobs));
-                }
-            }
+            v1::fact::Fact::Token(token) => self.token(about, &token),
+            v1::fact::Fact::Prefilled(done) => self.prefilled(about, &done),
+            v1::fact::Fact::Handoff(ok) => _ = self.hear(about, Fact::HandedOff { ok }),
+            v1::fact::Fact::Ended(ended) => self.ended(about, &ended),
+            v1::fact::Fact::Offer(offer) => self.offered(about, offer),
+            v1::fact::Fact::Fetch(ok) => self.fetched(about, ok),
+            v1::fact::Fact::Failure(failure) => self.leg_failed(about, &failure),
+            v1::fact::Fact::PromptLogprobs(prompt) => self.prompt_logprobs(about, &prompt),
             _ => {}
         }
     }
 
-    fn token(&mut self, request: RequestId, told: &v1::Token) {
-        let now_us = self.now_us;
-        let Some(session) = self.sessions.get_mut(&request).filter(|s| !s.done) else { return };
-        let logprob = told.logprob.as_ref().map(TokenLogprob::from);
-        let Some(heard) = session.token(told.index, told.token, logprob) else {
-            // The client has it: nothing is told twice.
-            return self.metrics.repeated_token();
-        };
-        if let Some(cached_tokens) = told.cached_tokens.filter(|_| session.moves == 0) {
-            session.cached_tokens = cached_tokens.min(session.submission.tokens.len() as u64);
+    /// Whether a node may say this now; what is out of date is counted.
+    fn may_say(&self, about: About, fact: &Fact) -> bool {
+        let may = self.pairs.may_say(about, fact);
+        if !may {
+            self.metrics.stale_message();
+        }
+        may
+    }
+
+    fn hear(&mut self, about: About, fact: Fact) -> Heard {
+        self.hear_knowing(&Trouble::default(), about, fact)
+    }
+
+    fn hear_knowing(&mut self, trouble: &Trouble, about: About, fact: Fact) -> Heard {
+        let heard = self.pair_knowing(trouble, |pairs, now_us, live, effects| {
+            pairs.hear(now_us, about, fact, live, effects)
+        });
+        match heard {
+            Heard::Yes => {}
+            Heard::Stale => self.metrics.stale_message(),
+            Heard::Repeated => self.metrics.repeated_token(),
+        }
+        heard
+    }
+
+    fn token(&mut self, about: About, token: &v1::Token) {
+        let (request, now_us, finish) = (about.0, self.now_us, finish_of(token.finish));
+        if self.hear(about, Fact::Token { index: token.index, last: finish.is_some() }) != Heard::Yes {
+            return;
+        }
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        let reads = session.token(token.token, token.logprob.as_ref().map(TokenLogprob::from));
+        if let Some(cached_tokens) = token.cached_tokens.filter(|_| session.moves == 0) {
+            session.found(cached_tokens);
         }
         if session.first_token_us.is_none() {
             session.first_token_us = Some(now_us);
@@ -158,50 +153,49 @@ impl Driver {
             self.metrics.next_token(now_us - session.last_token_us);
         }
         session.last_token_us = now_us;
-        self.trial_is_over(request);
-        if heard == Heard::No {
+        if !reads {
             return self.cancel(request, "client_left_or_slow");
         }
-        match finish_of(told.finish) {
-            Some(finish) => self.complete(request, finish),
-            None => self.follow_room(request),
+        if let Some(finish) = finish {
+            self.complete(request, finish);
         }
-    }
-
-    /// The core hears when an answer becomes longer than the room that it keeps for it.
-    fn follow_room(&mut self, request: RequestId) {
-        let Some(session) = self.sessions.get_mut(&request).filter(|s| s.phase == Phase::Decoding) else {
-            return;
-        };
-        let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
-        if emitted_tokens.saturating_sub(session.given) < session.room_tokens {
-            return;
-        }
-        // It keeps at least so much more, and need not hear of each token.
-        session.room_tokens = session.room_tokens.saturating_add(session.room_tokens / 4).saturating_add(1);
-        self.step(Input::RoomOutgrown { request, emitted_tokens });
     }
 
     /// The end of an answer whose last token did not know that it was the last.
-    fn ended(&mut self, request: RequestId, told: &v1::Ended) {
-        let Some(session) = self.sessions.get_mut(&request).filter(|s| !s.done) else { return };
-        if let Some(cached_tokens) = told.cached_tokens.filter(|_| session.moves == 0) {
-            session.cached_tokens = cached_tokens.min(session.submission.tokens.len() as u64);
+    fn ended(&mut self, about: About, ended: &v1::Ended) {
+        if !self.may_say(about, &Fact::Ended) {
+            return;
         }
-        if let Some(found) = told.cached_tokens {
+        let request = about.0;
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        if let Some(cached_tokens) = ended.cached_tokens.filter(|_| session.moves == 0) {
+            session.found(cached_tokens);
+        }
+        let empty = session.answer.is_empty();
+        if let Some(found) = ended.cached_tokens {
             self.weigh(request, found);
         }
-        let Some(session) = self.sessions.get_mut(&request) else { return };
-        let Some(finish) = finish_of(told.finish) else { return };
-        if session.answer.is_empty() {
+        let Some(finish) = finish_of(ended.finish) else { return };
+        if empty {
             // Never a success without an answer.
             let message = "it ended its answer before any token".into();
             let failure =
                 v1::Failure { stage: "engine".into(), message, of_request: false, ..v1::Failure::default() };
-            let Some(leg) = session.decode.or(session.prefill) else { return };
-            return self.leg_failed(request, leg, &failure);
+            return self.leg_failed(about, &failure);
         }
         self.complete(request, finish);
+    }
+
+    fn prompt_logprobs(&mut self, about: About, prompt: &v1::PromptLogprobs) {
+        if self.hear(about, Fact::PromptLogprobs) != Heard::Yes {
+            return;
+        }
+        let first = |s: &&mut Session| s.answer.is_empty() && !s.prompt_told;
+        if let Some(session) = self.sessions.get_mut(&about.0).filter(first) {
+            session.prompt_told = true;
+            let logprobs: Vec<TokenLogprob> = prompt.logprobs.iter().map(TokenLogprob::from).collect();
+            session.tell(Event::PromptLogprobs(logprobs));
+        }
     }
 
     /// What was expected in an instance's cache, and what it found there.
@@ -216,29 +210,20 @@ impl Driver {
     fn complete(&mut self, request: RequestId, finish: Finish) {
         let Some(session) = self.sessions.get_mut(&request) else { return };
         session.finish(finish);
-        session.done = true;
         session.outcome = crate::capture::CaptureOutcome::Completed;
         self.metrics.finished(
             session.answer.len() as u64,
             session.submission.tokens.len() as u64,
             session.cached_tokens,
         );
-        if session.phase == Phase::Decoding {
-            self.conclude(request);
-        }
+        self.pair(|pairs, now_us, live, effects| pairs.complete(now_us, request, live, effects));
     }
 
-    /// The core hears of the end; the decode node has let go by itself.
-    fn conclude(&mut self, request: RequestId) {
-        let Some(session) = self.sessions.get(&request) else { return };
-        let output_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
-        self.step(Input::DecodeFinished { request, output_tokens });
-        self.end(request);
-    }
-
-    fn fetched(&mut self, request: RequestId, ok: bool) {
+    fn fetched(&mut self, about: About, ok: bool) {
         let lent = self.core.stats().lent_fetches;
-        self.step(Input::FetchFinished { request, ok });
+        if self.hear(about, Fact::Fetched { ok }) != Heard::Yes {
+            return;
+        }
         let from_store = self.core.stats().lent_fetches > lent;
         self.metrics.fetched(match (ok, from_store) {
             (false, _) => "nothing",
@@ -247,82 +232,36 @@ impl Driver {
         });
     }
 
-    fn prefilled(&mut self, request: RequestId, done: &v1::Prefilled) {
-        let now_us = self.now_us;
-        let Some(session) = self.sessions.get_mut(&request) else { return };
-        let mut counts_later = false;
-        if let Some(node) = session.prefill.and_then(|leg| self.fleet.get_mut(leg)) {
-            node.pace.prefilled += 1;
-            // A server that prefills and decodes tells its count with the end of the answer.
-            counts_later = node.hello.engine_moves_kv && session.prefill == session.decode;
+    fn prefilled(&mut self, about: About, done: &v1::Prefilled) {
+        let fact = Fact::Prefilled { compute_us: done.compute_us, cached_tokens: done.cached_tokens };
+        if !self.may_say(about, &fact) {
+            return;
         }
-        if !counts_later {
+        let (request, instance) = (about.0, about.2);
+        // A server that prefills and decodes tells its count with the end of the answer.
+        let decodes = self.pairs.get(request).is_some_and(|pair| pair.legs()[1] == Some(instance));
+        let moves_kv = self.fleet.get(instance).is_some_and(|node| node.hello.engine_moves_kv);
+        if !(decodes && moves_kv) {
             self.weigh(request, done.cached_tokens);
         }
-        let Some(session) = self.sessions.get_mut(&request) else { return };
-        session.enter(Phase::HandingOff, now_us, &self.fleet);
-        if session.moves == 0 {
-            session.cached_tokens = done.cached_tokens.min(session.submission.tokens.len() as u64);
+        if let Some(session) = self.sessions.get_mut(&request).filter(|session| session.moves == 0) {
+            session.found(done.cached_tokens);
         }
-        let (landed, done_already) = (session.landed, session.done);
-        let legs = (session.prefill, session.decode, session.attempt);
-        let local = session.prefill == session.decode;
-        let is_all = session.prefill_is_all;
-        let stage_us = self.policy.handoff_stage_us(session);
-        self.set_deadline(request, now_us + stage_us);
-        self.step(Input::PrefillFinished {
-            request,
-            compute_us: done.compute_us,
-            cached_tokens: done.cached_tokens,
-        });
-        if done_already {
-            return self.conclude_early(request, legs, (local, is_all));
-        }
-        if landed {
-            self.step(Input::HandoffFinished { request });
-        }
+        self.hear(about, fact);
     }
 
-    /// The first token was the last: both legs are let go without a decode.
-    fn conclude_early(
-        &mut self,
-        request: RequestId,
-        legs: (Option<InstanceId>, Option<InstanceId>, u32),
-        (local, is_all): (bool, bool),
-    ) {
-        if !self.sessions.contains_key(&request) {
-            return;
-        }
-        let (prefill, decode, attempt) = legs;
-        if !local {
-            self.step(Input::HandoffFinished { request });
-        }
-        // A node that would have decoded itself, or that had nothing to hand off, has let go by itself.
-        if !local && !is_all {
-            for leg in [prefill, decode].into_iter().flatten() {
-                let release = v1::order::Order::Release(v1::Release {});
-                self.push(leg, request, attempt, release);
-            }
-        }
-        self.conclude(request);
-    }
-
-    /// The engines move the KV themselves: the decode leg's is told how, and what comes of it shows in its tokens.
-    fn offered(&mut self, request: RequestId, offer: v1::Offer) {
-        let Some(session) = self.sessions.get_mut(&request).filter(|s| !s.landed) else { return };
-        let (Some(decode), attempt) = (session.decode, session.attempt) else { return };
-        let prefill = session.prefill;
+    /// The engines move the KV themselves: the decode leg's engine hears how, and what comes of it shows in its tokens.
+    fn offered(&mut self, about: About, offer: v1::Offer) {
+        let (request, attempt, prefill) = about;
         // Only an engine that moves KV itself has any to offer: the other side would not know what to do with it.
-        let moves = |id| self.fleet.get(id).is_some_and(|node| node.hello.engine_moves_kv);
-        if !prefill.is_some_and(moves) {
+        let moves = self.fleet.get(prefill).is_some_and(|node| node.hello.engine_moves_kv);
+        if !moves || self.hear(about, Fact::Offered) != Heard::Yes {
             return;
         }
-        session.landed = true;
+        let Some([_, Some(decode)]) = self.pairs.get(request).map(|pair| pair.legs()) else { return };
         let take = v1::order::Order::Take(v1::Take { transfer: offer.transfer });
         self.push(decode, request, attempt, take);
-        if let Some(prefill) = prefill {
-            self.push(prefill, request, attempt, v1::order::Order::Taken(v1::Taken {}));
-        }
+        self.push(prefill, request, attempt, v1::order::Order::Taken(v1::Taken {}));
     }
 
     /// KV that its request does not want any more waits at an engine: any engine of its kind that decodes lets it go by
@@ -340,58 +279,48 @@ impl Driver {
         }
     }
 
-    fn handed_off(&mut self, request: RequestId, ok: bool) {
-        let now_us = self.now_us;
-        if !ok && self.let_go_if_done(request) {
+    fn leg_failed(&mut self, about: About, failure: &v1::Failure) {
+        let (request, _, instance) = about;
+        let fact = Fact::Failed(failure_of(failure));
+        if !self.may_say(about, &fact) {
             return;
         }
-        let Some(session) = self.sessions.get_mut(&request) else { return };
-        if !ok {
-            session.cause = Some("its KV did not reach the decode instance".into());
-            session.trace.failed("handoff", now_us);
-            return self.handoff_failed(request);
-        }
-        for leg in [session.prefill, session.decode].into_iter().flatten() {
-            if let Some(node) = self.fleet.get_mut(leg) {
-                node.pace.handed += 1;
-            }
-        }
-        match session.phase {
-            Phase::Prefilling => session.landed = true,
-            _ => self.step(Input::HandoffFinished { request }),
-        }
-    }
-
-    fn leg_failed(&mut self, request: RequestId, instance: InstanceId, failure: &v1::Failure) {
-        let now_us = self.now_us;
-        if self.let_go_if_done(request) {
-            return;
-        }
-        let Some(session) = self.sessions.get_mut(&request) else { return };
+        let answered = self.pairs.get(request).is_some_and(|pair| pair.is_answered());
         let node = self.fleet.get(instance).map_or_else(String::new, |n| n.name.clone());
-        let phase = session.phase;
-        self.metrics.leg_failed(&failure.stage);
-        if failure.of_request {
-            session.outcome = crate::capture::CaptureOutcome::Failed;
-            session.fail(400, &failure.stage, failure.message.clone());
-            session.trace.failed(crate::spans::failure_word(&failure.stage), now_us);
+        let epoch = self.fleet.get(instance).map(|n| n.epoch);
+        let word = crate::spans::failure_word(&failure.stage);
+        if !answered {
+            self.metrics.leg_failed(&failure.stage);
+        }
+        if failure.of_request && !answered {
+            if let Some(session) = self.sessions.get_mut(&request) {
+                session.outcome = crate::capture::CaptureOutcome::Failed;
+                session.fail(400, &failure.stage, failure.message.clone());
+                session.trace.failed(word, self.now_us);
+            }
             return self.cancel(request, "invalid");
         }
-        if failure.engine_gone || failure.cut_off {
-            return self.engine_broke(request, instance, failure);
+        let trouble = if failure.engine_gone || failure.cut_off {
+            Trouble { cause: format!("{node} was lost: {}", failure.message), failure: "node_lost" }
+        } else {
+            Trouble { cause: format!("{} on {node}: {}", failure.stage, failure.message), failure: word }
+        };
+        self.hear_knowing(&trouble, about, fact);
+        if let Some(epoch) = epoch.filter(|_| failure.engine_gone && !answered) {
+            let why = format!("its engine is gone: {}", failure.message);
+            self.gone(instance, epoch, &Loss::Died(why));
         }
-        let cause = format!("{} on {node}: {}", failure.stage, failure.message);
-        session.blame(cause, crate::spans::failure_word(&failure.stage), now_us);
-        let emitted_tokens = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
-        let on_decode = session.decode == Some(instance) && session.prefill != Some(instance);
-        self.step(match phase {
-            // Nothing went wrong: it waits for room.
-            _ if failure.stage == "preempted" => Input::Preempted { request, emitted_tokens },
-            Phase::Decoding => Input::DecodeFailed { request, emitted_tokens },
-            _ if on_decode => Input::HandoffFailed { request },
-            // The KV is not there, or not there any more.
-            _ => Input::PrefillFailed { request },
-        });
+    }
+}
+
+fn failure_of(failure: &v1::Failure) -> Failure {
+    match failure {
+        v1::Failure { of_request: true, .. } => Failure::OfRequest,
+        v1::Failure { engine_gone, cut_off, .. } if *engine_gone || *cut_off => {
+            Failure::Engine { cut_off: *cut_off, gone: *engine_gone }
+        }
+        v1::Failure { stage, .. } if stage == "preempted" => Failure::Preempted,
+        _ => Failure::Other,
     }
 }
 
@@ -401,25 +330,6 @@ const fn finish_of(word: u32) -> Option<Finish> {
         0 => None,
         1 => Some(Finish::Stop),
         _ => Some(Finish::Length),
-    }
-}
-
-/// Whether a node has a say in this: each leg tells what it does, and at its stage.
-fn may_tell(session: &Session, instance: InstanceId, fact: &v1::fact::Fact) -> bool {
-    use v1::fact::Fact;
-    let (prefills, decodes) = (session.prefill == Some(instance), session.decode == Some(instance));
-    match (session.phase, fact) {
-        // A prefill draws one token, the first of its attempt.
-        (Phase::Prefilling, Fact::Token(token)) => prefills && token.index == session.given,
-        (Phase::Prefilling, Fact::Prefilled(_) | Fact::Fetch(_) | Fact::PromptLogprobs(_)) => prefills,
-        (Phase::Prefilling, Fact::Ended(_)) => prefills,
-        (Phase::Prefilling, Fact::Offer(_)) => prefills && !decodes,
-        (Phase::Prefilling | Phase::HandingOff, Fact::Handoff(true)) => decodes,
-        (Phase::Prefilling | Phase::HandingOff, Fact::Handoff(false) | Fact::Failure(_)) => {
-            prefills || decodes
-        }
-        (Phase::Decoding, Fact::Token(_) | Fact::Ended(_) | Fact::Failure(_)) => decodes,
-        _ => false,
     }
 }
 

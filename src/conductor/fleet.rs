@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use baton_scheduler::InstanceSpec;
+use baton_scheduler::{InstanceSpec, SchedulerConfig};
 use baton_types::{CostProfile, Epoch, InstanceId, Role};
 use baton_wire::{PROTOCOL_VERSION, v1};
 use tokio::sync::mpsc;
@@ -26,16 +26,6 @@ pub(super) struct Node {
     pub hello: v1::Hello,
     pub heard_us: u64,
     pub load: v1::NodeLoad,
-    pub pace: Pace,
-}
-
-/// What an instance has got done in this life: who waits behind others is not late while this grows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pace {
-    /// Prefills that it ended.
-    pub prefilled: u64,
-    /// Hand-offs that it was a side of and that were verified.
-    pub handed: u64,
 }
 
 /// The instances by number; `None` while one is away, or where a number is nobody's.
@@ -102,24 +92,21 @@ impl Fleet {
         of(Role::prefills).any(|kind| decodes.contains(&kind))
     }
 
+    /// Whether a request could be prefilled and decoded: by a pair, or by decode instances alone where they may prefill.
+    pub(super) fn can_serve(&self, scheduler: &SchedulerConfig) -> bool {
+        let alone = scheduler.local_prefill && scheduler.policy.orders_queues();
+        self.has_pair() || (alone && self.decodes_prefill())
+    }
+
     /// Whether a decode instance takes work that would prefill what it decodes.
-    pub(super) fn decodes_prefill(&self) -> bool {
+    fn decodes_prefill(&self) -> bool {
         let mixes = |n: &Node| n.role == Role::Decode && n.hello.mixed_chunk_tokens != Some(0);
         self.iter().any(|(_, n)| !n.draining && mixes(n))
     }
 
     /// Instances whose part it is to prefill and that take work.
-    pub(super) fn prefills(&self) -> u64 {
-        self.iter().filter(|(_, n)| !n.draining && n.role.prefills()).count() as u64
-    }
-
-    /// What both legs' instances have got done.
-    pub(super) fn pace(&self, legs: [Option<InstanceId>; 2]) -> Pace {
-        let done = legs.into_iter().flatten().filter_map(|leg| Some(self.get(leg)?.pace));
-        done.fold(Pace::default(), |sum, pace| Pace {
-            prefilled: sum.prefilled + pace.prefilled,
-            handed: sum.handed + pace.handed,
-        })
+    pub(super) fn prefills(&self) -> usize {
+        self.iter().filter(|(_, n)| !n.draining && n.role.prefills()).count()
     }
 
     /// How peers reach an instance's KV.
@@ -159,20 +146,8 @@ impl Fleet {
         let spec = InstanceSpec { kind, ..spec_of(&hello, (id, epoch), role, profile) };
         let load = v1::NodeLoad::default();
         let (name, outbox) = (hello.name.clone(), Vec::new());
-        let pace = Pace::default();
-        let node = Node {
-            name,
-            epoch,
-            role,
-            kind,
-            draining: false,
-            orders,
-            outbox,
-            hello,
-            heard_us: now_us,
-            load,
-            pace,
-        };
+        let node =
+            Node { name, epoch, role, kind, draining: false, orders, outbox, hello, heard_us: now_us, load };
         self.nodes[id.index()] = Some(node);
         Ok(spec)
     }

@@ -35,10 +35,10 @@ impl Driver {
 
     /// Every instance that some request under way speaks of, here or in the core.
     fn spoken_of(&self) -> BTreeSet<InstanceId> {
-        let sessions = self.sessions.values();
-        let expected = |session: &super::session::Session| session.expected.map(|(instance, _)| instance);
-        let mut all: BTreeSet<InstanceId> =
-            sessions.flat_map(|s| [s.prefill, s.decode, expected(s)]).flatten().collect();
+        let expected =
+            self.sessions.values().filter_map(|session| session.expected.map(|(instance, _)| instance));
+        let mut all: BTreeSet<InstanceId> = expected.collect();
+        all.extend(self.pairs.iter().flat_map(|(_, pair)| pair.legs()).flatten());
         self.core.spoken_of(|instance| {
             all.insert(instance);
         });

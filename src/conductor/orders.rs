@@ -1,39 +1,77 @@
-//! From the core's effects to orders for nodes and answers for clients.
+//! From the cores' effects to orders for nodes and answers for clients.
 
+use baton_legs::pairs::{Cause, Effect, Phase};
 use baton_router::{Event, Refusal};
-use baton_scheduler::{Effect, FailStage, FetchPlan, Input, RejectReason, Rejection};
+use baton_scheduler::{Effect as Order, FailStage, FetchPlan, Input, RejectReason, Rejection};
 use baton_types::{InstanceId, RequestId, Role};
 use baton_wire::v1;
 
+use super::core::Trouble;
 use super::driver::Driver;
-use super::session::{Phase, Session};
+use super::session::Session;
 use super::status::chosen;
 use crate::capture::CaptureOutcome;
+use crate::spans::Place;
 
-/// A placement as the core orders it.
-pub(super) struct Placed {
-    pub instance: InstanceId,
-    pub decode: InstanceId,
-    pub fetch: Option<FetchPlan>,
-    pub room_tokens: u32,
-    pub order: u64,
+/// A prefill as it is ordered.
+struct Prefill {
+    attempt: u32,
+    instance: InstanceId,
+    decode: InstanceId,
+    fetch: Option<FetchPlan>,
+    room_tokens: u32,
+    order: u64,
+    given_tokens: u32,
+    alone: bool,
+}
+
+/// Another hand-off as it is ordered.
+struct Handoff {
+    attempt: u32,
+    from: InstanceId,
+    to: InstanceId,
+    room_tokens: u32,
+    given_tokens: u32,
 }
 
 impl Driver {
-    pub(super) fn carry_out(&mut self, effect: Effect) {
+    pub(super) fn carry_out(&mut self, effect: Effect, trouble: &Trouble) {
         match effect {
-            Effect::StartPrefill { request, instance, decode, fetch, room_tokens, order } => {
-                self.start_prefill(request, &Placed { instance, decode, fetch, room_tokens, order });
+            Effect::Order(Order::Replicate { from, to, chain }) => self.replicate(from, to, &chain),
+            Effect::Order(Order::Explain(decision)) => self.decisions.note(decision),
+            // Orders about requests come as those of an attempt.
+            Effect::Order(_) => {}
+            Effect::Entered { request, phase, attempt, legs } => self.entered(request, phase, attempt, legs),
+            Effect::Prefill {
+                request,
+                attempt,
+                instance,
+                decode,
+                fetch,
+                room_tokens,
+                order,
+                given_tokens,
+                alone,
+            } => {
+                let prefill =
+                    Prefill { attempt, instance, decode, fetch, room_tokens, order, given_tokens, alone };
+                self.start_prefill(request, &prefill);
             }
-            Effect::StartDecode { request, instance } => self.start_decode(request, instance),
-            Effect::Handoff { request, from, to, room_tokens } => {
-                self.hand_off(request, from, to, room_tokens);
+            Effect::Decode { request, attempt, instance } => self.start_decode(request, attempt, instance),
+            Effect::Handoff { request, attempt, from, to, room_tokens, given_tokens } => {
+                self.hand_off(request, &Handoff { attempt, from, to, room_tokens, given_tokens });
             }
-            Effect::Replicate { from, to, chain } => self.replicate(from, to, &chain),
-            Effect::Release { request, instance } => self.release(request, instance),
-            Effect::Reject(rejection) => self.reject(&rejection),
-            Effect::Fail { request, stage } => self.fail(request, stage),
-            Effect::Explain(decision) => self.decisions.note(decision),
+            Effect::Release { request, attempt, instance } => {
+                self.push(instance, request, attempt, v1::order::Order::Release(v1::Release {}));
+            }
+            Effect::Admitted { request } => self.admitted(request),
+            Effect::Blame { request, cause } => self.blame(request, cause, trouble),
+            Effect::Late { request, attempt, phase } => self.late(request, attempt, phase),
+            Effect::Refuse(rejection) => self.refuse(&rejection),
+            Effect::Fail { request, stage, attempts } => self.fail(request, stage, attempts),
+            Effect::Condemn { request } => self.condemn(request),
+            Effect::GiveUp { request, phase, impatient } => self.give_up(request, phase, impatient),
+            Effect::Ended { request } => _ = self.end(request),
         }
     }
 
@@ -49,84 +87,62 @@ impl Driver {
         }
     }
 
-    fn start_prefill(&mut self, request: RequestId, placed: &Placed) {
-        let now_us = self.now_us;
-        let peer = (placed.decode != placed.instance).then(|| self.fleet.peer(placed.decode)).flatten();
-        let fetch_from = placed.fetch.and_then(|f| self.fleet.peer(f.from));
+    fn entered(&mut self, request: RequestId, phase: Phase, attempt: u32, legs: [Option<InstanceId>; 2]) {
+        let Some(session) = self.sessions.get_mut(&request).filter(|s| s.trace.is_kept()) else { return };
+        let name = |leg: Option<InstanceId>| self.fleet.get(leg?).map(|node| node.name.as_str().into());
+        let [prefill, decode] = legs.map(name);
+        session.trace.enter(Place { stage: phase.name(), attempt, prefill, decode }, self.now_us);
+    }
+
+    fn start_prefill(&mut self, request: RequestId, ordered: &Prefill) {
+        let Prefill { attempt, instance, decode, room_tokens, .. } = *ordered;
+        let local = decode == instance;
+        let peer = (!local && !ordered.alone).then(|| self.fleet.peer(decode)).flatten();
+        let fetch_from = ordered.fetch.and_then(|f| self.fleet.peer(f.from));
         let terms = self.decisions.of(request).and_then(chosen);
         let decided = terms.map(|terms| (terms.instance, terms.cached_tokens));
-        let foreseen_us = terms.and_then(|terms| terms.ttft_us);
         let Some(session) = self.sessions.get_mut(&request) else { return };
-        if session.done {
-            self.pending.push_back(Input::RequestCancelled { request });
-            self.end(request);
-            return;
-        }
         // Only what was expected of this very instance, and for the prompt alone.
-        let expected = decided.or(session.expected).filter(|(chosen, _)| *chosen == placed.instance);
+        let expected = decided.or(session.expected).filter(|(chosen, _)| *chosen == instance);
         session.expected = expected.filter(|_| session.answer.is_empty());
-        session.attempt += 1;
-        session.parked = false;
-        session.moves += u32::from(session.attempt > 1 && !session.answer.is_empty());
-        (session.prefill, session.decode) = (Some(placed.instance), Some(placed.decode));
-        session.enter(Phase::Prefilling, now_us, &self.fleet);
-        session.foreseen_us = foreseen_us.unwrap_or(session.foreseen_us);
-        (session.landed, session.room_tokens) = (false, placed.room_tokens);
-        session.given = u32::try_from(session.answer.len()).unwrap_or(u32::MAX);
-        let (attempt, expected_tokens) = (session.attempt, session.expected.map(|(_, tokens)| tokens));
-        let work = prefill_work(session);
-        let told = self.fleet.get(placed.decode).is_some_and(|node| node.hello.engine_moves_kv);
-        let local = placed.decode == placed.instance;
-        // It draws the last token of the answer: nobody decodes on, and no KV has to move.
-        let left = session.submission.sampling.max_tokens.saturating_sub(session.given);
-        session.prefill_is_all = left <= 1 && !local && !told;
-        let is_all = session.prefill_is_all;
-        let peer = peer.filter(|_| !is_all);
-        let expected = (!local && !is_all).then(|| if told { work.clone() } else { decode_work(session) });
-        let stage_us = self.policy.prefill_stage_us(session);
-        self.set_deadline(request, now_us + stage_us);
-        if let Some(work) = expected {
-            let expect = v1::Expect { work: Some(work), room_tokens: placed.room_tokens };
-            self.push(placed.decode, request, attempt, v1::order::Order::Expect(expect));
+        session.moves = self.pairs.get(request).map_or(session.moves, |pair| pair.moves());
+        let expected_tokens = session.expected.map(|(_, tokens)| tokens);
+        let work = prefill_work(session, ordered.given_tokens);
+        let asked = self.fleet.get(decode).is_some_and(|node| node.hello.engine_moves_kv);
+        let expect = (!local && !ordered.alone)
+            .then(|| if asked { work.clone() } else { decode_work(session, ordered.given_tokens) });
+        if let Some(work) = expect {
+            let expect = v1::Expect { work: Some(work), room_tokens };
+            self.push(decode, request, attempt, v1::order::Order::Expect(expect));
         }
         let prefill = v1::Prefill {
             work: Some(work),
             decode: peer,
             fetch_from,
-            fetch_blocks: placed.fetch.map_or(0, |f| f.blocks),
-            room_tokens: if is_all { 0 } else { placed.room_tokens },
-            order: placed.order,
+            fetch_blocks: ordered.fetch.map_or(0, |f| f.blocks),
+            room_tokens: if ordered.alone { 0 } else { room_tokens },
+            order: ordered.order,
             expected_tokens,
         };
-        self.push(placed.instance, request, attempt, v1::order::Order::Prefill(prefill));
+        self.push(instance, request, attempt, v1::order::Order::Prefill(prefill));
     }
 
-    fn start_decode(&mut self, request: RequestId, instance: InstanceId) {
-        let now_us = self.now_us;
-        let Some(session) = self.sessions.get_mut(&request).filter(|s| !s.done) else { return };
-        session.enter(Phase::Decoding, now_us, &self.fleet);
-        session.last_token_us = now_us;
-        let (attempt, answer) = (session.attempt, session.answer.clone());
-        let stage_us = self.policy.token_stage_us(session);
-        self.set_deadline(request, now_us + stage_us);
+    fn start_decode(&mut self, request: RequestId, attempt: u32, instance: InstanceId) {
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        session.last_token_us = self.now_us;
+        let answer = session.answer.clone();
         let order = v1::order::Order::StartDecode(v1::StartDecode { answer });
         self.push(instance, request, attempt, order);
     }
 
-    fn hand_off(&mut self, request: RequestId, from: InstanceId, to: InstanceId, room_tokens: u32) {
-        let now_us = self.now_us;
+    fn hand_off(&mut self, request: RequestId, ordered: &Handoff) {
+        let Handoff { attempt, from, to, room_tokens, given_tokens } = *ordered;
         let peer = self.fleet.peer(to);
-        let Some(session) = self.sessions.get_mut(&request) else { return };
-        session.attempt += 1;
-        session.decode = Some(to);
-        (session.landed, session.prefill_is_all, session.room_tokens) = (false, false, room_tokens);
-        session.enter(Phase::HandingOff, now_us, &self.fleet);
-        let attempt = session.attempt;
+        let Some(session) = self.sessions.get(&request) else { return };
         // What was prefilled: the answer's tokens that came since are decoded, not handed off.
-        let told = self.fleet.get(to).is_some_and(|node| node.hello.engine_moves_kv);
-        let work = if told { prefill_work(session) } else { decode_work(session) };
-        let stage_us = self.policy.handoff_stage_us(session);
-        self.set_deadline(request, now_us + stage_us);
+        let asked = self.fleet.get(to).is_some_and(|node| node.hello.engine_moves_kv);
+        let work =
+            if asked { prefill_work(session, given_tokens) } else { decode_work(session, given_tokens) };
         let expect = v1::Expect { work: Some(work), room_tokens };
         self.push(to, request, attempt, v1::order::Order::Expect(expect));
         self.push(from, request, attempt, v1::order::Order::Handoff(v1::Handoff { to: peer }));
@@ -135,13 +151,11 @@ impl Driver {
     fn replicate(&mut self, from: InstanceId, to: InstanceId, chain: &[baton_types::BlockHash]) {
         let peer = self.fleet.peer(from);
         if peer.is_none() || self.fleet.get(to).is_none() {
-            self.pending.push_back(Input::ReplicateFinished { to });
-            return;
+            return self.step(Input::ReplicateFinished { to });
         }
         let keys = self.names.full(chain);
         if keys.is_empty() {
-            self.pending.push_back(Input::ReplicateFinished { to });
-            return;
+            return self.step(Input::ReplicateFinished { to });
         }
         self.metrics.copied(if self.fleet.get(to).is_some_and(|n| n.role == Role::Store) {
             "store"
@@ -152,33 +166,6 @@ impl Driver {
         self.push(to, RequestId(0), 0, v1::order::Order::Replicate(order));
     }
 
-    fn release(&mut self, request: RequestId, instance: InstanceId) {
-        let session = self.sessions.get(&request);
-        let attempt = session.map_or(0, |s| s.attempt);
-        // A decode leg that was told nothing has nothing to let go.
-        if !session.is_some_and(|s| s.prefill_is_all && s.decode == Some(instance)) {
-            self.push(instance, request, attempt, v1::order::Order::Release(v1::Release {}));
-        }
-        self.leg_is_over(request, instance);
-    }
-
-    /// Nothing more is believed of a leg that was let go. Without any, the request waits again.
-    fn leg_is_over(&mut self, request: RequestId, instance: InstanceId) {
-        let Some(session) = self.sessions.get_mut(&request) else { return };
-        let over = |leg: Option<InstanceId>| leg == Some(instance);
-        if session.phase == Phase::Decoding || over(session.prefill) {
-            session.prefill = None;
-        }
-        if over(session.decode) {
-            session.decode = None;
-        }
-        if session.prefill.is_none() && session.decode.is_none() {
-            session.enter(Phase::Waiting, self.now_us, &self.fleet);
-            let wait_us = self.policy.queue_stage_us(session);
-            self.set_deadline(request, self.now_us + wait_us);
-        }
-    }
-
     fn set_outcome(&mut self, request: RequestId, outcome: CaptureOutcome, reason: &'static str) {
         if let Some(session) = self.sessions.get_mut(&request) {
             session.trace.reason(reason);
@@ -186,64 +173,55 @@ impl Driver {
         }
     }
 
-    fn reject(&mut self, rejection: &Rejection) {
-        // Who was sent somewhere is not refused for what happened to its instances since; a policy
-        // that looks again after the prefill means it.
-        let lacks_pair = rejection.reason == RejectReason::NoInstance && !self.can_serve();
-        let waits = |s: &Session| s.attempt > 0 || (s.parked && s.let_in) || lacks_pair;
-        let waits = self.sessions.get(&rejection.request).is_some_and(waits);
-        if waits && rejection.wasted_tokens == 0 && self.park(rejection.request) {
-            return;
-        }
-        self.refuse(rejection);
+    /// Keeps what went wrong, for the error if nothing helps, and a word of it for the trace.
+    fn blame(&mut self, request: RequestId, cause: Cause, trouble: &Trouble) {
+        let now_us = self.now_us;
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        let (cause, failure) = match cause {
+            // Its decode goes on.
+            Cause::LostBehind => {
+                session.cause = Some(trouble.cause.clone());
+                return;
+            }
+            Cause::Lost | Cause::Leg => (trouble.cause.clone(), trouble.failure),
+            Cause::Handoff => ("its KV did not reach the decode instance".into(), "handoff"),
+            Cause::Late(phase) => (format!("{} on its instance", phase.timeout()), phase.timeout()),
+        };
+        session.blame(cause, failure, now_us);
     }
 
-    /// Refuses a request that waited for a pair: none came back.
-    pub(super) fn refuse_without_pair(&mut self, request: RequestId) {
-        self.refuse(&Rejection {
-            request,
-            reason: RejectReason::NoInstance,
-            retry_after_us: 1_000_000,
-            predicted_ttft_us: None,
-            turn_us: 0,
-            wasted_tokens: 0,
-        });
+    fn late(&self, request: RequestId, attempt: u32, phase: Phase) {
+        let Some(session) = self.sessions.get(&request) else { return };
+        let stage = phase.timeout();
+        self.metrics.stage_expired(stage);
+        tracing::warn!(
+            request = %session.submission.request_id,
+            number = request.0,
+            attempt,
+            stage,
+            "a stage took longer than it may"
+        );
     }
 
     fn refuse(&mut self, rejection: &Rejection) {
-        let done = self.sessions.get(&rejection.request).is_some_and(|s| s.done);
-        if !done {
-            self.set_outcome(rejection.request, CaptureOutcome::Rejected, rejection.reason.name());
-        }
-        let Some(session) = self.end(rejection.request).filter(|_| !done) else { return };
+        self.set_outcome(rejection.request, CaptureOutcome::Rejected, rejection.reason.name());
+        let Some(session) = self.end(rejection.request) else { return };
         self.metrics.refused(rejection.reason.name());
-        let mut rejection = rejection.clone();
-        if rejection.retry_after_us > 0 && rejection.reason != RejectReason::NoInstance {
-            let (wait_us, turn_us) = (rejection.retry_after_us, rejection.turn_us);
-            rejection.retry_after_us = self.turns.give(self.now_us, wait_us, turn_us);
-        }
-        let (status, message) = refusal_words(&rejection, &session);
+        let (status, message) = refusal_words(rejection, &session);
         if !session.answer.is_empty() {
             return session.fail(503, rejection.reason.name(), message);
         }
-        let told = (status == 429 || status == 503).then_some(rejection.retry_after_us.max(1));
-        let _ = session.tell(Event::Refused(Refusal {
+        let retry_after_us = (status == 429 || status == 503).then_some(rejection.retry_after_us.max(1));
+        session.tell(Event::Refused(Refusal {
             status,
             reason: rejection.reason.name().into(),
             message: message.into(),
-            retry_after_us: told,
+            retry_after_us,
             predicted_ttft_us: rejection.predicted_ttft_us.filter(|us| *us > 0),
         }));
     }
 
-    fn fail(&mut self, request: RequestId, stage: FailStage) {
-        let let_in = self.sessions.get(&request).is_some_and(|s| s.let_in);
-        if stage == FailStage::NoPlacement && let_in && self.park(request) {
-            return;
-        }
-        if stage == FailStage::NoPlacement && !self.can_serve() {
-            return self.refuse_without_pair(request);
-        }
+    fn fail(&mut self, request: RequestId, stage: FailStage, attempts: u32) {
         let stage = stage.name();
         self.set_outcome(request, CaptureOutcome::Failed, stage);
         let Some(session) = self.end(request) else { return };
@@ -251,12 +229,35 @@ impl Driver {
         self.metrics.failed(stage);
         let trace_id = session.trace.id();
         tracing::warn!(request = %session.submission.request_id, trace_id, stage, cause, "request failed");
-        let status = if stage.ends_with("timeout") { 504 } else { 502 };
         let message = format!(
-            "the request was lost at stage '{stage}' after {} attempt(s): {cause}; it is safe to send it again",
-            session.attempt
+            "the request was lost at stage '{stage}' after {attempts} attempt(s): {cause}; it is safe to send it again"
         );
-        session.fail(status, stage, message);
+        session.fail(502, stage, message);
+    }
+
+    fn condemn(&mut self, request: RequestId) {
+        let stage = "engine_died";
+        self.set_outcome(request, CaptureOutcome::Failed, stage);
+        let Some(session) = self.end(request) else { return };
+        self.metrics.failed(stage);
+        let (request, cause) = (&session.submission.request_id, session.cause.as_deref().unwrap_or_default());
+        let trace_id = session.trace.id();
+        tracing::warn!(%request, trace_id, stage, cause, "request failed: it was in two engines when they died");
+        let message = "the request was in two engines when each of them died, and is not tried on a third: it may be \
+                       what they died of; operators find its name and theirs in the log";
+        session.fail(502, stage, message.into());
+    }
+
+    fn give_up(&mut self, request: RequestId, phase: Phase, impatient: bool) {
+        let now_us = self.now_us;
+        let stage = phase.timeout();
+        self.set_outcome(request, CaptureOutcome::Failed, stage);
+        let Some(session) = self.sessions.get_mut(&request) else { return };
+        let whose = if impatient { "the client's" } else { "its stage's" };
+        session.fail(504, stage, format!("{whose} time ran out at stage '{}'", phase.name()));
+        session.trace.failed(stage, now_us);
+        self.end(request);
+        self.metrics.cancelled(stage);
     }
 }
 
@@ -296,12 +297,12 @@ fn refusal_words(rejection: &Rejection, session: &Session) -> (u16, String) {
     }
 }
 
-/// What both legs are told: how much there is to compute, from what root, and how to draw.
-fn outline(session: &Session) -> v1::Work {
+/// What both legs get: how much there is to compute, from what root, and how to draw.
+fn outline(session: &Session, given_tokens: u32) -> v1::Work {
     let submission = &session.submission;
     let prompt_tokens = u32::try_from(submission.tokens.len()).unwrap_or(u32::MAX);
     v1::Work {
-        token_count: prompt_tokens.saturating_add(session.given),
+        token_count: prompt_tokens.saturating_add(given_tokens),
         prompt_tokens,
         sampling: session.sampling_json.clone(),
         request_id: submission.request_id.to_string(),
@@ -311,15 +312,15 @@ fn outline(session: &Session) -> v1::Work {
 }
 
 /// The prefill leg has the tokens, and finds the keys of their blocks by itself.
-fn prefill_work(session: &Session) -> v1::Work {
+fn prefill_work(session: &Session, given_tokens: u32) -> v1::Work {
     let submission = &session.submission;
     let whole = (!session.answer.is_empty()).then(|| submission.tokens.and(&session.answer));
     let tokens = baton_wire::pack_tokens(whole.as_ref().unwrap_or(&submission.tokens));
-    v1::Work { tokens, body: session.body.clone(), ..outline(session) }
+    v1::Work { tokens, body: session.body.clone(), ..outline(session, given_tokens) }
 }
 
 /// The decode leg must know the keys before the KV comes; the tokens come with it. One whose engine moves KV
-/// itself is told what the prefill leg is told.
-fn decode_work(session: &Session) -> v1::Work {
-    v1::Work { chain: baton_wire::pack_keys(&session.submission.chain), ..outline(session) }
+/// itself gets what the prefill leg gets.
+fn decode_work(session: &Session, given_tokens: u32) -> v1::Work {
+    v1::Work { chain: baton_wire::pack_keys(&session.submission.chain), ..outline(session, given_tokens) }
 }

@@ -307,7 +307,7 @@ impl Driver {
         let changes = crate::policy::changes(&self.config, &config);
         self.core.can_change(&config.scheduler).map_err(|e| e.to_string())?;
         self.step(Input::PolicyChanged(Box::new(config.scheduler.clone())));
-        self.policy = super::policy::StagePolicy::new(&config);
+        self.pairs.configure(super::policy::limits(&config));
         self.previous = Some(std::mem::replace(&mut self.config, config));
         changes.iter().for_each(|change| tracing::info!(%change, "policy changed"));
         Ok(changes.iter().map(ToString::to_string).collect())
@@ -358,15 +358,16 @@ impl Driver {
                 integrity_rejects: node.load.integrity_rejects,
             }
         });
-        let requests = self.sessions.values().take(100).map(|s| RequestStatus {
+        let known = self.sessions.iter().filter_map(|(id, s)| Some((s, self.pairs.get(*id)?)));
+        let requests = known.take(100).map(|(s, pair)| RequestStatus {
             request_id: s.submission.request_id.to_string(),
-            stage: s.phase.name().into(),
+            stage: pair.phase().name().into(),
             age_us: self.now_us.saturating_sub(s.arrived_us),
             prompt_tokens: s.submission.tokens.len() as u64,
             answer_tokens: s.answer.len() as u64,
-            attempts: s.attempt,
-            prefill: s.prefill.map(|id| id.0),
-            decode: s.decode.map(|id| id.0),
+            attempts: pair.attempt(),
+            prefill: pair.legs()[0].map(|id| id.0),
+            decode: pair.legs()[1].map(|id| id.0),
         });
         let readiness = self.shared.readiness.lock().clone();
         Status {
@@ -406,7 +407,7 @@ impl Driver {
             counters.insert(format!("shadow_{}_refused", mode.name()), *refused);
         }
         counters.extend(self.metrics.totals());
-        counters.insert("parked".into(), self.parked.len() as u64);
+        counters.insert("parked".into(), self.pairs.parked() as u64);
         if let Some(capture) = &self.capture {
             let stats = capture.stats();
             counters.insert("captured_rows".into(), stats.written);

@@ -41,7 +41,12 @@ pub const TABLE: &[Row] = &[
         outside: Outside::Only(&["serde", "xxhash-rust"]),
     },
     Row { name: "baton-scheduler", dir: "scheduler", ours: &["baton-types"], outside: CORE },
-    Row { name: "baton-legs", dir: "scheduler/legs", ours: &["baton-types"], outside: CORE },
+    Row {
+        name: "baton-legs",
+        dir: "scheduler/legs",
+        ours: &["baton-types", "baton-scheduler"],
+        outside: CORE,
+    },
     Row { name: "baton-store", dir: "store", ours: &["baton-types"], outside: CORE },
     Row { name: "baton-transfer", dir: "transfer", ours: &["baton-types"], outside: CORE },
     Row {

@@ -23,6 +23,7 @@
 extern crate alloc;
 
 mod leg;
+pub mod pairs;
 mod set;
 #[cfg(test)]
 mod tests;

@@ -1,10 +1,10 @@
 //! The decode side: room, the hand-off's landing, tokens, the end.
 
 use baton_legs::{Input as LegInput, Leg};
-use baton_scheduler::Input;
 use baton_store::Input as StoreInput;
 
 use super::World;
+use super::inbox::News;
 use crate::engine::{GapMark, Sequence, summarise};
 use crate::metrics::Status;
 
@@ -93,6 +93,6 @@ impl World {
         });
         self.leg(at, LegInput::Ended { request: id });
         self.end(slot, Status::Completed, Some(gaps));
-        self.tell_of(router, Input::DecodeFinished { request: id, output_tokens });
+        self.tell(router, News::Complete(id, output_tokens));
     }
 }

@@ -1,49 +1,145 @@
 //! What conductors shall hear, in order, once the event at hand is over.
 //!
-//! Orders of one step are all carried out before the next input is read. A report about an attempt
-//! that was given up in the meantime is dropped, as a real driver drops what a connection that it
-//! has closed still had to say.
+//! Orders of one step are all carried out before the next letter is read. A report about an attempt
+//! that was given up in the meantime is dropped, as pairs do live with what a node still had to say.
 
-use baton_scheduler::{Effect as Order, Input};
+use baton_legs::pairs::{Arrival, Core, Effect, Fact, Pairs};
+use baton_scheduler::{Conductor, Effect as Order, Input, Request};
+use baton_types::{Epoch, InstanceId, RequestId};
 
 use super::World;
+use super::node::Node;
+use super::requests::Live;
+use crate::oracle::Oracle;
+use crate::setup::Setup;
 
-/// One input on its way to one conductor.
+/// One thing on its way to one conductor.
 #[derive(Debug)]
 pub(crate) struct Letter {
     pub router: u32,
-    /// The attempt that it reports on: slot, and the request's turn at that time.
-    pub about: Option<(u32, u64)>,
-    /// Whether the other routers hear of it, too.
-    pub shared: bool,
-    pub input: Input,
+    pub news: News,
+}
+
+/// What a conductor hears.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// Something about no one request of its own.
+    Fact(Input),
+    /// A request has come.
+    Arrived(Box<Request>),
+    /// Its client left.
+    Left(RequestId),
+    /// A node says something of a leg: request, attempt, instance.
+    Leg((RequestId, u32, InstanceId), Fact),
+    /// An answer is complete, of so many tokens.
+    Complete(RequestId, u32),
+    /// A node died.
+    Lost(InstanceId, Epoch),
+    /// Its pairs wanted to be woken.
+    Woken,
+}
+
+/// What pairs ask of the world.
+struct Modelled<'a> {
+    now_us: u64,
+    conductor: &'a mut Conductor,
+    oracle: &'a mut Oracle,
+    live: &'a [Live],
+    nodes: &'a [Node],
+    setup: &'a Setup,
+    /// The request that has just come.
+    arrived: Option<Box<Request>>,
+    /// What the other routers shall hear, if anything.
+    peers: Option<&'a mut Vec<Input>>,
+}
+
+impl Modelled<'_> {
+    fn live(&self, request: RequestId) -> Option<&Live> {
+        #[expect(clippy::cast_possible_truncation, reason = "the low half is the slot")]
+        let slot = request.0 as u32;
+        self.live.get(slot as usize).filter(|live| live.used && live.id == request)
+    }
+}
+
+/// Whether peers count with it: where a request's load is, and for how long.
+const fn is_shared(input: &Input) -> bool {
+    matches!(
+        input,
+        Input::PrefillFinished { .. }
+            | Input::PrefillFailed { .. }
+            | Input::HandoffFinished { .. }
+            | Input::HandoffFailed { .. }
+            | Input::TokensEmitted { .. }
+            | Input::DecodeFailed { .. }
+            | Input::Preempted { .. }
+            | Input::DecodeFinished { .. }
+    )
+}
+
+impl Core for Modelled<'_> {
+    fn step(&mut self, now_us: u64, input: Input, orders: &mut Vec<Order>) {
+        if let Some(peers) = self.peers.as_mut().filter(|_| is_shared(&input)) {
+            peers.push(input.clone());
+        }
+        self.conductor.step(now_us, input, orders);
+        orders.iter().for_each(|order| self.oracle.ordered(order));
+    }
+
+    fn request(&mut self, request: RequestId, emitted_tokens: u32) -> Option<Request> {
+        if let Some(arrived) = self.arrived.take() {
+            return Some(*arrived);
+        }
+        let live = self.live(request)?;
+        let foresees = self.setup.scheduler.policy.foresees();
+        let known_output_tokens = foresees.then_some(live.output_tokens);
+        Some(Request { emitted_tokens, known_output_tokens, ..live.request() })
+    }
+
+    fn decodes_at_us(&self, request: RequestId) -> Option<u64> {
+        self.conductor.decodes_at_us(request)
+    }
+
+    /// The models of engines never stall: one that decodes has just drawn a token.
+    fn last_token_us(&self, request: RequestId) -> u64 {
+        self.live(request).map_or(0, |live| {
+            let node = &self.nodes[live.decode as usize];
+            #[expect(clippy::cast_possible_truncation, reason = "the low half is the slot")]
+            let decodes = node.alive && node.engine.holds(request.0 as u32).1;
+            if decodes { self.now_us } else { live.last_token_us }
+        })
+    }
+
+    fn moves_kv(&self, _: InstanceId) -> bool {
+        false
+    }
+
+    fn can_serve(&self) -> bool {
+        super::can_serve(self.nodes, self.setup)
+    }
+
+    fn prefills(&self) -> usize {
+        self.nodes.iter().filter(|node| node.alive && node.spec.role.prefills()).count()
+    }
 }
 
 impl World {
     /// One conductor will hear this.
-    pub(crate) fn tell(&mut self, router: u32, input: Input) {
-        self.inbox.push_back(Letter { router, about: None, shared: false, input });
-    }
-
-    /// One conductor will hear this, and its peers later.
-    pub(crate) fn tell_of(&mut self, router: u32, input: Input) {
-        self.inbox.push_back(Letter { router, about: None, shared: true, input });
+    pub(crate) fn tell(&mut self, router: u32, news: News) {
+        self.inbox.push_back(Letter { router, news });
     }
 
     /// Every conductor will hear this.
     pub(crate) fn tell_all(&mut self, input: &Input) {
         for router in 0..self.setup.routers {
-            self.tell(router, input.clone());
+            self.tell(router, News::Fact(input.clone()));
         }
     }
 
-    /// The conductor in charge of a request will hear this, and its peers later, unless the
-    /// attempt is over by then.
-    pub(crate) fn report(&mut self, slot: u32, input: Input) {
+    /// The conductor in charge of a request will hear this of its leg at a node, unless the attempt is over by then.
+    pub(crate) fn report(&mut self, slot: u32, at: u32, fact: Fact) {
         let live = &self.live[slot as usize];
-        let (router, about) = (live.router, Some((slot, live.turn)));
-        let shared = !matches!(input, Input::FetchFinished { .. });
-        self.inbox.push_back(Letter { router, about, shared, input });
+        let (router, about) = (live.router, (live.id, live.attempt, InstanceId(at)));
+        self.tell(router, News::Leg(about, fact));
     }
 
     /// Somebody may be let in at a node.
@@ -71,23 +167,55 @@ impl World {
     }
 
     /// Steps one conductor and carries its orders out.
-    fn read(&mut self, letter: Letter) {
-        let Letter { router, about, shared, input } = letter;
-        let current =
-            |(slot, turn): (u32, u64)| self.live.get(slot as usize).is_some_and(|l| l.used && l.turn == turn);
-        if !about.is_none_or(current) {
-            return;
+    fn read(&mut self, Letter { router, news }: Letter) {
+        let (at, now_us) = (router as usize, self.now_us);
+        let mut effects: Vec<Effect> = std::mem::take(&mut self.pair_effects);
+        let mut to_peers = Vec::new();
+        let own = !matches!(news, News::Fact(_));
+        let mut core = Modelled {
+            now_us,
+            conductor: &mut self.conductors[at],
+            oracle: &mut self.oracle,
+            live: &self.live,
+            nodes: &self.nodes,
+            setup: &self.setup,
+            arrived: None,
+            peers: (own && self.setup.routers > 1).then_some(&mut to_peers),
+        };
+        let pairs: &mut Pairs = &mut self.pairs[at];
+        match news {
+            News::Fact(input) => pairs.step(now_us, input, &mut core, &mut effects),
+            News::Arrived(asked) => {
+                let arrival = Arrival {
+                    request: asked.id,
+                    class: asked.class,
+                    patience_us: u64::MAX,
+                    asked_tokens: u32::MAX,
+                };
+                core.arrived = Some(asked);
+                pairs.arrive(now_us, arrival, &mut core, &mut effects);
+            }
+            News::Left(request) => pairs.cancel(now_us, request, &mut core, &mut effects),
+            News::Leg(about, fact) => _ = pairs.hear(now_us, about, fact, &mut core, &mut effects),
+            News::Complete(request, output_tokens) => {
+                pairs.emitted(request, output_tokens);
+                pairs.complete(now_us, request, &mut core, &mut effects);
+            }
+            News::Lost(instance, epoch) => {
+                pairs.lost(now_us, (instance, epoch), true, &mut core, &mut effects);
+            }
+            News::Woken => {
+                pairs.expire(now_us, &mut core, &mut effects);
+                pairs.try_parked(now_us, &mut core, &mut effects);
+            }
         }
-        if shared && self.setup.routers > 1 {
+        for input in to_peers {
             self.tell_peers(router, &input);
         }
-        let mut orders: Vec<Order> = std::mem::take(&mut self.orders);
-        self.conductors[router as usize].step(self.now_us, input, &mut orders);
-        for order in orders.drain(..) {
-            self.oracle.ordered(&order);
-            self.carry_out(router, order);
+        for effect in effects.drain(..) {
+            self.carry_out(router, effect);
         }
-        self.orders = orders;
+        self.pair_effects = effects;
     }
 }
 
@@ -134,15 +262,17 @@ mod tests {
         while world.live.is_empty() || !computes(&world) {
             assert!(world.advance().unwrap());
         }
-        let (request, turn) = (world.live[0].id, world.live[0].turn);
-        world.report(0, Input::HandoffFailed { request });
-        world.live[0].turn += 1;
+        let (attempt, decode) = (world.live[0].attempt, world.live[0].decode);
+        world.report(0, decode, Fact::HandedOff { ok: false });
+        world.live[0].attempt += 1;
+        world.report(0, decode, Fact::HandedOff { ok: false });
+        world.inbox.pop_front();
         world.deliver();
         assert!(computes(&world), "nobody was told to start over");
-        world.live[0].turn = turn;
-        world.report(0, Input::HandoffFailed { request });
+        world.live[0].attempt = attempt;
+        world.report(0, decode, Fact::HandedOff { ok: false });
         world.deliver();
-        assert_ne!(world.live[0].turn, turn, "this attempt was given up");
+        assert_ne!(world.live[0].attempt, attempt, "this attempt was given up");
         world.run().unwrap();
     }
 }

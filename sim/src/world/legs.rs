@@ -1,7 +1,7 @@
 //! Carrying out what a node's legs ask for, with models in place of cache, engine and network.
 
+use baton_legs::pairs::{Fact, Failure};
 use baton_legs::{Complete, Effect, Held, Input as LegInput, Leg, Why};
-use baton_scheduler::Input;
 use baton_store::Input as StoreInput;
 
 use super::World;
@@ -55,7 +55,7 @@ impl World {
         match effect {
             Effect::Open { room_blocks, .. } => self.open(slot, at, room_blocks),
             Effect::Fetch { plan, .. } => self.begin_fetch(slot, at, plan),
-            Effect::Fetched { ok, .. } => self.report(slot, Input::FetchFinished { request, ok }),
+            Effect::Fetched { ok, .. } => self.report(slot, at, Fact::Fetched { ok }),
             Effect::Compute { cached_tokens, .. } => self.compute(slot, at, cached_tokens),
             Effect::Seal { .. } => {
                 let all = u32::try_from(self.live[slot as usize].keys.len()).unwrap_or(u32::MAX);
@@ -72,7 +72,7 @@ impl World {
             Effect::Grow { .. } => {}
             Effect::Decode { local, .. } => self.decode(slot, at, local),
             Effect::Close { held, .. } => self.close(slot, at, held),
-            Effect::Fail { why, .. } => self.leg_failed(slot, why),
+            Effect::Fail { why, .. } => self.leg_failed(slot, at, why),
         }
     }
 
@@ -129,12 +129,13 @@ impl World {
         }
     }
 
-    fn leg_failed(&mut self, slot: u32, why: Why) {
+    fn leg_failed(&mut self, slot: u32, at: u32, why: Why) {
         let request = self.live[slot as usize].id;
         self.oracle.witness(!matches!(why, Why::NotReady | Why::NothingToSend), || {
             format!("{request} was ordered to go on where its KV was not: {why:?}")
         });
-        self.report(slot, Input::PrefillFailed { request });
+        let failure = if why == Why::GaveWay { Failure::Preempted } else { Failure::Other };
+        self.report(slot, at, Fact::Failed(failure));
     }
 
     /// All KV is at the decode node and the prefill is over.
@@ -143,15 +144,15 @@ impl World {
         let (request, prefill, decode) = (live.id, live.prefill, live.decode);
         self.leg(decode, LegInput::Landed { request });
         self.leg(prefill, LegInput::HandedOff { request, ok: true, now_us: self.now_us });
-        self.report(slot, Input::HandoffFinished { request });
+        self.report(slot, decode, Fact::HandedOff { ok: true });
     }
 
     /// The KV cannot reach its decode node.
     pub(crate) fn handoff_lost(&mut self, slot: u32) {
         let live = &self.live[slot as usize];
-        let (request, prefill) = (live.id, live.prefill);
+        let (request, prefill, decode) = (live.id, live.prefill, live.decode);
         self.leg(prefill, LegInput::HandedOff { request, ok: false, now_us: self.now_us });
-        self.report(slot, Input::HandoffFailed { request });
+        self.report(slot, decode, Fact::HandedOff { ok: false });
     }
 
     /// Legs of a request, wherever they are: for whom nothing may be left.

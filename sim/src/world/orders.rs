@@ -1,6 +1,7 @@
 //! Carrying out what a conductor orders, and taking back what a request holds.
 
 use baton_legs::Input as LegInput;
+use baton_legs::pairs::Effect;
 use baton_scheduler::Effect as Order;
 use baton_store::Input as StoreInput;
 use baton_types::{InstanceId, RequestId};
@@ -10,59 +11,65 @@ use super::requests::READER;
 use crate::metrics::Status;
 
 impl World {
-    pub(crate) fn carry_out(&mut self, router: u32, order: Order) {
+    pub(crate) fn carry_out(&mut self, router: u32, effect: Effect) {
         if self.setup.routers > 1 {
-            self.share_order(router, &order);
+            self.share_order(router, &effect);
         }
-        match order {
-            Order::StartPrefill { request, instance, decode, fetch, room_tokens, order } => {
-                let Some(slot) = self.new_turn(request) else { return };
+        match effect {
+            Effect::Prefill { request, attempt, instance, decode, fetch, room_tokens, order, .. } => {
+                let Some(slot) = self.slot_of(request) else { return };
                 self.witness_clean(slot);
                 let live = &mut self.live[slot as usize];
+                live.attempt = attempt;
                 (live.prefill, live.decode) = (instance.0, decode.0);
                 (live.fetch, live.room_tokens, live.order) = (fetch, room_tokens, order);
                 self.enter_prefill(slot);
             }
-            Order::StartDecode { request, instance } => {
+            Effect::Decode { request, instance, .. } => {
                 if let Some(slot) = self.slot_of(request) {
                     self.start_decode(slot, instance.0);
                 }
             }
-            Order::Handoff { request, to, room_tokens, .. } => {
-                let Some(slot) = self.new_turn(request) else { return };
+            Effect::Handoff { request, attempt, to, room_tokens, .. } => {
+                let Some(slot) = self.slot_of(request) else { return };
                 let live = &mut self.live[slot as usize];
+                live.attempt = attempt;
                 (live.decode, live.room_tokens) = (to.0, room_tokens);
                 let prefill = live.prefill;
                 self.leg(prefill, LegInput::HandOff { request });
             }
-            Order::Replicate { from, to, chain } => self.replicate(from.0, to.0, &chain),
-            Order::Release { request, instance } => self.release(request, instance),
-            Order::Reject(rejection) => {
+            Effect::Order(Order::Replicate { from, to, chain }) => self.replicate(from.0, to.0, &chain),
+            Effect::Order(Order::Explain(decision)) => self.metrics.explained(decision),
+            Effect::Release { request, instance, .. } => self.release(request, instance),
+            Effect::Refuse(rejection) => {
                 if let Some(slot) = self.slot_of(rejection.request) {
                     self.rejected(slot, &rejection);
                 }
             }
-            Order::Fail { request, .. } => {
+            Effect::Fail { request, .. } | Effect::Condemn { request } | Effect::GiveUp { request, .. } => {
                 if let Some(slot) = self.slot_of(request) {
-                    self.release_all(slot);
-                    self.end(slot, Status::Failed, None);
+                    self.fail(slot);
                 }
             }
-            Order::Explain(decision) => self.metrics.explained(decision),
+            // Orders about requests come as those of an attempt; the rest is said to clients and logs alone.
+            Effect::Order(_)
+            | Effect::Entered { .. }
+            | Effect::Admitted { .. }
+            | Effect::Blame { .. }
+            | Effect::Late { .. }
+            | Effect::Ended { .. } => {}
         }
     }
 
-    /// The request's slot, if it is live; what was said of it so far is out of date from here on.
-    fn new_turn(&mut self, request: RequestId) -> Option<u32> {
-        let slot = self.slot_of(request)?;
-        self.turns += 1;
-        self.live[slot as usize].turn = self.turns;
-        Some(slot)
+    /// A request failed.
+    pub(crate) fn fail(&mut self, slot: u32) {
+        self.release_all(slot);
+        self.end(slot, Status::Failed, None);
     }
 
     /// Takes back whatever a request holds on one instance.
     fn release(&mut self, request: RequestId, instance: InstanceId) {
-        let Some(slot) = self.new_turn(request) else { return };
+        let Some(slot) = self.slot_of(request) else { return };
         let at = instance.0;
         if self.live[slot as usize].prefill == at {
             self.leave_prefill(slot);

@@ -1,7 +1,8 @@
 //! The prefill side of a request: pin, bring what is missing, compute, seal.
 
+use baton_legs::pairs::Fact;
 use baton_legs::{Input as LegInput, Leg, Work};
-use baton_scheduler::{FetchPlan, FirstToken, Input};
+use baton_scheduler::{FetchPlan, FirstToken};
 use baton_store::{Effect as StoreEffect, Input as StoreInput};
 use baton_types::{CacheChange, RequestId, Tier};
 
@@ -149,7 +150,7 @@ impl World {
             live.streamed_tokens += 1;
             self.first_token(slot, self.now_us);
         }
-        self.report(slot, Input::PrefillFinished { request: id, compute_us, cached_tokens: cached });
+        self.report(slot, at, Fact::Prefilled { compute_us, cached_tokens: cached });
         match (local, self.live[slot as usize].landed) {
             (true, _) => {}
             (false, true) => self.handoff_done(slot),

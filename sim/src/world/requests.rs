@@ -1,9 +1,10 @@
 //! Clients: requests arrive, are offered to a conductor, come back or give up, and end once.
 
-use baton_scheduler::{FetchPlan, Input, Rejection, Request};
+use baton_scheduler::{FetchPlan, Rejection, Request};
 use baton_types::{BlockKey, ClassId, RequestId, TenantId};
 
 use super::World;
+use super::inbox::News;
 use crate::events::Event;
 use crate::metrics::{Outcome, Status};
 
@@ -24,8 +25,8 @@ pub(crate) struct Live {
     pub id: RequestId,
     pub used: bool,
     pub router: u32,
-    /// Changes with each order about it: what was reported before is out of date.
-    pub turn: u64,
+    /// The attempt that was ordered last: what is said of an earlier one is out of date.
+    pub attempt: u32,
     pub keys: Vec<BlockKey>,
     /// What its client sent.
     pub asked_tokens: u64,
@@ -67,6 +68,20 @@ pub(crate) struct Live {
     pub handoff: Option<u64>,
     pub first_token_us: u64,
     pub wasted_tokens: u64,
+}
+
+impl Live {
+    /// What its conductor is asked for.
+    pub(crate) fn request(&self) -> Request {
+        Request {
+            id: self.id,
+            class: ClassId(self.class),
+            tenant: TenantId(self.tenant),
+            prompt_tokens: self.prompt_tokens,
+            chain: self.keys.iter().map(|k| k.short()).collect(),
+            ..Request::default()
+        }
+    }
 }
 
 impl World {
@@ -159,20 +174,9 @@ impl World {
         let live = &mut self.live[slot as usize];
         live.offer_us = self.now_us;
         live.attempts += 1;
-        let request = Request {
-            id: live.id,
-            class: ClassId(live.class),
-            tenant: TenantId(live.tenant),
-            prompt_tokens: live.prompt_tokens,
-            chain: live.keys.iter().map(|k| k.short()).collect(),
-            max_output_tokens: None,
-            emitted_tokens: 0,
-            known_output_tokens: None,
-            known_work_bound_us: None,
-        };
-        let router = live.router;
+        let (router, request) = (live.router, live.request());
         let request = self.foresee(slot, request);
-        self.tell(router, Input::RequestArrived(request));
+        self.tell(router, News::Arrived(Box::new(request)));
     }
 
     pub(crate) fn slot_of(&self, id: RequestId) -> Option<u32> {
@@ -186,11 +190,11 @@ impl World {
         let clients = self.setup.clients;
         let live = &mut self.live[slot as usize];
         // A policy that looks again after the prefill may refuse what its prefill has begun to answer.
-        self.oracle.witness(live.streamed_tokens == 0 || live.prefill_streamed, || {
-            format!("{} was refused in the middle of its answer", live.id)
-        });
+        if live.streamed_tokens > 0 && rejection.wasted_tokens == 0 {
+            return self.fail(slot);
+        }
         live.wasted_tokens += rejection.wasted_tokens;
-        // Whoever comes again starts anew.
+        // A client that comes again starts anew.
         (live.streamed_tokens, live.first_token_us) = (0, 0);
         live.gaps_us.clear();
         live.retry_after_us = rejection.retry_after_us;
@@ -214,8 +218,8 @@ impl World {
         let (router, request) = (live.router, live.id);
         self.release_all(slot);
         self.end(slot, Status::Cancelled, None);
-        if self.conductors[router as usize].knows(request) {
-            self.tell(router, Input::RequestCancelled { request });
+        if self.pairs[router as usize].get(request).is_some() {
+            self.tell(router, News::Left(request));
         }
     }
 
@@ -256,7 +260,7 @@ fn fresh(id: RequestId, keys: Vec<BlockKey>) -> Live {
         id,
         used: !keys.is_empty(),
         router: 0,
-        turn: 0,
+        attempt: 0,
         keys,
         asked_tokens: 0,
         prompt_tokens: 0,

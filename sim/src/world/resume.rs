@@ -1,7 +1,6 @@
 //! A decode died in the middle of its answer: what left for the client is part of the prompt now,
 //! and the answer goes on from there.
 
-use baton_scheduler::Input;
 use baton_types::{BlockKey, ChainHasher, RequestId};
 
 use super::World;
@@ -11,8 +10,8 @@ use crate::engine::Lost;
 const OWN_SEED: u64 = 0x0B5E_55ED;
 
 impl World {
-    /// Takes in how far a decode came. Its conductor learns it before it learns of the loss, so
-    /// that the next placement counts what was emitted.
+    /// Takes in how far a decode came. Its pair knows it before it hears of the loss, so that
+    /// the next placement counts what was emitted.
     pub(crate) fn interrupted(&mut self, lost: Lost) {
         let block_tokens = u64::from(self.setup.scheduler.block_tokens);
         let live = &mut self.live[lost.slot as usize];
@@ -28,8 +27,7 @@ impl World {
         let whole = usize::try_from(live.asked_tokens / block_tokens).unwrap_or(usize::MAX);
         live.keys.truncate(whole);
         extend(&mut live.keys, live.id, live.prompt_tokens, block_tokens);
-        let input = Input::TokensEmitted { request: live.id, emitted_tokens: live.streamed_tokens };
-        self.report(lost.slot, input);
+        self.pairs[live.router as usize].emitted(live.id, live.streamed_tokens);
     }
 }
 

@@ -2,15 +2,17 @@
 
 use std::collections::VecDeque;
 
-use baton_scheduler::{Effect as Order, Input, Request};
+use baton_legs::pairs::Effect;
+use baton_scheduler::{Input, Request};
 use baton_types::{CacheChange, CacheEvent, InstanceId, Role, Tier};
 
 use super::World;
+use super::inbox::News;
 use crate::events::Event;
 
 /// What a conductor will hear later, by source; each queue is in order of time.
 #[derive(Debug, Default)]
-pub(crate) struct News {
+pub(crate) struct Late {
     caches: VecDeque<(u64, CacheEvent)>,
     peers: VecDeque<(u64, Input)>,
 }
@@ -48,9 +50,9 @@ impl World {
         }
         if faults.news_delay_us == 0 {
             for router in 1..self.setup.routers {
-                self.tell(router, Input::Cache(event.clone()));
+                self.tell(router, News::Fact(Input::Cache(event.clone())));
             }
-            self.tell(0, Input::Cache(event));
+            self.tell(0, News::Fact(Input::Cache(event)));
             return;
         }
         let due_us = self.now_us + faults.news_delay_us;
@@ -65,20 +67,20 @@ impl World {
         let due = |at: Option<&(u64, CacheEvent)>| at.is_some_and(|(us, _)| *us <= now_us);
         while due(self.news[router as usize].caches.front()) {
             if let Some((_, event)) = self.news[router as usize].caches.pop_front() {
-                self.tell(router, Input::Cache(event));
+                self.tell(router, News::Fact(Input::Cache(event)));
             }
         }
         while self.news[router as usize].peers.front().is_some_and(|(us, _)| *us <= now_us) {
             if let Some((_, input)) = self.news[router as usize].peers.pop_front() {
-                self.tell(router, input);
+                self.tell(router, News::Fact(input));
             }
         }
     }
 
     /// Tells peers of what `router` ordered, as far as it concerns loads.
-    pub(crate) fn share_order(&mut self, router: u32, order: &Order) {
-        match *order {
-            Order::StartPrefill { request, instance, decode, .. } => {
+    pub(crate) fn share_order(&mut self, router: u32, effect: &Effect) {
+        match *effect {
+            Effect::Prefill { request, instance, decode, .. } => {
                 let Some(slot) = self.slot_of(request) else { return };
                 let prompt_tokens = self.live[slot as usize].prompt_tokens;
                 let spec = &self.nodes[instance.index()].spec;
@@ -91,11 +93,11 @@ impl World {
                 let work_us = spec.profile.chunked_prefill_us(prompt_tokens, 0, pass) as u64;
                 self.share_placement(router, slot, (instance, decode), work_us);
             }
-            Order::Handoff { request, from, to, .. } => {
+            Effect::Handoff { request, from, to, .. } => {
                 let Some(slot) = self.slot_of(request) else { return };
                 self.share_placement(router, slot, (from, to), 0);
             }
-            Order::Release { request, .. } => self.tell_peers(router, &Input::RequestCancelled { request }),
+            Effect::Release { request, .. } => self.tell_peers(router, &Input::RequestCancelled { request }),
             _ => {}
         }
     }

@@ -1,24 +1,24 @@
-//! Turns of those who were sent away: each is told a moment of its own to come again, so that whoever
-//! comes when told finds room, and no herd comes at once for a place that only one can have.
+//! When refused clients come again: each gets a moment of its own, so that a client that keeps to it finds
+//! room, and no herd comes at once for a place that only one can have.
 
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
 
-/// What is owed to others puts a turn off by this much at most, µs.
+/// What earlier clients will take puts a turn off by this much at most, µs.
 const HORIZON_US: u64 = 60_000_000;
 /// Turns that are remembered at most; the nearest ones are forgotten first (I9).
 const MOST_TURNS: usize = 16_384;
 
 /// The turns that were given and have not come yet.
-#[derive(Debug, Default)]
-pub(super) struct Turns {
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pacing {
     /// By moment and number: for how long the room will be taken, µs.
     ahead: BTreeMap<(u64, u64), u64>,
     owed_us: u64,
     given: u64,
 }
 
-impl Turns {
-    /// How long a request that finds room in `wait_us` waits for its turn, µs: those who were sent away
+impl Pacing {
+    /// How long a request that finds room in `wait_us` waits for its turn, µs: those that were refused
     /// before it go first, each for its cost. It takes the room for `cost_us` itself.
     pub(super) fn give(&mut self, now_us: u64, wait_us: u64, cost_us: u64) -> u64 {
         while let Some(entry) = self.ahead.first_entry() {
@@ -43,29 +43,31 @@ impl Turns {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
 
     #[test]
     fn a_herd_is_spread_by_what_each_of_it_costs() {
-        let mut turns = Turns::default();
+        let mut turns = Pacing::default();
         let waits: Vec<u64> = (0..4).map(|_| turns.give(1_000, 500, 100)).collect();
         assert_eq!(waits, [500, 600, 700, 800]);
-        // Two of them have come: two are still before whoever is sent away now.
+        // Two of them have come: two are still before the one that is refused now.
         assert_eq!(turns.give(1_650, 500, 100), 700);
-        // Whoever comes after all of their turns finds nobody before it.
+        // After all of their turns nobody is before it.
         assert_eq!(turns.give(10_000, 50, 100), 50);
     }
 
     #[test]
     fn one_long_wait_puts_nobody_else_off_by_more_than_its_cost() {
-        let mut turns = Turns::default();
+        let mut turns = Pacing::default();
         assert_eq!(turns.give(0, 200_000_000, 100), 200_000_000);
         assert_eq!(turns.give(0, 10, 100), 110);
     }
 
     #[test]
     fn what_is_owed_and_remembered_is_bounded() {
-        let mut turns = Turns::default();
+        let mut turns = Pacing::default();
         let last = (0..1_000).map(|_| turns.give(0, 10, 1_000_000)).last();
         assert_eq!(last, Some(10 + HORIZON_US));
         (0..2 * MOST_TURNS as u64).for_each(|at| assert!(turns.give(at, 1_000_000, u64::MAX) >= 1_000_000));

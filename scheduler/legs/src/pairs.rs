@@ -1,0 +1,510 @@
+//! A request's attempts, from its arrival to its end: a pure core in front of the conductor's.
+//!
+//! The conductor decides where a request goes. [`Pairs`] holds what it has decided so far: the *pair* of
+//! legs of each request's present attempt, and which of them may still say something. It reads what nodes
+//! say ([`Fact`]) and puts it before the conductor, and turns the conductor's orders into those of one
+//! attempt ([`Effect`]). A driver carries them out; the live service and the simulator are drivers.
+//!
+//! The rules that live here and nowhere else:
+//!
+//! - a leg says only what belongs to its stage and to the present attempt; anything else is out of date;
+//! - each stage has a time limit that follows from the objectives of the request's class, and a stage that
+//!   is late behind others is given more as long as its instances get on;
+//! - a request that was admitted and fits nowhere is parked, and tried again until its time is over;
+//! - the second and each further hand-off that fails is tried again after a pause, which doubles;
+//! - a request that was in an engine when it died is tried once more, and not with others like it;
+//! - clients that are refused get a moment of their own to come again ([`pacing`]).
+
+mod attempts;
+mod facts;
+mod limits;
+mod pacing;
+mod suspects;
+#[cfg(test)]
+mod tests;
+mod waiting;
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use baton_scheduler::{Effect as Order, FailStage, Input, Rejection, Request};
+use baton_types::{ClassId, FetchPlan, InstanceId, RequestId};
+
+pub use attempts::{Both, Decoding, HandingOff, Pair, Phase, Prefilling, Stage};
+pub use limits::{PairsConfig, STAGE_FLOOR_US, STAGE_SLACK};
+
+use attempts::{Pace, Sent};
+use pacing::Pacing;
+
+/// What a driver answers at once.
+pub trait Core {
+    /// Steps the conductor.
+    fn step(&mut self, now_us: u64, input: Input, orders: &mut Vec<Order>);
+    /// A request as it is asked for now: with the tokens that its client has as part of its prompt.
+    fn request(&mut self, request: RequestId, emitted_tokens: u32) -> Option<Request>;
+    /// When the conductor foresees that a request decodes, µs.
+    fn decodes_at_us(&self, request: RequestId) -> Option<u64>;
+    /// When a request's latest token came, µs; 0 for none.
+    fn last_token_us(&self, request: RequestId) -> u64;
+    /// Whether an instance's engine moves KV by itself: it has to be asked for every leg.
+    fn moves_kv(&self, instance: InstanceId) -> bool;
+    /// Whether there are instances that could prefill and decode a request.
+    fn can_serve(&self) -> bool;
+    /// How many instances prefill.
+    fn prefills(&self) -> usize;
+}
+
+/// A request that has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Its number.
+    pub request: RequestId,
+    /// Its class.
+    pub class: ClassId,
+    /// When its client's patience ends, µs.
+    pub patience_us: u64,
+    /// The most tokens that it asks for.
+    pub asked_tokens: u32,
+}
+
+/// What a node says of a leg.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fact {
+    /// The answer's next token.
+    Token {
+        /// Its place in the answer.
+        index: u32,
+        /// Whether the answer is over with it.
+        last: bool,
+    },
+    /// The prompt is computed.
+    Prefilled {
+        /// Engine time, µs.
+        compute_us: u64,
+        /// Tokens that were in the engine's cache.
+        cached_tokens: u64,
+    },
+    /// The hand-off is over.
+    HandedOff {
+        /// Whether the decode node has all KV, verified.
+        ok: bool,
+    },
+    /// The answer is over, with no token to say so.
+    Ended,
+    /// The prefill's engine says how the decode's engine gets its KV.
+    Offered,
+    /// A fetch is over.
+    Fetched {
+        /// Whether it brought what it was for.
+        ok: bool,
+    },
+    /// Logprobs of the prompt, for the client.
+    PromptLogprobs,
+    /// The leg failed.
+    Failed(Failure),
+}
+
+/// How a leg failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The request is at fault.
+    OfRequest,
+    /// The engine broke off, or is dead.
+    Engine {
+        /// It was in the middle of this request.
+        cut_off: bool,
+        /// It is dead.
+        gone: bool,
+    },
+    /// Its KV made room for an older request's.
+    Preempted,
+    /// Something else went wrong.
+    Other,
+}
+
+/// What becomes of a fact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// It is taken in.
+    Yes,
+    /// It is out of date, or not for that leg to say.
+    Stale,
+    /// The client has this token.
+    Repeated,
+}
+
+/// Why an attempt did not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Its leg says why.
+    Leg,
+    /// Its KV did not reach the decode instance.
+    Handoff,
+    /// Its instance was lost.
+    Lost,
+    /// The instance of a leg that it needs no more was lost.
+    LostBehind,
+    /// A stage took longer than it may.
+    Late(Phase),
+}
+
+/// What a driver has to do, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Something that concerns no pair: the driver's own.
+    Order(Order),
+    /// A request is in another stage, or in the same one of another attempt.
+    Entered {
+        /// Which request.
+        request: RequestId,
+        /// The stage.
+        phase: Phase,
+        /// The attempt; of one that waits the next one.
+        attempt: u32,
+        /// Where it is prefilled, and where it is decoded.
+        legs: [Option<InstanceId>; 2],
+    },
+    /// Order both legs of a new attempt.
+    Prefill {
+        /// Which request.
+        request: RequestId,
+        /// The attempt.
+        attempt: u32,
+        /// Where it is prefilled.
+        instance: InstanceId,
+        /// Where it is decoded.
+        decode: InstanceId,
+        /// KV to bring first.
+        fetch: Option<FetchPlan>,
+        /// Tokens for which the decode node keeps room.
+        room_tokens: u32,
+        /// Its place in the node's queue.
+        order: u64,
+        /// Tokens that its client has already, as part of the prompt.
+        given_tokens: u32,
+        /// The prefill draws the last token: nothing is decoded, and no KV moves.
+        alone: bool,
+    },
+    /// Order decoding.
+    Decode {
+        /// Which request.
+        request: RequestId,
+        /// The attempt.
+        attempt: u32,
+        /// Where.
+        instance: InstanceId,
+    },
+    /// Order another hand-off of KV that is complete.
+    Handoff {
+        /// Which request.
+        request: RequestId,
+        /// The attempt.
+        attempt: u32,
+        /// Where the KV is.
+        from: InstanceId,
+        /// Where it shall go.
+        to: InstanceId,
+        /// Tokens for which the decode node keeps room.
+        room_tokens: u32,
+        /// As in [`Effect::Prefill`], when it was prefilled.
+        given_tokens: u32,
+    },
+    /// Take a leg back.
+    Release {
+        /// Which request.
+        request: RequestId,
+        /// The attempt.
+        attempt: u32,
+        /// Where.
+        instance: InstanceId,
+    },
+    /// The client is promised an answer.
+    Admitted {
+        /// Which request.
+        request: RequestId,
+    },
+    /// An attempt does not go on. What follows from it comes next.
+    Blame {
+        /// Which request.
+        request: RequestId,
+        /// Why.
+        cause: Cause,
+    },
+    /// A stage took longer than it may.
+    Late {
+        /// Which request.
+        request: RequestId,
+        /// The attempt.
+        attempt: u32,
+        /// The stage.
+        phase: Phase,
+    },
+    /// The request is refused, and over.
+    Refuse(Rejection),
+    /// The request failed, and is over.
+    Fail {
+        /// Which request.
+        request: RequestId,
+        /// What failed last.
+        stage: FailStage,
+        /// Attempts so far.
+        attempts: u32,
+    },
+    /// The request was in engines that died, and is over: it may be what they died of.
+    Condemn {
+        /// Which request.
+        request: RequestId,
+    },
+    /// The request's time is over, and so is the request.
+    GiveUp {
+        /// Which request.
+        request: RequestId,
+        /// The stage that it was in.
+        phase: Phase,
+        /// Whether the client's patience ended.
+        impatient: bool,
+    },
+    /// The request is over; its client has all that it gets.
+    Ended {
+        /// Which request.
+        request: RequestId,
+    },
+}
+
+/// All requests under way.
+#[derive(Clone, Debug)]
+pub struct Pairs {
+    config: PairsConfig,
+    now_us: u64,
+    pairs: BTreeMap<RequestId, Pair>,
+    /// When each stage's time is over.
+    deadlines: BTreeSet<(u64, RequestId)>,
+    /// Failed hand-offs that are tried again then, with the attempt that failed.
+    again: BTreeSet<(u64, RequestId, u32)>,
+    /// Requests that nothing can take right now.
+    parked: BTreeSet<RequestId>,
+    /// When they are tried again, µs.
+    try_at_us: u64,
+    /// When the last pair of instances was lost, µs, unless there is one again.
+    unserved_since_us: Option<u64>,
+    /// Requests that were in an engine when it died and that are tried once more now.
+    on_trial: BTreeSet<RequestId>,
+    /// What instances got done.
+    paces: BTreeMap<InstanceId, Pace>,
+    pacing: Pacing,
+    /// When the driver's latest pause ended, µs.
+    back_us: u64,
+    pending: VecDeque<Input>,
+    orders: Vec<Order>,
+}
+
+impl Pairs {
+    /// No request yet.
+    #[must_use]
+    pub fn new(config: PairsConfig) -> Self {
+        Self {
+            config,
+            now_us: 0,
+            pairs: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
+            again: BTreeSet::new(),
+            parked: BTreeSet::new(),
+            try_at_us: 0,
+            unserved_since_us: None,
+            on_trial: BTreeSet::new(),
+            paces: BTreeMap::new(),
+            pacing: Pacing::default(),
+            back_us: 0,
+            pending: VecDeque::new(),
+            orders: Vec::new(),
+        }
+    }
+
+    /// Other limits from now on.
+    pub fn configure(&mut self, config: PairsConfig) {
+        self.config = config;
+    }
+
+    /// How many requests are under way.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.pairs.len()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pairs.is_empty()
+    }
+
+    /// A request under way.
+    #[must_use]
+    pub fn get(&self, request: RequestId) -> Option<&Pair> {
+        self.pairs.get(&request)
+    }
+
+    /// All of them, the oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = (RequestId, &Pair)> {
+        self.pairs.iter().map(|(request, pair)| (*request, pair))
+    }
+
+    /// How many wait for instances that could take them.
+    #[must_use]
+    pub fn parked(&self) -> usize {
+        self.parked.len()
+    }
+
+    /// Puts a fact before the conductor that is about no one request, or about time.
+    pub fn step(&mut self, now_us: u64, input: Input, core: &mut impl Core, effects: &mut Vec<Effect>) {
+        self.now_us = now_us;
+        self.tell(input, core, effects);
+    }
+
+    /// A request has come.
+    pub fn arrive(&mut self, now_us: u64, arrival: Arrival, core: &mut impl Core, effects: &mut Vec<Effect>) {
+        self.now_us = now_us;
+        let request = arrival.request;
+        let before = self.pairs.insert(request, Pair::new(&arrival));
+        debug_assert!(before.is_none(), "{request} arrived twice");
+        self.set_deadline(request, now_us + self.config.queue_stage_us(arrival.class));
+        self.ask(request, core, effects);
+    }
+
+    /// The client left, or will not hear more.
+    pub fn cancel(
+        &mut self,
+        now_us: u64,
+        request: RequestId,
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.now_us = now_us;
+        // Its releases carry the attempt, so it is known while it is let go.
+        self.tell(Input::RequestCancelled { request }, core, effects);
+        self.end(request);
+    }
+
+    /// The client has all of its answer.
+    pub fn complete(
+        &mut self,
+        now_us: u64,
+        request: RequestId,
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.now_us = now_us;
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        match pair.stage {
+            Stage::Prefilling(prefilling) => pair.stage = Stage::Answered(prefilling.legs),
+            Stage::Decoding(_) => self.conclude(request, core, effects),
+            Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::HandingOff(_) => {}
+        }
+    }
+
+    /// The conductor hears of the end; the decode node has let go by itself.
+    fn conclude(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
+        let Some(pair) = self.pairs.get(&request) else { return };
+        let output_tokens = pair.emitted_tokens;
+        self.tell(Input::DecodeFinished { request, output_tokens }, core, effects);
+        if self.end(request) {
+            effects.push(Effect::Ended { request });
+        }
+    }
+
+    /// Lets the legs of a request go whose client has all of its answer. False: it has not.
+    fn let_go_if_answered(
+        &mut self,
+        request: RequestId,
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let answered = self.pairs.get(&request).is_some_and(Pair::is_answered);
+        if answered {
+            self.tell(Input::RequestCancelled { request }, core, effects);
+            if self.end(request) {
+                effects.push(Effect::Ended { request });
+            }
+        }
+        answered
+    }
+
+    /// Puts a request before the conductor, and admits it unless it is refused or parked.
+    fn ask(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
+        let Some(pair) = self.pairs.get(&request) else { return };
+        let Some(asked) = core.request(request, pair.emitted_tokens) else { return };
+        self.tell(Input::RequestArrived(asked), core, effects);
+        let parked = self.parked.contains(&request);
+        if let Some(pair) = self.pairs.get_mut(&request).filter(|pair| !parked && !pair.admitted) {
+            pair.admitted = true;
+            effects.push(Effect::Admitted { request });
+        }
+    }
+
+    /// One step of the conductor, its orders read, and what follows from them.
+    fn tell(&mut self, input: Input, core: &mut impl Core, effects: &mut Vec<Effect>) {
+        self.pending.push_back(input);
+        while let Some(input) = self.pending.pop_front() {
+            let mut orders = core::mem::take(&mut self.orders);
+            core.step(self.now_us, input, &mut orders);
+            for order in orders.drain(..) {
+                self.ordered(order, core, effects);
+            }
+            self.orders = orders;
+        }
+    }
+
+    fn ordered(&mut self, order: Order, core: &impl Core, effects: &mut Vec<Effect>) {
+        match order {
+            Order::StartPrefill { request, instance, decode, fetch, room_tokens, order } => {
+                let sent = Sent { instance, decode, fetch, room_tokens, order };
+                self.start_prefill(request, sent, core, effects);
+            }
+            Order::StartDecode { request, instance } => self.start_decode(request, instance, effects),
+            Order::Handoff { request, from, to, room_tokens } => {
+                self.hand_off(request, (from, to), room_tokens, effects);
+            }
+            Order::Release { request, instance } => self.release(request, instance, effects),
+            Order::Reject(rejection) => self.rejected(rejection, core, effects),
+            Order::Fail { request, stage } => self.failed(request, stage, core, effects),
+            Order::Replicate { .. } | Order::Explain(_) => effects.push(Effect::Order(order)),
+        }
+    }
+
+    /// Forgets a request. False: it was forgotten before.
+    fn end(&mut self, request: RequestId) -> bool {
+        let Some(pair) = self.pairs.remove(&request) else { return false };
+        self.deadlines.remove(&(pair.deadline_us, request));
+        self.parked.remove(&request);
+        self.trial_is_over(request);
+        true
+    }
+
+    /// Checks that pairs, deadlines and the conductor agree; `knows` says whether the conductor knows a request.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn check(&self, knows: impl Fn(RequestId) -> bool) -> Result<(), String> {
+        use alloc::format;
+        if self.deadlines.len() != self.pairs.len() {
+            return Err(format!("{} deadlines of {} pairs", self.deadlines.len(), self.pairs.len()));
+        }
+        for (request, pair) in &self.pairs {
+            let parked = self.parked.contains(request);
+            if !self.deadlines.contains(&(pair.deadline_us, *request)) {
+                return Err(format!("{request} has no time: {pair:?}"));
+            }
+            if knows(*request) == parked {
+                return Err(format!("{request} is parked: {parked}, and the conductor disagrees: {pair:?}"));
+            }
+            if parked && pair.stage != Stage::Parked {
+                return Err(format!("{request} is parked and sent: {pair:?}"));
+            }
+        }
+        let known = |request: &&RequestId| !self.pairs.contains_key(request);
+        match self.parked.iter().chain(&self.on_trial).find(known) {
+            Some(request) => Err(format!("{request} is parked or on trial, and over")),
+            None => Ok(()),
+        }
+    }
+}

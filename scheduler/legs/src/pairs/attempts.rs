@@ -1,0 +1,468 @@
+//! The states of a request, and how the conductor's orders change them.
+
+use alloc::vec::Vec;
+
+use baton_scheduler::{FailStage, Input, RejectReason, Rejection};
+use baton_types::{ClassId, FetchPlan, InstanceId, RequestId};
+
+use super::{Arrival, Core, Effect, Pairs};
+
+/// A request is late when this many times as many were served before it as can have been ahead of it: each is
+/// counted by both of its instances, and moved ones come back into the line.
+const TURN_SLACK: u64 = 4;
+
+/// Where a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Sent nowhere.
+    Waiting,
+    /// Sent to its prefill instance.
+    Prefilling,
+    /// Prefilled; KV is on the way to its decode instance.
+    HandingOff,
+    /// Decoding.
+    Decoding,
+}
+
+impl Phase {
+    /// The word in errors, metrics and on the admin page.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "queue",
+            Self::Prefilling => "prefill",
+            Self::HandingOff => "handoff",
+            Self::Decoding => "decode",
+        }
+    }
+
+    /// The word where its time was over.
+    #[must_use]
+    pub const fn timeout(self) -> &'static str {
+        match self {
+            Self::Waiting => "queue_timeout",
+            Self::Prefilling => "prefill_timeout",
+            Self::HandingOff => "handoff_timeout",
+            Self::Decoding => "decode_timeout",
+        }
+    }
+}
+
+/// The state of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The conductor holds it back.
+    Queued,
+    /// Nothing can take it right now. The conductor does not know it, or was asked again and holds it back.
+    Parked,
+    /// Sent to its prefill instance.
+    Prefilling(Prefilling),
+    /// The client has all of its answer, and the prefill is not over yet: both legs are let go then.
+    Answered(Both),
+    /// Prefilled; KV is on the way.
+    HandingOff(HandingOff),
+    /// Decoding.
+    Decoding(Decoding),
+}
+
+/// The legs of an attempt; a leg that was let go is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Both {
+    pub(super) prefill: Option<InstanceId>,
+    pub(super) decode: Option<InstanceId>,
+}
+
+/// See [`Stage::Prefilling`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefilling {
+    pub(super) legs: Both,
+    pub(super) turn: Turn,
+    /// The hand-off was acknowledged before the prefill's own report came.
+    pub(super) landed: bool,
+}
+
+/// See [`Stage::HandingOff`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandingOff {
+    pub(super) legs: Both,
+    pub(super) turn: Turn,
+}
+
+/// See [`Stage::Decoding`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decoding {
+    pub(super) legs: Both,
+    /// When it was ordered, µs.
+    pub(super) since_us: u64,
+}
+
+/// What an instance has got done: a stage that waits behind others is not late while this grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pace {
+    /// Prefills that it ended.
+    pub prefilled: u64,
+    /// Hand-offs that it was a side of and that were verified.
+    pub handed: u64,
+}
+
+/// A request's place among those that are in the same stage on the same instances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Turn {
+    /// What its instances had got done when the stage began, and when its time was last over.
+    begun: u64,
+    seen: u64,
+    /// Requests that may have been ahead of it; 0: not yet counted.
+    ahead: u64,
+}
+
+impl Turn {
+    const fn new(done: u64) -> Self {
+        Self { begun: done, seen: done, ahead: 0 }
+    }
+
+    /// Whether its instances got on since its time was last over, and not so far that its turn must have come.
+    /// `live` counts the requests under way.
+    pub(super) const fn is_to_come(&mut self, done: u64, live: u64) -> bool {
+        if self.ahead == 0 {
+            self.ahead = live;
+        }
+        let seen = core::mem::replace(&mut self.seen, done);
+        done > seen && done.saturating_sub(self.begun) <= TURN_SLACK * self.ahead
+    }
+}
+
+/// A placement, as the conductor ordered it.
+pub(super) struct Sent {
+    pub instance: InstanceId,
+    pub decode: InstanceId,
+    pub fetch: Option<FetchPlan>,
+    pub room_tokens: u32,
+    pub order: u64,
+}
+
+/// A request under way.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    pub(super) class: ClassId,
+    pub(super) patience_us: u64,
+    asked_tokens: u32,
+    /// Tokens that the client has.
+    pub(super) emitted_tokens: u32,
+    /// Counts placements and hand-offs; facts about an earlier one are out of date.
+    pub(super) attempt: u32,
+    /// Answer tokens with which it was last prefilled.
+    pub(super) given_tokens: u32,
+    pub(super) room_tokens: u32,
+    /// The prefill draws all that is left of the answer: the decode leg was ordered nothing.
+    pub(super) alone: bool,
+    moves: u32,
+    /// How long its first token was foreseen to take when it was last placed, µs.
+    pub(super) foreseen_us: u64,
+    /// Hand-offs that failed, and the attempt of the latest.
+    pub(super) failed_handoffs: (u32, u32),
+    /// Its client was promised an answer.
+    pub(super) admitted: bool,
+    /// Engines that died while it was in them.
+    pub(super) deaths: u32,
+    /// It was once in an engine that died with another in it that was on trial: that death was the other's.
+    pub(super) spared: bool,
+    pub(super) stage: Stage,
+    /// When the present stage is given up, µs.
+    pub(super) deadline_us: u64,
+}
+
+impl Pair {
+    pub(super) const fn new(arrival: &Arrival) -> Self {
+        Self {
+            class: arrival.class,
+            patience_us: arrival.patience_us,
+            asked_tokens: arrival.asked_tokens,
+            emitted_tokens: 0,
+            attempt: 0,
+            given_tokens: 0,
+            room_tokens: 0,
+            alone: false,
+            moves: 0,
+            foreseen_us: 0,
+            failed_handoffs: (0, 0),
+            admitted: false,
+            deaths: 0,
+            spared: false,
+            stage: Stage::Queued,
+            deadline_us: 0,
+        }
+    }
+
+    /// Its state.
+    #[must_use]
+    pub const fn stage(&self) -> &Stage {
+        &self.stage
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub const fn phase(&self) -> Phase {
+        match self.stage {
+            Stage::Queued | Stage::Parked => Phase::Waiting,
+            Stage::Prefilling(_) | Stage::Answered(_) => Phase::Prefilling,
+            Stage::HandingOff(_) => Phase::HandingOff,
+            Stage::Decoding(_) => Phase::Decoding,
+        }
+    }
+
+    /// Placements and hand-offs so far.
+    #[must_use]
+    pub const fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// Times that it went on elsewhere in the middle of its answer.
+    #[must_use]
+    pub const fn moves(&self) -> u32 {
+        self.moves
+    }
+
+    /// Where it is prefilled, and where it is decoded; none for a leg that it does not have.
+    #[must_use]
+    pub const fn legs(&self) -> [Option<InstanceId>; 2] {
+        let both = self.both();
+        [both.prefill, both.decode]
+    }
+
+    pub(super) const fn both(&self) -> Both {
+        match self.stage {
+            Stage::Queued | Stage::Parked => Both { prefill: None, decode: None },
+            Stage::Answered(legs)
+            | Stage::Prefilling(Prefilling { legs, .. })
+            | Stage::HandingOff(HandingOff { legs, .. })
+            | Stage::Decoding(Decoding { legs, .. }) => legs,
+        }
+    }
+
+    /// Whether its client has all of its answer, and its legs have not been let go yet.
+    #[must_use]
+    pub const fn is_answered(&self) -> bool {
+        matches!(self.stage, Stage::Answered(_))
+    }
+
+    /// Whether an instance works on it, as far as is known here.
+    pub(super) fn is_in(&self, instance: InstanceId) -> bool {
+        match &self.stage {
+            Stage::Prefilling(prefilling) => prefilling.legs.prefill == Some(instance),
+            Stage::Decoding(decoding) => decoding.legs.decode == Some(instance),
+            Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::HandingOff(_) => false,
+        }
+    }
+}
+
+impl Pairs {
+    pub(super) fn start_prefill(
+        &mut self,
+        request: RequestId,
+        sent: Sent,
+        core: &impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        let legs = Both { prefill: Some(sent.instance), decode: Some(sent.decode) };
+        let turn = Turn::new(self.prefilled_by(legs));
+        let now_us = self.now_us;
+        let foreseen_us = core.decodes_at_us(request).map(|at_us| at_us.saturating_sub(now_us));
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        if pair.is_answered() {
+            self.pending.push_back(Input::RequestCancelled { request });
+            self.end(request);
+            effects.push(Effect::Ended { request });
+            return;
+        }
+        pair.attempt += 1;
+        pair.moves += u32::from(pair.attempt > 1 && pair.emitted_tokens > 0);
+        pair.foreseen_us = foreseen_us.unwrap_or(pair.foreseen_us);
+        (pair.given_tokens, pair.room_tokens) = (pair.emitted_tokens, sent.room_tokens);
+        // It draws the last token of the answer: nobody decodes on, and no KV has to move.
+        let left_tokens = pair.asked_tokens.saturating_sub(pair.given_tokens);
+        pair.alone = left_tokens <= 1 && sent.decode != sent.instance && !core.moves_kv(sent.decode);
+        pair.stage = Stage::Prefilling(Prefilling { legs, turn, landed: false });
+        let (attempt, given_tokens, alone) = (pair.attempt, pair.given_tokens, pair.alone);
+        let stage_us = self.config.prefill_stage_us(pair);
+        self.set_deadline(request, now_us + stage_us);
+        self.entered(request, effects);
+        let Sent { instance, decode, fetch, room_tokens, order } = sent;
+        effects.push(Effect::Prefill {
+            request,
+            attempt,
+            instance,
+            decode,
+            fetch,
+            room_tokens,
+            order,
+            given_tokens,
+            alone,
+        });
+    }
+
+    pub(super) fn start_decode(
+        &mut self,
+        request: RequestId,
+        instance: InstanceId,
+        effects: &mut Vec<Effect>,
+    ) {
+        let now_us = self.now_us;
+        let Some(pair) = self.pairs.get_mut(&request).filter(|pair| !pair.is_answered()) else { return };
+        pair.stage = Stage::Decoding(Decoding { legs: pair.both(), since_us: now_us });
+        let (attempt, stage_us) = (pair.attempt, self.config.token_stage_us(pair.class));
+        self.set_deadline(request, now_us + stage_us);
+        self.entered(request, effects);
+        effects.push(Effect::Decode { request, attempt, instance });
+    }
+
+    pub(super) fn hand_off(
+        &mut self,
+        request: RequestId,
+        (from, to): (InstanceId, InstanceId),
+        room_tokens: u32,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(pair) = self.pairs.get(&request) else { return };
+        let legs = Both { decode: Some(to), ..pair.both() };
+        let turn = Turn::new(self.handed_by(legs));
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        pair.attempt += 1;
+        (pair.room_tokens, pair.alone) = (room_tokens, false);
+        pair.stage = Stage::HandingOff(HandingOff { legs, turn });
+        let (attempt, given_tokens) = (pair.attempt, pair.given_tokens);
+        let stage_us = self.config.handoff_stage_us(pair);
+        self.set_deadline(request, self.now_us + stage_us);
+        self.entered(request, effects);
+        effects.push(Effect::Handoff { request, attempt, from, to, room_tokens, given_tokens });
+    }
+
+    /// The prefill is over; its KV may be on the way still.
+    pub(super) fn prefill_is_over(&mut self, request: RequestId, legs: Both, effects: &mut Vec<Effect>) {
+        let turn = Turn::new(self.handed_by(legs));
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        pair.stage = Stage::HandingOff(HandingOff { legs, turn });
+        let stage_us = self.config.handoff_stage_us(pair);
+        self.set_deadline(request, self.now_us + stage_us);
+        self.entered(request, effects);
+    }
+
+    pub(super) fn release(&mut self, request: RequestId, instance: InstanceId, effects: &mut Vec<Effect>) {
+        let pair = self.pairs.get(&request);
+        let attempt = pair.map_or(0, |pair| pair.attempt);
+        // A decode leg that was ordered nothing has nothing to let go.
+        let nothing = |pair: &Pair| pair.alone && pair.both().decode == Some(instance);
+        if !pair.is_some_and(nothing) {
+            effects.push(Effect::Release { request, attempt, instance });
+        }
+        self.leg_is_over(request, instance, effects);
+    }
+
+    /// Nothing more is believed of a leg that was let go. Without any, the request waits again.
+    fn leg_is_over(&mut self, request: RequestId, instance: InstanceId, effects: &mut Vec<Effect>) {
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        let (decodes, answered) = (pair.phase() == Phase::Decoding, pair.is_answered());
+        let legs = match &mut pair.stage {
+            Stage::Queued | Stage::Parked => return,
+            Stage::Answered(legs)
+            | Stage::Prefilling(Prefilling { legs, .. })
+            | Stage::HandingOff(HandingOff { legs, .. })
+            | Stage::Decoding(Decoding { legs, .. }) => legs,
+        };
+        if decodes || legs.prefill == Some(instance) {
+            legs.prefill = None;
+        }
+        if legs.decode == Some(instance) {
+            legs.decode = None;
+        }
+        if *legs == Both::default() && !answered {
+            pair.stage = Stage::Queued;
+            let stage_us = self.config.queue_stage_us(pair.class);
+            self.set_deadline(request, self.now_us + stage_us);
+            self.entered(request, effects);
+        }
+    }
+
+    pub(super) fn entered(&self, request: RequestId, effects: &mut Vec<Effect>) {
+        let Some(pair) = self.pairs.get(&request) else { return };
+        let phase = pair.phase();
+        let attempt = pair.attempt + u32::from(phase == Phase::Waiting);
+        effects.push(Effect::Entered { request, phase, attempt, legs: pair.legs() });
+    }
+
+    /// What both legs' instances have got done.
+    fn done_by(&self, legs: Both, count: fn(&Pace) -> u64) -> u64 {
+        [legs.prefill, legs.decode].iter().flatten().filter_map(|leg| self.paces.get(leg)).map(count).sum()
+    }
+
+    pub(super) fn prefilled_by(&self, legs: Both) -> u64 {
+        self.done_by(legs, |pace| pace.prefilled)
+    }
+
+    pub(super) fn handed_by(&self, legs: Both) -> u64 {
+        self.done_by(legs, |pace| pace.handed)
+    }
+
+    pub(super) fn rejected(&mut self, rejection: Rejection, core: &impl Core, effects: &mut Vec<Effect>) {
+        // A request that was sent somewhere is not refused for what happened to its instances since; a
+        // policy that looks again after the prefill means it.
+        let lacks_pair = rejection.reason == RejectReason::NoInstance && !core.can_serve();
+        let waits =
+            |pair: &Pair| pair.attempt > 0 || (pair.stage == Stage::Parked && pair.admitted) || lacks_pair;
+        let waits = self.pairs.get(&rejection.request).is_some_and(waits);
+        if waits && rejection.wasted_tokens == 0 && self.park(rejection.request, core, effects) {
+            return;
+        }
+        self.refuse(rejection, effects);
+    }
+
+    /// Refuses a request that waited for a pair of instances: none came back.
+    pub(super) fn refuse_unserved(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        let rejection = Rejection {
+            request,
+            reason: RejectReason::NoInstance,
+            retry_after_us: 1_000_000,
+            predicted_ttft_us: None,
+            turn_us: 0,
+            wasted_tokens: 0,
+        };
+        self.refuse(rejection, effects);
+    }
+
+    fn refuse(&mut self, mut rejection: Rejection, effects: &mut Vec<Effect>) {
+        let answered = self.pairs.get(&rejection.request).is_some_and(Pair::is_answered);
+        if !self.end(rejection.request) {
+            return;
+        }
+        if answered {
+            effects.push(Effect::Ended { request: rejection.request });
+            return;
+        }
+        if rejection.retry_after_us > 0 && rejection.reason != RejectReason::NoInstance {
+            let (wait_us, turn_us) = (rejection.retry_after_us, rejection.turn_us);
+            rejection.retry_after_us = self.pacing.give(self.now_us, wait_us, turn_us);
+        }
+        effects.push(Effect::Refuse(rejection));
+    }
+
+    pub(super) fn failed(
+        &mut self,
+        request: RequestId,
+        stage: FailStage,
+        core: &impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        let admitted = self.pairs.get(&request).is_some_and(|pair| pair.admitted);
+        if stage == FailStage::NoPlacement {
+            if admitted && self.park(request, core, effects) {
+                return;
+            }
+            if !core.can_serve() {
+                return self.refuse_unserved(request, effects);
+            }
+        }
+        let attempts = self.pairs.get(&request).map_or(0, |pair| pair.attempt);
+        if self.end(request) {
+            effects.push(Effect::Fail { request, stage, attempts });
+        }
+    }
+}

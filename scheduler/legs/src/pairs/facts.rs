@@ -1,0 +1,252 @@
+//! What nodes say of their legs. Each fact is about one attempt; one that is out of date is dropped (I12).
+
+use alloc::vec::Vec;
+
+use baton_scheduler::Input;
+use baton_types::{Epoch, InstanceId, RequestId};
+
+use super::attempts::{Both, Prefilling};
+use super::{Cause, Core, Effect, Fact, Failure, Heard, Pair, Pairs, Stage};
+
+impl Pair {
+    /// Whether a node has a say in this: each leg says what it does, and at its stage.
+    fn may_say(&self, instance: InstanceId, fact: &Fact) -> bool {
+        let [prefills, decodes] = self.legs().map(|leg| leg == Some(instance));
+        match (&self.stage, fact) {
+            // A prefill draws one token, the first of its attempt.
+            (Stage::Prefilling(_), Fact::Token { index, .. }) => prefills && *index == self.given_tokens,
+            (
+                Stage::Prefilling(_) | Stage::Answered(_),
+                Fact::Prefilled { .. } | Fact::Fetched { .. } | Fact::PromptLogprobs | Fact::Ended,
+            ) => prefills,
+            (Stage::Prefilling(_), Fact::Offered) => prefills && !decodes,
+            (
+                Stage::Prefilling(_) | Stage::Answered(_) | Stage::HandingOff(_),
+                Fact::HandedOff { ok: true },
+            ) => decodes,
+            (
+                Stage::Prefilling(_) | Stage::Answered(_) | Stage::HandingOff(_),
+                Fact::HandedOff { ok: false } | Fact::Failed(_),
+            ) => prefills || decodes,
+            (Stage::Decoding(_), Fact::Token { .. } | Fact::Ended | Fact::Failed(_)) => decodes,
+            _ => false,
+        }
+    }
+}
+
+impl Pairs {
+    /// Whether an instance may say this of an attempt now.
+    #[must_use]
+    pub fn may_say(&self, (request, attempt, instance): (RequestId, u32, InstanceId), fact: &Fact) -> bool {
+        let current = self.pairs.get(&request).filter(|pair| pair.attempt == attempt);
+        current.is_some_and(|pair| pair.may_say(instance, fact))
+    }
+
+    /// A node says something of its leg of an attempt.
+    pub fn hear(
+        &mut self,
+        now_us: u64,
+        (request, attempt, instance): (RequestId, u32, InstanceId),
+        fact: Fact,
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) -> Heard {
+        self.now_us = now_us;
+        if !self.may_say((request, attempt, instance), &fact) {
+            return Heard::Stale;
+        }
+        let answered = self.pairs.get(&request).is_some_and(Pair::is_answered);
+        if answered && matches!(fact, Fact::Failed(_) | Fact::HandedOff { ok: false }) {
+            self.let_go_if_answered(request, core, effects);
+            return Heard::Yes;
+        }
+        match fact {
+            Fact::Ended if answered => return Heard::Stale,
+            Fact::Token { index, last } => return self.token(request, (index, last), core, effects),
+            Fact::Prefilled { compute_us, cached_tokens } => {
+                self.prefilled(request, (compute_us, cached_tokens), core, effects);
+            }
+            Fact::HandedOff { ok: true } => self.landed(request, core, effects),
+            Fact::HandedOff { ok: false } => {
+                effects.push(Effect::Blame { request, cause: Cause::Handoff });
+                self.handoff_failed(request, core, effects);
+            }
+            Fact::Fetched { ok } => self.tell(Input::FetchFinished { request, ok }, core, effects),
+            Fact::Offered => return self.offered(request),
+            Fact::Failed(failure) => self.leg_failed(request, instance, failure, core, effects),
+            Fact::Ended | Fact::PromptLogprobs => {}
+        }
+        Heard::Yes
+    }
+
+    fn token(
+        &mut self,
+        request: RequestId,
+        (index, last): (u32, bool),
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) -> Heard {
+        let Some(pair) = self.pairs.get_mut(&request) else { return Heard::Stale };
+        if index != pair.emitted_tokens {
+            return Heard::Repeated;
+        }
+        pair.emitted_tokens += 1;
+        let emitted_tokens = pair.emitted_tokens;
+        let drawn_tokens = emitted_tokens.saturating_sub(pair.given_tokens);
+        let outgrown = !last && matches!(pair.stage, Stage::Decoding(_)) && drawn_tokens >= pair.room_tokens;
+        if outgrown {
+            // The conductor keeps at least so much more, and need not hear of each token.
+            let room_tokens = pair.room_tokens;
+            pair.room_tokens = room_tokens.saturating_add(room_tokens / 4).saturating_add(1);
+        }
+        self.trial_is_over(request);
+        if outgrown {
+            self.tell(Input::RoomOutgrown { request, emitted_tokens }, core, effects);
+        }
+        Heard::Yes
+    }
+
+    /// A driver that does not say each token says how many there are now.
+    pub fn emitted(&mut self, request: RequestId, emitted_tokens: u32) {
+        if let Some(pair) = self.pairs.get_mut(&request) {
+            pair.emitted_tokens = emitted_tokens;
+        }
+    }
+
+    fn prefilled(
+        &mut self,
+        request: RequestId,
+        (compute_us, cached_tokens): (u64, u64),
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(pair) = self.pairs.get(&request) else { return };
+        let (legs, attempt, alone, answered) = (pair.both(), pair.attempt, pair.alone, pair.is_answered());
+        let landed = matches!(pair.stage, Stage::Prefilling(Prefilling { landed: true, .. }));
+        if let Some(prefill) = legs.prefill {
+            self.paces.entry(prefill).or_default().prefilled += 1;
+        }
+        // An answered one stays what it is: nothing is decoded, and a refusal now is for nobody to hear.
+        if !answered {
+            self.prefill_is_over(request, legs, effects);
+        }
+        self.tell(Input::PrefillFinished { request, compute_us, cached_tokens }, core, effects);
+        if answered {
+            self.conclude_early(request, (legs, attempt), alone, core, effects);
+        } else if landed {
+            self.tell(Input::HandoffFinished { request }, core, effects);
+        }
+    }
+
+    /// The first token was the last: both legs are let go without a decode.
+    fn conclude_early(
+        &mut self,
+        request: RequestId,
+        (legs, attempt): (Both, u32),
+        alone: bool,
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !self.pairs.contains_key(&request) {
+            return;
+        }
+        if legs.prefill != legs.decode {
+            self.tell(Input::HandoffFinished { request }, core, effects);
+            // A node that had nothing to hand off has let go by itself.
+            let both = [legs.prefill, legs.decode].into_iter().flatten().filter(|_| !alone);
+            effects.extend(both.map(|instance| Effect::Release { request, attempt, instance }));
+        }
+        self.conclude(request, core, effects);
+    }
+
+    fn landed(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        for leg in pair.legs().into_iter().flatten() {
+            self.paces.entry(leg).or_default().handed += 1;
+        }
+        match &mut pair.stage {
+            Stage::Prefilling(prefilling) => prefilling.landed = true,
+            Stage::Answered(_) => {}
+            _ => self.tell(Input::HandoffFinished { request }, core, effects),
+        }
+    }
+
+    fn offered(&mut self, request: RequestId) -> Heard {
+        match self.pairs.get_mut(&request).map(|pair| &mut pair.stage) {
+            Some(Stage::Prefilling(prefilling)) if !prefilling.landed => {
+                prefilling.landed = true;
+                Heard::Yes
+            }
+            _ => Heard::Stale,
+        }
+    }
+
+    fn leg_failed(
+        &mut self,
+        request: RequestId,
+        instance: InstanceId,
+        failure: Failure,
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(pair) = self.pairs.get(&request) else { return };
+        let emitted_tokens = pair.emitted_tokens;
+        let [prefill, decode] = pair.legs();
+        let on_decode = decode == Some(instance) && prefill != Some(instance);
+        let input = match (failure, &pair.stage) {
+            // The driver answers the client, and cancels.
+            (Failure::OfRequest, _) => return,
+            (Failure::Engine { cut_off, gone }, _) => {
+                return self.engine_broke((request, instance), cut_off, gone, core, effects);
+            }
+            // Nothing went wrong: it waits for room.
+            (Failure::Preempted, _) => Input::Preempted { request, emitted_tokens },
+            (Failure::Other, Stage::Decoding(_)) => Input::DecodeFailed { request, emitted_tokens },
+            (Failure::Other, _) if on_decode => Input::HandoffFailed { request },
+            // The KV is not there, or not there any more.
+            (Failure::Other, _) => Input::PrefillFailed { request },
+        };
+        effects.push(Effect::Blame { request, cause: Cause::Leg });
+        self.tell(input, core, effects);
+    }
+
+    /// A life of an instance is over: whatever it held moves elsewhere. `died` if that was in the middle of its
+    /// work.
+    pub fn lost(
+        &mut self,
+        now_us: u64,
+        (instance, epoch): (InstanceId, Epoch),
+        died: bool,
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.now_us = now_us;
+        self.paces.remove(&instance);
+        let here = self.pairs.iter().filter(|(_, pair)| pair.legs().contains(&Some(instance)));
+        let requests: Vec<RequestId> = here.map(|(request, _)| *request).collect();
+        for request in &requests {
+            self.let_go_if_answered(*request, core, effects);
+        }
+        if died {
+            self.suspect_all(instance, &requests, core, effects);
+        }
+        let mut emitted = Vec::new();
+        for request in requests {
+            let Some(pair) = self.pairs.get(&request) else { continue };
+            let [prefill, decode] = pair.legs().map(|leg| leg == Some(instance));
+            if !prefill && !decode {
+                continue;
+            }
+            let decodes = matches!(pair.stage, Stage::Decoding(_));
+            let cause = if decodes && !decode { Cause::LostBehind } else { Cause::Lost };
+            effects.push(Effect::Blame { request, cause });
+            if decodes && decode {
+                emitted.push((request, pair.emitted_tokens));
+            }
+        }
+        for (request, emitted_tokens) in emitted {
+            self.tell(Input::TokensEmitted { request, emitted_tokens }, core, effects);
+        }
+        self.tell(Input::InstanceLost { instance, epoch }, core, effects);
+    }
+}

@@ -1,0 +1,105 @@
+//! Requests that were in an engine when it died: each of them may be what it died of.
+//!
+//! Such a request is tried once more: no more of them at a time than there are instances, so that one that is poison has
+//! an instance without others of its kind as far as there is a choice. Its trial is over with its next token. In a second
+//! engine that dies it is failed by name. What dies with a request on trial in it has died of that one: others there are
+//! spared, once each, so that a poisonous one that draws tokens first is found all the same.
+
+use alloc::vec::Vec;
+
+use baton_scheduler::Input;
+use baton_types::{InstanceId, RequestId};
+
+use super::{Cause, Core, Effect, Pair, Pairs};
+
+/// Engines that may die with a request in them; then it is failed.
+const DEATHS_MOST: u32 = 2;
+
+impl Pairs {
+    /// An instance died in the middle of its work. What is spared is served elsewhere as after any loss.
+    pub(super) fn suspect_all(
+        &mut self,
+        instance: InstanceId,
+        requests: &[RequestId],
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        let is_in = |request: &RequestId| self.pairs.get(request).is_some_and(|pair| pair.is_in(instance));
+        let mut suspects: Vec<RequestId> = requests.iter().copied().filter(is_in).collect();
+        if suspects.iter().any(|request| self.on_trial.contains(request)) {
+            let (on_trial, pairs) = (&self.on_trial, &mut self.pairs);
+            suspects.retain(|request| {
+                let spared =
+                    pairs.get_mut(request).is_some_and(|pair| core::mem::replace(&mut pair.spared, true));
+                on_trial.contains(request) || spared
+            });
+        }
+        for request in suspects {
+            self.suspect(request, Cause::Lost, core, effects);
+        }
+    }
+
+    /// A request was in an engine that died.
+    fn suspect(&mut self, request: RequestId, cause: Cause, core: &mut impl Core, effects: &mut Vec<Effect>) {
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        pair.deaths += 1;
+        let deaths = pair.deaths;
+        effects.push(Effect::Blame { request, cause });
+        // Its other leg is let go while it is known.
+        self.tell(Input::RequestCancelled { request }, core, effects);
+        if deaths >= DEATHS_MOST {
+            if self.end(request) {
+                effects.push(Effect::Condemn { request });
+            }
+            return;
+        }
+        self.try_at_once(request, effects);
+    }
+
+    /// A leg's engine broke off, or is dead: then nobody is left there to be asked. The driver says next that the
+    /// instance is lost.
+    pub(super) fn engine_broke(
+        &mut self,
+        (request, instance): (RequestId, InstanceId),
+        cut_off: bool,
+        gone: bool,
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        // Then it is judged with the others that were there, when the instance is given up.
+        let died_with_it = gone && self.pairs.get(&request).is_some_and(|pair| pair.is_in(instance));
+        if !cut_off {
+            // It never reached the engine.
+            self.tell(Input::RequestCancelled { request }, core, effects);
+            self.try_at_once(request, effects);
+        } else if !died_with_it {
+            self.suspect(request, Cause::Lost, core, effects);
+        }
+    }
+
+    /// Nobody's turn is waited for where somebody can be tried.
+    fn try_at_once(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        self.hold(request, effects);
+        self.try_at_us = self.now_us;
+    }
+
+    /// Whether a request that waits may be tried now; one that is suspected of an engine's death takes its turn.
+    pub(super) fn goes_on_trial(&mut self, request: RequestId, core: &impl Core) -> bool {
+        if self.pairs.get(&request).is_none_or(|pair: &Pair| pair.deaths == 0) {
+            return true;
+        }
+        // Without a pair of instances none is tried, and the conductor says so.
+        if self.on_trial.len() >= core.prefills().max(1) && core.can_serve() {
+            return false;
+        }
+        self.on_trial.insert(request);
+        true
+    }
+
+    /// An engine drew the request's next token and lives, or the request ended: the next one can be tried.
+    pub(super) fn trial_is_over(&mut self, request: RequestId) {
+        if self.on_trial.remove(&request) {
+            self.try_at_us = self.now_us;
+        }
+    }
+}

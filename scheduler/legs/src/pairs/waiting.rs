@@ -1,0 +1,232 @@
+//! What waits, and for how long: each stage of a request has a time at which it is given up, and a request
+//! that was admitted but fits nowhere right now is tried again.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use baton_scheduler::Input;
+use baton_types::RequestId;
+
+use super::{Cause, Core, Effect, Pair, Pairs, Phase, Stage};
+
+/// How often requests that nothing could take are tried again, µs.
+pub(super) const TRY_EVERY_US: u64 = 50_000;
+/// How long requests wait for a pair of instances to come back after the last one was lost, µs: those under way and
+/// new ones alike. A node that is started anew, or whose line broke, is back within this; a server that loads a model
+/// is not.
+const PAIR_BACK_WITHIN_US: u64 = 5_000_000;
+/// Placements and hand-offs of one request at most (I9).
+const MAX_ATTEMPTS: u32 = 32;
+/// How long a second failed hand-off waits before it is tried again, µs; each further one twice as long.
+const HANDOFF_PAUSE_US: u64 = 100_000;
+
+impl Pairs {
+    /// The first failure moves at once; further ones wait, so that an instance that has died is known to
+    /// be lost before every try was spent on it.
+    pub(super) fn handoff_failed(
+        &mut self,
+        request: RequestId,
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        let (count, latest) = pair.failed_handoffs;
+        if latest == pair.attempt {
+            // Both legs say so.
+            return;
+        }
+        pair.failed_handoffs = (count + 1, pair.attempt);
+        if count == 0 {
+            return self.tell(Input::HandoffFailed { request }, core, effects);
+        }
+        let pause_us = HANDOFF_PAUSE_US << (count - 1).min(4);
+        self.again.insert((self.now_us + pause_us, request, pair.attempt));
+    }
+
+    fn retry_handoffs(&mut self, core: &mut impl Core, effects: &mut Vec<Effect>) {
+        while let Some(&(at_us, request, attempt)) = self.again.first().filter(|(at, ..)| *at <= self.now_us)
+        {
+            self.again.remove(&(at_us, request, attempt));
+            let open = |pair: &Pair| {
+                pair.attempt == attempt
+                    && !pair.is_answered()
+                    && matches!(pair.stage, Stage::Prefilling(_) | Stage::HandingOff(_))
+            };
+            if self.pairs.get(&request).is_some_and(open) {
+                self.tell(Input::HandoffFailed { request }, core, effects);
+            }
+        }
+    }
+
+    /// The last pair of instances was lost just now.
+    pub const fn unserved(&mut self, now_us: u64) {
+        self.unserved_since_us = Some(now_us);
+    }
+
+    /// There is a pair of instances.
+    pub const fn served(&mut self) {
+        self.unserved_since_us = None;
+    }
+
+    /// Whether the last pair was lost so lately that its nodes may be about to come back.
+    fn may_be_served(&self) -> bool {
+        self.unserved_since_us.is_some_and(|at_us| self.now_us < at_us + PAIR_BACK_WITHIN_US)
+    }
+
+    /// A request that nothing can take right now waits for its stage's time. False: it has waited for too long, or
+    /// there is no pair of instances, and none is expected back.
+    pub(super) fn park(&mut self, request: RequestId, core: &impl Core, effects: &mut Vec<Effect>) -> bool {
+        let waits = |pair: &Pair| !pair.is_answered() && pair.attempt < MAX_ATTEMPTS;
+        let parks = self.pairs.get(&request).is_some_and(waits) && (core.can_serve() || self.may_be_served());
+        if parks {
+            self.hold(request, effects);
+        }
+        parks
+    }
+
+    /// Keeps a request that the conductor does not know, until it is tried again.
+    pub(super) fn hold(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        // One that is parked again from its trial comes in its turn.
+        self.on_trial.remove(&request);
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        if pair.stage != Stage::Parked {
+            pair.stage = Stage::Parked;
+            let wait_us = self.config.parked_stage_us(pair.class);
+            self.set_deadline(request, self.now_us + wait_us);
+            self.entered(request, effects);
+        }
+        self.parked.insert(request);
+    }
+
+    /// Tries parked requests again.
+    pub fn try_parked(&mut self, now_us: u64, core: &mut impl Core, effects: &mut Vec<Effect>) {
+        self.now_us = now_us;
+        if self.parked.is_empty() || now_us < self.try_at_us {
+            return;
+        }
+        self.try_at_us = now_us + TRY_EVERY_US;
+        for request in core::mem::take(&mut self.parked) {
+            if self.goes_on_trial(request, core) {
+                self.ask(request, core, effects);
+            } else {
+                self.parked.insert(request);
+            }
+        }
+    }
+
+    /// When there is something to do at the latest, µs, unless something is said before.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<u64> {
+        let stage_us = self.deadlines.first().map(|(at_us, _)| *at_us);
+        let again_us = self.again.first().map(|(at_us, ..)| *at_us);
+        let tried_us = (!self.parked.is_empty()).then_some(self.try_at_us);
+        [stage_us, again_us, tried_us].into_iter().flatten().min()
+    }
+
+    /// Gives the present stage of a request until `at_us`, or until its client's patience ends.
+    pub(super) fn set_deadline(&mut self, request: RequestId, at_us: u64) {
+        let Some(pair) = self.pairs.get_mut(&request) else { return };
+        self.deadlines.remove(&(pair.deadline_us, request));
+        pair.deadline_us = at_us.min(pair.patience_us);
+        self.deadlines.insert((pair.deadline_us, request));
+    }
+
+    /// The driver was itself away for `pause_us`: no stage took that time. Clients' own limits go on.
+    pub fn excuse(&mut self, now_us: u64, pause_us: u64) {
+        self.back_us = now_us;
+        self.unserved_since_us = self.unserved_since_us.map(|at_us| at_us + pause_us);
+        let again = core::mem::take(&mut self.again);
+        self.again = again.into_iter().map(|(at_us, r, attempt)| (at_us + pause_us, r, attempt)).collect();
+        let mut deadlines = BTreeSet::new();
+        for (request, pair) in &mut self.pairs {
+            let later_us = pair.deadline_us.saturating_add(pause_us).min(pair.patience_us);
+            pair.deadline_us = pair.deadline_us.max(later_us);
+            deadlines.insert((pair.deadline_us, *request));
+        }
+        self.deadlines = deadlines;
+    }
+
+    /// Ends stages whose time is over.
+    pub fn expire(&mut self, now_us: u64, core: &mut impl Core, effects: &mut Vec<Effect>) {
+        self.now_us = now_us;
+        self.retry_handoffs(core, effects);
+        while let Some(&(_, request)) = self.deadlines.first().filter(|(at_us, _)| *at_us <= now_us) {
+            self.stage_expired(request, core, effects);
+        }
+    }
+
+    fn stage_expired(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
+        if let Some(until_us) = self.has_time_until_us(request, core) {
+            return self.set_deadline(request, until_us);
+        }
+        if self.let_go_if_answered(request, core, effects) {
+            return;
+        }
+        let now_us = self.now_us;
+        let Some(pair) = self.pairs.get(&request) else { return };
+        let (phase, emitted_tokens, impatient) =
+            (pair.phase(), pair.emitted_tokens, pair.patience_us <= now_us);
+        effects.push(Effect::Late { request, attempt: pair.attempt, phase });
+        let lacks_pair = !pair.admitted || (!impatient && !core.can_serve());
+        let input = match phase {
+            Phase::Waiting if lacks_pair => return self.refuse_unserved(request, effects),
+            Phase::Waiting => return self.give_up(request, false, core, effects),
+            _ if impatient => return self.give_up(request, true, core, effects),
+            Phase::Prefilling => Input::PrefillFailed { request },
+            Phase::HandingOff => Input::HandoffFailed { request },
+            Phase::Decoding => Input::DecodeFailed { request, emitted_tokens },
+        };
+        effects.push(Effect::Blame { request, cause: Cause::Late(phase) });
+        self.tell(input, core, effects);
+        // Whatever the conductor made of it, no request is left without a time at which something happens.
+        if self.pairs.get(&request).is_some_and(|pair| pair.deadline_us <= now_us) {
+            self.give_up(request, false, core, effects);
+        }
+    }
+
+    /// Until when a stage whose time is over may go on all the same, µs: its tokens come, or its instances get on
+    /// with what is ahead of it.
+    fn has_time_until_us(&mut self, request: RequestId, core: &impl Core) -> Option<u64> {
+        let (now_us, live, back_us) = (self.now_us, self.pairs.len() as u64, self.back_us);
+        let pair = self.pairs.get(&request)?;
+        if pair.is_answered() {
+            return None;
+        }
+        let (patience_us, legs) = (pair.patience_us, pair.both());
+        if let Stage::Decoding(decoding) = &pair.stage {
+            // Tokens since then have moved the deadline without touching the queue.
+            let since_us = core.last_token_us(request).max(decoding.since_us).max(back_us);
+            let due_us = since_us + self.config.token_stage_us(pair.class);
+            return (due_us.min(patience_us) > now_us).then_some(due_us);
+        }
+        if patience_us <= now_us {
+            return None;
+        }
+        let (prefilled, handed) = (self.prefilled_by(legs), self.handed_by(legs));
+        let pair = self.pairs.get_mut(&request)?;
+        let to_come = match &mut pair.stage {
+            Stage::Prefilling(prefilling) => prefilling.turn.is_to_come(prefilled, live),
+            Stage::HandingOff(handing_off) => handing_off.turn.is_to_come(handed, live),
+            Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => false,
+        };
+        let stage_us = match pair.stage {
+            Stage::Prefilling(_) => self.config.prefill_stage_us(pair),
+            _ => self.config.handoff_stage_us(pair),
+        };
+        to_come.then_some(now_us + stage_us)
+    }
+
+    fn give_up(
+        &mut self,
+        request: RequestId,
+        impatient: bool,
+        core: &mut impl Core,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(phase) = self.pairs.get(&request).map(Pair::phase) else { return };
+        self.tell(Input::RequestCancelled { request }, core, effects);
+        if self.end(request) {
+            effects.push(Effect::GiveUp { request, phase, impatient });
+        }
+    }
+}
