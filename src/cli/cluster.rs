@@ -53,6 +53,8 @@ pub fn setup(config: &Config, seed: u64) -> Result<Setup, String> {
         },
         routers: config.cluster.routers,
         router_sync_us: config.cluster.router_sync_us,
+        stage_slack: config.service.stage_slack,
+        stage_floor_us: config.service.stage_floor_us,
         seed,
         ..Setup::disaggregated(0, 0, &empty_profile()?, scheduler)
     };

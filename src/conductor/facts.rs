@@ -68,7 +68,7 @@ impl Driver {
         let trouble = Trouble { cause: format!("{} was lost: {why}", node.name), failure: "node_lost" };
         let died = matches!(loss, Loss::Died(_));
         self.pair_knowing(&trouble, |pairs, now_us, live, effects| {
-            pairs.lost(now_us, (instance, epoch), died, live, effects);
+            pairs.lost(now_us, (instance, epoch, died), live, effects);
         });
         self.look_after_canary();
     }
@@ -125,7 +125,7 @@ impl Driver {
 
     fn hear_knowing(&mut self, trouble: &Trouble, about: About, fact: Fact) -> Heard {
         let heard = self.pair_knowing(trouble, |pairs, now_us, live, effects| {
-            pairs.hear(now_us, about, fact, live, effects)
+            pairs.hear(now_us, (about, fact), live, effects)
         });
         match heard {
             Heard::Yes => {}

@@ -1,7 +1,8 @@
 //! The oracle's part that no core can see: live requests, holds, engines and flights agree, and at
 //! rest nothing is left of any of them.
 
-use baton_legs::Leg;
+use baton_legs::pairs::Pair;
+use baton_legs::{Complete, Leg};
 use baton_scheduler::Conductor;
 use baton_scheduler::index::MatchScratch;
 use baton_store::StoreSnapshot;
@@ -69,9 +70,13 @@ impl World {
                 ensure!(!live.shares || prefill.sharing.contains(&slot), "nobody looks at what it shares");
             }
             Some(Leg::Computing(_)) => ensure!(prefill.engine.holds(slot).0, "no engine computes it"),
-            Some(Leg::Held(_)) => {
-                let waits = live.handoff.is_some() || matches!(elsewhere, Some(Leg::Crowded(_)));
-                ensure!(waits, "it is neither under way nor waiting for room");
+            Some(Leg::Held(complete)) => {
+                let retried =
+                    || self.pairs[live.router as usize].get(live.id).is_some_and(Pair::retries_handoff);
+                let waits = live.handoff.is_some()
+                    || matches!(elsewhere, Some(Leg::Crowded(_)))
+                    || (matches!(complete, Complete::Stranded(_)) && retried());
+                ensure!(waits, "it is neither under way, nor waiting for room or for its next hand-off");
             }
             _ => {}
         }

@@ -196,13 +196,13 @@ impl World {
                 pairs.arrive(now_us, arrival, &mut core, &mut effects);
             }
             News::Left(request) => pairs.cancel(now_us, request, &mut core, &mut effects),
-            News::Leg(about, fact) => _ = pairs.hear(now_us, about, fact, &mut core, &mut effects),
+            News::Leg(about, fact) => _ = pairs.hear(now_us, (about, fact), &mut core, &mut effects),
             News::Complete(request, output_tokens) => {
                 pairs.emitted(request, output_tokens);
                 pairs.complete(now_us, request, &mut core, &mut effects);
             }
             News::Lost(instance, epoch) => {
-                pairs.lost(now_us, (instance, epoch), true, &mut core, &mut effects);
+                pairs.lost(now_us, (instance, epoch, true), &mut core, &mut effects);
             }
             News::Woken => {
                 pairs.expire(now_us, &mut core, &mut effects);

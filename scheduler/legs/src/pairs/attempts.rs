@@ -245,6 +245,15 @@ impl Pair {
         matches!(self.stage, Stage::Answered(_))
     }
 
+    /// Whether its hand-off failed and is tried again after a pause.
+    #[must_use]
+    pub const fn retries_handoff(&self) -> bool {
+        let (failed, latest) = self.failed_handoffs;
+        failed > 1
+            && latest == self.attempt
+            && matches!(self.stage, Stage::Prefilling(_) | Stage::HandingOff(_))
+    }
+
     /// Whether an instance works on it, as far as is known here.
     pub(super) fn is_in(&self, instance: InstanceId) -> bool {
         match &self.stage {

@@ -46,8 +46,7 @@ impl Pairs {
     pub fn hear(
         &mut self,
         now_us: u64,
-        (request, attempt, instance): (RequestId, u32, InstanceId),
-        fact: Fact,
+        ((request, attempt, instance), fact): ((RequestId, u32, InstanceId), Fact),
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
     ) -> Heard {
@@ -73,7 +72,7 @@ impl Pairs {
             }
             Fact::Fetched { ok } => self.tell(Input::FetchFinished { request, ok }, core, effects),
             Fact::Offered => return self.offered(request),
-            Fact::Failed(failure) => self.leg_failed(request, instance, failure, core, effects),
+            Fact::Failed(failure) => self.leg_failed((request, instance), failure, core, effects),
             Fact::Ended | Fact::PromptLogprobs => {}
         }
         Heard::Yes
@@ -132,7 +131,7 @@ impl Pairs {
         }
         self.tell(Input::PrefillFinished { request, compute_us, cached_tokens }, core, effects);
         if answered {
-            self.conclude_early(request, (legs, attempt), alone, core, effects);
+            self.conclude_early((request, attempt), (legs, alone), core, effects);
         } else if landed {
             self.tell(Input::HandoffFinished { request }, core, effects);
         }
@@ -141,9 +140,8 @@ impl Pairs {
     /// The first token was the last: both legs are let go without a decode.
     fn conclude_early(
         &mut self,
-        request: RequestId,
-        (legs, attempt): (Both, u32),
-        alone: bool,
+        (request, attempt): (RequestId, u32),
+        (legs, alone): (Both, bool),
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
     ) {
@@ -183,8 +181,7 @@ impl Pairs {
 
     fn leg_failed(
         &mut self,
-        request: RequestId,
-        instance: InstanceId,
+        (request, instance): (RequestId, InstanceId),
         failure: Failure,
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
@@ -197,7 +194,7 @@ impl Pairs {
             // The driver answers the client, and cancels.
             (Failure::OfRequest, _) => return,
             (Failure::Engine { cut_off, gone }, _) => {
-                return self.engine_broke((request, instance), cut_off, gone, core, effects);
+                return self.engine_broke((request, instance), (cut_off, gone), core, effects);
             }
             // Nothing went wrong: it waits for room.
             (Failure::Preempted, _) => Input::Preempted { request, emitted_tokens },
@@ -215,8 +212,7 @@ impl Pairs {
     pub fn lost(
         &mut self,
         now_us: u64,
-        (instance, epoch): (InstanceId, Epoch),
-        died: bool,
+        (instance, epoch, died): (InstanceId, Epoch, bool),
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
     ) {

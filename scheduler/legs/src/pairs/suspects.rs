@@ -61,8 +61,7 @@ impl Pairs {
     pub(super) fn engine_broke(
         &mut self,
         (request, instance): (RequestId, InstanceId),
-        cut_off: bool,
-        gone: bool,
+        (cut_off, gone): (bool, bool),
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
     ) {
