@@ -1,0 +1,144 @@
+//! What a driver of pairs has to do.
+
+use baton_scheduler::{Effect as Order, FailStage, Rejection};
+use baton_types::{FetchPlan, InstanceId, RequestId};
+
+use super::Phase;
+
+/// Why an attempt did not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Its leg says why.
+    Leg,
+    /// Its KV did not reach the decode instance.
+    Handoff,
+    /// Its instance was lost.
+    Lost,
+    /// The instance of a leg that it needs no more was lost.
+    LostBehind,
+    /// A stage took longer than it may.
+    Late(Phase),
+}
+
+/// What a driver has to do, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Something that concerns no pair: the driver's own.
+    Order(Order),
+    /// A request is in another stage, or in the same one of another attempt.
+    Entered {
+        /// Which request.
+        request: RequestId,
+        /// The stage.
+        phase: Phase,
+        /// The attempt; of one that waits the next one.
+        attempt: u32,
+        /// Where it is prefilled, and where it is decoded.
+        legs: [Option<InstanceId>; 2],
+    },
+    /// Order both legs of a new attempt.
+    Prefill {
+        /// Which request.
+        request: RequestId,
+        /// The attempt.
+        attempt: u32,
+        /// Where it is prefilled.
+        instance: InstanceId,
+        /// Where it is decoded.
+        decode: InstanceId,
+        /// KV to bring first.
+        fetch: Option<FetchPlan>,
+        /// Tokens for which the decode node keeps room.
+        room_tokens: u32,
+        /// Its place in the node's queue.
+        order: u64,
+        /// Tokens that its client has already, as part of the prompt.
+        given_tokens: u32,
+        /// The prefill draws the last token: nothing is decoded, and no KV moves.
+        alone: bool,
+    },
+    /// Order decoding.
+    Decode {
+        /// Which request.
+        request: RequestId,
+        /// The attempt.
+        attempt: u32,
+        /// Where.
+        instance: InstanceId,
+    },
+    /// Order another hand-off of KV that is complete.
+    Handoff {
+        /// Which request.
+        request: RequestId,
+        /// The attempt.
+        attempt: u32,
+        /// Where the KV is.
+        from: InstanceId,
+        /// Where it shall go.
+        to: InstanceId,
+        /// Tokens for which the decode node keeps room.
+        room_tokens: u32,
+        /// As in [`Effect::Prefill`], when it was prefilled.
+        given_tokens: u32,
+    },
+    /// Take a leg back.
+    Release {
+        /// Which request.
+        request: RequestId,
+        /// The attempt.
+        attempt: u32,
+        /// Where.
+        instance: InstanceId,
+    },
+    /// The client is promised an answer.
+    Admitted {
+        /// Which request.
+        request: RequestId,
+    },
+    /// An attempt does not go on. What follows from it comes next.
+    Blame {
+        /// Which request.
+        request: RequestId,
+        /// Why.
+        cause: Cause,
+    },
+    /// A stage took longer than it may.
+    Late {
+        /// Which request.
+        request: RequestId,
+        /// The attempt.
+        attempt: u32,
+        /// The stage.
+        phase: Phase,
+    },
+    /// The request is refused, and over.
+    Refuse(Rejection),
+    /// The request failed, and is over.
+    Fail {
+        /// Which request.
+        request: RequestId,
+        /// What failed last.
+        stage: FailStage,
+        /// Attempts so far.
+        attempts: u32,
+    },
+    /// The request was in engines that died, and is over: it may be what they died of.
+    Condemn {
+        /// Which request.
+        request: RequestId,
+    },
+    /// The request's time is over, and so is the request.
+    GiveUp {
+        /// Which request.
+        request: RequestId,
+        /// The stage that it was in.
+        phase: Phase,
+        /// Whether the client's patience ended.
+        impatient: bool,
+    },
+    /// The request is over; its client has all that it gets.
+    Ended {
+        /// Which request.
+        request: RequestId,
+    },
+}
