@@ -164,6 +164,14 @@ impl Conductor {
         self.requests.get(request).map(|entry| entry.decode_at_us)
     }
 
+    /// How long all KV of a placed request takes from its prefill to its decode instance with both links to itself, µs.
+    #[must_use]
+    pub fn handoff_us(&self, request: RequestId) -> Option<u64> {
+        let entry = self.requests.get(request)?;
+        let (source, target) = (self.fleet.get(entry.prefill)?, self.fleet.get(entry.decode?)?);
+        Some(crate::estimate::alone_us(source, target, entry.request.prompt_tokens))
+    }
+
     /// Requests that have not come to their end, other routers' included.
     #[must_use]
     pub fn live_requests(&self) -> usize {

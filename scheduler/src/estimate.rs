@@ -10,7 +10,7 @@ pub(crate) use correct::Residual;
 pub(crate) use decode::{DecodeLedger, DecodeSlot, Kin, common_blocks, place_among};
 pub(crate) use length::LengthEstimator;
 pub(crate) use prefill::{least_work_us, mixed_step_us, prefill_work, prior_us};
-pub(crate) use transfer::{fetch_us, load_us};
+pub(crate) use transfer::{alone_us, fetch_us, load_us};
 
 /// A prediction that no placement can keep: far beyond any objective, small enough to add.
 pub(crate) const NEVER_US: u64 = 1 << 52;

@@ -38,6 +38,8 @@ pub enum Status {
     Failed,
     /// Its client left.
     Cancelled,
+    /// It was admitted, and a stage took longer than it may.
+    TimedOut,
 }
 
 impl Status {
@@ -49,6 +51,7 @@ impl Status {
             Self::Rejected => "rejected",
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
+            Self::TimedOut => "timed_out",
         }
     }
 }
@@ -240,7 +243,7 @@ impl Collector {
         match outcome.status {
             Status::Completed => c.completed += 1,
             Status::Rejected => c.rejected += 1,
-            Status::Failed => c.failed += 1,
+            Status::Failed | Status::TimedOut => c.failed += 1,
             Status::Cancelled => c.cancelled += 1,
         }
         if outcome.status == Status::Completed {

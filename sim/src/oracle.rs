@@ -7,7 +7,7 @@ use crate::metrics::Status;
 pub struct Oracle {
     every: u64,
     steps: u64,
-    ends: [u64; 4],
+    ends: [u64; 5],
     complaint: Option<String>,
     digest: u64,
 }
@@ -16,7 +16,7 @@ impl Oracle {
     /// An oracle that audits every `every` moments; 0 audits only at rest.
     #[must_use]
     pub const fn new(every: u64) -> Self {
-        Self { every, steps: 0, ends: [0; 4], complaint: None, digest: 0 }
+        Self { every, steps: 0, ends: [0; 5], complaint: None, digest: 0 }
     }
 
     /// Whether this moment is audited.

@@ -11,6 +11,9 @@ use baton_types::{CostProfile, Role};
 use crate::engine::Mix;
 use crate::faults::FaultPlan;
 
+/// A `stage_floor_us` that no stage reaches, for systems that serve every request however late, µs.
+pub const NO_STAGE_LIMIT_US: u64 = 1 << 50;
+
 /// A number of equal instances.
 #[derive(Clone, Debug)]
 pub struct Pool {

@@ -53,6 +53,10 @@ impl Core for Live<'_> {
         self.conductor.decodes_at_us(request)
     }
 
+    fn handoff_us(&self, request: RequestId) -> u64 {
+        self.conductor.handoff_us(request).unwrap_or(0)
+    }
+
     fn last_token_us(&self, request: RequestId) -> u64 {
         self.sessions.get(&request).map_or(0, |session| session.last_token_us)
     }

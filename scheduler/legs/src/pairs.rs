@@ -47,6 +47,8 @@ pub trait Core {
     fn request(&mut self, request: RequestId, emitted_tokens: u32) -> Option<Request>;
     /// When the conductor foresees that a request decodes, µs.
     fn decodes_at_us(&self, request: RequestId) -> Option<u64>;
+    /// How long the KV of a request takes to its decode instance with both links to itself, µs; 0 where none has to move.
+    fn handoff_us(&self, request: RequestId) -> u64;
     /// When a request's latest token came, µs; 0 for none.
     fn last_token_us(&self, request: RequestId) -> u64;
     /// Whether an instance's engine moves KV by itself: it has to be asked for every leg.
@@ -270,6 +272,9 @@ impl Pairs {
     fn conclude(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
         let Some(pair) = self.pairs.get(&request) else { return };
         let output_tokens = pair.emitted_tokens;
+        if let Stage::Decoding(Decoding { legs: Both { decode: Some(decode), .. }, .. }) = pair.stage {
+            self.paces.entry(decode).or_default().answered += 1;
+        }
         self.tell(Input::DecodeFinished { request, output_tokens }, core, effects);
         if self.end(request) {
             effects.push(Effect::Ended { request });

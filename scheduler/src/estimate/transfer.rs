@@ -25,6 +25,11 @@ pub(crate) fn fetch_us(source: &Instance, target: &Instance, tokens: u64) -> u64
     out.max(into)
 }
 
+/// Time to bring `tokens` tokens of KV from `source` to `target` with both links to themselves, µs.
+pub(crate) fn alone_us(source: &Instance, target: &Instance, tokens: u64) -> u64 {
+    shared_us(source.kv_bytes(tokens), source.spec.net_bytes_per_s.min(target.spec.net_bytes_per_s), 1)
+}
+
 /// Predicted time to bring blocks of the instance's own DRAM and SSD into its HBM, µs.
 pub(crate) fn load_us(instance: &Instance, dram_tokens: u64, ssd_tokens: u64) -> u64 {
     let dram = shared_us(instance.kv_bytes(dram_tokens + ssd_tokens), instance.spec.host_bytes_per_s, 1);
@@ -49,6 +54,9 @@ mod tests {
         assert_eq!(alone, source.kv_bytes(10_000) * 1_000_000 / source.spec.net_bytes_per_s);
         target.ingress_flights = 3;
         assert_eq!(fetch_us(&source, &target, 10_000), alone * 4);
+        assert_eq!(alone_us(&source, &target, 10_000), alone);
+        target.spec.net_bytes_per_s /= 2;
+        assert_eq!(alone_us(&source, &target, 10_000), alone * 2);
         assert_eq!(fetch_us(&source, &target, 0), 0);
     }
 

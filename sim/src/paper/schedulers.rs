@@ -9,7 +9,7 @@ use baton_types::{CostProfile, Role};
 use super::{Row, Section, Traces, check, row};
 use crate::engine::Mix;
 use crate::metrics::RunResult;
-use crate::setup::{Pool, Setup};
+use crate::setup::{NO_STAGE_LIMIT_US, Pool, Setup};
 use crate::workload::TraceWorkload;
 use crate::{World, profiles};
 
@@ -62,6 +62,8 @@ pub(crate) fn simulate(setup: Setup, trace: &Arc<Trace>, speed: f64) -> Result<R
 /// The same, with the caches as they are at the end.
 pub(crate) fn world(mut setup: Setup, trace: &Arc<Trace>, speed: f64) -> Result<(RunResult, World), String> {
     setup.scheduler.block_tokens = trace.block_tokens;
+    // The published systems serve every request, however late.
+    setup.stage_floor_us = NO_STAGE_LIMIT_US;
     let (policy, mode, seed) = (setup.scheduler.policy, setup.scheduler.effective_admission(), setup.seed);
     let mut world = World::new(setup, Box::new(TraceWorkload::new(Arc::clone(trace), speed)))?;
     world.run()?;

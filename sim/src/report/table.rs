@@ -56,7 +56,13 @@ const COLUMNS: [Column; 19] = [
     column("requests", "requests offered", Better::Neutral, |r| number(r.requests), whole),
     column("completed", "requests that got all their tokens", Better::High, |r| number(r.completed), whole),
     column("refused", "requests refused for good", Better::Low, |r| number(r.rejected), whole),
-    column("failed", "requests admitted that could not be served", Better::Low, |r| number(r.failed), whole),
+    column(
+        "failed",
+        "requests admitted that could not be served, or not within the time of a stage",
+        Better::Low,
+        |r| number(r.failed),
+        whole,
+    ),
     column(
         "tokens in SLO",
         "prompt tokens of requests in SLO over those offered",

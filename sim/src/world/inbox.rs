@@ -99,6 +99,10 @@ impl Core for Modelled<'_> {
         self.conductor.decodes_at_us(request)
     }
 
+    fn handoff_us(&self, request: RequestId) -> u64 {
+        self.conductor.handoff_us(request).unwrap_or(0)
+    }
+
     /// The models of engines never stall: one that decodes has just drawn a token.
     fn last_token_us(&self, request: RequestId) -> u64 {
         self.live(request).map_or(0, |live| {

@@ -46,11 +46,10 @@ impl World {
                     self.rejected(slot, &rejection);
                 }
             }
-            Effect::Fail { request, .. } | Effect::Condemn { request } | Effect::GiveUp { request, .. } => {
-                if let Some(slot) = self.slot_of(request) {
-                    self.fail(slot);
-                }
+            Effect::Fail { request, .. } | Effect::Condemn { request } => {
+                self.lose(request, Status::Failed);
             }
+            Effect::GiveUp { request, .. } => self.lose(request, Status::TimedOut),
             // Orders about requests come as those of an attempt; the rest is said to clients and logs alone.
             Effect::Order(_)
             | Effect::Entered { .. }
@@ -61,10 +60,12 @@ impl World {
         }
     }
 
-    /// A request failed.
-    pub(crate) fn fail(&mut self, slot: u32) {
-        self.release_all(slot);
-        self.end(slot, Status::Failed, None);
+    /// A request that was admitted is not served.
+    pub(crate) fn lose(&mut self, request: RequestId, status: Status) {
+        if let Some(slot) = self.slot_of(request) {
+            self.release_all(slot);
+            self.end(slot, status, None);
+        }
     }
 
     /// Takes back whatever a request holds on one instance.

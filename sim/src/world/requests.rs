@@ -191,7 +191,8 @@ impl World {
         let live = &mut self.live[slot as usize];
         // A policy that looks again after the prefill may refuse what its prefill has begun to answer.
         if live.streamed_tokens > 0 && rejection.wasted_tokens == 0 {
-            return self.fail(slot);
+            let request = live.id;
+            return self.lose(request, Status::Failed);
         }
         live.wasted_tokens += rejection.wasted_tokens;
         // A client that comes again starts anew.

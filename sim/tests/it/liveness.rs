@@ -1,6 +1,7 @@
 //! Once everything is healed, whatever is let in is served.
 
 use baton_sim::metrics::Status;
+use baton_sim::setup::NO_STAGE_LIMIT_US;
 
 use crate::scenario::Scenario;
 use crate::seeds::{number, verdict};
@@ -14,7 +15,7 @@ fn healed_us(scenario: &Scenario) -> u64 {
     faults.last().map_or(0, |(at_us, _)| *at_us)
 }
 
-fn check(scenario: &Scenario, late: &mut [usize; 4]) -> Result<(), String> {
+fn check(scenario: &Scenario, late: &mut [usize; 5]) -> Result<(), String> {
     let run = verdict(scenario)?;
     let after_us = healed_us(scenario);
     for outcome in run.outcomes.iter().filter(|o| o.first_offer_us > after_us) {
@@ -27,11 +28,13 @@ fn check(scenario: &Scenario, late: &mut [usize; 4]) -> Result<(), String> {
 }
 
 fn sweep(deaths: u32, lost_links: u32) {
-    let mut late = [0; 4];
+    let mut late = [0; 5];
     for seed in 8_000..8_000 + number("BATON_SEEDS", 25) {
         let mut scenario = Scenario::with_faults(seed);
         (scenario.setup.faults.deaths, scenario.setup.faults.lost_links) = (deaths, lost_links);
         scenario.setup.clients.leave_permille = 0;
+        // What is lost must not be ended by the clock.
+        scenario.setup.stage_floor_us = NO_STAGE_LIMIT_US;
         scenario.setup.transfer.max_flights_per_link = 4096;
         check(&scenario, &mut late).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", scenario.describe()));
     }

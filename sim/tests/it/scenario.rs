@@ -6,6 +6,7 @@ use baton_scheduler::{AdmissionMode, FirstToken, PolicyName, SchedulerConfig};
 use baton_sim::engine::Mix;
 use baton_sim::faults::FaultPlan;
 use baton_sim::metrics::Collector;
+use baton_sim::setup::NO_STAGE_LIMIT_US;
 use baton_sim::{Clients, Handoff, Pool, Setup, TraceWorkload, World, profiles};
 use baton_store::{Eviction, Offload};
 use baton_traces::{Dialect, Record, Trace};
@@ -76,6 +77,9 @@ impl Scenario {
         setup.scheduler.seed = seed;
         setup.keep_outcomes = true;
         setup.audit_every = 7;
+        if !seed.is_multiple_of(4) {
+            setup.stage_floor_us = NO_STAGE_LIMIT_US;
+        }
         Self { setup, trace: Arc::new(trace) }
     }
 
@@ -106,9 +110,10 @@ impl Scenario {
             })
             .collect();
         format!(
-            "{} {:?} routers {} sync {} µs {:?} {:?} block {} retries {} leave {} {:?} [{}]",
+            "{} {:?} stages from {} µs routers {} sync {} µs {:?} {:?} block {} retries {} leave {} {:?} [{}]",
             s.scheduler.policy.name(),
             s.scheduler.admission,
+            s.stage_floor_us,
             s.routers,
             s.router_sync_us,
             s.handoff,

@@ -5,6 +5,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use baton_sim::metrics::{Collector, Outcome, Status};
+use baton_sim::setup::NO_STAGE_LIMIT_US;
 
 use crate::scenario::Scenario;
 
@@ -22,10 +23,17 @@ pub fn judge(scenario: &Scenario, run: &Collector) -> Result<(), String> {
         judge_one(outcome).map_err(|what| format!("{what}: {outcome:?}"))?;
     }
     let failed = run.outcomes.iter().filter(|o| o.status == Status::Failed).count();
-    let untroubled = scenario.setup.faults.deaths + scenario.setup.faults.lost_links == 0
+    // Where stages have limits, an overload that nobody refuses ends requests.
+    let untroubled = scenario.setup.stage_floor_us == NO_STAGE_LIMIT_US
+        && scenario.setup.faults.deaths + scenario.setup.faults.lost_links == 0
         && scenario.setup.transfer.max_flights_per_link > 2;
     if untroubled && failed > 0 {
         return Err(format!("{failed} requests failed without a fault"));
+    }
+    // A request that was lost would end by the clock: most scenarios have none.
+    let timed_out = run.outcomes.iter().filter(|o| o.status == Status::TimedOut).count();
+    if timed_out > 0 && scenario.setup.stage_floor_us == NO_STAGE_LIMIT_US {
+        return Err(format!("{timed_out} requests ran out of time, and there is no limit"));
     }
     Ok(())
 }
@@ -63,7 +71,7 @@ pub fn verdict(scenario: &Scenario) -> Result<Collector, String> {
 
 fn sweep(what: &str, make: fn(u64) -> Scenario) {
     let (first, count) = (number("BATON_SEED", 1), number("BATON_SEEDS", 60));
-    let (mut failures, mut ends) = (Vec::new(), [0usize; 4]);
+    let (mut failures, mut ends) = (Vec::new(), [0usize; 5]);
     for seed in first..first + count {
         let scenario = make(seed);
         match verdict(&scenario) {
@@ -74,7 +82,9 @@ fn sweep(what: &str, make: fn(u64) -> Scenario) {
             break;
         }
     }
-    println!("{what}: {count} seeds from {first}; completed, rejected, failed, cancelled: {ends:?}");
+    println!(
+        "{what}: {count} seeds from {first}; completed, rejected, failed, cancelled, timed out: {ends:?}"
+    );
     assert!(failures.is_empty(), "{what}:\n{}", failures.join("\n"));
     assert!(ends[Status::Completed as usize] > 0, "nothing was ever completed");
 }

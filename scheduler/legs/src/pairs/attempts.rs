@@ -86,6 +86,8 @@ pub struct Prefilling {
 pub struct HandingOff {
     pub(super) legs: Both,
     pub(super) turn: Turn,
+    /// When it began, µs.
+    pub(super) since_us: u64,
 }
 
 /// See [`Stage::Decoding`].
@@ -103,6 +105,8 @@ pub(super) struct Pace {
     pub prefilled: u64,
     /// Hand-offs that it was a side of and that were verified.
     pub handed: u64,
+    /// Answers that it decoded to their end: each makes room for KV that waits.
+    pub answered: u64,
 }
 
 /// A request's place among those that are in the same stage on the same instances.
@@ -121,13 +125,13 @@ impl Turn {
     }
 
     /// Whether its instances got on since its time was last over, and not so far that its turn must have come.
-    /// `live` counts the requests under way.
-    pub(super) const fn is_to_come(&mut self, done: u64, live: u64) -> bool {
+    /// `others`: it may wait for others that have time still. `live` counts the requests under way.
+    pub(super) const fn is_to_come(&mut self, done: u64, others: bool, live: u64) -> bool {
         if self.ahead == 0 {
             self.ahead = live;
         }
         let seen = core::mem::replace(&mut self.seen, done);
-        done > seen && done.saturating_sub(self.begun) <= TURN_SLACK * self.ahead
+        (done > seen || others) && done.saturating_sub(self.begun) <= TURN_SLACK * self.ahead
     }
 }
 
@@ -337,7 +341,7 @@ impl Pairs {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         pair.attempt += 1;
         (pair.room_tokens, pair.alone) = (room_tokens, false);
-        pair.stage = Stage::HandingOff(HandingOff { legs, turn });
+        pair.stage = Stage::HandingOff(HandingOff { legs, turn, since_us: self.now_us });
         let (attempt, given_tokens) = (pair.attempt, pair.given_tokens);
         let stage_us = self.config.handoff_stage_us(pair);
         self.set_deadline(request, self.now_us + stage_us);
@@ -349,7 +353,7 @@ impl Pairs {
     pub(super) fn prefill_is_over(&mut self, request: RequestId, legs: Both, effects: &mut Vec<Effect>) {
         let turn = Turn::new(self.handed_by(legs));
         let Some(pair) = self.pairs.get_mut(&request) else { return };
-        pair.stage = Stage::HandingOff(HandingOff { legs, turn });
+        pair.stage = Stage::HandingOff(HandingOff { legs, turn, since_us: self.now_us });
         let stage_us = self.config.handoff_stage_us(pair);
         self.set_deadline(request, self.now_us + stage_us);
         self.entered(request, effects);
@@ -408,7 +412,7 @@ impl Pairs {
     }
 
     pub(super) fn handed_by(&self, legs: Both) -> u64 {
-        self.done_by(legs, |pace| pace.handed)
+        self.done_by(legs, |pace| pace.handed + pace.answered)
     }
 
     pub(super) fn rejected(&mut self, rejection: Rejection, core: &impl Core, effects: &mut Vec<Effect>) {

@@ -36,6 +36,11 @@ impl PairsConfig {
         }
     }
 
+    /// What may take so long before it is late.
+    pub(super) const fn slack(&self, foreseen_us: u64) -> u64 {
+        foreseen_us.saturating_mul(self.slack)
+    }
+
     fn class(&self, class: ClassId) -> (u64, u64) {
         self.classes.get(class.index()).or(self.classes.first()).copied().unwrap_or(NO_CLASS)
     }

@@ -27,6 +27,7 @@ struct Simple {
     prefills: usize,
     foreseen_us: Option<u64>,
     last_token_us: u64,
+    handoff_us: u64,
 }
 
 impl Default for Simple {
@@ -39,6 +40,7 @@ impl Default for Simple {
             prefills: 1,
             foreseen_us: None,
             last_token_us: 0,
+            handoff_us: 0,
         }
     }
 }
@@ -96,6 +98,10 @@ impl Core for Simple {
 
     fn request(&mut self, request: RequestId, emitted_tokens: u32) -> Option<Request> {
         Some(Request { id: request, emitted_tokens, ..Request::default() })
+    }
+
+    fn handoff_us(&self, _: RequestId) -> u64 {
+        self.handoff_us
     }
 
     fn decodes_at_us(&self, _: RequestId) -> Option<u64> {
@@ -287,6 +293,44 @@ fn nothing_waits_for_a_pair_of_instances_for_ever() {
     assert!(matches!(bench.arrive(B, 10)[..], [Effect::Refuse(_)]));
 }
 
+/// Its hand-off has its whole time from now on: late when nothing speaks for it.
+fn hands_off(bench: &mut Bench, request: RequestId) {
+    bench.arrive(request, 10);
+    bench.hear(request, P, PREFILLED);
+    assert_eq!(bench.phase(request), Some(Phase::HandingOff));
+}
+
+#[test]
+fn a_hand_off_over_a_slow_link_has_the_time_that_all_its_bytes_take() {
+    let mut bench = Bench::new();
+    // Ten seconds alone, and another beside it: with a slack of four, 80 s.
+    bench.core.handoff_us = 10_000_000;
+    hands_off(&mut bench, A);
+    bench.arrive(B, 10);
+    let late = |effects: &[Effect]| {
+        effects.iter().any(|e| matches!(e, Effect::Late { request: A, phase: Phase::HandingOff, .. }))
+    };
+    for _ in 0..79 {
+        assert!(!late(&bench.wait(1_000_000)), "{} µs", bench.now_us);
+    }
+    assert!(late(&bench.wait(2_000_000)));
+}
+
+#[test]
+fn a_hand_off_that_waits_for_room_is_not_late_while_answers_are_drawn_there() {
+    let mut bench = Bench::new();
+    bench.decoding(B);
+    hands_off(&mut bench, A);
+    for _ in 0..20 {
+        bench.core.last_token_us = bench.now_us + 1_000_000;
+        assert_eq!(bench.wait(1_000_000), [], "B draws its tokens");
+    }
+    // It draws none any more.
+    let effects = bench.wait(3_000_000);
+    let late = |e: &Effect| matches!(e, Effect::Late { request: A, phase: Phase::HandingOff, .. });
+    assert!(effects.iter().any(late), "{effects:?}");
+}
+
 #[test]
 fn hand_offs_are_tried_again_at_once_and_then_after_pauses_that_double() {
     let mut bench = Bench::new();
@@ -342,7 +386,10 @@ fn a_stage_is_not_late_while_its_instance_gets_on_with_others_before_it() {
     bench.now_us += 500_000;
     bench.hear(A, P, PREFILLED);
     assert_eq!(bench.wait(500_000), [], "it may have been behind the other");
-    let effects = bench.wait(FLOOR_US);
+    bench.wait(900_000);
+    assert_eq!(bench.phase(B), Some(Phase::Prefilling), "its room may be held by KV that has yet to leave");
+    bench.hear(A, E, LANDED);
+    let effects = bench.wait(2 * FLOOR_US);
     assert!(
         effects.contains(&Effect::Late { request: B, attempt: 1, phase: Phase::Prefilling }),
         "{effects:?}"

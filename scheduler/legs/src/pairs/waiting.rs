@@ -5,9 +5,9 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use baton_scheduler::Input;
-use baton_types::RequestId;
+use baton_types::{InstanceId, RequestId};
 
-use super::{Cause, Core, Effect, Pair, Pairs, Phase, Stage};
+use super::{Both, Cause, Core, Decoding, Effect, HandingOff, Pair, Pairs, Phase, Prefilling, Stage};
 
 /// How often requests that nothing could take are tried again, µs.
 pub(super) const TRY_EVERY_US: u64 = 50_000;
@@ -202,11 +202,19 @@ impl Pairs {
         if patience_us <= now_us {
             return None;
         }
+        if let Stage::HandingOff(HandingOff { since_us, .. }) = pair.stage {
+            let due_us = since_us.saturating_add(self.config.slack(self.handoff_us(request, legs, core)));
+            if due_us > now_us {
+                return Some(due_us);
+            }
+        }
         let (prefilled, handed) = (self.prefilled_by(legs), self.handed_by(legs));
+        let holds = legs.prefill.is_some_and(|at| self.holds_back(at) || self.decodes_on(at, core));
+        let decodes = legs.decode.is_some_and(|at| self.decodes_on(at, core));
         let pair = self.pairs.get_mut(&request)?;
         let to_come = match &mut pair.stage {
-            Stage::Prefilling(prefilling) => prefilling.turn.is_to_come(prefilled, live),
-            Stage::HandingOff(handing_off) => handing_off.turn.is_to_come(handed, live),
+            Stage::Prefilling(prefilling) => prefilling.turn.is_to_come(prefilled, holds, live),
+            Stage::HandingOff(handing_off) => handing_off.turn.is_to_come(handed, decodes, live),
             Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => false,
         };
         let stage_us = match pair.stage {
@@ -214,6 +222,35 @@ impl Pairs {
             _ => self.config.handoff_stage_us(pair),
         };
         to_come.then_some(now_us + stage_us)
+    }
+
+    /// How long the KV of a request takes to its decode instance beside all others that use its links, µs.
+    fn handoff_us(&self, request: RequestId, legs: Both, core: &impl Core) -> u64 {
+        let streams = |pair: &&Pair| match &pair.stage {
+            Stage::Prefilling(Prefilling { legs: other, .. })
+            | Stage::HandingOff(HandingOff { legs: other, .. }) => {
+                other.decode == legs.decode || other.prefill == legs.prefill
+            }
+            Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => false,
+        };
+        let streams = self.pairs.values().filter(streams).count() as u64;
+        core.handoff_us(request).saturating_mul(streams)
+    }
+
+    /// Whether an instance holds KV that has yet to leave: a prefill that has no room there waits for it, and each such
+    /// hand-off has a time of its own.
+    fn holds_back(&self, instance: InstanceId) -> bool {
+        let leaves = |pair: &Pair| matches!(&pair.stage, Stage::HandingOff(HandingOff { legs, .. }) if legs.prefill == Some(instance));
+        self.pairs.values().any(leaves)
+    }
+
+    /// Whether an instance decodes: KV that has no room there yet waits for one of these answers to end.
+    fn decodes_on(&self, instance: InstanceId, core: &impl Core) -> bool {
+        self.pairs.iter().any(|(request, pair)| {
+            let Stage::Decoding(Decoding { legs, since_us }) = &pair.stage else { return false };
+            let since_us = core.last_token_us(*request).max(*since_us);
+            legs.decode == Some(instance) && since_us + self.config.token_stage_us(pair.class) > self.now_us
+        })
     }
 
     fn give_up(
