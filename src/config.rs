@@ -1,14 +1,14 @@
 //! The configuration file: one strict TOML that the simulator and the service both read.
 //!
-//! Each core owns its settings; this file nests them. Unknown keys are refused with the nearest
+//! Each core owns its settings; this file nests them. What the simulator alone reads has sections of its own. Unknown keys are refused with the nearest
 //! known one, impossible values with their bound, and nothing starts before all of it is checked.
 
 use baton_legs::pairs::{STAGE_FLOOR_US, STAGE_SLACK};
 use baton_router::{ReasoningParser, ToolParser};
 use baton_scheduler::SchedulerConfig;
+use baton_sim::network::NetworkConfig;
 use baton_store::{Eviction, Offload};
 use baton_tiers::IoChoice;
-use baton_transfer::TransferConfig;
 use baton_types::{Role, Secret};
 use serde::{Deserialize, Serialize};
 
@@ -26,18 +26,18 @@ pub const BLOCK_TOKENS: u32 = 16;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// What instances there are.
-    pub cluster: ClusterConfig,
     /// How requests are placed and admitted.
     pub scheduler: SchedulerConfig,
     /// How KV blocks are kept.
     pub store: StoreSection,
-    /// How transfers share links.
-    pub transfer: TransferConfig,
     /// How the live service runs.
     pub service: ServiceConfig,
     /// How its front door reads answers.
     pub router: RouterSection,
+    /// What instances a simulation has.
+    pub cluster: ClusterConfig,
+    /// How simulated transfers share links.
+    pub network: NetworkConfig,
     /// How simulated clients behave.
     pub clients: ClientsConfig,
     /// Faults that a simulation injects.
@@ -50,9 +50,9 @@ impl Default for Config {
             cluster: ClusterConfig::default(),
             scheduler: SchedulerConfig { block_tokens: BLOCK_TOKENS, ..SchedulerConfig::default() },
             store: StoreSection::default(),
-            transfer: TransferConfig::default(),
             service: ServiceConfig::default(),
             router: RouterSection::default(),
+            network: NetworkConfig::default(),
             clients: ClientsConfig::default(),
             faults: FaultsConfig::default(),
         }
@@ -446,7 +446,7 @@ impl Config {
     /// Checks every bound.
     pub fn validate(&self) -> Result<(), String> {
         self.scheduler.validate().map_err(|e| e.to_string())?;
-        self.transfer.validate().map_err(|e| e.to_string())?;
+        self.network.validate()?;
         self.service.validate()?;
         self.check_key_classes()?;
         self.router.parsers()?;
@@ -521,13 +521,13 @@ mod tests {
 
     #[test]
     fn a_setting_of_an_earlier_release_is_answered_with_what_to_do() {
-        let error = parse("[transfer]\nmax_predicted_events = 16").expect_err("it is no more");
+        let error = parse("[transfer]\nfloor_permille = 16").expect_err("it has moved");
         assert_eq!(
             error,
-            "transfer.max_predicted_events is no longer a setting: nothing predicts when a transfer would end; \
-             delete the line"
+            "[transfer] is no longer a section: its settings are the simulator's, and have moved to [network] under \
+             the same names"
         );
-        let error = parse("[store]\nmax_predicted_events = 16").expect_err("it never was there");
+        let error = parse("transfers = 16").expect_err("it never was there");
         assert!(error.contains("unknown field"), "{error}");
     }
 

@@ -148,7 +148,7 @@ pub fn over(own: &Config, text: &str) -> Result<Config, String> {
             "cluster" => whole.cluster = given.cluster.clone(),
             "scheduler" => whole.scheduler = given.scheduler.clone(),
             "store" => whole.store = given.store.clone(),
-            "transfer" => whole.transfer = given.transfer.clone(),
+            "network" => whole.network = given.network.clone(),
             "service" => whole.service = given.service.clone(),
             "router" => whole.router = given.router.clone(),
             "clients" => whole.clients = given.clients.clone(),
@@ -298,7 +298,7 @@ mod tests {
         for (text, named) in [
             ("[cluster]\nrouters = 2", "cluster.routers: 1 -> 2"),
             ("[store]\neviction = \"lfu\"", "store.eviction"),
-            ("[transfer]\nmax_flights = 7\nmax_flights_per_link = 7", "transfer.max_flights: 65536 -> 7"),
+            ("[network]\nmax_flights = 7\nmax_flights_per_link = 7", "network.max_flights: 65536 -> 7"),
             ("[scheduler]\nblock_tokens = 32", "scheduler.block_tokens"),
             ("[scheduler]\nseed = 16", "scheduler.seed"),
             ("[scheduler]\npolicy = \"random\"", "scheduler.policy"),

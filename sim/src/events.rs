@@ -19,8 +19,8 @@ pub enum Event {
     Engine(u32, u32),
     /// A pipelined pass leaves an engine.
     Pipeline(u32),
-    /// A transfer is due.
-    Transfers,
+    /// The network has something due.
+    Network,
     /// A conductor wants to be woken.
     Conductor(u32),
     /// A conductor's pairs want to be woken.
@@ -112,11 +112,11 @@ mod tests {
     fn ties_keep_the_order_of_scheduling() {
         let mut events = Events::default();
         events.push(5, Event::Sample);
-        events.push(3, Event::Transfers);
+        events.push(3, Event::Network);
         events.push(5, Event::Arrival);
         assert_eq!(events.next_us(), Some(3));
         assert_eq!(events.pop_at(2), None);
-        assert_eq!(events.pop_at(3), Some(Event::Transfers));
+        assert_eq!(events.pop_at(3), Some(Event::Network));
         assert_eq!(events.pop_at(9), Some(Event::Sample));
         assert_eq!(events.pop_at(9), Some(Event::Arrival));
         assert_eq!(events.pop_at(9), None);

@@ -8,6 +8,7 @@ pub mod events;
 pub mod faults;
 pub mod fit;
 pub mod metrics;
+pub mod network;
 pub mod oracle;
 pub mod paper;
 pub mod profiles;

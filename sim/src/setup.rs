@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::network::NetworkConfig;
 use baton_legs::pairs::{STAGE_FLOOR_US, STAGE_SLACK};
 use baton_scheduler::SchedulerConfig;
 use baton_store::{Eviction, Offload};
-use baton_transfer::TransferConfig;
 use baton_types::{CostProfile, Role};
 
 use crate::engine::Mix;
@@ -94,8 +94,8 @@ pub struct Setup {
     pub pools: Vec<Pool>,
     /// The conductor's settings.
     pub scheduler: SchedulerConfig,
-    /// The transfer core's settings.
-    pub transfer: TransferConfig,
+    /// How transfers share links.
+    pub network: NetworkConfig,
     /// Which block goes first when a tier is full.
     pub eviction: Eviction,
     /// When blocks are copied down.
@@ -151,7 +151,7 @@ impl Setup {
                 Pool::new(Role::Decode, decodes, profile.clone()),
             ],
             scheduler,
-            transfer: TransferConfig::default(),
+            network: NetworkConfig::default(),
             eviction: Eviction::Lru,
             offload: Offload::OnEvict,
             ssd_second_touch: false,
@@ -199,7 +199,7 @@ impl Setup {
     /// Names what is missing or impossible, and the bound.
     pub fn validate(&self) -> Result<(), String> {
         self.scheduler.validate().map_err(|e| e.to_string())?;
-        self.transfer.validate().map_err(|e| e.to_string())?;
+        self.network.validate()?;
         if !self.pools.iter().any(|p| p.count > 0 && p.role.prefills()) {
             return Err("cluster: no instance prefills; add a pool with role \"prefill\" or \"both\"".into());
         }

@@ -21,11 +21,11 @@ mod trouble;
 
 use std::collections::VecDeque;
 
+use crate::network::{Effect as NetworkEffect, Input as NetworkInput, LinkSpec, Network};
 use baton_legs::Effect as LegEffect;
 use baton_legs::pairs::{Effect as PairEffect, Pairs, PairsConfig};
 use baton_scheduler::Conductor;
 use baton_store::Effect as StoreEffect;
-use baton_transfer::{Effect as TransferEffect, LinkSpec, TransferEngine};
 use baton_types::{ChainHasher, Rng, Role};
 use hashbrown::HashMap;
 
@@ -57,8 +57,8 @@ pub struct World {
     pub(crate) conductor_wakes: Vec<u64>,
     pub(crate) pair_wakes: Vec<u64>,
     pub(crate) news: Vec<Late>,
-    pub(crate) transfers: TransferEngine,
-    pub(crate) transfers_wake_us: u64,
+    pub(crate) network: Network,
+    pub(crate) network_wake_us: u64,
     pub(crate) flights: HashMap<u64, Purpose>,
     pub(crate) next_flight: u64,
     pub(crate) workload: Box<dyn Workload>,
@@ -88,7 +88,7 @@ pub struct World {
     pair_effects: Vec<PairEffect>,
     store_effects: Vec<StoreEffect>,
     leg_effects: Vec<LegEffect>,
-    transfer_effects: Vec<TransferEffect>,
+    network_effects: Vec<NetworkEffect>,
     ended: Vec<Ended>,
 }
 
@@ -128,8 +128,8 @@ impl World {
             planned: false,
             sampled: false,
             events: Events::default(),
-            transfers: TransferEngine::new(setup.transfer.clone(), &links),
-            transfers_wake_us: u64::MAX,
+            network: Network::new(setup.network.clone(), &links),
+            network_wake_us: u64::MAX,
             flights: HashMap::new(),
             next_flight: 0,
             upcoming: None,
@@ -150,7 +150,7 @@ impl World {
             pair_effects: Vec::new(),
             store_effects: Vec::new(),
             leg_effects: Vec::new(),
-            transfer_effects: Vec::new(),
+            network_effects: Vec::new(),
             ended: Vec::new(),
             conductor_wakes: vec![u64::MAX; routers],
             pair_wakes: vec![u64::MAX; routers],
@@ -244,9 +244,9 @@ impl World {
             Event::Cancel(slot, generation) => self.client_leaves(slot, generation),
             Event::Engine(node, version) => self.stride_due(node, version),
             Event::Pipeline(node) => self.pipeline_due(node),
-            Event::Transfers => {
-                self.transfers_wake_us = u64::MAX;
-                self.step_transfers(baton_transfer::Input::TimerFired);
+            Event::Network => {
+                self.network_wake_us = u64::MAX;
+                self.step_network(NetworkInput::TimerFired);
             }
             Event::Conductor(router) => {
                 self.conductor_wakes[router as usize] = u64::MAX;
@@ -278,11 +278,11 @@ impl World {
                 break;
             }
         }
-        if let Some(at_us) = self.transfers.next_deadline()
-            && at_us < self.transfers_wake_us
+        if let Some(at_us) = self.network.next_deadline()
+            && at_us < self.network_wake_us
         {
-            self.transfers_wake_us = at_us.max(self.now_us);
-            self.events.push(self.transfers_wake_us, Event::Transfers);
+            self.network_wake_us = at_us.max(self.now_us);
+            self.events.push(self.network_wake_us, Event::Network);
         }
         for (router, conductor) in self.conductors.iter_mut().enumerate() {
             if let Some(at_us) = conductor.next_deadline()

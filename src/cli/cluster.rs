@@ -28,7 +28,7 @@ pub fn setup(config: &Config, seed: u64) -> Result<Setup, String> {
     let faults = &config.faults;
     let setup = Setup {
         pools,
-        transfer: config.transfer.clone(),
+        network: config.network.clone(),
         eviction: config.store.eviction,
         offload: config.store.offload.of(false),
         ssd_second_touch: config.store.ssd_second_touch,

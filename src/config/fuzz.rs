@@ -11,7 +11,7 @@ fn fuzz_config() {
         b"[[scheduler.classes]]\n",
         b"[service]\n",
         b"[store]\n",
-        b"[transfer]\n",
+        b"[network]\n",
         b"[cluster]\n",
         b"block_tokens = 0\n",
         b"true",

@@ -8,9 +8,9 @@ use super::{BLOCK_TOKENS, Config};
 /// Bytes of a configuration at most: reading it delays nobody for long.
 const MOST_BYTES: usize = 4 << 20;
 
-/// Settings that earlier releases had, each with its section and what to do about it.
-const REMOVED: &[(&str, &str, &str)] =
-    &[("transfer", "max_predicted_events", "nothing predicts when a transfer would end; delete the line")];
+/// Sections that earlier releases had, each with what to do about it.
+const REMOVED: &[(&str, &str)] =
+    &[("transfer", "its settings are the simulator's, and have moved to [network] under the same names")];
 
 /// Reads a configuration file.
 pub fn load(path: &Path) -> Result<Config, String> {
@@ -60,14 +60,13 @@ pub fn parse(text: &str) -> Result<Config, String> {
     Ok(config)
 }
 
-/// Whether a file has no setting that is no more.
+/// Whether a file has no section that was removed.
 ///
 /// # Errors
 /// In words: which it has, and what to do.
 fn refuse_removed(given: &toml::Table) -> Result<(), String> {
-    let has = |section: &str, key: &str| given.get(section).is_some_and(|inner| inner.get(key).is_some());
-    match REMOVED.iter().find(|(section, key, _)| has(section, key)) {
-        Some((section, key, remedy)) => Err(format!("{section}.{key} is no longer a setting: {remedy}")),
+    match REMOVED.iter().find(|(section, _)| given.contains_key(*section)) {
+        Some((section, remedy)) => Err(format!("[{section}] is no longer a section: {remedy}")),
         None => Ok(()),
     }
 }

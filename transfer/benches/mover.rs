@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use baton_transfer::Priority;
-use baton_transfer::mover::{
+use baton_transfer::{
     BatchId, BatchRequest, Direction, Effect, Input, MoverConfig, MoverCore, Op, PathNumber, PeerNumber,
     RailNumber, RailSpec, Route, Ticket,
 };

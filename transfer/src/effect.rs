@@ -1,55 +1,303 @@
-//! What the transfer core says.
+//! What the core wants done, and what has become of batches.
 
-use baton_types::TransferId;
+use core::fmt;
+
 use serde::{Deserialize, Serialize};
 
-use crate::LinkId;
+use crate::{BatchId, Fault, PathNumber, PeerNumber, RailNumber, Ticket};
 
-/// The end of a transfer. Each accepted one ends exactly once; each refused `Start` is answered once.
+/// One order to the driver, or one answer to whoever submitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Effect {
-    /// All bytes landed.
-    Finished {
-        /// Which.
-        transfer: TransferId,
-        /// How many bytes landed: all that were asked for.
-        bytes: u64,
-        /// When it was started.
-        started_us: u64,
+    /// Open a path; answer with `PathOpened` or `PathOpenFailed`.
+    OpenPath {
+        /// Under this name.
+        path: PathNumber,
+        /// To this peer.
+        peer: PeerNumber,
+        /// Over this rail.
+        rail: RailNumber,
     },
-    /// It ended short, or never started.
+    /// Close a path; `PathClosed` follows.
+    ClosePath {
+        /// Which.
+        path: PathNumber,
+    },
+    /// Move one slice.
+    Post {
+        /// Over this path.
+        path: PathNumber,
+        /// Under this name.
+        ticket: Ticket,
+        /// Of this batch.
+        batch: BatchId,
+        /// Of the op at this place in it.
+        op: u32,
+        /// First byte, counted from the start of the op.
+        at: u64,
+        /// How many bytes.
+        bytes: u32,
+    },
+    /// Ask for a sign of life.
+    Probe {
+        /// Over this path.
+        path: PathNumber,
+        /// Under this name.
+        ticket: Ticket,
+    },
+    /// Send the batch's notice.
+    Notify {
+        /// Over this path.
+        path: PathNumber,
+        /// Under this name.
+        ticket: Ticket,
+        /// Whose.
+        batch: BatchId,
+    },
+    /// A batch ended: every byte is in place, its notice delivered, and nothing of it can land any more.
+    Done {
+        /// Which.
+        batch: BatchId,
+        /// How many bytes it moved.
+        bytes: u64,
+        /// How long it took.
+        took_us: u64,
+    },
+    /// A batch ended short. Nothing of it can land here any more.
     Failed {
         /// Which.
-        transfer: TransferId,
+        batch: BatchId,
+        /// At what, and why.
+        failure: Failure,
+        /// Whether nothing of it can land at the peer either. If not, the owner of the window must revoke it
+        /// before its memory is used for something else.
+        remote_fenced: bool,
+    },
+    /// A batch ended because nobody wanted it any more. Nothing of it can land here any more.
+    Cancelled {
+        /// Which.
+        batch: BatchId,
+        /// As in `Failed`.
+        remote_fenced: bool,
+    },
+    /// A batch was not taken: nothing of it was or will be done.
+    Refused {
+        /// Which.
+        batch: BatchId,
         /// Why.
-        reason: Failure,
-        /// Whole bytes that had left before.
-        delivered_bytes: u64,
+        refusal: Refusal,
+    },
+    /// A peer was not taken in: there are too many with work.
+    PeerRefused {
+        /// Which.
+        peer: PeerNumber,
+    },
+    /// A peer without work was forgotten, to make room. Tell of it anew, under another number, when it is
+    /// needed.
+    PeerForgotten {
+        /// Which.
+        peer: PeerNumber,
     },
 }
 
-/// Why a transfer failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Failure {
-    /// A link of its path is down: take another path or wait.
-    LinkDown(LinkId),
-    /// Its deadline passed.
-    Deadline,
-    /// It was cancelled.
-    Cancelled,
-    /// It was not accepted; nothing moved.
-    Refused(Refusal),
+/// What a batch was at when it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Reaching the peer.
+    Connect,
+    /// Moving slices.
+    Move,
+    /// Making sure that nothing can land late.
+    Fence,
+    /// Telling the peer's program.
+    Notify,
 }
 
-/// Why a `Start` was not accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Why a batch failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Its time was over.
+    Deadline,
+    /// The last fault, after all tries that were worth it.
+    Fault(Fault),
+    /// The peer could not say whether late bytes of a write can still land.
+    PeerUnknown,
+}
+
+/// At what and why a batch failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Failure {
+    /// At what.
+    pub stage: Stage,
+    /// Why.
+    pub reason: Reason,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stage = match self.stage {
+            Stage::Connect => "connecting",
+            Stage::Move => "moving",
+            Stage::Fence => "fencing",
+            Stage::Notify => "notifying",
+        };
+        let reason = match self.reason {
+            Reason::Deadline => "its deadline passed: allow more time or send less",
+            Reason::Fault(Fault::Path) => "every try broke: see the paths to this peer",
+            Reason::Fault(Fault::Silent) => "the peer was silent: see whether it lives",
+            Reason::Fault(Fault::Stale) => "the window is closed or the peer has restarted: ask it anew",
+            Reason::Fault(Fault::Invalid) => "the peer grants no such range: see the window's description",
+            Reason::Fault(Fault::Corrupt) => "bytes were damaged on the way, twice: see the device",
+            Reason::PeerUnknown => "late bytes may land at the peer: its owner must revoke the window",
+        };
+        write!(f, "{stage}: {reason}")
+    }
+}
+
+/// Which bound is met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// Batches at once.
+    Batches,
+    /// Ops of all batches at once.
+    Ops,
+    /// Peers with work at once.
+    Peers,
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Batches => "batches",
+            Self::Ops => "ops",
+            Self::Peers => "peers",
+        })
+    }
+}
+
+/// Why a batch was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Refusal {
-    /// A flight of that name is in progress, and goes on: this answers the second `Start` only.
+    /// There is no room; when something ends there is.
+    Full {
+        /// Which bound.
+        bound: Bound,
+        /// Where it is.
+        limit: u64,
+    },
+    /// Nothing to move and nobody to notify, or an op of no bytes.
+    Empty,
+    /// More ops than a batch may have.
+    TooManyOps,
+    /// More bytes than a batch may have: [`crate::MoverConfig::slices_per_batch_max`] slices.
+    TooLarge,
+    /// A batch of this name lives.
     Duplicate,
-    /// As many flights as configured are in progress: retry when one has ended.
-    TooManyFlights,
-    /// This link has as many flights as configured: retry when one has ended.
-    LinkFull(LinkId),
-    /// No such link: the driver's topology is not the engine's.
-    UnknownLink(LinkId),
+    /// No such peer was told of, or no route to it.
+    PeerUnknown,
+    /// The peer's life is over.
+    PeerEnded,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full { bound, limit } => write!(f, "full: {limit} {bound} at once; try again later"),
+            Self::Empty => f.write_str("nothing to move: leave out ops of no bytes"),
+            Self::TooManyOps => f.write_str("too many ops in one batch: split it"),
+            Self::TooLarge => f.write_str("too many bytes in one batch: split it"),
+            Self::Duplicate => f.write_str("a batch of this name lives: take another name"),
+            Self::PeerUnknown => f.write_str("no route to the peer is known: tell of one first"),
+            Self::PeerEnded => f.write_str("the peer has restarted: ask it for its windows anew"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::collections::BTreeSet;
+    use alloc::format;
+    use alloc::string::{String, ToString};
+
+    const STAGES: [(Stage, &str); 4] = [
+        (Stage::Connect, "connecting: "),
+        (Stage::Move, "moving: "),
+        (Stage::Fence, "fencing: "),
+        (Stage::Notify, "notifying: "),
+    ];
+
+    /// Each reason, a word that says what happened, and one that says what to do.
+    const REASONS: [(Reason, &str, &str); 7] = [
+        (Reason::Deadline, "deadline", "allow more time"),
+        (Reason::Fault(Fault::Path), "broke", "see the paths"),
+        (Reason::Fault(Fault::Silent), "silent", "see whether it lives"),
+        (Reason::Fault(Fault::Stale), "closed", "ask it anew"),
+        (Reason::Fault(Fault::Invalid), "no such range", "see the window's description"),
+        (Reason::Fault(Fault::Corrupt), "damaged", "see the device"),
+        (Reason::PeerUnknown, "late bytes", "revoke the window"),
+    ];
+
+    /// A cause, then what to do about it.
+    fn has_remedy(text: &str) -> bool {
+        let parts = text.split_once([':', ';']);
+        parts.is_some_and(|(cause, remedy)| !cause.trim().is_empty() && remedy.trim().contains(' '))
+    }
+
+    #[test]
+    fn every_failure_names_its_stage_its_cause_and_a_remedy_and_none_is_like_another() {
+        let mut texts = BTreeSet::new();
+        for (stage, at) in STAGES {
+            for (reason, cause, remedy) in REASONS {
+                let text = Failure { stage, reason }.to_string();
+                let why = text.strip_prefix(at).unwrap_or_else(|| panic!("{text} does not begin with {at}"));
+                assert!(why.contains(cause) && why.contains(remedy) && has_remedy(why), "{text}");
+                assert!(why.find(cause) < why.find(remedy), "first the cause: {text}");
+                assert!(texts.insert(text));
+            }
+        }
+        assert_eq!(texts.len(), 28);
+    }
+
+    #[test]
+    fn every_refusal_names_its_cause_and_a_remedy_and_none_is_like_another() {
+        let full = |bound| Refusal::Full { bound, limit: 37 };
+        let table = [
+            (full(Bound::Batches), "37 batches", "later"),
+            (full(Bound::Ops), "37 ops", "later"),
+            (full(Bound::Peers), "37 peers", "later"),
+            (Refusal::Empty, "nothing to move", "leave out"),
+            (Refusal::TooManyOps, "too many ops", "split"),
+            (Refusal::TooLarge, "too many bytes", "split"),
+            (Refusal::Duplicate, "this name lives", "another name"),
+            (Refusal::PeerUnknown, "no route", "tell of one"),
+            (Refusal::PeerEnded, "restarted", "anew"),
+        ];
+        let mut texts = BTreeSet::new();
+        for (refusal, cause, remedy) in table {
+            let text = refusal.to_string();
+            assert!(text.contains(cause) && text.contains(remedy) && has_remedy(&text), "{text}");
+            assert!(texts.insert(text));
+        }
+    }
+
+    #[test]
+    fn texts_stay_on_one_line_and_show_no_names_of_types() {
+        let failures = STAGES.iter().flat_map(|&(stage, _)| {
+            REASONS
+                .iter()
+                .map(move |&(reason, ..)| (format!("{:?}", (stage, reason)), Failure { stage, reason }))
+        });
+        for (names, failure) in failures {
+            let text: String = failure.to_string();
+            let shown =
+                names.split(['(', ')', ',', ' ']).find(|name| !name.is_empty() && text.contains(name));
+            assert_eq!(shown, None, "{text}");
+            assert!(text.len() < 100 && !text.contains('\n') && !text.ends_with('.'), "{text}");
+        }
+    }
 }

@@ -1,58 +1,53 @@
-//! The index from a transfer's name to its flight; never iterated.
+//! Names: who gives each, and how long it lives.
 
-use core::hash::{BuildHasherDefault, Hasher};
+use serde::{Deserialize, Serialize};
 
-use baton_types::TransferId;
-use hashbrown::HashMap;
+/// A batch, named by whoever submits it; not used twice while it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BatchId(pub u64);
 
-/// Slot of each flight in progress.
-pub(crate) type Slots = HashMap<TransferId, u32, BuildHasherDefault<Mix>>;
+/// One life of a peer process, numbered by the driver and not used twice: a peer that restarts is another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PeerNumber(pub u32);
 
-/// A fixed mix of a 64-bit name, the same on every machine.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Mix(u64);
+/// One way out of this node (a device of a transport), by its place in [`crate::MoverConfig::rails`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct RailNumber(pub u8);
 
-impl Hasher for Mix {
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
+/// One connection over a rail to a peer, numbered by the core and not used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PathNumber(pub u32);
+
+/// One slice, probe or notice posted on a path. What has ended is not found under its ticket any more, so a
+/// completion that comes twice or late changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Ticket(pub u64);
+
+impl RailNumber {
+    pub(crate) fn index(self) -> usize {
+        usize::from(self.0)
     }
 
-    fn write_u64(&mut self, value: u64) {
-        let mixed = (self.0 ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        self.0 = mixed ^ (mixed >> 32);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0.wrapping_mul(0xD6E8_FEB8_6659_FD93).rotate_left(29)
+    /// Its bit in a set of rails.
+    pub(crate) fn bit(self) -> u64 {
+        1 << self.0
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::MAX_RAILS;
 
     #[test]
-    fn dense_and_strided_names_spread_over_both_ends_of_the_hash() {
-        for stride in [1u64, 1 << 16, 1 << 32] {
-            let (mut low, mut high) = ([0u32; 64], [0u32; 64]);
-            for i in 0..6_400u64 {
-                let mut hasher = Mix::default();
-                hasher.write_u64(i * stride);
-                let hash = hasher.finish();
-                low[(hash % 64) as usize] += 1;
-                high[(hash >> 58) as usize] += 1;
-            }
-            assert!(low.iter().chain(&high).all(|&n| n < 300), "stride {stride}: {low:?} {high:?}");
+    fn every_rail_has_a_bit_of_its_own_and_all_fit_one_word() {
+        let rails = (0..u8::try_from(MAX_RAILS).unwrap()).map(RailNumber);
+        let mut set = 0u64;
+        for rail in rails {
+            assert_eq!((rail.bit().count_ones(), set & rail.bit()), (1, 0), "{rail:?}");
+            assert_eq!(rail.bit().trailing_zeros() as usize, rail.index());
+            set |= rail.bit();
         }
-    }
-
-    #[test]
-    fn bytes_and_words_are_both_hashed() {
-        let (mut a, mut b) = (Mix::default(), Mix::default());
-        a.write(&[1, 2]);
-        b.write(&[2, 1]);
-        assert_ne!(a.finish(), b.finish());
+        assert_eq!(set, u64::MAX);
     }
 }

@@ -1,114 +1,203 @@
-//! What the transfer core is told.
+//! What the core is told: facts, in the past tense.
 
-use baton_types::TransferId;
+use alloc::vec::Vec;
+
 use serde::{Deserialize, Serialize};
 
-use crate::{LinkId, PathLinks};
+use crate::Priority;
+use crate::{BatchId, PathNumber, PeerNumber, RailNumber, Ticket};
 
-/// What a transfer is for; earlier is more urgent.
+/// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Priority {
-    /// KV from a prefill to its decode: a client waits for it.
-    Handoff,
-    /// Cached blocks to a prefill that will use them.
-    Fetch,
-    /// A copy of a hot block for later requests.
-    Replicate,
-    /// A block on its way to a lower tier.
-    Offload,
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// From the peer to this node.
+    Read,
+    /// From this node to the peer.
+    Write,
 }
 
-impl Priority {
-    /// All of them, most urgent first.
-    pub const ALL: [Self; 4] = [Self::Handoff, Self::Fetch, Self::Replicate, Self::Offload];
-
-    /// Position in [`Priority::ALL`].
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self as usize
-    }
-}
-
-/// A producer that makes a flight's bytes while it flies: a prefill, layer by layer.
-///
-/// All but the last `last_bytes` appear at an even rate from the start of the flight until
-/// `produced_until_us`; the last (one layer) appear at that moment. No byte leaves before it appears.
+/// One range to move. Where it is, here and there, stays with the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Paced {
-    /// When the last layer is computed.
-    pub produced_until_us: u64,
-    /// Bytes that can leave only after that; more than the flight's bytes counts as all of them.
-    pub last_bytes: u64,
-}
-
-/// A transfer to start.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TransferRequest {
-    /// Its name: not that of a flight in progress.
-    pub transfer: TransferId,
-    /// The links that it holds together.
-    pub links: PathLinks,
-    /// How much to move; a transfer of nothing finishes at once.
+pub struct Op {
+    /// Which way.
+    pub direction: Direction,
+    /// How many bytes, at least 1.
     pub bytes: u64,
-    /// Its share against others.
-    pub priority: Priority,
-    /// Its producer, when the bytes are not all there yet.
-    pub paced: Option<Paced>,
-    /// When to give up. A flight that lands at that very microsecond has landed.
-    pub deadline_us: Option<u64>,
-    /// The most that it may take, for example what one queue pair carries.
-    pub rate_cap_bytes_per_s: Option<u64>,
+    /// Where the local memory is: the row of [`crate::MoverConfig::ranks`].
+    pub location: u16,
 }
 
-/// A fact that the core acts on.
+/// Ranges that end together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchRequest {
+    /// Its name.
+    pub batch: BatchId,
+    /// With whom.
+    pub peer: PeerNumber,
+    /// How urgent.
+    pub priority: Priority,
+    /// When it fails at the latest; never later than [`crate::MoverConfig::batch_limit_us`] from now.
+    pub deadline_us: Option<u64>,
+    /// Whether a notice goes to the peer's program when all bytes are in place.
+    pub notice: bool,
+    /// What to move. May be empty where there is a notice.
+    pub ops: Vec<Op>,
+}
+
+/// A rail over which a peer may be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// Which.
+    pub rail: RailNumber,
+    /// 0 is preferred. A rail of a higher tier is used only while none of a lower one works.
+    pub tier: u8,
+}
+
+/// Why a slice, a notice, a probe or a path failed; what each means for the others is the port's promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fault {
+    /// The path is broken: another may do.
+    Path,
+    /// No sign of life within the limit: another path may do.
+    Silent,
+    /// The window is closed, or the peer's life is over: no path will do. Nothing of it lands any more.
+    Stale,
+    /// The range or the right is wrong: no path will do. Nothing of it lands any more.
+    Invalid,
+    /// Bytes are not those that were sent: worth one more try.
+    Corrupt,
+}
+
+/// How certain the end of a path is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PathEnd {
+    /// Nothing of it can land any more, at either side.
+    Fenced,
+    /// Nothing of it can land here; the peer could not be asked.
+    PeerUnknown,
+}
+
+/// One fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Input {
-    /// Bytes are to move.
-    Start(TransferRequest),
-    /// Nobody waits for this transfer any more.
+    /// A peer may be reached so. Told once for each, before its first batch.
+    PeerKnown {
+        /// Which.
+        peer: PeerNumber,
+        /// Over which rails, each named once.
+        routes: Vec<Route>,
+    },
+    /// A life of a peer is over: nothing that was meant for it can be done.
+    PeerEnded {
+        /// Which.
+        peer: PeerNumber,
+    },
+    /// Someone wants bytes moved.
+    Submit(BatchRequest),
+    /// Nobody wants them any more.
     Cancel {
         /// Which.
-        transfer: TransferId,
+        batch: BatchId,
     },
-    /// The producer runs late or early. What the old schedule had produced by now counts as
-    /// produced; the rest follows evenly until the new moment.
-    Repace {
-        /// Which; a flight that was never paced is left as it is.
-        transfer: TransferId,
-        /// The new schedule.
-        paced: Paced,
-    },
-    /// A link was lost: its flights fail, and new ones are refused.
-    LinkDown {
+    /// A path stands.
+    PathOpened {
         /// Which.
-        link: LinkId,
+        path: PathNumber,
     },
-    /// A link is back.
-    LinkUp {
+    /// A path could not be opened; it is gone.
+    PathOpenFailed {
         /// Which.
-        link: LinkId,
+        path: PathNumber,
+        /// Why.
+        fault: Fault,
     },
-    /// A link's rate was measured or set anew.
-    SetRate {
+    /// A path went down by itself. Not told before `PathOpened`.
+    PathBroken {
         /// Which.
-        link: LinkId,
-        /// Its rate from now on; 0 stalls its flights.
-        bytes_per_s: u64,
+        path: PathNumber,
+        /// Why.
+        fault: Fault,
     },
-    /// The time of `next_deadline` came.
+    /// The last of a path.
+    PathClosed {
+        /// Which.
+        path: PathNumber,
+        /// With what certainty.
+        end: PathEnd,
+    },
+    /// A path that refused a slice takes some again.
+    PathRoom {
+        /// Which.
+        path: PathNumber,
+    },
+    /// A path was full: the slice has not left.
+    PathRefused {
+        /// Which path.
+        path: PathNumber,
+        /// Which slice.
+        ticket: Ticket,
+    },
+    /// All bytes of a slice are where they belong.
+    SliceDone {
+        /// Over which path.
+        path: PathNumber,
+        /// Which.
+        ticket: Ticket,
+    },
+    /// A notice was delivered, or a probe answered.
+    Notified {
+        /// Over which path.
+        path: PathNumber,
+        /// Which.
+        ticket: Ticket,
+    },
+    /// A slice, a notice or a probe failed.
+    Failed {
+        /// Over which path.
+        path: PathNumber,
+        /// Which.
+        ticket: Ticket,
+        /// Why.
+        fault: Fault,
+    },
+    /// Time has passed.
     TimerFired,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::fmt::Debug;
+    use serde::de::IntoDeserializer;
+    use serde::de::value::{Error, StrDeserializer};
+
+    /// A name as it stands in a journal.
+    fn read<T: for<'de> Deserialize<'de>>(name: &str) -> Result<T, Error> {
+        let name: StrDeserializer<'_, Error> = name.into_deserializer();
+        T::deserialize(name)
+    }
+
+    fn check<T: for<'de> Deserialize<'de> + PartialEq + Debug>(table: &[(&str, T)]) {
+        for (name, value) in table {
+            assert_eq!(read::<T>(name).as_ref(), Ok(value));
+            assert!(read::<T>(&name.to_uppercase()).is_err(), "{name} has one spelling");
+        }
+    }
 
     #[test]
-    fn priorities_are_ordered_and_indexed_most_urgent_first() {
-        assert!(Priority::ALL.is_sorted());
-        for (position, priority) in Priority::ALL.iter().enumerate() {
-            assert_eq!(priority.index(), position);
-        }
+    fn journals_of_old_are_read_by_the_same_names() {
+        check(&[("read", Direction::Read), ("write", Direction::Write)]);
+        check(&[("fenced", PathEnd::Fenced), ("peer_unknown", PathEnd::PeerUnknown)]);
+        check(&[
+            ("path", Fault::Path),
+            ("silent", Fault::Silent),
+            ("stale", Fault::Stale),
+            ("invalid", Fault::Invalid),
+            ("corrupt", Fault::Corrupt),
+        ]);
+        assert!(read::<Fault>("fenced").is_err() && read::<Direction>("").is_err());
     }
 }

@@ -1,49 +1,56 @@
-//! Baton's transfer core: how KV bytes move over links that they share.
+//! Baton's transfer core: batches of reads and writes between registered memories, over many paths to many peers.
 //!
-//! A *flight* is one transfer in progress over a *path* of one to four links. Flights share each
-//! link by weighted processor sharing, so congestion shows; a flight that is *paced* follows the
-//! prefill that produces its bytes, layer by layer, so transfer and compute overlap.
+//! It decides how batches are cut into slices, which path each slice takes and when, what is repeated when
+//! a path breaks, and when a batch has ended. What slices, paths and windows are, and what a transport
+//! promises of them, is said by the port in `baton-transports`; this core sees sizes and names only.
 //!
-//! **Rates.** Every link divides its rate among its flights by priority weight. A flight that can
-//! use only so much (it is paced and has caught up with its producer, or has a rate cap) takes
-//! no more, and what it leaves is divided among the others of that link (water-filling). A flight's
-//! rate is the least that any link of its path gives it. What a flight leaves on a link because
-//! *another link* holds it back is not divided again: that keeps every change local, and makes the
-//! rates a lower bound of weighted max-min fairness (exact on one link; the floor for the lowest
-//! class aside). A change touches the flights of the links that changed, and those of the paths of
-//! paced flights that start to catch up because of it, and no others.
+//! **When a batch ends.** A path that breaks leaves its unfinished slices *in doubt*: bytes of them may land
+//! until the path has closed. They are repeated over other paths at once, for they are the same bytes for
+//! the same place. But a batch ends only when no slice of it is outstanding and every path that held one in
+//! doubt has closed. So when its end is told, nothing of it lands here any more, and its local memory is
+//! the caller's again.
 //!
-//! **Arithmetic.** All integers: time inside is in nanoseconds, bytes in 10⁻¹² byte. So bytes are
-//! conserved exactly (I7), and the same inputs give the same effects on every machine (I10).
+//! **At the peer.** A path that closes `Fenced` vouches for both sides. One that closes `PeerUnknown` vouches
+//! for this side only: a copy of a write may still sit in front of the peer's memory. It holds the right
+//! bytes, but nobody can tell when it lands; told "done", the peer's program may put other bytes into that
+//! range within the same window, and lose them to the late copy. So such a batch fails, although all of its
+//! bytes arrived by another path, and says that the peer's side is not fenced: the owner revokes the window.
+//! A batch that only read has written nothing there, and is not held back by it.
 //!
-//! The [`mover`] is the other core of this crate: it decides how the real bytes of a transfer go, slice by
-//! slice over many paths, and what becomes of them when a path breaks.
+//! **Notices.** A notice leaves when every byte is in place and no doubt is left, so the peer's program may
+//! use the range at once. It is sent at most once: where its path breaks, the batch fails.
 #![no_std]
 extern crate alloc;
 
+mod batch;
 mod config;
-mod credit;
 mod effect;
+mod ending;
 mod engine;
-mod flight;
+mod faults;
 mod ids;
 mod input;
 mod invariants;
-pub mod mover;
-mod network;
-mod share;
+mod mix;
+mod path;
+mod peer;
+mod pool;
+mod posting;
+mod priority;
+mod rail;
+mod slab;
+mod slices;
 mod snapshot;
 mod stats;
 #[cfg(test)]
 mod testing;
 mod timers;
-mod topology;
-mod units;
 
-pub use config::{ConfigError, TransferConfig};
-pub use effect::{Effect, Failure, Refusal};
-pub use engine::TransferEngine;
-pub use input::{Input, Paced, Priority, TransferRequest};
-pub use snapshot::{FlightSnapshot, FlightState, LinkSnapshot, TransferSnapshot};
-pub use stats::TransferStats;
-pub use topology::{LinkId, LinkSpec, MAX_PATH_LINKS, PathError, PathLinks};
+pub use config::{ConfigError, MAX_RAILS, MoverConfig, RailSpec};
+pub use effect::{Bound, Effect, Failure, Reason, Refusal, Stage};
+pub use engine::MoverCore;
+pub use ids::{BatchId, PathNumber, PeerNumber, RailNumber, Ticket};
+pub use input::{BatchRequest, Direction, Fault, Input, Op, PathEnd, Route};
+pub use priority::Priority;
+pub use snapshot::{BatchSnapshot, MoverSnapshot, PathSnapshot, PeerSnapshot, RailSnapshot};
+pub use stats::MoverStats;

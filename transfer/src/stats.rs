@@ -2,36 +2,57 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the core has done since it was made. `started = finished + cancelled + failed_deadline +
-/// failed_link_down + live`; bytes add up the same way.
+/// What the core has done since it was made. `submitted = done + failed + cancelled + live_batches`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TransferStats {
-    /// Flights in progress.
-    pub live: u64,
-    /// Transfers accepted.
-    pub started: u64,
-    /// Transfers whose bytes all landed.
-    pub finished: u64,
-    /// Transfers cancelled in flight.
+pub struct MoverStats {
+    /// Batches that live.
+    pub live_batches: u64,
+    /// Slices and notices outstanding.
+    pub outstanding_slices: u64,
+    /// Bytes outstanding.
+    pub outstanding_bytes: u64,
+    /// Paths, those being opened and closed included.
+    pub paths: u64,
+    /// Peers known.
+    pub peers: u64,
+    /// Peers that wait for a path.
+    pub waiting_peers: u64,
+    /// Batches taken.
+    pub submitted: u64,
+    /// Batches that ended with every byte in place.
+    pub done: u64,
+    /// Batches that ended short.
+    pub failed: u64,
+    /// Batches that nobody wanted any more.
     pub cancelled: u64,
-    /// Transfers that missed their deadline.
-    pub failed_deadline: u64,
-    /// Transfers lost with a link in flight.
-    pub failed_link_down: u64,
-    /// Starts not accepted, for whatever reason.
+    /// Batches not taken.
     pub refused: u64,
-    /// Accepted transfers of zero bytes (they count as finished too).
-    pub zero_byte: u64,
-    /// Inputs that named no flight in progress or no link, or changed nothing.
+    /// Batches that ended without certainty at the peer's side.
+    pub unfenced: u64,
+    /// Bytes of slices that ended well.
+    pub moved_bytes: u64,
+    /// Slices that ended well.
+    pub moved_slices: u64,
+    /// Slices posted again, after a fault.
+    pub repeated_slices: u64,
+    /// Slices that came damaged.
+    pub damaged_slices: u64,
+    /// Slices that a full path gave back.
+    pub refused_slices: u64,
+    /// Completions for what had ended before, and inputs that named nothing known.
     pub ignored_inputs: u64,
+    /// Paths opened.
+    pub paths_opened: u64,
+    /// Paths that could not be opened.
+    pub opens_failed: u64,
+    /// Paths that broke.
+    pub paths_broken: u64,
+    /// Paths closed to make room for other peers.
+    pub paths_evicted: u64,
+    /// Paths asked for a sign of life.
+    pub probes: u64,
+    /// Notices sent.
+    pub notices: u64,
     /// Inputs stamped earlier than one before; taken as simultaneous with it (I11).
     pub clock_regressions: u64,
-    /// Bytes of the transfers accepted.
-    pub started_bytes: u64,
-    /// Bytes of the transfers finished.
-    pub finished_bytes: u64,
-    /// Bytes of the transfers that ended short.
-    pub abandoned_bytes: u64,
-    /// The part of `abandoned_bytes` that had left before.
-    pub wasted_bytes: u64,
 }

@@ -1,191 +1,156 @@
-//! When each flight next changes by itself: a binary heap with one entry a flight, indexed by slot,
-//! so that a new rate moves the entry and leaves nothing stale behind.
+//! When what is due.
 
-use alloc::vec::Vec;
+use alloc::collections::BTreeSet;
 
-use baton_types::TransferId;
-
-/// Not in the heap.
-const ABSENT: u32 = u32::MAX;
-
-/// One flight's next event. Ordered by time, then by name.
+/// Whose time has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Timer {
-    pub(crate) at_ns: u64,
-    pub(crate) id: TransferId,
-    pub(crate) slot: u32,
+pub(crate) enum Timer {
+    /// The batch in this slot: its deadline, or the end of its grace.
+    Batch(u32),
+    /// The path in this slot: silence, or a probe not answered.
+    Path(u32),
+    /// The peer in this slot: a route has rested, or takes long to open.
+    Peer(u32),
+    /// A path has been held for its turn while peers wait.
+    Turn,
 }
 
-/// The heap.
+/// Timers in order of time. Each owner keeps when its own is due, and has one at most.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timers {
-    heap: Vec<Timer>,
-    place: Vec<u32>,
+    due: BTreeSet<(u64, Timer)>,
 }
 
 impl Timers {
-    /// The earliest event.
-    pub(crate) fn first(&self) -> Option<Timer> {
-        self.heap.first().copied()
-    }
-
-    /// When `slot` is due, if it is.
-    pub(crate) fn due_ns(&self, slot: u32) -> Option<u64> {
-        let place = self.place.get(slot as usize).copied().filter(|&p| p != ABSENT)?;
-        Some(self.heap[place as usize].at_ns)
-    }
-
-    /// Sets or moves the one event of `timer.slot`.
-    pub(crate) fn set(&mut self, timer: Timer) {
-        let slot = timer.slot as usize;
-        if slot >= self.place.len() {
-            self.place.resize(slot + 1, ABSENT);
-        }
-        let place = self.place[slot];
-        if place == ABSENT {
-            self.heap.push(timer);
-            self.rise(self.heap.len() - 1);
+    /// Sets, moves or (with none) clears the timer of which `kept` is the owner's note.
+    pub(crate) fn set(&mut self, timer: Timer, kept: &mut Option<u64>, at_us: Option<u64>) {
+        if *kept == at_us {
             return;
         }
-        let place = place as usize;
-        let earlier = timer < self.heap[place];
-        self.heap[place] = timer;
-        if earlier { self.rise(place) } else { self.sink(place) }
-    }
-
-    /// Drops the event of `slot`, if it has one.
-    pub(crate) fn clear(&mut self, slot: u32) {
-        let Some(&place) = self.place.get(slot as usize) else { return };
-        if place == ABSENT {
-            return;
+        if let Some(old_us) = *kept {
+            self.due.remove(&(old_us, timer));
         }
-        let place = place as usize;
-        self.place[slot as usize] = ABSENT;
-        self.heap.swap_remove(place);
-        if place < self.heap.len() {
-            self.sink(place);
-            self.rise(place);
+        if let Some(at_us) = at_us {
+            self.due.insert((at_us, timer));
         }
+        *kept = at_us;
     }
 
-    /// Takes the earliest event if it is due at `at_ns` or before.
-    pub(crate) fn pop_due(&mut self, at_ns: u64) -> Option<Timer> {
-        let first = self.first().filter(|timer| timer.at_ns <= at_ns)?;
-        self.clear(first.slot);
-        Some(first)
+    pub(crate) fn first_us(&self) -> Option<u64> {
+        self.due.first().map(|&(at_us, _)| at_us)
     }
 
-    /// Whether every entry is where its slot says and none is earlier than its parent.
-    pub(crate) fn is_sound(&self) -> bool {
-        let placed = self.place.iter().filter(|&&p| p != ABSENT).count();
-        let ordered = |i: usize| i == 0 || self.heap[(i - 1) / 2] <= self.heap[i];
-        let indexed = |i: usize, t: &Timer| self.place.get(t.slot as usize).is_some_and(|&p| p as usize == i);
-        placed == self.heap.len() && self.heap.iter().enumerate().all(|(i, t)| ordered(i) && indexed(i, t))
-    }
-
-    fn rise(&mut self, mut at: usize) {
-        let timer = self.heap[at];
-        while at > 0 {
-            let parent = (at - 1) / 2;
-            if self.heap[parent] <= timer {
-                break;
-            }
-            self.put(at, self.heap[parent]);
-            at = parent;
+    /// Takes the first that is due; its owner must clear its note.
+    pub(crate) fn pop_due(&mut self, now_us: u64) -> Option<Timer> {
+        if self.first_us()? > now_us {
+            return None;
         }
-        self.put(at, timer);
+        self.due.pop_first().map(|(_, timer)| timer)
     }
 
-    fn sink(&mut self, mut at: usize) {
-        let timer = self.heap[at];
-        loop {
-            let left = 2 * at + 1;
-            let Some(&first) = self.heap.get(left) else { break };
-            let (child, entry) = match self.heap.get(left + 1) {
-                Some(&second) if second < first => (left + 1, second),
-                _ => (left, first),
-            };
-            if timer <= entry {
-                break;
-            }
-            self.put(at, entry);
-            at = child;
-        }
-        self.put(at, timer);
+    pub(crate) fn holds(&self, timer: Timer, at_us: u64) -> bool {
+        self.due.contains(&(at_us, timer))
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "slots are u32, one entry each")]
-    fn put(&mut self, at: usize, timer: Timer) {
-        self.heap[at] = timer;
-        self.place[timer.slot as usize] = at as u32;
+    pub(crate) fn len(&self) -> usize {
+        self.due.len()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::collections::BTreeMap;
-    use proptest::prelude::*;
+    use alloc::vec;
+    use alloc::vec::Vec;
+    use baton_types::Rng;
 
-    fn timer(slot: u32, at_ns: u64) -> Timer {
-        Timer { at_ns, id: TransferId(u64::from(1000 - slot)), slot }
+    /// All owners that the tests know, and for each its note.
+    struct Owners {
+        timers: Timers,
+        notes: Vec<(Timer, Option<u64>)>,
+    }
+
+    impl Owners {
+        fn new() -> Self {
+            let slots = (0..8).flat_map(|slot| [Timer::Batch(slot), Timer::Path(slot), Timer::Peer(slot)]);
+            let notes = slots.chain([Timer::Turn]).map(|timer| (timer, None)).collect();
+            Self { timers: Timers::default(), notes }
+        }
+
+        fn set(&mut self, owner: usize, at_us: Option<u64>) {
+            let (timer, kept) = &mut self.notes[owner];
+            self.timers.set(*timer, kept, at_us);
+            assert_eq!(*kept, at_us, "the note says when");
+        }
+
+        /// What is due first, by looking at every note.
+        fn first(&self) -> Option<(u64, Timer)> {
+            self.notes.iter().filter_map(|&(timer, at_us)| Some((at_us?, timer))).min()
+        }
     }
 
     #[test]
-    fn equal_times_go_by_name() {
-        let mut timers = Timers::default();
-        for slot in 0..5 {
-            timers.set(timer(slot, 7));
-        }
-        let mut names = Vec::new();
-        while let Some(due) = timers.pop_due(7) {
-            names.push(due.id.0);
-        }
-        assert_eq!(names, [996, 997, 998, 999, 1000]);
-    }
-
-    #[test]
-    fn clearing_what_is_not_there_does_nothing() {
-        let mut timers = Timers::default();
-        timers.clear(9);
-        timers.set(timer(1, 5));
-        timers.clear(0);
-        timers.clear(1);
-        timers.clear(1);
-        assert_eq!(timers.first(), None);
-        assert_eq!(timers.due_ns(1), None);
-        assert!(timers.is_sound());
-    }
-
-    proptest! {
-        #[test]
-        fn behaves_as_a_sorted_map(
-            ops in proptest::collection::vec((0u8..4, 0u32..24, 0u64..50), 1..200),
-        ) {
-            let mut timers = Timers::default();
-            let mut model: BTreeMap<u32, u64> = BTreeMap::new();
-            for (op, slot, at_ns) in ops {
-                match op {
-                    0 | 1 => {
-                        timers.set(timer(slot, at_ns));
-                        model.insert(slot, at_ns);
-                    }
-                    2 => {
-                        timers.clear(slot);
-                        model.remove(&slot);
-                    }
-                    _ => {
-                        let due = model.iter().map(|(&s, &t)| timer(s, t)).min();
-                        let due = due.filter(|t| t.at_ns <= at_ns);
-                        prop_assert_eq!(timers.pop_due(at_ns), due);
-                        if let Some(due) = due {
-                            model.remove(&due.slot);
-                        }
+    fn behaves_as_a_look_at_every_owner_s_note() {
+        let (mut owners, mut rng) = (Owners::new(), Rng::new(7));
+        let mut now_us = 0;
+        for _ in 0..20_000 {
+            let owner = rng.below(owners.notes.len() as u64) as usize;
+            match rng.below(4) {
+                0 => owners.set(owner, None),
+                1 | 2 => owners.set(owner, Some(now_us + rng.below(40))),
+                _ => {
+                    now_us += rng.below(8);
+                    let first = owners.first().filter(|&(at_us, _)| at_us <= now_us);
+                    assert_eq!(owners.timers.pop_due(now_us), first.map(|(_, timer)| timer));
+                    if let Some((_, due)) = first {
+                        owners.notes.iter_mut().find(|(timer, _)| *timer == due).unwrap().1 = None;
                     }
                 }
-                prop_assert!(timers.is_sound());
-                prop_assert_eq!(timers.due_ns(slot), model.get(&slot).copied());
             }
+            let noted = owners.notes.iter().filter(|(_, at_us)| at_us.is_some()).count();
+            assert_eq!(owners.timers.len(), noted, "each owner has one at most");
+            assert_eq!(owners.timers.first_us(), owners.first().map(|(at_us, _)| at_us));
+            let (timer, kept) = owners.notes[owner];
+            assert!(kept.is_none_or(|at_us| owners.timers.holds(timer, at_us)));
+        }
+    }
+
+    #[test]
+    fn nothing_is_due_early_and_all_is_due_at_its_time() {
+        let mut owners = Owners::new();
+        owners.set(0, Some(100));
+        assert_eq!(owners.timers.pop_due(99), None);
+        assert_eq!(owners.timers.first_us(), Some(100), "what is not due stays");
+        assert_eq!(owners.timers.pop_due(100), Some(Timer::Batch(0)));
+        assert_eq!((owners.timers.pop_due(u64::MAX), owners.timers.first_us()), (None, None));
+    }
+
+    #[test]
+    fn a_timer_that_is_moved_is_due_only_at_its_new_time() {
+        let mut owners = Owners::new();
+        for at_us in [50, 10, 70, 70] {
+            owners.set(1, Some(at_us));
+            assert_eq!((owners.timers.len(), owners.timers.first_us()), (1, Some(at_us)));
+        }
+        assert!(!owners.timers.holds(Timer::Path(0), 50) && owners.timers.holds(Timer::Path(0), 70));
+        owners.set(1, None);
+        owners.set(1, None);
+        assert_eq!(owners.timers.len(), 0);
+    }
+
+    #[test]
+    fn at_one_time_batches_come_first_then_paths_peers_and_turns() {
+        let (mut timers, mut rng) = (Timers::default(), Rng::new(3));
+        let order =
+            [Timer::Batch(1), Timer::Batch(9), Timer::Path(0), Timer::Path(4), Timer::Peer(0), Timer::Turn];
+        for _ in 0..50 {
+            let mut set = order.to_vec();
+            while !set.is_empty() {
+                let timer = set.swap_remove(rng.below(set.len() as u64) as usize);
+                timers.set(timer, &mut None, Some(5));
+            }
+            let popped: Vec<Timer> = core::iter::from_fn(|| timers.pop_due(5)).collect();
+            assert_eq!(popped, vec![order[0], order[1], order[2], order[3], order[4], order[5]]);
         }
     }
 }

@@ -47,10 +47,6 @@ id!(
     /// The life number of an instance: a restart is a new epoch, and older messages are ignored (I12).
     Epoch(u32)
 );
-id!(
-    /// One transfer of KV bytes.
-    TransferId(u64)
-);
 
 #[cfg(test)]
 mod tests {

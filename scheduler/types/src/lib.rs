@@ -25,7 +25,7 @@ pub use block::{BlockHash, BlockKey, blocks_for};
 pub use event::{CacheChange, CacheEvent};
 pub use fetch::FetchPlan;
 pub use hash::ChainHasher;
-pub use id::{ClassId, Epoch, InstanceId, RequestId, TenantId, TransferId};
+pub use id::{ClassId, Epoch, InstanceId, RequestId, TenantId};
 pub use profile::{CostProfile, DecodeCost, FitReport, PrefillCost, ProfileError, StepCost, ValidRange};
 pub use rng::Rng;
 pub use role::Role;

@@ -43,7 +43,7 @@ impl World {
         self.nodes
             .iter()
             .try_for_each(|n| n.store.check().map_err(|e| format!("instance {}: {e}", n.spec.id)))?;
-        self.transfers.check()
+        self.network.check()
     }
 
     fn check_requests(&self) -> Result<(), String> {

@@ -1,10 +1,12 @@
 //! Bytes on links: fetches, hand-offs, copies between tiers, replicas.
 
+use crate::network::{
+    Effect, Input as NetworkInput, LinkId, Paced, PathLinks, Priority, TransferId, TransferRequest,
+};
 use baton_legs::{Input as LegInput, Leg};
 use baton_scheduler::Input;
 use baton_store::Input as StoreInput;
-use baton_transfer::{Effect, Input as TransferInput, LinkId, Paced, PathLinks, Priority, TransferRequest};
-use baton_types::{BlockHash, BlockKey, InstanceId, RequestId, Role, Tier, TransferId};
+use baton_types::{BlockHash, BlockKey, InstanceId, RequestId, Role, Tier};
 
 use super::World;
 use super::node::{EGRESS, HOST, INGRESS, SSD};
@@ -43,7 +45,7 @@ impl World {
         self.flights.insert(number, purpose);
         let Ok(path) = PathLinks::new(links) else { return number };
         let (priority, paced, cap) = rest;
-        self.step_transfers(TransferInput::Start(TransferRequest {
+        self.step_network(NetworkInput::Start(TransferRequest {
             transfer: TransferId(number),
             links: path,
             bytes,
@@ -119,7 +121,7 @@ impl World {
         match self.live[slot as usize].handoff {
             Some(number) => {
                 let paced = Paced { produced_until_us: self.now_us, last_bytes: 0 };
-                self.step_transfers(TransferInput::Repace { transfer: TransferId(number), paced });
+                self.step_network(NetworkInput::Repace { transfer: TransferId(number), paced });
             }
             None => self.begin_handoff(slot),
         }
@@ -168,9 +170,9 @@ impl World {
         live.or_else(|| Some(chain.iter().map_while(|hash| store.named(*hash)).collect()))
     }
 
-    pub(crate) fn step_transfers(&mut self, input: TransferInput) {
-        let mut effects = std::mem::take(&mut self.transfer_effects);
-        self.transfers.step(self.now_us, input, &mut effects);
+    pub(crate) fn step_network(&mut self, input: NetworkInput) {
+        let mut effects = std::mem::take(&mut self.network_effects);
+        self.network.step(self.now_us, input, &mut effects);
         for effect in effects.drain(..) {
             let (transfer, ok) = match effect {
                 Effect::Finished { transfer, .. } => (transfer, true),
@@ -180,7 +182,7 @@ impl World {
                 self.flight_ended(purpose, ok);
             }
         }
-        self.transfer_effects = effects;
+        self.network_effects = effects;
     }
 
     fn flight_ended(&mut self, purpose: Purpose, ok: bool) {
@@ -275,7 +277,7 @@ impl World {
 
     /// Makes a flight fail.
     pub(crate) fn cancel_flight(&mut self, number: u64) {
-        self.step_transfers(TransferInput::Cancel { transfer: TransferId(number) });
+        self.step_network(NetworkInput::Cancel { transfer: TransferId(number) });
     }
 
     /// Flights that `which` picks, in order of number.

@@ -1,9 +1,9 @@
 //! One simulated instance: its engine model, its store, and who waits at its door.
 
+use crate::network::{LinkId, LinkSpec};
 use baton_legs::{Legs, LegsConfig};
 use baton_scheduler::InstanceSpec;
 use baton_store::{Store, StoreConfig};
-use baton_transfer::{LinkId, LinkSpec};
 use baton_types::{Epoch, InstanceId, Role};
 
 use crate::engine::{Engine, Mix};

@@ -1,9 +1,9 @@
 //! Faults: processes die, nodes slow down, links go away, and all of it heals.
 
+use crate::network::{Input as NetworkInput, LinkId};
 use baton_legs::pairs::Pairs;
 use baton_scheduler::Input;
 use baton_store::Input as StoreInput;
-use baton_transfer::Input as TransferInput;
 use baton_types::Epoch;
 
 use super::flights::Purpose;
@@ -21,15 +21,15 @@ impl World {
             Fault::Slow(node, permille) => {
                 self.engine(node, |engine, moment, ended| engine.set_speed_permille(moment, permille, ended));
             }
-            Fault::LinkDown(node) => self.links(node, |link| TransferInput::LinkDown { link }),
-            Fault::LinkUp(node) => self.links(node, |link| TransferInput::LinkUp { link }),
+            Fault::LinkDown(node) => self.links(node, |link| NetworkInput::LinkDown { link }),
+            Fault::LinkUp(node) => self.links(node, |link| NetworkInput::LinkUp { link }),
         }
     }
 
-    fn links(&mut self, at: u32, input: fn(baton_transfer::LinkId) -> TransferInput) {
+    fn links(&mut self, at: u32, input: fn(LinkId) -> NetworkInput) {
         for which in [EGRESS, INGRESS] {
             let link = self.nodes[at as usize].link(which);
-            self.step_transfers(input(link));
+            self.step_network(input(link));
         }
     }
 

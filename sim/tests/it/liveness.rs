@@ -35,7 +35,7 @@ fn sweep(deaths: u32, lost_links: u32) {
         scenario.setup.clients.leave_permille = 0;
         // What is lost must not be ended by the clock.
         scenario.setup.stage_floor_us = NO_STAGE_LIMIT_US;
-        scenario.setup.transfer.max_flights_per_link = 4096;
+        scenario.setup.network.max_flights_per_link = 4096;
         check(&scenario, &mut late).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", scenario.describe()));
     }
     assert!(late[Status::Completed as usize] > 0, "nothing came after the faults: {late:?}");

@@ -39,7 +39,7 @@ impl Scenario {
         };
         scenario.setup.clients.leave_permille = [0, 0, 100, 500][pick(&mut rng, 4)];
         if rng.chance_permille(80) {
-            scenario.setup.transfer.max_flights_per_link = 2;
+            scenario.setup.network.max_flights_per_link = 2;
         }
         scenario
     }

@@ -26,7 +26,7 @@ pub fn judge(scenario: &Scenario, run: &Collector) -> Result<(), String> {
     // Where stages have limits, an overload that nobody refuses ends requests.
     let untroubled = scenario.setup.stage_floor_us == NO_STAGE_LIMIT_US
         && scenario.setup.faults.deaths + scenario.setup.faults.lost_links == 0
-        && scenario.setup.transfer.max_flights_per_link > 2;
+        && scenario.setup.network.max_flights_per_link > 2;
     if untroubled && failed > 0 {
         return Err(format!("{failed} requests failed without a fault"));
     }

@@ -1,457 +1,446 @@
-//! Scenes whose outcome can be worked out on paper. Rates are in MB/s, which is bytes per µs.
+//! Built scenes: one rule each, seen in the effects.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
-use baton_types::TransferId;
+use super::properties::config;
+use super::world::{Chances, Scale, World};
+use crate::Priority;
+use crate::*;
 
-use super::{Driver, Told, link, request, start};
-use crate::{
-    Effect, Failure, FlightState, Input, LinkId, Paced, Priority, Refusal, TransferConfig, TransferRequest,
-};
-
-fn failed(transfer: u64, reason: Failure, delivered_bytes: u64) -> Effect {
-    Effect::Failed { transfer: TransferId(transfer), reason, delivered_bytes }
+/// A core, and what it has ordered and not been answered.
+struct Desk {
+    core: MoverCore,
+    now_us: u64,
+    effects: Vec<Effect>,
 }
 
-fn finished(transfer: u64, bytes: u64, started_us: u64) -> Effect {
-    Effect::Finished { transfer: TransferId(transfer), bytes, started_us }
+const PEER: PeerNumber = PeerNumber(1);
+
+impl Desk {
+    fn new(config: MoverConfig) -> Self {
+        Self { core: MoverCore::new(config), now_us: 1_000, effects: Vec::new() }
+    }
+
+    /// With one peer, over so many rails, each with its tier.
+    fn with_rails(tiers: &[u8]) -> Self {
+        let config = MoverConfig { rails: vec![RailSpec::default(); tiers.len()], ..MoverConfig::default() };
+        let mut desk = Self::new(config);
+        desk.know(PEER, tiers);
+        desk
+    }
+
+    fn know(&mut self, peer: PeerNumber, tiers: &[u8]) {
+        let route = |(rail, &tier)| Route { rail: RailNumber(rail), tier };
+        self.tell(Input::PeerKnown { peer, routes: (0..).zip(tiers).map(route).collect() });
+    }
+
+    fn tell(&mut self, input: Input) {
+        self.core.step(self.now_us, input, &mut self.effects);
+        self.core.check().unwrap();
+    }
+
+    fn submit(&mut self, batch: u64, bytes: u64) {
+        self.submit_as(batch, bytes, Priority::Fetch, false);
+    }
+
+    fn submit_as(&mut self, batch: u64, bytes: u64, priority: Priority, notice: bool) {
+        let op = Op { direction: Direction::Write, bytes, location: 0 };
+        let (batch, ops) = (BatchId(batch), vec![op]);
+        self.tell(Input::Submit(BatchRequest {
+            batch,
+            peer: PEER,
+            priority,
+            deadline_us: None,
+            notice,
+            ops,
+        }));
+    }
+
+    fn take(&mut self) -> Vec<Effect> {
+        core::mem::take(&mut self.effects)
+    }
+
+    /// Opens what is asked for, and says what that was.
+    fn open_all(&mut self) -> Vec<(PathNumber, RailNumber)> {
+        let mut opened = Vec::new();
+        let mut kept = Vec::new();
+        while let Some(effect) = (!self.effects.is_empty()).then(|| self.effects.remove(0)) {
+            match effect {
+                Effect::OpenPath { path, rail, .. } => {
+                    opened.push((path, rail));
+                    self.tell(Input::PathOpened { path });
+                }
+                other => kept.push(other),
+            }
+        }
+        self.effects = kept;
+        opened
+    }
+
+    /// The slices ordered since the last call.
+    fn posts(&mut self) -> Vec<(PathNumber, Ticket, BatchId)> {
+        let effects = self.take();
+        let post = |effect| match effect {
+            Effect::Post { path, ticket, batch, .. } => Some((path, ticket, batch)),
+            _ => None,
+        };
+        effects.into_iter().filter_map(post).collect()
+    }
+
+    fn done(&mut self, (path, ticket, _): (PathNumber, Ticket, BatchId)) {
+        self.now_us += 10;
+        self.tell(Input::SliceDone { path, ticket });
+    }
+
+    /// Lets time pass, stepping when the core asks for it.
+    fn pass(&mut self, us: u64) {
+        let until_us = self.now_us + us;
+        while let Some(at_us) = self.core.next_deadline().filter(|&at_us| at_us <= until_us) {
+            self.now_us = self.now_us.max(at_us);
+            self.tell(Input::TimerFired);
+        }
+        self.now_us = until_us;
+    }
 }
 
-fn paced_request(transfer: u64, bytes: u64, until_us: u64, last_bytes: u64) -> TransferRequest {
-    let paced = Some(Paced { produced_until_us: until_us, last_bytes });
-    TransferRequest { paced, ..request(transfer, &[0], bytes) }
-}
-
-fn with_priority(transfer: u64, bytes: u64, priority: Priority) -> Input {
-    Input::Start(TransferRequest { priority, ..request(transfer, &[0], bytes) })
-}
-
-fn ends_of(told: &[Told], transfer: u64) -> Vec<Effect> {
-    let named = |effect: &Effect| match effect {
-        Effect::Finished { transfer: t, .. } | Effect::Failed { transfer: t, .. } => t.0 == transfer,
+fn ends(effects: &[Effect]) -> Vec<&Effect> {
+    let is_end = |effect: &&Effect| {
+        matches!(effect, Effect::Done { .. } | Effect::Failed { .. } | Effect::Cancelled { .. })
     };
-    told.iter().map(|(_, effect)| effect.clone()).filter(named).collect()
+    effects.iter().filter(is_end).collect()
 }
 
 #[test]
-fn one_flight_goes_at_link_rate_and_lands_after_the_latency() {
-    let mut driver = Driver::new(TransferConfig::default(), &[link(1_000_000_000, 7)]);
-    driver.at(50, start(1, &[0], 1_000_000));
-    assert_eq!(driver.engine.next_deadline(), Some(1_050), "the last byte leaves");
-    driver.run(1_050);
-    assert_eq!(driver.engine.snapshot().flights[0].state, FlightState::Landing);
-    assert_eq!(driver.finishes(), [(1, 1_057)]);
-    assert_eq!(driver.told[0].1, finished(1, 1_000_000, 50));
-}
-
-#[test]
-fn a_part_of_a_microsecond_counts_whole() {
-    let mut driver = Driver::over(&[1_000]);
-    driver.at(0, start(1, &[0], 1_000_001));
-    assert_eq!(driver.finishes(), [(1, 1_001)]);
-}
-
-#[test]
-fn the_slowest_link_of_a_path_decides_and_latencies_add() {
-    let links = [link(4_000_000_000, 3), link(1_000_000_000, 4), link(2_000_000_000, 5)];
-    let mut driver = Driver::new(TransferConfig::default(), &links);
-    driver.at(0, start(1, &[0, 1, 2], 2_000_000));
-    assert_eq!(driver.finishes(), [(1, 2_012)]);
-}
-
-#[test]
-fn two_flights_share_and_the_survivor_speeds_up() {
-    let mut driver = Driver::over(&[1_000]);
-    driver.at(0, start(1, &[0], 1_000_000));
-    driver.at(0, start(2, &[0], 3_000_000));
-    assert_eq!((driver.rate_of(1), driver.rate_of(2)), (500_000_000, 500_000_000));
-    // The first ends at 2,000 µs; the second has 2 MB left, alone.
-    assert_eq!(driver.finishes(), [(1, 2_000), (2, 4_000)]);
-}
-
-#[test]
-fn a_late_starter_slows_the_first() {
-    let mut driver = Driver::over(&[1_000]);
-    driver.at(0, start(1, &[0], 1_000_000));
-    driver.at(400, start(2, &[0], 300_000));
-    // 600 kB and 300 kB left at 400 µs: the second ends at 1,000 µs, the first at 1,300 µs.
-    assert_eq!(driver.finishes(), [(1, 1_300), (2, 1_000)]);
-}
-
-#[test]
-fn equal_ends_are_told_in_order_of_name() {
-    let mut driver = Driver::over(&[1_000]);
-    for transfer in [9, 3, 7] {
-        driver.at(0, start(transfer, &[0], 100_000));
+fn a_batch_is_cut_posted_and_done_and_its_notice_goes_last_and_once() {
+    let mut desk = Desk::with_rails(&[0]);
+    desk.submit_as(1, 200_000, Priority::Fetch, true);
+    desk.open_all();
+    let posts = desk.posts();
+    assert_eq!(posts.len(), 4);
+    for &post in &posts {
+        assert_eq!(desk.take(), [], "neither notice nor end before the last slice");
+        desk.done(post);
     }
-    driver.run(u64::MAX);
-    let names: Vec<Effect> = driver.told.into_iter().map(|(_, effect)| effect).collect();
-    assert_eq!(names, [3, 7, 9].map(|t| finished(t, 100_000, 0)));
+    let effects = desk.take();
+    let [Effect::Notify { path, ticket, .. }] = effects[..] else { panic!("{effects:?}") };
+    desk.tell(Input::Notified { path, ticket });
+    assert!(matches!(desk.take()[..], [Effect::Done { bytes: 200_000, .. }]));
+    desk.done(posts[0]);
+    desk.tell(Input::Notified { path, ticket });
+    assert_eq!(desk.take(), []);
+    assert_eq!(desk.core.stats().ignored_inputs, 2);
 }
 
 #[test]
-fn congestion_stays_where_it_is() {
-    let mut driver = Driver::over(&[1_000, 1_000, 1_000]);
-    for transfer in 0..4 {
-        driver.at(0, start(transfer, &[0, 1], 1_000_000));
+fn a_path_that_dies_leaves_its_slices_to_the_other_and_the_end_waits_for_its_fence() {
+    let mut desk = Desk::with_rails(&[0, 0]);
+    desk.submit(1, 16 << 20);
+    let opened = desk.open_all();
+    assert_eq!(opened.len(), 2, "so much is worth two paths");
+    let posts = desk.posts();
+    let dead = opened[0].0;
+    let (lost, kept): (Vec<_>, Vec<_>) = posts.into_iter().partition(|post| post.0 == dead);
+    assert!(!lost.is_empty() && !kept.is_empty());
+    desk.tell(Input::PathBroken { path: dead, fault: Fault::Path });
+    kept.into_iter().for_each(|post| desk.done(post));
+    let mut again = desk.posts();
+    assert!(again.iter().all(|post| post.0 == opened[1].0));
+    while let Some(post) = again.pop() {
+        desk.done(post);
+        assert_eq!(ends(&desk.effects), Vec::<&Effect>::new());
+        again.extend(desk.posts());
     }
-    driver.at(0, start(9, &[2], 1_000_000));
-    assert_eq!(driver.rate_of(0), 250_000_000);
-    assert_eq!(driver.rate_of(9), 1_000_000_000);
+    // Every byte is there, and still it has not ended.
+    assert_eq!(desk.core.done_bytes(BatchId(1)), Some(16 << 20));
+    desk.tell(Input::PathClosed { path: dead, end: PathEnd::Fenced });
+    assert!(matches!(ends(&desk.take())[..], [Effect::Done { .. }]));
 }
 
 #[test]
-fn what_another_link_leaves_unused_is_not_divided_again() {
-    // Flight 1 gets 100 on link 1 and so leaves 400 of its half of link 0; flight 2 keeps its half.
-    let mut driver = Driver::over(&[1_000, 100]);
-    driver.at(0, start(1, &[0, 1], 1_000_000));
-    driver.at(0, start(2, &[0], 1_000_000));
-    assert_eq!((driver.rate_of(1), driver.rate_of(2)), (100_000_000, 500_000_000));
+fn what_the_peer_cannot_vouch_for_fails_a_write() {
+    let mut desk = Desk::with_rails(&[0]);
+    desk.submit(1, 1_000);
+    desk.open_all();
+    let path = desk.posts()[0].0;
+    desk.tell(Input::PathBroken { path, fault: Fault::Path });
+    desk.tell(Input::PathClosed { path, end: PathEnd::PeerUnknown });
+    let effects = desk.take();
+    let [Effect::Failed { failure, remote_fenced: false, .. }] = ends(&effects)[..] else { panic!() };
+    assert_eq!(*failure, Failure { stage: Stage::Fence, reason: Reason::PeerUnknown });
+    assert!(alloc::format!("{failure}").contains("revoke"));
 }
 
 #[test]
-fn ample_bandwidth_leaves_only_the_last_layer_exposed() {
-    let mut driver = Driver::over(&[1_000]);
-    driver.at(0, Input::Start(paced_request(1, 800_000, 10_000, 50_000)));
-    assert_eq!(driver.rate_of(1), 75_000_000, "750 kB over 10 ms");
-    assert_eq!(driver.finishes(), [(1, 10_050)]);
+fn a_silent_path_is_probed_and_then_broken_within_two_seconds() {
+    let mut desk = Desk::with_rails(&[0]);
+    desk.submit(1, 1_000);
+    desk.open_all();
+    desk.take();
+    desk.pass(499_999);
+    assert_eq!(desk.take(), []);
+    desk.pass(1);
+    let effects = desk.take();
+    let [Effect::Probe { path, ticket }] = effects[..] else { panic!("{effects:?}") };
+    desk.tell(Input::Notified { path, ticket });
+    desk.pass(500_000);
+    assert!(matches!(desk.take()[..], [Effect::Probe { .. }]), "alive, but still owing");
+    desk.pass(1_000_000);
+    assert!(matches!(desk.take()[0], Effect::ClosePath { path: closed } if closed == path));
 }
 
 #[test]
-fn scarce_bandwidth_makes_a_paced_flight_an_ordinary_one() {
-    let mut driver = Driver::over(&[100]);
-    driver.at(0, Input::Start(paced_request(1, 2_000_000, 10_000, 50_000)));
-    assert_eq!(driver.finishes(), [(1, 20_000)]);
+fn a_path_that_answers_and_moves_nothing_is_given_up_too() {
+    let mut desk = Desk::with_rails(&[0]);
+    desk.submit(1, 1_000);
+    desk.open_all();
+    desk.take();
+    let mut closed = false;
+    for _ in 0..60 {
+        desk.pass(100_000);
+        for effect in desk.take() {
+            match effect {
+                Effect::Probe { path, ticket } => desk.tell(Input::Notified { path, ticket }),
+                Effect::ClosePath { .. } => closed = true,
+                _ => {}
+            }
+        }
+    }
+    assert!(closed);
 }
 
 #[test]
-fn what_a_paced_flight_does_not_use_goes_to_others() {
-    let mut driver = Driver::over(&[1_000]);
-    driver.at(0, Input::Start(paced_request(1, 1_000_000, 10_000, 0)));
-    driver.at(0, start(2, &[0], 9_000_000));
-    assert_eq!((driver.rate_of(1), driver.rate_of(2)), (100_000_000, 900_000_000));
-    assert_eq!(driver.finishes(), [(1, 10_000), (2, 10_000)]);
+fn a_broken_route_rests_longer_each_time_and_is_probed_before_it_is_used() {
+    let mut desk = Desk::with_rails(&[0]);
+    desk.submit(1, 1_000);
+    let mut rests = Vec::new();
+    for _ in 0..5 {
+        let effects = desk.take();
+        let [Effect::OpenPath { path, .. }] = effects[..] else { panic!("{effects:?}") };
+        let failed_us = desk.now_us;
+        desk.tell(Input::PathOpenFailed { path, fault: Fault::Silent });
+        while desk.effects.is_empty() {
+            desk.pass(1_000);
+        }
+        rests.push(desk.now_us - failed_us);
+    }
+    assert!(rests.is_sorted() && rests[4] > 8 * rests[0], "{rests:?}");
+    desk.open_all();
+    let effects = desk.take();
+    let [Effect::Probe { path, ticket }] = effects[..] else { panic!("{effects:?}") };
+    desk.tell(Input::Notified { path, ticket });
+    assert_eq!(desk.posts().len(), 1);
 }
 
 #[test]
-fn a_paced_flight_that_lagged_catches_up_with_its_producer() {
-    // Two producers' worth of demand on one link: 600 + 600 of 1,000 until flight 2 is cancelled.
-    let mut driver = Driver::over(&[1_000]);
-    driver.at(0, Input::Start(paced_request(1, 6_000_000, 10_000, 0)));
-    driver.at(0, Input::Start(paced_request(2, 6_000_000, 10_000, 0)));
-    assert_eq!(driver.rate_of(1), 500_000_000);
-    driver.at(2_000, Input::Cancel { transfer: TransferId(2) });
-    // 200 kB behind at 1,000 against 600: level after 500 µs.
-    assert_eq!(driver.engine.snapshot().flights[0].state, FlightState::CatchingUp);
-    assert_eq!(driver.rate_of(1), 1_000_000_000);
-    assert_eq!(driver.engine.next_deadline(), Some(2_500));
-    driver.run(2_500);
-    assert_eq!(driver.engine.snapshot().flights[0].state, FlightState::Paced);
-    assert_eq!(driver.rate_of(1), 600_000_000);
-    assert_eq!(driver.finishes(), [(1, 10_000)]);
+fn a_peer_that_cannot_be_reached_fails_its_batches() {
+    let mut desk = Desk::with_rails(&[0, 1]);
+    desk.submit(1, 1_000);
+    let mut opens = 0;
+    loop {
+        let effects = desk.take();
+        if let [Effect::Failed { failure, .. }] = ends(&effects)[..] {
+            let reason = Reason::Fault(Fault::Silent);
+            assert_eq!(*failure, Failure { stage: Stage::Connect, reason });
+            break;
+        }
+        for effect in effects {
+            if let Effect::OpenPath { path, .. } = effect {
+                opens += 1;
+                desk.tell(Input::PathOpenFailed { path, fault: Fault::Silent });
+            }
+        }
+        desk.pass(1_000);
+    }
+    assert_eq!(opens, 12, "six times each of two routes");
 }
 
 #[test]
-fn a_flight_without_overlap_waits_for_all_its_bytes() {
-    let mut driver = Driver::over(&[1_000]);
-    driver.at(0, Input::Start(paced_request(1, 500_000, 4_000, u64::MAX)));
-    assert_eq!(driver.rate_of(1), 0);
-    assert_eq!(driver.finishes(), [(1, 4_500)]);
+fn a_better_tier_is_used_again_when_it_opens() {
+    let mut desk = Desk::with_rails(&[0, 1]);
+    desk.submit(1, 1_000);
+    let effects = desk.take();
+    let [Effect::OpenPath { path, rail: RailNumber(0), .. }] = effects[..] else { panic!("{effects:?}") };
+    desk.tell(Input::PathOpenFailed { path, fault: Fault::Silent });
+    assert!(matches!(desk.open_all()[..], [(_, RailNumber(1))]));
+    let post = desk.posts()[0];
+    desk.done(post);
+    assert!(matches!(ends(&desk.take())[..], [Effect::Done { .. }]));
+    desk.pass(1_000_000);
+    desk.submit(2, 1_000);
+    let mut good = None;
+    for effect in desk.take() {
+        if let Effect::OpenPath { path, rail: RailNumber(0), .. } = effect {
+            desk.tell(Input::PathOpened { path });
+            good = Some(path);
+        }
+    }
+    let effects = desk.take();
+    let [Effect::Probe { path, ticket }] = effects[..] else { panic!("{effects:?}") };
+    assert_eq!(Some(path), good);
+    desk.tell(Input::Notified { path, ticket });
+    desk.submit(3, 1_000);
+    assert_eq!(desk.posts()[0].0, path);
 }
 
 #[test]
-fn a_late_prefill_holds_its_flight_back_and_an_early_one_lets_it_go() {
-    let repace = |until_us| Input::Repace {
-        transfer: TransferId(1),
-        paced: Paced { produced_until_us: until_us, last_bytes: 50_000 },
+fn near_rails_are_preferred_until_they_are_congested() {
+    let rails = vec![RailSpec::default(); 2];
+    let ranks = vec![vec![1, 0]];
+    let mut desk = Desk::new(MoverConfig { rails, ranks, spread_bytes: 1, ..MoverConfig::default() });
+    desk.know(PEER, &[0, 0]);
+    desk.submit(1, 600_000);
+    let opened = desk.open_all();
+    assert_eq!(opened[0].1, RailNumber(1), "the near one first");
+    let on = |posts: &[(PathNumber, Ticket, BatchId)], rail: u8| {
+        let path = opened.iter().find(|(_, other)| other.0 == rail).map(|(path, _)| *path);
+        posts.iter().filter(|post| Some(post.0) == path).count()
     };
-    let mut late = Driver::over(&[1_000]);
-    late.at(0, Input::Start(paced_request(1, 800_000, 10_000, 50_000)));
-    late.at(5_000, repace(15_000));
-    assert_eq!(late.rate_of(1), 37_500_000, "375 kB over 10 ms more");
-    assert_eq!(late.finishes(), [(1, 15_050)]);
-    let mut early = Driver::over(&[1_000]);
-    early.at(0, Input::Start(paced_request(1, 800_000, 10_000, 50_000)));
-    early.at(5_000, repace(5_000));
-    assert_eq!(early.finishes(), [(1, 5_425)], "425 kB were left");
-}
-
-#[test]
-fn a_repace_after_the_old_end_holds_what_has_not_left() {
-    let mut driver = Driver::over(&[1]);
-    driver.at(0, Input::Start(paced_request(1, 30_000, 10_000, 0)));
-    driver.at(
-        20_000,
-        Input::Repace {
-            transfer: TransferId(1),
-            paced: Paced { produced_until_us: 40_000, last_bytes: 1_000 },
-        },
-    );
-    // 20 kB have left; of the other 10, 9 follow over 20 ms and 1 after them.
-    assert_eq!(driver.rate_of(1), 450_000);
-    assert_eq!(driver.finishes(), [(1, 41_000)]);
-}
-
-#[test]
-fn priorities_weigh_and_each_speeds_up_as_the_better_ones_end() {
-    let mut driver = Driver::over(&[2_700]);
-    for (transfer, priority) in (0..).zip(Priority::ALL) {
-        driver.at(0, with_priority(transfer, 1_000_000, priority));
+    for post in desk.posts() {
+        desk.done(post);
     }
-    let rates: Vec<u64> = (0..4).map(|t| driver.rate_of(t)).collect();
-    assert_eq!(rates, [1_600_000_000, 800_000_000, 200_000_000, 100_000_000]);
-    // 1 MB at 1,600; then 500 kB at 8/11 of 2,700; then 2/3; then all of it.
-    assert_eq!(driver.finishes(), [(0, 625), (1, 880), (2, 1_297), (3, 1_482)]);
+    desk.take();
+    desk.submit(2, 65_536);
+    let alone = desk.posts();
+    assert_eq!((on(&alone, 0), on(&alone, 1)), (0, 1));
+    desk.submit(3, 4 << 20);
+    let many = desk.posts();
+    assert!(on(&many, 0) > 5 && on(&many, 1) > on(&many, 0), "{} {}", on(&many, 0), on(&many, 1));
 }
 
 #[test]
-fn the_floor_keeps_the_lowest_alive() {
-    let config = TransferConfig { floor_permille: 100, ..TransferConfig::default() };
-    let mut driver = Driver::new(config, &[link(1_000_000_000, 0)]);
-    for transfer in 0..50 {
-        driver.at(0, start(transfer, &[0], 10_000_000));
-    }
-    driver.at(0, with_priority(99, 1_000_000, Priority::Offload));
-    let rate = driver.rate_of(99);
-    assert!((100_000_000..100_001_000).contains(&rate), "{rate}");
-    assert!(driver.rate_of(0) >= 17_999_900);
+fn a_refused_slice_fails_its_batch_and_leaves_the_path_to_others() {
+    let mut desk = Desk::with_rails(&[0]);
+    desk.submit(1, 1_000);
+    desk.submit(2, 1_000);
+    desk.open_all();
+    let posts = desk.posts();
+    let (path, ticket, batch) = posts[0];
+    desk.tell(Input::Failed { path, ticket, fault: Fault::Stale });
+    let effects = desk.take();
+    let [Effect::Failed { batch: failed, failure, remote_fenced: true }] = effects[..] else { panic!() };
+    assert_eq!((failed, failure.reason), (batch, Reason::Fault(Fault::Stale)));
+    desk.done(posts[1]);
+    assert!(matches!(desk.take()[..], [Effect::Done { .. }]));
 }
 
 #[test]
-fn a_rate_cap_binds_and_frees_the_rest() {
-    let mut driver = Driver::over(&[1_000]);
-    let rate_cap_bytes_per_s = Some(200_000_000);
-    let capped = TransferRequest { rate_cap_bytes_per_s, ..request(1, &[0], 1_000_000) };
-    driver.at(0, Input::Start(capped));
-    driver.at(0, start(2, &[0], 4_000_000));
-    assert_eq!(driver.rate_of(2), 800_000_000);
-    assert_eq!(driver.finishes(), [(1, 5_000), (2, 5_000)]);
+fn a_life_that_is_over_takes_its_batches_with_it() {
+    let mut desk = Desk::with_rails(&[0]);
+    desk.submit(1, 1_000);
+    let effects = desk.take();
+    let [Effect::OpenPath { path, .. }] = effects[..] else { panic!("{effects:?}") };
+    desk.tell(Input::PathOpenFailed { path, fault: Fault::Stale });
+    assert!(matches!(desk.take()[..], [Effect::Failed { remote_fenced: true, .. }]));
+    desk.submit(2, 1_000);
+    assert!(matches!(desk.take()[..], [Effect::Refused { refusal: Refusal::PeerEnded, .. }]));
+    desk.tell(Input::PeerEnded { peer: PeerNumber(77) });
+    assert_eq!(desk.core.stats().ignored_inputs, 1);
 }
 
 #[test]
-fn a_cancelled_flight_says_what_had_left_and_frees_its_share() {
-    let mut driver = Driver::over(&[1_000]);
-    driver.at(0, start(1, &[0], 1_000_000));
-    driver.at(0, start(2, &[0], 1_000_000));
-    driver.at(1_000, Input::Cancel { transfer: TransferId(1) });
-    assert_eq!(driver.told, [(1_000, failed(1, Failure::Cancelled, 500_000))]);
-    assert_eq!(driver.finishes(), [(2, 1_500)]);
-    let stats = driver.engine.stats();
-    assert_eq!((stats.cancelled, stats.abandoned_bytes, stats.wasted_bytes), (1, 1_000_000, 500_000));
-}
-
-#[test]
-fn a_lost_link_fails_its_flights_and_refuses_new_ones_until_it_is_back() {
-    let mut driver = Driver::over(&[1_200, 1_200]);
-    for transfer in [5, 2] {
-        driver.at(0, start(transfer, &[0, 1], 1_000_000));
-    }
-    driver.at(0, start(3, &[1], 1_000_000));
-    driver.at(300, Input::LinkDown { link: LinkId(0) });
-    driver.at(300, Input::LinkDown { link: LinkId(0) });
-    driver.at(301, start(4, &[1, 0], 10));
-    let down = Failure::LinkDown(LinkId(0));
-    let told = [(300, failed(2, down, 120_000)), (300, failed(5, down, 120_000)), (301, failed(4, down, 0))];
-    assert_eq!(driver.told, told);
-    assert_eq!(driver.engine.stats().ignored_inputs, 1, "it was down already");
-    driver.at(400, Input::LinkUp { link: LinkId(0) });
-    driver.at(400, start(4, &[0], 1_000));
-    assert_eq!(driver.finishes(), [(3, 1_034), (4, 401)]);
-    let stats = driver.engine.stats();
-    assert_eq!((stats.failed_link_down, stats.refused), (2, 1));
-}
-
-#[test]
-fn a_flight_in_the_air_is_lost_with_its_link() {
-    let mut driver = Driver::new(TransferConfig::default(), &[link(1_000_000_000, 100)]);
-    driver.at(0, start(1, &[0], 1_000));
-    driver.at(50, Input::LinkDown { link: LinkId(0) });
-    assert_eq!(driver.told, [(50, failed(1, Failure::LinkDown(LinkId(0)), 1_000))]);
-    assert_eq!(driver.engine.next_deadline(), None);
-}
-
-#[test]
-fn a_deadline_ends_a_flight_unless_it_lands_that_very_moment() {
-    let deadline = |transfer, deadline_us| {
-        Input::Start(TransferRequest { deadline_us: Some(deadline_us), ..request(transfer, &[0], 1_000_000) })
+fn bounds_refuse_and_name_what_is_full() {
+    let bounds = MoverConfig { max_batches: 2, max_ops_per_batch: 3, max_ops: 4, ..MoverConfig::default() };
+    let mut desk = Desk::new(bounds);
+    let refused = |desk: &mut Desk, batch: u64, peer: PeerNumber, ops: &[u64]| {
+        let op = |&bytes: &u64| Op { direction: Direction::Read, bytes, location: 0 };
+        let (batch, ops) = (BatchId(batch), ops.iter().map(op).collect());
+        let request =
+            BatchRequest { batch, peer, priority: Priority::Offload, deadline_us: None, notice: false, ops };
+        desk.take();
+        desk.tell(Input::Submit(request));
+        desk.take().into_iter().find_map(|effect| match effect {
+            Effect::Refused { refusal, .. } => Some(refusal),
+            _ => None,
+        })
     };
-    let mut driver = Driver::over(&[1_000]);
-    driver.at(10, deadline(1, 1_010));
-    assert_eq!(driver.finishes(), [(1, 1_010)]);
-    driver.at(2_000, deadline(2, 2_999));
-    driver.run(u64::MAX);
-    driver.at(5_000, deadline(3, 5_000));
-    let missed = [(2_999, failed(2, Failure::Deadline, 999_000)), (5_000, failed(3, Failure::Deadline, 0))];
-    assert_eq!(driver.told[1..], missed);
-    assert_eq!(driver.engine.stats().failed_deadline, 2);
+    assert_eq!(refused(&mut desk, 1, PEER, &[1]), Some(Refusal::PeerUnknown));
+    desk.know(PEER, &[0]);
+    assert_eq!(refused(&mut desk, 1, PEER, &[]), Some(Refusal::Empty));
+    assert_eq!(refused(&mut desk, 1, PEER, &[5, 0]), Some(Refusal::Empty));
+    assert_eq!(refused(&mut desk, 1, PEER, &[1; 4]), Some(Refusal::TooManyOps));
+    assert_eq!(refused(&mut desk, 1, PEER, &[u64::MAX, 2]), Some(Refusal::TooLarge));
+    assert_eq!(refused(&mut desk, 1, PEER, &[1; 3]), None);
+    assert_eq!(refused(&mut desk, 1, PEER, &[1]), Some(Refusal::Duplicate));
+    let full = |bound, limit| Some(Refusal::Full { bound, limit });
+    assert_eq!(refused(&mut desk, 2, PEER, &[1; 2]), full(Bound::Ops, 4));
+    assert_eq!(refused(&mut desk, 2, PEER, &[1]), None);
+    assert_eq!(refused(&mut desk, 3, PEER, &[1]), full(Bound::Batches, 2));
 }
 
 #[test]
-fn a_new_rate_counts_from_now_on_and_zero_stalls() {
-    let set = |bytes_per_s| Input::SetRate { link: LinkId(0), bytes_per_s };
-    let mut driver = Driver::over(&[1_000]);
-    driver.at(0, start(1, &[0], 1_000_000));
-    driver.at(400, set(0));
-    assert_eq!(driver.engine.next_deadline(), None, "stalled");
-    driver.at(9_000, set(300_000_000));
-    assert_eq!(driver.finishes(), [(1, 11_000)]);
-}
-
-#[test]
-fn full_means_a_typed_refusal() {
-    let config = TransferConfig { max_flights: 3, max_flights_per_link: 2, ..TransferConfig::default() };
-    let mut driver = Driver::new(config, &[link(1_000_000, 0); 3]);
-    driver.at(0, start(1, &[0], 100));
-    driver.at(0, start(2, &[0, 1], 100));
-    driver.at(0, start(3, &[2, 0], 100));
-    driver.at(0, start(4, &[1], 100));
-    driver.at(0, start(5, &[2], 100));
-    driver.at(0, start(1, &[2], 100));
-    driver.at(0, start(6, &[2, 7], 100));
-    let refused = |transfer, why| (0, failed(transfer, Failure::Refused(why), 0));
-    let told = [
-        refused(3, Refusal::LinkFull(LinkId(0))),
-        refused(5, Refusal::TooManyFlights),
-        refused(1, Refusal::Duplicate),
-        refused(6, Refusal::UnknownLink(LinkId(7))),
-    ];
-    assert_eq!(driver.told, told);
-    assert_eq!(driver.engine.link_flights(LinkId(0)), 2);
-    assert_eq!(driver.engine.link_flights(LinkId(9)), 0);
-    assert_eq!(driver.finishes().len(), 3, "the first of the duplicates goes on");
-}
-
-#[test]
-fn odd_inputs_are_counted_and_change_nothing() {
-    let mut driver = Driver::over(&[1_000]);
-    let paced = Paced { produced_until_us: 9, last_bytes: 1 };
-    driver.at(5, start(1, &[0], 1_000_000));
-    let odd = [
-        Input::Cancel { transfer: TransferId(8) },
-        Input::Repace { transfer: TransferId(8), paced },
-        Input::Repace { transfer: TransferId(1), paced },
-        Input::LinkDown { link: LinkId(8) },
-        Input::LinkUp { link: LinkId(8) },
-        Input::LinkUp { link: LinkId(0) },
-        Input::SetRate { link: LinkId(8), bytes_per_s: 1 },
-    ];
-    for input in odd {
-        driver.step(5, input);
+fn a_cancelled_batch_waits_for_what_is_on_its_way_but_not_for_ever() {
+    let mut desk = Desk::with_rails(&[0]);
+    desk.submit(1, 1_000);
+    desk.submit(2, 1_000);
+    desk.open_all();
+    let posts = desk.posts();
+    desk.tell(Input::Cancel { batch: BatchId(1) });
+    desk.tell(Input::Cancel { batch: BatchId(2) });
+    assert_eq!(desk.take(), []);
+    desk.done(posts[0]);
+    assert_eq!(desk.take(), [Effect::Cancelled { batch: BatchId(1), remote_fenced: true }]);
+    let mut closed = None;
+    for _ in 0..12 {
+        desk.pass(100_000);
+        for effect in desk.take() {
+            match effect {
+                Effect::Probe { path, ticket } => desk.tell(Input::Notified { path, ticket }),
+                Effect::ClosePath { path } => closed = Some(path),
+                other => panic!("{other:?}"),
+            }
+        }
     }
-    assert_eq!(driver.engine.stats().ignored_inputs, 7);
-    driver.step(3, Input::TimerFired);
-    assert_eq!(driver.engine.stats().clock_regressions, 1);
-    driver.at(6, start(2, &[0], 0));
-    assert_eq!(driver.told, [(6, finished(2, 0, 6))]);
-    assert_eq!(driver.engine.stats().zero_byte, 1);
-    assert_eq!(driver.finishes(), [(1, 1_005), (2, 6)]);
+    desk.tell(Input::PathClosed { path: closed.unwrap(), end: PathEnd::Fenced });
+    assert_eq!(desk.take(), [Effect::Cancelled { batch: BatchId(2), remote_fenced: true }]);
 }
 
 #[test]
-fn the_ends_of_the_number_line_are_survived() {
-    let mut driver = Driver::new(TransferConfig::default(), &[link(u64::MAX, u64::MAX), link(1, 0)]);
-    driver.at(0, start(1, &[0, 1], u64::MAX));
-    driver.at(0, start(2, &[0], 1));
-    driver.at(0, Input::Start(paced_request(3, u64::MAX, u64::MAX, u64::MAX)));
-    driver.at(0, Input::Start(paced_request(4, u64::MAX, 1, 0)));
-    driver.step(u64::MAX, Input::TimerFired);
-    driver.step(u64::MAX, Input::Cancel { transfer: TransferId(1) });
-    driver.step(u64::MAX, start(5, &[1], 1));
-    assert_eq!(ends_of(&driver.told, 1).len(), 1);
-    assert!(driver.engine.stats().live > 0);
+fn a_deadline_fails_what_has_no_path() {
+    let mut desk = Desk::with_rails(&[0]);
+    desk.submit(1, 1_000);
+    desk.take();
+    desk.pass(60_000_000);
+    let effects = desk.take();
+    let [Effect::Failed { failure, .. }] = ends(&effects)[..] else { panic!("{effects:?}") };
+    assert_eq!(*failure, Failure { stage: Stage::Connect, reason: Reason::Deadline });
 }
 
 #[test]
-fn what_a_flight_leaves_because_another_link_holds_it_back_stays_free() {
-    // Flight 1 has link 0 for itself but only 100 on link 1; it takes 10 ms, not 1.
-    let mut driver = Driver::over(&[1_000, 100]);
-    driver.at(0, start(1, &[0, 1], 1_000_000));
-    driver.at(0, start(2, &[0], 6_000_000));
-    assert_eq!(driver.finishes(), [(1, 10_000), (2, 11_000)], "half the link for 10 ms, then all of it");
-}
-
-#[test]
-fn a_snapshot_is_sorted_and_up_to_date() {
-    let mut driver = Driver::over(&[1_000, 500]);
-    driver.at(0, start(8, &[0], 1_000_000));
-    driver.at(0, start(4, &[0, 1], 1_000_000));
-    driver.step(100, Input::TimerFired);
-    let snapshot = driver.engine.snapshot();
-    let names: Vec<u64> = snapshot.flights.iter().map(|f| f.transfer.0).collect();
-    assert_eq!(names, vec![4, 8]);
-    assert_eq!(snapshot.flights[0].delivered_bytes, 50_000);
-    assert_eq!(snapshot.flights[0].next_event_us, Some(2_000));
-    assert_eq!(snapshot.links[0].carried_bytes, 100_000);
-    assert_eq!(snapshot.links[0].used_bytes_per_s, 1_000_000_000);
-    assert_eq!((snapshot.links[1].flights, snapshot.links[1].up), (1, true));
-}
-
-#[test]
-fn the_audit_sees_what_is_wrong() {
-    let mut driver = Driver::over(&[1_000]);
-    driver.at(0, start(1, &[0], 1_000_000));
-    let broken = |change: fn(&mut crate::TransferEngine)| {
-        let mut engine = driver.engine.clone();
-        change(&mut engine);
-        engine.check().unwrap_err()
-    };
-    assert!(broken(|e| e.stats.finished += 1).contains("I5"));
-    assert!(broken(|e| e.stats.started_bytes += 1).contains("I7"));
-    assert!(broken(|e| e.config.max_flights = 0).contains("I9"));
-    assert!(broken(|e| e.slots.clear()).contains("I5"));
-    assert!(broken(|e| e.network.flights[0].rate -= 1).contains("rate"));
-    assert!(broken(|e| e.network.flights[0].delivered = u128::MAX).contains("I7"));
-    assert!(broken(|e| e.network.flights[0].settled_ns += 1_000).contains("timer"));
-    assert!(broken(|e| e.network.flights[0].seats[0] = 3).contains("seat"));
-    assert!(broken(|e| e.network.links[0].carried = 1).contains("carried"));
-    assert!(broken(|e| e.network.links[0].up = false).contains("down"));
-    assert!(broken(|e| e.network.links[0].counts[1] = 1).contains("counts"));
-    assert!(broken(|e| e.network.links[0].rate /= 2).contains("used"));
-    assert!(broken(|e| e.network.links[0].rate *= 2).contains("afresh"));
-    assert!(broken(|e| e.network.timers.clear(0)).contains("timer"));
-}
-
-#[test]
-fn laggards_freed_together_catch_up_at_equal_rates() {
-    // Three producers of 500 on 1,200: each lags 100 a µs for 3,000 µs, until one is cancelled.
-    let mut driver = Driver::over(&[1_200]);
-    for transfer in 1..=3 {
-        driver.at(0, Input::Start(paced_request(transfer, 5_000_000, 10_000, 0)));
+fn every_priority_has_its_share_of_one_path_and_the_lowest_its_floor() {
+    let scale = Scale { peers: 1, places: 400, rails: 1, bytes_per_us: 1_000 };
+    let mut world = World::new(1, config(), scale, Chances::default());
+    world.submitting = false;
+    for turn in 0..400 {
+        world.submit_whole(0, Priority::ALL[turn % 4]);
     }
-    assert_eq!(driver.rate_of(1), 400_000_000);
-    driver.at(3_000, Input::Cancel { transfer: TransferId(3) });
-    assert_eq!((driver.rate_of(1), driver.rate_of(2)), (600_000_000, 600_000_000));
-    // 300 kB behind, gaining 100 a µs: level at 6,000 µs.
-    driver.run(5_999);
-    assert_eq!(driver.rate_of(1), 600_000_000);
-    driver.run(6_000);
-    assert_eq!((driver.rate_of(1), driver.rate_of(2)), (500_000_000, 500_000_000));
-    assert_eq!(driver.finishes(), [(1, 10_000), (2, 10_000)]);
+    while world.ends.get("done").is_none_or(|&done| done < 100) {
+        world.turn();
+    }
+    let sent = world.posted_by_priority;
+    let total: u64 = sent.iter().sum();
+    assert!(sent.is_sorted_by(|a, b| a >= b), "{sent:?}");
+    assert!(sent[0] * 100 > total * 50 && sent[3] * 100 >= total * 4, "{sent:?}");
+    while world.live() > 0 {
+        world.turn();
+    }
+    world.finish();
 }
 
 #[test]
-fn a_name_and_a_place_are_free_again_after_each_kind_of_end() {
-    let config = TransferConfig { max_flights: 1, max_flights_per_link: 1, ..TransferConfig::default() };
-    let mut driver = Driver::new(config, &[link(1_000_000_000, 0)]);
-    driver.at(0, start(1, &[0], 1_000));
-    driver.run(1);
-    driver.at(10, start(1, &[0], 1_000_000));
-    driver.at(20, Input::Cancel { transfer: TransferId(1) });
-    let deadline_us = Some(40);
-    driver.at(30, Input::Start(TransferRequest { deadline_us, ..request(1, &[0], 1_000_000) }));
-    driver.at(50, start(1, &[0], 1_000_000));
-    driver.at(60, Input::LinkDown { link: LinkId(0) });
-    driver.at(70, Input::LinkUp { link: LinkId(0) });
-    driver.at(70, start(1, &[0], 1_000));
-    driver.run(u64::MAX);
-    let told = [
-        finished(1, 1_000, 0),
-        failed(1, Failure::Cancelled, 10_000),
-        failed(1, Failure::Deadline, 10_000),
-        failed(1, Failure::LinkDown(LinkId(0)), 10_000),
-        finished(1, 1_000, 70),
-    ];
-    assert_eq!(ends_of(&driver.told, 1), told);
-    assert_eq!(driver.engine.stats().refused, 0);
+fn two_sound_rails_carry_about_the_same() {
+    let scale = Scale { peers: 4, places: 16, rails: 2, bytes_per_us: 1_000 };
+    let mut world = World::new(2, config(), scale, Chances::default());
+    world.run(10_000);
+    let [one, two] = world.posted_by_rail[..] else { panic!() };
+    assert!(one * 2 > two && two * 2 > one, "{one} {two}");
+}
+
+#[test]
+fn time_that_goes_back_stands_still() {
+    let mut desk = Desk::with_rails(&[0]);
+    desk.now_us = 10;
+    desk.submit(1, 1_000);
+    assert_eq!(desk.core.stats().clock_regressions, 1);
+    assert_eq!(desk.core.snapshot().now_us, 1_000);
 }

@@ -22,8 +22,8 @@ use crate::mover::{
     Notice, Op, Outcome, Pages, PeerId, Progress, Reason, Region, RemoteSegment, TcpTls,
 };
 use crate::receiver::Plan;
+use baton_transfer::Fault;
 use baton_transfer::Priority;
-use baton_transfer::mover::Fault;
 use ways::Ways;
 
 /// Slices that wait to be posted together at most.

@@ -24,7 +24,7 @@ pub mod topology;
 pub mod topology_gids;
 mod topology_scan;
 
-pub use baton_transfer::mover::{BatchId, Failure, MoverConfig, MoverStats, RailSpec, Reason, Stage};
+pub use baton_transfer::{BatchId, Failure, MoverConfig, MoverStats, RailSpec, Reason, Stage};
 pub use completions::CompletionQueue;
 pub use damage::Damage;
 pub use driver::{Batch, DriverSnapshot, Finished, Mover, MoverSettings, Op, Outcome, Progress, Refusal};

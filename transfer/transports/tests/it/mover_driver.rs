@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use baton_transfer::Priority;
-use baton_transfer::mover::{Fault as CoreFault, Refusal as CoreRefusal};
+use baton_transfer::{Fault as CoreFault, Refusal as CoreRefusal};
 use baton_transports::mover::*;
 
 use crate::loopback::{Loopback, LoopbackNet};

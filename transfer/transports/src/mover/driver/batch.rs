@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_transfer::Priority;
-use baton_transfer::mover::{Failure, Refusal as CoreRefusal};
+use baton_transfer::{Failure, Refusal as CoreRefusal};
 
 use crate::mover::{Direction, Notice, PeerId, Region, RemoteSegment};
 

@@ -20,7 +20,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use baton_transfer::mover::{BatchId, Input, MoverSnapshot, MoverStats, PeerNumber};
+use baton_transfer::{BatchId, Input, MoverSnapshot, MoverStats, PeerNumber};
 
 pub use batch::{Batch, Op, Outcome, Progress, Refusal};
 pub use settings::MoverSettings;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use baton_transfer::mover::BatchId;
+use baton_transfer::BatchId;
 
 use super::batch::Outcome;
 

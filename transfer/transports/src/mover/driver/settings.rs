@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_transfer::mover::{MAX_RAILS, MoverConfig, RailNumber, RailSpec, Route};
+use baton_transfer::{MAX_RAILS, MoverConfig, RailNumber, RailSpec, Route};
 
 use crate::mover::{Location, Transport};
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use baton_transfer::mover::{
+use baton_transfer::{
     BatchId, BatchRequest, Effect, Fault as CoreFault, Input, MoverCore, Op as CoreOp, PathNumber,
     PeerNumber, RailNumber, Refusal as CoreRefusal, Ticket,
 };
@@ -175,8 +175,8 @@ impl State {
         let unlisted = u16::try_from(locations.len()).unwrap_or(u16::MAX);
         CoreOp {
             direction: match op.direction {
-                Direction::Read => baton_transfer::mover::Direction::Read,
-                Direction::Write => baton_transfer::mover::Direction::Write,
+                Direction::Read => baton_transfer::Direction::Read,
+                Direction::Write => baton_transfer::Direction::Write,
             },
             bytes: op.bytes,
             location: locations.get(&op.local.memory.location()).copied().unwrap_or(unlisted),
@@ -229,7 +229,7 @@ impl State {
         self.apply([Input::PeerKnown { peer: number, routes }], openers);
         if !self.peers.contains_key(&number) {
             let limit = u64::from(self.layout.core.max_peers);
-            let bound = baton_transfer::mover::Bound::Peers;
+            let bound = baton_transfer::Bound::Peers;
             return Err(Refusal::Core(CoreRefusal::Full { bound, limit }));
         }
         Ok(number)

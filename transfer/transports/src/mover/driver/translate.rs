@@ -1,7 +1,7 @@
 //! From the words of the port to those of the core.
 
-use baton_transfer::mover as core;
-use baton_transfer::mover::{Input, PathNumber, Ticket};
+use baton_transfer as core;
+use baton_transfer::{Input, PathNumber, Ticket};
 
 use crate::mover::{Completion, Fault, PathEnd, PathId};
 

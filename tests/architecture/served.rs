@@ -1,0 +1,179 @@
+//! What is simulated is what serves: each core is stepped by the simulator and by the service, and each setting of the
+//! service has a reader there.
+
+use crate::finding::Finding;
+use crate::lex::Kind;
+use crate::outline::Outline;
+use std::collections::BTreeMap;
+
+/// The cores.
+const CORES: &[&str] = &["baton_scheduler", "baton_legs", "baton_store", "baton_transfer"];
+
+/// Where the simulator is, and where the service is: its own code, and the drivers of its caches and transfers.
+const SIMULATOR: &[&str] = &["sim/src/"];
+const SERVICE: &[&str] = &["src/conductor/", "src/node/", "store/tiers/src/", "transfer/transports/src/"];
+
+/// Whether the production code of `source` names `word` as the head of a path.
+fn imports(source: &str, word: &str) -> bool {
+    let outline = Outline::of(source);
+    let found = outline.production().any(|(at, token)| {
+        token.is(word) && outline.tokens.get(at + 1).is_some_and(|next| next.is(":") || next.is(";"))
+    });
+    found
+}
+
+/// Cores that one of the two sides does without.
+pub fn check_cores(sources: &BTreeMap<String, String>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (side, places) in [("simulator", SIMULATOR), ("service", SERVICE)] {
+        let inside = |path: &str| places.iter().any(|place| path.starts_with(place));
+        for core in CORES {
+            if !sources.iter().any(|(path, source)| inside(path) && imports(source, core)) {
+                let remedy = "let it be stepped there, or say in an ADR why it is no core";
+                found.push(Finding::new(places[0], 0, format!("the {side} does not import {core}"), remedy));
+            }
+        }
+    }
+    found
+}
+
+/// Structs that hold the settings of the service: where they are, and their names.
+const SETTINGS: &[(&str, &str)] = &[
+    ("scheduler/src/config.rs", "SchedulerConfig"),
+    ("scheduler/types/src/slo.rs", "SloClass"),
+    ("src/config.rs", "StoreSection"),
+    ("src/config.rs", "ServiceConfig"),
+    ("src/config.rs", "ApiKey"),
+    ("src/config.rs", "RouterSection"),
+];
+
+/// Who reads each of them: the struct, the reader, and what it reads.
+const READERS: &[(&str, &str, &[&str])] = &[
+    ("SchedulerConfig", "scheduler/src/policies.rs", &["policy"]),
+    ("SchedulerConfig", "scheduler/src/config.rs", &["admission"]),
+    ("SchedulerConfig", "scheduler/src/admission.rs", &["shadow", "ttft_margin_permille", "classes"]),
+    ("SchedulerConfig", "scheduler/src/admission.rs", &["max_waiting_requests"]),
+    ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["block_tokens", "fetch", "first_token"]),
+    ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["balancing_threshold_permille"]),
+    ("SchedulerConfig", "scheduler/src/placement/prefill.rs", &["mixed_step_permille"]),
+    ("SchedulerConfig", "scheduler/src/placement/pick.rs", &["local_prefill", "local_room_permille"]),
+    ("SchedulerConfig", "scheduler/src/placement/pick.rs", &["explain_every"]),
+    ("SchedulerConfig", "scheduler/src/placement/dispatch.rs", &["dispatch_ahead_us", "ageing_us"]),
+    ("SchedulerConfig", "scheduler/src/placement/decode.rs", &["decode_duration_us"]),
+    ("SchedulerConfig", "scheduler/src/conductor.rs", &["prior_output_tokens", "seed"]),
+    ("SchedulerConfig", "scheduler/src/policies/baselines/dynamo_wspt.rs", &["queue_threshold_permille"]),
+    ("SchedulerConfig", "scheduler/src/replicate.rs", &["replicate"]),
+    ("SchedulerConfig", "scheduler/src/failure.rs", &["max_retries"]),
+    ("SloClass", "src/router/src/caller.rs", &["name"]),
+    ("SloClass", "scheduler/src/admission.rs", &["ttft_us", "headroom_permille"]),
+    ("SloClass", "scheduler/src/placement/decode.rs", &["tbt_us"]),
+    ("SloClass", "scheduler/src/placement/dispatch.rs", &["weight"]),
+    ("SloClass", "scheduler/src/shed.rs", &["priority", "sheddable"]),
+    ("StoreSection", "src/node.rs", &["eviction", "offload", "ssd_second_touch", "ssd_io"]),
+    ("ServiceConfig", "src/up.rs", &["listen", "control", "api_keys", "admin_key", "tls_cert", "tls_key"]),
+    ("ServiceConfig", "src/up.rs", &["keep_alive_us", "max_body_bytes", "max_held_bytes", "drain_us"]),
+    ("ServiceConfig", "src/guard.rs", &["cluster_key", "cluster_tls_cert", "cluster_tls_key"]),
+    ("ServiceConfig", "src/guard.rs", &["cluster_tls_ca"]),
+    ("ServiceConfig", "src/conductor/driver.rs", &["chain_seed", "heartbeat_us", "journal", "capture"]),
+    ("ServiceConfig", "src/conductor/core.rs", &["lost_after_us"]),
+    ("ServiceConfig", "src/conductor/policy.rs", &["stage_slack", "stage_floor_us"]),
+    ("ServiceConfig", "src/spans/exporter.rs", &["otlp_endpoint", "trace_permille"]),
+    ("ApiKey", "src/router/src/caller.rs", &["key", "tenant", "classes"]),
+    ("RouterSection", "src/config.rs", &["tool_parser", "reasoning_parser"]),
+];
+
+/// The fields of the struct `name` in `source`, with their lines.
+fn fields<'a>(source: &'a str, name: &str) -> Vec<(usize, &'a str)> {
+    let outline = Outline::of(source);
+    let tokens = &outline.tokens;
+    let head = |at: &usize| outline.reads(*at, &["pub", "struct", name, "{"]);
+    let Some(start) = (0..tokens.len()).find(head) else { return Vec::new() };
+    let inside = (start + 4..tokens.len()).take_while(|at| !tokens[*at].is("}"));
+    inside
+        .filter(|at| outline.reads(*at, &["pub"]) && tokens.get(at + 2).is_some_and(|colon| colon.is(":")))
+        .map(|at| (tokens[at + 1].line, tokens[at + 1].text))
+        .collect()
+}
+
+/// Whether the production code of `source` reads a field: `value.field`, and no call.
+fn reads(source: &str, field: &str) -> bool {
+    let outline = Outline::of(source);
+    let found = outline.production().any(|(at, token)| {
+        let before = at.checked_sub(1).and_then(|before| outline.tokens.get(before));
+        let called = outline.tokens.get(at + 1).is_some_and(|next| next.is("("));
+        token.kind == Kind::Word && token.is(field) && before.is_some_and(|dot| dot.is(".")) && !called
+    });
+    found
+}
+
+/// Settings of the service without a reader, and rows whose reader does not read them.
+pub fn check_read(
+    settings: &[(&str, &str)],
+    readers: &[(&str, &str, &[&str])],
+    sources: &BTreeMap<String, String>,
+) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (path, name) in settings {
+        let source = sources.get(*path).map_or("", String::as_str);
+        for (line, field) in fields(source, name) {
+            let row = readers.iter().find(|(of, _, read)| of == name && read.contains(&field));
+            let reader = row.map(|(_, reader, _)| *reader);
+            let remedy =
+                "name the file of the service that reads it, or move it to a section of the simulator";
+            let by = reader.and_then(|reader| sources.get(reader));
+            if !by.is_some_and(|source| reads(source, field)) {
+                let rule = format!("{name}.{field} is not read by {}", reader.unwrap_or("anything named"));
+                found.push(Finding::new(path, line, rule, remedy));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::{assert_caught, assert_clean};
+    use crate::reach::house_sources;
+
+    fn planted(files: &[(&str, &str)]) -> BTreeMap<String, String> {
+        files.iter().map(|&(path, text)| (path.to_owned(), text.to_owned())).collect()
+    }
+
+    #[test]
+    fn the_simulator_and_the_service_step_the_same_cores() {
+        assert_clean(check_cores(&house_sources()));
+    }
+
+    #[test]
+    fn a_core_that_one_side_lacks_is_found() {
+        let all = "use baton_scheduler::A; use baton_legs::A; use baton_store::A; use baton_transfer::A;";
+        let but_legs = "use baton_scheduler::A; use baton_store::A; use baton_transfer::A; // baton_legs::A";
+        let sources = |sim, node| planted(&[("sim/src/world.rs", sim), ("src/node/worker.rs", node)]);
+        assert_clean(check_cores(&sources(all, all)));
+        assert_caught(&check_cores(&sources(all, but_legs)), 0, "the service does not import baton_legs");
+        let tests = "use baton_scheduler::A; use baton_store::A; use baton_transfer::A; #[cfg(test)] mod t { use baton_legs::A; }";
+        assert_caught(&check_cores(&sources(tests, all)), 0, "the simulator does not import baton_legs");
+    }
+
+    #[test]
+    fn every_setting_of_the_service_is_read_by_it() {
+        assert_clean(check_read(SETTINGS, READERS, &house_sources()));
+    }
+
+    #[test]
+    fn a_setting_that_nothing_reads_is_found() {
+        let settings = "pub struct S {\n    /// One.\n    pub one: u32,\n    pub two: Vec<(u8, u8)>,\n}";
+        let check = |reader, read: &[&str]| {
+            let sources = planted(&[("c.rs", settings), ("r.rs", reader)]);
+            check_read(&[("c.rs", "S")], &[("S", "r.rs", read)], &sources)
+        };
+        assert_clean(check("fn f(s: S) { s.one + s.two.len() }", &["one", "two"]));
+        assert_caught(&check("fn f(s: S) { s.one }", &["one"]), 4, "two is not read by anything named");
+        assert_caught(
+            &check("fn f(s: S) { s.one + s.two() }", &["one", "two"]),
+            4,
+            "two is not read by r.rs",
+        );
+    }
+}
