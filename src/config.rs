@@ -6,17 +6,20 @@
 use baton_legs::pairs::{STAGE_FLOOR_US, STAGE_SLACK};
 use baton_router::{ReasoningParser, ToolParser};
 use baton_scheduler::SchedulerConfig;
-use baton_sim::network::NetworkConfig;
 use baton_store::{Eviction, Offload};
 use baton_tiers::IoChoice;
-use baton_types::{Role, Secret};
+use baton_types::Secret;
 use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
 mod fuzz;
 mod read;
+mod simulated;
 
 pub use read::{bytes, load, parse, place, read};
+pub use simulated::{
+    ClientsConfig, ClusterConfig, FaultsConfig, HandoffMode, MixMode, NetworkSection, PoolConfig,
+};
 
 /// Tokens in a KV block of a service and its nodes where neither the file nor the command line gives a number: the
 /// default of vLLM. A replay uses its trace's.
@@ -37,7 +40,7 @@ pub struct Config {
     /// What instances a simulation has.
     pub cluster: ClusterConfig,
     /// How simulated transfers share links.
-    pub network: NetworkConfig,
+    pub network: NetworkSection,
     /// How simulated clients behave.
     pub clients: ClientsConfig,
     /// Faults that a simulation injects.
@@ -52,122 +55,9 @@ impl Default for Config {
             store: StoreSection::default(),
             service: ServiceConfig::default(),
             router: RouterSection::default(),
-            network: NetworkConfig::default(),
+            network: NetworkSection::default(),
             clients: ClientsConfig::default(),
             faults: FaultsConfig::default(),
-        }
-    }
-}
-
-/// The cluster.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ClusterConfig {
-    /// Cost profile of every pool that names none: a shipped one's name or a file's path.
-    pub profile: String,
-    /// When KV travels to the decode instance.
-    pub handoff: HandoffMode,
-    /// Latency of a transfer, µs.
-    pub net_latency_us: u64,
-    /// Whether transfers share links; if not, each has its instance's rate to itself.
-    pub shared_links: bool,
-    /// Routers that serve the cluster side by side, 1–64.
-    pub routers: u32,
-    /// How late one router learns what another did, µs.
-    pub router_sync_us: u64,
-    /// Groups of equal instances.
-    pub pools: Vec<PoolConfig>,
-}
-
-impl Default for ClusterConfig {
-    fn default() -> Self {
-        let pool = |role| PoolConfig { role, count: 8, ..PoolConfig::default() };
-        Self {
-            profile: "llama3-70b-8xa100".into(),
-            handoff: HandoffMode::Layerwise,
-            net_latency_us: 10,
-            shared_links: true,
-            routers: 1,
-            router_sync_us: 0,
-            pools: vec![pool(Role::Prefill), pool(Role::Decode)],
-        }
-    }
-}
-
-/// When KV travels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum HandoffMode {
-    /// Layer by layer while the prefill runs.
-    Layerwise,
-    /// When the prefill has ended.
-    AfterPrefill,
-}
-
-/// How a decoding instance mixes prefills in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MixMode {
-    /// A fixed number of prompt tokens a step, as engines do.
-    Fixed,
-    /// As many prompt tokens a step as the TBT objective leaves room for: a model of an engine that obeys one.
-    Target,
-    /// Whole prefills first; they stall the decodes.
-    PrefillFirst,
-}
-
-/// A group of equal instances.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct PoolConfig {
-    /// What they do: prefill, decode, both, or store (lend `dram_tokens` and `ssd_tokens`, compute nothing).
-    pub role: Role,
-    /// How many.
-    pub count: u32,
-    /// Cost profile; the cluster's when empty.
-    pub profile: String,
-    /// KV tokens in HBM; 0 takes the profile's capacity.
-    pub hbm_tokens: u64,
-    /// KV tokens in DRAM.
-    pub dram_tokens: u64,
-    /// KV tokens on SSD.
-    pub ssd_tokens: u64,
-    /// Prompt tokens computed in one pass at most.
-    pub pass_tokens: u32,
-    /// Nodes that form one instance as a chunked pipeline (CPP).
-    pub pipeline_nodes: u32,
-    /// How prefills mix into decode steps: `fixed`, in chunks of one length, as Baton's own nodes, vLLM and SGLang do;
-    /// `target`, as many tokens as the TBT objective leaves room for, which no engine does today; `prefill_first`.
-    pub mix: MixMode,
-    /// Prompt tokens a step for `mix = "fixed"`; 0 fills a whole pass, `pass_tokens`, as the service's nodes do.
-    pub mixed_chunk_tokens: u32,
-    /// Whether KV of finished requests is kept as cache.
-    pub prefix_cache: bool,
-    /// Network rate each way, Gbit/s.
-    pub net_gbps: f64,
-    /// DRAM to HBM rate, GB/s.
-    pub host_gb_per_s: f64,
-    /// SSD rate, GB/s.
-    pub ssd_gb_per_s: f64,
-}
-
-impl Default for PoolConfig {
-    fn default() -> Self {
-        Self {
-            role: Role::Both,
-            count: 1,
-            profile: String::new(),
-            hbm_tokens: 0,
-            dram_tokens: 0,
-            ssd_tokens: 0,
-            pass_tokens: 8192,
-            pipeline_nodes: 1,
-            mix: MixMode::Fixed,
-            mixed_chunk_tokens: 0,
-            prefix_cache: true,
-            net_gbps: 800.0,
-            host_gb_per_s: 128.0,
-            ssd_gb_per_s: 6.0,
         }
     }
 }
@@ -408,62 +298,17 @@ fn check_collector(endpoint: &str) -> Result<(), String> {
     }
 }
 
-/// How simulated clients behave.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ClientsConfig {
-    /// Times that a refused client comes back, after the wait that it was told.
-    pub retries: u32,
-    /// Spread of that wait, per mille.
-    pub jitter_permille: u32,
-    /// Share of clients that leave while waiting, per mille.
-    pub leave_permille: u32,
-}
-
-impl Default for ClientsConfig {
-    fn default() -> Self {
-        Self { retries: 0, jitter_permille: 100, leave_permille: 0 }
-    }
-}
-
-/// Faults that a simulation injects; the times and places follow from its seed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct FaultsConfig {
-    /// Instances that die and come back empty.
-    pub deaths: u32,
-    /// Instances that turn slow for a while.
-    pub slow_nodes: u32,
-    /// Links that go down for a while.
-    pub lost_links: u32,
-    /// Cache news that never arrive, per mille.
-    pub lost_news_permille: u32,
-    /// How late cache news arrive, µs.
-    pub news_delay_us: u64,
-}
-
 impl Config {
     /// Checks every bound.
     pub fn validate(&self) -> Result<(), String> {
         self.scheduler.validate().map_err(|e| e.to_string())?;
-        self.network.validate()?;
         self.service.validate()?;
         self.check_key_classes()?;
         self.router.parsers()?;
-        for (at, pool) in self.cluster.pools.iter().enumerate() {
-            let name = |setting: &str| format!("cluster.pools[{at}].{setting}");
-            within(&name("count"), f64::from(pool.count), 1.0, 65_535.0)?;
-            within(&name("pass_tokens"), f64::from(pool.pass_tokens), 1.0, 1_048_576.0)?;
-            within(&name("pipeline_nodes"), f64::from(pool.pipeline_nodes), 1.0, 64.0)?;
-            within(&name("mixed_chunk_tokens"), f64::from(pool.mixed_chunk_tokens), 0.0, 1_048_576.0)?;
-            within(&name("net_gbps"), pool.net_gbps, 0.001, 1e6)?;
-            within(&name("host_gb_per_s"), pool.host_gb_per_s, 0.001, 1e6)?;
-            within(&name("ssd_gb_per_s"), pool.ssd_gb_per_s, 0.001, 1e6)?;
-        }
-        within("clients.jitter_permille", f64::from(self.clients.jitter_permille), 0.0, 1000.0)?;
-        within("clients.leave_permille", f64::from(self.clients.leave_permille), 0.0, 1000.0)?;
-        within("faults.lost_news_permille", f64::from(self.faults.lost_news_permille), 0.0, 1000.0)?;
-        within("cluster.routers", f64::from(self.cluster.routers), 1.0, 64.0)
+        self.network.validate()?;
+        self.cluster.validate()?;
+        self.clients.validate()?;
+        self.faults.validate()
     }
 
     /// Keys name classes that there are, also after a policy has changed.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use baton_sim::engine::Mix;
 use baton_sim::faults::FaultPlan;
+use baton_sim::network::NetworkConfig;
 use baton_sim::{Clients, Handoff, Pool, Setup, profiles};
 use baton_types::CostProfile;
 
-use crate::config::{Config, HandoffMode, MixMode, PoolConfig};
+use crate::config::{Config, HandoffMode, MixMode, NetworkSection, PoolConfig};
 
 /// The set-up that a configuration describes, with one seed for everything random in it.
 pub fn setup(config: &Config, seed: u64) -> Result<Setup, String> {
@@ -28,7 +29,7 @@ pub fn setup(config: &Config, seed: u64) -> Result<Setup, String> {
     let faults = &config.faults;
     let setup = Setup {
         pools,
-        network: config.network.clone(),
+        network: network(&config.network),
         eviction: config.store.eviction,
         offload: config.store.offload.of(false),
         ssd_second_touch: config.store.ssd_second_touch,
@@ -60,6 +61,27 @@ pub fn setup(config: &Config, seed: u64) -> Result<Setup, String> {
     };
     setup.validate()?;
     Ok(setup)
+}
+
+fn network(section: &NetworkSection) -> NetworkConfig {
+    let NetworkSection {
+        max_flights,
+        max_flights_per_link,
+        handoff_weight,
+        fetch_weight,
+        replicate_weight,
+        offload_weight,
+        floor_permille,
+    } = *section;
+    NetworkConfig {
+        max_flights,
+        max_flights_per_link,
+        handoff_weight,
+        fetch_weight,
+        replicate_weight,
+        offload_weight,
+        floor_permille,
+    }
 }
 
 fn empty_profile() -> Result<Arc<CostProfile>, String> {
@@ -103,6 +125,7 @@ mod tests {
         assert_eq!(setup.pools[0].net_bytes_per_s, 100_000_000_000);
         assert_eq!(setup.pools[1].mix, Mix::Fixed(8_192), "what live nodes do: whole passes");
         assert_eq!((setup.scheduler.seed, setup.faults.seed), (7, 7));
+        assert_eq!(setup.network, NetworkConfig::default());
     }
 
     #[test]

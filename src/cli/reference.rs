@@ -17,9 +17,9 @@ pub struct Section {
 }
 
 const OWN: &str = include_str!("../config.rs");
+const SIMULATED_ONLY: &str = include_str!("../config/simulated.rs");
 const SCHEDULER: &str = include_str!("../../scheduler/src/config.rs");
 const CLASSES: &str = include_str!("../../scheduler/types/src/slo.rs");
-const NETWORK: &str = include_str!("../../sim/src/network/config.rs");
 
 /// Every section: first those of the service, which the simulator reads too, then the simulator's own; parents before
 /// their children.
@@ -35,11 +35,16 @@ pub const SECTIONS: [Section; 11] = [
     Section { heading: "[service]", source: OWN, name: "ServiceConfig", path: &["service"] },
     Section { heading: "[[service.api_keys]]", source: OWN, name: "ApiKey", path: &["service", "api_keys"] },
     Section { heading: "[router]", source: OWN, name: "RouterSection", path: &["router"] },
-    Section { heading: "[cluster]", source: OWN, name: "ClusterConfig", path: &["cluster"] },
-    Section { heading: "[[cluster.pools]]", source: OWN, name: "PoolConfig", path: &["cluster", "pools"] },
-    Section { heading: "[network]", source: NETWORK, name: "NetworkConfig", path: &["network"] },
-    Section { heading: "[clients]", source: OWN, name: "ClientsConfig", path: &["clients"] },
-    Section { heading: "[faults]", source: OWN, name: "FaultsConfig", path: &["faults"] },
+    Section { heading: "[cluster]", source: SIMULATED_ONLY, name: "ClusterConfig", path: &["cluster"] },
+    Section {
+        heading: "[[cluster.pools]]",
+        source: SIMULATED_ONLY,
+        name: "PoolConfig",
+        path: &["cluster", "pools"],
+    },
+    Section { heading: "[network]", source: SIMULATED_ONLY, name: "NetworkSection", path: &["network"] },
+    Section { heading: "[clients]", source: SIMULATED_ONLY, name: "ClientsConfig", path: &["clients"] },
+    Section { heading: "[faults]", source: SIMULATED_ONLY, name: "FaultsConfig", path: &["faults"] },
 ];
 
 /// Top-level sections that the simulator alone reads.

@@ -16,10 +16,9 @@ const SERVICE: &[&str] = &["src/conductor/", "src/node/", "store/tiers/src/", "t
 /// Whether the production code of `source` names `word` as the head of a path.
 fn imports(source: &str, word: &str) -> bool {
     let outline = Outline::of(source);
-    let found = outline.production().any(|(at, token)| {
+    outline.production().any(|(at, token)| {
         token.is(word) && outline.tokens.get(at + 1).is_some_and(|next| next.is(":") || next.is(";"))
-    });
-    found
+    })
 }
 
 /// Cores that one of the two sides does without.
@@ -64,20 +63,21 @@ const READERS: &[(&str, &str, &[&str])] = &[
     ("SchedulerConfig", "scheduler/src/policies/baselines/dynamo_wspt.rs", &["queue_threshold_permille"]),
     ("SchedulerConfig", "scheduler/src/replicate.rs", &["replicate"]),
     ("SchedulerConfig", "scheduler/src/failure.rs", &["max_retries"]),
-    ("SloClass", "src/router/src/caller.rs", &["name"]),
+    ("SloClass", "src/conductor/policy.rs", &["name"]),
     ("SloClass", "scheduler/src/admission.rs", &["ttft_us", "headroom_permille"]),
     ("SloClass", "scheduler/src/placement/decode.rs", &["tbt_us"]),
     ("SloClass", "scheduler/src/placement/dispatch.rs", &["weight"]),
     ("SloClass", "scheduler/src/shed.rs", &["priority", "sheddable"]),
     ("StoreSection", "src/node.rs", &["eviction", "offload", "ssd_second_touch", "ssd_io"]),
-    ("ServiceConfig", "src/up.rs", &["listen", "control", "api_keys", "admin_key", "tls_cert", "tls_key"]),
+    ("ServiceConfig", "src/up.rs", &["listen", "control", "api_keys", "tls_cert", "tls_key"]),
+    ("ServiceConfig", "src/up/admin.rs", &["admin_key"]),
     ("ServiceConfig", "src/up.rs", &["keep_alive_us", "max_body_bytes", "max_held_bytes", "drain_us"]),
     ("ServiceConfig", "src/guard.rs", &["cluster_key", "cluster_tls_cert", "cluster_tls_key"]),
     ("ServiceConfig", "src/guard.rs", &["cluster_tls_ca"]),
     ("ServiceConfig", "src/conductor/driver.rs", &["chain_seed", "heartbeat_us", "journal", "capture"]),
     ("ServiceConfig", "src/conductor/core.rs", &["lost_after_us"]),
     ("ServiceConfig", "src/conductor/policy.rs", &["stage_slack", "stage_floor_us"]),
-    ("ServiceConfig", "src/spans/exporter.rs", &["otlp_endpoint", "trace_permille"]),
+    ("ServiceConfig", "src/spans.rs", &["otlp_endpoint", "trace_permille"]),
     ("ApiKey", "src/router/src/caller.rs", &["key", "tenant", "classes"]),
     ("RouterSection", "src/config.rs", &["tool_parser", "reasoning_parser"]),
 ];
@@ -98,12 +98,11 @@ fn fields<'a>(source: &'a str, name: &str) -> Vec<(usize, &'a str)> {
 /// Whether the production code of `source` reads a field: `value.field`, and no call.
 fn reads(source: &str, field: &str) -> bool {
     let outline = Outline::of(source);
-    let found = outline.production().any(|(at, token)| {
+    outline.production().any(|(at, token)| {
         let before = at.checked_sub(1).and_then(|before| outline.tokens.get(before));
         let called = outline.tokens.get(at + 1).is_some_and(|next| next.is("("));
         token.kind == Kind::Word && token.is(field) && before.is_some_and(|dot| dot.is(".")) && !called
-    });
-    found
+    })
 }
 
 /// Settings of the service without a reader, and rows whose reader does not read them.

@@ -108,7 +108,8 @@ impl StepCost {
     /// One step over `context_tokens`, ps.
     #[must_use]
     pub const fn step_ps(self, context_tokens: u64) -> u64 {
-        self.base_ps + self.slope_ps * context_tokens
+        // Saturating: a profile that a stranger wrote may cost more than any time.
+        self.base_ps.saturating_add(self.slope_ps.saturating_mul(context_tokens))
     }
 
     /// `steps` steps in a row, the context growing by `batch` tokens at each, ps. Exactly the sum
@@ -118,7 +119,8 @@ impl StepCost {
         if steps == 0 {
             return 0;
         }
-        steps * self.step_ps(context_tokens) + self.slope_ps * batch * (steps * (steps - 1) / 2)
+        let growth = self.slope_ps.saturating_mul(batch).saturating_mul(steps.saturating_mul(steps - 1) / 2);
+        steps.saturating_mul(self.step_ps(context_tokens)).saturating_add(growth)
     }
 }
 

@@ -1,7 +1,5 @@
 //! How the modelled network shares links.
 
-use serde::{Deserialize, Serialize};
-
 use crate::network::Priority;
 
 /// Largest weight allowed.
@@ -12,8 +10,7 @@ const MAX_FLOOR_PERMILLE: u32 = 500;
 const MAX_FLIGHTS: u32 = 1_000_000;
 
 /// How flights share links, and how many there may be.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkConfig {
     /// Flights in progress at once, 1 to 1,000,000 (I9).
     pub max_flights: u32,

@@ -1,7 +1,7 @@
 //! What may start: the bounds on flights (I9) and the state of the links.
 
 use crate::network::model::Network;
-use crate::network::{Failure, LinkId, Refusal, TransferRequest};
+use crate::network::{Failure, Refusal, TransferRequest};
 
 impl Network {
     /// Whether `request` may start now.
@@ -28,12 +28,5 @@ impl Network {
             return refuse(Refusal::TooManyFlights);
         }
         Ok(())
-    }
-
-    /// Flights in progress on `link`, those landing included; 0 for an unknown link.
-    #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "bounded by max_flights, a u32")]
-    pub fn link_flights(&self, link: LinkId) -> u32 {
-        self.flows.links.get(link.index()).map_or(0, |link| link.members.len() as u32)
     }
 }

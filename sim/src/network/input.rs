@@ -1,6 +1,6 @@
 //! What the network is told.
 
-use crate::network::{LinkId, PathLinks, TransferId};
+use crate::network::{LinkId, PathLinks, Priority, TransferId};
 
 /// A producer that makes a flight's bytes while it flies: a prefill, layer by layer.
 ///

@@ -48,7 +48,7 @@ impl Network {
     }
 
     fn check_flight(&self, slot: usize, flight: &Flight) -> Result<(), String> {
-        let breach = |what: &str| Err(format!("flight {}: {what}: {flight:?}", flight.id));
+        let breach = |what: &str| Err(format!("flight {}: {what}: {flight:?}", flight.id.0));
         let Ok(index) = u32::try_from(slot) else { return breach("slot out of range") };
         if self.slots.get(&flight.id) != Some(&index) {
             return breach("not found under its name");

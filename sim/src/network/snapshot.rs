@@ -88,6 +88,12 @@ impl Network {
         }
     }
 
+    /// Flights in progress on `link`, those landing included; 0 for an unknown link.
+    #[expect(clippy::cast_possible_truncation, reason = "bounded by max_flights, a u32")]
+    pub(crate) fn link_flights(&self, link: LinkId) -> u32 {
+        self.flows.links.get(link.index()).map_or(0, |link| link.members.len() as u32)
+    }
+
     fn link_snapshot(&self, id: LinkId) -> LinkSnapshot {
         let link = &self.flows.links[id.index()];
         let now_ns = ns(self.now_us);

@@ -33,6 +33,7 @@ pub(crate) const fn rate(bytes_per_s: u64) -> u64 {
 }
 
 /// Grains a nanosecond as bytes a second, rounded down.
+#[cfg(test)]
 pub(crate) const fn bytes_per_s(rate: u64) -> u64 {
     rate / RATE_PER_BYTE_PER_S
 }
