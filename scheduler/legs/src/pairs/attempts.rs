@@ -145,7 +145,7 @@ pub(super) struct Sent {
 pub struct Pair {
     pub(super) class: ClassId,
     pub(super) patience_us: u64,
-    asked_tokens: u32,
+    pub(super) asked_tokens: u32,
     /// Tokens that the client has.
     pub(super) emitted_tokens: u32,
     /// Counts placements and hand-offs; facts about an earlier one are out of date.

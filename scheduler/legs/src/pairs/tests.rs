@@ -1,6 +1,11 @@
 //! The rules of the module's documentation, one by one, over a conductor that does the simplest thing; then all of
 //! them under noise.
 
+mod conductor;
+mod naive;
+mod random;
+mod scripted;
+
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 

@@ -169,7 +169,13 @@ impl Pairs {
         effects.push(Effect::Late { request, attempt: pair.attempt, phase });
         let lacks_pair = !pair.admitted || (!impatient && !core.can_serve());
         let input = match phase {
-            Phase::Waiting if lacks_pair => return self.refuse_unserved(request, effects),
+            Phase::Waiting if lacks_pair => {
+                if !self.parked.contains(&request) {
+                    // The conductor holds it back, and would send it to the next instances that come.
+                    self.tell(Input::RequestCancelled { request }, core, effects);
+                }
+                return self.refuse_unserved(request, effects);
+            }
             Phase::Waiting => return self.give_up(request, false, core, effects),
             _ if impatient => return self.give_up(request, true, core, effects),
             Phase::Prefilling => Input::PrefillFailed { request },
