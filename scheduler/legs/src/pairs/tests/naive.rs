@@ -616,6 +616,12 @@ impl Naive {
             Failure::OfRequest => return,
             Failure::Engine { cut_off: false, .. } => {
                 self.tell(Input::RequestCancelled { request });
+                if row.attempt >= 32 {
+                    let decodes = row.at == At::Decoding;
+                    let stage = if decodes { FailStage::DecodeFailed } else { FailStage::PrefillFailed };
+                    self.drop_row(request);
+                    return self.effects.push(Effect::Fail { request, stage, attempts: row.attempt });
+                }
                 self.hold(request);
                 self.try_at_us = self.now_us;
                 return;
