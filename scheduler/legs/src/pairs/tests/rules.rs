@@ -445,6 +445,33 @@ fn nobody_who_is_not_there_is_heard_ended_or_waited_for() {
 }
 
 #[test]
+fn a_stage_whose_turn_must_have_come_is_late_however_much_its_instance_gets_done() {
+    let mut bench = Bench::new();
+    bench.arrive(A, 10);
+    // Nobody is ahead of it but itself, and four are let pass.
+    for other in 2..7 {
+        bench.arrive(RequestId(other), 10);
+        bench.hear(RequestId(other), P, PREFILLED);
+        bench.cancel(RequestId(other));
+        let effects = bench.wait(FLOOR_US);
+        let late = Effect::Late { request: A, attempt: 1, phase: Phase::Prefilling };
+        assert_eq!(effects.contains(&late), other == 6, "{other}: {effects:?}");
+    }
+}
+
+#[test]
+fn what_an_instance_got_done_is_forgotten_with_it() {
+    let mut bench = Bench::new();
+    bench.handing_off(A);
+    bench.hear(A, D, LANDED);
+    let paces = bench.pairs.paces.clone();
+    let done = |instance| paces.get(&instance).map(|pace| (pace.prefilled, pace.handed));
+    assert_eq!([P, D, E].map(done), [Some((1, 1)), Some((0, 1)), None]);
+    bench.lose(D);
+    assert!(bench.pairs.paces.keys().eq([&P]));
+}
+
+#[test]
 fn phases_have_a_word_and_a_word_for_their_end() {
     let all = [Phase::Waiting, Phase::Prefilling, Phase::HandingOff, Phase::Decoding];
     assert_eq!(all.map(Phase::name), ["queue", "prefill", "handoff", "decode"]);
