@@ -95,11 +95,11 @@ struct World {
 
 /// A conductor of one of some kinds.
 fn config(rng: &mut Rng) -> SchedulerConfig {
-    let policies = [PolicyName::default(), PolicyName::Random, PolicyName::Mooncake, PolicyName::DynamoWspt];
+    let policies: Vec<PolicyName> = PolicyName::ALL.into_iter().filter(|policy| !policy.foresees()).collect();
     let admissions = [AdmissionMode::Auto, AdmissionMode::None, AdmissionMode::AtDecode];
     let class = SloClass { ttft_us: 2_000_000, tbt_us: 50_000, ..SloClass::default() };
     SchedulerConfig {
-        policy: policies[usize::try_from(rng.below(4)).unwrap()],
+        policy: policies[usize::try_from(rng.below(policies.len() as u64)).unwrap()],
         admission: admissions[usize::try_from(rng.below(3)).unwrap()],
         local_prefill: rng.chance_permille(500),
         first_token: if rng.chance_permille(500) { FirstToken::Prefill } else { FirstToken::Decode },
