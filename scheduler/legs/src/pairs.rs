@@ -301,6 +301,7 @@ impl Pairs {
     /// Puts a request before the conductor, and admits it unless it is refused or parked.
     fn ask(&mut self, request: RequestId, core: &mut impl Core, effects: &mut Vec<Effect>) {
         let Some(pair) = self.pairs.get(&request) else { return };
+        debug_assert_eq!(pair.legs(), [None; 2], "{request} is asked for while it is sent");
         let Some(asked) = core.request(request, pair.emitted_tokens) else { return };
         self.tell(Input::RequestArrived(asked), core, effects);
         let parked = self.parked.contains(&request);
@@ -312,6 +313,7 @@ impl Pairs {
 
     /// One step of the conductor, its orders read, and what follows from them.
     fn tell(&mut self, input: Input, core: &mut impl Core, effects: &mut Vec<Effect>) {
+        debug_assert!(self.pending.is_empty(), "a step begins when the one before is over");
         self.pending.push_back(input);
         while let Some(input) = self.pending.pop_front() {
             let mut orders = core::mem::take(&mut self.orders);
@@ -321,6 +323,7 @@ impl Pairs {
             }
             self.orders = orders;
         }
+        debug_assert_eq!(self.deadlines.len(), self.pairs.len(), "each request has its time");
     }
 
     fn ordered(&mut self, order: Order, core: &impl Core, effects: &mut Vec<Effect>) {
@@ -343,7 +346,8 @@ impl Pairs {
     /// Forgets a request. False: it was forgotten before.
     fn end(&mut self, request: RequestId) -> bool {
         let Some(pair) = self.pairs.remove(&request) else { return false };
-        self.deadlines.remove(&(pair.deadline_us, request));
+        let had = self.deadlines.remove(&(pair.deadline_us, request));
+        debug_assert!(had, "{request} had no time: {pair:?}");
         self.parked.remove(&request);
         self.trial_is_over(request);
         true

@@ -127,6 +127,7 @@ impl Turn {
     /// Whether its instances got on since its time was last over, and not so far that its turn must have come.
     /// `others`: it may wait for others that have time still. `live` counts the requests under way.
     pub(super) const fn is_to_come(&mut self, done: u64, others: bool, live: u64) -> bool {
+        debug_assert!(live > 0, "itself at least is under way");
         if self.ahead == 0 {
             self.ahead = live;
         }
@@ -149,7 +150,7 @@ pub(super) struct Sent {
 pub struct Pair {
     pub(super) class: ClassId,
     pub(super) patience_us: u64,
-    asked_tokens: u32,
+    pub(super) asked_tokens: u32,
     /// Tokens that the client has.
     pub(super) emitted_tokens: u32,
     /// Counts placements and hand-offs; facts about an earlier one are out of date.
@@ -287,6 +288,8 @@ impl Pairs {
             effects.push(Effect::Ended { request });
             return;
         }
+        debug_assert_eq!(pair.both(), Both::default(), "{request} is sent while it has legs");
+        debug_assert!(!self.parked.contains(&request), "{request} is sent, and would be asked for again");
         pair.attempt += 1;
         pair.moves += u32::from(pair.attempt > 1 && pair.emitted_tokens > 0);
         pair.foreseen_us = foreseen_us.unwrap_or(pair.foreseen_us);
@@ -321,6 +324,7 @@ impl Pairs {
     ) {
         let now_us = self.now_us;
         let Some(pair) = self.pairs.get_mut(&request).filter(|pair| !pair.is_answered()) else { return };
+        debug_assert_eq!(pair.both().decode, Some(instance), "{request} decodes where it has no leg");
         pair.stage = Stage::Decoding(Decoding { legs: pair.both(), since_us: now_us });
         let (attempt, stage_us) = (pair.attempt, self.config.token_stage_us(pair.class));
         self.set_deadline(request, now_us + stage_us);
@@ -336,6 +340,9 @@ impl Pairs {
         effects: &mut Vec<Effect>,
     ) {
         let Some(pair) = self.pairs.get(&request) else { return };
+        let holder = Both { prefill: Some(from), decode: None };
+        debug_assert_eq!(pair.both(), holder, "{request} is handed off with another leg, or without KV");
+        debug_assert!(!pair.is_answered(), "{request} is handed off for nobody");
         let legs = Both { decode: Some(to), ..pair.both() };
         let turn = Turn::new(self.handed_by(legs));
         let Some(pair) = self.pairs.get_mut(&request) else { return };
@@ -353,6 +360,7 @@ impl Pairs {
     pub(super) fn prefill_is_over(&mut self, request: RequestId, legs: Both, effects: &mut Vec<Effect>) {
         let turn = Turn::new(self.handed_by(legs));
         let Some(pair) = self.pairs.get_mut(&request) else { return };
+        debug_assert!(matches!(pair.stage, Stage::Prefilling(_)), "{request} was not prefilling: {pair:?}");
         pair.stage = Stage::HandingOff(HandingOff { legs, turn, since_us: self.now_us });
         let stage_us = self.config.handoff_stage_us(pair);
         self.set_deadline(request, self.now_us + stage_us);
@@ -453,6 +461,7 @@ impl Pairs {
         if rejection.retry_after_us > 0 && rejection.reason != RejectReason::NoInstance {
             let (wait_us, turn_us) = (rejection.retry_after_us, rejection.turn_us);
             rejection.retry_after_us = self.pacing.give(self.now_us, wait_us, turn_us);
+            debug_assert!(rejection.retry_after_us >= wait_us, "nobody comes before there is room");
         }
         effects.push(Effect::Refuse(rejection));
     }

@@ -89,6 +89,7 @@ impl Pairs {
         if index != pair.emitted_tokens {
             return Heard::Repeated;
         }
+        debug_assert!(pair.attempt > 0, "{request} has a token and was never sent");
         pair.emitted_tokens += 1;
         let emitted_tokens = pair.emitted_tokens;
         let drawn_tokens = emitted_tokens.saturating_sub(pair.given_tokens);
@@ -108,6 +109,7 @@ impl Pairs {
     /// A driver that does not say each token says how many there are now.
     pub fn emitted(&mut self, request: RequestId, emitted_tokens: u32) {
         if let Some(pair) = self.pairs.get_mut(&request) {
+            debug_assert!(emitted_tokens >= pair.emitted_tokens, "{request}: no client gives tokens back");
             pair.emitted_tokens = emitted_tokens;
         }
     }
@@ -145,9 +147,8 @@ impl Pairs {
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
     ) {
-        if !self.pairs.contains_key(&request) {
-            return;
-        }
+        let Some(pair) = self.pairs.get(&request) else { return };
+        debug_assert!(pair.is_answered() && pair.attempt == attempt, "{request} went on: {pair:?}");
         if legs.prefill != legs.decode {
             self.tell(Input::HandoffFinished { request }, core, effects);
             // A node that had nothing to hand off has let go by itself.

@@ -27,6 +27,7 @@ impl Pacing {
             }
             self.owed_us -= entry.remove();
         }
+        debug_assert!(!self.ahead.is_empty() || self.owed_us == 0, "nobody is ahead, and something is owed");
         let turn_us = wait_us.saturating_add(self.owed_us.min(HORIZON_US));
         let cost_us = cost_us.min(HORIZON_US);
         self.ahead.insert((now_us.saturating_add(turn_us), self.given), cost_us);

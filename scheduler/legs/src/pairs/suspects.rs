@@ -7,10 +7,11 @@
 
 use alloc::vec::Vec;
 
-use baton_scheduler::Input;
+use baton_scheduler::{FailStage, Input};
 use baton_types::{InstanceId, RequestId};
 
-use super::{Cause, Core, Effect, Pair, Pairs};
+use super::waiting::MAX_ATTEMPTS;
+use super::{Cause, Core, Effect, Pair, Pairs, Phase};
 
 /// Engines that may die with a request in them; then it is failed.
 const DEATHS_MOST: u32 = 2;
@@ -44,6 +45,7 @@ impl Pairs {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         pair.deaths += 1;
         let deaths = pair.deaths;
+        debug_assert!(deaths <= DEATHS_MOST, "{request} lives on in a third engine");
         effects.push(Effect::Blame { request, cause });
         // Its other leg is let go while it is known.
         self.tell(Input::RequestCancelled { request }, core, effects);
@@ -66,11 +68,18 @@ impl Pairs {
         effects: &mut Vec<Effect>,
     ) {
         // Then it is judged with the others that were there, when the instance is given up.
-        let died_with_it = gone && self.pairs.get(&request).is_some_and(|pair| pair.is_in(instance));
+        let Some(pair) = self.pairs.get(&request) else { return };
+        let died_with_it = gone && pair.is_in(instance);
+        let (attempts, decodes) = (pair.attempt, pair.phase() == Phase::Decoding);
         if !cut_off {
             // It never reached the engine.
             self.tell(Input::RequestCancelled { request }, core, effects);
-            self.try_at_once(request, effects);
+            if attempts < MAX_ATTEMPTS {
+                self.try_at_once(request, effects);
+            } else if self.end(request) {
+                let stage = if decodes { FailStage::DecodeFailed } else { FailStage::PrefillFailed };
+                effects.push(Effect::Fail { request, stage, attempts });
+            }
         } else if !died_with_it {
             self.suspect(request, Cause::Lost, core, effects);
         }
@@ -91,7 +100,8 @@ impl Pairs {
         if self.on_trial.len() >= core.prefills().max(1) && core.can_serve() {
             return false;
         }
-        self.on_trial.insert(request);
+        let new = self.on_trial.insert(request);
+        debug_assert!(new, "{request} is tried twice at once");
         true
     }
 

@@ -1,6 +1,12 @@
 //! The rules of the module's documentation, one by one, over a conductor that does the simplest thing; then all of
 //! them under noise.
 
+mod conductor;
+mod naive;
+mod random;
+mod rules;
+mod scripted;
+
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
@@ -22,6 +28,8 @@ const FLOOR_US: u64 = 1_000_000;
 struct Simple {
     inputs: Vec<Input>,
     known: BTreeSet<RequestId>,
+    /// Handed off to `E`.
+    moved: BTreeSet<RequestId>,
     refuses: Option<RejectReason>,
     serves: bool,
     prefills: usize,
@@ -35,6 +43,7 @@ impl Default for Simple {
         Self {
             inputs: Vec::new(),
             known: BTreeSet::new(),
+            moved: BTreeSet::new(),
             refuses: None,
             serves: true,
             prefills: 1,
@@ -57,6 +66,7 @@ impl Core for Simple {
             Input::RequestArrived(Request { id, .. }) => match self.refuses {
                 None => {
                     self.known.insert(id);
+                    self.moved.remove(&id);
                     orders.push(start(id));
                 }
                 Some(reason) => orders.push(Order::Reject(Rejection {
@@ -69,15 +79,18 @@ impl Core for Simple {
                 })),
             },
             Input::HandoffFinished { request } if self.known.contains(&request) => {
-                orders.push(Order::StartDecode { request, instance: D });
+                let instance = if self.moved.contains(&request) { E } else { D };
+                orders.push(Order::StartDecode { request, instance });
             }
             Input::HandoffFailed { request } if self.known.contains(&request) => {
+                self.moved.insert(request);
                 orders.extend([release(request, D), release(request, E)]);
                 orders.push(Order::Handoff { request, from: P, to: E, room_tokens: 100 });
             }
             Input::PrefillFailed { request } | Input::DecodeFailed { request, .. }
                 if self.known.contains(&request) =>
             {
+                self.moved.remove(&request);
                 orders.extend([P, D, E].map(|instance| release(request, instance)));
                 orders.push(start(request));
             }

@@ -16,7 +16,7 @@ pub(super) const TRY_EVERY_US: u64 = 50_000;
 /// is not.
 const PAIR_BACK_WITHIN_US: u64 = 5_000_000;
 /// Placements and hand-offs of one request at most (I9).
-const MAX_ATTEMPTS: u32 = 32;
+pub(super) const MAX_ATTEMPTS: u32 = 32;
 /// How long a second failed hand-off waits before it is tried again, µs; each further one twice as long.
 const HANDOFF_PAUSE_US: u64 = 100_000;
 
@@ -31,6 +31,7 @@ impl Pairs {
     ) {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         let (count, latest) = pair.failed_handoffs;
+        debug_assert!(latest <= pair.attempt, "an attempt of {request} failed that was never made");
         if latest == pair.attempt {
             // Both legs say so.
             return;
@@ -52,6 +53,8 @@ impl Pairs {
                     && !pair.is_answered()
                     && matches!(pair.stage, Stage::Prefilling(_) | Stage::HandingOff(_))
             };
+            let later = self.pairs.get(&request).is_none_or(|pair| pair.attempt >= attempt);
+            debug_assert!(later, "attempts of {request} went back");
             if self.pairs.get(&request).is_some_and(open) {
                 self.tell(Input::HandoffFailed { request }, core, effects);
             }
@@ -89,6 +92,7 @@ impl Pairs {
         // One that is parked again from its trial comes in its turn.
         self.on_trial.remove(&request);
         let Some(pair) = self.pairs.get_mut(&request) else { return };
+        debug_assert_eq!(pair.both(), Both::default(), "{request} is parked with its legs");
         if pair.stage != Stage::Parked {
             pair.stage = Stage::Parked;
             let wait_us = self.config.parked_stage_us(pair.class);
@@ -112,6 +116,8 @@ impl Pairs {
                 self.parked.insert(request);
             }
         }
+        let parked = |request| self.pairs.get(request).is_some_and(|pair| pair.stage == Stage::Parked);
+        debug_assert!(self.parked.iter().all(parked), "what waits is sent nowhere: {:?}", self.parked);
     }
 
     /// When there is something to do at the latest, µs, unless something is said before.
@@ -126,7 +132,8 @@ impl Pairs {
     /// Gives the present stage of a request until `at_us`, or until its client's patience ends.
     pub(super) fn set_deadline(&mut self, request: RequestId, at_us: u64) {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
-        self.deadlines.remove(&(pair.deadline_us, request));
+        let had = self.deadlines.remove(&(pair.deadline_us, request));
+        debug_assert!(had || pair.deadline_us == 0, "{request} had no time");
         pair.deadline_us = at_us.min(pair.patience_us);
         self.deadlines.insert((pair.deadline_us, request));
     }
@@ -143,6 +150,7 @@ impl Pairs {
             pair.deadline_us = pair.deadline_us.max(later_us);
             deadlines.insert((pair.deadline_us, *request));
         }
+        debug_assert_eq!(deadlines.len(), self.deadlines.len(), "each has its time, before and after");
         self.deadlines = deadlines;
     }
 
@@ -150,8 +158,9 @@ impl Pairs {
     pub fn expire(&mut self, now_us: u64, core: &mut impl Core, effects: &mut Vec<Effect>) {
         self.now_us = now_us;
         self.retry_handoffs(core, effects);
-        while let Some(&(_, request)) = self.deadlines.first().filter(|(at_us, _)| *at_us <= now_us) {
+        while let Some(&(at_us, request)) = self.deadlines.first().filter(|(at_us, _)| *at_us <= now_us) {
             self.stage_expired(request, core, effects);
+            debug_assert!(!self.deadlines.contains(&(at_us, request)), "{request} is late for ever");
         }
     }
 
@@ -169,8 +178,14 @@ impl Pairs {
         effects.push(Effect::Late { request, attempt: pair.attempt, phase });
         let lacks_pair = !pair.admitted || (!impatient && !core.can_serve());
         let input = match phase {
-            Phase::Waiting if lacks_pair => return self.refuse_unserved(request, effects),
-            Phase::Waiting => return self.give_up(request, false, core, effects),
+            Phase::Waiting if lacks_pair => {
+                if !self.parked.contains(&request) {
+                    // The conductor holds it back, and would send it to the next instances that come.
+                    self.tell(Input::RequestCancelled { request }, core, effects);
+                }
+                return self.refuse_unserved(request, effects);
+            }
+            Phase::Waiting => return self.give_up(request, impatient, core, effects),
             _ if impatient => return self.give_up(request, true, core, effects),
             Phase::Prefilling => Input::PrefillFailed { request },
             Phase::HandingOff => Input::HandoffFailed { request },

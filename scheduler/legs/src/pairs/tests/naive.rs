@@ -1,0 +1,845 @@
+//! The same rules over flat lists that are looked through for every question: slow, and plain to see. Nothing is kept
+//! that can be counted.
+
+use alloc::vec::Vec;
+
+use baton_scheduler::{Effect as Order, FailStage, Input, RejectReason, Rejection};
+use baton_types::{Epoch, InstanceId, RequestId};
+
+use super::super::{Arrival, Cause, Core, Effect, Fact, Failure, Heard, Phase};
+use super::scripted::Scripted;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum At {
+    Queued,
+    Parked,
+    Prefilling,
+    Answered,
+    HandingOff,
+    Decoding,
+}
+
+/// One request, with every field that any of its states may have.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    arrival: Arrival,
+    at: At,
+    prefill: Option<InstanceId>,
+    decode: Option<InstanceId>,
+    attempt: u32,
+    emitted: u32,
+    given: u32,
+    room: u32,
+    alone: bool,
+    landed: bool,
+    moves: u32,
+    foreseen_us: u64,
+    failed: u32,
+    failed_attempt: u32,
+    admitted: bool,
+    /// It is among those that are tried again.
+    waits: bool,
+    trial: bool,
+    deaths: u32,
+    spared: bool,
+    begun: u64,
+    seen: u64,
+    ahead: u64,
+    since_us: u64,
+    deadline_us: u64,
+}
+
+impl Row {
+    fn phase(&self) -> Phase {
+        match self.at {
+            At::Queued | At::Parked => Phase::Waiting,
+            At::Prefilling | At::Answered => Phase::Prefilling,
+            At::HandingOff => Phase::HandingOff,
+            At::Decoding => Phase::Decoding,
+        }
+    }
+
+    fn is_in(&self, instance: InstanceId) -> bool {
+        (self.at == At::Prefilling && self.prefill == Some(instance))
+            || (self.at == At::Decoding && self.decode == Some(instance))
+    }
+
+    fn may_say(&self, instance: InstanceId, fact: &Fact) -> bool {
+        let (prefills, decodes) = (self.prefill == Some(instance), self.decode == Some(instance));
+        let before =
+            [At::Prefilling, At::Answered, At::HandingOff].contains(&self.at) && (prefills || decodes);
+        let open = [At::Prefilling, At::Answered].contains(&self.at) && prefills;
+        let decoding = self.at == At::Decoding && decodes;
+        match fact {
+            Fact::Token { index, .. } => {
+                decoding || (self.at == At::Prefilling && prefills && *index == self.given)
+            }
+            Fact::Prefilled { .. } | Fact::Fetched { .. } | Fact::PromptLogprobs => open,
+            Fact::Ended => open || decoding,
+            Fact::Offered => self.at == At::Prefilling && prefills && !decodes,
+            Fact::HandedOff { ok: true } => before && decodes,
+            Fact::HandedOff { ok: false } => before,
+            Fact::Failed(_) => before || decoding,
+        }
+    }
+}
+
+/// What the limits follow from, as numbers.
+#[derive(Clone, Debug)]
+pub(super) struct Limits {
+    /// TTFT and TBT of each class, µs.
+    pub classes: Vec<(u64, u64)>,
+    pub slack: u64,
+    pub floor_us: u64,
+    pub ageing_us: u64,
+}
+
+impl Limits {
+    fn of(&self, row: &Row) -> (u64, u64) {
+        let class = row.arrival.class.index();
+        self.classes[if class < self.classes.len() { class } else { 0 }]
+    }
+
+    fn queue_us(&self, row: &Row) -> u64 {
+        self.floor_us + [self.of(row).0, self.ageing_us].into_iter().max().unwrap()
+    }
+
+    fn prefill_us(&self, row: &Row) -> u64 {
+        let ttft_us = self.of(row).0;
+        let objective_us = if row.foreseen_us < ttft_us { row.foreseen_us } else { ttft_us };
+        [self.floor_us, 2 * row.foreseen_us, self.slack * objective_us].into_iter().max().unwrap()
+    }
+
+    fn handoff_us(&self, row: &Row) -> u64 {
+        let ttft_us = self.of(row).0;
+        let objective_us = if row.foreseen_us < ttft_us { row.foreseen_us } else { ttft_us };
+        if objective_us > self.floor_us { objective_us } else { self.floor_us }
+    }
+
+    fn token_us(&self, row: &Row) -> u64 {
+        let gaps_us = 10 * self.slack * self.of(row).1;
+        if gaps_us > self.floor_us { gaps_us } else { self.floor_us }
+    }
+}
+
+/// What can be seen of a request: phase, attempt, legs, moves, answered, hand-off tried again later, deadline.
+pub(super) type View = (RequestId, Phase, u32, [Option<InstanceId>; 2], u32, bool, bool);
+
+/// All requests, in order of arrival.
+#[derive(Debug)]
+pub(super) struct Naive {
+    limits: Limits,
+    rows: Vec<Row>,
+    again: Vec<(u64, RequestId, u32)>,
+    /// Turns of refused clients: when, and what each costs.
+    turns: Vec<(u64, u64)>,
+    /// Who got a prefill (false), or a hand-off or an answer (true) done.
+    done: Vec<(InstanceId, bool)>,
+    try_at_us: u64,
+    unserved_us: Option<u64>,
+    back_us: u64,
+    pub now_us: u64,
+    pub core: Scripted,
+    /// Requests that the conductor is told to forget next.
+    forget: Vec<RequestId>,
+    pub effects: Vec<Effect>,
+}
+
+impl Naive {
+    pub(super) fn new(limits: Limits, core: Scripted) -> Self {
+        Self {
+            limits,
+            rows: Vec::new(),
+            again: Vec::new(),
+            turns: Vec::new(),
+            done: Vec::new(),
+            try_at_us: 0,
+            unserved_us: None,
+            back_us: 0,
+            now_us: 0,
+            core,
+            forget: Vec::new(),
+            effects: Vec::new(),
+        }
+    }
+
+    fn find(&mut self, request: RequestId) -> Option<&mut Row> {
+        self.rows.iter_mut().find(|row| row.arrival.request == request)
+    }
+
+    fn copy(&self, request: RequestId) -> Option<Row> {
+        self.rows.iter().find(|row| row.arrival.request == request).copied()
+    }
+
+    /// All requests of which something holds, the oldest first.
+    fn all(&self, which: impl Fn(&Row) -> bool) -> Vec<RequestId> {
+        let mut all: Vec<_> =
+            self.rows.iter().filter(|row| which(row)).map(|row| row.arrival.request).collect();
+        all.sort_unstable();
+        all
+    }
+
+    pub(super) fn view(&self) -> Vec<View> {
+        let mut all: Vec<View> = self
+            .rows
+            .iter()
+            .map(|row| {
+                let handing = [At::Prefilling, At::HandingOff].contains(&row.at);
+                let later = row.failed > 1 && row.failed_attempt == row.attempt && handing;
+                let legs = [row.prefill, row.decode];
+                (
+                    row.arrival.request,
+                    row.phase(),
+                    row.attempt,
+                    legs,
+                    row.moves,
+                    row.at == At::Answered,
+                    later,
+                )
+            })
+            .collect();
+        all.sort_unstable_by_key(|view| view.0);
+        all
+    }
+
+    pub(super) fn parked(&self) -> usize {
+        self.all(|row| row.waits).len()
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<u64> {
+        let mut all: Vec<u64> = self.rows.iter().map(|row| row.deadline_us).collect();
+        all.extend(self.again.iter().map(|again| again.0));
+        all.extend(self.rows.iter().filter(|row| row.waits).map(|_| self.try_at_us));
+        all.into_iter().min()
+    }
+
+    fn count(&self, row: &Row, handed: bool) -> u64 {
+        let legs = [row.prefill, row.decode];
+        let of = |leg: InstanceId| self.done.iter().filter(|done| **done == (leg, handed)).count() as u64;
+        legs.into_iter().flatten().map(of).sum()
+    }
+
+    fn give(&mut self, request: RequestId, us: u64) {
+        let at_us = self.now_us + us;
+        let row = self.find(request).unwrap();
+        row.deadline_us = if at_us < row.arrival.patience_us { at_us } else { row.arrival.patience_us };
+    }
+
+    fn enter(&mut self, request: RequestId) {
+        let row = self.copy(request).unwrap();
+        let next = if row.phase() == Phase::Waiting { 1 } else { 0 };
+        let (phase, attempt, legs) = (row.phase(), row.attempt + next, [row.prefill, row.decode]);
+        self.effects.push(Effect::Entered { request, phase, attempt, legs });
+    }
+
+    /// Forgets it. False: it is not there.
+    fn drop_row(&mut self, request: RequestId) -> bool {
+        let Some(row) = self.copy(request) else { return false };
+        self.rows.retain(|row| row.arrival.request != request);
+        if row.trial {
+            self.try_at_us = self.now_us;
+        }
+        true
+    }
+
+    fn drop_ended(&mut self, request: RequestId) {
+        if self.drop_row(request) {
+            self.effects.push(Effect::Ended { request });
+        }
+    }
+
+    pub(super) fn tell(&mut self, input: Input) {
+        let mut orders = Vec::new();
+        self.core.step(self.now_us, input, &mut orders);
+        orders.into_iter().for_each(|order| self.ordered(order));
+        while !self.forget.is_empty() {
+            let request = self.forget.remove(0);
+            self.tell(Input::RequestCancelled { request });
+        }
+    }
+
+    fn ordered(&mut self, order: Order) {
+        match order {
+            Order::StartPrefill { request, .. } if self.copy(request).is_some() => self.sent(request, &order),
+            Order::StartDecode { request, instance } => {
+                let now_us = self.now_us;
+                if let Some(row) = self.find(request).filter(|row| row.at != At::Answered) {
+                    (row.at, row.since_us) = (At::Decoding, now_us);
+                    let row = *row;
+                    self.give(request, self.limits.token_us(&row));
+                    self.enter(request);
+                    self.effects.push(Effect::Decode { request, attempt: row.attempt, instance });
+                }
+            }
+            Order::Handoff { request, from, to, room_tokens } => {
+                let Some(row) = self.find(request) else { return };
+                (row.decode, row.room, row.alone) = (Some(to), room_tokens, false);
+                row.attempt += 1;
+                let (attempt, given_tokens) = (row.attempt, row.given);
+                self.hands_off(request);
+                self.effects.push(Effect::Handoff { request, attempt, from, to, room_tokens, given_tokens });
+            }
+            Order::Release { request, instance } => self.released(request, instance),
+            Order::Reject(rejection) => self.rejected(rejection),
+            Order::Fail { request, stage } => self.failed(request, stage),
+            Order::Replicate { .. } | Order::Explain(_) => self.effects.push(Effect::Order(order)),
+            Order::StartPrefill { .. } => {}
+        }
+    }
+
+    fn sent(&mut self, request: RequestId, order: &Order) {
+        let Order::StartPrefill { instance, decode, fetch, room_tokens, order, .. } = *order else { return };
+        if self.find(request).unwrap().at == At::Answered {
+            self.drop_ended(request);
+            return self.forget.push(request);
+        }
+        let (at_us, now_us) = (self.core.decodes_at_us(request), self.now_us);
+        let asked = self.core.moves_kv(decode);
+        let row = self.find(request).unwrap();
+        row.attempt += 1;
+        if row.attempt > 1 && row.emitted > 0 {
+            row.moves += 1;
+        }
+        if let Some(at_us) = at_us {
+            row.foreseen_us = at_us.max(now_us) - now_us;
+        }
+        (row.given, row.room, row.landed) = (row.emitted, room_tokens, false);
+        row.alone = row.emitted + 1 >= row.arrival.asked_tokens && instance != decode && !asked;
+        (row.at, row.prefill, row.decode) = (At::Prefilling, Some(instance), Some(decode));
+        let copy = *row;
+        let done = self.count(&copy, false);
+        let row = self.find(request).unwrap();
+        (row.begun, row.seen, row.ahead) = (done, done, 0);
+        self.give(request, self.limits.prefill_us(&copy));
+        self.enter(request);
+        self.effects.push(Effect::Prefill {
+            request,
+            attempt: copy.attempt,
+            instance,
+            decode,
+            fetch,
+            room_tokens,
+            order,
+            given_tokens: copy.given,
+            alone: copy.alone,
+        });
+    }
+
+    fn hands_off(&mut self, request: RequestId) {
+        let (row, now_us) = (self.copy(request).unwrap(), self.now_us);
+        let done = self.count(&row, true);
+        let row = self.find(request).unwrap();
+        (row.at, row.begun, row.seen, row.ahead) = (At::HandingOff, done, done, 0);
+        row.since_us = now_us;
+        let row = *row;
+        self.give(request, self.limits.handoff_us(&row));
+        self.enter(request);
+    }
+
+    fn released(&mut self, request: RequestId, instance: InstanceId) {
+        let row = self.copy(request);
+        let unordered = row.is_some_and(|row| row.alone && row.decode == Some(instance));
+        if !unordered {
+            let attempt = row.map_or(0, |row| row.attempt);
+            self.effects.push(Effect::Release { request, attempt, instance });
+        }
+        let Some(row) = self.find(request).filter(|row| row.phase() != Phase::Waiting) else { return };
+        if row.prefill == Some(instance) || row.at == At::Decoding {
+            row.prefill = None;
+        }
+        if row.decode == Some(instance) {
+            row.decode = None;
+        }
+        if row.prefill.is_none() && row.decode.is_none() && row.at != At::Answered {
+            row.at = At::Queued;
+            let row = *row;
+            self.give(request, self.limits.queue_us(&row));
+            self.enter(request);
+        }
+    }
+
+    fn park(&mut self, request: RequestId) -> bool {
+        let expected = self.unserved_us.is_some_and(|at_us| at_us + 5_000_000 > self.now_us);
+        let able = self.copy(request).is_some_and(|row| row.at != At::Answered && row.attempt < 32);
+        if able && (self.core.can_serve() || expected) {
+            self.hold(request);
+            return true;
+        }
+        false
+    }
+
+    fn hold(&mut self, request: RequestId) {
+        let Some(row) = self.find(request) else { return };
+        (row.trial, row.waits) = (false, true);
+        if row.at != At::Parked {
+            (row.at, row.prefill, row.decode) = (At::Parked, None, None);
+            let row = *row;
+            self.give(request, self.limits.of(&row).0 + self.limits.floor_us);
+            self.enter(request);
+        }
+    }
+
+    fn rejected(&mut self, rejection: Rejection) {
+        let unserved = rejection.reason == RejectReason::NoInstance && !self.core.can_serve();
+        let promised = self
+            .copy(rejection.request)
+            .is_some_and(|row| row.attempt > 0 || unserved || (row.at == At::Parked && row.admitted));
+        if rejection.wasted_tokens == 0 && promised && self.park(rejection.request) {
+            return;
+        }
+        self.refuse(rejection);
+    }
+
+    fn refuse(&mut self, mut rejection: Rejection) {
+        let Some(row) = self.copy(rejection.request) else { return };
+        if row.at == At::Answered {
+            return self.drop_ended(rejection.request);
+        }
+        self.drop_row(rejection.request);
+        if rejection.reason != RejectReason::NoInstance && rejection.retry_after_us != 0 {
+            let now_us = self.now_us;
+            self.turns.retain(|turn| turn.0 > now_us);
+            let before_us: u64 = self.turns.iter().map(|turn| turn.1).sum();
+            rejection.retry_after_us += before_us.min(60_000_000);
+            self.turns.push((now_us + rejection.retry_after_us, rejection.turn_us));
+        }
+        self.effects.push(Effect::Refuse(rejection));
+    }
+
+    fn refuse_unserved(&mut self, request: RequestId) {
+        self.refuse(Rejection {
+            request,
+            reason: RejectReason::NoInstance,
+            retry_after_us: 1_000_000,
+            predicted_ttft_us: None,
+            turn_us: 0,
+            wasted_tokens: 0,
+        });
+    }
+
+    fn failed(&mut self, request: RequestId, stage: FailStage) {
+        let row = self.copy(request);
+        if stage == FailStage::NoPlacement {
+            if row.is_some_and(|row| row.admitted) && self.park(request) {
+                return;
+            }
+            if !self.core.can_serve() {
+                return self.refuse_unserved(request);
+            }
+        }
+        if self.drop_row(request) {
+            self.effects.push(Effect::Fail { request, stage, attempts: row.unwrap().attempt });
+        }
+    }
+}
+
+/// What it is told.
+impl Naive {
+    pub(super) fn configure(&mut self, limits: Limits) {
+        self.limits = limits;
+    }
+
+    pub(super) fn arrive(&mut self, arrival: Arrival) {
+        let request = arrival.request;
+        self.rows.push(Row {
+            arrival,
+            at: At::Queued,
+            prefill: None,
+            decode: None,
+            attempt: 0,
+            emitted: 0,
+            given: 0,
+            room: 0,
+            alone: false,
+            landed: false,
+            moves: 0,
+            foreseen_us: 0,
+            failed: 0,
+            failed_attempt: 0,
+            admitted: false,
+            waits: false,
+            trial: false,
+            deaths: 0,
+            spared: false,
+            begun: 0,
+            seen: 0,
+            ahead: 0,
+            since_us: 0,
+            deadline_us: 0,
+        });
+        let row = self.copy(request).unwrap();
+        self.give(request, self.limits.queue_us(&row));
+        self.ask(request);
+    }
+
+    fn ask(&mut self, request: RequestId) {
+        let Some(row) = self.copy(request) else { return };
+        let asked = self.core.request(request, row.emitted).unwrap();
+        self.tell(Input::RequestArrived(asked));
+        if let Some(row) = self.find(request).filter(|row| !row.waits && !row.admitted) {
+            row.admitted = true;
+            self.effects.push(Effect::Admitted { request });
+        }
+    }
+
+    pub(super) fn cancel(&mut self, request: RequestId) {
+        self.tell(Input::RequestCancelled { request });
+        self.drop_row(request);
+    }
+
+    pub(super) fn complete(&mut self, request: RequestId) {
+        match self.find(request) {
+            Some(row) if row.at == At::Prefilling => row.at = At::Answered,
+            Some(row) if row.at == At::Decoding => self.conclude(request),
+            _ => {}
+        }
+    }
+
+    fn conclude(&mut self, request: RequestId) {
+        let Some(row) = self.copy(request) else { return };
+        if let Some(decode) = row.decode.filter(|_| row.at == At::Decoding) {
+            self.done.push((decode, true));
+        }
+        self.tell(Input::DecodeFinished { request, output_tokens: row.emitted });
+        self.drop_ended(request);
+    }
+
+    pub(super) fn emitted(&mut self, request: RequestId, emitted: u32) {
+        if let Some(row) = self.find(request) {
+            row.emitted = emitted;
+        }
+    }
+
+    pub(super) fn hear(
+        &mut self,
+        (request, attempt, instance): (RequestId, u32, InstanceId),
+        fact: Fact,
+    ) -> Heard {
+        let Some(row) = self.copy(request).filter(|row| row.attempt == attempt) else { return Heard::Stale };
+        if !row.may_say(instance, &fact) {
+            return Heard::Stale;
+        }
+        let answered = row.at == At::Answered;
+        match fact {
+            Fact::Failed(_) | Fact::HandedOff { ok: false } if answered => {
+                self.tell(Input::RequestCancelled { request });
+                self.drop_ended(request);
+            }
+            Fact::Ended if answered => return Heard::Stale,
+            Fact::Token { index, last } => return self.token(request, index, last),
+            Fact::Prefilled { compute_us, cached_tokens } => {
+                self.done.push((instance, false));
+                if !answered {
+                    self.hands_off(request);
+                }
+                self.tell(Input::PrefillFinished { request, compute_us, cached_tokens });
+                if answered {
+                    self.answered_and_prefilled(&row);
+                } else if row.landed {
+                    self.tell(Input::HandoffFinished { request });
+                }
+            }
+            Fact::HandedOff { ok: true } => {
+                self.done.extend([row.prefill, row.decode].into_iter().flatten().map(|leg| (leg, true)));
+                match row.at {
+                    At::Prefilling => self.find(request).unwrap().landed = true,
+                    At::HandingOff => self.tell(Input::HandoffFinished { request }),
+                    _ => {}
+                }
+            }
+            Fact::HandedOff { ok: false } => self.not_handed_off(&row),
+            Fact::Fetched { ok } => self.tell(Input::FetchFinished { request, ok }),
+            Fact::Offered if row.landed => return Heard::Stale,
+            Fact::Offered => self.find(request).unwrap().landed = true,
+            Fact::Failed(failure) => self.leg_failed(&row, instance, failure),
+            Fact::Ended | Fact::PromptLogprobs => {}
+        }
+        Heard::Yes
+    }
+
+    fn token(&mut self, request: RequestId, index: u32, last: bool) -> Heard {
+        let now_us = self.now_us;
+        let row = self.find(request).unwrap();
+        if index != row.emitted {
+            return Heard::Repeated;
+        }
+        row.emitted += 1;
+        let emitted_tokens = row.emitted;
+        let grows = !last && row.at == At::Decoding && row.emitted - row.given.min(row.emitted) >= row.room;
+        if grows {
+            row.room += row.room / 4 + 1;
+        }
+        if core::mem::take(&mut row.trial) {
+            self.try_at_us = now_us;
+        }
+        if grows {
+            self.tell(Input::RoomOutgrown { request, emitted_tokens });
+        }
+        Heard::Yes
+    }
+
+    /// The client has its one token, and the prefill is over.
+    fn answered_and_prefilled(&mut self, row: &Row) {
+        let (request, attempt) = (row.arrival.request, row.attempt);
+        if self.copy(request).is_none() {
+            return;
+        }
+        if row.prefill != row.decode {
+            self.tell(Input::HandoffFinished { request });
+            for instance in [row.prefill, row.decode].into_iter().flatten() {
+                if !row.alone {
+                    self.effects.push(Effect::Release { request, attempt, instance });
+                }
+            }
+        }
+        self.conclude(request);
+    }
+
+    fn not_handed_off(&mut self, row: &Row) {
+        let request = row.arrival.request;
+        self.effects.push(Effect::Blame { request, cause: Cause::Handoff });
+        if row.failed_attempt == row.attempt {
+            return;
+        }
+        let now = self.find(request).unwrap();
+        (now.failed, now.failed_attempt) = (row.failed + 1, row.attempt);
+        match row.failed {
+            0 => self.tell(Input::HandoffFailed { request }),
+            before => {
+                let pauses_us = [100_000, 200_000, 400_000, 800_000, 1_600_000];
+                let pause_us = pauses_us.get(before as usize - 1).unwrap_or(&1_600_000);
+                self.again.push((self.now_us + pause_us, request, row.attempt));
+            }
+        }
+    }
+
+    fn leg_failed(&mut self, row: &Row, instance: InstanceId, failure: Failure) {
+        let (request, emitted_tokens) = (row.arrival.request, row.emitted);
+        let expects = row.decode == Some(instance) && row.prefill != Some(instance);
+        let input = match failure {
+            Failure::OfRequest => return,
+            Failure::Engine { cut_off: false, .. } => {
+                self.tell(Input::RequestCancelled { request });
+                if row.attempt >= 32 {
+                    let decodes = row.at == At::Decoding;
+                    let stage = if decodes { FailStage::DecodeFailed } else { FailStage::PrefillFailed };
+                    self.drop_row(request);
+                    return self.effects.push(Effect::Fail { request, stage, attempts: row.attempt });
+                }
+                self.hold(request);
+                self.try_at_us = self.now_us;
+                return;
+            }
+            Failure::Engine { gone: true, .. } if row.is_in(instance) => return,
+            Failure::Engine { .. } => return self.suspect(request),
+            Failure::Preempted => Input::Preempted { request, emitted_tokens },
+            Failure::Other if row.at == At::Decoding => Input::DecodeFailed { request, emitted_tokens },
+            Failure::Other if expects => Input::HandoffFailed { request },
+            Failure::Other => Input::PrefillFailed { request },
+        };
+        self.effects.push(Effect::Blame { request, cause: Cause::Leg });
+        self.tell(input);
+    }
+
+    fn suspect(&mut self, request: RequestId) {
+        let Some(row) = self.find(request) else { return };
+        row.deaths += 1;
+        let deaths = row.deaths;
+        self.effects.push(Effect::Blame { request, cause: Cause::Lost });
+        self.tell(Input::RequestCancelled { request });
+        if deaths == 1 {
+            self.hold(request);
+            self.try_at_us = self.now_us;
+        } else if self.drop_row(request) {
+            self.effects.push(Effect::Condemn { request });
+        }
+    }
+
+    pub(super) fn lost(&mut self, instance: InstanceId, epoch: Epoch, died: bool) {
+        self.done.retain(|done| done.0 != instance);
+        let here = self.all(|row| row.prefill == Some(instance) || row.decode == Some(instance));
+        for request in &here {
+            if self.copy(*request).is_some_and(|row| row.at == At::Answered) {
+                self.tell(Input::RequestCancelled { request: *request });
+                self.drop_ended(*request);
+            }
+        }
+        let suspects = self.all(|row| died && here.contains(&row.arrival.request) && row.is_in(instance));
+        let tried = suspects.iter().any(|request| self.copy(*request).unwrap().trial);
+        let mut found = Vec::new();
+        for request in suspects {
+            let row = self.find(request).unwrap();
+            if !tried || row.trial || row.spared {
+                found.push(request);
+            }
+            row.spared |= tried;
+        }
+        found.into_iter().for_each(|request| self.suspect(request));
+        let mut told = Vec::new();
+        for row in here.into_iter().filter_map(|request| self.copy(request)).collect::<Vec<Row>>() {
+            let (request, decodes) = (row.arrival.request, row.decode == Some(instance));
+            if !decodes && row.prefill != Some(instance) {
+                continue;
+            }
+            let behind = row.at == At::Decoding && !decodes;
+            let cause = if behind { Cause::LostBehind } else { Cause::Lost };
+            self.effects.push(Effect::Blame { request, cause });
+            if row.at == At::Decoding && decodes {
+                told.push(Input::TokensEmitted { request, emitted_tokens: row.emitted });
+            }
+        }
+        told.into_iter().for_each(|input| self.tell(input));
+        self.tell(Input::InstanceLost { instance, epoch });
+    }
+
+    pub(super) fn serves(&mut self, serves: bool) {
+        self.unserved_us = if serves { None } else { Some(self.now_us) };
+    }
+
+    pub(super) fn excuse(&mut self, pause_us: u64) {
+        self.back_us = self.now_us;
+        if let Some(at_us) = &mut self.unserved_us {
+            *at_us += pause_us;
+        }
+        self.again.iter_mut().for_each(|again| again.0 += pause_us);
+        for row in &mut self.rows {
+            let limit_us = row.arrival.patience_us;
+            row.deadline_us =
+                if row.deadline_us + pause_us < limit_us { row.deadline_us + pause_us } else { limit_us };
+        }
+    }
+
+    pub(super) fn try_parked(&mut self) {
+        let waiting = self.all(|row| row.waits);
+        if waiting.is_empty() || self.now_us < self.try_at_us {
+            return;
+        }
+        self.try_at_us = self.now_us + 50_000;
+        self.rows.iter_mut().for_each(|row| row.waits = false);
+        for request in waiting {
+            let Some(row) = self.copy(request) else { continue };
+            let (tried, places) = (self.all(|row| row.trial).len(), self.core.prefills());
+            let full = self.core.can_serve() && tried >= if places == 0 { 1 } else { places };
+            let now = self.find(request).unwrap();
+            if row.deaths > 0 && full {
+                now.waits = true;
+            } else {
+                now.trial = row.deaths > 0;
+                self.ask(request);
+            }
+        }
+    }
+
+    pub(super) fn expire(&mut self) {
+        while let Some(next) = self.again.iter().filter(|again| again.0 <= self.now_us).min().copied() {
+            self.again.retain(|again| *again != next);
+            let (_, request, attempt) = next;
+            let open = [At::Prefilling, At::HandingOff];
+            if self.copy(request).is_some_and(|row| row.attempt == attempt && open.contains(&row.at)) {
+                self.tell(Input::HandoffFailed { request });
+            }
+        }
+        let over = |row: &&Row| row.deadline_us <= self.now_us;
+        let key = |row: &&Row| (row.deadline_us, row.arrival.request);
+        if let Some(row) = self.rows.iter().filter(over).min_by_key(key).copied() {
+            self.expired(&row);
+            self.expire();
+        }
+    }
+
+    /// How much more time a stage gets whose time is over, µs.
+    fn more_us(&mut self, row: &Row) -> Option<u64> {
+        let (request, live, impatient) =
+            (row.arrival.request, self.rows.len() as u64, row.arrival.patience_us <= self.now_us);
+        let done = self.count(row, row.at == At::HandingOff);
+        let stage_us = match row.at {
+            _ if impatient => return None,
+            At::Queued | At::Parked | At::Answered => return None,
+            At::Decoding => {
+                let latest_us = self.core.last_token_us(request);
+                let from_us = [latest_us, row.since_us, self.back_us].into_iter().max().unwrap();
+                return (from_us + self.limits.token_us(row)).checked_sub(self.now_us).filter(|us| *us > 0);
+            }
+            At::Prefilling => self.limits.prefill_us(row),
+            At::HandingOff => self.limits.handoff_us(row),
+        };
+        if row.at == At::HandingOff {
+            let due_us = row.since_us + self.limits.slack * self.moves_us(row);
+            if due_us > self.now_us {
+                return Some(due_us - self.now_us);
+            }
+        }
+        let others = match row.at {
+            At::Prefilling => {
+                let leaves = |other: &Row| other.at == At::HandingOff && other.prefill == row.prefill;
+                row.prefill.is_some() && (!self.all(leaves).is_empty() || self.decodes(row.prefill))
+            }
+            _ => self.decodes(row.decode),
+        };
+        let now = self.find(request).unwrap();
+        let ahead = if row.ahead == 0 { live } else { row.ahead };
+        (now.ahead, now.seen) = (ahead, done);
+        // What a lost instance had done is not counted any more.
+        ((done > row.seen || others) && done <= row.begun + 4 * ahead).then_some(stage_us)
+    }
+
+    /// How long all KV takes that moves over the links of a hand-off, as if all of it were as long, µs.
+    fn moves_us(&self, row: &Row) -> u64 {
+        let beside = |other: &Row| {
+            [At::Prefilling, At::HandingOff].contains(&other.at)
+                && (other.prefill == row.prefill || other.decode == row.decode)
+        };
+        self.core.handoff_us(row.arrival.request) * self.all(beside).len() as u64
+    }
+
+    /// Whether a token was drawn at an instance as lately as its decodes are asked to.
+    fn decodes(&self, instance: Option<InstanceId>) -> bool {
+        let draws = |row: &Row| {
+            let latest_us = self.core.last_token_us(row.arrival.request);
+            let from_us = if latest_us > row.since_us { latest_us } else { row.since_us };
+            row.at == At::Decoding
+                && row.decode == instance
+                && from_us + self.limits.token_us(row) > self.now_us
+        };
+        instance.is_some() && !self.all(draws).is_empty()
+    }
+
+    fn expired(&mut self, row: &Row) {
+        let (request, emitted_tokens, phase) = (row.arrival.request, row.emitted, row.phase());
+        if let Some(us) = self.more_us(row) {
+            return self.give(request, us);
+        }
+        if row.at == At::Answered {
+            self.tell(Input::RequestCancelled { request });
+            return self.drop_ended(request);
+        }
+        self.effects.push(Effect::Late { request, attempt: row.attempt, phase });
+        let impatient = row.arrival.patience_us <= self.now_us;
+        let input = match phase {
+            Phase::Waiting if !row.admitted => return self.refuse_unserved(request),
+            Phase::Waiting if !impatient && !self.core.can_serve() => {
+                if !row.waits {
+                    self.tell(Input::RequestCancelled { request });
+                }
+                return self.refuse_unserved(request);
+            }
+            Phase::Waiting => return self.give_up(request, phase, impatient),
+            _ if impatient => return self.give_up(request, phase, true),
+            Phase::Prefilling => Input::PrefillFailed { request },
+            Phase::HandingOff => Input::HandoffFailed { request },
+            Phase::Decoding => Input::DecodeFailed { request, emitted_tokens },
+        };
+        self.effects.push(Effect::Blame { request, cause: Cause::Late(phase) });
+        self.tell(input);
+        if let Some(row) = self.copy(request).filter(|row| row.deadline_us <= self.now_us) {
+            self.give_up(request, row.phase(), false);
+        }
+    }
+
+    fn give_up(&mut self, request: RequestId, phase: Phase, impatient: bool) {
+        self.tell(Input::RequestCancelled { request });
+        if self.drop_row(request) {
+            self.effects.push(Effect::GiveUp { request, phase, impatient });
+        }
+    }
+}

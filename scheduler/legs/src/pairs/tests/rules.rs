@@ -1,0 +1,481 @@
+//! Rules of the module's documentation, each at its edge: the limit, one step before it and one behind it.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use baton_scheduler::{FailStage, Input, RejectReason};
+use baton_types::{ClassId, RequestId, SloClass};
+
+use super::super::{Arrival, Cause, Effect, Fact, Failure, Heard, Pairs, PairsConfig, Phase, Stage};
+use super::{A, B, Bench, D, E, FAILED, FLOOR_US, LANDED, NOT_LANDED, P, PREFILLED, TOKEN, release};
+
+const REFUSED: Fact = Fact::Failed(Failure::Engine { cut_off: false, gone: false });
+const CUT_OFF: Fact = Fact::Failed(Failure::Engine { cut_off: true, gone: false });
+const LAST: Fact = Fact::Token { index: 0, last: true };
+
+const fn token(index: u32) -> Fact {
+    Fact::Token { index, last: false }
+}
+
+impl Bench {
+    fn complete(&mut self, request: RequestId) -> Vec<Effect> {
+        self.act(|pairs, now_us, core, effects| pairs.complete(now_us, request, core, effects))
+    }
+
+    fn cancel(&mut self, request: RequestId) -> Vec<Effect> {
+        self.act(|pairs, now_us, core, effects| pairs.cancel(now_us, request, core, effects))
+    }
+
+    fn arrive_until(&mut self, request: RequestId, patience_us: u64) -> Vec<Effect> {
+        let arrival = Arrival { request, class: ClassId(0), patience_us, asked_tokens: 10 };
+        self.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects))
+    }
+
+    /// A request whose KV is on the way.
+    fn handing_off(&mut self, request: RequestId) {
+        self.arrive(request, 10);
+        self.hear(request, P, TOKEN);
+        self.hear(request, P, PREFILLED);
+        assert_eq!(self.phase(request), Some(Phase::HandingOff));
+    }
+
+    fn refused(&mut self, request: u64) -> u64 {
+        match &self.arrive(RequestId(request), 10)[..] {
+            [Effect::Refuse(rejection)] => rejection.retry_after_us,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits without a wake of the driver.
+    fn sleep(&mut self, us: u64) {
+        self.now_us += us;
+    }
+}
+
+#[test]
+fn turns_of_refused_clients_pass_with_time_and_only_where_coming_again_helps() {
+    let mut bench = Bench::new();
+    bench.core.refuses = Some(RejectReason::Room);
+    assert_eq!([bench.refused(1), bench.refused(2), bench.refused(3)], [500_000, 600_000, 700_000]);
+    // Nobody waits for a turn at what is not there, and nobody else waits for it.
+    bench.core.refuses = Some(RejectReason::NoInstance);
+    assert_eq!(bench.refused(4), 500_000);
+    bench.core.refuses = Some(RejectReason::Costly);
+    assert_eq!(bench.refused(5), 800_000);
+    // One turn is over at 500 ms, the next at 600 ms.
+    bench.sleep(500_000);
+    assert_eq!(bench.refused(6), 800_000);
+    bench.sleep(1_300_000);
+    assert_eq!(bench.refused(7), 500_000);
+}
+
+#[test]
+fn a_pause_between_hand_offs_doubles_five_times_and_no_more() {
+    let mut bench = Bench::new();
+    bench.arrive(A, 10);
+    bench.hear(A, P, PREFILLED);
+    bench.hear(A, P, NOT_LANDED);
+    for pause_us in [100_000, 200_000, 400_000, 800_000, 1_600_000, 1_600_000, 1_600_000] {
+        // Its time would be over before.
+        bench.pairs.configure(PairsConfig::new(&[SloClass::default()], 4, 9_000_000, 0));
+        let attempt = bench.pairs.get(A).unwrap().attempt();
+        bench.hear(A, E, NOT_LANDED);
+        assert!(bench.pairs.get(A).unwrap().retries_handoff());
+        let at_us = bench.now_us + pause_us;
+        assert!(bench.pairs.next_deadline().is_some_and(|next_us| next_us <= at_us));
+        bench.sleep(pause_us - 1);
+        bench.pairs.excuse(bench.now_us, 5);
+        bench.sleep(5);
+        assert_eq!(bench.wait(0), [], "a pause of the driver is not one of the hand-off");
+        bench.wait(1);
+        assert_eq!(bench.pairs.get(A).unwrap().attempt(), attempt + 1, "{pause_us}");
+        assert!(!bench.pairs.get(A).unwrap().retries_handoff());
+    }
+}
+
+#[test]
+fn a_hand_off_that_is_there_after_all_is_not_tried_again() {
+    let mut bench = Bench::new();
+    bench.handing_off(A);
+    bench.hear(A, P, NOT_LANDED);
+    bench.hear(A, P, NOT_LANDED);
+    bench.hear(A, E, LANDED);
+    assert_eq!(bench.phase(A), Some(Phase::Decoding));
+    bench.inputs();
+    assert_eq!(bench.wait(100_000), []);
+    assert_eq!(bench.inputs(), []);
+}
+
+#[test]
+fn a_request_is_parked_so_often_and_then_it_is_over() {
+    let mut bench = Bench::new();
+    bench.arrive(A, 10);
+    let fails = |bench: &mut Bench| {
+        bench.act(|pairs, _, core, effects| {
+            core.known.clear();
+            [P, D].iter().for_each(|instance| pairs.release(A, *instance, effects));
+            effects.clear();
+            pairs.failed(A, FailStage::NoPlacement, core, effects);
+        })
+    };
+    for attempt in 1..32 {
+        assert_eq!(bench.pairs.get(A).unwrap().attempt(), attempt);
+        assert_eq!((fails(&mut bench), bench.pairs.parked()), (vec![], 1), "attempt {attempt}");
+        bench.wait(50_000);
+    }
+    let effects = fails(&mut bench);
+    assert_eq!(effects, [Effect::Fail { request: A, stage: FailStage::NoPlacement, attempts: 32 }]);
+    assert!(bench.pairs.is_empty());
+}
+
+#[test]
+fn an_engine_that_takes_nothing_is_asked_so_often_and_no_more() {
+    let mut bench = Bench::new();
+    bench.arrive(A, 10);
+    let mut asked = 1;
+    let effects = loop {
+        let effects = bench.hear(A, P, REFUSED);
+        if bench.pairs.is_empty() {
+            break effects;
+        }
+        bench.wait(0);
+        asked += 1;
+        assert!(asked <= 32, "for ever");
+    };
+    let fail = Effect::Fail { request: A, stage: FailStage::PrefillFailed, attempts: 32 };
+    assert_eq!((asked, effects.last()), (32, Some(&fail)));
+}
+
+#[test]
+fn a_request_in_two_engines_that_die_is_over_and_others_there_are_spared_once() {
+    let mut bench = Bench::new();
+    bench.arrive(A, 10);
+    assert!(bench.hear(A, P, CUT_OFF).contains(&Effect::Blame { request: A, cause: Cause::Lost }));
+    bench.wait(0);
+    // A is on trial with B and C there: both are spared.
+    let c = RequestId(3);
+    bench.arrive(B, 10);
+    bench.arrive(c, 10);
+    let effects = bench.lose(P);
+    assert!(effects.contains(&Effect::Condemn { request: A }), "{effects:?}");
+    assert_eq!(
+        [B, c].map(|request| bench.pairs.get(request).map(|pair| (pair.deaths, pair.spared))),
+        [Some((0, true)), Some((0, true))]
+    );
+    // Nobody is on trial: both may have been it now.
+    bench.wait(50_000);
+    bench.lose(P);
+    assert_eq!([B, c].map(|request| bench.pairs.get(request).map(|pair| pair.deaths)), [Some(1); 2]);
+    // One at a time: B lives to draw a token, C is in the second death.
+    bench.wait(0);
+    bench.hear(B, P, TOKEN);
+    bench.wait(0);
+    assert_eq!(bench.phase(c), Some(Phase::Prefilling));
+    // B was spared before, and it is not again.
+    let effects = bench.lose(P);
+    for request in [B, c] {
+        assert!(effects.contains(&Effect::Condemn { request }), "{effects:?}");
+    }
+}
+
+#[test]
+fn an_instance_that_leaves_is_held_against_nobody() {
+    let mut bench = Bench::new();
+    bench.decoding(A);
+    bench.arrive(B, 10);
+    let leaves = |pairs: &mut Pairs, now_us, core: &mut super::Simple, effects: &mut Vec<Effect>| {
+        pairs.lost(now_us, (D, baton_types::Epoch(1), false), core, effects);
+    };
+    let effects = bench.act(leaves);
+    let blamed = [A, B].map(|request| Effect::Blame { request, cause: Cause::Lost });
+    assert_eq!(effects[..2], blamed);
+    assert!(bench.inputs().contains(&Input::TokensEmitted { request: A, emitted_tokens: 1 }));
+    // The conductor of these tests gives everybody up.
+    assert!(bench.pairs.is_empty());
+    bench.decoding(A);
+    let effects = bench.act(|pairs, now_us, core, effects| {
+        core.known.clear();
+        pairs.lost(now_us, (E, baton_types::Epoch(1), true), core, effects);
+        core.known.insert(A);
+    });
+    assert_eq!(effects, [], "it has nothing there");
+    assert_eq!(bench.pairs.get(A).unwrap().deaths, 0);
+}
+
+#[test]
+fn an_engine_that_is_gone_is_judged_with_its_instance() {
+    let mut bench = Bench::new();
+    bench.decoding(A);
+    let gone = Fact::Failed(Failure::Engine { cut_off: true, gone: true });
+    bench.inputs();
+    assert_eq!((bench.hear(A, D, gone), bench.inputs()), (vec![], vec![]));
+    let effects = bench.lose(D);
+    assert_eq!(
+        effects.iter().filter(|effect| matches!(effect, Effect::Blame { .. })).count(),
+        1,
+        "{effects:?}"
+    );
+    assert_eq!(bench.pairs.get(A).unwrap().deaths, 1);
+}
+
+#[test]
+fn patience_ends_each_stage_and_is_never_stretched() {
+    let give_up = |phase, impatient| Effect::GiveUp { request: A, phase, impatient };
+    for phase in [Phase::Prefilling, Phase::HandingOff, Phase::Decoding] {
+        let mut bench = Bench::new();
+        let until_us = bench.now_us + 600_000;
+        bench.arrive_until(A, until_us);
+        if phase != Phase::Prefilling {
+            bench.hear(A, P, PREFILLED);
+        }
+        if phase == Phase::Decoding {
+            bench.hear(A, D, LANDED);
+            bench.core.last_token_us = until_us;
+        }
+        assert_eq!(bench.pairs.next_deadline(), Some(until_us));
+        // The client does not know that the driver was away.
+        bench.pairs.excuse(bench.now_us, 500_000);
+        assert_eq!(bench.pairs.next_deadline(), Some(until_us));
+        assert_eq!(bench.wait(599_999), []);
+        assert_eq!(bench.wait(1).last(), Some(&give_up(phase, true)), "{phase:?}");
+        assert!(bench.core.known.is_empty() && bench.pairs.is_empty());
+    }
+}
+
+#[test]
+fn what_is_parked_and_promised_is_given_up_when_its_time_is_over() {
+    let mut bench = Bench::new();
+    bench.arrive(A, 10);
+    bench.hear(A, P, REFUSED);
+    bench.core.refuses = Some(RejectReason::Ttft);
+    // Its objective and the floor: 3 s.
+    assert_eq!(bench.wait(2_999_999), []);
+    let late = Effect::Late { request: A, attempt: 1, phase: Phase::Waiting };
+    let give_up = Effect::GiveUp { request: A, phase: Phase::Waiting, impatient: false };
+    assert_eq!(bench.wait(1), [late, give_up]);
+    assert_eq!((bench.pairs.parked(), bench.pairs.next_deadline()), (0, None));
+}
+
+#[test]
+fn what_the_conductor_holds_back_is_taken_from_it_when_it_is_refused() {
+    let mut bench = Bench::new();
+    bench.arrive(A, 10);
+    // It lets the request go, and keeps it.
+    for instance in [P, D] {
+        bench.act(|pairs, _, _, effects| pairs.release(A, instance, effects));
+    }
+    assert_eq!(*bench.pairs.get(A).unwrap().stage(), Stage::Queued);
+    bench.core.serves = false;
+    bench.inputs();
+    assert_eq!(bench.wait(2_999_999), []);
+    let effects = bench.wait(1);
+    assert!(matches!(effects.last(), Some(Effect::Refuse(r)) if r.reason == RejectReason::NoInstance));
+    assert_eq!(bench.inputs(), [Input::RequestCancelled { request: A }]);
+    assert!(bench.core.known.is_empty(), "it would be sent to the next instances that come");
+}
+
+#[test]
+fn who_waits_in_the_conductor_has_until_it_has_aged() {
+    let mut bench = Bench::new();
+    let class = SloClass { ttft_us: 2_000_000, ..SloClass::default() };
+    bench.pairs.configure(PairsConfig::new(&[class], 4, 1_000_000, 7_000_000));
+    bench.arrive(A, 10);
+    for instance in [P, D] {
+        bench.act(|pairs, _, _, effects| pairs.release(A, instance, effects));
+    }
+    assert_eq!(bench.pairs.next_deadline(), Some(bench.now_us + 8_000_000));
+    assert_eq!(bench.wait(7_999_999), []);
+    let give_up = Effect::GiveUp { request: A, phase: Phase::Waiting, impatient: false };
+    assert_eq!(bench.wait(1).last(), Some(&give_up));
+}
+
+#[test]
+fn limits_follow_from_the_class_and_from_what_is_foreseen() {
+    let class = |ttft_us, tbt_us| SloClass { ttft_us, tbt_us, ..SloClass::default() };
+    let config = PairsConfig::new(&[class(2_000_000, 20_000), class(9_000_000, 300_000)], 3, 1_000_000, 0);
+    let mut bench = Bench::new();
+    bench.pairs.configure(config);
+    // What is foreseen, class, and what the prefill, the hand-off and a token may take: an unknown class is the first.
+    for (foreseen_us, class, limits_us) in [
+        (0, 0, [1_000_000, 1_000_000, 1_000_000]),
+        (1_500_000, 0, [4_500_000, 1_500_000, 1_000_000]),
+        (4_000_000, 0, [8_000_000, 2_000_000, 1_000_000]),
+        (4_000_000, 1, [12_000_000, 4_000_000, 9_000_000]),
+        (4_000_000, 7, [8_000_000, 2_000_000, 1_000_000]),
+    ] {
+        bench.core.foreseen_us = Some(bench.now_us + foreseen_us);
+        let arrival = Arrival { request: A, class: ClassId(class), patience_us: u64::MAX, asked_tokens: 9 };
+        bench.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
+        let mut seen_us = vec![bench.pairs.next_deadline().unwrap() - bench.now_us];
+        for (instance, fact) in [(P, PREFILLED), (D, LANDED)] {
+            bench.hear(A, instance, fact);
+            seen_us.push(bench.pairs.next_deadline().unwrap() - bench.now_us);
+        }
+        assert_eq!(seen_us, limits_us, "{foreseen_us} of class {class}");
+        bench.cancel(A);
+    }
+}
+
+#[test]
+fn an_answer_that_outgrows_its_room_says_so_and_then_less_and_less_often() {
+    let mut bench = Bench::new();
+    bench.arrive(A, 1000);
+    bench.hear(A, P, TOKEN);
+    bench.hear(A, P, PREFILLED);
+    bench.hear(A, D, LANDED);
+    bench.inputs();
+    let mut told = Vec::new();
+    for index in 1..400 {
+        bench.hear(A, D, token(index));
+        told.extend(bench.inputs());
+    }
+    // Its room is of 100 tokens, and a quarter and one more each time.
+    let outgrown = |emitted_tokens| Input::RoomOutgrown { request: A, emitted_tokens };
+    assert_eq!(told, [100, 126, 158, 198, 248, 311, 389].map(outgrown));
+    // The last token needs no more room.
+    let mut bench = Bench::new();
+    bench.decoding(A);
+    (1..99).for_each(|index| assert_eq!(bench.hear(A, D, token(index)), []));
+    bench.inputs();
+    bench.hear(A, D, Fact::Token { index: 99, last: true });
+    assert_eq!(bench.inputs(), []);
+}
+
+#[test]
+fn a_prefill_that_draws_all_that_is_left_is_alone() {
+    let mut bench = Bench::new();
+    let alone = |effects: &[Effect]| {
+        effects.iter().find_map(|effect| match effect {
+            Effect::Prefill { alone, given_tokens, .. } => Some((*alone, *given_tokens)),
+            _ => None,
+        })
+    };
+    // All but one of three tokens are given when it starts over.
+    let first = bench.arrive(A, 3);
+    assert_eq!(alone(&first), Some((false, 0)));
+    bench.hear(A, P, TOKEN);
+    bench.hear(A, P, PREFILLED);
+    bench.hear(A, D, LANDED);
+    bench.hear(A, D, token(1));
+    let again = bench.hear(A, D, FAILED);
+    assert_eq!((alone(&again), bench.pairs.get(A).unwrap().moves()), (Some((true, 2)), 1));
+    // It is let go where it was ordered, and there alone.
+    let effects = bench.hear(A, P, FAILED);
+    assert!(effects.contains(&release(P, 2)) && !effects.contains(&release(D, 2)), "{effects:?}");
+}
+
+#[test]
+fn an_answer_that_is_over_is_let_go_whatever_comes_next() {
+    let answered = |facts: &[Fact]| {
+        let mut bench = Bench::new();
+        bench.arrive(A, 10);
+        facts.iter().for_each(|fact| _ = bench.hear(A, if *fact == LANDED { D } else { P }, *fact));
+        bench.hear(A, P, LAST);
+        assert_eq!(bench.complete(A), []);
+        bench.inputs();
+        bench
+    };
+    let ended = Effect::Ended { request: A };
+    for fact in [FAILED, NOT_LANDED, CUT_OFF] {
+        let mut bench = answered(&[]);
+        assert_eq!(bench.hear(A, P, fact), [release(P, 1), release(D, 1), release(E, 1), ended.clone()]);
+        assert_eq!(bench.inputs(), [Input::RequestCancelled { request: A }]);
+    }
+    // Its time is over: nobody is late, for nobody waits.
+    let mut bench = answered(&[]);
+    assert_eq!(bench.wait(FLOOR_US).last(), Some(&ended));
+    let mut bench = answered(&[LANDED]);
+    assert_eq!(bench.hear_of((A, 1, P), Fact::Ended), (Heard::Stale, vec![]));
+    assert_eq!(bench.hear(A, D, LANDED), []);
+    assert_eq!(bench.hear(A, P, PREFILLED), [release(P, 1), release(D, 1), ended]);
+    let finished = |input: &&Input| matches!(input, Input::DecodeFinished { request: A, output_tokens: 1 });
+    assert_eq!(bench.inputs().iter().filter(finished).count(), 1);
+}
+
+#[test]
+fn an_offer_counts_once_and_stands_for_the_hand_off() {
+    let mut bench = Bench::new();
+    bench.arrive(A, 10);
+    assert_eq!(bench.hear(A, P, Fact::Offered), []);
+    assert_eq!(bench.hear_of((A, 1, P), Fact::Offered).0, Heard::Stale);
+    assert_eq!(bench.hear(A, P, PREFILLED), [Effect::Decode { request: A, attempt: 1, instance: D }]);
+    // What the conductor hears of it, in order.
+    assert!(matches!(
+        bench.inputs()[..],
+        [_, Input::PrefillFinished { .. }, Input::HandoffFinished { request: A }]
+    ));
+}
+
+#[test]
+fn what_fails_is_said_to_the_conductor_by_the_leg_and_the_stage() {
+    let input = |stages: &[(u32, Fact)], at, failure| {
+        let mut bench = Bench::new();
+        bench.arrive(A, 10);
+        stages.iter().for_each(|(at, fact)| _ = bench.hear(A, baton_types::InstanceId(*at), *fact));
+        bench.inputs();
+        bench.hear(A, at, Fact::Failed(failure));
+        bench.inputs()
+    };
+    let decoding = [(0, TOKEN), (0, PREFILLED), (1, LANDED)];
+    let other = Failure::Other;
+    assert_eq!(input(&[], P, other), [Input::PrefillFailed { request: A }]);
+    assert_eq!(input(&[], D, other), [Input::HandoffFailed { request: A }]);
+    assert_eq!(input(&decoding[..2], P, other), [Input::PrefillFailed { request: A }]);
+    assert_eq!(input(&decoding, D, other), [Input::DecodeFailed { request: A, emitted_tokens: 1 }]);
+    assert_eq!(input(&decoding, D, Failure::Preempted), [Input::Preempted { request: A, emitted_tokens: 1 }]);
+    assert_eq!(input(&decoding, D, Failure::OfRequest), []);
+}
+
+#[test]
+fn nobody_who_is_not_there_is_heard_ended_or_waited_for() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.hear_of((A, 0, P), TOKEN), (Heard::Stale, vec![]));
+    assert_eq!((bench.complete(A), bench.wait(9_000_000)), (vec![], vec![]));
+    bench.pairs.emitted(A, 7);
+    assert_eq!(
+        bench.act(|pairs, _, core, effects| pairs.failed(A, FailStage::DecodeLost, core, effects)),
+        []
+    );
+    // A release is passed on all the same: the node may have something.
+    let stray = bench.act(|pairs, _, _, effects| pairs.release(A, P, effects));
+    assert_eq!(stray, [release(P, 0)]);
+    assert_eq!((bench.pairs.next_deadline(), bench.pairs.len(), bench.pairs.parked()), (None, 0, 0));
+    bench.cancel(A);
+    assert_eq!(bench.inputs(), [Input::RequestCancelled { request: A }]);
+}
+
+#[test]
+fn a_stage_whose_turn_must_have_come_is_late_however_much_its_instance_gets_done() {
+    let mut bench = Bench::new();
+    bench.arrive(A, 10);
+    // Nobody is ahead of it but itself, and four are let pass.
+    for other in 2..7 {
+        bench.arrive(RequestId(other), 10);
+        bench.hear(RequestId(other), P, PREFILLED);
+        bench.cancel(RequestId(other));
+        let effects = bench.wait(FLOOR_US);
+        let late = Effect::Late { request: A, attempt: 1, phase: Phase::Prefilling };
+        assert_eq!(effects.contains(&late), other == 6, "{other}: {effects:?}");
+    }
+}
+
+#[test]
+fn what_an_instance_got_done_is_forgotten_with_it() {
+    let mut bench = Bench::new();
+    bench.handing_off(A);
+    bench.hear(A, D, LANDED);
+    let paces = bench.pairs.paces.clone();
+    let done = |instance| paces.get(&instance).map(|pace| (pace.prefilled, pace.handed));
+    assert_eq!([P, D, E].map(done), [Some((1, 1)), Some((0, 1)), None]);
+    bench.lose(D);
+    assert!(bench.pairs.paces.keys().eq([&P]));
+}
+
+#[test]
+fn phases_have_a_word_and_a_word_for_their_end() {
+    let all = [Phase::Waiting, Phase::Prefilling, Phase::HandingOff, Phase::Decoding];
+    assert_eq!(all.map(Phase::name), ["queue", "prefill", "handoff", "decode"]);
+    for phase in all {
+        assert_eq!(phase.timeout().strip_suffix("_timeout"), Some(phase.name()));
+    }
+}
