@@ -20,4 +20,4 @@ mod world;
 pub use metrics::RunResult;
 pub use setup::{Clients, Handoff, Pool, Setup};
 pub use workload::{TraceWorkload, Workload};
-pub use world::World;
+pub use world::{News, Step, World};

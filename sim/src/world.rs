@@ -38,7 +38,8 @@ use crate::setup::Setup;
 use crate::workload::{Arrival, Workload};
 
 use flights::Purpose;
-use inbox::{Letter, News};
+use inbox::Letter;
+pub use inbox::{News, Step};
 use node::Node;
 use requests::Live;
 use tell::Late;
@@ -86,6 +87,8 @@ pub struct World {
     /// Scratch, reused.
     pub(crate) gaps_us: Vec<u32>,
     pair_effects: Vec<PairEffect>,
+    /// What conductors heard, if it is written down.
+    schedule: Option<Vec<Step>>,
     store_effects: Vec<StoreEffect>,
     leg_effects: Vec<LegEffect>,
     network_effects: Vec<NetworkEffect>,
@@ -110,6 +113,12 @@ impl World {
     /// # Errors
     /// Says which setting is impossible.
     pub fn new(setup: Setup, workload: Box<dyn Workload>) -> Result<Self, String> {
+        let mut world = Self::empty(setup, workload)?;
+        world.start();
+        Ok(world)
+    }
+
+    fn empty(setup: Setup, workload: Box<dyn Workload>) -> Result<Self, String> {
         setup.validate()?;
         let nodes = node::build(&setup)?;
         let links: Vec<LinkSpec> = nodes.iter().flat_map(|n| n.links(&setup)).collect();
@@ -123,7 +132,7 @@ impl World {
         let routers = conductors.len();
         let (scheduler, slack) = (&setup.scheduler, setup.stage_slack);
         let limits = PairsConfig::new(&scheduler.classes, slack, setup.stage_floor_us, scheduler.ageing_us);
-        let mut world = Self {
+        Ok(Self {
             now_us: 0,
             planned: false,
             sampled: false,
@@ -148,6 +157,7 @@ impl World {
             starting: Vec::new(),
             gaps_us: Vec::new(),
             pair_effects: Vec::new(),
+            schedule: None,
             store_effects: Vec::new(),
             leg_effects: Vec::new(),
             network_effects: Vec::new(),
@@ -161,9 +171,7 @@ impl World {
             workload,
             faults,
             setup,
-        };
-        world.start();
-        Ok(world)
+        })
     }
 
     fn start(&mut self) {
@@ -186,6 +194,18 @@ impl World {
         let number = u32::try_from(self.faults.len()).expect("plans are small");
         self.faults.push((at_us, fault));
         self.events.push(at_us, Event::Fault(number));
+    }
+
+    /// Runs to the end, and writes down what conductors heard and what their pairs ordered.
+    ///
+    /// # Errors
+    /// As [`World::new`] and [`World::run`].
+    pub fn recorded(setup: Setup, workload: Box<dyn Workload>) -> Result<Vec<Step>, String> {
+        let mut world = Self::empty(setup, workload)?;
+        world.schedule = Some(Vec::new());
+        world.start();
+        world.run()?;
+        Ok(world.schedule.unwrap_or_default())
     }
 
     /// A digest of every order of every conductor so far; only audited runs keep one.

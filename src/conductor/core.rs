@@ -108,6 +108,8 @@ impl Driver {
             scheduler: &self.config.scheduler,
         };
         let result = act(&mut self.pairs, self.now_us, &mut live, &mut effects);
+        #[cfg(test)]
+        self.ordered.extend(effects.iter().cloned());
         for effect in effects.drain(..) {
             self.carry_out(effect, trouble);
         }

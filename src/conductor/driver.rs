@@ -75,6 +75,9 @@ pub struct Driver {
     pub(super) away: Away,
     tenants: Tenants,
     pub(super) effects: Vec<Effect>,
+    /// Everything that pairs ordered, for tests that compare it.
+    #[cfg(test)]
+    pub(super) ordered: Vec<Effect>,
     pub(super) clock: Clock,
     /// Whether orders may be given, and under which leadership.
     pub(super) lead: Lead,
@@ -138,6 +141,8 @@ impl Driver {
             away: Away::default(),
             tenants: Tenants::default(),
             effects: Vec::new(),
+            #[cfg(test)]
+            ordered: Vec::new(),
             clock: Box::new(move || u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)),
             receiver: Some(receiver),
             lead: Lead::alone(),
@@ -203,7 +208,7 @@ impl Driver {
         Duration::from_micros(wake_us.max(50))
     }
 
-    fn take_in(&mut self, message: Message) {
+    pub(super) fn take_in(&mut self, message: Message) {
         match message {
             Message::Submit { request, submission, events } => self.submit(request, *submission, events),
             Message::Cancel(request) => {
@@ -295,7 +300,7 @@ impl Driver {
     }
 
     /// Tries requests again that nothing could take.
-    fn try_parked(&mut self) {
+    pub(super) fn try_parked(&mut self) {
         if self.pairs.parked() > 0 {
             self.pair(|pairs, now_us, core, effects| pairs.try_parked(now_us, core, effects));
             self.tell_shadow();
@@ -358,7 +363,7 @@ impl Driver {
         self.tenants.number(name, || sessions.values().map(|session| session.tenant).collect())
     }
 
-    fn send_orders(&mut self) {
+    pub(super) fn send_orders(&mut self) {
         loop {
             // Without leave nothing is ordered: another may lead by now, and order otherwise.
             let Some(leader) = self.lead.token() else { return self.fleet.withhold() };

@@ -17,4 +17,5 @@ mod pair;
 mod parked;
 mod pauses;
 mod random;
+mod schedule;
 mod suspects;

@@ -90,8 +90,8 @@ mod tests {
 
     #[test]
     fn only_the_command_line_names_the_simulator() {
-        let sources = house::sources().iter();
-        assert_clean(sources.flat_map(|(path, text)| check_simulator(path, text)).collect());
+        let sources = crate::reach::production_sources();
+        assert_clean(sources.iter().flat_map(|(path, text)| check_simulator(path, text)).collect());
     }
 
     #[test]

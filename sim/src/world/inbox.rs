@@ -21,8 +21,8 @@ pub(crate) struct Letter {
 }
 
 /// What a conductor hears.
-#[derive(Debug)]
-pub(crate) enum News {
+#[derive(Clone, Debug)]
+pub enum News {
     /// Something about no one request of its own.
     Fact(Input),
     /// A request has come.
@@ -31,12 +31,25 @@ pub(crate) enum News {
     Left(RequestId),
     /// A node says something of a leg: request, attempt, instance.
     Leg((RequestId, u32, InstanceId), Fact),
+    /// So many tokens of an answer have left by now.
+    Emitted(RequestId, u32),
     /// An answer is complete, of so many tokens.
     Complete(RequestId, u32),
     /// A node died.
     Lost(InstanceId, Epoch),
     /// Its pairs wanted to be woken.
     Woken,
+}
+
+/// One thing that a conductor heard, and what its pairs ordered at once.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// When, µs.
+    pub now_us: u64,
+    /// What it heard.
+    pub heard: News,
+    /// What came of it, in order.
+    pub effects: Vec<Effect>,
 }
 
 /// What pairs ask of the world.
@@ -176,6 +189,7 @@ impl World {
         let mut effects: Vec<Effect> = std::mem::take(&mut self.pair_effects);
         let mut to_peers = Vec::new();
         let own = !matches!(news, News::Fact(_));
+        let heard = self.schedule.is_some().then(|| news.clone());
         let mut core = Modelled {
             now_us,
             conductor: &mut self.conductors[at],
@@ -201,6 +215,7 @@ impl World {
             }
             News::Left(request) => pairs.cancel(now_us, request, &mut core, &mut effects),
             News::Leg(about, fact) => _ = pairs.hear(now_us, (about, fact), &mut core, &mut effects),
+            News::Emitted(request, emitted_tokens) => pairs.emitted(request, emitted_tokens),
             News::Complete(request, output_tokens) => {
                 pairs.emitted(request, output_tokens);
                 pairs.complete(now_us, request, &mut core, &mut effects);
@@ -215,6 +230,9 @@ impl World {
         }
         for input in to_peers {
             self.tell_peers(router, &input);
+        }
+        if let Some((schedule, heard)) = self.schedule.as_mut().zip(heard) {
+            schedule.push(Step { now_us, heard, effects: effects.clone() });
         }
         for effect in effects.drain(..) {
             self.carry_out(router, effect);

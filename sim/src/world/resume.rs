@@ -4,13 +4,14 @@
 use baton_types::{BlockKey, ChainHasher, RequestId};
 
 use super::World;
+use super::inbox::News;
 use crate::engine::Lost;
 
 /// Seed of the names of blocks that hold generated tokens: no other request has them.
 const OWN_SEED: u64 = 0x0B5E_55ED;
 
 impl World {
-    /// Takes in how far a decode came. Its pair knows it before it hears of the loss, so that
+    /// Takes in how far a decode came. Its pair hears it before it hears of the loss, so that
     /// the next placement counts what was emitted.
     pub(crate) fn interrupted(&mut self, lost: Lost) {
         let block_tokens = u64::from(self.setup.scheduler.block_tokens);
@@ -27,7 +28,8 @@ impl World {
         let whole = usize::try_from(live.asked_tokens / block_tokens).unwrap_or(usize::MAX);
         live.keys.truncate(whole);
         extend(&mut live.keys, live.id, live.prompt_tokens, block_tokens);
-        self.pairs[live.router as usize].emitted(live.id, live.streamed_tokens);
+        let (router, news) = (live.router, News::Emitted(live.id, live.streamed_tokens));
+        self.tell(router, news);
     }
 }
 

@@ -1,0 +1,388 @@
+//! What is simulated is what serves: a simulated conductor's schedule, played to the live driver, gives the same orders.
+//!
+//! The simulator writes down each thing that its conductor heard, with the time, and what its pairs ordered. The driver
+//! hears the same from scripted nodes and clients, as protobuf and submissions. What its pairs order must be the same,
+//! byte for byte, and each order must leave on the line of the node that it is for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use baton_legs::pairs::{Effect, Fact, Failure, Phase};
+use baton_router::Submission;
+use baton_scheduler::{
+    AdmissionMode, Effect as Order, Input, InstanceSpec, PolicyName, Request, SchedulerConfig,
+};
+use baton_sim::engine::Mix;
+use baton_sim::faults::FaultPlan;
+use baton_sim::{Clients, News, Pool, Setup, Step, TraceWorkload, World, profiles};
+use baton_traces::synth::{Kind, Workload, workload};
+use baton_types::{BlockKey, InstanceId, RequestId, Role, Sampling, SloClass};
+use baton_wire::v1;
+use tokio::sync::{mpsc, oneshot};
+
+use super::bench::{Bench, Line, hello};
+use crate::conductor::driver::as_served;
+use crate::conductor::inbox::{Loss, Message};
+use crate::config::Config;
+
+const BLOCK_TOKENS: u32 = 16;
+
+/// What a node says of itself so that the driver sees this instance.
+fn hello_of(spec: &InstanceSpec) -> v1::Hello {
+    let role = match spec.role {
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+        Role::Both => "both",
+        Role::Store => "store",
+    };
+    let mut hello = hello(&format!("{role}{}", spec.id), role);
+    hello.capacity_tokens = spec.capacity_tokens;
+    hello.pass_tokens = spec.pass_tokens;
+    hello.mixed_chunk_tokens = spec.mixed_chunk_tokens;
+    hello.net_bytes_per_s = spec.net_bytes_per_s;
+    hello.host_bytes_per_s = spec.host_bytes_per_s;
+    hello.ssd_bytes_per_s = spec.ssd_bytes_per_s;
+    hello.profile = toml::to_string(&*spec.profile).unwrap();
+    hello.max_model_tokens = 1 << 30;
+    hello.kv_address = format!("127.0.0.1:{}", 9000 + spec.id.0);
+    hello
+}
+
+/// A live driver and the lines of its nodes.
+struct Played {
+    bench: Bench,
+    config: Config,
+    /// Events that clients have yet to read.
+    clients: Vec<mpsc::Receiver<baton_router::Event>>,
+}
+
+impl Played {
+    fn new(config: Config) -> Self {
+        let mut bench = Bench::new(config.clone());
+        bench.driver.canary.call_off();
+        Self { bench, config, clients: Vec::new() }
+    }
+
+    /// One thing is heard.
+    fn hear(&mut self, step: &Step) {
+        let driver = &mut self.bench.driver;
+        driver.now_us = step.now_us;
+        match &step.heard {
+            News::Fact(Input::InstanceJoined(spec)) => self.join(spec),
+            News::Fact(Input::TimerFired) => driver.step(Input::TimerFired),
+            News::Fact(Input::Cache(event)) => {
+                let fact = v1::fact::Fact::Cache((&event.change).into());
+                self.say((RequestId(0), 0, event.instance), fact);
+            }
+            News::Fact(Input::ReplicateFinished { to }) => {
+                self.say((RequestId(0), 0, *to), v1::fact::Fact::Replicated(true));
+            }
+            News::Fact(other) => panic!("a simulated conductor of its own hears nothing else: {other:?}"),
+            News::Arrived(request) => self.submit(request),
+            News::Left(request) => driver.take_in(Message::Cancel(*request)),
+            News::Leg(about, fact) => self.say(*about, worded(fact)),
+            News::Emitted(request, emitted_tokens) => self.draw(*request, *emitted_tokens, false),
+            News::Complete(request, output_tokens) => self.draw(*request, *output_tokens, true),
+            News::Lost(instance, epoch) => {
+                let loss = Loss::Died("it crashed".into());
+                driver.take_in(Message::Gone { instance: *instance, epoch: *epoch, loss });
+            }
+            News::Woken => {
+                // The models of engines draw tokens all the time, and say so at the end.
+                let decodes =
+                    |request| driver.pairs.get(request).is_some_and(|pair| pair.phase() == Phase::Decoding);
+                let sessions = driver.sessions.iter_mut().filter(|(request, _)| decodes(**request));
+                sessions.for_each(|(_, session)| session.last_token_us = step.now_us);
+                driver.expire();
+                driver.try_parked();
+            }
+        }
+    }
+
+    fn join(&mut self, spec: &InstanceSpec) {
+        let (orders, receiver) = mpsc::channel(1 << 12);
+        let (reply, mut answer) = oneshot::channel();
+        let hello = Box::new(hello_of(spec));
+        let name = hello.name.clone();
+        self.bench.driver.take_in(Message::Joined { hello, orders, reply });
+        let life = answer.try_recv().unwrap().expect("a node that fits");
+        assert_eq!((life.instance, life.epoch), (spec.id.0, spec.epoch.0));
+        self.bench.lines.insert(name, Line { life, orders: receiver });
+    }
+
+    fn submit(&mut self, request: &Request) {
+        let class = &self.config.scheduler.classes[request.class.index()];
+        let tokens = u32::try_from(request.prompt_tokens).unwrap();
+        let sampling = Sampling { max_tokens: u32::MAX, ..Sampling::default() };
+        let submission = Submission {
+            tokens: (0..tokens).collect(),
+            chain: request.chain.iter().map(|hash| BlockKey(hash.0.into())).collect(),
+            class: Some(class.name.as_str().into()),
+            ..Bench::submission(&request.id.to_string(), sampling)
+        };
+        let (sender, events) = mpsc::channel(1 << 10);
+        self.clients.push(events);
+        let (request, submission) = (request.id, Box::new(submission));
+        self.bench.driver.take_in(Message::Submit { request, submission, events: sender });
+    }
+
+    fn say(&mut self, (request, attempt, instance): (RequestId, u32, InstanceId), fact: v1::fact::Fact) {
+        let Some(node) = self.bench.driver.fleet.get(instance) else { return };
+        let (epoch, facts) = (node.epoch, vec![v1::Fact { request: request.0, attempt, fact: Some(fact) }]);
+        self.bench.driver.take_in(Message::Facts { instance, epoch, facts });
+    }
+
+    /// The decode node draws an answer up to so many tokens.
+    fn draw(&mut self, request: RequestId, upto: u32, whole: bool) {
+        let Some(pair) = self.bench.driver.pairs.get(request) else { return };
+        let (attempt, [_, decode]) = (pair.attempt(), pair.legs());
+        let from = self.bench.driver.sessions[&request].answer.len() as u32;
+        for index in from..upto {
+            let finish = if whole && index + 1 == upto { 2 } else { 0 };
+            let token = v1::Token { index, token: 7, finish, logprob: None, cached_tokens: None };
+            self.say((request, attempt, decode.unwrap()), v1::fact::Fact::Token(token));
+        }
+    }
+}
+
+/// Orders as they leave: instance, kind, request, attempt.
+type Sent = BTreeMap<u32, Vec<(&'static str, u64, u32)>>;
+
+impl Played {
+    /// What has to leave for nodes, by node.
+    fn meant(&self, effects: &[Effect]) -> Sent {
+        let mut meant = Sent::new();
+        let mut add = |at: InstanceId, kind, request: RequestId, attempt| {
+            // A node that died is told nothing.
+            if self.bench.driver.fleet.get(at).is_some() {
+                meant.entry(at.0).or_default().push((kind, request.0, attempt));
+            }
+        };
+        for effect in effects {
+            match *effect {
+                Effect::Prefill { request, attempt, instance, decode, alone, .. } => {
+                    if decode != instance && !alone {
+                        add(decode, "expect", request, attempt);
+                    }
+                    add(instance, "prefill", request, attempt);
+                }
+                Effect::Handoff { request, attempt, from, to, .. } => {
+                    add(to, "expect", request, attempt);
+                    add(from, "handoff", request, attempt);
+                }
+                Effect::Decode { request, attempt, instance } => add(instance, "decode", request, attempt),
+                Effect::Release { request, attempt, instance } => add(instance, "release", request, attempt),
+                Effect::Order(Order::Replicate { to, .. }) => add(to, "replicate", RequestId(0), 0),
+                _ => {}
+            }
+        }
+        meant
+    }
+
+    /// What has left.
+    fn sent(&mut self) -> Sent {
+        self.bench.driver.send_orders();
+        let mut sent = Sent::new();
+        for line in self.bench.lines.values_mut() {
+            while let Ok(message) = line.orders.try_recv() {
+                let Some(v1::to_node::Message::Orders(orders)) = message.message else { continue };
+                let told = orders.orders.into_iter().map(|one| {
+                    let kind = match one.order {
+                        Some(v1::order::Order::Prefill(_)) => "prefill",
+                        Some(v1::order::Order::Expect(_)) => "expect",
+                        Some(v1::order::Order::Handoff(_)) => "handoff",
+                        Some(v1::order::Order::StartDecode(_)) => "decode",
+                        Some(v1::order::Order::Release(_)) => "release",
+                        Some(v1::order::Order::Replicate(_)) => "replicate",
+                        other => panic!("no simulated node is told {other:?}"),
+                    };
+                    (kind, one.request, one.attempt)
+                });
+                sent.entry(line.life.instance).or_default().extend(told);
+            }
+        }
+        sent
+    }
+}
+
+/// What a node says of a leg.
+fn worded(fact: &Fact) -> v1::fact::Fact {
+    match *fact {
+        Fact::Prefilled { compute_us, cached_tokens } => {
+            v1::fact::Fact::Prefilled(v1::Prefilled { compute_us, cached_tokens })
+        }
+        Fact::HandedOff { ok } => v1::fact::Fact::Handoff(ok),
+        Fact::Fetched { ok } => v1::fact::Fact::Fetch(ok),
+        Fact::Failed(failure) => {
+            let stage = if failure == Failure::Preempted { "preempted" } else { "store" };
+            v1::fact::Fact::Failure(v1::Failure { stage: stage.into(), ..v1::Failure::default() })
+        }
+        ref other => panic!("no simulated node says {other:?}"),
+    }
+}
+
+/// A cluster and its load, with the settings of a service.
+fn scenario(seed: u64, admission: AdmissionMode, tune: impl FnOnce(&mut Setup)) -> (Config, Vec<Step>) {
+    let mut scheduler = SchedulerConfig {
+        policy: PolicyName::Baton,
+        admission,
+        block_tokens: BLOCK_TOKENS,
+        classes: vec![
+            SloClass { ttft_us: 2_000_000, tbt_us: 80_000, ..SloClass::default() },
+            SloClass { name: "slow".into(), ttft_us: 20_000_000, ..SloClass::default() },
+        ],
+        seed,
+        ..SchedulerConfig::default()
+    };
+    as_served(&mut scheduler);
+    let profile = Arc::new(profiles::named("llama3-70b-8xa100").unwrap());
+    let mut setup = Setup::disaggregated(3, 3, &profile, scheduler);
+    for pool in &mut setup.pools {
+        pool.hbm_tokens = Some(60_000);
+        pool.dram_tokens = 60_000;
+        pool.mix = Mix::Fixed(pool.pass_tokens);
+    }
+    setup.seed = seed;
+    setup.clients = Clients { retries: 2, jitter_permille: 100, leave_permille: 30 };
+    // The models of engines do not say when an answer outgrows its room, so none does.
+    setup.cut_outputs = 60;
+    tune(&mut setup);
+    let mut config = Config { scheduler: setup.scheduler.clone(), ..Config::default() };
+    // Beats are no part of the schedule.
+    config.service.lost_after_us = 1 << 50;
+    let usual = Workload::new(Kind::Agents, seed);
+    let load = Workload {
+        requests: 300,
+        requests_per_s: 6.0,
+        input_mean: 12_000.0,
+        shared_tokens: 2_000,
+        groups: 12,
+        block_tokens: BLOCK_TOKENS,
+        ..usual
+    };
+    let mut trace = workload(&load).unwrap();
+    for record in &mut trace.records {
+        // A front door names full blocks, a trace the last one too.
+        record.input_length = record.hash_ids.len() as u64 * u64::from(BLOCK_TOKENS);
+    }
+    let trace = Arc::new(trace);
+    let steps = World::recorded(setup, Box::new(TraceWorkload::new(trace, 1.0))).unwrap();
+    (config, steps)
+}
+
+/// Plays a schedule, and compares what came of each step.
+async fn play(config: Config, steps: &[Step]) -> Result<Vec<Effect>, String> {
+    let mut played = Played::new(config);
+    let mut all = Vec::new();
+    for (at, step) in steps.iter().enumerate() {
+        played.hear(step);
+        let ordered = std::mem::take(&mut played.bench.driver.ordered);
+        let (simulated, served) = (format!("{:#?}", step.effects), format!("{ordered:#?}"));
+        let place = || format!("step {at} at {} µs: {:?}", step.now_us, step.heard);
+        if served != simulated {
+            return Err(format!("{}\nsimulated: {simulated}\nserved: {served}", place()));
+        }
+        let (meant, sent) = (played.meant(&ordered), played.sent());
+        if meant != sent {
+            return Err(format!("{}\nmeant: {meant:?}\nsent: {sent:?}", place()));
+        }
+        all.extend(ordered);
+    }
+    Ok(all)
+}
+
+async fn same_orders(seed: u64, admission: AdmissionMode, tune: impl FnOnce(&mut Setup)) -> Vec<Effect> {
+    let (config, steps) = scenario(seed, admission, tune);
+    play(config, &steps).await.unwrap_or_else(|why| panic!("seed {seed}, {why}"))
+}
+
+/// How often each kind of order came.
+fn count(kinds: &mut BTreeMap<String, usize>, effects: &[Effect]) {
+    for effect in effects {
+        let text = format!("{effect:?}");
+        let name = text.split([' ', '(', '{']).next().unwrap_or_default().to_owned();
+        *kinds.entry(name).or_default() += 1;
+    }
+}
+
+fn at_least(kinds: &BTreeMap<String, usize>, least: &[(&str, usize)]) {
+    for (kind, least) in least {
+        assert!(kinds.get(*kind).is_some_and(|count| count >= least), "{kind} in {kinds:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_live_driver_orders_what_the_simulated_one_does() {
+    let mut kinds = BTreeMap::new();
+    for seed in 0..2 {
+        for admission in [AdmissionMode::Auto, AdmissionMode::None, AdmissionMode::EarlyPredict] {
+            count(&mut kinds, &same_orders(seed, admission, |_| {}).await);
+        }
+    }
+    at_least(&kinds, &[("Prefill", 1_500), ("Ended", 1_500), ("Release", 20)]);
+}
+
+#[tokio::test]
+async fn under_overload_clients_are_refused_and_come_back_alike() {
+    let mut kinds = BTreeMap::new();
+    for (seed, policy) in [(5, PolicyName::Baton), (6, PolicyName::Mooncake), (7, PolicyName::DynamoWspt)] {
+        let tune = |setup: &mut Setup| {
+            setup.scheduler.policy = policy;
+            setup.pools.truncate(1);
+            (setup.pools[0].role, setup.pools[0].count) = (Role::Both, 2);
+        };
+        count(&mut kinds, &same_orders(seed, AdmissionMode::Slo, tune).await);
+    }
+    at_least(&kinds, &[("Prefill", 600), ("Refuse", 60)]);
+}
+
+#[tokio::test]
+async fn hand_offs_that_fail_are_tried_again_alike() {
+    let mut kinds = BTreeMap::new();
+    for seed in 10..13 {
+        let tune = |setup: &mut Setup| {
+            setup.faults = FaultPlan { lost_links: 4, news_delay_us: 50_000, seed, ..FaultPlan::default() };
+            setup.pools.iter_mut().for_each(|pool| pool.net_bytes_per_s = 3_000_000_000);
+        };
+        count(&mut kinds, &same_orders(seed, AdmissionMode::Auto, tune).await);
+    }
+    at_least(&kinds, &[("Handoff", 50), ("Blame", 100), ("Fail", 10)]);
+}
+
+#[tokio::test]
+async fn requests_of_nodes_that_die_go_on_elsewhere_alike() {
+    let mut kinds = BTreeMap::new();
+    for seed in 20..23 {
+        let tune = |setup: &mut Setup| {
+            setup.faults = FaultPlan { deaths: 4, seed, ..FaultPlan::default() };
+        };
+        count(&mut kinds, &same_orders(seed, AdmissionMode::Auto, tune).await);
+    }
+    at_least(&kinds, &[("Blame", 15), ("Prefill", 600)]);
+}
+
+#[tokio::test]
+async fn replicas_are_ordered_alike() {
+    let mut kinds = BTreeMap::new();
+    for seed in 30..32 {
+        let tune = |setup: &mut Setup| {
+            let mut lender = Pool::new(Role::Store, 1, Arc::clone(&setup.pools[0].profile));
+            lender.dram_tokens = 200_000;
+            setup.pools.push(lender);
+            setup.scheduler.replicate = true;
+        };
+        for effect in same_orders(seed, AdmissionMode::Auto, tune).await {
+            let replicates = matches!(effect, Effect::Order(Order::Replicate { .. }));
+            *kinds.entry("Replicate".to_owned()).or_default() += usize::from(replicates);
+        }
+    }
+    at_least(&kinds, &[("Replicate", 5)]);
+}
+
+#[tokio::test]
+async fn a_schedule_of_another_policy_is_told_apart() {
+    let (mut config, steps) = scenario(1, AdmissionMode::Auto, |_| {});
+    config.scheduler.ttft_margin_permille -= 100;
+    let why = play(config, &steps).await.expect_err("other promises");
+    assert!(why.contains("simulated:"), "{why}");
+}
