@@ -66,8 +66,7 @@ miri: ## Run the tests of the memory that transfers read and write under Miri (r
 check: ready ready-lints ## Check format, lints, documentation and the rules of the house
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	CARGO="$(CARGO)" scripts/rdma/check.sh
-	PYO3_NO_PYTHON=1 $(CARGO) clippy --workspace --features extension,mooncake --locked -- -D warnings
+	PYO3_NO_PYTHON=1 CARGO="$(CARGO)" scripts/rdma/check.sh extension,mooncake
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	for script in scripts/*.sh scripts/rdma/*.sh scripts/engines/*.sh .ci/run; do bash -n "$$script" || exit 1; done
 	$(CARGO) test --locked --package baton --test architecture

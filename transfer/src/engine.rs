@@ -23,7 +23,7 @@ use crate::{
 /// Slots by name; never iterated.
 type SlotsBy<Name> = HashMap<Name, u32, BuildHasherDefault<Mix>>;
 
-/// Moves batches over paths, in time that is handed in. See [`crate::mover`] for the rules.
+/// Moves batches over paths, in time that is handed in. See the crate for the rules.
 #[derive(Clone, Debug)]
 pub struct MoverCore {
     pub(crate) config: MoverConfig,
