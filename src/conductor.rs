@@ -4,6 +4,7 @@
 mod attach;
 mod away;
 mod backend;
+mod block_keys;
 mod canary;
 mod core;
 mod discreet;
@@ -13,15 +14,14 @@ mod facts;
 mod fleet;
 mod forget;
 mod inbox;
+mod instance_ids;
 pub mod journal;
 mod lead;
-mod lean;
-mod names;
 mod orders;
 mod policy;
-mod seats;
 mod session;
 mod status;
+mod strip_prompt_fields;
 mod tenants;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@
 #[macro_use]
 mod log;
 
+mod audit;
 mod capture;
 mod cli;
 mod conductor;

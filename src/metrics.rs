@@ -99,6 +99,16 @@ pub const NAMES: &[Name] = &[
         "Times that what was known of an engine's cache proved wrong and was mended, by `node`",
     ),
     name(
+        "baton_audit_failures_total",
+        Kind::Counter,
+        "Looks over the conductor's books that found them broken",
+    ),
+    name(
+        "baton_node_audit_failures_total",
+        Kind::Counter,
+        "Looks over a node's books that found them broken, by `node`",
+    ),
+    name(
         "baton_policy_version",
         Kind::Gauge,
         "Version of the cluster's policy that is in force here; 0 without one",
@@ -188,6 +198,7 @@ struct Shared {
     stale: Count,
     repeated: Count,
     nodes_refused: Count,
+    audit_failures: Count,
     live: Gauge,
     nodes: Gauge,
     policy: Gauge,
@@ -237,6 +248,7 @@ impl Metrics {
             stale: count("baton_stale_messages_total"),
             repeated: count("baton_repeated_tokens_total"),
             nodes_refused: count("baton_nodes_refused_total"),
+            audit_failures: count("baton_audit_failures_total"),
             live: gauge("baton_requests_live"),
             nodes: gauge("baton_nodes"),
             policy: gauge("baton_policy_version"),
@@ -407,11 +419,16 @@ impl Metrics {
         told("baton_kv_peers_refused_total", load.refused_peers);
         told("baton_orders_refused_total", load.refused_orders);
         told("baton_cache_resyncs_total", load.resyncs);
+        told("baton_node_audit_failures_total", load.audit_failures);
     }
 
     /// A node left for good: what was counted under its name is exported no more.
     pub(crate) fn forget_node(&self, node: &str) {
         self.shared.by_node.forget(node);
+    }
+
+    pub(crate) fn audit_failed(&self) {
+        self.shared.audit_failures.add(1);
     }
 
     pub(crate) fn stale_message(&self) {

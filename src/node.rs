@@ -4,19 +4,19 @@ mod attach;
 mod decode;
 mod engine;
 mod job;
+mod leader_locator;
 mod links;
+mod memory_only;
 mod pool;
 mod prefill;
 mod publish;
 mod pulse;
 mod remote;
 mod replica;
-mod shelf;
 mod sink;
 #[cfg(test)]
 mod tests;
 mod turns;
-mod whom;
 mod within;
 mod worker;
 
@@ -38,15 +38,15 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use attach::{Gone, Station};
+use attach::{Gone, NodeRuntime};
 pub use engine::EngineChoice;
 #[cfg(test)]
 pub(crate) use engine::build as build_engine;
+pub(crate) use leader_locator::LEADER_METADATA;
+pub use leader_locator::Leaders;
 use links::{Links, ToWorker};
 pub use publish::PublishAt;
 pub use remote::{EventSource, Place, RemoteNode, run as run_remote};
-pub(crate) use whom::LEADER_METADATA;
-pub use whom::Leaders;
 use worker::{Parts, Worker};
 
 use crate::config::StoreSection;
@@ -107,7 +107,7 @@ impl NodeConfig {
 }
 
 /// The engine of this process, on its thread.
-struct Here {
+struct LocalNode {
     links: Arc<Links>,
     worker: Sender<ToWorker>,
     report: Arc<Mutex<v1::NodeLoad>>,
@@ -115,13 +115,13 @@ struct Here {
     turns: Arc<AtomicU64>,
 }
 
-impl Here {
+impl LocalNode {
     fn tell(&self, message: ToWorker) -> Result<(), Gone> {
         self.worker.send(message).map_err(|_| Gone)
     }
 }
 
-impl Station for Here {
+impl NodeRuntime for LocalNode {
     fn turns(&self) -> Option<u64> {
         Some(self.turns.load(Ordering::Relaxed))
     }
@@ -182,7 +182,7 @@ pub async fn run_led(
 ) -> Result<(), String> {
     let (choice, lent_blocks) = (config.engine.clone(), config.lent_blocks()?);
     let built = tokio::task::spawn_blocking(move || match lent_blocks {
-        Some(blocks) => shelf::build(&choice, blocks),
+        Some(blocks) => memory_only::build(&choice, blocks),
         None => engine::build_and_calibrate(&choice),
     });
     let (engine, profile) = built.await.map_err(|e| format!("engine: {e}"))??;
@@ -219,10 +219,11 @@ pub async fn run_led(
         .spawn(move || Worker::new(parts).run(&inbox))
         .map_err(|e| format!("node {}: cannot start its thread: {e}", config.name))?;
     let (worker, served) = (to_worker.clone(), Arc::clone(&endpoint));
-    let station = Here { links, worker, report, endpoint: served, turns };
-    let whom = Arc::new(whom::Whom::new(config.control.clone(), leaders));
+    let station = LocalNode { links, worker, report, endpoint: served, turns };
+    let leader = Arc::new(leader_locator::LeaderLocator::new(config.control.clone(), leaders));
     let (guard, welcome_within) = (config.guard.clone(), attach::WELCOME_WITHIN);
-    let line = attach::Line { whom, guard, hello, station, welcome_within, pulse: pulse::Pulse::default() };
+    let line =
+        attach::GrpcSession { leader, guard, hello, station, welcome_within, pulse: pulse::Pulse::default() };
     let outcome = line.keep(&stop).await;
     // A worker that is gone already has nothing left to stop.
     let _ = to_worker.send(ToWorker::Stop);

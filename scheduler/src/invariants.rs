@@ -17,6 +17,15 @@ impl Conductor {
     pub fn check(&self) -> Result<(), String> {
         self.index.check()?;
         self.salvage.check()?;
+        self.check_ledgers()
+    }
+
+    /// The part of [`Conductor::check`] that a live service can afford: requests, queues and promises, but neither the
+    /// index nor what is copied from lost instances.
+    ///
+    /// # Errors
+    /// The first that does not hold.
+    pub fn check_ledgers(&self) -> Result<(), String> {
         if self.requests.len() > self.config.max_waiting_requests as usize + 1 {
             return Err(format!("I9: {} live requests exceed the bound", self.requests.len()));
         }

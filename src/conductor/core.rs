@@ -6,18 +6,18 @@ use baton_legs::pairs::{Core, Effect, Pairs};
 use baton_scheduler::{Conductor, Effect as Order, Input, Request, SchedulerConfig};
 use baton_types::{InstanceId, RequestId};
 
+use super::block_keys::BlockKeys;
 use super::driver::Driver;
 use super::fleet::Fleet;
 use super::inbox::Loss;
 use super::journal::JournalWriter;
-use super::names::Names;
 use super::session::Session;
 
 /// What pairs ask of the service.
 pub(super) struct Live<'a> {
     conductor: &'a mut Conductor,
     journal: &'a mut Option<JournalWriter>,
-    names: &'a mut Names,
+    names: &'a mut BlockKeys,
     sessions: &'a BTreeMap<RequestId, Session>,
     fleet: &'a Fleet,
     scheduler: &'a SchedulerConfig,

@@ -14,16 +14,17 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::away::Away;
 use super::backend::{Door, Shared};
+use super::block_keys::BlockKeys;
 use super::fleet::Fleet;
 use super::inbox::{Inbox, Loss, Message, WeakInbox};
 use super::journal::{JournalSettings, JournalWriter};
 use super::lead::Lead;
-use super::lean::lean;
-use super::names::Names;
 use super::policy::limits;
 use super::session::Session;
 use super::status::{Decisions, chosen, in_words, under_way};
+use super::strip_prompt_fields::strip_prompt_fields;
 use super::tenants::Tenants;
+use crate::audit::Audit;
 use crate::capture::{Capture, CaptureConfig, CaptureOutcome};
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -56,7 +57,7 @@ pub struct Driver {
     pub(super) sessions: BTreeMap<RequestId, Session>,
     pub(super) fleet: Fleet,
     /// Full keys of what the core calls by short names.
-    pub(super) names: Names,
+    pub(super) names: BlockKeys,
     /// Where each request's attempts stand, and what follows from what nodes say of them.
     pub(super) pairs: Pairs,
     pub(super) decisions: Decisions,
@@ -79,6 +80,7 @@ pub struct Driver {
     #[cfg(test)]
     pub(super) ordered: Vec<Effect>,
     pub(super) clock: Clock,
+    pub(super) audit: Audit,
     /// Whether orders may be given, and under which leadership.
     pub(super) lead: Lead,
     /// The front door's; empty where it is not known.
@@ -123,7 +125,7 @@ impl Driver {
             now_us: 0,
             sessions: BTreeMap::new(),
             fleet: Fleet::default(),
-            names: Names::default(),
+            names: BlockKeys::default(),
             pairs: Pairs::new(limits(&config)),
             config,
             previous: None,
@@ -145,6 +147,7 @@ impl Driver {
             ordered: Vec::new(),
             clock: Box::new(move || u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX)),
             receiver: Some(receiver),
+            audit: Audit::new(started),
             lead: Lead::alone(),
             tokenizer: String::new(),
         };
@@ -196,6 +199,20 @@ impl Driver {
         self.forget_names();
         self.send_orders();
         self.answer_quiesce();
+        self.look_over();
+    }
+
+    /// Looks the books over, if it is time to.
+    fn look_over(&mut self) {
+        let begun = Instant::now();
+        if !self.audit.is_due(begun) {
+            return;
+        }
+        let knows = |request| self.core.knows(request);
+        let found = self.core.check_ledgers().and_then(|()| self.pairs.check(knows));
+        if self.audit.looked("conductor", (begun, Instant::now()), found) {
+            self.metrics.audit_failed();
+        }
     }
 
     /// How long nothing need be done if nothing comes in.
@@ -333,7 +350,7 @@ impl Driver {
             cause: None,
             outcome: CaptureOutcome::Cancelled,
             sampling_json,
-            body: if wanted { lean(&body) } else { Bytes::new() },
+            body: if wanted { strip_prompt_fields(&body) } else { Bytes::new() },
             trace: Trace::default(),
             submission,
         }

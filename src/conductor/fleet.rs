@@ -8,7 +8,7 @@ use baton_types::{CostProfile, Epoch, InstanceId, Role};
 use baton_wire::{PROTOCOL_VERSION, v1};
 use tokio::sync::mpsc;
 
-use super::seats::{MAX_INSTANCES, Seats};
+use super::instance_ids::{InstanceIds, MAX_INSTANCES};
 
 /// Bytes of a node's name at most.
 const MAX_NAME_BYTES: usize = 256;
@@ -32,7 +32,7 @@ pub(super) struct Node {
 #[derive(Default)]
 pub(super) struct Fleet {
     nodes: Vec<Option<Node>>,
-    seats: Seats,
+    seats: InstanceIds,
 }
 
 impl Fleet {

@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
+use super::leader_locator::{Chosen, LeaderLocator};
 use super::pulse::Pulse;
-use super::whom::{Chosen, Whom};
 use crate::guard::{ClusterGuard, Opening};
 
 /// Messages to the conductor that may wait; the engine waits when they are full.
@@ -24,7 +24,7 @@ const FRAME_BYTES: u32 = 1 << 20;
 /// Between two tries to attach.
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_MOST: Duration = Duration::from_secs(2);
-/// See [`Line::welcome_within`].
+/// See [`GrpcSession::welcome_within`].
 pub(super) const WELCOME_WITHIN: Duration = Duration::from_secs(10);
 /// How long a conductor may be silent on a line that it does not close: its process may have been stopped for a while.
 const SILENCE_MOST: Duration = Duration::from_secs(30);
@@ -39,7 +39,7 @@ pub(super) fn process_mark() -> u64 {
 }
 
 /// What does the node's work, as the line sees it.
-pub(super) trait Station: Send + Sync {
+pub(super) trait NodeRuntime: Send + Sync {
     /// A new life begins; facts of it go to `facts`.
     ///
     /// # Errors
@@ -71,8 +71,8 @@ impl From<Gone> for tonic::Status {
 type Open = (Streaming<v1::ToNode>, mpsc::Sender<v1::FromNode>, Option<Opening>);
 
 /// See the module.
-pub(super) struct Line<S> {
-    pub(super) whom: Arc<Whom>,
+pub(super) struct GrpcSession<S> {
+    pub(super) leader: Arc<LeaderLocator>,
     pub(super) guard: ClusterGuard,
     pub(super) hello: v1::Hello,
     pub(super) station: S,
@@ -82,7 +82,7 @@ pub(super) struct Line<S> {
     pub(super) pulse: Pulse,
 }
 
-impl<S: Station> Line<S> {
+impl<S: NodeRuntime> GrpcSession<S> {
     /// Keeps the line up until told to stop.
     ///
     /// # Errors
@@ -114,7 +114,7 @@ impl<S: Station> Line<S> {
                     return Err(format!("not let in: {}", status.message()));
                 }
                 Err(status) => {
-                    self.whom.refused(&status);
+                    self.leader.refused(&status);
                     tracing::warn!(
                         node = self.hello.name,
                         why = status.message(),
@@ -185,13 +185,13 @@ impl<S: Station> Line<S> {
 
     /// One life: from Hello to the end of the stream.
     pub(super) async fn once(&self, known: &mut bool) -> Result<(), tonic::Status> {
-        let chosen = self.whom.choose().await;
+        let chosen = self.leader.choose().await;
         let welcomed = tokio::time::timeout(self.welcome_within, self.welcomed(&chosen)).await;
         let welcomed = welcomed.unwrap_or_else(|_| {
             Err(tonic::Status::deadline_exceeded(format!("no answer within {:?}", self.welcome_within)))
         });
         let (welcome, mut orders, facts) = welcomed.map_err(|status| with_place(status, &chosen))?;
-        self.heed(welcome.leader)?;
+        self.check_fencing_token(welcome.leader)?;
         *known = true;
         self.station.attached(&welcome, facts.clone())?;
         tracing::info!(
@@ -204,7 +204,7 @@ impl<S: Station> Line<S> {
         tokio::select! {
             ended = self.obey(&mut orders) => ended,
             ended = self.beat(&facts, beat) => ended,
-            () = self.whom.replaced(&chosen) => Err(tonic::Status::unavailable("another conductor leads")),
+            () = self.leader.replaced(&chosen) => Err(tonic::Status::unavailable("another conductor leads")),
         }
     }
 
@@ -225,7 +225,7 @@ impl<S: Station> Line<S> {
     async fn obey(&self, orders: &mut Streaming<v1::ToNode>) -> Result<(), tonic::Status> {
         while let Some(message) = orders.message().await? {
             if let Some(v1::to_node::Message::Orders(orders)) = message.message {
-                self.heed(orders.leader)?;
+                self.check_fencing_token(orders.leader)?;
                 self.station.ordered(orders)?;
             }
         }
@@ -233,8 +233,8 @@ impl<S: Station> Line<S> {
     }
 
     /// Takes nothing from a conductor that leads no more.
-    fn heed(&self, leader: u64) -> Result<(), tonic::Status> {
-        self.whom.heed(leader).map_err(|newer| {
+    fn check_fencing_token(&self, leader: u64) -> Result<(), tonic::Status> {
+        self.leader.check_fencing_token(leader).map_err(|newer| {
             let node = &self.hello.name;
             tracing::warn!(node, leader, newer, "an order of a conductor that leads no more is refused");
             tonic::Status::aborted(format!("it led as {leader}, and {newer} leads by now"))
@@ -264,7 +264,7 @@ impl<S: Station> Line<S> {
                 return Err(tonic::Status::aborted("its thread stands still"));
             }
             let load =
-                Some(v1::NodeLoad { refused_orders: self.whom.refused_orders(), ..self.station.load() });
+                Some(v1::NodeLoad { refused_orders: self.leader.refused_orders(), ..self.station.load() });
             let beat = v1::from_node::Message::Heartbeat(v1::Heartbeat { load });
             if facts.send(v1::FromNode { message: Some(beat) }).await.is_err() {
                 return Ok(());

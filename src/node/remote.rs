@@ -5,10 +5,10 @@
 //! on an engine that does not answer.
 
 mod assumed;
-mod desk;
 mod drift;
 mod legs;
 mod news;
+mod remote_legs;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -23,14 +23,14 @@ use baton_types::{CostProfile, Role};
 use baton_wire::v1;
 use tokio_util::sync::CancellationToken;
 
-use super::attach::{Line, Station as _, WELCOME_WITHIN};
+use super::attach::{GrpcSession, NodeRuntime as _, WELCOME_WITHIN};
+use super::leader_locator::{LeaderLocator, Leaders};
 use super::pulse::Pulse;
-use super::whom::{Leaders, Whom};
-use super::within::Within;
+use super::within::InProcessSession;
 use crate::conductor::{Inbox, Lead};
 use crate::guard::ClusterGuard;
-use desk::Desk;
 pub use news::EventSource;
+use remote_legs::RemoteLegs;
 
 /// How often the engine is asked whether it is well, and for its load.
 const LOOK: Duration = Duration::from_secs(1);
@@ -138,7 +138,7 @@ pub enum Place {
 /// that will not have this node.
 pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Result<(), String> {
     let way = match place {
-        Place::Elsewhere(leaders) => Way::Wire(Arc::new(Whom::new(node.control.clone(), leaders))),
+        Place::Elsewhere(leaders) => Way::Wire(Arc::new(LeaderLocator::new(node.control.clone(), leaders))),
         Place::Within(inbox, lead) => Way::Within(inbox, lead),
     };
     let named = |error: String| format!("node {}: {error}", node.name);
@@ -151,20 +151,21 @@ pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Res
         };
         let hello = hello(&node, &found).map_err(named)?;
         let capacity_blocks = hello.capacity_tokens / u64::from(node.block_tokens);
-        let desk = Desk::new(engine.clone(), node.block_tokens, capacity_blocks, node.events.clone());
+        let node_legs =
+            RemoteLegs::new(engine.clone(), node.block_tokens, capacity_blocks, node.events.clone());
         let why = tokio::select! {
-            ended = way.keep(hello, &node.guard, desk.clone(), &stop) => return ended,
-            why = unwell(&engine, &desk) => why,
+            ended = way.keep(hello, &node.guard, node_legs.clone(), &stop) => return ended,
+            why = unwell(&engine, &node_legs) => why,
         };
         tracing::warn!(node = node.name, why, "the engine does not answer: this node leaves until it does");
         // Whoever waits for it is served elsewhere.
-        let _ = desk.detached();
+        let _ = node_legs.detached();
     }
 }
 
 /// To the conductor.
 enum Way {
-    Wire(Arc<Whom>),
+    Wire(Arc<LeaderLocator>),
     Within(Inbox, Lead),
 }
 
@@ -181,17 +182,17 @@ impl Way {
         &self,
         hello: v1::Hello,
         guard: &ClusterGuard,
-        station: Desk,
+        station: RemoteLegs,
         stop: &CancellationToken,
     ) -> Result<(), String> {
         match self {
-            Self::Wire(whom) => {
-                let (whom, guard, welcome_within) = (Arc::clone(whom), guard.clone(), WELCOME_WITHIN);
+            Self::Wire(leader) => {
+                let (leader, guard, welcome_within) = (Arc::clone(leader), guard.clone(), WELCOME_WITHIN);
                 let pulse = Pulse::default();
-                Line { whom, guard, hello, station, welcome_within, pulse }.keep(stop).await
+                GrpcSession { leader, guard, hello, station, welcome_within, pulse }.keep(stop).await
             }
             Self::Within(inbox, lead) => {
-                Within { inbox: inbox.clone(), lead: lead.clone(), hello, station }.keep(stop).await
+                InProcessSession { inbox: inbox.clone(), lead: lead.clone(), hello, station }.keep(stop).await
             }
         }
     }
@@ -267,18 +268,18 @@ async fn found(
 }
 
 /// Looks after the engine until it does not answer any more; returns what it said last.
-async fn unwell(engine: &RemoteEngine, desk: &Desk) -> String {
+async fn unwell(engine: &RemoteEngine, node_legs: &RemoteLegs) -> String {
     let mut unanswered = 0;
     loop {
         let doubted = tokio::select! {
             () = tokio::time::sleep(LOOK) => false,
-            () = desk.doubted() => true,
+            () = node_legs.doubted() => true,
         };
         match engine.health().await {
             Ok(()) => {
                 unanswered = 0;
                 // Load is for people and predictions: without it the engine serves as well.
-                desk.looked(engine.load().await.ok());
+                node_legs.looked(engine.load().await.ok());
             }
             Err(error) => {
                 unanswered += 1;

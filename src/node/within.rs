@@ -7,21 +7,21 @@ use baton_wire::v1;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::attach::{FACTS_WAITING, Gone, Station};
+use super::attach::{FACTS_WAITING, Gone, NodeRuntime};
 use crate::conductor::{Inbox, Lead, Loss, Message, NotTaken, ORDERS_PER_NODE};
 
 /// Between two tries to attach, where the conductor does not lead or has lost this node.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// See the module.
-pub(super) struct Within<S> {
+pub(super) struct InProcessSession<S> {
     pub(super) inbox: Inbox,
     pub(super) lead: Lead,
     pub(super) hello: v1::Hello,
     pub(super) station: S,
 }
 
-impl<S: Station> Within<S> {
+impl<S: NodeRuntime> InProcessSession<S> {
     /// Keeps the line up until told to stop.
     ///
     /// # Errors
@@ -134,7 +134,7 @@ impl Life {
         }
     }
 
-    async fn beat(&self, station: &impl Station, every: Duration) {
+    async fn beat(&self, station: &impl NodeRuntime, every: Duration) {
         let (instance, epoch) = (self.instance, self.epoch);
         loop {
             tokio::time::sleep(every).await;

@@ -23,6 +23,7 @@ use super::pool::open;
 use super::publish::Announcer;
 use super::replica::Replicas;
 use super::sink::Outlet;
+use crate::audit::Audit;
 
 /// Messages taken in between two passes.
 const BATCH_MESSAGES: usize = 512;
@@ -57,6 +58,7 @@ pub(super) struct Worker {
     pub(super) announcer: Option<Announcer>,
     /// Copies ahead of demand that are under way.
     pub(super) replicas: Replicas,
+    audit: Audit,
     reported: Instant,
     began: Instant,
     turns: Arc<AtomicU64>,
@@ -95,6 +97,7 @@ impl Worker {
             lends: parts.lends,
             announcer: parts.announcer,
             replicas: Replicas::default(),
+            audit: Audit::new(Instant::now()),
             reported: Instant::now(),
             began: Instant::now(),
             turns: parts.turns,
@@ -116,6 +119,7 @@ impl Worker {
             busy = self.pass(&mut events);
             self.flush();
             if self.reported.elapsed() >= REPORT {
+                self.look_over();
                 self.renew_report();
                 let now_us = self.now_us();
                 self.leg(Input::Tick { now_us });
@@ -374,6 +378,18 @@ impl Worker {
         RequestId(FIRST_HELPER | self.helpers)
     }
 
+    /// Looks the books over, if it is time to.
+    fn look_over(&mut self) {
+        let begun = Instant::now();
+        if self.audit.is_due(begun) {
+            // The ledger of blocks is long: it is looked over while nobody waits for the engine.
+            let idle = self.jobs.is_empty();
+            let found =
+                self.legs.check().and_then(|()| if idle { self.cache.check_ledger() } else { Ok(()) });
+            self.audit.looked("node", (begun, Instant::now()), found);
+        }
+    }
+
     fn renew_report(&mut self) {
         self.reported = Instant::now();
         let stats = self.cache.stats();
@@ -396,6 +412,7 @@ impl Worker {
             tiers: tiers.collect(),
             handoff_bytes: self.handoff_bytes,
             integrity_rejects: stats.integrity_rejects,
+            audit_failures: self.audit.failures(),
             // The line adds what its endpoint does.
             ..v1::NodeLoad::default()
         };

@@ -9,8 +9,8 @@ use baton_wire::v1;
 use super::bench::{Bench, of};
 use crate::conductor::Question;
 use crate::conductor::inbox::{Loss, Message};
+use crate::conductor::instance_ids::{MAX_INSTANCES, REMEMBERED_US};
 use crate::conductor::journal::replay;
-use crate::conductor::seats::{MAX_INSTANCES, REMEMBERED_US};
 
 /// Nobody is late, whatever the clock does.
 fn patient(config: &mut crate::config::Config) {

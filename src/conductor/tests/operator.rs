@@ -1,12 +1,13 @@
 //! What operators ask: the state, a reason, another policy, another part for a node; and the canary.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use baton_scheduler::AdmissionMode;
 use baton_types::{Role, Sampling};
 use tokio::sync::oneshot;
 
 use super::bench::{Bench, failure, hello};
+use crate::audit::Audit;
 use crate::conductor::Question;
 use crate::conductor::inbox::Message;
 use crate::config::Config;
@@ -277,4 +278,16 @@ async fn a_node_that_is_gone_before_it_is_welcome_is_not_kept() {
     bench.inbox.send(Message::Joined { hello, orders, reply }).await;
     bench.pump().await;
     assert_eq!(bench.status().nodes.len(), 0);
+}
+
+#[tokio::test]
+async fn the_books_are_looked_over_while_it_serves() {
+    let mut bench = Bench::with(&["p", "d"]).await;
+    bench.submit("a", 5).await;
+    assert_eq!(bench.driver.audit.looks(), 0, "not before it is time");
+    let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+    bench.driver.audit = Audit::new(long_ago);
+    bench.pump().await;
+    assert_eq!((bench.driver.audit.looks(), bench.driver.audit.failures()), (1, 0));
+    bench.serve("a").await;
 }

@@ -4,7 +4,7 @@ use baton_wire::v1;
 
 use super::bench::Bench;
 
-/// Whom a request's prefill was given to.
+/// The node that a request's prefill was given to.
 fn at(bench: &Bench, name: &str) -> Option<String> {
     bench.legs(name).into_iter().find(|leg| leg.prefills).map(|leg| leg.node)
 }

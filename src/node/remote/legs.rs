@@ -12,7 +12,7 @@ use baton_wire::v1;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 
-use super::desk::{Voice, Word};
+use super::remote_legs::{FactSender, LegSignals};
 use super::work::Work;
 use v1::fact::Fact;
 
@@ -26,28 +26,33 @@ const GRACE_IN_ROOM: Duration = Duration::from_millis(500);
 const TOKENS_TOGETHER: usize = 64;
 
 /// The prefill leg of a pair.
-pub(super) async fn prefill(engine: RemoteEngine, work: Work, voice: Voice, word: Word) {
-    let outcome = prefilled(&engine, &work, &voice, word).await;
-    settle(outcome, voice).await;
+pub(super) async fn prefill(engine: RemoteEngine, work: Work, sender: FactSender, signals: LegSignals) {
+    let outcome = prefilled(&engine, &work, &sender, signals).await;
+    settle(outcome, sender).await;
 }
 
-async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice, word: Word) -> Result<(), RemoteError> {
+async fn prefilled(
+    engine: &RemoteEngine,
+    work: &Work,
+    sender: &FactSender,
+    signals: LegSignals,
+) -> Result<(), RemoteError> {
     let began = Instant::now();
-    let held = voice.held(&work.chain);
+    let held = sender.held(&work.chain);
     let mut leg = engine.prefill(work.request.clone()).await?;
     if let Some(handoff) = leg.offer() {
-        voice.tell(vec![offer(handoff.into_bytes().into())]).await;
+        sender.tell(vec![offer(handoff.into_bytes().into())]).await;
     }
     let grace = if lends(engine) { GRACE } else { Duration::ZERO };
-    let Some(done) = until_over(leg.run(), &word, grace).await else {
+    let Some(done) = until_over(leg.run(), &signals, grace).await else {
         tracing::debug!(request = &*work.request.id, "a prefill that nobody wants was cut short");
         return Ok(());
     };
     let done = done?;
     let compute_us = us_since(began);
     let Prefilled { tokens, prompt_logprobs, counts, next, left } = done;
-    voice.found(work, &held, counts.cached_tokens).await;
-    voice.computed(&work.chain).await;
+    sender.found(work, &held, counts.cached_tokens).await;
+    sender.computed(&work.chain).await;
     let mut facts = Vec::new();
     if let Some(logprobs) = prompt_logprobs {
         facts.push(prompt_fact(&logprobs));
@@ -68,14 +73,14 @@ async fn prefilled(engine: &RemoteEngine, work: &Work, voice: &Voice, word: Word
         }
     }
     facts.push(prefilled_fact(compute_us, counts.cached_tokens));
-    if !word.over.is_cancelled() {
-        voice.tell(facts).await;
+    if !signals.over.is_cancelled() {
+        sender.tell(facts).await;
     }
     if !lent.is_empty() {
-        see_taken((work, until), lent, lease, (voice, word)).await;
+        see_taken((work, until), lent, lease, (sender, signals)).await;
     }
     if let Some(handoff) = left {
-        abandon((work, until), handoff.into_bytes().into(), voice).await;
+        abandon((work, until), handoff.into_bytes().into(), sender).await;
     }
     Ok(())
 }
@@ -90,25 +95,25 @@ async fn see_taken(
     (work, until): (&Work, Instant),
     transfer: Bytes,
     lease: Duration,
-    (voice, word): (&Voice, Word),
+    (sender, signals): (&FactSender, LegSignals),
 ) {
-    let Word { over, gate } = word;
+    let LegSignals { over, gate } = signals;
     let taken = tokio::select! {
         biased;
-        // The desk drops its end when the leg is over.
+        // Its entry among the node's legs, with the other end, is dropped when the leg is over.
         taken = gate => taken.is_ok(),
         () = over.cancelled() => false,
         () = tokio::time::sleep(lease) => true,
     };
     if !taken {
-        abandon((work, until), transfer, voice).await;
+        abandon((work, until), transfer, sender).await;
     }
 }
 
 /// Says that KV is nobody's, so that somebody takes it off the engine.
-async fn abandon((work, until): (&Work, Instant), transfer: Bytes, voice: &Voice) {
+async fn abandon((work, until): (&Work, Instant), transfer: Bytes, sender: &FactSender) {
     let tokens = baton_wire::pack_tokens(&work.request.tokens.as_slice().into());
-    voice.abandon(v1::Loan { transfer, tokens }, until).await;
+    sender.abandon(v1::Loan { transfer, tokens }, until).await;
 }
 
 /// Takes KV that nobody wants off its engine.
@@ -123,9 +128,9 @@ pub(super) async fn discard(
 }
 
 /// What comes of `call`, unless nobody wants it any more for longer than `grace`.
-async fn until_over<T>(call: impl Future<Output = T>, word: &Word, grace: Duration) -> Option<T> {
+async fn until_over<T>(call: impl Future<Output = T>, signals: &LegSignals, grace: Duration) -> Option<T> {
     let given_up = async {
-        word.over.cancelled().await;
+        signals.over.cancelled().await;
         tokio::time::sleep(grace).await;
     };
     tokio::select! {
@@ -136,16 +141,21 @@ async fn until_over<T>(call: impl Future<Output = T>, word: &Word, grace: Durati
 }
 
 /// The decode leg of a pair: its call begins as soon as the KV can be taken; its tokens wait for the word to decode.
-pub(super) async fn decode(engine: RemoteEngine, (work, transfer): (Work, Bytes), voice: Voice, word: Word) {
-    let outcome = decoded(&engine, (&work, &transfer), &voice, word).await;
-    settle(outcome, voice).await;
+pub(super) async fn decode(
+    engine: RemoteEngine,
+    (work, transfer): (Work, Bytes),
+    sender: FactSender,
+    signals: LegSignals,
+) {
+    let outcome = decoded(&engine, (&work, &transfer), &sender, signals).await;
+    settle(outcome, sender).await;
 }
 
 async fn decoded(
     engine: &RemoteEngine,
     (work, transfer): (&Work, &Bytes),
-    voice: &Voice,
-    mut word: Word,
+    sender: &FactSender,
+    mut signals: LegSignals,
 ) -> Result<(), RemoteError> {
     let handoff = Handoff::from_bytes(transfer)?;
     // Until the first token comes, the KV may still be where it was.
@@ -156,40 +166,45 @@ async fn decoded(
         Ok::<_, RemoteError>((generation, first))
     };
     let grace = if lends(engine) { GRACE } else { GRACE_IN_ROOM };
-    let Some(begun) = until_over(begun, &word, grace).await else {
+    let Some(begun) = until_over(begun, &signals, grace).await else {
         tracing::debug!(request = &*work.request.id, "a decode that nobody wants was cut short");
         return Ok(());
     };
     let (generation, first) = begun?;
-    if !goes_on(&mut word).await {
+    if !goes_on(&mut signals).await {
         return Ok(());
     }
     let answer = Answer { piece: first, next: work.given, held: None };
-    forward(generation, answer, voice, &word).await
+    forward(generation, answer, sender, &signals).await
 }
 
 /// Waits for the word to go on; false when it will not come.
-async fn goes_on(word: &mut Word) -> bool {
+async fn goes_on(signals: &mut LegSignals) -> bool {
     tokio::select! {
-        told = &mut word.gate => told.is_ok(),
-        () = word.over.cancelled() => false,
+        told = &mut signals.gate => told.is_ok(),
+        () = signals.over.cancelled() => false,
     }
 }
 
 /// A request that is prefilled and decoded on one engine: it waits after its first token, as orders have it.
-pub(super) async fn whole(engine: RemoteEngine, work: Work, voice: Voice, word: Word) {
-    let over = word.over.clone();
+pub(super) async fn whole(engine: RemoteEngine, work: Work, sender: FactSender, signals: LegSignals) {
+    let over = signals.over.clone();
     let outcome = tokio::select! {
-        outcome = alone(&engine, &work, &voice, word) => outcome,
+        outcome = alone(&engine, &work, &sender, signals) => outcome,
         // Its call ends here, which is how the engine hears of it.
         () = over.cancelled() => Ok(()),
     };
-    settle(outcome, voice).await;
+    settle(outcome, sender).await;
 }
 
-async fn alone(engine: &RemoteEngine, work: &Work, voice: &Voice, mut word: Word) -> Result<(), RemoteError> {
+async fn alone(
+    engine: &RemoteEngine,
+    work: &Work,
+    sender: &FactSender,
+    mut signals: LegSignals,
+) -> Result<(), RemoteError> {
     let began = Instant::now();
-    let held = voice.held(&work.chain);
+    let held = sender.held(&work.chain);
     let mut generation = engine.generate(work.request.clone()).await?;
     let mut facts = Vec::new();
     let rest = loop {
@@ -201,22 +216,22 @@ async fn alone(engine: &RemoteEngine, work: &Work, voice: &Voice, mut word: Word
                 break rest;
             }
             Piece::Finished { finish, counts } => {
-                voice.found(work, &held, counts.cached_tokens).await;
+                sender.found(work, &held, counts.cached_tokens).await;
                 facts.push(ended(finish, counts.cached_tokens));
                 facts.push(prefilled_fact(us_since(began), counts.cached_tokens));
-                voice.tell(facts).await;
+                sender.tell(facts).await;
                 return Ok(());
             }
         }
     };
-    voice.computed(&work.chain).await;
+    sender.computed(&work.chain).await;
     facts.push(prefilled_fact(us_since(began), None));
-    voice.tell(facts).await;
-    if !goes_on(&mut word).await {
+    sender.tell(facts).await;
+    if !goes_on(&mut signals).await {
         return Ok(());
     }
     let answer = Answer { piece: Piece::Tokens(rest), next: work.given + 1, held: Some((work, held)) };
-    forward(generation, answer, voice, &word).await
+    forward(generation, answer, sender, &signals).await
 }
 
 /// An answer that has begun.
@@ -234,8 +249,8 @@ struct Answer<'a> {
 async fn forward(
     mut generation: Generation,
     answer: Answer<'_>,
-    voice: &Voice,
-    word: &Word,
+    sender: &FactSender,
+    signals: &LegSignals,
 ) -> Result<(), RemoteError> {
     let Answer { mut piece, mut next, held } = answer;
     loop {
@@ -244,7 +259,7 @@ async fn forward(
             Piece::PromptLogprobs(_) => {}
             Piece::Tokens(mut tokens) => {
                 let after = and_what_came_with_it(&mut generation, &mut tokens).await;
-                if !tokens.is_empty() && !voice.tell(token_facts(&tokens, next)).await {
+                if !tokens.is_empty() && !sender.tell(token_facts(&tokens, next)).await {
                     return Ok(());
                 }
                 next = next.saturating_add(count(&tokens));
@@ -256,13 +271,13 @@ async fn forward(
             Piece::Finished { finish, counts } => {
                 let cached_tokens = counts.cached_tokens.filter(|_| held.is_some());
                 if let Some((work, held)) = &held {
-                    voice.found(work, held, cached_tokens).await;
+                    sender.found(work, held, cached_tokens).await;
                 }
-                voice.tell(vec![ended(finish, cached_tokens)]).await;
+                sender.tell(vec![ended(finish, cached_tokens)]).await;
                 return Ok(());
             }
         }
-        let came = until_over(next_piece(&mut generation), word, Duration::ZERO).await;
+        let came = until_over(next_piece(&mut generation), signals, Duration::ZERO).await;
         let Some(came) = came else { return Ok(()) };
         piece = came?;
     }
@@ -291,26 +306,26 @@ async fn and_what_came_with_it(
 }
 
 /// Tells a failure, and closes the leg.
-async fn settle(outcome: Result<(), RemoteError>, voice: Voice) {
+async fn settle(outcome: Result<(), RemoteError>, sender: FactSender) {
     if let Err(error) = outcome {
         if error.kind == Kind::Unavailable || error.cut_off {
-            voice.doubt();
+            sender.doubt();
         }
         // vLLM answers everything that was in its engine when that died with 500, and ends a moment later.
         let broke_within = error.side == Side::Engine && error.status == Some(500);
         let asked = error.cut_off || broke_within || error.stage == Stage::Connect;
-        let engine_gone = asked && voice.engine_is_gone().await;
+        let engine_gone = asked && sender.engine_is_gone().await;
         if engine_gone {
-            voice.doubt();
+            sender.doubt();
         }
         let cut_off = error.cut_off || (broke_within && engine_gone);
         let of_request = error.kind == Kind::Invalid && error.side == Side::Client;
         let stage = if error.stage == Stage::Handoff { "handoff" } else { "engine" };
         let (stage, message) = (stage.into(), error.to_string());
         let failure = v1::Failure { stage, message, of_request, cut_off, engine_gone };
-        voice.tell(vec![Fact::Failure(failure)]).await;
+        sender.tell(vec![Fact::Failure(failure)]).await;
     }
-    voice.close();
+    sender.close();
 }
 
 /// The next piece of an answer that has not told its end.

@@ -9,7 +9,7 @@ use baton_wire::v1;
 use std::sync::Arc;
 use tokio::sync::{Notify, mpsc, watch};
 
-use super::desk::{cache_fact, message};
+use super::remote_legs::{cache_fact, message};
 
 /// Changes in one message at most.
 const MESSAGE_CHANGES: usize = 256;

@@ -6,15 +6,15 @@ use baton_types::{BlockKey, Role, Sampling};
 use baton_wire::v1;
 use tokio::sync::mpsc;
 
-use super::desk::Desk;
-use crate::node::attach::Station as _;
+use super::remote_legs::RemoteLegs;
+use crate::node::attach::NodeRuntime as _;
 
 type Facts = mpsc::Receiver<v1::FromNode>;
 
 /// Facts of the next message; the limit is long, for machines are slow.
 async fn next(facts: &mut Facts) -> Vec<v1::fact::Fact> {
     let told = tokio::time::timeout(Duration::from_secs(20), facts.recv()).await.expect("a message comes");
-    match told.expect("the desk is there").message {
+    match told.expect("the node_legs is there").message {
         Some(v1::from_node::Message::Facts(told)) => {
             told.facts.into_iter().filter_map(|one| one.fact).collect()
         }
@@ -22,9 +22,9 @@ async fn next(facts: &mut Facts) -> Vec<v1::fact::Fact> {
     }
 }
 
-fn attach(desk: &Desk) -> Facts {
+fn attach(node_legs: &RemoteLegs) -> Facts {
     let (facts, told) = mpsc::channel(16);
-    desk.attached(&v1::Welcome::default(), facts).expect("the desk is there");
+    node_legs.attached(&v1::Welcome::default(), facts).expect("the node_legs is there");
     told
 }
 
@@ -56,14 +56,14 @@ async fn kv_that_was_lent_before_the_line_broke_is_told_to_the_next_conductor() 
     let spec = VllmSpec::new(FakeRole::Prefill, FakeConnector::Nixl);
     let fake = FakeVllm::start(spec, &Fabric::new()).await.expect("a port is free");
     let engine = RemoteEngine::new(fake.settings()).expect("settings are right");
-    let desk = Desk::new(engine, 32, 341, None);
+    let node_legs = RemoteLegs::new(engine, 32, 341, None);
     let prompt: Vec<u32> = (1..100).collect();
-    let mut facts = attach(&desk);
-    desk.ordered(prefill(&prompt, 9, Some(v1::Peer::default()))).expect("the desk is there");
+    let mut facts = attach(&node_legs);
+    node_legs.ordered(prefill(&prompt, 9, Some(v1::Peer::default()))).expect("the node_legs is there");
     while !next(&mut facts).await.iter().any(|fact| matches!(fact, v1::fact::Fact::Offer(_))) {}
     drop(facts);
-    desk.detached().expect("the desk is there");
-    let mut facts = attach(&desk);
+    node_legs.detached().expect("the node_legs is there");
+    let mut facts = attach(&node_legs);
     let told = next(&mut facts).await;
     let [v1::fact::Fact::Abandoned(loan)] = &told[..] else { panic!("no loan but {told:?}") };
     assert_eq!(baton_wire::unpack_tokens(&loan.tokens).expect("tokens"), prompt);
@@ -154,12 +154,12 @@ async fn all_at_once(tokens: u32) -> String {
 async fn tokens_that_came_together_are_told_together_and_in_order() {
     let url = all_at_once(200).await;
     let engine = RemoteEngine::new(RemoteSettings::new(Dialect::Vllm, url)).expect("settings are right");
-    let desk = Desk::new(engine, 32, 341, None);
-    let mut facts = attach(&desk);
-    desk.ordered(prefill(&[5, 6, 7], 200, None)).expect("the desk is there");
+    let node_legs = RemoteLegs::new(engine, 32, 341, None);
+    let mut facts = attach(&node_legs);
+    node_legs.ordered(prefill(&[5, 6, 7], 200, None)).expect("the node_legs is there");
     let mut told = next(&mut facts).await;
     let go = v1::StartDecode { answer: vec![1] };
-    desk.ordered(one(v1::order::Order::StartDecode(go))).expect("the desk is there");
+    node_legs.ordered(one(v1::order::Order::StartDecode(go))).expect("the node_legs is there");
     let mut messages = 0;
     while !told.iter().any(|fact| matches!(fact, v1::fact::Fact::Ended(_))) {
         told.extend(next(&mut facts).await);

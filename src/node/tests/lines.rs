@@ -9,16 +9,16 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::guard::ClusterGuard;
-use crate::node::attach::{Gone, Line, Station};
+use crate::node::attach::{Gone, GrpcSession, NodeRuntime};
+use crate::node::leader_locator::LeaderLocator;
 use crate::node::pulse::Pulse;
-use crate::node::whom::Whom;
 
 /// Nothing is ever wanted of it. Its thread has turned so often, where it has one.
 struct Idle {
     turns: Option<u64>,
 }
 
-impl Station for Idle {
+impl NodeRuntime for Idle {
     fn attached(&self, _: &v1::Welcome, _: mpsc::Sender<v1::FromNode>) -> Result<(), Gone> {
         Ok(())
     }
@@ -42,8 +42,8 @@ impl Station for Idle {
 
 /// What a line to `address` comes to.
 async fn tried(address: String) -> String {
-    let line = Line {
-        whom: Arc::new(Whom::new(address, None)),
+    let line = GrpcSession {
+        leader: Arc::new(LeaderLocator::new(address, None)),
         guard: ClusterGuard::default(),
         hello: v1::Hello::default(),
         station: Idle { turns: None },
@@ -77,8 +77,8 @@ async fn a_node_at_the_front_door_is_told_where_nodes_attach() {
 #[tokio::test]
 async fn a_line_that_gets_no_answer_still_stops() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let line = Line {
-        whom: Arc::new(Whom::new(format!("http://{}", silent.local_addr().unwrap()), None)),
+    let line = GrpcSession {
+        leader: Arc::new(LeaderLocator::new(format!("http://{}", silent.local_addr().unwrap()), None)),
         guard: ClusterGuard::default(),
         hello: v1::Hello::default(),
         station: Idle { turns: None },
@@ -93,8 +93,8 @@ async fn a_line_that_gets_no_answer_still_stops() {
 
 #[tokio::test]
 async fn a_node_whose_thread_stands_still_does_not_go_on_beating() {
-    let line = Line {
-        whom: Arc::new(Whom::new("http://127.0.0.1:1".into(), None)),
+    let line = GrpcSession {
+        leader: Arc::new(LeaderLocator::new("http://127.0.0.1:1".into(), None)),
         guard: ClusterGuard::default(),
         hello: v1::Hello::default(),
         station: Idle { turns: Some(7) },

@@ -49,7 +49,7 @@ impl Call {
 }
 
 /// What calls are read with.
-pub(crate) struct Desk<'r> {
+pub(crate) struct RequestReader<'r> {
     pub(crate) config: &'r RouterConfig,
     pub(crate) tokenization: &'r Arc<Tokenization>,
     pub(crate) model: &'r Model,
@@ -78,7 +78,7 @@ struct Ready {
     thoughts: Option<bool>,
 }
 
-impl Desk<'_> {
+impl RequestReader<'_> {
     /// Reads a body into a call, or says what is wrong with it.
     pub(crate) async fn read(
         &self,

@@ -13,7 +13,7 @@ use crate::aside::{Aside, LARGE_BYTES};
 use crate::backend::{Backend, Model};
 use crate::bodies::Bodies;
 use crate::body::{Body, Reply};
-use crate::call::{self, Call, Desk};
+use crate::call::{self, Call, RequestReader};
 use crate::caller;
 use crate::choices::Choices;
 use crate::config::{Mount, RouterConfig};
@@ -316,15 +316,20 @@ impl Router {
         let model = self.model()?;
         let received = Instant::now();
         let call = if body.len() <= LARGE_BYTES {
-            let desk =
-                Desk { config: &self.config, tokenization: &self.tokenization, model: &model, endpoint };
-            desk.read(headers, body, request_id).await?
+            let reader = RequestReader {
+                config: &self.config,
+                tokenization: &self.tokenization,
+                model: &model,
+                endpoint,
+            };
+            reader.read(headers, body, request_id).await?
         } else {
             let (config, tokenization) = (Arc::clone(&self.config), Arc::clone(&self.tokenization));
             let (headers, request_id, here) = (headers.clone(), Arc::clone(request_id), Handle::current());
             let work = move || {
-                let desk = Desk { config: &config, tokenization: &tokenization, model: &model, endpoint };
-                here.block_on(desk.read(&headers, body, &request_id))
+                let reader =
+                    RequestReader { config: &config, tokenization: &tokenization, model: &model, endpoint };
+                here.block_on(reader.read(&headers, body, &request_id))
             };
             self.aside.run(work).await?
         };

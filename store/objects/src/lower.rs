@@ -183,7 +183,7 @@ impl fmt::Debug for Lower {
 /// What shards are to know before they are made, and the file as it was opened.
 pub(crate) struct Opened {
     pub(crate) below: Arc<Below>,
-    shelf: Option<baton_tiers::Shelf>,
+    shelf: Option<baton_tiers::BlobLog>,
     orders: std::sync::mpsc::Receiver<Order>,
 }
 

@@ -1,7 +1,7 @@
 //! Which block rests where, in memory, and which slots may be given out.
 
-use crate::desk::Order;
 use crate::index::{Entry, Place};
+use crate::io_sequencer::Order;
 use crate::layout::Layout;
 use crate::short::ByShort;
 use crate::slots::Slots;
@@ -13,7 +13,7 @@ pub(crate) type Places = ByShort<(BlockKey, Place)>;
 /// The places of a slab file.
 ///
 /// Contract: a slot is in exactly one state: free; reserved for one write; taken by a block that
-/// rests here; or draining, until the desk says `Freed`.
+/// rests here; or draining, until the sequencer says `Freed`.
 #[derive(Debug)]
 pub(crate) struct Book {
     layout: Layout,
@@ -50,7 +50,7 @@ impl Book {
         self.slots.taken() - self.draining as usize
     }
 
-    /// Slots that wait for the desk.
+    /// Slots that wait for the sequencer.
     pub(crate) const fn draining(&self) -> u32 {
         self.draining
     }
@@ -103,7 +103,7 @@ impl Book {
         Some(self.discard(place))
     }
 
-    /// The desk freed a slot. `false`: that was before everything was forgotten.
+    /// The sequencer freed a slot. `false`: that was before everything was forgotten.
     pub(crate) fn freed(&mut self, slot: u32, epoch: u32) -> bool {
         if epoch == self.epoch {
             self.draining -= 1;

@@ -12,10 +12,10 @@ pub use trial::Speed;
 use crate::aligned::Aligned;
 use crate::book::Book;
 use crate::checksum::block_checksum;
-use crate::desk::{Answer, Desk, Done, Order, verify};
 use crate::disk::Disk;
 use crate::index::{Entry, Place};
 use crate::io::IoThread;
+use crate::io_sequencer::{Answer, Done, IoSequencer, Order, verify};
 use crate::layout::Layout;
 use crate::queue::Queue;
 use crate::recover::{Beginning, FlashError, Opened};
@@ -64,7 +64,7 @@ impl FileTier {
         let Opened { header, index, entries, places, stale, beginning } = opened;
         let layout = header.layout;
         let book = Book::new(layout, places, &entries, &stale);
-        let mut io = IoThread::start(Desk::new(header, index, lasts), queue, layout.stride_bytes())?;
+        let mut io = IoThread::start(IoSequencer::new(header, index, lasts), queue, layout.stride_bytes())?;
         for entry in &stale {
             io.send(Order::Remove(entry.place));
         }
@@ -254,7 +254,7 @@ impl FileTier {
         }
     }
 
-    /// Waits for the desk to tell something, or for the thread to be gone.
+    /// Waits for the sequencer to tell something, or for the thread to be gone.
     fn wait(&mut self) {
         if let Some(answer) = self.io.wait_answer() {
             self.hear(answer);

@@ -1,8 +1,8 @@
-//! The thread between a tier and its disk: it keeps the desk, and the desk's operations going.
+//! The thread between a tier and its disk: it keeps the sequencer, and the sequencer's operations going.
 
 use crate::aligned::{Aligned, PAGE_BYTES};
-use crate::desk::{Answer, Desk, Order};
 use crate::index::{Entry, Place};
+use crate::io_sequencer::{Answer, IoSequencer, Order};
 use crate::queue::{Bell, Queue};
 use baton_types::BlockKey;
 use std::io;
@@ -42,13 +42,17 @@ impl IoThread {
     ///
     /// # Errors
     /// The system has no thread left.
-    pub(crate) fn start(desk: Desk, queue: Box<dyn Queue>, buffer_bytes: usize) -> io::Result<Self> {
+    pub(crate) fn start(
+        sequencer: IoSequencer,
+        queue: Box<dyn Queue>,
+        buffer_bytes: usize,
+    ) -> io::Result<Self> {
         let (orders, inbox) = channel();
         let (outbox, answers) = channel();
         let bell = queue.bell();
         let thread = std::thread::Builder::new()
             .name("kv-flash".into())
-            .spawn(move || run(desk, queue, &inbox, &outbox))?;
+            .spawn(move || run(sequencer, queue, &inbox, &outbox))?;
         Ok(Self {
             orders: Some(orders),
             answers,
@@ -135,7 +139,7 @@ impl IoThread {
         number & 1 == 1
     }
 
-    /// What the desk told, if there is more. Never waits.
+    /// What the sequencer told, if there is more. Never waits.
     pub(crate) fn next_answer(&mut self) -> Option<Answer> {
         match self.answers.try_recv() {
             Ok(answer) => Some(self.count(answer)),
@@ -144,7 +148,7 @@ impl IoThread {
         }
     }
 
-    /// Waits for what the desk tells next. `None`: the thread is gone.
+    /// Waits for what the sequencer tells next. `None`: the thread is gone.
     pub(crate) fn wait_answer(&mut self) -> Option<Answer> {
         match self.answers.recv() {
             Ok(answer) => Some(self.count(answer)),
@@ -195,25 +199,30 @@ impl Drop for IoThread {
 }
 
 /// Ends when all is done and the tier has dropped its side, or when the queue is broken.
-fn run(mut desk: Desk, mut queue: Box<dyn Queue>, inbox: &Receiver<Order>, outbox: &Sender<Answer>) {
+fn run(
+    mut sequencer: IoSequencer,
+    mut queue: Box<dyn Queue>,
+    inbox: &Receiver<Order>,
+    outbox: &Sender<Answer>,
+) {
     loop {
         let is_closed = loop {
             match inbox.try_recv() {
-                Ok(order) => desk.take(order),
+                Ok(order) => sequencer.take(order),
                 Err(error) => break error == TryRecvError::Disconnected,
             }
         };
-        desk.next_ops().into_iter().for_each(|op| queue.submit(op));
-        for answer in desk.next_answers() {
+        sequencer.next_ops().into_iter().for_each(|op| queue.submit(op));
+        for answer in sequencer.next_answers() {
             // A tier that is gone needs no answer, only that its writes end.
             let _ = outbox.send(answer);
         }
-        if is_closed && desk.is_idle() {
+        if is_closed && sequencer.is_idle() {
             return;
         }
         let Ok(ended) = queue.wait() else { return };
         for done in ended {
-            desk.completed(done.token, done.result, done.buffer);
+            sequencer.completed(done.token, done.result, done.buffer);
         }
     }
 }
@@ -222,10 +231,10 @@ fn run(mut desk: Desk, mut queue: Box<dyn Queue>, inbox: &Receiver<Order>, outbo
 mod tests {
     use super::*;
     use crate::checksum::block_checksum;
-    use crate::desk::Done;
     use crate::disk::Disk;
     use crate::disk::testing::Sick;
     use crate::index::Index;
+    use crate::io_sequencer::Done;
     use crate::layout::{Header, Layout};
     use crate::queue::Threads;
     use crate::tier::TierError;
@@ -236,9 +245,9 @@ mod tests {
     fn started(disk: &Arc<Sick>) -> IoThread {
         let disk = Arc::clone(disk) as Arc<dyn Disk>;
         let header = Header { layout: LAYOUT, incarnation: 1, sequence: 0 };
-        let desk = Desk::new(header, Index::new(LAYOUT, 1), true);
+        let sequencer = IoSequencer::new(header, Index::new(LAYOUT, 1), true);
         let queue = Box::new(Threads::start(&disk).unwrap());
-        IoThread::start(desk, queue, LAYOUT.stride_bytes()).unwrap()
+        IoThread::start(sequencer, queue, LAYOUT.stride_bytes()).unwrap()
     }
 
     fn place(slot: u32, fill: u8) -> Place {

@@ -9,15 +9,15 @@
 //!   key and its content; what cannot be vouched for is reported as a failed load, never served;
 //! - a slow or failing disk costs cached blocks, never an answer.
 //!
-//! [`Shelf`] keeps values of any length in the same slab file, cut into its blocks: the object store's SSD tier.
+//! [`BlobLog`] keeps values of any length in the same slab file, cut into its blocks: the object store's SSD tier.
 //!
 //! One thread uses the cache; flash is written and read on a second one, with bounded queues.
 
 mod aligned;
+mod blob_log;
 mod book;
 mod cache;
 mod checksum;
-mod desk;
 mod disk;
 mod dram;
 #[cfg(feature = "faults")]
@@ -25,15 +25,18 @@ pub mod faults;
 mod file;
 mod index;
 mod io;
+mod io_sequencer;
 mod layout;
 mod queue;
 mod recover;
 mod ring;
-mod shelf;
 mod short;
 mod slots;
 mod tier;
 
+pub use blob_log::{
+    BlobLog, HEADER_MAX_BYTES, Listing, PutError, Record, ShelfDone, ShelfOptions, ShelfStats, Source, Unread,
+};
 pub use cache::{
     CacheConfig, CacheError, CacheStats, Flash, Hold, KvCache, Misuse, Notice, Pool, ReadFailed, Refused,
 };
@@ -41,7 +44,4 @@ pub use checksum::block_checksum;
 pub use dram::Dram;
 pub use file::{FileOptions, FileTier, IoChoice, Speed};
 pub use recover::{Beginning, FlashError};
-pub use shelf::{
-    HEADER_MAX_BYTES, Listing, Record, Shelf, ShelfDone, ShelfOptions, ShelfStats, Source, Unread, Unshelved,
-};
 pub use tier::{Tier, TierError};

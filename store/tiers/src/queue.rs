@@ -1,8 +1,8 @@
-//! Carrying the desk's operations out, many at a time.
+//! Carrying the sequencer's operations out, many at a time.
 
 use crate::aligned::Aligned;
-use crate::desk::{Op, OpKind};
 use crate::disk::Disk;
+use crate::io_sequencer::{Op, OpKind};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;

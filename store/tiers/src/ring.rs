@@ -1,7 +1,7 @@
 //! Carrying operations out with io_uring: one system call starts many and waits for any.
 #![allow(unsafe_code, reason = "the kernel is given addresses of buffers; each block argues for them")]
 
-use crate::desk::{Op, OpKind};
+use crate::io_sequencer::{Op, OpKind};
 use crate::queue::{Bell, Completion, Queue};
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{IoUring, Probe, opcode, squeue};

@@ -8,7 +8,7 @@
 
 mod book;
 mod bucket;
-mod desk;
+mod bucket_worker;
 mod frame;
 mod health;
 mod http;
@@ -37,7 +37,7 @@ use super::{Found, Tell, name_of};
 use crate::arena::Room;
 use book::Book;
 use bucket::Unopened;
-use desk::{Counts, Desk, add};
+use bucket_worker::{BucketWorker, Counts, add};
 pub(crate) use frame::total_bytes;
 use health::Health;
 use label::Label;
@@ -141,7 +141,7 @@ pub(super) type Reply = Box<dyn FnOnce(Option<(Found, u64)>) + Send>;
 
 /// See the module.
 pub(crate) struct Cold {
-    desk: Arc<Desk>,
+    worker: Arc<BucketWorker>,
     /// Largest object that is read.
     object_max_bytes: u64,
     runtime: Option<Runtime>,
@@ -149,7 +149,7 @@ pub(crate) struct Cold {
 
 impl fmt::Debug for Cold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cold").field("bucket", &self.desk.bucket).finish_non_exhaustive()
+        f.debug_struct("Cold").field("bucket", &self.worker.bucket).finish_non_exhaustive()
     }
 }
 
@@ -184,8 +184,8 @@ pub(super) fn open(
         .build()
         .map_err(|e| format!("cold: start threads: {e}; lower the number of threads"))?;
     let (orders, removals) = unbounded_channel();
-    let (writes, removing) = Desk::bounds();
-    let desk = Arc::new(Desk {
+    let (writes, removing) = BucketWorker::bounds();
+    let worker = Arc::new(BucketWorker {
         bucket,
         prefix,
         patience: config.patience,
@@ -206,7 +206,7 @@ pub(super) fn open(
         stuck: Mutex::default(),
     });
     let (send, begun) = std::sync::mpsc::channel();
-    let beginning = Arc::clone(&desk);
+    let beginning = Arc::clone(&worker);
     runtime.spawn(async move { _ = send.send(beginning.begin().await) });
     // Not by `block_on`: whoever opens the store may be a task of another runtime.
     let begun = begun.recv().unwrap_or_else(|_| Err("its start ended early".into()));
@@ -218,9 +218,9 @@ pub(super) fn open(
             return Ok(None);
         }
     }
-    runtime.spawn(Arc::clone(&desk).remove_all(removals));
-    runtime.spawn(Arc::clone(&desk).watch());
-    Ok(Some(Cold { desk, object_max_bytes, runtime: Some(runtime) }))
+    runtime.spawn(Arc::clone(&worker).remove_all(removals));
+    runtime.spawn(Arc::clone(&worker).watch());
+    Ok(Some(Cold { worker, object_max_bytes, runtime: Some(runtime) }))
 }
 
 /// Tells that the store has no bucket, and why.
@@ -263,20 +263,20 @@ impl Cold {
     /// nothing.
     pub(crate) fn offer(&self, offer: Offer) -> bool {
         let Some(runtime) = &self.runtime else { return true };
-        let (desk, value) = (&self.desk, offer.room.bytes());
-        if desk.off.load(Ordering::SeqCst) || self.holds(offer.name) {
+        let (worker, value) = (&self.worker, offer.room.bytes());
+        if worker.off.load(Ordering::SeqCst) || self.holds(offer.name) {
             return true;
         }
         let Some(bytes) = frame::total_bytes(&offer.tenant, &offer.key, value) else { return true };
-        let held = desk.writing.take(value as u64).filter(|_| desk.health.is_open());
+        let held = worker.writing.take(value as u64).filter(|_| worker.health.is_open());
         let Some(held) = held else {
-            add(&desk.counts.passed_over, 1);
+            add(&worker.counts.passed_over, 1);
             return false;
         };
-        let tag = Label::tag(desk.life, desk.next_tag.fetch_add(1, Ordering::Relaxed));
+        let tag = Label::tag(worker.life, worker.next_tag.fetch_add(1, Ordering::Relaxed));
         let label = Label { name: offer.name, tenant: short_name(&offer.tenant), digest: 0, tag };
-        if desk.book.begin(label, bytes) {
-            runtime.spawn(Arc::clone(desk).write(offer, tag, held));
+        if worker.book.begin(label, bytes) {
+            runtime.spawn(Arc::clone(worker).write(offer, tag, held));
         }
         true
     }
@@ -284,56 +284,56 @@ impl Cold {
     /// The key has another value, of this digest if that is known, or none: what there is to wait for until its copy
     /// cannot come back.
     pub(crate) fn forget(&self, name: u64, digest: Option<u64>) -> Option<Removal> {
-        self.desk.forget(name, digest)
+        self.worker.forget(name, digest)
     }
 
     /// Forgets everything of a tenant.
     #[cfg(feature = "resp")]
     pub(crate) fn forget_tenant(&self, tenant: &str) {
-        for name in self.desk.book.of_tenant(short_name(tenant)) {
-            self.desk.forget(name, None);
+        for name in self.worker.book.of_tenant(short_name(tenant)) {
+            self.worker.forget(name, None);
         }
     }
 
     /// Removals that the bucket has not confirmed.
     pub(crate) fn going(&self) -> u64 {
-        if self.desk.off.load(Ordering::SeqCst) { 0 } else { self.desk.book.going() }
+        if self.worker.off.load(Ordering::SeqCst) { 0 } else { self.worker.book.going() }
     }
 
     /// Whether it is asked at the moment.
     #[cfg(feature = "resp")]
     pub(crate) fn is_on(&self) -> bool {
-        self.desk.is_on()
+        self.worker.is_on()
     }
 
     /// The digest of a value that is being put, if it may be the one that the bucket has in an object of so many bytes.
     pub(crate) fn digest(&self, name: u64, object_bytes: u64, room: &Room) -> Option<u64> {
-        self.desk.book.may_equal(name, object_bytes).then(|| frame::digest_of(room.slices()))
+        self.worker.book.may_equal(name, object_bytes).then(|| frame::digest_of(room.slices()))
     }
 
     /// Whether it has a value of this name, asked for or not.
     pub(crate) fn holds(&self, name: u64) -> bool {
-        self.desk.book.tag(name).is_some()
+        self.worker.book.tag(name).is_some()
     }
 
     /// Whether this very copy is its key's value still.
     pub(crate) fn is_current(&self, name: u64, tag: u64) -> bool {
-        self.desk.book.tag(name) == Some(tag)
+        self.worker.book.tag(name) == Some(tag)
     }
 
     /// Whether it is worth while to look.
     pub(crate) fn may_hold(&self, name: u64) -> bool {
-        self.desk.is_on() && self.holds(name)
+        self.worker.is_on() && self.holds(name)
     }
 
     /// Reads the value of a key; `reply` is called once, at once or from another thread.
     pub(super) fn read(&self, name: u64, (tenant, key): (String, Vec<u8>), reply: Reply) {
-        let desk = &self.desk;
-        let found = Some(()).filter(|()| desk.is_on()).and_then(|()| desk.book.find(name));
+        let worker = &self.worker;
+        let found = Some(()).filter(|()| worker.is_on()).and_then(|()| worker.book.find(name));
         let found = found.filter(|(_, bytes)| *bytes <= self.object_max_bytes);
         let (Some(found), Some(runtime)) = (found, &self.runtime) else { return reply(None) };
-        let Some(held) = desk.reading.take(found.1) else { return reply(None) };
-        let read = Arc::clone(desk).read(found, (tenant, key), reply);
+        let Some(held) = worker.reading.take(found.1) else { return reply(None) };
+        let read = Arc::clone(worker).read(found, (tenant, key), reply);
         runtime.spawn(async move {
             read.await;
             drop(held);
@@ -342,15 +342,15 @@ impl Cold {
 
     /// A read was of use.
     pub(super) fn count_hit(&self, bytes: usize) {
-        add(&self.desk.counts.hits, 1);
-        add(&self.desk.counts.hit_bytes, bytes as u64);
+        add(&self.worker.counts.hits, 1);
+        add(&self.worker.counts.hit_bytes, bytes as u64);
     }
 
     /// Waits until what was offered is there or passed over and what was removed is gone, at most so long. False when
     /// it is not.
     pub(super) fn settle(&self, at_most: Duration) -> bool {
         let end = Instant::now() + at_most;
-        while !self.desk.writing.is_free() || self.going() > 0 {
+        while !self.worker.writing.is_free() || self.going() > 0 {
             if Instant::now() > end {
                 return false;
             }
@@ -361,11 +361,11 @@ impl Cold {
 
     pub(super) fn stats(&self) -> ColdStats {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (desk, counts) = (&self.desk, &self.desk.counts);
+        let (worker, counts) = (&self.worker, &self.worker.counts);
         ColdStats {
-            on: desk.is_on(),
-            objects: desk.book.objects(),
-            bytes: desk.book.bytes(),
+            on: worker.is_on(),
+            objects: worker.book.objects(),
+            bytes: worker.book.bytes(),
             hits: count(&counts.hits),
             hit_bytes: count(&counts.hit_bytes),
             written: count(&counts.written),
@@ -373,8 +373,8 @@ impl Cold {
             passed_over: count(&counts.passed_over),
             evicted: count(&counts.evicted),
             refused: count(&counts.refused),
-            failures: desk.health.failures(),
-            going: desk.book.going(),
+            failures: worker.health.failures(),
+            going: worker.book.going(),
         }
     }
 }

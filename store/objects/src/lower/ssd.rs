@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use baton_tiers::{FlashError, IoChoice, Record, Shelf, ShelfDone, ShelfOptions, Source, Unread, Unshelved};
+use baton_tiers::{BlobLog, FlashError, IoChoice, PutError, Record, ShelfDone, ShelfOptions, Source, Unread};
 
 use super::below::Below;
 use super::{Removal, Silent, SsdConfig, record};
@@ -55,17 +55,17 @@ impl Source for FromRoom {
 
 /// Size and number of the blocks of the file that an earlier start left.
 pub(super) fn left_in(dir: &Path) -> Option<(usize, u32)> {
-    Shelf::blocks_in(dir, FINGERPRINT)
+    BlobLog::blocks_in(dir, FINGERPRINT)
 }
 
 /// Opens the file of blocks of this size and number; what is to be said about it.
 pub(super) fn open(
     config: &SsdConfig,
     (block_bytes, capacity_blocks): (usize, u32),
-) -> Result<(Shelf, String), String> {
+) -> Result<(BlobLog, String), String> {
     let (dir, fingerprint) = (&config.dir, FINGERPRINT);
     let options = ShelfOptions { dir, capacity_blocks, block_bytes, fingerprint, io: IoChoice::Auto };
-    match Shelf::open(&options) {
+    match BlobLog::open(&options) {
         Ok((shelf, speed)) => {
             let (beginning, device) = shelf.beginning();
             let speed = speed.map_or(String::new(), |speed| {
@@ -88,7 +88,7 @@ pub(super) fn open(
 /// Marks a file that this start could not use, so that the next start that can use it empties it: it would bring back
 /// values that are removed or replaced meanwhile. What is to be said about it.
 pub(super) fn pass_by(dir: &Path) -> String {
-    match Shelf::pass_by(dir) {
+    match BlobLog::pass_by(dir) {
         Ok(true) => "; the file is marked: the next start that can use it empties it".into(),
         Ok(false) => String::new(),
         Err(why) => format!(
@@ -105,12 +105,12 @@ pub(super) struct Clerk {
 
 impl Clerk {
     pub(super) fn start(
-        shelf: Shelf,
+        shelf: BlobLog,
         orders: Receiver<Order>,
         below: Arc<Below>,
         pick: Box<dyn FnMut() -> Option<Picked> + Send>,
     ) -> Result<Self, String> {
-        let mut desk = Desk {
+        let mut worker = SsdWorker {
             shelf,
             orders,
             below,
@@ -128,10 +128,10 @@ impl Clerk {
             ended: 0,
             failures: 0,
         };
-        let shelf_tags: Vec<_> = desk.shelf.listings().collect();
-        shelf_tags.iter().for_each(|one| desk.below.directory.adopt(one.name, one.tag));
-        desk.publish();
-        let thread = std::thread::Builder::new().name("objects-ssd".into()).spawn(move || desk.run());
+        let shelf_tags: Vec<_> = worker.shelf.listings().collect();
+        shelf_tags.iter().for_each(|one| worker.below.directory.adopt(one.name, one.tag));
+        worker.publish();
+        let thread = std::thread::Builder::new().name("objects-ssd".into()).spawn(move || worker.run());
         let thread = thread.map_err(|e| format!("ssd: start a thread: {e}; lower the number of threads"))?;
         Ok(Self { thread })
     }
@@ -173,8 +173,8 @@ enum GivenUp {
     Yes,
 }
 
-struct Desk {
-    shelf: Shelf,
+struct SsdWorker {
+    shelf: BlobLog,
     orders: Receiver<Order>,
     below: Arc<Below>,
     pick: Box<dyn FnMut() -> Option<Picked> + Send>,
@@ -194,7 +194,7 @@ struct Desk {
     failures: u64,
 }
 
-impl Desk {
+impl SsdWorker {
     fn run(&mut self) {
         let mut lists: BTreeMap<u64, Listed> = BTreeMap::new();
         loop {
@@ -362,8 +362,8 @@ impl Desk {
         }
     }
 
-    fn failed(&mut self, why: &Unshelved) {
-        if let Unshelved::Failed(error) = why {
+    fn failed(&mut self, why: &PutError) {
+        if let PutError::Failed(error) = why {
             self.failures += 1;
             if self.failures.is_power_of_two() {
                 self.below.tell(&format!("ssd: copy down: {error} ({} so far)", self.failures));

@@ -13,6 +13,14 @@ macro_rules! ensure {
 }
 
 impl KvCache {
+    /// Audits the ledger of blocks, in a pass over all of them.
+    ///
+    /// # Errors
+    /// The first thing that does not hold, in words.
+    pub fn check_ledger(&self) -> Result<(), String> {
+        self.store.check()
+    }
+
     /// Audits the store and every address. Slow: for tests and debug builds.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! Loads: blocks come up from host memory and flash into their HBM slots, verified.
 
 use super::{KvCache, Pool, Purpose};
-use crate::desk::Done;
 use crate::file::FileTier;
+use crate::io_sequencer::Done;
 use crate::tier::TierError;
 use baton_store::{CopyState, Input, Owner};
 use baton_types::{BlockKey, Tier};

@@ -2,8 +2,8 @@
 
 use super::FileTier;
 use crate::checksum::block_checksum;
-use crate::desk::Done;
 use crate::index::Place;
+use crate::io_sequencer::Done;
 use crate::tier::TierError;
 use baton_types::BlockKey;
 use std::collections::BTreeMap;

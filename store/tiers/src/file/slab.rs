@@ -2,9 +2,9 @@
 
 use super::FileTier;
 use crate::aligned::Aligned;
-use crate::desk::Done;
+use crate::blob_log::Slab;
 use crate::index::{Entry, Place};
-use crate::shelf::Slab;
+use crate::io_sequencer::Done;
 use crate::tier::{Tier, TierError};
 use baton_types::BlockKey;
 

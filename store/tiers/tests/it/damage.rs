@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use baton_tiers::{IoChoice, Record, Shelf, ShelfDone, ShelfOptions, Source};
+use baton_tiers::{BlobLog, IoChoice, Record, ShelfDone, ShelfOptions, Source};
 use baton_types::Rng;
 
 /// Cases of a usual run.
@@ -35,14 +35,14 @@ fn header(name: u64, version: u64) -> Vec<u8> {
     [name.to_le_bytes(), version.to_le_bytes()].concat()
 }
 
-fn open(dir: &Path) -> Result<Shelf, String> {
+fn open(dir: &Path) -> Result<BlobLog, String> {
     let (capacity_blocks, block_bytes, fingerprint) = (BLOCKS, BLOCK_BYTES, 7);
     let options = ShelfOptions { dir, capacity_blocks, block_bytes, fingerprint, io: IoChoice::Threads };
-    Shelf::open(&options).map(|(shelf, _)| shelf).map_err(|error| error.to_string())
+    BlobLog::open(&options).map(|(shelf, _)| shelf).map_err(|error| error.to_string())
 }
 
 /// What the shelf tells until it has nothing more to do.
-fn settle(shelf: &mut Shelf) -> Vec<ShelfDone> {
+fn settle(shelf: &mut BlobLog) -> Vec<ShelfDone> {
     let mut told = Vec::new();
     loop {
         shelf.pump();
@@ -109,7 +109,7 @@ fn damage(bytes: &mut Vec<u8>, rng: &mut Rng) {
 }
 
 /// Reads every name, whole or its header alone: never a byte that is not what was last put under it.
-fn check(shelf: &mut Shelf, lasting: &BTreeMap<u64, u64>, seed: u64) -> usize {
+fn check(shelf: &mut BlobLog, lasting: &BTreeMap<u64, u64>, seed: u64) -> usize {
     let mut found = 0;
     for header_only in [true, false] {
         NAMES.for_each(|name| shelf.get(name, name, header_only));

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use object_store::{GetOptions, GetRange, ObjectStore as _};
 
-use super::desk::Desk;
+use super::bucket_worker::BucketWorker;
 use super::label::{Kind, Label};
 use super::{Cold, frame, short_name};
 use crate::lower::{Silent, name_of};
@@ -39,10 +39,10 @@ impl Cold {
         nearer: impl Fn(u64) -> bool,
         reply: PageReply,
     ) {
-        let Some(runtime) = self.runtime.as_ref().filter(|_| !self.desk.is_off()) else {
+        let Some(runtime) = self.runtime.as_ref().filter(|_| !self.worker.is_off()) else {
             return reply(Ok(Page::default()));
         };
-        let looked = self.desk.book.after(after, LOOKS_MAX);
+        let looked = self.worker.book.after(after, LOOKS_MAX);
         let mut next = looked.last().map(|(label, _)| label.name).filter(|_| looked.len() == LOOKS_MAX);
         let his = short_name(&tenant);
         let mut wanted: Vec<(Label, u64)> =
@@ -54,12 +54,12 @@ impl Cold {
         if wanted.is_empty() {
             return reply(Ok(Page { keys: Vec::new(), next }));
         }
-        let listed = Arc::clone(&self.desk).keys(tenant, wanted, next);
+        let listed = Arc::clone(&self.worker).keys(tenant, wanted, next);
         runtime.spawn(async move { reply(listed.await) });
     }
 }
 
-impl Desk {
+impl BucketWorker {
     /// The keys of these objects, as many as there is time for.
     async fn keys(
         self: Arc<Self>,

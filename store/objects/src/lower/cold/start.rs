@@ -9,7 +9,7 @@ use object_store::path::{Path, PathPart};
 use object_store::{ObjectMeta, ObjectStoreExt as _};
 use tokio::task::JoinSet;
 
-use super::desk::Desk;
+use super::bucket_worker::BucketWorker;
 use super::label::{FOLDERS, Kind, Label, folder};
 
 /// How long the whole start may take.
@@ -30,7 +30,7 @@ struct Census {
     graves: BTreeMap<Label, i64>,
 }
 
-impl Desk {
+impl BucketWorker {
     /// Proves the bucket and takes over what it has. Gives words for the log.
     pub(super) async fn begin(self: Arc<Self>) -> Result<String, String> {
         let timed = tokio::time::timeout(START_WITHIN, self.begin_at_leisure()).await;
@@ -80,8 +80,8 @@ impl Desk {
     async fn list(self: &Arc<Self>) -> Result<Census, String> {
         let mut listings = JoinSet::new();
         for number in 0..FOLDERS {
-            let (desk, place) = (Arc::clone(self), folder(&self.prefix, number));
-            listings.spawn(async move { desk.list_folder(&place).await });
+            let (worker, place) = (Arc::clone(self), folder(&self.prefix, number));
+            listings.spawn(async move { worker.list_folder(&place).await });
         }
         let mut census = Census::default();
         while let Some(listed) = listings.join_next().await {

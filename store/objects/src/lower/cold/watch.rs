@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::desk::Desk;
+use super::bucket_worker::BucketWorker;
 
 /// Between two looks at the owner, in times of its patience.
 const OWNER_EVERY: u32 = 2;
 
-impl Desk {
+impl BucketWorker {
     /// Goes on until the bucket is left alone for good.
     pub(super) async fn watch(self: Arc<Self>) {
         let pause = (self.patience / 2).clamp(Duration::from_millis(5), Duration::from_secs(1));

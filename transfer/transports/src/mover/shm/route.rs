@@ -45,7 +45,7 @@ struct Admitted {
 
 /// What posting, polling and the I/O thread share.
 #[derive(Default)]
-struct Desk {
+struct ReplySlots {
     next: u32,
     answered: u32,
     asked: VecDeque<Asked>,
@@ -84,7 +84,7 @@ pub(super) struct Route {
     /// Whether the I/O thread looks at limits of time.
     watched: AtomicBool,
     posture: Posture,
-    desk: Mutex<Desk>,
+    replies: Mutex<ReplySlots>,
 }
 
 /// What a path is made of.
@@ -99,8 +99,8 @@ impl Route {
     pub(super) fn new(site: Arc<Site>, gate: Gate, peer: PeerId, parts: Parts) -> Self {
         let seat = site.pool.seat();
         let Parts { channel, rings, table, bell } = parts;
-        let (watched, posture, desk) = (AtomicBool::new(false), Posture::default(), Mutex::default());
-        Self { site, gate, peer, seat, channel, rings, table, bell, watched, posture, desk }
+        let (watched, posture, replies) = (AtomicBool::new(false), Posture::default(), Mutex::default());
+        Self { site, gate, peer, seat, channel, rings, table, bell, watched, posture, replies }
     }
 
     /// The I/O thread is about to sleep, or awake again.
@@ -108,8 +108,8 @@ impl Route {
         self.posture.thread(&self.rings, asleep);
     }
 
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn replies(&self) -> MutexGuard<'_, ReplySlots> {
+        self.replies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins the end; the I/O thread cuts the lane.
@@ -120,22 +120,22 @@ impl Route {
     }
 
     /// Puts a request into the ring.
-    fn request(&self, desk: &mut Desk, request: &Request, asked: Asked) {
-        self.rings.put(&Request { number: desk.next, ..*request });
-        desk.next = desk.next.wrapping_add(1);
-        desk.asked.push_back(asked);
+    fn request(&self, replies: &mut ReplySlots, request: &Request, asked: Asked) {
+        self.rings.put(&Request { number: replies.next, ..*request });
+        replies.next = replies.next.wrapping_add(1);
+        replies.asked.push_back(asked);
     }
 
     /// Shows what was put, and wakes those who must act on it.
-    fn show(&self, desk: &Desk) {
-        if self.rings.ask(desk.next) {
+    fn show(&self, replies: &ReplySlots) {
+        if self.rings.ask(replies.next) {
             ring(&self.bell);
         }
     }
 
-    fn take(&self, desk: &mut Desk, slice: &Slice) {
+    fn take(&self, replies: &mut ReplySlots, slice: &Slice) {
         if slice.direction == Direction::Read {
-            desk.reads.push_back(slice.clone());
+            replies.reads.push_back(slice.clone());
             return;
         }
         let (memory, bytes) = (&slice.local.memory, slice.bytes);
@@ -152,27 +152,27 @@ impl Route {
                     number: 0,
                 };
                 let (ticket, window) = (slice.ticket, slice.remote.window.0);
-                self.request(desk, &request, Asked::Slice { ticket, bytes, window });
+                self.request(replies, &request, Asked::Slice { ticket, bytes, window });
             }
-            Err(fault) => self.settle_slice(desk, slice.ticket, bytes, Some(fault)),
+            Err(fault) => self.settle_slice(replies, slice.ticket, bytes, Some(fault)),
         }
     }
 
-    fn settle_slice(&self, desk: &mut Desk, ticket: u64, bytes: u32, fault: Option<Fault>) {
-        desk.settled.slices += 1;
-        desk.settled.bytes += u64::from(bytes);
-        desk.settled.completions.push(match fault {
+    fn settle_slice(&self, replies: &mut ReplySlots, ticket: u64, bytes: u32, fault: Option<Fault>) {
+        replies.settled.slices += 1;
+        replies.settled.bytes += u64::from(bytes);
+        replies.settled.completions.push(match fault {
             Some(fault) => self.gate.failed(ticket, fault),
             None => self.gate.done(ticket),
         });
     }
 
-    fn settle_notice(&self, desk: &mut Desk, ticket: u64, place: Option<u32>, fault: Option<Fault>) {
-        desk.settled.notices += 1;
+    fn settle_notice(&self, replies: &mut ReplySlots, ticket: u64, place: Option<u32>, fault: Option<Fault>) {
+        replies.settled.notices += 1;
         if let Some(place) = place {
-            desk.places &= !(1 << place);
+            replies.places &= !(1 << place);
         }
-        desk.settled.completions.push(match fault {
+        replies.settled.completions.push(match fault {
             Some(fault) => self.gate.failed(ticket, fault),
             None => self.gate.notified(ticket),
         });
@@ -181,25 +181,25 @@ impl Route {
     /// Takes answers and copies reads, for about `bytes` at most. True when there is more to do.
     pub(super) fn work(self: &Arc<Self>, mut bytes: u64) -> io::Result<bool> {
         loop {
-            let mut desk = self.desk();
-            if desk.over {
+            let mut replies = self.replies();
+            if replies.over {
                 return Ok(false);
             }
-            let answers = self.answers(&mut desk);
-            let job = answers.and_then(|()| self.next_job(&mut desk));
-            self.gate.settle(&mut desk.settled);
+            let answers = self.answers(&mut replies);
+            let job = answers.and_then(|()| self.next_job(&mut replies));
+            self.gate.settle(&mut replies.settled);
             let Some(job) = job? else { return Ok(false) };
-            desk.copying += 1;
-            drop(desk);
+            replies.copying += 1;
+            drop(replies);
             let fault = self.copy(&job);
             bytes = bytes.saturating_sub(u64::from(job.slice.bytes));
-            desk = self.desk();
-            desk.copying -= 1;
-            desk.moved = true;
-            self.settle_slice(&mut desk, job.slice.ticket, job.slice.bytes, fault);
-            self.gate.settle(&mut desk.settled);
-            if desk.over && desk.copying == 0 {
-                drop(desk);
+            replies = self.replies();
+            replies.copying -= 1;
+            replies.moved = true;
+            self.settle_slice(&mut replies, job.slice.ticket, job.slice.bytes, fault);
+            self.gate.settle(&mut replies.settled);
+            if replies.over && replies.copying == 0 {
+                drop(replies);
                 self.say_farewell();
                 return Ok(false);
             }
@@ -209,24 +209,24 @@ impl Route {
         }
     }
 
-    fn answers(&self, desk: &mut Desk) -> io::Result<()> {
+    fn answers(&self, replies: &mut ReplySlots) -> io::Result<()> {
         let answered = self.rings.answered();
-        while desk.answered != answered {
-            let answer = self.rings.answer_to(desk.answered);
-            let right = answer.number == desk.answered;
-            let Some(asked) = right.then(|| desk.asked.pop_front()).flatten() else {
+        while replies.answered != answered {
+            let answer = self.rings.answer_to(replies.answered);
+            let right = answer.number == replies.answered;
+            let Some(asked) = right.then(|| replies.asked.pop_front()).flatten() else {
                 return Err(io::Error::other("the peer answers what was not asked"));
             };
-            desk.answered = desk.answered.wrapping_add(1);
-            desk.moved = true;
+            replies.answered = replies.answered.wrapping_add(1);
+            replies.moved = true;
             match asked {
                 Asked::Slice { ticket, bytes, window } => {
-                    self.settle_slice(desk, ticket, bytes, fault_of(answer.code, window));
+                    self.settle_slice(replies, ticket, bytes, fault_of(answer.code, window));
                 }
                 Asked::Notice { ticket, place } => {
-                    self.settle_notice(desk, ticket, place, fault_of(answer.code, 0));
+                    self.settle_notice(replies, ticket, place, fault_of(answer.code, 0));
                 }
-                Asked::Window(window) => self.admitted(desk, window, answer)?,
+                Asked::Window(window) => self.admitted(replies, window, answer)?,
             }
         }
         Ok(())
@@ -234,17 +234,17 @@ impl Route {
 
     /// The peer has said whether a window may be read. If not, the read that wanted it fails, and the next
     /// that wants it asks again.
-    fn admitted(&self, desk: &mut Desk, window: u64, answer: Answer) -> io::Result<()> {
-        desk.asking = None;
+    fn admitted(&self, replies: &mut ReplySlots, window: u64, answer: Answer) -> io::Result<()> {
+        replies.asking = None;
         let mut fault = fault_of(answer.code, window);
         if fault.is_none() {
-            match desk.segments.get(answer.segment, &self.channel)? {
+            match replies.segments.get(answer.segment, &self.channel)? {
                 Segment::Mapped(memory) => {
-                    if desk.windows.len() >= WINDOWS_MAX {
-                        desk.windows.pop_first();
+                    if replies.windows.len() >= WINDOWS_MAX {
+                        replies.windows.pop_first();
                     }
                     let Answer { segment, slot, at, .. } = answer;
-                    desk.windows.insert(window, Admitted { segment, memory, at, slot });
+                    replies.windows.insert(window, Admitted { segment, memory, at, slot });
                 }
                 // It tells before it answers.
                 Segment::Awaited | Segment::Unknown => {
@@ -252,20 +252,20 @@ impl Route {
                 }
             }
         }
-        let refused = desk.reads.pop_front_if(|read| fault.is_some() && read.remote.window.0 == window);
+        let refused = replies.reads.pop_front_if(|read| fault.is_some() && read.remote.window.0 == window);
         if let Some(read) = refused {
-            self.settle_slice(desk, read.ticket, read.bytes, fault);
+            self.settle_slice(replies, read.ticket, read.bytes, fault);
         }
         Ok(())
     }
 
     /// The next read, when its window has been admitted; else the peer is asked.
-    fn next_job(&self, desk: &mut Desk) -> io::Result<Option<Job>> {
-        let Some(first) = desk.reads.front() else { return Ok(None) };
+    fn next_job(&self, replies: &mut ReplySlots) -> io::Result<Option<Job>> {
+        let Some(first) = replies.reads.front() else { return Ok(None) };
         let window = first.remote.window.0;
-        let Some(source) = desk.windows.get(&window).cloned() else {
-            if desk.asking.is_none() {
-                desk.asking = Some(window);
+        let Some(source) = replies.windows.get(&window).cloned() else {
+            if replies.asking.is_none() {
+                replies.asking = Some(window);
                 let request = Request {
                     kind: Kind::Admit,
                     verify: false,
@@ -276,12 +276,12 @@ impl Route {
                     segment_at: 0,
                     number: 0,
                 };
-                self.request(desk, &request, Asked::Window(window));
-                self.show(desk);
+                self.request(replies, &request, Asked::Window(window));
+                self.show(replies);
             }
             return Ok(None);
         };
-        let slice = desk.reads.pop_front().expect("just seen");
+        let slice = replies.reads.pop_front().expect("just seen");
         Ok(Some(Job { slice, source }))
     }
 
@@ -315,30 +315,30 @@ impl Route {
         if at == end && self.table.open(source.slot, window) {
             return None;
         }
-        self.desk().windows.remove(&window);
+        self.replies().windows.remove(&window);
         fault_of(STALE, window)
     }
 
     /// The I/O thread has let go of the lane: what is outstanding fails. The last copy says farewell.
     pub(super) fn cut(self: &Arc<Self>) {
         let fault = self.gate.fault();
-        let mut desk = self.desk();
-        desk.over = true;
-        let (asked, reads) = (std::mem::take(&mut desk.asked), std::mem::take(&mut desk.reads));
+        let mut replies = self.replies();
+        replies.over = true;
+        let (asked, reads) = (std::mem::take(&mut replies.asked), std::mem::take(&mut replies.reads));
         for one in asked {
             let fault = Some(fault.clone());
             match one {
-                Asked::Slice { ticket, bytes, .. } => self.settle_slice(&mut desk, ticket, bytes, fault),
-                Asked::Notice { ticket, place } => self.settle_notice(&mut desk, ticket, place, fault),
+                Asked::Slice { ticket, bytes, .. } => self.settle_slice(&mut replies, ticket, bytes, fault),
+                Asked::Notice { ticket, place } => self.settle_notice(&mut replies, ticket, place, fault),
                 Asked::Window(_) => {}
             }
         }
         for read in reads {
-            self.settle_slice(&mut desk, read.ticket, read.bytes, Some(fault.clone()));
+            self.settle_slice(&mut replies, read.ticket, read.bytes, Some(fault.clone()));
         }
-        self.gate.settle(&mut desk.settled);
-        if desk.copying == 0 {
-            drop(desk);
+        self.gate.settle(&mut replies.settled);
+        if replies.copying == 0 {
+            drop(replies);
             self.say_farewell();
         }
     }
@@ -351,8 +351,8 @@ impl Route {
     /// Takes what the peer tells of its memories, and tells of ours what it had no room for.
     pub(super) fn listen(&self) -> io::Result<()> {
         self.channel.flush()?;
-        let mut desk = self.desk();
-        let Desk { segments, windows, .. } = &mut *desk;
+        let mut replies = self.replies();
+        let ReplySlots { segments, windows, .. } = &mut *replies;
         segments.take(&self.channel)?;
         // What it has no more is not kept for the sake of windows into it.
         windows.retain(|_, window| segments.holds(window.segment));
@@ -361,19 +361,19 @@ impl Route {
 
     /// Whether answers or reads wait for somebody to take them; none does any more where the path is cut.
     pub(super) fn busy(&self) -> bool {
-        let desk = self.desk();
-        let reads = desk.reads.front().is_some() && desk.asking.is_none();
-        !desk.over && (desk.answered != self.rings.answered() || reads)
+        let replies = self.replies();
+        let reads = replies.reads.front().is_some() && replies.asking.is_none();
+        !replies.over && (replies.answered != self.rings.answered() || reads)
     }
 
     fn outstanding(&self) -> bool {
-        let desk = self.desk();
-        !desk.asked.is_empty() || !desk.reads.is_empty()
+        let replies = self.replies();
+        !replies.asked.is_empty() || !replies.reads.is_empty()
     }
 
     /// Whether something is outstanding, and whether anything moved since the last question.
     pub(super) fn pulse(&self) -> (bool, bool) {
-        (self.outstanding(), std::mem::take(&mut self.desk().moved))
+        (self.outstanding(), std::mem::take(&mut self.replies().moved))
     }
 
     pub(super) fn watched(&self) -> bool {
@@ -421,15 +421,15 @@ pub(super) struct ShmPath(pub(super) Arc<Route>);
 impl Path for ShmPath {
     fn post(&self, slices: &[Slice]) -> usize {
         let route = &self.0;
-        let mut desk = route.desk();
-        let (before, waiting) = (desk.next, desk.reads.len());
-        let taken = route.gate.take(slices, |slice| route.take(&mut desk, slice));
-        if desk.next != before {
-            route.show(&desk);
+        let mut replies = route.replies();
+        let (before, waiting) = (replies.next, replies.reads.len());
+        let taken = route.gate.take(slices, |slice| route.take(&mut replies, slice));
+        if replies.next != before {
+            route.show(&replies);
         }
-        let reads = desk.reads.range(waiting..).fold(0, |sum, read| sum + u64::from(read.bytes));
-        route.gate.settle(&mut desk.settled);
-        drop(desk);
+        let reads = replies.reads.range(waiting..).fold(0, |sum, read| sum + u64::from(read.bytes));
+        route.gate.settle(&mut replies.settled);
+        drop(replies);
         if waiting == 0 && (1..=READ_AT_ONCE_BYTES).contains(&reads) {
             self.poll();
             if route.outstanding() {
@@ -443,29 +443,29 @@ impl Path for ShmPath {
 
     fn notify(&self, ticket: u64, notice: Notice) {
         let route = &self.0;
-        let mut desk = route.desk();
+        let mut replies = route.replies();
         route.gate.take_notice(ticket, Some(&notice), || {
-            let place = desk.places.trailing_ones();
+            let place = replies.places.trailing_ones();
             assert!(place < NOTICES, "no more notices are taken than there are places");
-            desk.places |= 1 << place;
+            replies.places |= 1 << place;
             route.rings.put_notice(place, &notice.bytes);
             let bytes = u32::try_from(notice.bytes.len()).expect("checked when it was taken");
             let request = Request { kind: Kind::Notice, bytes, segment: place, ..bare(Kind::Notice) };
-            route.request(&mut desk, &request, Asked::Notice { ticket, place: Some(place) });
+            route.request(&mut replies, &request, Asked::Notice { ticket, place: Some(place) });
         });
-        route.show(&desk);
-        drop(desk);
+        route.show(&replies);
+        drop(replies);
         route.put(false);
     }
 
     fn probe(&self, ticket: u64) {
         let route = &self.0;
-        let mut desk = route.desk();
+        let mut replies = route.replies();
         route.gate.take_notice(ticket, None, || {
-            route.request(&mut desk, &bare(Kind::Probe), Asked::Notice { ticket, place: None });
+            route.request(&mut replies, &bare(Kind::Probe), Asked::Notice { ticket, place: None });
         });
-        route.show(&desk);
-        drop(desk);
+        route.show(&replies);
+        drop(replies);
         route.put(false);
     }
 

@@ -6,7 +6,7 @@ use baton_types::CostProfile;
 use super::engine::{EngineChoice, build as build_engine, keeping_profile};
 
 /// See the module. Nothing starts on it; its pages come as they are written.
-struct Shelf {
+struct MemoryOnlyEngine {
     shape: KvShape,
     model: ModelCard,
     bytes: Vec<u8>,
@@ -22,10 +22,10 @@ pub(super) fn build(choice: &EngineChoice, blocks: u32) -> Result<(Box<dyn Engin
     let profile = keeping_profile(engine.as_ref());
     let (shape, model) = (KvShape { blocks, ..engine.shape().clone() }, engine.model().clone());
     drop(engine);
-    Ok((Box::new(Shelf::new(shape, model)?), profile))
+    Ok((Box::new(MemoryOnlyEngine::new(shape, model)?), profile))
 }
 
-impl Shelf {
+impl MemoryOnlyEngine {
     fn new(shape: KvShape, model: ModelCard) -> Result<Self, String> {
         let bytes = shape.block_bytes().checked_mul(shape.blocks as usize);
         let bytes = bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
@@ -40,13 +40,13 @@ impl Shelf {
     }
 }
 
-impl KvView for Shelf {
+impl KvView for MemoryOnlyEngine {
     fn layer(&self, block: u32, layer: u32) -> &[u8] {
         &self.bytes[self.at(block, layer)]
     }
 }
 
-impl Engine for Shelf {
+impl Engine for MemoryOnlyEngine {
     fn shape(&self) -> &KvShape {
         &self.shape
     }

@@ -1,8 +1,8 @@
 //! Reading values, block by block, each verified.
 
-use super::{Job, Keeper, ShelfDone, Slab, Unread, keys};
+use super::{BlobLogCore, Job, ShelfDone, Slab, Unread, keys};
 use crate::aligned::PAGE_BYTES;
-use crate::desk::Done;
+use crate::io_sequencer::Done;
 use crate::tier::TierError;
 use baton_types::BlockKey;
 
@@ -39,7 +39,7 @@ impl Getting {
     }
 }
 
-impl<S: Slab> Keeper<S> {
+impl<S: Slab> BlobLogCore<S> {
     /// Begins to read a value, or its header alone.
     pub(crate) fn get(&mut self, name: u64, token: u64, header_only: bool) {
         let block_bytes = self.slab.block_bytes();

@@ -2,7 +2,7 @@
 //! part of them, may last earlier. Operations end in any order, and some fail.
 
 use crate::aligned::Aligned;
-use crate::desk::{Op, OpKind};
+use crate::io_sequencer::{Op, OpKind};
 use crate::queue::Completion;
 use baton_types::Rng;
 use std::io;

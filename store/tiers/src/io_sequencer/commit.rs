@@ -3,7 +3,7 @@
 //! A cycle writes the pages of the blocks that a flush has covered, and of those removed, and then
 //! flushes; that flush covers the pages, and the blocks written meanwhile, whose turn is next.
 
-use super::{Answer, Desk, Flight, Landing, MAX_FAILURES, OpKind};
+use super::{Answer, Flight, IoSequencer, Landing, MAX_FAILURES, OpKind};
 use crate::aligned::{Aligned, PAGE_BYTES};
 use crate::index::Place;
 use crate::layout::Header;
@@ -45,7 +45,7 @@ pub(super) enum Cycle {
     HeaderFlush(Header),
 }
 
-impl Desk {
+impl IoSequencer {
     /// Whether there is anything to commit, to clear, or to wait for.
     pub(super) fn has_work(&self) -> bool {
         let waits = !self.removals.is_empty() || self.index.dirty_pages() > 0;

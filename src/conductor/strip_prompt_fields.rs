@@ -11,7 +11,7 @@ const IN_THE_TOKENS: [&str; 9] =
 
 /// The body without those. Others keep their own bytes; of a name that stands twice the last value counts, as for the
 /// front door. What is no JSON object stays as it is: the engine's side says so.
-pub(super) fn lean(body: &Bytes) -> Bytes {
+pub(super) fn strip_prompt_fields(body: &Bytes) -> Bytes {
     let Ok(mut fields) = serde_json::from_slice::<BTreeMap<String, &RawValue>>(body) else {
         return body.clone();
     };
@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     fn of(body: &str) -> String {
-        String::from_utf8(lean(&Bytes::copy_from_slice(body.as_bytes())).to_vec()).unwrap()
+        String::from_utf8(strip_prompt_fields(&Bytes::copy_from_slice(body.as_bytes())).to_vec()).unwrap()
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! What an earlier life left: whole values stay, the blocks of others go.
 
-use super::{Keeper, Object, Slab, keys};
+use super::{BlobLogCore, Object, Slab, keys};
 use crate::index::Entry;
 
-impl<S: Slab> Keeper<S> {
+impl<S: Slab> BlobLogCore<S> {
     /// Takes up what is whole, in the order in which it was written.
     pub(super) fn recover(&mut self) {
         let (entries, stale) = self.slab.recovered();
@@ -48,10 +48,10 @@ impl<S: Slab> Keeper<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blob_log::{Record, ShelfDone, Source};
     use crate::disk::testing::Sick;
     use crate::file::testing::on_disk;
     use crate::layout::Layout;
-    use crate::shelf::{Record, ShelfDone, Source};
     use std::sync::Arc;
 
     struct Zeros;
@@ -67,7 +67,7 @@ mod tests {
         let layout = Layout { block_bytes: 600, capacity: 40, fingerprint: 0 };
         for (first, used) in [(0, 3), ((1 << 24) - 1, 2), ((1 << 24) + 4, 7)] {
             let disk = Arc::new(Sick::default());
-            let mut keeper = Keeper::new(on_disk(&disk, layout).unwrap());
+            let mut keeper = BlobLogCore::new(on_disk(&disk, layout).unwrap());
             keeper.next_nonce = first;
             for name in 1..4 {
                 keeper.put(Record {
@@ -88,7 +88,7 @@ mod tests {
                 }
             }
             drop(keeper);
-            let keeper = Keeper::new(on_disk(&disk, layout).unwrap());
+            let keeper = BlobLogCore::new(on_disk(&disk, layout).unwrap());
             let next = keeper.next_nonce & 0xFF_FFFF;
             assert!(next >= used && next < used + 20, "{first}: {next}");
         }

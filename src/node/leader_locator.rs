@@ -1,4 +1,4 @@
-//! Whom a node attaches to: the conductor that it was told, or the one that leads.
+//! Finds the conductor that a node attaches to: a fixed one, or the one that leads.
 
 use baton_membership::{Fence, Leader};
 use parking_lot::Mutex;
@@ -12,7 +12,7 @@ pub(crate) const LEADER_METADATA: &str = "baton-leader";
 pub type Leaders = watch::Receiver<Option<Leader>>;
 
 /// See the module.
-pub(super) struct Whom {
+pub(super) struct LeaderLocator {
     told: String,
     leaders: Option<Leaders>,
     /// Lets no leader in that is older than one it has followed.
@@ -29,7 +29,7 @@ pub(super) struct Chosen {
     token: u64,
 }
 
-impl Whom {
+impl LeaderLocator {
     /// The conductor at `told`, or whoever leads by `leaders`.
     pub(super) fn new(told: String, leaders: Option<Leaders>) -> Self {
         Self {
@@ -68,7 +68,7 @@ impl Whom {
     ///
     /// # Errors
     /// The newer one that is known of: whoever gave the order leads no more.
-    pub(super) fn heed(&self, token: u64) -> Result<(), u64> {
+    pub(super) fn check_fencing_token(&self, token: u64) -> Result<(), u64> {
         let told = self.leaders.as_ref().map(|leaders| leaders.borrow().as_ref().map_or(0, |one| one.token));
         // A conductor that nobody elects has none; who follows an election knows better.
         if token == 0 && told.is_none() {
@@ -81,7 +81,7 @@ impl Whom {
         })
     }
 
-    /// How often [`Self::heed`] said no.
+    /// How often [`Self::check_fencing_token`] said no.
     pub(super) fn refused_orders(&self) -> u64 {
         self.refused_orders.load(Ordering::Relaxed)
     }
@@ -106,47 +106,65 @@ mod tests {
     #[tokio::test]
     async fn the_leader_is_waited_for_followed_and_never_exchanged_for_an_older() {
         let (sender, leaders) = watch::channel(None);
-        let whom = Whom::new(String::new(), Some(leaders));
+        let locator = LeaderLocator::new(String::new(), Some(leaders));
         let soon = std::time::Duration::from_millis(20);
-        assert!(tokio::time::timeout(soon, whom.choose()).await.is_err(), "nobody leads");
+        assert!(tokio::time::timeout(soon, locator.choose()).await.is_err(), "nobody leads");
         sender.send_replace(leader("b", 7));
-        let chosen = whom.choose().await;
+        let chosen = locator.choose().await;
         assert_eq!(chosen.address, "http://b:1");
         sender.send_replace(leader("a", 5));
-        assert!(tokio::time::timeout(soon, whom.replaced(&chosen)).await.is_err(), "an older leader is none");
-        assert!(tokio::time::timeout(soon, whom.choose()).await.is_err());
+        assert!(
+            tokio::time::timeout(soon, locator.replaced(&chosen)).await.is_err(),
+            "an older leader is none"
+        );
+        assert!(tokio::time::timeout(soon, locator.choose()).await.is_err());
         sender.send_replace(leader("c", 9));
-        whom.replaced(&chosen).await;
-        assert_eq!(whom.choose().await.address, "http://c:1");
+        locator.replaced(&chosen).await;
+        assert_eq!(locator.choose().await.address, "http://c:1");
     }
 
     #[test]
     fn orders_of_an_older_leader_are_refused_as_soon_as_a_newer_is_known_of() {
         let (sender, leaders) = watch::channel(leader("a", 5));
-        let whom = Whom::new(String::new(), Some(leaders));
-        assert_eq!(whom.heed(5), Ok(()));
-        assert_eq!(whom.heed(0), Err(5), "who follows an election takes nobody without");
+        let locator = LeaderLocator::new(String::new(), Some(leaders));
+        assert_eq!(locator.check_fencing_token(5), Ok(()));
+        assert_eq!(locator.check_fencing_token(0), Err(5), "who follows an election takes nobody without");
         sender.send_replace(leader("b", 7));
-        assert_eq!(whom.heed(5), Err(7), "told by the election, before any word of the newer itself");
+        assert_eq!(
+            locator.check_fencing_token(5),
+            Err(7),
+            "told by the election, before any word of the newer itself"
+        );
         sender.send_replace(leader("a", 5));
-        assert_eq!((whom.heed(5), whom.heed(7)), (Err(7), Ok(())), "what is known is not forgotten");
-        assert_eq!((whom.heed(9), whom.heed(8)), (Ok(()), Err(9)), "told by an order, before the election");
-        assert_eq!(whom.refused_orders(), 4);
-        let told = Whom::new("http://told:1".into(), None);
-        assert_eq!((told.heed(0), told.heed(3), told.heed(2)), (Ok(()), Ok(()), Err(3)));
-        assert_eq!(told.heed(0), Ok(()), "an operator who has done with elections is obeyed");
+        assert_eq!(
+            (locator.check_fencing_token(5), locator.check_fencing_token(7)),
+            (Err(7), Ok(())),
+            "what is known is not forgotten"
+        );
+        assert_eq!(
+            (locator.check_fencing_token(9), locator.check_fencing_token(8)),
+            (Ok(()), Err(9)),
+            "told by an order, before the election"
+        );
+        assert_eq!(locator.refused_orders(), 4);
+        let told = LeaderLocator::new("http://told:1".into(), None);
+        assert_eq!(
+            (told.check_fencing_token(0), told.check_fencing_token(3), told.check_fencing_token(2)),
+            (Ok(()), Ok(()), Err(3))
+        );
+        assert_eq!(told.check_fencing_token(0), Ok(()), "an operator who has done with elections is obeyed");
     }
 
     #[tokio::test]
     async fn who_was_told_a_conductor_goes_once_where_that_one_points() {
-        let whom = Whom::new("http://told:1".into(), None);
+        let locator = LeaderLocator::new("http://told:1".into(), None);
         let mut status = tonic::Status::unavailable("it does not lead");
         status.metadata_mut().insert(LEADER_METADATA, "http://leader:1".parse().expect("metadata"));
-        whom.refused(&status);
-        assert_eq!(whom.choose().await.address, "http://leader:1");
-        assert_eq!(whom.choose().await.address, "http://told:1");
-        whom.refused(&status);
-        whom.refused(&tonic::Status::unavailable("gone"));
-        assert_eq!(whom.choose().await.address, "http://told:1");
+        locator.refused(&status);
+        assert_eq!(locator.choose().await.address, "http://leader:1");
+        assert_eq!(locator.choose().await.address, "http://told:1");
+        locator.refused(&status);
+        locator.refused(&tonic::Status::unavailable("gone"));
+        assert_eq!(locator.choose().await.address, "http://told:1");
     }
 }

@@ -28,7 +28,7 @@ use std::io;
 /// Commits that may fail one after the other before nothing is written any more.
 const MAX_FAILURES: u32 = 8;
 
-/// What the desk is told to do.
+/// What the sequencer is told to do.
 #[derive(Debug)]
 pub(crate) enum Order {
     /// Read a block, verify it, answer.
@@ -78,7 +78,7 @@ pub(crate) struct Done {
     pub buffer: Aligned,
 }
 
-/// What the desk tells.
+/// What the sequencer tells.
 #[derive(Debug)]
 pub(crate) enum Answer {
     /// A job ended.
@@ -152,7 +152,7 @@ enum Flight {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct IoSequencer {
     header: Header,
     index: Index,
     /// Whether blocks are to outlive the process.
@@ -176,8 +176,8 @@ pub(crate) struct Desk {
     answers: Vec<Answer>,
 }
 
-impl Desk {
-    /// A desk over a file that says `header` and has this index.
+impl IoSequencer {
+    /// A sequencer over a file that says `header` and has this index.
     pub(crate) fn new(header: Header, index: Index, lasts: bool) -> Self {
         Self {
             header,

@@ -2,14 +2,14 @@
 //! step: every value that was told as kept comes back whole, no value that was told as removed ever does, nothing comes
 //! back in part or with another's bytes, and no block is lost.
 
-use super::{Keeper, Listing, Record, ShelfDone, Slab, Source};
+use super::{BlobLogCore, Listing, Record, ShelfDone, Slab, Source};
 use crate::aligned::{Aligned, PAGE_BYTES};
 use crate::book::Book;
-use crate::desk::crash::device::Device;
-use crate::desk::crash::open;
-use crate::desk::{Answer, Desk, Done, Order};
 use crate::disk::testing::Sick;
 use crate::index::{Entry, Place};
+use crate::io_sequencer::crash::device::Device;
+use crate::io_sequencer::crash::open;
+use crate::io_sequencer::{Answer, Done, IoSequencer, Order};
 use crate::layout::Layout;
 use crate::recover::{Beginning, Opened};
 use crate::tier::TierError;
@@ -37,7 +37,7 @@ impl Source for Bytes {
 #[derive(Debug)]
 struct Stepped {
     layout: Layout,
-    desk: Desk,
+    sequencer: IoSequencer,
     book: Book,
     device: Device,
     recovered: (Vec<Entry>, Vec<Entry>),
@@ -53,15 +53,27 @@ struct Stepped {
 impl Stepped {
     fn over(layout: Layout, opened: Opened, device: Device) -> Self {
         let book = Book::new(layout, opened.places, &opened.entries, &opened.stale);
-        let mut desk = Desk::new(opened.header, opened.index, true);
-        opened.stale.iter().for_each(|entry| desk.take(Order::Remove(entry.place)));
+        let mut sequencer = IoSequencer::new(opened.header, opened.index, true);
+        opened.stale.iter().for_each(|entry| sequencer.take(Order::Remove(entry.place)));
         let (ended, freed, writes) = (VecDeque::new(), VecDeque::new(), BTreeSet::new());
         let lost_pages = match opened.beginning {
             Beginning::Recovered { lost_pages, .. } => lost_pages,
             _ => 0,
         };
         let (recovered, next_number, is_off) = ((opened.entries, opened.stale), 0, false);
-        Self { layout, desk, book, device, recovered, ended, freed, next_number, writes, is_off, lost_pages }
+        Self {
+            layout,
+            sequencer,
+            book,
+            device,
+            recovered,
+            ended,
+            freed,
+            next_number,
+            writes,
+            is_off,
+            lost_pages,
+        }
     }
 
     /// What the disk image holds, as a start of the real tier finds it.
@@ -73,8 +85,8 @@ impl Stepped {
 
     fn settle(&mut self) {
         loop {
-            let ops = self.desk.next_ops();
-            let answers = self.desk.next_answers();
+            let ops = self.sequencer.next_ops();
+            let answers = self.sequencer.next_answers();
             if ops.is_empty() && answers.is_empty() {
                 return;
             }
@@ -101,7 +113,7 @@ impl Stepped {
 
     fn device_acts(&mut self, rng: &mut Rng, may_fail: bool) {
         if let Some(done) = self.device.complete_any(rng, may_fail) {
-            self.desk.completed(done.token, done.result, done.buffer);
+            self.sequencer.completed(done.token, done.result, done.buffer);
         }
         self.settle();
     }
@@ -156,21 +168,21 @@ impl Slab for Stepped {
         let place = self.book.reserve(checksum).ok_or(TierError::Full)?;
         let number = self.number();
         self.writes.insert(number);
-        self.desk.take(Order::Write { number, entry: Entry { key, parent, place }, buffer });
+        self.sequencer.take(Order::Write { number, entry: Entry { key, parent, place }, buffer });
         Ok((number, place))
     }
 
     fn read(&mut self, key: BlockKey) -> Option<u64> {
         let place = self.book.place(key)?;
         let (number, buffer) = (self.number(), self.buffer());
-        self.desk.take(Order::Read { number, key, place, buffer });
+        self.sequencer.take(Order::Read { number, key, place, buffer });
         Some(number)
     }
 
     fn peek(&mut self, key: BlockKey) -> Option<u64> {
         let place = self.book.place(key)?;
         let number = self.number();
-        self.desk.take(Order::Peek { number, place, buffer: Aligned::new(PAGE_BYTES) });
+        self.sequencer.take(Order::Peek { number, place, buffer: Aligned::new(PAGE_BYTES) });
         Some(number)
     }
 
@@ -188,13 +200,13 @@ impl Slab for Stepped {
 
     fn discard(&mut self, place: Place) {
         let order = self.book.discard(place);
-        self.desk.take(order);
+        self.sequencer.take(order);
     }
 
     fn remove(&mut self, key: BlockKey) -> bool {
         let order = self.book.place(key).and_then(|_| self.book.remove(key.short()));
         let was_there = order.is_some();
-        order.into_iter().for_each(|order| self.desk.take(order));
+        order.into_iter().for_each(|order| self.sequencer.take(order));
         was_there
     }
 
@@ -219,7 +231,7 @@ struct Known {
 struct World {
     layout: Layout,
     rng: Rng,
-    keeper: Keeper<Stepped>,
+    keeper: BlobLogCore<Stepped>,
     known: BTreeMap<u64, Known>,
     lengths: BTreeMap<u64, usize>,
     /// Values being written: name by tag.
@@ -239,7 +251,7 @@ impl World {
         let layout = Layout { block_bytes: BLOCK_BYTES, capacity, fingerprint: 3 };
         // In every other history the index is old or new, sector by sector: then nothing may be lost.
         let garbles_from = if seed.is_multiple_of(2) { layout.slot_offset(0) } else { 8192 };
-        let keeper = Keeper::new(Stepped::start(&Sick::default(), layout, 1, garbles_from));
+        let keeper = BlobLogCore::new(Stepped::start(&Sick::default(), layout, 1, garbles_from));
         Self {
             layout,
             rng: Rng::new(seed),
@@ -320,11 +332,11 @@ impl World {
             ShelfDone::NotKept(Listing { tag, .. }, why) => {
                 self.putting.remove(&tag);
                 self.count(match why {
-                    super::Unshelved::TooLarge => "too large",
-                    super::Unshelved::Full => "full",
-                    super::Unshelved::SameName => "same name",
-                    super::Unshelved::Removed => "cancelled",
-                    super::Unshelved::Failed(_) => "failed",
+                    super::PutError::TooLarge => "too large",
+                    super::PutError::Full => "full",
+                    super::PutError::SameName => "same name",
+                    super::PutError::Removed => "cancelled",
+                    super::PutError::Failed(_) => "failed",
                 });
             }
             ShelfDone::Got(token, found) => {
@@ -359,11 +371,11 @@ impl World {
     }
 
     /// Cuts the power in a copy of the world and looks at what is left.
-    fn crash(&mut self) -> (Keeper<Stepped>, BTreeMap<u64, u64>) {
+    fn crash(&mut self) -> (BlobLogCore<Stepped>, BTreeMap<u64, u64>) {
         let device = self.keeper.slab.device.after_power_cut(&mut self.rng);
         let image = Sick::with(device.lasting().to_vec());
         let garbles_from = self.keeper.slab.device.garbles_from();
-        let mut keeper = Keeper::new(Stepped::start(&image, self.layout, self.life, garbles_from));
+        let mut keeper = BlobLogCore::new(Stepped::start(&image, self.layout, self.life, garbles_from));
         let may_lose = keeper.slab.lost_pages > 0 && garbles_from < self.layout.slot_offset(0);
         let mut found = BTreeMap::new();
         for name in 0..NAMES {
@@ -399,7 +411,7 @@ impl World {
         (keeper, found)
     }
 
-    fn live_on(&mut self, (keeper, found): (Keeper<Stepped>, BTreeMap<u64, u64>)) {
+    fn live_on(&mut self, (keeper, found): (BlobLogCore<Stepped>, BTreeMap<u64, u64>)) {
         self.keeper = keeper;
         self.known.clear();
         for (name, tag) in found {
@@ -453,7 +465,7 @@ impl World {
     fn rest(&mut self) {
         for _ in 0..20_000 {
             self.hear_all();
-            if self.keeper.slab.desk.is_idle() && self.keeper.jobs.is_empty() {
+            if self.keeper.slab.sequencer.is_idle() && self.keeper.jobs.is_empty() {
                 return;
             }
             self.keeper.slab.device_acts(&mut self.rng, false);

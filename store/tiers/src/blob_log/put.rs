@@ -1,9 +1,9 @@
 //! Writing values: the blocks in any order, the head after them.
 
-use super::{Job, Keeper, LARGEST_PART, Object, Record, ShelfDone, Slab, Unshelved, keys};
+use super::{BlobLogCore, Job, LARGEST_PART, Object, PutError, Record, ShelfDone, Slab, keys};
 use crate::checksum::block_checksum;
-use crate::desk::Done;
 use crate::index::Place;
+use crate::io_sequencer::Done;
 use crate::tier::TierError;
 use baton_types::BlockKey;
 
@@ -18,7 +18,7 @@ pub(super) struct Putting {
     /// Writes under way.
     pending: u32,
     written: Vec<(BlockKey, Place)>,
-    failed: Option<Unshelved>,
+    failed: Option<PutError>,
     /// Removed meanwhile.
     pub(super) cancelled: bool,
 }
@@ -58,14 +58,14 @@ impl Putting {
     }
 }
 
-impl<S: Slab> Keeper<S> {
+impl<S: Slab> BlobLogCore<S> {
     /// Begins to keep a value.
     pub(crate) fn put(&mut self, mut record: Record) {
         record.header = keys::unsealed(&record.header);
         let nonce = self.next_nonce;
         let head = keys::head(record.name, record.bytes, record.header.len(), nonce);
         let verdict =
-            head.ok_or(Unshelved::TooLarge).and_then(|head| self.admit(head).map(|parts| (head, parts)));
+            head.ok_or(PutError::TooLarge).and_then(|head| self.admit(head).map(|parts| (head, parts)));
         let (head, parts) = match verdict {
             Ok(admitted) => admitted,
             Err(why) => {
@@ -85,24 +85,24 @@ impl<S: Slab> Keeper<S> {
     }
 
     /// Whether a value may be put; makes room for it.
-    fn admit(&mut self, head: BlockKey) -> Result<u32, Unshelved> {
+    fn admit(&mut self, head: BlockKey) -> Result<u32, PutError> {
         let name = head.short().0;
         if self.slab.is_off() || self.slab.is_lost() {
-            return Err(Unshelved::Failed(TierError::Io(std::io::Error::other("the disk is left alone"))));
+            return Err(PutError::Failed(TierError::Io(std::io::Error::other("the disk is left alone"))));
         }
         if self.objects.contains_key(&name)
             || self.puts.values().any(|put| put.name() == name && !put.cancelled)
         {
-            return Err(Unshelved::SameName);
+            return Err(PutError::SameName);
         }
         let parts = keys::parts(head, self.slab.block_bytes());
         let capacity = self.slab.capacity_blocks();
         if parts as usize > (capacity / LARGEST_PART).max(1) {
-            return Err(Unshelved::TooLarge);
+            return Err(PutError::TooLarge);
         }
         while self.slab.used_blocks() + self.owed_blocks + parts as usize > capacity {
             if !self.evict() {
-                return Err(Unshelved::Full);
+                return Err(PutError::Full);
             }
         }
         Ok(parts)
@@ -141,7 +141,7 @@ impl<S: Slab> Keeper<S> {
                 self.stats.written_bytes += block_bytes.next_multiple_of(crate::aligned::PAGE_BYTES) as u64;
                 self.jobs.insert(number, Job::Put { id, key, place });
             }
-            Err(error) => put.failed = Some(Unshelved::Failed(error)),
+            Err(error) => put.failed = Some(PutError::Failed(error)),
         }
         true
     }
@@ -155,7 +155,7 @@ impl<S: Slab> Keeper<S> {
             Ok(_) => put.written.push((key, place)),
             Err(error) => {
                 self.stats.io_errors += 1;
-                put.failed.get_or_insert(Unshelved::Failed(error));
+                put.failed.get_or_insert(PutError::Failed(error));
                 let (name, is_head) = (put.name(), key == put.head);
                 if is_head {
                     // Its entry may be on the disk all the same, until the slot is free for good.
@@ -175,7 +175,7 @@ impl<S: Slab> Keeper<S> {
         let mut put = self.puts.remove(&id).expect("looked at above");
         self.owed_blocks -= (put.parts - put.begun) as usize;
         if put.cancelled {
-            put.failed = Some(Unshelved::Removed);
+            put.failed = Some(PutError::Removed);
         }
         if put.failed.is_none() {
             let listed = put.written.iter().take_while(|(key, place)| self.slab.commit(*key, *place)).count();
@@ -189,7 +189,7 @@ impl<S: Slab> Keeper<S> {
                     self.leaves(put.head.short().0, place.slot);
                 }
             }
-            put.failed = Some(Unshelved::SameName);
+            put.failed = Some(PutError::SameName);
         }
         self.give_up(put);
     }
@@ -211,9 +211,9 @@ impl<S: Slab> Keeper<S> {
             }
         }
         if put.cancelled {
-            self.one_less(name);
+            self.delete_confirmed(name);
         }
-        let why = put.failed.unwrap_or(Unshelved::Removed);
+        let why = put.failed.unwrap_or(PutError::Removed);
         self.done.push_back(ShelfDone::NotKept(keys::listing(put.head, put.record.tag), why));
     }
 }

@@ -14,9 +14,9 @@ mod record;
 mod recover;
 
 use crate::aligned::Aligned;
-use crate::desk::Done;
 use crate::file::{FileOptions, FileTier, IoChoice, Speed, layout_in, pass_by, unlink};
 use crate::index::{Entry, Place};
+use crate::io_sequencer::Done;
 use crate::recover::{Beginning, FlashError};
 use crate::tier::TierError;
 use baton_types::BlockKey;
@@ -28,7 +28,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use keys::HEADER_MAX_BYTES;
-pub use record::{Listing, Record, ShelfDone, Source, Unread, Unshelved};
+pub use record::{Listing, PutError, Record, ShelfDone, Source, Unread};
 
 /// Values with more blocks than this part of the file are not kept.
 const LARGEST_PART: usize = 4;
@@ -84,7 +84,7 @@ pub(crate) trait Slab: fmt::Debug {
     fn is_off(&self) -> bool;
 }
 
-/// What a [`Shelf`] is opened with.
+/// What a [`BlobLog`] is opened with.
 #[derive(Clone, Debug)]
 pub struct ShelfOptions<'a> {
     /// The folder of the file.
@@ -131,7 +131,7 @@ struct Object {
 
 /// What of one name is on its way out.
 #[derive(Debug, Default)]
-struct Fading {
+struct PendingDelete {
     /// Heads whose slots are not free for good, and values that were removed while they were written.
     heads: u32,
     /// Who waits until there is none.
@@ -146,7 +146,7 @@ enum Job {
 
 /// The logic of the shelf over whatever file.
 #[derive(Debug)]
-pub(crate) struct Keeper<S> {
+pub(crate) struct BlobLogCore<S> {
     slab: S,
     objects: BTreeMap<u64, Object>,
     /// Names and tags, the one written longest ago first; some have gone.
@@ -161,14 +161,14 @@ pub(crate) struct Keeper<S> {
     /// Heads on their way out: name by slot.
     leaving: BTreeMap<u32, u64>,
     /// The same by name, and who waits until none of that name can come back.
-    fading: BTreeMap<u64, Fading>,
+    fading: BTreeMap<u64, PendingDelete>,
     done: VecDeque<ShelfDone>,
     stats: ShelfStats,
     /// Reads and writes of blocks that ended.
     ended: u64,
 }
 
-impl<S: Slab> Keeper<S> {
+impl<S: Slab> BlobLogCore<S> {
     /// Takes up what rests in `slab`.
     pub(crate) fn new(slab: S) -> Self {
         let mut keeper = Self {
@@ -226,7 +226,7 @@ impl<S: Slab> Keeper<S> {
         }
         while let Some(slot) = self.slab.next_freed() {
             if let Some(name) = self.leaving.remove(&slot) {
-                self.one_less(name);
+                self.delete_confirmed(name);
             }
         }
         self.read_on();
@@ -261,7 +261,7 @@ impl<S: Slab> Keeper<S> {
     }
 
     /// A head of this name cannot come back.
-    fn one_less(&mut self, name: u64) {
+    fn delete_confirmed(&mut self, name: u64) {
         let Some(fading) = self.fading.get_mut(&name) else { return };
         fading.heads -= 1;
         if fading.heads == 0 {
@@ -309,15 +309,15 @@ impl<S: Slab> Keeper<S> {
 
 /// Values of any length in one preallocated file that outlives the process. See the module.
 ///
-/// One thread uses it: it asks, calls [`Shelf::wait`] and takes what [`Shelf::next_done`] tells. What was told as kept
+/// One thread uses it: it asks, calls [`BlobLog::wait`] and takes what [`BlobLog::next_done`] tells. What was told as kept
 /// is there after a kill or a power cut until it is removed, evicted or damaged.
 #[derive(Debug)]
-pub struct Shelf {
-    keeper: Keeper<FileTier>,
+pub struct BlobLog {
+    keeper: BlobLogCore<FileTier>,
     dir: PathBuf,
 }
 
-impl Shelf {
+impl BlobLog {
     /// Opens the file or makes it, and tries the disk out.
     ///
     /// # Errors
@@ -331,7 +331,7 @@ impl Shelf {
             io: options.io,
         })?;
         let speed = tier.try_out().map_err(|why| FlashError::Io(std::io::Error::other(why)))?;
-        Ok((Self { keeper: Keeper::new(tier), dir: options.dir.to_owned() }, speed))
+        Ok((Self { keeper: BlobLogCore::new(tier), dir: options.dir.to_owned() }, speed))
     }
 
     /// Size and number of the blocks of the file in a folder, if a shelf with this fingerprint left one there. Nothing
@@ -343,7 +343,7 @@ impl Shelf {
     }
 
     /// Marks the file in a folder, if there is one, as passed by: what it holds may be older than what its owner has
-    /// done without it, so the next [`Shelf::open`] empties it. True when there is one.
+    /// done without it, so the next [`BlobLog::open`] empties it. True when there is one.
     ///
     /// # Errors
     /// The mark may not be there after a power cut.
@@ -439,7 +439,7 @@ impl Shelf {
         self.keeper.pump();
     }
 
-    /// Whether a read or a write is under way: [`Shelf::wait`] would end.
+    /// Whether a read or a write is under way: [`BlobLog::wait`] would end.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         !self.is_off() && self.keeper.slab.under_way() > 0

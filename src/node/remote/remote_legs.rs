@@ -19,16 +19,16 @@ use super::drift::Drift;
 use super::legs;
 use super::news::{self, Attachment, EventSource};
 use super::work::Work;
-use crate::node::attach::{Gone, Station};
+use crate::node::attach::{Gone, NodeRuntime};
 
 /// How long an engine may take to say that it is there, after a connection to it broke.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
 /// Legs at a time; the conductor admits fewer.
 const LEGS_MOST: usize = 65_536;
 
-/// See the module. Clones are the same desk.
+/// The legs of one remote engine. Clones share them.
 #[derive(Clone)]
-pub(super) struct Desk {
+pub(super) struct RemoteLegs {
     inner: Arc<Inner>,
 }
 
@@ -94,25 +94,25 @@ impl Drop for Leg {
     }
 }
 
-/// What a leg waits for beside its engine.
-pub(super) struct Word {
-    /// Nobody wants it any more.
+/// What a leg waits for, apart from its engine.
+pub(super) struct LegSignals {
+    /// The leg is not wanted any longer.
     pub(super) over: CancellationToken,
     /// It may go on.
     pub(super) gate: oneshot::Receiver<()>,
 }
 
-/// A leg's own end of the desk.
+/// Sends the facts of one leg to the conductor.
 #[derive(Clone)]
-pub(super) struct Voice {
-    desk: Desk,
+pub(super) struct FactSender {
+    node_legs: RemoteLegs,
     facts: mpsc::Sender<v1::FromNode>,
     request: u64,
     attempt: u32,
 }
 
-impl Desk {
-    /// A desk of the runtime that it is made in.
+impl RemoteLegs {
+    /// No leg yet. Tasks of legs run on the present runtime.
     pub(super) fn new(
         engine: RemoteEngine,
         block_tokens: u32,
@@ -122,7 +122,7 @@ impl Desk {
         let assumed = || Knowledge::Assumed(Mutex::new(Assumed::new(capacity_blocks)));
         let knowledge = events.map_or_else(assumed, |source| {
             let (attachments, seen) = watch::channel(None);
-            // It ends with the desk, whose end of the channel is the only one.
+            // It ends with the last clone, which holds the only sender.
             let drifted = Arc::new(Notify::new());
             tokio::spawn(news::follow(source, block_tokens, seen, Arc::clone(&drifted)));
             Knowledge::Told { attachments, drifted, drift: Mutex::default() }
@@ -185,11 +185,11 @@ impl Desk {
         }
         let engine = self.inner.engine.clone();
         let alone = order.decode.is_none();
-        self.open(request, attempt, |word, voice| async move {
+        self.open(request, attempt, |signals, sender| async move {
             if alone {
-                legs::whole(engine, work, voice, word).await;
+                legs::whole(engine, work, sender, signals).await;
             } else {
-                legs::prefill(engine, work, voice, word).await;
+                legs::prefill(engine, work, sender, signals).await;
             }
         });
     }
@@ -211,7 +211,7 @@ impl Desk {
         };
         let Some(work) = taken else { return };
         let engine = self.inner.engine.clone();
-        self.run(request, |word, voice| legs::decode(engine, (work, transfer), voice, word));
+        self.run(request, |signals, sender| legs::decode(engine, (work, transfer), sender, signals));
     }
 
     fn start(&self, request: u64, attempt: u32) {
@@ -250,7 +250,7 @@ impl Desk {
         &self,
         request: u64,
         attempt: u32,
-        task: impl FnOnce(Word, Voice) -> F,
+        task: impl FnOnce(LegSignals, FactSender) -> F,
     ) {
         // Whatever was under way for it here is over.
         self.inner.life.lock().legs.insert(request, Leg::new(attempt, None));
@@ -261,15 +261,15 @@ impl Desk {
     fn run<F: Future<Output = ()> + Send + 'static>(
         &self,
         request: u64,
-        task: impl FnOnce(Word, Voice) -> F,
+        task: impl FnOnce(LegSignals, FactSender) -> F,
     ) {
         let mut life = self.inner.life.lock();
         let Some(facts) = life.facts.clone() else { return };
         let Some(leg) = life.legs.get_mut(&request) else { return };
         let Some(gate) = leg.gate.take() else { return };
-        let voice = Voice { desk: self.clone(), facts, request, attempt: leg.attempt };
-        let word = Word { over: leg.over.clone(), gate };
-        self.inner.runtime.spawn(task(word, voice));
+        let sender = FactSender { node_legs: self.clone(), facts, request, attempt: leg.attempt };
+        let signals = LegSignals { over: leg.over.clone(), gate };
+        self.inner.runtime.spawn(task(signals, sender));
     }
 
     fn refuse(&self, request: u64, attempt: u32, (stage, why): (&str, &str)) {
@@ -293,7 +293,7 @@ impl Desk {
     }
 }
 
-impl Voice {
+impl FactSender {
     /// Tells the conductor; false when it is gone.
     pub(super) async fn tell(&self, facts: Vec<v1::fact::Fact>) -> bool {
         self.facts.send(message(self.request, self.attempt, facts)).await.is_ok()
@@ -302,7 +302,7 @@ impl Voice {
     /// Says that KV is nobody's: to the conductor that is there now, or comes before `until`, when the KV is gone by itself.
     /// It may be another than the one that wanted the KV, for a leg outlives its attachment where that broke.
     pub(super) async fn abandon(&self, loan: v1::Loan, until: Instant) {
-        let inner = &self.desk.inner;
+        let inner = &self.node_legs.inner;
         let told = message(self.request, self.attempt, vec![v1::fact::Fact::Abandoned(loan)]);
         let saying = async {
             loop {
@@ -321,7 +321,7 @@ impl Voice {
 
     /// The engine has computed this chain; says what the conductor did not know of it.
     pub(super) async fn computed(&self, chain: &[BlockKey]) {
-        let Knowledge::Assumed(assumed) = &self.desk.inner.knowledge else { return };
+        let Knowledge::Assumed(assumed) = &self.node_legs.inner.knowledge else { return };
         let news = assumed.lock().computed(chain);
         let facts: Vec<v1::fact::Fact> = news.iter().map(cache_fact).collect();
         if !facts.is_empty() {
@@ -332,7 +332,7 @@ impl Voice {
 
     /// When the blocks of a chain that the engine is assumed to hold were last used, before it is asked for them.
     pub(super) fn held(&self, chain: &[BlockKey]) -> Vec<u64> {
-        match &self.desk.inner.knowledge {
+        match &self.node_legs.inner.knowledge {
             Knowledge::Assumed(assumed) => assumed.lock().held(chain),
             Knowledge::Told { .. } => Vec::new(),
         }
@@ -342,7 +342,7 @@ impl Voice {
     /// was wrong. `held` is what [`Self::held`] said before.
     pub(super) async fn found(&self, work: &Work, held: &[u64], found_tokens: Option<u64>) {
         let Some(found_tokens) = found_tokens else { return };
-        let inner = &self.desk.inner;
+        let inner = &self.node_legs.inner;
         match &inner.knowledge {
             Knowledge::Assumed(assumed) => {
                 // An engine computes one token at least, so that it never finds the last block of a whole prompt.
@@ -370,26 +370,26 @@ impl Voice {
 
     /// Somebody should look whether the engine is well.
     pub(super) fn doubt(&self) {
-        self.desk.inner.doubt.notify_one();
+        self.node_legs.inner.doubt.notify_one();
     }
 
     /// Whether the engine is there no more: it takes no connections, or says that it is dead, as a server does for a moment
     /// whose engine has died behind it. One that takes its time to answer is there.
     pub(super) async fn engine_is_gone(&self) -> bool {
-        let asked = tokio::time::timeout(GONE_WITHIN, self.desk.inner.engine.health()).await;
+        let asked = tokio::time::timeout(GONE_WITHIN, self.node_legs.inner.engine.health()).await;
         asked.is_ok_and(|health| health.is_err())
     }
 
     /// This leg is over here.
     pub(super) fn close(self) {
-        let mut life = self.desk.inner.life.lock();
+        let mut life = self.node_legs.inner.life.lock();
         if life.legs.get(&self.request).is_some_and(|leg| leg.attempt == self.attempt) {
             life.legs.remove(&self.request);
         }
     }
 }
 
-impl Station for Desk {
+impl NodeRuntime for RemoteLegs {
     fn attached(&self, welcome: &v1::Welcome, facts: mpsc::Sender<v1::FromNode>) -> Result<(), Gone> {
         let mut life = self.inner.life.lock();
         life.legs.clear();

@@ -42,7 +42,7 @@ pub struct Listing {
 
 /// Why a value is not kept.
 #[derive(Debug)]
-pub enum Unshelved {
+pub enum PutError {
     /// It takes more than a quarter of the file, or its header is too long.
     TooLarge,
     /// Everything else is being written.
@@ -72,7 +72,7 @@ pub enum ShelfDone {
     /// The value lasts from now on.
     Kept(Listing),
     /// The value is not there, and why.
-    NotKept(Listing, Unshelved),
+    NotKept(Listing, PutError),
     /// What a read found: header and value, or why not.
     Got(u64, Result<(Vec<u8>, Vec<u8>), Unread>),
     /// What was removed under this number cannot come back.

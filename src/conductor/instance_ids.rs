@@ -29,7 +29,7 @@ struct Seat {
 
 /// The numbers, dense from zero.
 #[derive(Debug, Default)]
-pub(super) struct Seats {
+pub(super) struct InstanceIds {
     seats: Vec<Seat>,
     by_name: BTreeMap<String, InstanceId>,
     /// Remembered ones whose owners left, the longest gone first.
@@ -41,7 +41,7 @@ pub(super) struct Seats {
     look_at_us: u64,
 }
 
-impl Seats {
+impl InstanceIds {
     /// Gives a name a number and an epoch: its own number if it is remembered, else the lowest that is free, else a
     /// new one. `None`: there is none left, unless some name is [forgotten](Self::forget).
     pub(super) fn take(&mut self, name: &str, now_us: u64) -> Option<(InstanceId, Epoch)> {
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn who_comes_back_soon_has_its_number_in_a_new_life() {
-        let mut seats = Seats::default();
+        let mut seats = InstanceIds::default();
         assert_eq!(seats.take("a", 0), Some((InstanceId(0), Epoch(1))));
         assert_eq!(seats.take("b", 0), Some((InstanceId(1), Epoch(1))));
         seats.leave(InstanceId(0), 5);
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn who_left_long_ago_is_forgotten_unless_something_speaks_of_it() {
-        let mut seats = Seats::default();
+        let mut seats = InstanceIds::default();
         let (a, b) = (InstanceId(0), InstanceId(1));
         (0..3).for_each(|_| assert_eq!(seats.take("a", 0).map(|(id, _)| id), Some(a)));
         seats.take("b", 0);
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn where_all_numbers_are_taken_the_longest_gone_makes_room() {
-        let mut seats = Seats::default();
+        let mut seats = InstanceIds::default();
         let name = |at: usize| format!("n{at}");
         (0..MAX_INSTANCES).for_each(|at| assert!(seats.take(&name(at), 0).is_some()));
         assert!(seats.is_full("new") && !seats.is_full("n7") && seats.take("new", 1).is_none());
@@ -223,7 +223,7 @@ mod tests {
     fn no_life_is_ever_taken_for_another() {
         let mut reused = 0;
         for seed in 0..40 {
-            let (mut seats, mut naive) = (Seats::default(), Naive::default());
+            let (mut seats, mut naive) = (InstanceIds::default(), Naive::default());
             let mut rng = Rng::fork(seed, 11);
             let mut now_us = 0;
             for _ in 0..300 {

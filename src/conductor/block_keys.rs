@@ -13,12 +13,12 @@ const CHAINS: usize = 1 << 14;
 /// The chains that requests brought, the latest of them. Remembering one costs the same however long it is; looking
 /// goes through all of them, which only a copy ahead of demand does.
 #[derive(Debug, Default)]
-pub(super) struct Names {
+pub(super) struct BlockKeys {
     chains: VecDeque<Arc<[BlockKey]>>,
     blocks: usize,
 }
 
-impl Names {
+impl BlockKeys {
     /// A request's chain.
     pub(super) fn learn(&mut self, chain: &Arc<[BlockKey]>) {
         if chain.is_empty() || chain.len() > BLOCKS {
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_chain_is_known_as_far_as_any_that_came_shares_it() {
-        let mut names = Names::default();
+        let mut names = BlockKeys::default();
         (1..4).for_each(|number| names.learn(&chain(number, 5)));
         for blocks in 1..6 {
             assert_eq!(names.full(&short(&chain(2, blocks))), *chain(2, blocks));
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn what_came_first_goes_first() {
-        let mut names = Names::default();
+        let mut names = BlockKeys::default();
         let blocks = BLOCKS as u64 / 4;
         (1..6).for_each(|number| names.learn(&chain(number, blocks)));
         assert_eq!((names.chains.len(), names.blocks), (4, BLOCKS));

@@ -4,7 +4,7 @@
 
 pub(crate) mod device;
 
-use super::{Answer, Desk, Done, Order};
+use super::{Answer, Done, IoSequencer, Order};
 use crate::aligned::Aligned;
 use crate::book::Book;
 use crate::checksum::block_checksum;
@@ -54,7 +54,7 @@ struct World {
     layout: Layout,
     rng: Rng,
     device: Device,
-    desk: Desk,
+    sequencer: IoSequencer,
     book: Book,
     known: BTreeMap<BlockKey, Known>,
     /// Versions by slot and generation, for what is told of slots.
@@ -134,7 +134,7 @@ impl World {
                 if seed.is_multiple_of(2) { layout.slot_offset(0) } else { HEADERS_END },
             ),
             book: Book::new(layout, opened.places, &opened.entries, &opened.stale),
-            desk: Desk::new(opened.header, opened.index, true),
+            sequencer: IoSequencer::new(opened.header, opened.index, true),
             known: BTreeMap::new(),
             versions: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -167,8 +167,8 @@ impl World {
 
     fn pump(&mut self) {
         loop {
-            let ops = self.desk.next_ops();
-            let answers = self.desk.next_answers();
+            let ops = self.sequencer.next_ops();
+            let answers = self.sequencer.next_answers();
             if ops.is_empty() && answers.is_empty() {
                 return;
             }
@@ -179,7 +179,7 @@ impl World {
 
     fn device_acts(&mut self, may_fail: bool) {
         if let Some(done) = self.device.complete_any(&mut self.rng, may_fail) {
-            self.desk.completed(done.token, done.result, done.buffer);
+            self.sequencer.completed(done.token, done.result, done.buffer);
         }
     }
 
@@ -202,7 +202,7 @@ impl World {
         self.known.entry(key).or_default().may.insert(version);
         self.versions.insert((place.slot, place.generation), (key, version));
         self.writing.insert(number, Writing { key, version, place, is_of_this_life: true });
-        self.desk.take(Order::Write { number, entry: Entry { key, parent: None, place }, buffer });
+        self.sequencer.take(Order::Write { number, entry: Entry { key, parent: None, place }, buffer });
     }
 
     fn remove(&mut self) {
@@ -211,7 +211,7 @@ impl World {
         let order = self.book.remove(key.short()).expect("it has a place");
         self.known.entry(key).or_default().must = None;
         self.leaving.insert(place.slot, self.versions[&(place.slot, place.generation)]);
-        self.desk.take(order);
+        self.sequencer.take(order);
         self.count("removed");
     }
 
@@ -221,7 +221,7 @@ impl World {
         let must = self.known[&key].must;
         self.reading.insert(self.next_number, (key, must));
         let buffer = Aligned::new(self.layout.stride_bytes());
-        self.desk.take(Order::Read { number: self.next_number, key, place, buffer });
+        self.sequencer.take(Order::Read { number: self.next_number, key, place, buffer });
         self.next_number += 1;
     }
 
@@ -232,7 +232,7 @@ impl World {
         self.leaving.clear();
         self.first_version = self.next_version;
         self.next_life += 1;
-        self.desk.take(Order::Clear(self.next_life));
+        self.sequencer.take(Order::Clear(self.next_life));
         self.count("cleared");
     }
 
@@ -319,11 +319,11 @@ impl World {
             self.known.insert(entry.key, Known { must: Some(*version), may });
         }
         self.book = Book::new(self.layout, opened.places, &opened.entries, &opened.stale);
-        self.desk = Desk::new(opened.header, opened.index, true);
+        self.sequencer = IoSequencer::new(opened.header, opened.index, true);
         for (place, (key, version)) in left {
             self.known.entry(key).or_default().may.insert(version);
             self.leaving.insert(place.slot, (key, version));
-            self.desk.take(Order::Remove(place));
+            self.sequencer.take(Order::Remove(place));
             self.count("stale");
         }
         (self.writing, self.reading) = (BTreeMap::new(), BTreeMap::new());
@@ -335,7 +335,7 @@ impl World {
     fn come_to_rest(&mut self) {
         for round in 0.. {
             self.pump();
-            if self.desk.is_idle() {
+            if self.sequencer.is_idle() {
                 break;
             }
             self.device_acts(false);
@@ -355,7 +355,7 @@ impl World {
         self.come_to_rest();
         for number in 0..KEYS {
             if let Some(order) = self.book.remove(key(number).short()) {
-                self.desk.take(order);
+                self.sequencer.take(order);
             }
         }
         self.known.values_mut().for_each(|known| known.must = None);

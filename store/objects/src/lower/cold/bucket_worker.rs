@@ -44,7 +44,7 @@ pub(super) struct Counts {
 }
 
 /// See the module.
-pub(super) struct Desk {
+pub(super) struct BucketWorker {
     pub(super) bucket: Arc<dyn Bucket>,
     pub(super) prefix: Path,
     pub(super) patience: Duration,
@@ -74,7 +74,7 @@ pub(super) fn add(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }
 
-impl Desk {
+impl BucketWorker {
     /// Bounds of what goes on at a time.
     pub(super) fn bounds() -> (Semaphore, Arc<Semaphore>) {
         (Semaphore::new(WRITES_MAX), Arc::new(Semaphore::new(REMOVALS_MAX)))
@@ -185,9 +185,9 @@ impl Desk {
     pub(super) async fn remove_all(self: Arc<Self>, mut orders: UnboundedReceiver<Label>) {
         while let Some(label) = orders.recv().await {
             let Ok(permit) = Arc::clone(&self.removals).acquire_owned().await else { return };
-            let desk = Arc::clone(&self);
+            let worker = Arc::clone(&self);
             tokio::spawn(async move {
-                desk.remove(label).await;
+                worker.remove(label).await;
                 drop(permit);
             });
         }
