@@ -113,6 +113,7 @@ impl Path {
     /// more than one on it is never idle between them; a slice that was alone tells the latency instead.
     pub(crate) fn measure(&mut self, bytes: u64, posted_us: u64, now_us: u64, spec: &RailSpec) {
         let since_us = posted_us.max(self.moved_us);
+        assert!(since_us <= now_us, "I11: a slice ends after it was posted and after the one before");
         if self.outstanding.is_empty() && self.sample == (0, 0) && posted_us >= self.moved_us {
             let wire_us = wire_ns(bytes, self.ns_per_mib) / 1_000;
             let seen_us = (now_us - posted_us).saturating_sub(wire_us);
