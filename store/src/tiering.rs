@@ -28,7 +28,7 @@ pub(crate) struct Ticket {
 /// Siblings looked at, when a parent asks whether all its children are condemned.
 const MAX_SIBLINGS: usize = 8;
 
-/// Tells that `blocks`, parents before children, became readable in `tier`: one effect for each
+/// Reports that `blocks`, parents before children, became readable in `tier`: one effect for each
 /// run of parent and child.
 pub(crate) fn send_stored(table: &Table, tier: usize, blocks: &[u32], effects: &mut Vec<Effect>) {
     for run in blocks.chunk_by(|&parent, &child| table[child].parent == parent) {

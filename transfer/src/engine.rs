@@ -23,7 +23,7 @@ use crate::{
 /// Slots by name; never iterated.
 type SlotsBy<Name> = HashMap<Name, u32, BuildHasherDefault<Mix>>;
 
-/// Moves batches over paths, in time that is handed in. See [`crate::mover`] for the rules.
+/// Moves batches over paths. Each step gets the time from the driver. The [crate] docs give the rules.
 #[derive(Clone, Debug)]
 pub struct MoverCore {
     pub(crate) config: MoverConfig,

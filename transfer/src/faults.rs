@@ -1,4 +1,4 @@
-//! What breaks, and what then becomes of what was on its way.
+//! Faults of slices, paths and peers, and what happens to slices that were on their way.
 
 use alloc::vec::Vec;
 
@@ -200,7 +200,7 @@ impl MoverCore {
         true
     }
 
-    /// The last of a path: what it held in doubt is so no more, or will be for ever.
+    /// Removes a closed path and settles the batches that it held in doubt.
     pub(super) fn path_closed(
         &mut self,
         number: PathNumber,

@@ -5,9 +5,9 @@ use alloc::vec::Vec;
 use crate::rail::Rail;
 use crate::{PathNumber, RailNumber, RailSpec};
 
-/// A sample of speed is taken over at least so many bytes.
+/// Least bytes in a speed sample; smaller slices are summed up first.
 const SAMPLE_BYTES: u64 = 256 << 10;
-/// A new sample counts for one part in so many.
+/// A new sample has a weight of 1 / `EWMA_PARTS` in the average.
 const EWMA_PARTS: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(crate) struct Path {
     sample: (u64, u64),
     /// Whether a slice has ended well on it.
     pub(crate) proved: bool,
-    /// Slots of the batches that had slices on it when it broke; some twice never.
+    /// Slots of the batches that had slices on it when it broke, each once.
     pub(crate) doubtful: Vec<u32>,
     pub(crate) timer_us: Option<u64>,
 }

@@ -198,7 +198,7 @@ impl MoverCore {
         true
     }
 
-    /// What a good end says of its path.
+    /// Updates the speed and the health of a path after a slice or notice ended well.
     fn learn(&mut self, slice: &Slice) {
         let path = &mut self.paths[slice.path];
         if slice.bytes() > 0 {
