@@ -38,6 +38,7 @@ impl Capacity {
     pub(crate) fn reserve(&mut self, slots: u64) {
         assert!(slots <= self.free(), "I4: reserving more than is free");
         self.reserved += slots;
+        assert!(self.used + self.reserved <= self.capacity, "I4: more slots are taken than there are");
     }
 
     /// Gives back `slots` that were reserved.

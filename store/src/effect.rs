@@ -1,4 +1,4 @@
-//! What the store orders or tells.
+//! The outputs of the store: answers, orders to the driver, and changes for the index.
 
 use crate::Owner;
 use alloc::vec::Vec;
@@ -11,7 +11,7 @@ use baton_types::{BlockHash, Tier};
 pub enum Effect {
     /// The owner's hold stands. `hbm + dram + ssd + pending` blocks of its chain existed.
     Opened {
-        /// Whose.
+        /// The owner that asked.
         owner: Owner,
         /// Blocks readable in HBM.
         hbm: u32,
@@ -27,11 +27,11 @@ pub enum Effect {
     },
     /// The owner's chain and room do not fit beside what is pinned; nothing changed.
     Refused {
-        /// Whose.
+        /// The owner that asked.
         owner: Owner,
         /// HBM slots that it needs beyond what it shares.
         needed_blocks: u64,
-        /// HBM slots that could be had for it.
+        /// HBM slots that are free or that an eviction would free.
         free_or_evictable_blocks: u64,
     },
     /// The owner has a hold already; nothing changed.
@@ -55,9 +55,9 @@ pub enum Effect {
         /// Slots that could be had; 0 if the owner holds nothing to grow.
         free_or_evictable_blocks: u64,
     },
-    /// Copy blocks up into their reserved HBM slots, then say `OnboardDone`.
+    /// Copy blocks up into their reserved HBM slots, then answer with `OnboardDone`.
     Onboard {
-        /// For whom.
+        /// The owner that waits for them.
         owner: Owner,
         /// Blocks to read from DRAM.
         dram_blocks: u32,
@@ -66,25 +66,25 @@ pub enum Effect {
     },
     /// Blocks could not be brought up: the owner must compute and seal them.
     OnboardFailed {
-        /// Whose.
+        /// The owner that must now compute them.
         owner: Owner,
-        /// How many.
+        /// Number of unfilled blocks.
         blocks: u32,
     },
     /// The owner that was filling shared blocks left: this one must compute and seal them.
     Inherited {
         /// The new filler.
         owner: Owner,
-        /// How many.
+        /// Number of blocks to compute.
         blocks: u32,
     },
-    /// Copy blocks down, then say `OffloadDone`.
+    /// Copy blocks down, then answer with `OffloadDone`.
     Offload {
         /// Names this copy.
         ticket: u64,
-        /// From where.
+        /// The faster tier, which keeps its copies.
         from: Tier,
-        /// To where.
+        /// The slower tier, with a slot reserved for each block.
         to: Tier,
         /// How many blocks.
         blocks: u32,
@@ -95,14 +95,14 @@ pub enum Effect {
         parent: Option<BlockHash>,
         /// The blocks.
         hashes: Vec<BlockHash>,
-        /// Where.
+        /// The tier in which they are readable now.
         tier: Tier,
     },
     /// Blocks left a tier; they may rest in others.
     Removed {
         /// The blocks.
         hashes: Vec<BlockHash>,
-        /// Which tier.
+        /// The tier that they left.
         tier: Tier,
     },
     /// Every block of this node is gone.

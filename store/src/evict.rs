@@ -116,6 +116,7 @@ impl Apart {
 
     /// `block`, which is in no list, is the newest of them.
     fn push(&mut self, lists: &mut Lists, block: u32) {
+        assert!(!self.contains(block), "a block is kept apart once");
         lists.push_newest(self.list, block);
         if self.flags.len() <= block as usize {
             self.flags.resize(block as usize + 1, false);
@@ -128,6 +129,7 @@ impl Apart {
     fn lifted(&mut self, block: u32) -> bool {
         let apart = self.contains(block);
         if apart {
+            assert!(self.len > 0, "blocks that are kept apart are counted");
             self.flags[block as usize] = false;
             self.len -= 1;
         }
@@ -222,6 +224,7 @@ impl Resting {
     pub(crate) fn condemn(&mut self, is_leaf: impl Fn(&Apart, u32) -> bool) -> Option<u32> {
         let condemned = &self.condemned;
         let block = self.order.next(&mut self.lists, &|block| is_leaf(condemned, block))?;
+        assert!(self.lists.contains(block), "the next in line rests here");
         self.lift(block);
         self.condemned.push(&mut self.lists, block);
         Some(block)

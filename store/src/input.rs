@@ -1,4 +1,4 @@
-//! What the store is told.
+//! The inputs of the store: facts about owners, copies and bytes.
 
 use baton_types::{BlockKey, RequestId};
 
@@ -14,7 +14,7 @@ pub enum Input<'a> {
     /// `room_blocks` private ones. Answered by `Opened` (then perhaps `Onboard`), or by `Refused`
     /// or `AlreadyOpen`, which change nothing.
     Open {
-        /// Who asks.
+        /// The new owner of the blocks.
         owner: Owner,
         /// The prompt's blocks from the root; a partial last block is a key like any other.
         chain: &'a [BlockKey],
@@ -24,7 +24,7 @@ pub enum Input<'a> {
     /// `owner` will read `chain` here for another node. Pins the readable prefix, reserves
     /// nothing. Answered by `Opened` or `AlreadyOpen`.
     Read {
-        /// Who asks.
+        /// The reader on behalf of the other node.
         owner: Owner,
         /// The blocks wanted, from the root.
         chain: &'a [BlockKey],
@@ -57,22 +57,22 @@ pub enum Input<'a> {
     },
     /// The first `upto_blocks` of the owner's chain are filled in HBM and verified.
     Seal {
-        /// Who filled them.
+        /// The owner that filled them.
         owner: Owner,
         /// How many, from the root; what was sealed before stays so.
         upto_blocks: u32,
     },
     /// `owner` wants `room_blocks` more private blocks. Answered by `Grown` or `GrowRefused`.
     GrowRoom {
-        /// Who asks.
+        /// An owner with an open hold that fills.
         owner: Owner,
         /// How many more.
         room_blocks: u32,
     },
-    /// `owner` is done or gone: pins and private room are given back, what nobody sealed is
-    /// dropped or handed to the next owner that waits for it. A second one is counted, no more.
+    /// `owner` is done or gone. The store takes its pins and private room back. Unsealed blocks go to
+    /// the next owner that waits for them, or are dropped. A second `Close` is only counted.
     Close {
-        /// Who ends.
+        /// The owner whose hold ends.
         owner: Owner,
     },
     /// These blocks rest on flash from an earlier life of the node: parents before children, what
@@ -85,7 +85,7 @@ pub enum Input<'a> {
     },
     /// An operator removes blocks, with all that continue them, from every tier. Pinned ones stay.
     Evict {
-        /// Which.
+        /// Unknown keys are ignored.
         keys: &'a [BlockKey],
     },
     /// Everything is gone: owners, blocks, copies under way.

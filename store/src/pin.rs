@@ -90,11 +90,13 @@ impl Holds {
 
     /// Adds the hold of an owner that has none.
     pub(crate) fn insert(&mut self, mut hold: Hold) {
+        assert!(self.find(hold.owner).is_none(), "an owner has one hold");
         (hold.is_open, hold.sequence) = (true, self.opened);
         self.opened += 1;
         let hash = spread(hold.owner);
         let number = match self.free.pop() {
             Some(number) => {
+                assert!(!self.holds[number as usize].is_open, "a hold keeps its place while it is open");
                 self.holds[number as usize] = hold;
                 number
             }
@@ -154,6 +156,7 @@ impl Store {
         let missing = (chain.len() - hold.blocks.len()) as u64 + u64::from(room);
         let needed_blocks = missing + u64::from(census.hits.dram + census.hits.ssd - census.unclaimed);
         let hbm = &self.tiers[HBM];
+        assert!(census.resting <= hbm.resting.len() as u64, "I3: unpinned blocks that are readable rest");
         let free_or_evictable_blocks = hbm.space.free() + hbm.resting.len() as u64 - census.resting;
         if needed_blocks > free_or_evictable_blocks {
             self.counts.refused += 1;
@@ -253,6 +256,7 @@ impl Store {
         };
         self.tiers[HBM].space.unreserve(u64::from(hold.room));
         for &block in hold.blocks.iter().rev() {
+            assert!(self.table[block].pins > 0, "I3: the blocks of an open hold are pinned");
             self.table[block].pins -= 1;
             if self.table[block].pins == 0 {
                 self.come_to_rest(block);
@@ -358,6 +362,8 @@ impl Store {
         if from < chain.len() {
             hold.duties.push(Duty { from: from as u32, to: chain.len() as u32, is_load: false });
         }
+        assert!(hold.blocks.len() == chain.len(), "an owner that fills holds its whole chain");
+        assert!(hold.sealed as usize <= hold.blocks.len(), "I2: only blocks of the chain are readable in it");
     }
 
     /// The last pin of `block` went: what was not sealed is dropped, what was may be evicted.
@@ -389,7 +395,9 @@ impl Store {
             tier.hit_blocks += u64::from(hits);
         }
         self.counts.shared_fill_blocks += u64::from(census.pending);
-        self.counts.missed_blocks += asked as u64 - u64::from(total) - u64::from(census.pending);
+        let found = u64::from(total) + u64::from(census.pending);
+        assert!(found <= asked as u64, "each block of a chain is found once at most");
+        self.counts.missed_blocks += asked as u64 - found;
         self.count_touches(asked);
     }
 }

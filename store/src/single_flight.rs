@@ -44,6 +44,7 @@ impl Store {
                 known.slots[HBM] == Slot::Ready || (known.slots[HBM] == Slot::Filling && !known.unclaimed);
             if !claimed {
                 let tier = known.below_hbm();
+                assert!(tier < TIERS, "a block that is brought up can be read from below");
                 known.read[tier] = true;
                 known.unclaimed = false;
                 self.table.set_slot(block, HBM, Slot::Filling);
@@ -100,7 +101,9 @@ impl Store {
     /// Makes the unfilled blocks of `run`, pinned and from the root, readable in HBM.
     pub(crate) fn settle_hbm(&mut self, run: &[u32], effects: &mut Vec<Effect>) {
         let mut settled = core::mem::take(&mut self.scratch);
+        assert!(settled.is_empty(), "no other rule is using the scratch");
         for &block in run {
+            assert!(self.table[block].pins > 0, "I3: a block that is filled is pinned");
             if self.table[block].slots[HBM] == Slot::Filling {
                 self.table[block].slots[HBM] = Slot::Ready;
                 self.tiers[HBM].space.fill();

@@ -106,6 +106,18 @@ impl Store {
         self.condemn_ahead();
         self.send_tickets(effects);
         self.send_removed(effects);
+        self.assert_settled();
+    }
+
+    /// What holds after each step and costs nothing to look at; [`Store::check`] audits the rest.
+    fn assert_settled(&self) {
+        assert!(self.scratch.is_empty(), "the scratch is empty between steps");
+        for tier in &self.tiers {
+            let resting = tier.resting.len();
+            assert!(resting as u64 <= tier.space.used(), "I4: only readable blocks rest");
+            assert!(tier.resting.condemned_len() <= resting, "condemned blocks rest");
+            assert!(tier.outgoing.is_empty(), "a copy that was chosen has its ticket");
+        }
     }
 
     /// When the store wants to be woken without an input: never, it has no timers.

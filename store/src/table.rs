@@ -64,13 +64,17 @@ impl Table {
         let mut block = Block::new(key, parent, age);
         block.slots[copy.0] = copy.1;
         let fastest = block.fastest();
+        let parent_lives = parent == NONE || self[parent].slots != [Slot::Empty; TIERS];
+        assert!(parent_lives, "a block's parent is in the table as long as the block is");
         let number = match self.free.pop() {
             Some(number) => {
+                assert!(self[number].slots == [Slot::Empty; TIERS], "the number of a block is its own");
                 block.generation = self[number].generation;
                 self[number] = block;
                 number
             }
             None => {
+                assert!(self.blocks.len() < NONE as usize, "blocks are numbered with 32 bits");
                 self.blocks.push(block);
                 (self.blocks.len() - 1) as u32
             }
@@ -108,7 +112,9 @@ impl Table {
         block.slots = [Slot::Empty; TIERS];
         let (key, parent, next, prev) = (block.key, block.parent, block.next_sibling, block.prev_sibling);
         if tier <= DRAM && parent != NONE {
-            self[parent].kids[tier] -= 1;
+            let kids = &mut self[parent].kids[tier];
+            assert!(*kids > 0, "a parent counts its children by their fastest tier");
+            *kids -= 1;
         }
         if prev != NONE {
             self[prev].next_sibling = next;
@@ -118,9 +124,8 @@ impl Table {
         if next != NONE {
             self[next].prev_sibling = prev;
         }
-        if let Ok(entry) = self.index.find_entry(spread(key), |&other| other == number) {
-            entry.remove();
-        }
+        let entry = self.index.find_entry(spread(key), |&other| other == number);
+        entry.expect("a block is indexed under its key").remove();
         self.free.push(number);
     }
 
@@ -135,6 +140,7 @@ impl Table {
         }
         let kids = &mut self[parent].kids;
         if before <= DRAM {
+            assert!(kids[before] > 0, "a parent counts its children by their fastest tier");
             kids[before] -= 1;
         }
         if after <= DRAM {

@@ -28,7 +28,7 @@ pub(crate) struct Ticket {
 /// Siblings looked at, when a parent asks whether all its children are condemned.
 const MAX_SIBLINGS: usize = 8;
 
-/// Tells that `blocks`, parents before children, became readable in `tier`: one effect for each
+/// Reports that `blocks`, parents before children, became readable in `tier`: one effect for each
 /// run of parent and child.
 pub(crate) fn send_stored(table: &Table, tier: usize, blocks: &[u32], effects: &mut Vec<Effect>) {
     for run in blocks.chunk_by(|&parent, &child| table[child].parent == parent) {
@@ -49,7 +49,10 @@ impl Store {
             let Some(victim) = self.tiers[tier].resting.victim(|block| table.is_leaf_in(block, tier)) else {
                 return false;
             };
+            assert!(self.table[victim].pins == 0, "I3: a pinned block is never evicted");
+            let before = self.tiers[tier].space.free();
             self.drop_copy(tier, victim);
+            assert!(self.tiers[tier].space.free() > before, "an eviction frees a slot, or this never ends");
         }
         true
     }
@@ -86,6 +89,7 @@ impl Store {
             let parent = self.table[current].parent;
             self.sink(current, floor);
             if current == block {
+                assert!(self.table[block].slots[tier] == Slot::Empty, "the copy is gone");
                 return;
             }
             top -= usize::from(current == raised_at);
@@ -161,10 +165,12 @@ impl Store {
             self.counts.stale_inputs += 1;
             return;
         };
-        let Some(ticket) = self.tickets.remove(position) else { return };
+        let ticket = self.tickets.remove(position).expect("the ticket was found there");
         let mut arrived = core::mem::take(&mut self.scratch);
         for &(block, generation) in &ticket.blocks {
             if ok && self.table[block].generation == generation {
+                let slot = self.table[block].slots[ticket.to];
+                assert!(slot == Slot::Filling, "I2: a copy arrives in the slot that waits for it");
                 arrived.push(block);
                 self.table.set_slot(block, ticket.to, Slot::Ready);
                 self.tiers[ticket.to].space.fill();
@@ -196,7 +202,7 @@ impl Store {
             if self.tiers[from].outgoing.is_empty() {
                 continue;
             }
-            let Some(to) = self.tiers[from].next else { continue };
+            let to = self.tiers[from].next.expect("copies are chosen only where they can go");
             let mut blocks = core::mem::take(&mut self.tiers[from].outgoing);
             let chosen = blocks.len();
             blocks.retain(|&(block, generation)| self.table[block].generation == generation);
@@ -207,6 +213,8 @@ impl Store {
             let number = self.next_ticket;
             self.next_ticket += 1;
             let count = blocks.len() as u32;
+            let ascends = self.tickets.back().is_none_or(|last| last.number < number);
+            assert!(ascends, "tickets are found by search, so they stand in order");
             self.tickets.push_back(Ticket { number, to, blocks });
             let (from, to) = (Tier::LOCAL[from], Tier::LOCAL[to]);
             effects.push(Effect::Offload { ticket: number, from, to, blocks: count });
@@ -221,8 +229,9 @@ impl Store {
     }
 
     fn start_copy(&mut self, from: usize, block: u32) {
-        let Some(to) = self.tiers[from].next else { return };
+        let to = self.tiers[from].next.expect("copies are made only where they can go");
         if self.wants_copy(from, to, block) && self.make_room(to, 1) {
+            assert!(self.wants_copy(from, to, block), "making room below takes no copy above");
             self.tiers[to].space.reserve(1);
             self.table.set_slot(block, to, Slot::Filling);
             let generation = self.table[block].generation;
@@ -235,6 +244,8 @@ impl Store {
         self.counts.tiers[to].offload_failed_blocks += 1;
         self.tiers[to].space.unreserve(1);
         if self.table[block].generation == generation {
+            let slot = self.table[block].slots[to];
+            assert!(slot == Slot::Filling, "I2: a copy that does not arrive was under way");
             self.table.set_slot(block, to, Slot::Empty);
         }
     }
@@ -299,7 +310,10 @@ impl Store {
 
     /// Empties one slot and calls off the copy that was being made from it.
     fn drop_slot(&mut self, tier: usize, block: u32) {
-        if self.table[block].slots[tier] == Slot::Ready {
+        let slot = self.table[block].slots[tier];
+        // A copy on its way down keeps its reservation until its ticket is answered.
+        assert!(slot == Slot::Ready || (slot == Slot::Filling && tier == HBM), "I4: no slot to empty");
+        if slot == Slot::Ready {
             self.vacate(tier, block);
         } else {
             self.tiers[tier].space.unreserve(1);

@@ -114,6 +114,11 @@ impl Batch {
             let whole = end == self.ops[op as usize].bytes;
             self.cursor = if whole { (op + 1, 0) } else { (op, end) };
         }
+        assert!(piece.bytes > 0, "a slice has bytes, for ops without any are refused");
+        assert!(
+            u64::from(piece.bytes) <= self.unposted_bytes,
+            "I7: a slice is cut from bytes not yet posted"
+        );
         self.unposted_bytes -= u64::from(piece.bytes);
         piece.tries = piece.tries.saturating_add(1);
         Some(piece)
@@ -122,7 +127,13 @@ impl Batch {
     /// Takes a piece back that has to go again.
     pub(crate) fn put_back(&mut self, piece: Piece) {
         self.unposted_bytes += u64::from(piece.bytes);
+        assert!(self.counts_once(), "I7: bytes that are done or unposted are not put back");
         self.again.push(piece);
+    }
+
+    /// Whether no byte counts both as done and as unposted (I7); those outstanding make up the rest.
+    pub(crate) fn counts_once(&self) -> bool {
+        self.done_bytes + self.unposted_bytes <= self.bytes
     }
 
     /// Drops what has not been posted.

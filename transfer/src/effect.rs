@@ -1,4 +1,4 @@
-//! What the core wants done, and what has become of batches.
+//! The outputs of the core: orders to the driver, and the results of batches.
 
 use core::fmt;
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{BatchId, Fault, PathNumber, PeerNumber, RailNumber, Ticket};
 
-/// One order to the driver, or one answer to whoever submitted.
+/// One order to the driver, or one answer to the submitter of a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Effect {
     /// Open a path; answer with `PathOpened` or `PathOpenFailed`.
     OpenPath {
-        /// Under this name.
+        /// The number of the new path.
         path: PathNumber,
         /// To this peer.
         peer: PeerNumber,
@@ -20,18 +20,18 @@ pub enum Effect {
     },
     /// Close a path; `PathClosed` follows.
     ClosePath {
-        /// Which.
+        /// The path to close.
         path: PathNumber,
     },
     /// Move one slice.
     Post {
         /// Over this path.
         path: PathNumber,
-        /// Under this name.
+        /// Names this slice in the driver's answer.
         ticket: Ticket,
         /// Of this batch.
         batch: BatchId,
-        /// Of the op at this place in it.
+        /// Index of the op in [`crate::BatchRequest::ops`].
         op: u32,
         /// First byte, counted from the start of the op.
         at: u64,
@@ -42,65 +42,64 @@ pub enum Effect {
     Probe {
         /// Over this path.
         path: PathNumber,
-        /// Under this name.
+        /// Names this probe in the driver's answer.
         ticket: Ticket,
     },
     /// Send the batch's notice.
     Notify {
         /// Over this path.
         path: PathNumber,
-        /// Under this name.
+        /// Names this notice in the driver's answer.
         ticket: Ticket,
-        /// Whose.
+        /// The batch that is complete.
         batch: BatchId,
     },
     /// A batch ended: every byte is in place, its notice delivered, and nothing of it can land any more.
     Done {
-        /// Which.
+        /// As in [`BatchRequest`](crate::BatchRequest).
         batch: BatchId,
         /// How many bytes it moved.
         bytes: u64,
-        /// How long it took.
+        /// Time from the submission to this end, µs.
         took_us: u64,
     },
-    /// A batch ended short. Nothing of it can land here any more.
+    /// A batch failed. None of its bytes can land here after this.
     Failed {
-        /// Which.
+        /// As in [`BatchRequest`](crate::BatchRequest).
         batch: BatchId,
-        /// At what, and why.
+        /// The stage that failed, and the cause.
         failure: Failure,
         /// Whether nothing of it can land at the peer either. If not, the owner of the window must revoke it
         /// before its memory is used for something else.
         remote_fenced: bool,
     },
-    /// A batch ended because nobody wanted it any more. Nothing of it can land here any more.
+    /// A batch was cancelled. None of its bytes can land here after this.
     Cancelled {
-        /// Which.
+        /// As in [`BatchRequest`](crate::BatchRequest).
         batch: BatchId,
         /// As in `Failed`.
         remote_fenced: bool,
     },
     /// A batch was not taken: nothing of it was or will be done.
     Refused {
-        /// Which.
+        /// As in [`BatchRequest`](crate::BatchRequest).
         batch: BatchId,
-        /// Why.
+        /// The rule or bound that it breaks.
         refusal: Refusal,
     },
     /// A peer was not taken in: there are too many with work.
     PeerRefused {
-        /// Which.
+        /// As in [`crate::Input::PeerKnown`].
         peer: PeerNumber,
     },
-    /// A peer without work was forgotten, to make room. Tell of it anew, under another number, when it is
-    /// needed.
+    /// A peer without work was dropped to make room. To use it again, send `PeerKnown` with a new number.
     PeerForgotten {
-        /// Which.
+        /// The number that is no longer valid.
         peer: PeerNumber,
     },
 }
 
-/// What a batch was at when it failed.
+/// The stage in which a batch failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
@@ -110,7 +109,7 @@ pub enum Stage {
     Move,
     /// Making sure that nothing can land late.
     Fence,
-    /// Telling the peer's program.
+    /// Sending the notice to the peer's program.
     Notify,
 }
 
@@ -129,9 +128,9 @@ pub enum Reason {
 /// At what and why a batch failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Failure {
-    /// At what.
+    /// How far the batch had come.
     pub stage: Stage,
-    /// Why.
+    /// The cause; its text in `Display` says what to do.
     pub reason: Reason,
 }
 
@@ -182,11 +181,11 @@ impl fmt::Display for Bound {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Refusal {
-    /// There is no room; when something ends there is.
+    /// A limit is reached. A retry succeeds once a batch has ended.
     Full {
-        /// Which bound.
+        /// What the limit counts.
         bound: Bound,
-        /// Where it is.
+        /// The configured limit.
         limit: u64,
     },
     /// Nothing to move and nobody to notify, or an op of no bytes.
@@ -197,7 +196,7 @@ pub enum Refusal {
     TooLarge,
     /// A batch of this name lives.
     Duplicate,
-    /// No such peer was told of, or no route to it.
+    /// The peer was not announced with `PeerKnown`, or has no route.
     PeerUnknown,
     /// The peer's life is over.
     PeerEnded,

@@ -13,6 +13,7 @@ impl MoverCore {
     /// Puts a batch with `fresh_bytes` more to post into its peer's queue.
     pub(super) fn enqueue(&mut self, slot: u32, fresh_bytes: u64) {
         let batch = &mut self.batches[slot];
+        assert!(batch.phase == Phase::Moving, "a batch that is ending posts nothing more");
         let (peer, class) = (&mut self.peers[batch.peer], batch.priority.index());
         peer.pending_bytes[class] += fresh_bytes;
         if !batch.queued && batch.unposted_bytes > 0 {
@@ -52,7 +53,8 @@ impl MoverCore {
                 return;
             }
             self.peers[peer].notices.pop_front();
-            self.batches[slot].phase = Phase::Noticed;
+            let phase = core::mem::replace(&mut self.batches[slot].phase, Phase::Noticed);
+            assert!(phase == Phase::Noticing, "a notice is sent once");
             self.stats.notices += 1;
             let ticket = self.put_on(path, Cargo::Notice { batch: slot });
             let (path, batch) = (self.paths[path].number, self.batches[slot].id);
@@ -68,6 +70,7 @@ impl MoverCore {
             return;
         }
         let (peer, class) = (&mut self.peers[batch.peer], batch.priority.index());
+        assert!(batch.unposted_bytes <= peer.pending_bytes[class], "I7: bytes that a peer waits for");
         peer.pending_bytes[class] -= batch.unposted_bytes;
         if core::mem::take(&mut batch.queued) {
             leave(&mut peer.queues[class], slot);
@@ -117,13 +120,19 @@ impl MoverCore {
 
     fn finish(&mut self, slot: u32, end: End, effects: &mut Vec<Effect>) {
         let mut batch = self.batches.remove(slot);
+        let held = batch.outstanding > 0 || !batch.doubts.is_empty();
+        assert!(!held, "I5: a batch ends when nothing of it can land here any more");
+        assert!(!batch.queued, "a batch that ends stands in no queue");
         self.timers.set(Timer::Batch(slot), &mut batch.timer_us, None);
-        self.batch_slots.remove(&batch.id);
+        let named = self.batch_slots.remove(&batch.id);
+        assert!(named == Some(slot), "I5: a batch that ends is found under its name");
+        assert!(batch.ops.len() as u64 <= self.ops, "I9: the ops of every batch are counted");
         self.ops -= batch.ops.len() as u64;
         self.stats.unfenced += u64::from(!batch.remote_fenced);
         effects.push(self.told(&batch, end));
         let peer = &mut self.peers[batch.peer];
-        peer.batches.remove(&slot);
+        let known = peer.batches.remove(&slot);
+        assert!(known, "a batch that ends is among its peer's");
         self.rest(batch.peer);
     }
 
@@ -131,6 +140,8 @@ impl MoverCore {
         let (id, remote_fenced) = (batch.id, batch.remote_fenced);
         match end {
             End::Done => {
+                assert!(batch.done_bytes == batch.bytes, "I7: a batch is done when every byte is in place");
+                assert!(remote_fenced, "a batch is done when nothing of it can land at the peer either");
                 self.stats.done += 1;
                 let took_us = self.now_us - batch.submitted_us;
                 Effect::Done { batch: id, bytes: batch.bytes, took_us }
@@ -162,9 +173,8 @@ impl MoverCore {
 
 /// Takes a slot out of a queue; it is mostly near the front.
 fn leave(queue: &mut VecDeque<u32>, slot: u32) {
-    if let Some(at) = queue.iter().position(|&other| other == slot) {
-        queue.remove(at);
-    }
+    let at = queue.iter().position(|&other| other == slot);
+    queue.remove(at.expect("a batch that says it is in a queue stands there"));
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use crate::{
 /// Slots by name; never iterated.
 type SlotsBy<Name> = HashMap<Name, u32, BuildHasherDefault<Mix>>;
 
-/// Moves batches over paths, in time that is handed in. See the crate for the rules.
+/// Moves batches over paths. Each step gets the time from the driver. The [crate] docs give the rules.
 #[derive(Clone, Debug)]
 pub struct MoverCore {
     pub(crate) config: MoverConfig,
@@ -110,6 +110,15 @@ impl MoverCore {
         let known = self.take(input, effects);
         self.stats.ignored_inputs += u64::from(!known);
         self.pump(effects);
+        self.assert_bounds();
+    }
+
+    /// What holds after each step and costs nothing to look at; [`MoverCore::check`] audits the rest.
+    fn assert_bounds(&self) {
+        let most_bytes = self.config.max_bytes.saturating_add(u64::from(self.config.slice_bytes_max));
+        assert!(self.outstanding_bytes <= most_bytes, "I9: at most one slice goes beyond max_bytes");
+        assert!(self.outstanding > 0 || self.outstanding_bytes == 0, "I9: bytes are outstanding in no slice");
+        assert!(self.closing as usize <= self.paths.len(), "I9: more paths are closing than there are");
     }
 
     /// When to step next (with `TimerFired`) if no other input comes first.
@@ -154,23 +163,19 @@ impl MoverCore {
     }
 
     fn due(&mut self, timer: Timer, effects: &mut Vec<Effect>) {
+        let note = match timer {
+            Timer::Batch(slot) => &mut self.batches[slot].timer_us,
+            Timer::Path(slot) => &mut self.paths[slot].timer_us,
+            Timer::Peer(slot) => &mut self.peers[slot].timer_us,
+            Timer::Turn => &mut self.turn_timer_us,
+        };
+        let due_us = note.take();
+        assert!(due_us.is_some_and(|at_us| at_us <= self.now_us), "what is due is in its owner's note");
         match timer {
-            Timer::Batch(slot) => {
-                self.batches[slot].timer_us = None;
-                self.batch_due(slot, effects);
-            }
-            Timer::Path(slot) => {
-                self.paths[slot].timer_us = None;
-                self.path_due(slot, effects);
-            }
-            Timer::Peer(slot) => {
-                self.peers[slot].timer_us = None;
-                self.consider(slot, effects);
-            }
-            Timer::Turn => {
-                self.turn_timer_us = None;
-                self.look_for_room = true;
-            }
+            Timer::Batch(slot) => self.batch_due(slot, effects),
+            Timer::Path(slot) => self.path_due(slot, effects),
+            Timer::Peer(slot) => self.consider(slot, effects),
+            Timer::Turn => self.look_for_room = true,
         }
     }
 
@@ -186,12 +191,14 @@ impl MoverCore {
         let slot = self.peers.insert(Peer::new(number, routes, self.now_us));
         self.peer_slots.insert(number, slot);
         self.idle_peers.insert((self.now_us, slot));
+        assert!(self.peers.len() <= self.config.max_peers as usize, "I9: peers");
         true
     }
 
     fn forget_idle_peer(&mut self, effects: &mut Vec<Effect>) -> bool {
         let Some((_, slot)) = self.idle_peers.pop_first() else { return false };
         let mut peer = self.peers.remove(slot);
+        assert!(peer.is_idle(), "only a peer without batches and paths is forgotten");
         self.timers.set(Timer::Peer(slot), &mut peer.timer_us, None);
         if peer.waiting {
             self.waiting.retain(|&other| other != slot);
@@ -199,7 +206,8 @@ impl MoverCore {
         for rail in &mut self.rails {
             rail.remove(slot);
         }
-        self.peer_slots.remove(&peer.number);
+        let named = self.peer_slots.remove(&peer.number);
+        assert!(named == Some(slot), "a peer is found under its number");
         effects.push(Effect::PeerForgotten { peer: peer.number });
         true
     }
@@ -226,6 +234,8 @@ impl MoverCore {
         let deadline_us = batch.deadline_us;
         let slot = self.batches.insert(batch);
         self.batch_slots.insert(id, slot);
+        assert!(self.batches.len() <= self.config.max_batches as usize, "I9: batches");
+        assert!(self.ops <= u64::from(self.config.max_ops), "I9: ops");
         self.idle_peers.remove(&(self.peers[peer].used_us, peer));
         self.peers[peer].batches.insert(slot);
         self.enqueue(slot, self.batches[slot].unposted_bytes);

@@ -1,4 +1,4 @@
-//! What breaks, and what then becomes of what was on its way.
+//! Faults of slices, paths and peers, and what happens to slices that were on their way.
 
 use alloc::vec::Vec;
 
@@ -15,7 +15,8 @@ impl MoverCore {
     pub(super) fn retire(&mut self, slot: u32, fault: Option<Fault>, effects: &mut Vec<Effect>) {
         let path = &mut self.paths[slot];
         let (number, peer, rail) = (path.number, path.peer, path.rail);
-        path.state = PathState::Closing;
+        let before = core::mem::replace(&mut path.state, PathState::Closing);
+        assert!(matches!(before, PathState::Open | PathState::Trial), "only an open path closes, and once");
         self.timers.set(Timer::Path(slot), &mut path.timer_us, None);
         if let Some((probe, _)) = path.probe.take() {
             self.slices.remove(probe);
@@ -31,6 +32,7 @@ impl MoverCore {
         while let Some(&slice) = self.paths[slot].outstanding.last() {
             self.orphan(slice, fault.unwrap_or(Fault::Path), effects);
         }
+        assert!(self.paths[slot].bytes == 0, "I9: a path without slices has no bytes on their way");
         self.give_up(peer, effects);
         self.wake(peer, effects);
         self.consider(peer, effects);
@@ -89,7 +91,7 @@ impl MoverCore {
         let tries = self.config.route_tries;
         let peer = &mut self.peers[peer];
         peer.last_fault = fault;
-        let Some(route) = peer.route_mut(rail) else { return };
+        let route = peer.route_mut(rail);
         route.fails = route.fails.saturating_add(1);
         let mut rest_us = least_us.saturating_mul(1 << (route.fails - 1).min(32)).min(most_us);
         if opening && fault == Fault::Invalid {
@@ -198,7 +200,7 @@ impl MoverCore {
         true
     }
 
-    /// The last of a path: what it held in doubt is so no more, or will be for ever.
+    /// Removes a closed path and settles the batches that it held in doubt.
     pub(super) fn path_closed(
         &mut self,
         number: PathNumber,
@@ -212,10 +214,13 @@ impl MoverCore {
             PathState::Closing => {}
         }
         let path = self.remove_path(slot);
+        let closing = &mut self.peers[path.peer].closing;
+        assert!(0 < *closing && *closing <= self.closing, "I9: a path that has closed was closing");
+        *closing -= 1;
         self.closing -= 1;
-        self.peers[path.peer].closing -= 1;
         for batch in path.doubtful {
-            let wrote = self.batches[batch].doubts.remove(&number).unwrap_or(false);
+            let doubt = self.batches[batch].doubts.remove(&number);
+            let wrote = doubt.expect("a batch that a path holds in doubt knows of it");
             if wrote && end == PathEnd::PeerUnknown {
                 self.batches[batch].remote_fenced = false;
                 let failure = Failure { stage: Stage::Fence, reason: Reason::PeerUnknown };
@@ -232,7 +237,8 @@ impl MoverCore {
     pub(super) fn answered(&mut self, slot: u32, effects: &mut Vec<Effect>) {
         let slice = self.slices.remove(slot);
         let path = &mut self.paths[slice.path];
-        path.probe = None;
+        let asked = path.probe.take();
+        assert!(asked.is_some_and(|(probe, _)| probe == slot), "a path knows the probe that it answers");
         path.alive_us = self.now_us;
         if path.state == PathState::Trial {
             path.state = PathState::Open;
@@ -246,6 +252,7 @@ impl MoverCore {
     pub(super) fn path_due(&mut self, slot: u32, effects: &mut Vec<Effect>) {
         let (now_us, config) = (self.now_us, &self.config);
         let path = &mut self.paths[slot];
+        assert!(matches!(path.state, PathState::Open | PathState::Trial), "only an open path is watched");
         let busy = !path.outstanding.is_empty();
         let unanswered = path.probe.is_some_and(|(_, due_us)| due_us <= now_us);
         if unanswered || (busy && now_us - path.moved_us >= config.stuck_us) {

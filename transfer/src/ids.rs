@@ -1,8 +1,8 @@
-//! Names: who gives each, and how long it lives.
+//! Identifiers: who assigns each one, and how long it is valid.
 
 use serde::{Deserialize, Serialize};
 
-/// A batch, named by whoever submits it; not used twice while it lives.
+/// The number of a batch. The submitter chooses it, and must not reuse it while the batch lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BatchId(pub u64);
 

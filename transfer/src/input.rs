@@ -1,4 +1,4 @@
-//! What the core is told: facts, in the past tense.
+//! The inputs of the core: facts about what has happened.
 
 use alloc::vec::Vec;
 
@@ -31,11 +31,11 @@ pub struct Op {
 /// Ranges that end together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchRequest {
-    /// Its name.
+    /// The number of the batch, unique among those that live.
     pub batch: BatchId,
-    /// With whom.
+    /// The other side of every op.
     pub peer: PeerNumber,
-    /// How urgent.
+    /// Decides whose slices go first on a shared rail.
     pub priority: Priority,
     /// When it fails at the latest; never later than [`crate::MoverConfig::batch_limit_us`] from now.
     pub deadline_us: Option<u64>,
@@ -48,7 +48,7 @@ pub struct BatchRequest {
 /// A rail over which a peer may be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
-    /// Which.
+    /// Index of the rail; a route over a rail that is not configured is dropped.
     pub rail: RailNumber,
     /// 0 is preferred. A rail of a higher tier is used only while none of a lower one works.
     pub tier: u8,
@@ -62,9 +62,9 @@ pub enum Fault {
     Path,
     /// No sign of life within the limit: another path may do.
     Silent,
-    /// The window is closed, or the peer's life is over: no path will do. Nothing of it lands any more.
+    /// The window is closed or the peer's process has ended. No path will work; none of the bytes can land.
     Stale,
-    /// The range or the right is wrong: no path will do. Nothing of it lands any more.
+    /// The range or the access right is wrong. No path will work; none of the bytes can land.
     Invalid,
     /// Bytes are not those that were sent: worth one more try.
     Corrupt,
@@ -83,84 +83,84 @@ pub enum PathEnd {
 /// One fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Input {
-    /// A peer may be reached so. Told once for each, before its first batch.
+    /// A peer can be reached over these routes. Sent once per peer, before its first batch.
     PeerKnown {
-        /// Which.
+        /// A number not used before.
         peer: PeerNumber,
         /// Over which rails, each named once.
         routes: Vec<Route>,
     },
-    /// A life of a peer is over: nothing that was meant for it can be done.
+    /// A peer's process has ended. Its batches fail, and new ones are refused.
     PeerEnded {
-        /// Which.
+        /// The number of the process that ended.
         peer: PeerNumber,
     },
-    /// Someone wants bytes moved.
+    /// A caller submits a batch.
     Submit(BatchRequest),
-    /// Nobody wants them any more.
+    /// The caller cancels a batch. It still ends only when none of its bytes can land.
     Cancel {
-        /// Which.
+        /// The batch to cancel.
         batch: BatchId,
     },
-    /// A path stands.
+    /// A path is open.
     PathOpened {
-        /// Which.
+        /// As in [`crate::Effect::OpenPath`].
         path: PathNumber,
     },
     /// A path could not be opened; it is gone.
     PathOpenFailed {
-        /// Which.
+        /// As in [`crate::Effect::OpenPath`].
         path: PathNumber,
-        /// Why.
+        /// The fault that stopped it; decides how long the route rests.
         fault: Fault,
     },
-    /// A path went down by itself. Not told before `PathOpened`.
+    /// A path broke without an order to close it. Never sent before `PathOpened`.
     PathBroken {
-        /// Which.
+        /// The path that broke.
         path: PathNumber,
-        /// Why.
+        /// The fault that its slices report if their retries run out.
         fault: Fault,
     },
-    /// The last of a path.
+    /// A path has closed. This is the last input about it.
     PathClosed {
-        /// Which.
+        /// The path that closed.
         path: PathNumber,
-        /// With what certainty.
+        /// Whether late bytes can still land at the peer.
         end: PathEnd,
     },
     /// A path that refused a slice takes some again.
     PathRoom {
-        /// Which.
+        /// The path with room.
         path: PathNumber,
     },
     /// A path was full: the slice has not left.
     PathRefused {
-        /// Which path.
+        /// The full path.
         path: PathNumber,
-        /// Which slice.
+        /// The slice to post again.
         ticket: Ticket,
     },
     /// All bytes of a slice are where they belong.
     SliceDone {
-        /// Over which path.
+        /// The path that the slice was posted on; a ticket of another path is ignored.
         path: PathNumber,
-        /// Which.
+        /// As in [`crate::Effect::Post`].
         ticket: Ticket,
     },
     /// A notice was delivered, or a probe answered.
     Notified {
-        /// Over which path.
+        /// The path that the notice or probe was sent on.
         path: PathNumber,
-        /// Which.
+        /// As in [`crate::Effect::Notify`] or [`crate::Effect::Probe`].
         ticket: Ticket,
     },
     /// A slice, a notice or a probe failed.
     Failed {
-        /// Over which path.
+        /// The path that it was posted on.
         path: PathNumber,
-        /// Which.
+        /// As in the effect that posted it.
         ticket: Ticket,
-        /// Why.
+        /// Decides whether another path is tried.
         fault: Fault,
     },
     /// Time has passed.

@@ -5,9 +5,9 @@ use alloc::vec::Vec;
 use crate::rail::Rail;
 use crate::{PathNumber, RailNumber, RailSpec};
 
-/// A sample of speed is taken over at least so many bytes.
+/// Least bytes in a speed sample; smaller slices are summed up first.
 const SAMPLE_BYTES: u64 = 256 << 10;
-/// A new sample counts for one part in so many.
+/// A new sample has a weight of 1 / `EWMA_PARTS` in the average.
 const EWMA_PARTS: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(crate) struct Path {
     sample: (u64, u64),
     /// Whether a slice has ended well on it.
     pub(crate) proved: bool,
-    /// Slots of the batches that had slices on it when it broke; some twice never.
+    /// Slots of the batches that had slices on it when it broke, each once.
     pub(crate) doubtful: Vec<u32>,
     pub(crate) timer_us: Option<u64>,
 }
@@ -113,6 +113,7 @@ impl Path {
     /// more than one on it is never idle between them; a slice that was alone tells the latency instead.
     pub(crate) fn measure(&mut self, bytes: u64, posted_us: u64, now_us: u64, spec: &RailSpec) {
         let since_us = posted_us.max(self.moved_us);
+        assert!(since_us <= now_us, "I11: a slice ends after it was posted and after the one before");
         if self.outstanding.is_empty() && self.sample == (0, 0) && posted_us >= self.moved_us {
             let wire_us = wire_ns(bytes, self.ns_per_mib) / 1_000;
             let seen_us = (now_us - posted_us).saturating_sub(wire_us);

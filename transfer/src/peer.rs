@@ -78,8 +78,11 @@ impl Peer {
         self.pending_bytes.iter().sum()
     }
 
-    pub(crate) fn route_mut(&mut self, rail: RailNumber) -> Option<&mut RouteState> {
-        self.routes.iter_mut().find(|state| state.route.rail == rail)
+    /// The route over `rail`. Only the rail of one of its paths may be asked for: paths are opened over its
+    /// routes, and routes do not change.
+    pub(crate) fn route_mut(&mut self, rail: RailNumber) -> &mut RouteState {
+        let found = self.routes.iter_mut().find(|state| state.route.rail == rail);
+        found.expect("a path is over a rail on its peer's routes")
     }
 }
 
@@ -139,8 +142,13 @@ mod tests {
         let mut peer = peer(&[3, 1]);
         peer.pending_bytes = [1, 20, 300, 4_000];
         assert_eq!(peer.backlog_bytes(), 4_321);
-        peer.route_mut(RailNumber(1)).expect("it was given").fails = 5;
+        peer.route_mut(RailNumber(1)).fails = 5;
         assert_eq!([peer.routes[0].fails, peer.routes[1].fails], [0, 5]);
-        assert!(peer.route_mut(RailNumber(2)).is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "on its peer's routes")]
+    fn a_rail_without_a_route_is_a_programmer_s_error() {
+        peer(&[3, 1]).route_mut(RailNumber(2));
     }
 }

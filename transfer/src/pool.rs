@@ -104,10 +104,12 @@ impl MoverCore {
         let rail = &mut self.rails[route.rail.index()];
         rail.paths += 1;
         let path = self.paths.insert(Path::new(number, slot, route, rail, self.now_us));
-        self.path_slots.insert(number, path);
+        assert!(self.paths.len() <= self.config.max_paths as usize, "I9: paths");
+        let other = self.path_slots.insert(number, path);
+        assert!(other.is_none(), "the number of a path that stands is not given again");
         let peer = &mut self.peers[slot];
         peer.paths.push(path);
-        peer.route_mut(route.rail).expect("the route was found there").path = Some(path);
+        peer.route_mut(route.rail).path = Some(path);
         let peer = peer.number;
         self.arm_peer(slot);
         effects.push(Effect::OpenPath { path: number, peer, rail: route.rail });
@@ -206,7 +208,7 @@ impl MoverCore {
             self.retire(slot, None, effects);
             return true;
         }
-        if self.peers[peer].route_mut(rail).is_some_and(|route| route.fails > 0) {
+        if self.peers[peer].route_mut(rail).fails > 0 {
             self.paths[slot].state = PathState::Trial;
             self.probe(slot, effects);
             return true;
@@ -244,17 +246,20 @@ impl MoverCore {
     pub(super) fn detach(&mut self, slot: u32) {
         let peer = &mut self.peers[self.paths[slot].peer];
         peer.paths.retain(|&other| other != slot);
-        if let Some(route) = peer.route_mut(self.paths[slot].rail) {
-            route.path = None;
-        }
+        peer.route_mut(self.paths[slot].rail).path = None;
     }
 
     /// Forgets a path that has no batch in doubt.
     pub(super) fn remove_path(&mut self, slot: u32) -> Path {
         let mut path = self.paths.remove(slot);
+        let is_empty = path.outstanding.is_empty() && path.probe.is_none();
+        assert!(is_empty, "a path is forgotten when nothing is on its way over it");
         self.timers.set(Timer::Path(slot), &mut path.timer_us, None);
-        self.path_slots.remove(&path.number);
-        self.rails[path.rail.index()].paths -= 1;
+        let named = self.path_slots.remove(&path.number);
+        assert!(named == Some(slot), "a path is found under its number");
+        let rail = &mut self.rails[path.rail.index()];
+        assert!(rail.paths > 0, "I9: a rail counts each of its paths");
+        rail.paths -= 1;
         self.look_for_room = true;
         path
     }
@@ -265,7 +270,8 @@ impl MoverCore {
         let (probe, ticket) = self.slices.insert(slot, 0, self.now_us, Cargo::Probe);
         let path = &mut self.paths[slot];
         let due_us = self.now_us.saturating_add(self.config.probe_us);
-        path.probe = Some((probe, due_us));
+        let before = path.probe.replace((probe, due_us));
+        assert!(before.is_none(), "one probe at a time: an earlier one would never be taken off");
         let at_us = path.timer_us.map_or(due_us, |at| at.min(due_us));
         self.timers.set(Timer::Path(slot), &mut path.timer_us, Some(at_us));
         effects.push(Effect::Probe { path: path.number, ticket });

@@ -38,10 +38,12 @@ impl MoverCore {
     /// One turn of a rail: posts one slice, or finds that its peer must wait for something that will wake it:
     /// a completion or room on the path that is best for it, another rail, or a path.
     fn serve_rail(&mut self, rail: usize, effects: &mut Vec<Effect>) {
-        let Some((class, peer)) = self.rails[rail].pop() else { return };
+        let (class, peer) = self.rails[rail].pop().expect("the caller saw that a peer is ready");
         #[expect(clippy::cast_possible_truncation, reason = "at most 64 rails")]
         let number = RailNumber(rail as u8);
-        self.peers[peer].ready[class] &= !number.bit();
+        let ready = &mut self.peers[peer].ready[class];
+        assert!(*ready & number.bit() != 0, "a peer knows before which rails it stands");
+        *ready &= !number.bit();
         let Some(&batch) = self.peers[peer].queues[class].front() else { return };
         let piece = self.batches[batch].next_piece().expect("a batch in a queue has something to post");
         let location = self.batches[batch].ops[piece.op as usize].location;
@@ -78,9 +80,11 @@ impl MoverCore {
         let piece = batch.take_piece().expect("a batch in a queue has something to post");
         batch.queued = batch.unposted_bytes > 0;
         let (id, queued) = (batch.id, batch.queued);
-        self.peers[peer].pending_bytes[class] -= u64::from(piece.bytes);
+        let peer_state = &mut self.peers[peer];
+        assert!(u64::from(piece.bytes) <= peer_state.pending_bytes[class], "I7: bytes that a peer waits for");
+        peer_state.pending_bytes[class] -= u64::from(piece.bytes);
         if queued {
-            self.peers[peer].queues[class].push_back(slot);
+            peer_state.queues[class].push_back(slot);
         }
         let ticket = self.put_on(path, Cargo::Data { batch: slot, piece });
         let on = self.paths[path].rail;
@@ -102,6 +106,8 @@ impl MoverCore {
     /// Books a slice or a notice as on its way.
     pub(super) fn put_on(&mut self, path_slot: u32, cargo: Cargo) -> Ticket {
         let path = &mut self.paths[path_slot];
+        let has_room = path.has_room(&self.rails[path.rail.index()]);
+        assert!(path.serves() && has_room, "what is posted goes over an open path with room");
         #[expect(clippy::cast_possible_truncation, reason = "bounded by path_slices")]
         let seat = path.outstanding.len() as u32;
         let (slot, ticket) = self.slices.insert(path_slot, seat, self.now_us, cargo);
@@ -130,16 +136,25 @@ impl MoverCore {
     pub(super) fn take_off(&mut self, slot: u32) -> Slice {
         let slice = self.slices.remove(slot);
         let path = &mut self.paths[slice.path];
-        path.outstanding.swap_remove(slice.seat as usize);
+        let left = path.outstanding.swap_remove(slice.seat as usize);
+        assert!(left == slot, "a slice sits where it says; probes have no seat");
         if let Some(&moved) = path.outstanding.get(slice.seat as usize) {
             self.slices.reseat(moved, slice.seat);
         }
+        let rail = &mut self.rails[path.rail.index()];
+        // In release builds a count that goes below zero would go round, and hold everything up for ever.
+        assert!(slice.bytes() <= path.bytes, "I9: a path counts the bytes on their way over it");
+        assert!(path.bytes <= rail.bytes, "I9: a rail counts the bytes of its paths");
+        assert!(rail.bytes <= self.outstanding_bytes, "I9: the bytes of every rail are outstanding");
         path.bytes -= slice.bytes();
-        self.rails[path.rail.index()].bytes -= slice.bytes();
+        rail.bytes -= slice.bytes();
         self.outstanding_bytes -= slice.bytes();
+        assert!(self.outstanding > 0, "I9: a slice that is taken off was outstanding");
         self.outstanding -= 1;
         if let Cargo::Data { batch, .. } | Cargo::Notice { batch } = slice.cargo {
-            self.batches[batch].outstanding -= 1;
+            let batch = &mut self.batches[batch];
+            assert!(batch.outstanding > 0, "I5: a batch counts what of it is on its way");
+            batch.outstanding -= 1;
         }
         slice
     }
@@ -164,12 +179,16 @@ impl MoverCore {
                 self.stats.moved_slices += 1;
                 self.stats.moved_bytes += u64::from(piece.bytes);
                 self.rails[self.paths[slice.path].rail.index()].moved_bytes += u64::from(piece.bytes);
-                self.batches[batch].done_bytes += u64::from(piece.bytes);
+                let moving = &mut self.batches[batch];
+                moving.done_bytes += u64::from(piece.bytes);
+                assert!(moving.counts_once(), "I7: a byte is done once");
                 self.settle(batch, effects);
             }
             Cargo::Notice { batch } => {
-                if self.batches[batch].phase == Phase::Noticed {
-                    self.batches[batch].phase = Phase::Ending(End::Done);
+                let told = &mut self.batches[batch];
+                assert!(told.done_bytes == told.bytes, "a notice leaves when every byte is in place");
+                if told.phase == Phase::Noticed {
+                    told.phase = Phase::Ending(End::Done);
                 }
                 self.settle(batch, effects);
             }
@@ -179,7 +198,7 @@ impl MoverCore {
         true
     }
 
-    /// What a good end says of its path.
+    /// Updates the speed and the health of a path after a slice or notice ended well.
     fn learn(&mut self, slice: &Slice) {
         let path = &mut self.paths[slice.path];
         if slice.bytes() > 0 {
@@ -190,10 +209,7 @@ impl MoverCore {
         }
         (path.alive_us, path.moved_us) = (self.now_us, self.now_us);
         if !core::mem::replace(&mut path.proved, true) {
-            let rail = path.rail;
-            if let Some(route) = self.peers[path.peer].route_mut(rail) {
-                route.fails = 0;
-            }
+            self.peers[path.peer].route_mut(path.rail).fails = 0;
         }
     }
 
@@ -247,6 +263,7 @@ impl MoverCore {
         let slice = self.take_off(slot);
         self.paths[slice.path].full = true;
         self.stats.refused_slices += 1;
+        assert!(piece.tries > 0, "what was posted was tried");
         piece.tries -= 1;
         if self.batches[batch].phase == Phase::Moving {
             self.batches[batch].put_back(piece);

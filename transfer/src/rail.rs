@@ -98,6 +98,7 @@ pub(crate) fn weights(config: &MoverConfig) -> [u64; CLASSES] {
     let above: u64 = weights[..CLASSES - 1].iter().sum();
     let floor = (above * u64::from(config.floor_permille)).div_ceil(1_000 - u64::from(config.floor_permille));
     weights[CLASSES - 1] = weights[CLASSES - 1].max(floor);
+    assert!(weights.iter().all(|&weight| weight > 0), "passes are divided by the weights");
     weights
 }
 

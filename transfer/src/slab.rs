@@ -20,9 +20,11 @@ impl<T> Slab<T> {
     #[expect(clippy::cast_possible_truncation, reason = "everything kept here is bounded by a u32")]
     pub(crate) fn insert(&mut self, thing: T) -> u32 {
         if let Some(slot) = self.free.pop() {
-            self.entries[slot as usize] = Some(thing);
+            let before = self.entries[slot as usize].replace(thing);
+            assert!(before.is_none(), "a free slot holds nothing");
             return slot;
         }
+        assert!(self.entries.len() < u32::MAX as usize, "slots are numbered with 32 bits");
         self.entries.push(Some(thing));
         self.entries.len() as u32 - 1
     }

@@ -31,7 +31,7 @@ pub struct MoverSnapshot {
 /// One rail.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RailSnapshot {
-    /// Which.
+    /// Index of the rail in the configuration.
     pub rail: RailNumber,
     /// Bytes outstanding on it.
     pub outstanding_bytes: u64,
@@ -48,7 +48,7 @@ pub struct RailSnapshot {
 /// One peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PeerSnapshot {
-    /// Which.
+    /// The number of the peer.
     pub peer: PeerNumber,
     /// Whether its life is over.
     pub ended: bool,
@@ -65,9 +65,9 @@ pub struct PeerSnapshot {
 /// One path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PathSnapshot {
-    /// Which.
+    /// The number of the path.
     pub path: PathNumber,
-    /// To whom.
+    /// The peer at its other end.
     pub peer: PeerNumber,
     /// Over which rail.
     pub rail: RailNumber,
@@ -90,11 +90,11 @@ pub struct PathSnapshot {
 /// One batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BatchSnapshot {
-    /// Which.
+    /// The number of the batch.
     pub batch: BatchId,
-    /// With whom.
+    /// The peer that it exchanges bytes with.
     pub peer: PeerNumber,
-    /// How urgent.
+    /// The priority given with the request.
     pub priority: Priority,
     /// `moving`, `fencing`, `noticing` or `ending`.
     pub state: &'static str,

@@ -23,7 +23,7 @@ pub struct MoverStats {
     pub done: u64,
     /// Batches that ended short.
     pub failed: u64,
-    /// Batches that nobody wanted any more.
+    /// Batches that were cancelled.
     pub cancelled: u64,
     /// Batches not taken.
     pub refused: u64,

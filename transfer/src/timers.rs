@@ -28,10 +28,12 @@ impl Timers {
             return;
         }
         if let Some(old_us) = *kept {
-            self.due.remove(&(old_us, timer));
+            let removed = self.due.remove(&(old_us, timer));
+            assert!(removed, "a timer stands where its owner's note says");
         }
         if let Some(at_us) = at_us {
-            self.due.insert((at_us, timer));
+            let added = self.due.insert((at_us, timer));
+            assert!(added, "an owner has one timer at most");
         }
         *kept = at_us;
     }

@@ -68,7 +68,7 @@ impl LegsConfig {
 pub enum Input {
     /// The conductor orders a prefill. Whatever the request had here has been released before.
     Prefill {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// What it asks of the node.
         work: Work,
@@ -82,7 +82,7 @@ pub enum Input {
     /// The conductor orders room for KV that a prefill elsewhere will send. It is asked for at once, and
     /// again each time that this is said.
     Expect {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// What it asks of the node.
         work: Work,
@@ -93,7 +93,7 @@ pub enum Input {
     OpenNext,
     /// Answers [`Effect::Open`]: its blocks are pinned.
     Opened {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// Leading blocks that need no computing.
         cached_blocks: u32,
@@ -102,19 +102,19 @@ pub enum Input {
     },
     /// Answers [`Effect::Open`]: there is no room.
     NoRoom {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
     },
     /// Answers [`Effect::Fetch`]: it is under way.
     FetchBegun {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// Leading blocks that need no computing once it is over.
         cached_blocks: u32,
     },
     /// A fetch is over, or never began.
     FetchEnded {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// Whether it brought what it was for, or nothing was missing any more.
         ok: bool,
@@ -123,7 +123,7 @@ pub enum Input {
     },
     /// The node's cache says how a pinned prompt stands.
     Cached {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// Leading blocks that need no computing.
         cached_blocks: u32,
@@ -132,56 +132,56 @@ pub enum Input {
     },
     /// The engine has computed a prompt.
     Computed {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
     },
     /// A hand-off of a prefill leg is over.
     HandedOff {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// Whether all KV is at its decode node, verified.
         ok: bool,
-        /// When.
+        /// Time of the report, µs; starts the lease of KV whose hand-off failed.
         now_us: u64,
     },
     /// The conductor orders another hand-off of KV that is complete here.
     HandOff {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
     },
     /// All KV that was expected is here, verified.
     Landed {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
     },
     /// The conductor orders decoding.
     StartDecode {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
     },
     /// The next token of an answer has no place: it outgrew its room.
     Starved {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
     },
     /// Answers [`Effect::Grow`]: there is no room.
     NotGrown {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
     },
     /// The answer is complete, or the engine gave the request up.
     Ended {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
     },
     /// The conductor takes a request back.
     Release {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
     },
     /// Time passes.
     Tick {
-        /// Now.
+        /// The current time, µs.
         now_us: u64,
     },
 }
@@ -192,7 +192,7 @@ pub enum Effect {
     /// Pin the blocks of the prompt that are here, and reserve the others with room for an answer.
     /// Answered by [`Input::Opened`] or [`Input::NoRoom`] before any other input.
     Open {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// Blocks for the answer.
         room_blocks: u32,
@@ -200,7 +200,7 @@ pub enum Effect {
     /// Bring blocks from elsewhere. Answered by [`Input::FetchBegun`] or [`Input::FetchEnded`] before
     /// any other input.
     Fetch {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// Leading blocks that are here.
         have_blocks: u32,
@@ -209,51 +209,51 @@ pub enum Effect {
     },
     /// Tell the conductor that a fetch is over.
     Fetched {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// As in [`Input::FetchEnded`].
         ok: bool,
     },
     /// Give the prompt to the engine.
     Compute {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// Leading tokens that need no computing.
         cached_tokens: u64,
     },
     /// Seal the blocks of the prompt: all of their KV is here.
     Seal {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
     },
     /// Let the KV of a prefill elsewhere in.
     Admit {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
     },
     /// Send KV that is complete here to its decode node.
     Send {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
     },
     /// Decode: on with what the engine computed here, or with what has landed.
     Decode {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// Whether its prompt was computed here.
         local: bool,
     },
-    /// Reserve more blocks for an answer, so many if there are, one at least. Where there is not even one,
-    /// answered by [`Input::NotGrown`] before any other input.
+    /// Reserve 1 to `blocks` more blocks for an answer. If not even one is free, the driver answers with
+    /// [`Input::NotGrown`] before any other input.
     Grow {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// How many at most.
         blocks: u32,
     },
     /// The leg is over: take back what the engine does for it and what the cache holds for it.
     Close {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
         /// What it held.
         held: Held,
@@ -261,9 +261,9 @@ pub enum Effect {
     /// An order could not be carried out; the conductor has to know. The leg is closed next, if there is one
     /// that the order fits.
     Fail {
-        /// Whose.
+        /// The request that the leg serves.
         request: RequestId,
-        /// Why.
+        /// The cause, for the conductor.
         why: Why,
     },
 }

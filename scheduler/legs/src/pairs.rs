@@ -13,7 +13,7 @@
 //! - a request that was admitted and fits nowhere is parked, and tried again until its time is over;
 //! - the second and each further hand-off that fails is tried again after a pause, which doubles;
 //! - a request that was in an engine when it died is tried once more, and not with others like it;
-//! - clients that are refused get a moment of their own to come again.
+//! - each refused client gets a time of its own at which to retry.
 
 mod attempts;
 mod effect;

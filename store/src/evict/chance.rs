@@ -1,5 +1,5 @@
-//! What was seen of how blocks come back: for each class and age, how many did and for how long
-//! how many were waited for. From that, what a block's slot is worth.
+//! Statistics of returning blocks. For each class and age they count the blocks that were requested again,
+//! and the time for which blocks waited. The value of a block's slot follows from them.
 
 use super::ages::{CELLS, width};
 use super::leanings::{Leanings, span_of};
@@ -7,7 +7,7 @@ use super::ranks::MAX_RANK;
 
 /// Classes of use.
 pub(crate) const CLASSES: usize = 120;
-/// A class that was seen little is thought to be as its traits say: this many blocks' worth.
+/// Weight of the prior that the traits of a class give, in blocks: it decides while there are few samples.
 const PRIOR_BLOCKS: u64 = 3000;
 /// Chances and shares are in units of one in this power of two.
 const SHIFT: u32 = 24;
@@ -91,6 +91,8 @@ impl Chances {
     /// A block of `class` in `cell` will not be recognised any more.
     pub(super) const fn given_up(&mut self, class: usize, cell: usize) {
         let waiting = &mut self.seen[class].waiting[cell];
+        // Release builds go on: this is a statistic, and not worth a node.
+        debug_assert!(*waiting > 0, "whoever returns or is given up was waited for");
         *waiting = waiting.saturating_sub(1);
     }
 

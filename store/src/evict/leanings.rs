@@ -1,4 +1,4 @@
-//! What each trait of a class says of return by itself, in the light of the others.
+//! How much each trait of a class raises or lowers its rate of return, corrected for the other traits.
 //!
 //! There are too many classes to learn each from scratch: most see few requests. So the rate of
 //! return of a class at an age is first taken to be the usual one at that age times one factor for
@@ -14,9 +14,9 @@ const TRAITS: usize = VALUES.len();
 const MOST_VALUES: usize = 6;
 /// Spans of age that have their own factors: below half a minute, below three minutes, beyond.
 pub(super) const SPANS: usize = 3;
-/// Returns as expected that are imagined beside those counted, so that few say little.
+/// Pseudo-count added to both counted and expected returns, so that few samples change a factor little.
 const IMAGINED: f64 = 100.0;
-/// A factor says no more than this much more or less than usual.
+/// Bounds of a factor: 1 / `MOST` to `MOST`.
 const MOST: f64 = 64.0;
 
 const _: () = assert!(CLASSES == VALUES[0] * VALUES[1] * VALUES[2], "every class has its number");

@@ -44,11 +44,12 @@ impl Lists {
 
     /// Puts `block`, which is in no list, in as the newest of `list`.
     pub(super) fn push_newest(&mut self, list: usize, block: u32) {
+        assert!(list < self.lists, "only a sentinel heads a list");
         let place = self.lists + block as usize;
         if self.links.len() <= place {
             self.links.resize(place + 1, Link { newer: OUT, older: OUT });
         }
-        debug_assert!(self.links[place].newer == OUT, "a block is in one list");
+        assert!(self.links[place].newer == OUT, "a block is in one list");
         let newest = self.links[list].older;
         self.links[place] = Link { newer: list as u32, older: newest };
         self.links[newest as usize].newer = place as u32;
@@ -61,7 +62,7 @@ impl Lists {
     pub(super) fn unlink(&mut self, block: u32) {
         let place = self.lists + block as usize;
         let Link { newer, older } = self.links[place];
-        debug_assert!(newer != OUT, "the block is in a list");
+        assert!(newer != OUT, "the block is in a list");
         self.links[newer as usize].older = older;
         self.links[older as usize].newer = newer;
         self.links[place] = Link { newer: OUT, older: OUT };
@@ -133,6 +134,7 @@ impl Lists {
 
     /// Makes all of `from`, which has some, newer than all of `target`.
     pub(super) fn append(&mut self, target: usize, from: usize) {
+        assert!(target != from && self.oldest(from).is_some(), "a list with blocks joins another");
         let Link { newer: oldest, older: newest } = self.links[from];
         let target_newest = self.links[target].older;
         self.links[target_newest as usize].newer = oldest;

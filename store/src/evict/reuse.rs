@@ -248,7 +248,7 @@ impl Reuse {
 
     /// `block` leaves the store; its name is kept for a while.
     pub(crate) fn removed(&mut self, block: u32, name: u64) {
-        let Some(mark) = self.marks.get_mut(block as usize) else { return };
+        let mark = self.marks.get_mut(block as usize).expect("a block in the store has a mark");
         if core::mem::take(&mut mark.waits) {
             let ghost = Ghost { class: mark.class, tick: mark.tick };
             if let Some(lost) = self.ghosts.put(name, ghost) {
@@ -274,7 +274,7 @@ impl Reuse {
 
     /// Times that `block` was asked for before, at most [`USES`]; it waits no longer.
     fn meet_again(&mut self, block: u32) -> u8 {
-        let Some(mark) = self.marks.get_mut(block as usize) else { return 0 };
+        let mark = self.marks.get_mut(block as usize).expect("a block in the store has a mark");
         let class = usize::from(mark.class);
         if core::mem::take(&mut mark.waits) {
             self.chances.returned(class, self.ages.cell_of(mark.tick));

@@ -68,6 +68,7 @@ impl Order for S3Fifo {
 
     fn lifted(&mut self, block: u32) {
         if !self.marks[block as usize].main {
+            assert!(self.trial_len > 0, "blocks on trial are counted");
             self.trial_len -= 1;
         }
     }

@@ -14,7 +14,7 @@ pub enum Cause {
     Handoff,
     /// Its instance was lost.
     Lost,
-    /// The instance of a leg that it needs no more was lost.
+    /// The lost instance held a leg that the request did not need any longer.
     LostBehind,
     /// A stage took longer than it may.
     Late(Phase),
@@ -63,7 +63,7 @@ pub enum Effect {
         request: RequestId,
         /// The attempt.
         attempt: u32,
-        /// Where.
+        /// The decode instance, which holds the KV.
         instance: InstanceId,
     },
     /// Order another hand-off of KV that is complete.
@@ -87,7 +87,7 @@ pub enum Effect {
         request: RequestId,
         /// The attempt.
         attempt: u32,
-        /// Where.
+        /// The instance that holds the leg.
         instance: InstanceId,
     },
     /// The client is promised an answer.
@@ -99,7 +99,7 @@ pub enum Effect {
     Blame {
         /// Which request.
         request: RequestId,
-        /// Why.
+        /// The cause, for logs and metrics.
         cause: Cause,
     },
     /// A stage took longer than it may.

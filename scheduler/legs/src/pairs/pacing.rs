@@ -1,9 +1,9 @@
-//! When refused clients come again: each gets a moment of its own, so that a client that keeps to it finds
-//! room, and no herd comes at once for a place that only one can have.
+//! Spreads the retries of refused clients. Each client gets its own time to retry, at which it finds room,
+//! so that they do not all retry at once for the same place.
 
 use alloc::collections::BTreeMap;
 
-/// What earlier clients will take puts a turn off by this much at most, µs.
+/// The most by which the work of earlier clients delays a retry, µs.
 const HORIZON_US: u64 = 60_000_000;
 /// Turns that are remembered at most; the nearest ones are forgotten first (I9).
 const MOST_TURNS: usize = 16_384;

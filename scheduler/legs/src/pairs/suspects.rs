@@ -85,7 +85,7 @@ impl Pairs {
         }
     }
 
-    /// Nobody's turn is waited for where somebody can be tried.
+    /// Parks a suspect and makes its retry due now: it starts as soon as an instance is free for it.
     fn try_at_once(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
         self.hold(request, effects);
         self.try_at_us = self.now_us;
