@@ -70,7 +70,7 @@ pub struct Conductor {
     pub(crate) turn: u64,
     pub(crate) sequence: u64,
     pub(crate) stats: SchedulerStats,
-    /// Room was given back in this step.
+    /// Room was given back, in this step or while those who wait for some were last looked at.
     pub(crate) room_came: bool,
 }
 
