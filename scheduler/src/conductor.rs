@@ -145,6 +145,12 @@ impl Conductor {
         }
         self.let_held_go();
         self.run_queues(effects);
+        assert!(
+            self.requests.len() <= self.config.max_waiting_requests as usize + 1,
+            "{} live requests exceed the bound (I9)",
+            self.requests.len()
+        );
+        assert!(self.stats.last_decision.is_none(), "a decision is handed out in the step that made it");
     }
 
     /// When the conductor wants to be stepped with [`Input::TimerFired`] at the latest.

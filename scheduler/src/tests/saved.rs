@@ -77,6 +77,19 @@ fn a_state_that_contradicts_itself_is_refused_by_name() {
         ("\"free\":[]", "\"free\":[7]", "live requests"),
         ("\"stage\":\"Prefilling\"", "\"stage\":\"Waiting\"", "I5"),
         ("\"block_tokens\":512", "\"block_tokens\":0", "block_tokens"),
+        // Ledgers whose sums are off ran below zero when what they hold ended.
+        ("\"waiting_us\":0", "\"waiting_us\":7", "I5"),
+        ("\"dispatched_us\":101001", "\"dispatched_us\":0", "I5"),
+        ("\"active_tokens\":1000", "\"active_tokens\":0", "I5"),
+        ("\"running\":false", "\"running\":true", "I8"),
+        ("\"running\":0", "\"running\":1", "I8"),
+        ("\"egress_flights\":0", "\"egress_flights\":1", "I5"),
+        ("\"replicating\":false", "\"replicating\":true", "I5"),
+        ("\"unplaced\":[]", "\"unplaced\":[1]", "I5"),
+        ("\"foreign\":false", "\"foreign\":true", "I5"),
+        ("\"prompt_tokens\":1000", "\"prompt_tokens\":0", "no prompt"),
+        ("\"prefills\":[0,1]", "\"prefills\":[0,1,9]", "pools"),
+        ("\"state\":\"serving\"", "\"state\":\"lost\"", "pools"),
     ];
     for (from, to, named) in spoilt {
         assert!(good.contains(from), "{from} in {good}");
