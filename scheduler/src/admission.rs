@@ -109,6 +109,7 @@ impl Conductor {
 
     /// Places an entry under the admission mode in force, or refuses it.
     pub(crate) fn admit(&mut self, entry: Entry, effects: &mut Vec<Effect>) {
+        assert!(!self.requests.contains(entry.request.id), "request {} is let in twice", entry.request.id);
         let mode = self.config.effective_admission();
         let only_feasible = mode == AdmissionMode::Slo;
         let request = &entry.request;
@@ -262,6 +263,11 @@ impl Conductor {
 
     /// Refuses an entry that holds nothing.
     pub(crate) fn reject(&mut self, entry: &Entry, refusal: Refusal, effects: &mut Vec<Effect>) {
+        assert!(
+            !self.requests.contains(entry.request.id) && entry.decode.is_none(),
+            "request {} is refused while it holds something",
+            entry.request.id
+        );
         self.stats.count_rejection(refusal.reason);
         effects.push(Effect::Reject(Rejection {
             request: entry.request.id,

@@ -48,7 +48,7 @@ impl Conductor {
         self.fleet.set_role(id, role);
         // Nothing of these has been sent anywhere: they go where the new roles want them.
         for request in waiting {
-            let Some(entry) = self.requests.remove(request) else { continue };
+            let entry = self.requests.remove(request).expect("one retry ends no other request");
             self.let_go(&entry, effects);
             self.retry(entry, FailStage::NoPlacement, effects);
         }

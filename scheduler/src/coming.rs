@@ -39,6 +39,10 @@ impl Coming {
         chain: &[BlockHash],
         chain_of: impl Fn(RequestId) -> &'a [BlockHash],
     ) {
+        debug_assert!(
+            self.leaders.iter().all(|one| one.request != request),
+            "the prefill of request {request} is under way already"
+        );
         let (at, common_blocks, after) = place_among(&self.leaders, chain, |one| chain_of(one.request));
         if let Some(next) = self.leaders.get_mut(at) {
             next.common_blocks = after;
@@ -46,13 +50,14 @@ impl Coming {
         self.leaders.insert(at, Leader { request, instance, common_blocks });
     }
 
-    /// A prefill is over, or was given up.
-    pub(crate) fn over(&mut self, request: RequestId) {
-        let Some(at) = self.leaders.iter().position(|one| one.request == request) else { return };
+    /// A prefill is over, or was given up; false when it was none of these.
+    pub(crate) fn over(&mut self, request: RequestId) -> bool {
+        let Some(at) = self.leaders.iter().position(|one| one.request == request) else { return false };
         let gone = self.leaders.remove(at);
         if let Some(next) = self.leaders.get_mut(at) {
             next.common_blocks = next.common_blocks.min(gone.common_blocks);
         }
+        true
     }
 
     /// Hands out who will hold how many leading blocks of a chain; an instance may come more than once.
@@ -96,8 +101,11 @@ impl Coming {
                 one.request, one.instance
             ));
         }
-        let known = self.leaders.len();
-        if known == count {
+        let mut once: Vec<RequestId> = self.leaders.iter().map(|one| one.request).collect();
+        once.sort_unstable();
+        once.dedup();
+        let known = once.len();
+        if known == count && self.leaders.len() == count {
             Ok(())
         } else {
             Err(format!("I5: {known} prefills are known of {count} under way"))

@@ -70,7 +70,7 @@ pub struct Conductor {
     pub(crate) turn: u64,
     pub(crate) sequence: u64,
     pub(crate) stats: SchedulerStats,
-    /// Room was given back in this step.
+    /// Room was given back, in this step or while those who wait for some were last looked at.
     pub(crate) room_came: bool,
 }
 
@@ -145,6 +145,12 @@ impl Conductor {
         }
         self.let_held_go();
         self.run_queues(effects);
+        assert!(
+            self.requests.len() <= self.config.max_waiting_requests as usize + 1,
+            "{} live requests exceed the bound (I9)",
+            self.requests.len()
+        );
+        assert!(self.stats.last_decision.is_none(), "a decision is handed out in the step that made it");
     }
 
     /// When the conductor wants to be stepped with [`Input::TimerFired`] at the latest.

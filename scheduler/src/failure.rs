@@ -30,11 +30,10 @@ impl Conductor {
             self.retry(entry, FailStage::HandoffFailed, effects);
             return;
         }
-        let (from, old) = (entry.prefill, entry.decode.take());
-        if let Some(old) = old {
-            self.release_decode(id, old);
-            effects.push(Effect::Release { request: id, instance: old });
-        }
+        let from = entry.prefill;
+        let old = entry.decode.take().expect("whoever is handed over has a decode instance (I8)");
+        self.release_decode(id, old);
+        effects.push(Effect::Release { request: id, instance: old });
         entry.retries += 1;
         let wanted =
             self.decode_for(&entry, self.now_us).filter(|_| entry.retries <= self.config.max_retries);
@@ -47,6 +46,7 @@ impl Conductor {
             self.fail(&entry, FailStage::HandoffFailed, effects);
             return;
         };
+        assert!(to != from, "request {id} would be handed over to where it is");
         let now_us = self.now_us;
         self.reserve_decode(&mut entry, to, now_us);
         effects.push(Effect::Handoff { request: id, from, to, room_tokens: entry.room_tokens });
@@ -76,7 +76,7 @@ impl Conductor {
 
     /// Gives everything back and tries again, away from `at` where there is a choice.
     fn start_over(&mut self, id: RequestId, at: InstanceId, stage: FailStage, effects: &mut Vec<Effect>) {
-        let Some(mut entry) = self.requests.remove(id) else { return };
+        let mut entry = self.requests.remove(id).expect("looked up by the caller");
         self.let_go(&entry, effects);
         if entry.foreign {
             // Its own router places it again, and says so.
@@ -109,7 +109,7 @@ impl Conductor {
             .map(|e| e.request.id)
             .collect();
         for request in touched {
-            let Some(mut entry) = self.requests.remove(request) else { continue };
+            let mut entry = self.requests.remove(request).expect("one retry ends no other request");
             self.let_go(&entry, effects);
             if entry.foreign {
                 continue;
@@ -121,6 +121,8 @@ impl Conductor {
             let stage = if decode { FailStage::DecodeLost } else { FailStage::PrefillLost };
             self.retry(entry, stage, effects);
         }
+        let lost = self.fleet.known_mut(id);
+        assert!(lost.owes_nothing() && lost.egress_flights == 0, "lost instance {id} has work still (I13)");
     }
 
     /// Nothing more arrives from a lost instance; what the driver says of it later is stale.
@@ -134,6 +136,7 @@ impl Conductor {
 
     /// Places an entry that holds nothing again, or gives it up: for `stage` when its tries are used up.
     pub(crate) fn retry(&mut self, mut entry: Entry, stage: FailStage, effects: &mut Vec<Effect>) {
+        assert!(!entry.foreign, "request {} is another router's to place again", entry.request.id);
         if entry.told_tokens > entry.request.emitted_tokens {
             entry.request.has_emitted(entry.told_tokens, self.config.block_tokens);
         }
@@ -161,6 +164,7 @@ impl Conductor {
     }
 
     fn fail(&mut self, entry: &Entry, stage: FailStage, effects: &mut Vec<Effect>) {
+        assert!(!self.requests.contains(entry.request.id), "request {} fails and lives", entry.request.id);
         self.stats.failed += 1;
         effects.push(Effect::Fail { request: entry.request.id, stage });
     }

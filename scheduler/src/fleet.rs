@@ -1,5 +1,7 @@
 //! The instances: what each can do, what it has been given, and how far its clock is off.
 
+use alloc::format;
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use baton_types::{CostProfile, Epoch, InstanceId, Role};
@@ -118,6 +120,12 @@ impl Instance {
         self.spec.pass_tokens > 0
     }
 
+    /// Whether no request holds anything here.
+    pub(crate) fn owes_nothing(&self) -> bool {
+        let queued = self.prefill.waiting().len() + self.prefill.dispatched().len();
+        queued + self.decode.slots().len() == 0
+    }
+
     pub(crate) fn serves(&self) -> bool {
         self.state == InstanceState::Serving
     }
@@ -158,8 +166,11 @@ impl Fleet {
         if at >= self.instances.len() {
             self.instances.resize_with(at + 1, || None);
         }
-        if self.instances[at].as_ref().is_some_and(|known| known.spec.epoch >= spec.epoch) {
-            return false;
+        if let Some(known) = &self.instances[at] {
+            if known.spec.epoch >= spec.epoch {
+                return false;
+            }
+            assert!(known.owes_nothing(), "instance {} begins anew while its last life has work", spec.id);
         }
         self.instances[at] = Some(Instance::new(spec));
         self.rebuild_pools();
@@ -168,31 +179,55 @@ impl Fleet {
 
     /// Changes an instance's state.
     pub(crate) fn set_state(&mut self, id: InstanceId, state: InstanceState) {
-        if let Some(instance) = self.get_mut(id) {
-            instance.state = state;
-        }
+        let instance = self.known_mut(id);
+        assert!(
+            instance.state != InstanceState::Lost,
+            "instance {id} is gone; only a new life brings it back"
+        );
+        instance.state = state;
         self.rebuild_pools();
     }
 
     /// Changes what an instance is for; what it has been given stays with it.
     pub(crate) fn set_role(&mut self, id: InstanceId, role: Role) {
-        if let Some(instance) = self.get_mut(id) {
-            instance.spec.role = role;
-        }
+        self.known_mut(id).spec.role = role;
         self.rebuild_pools();
     }
 
     fn rebuild_pools(&mut self) {
+        (self.prefills, self.decodes, self.stores, self.largest_decode_tokens) = self.pools();
+    }
+
+    /// Who may prefill, decode and store, and the most tokens that one of those who decode holds.
+    fn pools(&self) -> (Vec<InstanceId>, Vec<InstanceId>, Vec<InstanceId>, u64) {
         let pool = |wanted: fn(Role) -> bool| {
             self.iter().filter(|i| i.serves() && wanted(i.spec.role)).map(|i| i.spec.id).collect()
         };
         let (prefills, decodes): (Vec<_>, Vec<_>) = (pool(Role::prefills), pool(Role::decodes));
         let stores: Vec<_> = pool(|role| role == Role::Store);
         let capacity = |id: &InstanceId| self.get(*id).map_or(0, |i| i.spec.capacity_tokens);
-        self.largest_decode_tokens = decodes.iter().map(capacity).max().unwrap_or(0);
-        self.prefills = prefills;
-        self.decodes = decodes;
-        self.stores = stores;
+        let largest_decode_tokens = decodes.iter().map(capacity).max().unwrap_or(0);
+        (prefills, decodes, stores, largest_decode_tokens)
+    }
+
+    /// Checks that each stands in its place, and that the pools are what roles and states say.
+    ///
+    /// # Errors
+    /// Names the first that is elsewhere, or says that a pool is off.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let places = self.instances.iter().enumerate().filter_map(|(at, i)| i.as_ref().map(|i| (at, i)));
+        for (at, instance) in places {
+            if instance.spec.id.index() != at {
+                return Err(format!("instance {} stands in place {at}", instance.spec.id));
+            }
+        }
+        let (prefills, decodes, stores, largest) = self.pools();
+        let same = self.prefills == prefills && self.decodes == decodes && self.stores == stores;
+        if same && self.largest_decode_tokens == largest {
+            Ok(())
+        } else {
+            Err(String::from("the pools of instances are not what roles and states say"))
+        }
     }
 
     pub(crate) fn get(&self, id: InstanceId) -> Option<&Instance> {
@@ -214,6 +249,16 @@ impl Fleet {
 
     pub(crate) fn get_mut(&mut self, id: InstanceId) -> Option<&mut Instance> {
         self.instances.get_mut(id.index())?.as_mut()
+    }
+
+    /// An instance that a live request, or a placement, speaks of: it keeps its place, lost or not.
+    pub(crate) fn known(&self, id: InstanceId) -> &Instance {
+        self.get(id).expect("an instance that is spoken of is known")
+    }
+
+    /// See [`Self::known`].
+    pub(crate) fn known_mut(&mut self, id: InstanceId) -> &mut Instance {
+        self.get_mut(id).expect("an instance that is spoken of is known")
     }
 
     /// One past the highest id.

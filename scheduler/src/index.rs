@@ -133,6 +133,7 @@ impl PrefixIndex {
                 break;
             }
         }
+        debug_assert!(outcome.added + outcome.refused <= hashes.len(), "a block is taken or refused, once");
         outcome
     }
 
@@ -169,6 +170,7 @@ impl PrefixIndex {
                 self.withdraw(id, Holder::new(instance));
             }
         }
+        debug_assert_eq!(self.held_blocks(instance), 0, "{instance} is forgotten, and holds blocks");
         before - self.held_blocks(instance)
     }
 

@@ -2,9 +2,12 @@
 
 use alloc::format;
 use alloc::string::String;
-use baton_types::InstanceId;
+use alloc::vec;
+use alloc::vec::Vec;
+use baton_types::{InstanceId, RequestId};
 use hashbrown::HashSet;
 
+use crate::InstanceState;
 use crate::conductor::{Conductor, FixedState};
 use crate::estimate::common_blocks;
 use crate::request::{Entry, Stage};
@@ -26,6 +29,12 @@ impl Conductor {
     /// # Errors
     /// The first that does not hold.
     pub fn check_ledgers(&self) -> Result<(), String> {
+        self.fleet.check()?;
+        if !self.lengths.knows(self.config.classes.len()) {
+            return Err(String::from(
+                "the estimates of answers' lengths are of other classes than are configured",
+            ));
+        }
         if self.requests.len() > self.config.max_waiting_requests as usize + 1 {
             return Err(format!("I9: {} live requests exceed the bound", self.requests.len()));
         }
@@ -55,27 +64,77 @@ impl Conductor {
         let own = |e: &&Entry| e.stage == Stage::Prefilling && !e.foreign;
         let under_way = |id| self.requests.get(id).filter(own).map(|e| e.prefill);
         self.coming.check(self.requests.iter().filter(own).count(), under_way)?;
+        self.check_unplaced()?;
+        self.check_flights()?;
         self.check_starts()
+    }
+
+    /// The router's queue is of those that are not placed, each once.
+    fn check_unplaced(&self) -> Result<(), String> {
+        let mut queued = self.unplaced.clone();
+        let unplaced = self.requests.iter().filter(|e| e.stage == Stage::Unplaced);
+        let mut known: Vec<RequestId> = unplaced.map(|e| e.request.id).collect();
+        queued.sort_unstable();
+        known.sort_unstable();
+        if queued == known {
+            Ok(())
+        } else {
+            Err(format!("I5: {queued:?} wait to be placed, but {known:?} say so"))
+        }
+    }
+
+    /// Flights on an instance's links are the fetches of those that prefill, and the copy on its way there.
+    fn check_flights(&self) -> Result<(), String> {
+        let mut flights = vec![[0u32; 2]; self.fleet.bound()];
+        let fetching = self.requests.iter().filter(|e| e.stage == Stage::Prefilling);
+        for (entry, fetch) in fetching.filter_map(|e| e.fetch.map(|fetch| (e, fetch))) {
+            for (at, way) in [(fetch.from, 0), (entry.prefill, 1)] {
+                if self.fleet.get(at).is_none_or(|i| i.state == InstanceState::Lost) {
+                    return Err(format!(
+                        "I5: request {} fetches by way of {at}, which is not there",
+                        entry.request.id
+                    ));
+                }
+                flights[at.index()][way] += 1;
+            }
+        }
+        for instance in self.fleet.iter() {
+            let id = instance.spec.id;
+            let [out, into] = flights[id.index()];
+            let known = (instance.egress_flights, instance.ingress_flights);
+            if known != (out, into + u32::from(instance.replicating)) {
+                return Err(format!(
+                    "I5: {out} fetches go out of instance {id} and {into} into it, its links say {known:?}"
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn check_instance(&self, instance: &crate::fleet::Instance) -> Result<(), String> {
         let id = instance.spec.id;
+        instance.prefill.check().map_err(|why| format!("{why}, on instance {id}"))?;
         instance.decode.check().map_err(|why| format!("{why}, on instance {id}"))?;
+        if instance.state == InstanceState::Lost && !instance.owes_nothing() {
+            return Err(format!("I13: instance {id} is lost and has work still"));
+        }
         let mut seen = HashSet::with_hasher(FixedState);
-        let queued = instance.prefill.waiting().iter().map(|w| w.request);
-        for request in queued.chain(instance.prefill.dispatched().iter().map(|d| d.request)) {
+        let queued = instance.prefill.waiting().iter().map(|w| (w.request, Stage::Waiting));
+        let sent = instance.prefill.dispatched().iter().map(|d| (d.request, Stage::Prefilling));
+        for (request, stage) in queued.chain(sent) {
             if !seen.insert(request) {
                 return Err(format!("I5: request {request} is twice on instance {id}"));
             }
-            if self.requests.get(request).is_none_or(|e| e.prefill != id) {
+            if self.requests.get(request).is_none_or(|e| e.prefill != id || e.stage != stage) {
                 return Err(format!("I5: instance {id} holds request {request}, which is not placed there"));
             }
         }
         self.check_sharing(instance)?;
         for slot in instance.decode.slots() {
-            if self.requests.get(slot.request).is_none_or(|e| e.decode != Some(id)) {
+            let decodes = |e: &Entry| e.decode == Some(id) && slot.running == (e.stage == Stage::Decoding);
+            if !self.requests.get(slot.request).is_some_and(decodes) {
                 return Err(format!(
-                    "I8: instance {id} keeps room for request {}, which is not its own",
+                    "I8: instance {id} keeps room for request {}, which is not its own or elsewhere in its life",
                     slot.request
                 ));
             }
@@ -104,6 +163,7 @@ impl Conductor {
     /// Whoever decodes or is handed over has a decode instance with room reserved (I8).
     fn check_starts(&self) -> Result<(), String> {
         for entry in self.requests.iter() {
+            check_entry(entry)?;
             let needs = matches!(entry.stage, Stage::Prefilling | Stage::HandingOff | Stage::Decoding);
             if needs && entry.decode.is_none() {
                 return Err(format!("I8: request {} runs without decode room", entry.request.id));
@@ -119,4 +179,23 @@ impl Conductor {
         }
         Ok(())
     }
+}
+
+/// What holds of every live request by itself.
+fn check_entry(entry: &Entry) -> Result<(), String> {
+    let id = entry.request.id;
+    if entry.request.prompt_tokens == 0 {
+        return Err(format!("request {id} has no prompt"));
+    }
+    let held_back = matches!(entry.stage, Stage::Unplaced | Stage::Waiting);
+    if held_back && entry.foreign {
+        return Err(format!("request {id} waits here, though it is another router's"));
+    }
+    if entry.stage == Stage::Unplaced && entry.decode.is_some() {
+        return Err(format!("I8: request {id} has a decode instance before it is placed"));
+    }
+    if entry.fetch.is_some() && matches!(entry.stage, Stage::HandingOff | Stage::Decoding) {
+        return Err(format!("I5: request {id} fetches what it has computed already"));
+    }
+    Ok(())
 }

@@ -26,7 +26,7 @@ impl Conductor {
         entry.stage = Stage::HandingOff;
         let (at, prompt_tokens, fetch) = (entry.prefill, entry.request.prompt_tokens, entry.fetch.take());
         let foreign = entry.foreign;
-        self.coming.over(id);
+        self.prefill_over(id, foreign);
         if let Some(fetch) = fetch {
             self.end_fetch(fetch.from, at);
         }
@@ -34,15 +34,14 @@ impl Conductor {
         let (compute_us, cached_tokens) = (measured.0, measured.1.min(prompt_tokens));
         self.stats.cached_tokens += cached_tokens;
         self.stats.prefilled_tokens += prompt_tokens.saturating_sub(cached_tokens);
-        if let Some(instance) = self.fleet.get_mut(at) {
-            instance.prefill.finish(now_us, id);
-            // What decodes there now is what its steps carried: itself, and who is still to come, are left out.
-            let (batch, context_tokens, _) = instance.decode.now();
-            let new = prompt_tokens.saturating_sub(cached_tokens);
-            let prior_us = prior_us(&instance.spec, (batch, context_tokens), (new, cached_tokens), target_us);
-            #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-            instance.prefill_residual.observe(prior_us.unwrap_or(0.0), compute_us as f64);
-        }
+        let instance = self.fleet.known_mut(at);
+        assert!(instance.prefill.finish(now_us, id).is_some(), "request {id} ends where it was not sent");
+        // What decodes there now is what its steps carried: itself, and who is still to come, are left out.
+        let (batch, context_tokens, _) = instance.decode.now();
+        let new = prompt_tokens.saturating_sub(cached_tokens);
+        let prior_us = prior_us(&instance.spec, (batch, context_tokens), (new, cached_tokens), target_us);
+        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+        instance.prefill_residual.observe(prior_us.unwrap_or(0.0), compute_us as f64);
         self.timers.set(at, now_us);
         if !foreign && self.refuse_at_decode(id, effects) {
             return;
@@ -58,11 +57,9 @@ impl Conductor {
             self.stats.stale_inputs += 1;
             return;
         };
-        let Some(decode) = entry.decode else { return };
+        let decode = entry.decode.expect("whoever is handed over has a decode instance (I8)");
         let now_us = self.now_us;
-        if let Some(instance) = self.fleet.get_mut(decode) {
-            instance.decode.start(id, now_us);
-        }
+        self.fleet.known_mut(decode).decode.start(id, now_us);
         if let Some(entry) = self.requests.get_mut(id) {
             entry.stage = Stage::Decoding;
             entry.decode_at_us = now_us;
@@ -78,7 +75,8 @@ impl Conductor {
         let Some(reason) = self.requests.get(id).and_then(|e| self.overload_at_decode(e)) else {
             return false;
         };
-        let Some(entry) = self.requests.remove(id) else { return false };
+        let entry = self.requests.remove(id).expect("looked up above");
+        assert!(entry.stage == Stage::HandingOff, "request {id} is refused at a decode that has begun");
         self.let_go(&entry, effects);
         self.stats.count_rejection(reason);
         self.stats.wasted_prefill_tokens += entry.new_tokens;
@@ -129,12 +127,21 @@ impl Conductor {
     }
 
     fn end_fetch(&mut self, from: InstanceId, to: InstanceId) {
-        if let Some(source) = self.fleet.get_mut(from) {
-            source.egress_flights = source.egress_flights.saturating_sub(1);
-        }
-        if let Some(target) = self.fleet.get_mut(to) {
-            target.ingress_flights = target.ingress_flights.saturating_sub(1);
-        }
+        let source = self.fleet.known_mut(from);
+        assert!(source.egress_flights > 0, "a fetch from {from} ends that never began");
+        source.egress_flights -= 1;
+        let target = self.fleet.known_mut(to);
+        assert!(target.ingress_flights > 0, "a fetch to {to} ends that never began");
+        target.ingress_flights -= 1;
+    }
+
+    /// A prefill is under way no more. Those of other routers were not followed.
+    fn prefill_over(&mut self, id: RequestId, foreign: bool) {
+        let followed = self.coming.over(id);
+        assert!(
+            followed != foreign,
+            "the prefill of request {id} is followed if it is our own, and only then"
+        );
     }
 
     /// Its decode is about to be lost: what its client has goes on top of the prompt.
@@ -160,13 +167,11 @@ impl Conductor {
         }
         let duration_us = self.now_us - entry.decode_at_us.min(self.now_us);
         self.lengths.observe(entry.request.class, entry.request.prompt_tokens, output_tokens, duration_us);
-        if let Some(decode) = entry.decode {
-            #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
-            if let Some(instance) = self.fleet.get_mut(decode) {
-                instance.decode_residual.observe(entry.decode_prior_us as f64, duration_us as f64);
-            }
-            self.release_decode(id, decode);
-        }
+        let decode = entry.decode.expect("whoever decodes has a decode instance (I8)");
+        let residual = &mut self.fleet.known_mut(decode).decode_residual;
+        #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
+        residual.observe(entry.decode_prior_us as f64, duration_us as f64);
+        self.release_decode(id, decode);
         self.stats.finished += 1;
     }
 
@@ -175,45 +180,52 @@ impl Conductor {
             self.stats.stale_inputs += 1;
             return;
         };
+        let queued = self.unplaced.len();
         self.unplaced.retain(|u| *u != id);
+        let left = queued - self.unplaced.len();
+        assert!(
+            left == usize::from(entry.stage == Stage::Unplaced),
+            "request {id} was {left} times in the router's queue"
+        );
         self.let_go(&entry, effects);
         self.stats.cancelled += u64::from(!entry.foreign);
     }
 
     pub(crate) fn release_decode(&mut self, id: RequestId, decode: InstanceId) {
-        if let Some(instance) = self.fleet.get_mut(decode) {
-            instance.decode.release(id);
-        }
+        let released = self.fleet.known_mut(decode).decode.release(id);
+        assert!(released, "request {id} gives room back on {decode} that it did not have (I5)");
         self.room_came = true;
     }
 
-    /// Releases everything that an entry holds, on both legs, whatever its stage (I13).
+    /// Releases everything that an entry, which is live no more, holds on both legs, whatever its stage (I13).
     pub(crate) fn let_go(&mut self, entry: &Entry, effects: &mut Vec<Effect>) {
         let id = entry.request.id;
+        assert!(!self.requests.contains(id), "request {id} gives back what it goes on with");
         let now_us = self.now_us;
         match entry.stage {
             Stage::Unplaced => return,
             Stage::Waiting => {
-                if let Some(instance) = self.fleet.get_mut(entry.prefill) {
-                    instance.prefill.remove_waiting(id);
-                }
+                let waited = self.fleet.known_mut(entry.prefill).prefill.remove_waiting(id);
+                assert!(waited, "request {id} leaves a queue that it was not in (I5)");
                 if let Some(decode) = entry.decode {
                     self.release_decode(id, decode);
                 }
                 return;
             }
             Stage::Prefilling => {
-                self.coming.over(id);
+                self.prefill_over(id, entry.foreign);
                 if let Some(fetch) = entry.fetch {
                     self.end_fetch(fetch.from, entry.prefill);
                 }
-                if let Some(instance) = self.fleet.get_mut(entry.prefill) {
-                    instance.prefill.finish(now_us, id);
-                }
+                let sent = self.fleet.known_mut(entry.prefill).prefill.finish(now_us, id);
+                assert!(sent.is_some(), "request {id} leaves an engine that it was not sent to (I5)");
                 self.timers.set(entry.prefill, now_us);
             }
-            Stage::HandingOff | Stage::Decoding => {}
+            Stage::HandingOff | Stage::Decoding => {
+                assert!(entry.fetch.is_none(), "request {id} fetches what it has computed already");
+            }
         }
+        assert!(entry.decode.is_some(), "request {id} was sent without room to decode it (I8)");
         if let Some(decode) = entry.decode {
             self.release_decode(id, decode);
         }
@@ -264,17 +276,15 @@ impl Conductor {
             foreign: true,
             request,
         };
-        let ahead = self.fleet.get(prefill).map_or(0, |i| i.backlog_us(now_us));
+        let ahead = self.fleet.known(prefill).backlog_us(now_us);
         self.reserve_decode(&mut entry, decode, now_us + ahead + work_us);
-        if let Some(instance) = self.fleet.get_mut(prefill) {
-            let work = crate::queue::Dispatched {
-                request: entry.request.id,
-                work_us,
-                new_tokens: entry.new_tokens,
-                deadline_us: entry.deadline_us,
-            };
-            instance.prefill.dispatch(now_us, work);
-        }
+        let work = crate::queue::Dispatched {
+            request: entry.request.id,
+            work_us,
+            new_tokens: entry.new_tokens,
+            deadline_us: entry.deadline_us,
+        };
+        self.fleet.known_mut(prefill).prefill.dispatch(now_us, work);
         self.requests.insert(entry);
     }
 }

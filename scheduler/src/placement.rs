@@ -55,6 +55,11 @@ impl Hits {
     }
 
     pub(crate) fn record(&mut self, instance: InstanceId, hit: Hit) {
+        debug_assert_eq!(
+            hit.by_tier.iter().sum::<u32>(),
+            hit.blocks,
+            "each block counts in its fastest tier"
+        );
         if let Some(slot) = self.by_instance.get_mut(instance.index()) {
             *slot = hit;
             self.touched.push(instance);
@@ -76,6 +81,7 @@ impl Hits {
             self.top.insert(at, (blocks, instance));
             self.top.truncate(Self::TOP);
         }
+        debug_assert!(self.top.is_sorted_by(|one, next| one.0 >= next.0), "the longest come first");
     }
 
     pub(crate) fn of(&self, instance: InstanceId) -> Hit {

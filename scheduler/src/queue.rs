@@ -5,6 +5,8 @@
 //! promise to another (then the earliest deadline) or something has waited past the ageing bound
 //! (then the oldest). So short work does not wait behind long, and nothing starves (D18, D19).
 
+use alloc::format;
+use alloc::string::String;
 use alloc::vec::Vec;
 use baton_types::{RequestId, TenantId};
 use serde::{Deserialize, Serialize};
@@ -103,12 +105,16 @@ impl PrefillLedger {
 
     /// A request is held back no longer.
     pub(crate) fn let_go(&mut self, request: RequestId) {
-        if let Some(waiting) = self.waiting.iter_mut().find(|w| w.request == request) {
-            waiting.held_until_us = 0;
-        }
+        let waiting = self.waiting.iter_mut().find(|w| w.request == request);
+        waiting.expect("who is let go waits here").held_until_us = 0;
     }
 
     pub(crate) fn enqueue(&mut self, waiting: Waiting) {
+        debug_assert!(
+            self.waiting.iter().all(|w| w.request != waiting.request),
+            "request {} waits here already",
+            waiting.request
+        );
         let key = (waiting.deadline_us, waiting.arrived_us, waiting.request);
         let at = self.waiting.partition_point(|w| (w.deadline_us, w.arrived_us, w.request) < key);
         self.waiting_us += waiting.work_us;
@@ -117,7 +123,9 @@ impl PrefillLedger {
 
     pub(crate) fn take_waiting(&mut self, at: usize) -> Waiting {
         let waiting = self.waiting.remove(at);
+        assert!(self.waiting_us >= waiting.work_us, "more work leaves a queue than was counted in it");
         self.waiting_us -= waiting.work_us;
+        assert!(!self.waiting.is_empty() || self.waiting_us == 0, "work is counted where nobody waits");
         waiting
     }
 
@@ -127,6 +135,11 @@ impl PrefillLedger {
     }
 
     pub(crate) fn dispatch(&mut self, now_us: u64, work: Dispatched) {
+        debug_assert!(
+            self.dispatched.iter().all(|d| d.request != work.request),
+            "request {} was sent here before, and has not ended",
+            work.request
+        );
         if self.dispatched.is_empty() {
             self.head_since_us = now_us;
         }
@@ -142,9 +155,33 @@ impl PrefillLedger {
         // Whatever the engine has done of the others already is not credited to them: an engine that
         // runs late would otherwise look ever less loaded than it is, and draw ever more work.
         self.head_since_us = now_us;
+        assert!(self.dispatched_us >= done.work_us, "more work ends than was sent");
+        assert!(self.active_tokens >= done.new_tokens, "more tokens end than were sent");
         self.dispatched_us -= done.work_us;
         self.active_tokens -= done.new_tokens;
         Some(done)
+    }
+
+    /// Checks that the sums are those of what is queued and sent, and that those who wait stand in their order.
+    ///
+    /// # Errors
+    /// Says which is off.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        // Wide sums: a saved ledger may say anything.
+        let waiting_us: u128 = self.waiting.iter().map(|w| u128::from(w.work_us)).sum();
+        let dispatched_us: u128 = self.dispatched.iter().map(|d| u128::from(d.work_us)).sum();
+        let active_tokens: u128 = self.dispatched.iter().map(|d| u128::from(d.new_tokens)).sum();
+        let known = [self.waiting_us, self.dispatched_us, self.active_tokens].map(u128::from);
+        if known != [waiting_us, dispatched_us, active_tokens] {
+            return Err(format!(
+                "I5: {waiting_us} µs wait and {dispatched_us} µs with {active_tokens} tokens are sent, the ledger says {known:?}"
+            ));
+        }
+        if self.waiting.is_sorted_by_key(|w| (w.deadline_us, w.arrived_us, w.request)) {
+            Ok(())
+        } else {
+            Err(String::from("I5: those who wait are not in the order of their deadlines"))
+        }
     }
 
     /// When the engine will have at most `ahead_us` of work left, if it keeps to the predictions.
@@ -255,6 +292,7 @@ impl PrefillLedger {
 
     /// Whether serving `first` before all others makes any of them late that would not be.
     fn breaks_promise(&self, now_us: u64, first: usize) -> bool {
+        debug_assert!(first < self.waiting.len(), "who is served first waits");
         let start = now_us + self.dispatched_left_us(now_us);
         let extra = self.waiting[first].work_us;
         let mut clock = start;

@@ -87,11 +87,17 @@ impl Conductor {
         let Some(from) = holder else { return };
         let chain = chain.to_vec();
         self.stats.replications += 1;
-        if let Some(instance) = self.fleet.get_mut(to) {
-            instance.replicating = true;
-            instance.ingress_flights += 1;
-        }
+        self.copy_begins(from, to);
         effects.push(Effect::Replicate { from, to, chain });
+    }
+
+    /// A copy is ordered: one at a time to an instance.
+    pub(crate) fn copy_begins(&mut self, from: InstanceId, to: InstanceId) {
+        assert!(from != to, "instance {to} would copy from itself");
+        let target = self.fleet.known_mut(to);
+        assert!(!target.replicating, "instance {to} gets a second copy beside the first");
+        target.replicating = true;
+        target.ingress_flights += 1;
     }
 
     /// A store instance that may take the chain just matched: what is hot outlives whoever computed it where none
@@ -109,7 +115,8 @@ impl Conductor {
         let now_us = self.now_us;
         let Some(instance) = self.fleet.get_mut(to).filter(|i| i.replicating) else { return };
         instance.replicating = false;
-        instance.ingress_flights = instance.ingress_flights.saturating_sub(1);
+        assert!(instance.ingress_flights > 0, "a copy to {to} ends that never began");
+        instance.ingress_flights -= 1;
         if instance.spec.role != Role::Store {
             return;
         }

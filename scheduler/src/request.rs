@@ -37,6 +37,12 @@ impl Request {
         self.chain.truncate(whole);
         self.prompt_tokens += u64::from(emitted_tokens.saturating_sub(self.emitted_tokens));
         self.emitted_tokens = self.emitted_tokens.max(emitted_tokens);
+        assert!(self.prompt_tokens > 0, "request {} has become a prompt of nothing", self.id);
+        debug_assert!(
+            self.chain.len() as u64 * u64::from(block_tokens) <= self.prompt_tokens,
+            "request {} names blocks beyond its prompt",
+            self.id
+        );
     }
 }
 
@@ -107,30 +113,33 @@ impl Requests {
         self.by_id.contains_key(&id)
     }
 
-    /// Adds an entry; false (and nothing done) when the id is already live.
-    pub(crate) fn insert(&mut self, entry: Entry) -> bool {
+    /// Adds an entry, whose id must not be live: one that is passed over would be dropped without a word.
+    pub(crate) fn insert(&mut self, entry: Entry) {
         let id = entry.request.id;
-        if self.by_id.contains_key(&id) {
-            return false;
-        }
+        assert!(!self.by_id.contains_key(&id), "request {id} is live already");
         let slot = if let Some(slot) = self.free.pop() {
-            self.slots[slot as usize] = Some(entry);
+            let before = self.slots[slot as usize].replace(entry);
+            assert!(before.is_none(), "slot {slot} is listed as vacant, and was not");
             slot
         } else {
             self.slots.push(Some(entry));
             u32::try_from(self.slots.len() - 1).expect("live requests are bounded far below 2^32")
         };
         self.by_id.insert(id, slot);
-        true
+        debug_assert_eq!(
+            self.by_id.len() + self.free.len(),
+            self.slots.len(),
+            "every slot is live or vacant"
+        );
     }
 
     pub(crate) fn get(&self, id: RequestId) -> Option<&Entry> {
         self.slots[*self.by_id.get(&id)? as usize].as_ref()
     }
 
-    /// The blocks of a live request's prompt.
+    /// The blocks of a live request's prompt. Those whom ledgers name are live.
     pub(crate) fn chain_of(&self, id: RequestId) -> &[BlockHash] {
-        self.get(id).map_or(&[][..], |entry| &entry.request.chain)
+        &self.get(id).expect("whoever a ledger names is live").request.chain
     }
 
     pub(crate) fn get_mut(&mut self, id: RequestId) -> Option<&mut Entry> {
@@ -140,7 +149,9 @@ impl Requests {
     pub(crate) fn remove(&mut self, id: RequestId) -> Option<Entry> {
         let slot = self.by_id.remove(&id)?;
         self.free.push(slot);
-        self.slots[slot as usize].take()
+        let entry = self.slots[slot as usize].take();
+        assert!(entry.as_ref().is_some_and(|e| e.request.id == id), "the slot of request {id} is another's");
+        entry
     }
 
     /// The slab as it is, with its vacant slots in the order of their reuse.
@@ -201,14 +212,22 @@ mod tests {
     #[test]
     fn an_id_lives_once_and_slots_are_reused() {
         let mut requests = Requests::default();
-        assert!(requests.insert(entry(1)) && requests.insert(entry(2)));
-        assert!(!requests.insert(entry(1)), "a live id is not replaced");
+        requests.insert(entry(1));
+        requests.insert(entry(2));
         assert_eq!(requests.remove(RequestId(1)).map(|e| e.request.id), Some(RequestId(1)));
         assert!(requests.remove(RequestId(1)).is_none());
-        assert!(requests.insert(entry(3)));
+        requests.insert(entry(3));
         assert_eq!((requests.len(), requests.slots.len()), (2, 2));
         assert!(requests.contains(RequestId(3)) && requests.get(RequestId(1)).is_none());
         let order: Vec<_> = requests.iter().map(|e| e.request.id.0).collect();
         assert_eq!(order, [3, 2]);
+    }
+
+    #[test]
+    #[should_panic(expected = "request 1 is live already")]
+    fn a_live_id_is_not_replaced() {
+        let mut requests = Requests::default();
+        requests.insert(entry(1));
+        requests.insert(entry(1));
     }
 }

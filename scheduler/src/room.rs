@@ -26,7 +26,7 @@ impl Conductor {
             self.stats.stale_inputs += 1;
             return;
         };
-        let Some(decode) = entry.decode else { return };
+        let decode = entry.decode.expect("whoever decodes has a decode instance (I8)");
         let request = &entry.request;
         let drawn = emitted_tokens.saturating_sub(request.emitted_tokens);
         if drawn < entry.room_tokens {
@@ -35,10 +35,9 @@ impl Conductor {
         let more = self.further_tokens(request, emitted_tokens, 800);
         let room_tokens = drawn.saturating_add(more);
         let reserved_tokens = self.reserved_for(request.prompt_tokens, room_tokens);
-        let step_us = self.fleet.get(decode).map_or(0.0, |i| {
-            let (batch, context, _) = i.decode.now();
-            i.spec.profile.decode_us(batch.max(1), context)
-        });
+        let instance = self.fleet.known(decode);
+        let (batch, context, _) = instance.decode.now();
+        let step_us = instance.spec.profile.decode_us(batch.max(1), context);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -49,9 +48,7 @@ impl Conductor {
         if let Some(entry) = self.requests.get_mut(id) {
             (entry.room_tokens, entry.finish_us) = (room_tokens, finish_us);
         }
-        if let Some(instance) = self.fleet.get_mut(decode) {
-            instance.decode.grow(id, reserved_tokens, finish_us);
-        }
+        self.fleet.known_mut(decode).decode.grow(id, reserved_tokens, finish_us);
     }
 
     /// Its decode instance, or the one that its KV was on the way to, gave its KV up for an older request. What
@@ -62,7 +59,7 @@ impl Conductor {
             self.stats.stale_inputs += 1;
             return;
         }
-        let Some(mut entry) = self.requests.remove(id) else { return };
+        let mut entry = self.requests.remove(id).expect("looked up above");
         self.let_go(&entry, effects);
         if entry.foreign {
             // Its own router places it again, and says so.
@@ -79,7 +76,7 @@ impl Conductor {
     pub(crate) fn held_until_us(&self, entry: &Entry, placement: &Placement, at_us: u64) -> u64 {
         let candidate = &placement.candidate;
         if entry.gave_way {
-            let roomy = self.fleet.get(placement.decode).is_some_and(|i| self.has_room(i, entry, at_us));
+            let roomy = self.has_room(self.fleet.known(placement.decode), entry, at_us);
             return if roomy { 0 } else { u64::MAX };
         }
         match candidate.room_wait_us {
@@ -106,7 +103,8 @@ impl Conductor {
         let mut held: Vec<(u64, RequestId)> = self.fleet.iter().flat_map(|i| i.prefill.held()).collect();
         held.sort_unstable();
         for (_, id) in held.into_iter().take(LOOKS) {
-            let Some(entry) = self.requests.get(id) else { continue };
+            let entry = self.requests.get(id).expect("whoever waits is live");
+            assert!(entry.stage == Stage::Waiting, "request {id} waits for room, and for nothing else");
             let gave_way = entry.gave_way;
             let Some((prefill, decode)) = self.room_for(entry) else {
                 if gave_way {
@@ -114,16 +112,14 @@ impl Conductor {
                 }
                 continue;
             };
-            let Some(mut entry) = self.requests.remove(id) else { continue };
+            let mut entry = self.requests.remove(id).expect("looked up above");
             if let Some(old) = entry.decode.take() {
                 self.release_decode(id, old);
             }
             let at_us = self.now_us + entry.work_us;
             self.reserve_decode(&mut entry, decode, at_us);
             self.requests.insert(entry);
-            if let Some(instance) = self.fleet.get_mut(prefill) {
-                instance.prefill.let_go(id);
-            }
+            self.fleet.known_mut(prefill).prefill.let_go(id);
             self.timers.set(prefill, self.now_us);
         }
     }

@@ -91,6 +91,7 @@ impl Salvage {
         }
         let keepers = u32::try_from(keepers.len()).unwrap_or(u32::MAX);
         self.blocks += chain.len();
+        assert!(self.blocks <= BLOCKS, "more blocks are kept in mind than may be (I9)");
         self.known.insert(head, Known { chain: chain.to_vec(), use_number: self.uses, keepers });
     }
 
@@ -123,6 +124,7 @@ impl Salvage {
             let turnover = self.instances.get_mut(at.index())?;
             let oldest = *turnover.uses.front()?;
             let stale = self.known.get(&oldest.head).is_none_or(|k| k.use_number != oldest.number);
+            assert!(turnover.taken_in >= oldest.taken_in, "a use of {at} is of a time to come");
             let since = turnover.taken_in - oldest.taken_in;
             let aged = turnover.loses && since * 1000 >= held_blocks as u64 * AGED_PERMILLE;
             if !stale && !aged && !leaves {
@@ -138,17 +140,20 @@ impl Salvage {
     /// One keeper less; the chain, if that was the last.
     fn released(&mut self, head: BlockHash) -> Option<Vec<BlockHash>> {
         let known = self.known.get_mut(&head)?;
+        assert!(known.keepers > 0, "a chain is kept in mind that nobody keeps");
         known.keepers -= 1;
         if known.keepers > 0 {
             return None;
         }
         let known = self.known.remove(&head)?;
+        assert!(self.blocks >= known.chain.len(), "more blocks are forgotten than were kept in mind");
         self.blocks -= known.chain.len();
         Some(known.chain)
     }
 
     fn forget(&mut self, head: BlockHash) {
         if let Some(known) = self.known.remove(&head) {
+            assert!(self.blocks >= known.chain.len(), "more blocks are forgotten than were kept in mind");
             self.blocks -= known.chain.len();
         }
     }
@@ -168,6 +173,10 @@ impl Salvage {
         let uses = || self.instances.iter().flat_map(|turnover| &turnover.uses);
         if self.instances.iter().any(|turnover| turnover.uses.len() > USES) {
             return Err(format!("I9: more than {USES} uses of one instance are kept in mind"));
+        }
+        let ahead = |turnover: &Turnover| turnover.uses.iter().any(|u| u.taken_in > turnover.taken_in);
+        if let Some(at) = self.instances.iter().position(ahead) {
+            return Err(format!("a use of instance {at} is of a time to come"));
         }
         let mut keepers: BTreeMap<BlockHash, u32> = BTreeMap::new();
         for place in uses() {
@@ -297,11 +306,9 @@ impl Conductor {
         chain.truncate(copy.blocks);
         self.stats.saves += 1;
         let now_us = self.now_us;
-        if let Some(instance) = self.fleet.get_mut(copy.to) {
-            instance.replicating = true;
-            instance.ingress_flights += 1;
-            instance.rests_until_us = now_us + 2 * copy.takes_us.min(crate::estimate::NEVER_US / 4);
-        }
+        self.copy_begins(copy.from, copy.to);
+        let rests_us = 2 * copy.takes_us.min(crate::estimate::NEVER_US / 4);
+        self.fleet.known_mut(copy.to).rests_until_us = now_us + rests_us;
         effects.push(Effect::Replicate { from: copy.from, to: copy.to, chain });
     }
 }

@@ -39,6 +39,9 @@ pub struct SavedConductor {
     sequence: u64,
     stats: SchedulerStats,
     held: Vec<Held>,
+    /// Room was given back, and not everybody who waits for some was looked at.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    room_came: bool,
 }
 
 /// A piece of the prefix index.
@@ -101,6 +104,7 @@ impl Conductor {
             sequence: self.sequence,
             stats: self.stats.clone(),
             held,
+            room_came: self.room_came,
         }
     }
 
@@ -131,6 +135,7 @@ impl Conductor {
         conductor.turn = saved.turn;
         conductor.sequence = saved.sequence;
         conductor.stats = saved.stats;
+        conductor.room_came = saved.room_came;
         conductor.index = PrefixIndex::new();
         for piece in saved.held {
             conductor.index.insert(piece.parent, &piece.hashes, piece.instance, piece.tier);

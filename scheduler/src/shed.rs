@@ -38,7 +38,7 @@ impl Conductor {
             let places: Vec<Place> = self
                 .sheddable_on(instance, own)
                 .into_iter()
-                .filter_map(|waiting| self.take_off(instance, waiting))
+                .map(|waiting| self.take_off(instance, waiting))
                 .collect();
             if let Ok(placement) = self.place_for(request, deadline_us, true) {
                 let mut displaced: Vec<&Waiting> = places.iter().map(|p| &p.waiting).collect();
@@ -90,28 +90,26 @@ impl Conductor {
     }
 
     /// Takes a waiting request off both legs' ledgers.
-    fn take_off(&mut self, instance: InstanceId, waiting: Waiting) -> Option<Place> {
+    fn take_off(&mut self, instance: InstanceId, waiting: Waiting) -> Place {
         let id = waiting.request;
-        let decode = self.requests.get(id)?.decode;
-        if !self.fleet.get_mut(instance)?.prefill.remove_waiting(id) {
-            return None;
-        }
-        let slot = decode.and_then(|decode| {
-            let ledger = &mut self.fleet.get_mut(decode)?.decode;
-            let slot = ledger.slots().iter().find(|s| s.request == id).copied()?;
-            ledger.release(id);
-            Some((decode, slot))
+        let entry = self.requests.get(id).expect("whoever waits is live");
+        assert!(entry.stage == Stage::Waiting && entry.prefill == instance, "request {id} waits elsewhere");
+        let decode = entry.decode;
+        let waited = self.fleet.known_mut(instance).prefill.remove_waiting(id);
+        assert!(waited, "request {id} leaves a queue that it was not in (I5)");
+        let slot = decode.map(|decode| {
+            let ledger = &mut self.fleet.known_mut(decode).decode;
+            let slot = ledger.slots().iter().find(|s| s.request == id).copied();
+            assert!(ledger.release(id), "request {id} gives room back on {decode} that it did not have (I5)");
+            (decode, slot.expect("it was given back"))
         });
-        Some(Place { instance, waiting, decode: slot })
+        Place { instance, waiting, decode: slot }
     }
 
     fn put_back(&mut self, place: Place) {
-        if let Some(instance) = self.fleet.get_mut(place.instance) {
-            instance.prefill.enqueue(place.waiting);
-        }
-        if let Some((decode, slot)) = place.decode
-            && let Some(chain) = self.requests.get(slot.request).map(|e| e.request.chain.clone())
-        {
+        self.fleet.known_mut(place.instance).prefill.enqueue(place.waiting);
+        if let Some((decode, slot)) = place.decode {
+            let chain = self.requests.chain_of(slot.request).to_vec();
             self.keep(decode, slot, &chain);
         }
     }
@@ -120,7 +118,8 @@ impl Conductor {
     /// are refused after all.
     pub(crate) fn place_displaced(&mut self, displaced: &[RequestId], effects: &mut Vec<Effect>) {
         for id in displaced {
-            let Some(mut entry) = self.requests.remove(*id) else { continue };
+            let mut entry = self.requests.remove(*id).expect("whoever is displaced is live");
+            assert!(entry.stage == Stage::Waiting, "request {id} is displaced, though it was sent");
             entry.stage = Stage::Unplaced;
             entry.decode = None;
             entry.fetch = None;

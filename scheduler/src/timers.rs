@@ -59,7 +59,11 @@ impl Timers {
         if self.next()? > now_us {
             return None;
         }
-        let Reverse((_, instance)) = self.heap.pop()?;
+        let Reverse((at_us, instance)) = self.heap.pop()?;
+        assert!(
+            at_us == self.due[instance.index()] && at_us <= now_us,
+            "{instance} is woken at another time"
+        );
         self.unset(instance);
         Some(instance)
     }

@@ -120,17 +120,25 @@ impl DecodeLedger {
 
     /// Keeps room for a request whose prompt stands where `kin` says.
     pub(crate) fn reserve(&mut self, slot: DecodeSlot, kin: Kin) {
+        assert!(kin.at <= self.slots.len(), "a place worked out for another ledger");
+        debug_assert!(
+            self.slots.iter().all(|s| s.request != slot.request),
+            "request {} keeps room here already",
+            slot.request
+        );
         let slot = DecodeSlot { common_tokens: kin.before_tokens, ..slot };
         self.context_tokens += slot.context_tokens;
         self.reserved_tokens += slot.takes(slot.common_tokens);
         self.running += u32::from(slot.running);
         self.beside(kin.at, kin.after_tokens);
         self.slots.insert(kin.at, slot);
+        debug_assert_eq!(self.check(), Ok(()), "after room was kept for request {}", slot.request);
     }
 
     /// The slot at `at` has so much in common with the one before it from now on.
     fn beside(&mut self, at: usize, common_tokens: u64) {
         if let Some(slot) = self.slots.get_mut(at) {
+            assert!(self.reserved_tokens >= slot.takes(slot.common_tokens), "a slot takes more than all do");
             self.reserved_tokens -= slot.takes(slot.common_tokens);
             slot.common_tokens = common_tokens;
             self.reserved_tokens += slot.takes(common_tokens);
@@ -142,29 +150,35 @@ impl DecodeLedger {
         self.shared(kin, |_| true)
     }
 
-    /// Marks a request as decoding from `now_us`; its predicted duration is kept.
+    /// Marks a request that keeps room here as decoding from `now_us`; its predicted duration is kept.
     pub(crate) fn start(&mut self, request: RequestId, now_us: u64) {
-        if let Some(slot) = self.slots.iter_mut().find(|s| s.request == request && !s.running) {
-            let duration = slot.finish_us.saturating_sub(slot.start_us);
-            (slot.start_us, slot.finish_us, slot.running) = (now_us, now_us + duration, true);
-            self.running += 1;
-        }
+        let slot = self.slot_of(request);
+        assert!(!slot.running, "request {request} decodes already");
+        let duration = slot.finish_us.saturating_sub(slot.start_us);
+        (slot.start_us, slot.finish_us, slot.running) = (now_us, now_us + duration, true);
+        self.running += 1;
+        assert!(self.running as usize <= self.slots.len(), "more decode than keep room");
+    }
+
+    /// Room that was kept and not given back yet.
+    fn slot_of(&mut self, request: RequestId) -> &mut DecodeSlot {
+        self.slots.iter_mut().find(|s| s.request == request).expect("who is spoken of keeps room here")
     }
 
     /// Keeps more room for a request, which is predicted to end then.
     pub(crate) fn grow(&mut self, request: RequestId, reserved_tokens: u64, finish_us: u64) {
-        if let Some(slot) = self.slots.iter_mut().find(|s| s.request == request) {
-            self.reserved_tokens -= slot.takes(slot.common_tokens);
-            (slot.reserved_tokens, slot.finish_us) = (reserved_tokens, finish_us);
-            self.reserved_tokens += slot.takes(slot.common_tokens);
-        }
+        let slot = self.slot_of(request);
+        let before_tokens = slot.takes(slot.common_tokens);
+        (slot.reserved_tokens, slot.finish_us) = (reserved_tokens, finish_us);
+        let after_tokens = slot.takes(slot.common_tokens);
+        assert!(self.reserved_tokens >= before_tokens, "a slot takes more than all do");
+        self.reserved_tokens = self.reserved_tokens - before_tokens + after_tokens;
+        debug_assert_eq!(self.check(), Ok(()), "after request {request} outgrew its room");
     }
 
     /// Sets whether a request waits for room elsewhere.
     pub(crate) fn hold(&mut self, request: RequestId, held: bool) {
-        if let Some(slot) = self.slots.iter_mut().find(|s| s.request == request) {
-            slot.held = held;
-        }
+        self.slot_of(request).held = held;
     }
 
     /// Whether `tokens` more leave those room who are, or will be, there at `at_us` and do not wait for room
@@ -205,7 +219,8 @@ impl DecodeLedger {
 
     /// Tokens of a prompt that those who are `there` hold anyway.
     fn shared(&self, kin: Kin, there: impl Fn(&DecodeSlot) -> bool) -> u64 {
-        let (before, after) = self.slots.split_at(kin.at.min(self.slots.len()));
+        assert!(kin.at <= self.slots.len(), "a place worked out for another ledger");
+        let (before, after) = self.slots.split_at(kin.at);
         let mut left_tokens = kin.before_tokens;
         for slot in before.iter().rev() {
             if left_tokens == 0 || there(slot) {
@@ -231,12 +246,16 @@ impl DecodeLedger {
             return false;
         };
         let slot = self.slots.remove(at);
+        assert!(self.context_tokens >= slot.context_tokens, "a slot has more context than all have");
+        assert!(self.reserved_tokens >= slot.takes(slot.common_tokens), "a slot takes more than all do");
+        assert!(self.running >= u32::from(slot.running), "one ends where none decodes");
         self.context_tokens -= slot.context_tokens;
         self.reserved_tokens -= slot.takes(slot.common_tokens);
         self.running -= u32::from(slot.running);
         // What the next one shared with it, that one shares with the one before as far as both did.
         let next_tokens = self.slots.get(at).map_or(0, |next| next.common_tokens);
         self.beside(at, next_tokens.min(slot.common_tokens));
+        debug_assert_eq!(self.check(), Ok(()), "after request {request} gave its room back");
         true
     }
 
@@ -305,11 +324,23 @@ impl DecodeLedger {
         profile.decode_us(batch + 1, context + context_tokens)
     }
 
-    /// Checks that the sums are those of the slots, that each is here once, and that the first shares nothing.
+    /// Checks that the sums are those of the slots, and that the first shares nothing.
     ///
     /// # Errors
     /// Names the sum that is off.
     pub(crate) fn check(&self) -> Result<(), String> {
+        // A saved ledger may say anything: what cannot be added up is found before it is.
+        let wide = |tokens: fn(&DecodeSlot) -> u64| -> u128 {
+            self.slots.iter().map(|slot| u128::from(tokens(slot))).sum()
+        };
+        let most = u128::from(u64::MAX);
+        if wide(|slot| slot.context_tokens) > most || wide(|slot| slot.reserved_tokens) > most {
+            return Err(String::from("I8: no instance has so many tokens as its slots say"));
+        }
+        let running = self.slots.iter().filter(|slot| slot.running).count();
+        if running != self.running as usize {
+            return Err(format!("I8: {running} decode, the ledger says {}", self.running));
+        }
         let (count, context_tokens, reserved_tokens) = self.load(|_| true);
         let known = (self.slots.len(), self.context_tokens, self.reserved_tokens);
         if (count as usize, context_tokens, reserved_tokens) != known {
@@ -467,9 +498,9 @@ mod tests {
                         naive.0.insert(id, (asks, slot));
                     }
                     (0, true) => {
-                        ledger.start(request, us);
                         let slot = naive.slot(id);
                         if !slot.running {
+                            ledger.start(request, us);
                             let takes_us = slot.finish_us.saturating_sub(slot.start_us);
                             (slot.start_us, slot.finish_us, slot.running) = (us, us + takes_us, true);
                         }
@@ -497,7 +528,9 @@ mod tests {
                 if add && !ledger.slots().iter().any(|s| s.request == RequestId(id)) {
                     alone(&mut ledger, slot(id, 0, tokens, tokens));
                 } else if add {
-                    ledger.start(RequestId(id), 3);
+                    if ledger.slots().iter().any(|s| s.request == RequestId(id) && !s.running) {
+                        ledger.start(RequestId(id), 3);
+                    }
                 } else {
                     ledger.release(RequestId(id));
                 }

@@ -113,6 +113,12 @@ impl LengthEstimator {
             .map(|learnt| learnt.unwrap_or([const { None }; PROMPT_OCTAVES]))
             .collect();
         self.prior_tokens = prior_tokens;
+        assert!(self.classes.len() == new.len(), "each class has its own estimates");
+    }
+
+    /// Whether there is a place for each of so many classes.
+    pub(crate) const fn knows(&self, classes: usize) -> bool {
+        self.classes.len() == classes
     }
 
     fn octave(prompt_tokens: u64) -> usize {

@@ -108,6 +108,7 @@ impl Arena {
 
     /// Hands all of an extent to a run.
     pub(super) fn own(&mut self, extent: Extent, run: RunId) {
+        debug_assert!(run.0 & FREE == 0, "a run's name must not look like free space");
         let from = slot_of(extent.start);
         self.chunks[chunk_of(extent.start)].owners[from..from + extent.len as usize].fill(run.0);
     }
@@ -130,6 +131,7 @@ impl Arena {
         let found = self.unlist(self.first_free[class as usize]);
         let taken = Extent { start: found.start, len: found.len.min(want as u32) };
         self.list(Extent { start: taken.start + taken.len, len: found.len - taken.len });
+        debug_assert!((1..=want as u32).contains(&taken.len), "a listed extent has a slot at least");
         Some(taken)
     }
 
@@ -139,6 +141,7 @@ impl Arena {
             return;
         }
         let Extent { mut start, mut len } = extent;
+        debug_assert!(slot_of(start) + len as usize <= CHUNK_SLOTS, "an extent lies in one chunk");
         let after = start + len;
         if slot_of(after) != 0 && self.owner_word(after) & FREE != 0 {
             len += self.unlist(after).len;
@@ -201,9 +204,11 @@ impl Arena {
         self.set_owner_word(extent.start, FREE | extent.len);
         self.set_owner_word(extent.start + extent.len - 1, FREE | extent.len);
         self.free += extent.len as usize;
+        debug_assert!(self.free <= self.slots(), "more slots are free than there are");
     }
 
     fn unlist(&mut self, start: u32) -> Extent {
+        debug_assert!(self.owner_word(start) & FREE != 0, "only free space is listed");
         let len = self.owner_word(start) & !FREE;
         let class = class_of(len as usize);
         let (previous, next) = ((self.hash(start) >> 32) as u32, self.hash(start) as u32);

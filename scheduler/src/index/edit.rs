@@ -239,6 +239,7 @@ impl PrefixIndex {
 
     /// Cuts a run so that its blocks `from..to` are a run of their own.
     fn isolate(&mut self, id: RunId, from: usize, to: usize) -> RunId {
+        debug_assert!(from < to && to <= usize::from(self.runs.get(id).len), "a piece of {id:?} itself");
         if to < usize::from(self.runs.get(id).len) {
             self.split(id, to as u16);
         }
@@ -248,6 +249,7 @@ impl PrefixIndex {
     /// Cuts a run in two before block `at`, which is inside it; gives the second part.
     fn split(&mut self, id: RunId, at: u16) -> RunId {
         let run = self.runs.get_mut(id);
+        debug_assert!(0 < at && at < run.len, "{id:?} is cut inside");
         let start = run.start + u32::from(at);
         let extent = Extent { start, len: u32::from(run.reserved - at) };
         let len = u32::from(run.len - at);
@@ -287,6 +289,10 @@ impl PrefixIndex {
     }
 
     fn absorb(&mut self, left: RunId, right: RunId) {
+        debug_assert!(
+            left != right && self.is_continued(left, right),
+            "{left:?} does not go on in {right:?}"
+        );
         let run = self.runs.get(right);
         let (first, last, len, extent) = (run.first, run.last, run.len, run.extent());
         for holder in run.holders.as_slice() {

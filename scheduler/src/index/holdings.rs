@@ -52,7 +52,9 @@ impl Holdings {
     }
 
     pub(super) fn drop_blocks(&mut self, instance: InstanceId, blocks: usize) {
-        self.of(instance).blocks -= blocks;
+        let holding = self.of(instance);
+        debug_assert!(holding.blocks >= blocks, "{instance} gives up more blocks than it holds");
+        holding.blocks -= blocks;
     }
 
     /// Notes that `instance` now holds `run`.
@@ -70,7 +72,9 @@ impl Holdings {
 
     /// Notes that `instance` holds some run no more.
     pub(super) fn unlink(&mut self, instance: InstanceId) {
-        self.of(instance).live_runs -= 1;
+        let holding = self.of(instance);
+        debug_assert!(holding.live_runs > 0, "{instance} gives up a run, and holds none");
+        holding.live_runs -= 1;
     }
 
     /// Hands out the run list of an instance, for its end; entries may be stale or doubled.

@@ -306,6 +306,7 @@ impl Runs {
 
     /// Takes a run out; its id may name another one later.
     pub(super) fn remove(&mut self, id: RunId) {
+        debug_assert!(self.live(id).is_some(), "{id:?} is given up twice");
         self.live -= 1;
         self.holder_bytes -= self.get(id).holders.heap_bytes();
         let vacant = self.first_vacant;
@@ -317,6 +318,7 @@ impl Runs {
 
     /// Sets what one instance holds of a run; true while anybody holds it.
     pub(super) fn set_holder(&mut self, id: RunId, holder: Holder) -> bool {
+        debug_assert!(self.live(id).is_some(), "{id:?} is held after its end");
         let holders = &mut self.get_mut(id).holders;
         let before = holders.heap_bytes();
         holders.set(holder);

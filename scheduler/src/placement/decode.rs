@@ -119,10 +119,8 @@ impl Conductor {
 
     /// Keeps what a slot says for a prompt on an instance.
     pub(crate) fn keep(&mut self, at: InstanceId, slot: DecodeSlot, chain: &[BlockHash]) {
-        let Some(kin) = self.fleet.get(at).map(|i| self.kin(&i.decode, chain)) else { return };
-        if let Some(instance) = self.fleet.get_mut(at) {
-            instance.decode.reserve(slot, kin);
-        }
+        let kin = self.kin(&self.fleet.known(at).decode, chain);
+        self.fleet.known_mut(at).decode.reserve(slot, kin);
     }
 
     /// Whether an instance can take the request at all, and if not, why.
@@ -251,9 +249,10 @@ impl Conductor {
     /// Reserves room for an entry that is about to be prefilled for `decode` (I8), or plans to
     /// while its prefill still waits here.
     pub(crate) fn reserve_decode(&mut self, entry: &mut Entry, decode: InstanceId, at_us: u64) {
+        assert!(entry.decode.is_none(), "request {} keeps room twice (I8)", entry.request.id);
         let need = self.decode_need(&entry.request, at_us);
         let room = self.room_tokens(&entry.request);
-        let Some(instance) = self.fleet.get(decode) else { return };
+        let instance = self.fleet.known(decode);
         let step_us = self.predicted_step_us(instance, &need);
         let prior_us = self.decode_duration_us(&entry.request, step_us);
         #[expect(

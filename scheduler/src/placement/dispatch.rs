@@ -16,6 +16,21 @@ impl Conductor {
     pub(crate) fn commit(&mut self, mut entry: Entry, placement: &Placement, effects: &mut Vec<Effect>) {
         let plan = &placement.candidate.plan;
         let id = placement.candidate.instance;
+        assert!(
+            entry.stage == Stage::Unplaced && entry.decode.is_none(),
+            "request {} is placed while it holds something elsewhere",
+            entry.request.id
+        );
+        assert!(
+            plan.cached_tokens + plan.new_tokens == entry.request.prompt_tokens,
+            "the plan for request {} is another prompt's",
+            entry.request.id
+        );
+        debug_assert!(
+            self.fleet.share(id, placement.decode),
+            "{} cannot take the KV of {id}: it is of another kind",
+            placement.decode
+        );
         entry.prefill = id;
         entry.work_us = plan.work_us;
         entry.new_tokens = plan.new_tokens;
@@ -27,12 +42,9 @@ impl Conductor {
             let held_until_us = self.held_until_us(&entry, placement, at_us);
             self.reserve_decode(&mut entry, placement.decode, at_us);
             let waiting = Waiting { held_until_us, ..self.waiting_of(&entry) };
-            if let Some(instance) = self.fleet.get_mut(placement.decode) {
-                instance.decode.hold(entry.request.id, held_until_us > 0);
-            }
-            if let Some(instance) = self.fleet.get_mut(id) {
-                instance.prefill.enqueue(waiting);
-            }
+            let planned = self.fleet.known_mut(placement.decode);
+            planned.decode.hold(entry.request.id, held_until_us > 0);
+            self.fleet.known_mut(id).prefill.enqueue(waiting);
             self.timers.set(id, self.now_us);
             self.requests.insert(entry);
         } else {
@@ -48,7 +60,7 @@ impl Conductor {
 
     fn waiting_of(&self, entry: &Entry) -> Waiting {
         let class = self.class(&entry.request);
-        let tail_us = self.fleet.get(entry.prefill).map_or(0, |i| self.handoff_tail_us(i));
+        let tail_us = self.handoff_tail_us(self.fleet.known(entry.prefill));
         Waiting {
             request: entry.request.id,
             work_us: entry.work_us,
@@ -63,10 +75,15 @@ impl Conductor {
 
     /// Emits `StartPrefill` for an entry whose plan and decode room are settled.
     fn send(&mut self, mut entry: Entry, decode: InstanceId, effects: &mut Vec<Effect>) {
+        assert!(
+            entry.decode == Some(decode),
+            "request {} is sent without room for its decode (I8)",
+            entry.request.id
+        );
         entry.stage = Stage::Prefilling;
         entry.gave_way = false;
         let now_us = self.now_us;
-        let tail_us = self.fleet.get(entry.prefill).map_or(0, |i| self.handoff_tail_us(i));
+        let tail_us = self.handoff_tail_us(self.fleet.known(entry.prefill));
         // The objective itself: one that only its margin lacks is not given up.
         let due_us = entry.arrived_us.saturating_add(self.class(&entry.request).ttft_us);
         let work = Dispatched {
@@ -75,12 +92,10 @@ impl Conductor {
             new_tokens: entry.new_tokens,
             deadline_us: due_us.saturating_sub(tail_us),
         };
-        if let Some(instance) = self.fleet.get_mut(entry.prefill) {
-            instance.prefill.dispatch(now_us, work);
-        }
+        self.fleet.known_mut(entry.prefill).prefill.dispatch(now_us, work);
         let (requests, chain) = (&self.requests, &entry.request.chain);
         self.coming.sent(entry.request.id, entry.prefill, chain, |id| requests.chain_of(id));
-        self.count_flights(&entry, 1);
+        self.begin_fetch(&entry);
         self.note_use(&entry, decode);
         self.sequence += 1;
         effects.push(Effect::StartPrefill {
@@ -127,7 +142,8 @@ impl Conductor {
             }
             let waiting = &instance.prefill.waiting()[at];
             let request = waiting.request;
-            let work = (waiting.work_us, self.requests.get(request).map_or(0, |e| e.new_tokens));
+            let entry = self.requests.get(request).expect("whoever waits is live");
+            let work = (waiting.work_us, entry.new_tokens);
             let pass_tokens = instance.spec.pass_tokens.into();
             if let Some(wake_us) = instance.prefill.shares_late_until_us(now_us, work, pass_tokens) {
                 self.timers.set(id, wake_us);
@@ -147,18 +163,13 @@ impl Conductor {
         request: RequestId,
         effects: &mut Vec<Effect>,
     ) -> bool {
-        let Some(mut entry) = self.requests.remove(request) else {
-            // Cannot happen while the ledgers agree (`check`); dropping the ghost keeps the queue alive.
-            if let Some(instance) = self.fleet.get_mut(id) {
-                instance.prefill.take_waiting(at);
-            }
-            return true;
-        };
+        let mut entry = self.requests.remove(request).expect("whoever waits is live");
+        assert!(entry.stage == Stage::Waiting && entry.prefill == id, "request {request} waits elsewhere");
         let planned = entry.decode.take();
         // Its own decode comes after it, not beside it.
         self.forget_plan(request, planned);
         self.look_up(&entry.request);
-        let Some(instance) = self.fleet.get(id) else { return false };
+        let instance = self.fleet.known(id);
         let plan = self.plan(instance, &entry.request);
         if plan.harms && self.prefills_elsewhere(id, &entry.request) {
             self.move_waiting(at, entry, effects);
@@ -177,10 +188,9 @@ impl Conductor {
         entry.fetch = plan.fetch;
         entry.work_us = plan.work_us;
         entry.new_tokens = plan.new_tokens;
-        if let Some(instance) = self.fleet.get_mut(id) {
-            let waiting = instance.prefill.take_waiting(at);
-            self.fair.charge(waiting.tenant, waiting.weight, waiting.work_us);
-        }
+        let waiting = self.fleet.known_mut(id).prefill.take_waiting(at);
+        assert!(waiting.request == request, "request {request} is sent, and another leaves the queue");
+        self.fair.charge(waiting.tenant, waiting.weight, waiting.work_us);
         self.reserve_decode(&mut entry, decode, at_us);
         self.send(entry, decode, effects);
         true
@@ -208,16 +218,15 @@ impl Conductor {
 
     /// Places again what waits on an instance that it cannot be prefilled on.
     fn move_waiting(&mut self, at: usize, entry: Entry, effects: &mut Vec<Effect>) {
-        if let Some(instance) = self.fleet.get_mut(entry.prefill) {
-            instance.prefill.take_waiting(at);
-        }
+        let waiting = self.fleet.known_mut(entry.prefill).prefill.take_waiting(at);
+        assert!(waiting.request == entry.request.id, "one request moves, and another leaves the queue");
         self.retry(entry, FailStage::NoPlacement, effects);
     }
 
     fn forget_plan(&mut self, request: RequestId, planned: Option<InstanceId>) {
-        if let Some(instance) = planned.and_then(|id| self.fleet.get_mut(id)) {
-            instance.decode.release(request);
-        }
+        let Some(planned) = planned else { return };
+        let released = self.fleet.known_mut(planned).decode.release(request);
+        assert!(released, "request {request} was not planned for {planned} (I8)");
     }
 
     /// The decode instance to hand over to: not the one that the KV did not reach, if there is

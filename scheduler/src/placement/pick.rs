@@ -63,6 +63,7 @@ impl Conductor {
                     candidate.score = score(self, &candidate, instance);
                     candidates.push(candidate);
                 }
+                assert!(candidates.len() == ids.len(), "a pool names an instance that is not known");
                 self.search(request, only_feasible, candidates, ties)
             }
         }
@@ -102,6 +103,10 @@ impl Conductor {
             ids.extend(bounds[..FULL_TERMS].iter().map(|(_, id)| *id));
             ids.sort_unstable();
         }
+        debug_assert!(
+            ids.iter().all(|id| self.fleet.get(*id).is_some_and(Instance::serves)),
+            "a candidate takes no work"
+        );
         ids
     }
 
@@ -275,7 +280,7 @@ impl Conductor {
         let decode = decode
             .or(local.then_some(candidate.instance))
             .or_else(|| self.least_loaded_decode(request, candidate.instance))
-            .unwrap_or(candidate.instance);
+            .expect("no candidate is without an instance that decodes what it prefills");
         Placement { candidate, decode, room_tokens: self.room_tokens(request) }
     }
 

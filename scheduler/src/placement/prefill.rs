@@ -54,6 +54,7 @@ impl Conductor {
 
     /// Prompt tokens that `blocks` leading blocks hold; the last token is always computed.
     pub(crate) fn tokens_of(&self, request: &Request, blocks: u32) -> u64 {
+        assert!(request.prompt_tokens > 0, "request {} has no prompt", request.id);
         (u64::from(blocks) * u64::from(self.config.block_tokens)).min(request.prompt_tokens - 1)
     }
 
@@ -88,6 +89,7 @@ impl Conductor {
             return local();
         };
         let far = self.tokens_of(request, blocks);
+        assert!(far >= cached, "what is fetched reaches as far as what is there");
         let load_us = local_load + self.bring_us(source, instance, far - cached);
         let fetched = planned(far, load_us, Some(FetchPlan { from: source.spec.id, blocks }));
         let take = match rule {
@@ -218,16 +220,13 @@ impl Conductor {
         (step_us * 1.5) as u64
     }
 
-    /// Adds a waiting or dispatched request's transfers to the links that it uses.
-    pub(crate) fn count_flights(&mut self, entry: &Entry, delta: i32) {
-        let add = |flights: &mut u32| *flights = flights.saturating_add_signed(delta);
-        if let Some(fetch) = entry.fetch {
-            if let Some(source) = self.fleet.get_mut(fetch.from) {
-                add(&mut source.egress_flights);
-            }
-            if let Some(target) = self.fleet.get_mut(entry.prefill) {
-                add(&mut target.ingress_flights);
-            }
-        }
+    /// Adds the fetch of a request that is sent to the links that it uses.
+    pub(crate) fn begin_fetch(&mut self, entry: &Entry) {
+        let Some(fetch) = entry.fetch else { return };
+        assert!(fetch.from != entry.prefill, "request {} fetches what is there", entry.request.id);
+        let source = self.fleet.known_mut(fetch.from);
+        assert!(source.state != crate::InstanceState::Lost, "a fetch from lost instance {}", fetch.from);
+        source.egress_flights += 1;
+        self.fleet.known_mut(entry.prefill).ingress_flights += 1;
     }
 }

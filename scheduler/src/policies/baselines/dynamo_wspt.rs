@@ -7,7 +7,7 @@ use baton_types::RequestId;
 use super::dynamo;
 use crate::conductor::Conductor;
 use crate::policies::{Choice, FetchRule, Policy, Queueing, Ties};
-use crate::request::Entry;
+use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect};
 
 pub(in crate::policies) const POLICY: Policy = Policy {
@@ -33,7 +33,8 @@ impl Conductor {
         while !self.unplaced.is_empty() && self.any_instance_free() {
             let Some(at) = self.shortest_unplaced() else { return };
             let id = self.unplaced.remove(at);
-            let Some(entry) = self.requests.remove(id) else { continue };
+            let entry = self.requests.remove(id).expect("whoever is in the router's queue is live");
+            assert!(entry.stage == Stage::Unplaced, "request {id} is in the router's queue, and placed");
             self.admit(entry, effects);
         }
     }
@@ -50,7 +51,8 @@ impl Conductor {
     /// Keys are worked out once at arrival (`new_tokens`), as the peer does within its refresh age.
     fn shortest_unplaced(&self) -> Option<usize> {
         let key = |(at, id): &(usize, &RequestId)| {
-            self.requests.get(**id).map_or((0, *at), |e| (e.new_tokens, *at))
+            let entry = self.requests.get(**id).expect("whoever is in the router's queue is live");
+            (entry.new_tokens, *at)
         };
         self.unplaced.iter().enumerate().min_by_key(key).map(|(at, _)| at)
     }
