@@ -124,6 +124,12 @@ impl Turn {
         Self { begun: done, seen: done, ahead: 0 }
     }
 
+    /// Whether its instances got on since its time was last over. Only where they did not, others need be looked at, in a
+    /// pass over all requests.
+    pub(super) const fn gets_on(&self, done: u64) -> bool {
+        done > self.seen
+    }
+
     /// Whether its instances got on since its time was last over, and not so far that its turn must have come.
     /// `others`: it may wait for others that have time still. `live` counts the requests under way.
     pub(super) const fn is_to_come(&mut self, done: u64, others: bool, live: u64) -> bool {
@@ -131,8 +137,9 @@ impl Turn {
         if self.ahead == 0 {
             self.ahead = live;
         }
-        let seen = core::mem::replace(&mut self.seen, done);
-        (done > seen || others) && done.saturating_sub(self.begun) <= TURN_SLACK * self.ahead
+        let gets_on = self.gets_on(done);
+        self.seen = done;
+        (gets_on || others) && done.saturating_sub(self.begun) <= TURN_SLACK * self.ahead
     }
 }
 

@@ -223,13 +223,24 @@ impl Pairs {
                 return Some(due_us);
             }
         }
-        let (prefilled, handed) = (self.prefilled_by(legs), self.handed_by(legs));
-        let holds = legs.prefill.is_some_and(|at| self.holds_back(at) || self.decodes_on(at, core));
-        let decodes = legs.decode.is_some_and(|at| self.decodes_on(at, core));
+        let (done, others) = match &pair.stage {
+            Stage::Prefilling(prefilling) => {
+                let waits = |at| self.holds_back(at) || self.decodes_on(at, core);
+                let done = self.prefilled_by(legs);
+                (done, !prefilling.turn.gets_on(done) && legs.prefill.is_some_and(waits))
+            }
+            Stage::HandingOff(handing_off) => {
+                let waits = |at| self.decodes_on(at, core);
+                let done = self.handed_by(legs);
+                (done, !handing_off.turn.gets_on(done) && legs.decode.is_some_and(waits))
+            }
+            Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => return None,
+        };
         let pair = self.pairs.get_mut(&request)?;
         let to_come = match &mut pair.stage {
-            Stage::Prefilling(prefilling) => prefilling.turn.is_to_come(prefilled, holds, live),
-            Stage::HandingOff(handing_off) => handing_off.turn.is_to_come(handed, decodes, live),
+            Stage::Prefilling(Prefilling { turn, .. }) | Stage::HandingOff(HandingOff { turn, .. }) => {
+                turn.is_to_come(done, others, live)
+            }
             Stage::Queued | Stage::Parked | Stage::Answered(_) | Stage::Decoding(_) => false,
         };
         let stage_us = match pair.stage {
