@@ -31,7 +31,7 @@ impl Conductor {
             return;
         }
         let from = entry.prefill;
-        let old = entry.decode.take().expect("whoever is handed over has a decode instance (I8)");
+        let old = entry.decode.take().expect("a request that is handed over has a decode instance (I8)");
         self.release_decode(id, old);
         effects.push(Effect::Release { request: id, instance: old });
         entry.retries += 1;

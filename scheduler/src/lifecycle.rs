@@ -57,7 +57,7 @@ impl Conductor {
             self.stats.stale_inputs += 1;
             return;
         };
-        let decode = entry.decode.expect("whoever is handed over has a decode instance (I8)");
+        let decode = entry.decode.expect("a request that is handed over has a decode instance (I8)");
         let now_us = self.now_us;
         self.fleet.known_mut(decode).decode.start(id, now_us);
         if let Some(entry) = self.requests.get_mut(id) {
@@ -167,7 +167,7 @@ impl Conductor {
         }
         let duration_us = self.now_us - entry.decode_at_us.min(self.now_us);
         self.lengths.observe(entry.request.class, entry.request.prompt_tokens, output_tokens, duration_us);
-        let decode = entry.decode.expect("whoever decodes has a decode instance (I8)");
+        let decode = entry.decode.expect("a request that decodes has a decode instance (I8)");
         let residual = &mut self.fleet.known_mut(decode).decode_residual;
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^53 µs")]
         residual.observe(entry.decode_prior_us as f64, duration_us as f64);

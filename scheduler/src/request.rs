@@ -139,7 +139,7 @@ impl Requests {
 
     /// The blocks of a live request's prompt. Those whom ledgers name are live.
     pub(crate) fn chain_of(&self, id: RequestId) -> &[BlockHash] {
-        &self.get(id).expect("whoever a ledger names is live").request.chain
+        &self.get(id).expect("a request that a ledger names is live").request.chain
     }
 
     pub(crate) fn get_mut(&mut self, id: RequestId) -> Option<&mut Entry> {

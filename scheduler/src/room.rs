@@ -26,7 +26,7 @@ impl Conductor {
             self.stats.stale_inputs += 1;
             return;
         };
-        let decode = entry.decode.expect("whoever decodes has a decode instance (I8)");
+        let decode = entry.decode.expect("a request that decodes has a decode instance (I8)");
         let request = &entry.request;
         let drawn = emitted_tokens.saturating_sub(request.emitted_tokens);
         if drawn < entry.room_tokens {
@@ -103,7 +103,7 @@ impl Conductor {
         let mut held: Vec<(u64, RequestId)> = self.fleet.iter().flat_map(|i| i.prefill.held()).collect();
         held.sort_unstable();
         for (_, id) in held.into_iter().take(LOOKS) {
-            let entry = self.requests.get(id).expect("whoever waits is live");
+            let entry = self.requests.get(id).expect("a request that waits is live");
             assert!(entry.stage == Stage::Waiting, "request {id} waits for room, and for nothing else");
             let gave_way = entry.gave_way;
             let Some((prefill, decode)) = self.room_for(entry) else {

@@ -92,7 +92,7 @@ impl Conductor {
     /// Takes a waiting request off both legs' ledgers.
     fn take_off(&mut self, instance: InstanceId, waiting: Waiting) -> Place {
         let id = waiting.request;
-        let entry = self.requests.get(id).expect("whoever waits is live");
+        let entry = self.requests.get(id).expect("a request that waits is live");
         assert!(entry.stage == Stage::Waiting && entry.prefill == instance, "request {id} waits elsewhere");
         let decode = entry.decode;
         let waited = self.fleet.known_mut(instance).prefill.remove_waiting(id);
@@ -118,7 +118,7 @@ impl Conductor {
     /// are refused after all.
     pub(crate) fn place_displaced(&mut self, displaced: &[RequestId], effects: &mut Vec<Effect>) {
         for id in displaced {
-            let mut entry = self.requests.remove(*id).expect("whoever is displaced is live");
+            let mut entry = self.requests.remove(*id).expect("a request that is displaced is live");
             assert!(entry.stage == Stage::Waiting, "request {id} is displaced, though it was sent");
             entry.stage = Stage::Unplaced;
             entry.decode = None;

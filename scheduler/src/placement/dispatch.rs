@@ -142,7 +142,7 @@ impl Conductor {
             }
             let waiting = &instance.prefill.waiting()[at];
             let request = waiting.request;
-            let entry = self.requests.get(request).expect("whoever waits is live");
+            let entry = self.requests.get(request).expect("a request that waits is live");
             let work = (waiting.work_us, entry.new_tokens);
             let pass_tokens = instance.spec.pass_tokens.into();
             if let Some(wake_us) = instance.prefill.shares_late_until_us(now_us, work, pass_tokens) {
@@ -163,7 +163,7 @@ impl Conductor {
         request: RequestId,
         effects: &mut Vec<Effect>,
     ) -> bool {
-        let mut entry = self.requests.remove(request).expect("whoever waits is live");
+        let mut entry = self.requests.remove(request).expect("a request that waits is live");
         assert!(entry.stage == Stage::Waiting && entry.prefill == id, "request {request} waits elsewhere");
         let planned = entry.decode.take();
         // Its own decode comes after it, not beside it.

@@ -92,7 +92,7 @@ impl Chances {
     pub(super) const fn given_up(&mut self, class: usize, cell: usize) {
         let waiting = &mut self.seen[class].waiting[cell];
         // Release builds go on: this is a statistic, and not worth a node.
-        debug_assert!(*waiting > 0, "whoever returns or is given up was waited for");
+        debug_assert!(*waiting > 0, "what returns or is given up was waited for");
         *waiting = waiting.saturating_sub(1);
     }
 

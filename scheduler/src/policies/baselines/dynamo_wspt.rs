@@ -33,7 +33,7 @@ impl Conductor {
         while !self.unplaced.is_empty() && self.any_instance_free() {
             let Some(at) = self.shortest_unplaced() else { return };
             let id = self.unplaced.remove(at);
-            let entry = self.requests.remove(id).expect("whoever is in the router's queue is live");
+            let entry = self.requests.remove(id).expect("a request that is in the router's queue is live");
             assert!(entry.stage == Stage::Unplaced, "request {id} is in the router's queue, and placed");
             self.admit(entry, effects);
         }
@@ -51,7 +51,7 @@ impl Conductor {
     /// Keys are worked out once at arrival (`new_tokens`), as the peer does within its refresh age.
     fn shortest_unplaced(&self) -> Option<usize> {
         let key = |(at, id): &(usize, &RequestId)| {
-            let entry = self.requests.get(**id).expect("whoever is in the router's queue is live");
+            let entry = self.requests.get(**id).expect("a request that is in the router's queue is live");
             (entry.new_tokens, *at)
         };
         self.unplaced.iter().enumerate().min_by_key(key).map(|(at, _)| at)
