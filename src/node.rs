@@ -16,7 +16,6 @@ mod replica;
 mod sink;
 #[cfg(test)]
 mod tests;
-mod turns;
 mod within;
 mod worker;
 
@@ -30,7 +29,7 @@ use baton_engine::Engine;
 use baton_events::Speaker;
 use baton_store::StoreConfig;
 use baton_tiers::{CacheConfig, KvCache};
-use baton_transports::{CarrierConfig, Endpoint, EndpointConfig, RdmaDevices, Receiver};
+use baton_transports::{DataPlaneConfig, Endpoint, EndpointConfig, RdmaDevices, Receiver};
 use baton_types::Role;
 use baton_wire::v1;
 use parking_lot::Mutex;
@@ -45,6 +44,7 @@ pub(crate) use engine::build as build_engine;
 pub(crate) use leader_locator::LEADER_METADATA;
 pub use leader_locator::Leaders;
 use links::{Links, ToWorker};
+use pool::KvMap;
 pub use publish::PublishAt;
 pub use remote::{EventSource, Place, RemoteNode, run as run_remote};
 use worker::{Parts, Worker};
@@ -142,10 +142,9 @@ impl NodeRuntime for LocalNode {
     fn load(&self) -> v1::NodeLoad {
         let wire = self.endpoint.stats();
         let serving_reads = u32::try_from(wire.serving_fetches).unwrap_or(u32::MAX);
-        let engine_bytes = wire.engine.received_bytes;
         v1::NodeLoad {
             serving_reads,
-            engine_bytes,
+            received_bytes: wire.kv.received_bytes,
             refused_peers: wire.refused_peers,
             sent: Some(v1::SentBytes {
                 rdma: wire.sent.rdma,
@@ -156,9 +155,6 @@ impl NodeRuntime for LocalNode {
         }
     }
 }
-
-/// Registered memory for KV on its way in, and as much for KV on its way out; pages come as they are used.
-const ARENA_BYTES: usize = 64 << 20;
 
 /// Runs a node until it is told to stop.
 ///
@@ -185,9 +181,10 @@ pub async fn run_led(
         Some(blocks) => memory_only::build(&choice, blocks),
         None => engine::build_and_calibrate(&choice),
     });
-    let (engine, profile) = built.await.map_err(|e| format!("engine: {e}"))??;
+    let (mut engine, profile) = built.await.map_err(|e| format!("engine: {e}"))??;
+    let kv = KvMap::place(engine.as_mut()).map_err(|why| format!("node {}: {why}", config.name))?;
     let (to_worker, inbox) = std::sync::mpsc::channel();
-    let links = Arc::new(Links::new(to_worker.clone(), movers.clone(), turns::Turns::of(engine.shape())));
+    let links = Arc::new(Links::new(to_worker.clone(), movers.clone(), kv));
     let fingerprint = engine::fingerprint(engine.as_ref());
     let bound = movers.spawn(bind(config.clone(), engine::digest(&fingerprint), Arc::clone(&links)));
     let endpoint = Arc::new(bound.await.map_err(|e| format!("KV endpoint: {e}"))??);
@@ -247,10 +244,9 @@ fn speaker(config: &NodeConfig, engine: &dyn Engine) -> Speaker {
 
 async fn bind(config: NodeConfig, fingerprint: u64, links: Arc<Links>) -> Result<Endpoint, String> {
     let plain = EndpointConfig::new(config.kv_listen, config.host.clone(), fingerprint);
-    let listen = config.kv_listen.ip();
-    let rdma = config.rdma.clone();
-    let carrier = CarrierConfig { listen, arena_bytes: ARENA_BYTES, shared_memory: true, rdma };
-    let settings = EndpointConfig { carrier: Some(carrier), guard: config.guard.links(), ..plain };
+    let (sources, rdma) = (vec![links.kv_memory()], config.rdma.clone());
+    let data = DataPlaneConfig { sources, rdma, ..plain.data.clone() };
+    let settings = EndpointConfig { data, guard: config.guard.links(), ..plain };
     let endpoint = Endpoint::bind(settings, Arc::clone(&links) as Arc<dyn Receiver>)
         .await
         .map_err(|e| format!("node {}: KV endpoint on {}: {e}", config.name, config.kv_listen))?;

@@ -86,9 +86,9 @@ pub struct NodeStatus {
     pub tiers: Vec<(String, u64, u64, u64, u64, u64)>,
     /// Bytes that it handed off.
     pub handoff_bytes: u64,
-    /// Bytes that it was handed by the transfer engine; what came otherwise is not in it.
+    /// KV bytes that came to it from other nodes: hand-offs and fetches.
     #[serde(default)]
-    pub engine_bytes: u64,
+    pub received_bytes: u64,
     /// Blocks that it refused to serve since their bytes were not what was sealed.
     pub integrity_rejects: u64,
 }
@@ -354,7 +354,7 @@ impl Driver {
                     })
                     .collect(),
                 handoff_bytes: node.load.handoff_bytes,
-                engine_bytes: node.load.engine_bytes,
+                received_bytes: node.load.received_bytes,
                 integrity_rejects: node.load.integrity_rejects,
             }
         });

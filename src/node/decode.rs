@@ -5,13 +5,13 @@ use std::sync::Arc;
 use baton_engine::{Sequence, SequenceId};
 use baton_legs::{Input, Leg};
 use baton_tiers::{Hold, Refused};
-use baton_transports::{SliceAt, Ticket};
+use baton_transports::Ticket;
 use baton_types::{BlockKey, ChainHasher, RequestId, Sampling};
 use baton_wire::v1;
 use bytes::Bytes;
 
 use super::job::Job;
-use super::links::plan_of;
+use super::links::{Expected, plan_of};
 use super::pool::EnginePool;
 use super::worker::Worker;
 
@@ -34,7 +34,8 @@ impl Worker {
         let tokens = u32::try_from(job.token_count).unwrap_or(u32::MAX);
         let blocks = tokens.div_ceil(self.engine.shape().block_tokens);
         let plan = plan_of(blocks, self.engine.shape());
-        self.links.expect(request, job.attempt, job.readable_blocks, plan);
+        let (attempt, have_blocks, slots) = (job.attempt, job.readable_blocks, job.slots().to_vec());
+        self.links.expect(request, Expected::new(attempt, have_blocks, plan, slots));
     }
 
     fn receiving(&mut self, ticket: Ticket) -> Option<&mut Job> {
@@ -49,18 +50,6 @@ impl Worker {
             return self.leg_failed(ticket.request, "handoff", why);
         }
         self.learn(ticket.request);
-    }
-
-    pub(super) fn slice(&mut self, ticket: Ticket, at: SliceAt, bytes: &Bytes) {
-        let Some(job) = self.receiving(ticket) else { return };
-        let slot = job.slots().get(at.block as usize).copied();
-        let shape = self.engine.shape();
-        let fits = bytes.len() == shape.layer_bytes && at.layer < shape.layers;
-        match slot.filter(|_| fits) {
-            Some(slot) => self.engine.write_layer(slot, at.layer, bytes),
-            // What is left out here would be read as KV later.
-            None => self.leg_failed(ticket.request, "handoff", format!("a slice that has no place: {at:?}")),
-        }
     }
 
     /// Every byte is there and verified; the conductor has been told.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use baton_engine::{
-    Builtin, Engine, Event, KvSink, KvView, PoolSpec, SeededSpec, Sequence, SequenceId, Timed, TimedSpec,
+    Builtin, Engine, Event, KvPool, KvSink, PoolSpec, SeededSpec, Sequence, SequenceId, Timed, TimedSpec,
 };
 use baton_types::{CostProfile, DecodeCost, FitReport, PrefillCost, Sampling, ValidRange};
 use baton_wire::v1;
@@ -133,7 +133,7 @@ fn timed_profile(spec: &TimedSpec, engine: &dyn Engine) -> CostProfile {
 struct Blind;
 
 impl KvSink for Blind {
-    fn layer_computed(&mut self, _: SequenceId, _: u32, _: std::ops::Range<u32>, _: (&[u32], &dyn KvView)) {}
+    fn layer_computed(&mut self, _: SequenceId, _: u32, _: std::ops::Range<u32>, _: (&[u32], &KvPool)) {}
 }
 
 /// Measures a few passes and makes a cost profile of them. Takes a fraction of a second.

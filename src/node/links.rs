@@ -7,8 +7,9 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use baton_engine::KvShape;
+use baton_transports::mover::{Memory, Region};
 use baton_transports::{
-    Accepted, Dialer, FetchedBlock, Flight, PeerAddress, Plan, Priority, Receiver, Refused, Serving, SliceAt,
+    Accepted, Arrived, Dialer, FetchedBlock, Flight, PeerAddress, Plan, Priority, Receiver, Refused, Serving,
     Ticket, Want,
 };
 use baton_types::BlockKey;
@@ -16,14 +17,19 @@ use baton_wire::v1;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use super::turns::Turns;
+use super::pool::KvMap;
+use super::sink::Ready;
 
 /// How long a fetch may take before its blocks are computed instead.
 const FETCH_WITHIN: Duration = Duration::from_secs(5);
 /// How long the worker may take to look blocks up for a peer.
 const SERVE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Hand-offs under way at a time, below what an endpoint sends at most. Others wait: a refusal would cost them their
+/// KV, which stays in the pool meanwhile.
+const FLIGHTS_MAX: usize = 64;
 
 /// How a flight ended: bytes, or why not.
 pub(super) type Outcome = Result<u64, String>;
@@ -40,8 +46,6 @@ pub(super) enum ToWorker {
     Orders(v1::Orders),
     /// The tokens of KV that is on its way here.
     Tokens { ticket: Ticket, note: Bytes },
-    /// KV from a peer, verified.
-    Slice { ticket: Ticket, at: SliceAt, bytes: Bytes },
     /// All of a flight's KV is there.
     Landed(Ticket),
     /// A peer wants blocks.
@@ -50,8 +54,6 @@ pub(super) enum ToWorker {
     Fetched { request: u64, attempt: u32, blocks: Vec<FetchedBlock> },
     /// A chain that is copied here ahead of demand.
     Replica { chain: Vec<BlockKey>, blocks: Vec<FetchedBlock> },
-    /// A hand-off that waited for its turn has it.
-    Departs { request: u64, attempt: u32 },
     /// A hand-off from here ended.
     FlightEnded { request: u64, attempt: u32, outcome: Outcome },
     /// The node stops.
@@ -64,37 +66,38 @@ pub(super) struct Cargo {
     pub note: Vec<u8>,
 }
 
-/// A hand-off that was started.
-pub(super) struct Departure {
-    /// Where its slices go, once it need not wait. What is there then has the bound that its turn gives.
-    pub slices: mpsc::UnboundedSender<(SliceAt, Bytes)>,
-    /// Whether the worker hears [`ToWorker::Departs`] before it may send any.
-    pub waits: bool,
-}
-
 /// The slices of `blocks` blocks.
 pub(super) fn plan_of(blocks: u32, shape: &KvShape) -> Plan {
     let layer_bytes = u32::try_from(shape.layer_bytes).unwrap_or(u32::MAX);
     Plan { blocks, layers: shape.layers, layer_bytes }
 }
 
-/// What a request's KV may arrive for.
-#[derive(Clone, Copy)]
-struct Expected {
+/// KV that may arrive.
+pub(super) struct Expected {
     attempt: u32,
     have_blocks: u32,
     /// What has to come: another shape is another request's, or a foreign sender's.
     plan: Plan,
+    /// The slots of its blocks, until they are taken away. Locked over each copy into them.
+    slots: Mutex<Option<Vec<u32>>>,
+}
+
+impl Expected {
+    /// A request's KV, which belongs into these slots, but for the blocks that are here already.
+    pub(super) fn new(attempt: u32, have_blocks: u32, plan: Plan, slots: Vec<u32>) -> Self {
+        Self { attempt, have_blocks, plan, slots: Mutex::new(Some(slots)) }
+    }
 }
 
 /// Shared by the worker and the tasks.
 pub(super) struct Links {
     worker: Sender<ToWorker>,
     runtime: Handle,
-    expected: Mutex<HashMap<u64, Expected>>,
+    expected: Mutex<HashMap<u64, Arc<Expected>>>,
     flights: Mutex<HashMap<u64, tokio::task::AbortHandle>>,
-    /// Of hand-offs: those that may not be under way yet wait, where a refusal would cost them their KV.
-    turns: Turns,
+    /// The right of a hand-off to be under way.
+    turns: Semaphore,
+    kv: KvMap,
     dialer: Mutex<Option<Dialer>>,
     life: Mutex<Life>,
 }
@@ -107,21 +110,27 @@ struct Life {
 }
 
 impl Links {
-    pub(super) fn new(worker: Sender<ToWorker>, runtime: Handle, turns: Turns) -> Self {
+    pub(super) fn new(worker: Sender<ToWorker>, runtime: Handle, kv: KvMap) -> Self {
         Self {
             worker,
             runtime,
             expected: Mutex::default(),
             flights: Mutex::default(),
-            turns,
+            turns: Semaphore::new(FLIGHTS_MAX),
+            kv,
             dialer: Mutex::default(),
             life: Mutex::default(),
         }
     }
 
     pub(super) fn set_dialer(&self, dialer: Dialer) {
-        tracing::info!("KV goes by {}", dialer.ways().join(", "));
+        tracing::info!("KV goes by {}", dialer.transports().join(", "));
         *self.dialer.lock() = Some(dialer);
+    }
+
+    /// The memory that hand-offs leave from.
+    pub(super) fn kv_memory(&self) -> Arc<Memory> {
+        Arc::clone(&self.kv.memory)
     }
 
     /// A new life begins.
@@ -137,41 +146,34 @@ impl Links {
         self.dialer.lock().clone()
     }
 
-    /// From now on a request's KV is let in, but for the blocks that are here already.
-    pub(super) fn expect(&self, request: u64, attempt: u32, have_blocks: u32, plan: Plan) {
-        self.expected.lock().insert(request, Expected { attempt, have_blocks, plan });
+    /// From now on a request's KV is let in.
+    pub(super) fn expect(&self, request: u64, expected: Expected) {
+        let before = self.expected.lock().insert(request, Arc::new(expected));
+        take_slots(before);
     }
 
-    /// Nothing more comes in or goes out for a request.
+    /// Nothing more comes in or goes out for a request. Waits for a copy into its slots that is under way.
     pub(super) fn forget(&self, request: u64) {
-        self.expected.lock().remove(&request);
+        let expected = self.expected.lock().remove(&request);
+        take_slots(expected);
         if let Some(flight) = self.flights.lock().remove(&request) {
             flight.abort();
         }
     }
 
-    /// Starts a hand-off, or has it wait for its turn; slices are sent as they come until the sender is dropped.
+    /// Starts a hand-off as soon as it may be under way; slices are sent as they come until the sender is dropped.
     pub(super) fn hand_off(
         self: &Arc<Self>,
         request: u64,
         attempt: u32,
         peer: v1::Peer,
         cargo: Cargo,
-    ) -> Departure {
+    ) -> mpsc::UnboundedSender<Ready> {
         let (slices, outgoing) = mpsc::unbounded_channel();
         let links = Arc::clone(self);
-        let turn = self.turns.try_take(cargo.plan.blocks);
-        let waits = turn.is_none();
         let task = self.runtime.spawn(async move {
             let ticket = Ticket { request, attempt, epoch: peer.epoch };
-            let _turn = match turn {
-                Some(turn) => turn,
-                None => {
-                    let turn = links.turns.take(cargo.plan.blocks).await;
-                    let _ = links.tell(ToWorker::Departs { request, attempt });
-                    turn
-                }
-            };
+            let _turn = links.turns.acquire().await.expect("nobody closes it");
             let outcome = links.fly(&peer, ticket, cargo, outgoing).await;
             let _ = links.tell(ToWorker::FlightEnded { request, attempt, outcome });
         });
@@ -179,7 +181,7 @@ impl Links {
         if let Some(before) = before {
             before.abort();
         }
-        Departure { slices, waits }
+        slices
     }
 
     async fn fly(
@@ -187,7 +189,7 @@ impl Links {
         peer: &v1::Peer,
         ticket: Ticket,
         cargo: Cargo,
-        mut outgoing: mpsc::UnboundedReceiver<(SliceAt, Bytes)>,
+        mut outgoing: mpsc::UnboundedReceiver<Ready>,
     ) -> Outcome {
         let dialer = self.dialer().ok_or("this node's KV endpoint is closed")?;
         let mut flight =
@@ -196,9 +198,11 @@ impl Links {
         let have_blocks = flight.have_blocks();
         while let Some(first) = outgoing.recv().await {
             let mut next = Some(first);
-            while let Some((at, bytes)) = next {
+            while let Some((at, slot)) = next {
                 if at.block >= have_blocks {
-                    flight.send(at, bytes).await.map_err(|e| e.to_string())?;
+                    let from = self.kv.layer_at(slot, at.layer);
+                    let from = Region { memory: Arc::clone(&self.kv.memory), at: from };
+                    flight.send(at, &from).await.map_err(|e| e.to_string())?;
                 }
                 next = outgoing.try_recv().ok();
             }
@@ -238,12 +242,11 @@ impl Links {
         }
     }
 
-    fn still_expected(&self, ticket: Ticket) -> Result<(), Refused> {
-        let attempt = self.expected.lock().get(&ticket.request).map(|e| e.attempt);
-        if attempt != Some(ticket.attempt) || ticket.epoch != self.epoch() {
-            return Err(Refused { retry: false, why: "the request is not expected any more".into() });
-        }
-        Ok(())
+    fn still_expected(&self, ticket: Ticket) -> Result<Arc<Expected>, Refused> {
+        let expected = self.expected.lock().get(&ticket.request).cloned();
+        expected
+            .filter(|e| e.attempt == ticket.attempt && ticket.epoch == self.epoch())
+            .ok_or_else(|| Refused { retry: false, why: "the request is not expected any more".into() })
     }
 
     /// Tells the conductor that all KV of a request is here. The worker hears of it first, and may be in the middle
@@ -267,8 +270,7 @@ impl Links {
     }
 
     /// Tells the worker. Its inbox has no bound of its own; what is sent has: orders by the requests
-    /// that the conductor admits, KV by the slots that were reserved for it, fetches by the prefills
-    /// that wait for them.
+    /// that the conductor admits, fetches by the prefills that wait for them.
     fn tell(&self, message: ToWorker) -> Result<(), Refused> {
         let stopping = |_| Refused { retry: false, why: "the node is stopping".into() };
         self.worker.send(message).map_err(stopping)
@@ -276,7 +278,14 @@ impl Links {
 }
 
 fn address(peer: &v1::Peer) -> PeerAddress {
-    PeerAddress { kv_address: peer.kv_address.clone(), host: peer.host.clone() }
+    PeerAddress { kv_address: peer.kv_address.clone() }
+}
+
+/// Nothing is copied into the slots from here on.
+fn take_slots(expected: Option<Arc<Expected>>) {
+    if let Some(expected) = expected {
+        expected.slots.lock().take();
+    }
 }
 
 impl Receiver for Links {
@@ -309,9 +318,15 @@ impl Receiver for Links {
         self.tell(ToWorker::Tokens { ticket, note: bytes })
     }
 
-    fn slice(&self, ticket: Ticket, at: SliceAt, bytes: Bytes) -> Result<(), Refused> {
-        self.still_expected(ticket)?;
-        self.tell(ToWorker::Slice { ticket, at, bytes })
+    fn land(&self, ticket: Ticket, arrived: &Arrived) -> Result<u64, Refused> {
+        let refused = |why: &str| Refused { retry: false, why: why.into() };
+        let expected = self.still_expected(ticket)?;
+        // Held over the copy: who takes the slots away waits for it.
+        let slots = expected.slots.lock();
+        let slots = slots.as_ref().ok_or_else(|| refused("the request was released meanwhile"))?;
+        arrived.copy_to(&self.kv.memory, |piece| {
+            self.kv.piece_at(slots, piece).ok_or_else(|| refused("a slice that has no place"))
+        })
     }
 
     fn complete(&self, ticket: Ticket) {
@@ -358,14 +373,22 @@ impl Receiver for Links {
 mod tests {
     use super::*;
 
+    fn kv() -> KvMap {
+        let choice = crate::node::EngineChoice::Seeded {
+            spec: baton_engine::SeededSpec::default(),
+            pool: baton_engine::PoolSpec::default(),
+        };
+        KvMap::place(crate::node::engine::build(&choice).unwrap().as_mut()).unwrap()
+    }
+
     /// A flight of another shape than the request's KV would be whole by its own plan and leave holes in ours.
     #[tokio::test]
     async fn only_the_very_kv_that_is_expected_is_let_in() {
         let (worker, _inbox) = std::sync::mpsc::channel();
-        let links = Links::new(worker, Handle::current(), Turns::new(8));
+        let links = Links::new(worker, Handle::current(), kv());
         links.begin(3, mpsc::channel(1).0);
         let plan = Plan { blocks: 5, layers: 2, layer_bytes: 64 };
-        links.expect(7, 1, 2, plan);
+        links.expect(7, Expected::new(1, 2, plan, vec![0; 5]));
         let ticket = Ticket { request: 7, attempt: 1, epoch: 3 };
         assert_eq!(links.offer(ticket, &plan), Ok(Accepted { have_blocks: 2 }));
         for other in
@@ -386,43 +409,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hand_off_that_waits_for_its_turn_says_so_and_tells_when_it_has_it() {
+    async fn so_many_hand_offs_are_under_way_and_the_others_wait() {
         let (worker, inbox) = std::sync::mpsc::channel();
-        let links = Arc::new(Links::new(worker, Handle::current(), Turns::new(8)));
+        let links = Arc::new(Links::new(worker, Handle::current(), kv()));
         let cargo = || Cargo { plan: Plan { blocks: 5, layers: 2, layer_bytes: 64 }, note: Vec::new() };
-        let before = links.turns.try_take(5).unwrap();
-        let waiting = links.hand_off(1, 3, v1::Peer::default(), cargo());
-        let given_up = links.hand_off(2, 1, v1::Peer::default(), cargo());
-        assert!(waiting.waits && given_up.waits);
+        let before = links.turns.acquire_many(u32::try_from(FLIGHTS_MAX).unwrap()).await.unwrap();
+        let _slices: Vec<_> =
+            (1..=2).map(|request| links.hand_off(request, 3, v1::Peer::default(), cargo())).collect();
         links.forget(2);
         tokio::task::yield_now().await;
         assert!(inbox.try_recv().is_err());
         drop(before);
-        let mut told = Vec::new();
-        while told.len() < 2 {
-            tokio::task::yield_now().await;
-            told.extend(inbox.try_iter());
-        }
-        // The endpoint of this node is not open: so its flight ends at once.
-        assert!(matches!(told[0], ToWorker::Departs { request: 1, attempt: 3 }));
-        assert!(matches!(told[1], ToWorker::FlightEnded { request: 1, attempt: 3, outcome: Err(_) }));
-        while links.turns.try_take(8).is_none() {
-            tokio::task::yield_now().await;
-        }
-        assert!(!links.hand_off(4, 1, v1::Peer::default(), cargo()).waits);
+        // Without a dialer it ends as soon as it begins.
+        let ended = tokio::task::spawn_blocking(move || inbox.recv_timeout(Duration::from_secs(5)).unwrap());
+        let ToWorker::FlightEnded { request: 1, attempt: 3, outcome: Err(_) } = ended.await.unwrap() else {
+            panic!("the one that was given up says nothing")
+        };
     }
 
-    /// The worker may be in a pass of a second: the conductor does not wait for its end to hear that KV is here.
     #[tokio::test]
     async fn the_conductor_hears_that_kv_is_here_without_the_worker() {
         let (worker, inbox) = std::sync::mpsc::channel();
-        let links = Links::new(worker, Handle::current(), Turns::new(8));
+        let links = Links::new(worker, Handle::current(), kv());
         let (facts, mut told) = mpsc::channel(1);
         links.begin(3, facts);
         let plan = Plan { blocks: 5, layers: 2, layer_bytes: 64 };
         let ticket = |request, epoch| Ticket { request, attempt: 2, epoch };
         for request in 1..=4 {
-            links.expect(request, 2, 0, plan);
+            links.expect(request, Expected::new(2, 0, plan, Vec::new()));
         }
         links.forget(4);
         // Of a life that is over, of a request that is, and one told twice.

@@ -1,6 +1,6 @@
 //! Memory in the shape of an engine's KV, and no engine: what a node has that only lends room.
 
-use baton_engine::{Engine, Event, KvShape, KvSink, KvView, ModelCard, Sequence, SequenceId, StartError};
+use baton_engine::{Engine, Event, KvPool, KvShape, KvSink, ModelCard, Sequence, SequenceId, StartError};
 use baton_types::CostProfile;
 
 use super::engine::{EngineChoice, build as build_engine, keeping_profile};
@@ -9,7 +9,7 @@ use super::engine::{EngineChoice, build as build_engine, keeping_profile};
 struct MemoryOnlyEngine {
     shape: KvShape,
     model: ModelCard,
-    bytes: Vec<u8>,
+    kv: KvPool,
 }
 
 /// Memory for `blocks` blocks of the KV that the chosen engine would have. The engine itself is built to learn its
@@ -28,21 +28,10 @@ pub(super) fn build(choice: &EngineChoice, blocks: u32) -> Result<(Box<dyn Engin
 impl MemoryOnlyEngine {
     fn new(shape: KvShape, model: ModelCard) -> Result<Self, String> {
         let bytes = shape.block_bytes().checked_mul(shape.blocks as usize);
-        let bytes = bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
+        bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
             format!("{} blocks of {} bytes are more than memory has", shape.blocks, shape.block_bytes())
         })?;
-        Ok(Self { shape, model, bytes: vec![0; bytes] })
-    }
-
-    fn at(&self, block: u32, layer: u32) -> std::ops::Range<usize> {
-        let from = block as usize * self.shape.block_bytes() + layer as usize * self.shape.layer_bytes;
-        from..from + self.shape.layer_bytes
-    }
-}
-
-impl KvView for MemoryOnlyEngine {
-    fn layer(&self, block: u32, layer: u32) -> &[u8] {
-        &self.bytes[self.at(block, layer)]
+        Ok(Self { kv: KvPool::new(&shape), shape, model })
     }
 }
 
@@ -69,13 +58,12 @@ impl Engine for MemoryOnlyEngine {
         false
     }
 
-    fn view(&self) -> &dyn KvView {
-        self
+    fn kv(&self) -> &KvPool {
+        &self.kv
     }
 
-    fn write_layer(&mut self, block: u32, layer: u32, bytes: &[u8]) {
-        let at = self.at(block, layer);
-        self.bytes[at].copy_from_slice(bytes);
+    fn kv_mut(&mut self) -> &mut KvPool {
+        &mut self.kv
     }
 
     fn load(&self) -> (u32, u32) {
@@ -101,13 +89,13 @@ mod tests {
         for block in 0..7u8 {
             for layer in 0..layers {
                 let value = block * 16 + u8::try_from(layer).unwrap();
-                shelf.write_layer(block.into(), layer, &vec![value; layer_bytes]);
+                shelf.kv_mut().layer_mut(block.into(), layer).fill(value);
             }
         }
         for block in 0..7u8 {
             let value = block * 16 + u8::try_from(layers - 1).unwrap();
-            assert!(shelf.view().layer(block.into(), layers - 1).iter().all(|byte| *byte == value));
+            assert!(shelf.kv().layer(block.into(), layers - 1).iter().all(|byte| *byte == value));
         }
-        assert_eq!((shelf.load(), shelf.view().layer(0, 0).len()), ((0, 0), layer_bytes));
+        assert_eq!((shelf.load(), shelf.kv().layer(0, 0).len()), ((0, 0), layer_bytes));
     }
 }

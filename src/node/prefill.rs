@@ -152,9 +152,9 @@ impl Worker {
         let job = self.jobs.get(&request).expect("it was there above");
         let sent = (computed_tokens / shape.block_tokens) as usize;
         if let Some(peer) = job.to.clone() {
-            let mut outlet = self.open_outlet(request, peer);
+            let outlet = self.open_outlet(request, peer);
             let job = self.jobs.get(&request).expect("it was there above");
-            outlet.send_blocks(job.slots(), sent, (shape.layers, self.engine.view()));
+            outlet.send_blocks(job.slots(), sent, shape.layers);
             self.outlets.insert(SequenceId(request), outlet);
         }
     }
@@ -165,31 +165,14 @@ impl Worker {
         let tokens = u32::try_from(job.tokens.len()).unwrap_or(u32::MAX);
         let blocks = tokens.div_ceil(shape.block_tokens);
         let cargo = Cargo { plan: plan_of(blocks, shape), note: job.packed_tokens() };
-        let (attempt, block_tokens, layers) = (job.attempt, shape.block_tokens, shape.layers as usize);
-        let departure = self.links.hand_off(request, attempt, peer, cargo);
-        let waiting = departure.waits.then(|| vec![0; layers]);
-        Outlet { slices: departure.slices, waiting, attempt, tokens, block_tokens }
-    }
-
-    /// A hand-off that waited has its turn: what its prefill has computed leaves now.
-    pub(super) fn departs(&mut self, request: u64, attempt: u32) {
-        let id = SequenceId(request);
-        let Some(outlet) = self.outlets.get_mut(&id).filter(|outlet| outlet.attempt == attempt) else {
-            return;
-        };
-        let Some(job) = self.jobs.get(&request) else { return };
-        let is_whole = outlet.is_ready();
-        outlet.depart(job.slots(), self.engine.view());
-        if is_whole {
-            self.outlets.remove(&id);
-        }
+        let (attempt, block_tokens) = (job.attempt, shape.block_tokens);
+        let slices = self.links.hand_off(request, attempt, peer, cargo);
+        Outlet { slices, tokens, block_tokens }
     }
 
     /// The KV is complete: everything leaves that has not yet, and the blocks are readable here.
     pub(super) fn computed(&mut self, id: SequenceId, compute_us: u64) {
-        if self.outlets.get(&id).is_some_and(|outlet| !outlet.is_ready()) {
-            self.outlets.remove(&id);
-        }
+        self.outlets.remove(&id);
         let Some(job) = self.jobs.get_mut(&id.0) else { return };
         job.compute_us = compute_us;
         self.leg(Input::Computed { request: RequestId(id.0) });
@@ -263,14 +246,11 @@ impl Worker {
     /// Sends KV that is complete here.
     pub(super) fn send_all(&mut self, request: u64) {
         let Some(peer) = self.jobs.get(&request).and_then(|job| job.to.clone()) else { return };
-        let mut outlet = self.open_outlet(request, peer);
-        let layers = self.engine.shape().layers;
+        let outlet = self.open_outlet(request, peer);
+        let shape = self.engine.shape();
         let job = self.jobs.get(&request).expect("it was there above");
-        let blocks = job.tokens.len().div_ceil(self.engine.shape().block_tokens as usize);
-        outlet.send_blocks(job.slots(), blocks, (layers, self.engine.view()));
-        if outlet.is_ready() {
-            self.outlets.insert(SequenceId(request), outlet);
-        }
+        let blocks = job.tokens.len().div_ceil(shape.block_tokens as usize);
+        outlet.send_blocks(job.slots(), blocks, shape.layers);
     }
 
     /// Bytes for a peer: as far as they are readable and verified.

@@ -161,12 +161,10 @@ impl Worker {
             }
             ToWorker::Orders(orders) => orders.orders.into_iter().for_each(|order| self.order(order)),
             ToWorker::Tokens { ticket, note } => self.tokens_came(ticket, &note),
-            ToWorker::Slice { ticket, at, bytes } => self.slice(ticket, at, &bytes),
             ToWorker::Landed(ticket) => self.landed(ticket),
             ToWorker::Wanted { keys, reply } => self.wanted(&keys, reply),
             ToWorker::Fetched { request, attempt, blocks } => self.fetched(request, attempt, blocks),
             ToWorker::Replica { chain, blocks } => self.replica(&chain, blocks),
-            ToWorker::Departs { request, attempt } => self.departs(request, attempt),
             ToWorker::FlightEnded { request, attempt, outcome } => {
                 self.flight_ended(request, attempt, outcome)
             }
@@ -229,7 +227,7 @@ impl Worker {
 
     /// One pass of the engine and what came of it.
     fn pass(&mut self, events: &mut Vec<Event>) -> bool {
-        let mut sink = super::sink::Sink { outlets: &mut self.outlets };
+        let mut sink = super::sink::Sink { outlets: &self.outlets };
         let busy = self.engine.step(events, &mut sink);
         for event in events.drain(..) {
             match event {

@@ -31,7 +31,7 @@ fn status(requests: usize) -> Status {
         running: 4,
         tiers: vec![("hbm".into(), 50, 1, 2048, 33, 0), ("ssd".into(), 0, 0, 0, 0, 0)],
         handoff_bytes: 4_200_000,
-        engine_bytes: 4_100_000,
+        received_bytes: 4_100_000,
         integrity_rejects: 1,
         ..NodeStatus::default()
     };

@@ -25,7 +25,6 @@ const ALLOWED: &[Allowed] = &[
     ("store/objects/src/store.rs", "tenant_used_bytes", "tests look at quotas while other threads write"),
     ("store/objects/src/store.rs", "unpin", "tests take back the pins that `baton bench` only sets"),
     ("store/tiers/src/cache.rs", "is_busy", "tests and the benchmark wait until a cache has come to rest"),
-    ("transfer/transports/src/endpoint.rs", "loopback", "tests reach an endpoint without a network"),
     (
         "transfer/transports/src/mover/rdma/mod.rs",
         "open_to_peers",

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use baton_engine::{
-    Builtin, Engine, Event, KvSink, KvView, PoolSpec, SeededSpec, Sequence, SequenceId, Timed, TimedSpec,
+    Builtin, Engine, Event, KvPool, KvSink, PoolSpec, SeededSpec, Sequence, SequenceId, Timed, TimedSpec,
 };
 use baton_types::Sampling;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -17,7 +17,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 struct Nowhere;
 
 impl KvSink for Nowhere {
-    fn layer_computed(&mut self, _: SequenceId, _: u32, _: Range<u32>, _: (&[u32], &dyn KvView)) {}
+    fn layer_computed(&mut self, _: SequenceId, _: u32, _: Range<u32>, _: (&[u32], &KvPool)) {}
 }
 
 /// Weights that every token is multiplied by: two operations each.

@@ -33,15 +33,15 @@ pub(crate) struct Past<'a> {
 }
 
 impl Past<'_> {
-    /// The runs of rows that hold one head, block by block: each starts with that head and its
+    /// The runs of rows that hold one head of `dim` numbers, block by block: each starts with that head and its
     /// rows are `kv_dim` apart. `values` instead of keys on demand.
-    fn runs(&self, head_at: usize, values: bool) -> impl Iterator<Item = (&[f32], usize)> {
+    fn runs(&self, (head_at, dim): (usize, usize), values: bool) -> impl Iterator<Item = (&[f32], usize)> {
         let layout: Layout = self.pool.layout;
         self.blocks.iter().enumerate().map_while(move |(n, block)| {
             let tokens = self.len.saturating_sub(n * layout.block_tokens).min(layout.block_tokens);
             let part = if values { layout.values_after() } else { 0 };
             let at = layout.layer_at(*block, self.layer) + part + head_at;
-            (tokens > 0).then(|| (&self.pool.floats[at..], tokens))
+            (tokens > 0).then(|| (self.pool.floats(at, (tokens - 1) * layout.kv_dim + dim), tokens))
         })
     }
 }
@@ -57,15 +57,15 @@ pub(crate) fn attend(queries: &[f32], heads: Heads, past: Past<'_>, out: &mut [f
     for (head, (query, out)) in
         scaled.chunks_exact(heads.dim).zip(out.chunks_exact_mut(heads.dim)).enumerate()
     {
-        let head_at = head / group * heads.dim;
+        let part = (head / group * heads.dim, heads.dim);
         weights.clear();
-        for (keys, tokens) in past.runs(head_at, false) {
+        for (keys, tokens) in past.runs(part, false) {
             add_scores(query, keys, (stride, tokens), &mut weights);
         }
         let sum = soften(&mut weights);
         out.fill(0.0);
         let mut weights = weights.as_slice();
-        for (values, tokens) in past.runs(head_at, true) {
+        for (values, tokens) in past.runs(part, true) {
             let (now, later) = weights.split_at(tokens);
             weights = later;
             add_weighted(values, stride, now, out);

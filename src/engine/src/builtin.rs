@@ -11,7 +11,7 @@ use crate::sampler::{Draw, Sampler, logprob};
 use crate::seeded::{SeededSource, SeededSpec};
 use crate::weights::Weights;
 use crate::{
-    BuildError, Engine, Event, KvShape, KvSink, KvView, ModelCard, PoolSpec, Sequence, SequenceId, StartError,
+    BuildError, Engine, Event, KvPool, KvShape, KvSink, ModelCard, PoolSpec, Sequence, SequenceId, StartError,
 };
 
 /// Rows whose logits are kept at a time.
@@ -142,7 +142,7 @@ impl Builtin {
             for chunk in chunks {
                 let sequence = &roster.entry(chunk.id).sequence;
                 if sequence.layerwise {
-                    sink.layer_computed(chunk.id, layer, chunk.tokens.clone(), (&sequence.blocks, pool));
+                    sink.layer_computed(chunk.id, layer, chunk.tokens.clone(), (&sequence.blocks, &pool.kv));
                 }
             }
         });
@@ -244,12 +244,12 @@ impl Engine for Builtin {
         true
     }
 
-    fn view(&self) -> &dyn KvView {
-        &self.pool
+    fn kv(&self) -> &KvPool {
+        &self.pool.kv
     }
 
-    fn write_layer(&mut self, block: u32, layer: u32, bytes: &[u8]) {
-        self.pool.write(block, layer, bytes);
+    fn kv_mut(&mut self) -> &mut KvPool {
+        &mut self.pool.kv
     }
 
     fn load(&self) -> (u32, u32) {

@@ -26,7 +26,7 @@ mod timed;
 mod weights;
 
 pub use builtin::Builtin;
-pub use pool::{BuildError, PoolSpec};
-pub use port::{Engine, Event, KvShape, KvSink, KvView, ModelCard, Sequence, SequenceId, StartError};
+pub use pool::{BuildError, KvMemory, KvPool, PoolSpec};
+pub use port::{Engine, Event, KvShape, KvSink, ModelCard, Sequence, SequenceId, StartError};
 pub use seeded::{END_TOKEN, SeededSpec};
 pub use timed::{Timed, TimedSpec};

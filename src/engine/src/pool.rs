@@ -1,7 +1,9 @@
 //! The paged KV pool: `[block][layer][key | value][slot][kv head × dim]`, so that a block is one
 //! contiguous range of bytes and so is each of its layers.
 
-use crate::{KvShape, KvView};
+use std::ops::Range;
+
+use crate::KvShape;
 
 /// How much KV an engine holds and how much it takes on in one pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,13 +97,111 @@ impl Layout {
     }
 }
 
-/// The numbers of all blocks.
+/// The memory that a pool lies in. A range that is asked for is used by nobody else meanwhile, whoever else may reach
+/// the memory: transfers read blocks that are computed, and write to blocks that nothing here reads yet.
+pub trait KvMemory: Send + Sync + std::fmt::Debug {
+    /// How many bytes there are.
+    fn size(&self) -> usize;
+    /// Reads a range. Its start is aligned as the whole memory is, at least to four bytes.
+    ///
+    /// # Panics
+    /// Where it is not inside.
+    fn bytes(&self, range: Range<usize>) -> &[u8];
+    /// Writes a range.
+    ///
+    /// # Panics
+    /// Where it is not inside.
+    fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8];
+}
+
+/// Memory of this process alone; of numbers, for their alignment.
+#[derive(Debug)]
+struct Heap(Vec<f32>);
+
+impl KvMemory for Heap {
+    fn size(&self) -> usize {
+        size_of_val(self.0.as_slice())
+    }
+
+    fn bytes(&self, range: Range<usize>) -> &[u8] {
+        &bytemuck::cast_slice(&self.0)[range]
+    }
+
+    fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.0)[range]
+    }
+}
+
+/// The bytes of all blocks, by block and layer.
+#[derive(Debug)]
+pub struct KvPool {
+    memory: Box<dyn KvMemory>,
+    layers: usize,
+    layer_bytes: usize,
+}
+
+impl KvPool {
+    /// A pool of zeros in the given shape, in memory of this process alone.
+    #[must_use]
+    pub fn new(shape: &KvShape) -> Self {
+        let bytes = shape.block_bytes() * shape.blocks as usize;
+        let memory = Box::new(Heap(vec![0.0; bytes.div_ceil(size_of::<f32>())]));
+        Self { memory, layers: shape.layers as usize, layer_bytes: shape.layer_bytes }
+    }
+
+    /// Lies in this memory from now on, block after block and layer after layer. What it held is not copied: for an
+    /// engine on which nothing has started.
+    ///
+    /// # Panics
+    /// Where the memory is too small.
+    pub fn place(&mut self, memory: Box<dyn KvMemory>) {
+        let size = memory.size();
+        assert!(size >= self.memory.size(), "a memory of {size} bytes is too small for the pool");
+        self.memory = memory;
+    }
+
+    /// A layer of a block.
+    #[must_use]
+    pub fn layer(&self, block: u32, layer: u32) -> &[u8] {
+        self.memory.bytes(self.range(block, layer))
+    }
+
+    /// All layers of a block.
+    #[must_use]
+    pub fn block(&self, block: u32) -> &[u8] {
+        self.memory.bytes(self.block_range(block))
+    }
+
+    /// All layers of a block, to be written.
+    pub fn block_mut(&mut self, block: u32) -> &mut [u8] {
+        let range = self.block_range(block);
+        self.memory.bytes_mut(range)
+    }
+
+    /// A layer of a block, to be written.
+    pub fn layer_mut(&mut self, block: u32, layer: u32) -> &mut [u8] {
+        let range = self.range(block, layer);
+        self.memory.bytes_mut(range)
+    }
+
+    fn block_range(&self, block: u32) -> Range<usize> {
+        let bytes = self.layers * self.layer_bytes;
+        block as usize * bytes..(block as usize + 1) * bytes
+    }
+
+    fn range(&self, block: u32, layer: u32) -> Range<usize> {
+        let at = (block as usize * self.layers + layer as usize) * self.layer_bytes;
+        at..at + self.layer_bytes
+    }
+}
+
+/// A pool of numbers.
 #[derive(Debug)]
 pub(crate) struct Pool {
     /// How they lie.
     pub(crate) layout: Layout,
-    /// All of them.
-    pub(crate) floats: Vec<f32>,
+    /// Where they lie.
+    pub(crate) kv: KvPool,
 }
 
 impl Pool {
@@ -113,32 +213,28 @@ impl Pool {
             kv_dim: (shape.kv_heads * shape.head_dim) as usize,
             layers: shape.layers as usize,
         };
-        let floats = shape.blocks as usize * layout.layers * layout.layer_floats();
-        Self { layout, floats: vec![0.0; floats] }
+        Self { layout, kv: KvPool::new(shape) }
+    }
+
+    /// So many numbers from `at` on.
+    pub(crate) fn floats(&self, at: usize, count: usize) -> &[f32] {
+        let size = size_of::<f32>();
+        bytemuck::cast_slice(self.kv.memory.bytes(at * size..(at + count) * size))
     }
 
     /// Stores one token's keys and values.
     pub(crate) fn store(&mut self, layer: u32, (blocks, position): (&[u32], u32), kv: (&[f32], &[f32])) {
         let slot = position as usize % self.layout.block_tokens;
         let block = blocks[position as usize / self.layout.block_tokens];
-        let at = self.layout.layer_at(block, layer) + slot * self.layout.kv_dim;
-        self.floats[at..at + kv.0.len()].copy_from_slice(kv.0);
-        let at = at + self.layout.values_after();
-        self.floats[at..at + kv.1.len()].copy_from_slice(kv.1);
+        let keys = self.layout.layer_at(block, layer) + slot * self.layout.kv_dim;
+        self.put(keys, kv.0);
+        self.put(keys + self.layout.values_after(), kv.1);
     }
 
-    /// Overwrites one layer of a block.
-    pub(crate) fn write(&mut self, block: u32, layer: u32, bytes: &[u8]) {
-        let at = self.layout.layer_at(block, layer);
-        let floats = &mut self.floats[at..at + self.layout.layer_floats()];
-        bytemuck::cast_slice_mut::<f32, u8>(floats).copy_from_slice(bytes);
-    }
-}
-
-impl KvView for Pool {
-    fn layer(&self, block: u32, layer: u32) -> &[u8] {
-        let at = self.layout.layer_at(block, layer);
-        bytemuck::cast_slice(&self.floats[at..at + self.layout.layer_floats()])
+    fn put(&mut self, at: usize, numbers: &[f32]) {
+        let size = size_of::<f32>();
+        let range = at * size..(at + numbers.len()) * size;
+        self.kv.memory.bytes_mut(range).copy_from_slice(bytemuck::cast_slice(numbers));
     }
 }
 
@@ -162,19 +258,28 @@ mod tests {
     fn a_layer_is_keys_then_values_by_slot() {
         let mut pool = Pool::new(&shape());
         pool.store(1, (&[2, 0], 5), (&[1.0, 2.0], &[3.0, 4.0]));
-        let floats: &[f32] = bytemuck::cast_slice(pool.layer(0, 1));
+        let floats: &[f32] = bytemuck::cast_slice(pool.kv.layer(0, 1));
         assert_eq!(floats[2..4], [1.0, 2.0]);
         assert_eq!(floats[8 + 2..8 + 4], [3.0, 4.0]);
-        assert_eq!(pool.floats.iter().filter(|x| **x != 0.0).count(), 4);
+        let all = pool.floats(0, 3 * 2 * 16);
+        assert_eq!(all.iter().filter(|x| **x != 0.0).count(), 4);
     }
 
     #[test]
     fn what_is_written_is_read_back() {
-        let mut pool = Pool::new(&shape());
+        let mut pool = KvPool::new(&shape());
         let bytes: Vec<u8> = (0..shape().layer_bytes).map(|i| u8::try_from(i).unwrap()).collect();
-        pool.write(1, 0, &bytes);
+        pool.layer_mut(1, 0).copy_from_slice(&bytes);
         assert_eq!(pool.layer(1, 0), bytes);
         assert!(pool.layer(1, 1).iter().all(|b| *b == 0));
+        pool.place(Box::new(Heap(vec![0.0; 3 * 2 * 16])));
+        assert!(pool.layer(1, 0).iter().all(|b| *b == 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "too small for the pool")]
+    fn a_pool_does_not_lie_in_too_little_memory() {
+        KvPool::new(&shape()).place(Box::new(Heap(vec![0.0; 3 * 2 * 16 - 1])));
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use baton_types::{Finish, Sampling, TokenLogprob};
 
+use crate::KvPool;
+
 /// Names a sequence on one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId(pub u64);
@@ -125,16 +127,10 @@ pub enum Event {
     },
 }
 
-/// Reads KV by slot and layer.
-pub trait KvView {
-    /// Bytes of a layer of a block; `layer_bytes` long.
-    fn layer(&self, block: u32, layer: u32) -> &[u8];
-}
-
 /// Is shown KV as it is computed.
 pub trait KvSink {
     /// `layer` of `tokens` (positions) of a sequence has been computed; `blocks` is its slot table.
-    fn layer_computed(&mut self, id: SequenceId, layer: u32, tokens: Range<u32>, at: (&[u32], &dyn KvView));
+    fn layer_computed(&mut self, id: SequenceId, layer: u32, tokens: Range<u32>, at: (&[u32], &KvPool));
 }
 
 /// A paged KV pool and the sequences that run over it.
@@ -162,9 +158,9 @@ pub trait Engine: Send {
     /// False when nothing could run. A timed engine sleeps for as long as a pass takes.
     fn step(&mut self, events: &mut Vec<Event>, sink: &mut dyn KvSink) -> bool;
     /// Its KV.
-    fn view(&self) -> &dyn KvView;
-    /// Writes a layer of a block; `bytes` is `layer_bytes` long.
-    fn write_layer(&mut self, block: u32, layer: u32, bytes: &[u8]);
+    fn kv(&self) -> &KvPool;
+    /// Its KV, to be written: blocks that no sequence reads or writes.
+    fn kv_mut(&mut self) -> &mut KvPool;
     /// Sequences that run, and those that wait for their turn to compute.
     fn load(&self) -> (u32, u32);
 }

@@ -8,7 +8,7 @@ use baton_types::{CostProfile, DecodeCost, FitReport, PrefillCost, TokenLogprob,
 use crate::pool::layer_bytes;
 use crate::roster::{Chunk, Roster};
 use crate::{
-    BuildError, Engine, Event, KvShape, KvSink, KvView, ModelCard, PoolSpec, Sequence, SequenceId, StartError,
+    BuildError, Engine, Event, KvPool, KvShape, KvSink, ModelCard, PoolSpec, Sequence, SequenceId, StartError,
 };
 
 /// A cost profile to keep time by, and what the engine pretends to be.
@@ -98,7 +98,7 @@ struct Digests {
 pub struct Timed {
     shape: KvShape,
     spec: TimedSpec,
-    kv: Bytes,
+    kv: KvPool,
     roster: Roster<Digests>,
     pace: Pace,
 }
@@ -141,7 +141,7 @@ impl Timed {
             max_model_tokens: spec.max_model_tokens,
         };
         Ok(Self {
-            kv: Bytes::new(&shape),
+            kv: KvPool::new(&shape),
             shape,
             roster: Roster::new(pool, model),
             spec,
@@ -177,7 +177,7 @@ impl Timed {
             entry.extra.computed = extended(entry.extra.computed, entry.sequence.tokens[position as usize]);
             if (position + 1) % block_tokens == 0 || position + 1 == chunk.tokens.end {
                 let block = entry.sequence.blocks[(position / block_tokens) as usize];
-                self.kv.fill(block, entry.extra.computed);
+                fill(&mut self.kv, self.shape.layers, (block, entry.extra.computed));
             }
         }
     }
@@ -225,7 +225,7 @@ impl Timed {
         for (n, tokens) in computed.chunks_exact(block_tokens).enumerate() {
             digest = tokens.iter().fold(digest, |digest, token| extended(digest, *token));
             let block = sequence.blocks[n];
-            if let Some(layer) = self.kv.differs(block, digest) {
+            if let Some(layer) = differs(&self.kv, self.shape.layers, (block, digest)) {
                 return Err(StartError(format!(
                     "engine start: layer {layer} of slot {block} does not hold the KV of tokens {}..{}; \
                      send it again",
@@ -291,12 +291,12 @@ impl Engine for Timed {
         true
     }
 
-    fn view(&self) -> &dyn KvView {
+    fn kv(&self) -> &KvPool {
         &self.kv
     }
 
-    fn write_layer(&mut self, block: u32, layer: u32, bytes: &[u8]) {
-        self.kv.layer_mut(block, layer).copy_from_slice(bytes);
+    fn kv_mut(&mut self) -> &mut KvPool {
+        &mut self.kv
     }
 
     fn load(&self) -> (u32, u32) {
@@ -337,53 +337,22 @@ fn even(vocab_tokens: u32, top: u8) -> TokenLogprob {
     TokenLogprob { logprob, top: (0..u32::from(top).min(vocab_tokens)).map(|t| (t, logprob)).collect() }
 }
 
-/// The bytes of all blocks.
-#[derive(Debug)]
-struct Bytes {
-    bytes: Vec<u8>,
-    layers: u32,
-    layer_bytes: usize,
-}
-
-impl Bytes {
-    fn new(shape: &KvShape) -> Self {
-        let bytes = vec![0; shape.block_bytes() * shape.blocks as usize];
-        Self { bytes, layers: shape.layers, layer_bytes: shape.layer_bytes }
-    }
-
-    fn at(&self, block: u32, layer: u32) -> usize {
-        (block as usize * self.layers as usize + layer as usize) * self.layer_bytes
-    }
-
-    fn layer_mut(&mut self, block: u32, layer: u32) -> &mut [u8] {
-        let at = self.at(block, layer);
-        &mut self.bytes[at..at + self.layer_bytes]
-    }
-
-    /// Puts a digest's pattern into all layers of a block.
-    fn fill(&mut self, block: u32, digest: u64) {
-        for layer in 0..self.layers {
-            let pattern = pattern(digest, layer);
-            for part in self.layer_mut(block, layer).chunks_mut(8) {
-                part.copy_from_slice(&pattern[..part.len()]);
-            }
+/// Puts a digest's pattern into all layers of a block.
+fn fill(kv: &mut KvPool, layers: u32, (block, digest): (u32, u64)) {
+    for layer in 0..layers {
+        let pattern = pattern(digest, layer);
+        for part in kv.layer_mut(block, layer).chunks_mut(8) {
+            part.copy_from_slice(&pattern[..part.len()]);
         }
     }
-
-    /// The first layer of a block that does not hold a digest's pattern.
-    fn differs(&self, block: u32, digest: u64) -> Option<u32> {
-        (0..self.layers).find(|layer| {
-            let pattern = pattern(digest, *layer);
-            self.layer(block, *layer).chunks(8).any(|part| part != &pattern[..part.len()])
-        })
-    }
 }
 
-impl KvView for Bytes {
-    fn layer(&self, block: u32, layer: u32) -> &[u8] {
-        let at = self.at(block, layer);
-        &self.bytes[at..at + self.layer_bytes]
-    }
+/// The first layer of a block that does not hold a digest's pattern.
+fn differs(kv: &KvPool, layers: u32, (block, digest): (u32, u64)) -> Option<u32> {
+    (0..layers).find(|layer| {
+        let pattern = pattern(digest, *layer);
+        kv.layer(block, *layer).chunks(8).any(|part| part != &pattern[..part.len()])
+    })
 }
 
 fn pattern(digest: u64, layer: u32) -> [u8; 8] {

@@ -14,8 +14,12 @@ fn peer_of(line: &Line) -> v1::Peer {
 
 /// Waits until the node has told that so many bytes came by the transfer engine.
 async fn until_moved(line: &mut Line, bytes: u64) {
-    while line.load.engine_bytes != bytes {
-        assert!(line.load.engine_bytes < bytes, "more than the blocks that were asked for: {:?}", line.load);
+    while line.load.received_bytes != bytes {
+        assert!(
+            line.load.received_bytes < bytes,
+            "more than the blocks that were asked for: {:?}",
+            line.load
+        );
         line.hear().await;
     }
 }

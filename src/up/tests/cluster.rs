@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_engine::{
-    Engine, Event as EngineEvent, KvSink, KvView, PoolSpec, SeededSpec, Sequence, SequenceId,
+    Engine, Event as EngineEvent, KvPool, KvSink, PoolSpec, SeededSpec, Sequence, SequenceId,
 };
 use baton_router::{Backend as _, Event, Submission, Ticket, TraceParent, Usage};
 use baton_transports::RdmaDevices;
@@ -272,7 +272,7 @@ pub(super) async fn listen(mut ticket: Ticket) -> Answer {
 struct Blind;
 
 impl KvSink for Blind {
-    fn layer_computed(&mut self, _: SequenceId, _: u32, _: std::ops::Range<u32>, _: (&[u32], &dyn KvView)) {}
+    fn layer_computed(&mut self, _: SequenceId, _: u32, _: std::ops::Range<u32>, _: (&[u32], &KvPool)) {}
 }
 
 /// What one engine alone answers.

@@ -88,7 +88,7 @@ async fn a_pair_answers_as_one_engine_does() {
     let mut moved = (0, 1);
     for _ in 0..100 {
         let nodes = cluster.status().await.nodes;
-        moved = nodes.iter().fold((0, 0), |sum, n| (sum.0 + n.handoff_bytes, sum.1 + n.engine_bytes));
+        moved = nodes.iter().fold((0, 0), |sum, n| (sum.0 + n.handoff_bytes, sum.1 + n.received_bytes));
         if moved.0 > 0 && moved.0 <= moved.1 {
             break;
         }

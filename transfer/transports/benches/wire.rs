@@ -1,5 +1,6 @@
-//! Gigabytes a second of flights over each medium, beside what the machine could do at best: one copy of the
-//! same bytes, one checksum of them, and a bare loopback socket. All in one run, so that they compare.
+//! Hand-offs and fetches between two endpoints of this process, from a pool to a pool: processor time of both sides
+//! together and gigabytes a second, beside what the machine could do at best: one copy of the same bytes, one checksum
+//! of them, and a bare loopback socket. All in one run, so that they compare.
 
 use std::hint::black_box;
 use std::io::{Read, Write};
@@ -7,29 +8,33 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use baton_transports::mover::{Location, Memory, Pages, Region};
 use baton_transports::*;
 use bytes::Bytes;
 
-/// Bytes of one measurement.
-const TOTAL_BYTES: usize = 512 << 20;
-/// Bytes that the slices are cut from: more than a cache holds.
-const SOURCE_BYTES: usize = 64 << 20;
-/// Measurements of each figure; the middle one is shown.
-const ROUNDS: usize = 5;
+/// Bytes of one flight, and of a pool.
+const POOL_BYTES: usize = 32 << 20;
+/// Flights of one measurement.
+const FLIGHTS: u64 = 32;
+/// Of those, the ones that are not measured: they pay for fresh pages.
+const WARMING: u64 = 4;
 
-/// Takes all and keeps nothing, but for one block to be fetched.
-struct Sink {
+/// Takes slices into a pool, and lends one block as often as it is wanted.
+struct Pool {
+    memory: Arc<Memory>,
+    slice_bytes: u64,
     block: Bytes,
 }
 
-impl Receiver for Sink {
+impl Receiver for Pool {
     fn offer(&self, _: Ticket, _: &Plan) -> Result<Accepted, Refused> {
         Ok(Accepted { have_blocks: 0 })
     }
 
-    fn slice(&self, _: Ticket, _: SliceAt, bytes: Bytes) -> Result<(), Refused> {
-        black_box(&bytes);
-        Ok(())
+    fn land(&self, _: Ticket, arrived: &Arrived) -> Result<u64, Refused> {
+        let place =
+            |piece: &Piece| Ok(u64::from(piece.at.block) * self.slice_bytes + u64::from(piece.offset));
+        arrived.copy_to(&self.memory, place)
     }
 
     fn complete(&self, _: Ticket) {}
@@ -45,53 +50,56 @@ impl Receiver for Sink {
     }
 }
 
-fn middle(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
+fn memory() -> Arc<Memory> {
+    Memory::shared(POOL_BYTES, Pages::Ordinary, Location::Anywhere).expect("memory")
 }
 
-fn rate(bytes: usize, took: Duration) -> f64 {
-    bytes as f64 / took.as_secs_f64() / 1e9
+/// Processor time of this process so far, in seconds.
+fn cpu_s() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux");
+    let fields: Vec<&str> = stat.rsplit(')').next().expect("never empty").split_whitespace().collect();
+    // User and system, in hundredths of a second.
+    [fields[11], fields[12]].iter().map(|ticks| ticks.parse::<f64>().expect("a number") / 100.0).sum()
 }
 
-fn measured(mut once: impl FnMut()) -> f64 {
-    middle((0..ROUNDS).map(|_| timed(&mut once)).collect())
+/// What moving bytes cost: processor time and time.
+struct Cost {
+    cpu_s_per_gb: f64,
+    gb_per_s: f64,
 }
 
-fn timed(once: &mut impl FnMut()) -> f64 {
-    let start = Instant::now();
+fn cost(bytes: u64, (cpu, began): (f64, Instant)) -> Cost {
+    let gigabytes = bytes as f64 / 1e9;
+    Cost { cpu_s_per_gb: (cpu_s() - cpu) / gigabytes, gb_per_s: gigabytes / began.elapsed().as_secs_f64() }
+}
+
+fn measured(mut once: impl FnMut()) -> Cost {
     once();
-    rate(TOTAL_BYTES, start.elapsed())
+    let start = (cpu_s(), Instant::now());
+    (0..FLIGHTS).for_each(|_| once());
+    cost(FLIGHTS * POOL_BYTES as u64, start)
 }
 
-fn slices(source: &Bytes, size: usize) -> impl Iterator<Item = Bytes> + '_ {
-    let fit = source.len() / size;
-    (0..TOTAL_BYTES / size).map(move |number| source.slice(number % fit * size..(number % fit + 1) * size))
-}
-
-fn copy(source: &Bytes, size: usize) -> f64 {
-    let mut target = vec![0_u8; SOURCE_BYTES];
-    let fit = SOURCE_BYTES / size;
+fn copy(size: usize) -> Cost {
+    let (from, to) = (vec![1_u8; POOL_BYTES], std::cell::RefCell::new(vec![0_u8; POOL_BYTES]));
     measured(|| {
-        for (number, slice) in slices(source, size).enumerate() {
-            let at = number % fit * size;
-            target[at..at + size].copy_from_slice(&slice);
-            black_box(&target[at]);
+        let mut to = to.borrow_mut();
+        for (from, to) in from.chunks(size).zip(to.chunks_mut(size)) {
+            to.copy_from_slice(black_box(from));
         }
+        black_box(&to[0]);
     })
 }
 
-fn sum(source: &Bytes, size: usize) -> f64 {
-    measured(|| {
-        slices(source, size).for_each(|slice| {
-            black_box(checksum(&slice));
-        })
-    })
+fn sum(size: usize) -> Cost {
+    let bytes = vec![1_u8; POOL_BYTES];
+    measured(|| bytes.chunks(size).for_each(|slice| _ = black_box(checksum(slice))))
 }
 
-fn bare_socket(source: &Bytes, size: usize) -> f64 {
+fn bare_socket(size: usize) -> Cost {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("bound");
+    let bytes = vec![1_u8; POOL_BYTES];
     measured(|| {
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -102,78 +110,103 @@ fn bare_socket(source: &Bytes, size: usize) -> f64 {
                 }
             });
             let mut stream = TcpStream::connect(address).expect("it listens");
-            slices(source, size).for_each(|slice| stream.write_all(&slice).expect("the reader reads"));
+            bytes.chunks(size).for_each(|slice| stream.write_all(slice).expect("the reader reads"));
         });
     })
 }
 
-async fn fly(dialer: &Dialer, peer: &PeerAddress, source: &Bytes, size: usize) -> f64 {
-    let blocks = u32::try_from(TOTAL_BYTES / size).expect("small");
-    let plan = Plan { blocks, layers: 1, layer_bytes: u32::try_from(size).expect("small") };
-    let mut figures = Vec::new();
-    for round in 0..=ROUNDS {
-        let start = Instant::now();
-        let ticket = Ticket { request: u64::try_from(round).expect("small"), attempt: 0, epoch: 0 };
-        let mut flight = Flight::start(dialer, peer, ticket, plan).await.expect("it takes all");
-        for (block, slice) in (0..).zip(slices(source, size)) {
-            flight.send(SliceAt { block, layer: 0 }, slice).await.expect("it takes all");
-        }
-        flight.finish().await.expect("all has landed");
-        figures.push(rate(TOTAL_BYTES, start.elapsed()));
-    }
-    middle(figures.split_off(1))
+/// Two endpoints, the first of which sends.
+struct Pair {
+    from: Endpoint,
+    to: Endpoint,
+    source: Arc<Memory>,
+    size: usize,
 }
 
-async fn fetched(dialer: &Dialer, peer: &PeerAddress, size: usize) -> f64 {
-    let keys: Vec<u128> = (0..64).collect();
-    let mut figures = Vec::new();
-    for _ in 0..ROUNDS {
-        let start = Instant::now();
-        let want = Want { keys: keys.clone(), epoch: 0, priority: Priority::Fetch };
-        let blocks = fetch(dialer, peer, want, Duration::from_secs(10)).await.expect("it holds all");
-        assert_eq!(blocks.len(), keys.len());
-        figures.push(rate(size * keys.len(), start.elapsed()));
+impl Pair {
+    async fn new(shared_memory: bool, size: usize) -> Self {
+        let (source, target) = (memory(), memory());
+        source.write(0, &(0..POOL_BYTES).map(|at| (at % 251) as u8).collect::<Vec<u8>>());
+        let endpoint = |memory: &Arc<Memory>| {
+            let listen = "127.0.0.1:0".parse().expect("an address");
+            let plain = EndpointConfig::new(listen, "here", 1);
+            let data = DataPlaneConfig {
+                sources: vec![memory.clone()],
+                shared_memory,
+                rdma: RdmaDevices::None,
+                ..plain.data.clone()
+            };
+            let (memory, block) = (memory.clone(), vec![1; size].into());
+            let pool = Pool { memory, slice_bytes: size as u64, block };
+            Endpoint::bind(EndpointConfig { data, ..plain }, Arc::new(pool))
+        };
+        let from = endpoint(&source).await.expect("bound");
+        Self { from, to: endpoint(&target).await.expect("bound"), source, size }
     }
-    middle(figures)
+
+    fn peer(&self) -> PeerAddress {
+        PeerAddress { kv_address: self.to.address().to_string() }
+    }
+
+    async fn flights(&self) -> Cost {
+        let (blocks, layer_bytes) = ((POOL_BYTES / self.size) as u32, self.size as u32);
+        let plan = Plan { blocks, layers: 1, layer_bytes };
+        let mut start = (0.0, Instant::now());
+        for request in 0..WARMING + FLIGHTS {
+            if request == WARMING {
+                start = (cpu_s(), Instant::now());
+            }
+            let ticket = Ticket { request, attempt: 0, epoch: 0 };
+            let flight = Flight::start(&self.from.dialer(), &self.peer(), ticket, plan).await;
+            let mut flight = flight.expect("it takes all");
+            for block in 0..blocks {
+                let at = u64::from(block) * u64::from(layer_bytes);
+                let from = Region { memory: self.source.clone(), at };
+                flight.send(SliceAt { block, layer: 0 }, &from).await.expect("it takes all");
+            }
+            flight.finish().await.expect("all has landed");
+        }
+        cost(FLIGHTS * POOL_BYTES as u64, start)
+    }
+
+    async fn fetches(&self) -> Cost {
+        let keys: Vec<u128> = (0..64).collect();
+        let mut start = (0.0, Instant::now());
+        for round in 0..WARMING + FLIGHTS {
+            if round == WARMING {
+                start = (cpu_s(), Instant::now());
+            }
+            let want = Want { keys: keys.clone(), epoch: 0, priority: Priority::Fetch };
+            let blocks = fetch(&self.from.dialer(), &self.peer(), want, Duration::from_secs(10)).await;
+            assert_eq!(blocks.expect("it holds all").len(), keys.len());
+        }
+        cost(FLIGHTS * (self.size * keys.len()) as u64, start)
+    }
 }
 
 fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("threads to run on");
-    let pattern = |at: usize| u8::try_from(at * 2_654_435_761 % 251).expect("below 251");
-    let source: Bytes = (0..SOURCE_BYTES).map(pattern).collect();
-    println!("GB/s, middle of {ROUNDS}; {} MiB each", TOTAL_BYTES >> 20);
+    println!("processor time of both sides in s/GB, and GB/s in brackets");
     println!(
-        "{:>9} {:>8} {:>8} {:>9} {:>8} {:>8} {:>8} {:>8}",
-        "slice", "memcpy", "crc64", "bare tcp", "tcp", "shm", "memory", "fetch"
+        "{:>9} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14}",
+        "slice", "memcpy", "crc64", "bare tcp", "hand-off shm", "hand-off tcp", "fetch shm", "fetch tcp"
     );
     for size in [16 << 10, 64 << 10, 256 << 10, 1 << 20] {
-        let bounds = [copy(&source, size), sum(&source, size), bare_socket(&source, size)];
-        let flights = runtime.block_on(async {
-            let listen = "127.0.0.1:0".parse().expect("an address");
-            let sink = Arc::new(Sink { block: source.slice(..size) });
-            let endpoint = Endpoint::bind(EndpointConfig::new(listen, "here", 1), sink).await.expect("bound");
-            let peer = PeerAddress { kv_address: endpoint.address().to_string(), host: "here".into() };
-            let dialer = |host: &str, shm_dir| {
-                let config =
-                    DialerConfig { host: host.into(), shm_dir, fingerprint: 1, limits: Limits::default() };
-                Dialer::new(config).expect("sound limits")
-            };
-            let (tcp, shm) = (dialer("there", None), dialer("here", default_shm_dir()));
-            let figures = [
-                fly(&tcp, &peer, &source, size).await,
-                fly(&shm, &peer, &source, size).await,
-                fly(&endpoint.loopback(), &peer, &source, size).await,
-                fetched(&tcp, &peer, size).await,
-            ];
-            assert_eq!(shm.stats().fallbacks, 0, "{:?}", shm.stats().last_fallback);
-            figures
+        let mut costs = vec![copy(size), sum(size), bare_socket(size)];
+        let (flights, fetches): (Vec<Cost>, Vec<Cost>) = runtime.block_on(async {
+            let mut both = Vec::new();
+            for shared_memory in [true, false] {
+                let pair = Pair::new(shared_memory, size).await;
+                both.push((pair.flights().await, pair.fetches().await));
+            }
+            both.into_iter().unzip()
         });
-        let [memcpy, crc, bare] = bounds;
-        let [tcp, shm, memory, fetch] = flights;
-        let kib = size >> 10;
-        println!(
-            "{kib:>5} KiB {memcpy:>8.2} {crc:>8.2} {bare:>9.2} {tcp:>8.2} {shm:>8.2} {memory:>8.2} {fetch:>8.2}"
-        );
+        costs.extend(flights.into_iter().chain(fetches));
+        print!("{:>5} KiB", size >> 10);
+        for Cost { cpu_s_per_gb, gb_per_s } in costs {
+            print!(" {:>14}", format!("{cpu_s_per_gb:.3} ({gb_per_s:.2})"));
+        }
+        println!();
     }
 }

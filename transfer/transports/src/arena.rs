@@ -44,10 +44,15 @@ impl Arena {
         Some(Loan { arena: self.clone(), at, bytes })
     }
 
+    /// Bytes that are free.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.free().values().sum()
+    }
+
     /// Bytes on loan.
     pub(crate) fn lent_bytes(&self) -> u64 {
         let whole = self.memory.bytes() as u64 / ALIGN_BYTES * ALIGN_BYTES;
-        whole - self.free().values().sum::<u64>()
+        whole - self.free_bytes()
     }
 
     fn free(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
@@ -58,6 +63,11 @@ impl Arena {
 impl Loan {
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.arena.memory
+    }
+
+    /// How long it is: at least as much as was asked for.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Its first byte in the memory.

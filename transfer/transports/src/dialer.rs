@@ -1,36 +1,17 @@
 //! Connections outward: made on demand, kept for the next use, bounded.
 
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
 use crate::error::{Kind, Stage, TransportError};
-use crate::guard::Guard;
 use crate::handshake::{Connection, Party, greet};
-use crate::limits::Limits;
 use crate::receiver::PeerAddress;
-use crate::stats::{Counters, TransportStats};
+use crate::stats::TransportStats;
 use crate::tls;
 use crate::wire::Wire;
-
-/// Buffer of a pipe inside the process.
-const PIPE_BYTES: usize = 256 << 10;
-
-/// What a dialer without an endpoint needs. Of the limits it uses those that concern sending.
-#[derive(Clone, Debug)]
-pub struct DialerConfig {
-    /// The name of the host that this node runs on.
-    pub host: String,
-    /// Where rings are made; `None` for TCP only. See [`crate::default_shm_dir`].
-    pub shm_dir: Option<PathBuf>,
-    /// What peers must have in common: model, layout, block size.
-    pub fingerprint: u64,
-    /// The bounds.
-    pub limits: Limits,
-}
 
 /// Reaches peers, for [`crate::Flight`] and [`crate::fetch`]. Cheap to clone; clones share connections.
 #[derive(Clone)]
@@ -40,17 +21,8 @@ pub struct Dialer {
 
 struct Inner {
     party: Arc<Party>,
-    link: Link,
     in_use: Arc<Semaphore>,
     idle: Mutex<Vec<Idle>>,
-}
-
-/// How a peer is reached.
-enum Link {
-    /// At its address.
-    Tcp,
-    /// Whatever the address: the endpoint of this process that takes streams here.
-    Memory(mpsc::Sender<Wire>),
 }
 
 struct Idle {
@@ -68,49 +40,16 @@ pub(crate) struct Leased {
 }
 
 impl Dialer {
-    /// # Errors
-    /// [`Kind::Invalid`] for unsound limits or names.
-    pub fn new(config: DialerConfig) -> Result<Self, TransportError> {
-        Self::guarded(config, Guard::default())
-    }
-
-    /// The same, to peers that ask for what `guard` has, and have it themselves.
-    ///
-    /// # Errors
-    /// As [`Dialer::new`].
-    pub fn guarded(config: DialerConfig, guard: Guard) -> Result<Self, TransportError> {
-        let party = Party {
-            host: config.host,
-            shm_dir: config.shm_dir,
-            fingerprint: config.fingerprint,
-            limits: config.limits,
-            counters: Arc::new(Counters::default()),
-            carrier: None,
-            guard,
-        };
-        party.check()?;
-        Ok(Self::with(Arc::new(party), Link::Tcp))
-    }
-
     /// The dialer of an endpoint: same party, same counters.
     pub(crate) fn of(party: Arc<Party>) -> Self {
-        Self::with(party, Link::Tcp)
-    }
-
-    /// A dialer whose every connection goes to one endpoint of this process.
-    pub(crate) fn inside(party: Arc<Party>, to: mpsc::Sender<Wire>) -> Self {
-        Self::with(party, Link::Memory(to))
-    }
-
-    fn with(party: Arc<Party>, link: Link) -> Self {
         let in_use = Arc::new(Semaphore::new(party.limits.connections));
-        Self { inner: Arc::new(Inner { party, link, in_use, idle: Mutex::new(Vec::new()) }) }
+        Self { inner: Arc::new(Inner { party, in_use, idle: Mutex::new(Vec::new()) }) }
     }
 
     /// The transports of this node's part in the transfer engine, the preferred first, with their devices; and those
-    /// that it has not, with the reason. Empty without a part in it.
-    pub fn ways(&self) -> &[String] {
-        self.party().carrier.as_ref().map_or(&[], |carrier| carrier.ways())
+    /// that it has not, with the reason.
+    pub fn transports(&self) -> &[String] {
+        self.party().plane.transports()
     }
 
     /// What this dialer, and the endpoint it came from, have done.
@@ -166,18 +105,8 @@ impl Dialer {
     }
 
     async fn connect(&self, peer: &PeerAddress) -> Result<Connection, TransportError> {
-        let wire = match &self.inner.link {
-            Link::Tcp => self.connect_tcp(&peer.kv_address).await?,
-            Link::Memory(to) => {
-                let (near, far) = Wire::pipe(PIPE_BYTES);
-                to.try_send(far).map_err(|_| {
-                    let text = "the endpoint of this process takes no more connections";
-                    TransportError::new(Kind::Unavailable, Stage::Connect, text)
-                })?;
-                near
-            }
-        };
-        greet(self.party(), wire, &peer.host).await
+        let wire = self.connect_tcp(&peer.kv_address).await?;
+        greet(self.party(), wire).await
     }
 
     async fn connect_tcp(&self, address: &str) -> Result<Wire, TransportError> {

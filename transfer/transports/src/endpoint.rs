@@ -1,32 +1,27 @@
 //! The listening side of a node.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
-use crate::carrier::{Carrier, CarrierConfig};
+use crate::data_plane::{DataPlane, DataPlaneConfig};
 use crate::dialer::Dialer;
 use crate::error::{Kind, Stage, TransportError};
 use crate::guard::Guard;
-use crate::handshake::{Party, default_shm_dir};
+use crate::handshake::{Party, check_host};
 use crate::landing::Landings;
 use crate::limits::Limits;
 use crate::random::random;
 use crate::receiver::Receiver;
-use crate::ring;
 use crate::serve::serve;
 use crate::stats::{Counters, Place, TransportStats, add};
 use crate::tls;
-use crate::wire::Wire;
 
-/// Streams from inside the process that wait to be taken.
-const INSIDE_QUEUE: usize = 16;
 /// Before accepting again when the system is out of files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
@@ -52,33 +47,24 @@ pub(crate) async fn reached(phase: Phase, phases: &mut watch::Receiver<Phase>) {
 pub struct EndpointConfig {
     /// Where to listen; port 0 takes any that is free.
     pub listen: SocketAddr,
-    /// The name of the host that this node runs on: peers that give the same use shared memory.
+    /// The name of the machine that this node runs on: peers that give the same share memory.
     pub host: String,
-    /// Where rings are; `None` for TCP only.
-    pub shm_dir: Option<PathBuf>,
     /// What peers must have in common: model, layout, block size.
     pub fingerprint: u64,
     /// The bounds.
     pub limits: Limits,
-    /// Hand-offs by the transfer engine; none leaves them to the flights' own connections.
-    pub carrier: Option<CarrierConfig>,
+    /// How KV moves.
+    pub data: DataPlaneConfig,
     /// What peers have to show; by default nothing.
     pub guard: Guard,
 }
 
 impl EndpointConfig {
-    /// With the system's shared memory and the default limits, and without the transfer engine.
+    /// With the default limits, over every transport that there is.
     pub fn new(listen: SocketAddr, host: impl Into<String>, fingerprint: u64) -> Self {
         let (host, limits) = (host.into(), Limits::default());
-        Self {
-            listen,
-            host,
-            shm_dir: default_shm_dir(),
-            fingerprint,
-            limits,
-            carrier: None,
-            guard: Guard::default(),
-        }
+        let data = DataPlaneConfig::new(listen.ip());
+        Self { listen, host, fingerprint, limits, data, guard: Guard::default() }
     }
 }
 
@@ -87,34 +73,28 @@ pub struct Endpoint {
     address: SocketAddr,
     party: Arc<Party>,
     dialer: Dialer,
-    inside: mpsc::Sender<Wire>,
     phases: watch::Sender<Phase>,
     accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Endpoint {
-    /// Listens, after clearing rings that killed processes left behind. Without a usable directory for
-    /// rings it goes on over TCP and counts a fallback.
+    /// Listens, and registers the memory.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for unsound limits or names, [`Kind::Unavailable`] where the address is taken.
+    /// [`Kind::Invalid`] for unsound limits, names or devices, [`Kind::Unavailable`] where the address is taken or
+    /// there is no memory.
     pub async fn bind(config: EndpointConfig, receiver: Arc<dyn Receiver>) -> Result<Self, TransportError> {
-        let mut party = Party {
+        check_host(&config.host)?;
+        config.limits.check()?;
+        let plane = DataPlane::start(&config.data, (&config.host, random()), config.guard.tls.clone())?;
+        let party = Party {
             host: config.host,
-            shm_dir: config.shm_dir,
             fingerprint: config.fingerprint,
             limits: config.limits,
             counters: Arc::new(Counters::default()),
-            carrier: None,
+            plane,
             guard: config.guard,
         };
-        party.check()?;
-        let tls = party.guard.tls.clone();
-        party.carrier = config
-            .carrier
-            .map(|carrier| Carrier::start(&carrier, (&party.host, random()), tls))
-            .transpose()?;
-        clear_rings(&mut party);
         let failed = |error: std::io::Error| {
             let text = format!("cannot listen on {}: {error}", config.listen);
             TransportError::new(Kind::Unavailable, Stage::Bind, text)
@@ -122,12 +102,11 @@ impl Endpoint {
         let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let party = Arc::new(party);
-        let (inside, from_inside) = mpsc::channel(INSIDE_QUEUE);
         let (phases, seen) = watch::channel(Phase::Serving);
         let landings = Arc::new(Landings::new(party.clone(), receiver));
-        let accepting = tokio::spawn(accept(landings, listener, from_inside, seen));
+        let accepting = tokio::spawn(accept(landings, listener, seen));
         let dialer = Dialer::of(party.clone());
-        Ok(Self { address, party, dialer, inside, phases, accepting: Mutex::new(Some(accepting)) })
+        Ok(Self { address, party, dialer, phases, accepting: Mutex::new(Some(accepting)) })
     }
 
     /// The address that it listens on.
@@ -140,19 +119,14 @@ impl Endpoint {
         self.dialer.clone()
     }
 
-    /// A dialer that reaches this endpoint, whatever the address, through memory of this process.
-    pub fn loopback(&self) -> Dialer {
-        Dialer::inside(self.party.clone(), self.inside.clone())
-    }
-
     /// What it has done since it was bound.
     pub fn stats(&self) -> TransportStats {
         self.party.stats()
     }
 
-    /// Bytes of registered memory that are in use now, on their way in or out; 0 without the transfer engine.
+    /// Bytes of registered memory that are in use now, on their way in or out.
     pub fn lent_bytes(&self) -> u64 {
-        self.party.carrier.as_ref().map_or(0, |carrier| carrier.lent_bytes())
+        self.party.plane.lent_bytes()
     }
 
     /// Stops accepting, lets flights and fetches in progress end within `grace`, and aborts the rest.
@@ -166,9 +140,7 @@ impl Endpoint {
             // It fails only by a panic of a connection, which the runtime has reported.
             let _ = accepting.await;
         }
-        if let Some(carrier) = &self.party.carrier {
-            carrier.shutdown().await;
-        }
+        self.party.plane.shutdown().await;
     }
 }
 
@@ -186,30 +158,15 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-/// A directory that cannot even be read is of no use.
-fn clear_rings(party: &mut Party) {
-    let Some(dir) = &party.shm_dir else { return };
-    if let Err(error) = ring::clear_stale(dir) {
-        party.fall_back(&format!("cannot use {} for shared memory: {error}", dir.display()));
-        party.shm_dir = None;
-    }
-}
-
 /// Accepts until stopped, then waits for what is in progress. Aborted, it takes all connections along.
-async fn accept(
-    landings: Arc<Landings>,
-    listener: TcpListener,
-    mut from_inside: mpsc::Receiver<Wire>,
-    mut seen: watch::Receiver<Phase>,
-) {
+async fn accept(landings: Arc<Landings>, listener: TcpListener, mut seen: watch::Receiver<Phase>) {
     let mut connections = JoinSet::new();
     loop {
         let arrival = tokio::select! {
             biased;
             () = reached(Phase::Draining, &mut seen) => break,
             Some(_) = connections.join_next() => continue,
-            Some(wire) = from_inside.recv() => Ok(Arrival::Inside(wire)),
-            accepted = listener.accept() => accepted.map(|(stream, _)| Arrival::Socket(stream)),
+            accepted = listener.accept() => accepted.map(|(stream, _)| stream),
         };
         match arrival {
             Ok(arrival) => take(&landings, arrival, &mut connections, &seen),
@@ -220,22 +177,16 @@ async fn accept(
             }
         }
     }
-    drop((listener, from_inside));
+    drop(listener);
     tokio::select! {
         () = reached(Phase::Cutting, &mut seen) => connections.shutdown().await,
         () = async { while connections.join_next().await.is_some() {} } => {}
     }
 }
 
-/// A stream before anything was said on it.
-enum Arrival {
-    Inside(Wire),
-    Socket(TcpStream),
-}
-
 fn take(
     landings: &Arc<Landings>,
-    arrival: Arrival,
+    arrival: TcpStream,
     connections: &mut JoinSet<()>,
     seen: &watch::Receiver<Phase>,
 ) {
@@ -248,11 +199,7 @@ fn take(
     let (landings, seen) = (landings.clone(), seen.clone());
     connections.spawn(async move {
         let _place = place;
-        let wire = match arrival {
-            Arrival::Inside(wire) => Ok(wire),
-            Arrival::Socket(stream) => tls::accept(&landings.party, stream).await,
-        };
-        match wire {
+        match tls::accept(&landings.party, arrival).await {
             Ok(wire) => serve(landings, wire, seen).await,
             Err(error) => landings.party.counters.failed(&error),
         }

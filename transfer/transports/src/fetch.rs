@@ -4,24 +4,23 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::carrier::Berth;
+use crate::data_plane::{ReceiveWindow, Stretch};
 use crate::dialer::{Dialer, Leased};
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header, checksum};
 use crate::handshake::{Connection, Party};
-use crate::message::{HeldBlock, block_key, decode_failure, decode_held, encode_berth, encode_keys, urgency};
+use crate::message::{HeldBlock, decode_failure, decode_held, encode_keys, encode_window, urgency};
+use crate::mover::Memory;
 use crate::receiver::{FetchedBlock, PeerAddress, Want, answers};
-use crate::stats::{Medium, add};
-use crate::wire::{read_body, read_control, read_header, write_control};
+use crate::wire::{read_control, read_header, write_control};
 
 /// Fetches blocks from a peer: the leading part of those wanted that it holds, verified on arrival. Fewer
-/// blocks than wanted are no error. Where both have a part in the transfer engine the peer writes them into
-/// windows that are lent to it, one after another; what that cannot bring comes over the connection.
+/// blocks than wanted are no error. The peer writes them into a window that is lent to it.
 ///
 /// # Errors
 /// [`Kind::Invalid`] for more keys than the limits allow; [`Kind::Unavailable`] where the peer cannot be
 /// reached or the answer is not whole within `deadline`; [`Kind::Corrupt`] where a block does not match its
-/// checksum; [`Kind::Retry`] where the peer serves too many already.
+/// checksum; [`Kind::Retry`] where the peer serves too many already, or no memory is free for the window.
 pub async fn fetch(
     dialer: &Dialer,
     peer: &PeerAddress,
@@ -76,32 +75,24 @@ async fn exchange(
 ) -> Result<Vec<FetchedBlock>, TransportError> {
     let pace = party.limits.progress_timeout();
     let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
-    let by_engine = urgency(party.carrier.as_ref().map(|_| want.priority));
-    let header = Header::new(FrameKind::Want, want.epoch, by_engine, deadline_ms);
+    let header = Header::new(FrameKind::Want, want.epoch, urgency(want.priority), deadline_ms);
     write_control(&mut connection.writer, header, &encode_keys(&want.keys), pace, Stage::Fetch).await?;
-    let mut answer = Answer { want, party, blocks: Vec::new(), bytes: 0, lending: None, streamed: false };
+    let mut answer = Answer { want, party, held: Vec::new(), blocks: Vec::new(), window: None };
     loop {
         // The first block may wait for the peer's tiers: that is the deadline's to bound.
         let header = read_header(&mut connection.reader, deadline, pace, Stage::Fetch).await?;
         let header = header.ok_or_else(|| {
             TransportError::new(Kind::Closed, Stage::Fetch, "the peer closed the connection")
         })?;
-        if header.kind == FrameKind::Block {
-            answer.expect(&header)?;
-            let bytes = read_body(&mut connection.reader, header.body_bytes, pace, Stage::Fetch).await?;
-            answer.take(block_key(&header), bytes, header.checksum)?;
-            party.counters.received(connection.medium, u64::from(header.body_bytes));
-            continue;
-        }
         let body = read_control(&mut connection.reader, &header, pace, Stage::Fetch).await?;
-        match header.kind {
+        let reply = match header.kind {
             FrameKind::Held => answer.held(&body)?,
-            FrameKind::Moved => answer.moved(header.a).await?,
+            FrameKind::Moved => answer.moved(header.c).await?,
             FrameKind::End => return answer.end(header.c),
             FrameKind::Refused | FrameKind::Failed => return Err(decode_failure(&body, Stage::Fetch)),
             other => return Err(wrong(format!("a {other:?} frame in answer to a want"))),
-        }
-        if let Some((header, body)) = answer.lend() {
+        };
+        if let Some((header, body)) = reply {
             write_control(&mut connection.writer, header, &body, pace, Stage::Fetch).await?;
         }
     }
@@ -111,136 +102,131 @@ fn wrong(text: String) -> TransportError {
     TransportError::new(Kind::Bug, Stage::Fetch, text)
 }
 
+/// What is said to the holder in return.
+type Reply = Option<(Header, Vec<u8>)>;
+
 /// The part of the answer that has come.
 struct Answer<'a> {
     want: &'a Want,
     party: &'a Party,
+    /// The blocks that the holder has.
+    held: Vec<HeldBlock>,
+    /// Of those, the ones that have come whole, verified.
     blocks: Vec<FetchedBlock>,
-    bytes: u64,
-    /// The holder writes by the transfer engine.
-    lending: Option<Lending>,
-    /// Some block came over the connection.
-    streamed: bool,
+    window: Option<(ReceiveWindow, Filling)>,
 }
 
-/// What the holder says that it will write, and where to.
-struct Lending {
-    told: Vec<HeldBlock>,
-    /// A window for so many of the next blocks.
-    berth: Option<(usize, Berth)>,
-}
+/// The block that comes next: as much of it as is there.
+#[derive(Default)]
+struct Filling(Vec<u8>);
 
 impl Answer<'_> {
-    /// Is this the block that comes next, and is there room for it?
-    fn expect(&mut self, header: &Header) -> Result<(), TransportError> {
-        // The holder has fallen back on the connection for the rest: the window closes.
-        self.lending = None;
-        self.streamed = true;
-        let key = block_key(header);
-        let wanted = self.want.keys.get(self.blocks.len());
-        if header.by_ring || wanted.is_none_or(|wanted| !answers(key, *wanted)) {
-            return Err(wrong(format!("block {key:032x} was not wanted next")));
-        }
-        self.fits(self.bytes, key, header.body_bytes).map(|_| ())
-    }
-
-    /// The bytes of all with one more, where it is not too large.
-    fn fits(&self, before: u64, key: u128, bytes: u32) -> Result<u64, TransportError> {
-        let (limits, with) = (&self.party.limits, before + u64::from(bytes));
-        if bytes > limits.block_bytes || with > limits.fetch_bytes {
-            let text = format!("block {key:032x} of {bytes} bytes is over block_bytes or fetch_bytes");
-            return Err(wrong(text));
-        }
-        Ok(with)
-    }
-
-    fn take(&mut self, key: u128, bytes: bytes::Bytes, told: u64) -> Result<(), TransportError> {
-        if checksum(&bytes) != told {
-            return Err(damaged(key));
-        }
-        self.bytes += bytes.len() as u64;
-        self.blocks.push(FetchedBlock { key, bytes, checksum: told });
-        Ok(())
-    }
-
     /// The holder tells what it has, before any of it.
-    fn held(&mut self, body: &[u8]) -> Result<(), TransportError> {
+    fn held(&mut self, body: &[u8]) -> Result<Reply, TransportError> {
         let told = decode_held(body)?;
-        let first = self.blocks.is_empty() && self.lending.is_none() && self.party.carrier.is_some();
         let wanted = told.len() <= self.want.keys.len()
             && told.iter().zip(&self.want.keys).all(|(block, wanted)| answers(block.key, *wanted));
-        if !first || told.is_empty() || !wanted {
+        if !self.held.is_empty() || told.is_empty() || !wanted {
             return Err(wrong("blocks are told of that were not wanted like this".to_owned()));
         }
-        told.iter().try_fold(0, |bytes, block| self.fits(bytes, block.key, block.bytes))?;
-        self.lending = Some(Lending { told, berth: None });
-        Ok(())
+        let limits = &self.party.limits;
+        let bytes: u64 = told.iter().map(|block| u64::from(block.bytes)).sum();
+        if let Some(HeldBlock { key, bytes, .. }) = told.iter().find(|block| block.bytes > limits.block_bytes)
+        {
+            return Err(wrong(format!("block {key:032x} of {bytes} bytes is over block_bytes")));
+        }
+        if bytes > limits.fetch_bytes {
+            return Err(wrong(format!("blocks of {bytes} bytes together are over fetch_bytes")));
+        }
+        self.held = told;
+        if bytes == 0 {
+            self.take_whole(&mut Filling::default())?;
+            return Ok(None);
+        }
+        let loan = self.party.plane.lend(bytes.min(limits.window_bytes.into())).ok_or_else(|| {
+            TransportError::new(Kind::Retry, Stage::Fetch, "no registered memory is free for a window")
+        })?;
+        let window = self.party.plane.open(loan)?;
+        let body = encode_window(Some(&window.lent()));
+        self.window = Some((window, Filling::default()));
+        Ok(Some((Header::new(FrameKind::Lent, 0, 0, 0), body)))
     }
 
-    /// A window for the next blocks, where some are to come; an empty answer where there is no room for it.
-    fn lend(&mut self) -> Option<(Header, Vec<u8>)> {
-        let lending = self.lending.as_mut().filter(|lending| lending.told.len() > self.blocks.len())?;
-        let sizes = lending.told[self.blocks.len()..].iter().map(|block| block.bytes);
-        lending.berth = self.party.carrier.as_ref().and_then(|carrier| carrier.berth_for(sizes));
-        let blocks = lending.berth.as_ref().map_or(0, |(blocks, _)| *blocks);
-        let body = encode_berth(lending.berth.as_ref().map(|(_, berth)| berth.told()).as_ref());
-        let blocks = u32::try_from(blocks).expect("fetch_keys bounds it");
-        Some((Header::new(FrameKind::Lent, blocks, 0, 0), body))
-    }
-
-    /// The window is full: closed, verified and emptied.
-    async fn moved(&mut self, blocks: u32) -> Result<(), TransportError> {
-        let lent = self.lending.as_mut().and_then(|lending| lending.berth.take());
-        let Some((_, berth)) = lent.filter(|(lent, _)| u32::try_from(*lent) == Ok(blocks)) else {
-            return Err(wrong(format!("{blocks} blocks are said to be in a window that was not lent")));
+    /// More bytes are in the window: taken out, and verified where they end a block.
+    async fn moved(&mut self, upto: u64) -> Result<Reply, TransportError> {
+        let Some((mut window, mut filling)) = self.window.take() else {
+            return Err(wrong("bytes are said to be in a window that was not lent".to_owned()));
         };
-        let lending = self.lending.as_ref().expect("it lent the window");
-        let next: Vec<HeldBlock> =
-            lending.told.iter().skip(self.blocks.len()).take(blocks as usize).copied().collect();
-        // It waits and computes for longer than a task of the runtime may.
-        let taken = tokio::task::spawn_blocking(move || emptied(berth, &next)).await;
-        let taken = taken.map_err(|error| wrong(format!("verifying a fetch: {error}")))??;
-        for block in taken {
-            let bytes = block.bytes.len() as u64;
-            self.party.counters.received(Medium::Engine, bytes);
-            self.bytes += bytes;
-            self.blocks.push(block);
+        let Some(stretches) = window.take(upto) else {
+            return Err(wrong(format!("byte {upto} is said to be there, which the window has no room for")));
+        };
+        let memory = window.memory().clone();
+        let sizes: Vec<HeldBlock> = self.held[self.blocks.len()..].to_vec();
+        // It copies and computes for longer than a task of the runtime may.
+        let taken = tokio::task::spawn_blocking(move || {
+            let mut whole = Vec::new();
+            take_out(&memory, &stretches, (&sizes, &mut filling, &mut whole)).map(|()| (filling, whole))
+        });
+        let (mut filling, whole) =
+            taken.await.map_err(|error| wrong(format!("verifying a fetch: {error}")))??;
+        let bytes = whole.iter().map(|block: &FetchedBlock| block.bytes.len() as u64).sum();
+        self.party.counters.received(whole.len() as u64, bytes);
+        self.blocks.extend(whole);
+        self.take_whole(&mut filling)?;
+        let taken = window.taken();
+        self.window = Some((window, filling));
+        Ok(Some((Header::new(FrameKind::Ack, 0, 0, taken), Vec::new())))
+    }
+
+    /// Blocks without bytes come by themselves.
+    fn take_whole(&mut self, filling: &mut Filling) -> Result<(), TransportError> {
+        while filling.0.is_empty()
+            && let Some(block) = self.held.get(self.blocks.len()).filter(|block| block.bytes == 0)
+        {
+            self.blocks.push(verified(block, Vec::new())?);
         }
         Ok(())
     }
 
     fn end(self, told: u64) -> Result<Vec<FetchedBlock>, TransportError> {
-        if u64::try_from(self.blocks.len()) != Ok(told) {
-            return Err(wrong(format!("{} blocks came, but the peer says {told}", self.blocks.len())));
-        }
-        let counters = &self.party.counters;
-        match (self.blocks.is_empty(), self.streamed) {
-            (true, _) => {}
-            (false, true) => add(&counters.stream_fetches, 1),
-            (false, false) => add(&counters.engine_fetches, 1),
+        if u64::try_from(self.blocks.len()) != Ok(told) || self.blocks.len() != self.held.len() {
+            let (came, held) = (self.blocks.len(), self.held.len());
+            return Err(wrong(format!("{came} of {held} blocks came, and the peer says {told}")));
         }
         Ok(self.blocks)
     }
 }
 
-/// Closes the window, and takes the blocks that are to be in it, if that is what they are.
-fn emptied(mut berth: Berth, told: &[HeldBlock]) -> Result<Vec<FetchedBlock>, TransportError> {
-    berth.close();
-    let mut at = 0;
-    let take = |block: &HeldBlock| {
-        let bytes = berth.read_at(at, block.bytes);
-        at += u64::from(block.bytes);
-        let HeldBlock { key, checksum: sum, .. } = *block;
-        if checksum(&bytes) == sum {
-            Ok(FetchedBlock { key, bytes, checksum: sum })
-        } else {
-            Err(damaged(key))
+/// Takes bytes out of the window into the blocks that come next.
+fn take_out(
+    memory: &Memory,
+    stretches: &[Stretch],
+    (held, filling, whole): (&[HeldBlock], &mut Filling, &mut Vec<FetchedBlock>),
+) -> Result<(), TransportError> {
+    for Stretch { mut at, mut bytes } in stretches.iter().copied() {
+        while bytes > 0 {
+            let Some(block) = held.get(whole.len()) else {
+                return Err(wrong("more bytes came than the blocks have".to_owned()));
+            };
+            let have = filling.0.len();
+            let missing = block.bytes as usize - have;
+            let now = usize::try_from(bytes).map_or(missing, |bytes| bytes.min(missing));
+            filling.0.resize(have + now, 0);
+            memory.read(at, &mut filling.0[have..]);
+            (at, bytes) = (at + now as u64, bytes - now as u64);
+            if now == missing {
+                whole.push(verified(block, std::mem::take(&mut filling.0))?);
+            }
         }
-    };
-    told.iter().map(take).collect()
+    }
+    Ok(())
 }
 
-fn damaged(key: u128) -> TransportError {
-    let text = format!("block {key:032x} does not match its checksum");
-    TransportError::new(Kind::Corrupt, Stage::Fetch, text)
+fn verified(held: &HeldBlock, bytes: Vec<u8>) -> Result<FetchedBlock, TransportError> {
+    let HeldBlock { key, checksum: sum, .. } = *held;
+    if checksum(&bytes) != sum {
+        let text = format!("block {key:032x} does not match its checksum");
+        return Err(TransportError::new(Kind::Corrupt, Stage::Fetch, text));
+    }
+    Ok(FetchedBlock { key, bytes: bytes.into(), checksum: sum })
 }

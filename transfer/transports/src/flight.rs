@@ -3,30 +3,27 @@
 mod hearing;
 mod offers;
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use bytes::Bytes;
+use baton_transfer::Priority;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::carrier::Boarding;
+use crate::data_plane::WindowWriter;
 use crate::dialer::{Dialer, Leased};
 use crate::error::{Kind, Stage, TransportError};
-use crate::frame::{FrameKind, Header};
-use crate::handshake::{Connection, Party};
-use crate::message::encode_offer;
+use crate::frame::{Checksum, FrameKind, Header};
+use crate::handshake::Connection;
+use crate::message::{MOVED_SLICES_MAX, encode_moved, encode_offer};
+use crate::mover::Region;
 use crate::receiver::{PeerAddress, Plan, SliceAt, Ticket};
-use crate::ring::Ring;
-use crate::stats::{Medium, Place, add};
-use crate::wire::{ReadHalf, WriteHalf, write_frame};
+use crate::stats::{Place, add};
+use crate::wire::{ReadHalf, WriteHalf, write_control};
 use hearing::{Progress, listen};
 use offers::Offers;
 
-/// Slices sent but not confirmed, so that the confirmations always fit the stream's own buffers.
-const WINDOW_SLICES_MAX: u32 = 1024;
-/// How often the receiver is told of a flight that goes by the engine.
-const TELL_EVERY: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 /// How long the receiver's own words are waited for when a write has failed.
@@ -39,30 +36,35 @@ pub struct FlightStats {
     pub slices: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Slices that went through shared memory.
-    pub ring_slices: u64,
     /// Offers that the receiver put off before it took the flight.
     pub postponed_offers: u64,
     /// From the start of the offer to the last confirmation.
     pub duration_us: u64,
 }
 
-/// One hand-off on its way out. Dropped before [`Flight::finish`] returns, it is aborted at the receiver.
+/// Bytes of a flight that leave together: their checksum, and the slices that begin among them.
+#[derive(Debug, Default)]
+struct Portion {
+    sum: Checksum,
+    begun: Vec<SliceAt>,
+}
+
+/// One hand-off on its way out. Dropped before [`Flight::finish`] returns, it is aborted at the receiver; the memory
+/// that its slices lie in may be read for a moment longer, to no effect.
 pub struct Flight {
     dialer: Dialer,
     peer: PeerAddress,
     plan: Plan,
     have_blocks: u32,
-    writer: WriteHalf,
-    medium: Medium,
-    ring: Option<Ring>,
-    /// The slices go by the transfer engine.
-    boarding: Option<Boarding>,
-    /// When the receiver last heard of it on the stream.
-    told: Instant,
+    connection: WriteHalf,
+    /// None where nothing is to be sent.
+    window: Option<WindowWriter>,
+    /// What has not left yet.
+    gathering: Portion,
+    /// What has left and is not announced, in order.
+    leaving: VecDeque<Portion>,
     reading: JoinHandle<Option<ReadHalf>>,
     progress: watch::Receiver<Progress>,
-    window_slices: u64,
     stats: FlightStats,
     started: Instant,
     /// Half a frame may be on the stream: nothing may follow it.
@@ -103,15 +105,10 @@ impl Flight {
             TransportError::new(Kind::Retry, Stage::Offer, text)
         })?;
         let started = Instant::now();
-        let mut offers = Offers {
-            dialer,
-            peer,
-            offer: encode_offer(ticket, &plan, window_slices(party, &plan)),
-            postponed: 0,
-            last_postponed: None,
-        };
+        let offer = encode_offer(ticket, &plan);
+        let mut offers = Offers { dialer, peer, offer, postponed: 0, last_postponed: None };
         let deadline = started + party.limits.offer_timeout();
-        let (leased, have_blocks, berth) = match timeout_at(deadline, offers.run(deadline)).await {
+        let (leased, have_blocks, window) = match timeout_at(deadline, offers.run(deadline)).await {
             Ok(answered) => answered?,
             Err(_) => {
                 let text = format!("no answer to the offer for {} ms", party.limits.offer_timeout_ms);
@@ -119,47 +116,35 @@ impl Flight {
                 return Err(offers.last_postponed.unwrap_or(silent));
             }
         };
-        let postponed = offers.postponed;
+        let wrong = |text: String| Err(TransportError::new(Kind::Bug, Stage::Offer, text));
         if have_blocks > plan.blocks {
-            let text = format!("the peer says that it holds {have_blocks} of {} blocks", plan.blocks);
-            return Err(TransportError::new(Kind::Bug, Stage::Offer, text));
+            return wrong(format!("the peer says that it holds {have_blocks} of {} blocks", plan.blocks));
         }
-        let carrier = party.carrier.as_ref();
-        let boarding = carrier.zip(berth).and_then(|(carrier, to)| carrier.board(to, &plan, have_blocks));
-        let mut flight = Self::over(dialer, peer, leased, (plan, have_blocks, postponed, started, place));
-        flight.boarding = boarding;
-        Ok(flight)
-    }
-
-    fn over(
-        dialer: &Dialer,
-        peer: &PeerAddress,
-        leased: Leased,
-        about: (Plan, u32, u64, Instant, Place),
-    ) -> Self {
-        let (plan, have_blocks, postponed_offers, started, place) = about;
-        let party = dialer.party();
-        let Connection { reader, writer, medium, ring } = leased.connection;
+        if window.is_none() && plan.slices_after(have_blocks) > 0 {
+            return wrong("the peer takes the flight and lends no window".to_owned());
+        }
+        let writer =
+            |lent| WindowWriter::new(&party.plane, lent, Priority::Handoff, party.limits.flight_timeout());
+        let window = window.map(writer).transpose()?;
+        let Leased { connection: Connection { reader, writer }, permit, .. } = leased;
         let (told, progress) = watch::channel(Progress::default());
-        Self {
+        Ok(Self {
             dialer: dialer.clone(),
             peer: peer.clone(),
             plan,
             have_blocks,
-            writer,
-            medium,
-            ring,
-            boarding: None,
-            told: Instant::now(),
+            connection: writer,
+            window,
+            gathering: Portion::default(),
+            leaving: VecDeque::new(),
             reading: tokio::spawn(listen(party.clone(), reader, told)),
             progress,
-            window_slices: u64::from(window_slices(party, &plan)),
-            stats: FlightStats { slices: 0, bytes: 0, ring_slices: 0, postponed_offers, duration_us: 0 },
+            stats: FlightStats { slices: 0, bytes: 0, postponed_offers: offers.postponed, duration_us: 0 },
             started,
             broken: false,
-            _permit: leased.permit,
+            _permit: permit,
             _place: place,
-        }
+        })
     }
 
     /// Leading blocks that the receiver holds: they must not be sent.
@@ -167,49 +152,27 @@ impl Flight {
         self.have_blocks
     }
 
-    /// Does this flight go through shared memory?
-    pub fn medium(&self) -> Medium {
-        match (&self.boarding, &self.ring) {
-            (Some(_), _) => Medium::Engine,
-            (None, Some(_)) => Medium::SharedMemory,
-            (None, None) => self.medium,
-        }
-    }
-
-    /// Sends one slice; waits while a window of slices is unconfirmed. Positions may come in any order, each
-    /// once; the receiver judges. A call that is dropped midway breaks the flight.
+    /// Sends one slice, which lies at `from` and must not change before the flight is over; waits while the
+    /// receiver's window is full. Positions may come in any order, each once; the receiver judges. A call that is
+    /// dropped midway breaks the flight.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for a slice that the plan does not have: the flight may go on without it. Any other
-    /// error ends the flight, with the receiver's reason where it gave one.
-    pub async fn send(&mut self, at: SliceAt, bytes: Bytes) -> Result<(), TransportError> {
-        self.check(at, &bytes)?;
-        let sent = self.send_checked(at, &bytes).await;
+    /// [`Kind::Invalid`] for a slice that the plan does not have, or memory that is too short: the flight may go on
+    /// without it. Any other error ends the flight, with the receiver's reason where it gave one.
+    pub async fn send(&mut self, at: SliceAt, from: &Region) -> Result<(), TransportError> {
+        self.check(at, from)?;
+        let sent = self.send_checked(at, from).await;
         sent.inspect_err(|error| self.dialer.party().counters.failed(error))
     }
 
-    /// Lets slices go that wait to leave together: for a sender that has no more for the moment.
+    /// Lets slices go that wait to leave together, and waits until they are there: for a sender that has no more for
+    /// the moment.
     ///
     /// # Errors
     /// As for [`Flight::send`].
     pub async fn flush(&mut self) -> Result<(), TransportError> {
-        let Some(boarding) = &mut self.boarding else { return Ok(()) };
-        let left = boarding.leave().await;
-        let left = match left {
-            Ok(()) if self.told.elapsed() >= TELL_EVERY => {
-                let header = Header::new(FrameKind::Moved, 0, 0, self.stats.slices).seal(&[]);
-                self.told = Instant::now();
-                self.write(&header, &[], Stage::Send).await
-            }
-            left => left,
-        };
-        left.inspect_err(|error| self.fails(error))
-    }
-
-    /// Nothing may follow; the failure is counted.
-    fn fails(&mut self, error: &TransportError) {
-        self.broken = true;
-        self.dialer.party().counters.failed(error);
+        let flushed = self.flush_checked().await;
+        flushed.inspect_err(|error| self.dialer.party().counters.failed(error))
     }
 
     /// Tells the receiver's program something besides the KV: once at most, before the first slice.
@@ -219,94 +182,136 @@ impl Flight {
     pub async fn note(&mut self, bytes: &[u8]) -> Result<(), TransportError> {
         let most = self.dialer.party().limits.note_bytes;
         if u32::try_from(bytes.len()).is_ok_and(|bytes| bytes <= most) {
-            let header = Header::new(FrameKind::Note, 0, 0, 0).seal(bytes);
-            let told = self.write(&header, bytes, Stage::Send).await;
+            let told = self.write(Header::new(FrameKind::Note, 0, 0, 0), bytes, Stage::Send).await;
             return told.inspect_err(|error| self.dialer.party().counters.failed(error));
         }
         let text = format!("a note of {} bytes is over the limit note_bytes {most}", bytes.len());
         Err(TransportError::new(Kind::Invalid, Stage::Send, text))
     }
 
-    fn check(&self, at: SliceAt, bytes: &Bytes) -> Result<(), TransportError> {
+    fn check(&self, at: SliceAt, from: &Region) -> Result<(), TransportError> {
         let Plan { blocks, layers, layer_bytes } = self.plan;
-        if at.block < blocks && at.layer < layers && u32::try_from(bytes.len()) == Ok(layer_bytes) {
+        let text = if at.block >= blocks || at.layer >= layers {
+            format!("slice ({}, {}) is not in the plan {:?}", at.block, at.layer, self.plan)
+        } else if !from.memory.holds(from.at, layer_bytes.into()) {
+            let bytes = from.memory.bytes();
+            format!("a slice of {layer_bytes} bytes at {} of a memory of {bytes}", from.at)
+        } else {
             return Ok(());
-        }
-        let (block, layer, size) = (at.block, at.layer, bytes.len());
-        let text = format!("slice ({block}, {layer}) of {size} bytes is not in the plan {:?}", self.plan);
+        };
         Err(TransportError::new(Kind::Invalid, Stage::Send, text))
     }
 
-    async fn send_checked(&mut self, at: SliceAt, bytes: &Bytes) -> Result<(), TransportError> {
-        if self.broken {
-            let text = "an earlier call of this flight failed or was dropped midway";
-            return Err(TransportError::new(Kind::Closed, Stage::Send, text));
+    fn unbroken(&self, stage: Stage) -> Result<(), TransportError> {
+        if !self.broken {
+            return Ok(());
         }
-        if self.boarding.is_some() {
-            return self.board(at, bytes).await;
-        }
-        let room_at = (self.stats.slices + 1).saturating_sub(self.window_slices);
-        self.await_progress(Stage::Send, |told| told.confirmed >= room_at).await?;
-        let mut header = Header::new(FrameKind::Slice, at.block, at.layer, self.stats.slices);
-        header.by_ring = self.put_into_ring(bytes);
-        let header = header.seal(bytes);
-        let body = if header.by_ring { &[][..] } else { &bytes[..] };
-        self.write(&header, body, Stage::Send).await?;
-        self.stats.ring_slices += u64::from(header.by_ring);
-        self.count_slice(if header.by_ring { Medium::SharedMemory } else { self.medium });
-        Ok(())
+        let text = "an earlier call of this flight failed or was dropped midway";
+        Err(TransportError::new(Kind::Closed, stage, text))
     }
 
-    async fn board(&mut self, at: SliceAt, bytes: &Bytes) -> Result<(), TransportError> {
-        let Some(boarding) = &mut self.boarding else { return Ok(()) };
+    async fn send_checked(&mut self, at: SliceAt, from: &Region) -> Result<(), TransportError> {
+        self.unbroken(Stage::Send)?;
         if at.block < self.have_blocks {
             let (block, held) = (at.block, self.have_blocks);
             let text = format!("block {block}: the receiver holds the first {held} blocks already");
             return Err(TransportError::new(Kind::Corrupt, Stage::Send, text));
         }
-        let place = self.plan.place_by_layer(at, self.have_blocks);
-        let place = usize::try_from(place).expect("flight_slices bounds it");
         self.broken = true;
-        if let Err(error) = boarding.load(place, bytes).await {
-            return Err(self.reason(error).await);
+        let mut left = Region { memory: from.memory.clone(), at: from.at };
+        let end = from.at + u64::from(self.plan.layer_bytes);
+        while left.at < end {
+            let Some(window) = &mut self.window else { break };
+            let pushed = window.push(&left, end - left.at);
+            if pushed == 0 {
+                self.make_room().await?;
+                continue;
+            }
+            if left.at == from.at {
+                self.gathering.begun.push(at);
+            }
+            left.memory.add_to(&mut self.gathering.sum, left.at, pushed);
+            left.at += pushed;
+        }
+        self.count_slice();
+        let laden = self.window.as_ref().is_some_and(WindowWriter::is_laden);
+        if laden || self.gathering.begun.len() >= MOVED_SLICES_MAX {
+            self.leave().await?;
         }
         self.broken = false;
-        self.count_slice(Medium::Engine);
         Ok(())
     }
 
-    /// The receiver's own words, where it closed the window; else what the engine says.
-    async fn reason(&mut self, error: TransportError) -> TransportError {
-        if error.kind == Kind::Corrupt {
-            return error;
-        }
-        self.last_words().await.unwrap_or(error)
-    }
-
-    fn count_slice(&mut self, medium: Medium) {
-        self.dialer.party().counters.sent(medium, u64::from(self.plan.layer_bytes));
+    fn count_slice(&mut self) {
+        let bytes = u64::from(self.plan.layer_bytes);
+        self.dialer.party().counters.sent(1, bytes);
         self.stats.slices += 1;
-        self.stats.bytes += u64::from(self.plan.layer_bytes);
+        self.stats.bytes += bytes;
     }
 
-    /// Is the slice in the ring now? Else it goes over the stream: shared memory may be full.
-    fn put_into_ring(&self, bytes: &Bytes) -> bool {
-        let Some(ring) = &self.ring else { return false };
-        match ring.write(self.stats.slices, bytes) {
-            Ok(()) => true,
-            Err(error) => {
-                self.dialer.party().fall_back(&format!("cannot write into the ring: {error}"));
-                false
+    /// The window is full, or wraps: what has gathered leaves, and room comes as the receiver takes bytes out.
+    async fn make_room(&mut self) -> Result<(), TransportError> {
+        self.leave().await?;
+        while self.window.as_ref().is_some_and(|window| window.room() == 0) {
+            if self.announce().await? {
+                self.take_note()?;
+            } else {
+                let before = self.window.as_ref().map_or(0, WindowWriter::acknowledged);
+                self.await_progress(Stage::Send, |told| told.taken_bytes > before).await?;
+                self.take_note()?;
             }
         }
+        Ok(())
     }
 
-    async fn write(&mut self, header: &Header, body: &[u8], stage: Stage) -> Result<(), TransportError> {
-        let pace = self.dialer.party().limits.progress_timeout();
+    /// The bytes that the receiver says it has taken out make room.
+    fn take_note(&mut self) -> Result<(), TransportError> {
+        let taken = self.progress.borrow_and_update().taken_bytes;
+        self.window.as_mut().map_or(Ok(()), |window| window.acknowledge(taken))
+    }
+
+    /// Sends what has gathered.
+    async fn leave(&mut self) -> Result<(), TransportError> {
+        while self.window.as_ref().is_some_and(WindowWriter::is_full) {
+            self.announce().await?;
+        }
+        let Some(window) = &mut self.window else { return Ok(()) };
+        if window.leave()? {
+            self.leaving.push_back(std::mem::take(&mut self.gathering));
+        }
+        Ok(())
+    }
+
+    /// Waits for what left first, and tells the receiver that it is there; false where nothing is under way.
+    async fn announce(&mut self) -> Result<bool, TransportError> {
+        let Some(window) = &mut self.window else { return Ok(false) };
+        let upto = match window.arrived().await {
+            Ok(Some(upto)) => upto,
+            Ok(None) => return Ok(false),
+            // The receiver's own words, where it closed the window.
+            Err(error) => return Err(self.last_words().await.unwrap_or(error)),
+        };
+        let portion = self.leaving.pop_front().unwrap_or_default();
+        let body = encode_moved(portion.sum.value(), &portion.begun);
+        self.write(Header::new(FrameKind::Moved, 0, 0, upto), &body, Stage::Send).await?;
+        Ok(true)
+    }
+
+    async fn flush_checked(&mut self) -> Result<(), TransportError> {
+        self.unbroken(Stage::Send)?;
         self.broken = true;
-        match write_frame(&mut self.writer, header, body, pace, stage).await {
+        self.leave().await?;
+        while self.announce().await? {}
+        self.broken = false;
+        Ok(())
+    }
+
+    async fn write(&mut self, header: Header, body: &[u8], stage: Stage) -> Result<(), TransportError> {
+        let pace = self.dialer.party().limits.progress_timeout();
+        let broken = std::mem::replace(&mut self.broken, true);
+        match write_control(&mut self.connection, header, body, pace, stage).await {
             Ok(()) => {
-                self.broken = false;
+                self.broken = broken;
                 Ok(())
             }
             Err(error) => Err(self.last_words().await.unwrap_or(error)),
@@ -341,12 +346,6 @@ impl Flight {
                     let text = "the peer says that the flight is done, before its end";
                     return Err(TransportError::new(Kind::Bug, stage, text));
                 }
-                None if told.confirmed > self.stats.slices => {
-                    self.broken = true;
-                    let (confirmed, sent) = (told.confirmed, self.stats.slices);
-                    let text = format!("the peer confirms {confirmed} slices, but {sent} were sent");
-                    return Err(TransportError::new(Kind::Bug, stage, text));
-                }
                 _ if enough(&told) => return Ok(()),
                 _ => {}
             }
@@ -354,8 +353,9 @@ impl Flight {
                 Ok(Ok(())) => continue,
                 Ok(Err(_)) => (Kind::Bug, "the task that hears confirmations has gone".to_owned()),
                 Err(_) => {
-                    let (waiting, ms) = (self.stats.slices - told.confirmed, limit.as_millis());
-                    let text = format!("nothing confirmed for {ms} ms, with {waiting} slices outstanding");
+                    let waiting = self.stats.bytes.saturating_sub(told.taken_bytes);
+                    let ms = limit.as_millis();
+                    let text = format!("nothing confirmed for {ms} ms, with {waiting} bytes outstanding");
                     (Kind::Unavailable, text)
                 }
             };
@@ -379,22 +379,9 @@ impl Flight {
     }
 
     async fn finish_checked(&mut self) -> Result<(), TransportError> {
-        if self.broken {
-            let text = "an earlier call of this flight failed or was dropped midway";
-            return Err(TransportError::new(Kind::Closed, Stage::Finish, text));
-        }
-        let body = match &mut self.boarding {
-            Some(boarding) => {
-                self.broken = true;
-                match boarding.arrived().await {
-                    Ok(sum) => sum.to_le_bytes().to_vec(),
-                    Err(error) => return Err(self.reason(error).await),
-                }
-            }
-            None => Vec::new(),
-        };
-        let header = Header::new(FrameKind::Finish, 0, 0, self.stats.slices).seal(&body);
-        self.write(&header, &body, Stage::Finish).await?;
+        self.unbroken(Stage::Finish)?;
+        self.flush_checked().await?;
+        self.write(Header::new(FrameKind::Finish, 0, 0, self.stats.slices), &[], Stage::Finish).await?;
         self.await_progress(Stage::Finish, |told| told.end.is_some()).await?;
         let confirmed = match &self.progress.borrow().end {
             Some(Ok(slices)) => *slices,
@@ -412,9 +399,8 @@ impl Flight {
     async fn give_back(mut self) {
         // The listening task has ended, for it has told the end; this is the moment until it has returned.
         if let Ok(Ok(Some(reader))) = timeout(LAST_WORDS, &mut self.reading).await {
-            let writer = std::mem::replace(&mut self.writer, Box::new(tokio::io::sink()));
-            let connection = Connection { reader, writer, medium: self.medium, ring: self.ring.take() };
-            self.dialer.give_back(&self.peer, connection);
+            let writer = std::mem::replace(&mut self.connection, Box::new(tokio::io::sink()));
+            self.dialer.give_back(&self.peer, Connection { reader, writer });
         }
     }
 }
@@ -429,9 +415,4 @@ impl std::fmt::Debug for Flight {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Flight").field("peer", &self.peer).field("stats", &self.stats).finish_non_exhaustive()
     }
-}
-
-/// How many slices may be unconfirmed: as many as the window's bytes hold, which is the ring's size too.
-fn window_slices(party: &Party, plan: &Plan) -> u32 {
-    (party.limits.window_bytes / plan.layer_bytes).clamp(1, WINDOW_SLICES_MAX)
 }

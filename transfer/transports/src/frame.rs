@@ -3,11 +3,10 @@
 //! | at | bytes | what |
 //! |---|---|---|
 //! | 0 | 1 | kind |
-//! | 1 | 1 | 1: the body is in the ring, not on the stream |
-//! | 2 | 2 | zero |
+//! | 1 | 3 | zero |
 //! | 4 | 4 | size of the body |
 //! | 8 | 4, 4, 8 | three numbers, whose meaning the kind says |
-//! | 24 | 8 | checksum over bytes 0..24 and the body (block frames: over the body alone) |
+//! | 24 | 8 | checksum over bytes 0..24 and the body |
 //! | 32 | 4 | low half of the checksum over bytes 0..32 |
 //! | 36 | 4 | zero |
 //!
@@ -28,43 +27,61 @@ pub fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::crc64_nvme(bytes)
 }
 
+/// [`checksum`] of bytes that come in parts.
+#[derive(Clone, Debug)]
+pub struct Checksum(Digest);
+
+impl Default for Checksum {
+    fn default() -> Self {
+        Self(Digest::new(CrcAlgorithm::Crc64Nvme))
+    }
+}
+
+impl Checksum {
+    /// Adds the next part.
+    pub fn add(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The checksum of all parts so far.
+    pub fn value(&self) -> u64 {
+        self.0.finalize()
+    }
+}
+
 /// What a frame says. In brackets its three numbers, `a`, `b` and `c`, where they mean something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameKind {
-    /// Who dials, and what it can do. Body: see `message`.
+    /// The dialer's greeting. Body: see `message`.
     Hello = 1,
-    /// Who listens, and what it can do.
+    /// The listener's: go on.
     Welcome = 2,
     /// Not like this, or not now. [1: retry]
     Refused = 3,
-    /// Will you take this flight?
+    /// Will you take this hand-off?
     Offer = 4,
-    /// Yes. [blocks held already] Body: a window of the transfer engine's to put the slices into, or none.
+    /// Yes. [blocks held already] Body: the window to write the slices into; empty where none are to come.
     Accepted = 5,
-    /// [block, layer, how many slices came before it through the ring]
-    Slice = 6,
-    /// [-, -, slices landed so far]
+    /// [-, -, bytes of the window's stream that have been taken out]
     Ack = 7,
-    /// All is sent. [-, -, slices] Body: the checksum over the slices' checksums where the engine moved them.
+    /// All is sent. [-, -, slices]
     Finish = 8,
     /// All has landed. [-, -, slices]
     Done = 9,
-    /// The flight has failed, and with it the connection.
+    /// The hand-off has failed, and with it the connection.
     Failed = 10,
-    /// Give me these blocks. [epoch, 0 or how urgent by the engine, milliseconds to the deadline]
+    /// Give me these blocks. [epoch, priority, milliseconds to the deadline]
     Want = 11,
-    /// One of them. [the key: a and b its upper half, c its lower]
-    Block = 12,
     /// No more of them. [-, -, blocks]
     End = 13,
-    /// What the receiver's program should know besides the KV: at most once in a flight, before its slices.
+    /// What the receiver's program should know besides the KV: at most once in a hand-off, before its slices.
     Note = 14,
-    /// In a flight, slices have left by the transfer engine: a sign of life. [-, -, slices so far] In a fetch, the
-    /// next blocks are in the window. [blocks, -, -]
+    /// More bytes are in the window. [-, -, bytes of the stream so far] Body, in a hand-off: their checksum, and the
+    /// positions of the slices that begin among them; in a fetch none.
     Moved = 15,
     /// These of the blocks wanted are here. [blocks, -, -] Body: key, size and checksum of each.
     Held = 16,
-    /// Put the next blocks here. [blocks, -, -] Body: a window, or none: then they shall come on this connection.
+    /// Write them here. Body: a window.
     Lent = 17,
     /// Prove that you have the cluster's key, as I will. Body: a number. Instead of any other beginning.
     Challenge = 32,
@@ -82,13 +99,11 @@ impl FrameKind {
             3 => Self::Refused,
             4 => Self::Offer,
             5 => Self::Accepted,
-            6 => Self::Slice,
             7 => Self::Ack,
             8 => Self::Finish,
             9 => Self::Done,
             10 => Self::Failed,
             11 => Self::Want,
-            12 => Self::Block,
             13 => Self::End,
             14 => Self::Note,
             15 => Self::Moved,
@@ -106,7 +121,6 @@ impl FrameKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: FrameKind,
-    pub(crate) by_ring: bool,
     pub(crate) body_bytes: u32,
     pub(crate) a: u32,
     pub(crate) b: u32,
@@ -117,7 +131,7 @@ pub(crate) struct Header {
 impl Header {
     /// A header without body and checksum: [`Header::seal`] sets both.
     pub(crate) fn new(kind: FrameKind, a: u32, b: u32, c: u64) -> Self {
-        Self { kind, by_ring: false, body_bytes: 0, a, b, c, checksum: 0 }
+        Self { kind, body_bytes: 0, a, b, c, checksum: 0 }
     }
 
     /// The header of the frame with this body.
@@ -132,16 +146,15 @@ impl Header {
 
     /// The checksum that a frame with this header and body should carry.
     pub(crate) fn checksum_with(&self, body: &[u8]) -> u64 {
-        let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
-        digest.update(&self.front());
-        digest.update(body);
-        digest.finalize()
+        let mut sum = Checksum::default();
+        sum.add(&self.front());
+        sum.add(body);
+        sum.value()
     }
 
     fn front(&self) -> [u8; 24] {
         let mut front = [0; 24];
         front[0] = self.kind as u8;
-        front[1] = u8::from(self.by_ring);
         front[4..8].copy_from_slice(&self.body_bytes.to_le_bytes());
         front[8..12].copy_from_slice(&self.a.to_le_bytes());
         front[12..16].copy_from_slice(&self.b.to_le_bytes());
@@ -172,12 +185,11 @@ impl Header {
         let strange = |what: String| TransportError::new(Kind::Bug, stage, what);
         let kind = FrameKind::from_number(bytes[0])
             .ok_or_else(|| strange(format!("unknown kind of frame {}", bytes[0])))?;
-        if bytes[1] > 1 || bytes[2..4] != [0; 2] {
+        if bytes[1..4] != [0; 3] {
             return Err(strange(format!("unknown flags {:?} in a frame header", &bytes[1..4])));
         }
         Ok(Self {
             kind,
-            by_ring: bytes[1] == 1,
             body_bytes: u32_at(bytes, 4),
             a: u32_at(bytes, 8),
             b: u32_at(bytes, 12),
@@ -202,9 +214,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Header {
-        let mut header = Header::new(FrameKind::Slice, 7, 3, u64::MAX - 1);
-        header.by_ring = true;
-        header.seal(b"some layer")
+        Header::new(FrameKind::Moved, 7, 3, u64::MAX - 1).seal(b"some layer")
     }
 
     #[test]
@@ -239,6 +249,5 @@ mod tests {
         assert_eq!(header.checksum, header.checksum_with(b"some layer"));
         assert_ne!(header.checksum, header.checksum_with(b"some Layer"));
         assert_ne!(header.checksum, Header { a: 8, ..header }.checksum_with(b"some layer"));
-        assert_ne!(header.checksum, Header { by_ring: false, ..header }.checksum_with(b"some layer"));
     }
 }

@@ -5,8 +5,9 @@ use baton_fuzz::{Fuzz, Verdict};
 use crate::error::{Stage, TransportError};
 use crate::frame::{CONTROL_BYTES_MAX, FrameKind, HEADER_BYTES, Header, checksum};
 use crate::message::{
-    Hello, PREFACE_BYTES, Welcome, check_preface, decode_berth, decode_failure, decode_held, decode_keys,
-    decode_offer, encode_berth, encode_held, encode_keys, encode_offer, preface,
+    Hello, PREFACE_BYTES, check_preface, decode_failure, decode_held, decode_keys, decode_moved,
+    decode_offer, decode_window, encode_held, encode_keys, encode_moved, encode_offer, encode_window,
+    preface,
 };
 
 #[global_allocator]
@@ -44,15 +45,20 @@ fn read(input: &[u8]) -> Result<(), TransportError> {
     }
     match header.kind {
         FrameKind::Hello => assert_eq!(Hello::decode(body)?.encode(), body),
-        FrameKind::Welcome => assert_eq!(Welcome::decode(body)?.encode(), body),
         FrameKind::Refused | FrameKind::Failed => {
             assert!(!decode_failure(body, Stage::Offer).text.is_empty())
         }
         FrameKind::Offer => {
-            let (ticket, plan, window) = decode_offer(body)?;
-            assert_eq!(encode_offer(ticket, &plan, window), body);
+            let (ticket, plan) = decode_offer(body)?;
+            assert_eq!(encode_offer(ticket, &plan), body);
         }
-        FrameKind::Accepted | FrameKind::Lent => assert_eq!(encode_berth(decode_berth(body)?.as_ref()), body),
+        FrameKind::Accepted | FrameKind::Lent => {
+            assert_eq!(encode_window(decode_window(body)?.as_ref()), body);
+        }
+        FrameKind::Moved if !body.is_empty() => {
+            let (sum, slices) = decode_moved(body)?;
+            assert_eq!(encode_moved(sum, &slices), body);
+        }
         FrameKind::Want => assert_eq!(encode_keys(&decode_keys(body)?), body),
         FrameKind::Held => assert_eq!(encode_held(decode_held(body)?.into_iter()), body),
         _ => {}
@@ -75,15 +81,14 @@ fn fuzz_kv_frames() {
 #[test]
 #[ignore = "writes into the corpus"]
 fn write_corpus() {
-    use crate::carrier::BerthTold;
-    use crate::message::{HeldBlock, RingOffer, encode_failure};
+    use crate::data_plane::LentWindow;
+    use crate::message::{HeldBlock, encode_failure};
     use crate::mover::{PeerId, RemoteSegment, WindowId};
-    use crate::{Kind, Plan, Ticket};
-    let ring = RingOffer { name: "baton-ring-1".into(), ring_bytes: 1 << 20, nonce: 7 };
-    let hello = Hello { fingerprint: 9, host: "here".into(), ring: Some(ring) };
+    use crate::{Kind, Plan, SliceAt, Ticket};
+    let hello = Hello { fingerprint: 9, host: "here".into() };
     let peer = PeerId { address: "127.0.0.1:7".into(), epoch: 3 };
     let access = vec![("tcp".into(), Vec::new()), ("rdma".into(), vec![1, 2, 3])];
-    let berth = BerthTold { peer, segment: RemoteSegment { window: WindowId(5), bytes: 100, access } };
+    let window = LentWindow { peer, segment: RemoteSegment { window: WindowId(5), bytes: 100, access } };
     let failure = TransportError::new(Kind::Retry, Stage::Offer, "full");
     let plan = Plan { blocks: 3, layers: 2, layer_bytes: 4096 };
     let ticket = Ticket { request: 1, attempt: 2, epoch: 3 };
@@ -92,14 +97,13 @@ fn write_corpus() {
     std::fs::create_dir_all(&dir).expect("the corpus can be made");
     for (name, kind, body) in [
         ("ok-hello", FrameKind::Hello, hello.encode()),
-        ("ok-hello-plain", FrameKind::Hello, Hello { ring: None, ..hello.clone() }.encode()),
-        ("ok-welcome", FrameKind::Welcome, Welcome { ring_refused: Some("no such file".into()) }.encode()),
+        ("ok-welcome", FrameKind::Welcome, Vec::new()),
         ("ok-refused", FrameKind::Refused, encode_failure(&failure)),
-        ("ok-offer", FrameKind::Offer, encode_offer(ticket, &plan, 8)),
-        ("ok-accepted", FrameKind::Accepted, encode_berth(Some(&berth))),
+        ("ok-offer", FrameKind::Offer, encode_offer(ticket, &plan)),
+        ("ok-accepted", FrameKind::Accepted, encode_window(Some(&window))),
         ("ok-want", FrameKind::Want, encode_keys(&[1, u128::MAX])),
         ("ok-held", FrameKind::Held, encode_held([held, held].into_iter())),
-        ("ok-slice", FrameKind::Slice, b"some layer".to_vec()),
+        ("ok-moved", FrameKind::Moved, encode_moved(5, &[SliceAt { block: 1, layer: 0 }])),
     ] {
         let header = Header::new(kind, 1, 2, 3).seal(&body).encode();
         let input = [&preface()[..], &header, &body].concat();

@@ -1,12 +1,12 @@
 //! One flight on its way in: which slices have landed, and its one end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 
+use crate::data_plane::{Arrived, Piece, Stretch};
 use crate::error::{Kind, Stage, TransportError};
-use crate::frame::Header;
 use crate::handshake::Party;
 use crate::receiver::{Plan, Receiver, Refused, SliceAt, Ticket};
 use crate::stats::{Place, add};
@@ -24,11 +24,10 @@ impl Landings {
         Self { party, receiver, open: Mutex::new(BTreeSet::new()) }
     }
 
-    /// Takes the flight in, or says why not.
+    /// Takes the flight in, or says why not. The plan has been checked.
     pub(crate) fn admit(self: &Arc<Self>, ticket: Ticket, plan: Plan) -> Result<Landing, Refused> {
         let limits = &self.party.limits;
         let never = |why: String| Refused { retry: false, why };
-        plan.check(limits, Stage::Offer).map_err(|error| never(error.text))?;
         let place = Place::take(&self.party.counters, |all| &all.receiving_flights, limits.flights);
         let place = place.ok_or_else(|| Refused {
             retry: true,
@@ -61,8 +60,13 @@ pub(crate) struct Landing {
     ticket: Ticket,
     plan: Plan,
     have_blocks: u32,
-    /// One bit a slice, layers of a block side by side.
-    landed: Vec<u64>,
+    /// One bit a slice, layers of a block side by side: announced by the sender.
+    announced: Vec<u64>,
+    announced_slices: u64,
+    /// Of those, the slices that have not landed whole, in order.
+    landing: VecDeque<SliceAt>,
+    /// Bytes of the first of them that have landed.
+    partial_bytes: u32,
     landed_slices: u64,
     noted: bool,
     /// The receiver has accepted and has not been told the end.
@@ -77,7 +81,10 @@ impl Landing {
             ticket,
             plan,
             have_blocks: 0,
-            landed: Vec::new(),
+            announced: Vec::new(),
+            announced_slices: 0,
+            landing: VecDeque::new(),
+            partial_bytes: 0,
             landed_slices: 0,
             noted: false,
             open: false,
@@ -88,13 +95,14 @@ impl Landing {
     fn start_after(&mut self, have_blocks: u32) {
         self.have_blocks = have_blocks;
         let words = self.plan.slices_after(have_blocks).div_ceil(64);
-        self.landed = vec![0; usize::try_from(words).expect("flight_slices bounds it")];
+        self.announced = vec![0; usize::try_from(words).expect("flight_slices bounds it")];
     }
 
     pub(crate) fn have_blocks(&self) -> u32 {
         self.have_blocks
     }
 
+    /// Slices that have landed whole.
     pub(crate) fn landed_slices(&self) -> u64 {
         self.landed_slices
     }
@@ -104,13 +112,59 @@ impl Landing {
         self.plan.slices_after(self.have_blocks)
     }
 
-    pub(crate) fn plan(&self) -> &Plan {
-        &self.plan
+    /// The ticket under which it comes.
+    pub(crate) fn ticket(&self) -> Ticket {
+        self.ticket
     }
 
-    /// Is this the header of a slice that is still to come? Asked before its bytes are read.
-    pub(crate) fn expect(&self, header: &Header) -> Result<SliceAt, TransportError> {
-        let at = SliceAt { block: header.a, layer: header.b };
+    /// The pieces that lie in these stretches of the window, in which the slices `begun` begin.
+    pub(crate) fn pieces(
+        &mut self,
+        stretches: &[Stretch],
+        begun: &[SliceAt],
+    ) -> Result<Vec<Piece>, TransportError> {
+        for at in begun {
+            self.announce(*at)?;
+        }
+        let mut pieces = Vec::with_capacity(begun.len() + 2);
+        for stretch in stretches {
+            let (mut from, mut left) = (stretch.at, stretch.bytes);
+            while left > 0 {
+                let piece = self.next_piece(from, left)?;
+                pieces.push(piece);
+                from += u64::from(piece.bytes);
+                left -= u64::from(piece.bytes);
+            }
+        }
+        // Of those that begin here each has a byte here: what is left over has been begun, or is not there.
+        if self.landing.len() > usize::from(self.partial_bytes > 0) {
+            let text = "more slices are announced than there are bytes for";
+            return Err(TransportError::new(Kind::Corrupt, Stage::Serve, text));
+        }
+        Ok(pieces)
+    }
+
+    /// The piece at `from`, no longer than `most`.
+    fn next_piece(&mut self, from: u64, most: u64) -> Result<Piece, TransportError> {
+        let Some(at) = self.landing.front().copied() else {
+            let text = "more bytes came than the slices announced have";
+            return Err(TransportError::new(Kind::Corrupt, Stage::Serve, text));
+        };
+        let offset = self.partial_bytes;
+        let rest = self.plan.layer_bytes - offset;
+        let bytes = u32::try_from(most).map_or(rest, |most| most.min(rest));
+        if bytes == rest {
+            self.landing.pop_front();
+            self.partial_bytes = 0;
+            self.landed_slices += 1;
+        } else {
+            self.partial_bytes += bytes;
+        }
+        Ok(Piece { at, offset, bytes, from })
+    }
+
+    /// Takes note of a slice that is still to come: inside the plan, not held here, and for the first time.
+    fn announce(&mut self, at: SliceAt) -> Result<(), TransportError> {
         let wrong = |what: String| {
             let text = format!("slice ({}, {}): {what}", at.block, at.layer);
             Err(TransportError::new(Kind::Corrupt, Stage::Serve, text))
@@ -121,34 +175,23 @@ impl Landing {
         if at.block < self.have_blocks {
             return wrong(format!("the receiver holds the first {} blocks already", self.have_blocks));
         }
-        if header.body_bytes != self.plan.layer_bytes {
-            return wrong(format!("{} bytes instead of {}", header.body_bytes, self.plan.layer_bytes));
-        }
-        if header.c != self.landed_slices {
-            return wrong(format!("sent as number {}, came as {}", header.c, self.landed_slices));
-        }
         let (word, bit) = self.place_of(at);
-        if self.landed[word] & bit != 0 {
+        if self.announced[word] & bit != 0 {
             return wrong("came twice".to_owned());
         }
-        Ok(at)
+        self.announced[word] |= bit;
+        self.announced_slices += 1;
+        self.landing.push_back(at);
+        Ok(())
     }
 
     /// The sender's note has come and is verified: only before any slice, and only once.
     pub(crate) fn note(&mut self, bytes: Bytes) -> Result<(), TransportError> {
-        if self.landed_slices > 0 || std::mem::replace(&mut self.noted, true) {
+        if self.announced_slices > 0 || std::mem::replace(&mut self.noted, true) {
             let text = "a note after a slice, or a second one";
             return Err(TransportError::new(Kind::Bug, Stage::Serve, text));
         }
         self.landings.receiver.note(self.ticket, bytes).map_err(ended_by_receiver)
-    }
-
-    /// A slice that was expected has come and is verified.
-    pub(crate) fn land(&mut self, at: SliceAt, bytes: Bytes) -> Result<(), TransportError> {
-        let (word, bit) = self.place_of(at);
-        self.landed[word] |= bit;
-        self.landed_slices += 1;
-        self.landings.receiver.slice(self.ticket, at, bytes).map_err(ended_by_receiver)
     }
 
     fn place_of(&self, at: SliceAt) -> (usize, u64) {
@@ -180,6 +223,21 @@ impl Landing {
             self.landings.receiver.abort(self.ticket, why);
         }
     }
+}
+
+/// Copies what has arrived to where it belongs; what lies there then must be what was sent.
+pub(crate) fn land(
+    receiver: &dyn Receiver,
+    ticket: Ticket,
+    arrived: &Arrived,
+    sent: u64,
+) -> Result<(), TransportError> {
+    let landed = receiver.land(ticket, arrived).map_err(ended_by_receiver)?;
+    if landed != sent {
+        let text = "the checksum over the bytes that landed is not that of the bytes that were sent";
+        return Err(TransportError::new(Kind::Corrupt, Stage::Serve, text));
+    }
+    Ok(())
 }
 
 fn ended_by_receiver(refused: Refused) -> TransportError {

@@ -2,13 +2,14 @@
 //!
 //! A *flight* hands the KV of one request from a prefill node to a decode node, slice by slice (one layer of
 //! one block), while the prefill is still computing. A *fetch* asks another node for blocks that it holds.
-//! Both go over one port. Between processes of one host the slices of a flight pass through a ring in shared
-//! memory and only their headers over the socket; else all goes over TCP; inside one process, through a pipe.
+//! Offers, wants and their answers go over one port; KV goes by the transfer engine ([`mover`]) into a window that
+//! the receiving side lends, over shared memory, RDMA or TCP, straight from the memory that it lies in.
 //!
 //! **What is promised.** [`Flight::finish`] returns `Ok`, and [`Receiver::complete`] is called, only when
-//! every slice of the plan has landed exactly once and equal to what was sent (I7): each carries its length,
-//! position, number and checksum, and the receiver keeps a bitmap. Every accepted flight ends at the receiver
-//! by exactly one of `complete` and `abort`, whatever becomes of the sender (I13).
+//! every slice of the plan has landed exactly once and equal to what was sent (I7): the sender tells position and
+//! checksum of all that it writes, and the receiver keeps a bitmap and sums up what has come to lie in its place.
+//! Every accepted flight ends at the receiver by exactly one of `complete` and `abort`, whatever becomes of the
+//! sender (I13).
 //!
 //! **What is bounded.** Connections, flights, slices, sizes, unconfirmed bytes, and every wait: see
 //! [`Limits`]. What is full refuses with [`Kind::Retry`].
@@ -16,7 +17,7 @@
 //! **Who is let in.** By default everybody; with a [`Guard`] who has the cluster's key, and a certificate.
 
 mod arena;
-mod carrier;
+mod data_plane;
 mod dialer;
 mod endpoint;
 mod error;
@@ -34,25 +35,23 @@ pub mod mover;
 mod proof;
 mod random;
 mod receiver;
-mod ring;
 mod serve;
 mod stats;
 mod tls;
 mod wire;
 
 pub use baton_transfer::Priority;
-pub use carrier::{CarrierConfig, RdmaDevices};
-pub use dialer::{Dialer, DialerConfig};
+pub use data_plane::{Arrived, DataPlaneConfig, Piece, RdmaDevices};
+pub use dialer::Dialer;
 pub use endpoint::{Endpoint, EndpointConfig};
 pub use error::{Kind, Stage, TransportError};
 pub use fetch::fetch;
 pub use flight::{Flight, FlightStats};
-pub use frame::checksum;
+pub use frame::{Checksum, checksum};
 pub use guard::{Challenge, ClusterKey, Guard, PROOF_BYTES, Proof, Prover, challenge};
-pub use handshake::default_shm_dir;
 pub use limits::Limits;
 pub use message::PROTOCOL_VERSION;
 pub use receiver::{
     Accepted, FetchedBlock, PeerAddress, Plan, Receiver, Refused, Serving, SliceAt, Ticket, Want,
 };
-pub use stats::{FailureStats, Medium, MediumStats, SentBytes, TransportStats};
+pub use stats::{FailureStats, KvStats, SentBytes, TransportStats};

@@ -24,7 +24,7 @@ pub struct Limits {
     pub slice_bytes: u32,
     /// Size of the note that a flight may carry besides its slices.
     pub note_bytes: u32,
-    /// Bytes of one flight that are sent but not confirmed; also the size of the shared-memory ring.
+    /// Bytes of registered memory that are lent for one flight, and for one fetch: what is sent but not confirmed.
     pub window_bytes: u32,
     /// Keys of one fetch.
     pub fetch_keys: usize,
@@ -53,7 +53,7 @@ impl Default for Limits {
             flight_slices: 1 << 20,
             slice_bytes: 8 << 20,
             note_bytes: 32 << 20,
-            window_bytes: 8 << 20,
+            window_bytes: 4 << 20,
             fetch_keys: 1024,
             block_bytes: 64 << 20,
             fetch_bytes: 256 << 20,
@@ -67,7 +67,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Nothing is zero, and a slice fits the window.
+    /// Nothing is zero, and what is told in one frame fits it.
     ///
     /// # Errors
     /// [`Kind::Invalid`] at [`Stage::Bind`], naming the field.
@@ -77,6 +77,7 @@ impl Limits {
             ("flights", self.flights == 0),
             ("flight_slices", self.flight_slices == 0),
             ("slice_bytes", self.slice_bytes == 0),
+            ("window_bytes", self.window_bytes == 0),
             ("fetch_keys", self.fetch_keys == 0),
             ("block_bytes", self.block_bytes == 0),
             ("fetch_bytes", self.fetch_bytes == 0),
@@ -89,10 +90,6 @@ impl Limits {
         let wrong = |text: String| Err(TransportError::new(Kind::Invalid, Stage::Bind, text));
         if let Some((name, _)) = positive.iter().find(|(_, zero)| *zero) {
             return wrong(format!("limit {name} is 0; set at least 1"));
-        }
-        if self.window_bytes < self.slice_bytes {
-            let (window, slice) = (self.window_bytes, self.slice_bytes);
-            return wrong(format!("limit window_bytes {window} is below slice_bytes {slice}; raise it"));
         }
         let keys_max = usize::try_from(CONTROL_BYTES_MAX).expect("fits") / HELD_BYTES;
         if self.fetch_keys > keys_max {
@@ -138,8 +135,8 @@ mod tests {
     fn each_unsound_field_is_named() {
         let none = Limits { flights: 0, ..Limits::default() };
         assert!(none.check().unwrap_err().text.contains("flights"));
-        let narrow = Limits { window_bytes: 10, ..Limits::default() };
-        assert!(narrow.check().unwrap_err().text.contains("window_bytes 10"));
+        let many = Limits { fetch_keys: 1 << 20, ..Limits::default() };
+        assert!(many.check().unwrap_err().text.contains("fetch_keys 1048576"));
         let slow = Limits { connect_timeout_ms: 30_001, ..Limits::default() };
         assert!(slow.check().unwrap_err().text.contains("connect_timeout_ms"));
     }

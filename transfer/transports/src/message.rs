@@ -2,20 +2,20 @@
 
 use baton_transfer::Priority;
 
-use crate::carrier::BerthTold;
+use crate::data_plane::LentWindow;
 use crate::error::{Kind, Stage, TransportError};
-use crate::frame::{FrameKind, Header, u32_at, u64_at};
+use crate::frame::{u32_at, u64_at};
 use crate::mover::{PeerId, RemoteSegment, WindowId};
-use crate::receiver::{Plan, Ticket};
+use crate::receiver::{Plan, SliceAt, Ticket};
 
 /// The version of the protocol. Another version is refused before any frame is read.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// Size of the preface.
 pub(crate) const PREFACE_BYTES: usize = 16;
 const MAGIC: &[u8; 8] = b"BATON-KV";
 const TEXT_BYTES_MAX: usize = 255;
-/// Longest name of a host, and of a ring.
+/// Longest name of a host.
 pub(crate) const NAME_BYTES_MAX: usize = 255;
 
 /// What either side sends first: the magic, the version, four zeros.
@@ -43,67 +43,25 @@ pub(crate) fn check_preface(bytes: &[u8; PREFACE_BYTES]) -> Result<(), Transport
     Ok(())
 }
 
-/// The ring that the dialer has made for this connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RingOffer {
-    pub(crate) name: String,
-    pub(crate) ring_bytes: u32,
-    pub(crate) nonce: u64,
-}
-
 /// Who dials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) fingerprint: u64,
     pub(crate) host: String,
-    pub(crate) ring: Option<RingOffer>,
 }
 
 impl Hello {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = self.fingerprint.to_le_bytes().to_vec();
         put_text(&mut out, &self.host);
-        if let Some(ring) = &self.ring {
-            put_text(&mut out, &ring.name);
-            out.extend(ring.ring_bytes.to_le_bytes());
-            out.extend(ring.nonce.to_le_bytes());
-        }
         out
     }
 
     pub(crate) fn decode(body: &[u8]) -> Result<Self, TransportError> {
         let mut parts = Parts::new(body, Stage::Handshake);
-        let fingerprint = parts.u64()?;
-        let host = parts.text()?;
-        let ring = match parts.is_empty() {
-            true => None,
-            false => Some(RingOffer { name: parts.text()?, ring_bytes: parts.u32()?, nonce: parts.u64()? }),
-        };
+        let (fingerprint, host) = (parts.u64()?, parts.text()?);
         parts.end()?;
-        Ok(Self { fingerprint, host, ring })
-    }
-}
-
-/// Who listens, and why the ring is not used where one was offered and cannot be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Welcome {
-    pub(crate) ring_refused: Option<String>,
-}
-
-impl Welcome {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        if let Some(why) = &self.ring_refused {
-            put_text(&mut out, why);
-        }
-        out
-    }
-
-    pub(crate) fn decode(body: &[u8]) -> Result<Self, TransportError> {
-        let mut parts = Parts::new(body, Stage::Handshake);
-        let ring_refused = if parts.is_empty() { None } else { Some(parts.text()?) };
-        parts.end()?;
-        Ok(Self { ring_refused })
+        Ok(Self { fingerprint, host })
     }
 }
 
@@ -129,36 +87,34 @@ pub(crate) fn decode_failure(body: &[u8], stage: Stage) -> TransportError {
     }
 }
 
-/// The body of an offer. The window is how many slices the sender lets be unconfirmed: it tells the receiver
-/// how often to confirm.
-pub(crate) fn encode_offer(ticket: Ticket, plan: &Plan, window_slices: u32) -> Vec<u8> {
+/// The body of an offer.
+pub(crate) fn encode_offer(ticket: Ticket, plan: &Plan) -> Vec<u8> {
     let mut out = ticket.request.to_le_bytes().to_vec();
-    for number in [ticket.attempt, ticket.epoch, plan.blocks, plan.layers, plan.layer_bytes, window_slices] {
+    for number in [ticket.attempt, ticket.epoch, plan.blocks, plan.layers, plan.layer_bytes] {
         out.extend(number.to_le_bytes());
     }
     out
 }
 
 /// What [`encode_offer`] wrote.
-pub(crate) fn decode_offer(body: &[u8]) -> Result<(Ticket, Plan, u32), TransportError> {
+pub(crate) fn decode_offer(body: &[u8]) -> Result<(Ticket, Plan), TransportError> {
     let mut parts = Parts::new(body, Stage::Serve);
     let ticket = Ticket { request: parts.u64()?, attempt: parts.u32()?, epoch: parts.u32()? };
     let plan = Plan { blocks: parts.u32()?, layers: parts.u32()?, layer_bytes: parts.u32()? };
-    let window_slices = parts.u32()?;
     parts.end()?;
-    Ok((ticket, plan, window_slices))
+    Ok((ticket, plan))
 }
 
-/// The body of an acceptance: the window, where there is one.
-pub(crate) fn encode_berth(berth: Option<&BerthTold>) -> Vec<u8> {
+/// The body that lends a window; empty where there is nothing to write.
+pub(crate) fn encode_window(window: Option<&LentWindow>) -> Vec<u8> {
     let mut out = Vec::new();
-    let Some(berth) = berth else { return out };
-    put_text(&mut out, &berth.peer.address);
-    for number in [berth.peer.epoch, berth.segment.window.0, berth.segment.bytes] {
+    let Some(window) = window else { return out };
+    put_text(&mut out, &window.peer.address);
+    for number in [window.peer.epoch, window.segment.window.0, window.segment.bytes] {
         out.extend(number.to_le_bytes());
     }
-    for (transport, access) in &berth.segment.access {
-        // What is too long to tell is not told: the other transports remain.
+    for (transport, access) in &window.segment.access {
+        // An access that is too long for the frame is left out: the other transports remain.
         let Ok(bytes) = u16::try_from(access.len()) else { continue };
         put_text(&mut out, transport);
         out.extend(bytes.to_le_bytes());
@@ -167,8 +123,8 @@ pub(crate) fn encode_berth(berth: Option<&BerthTold>) -> Vec<u8> {
     out
 }
 
-/// What [`encode_berth`] wrote.
-pub(crate) fn decode_berth(body: &[u8]) -> Result<Option<BerthTold>, TransportError> {
+/// What [`encode_window`] wrote.
+pub(crate) fn decode_window(body: &[u8]) -> Result<Option<LentWindow>, TransportError> {
     let mut parts = Parts::new(body, Stage::Offer);
     if parts.is_empty() {
         return Ok(None);
@@ -181,7 +137,32 @@ pub(crate) fn decode_berth(body: &[u8]) -> Result<Option<BerthTold>, TransportEr
         let bytes = u16::from_le_bytes([parts.u8()?, parts.u8()?]);
         access.push((transport, parts.take(bytes.into())?.to_vec()));
     }
-    Ok(Some(BerthTold { peer, segment: RemoteSegment { window, bytes, access } }))
+    Ok(Some(LentWindow { peer, segment: RemoteSegment { window, bytes, access } }))
+}
+
+/// Slices of one [`encode_moved`] at most.
+pub(crate) const MOVED_SLICES_MAX: usize = 4096;
+
+/// The body that announces bytes of a hand-off: their checksum, and the slices that begin among them.
+pub(crate) fn encode_moved(sum: u64, slices: &[SliceAt]) -> Vec<u8> {
+    let mut out = sum.to_le_bytes().to_vec();
+    for at in slices {
+        out.extend(at.block.to_le_bytes());
+        out.extend(at.layer.to_le_bytes());
+    }
+    out
+}
+
+/// What [`encode_moved`] wrote.
+pub(crate) fn decode_moved(body: &[u8]) -> Result<(u64, Vec<SliceAt>), TransportError> {
+    let broken = || Parts::new(body, Stage::Serve).broken();
+    let (sum, slices) = body.split_first_chunk::<8>().ok_or_else(broken)?;
+    let (slices, rest) = slices.as_chunks::<8>();
+    if !rest.is_empty() {
+        return Err(broken());
+    }
+    let at = |slice: &[u8; 8]| SliceAt { block: u32_at(slice, 0), layer: u32_at(slice, 4) };
+    Ok((u64::from_le_bytes(*sum), slices.iter().map(at).collect()))
 }
 
 /// The body of a want: its keys.
@@ -234,28 +215,15 @@ pub(crate) fn decode_held(body: &[u8]) -> Result<Vec<HeldBlock>, TransportError>
     Ok(blocks.iter().map(block).collect())
 }
 
-/// How urgent a want is that may be answered by the engine, as its frame carries it; 0 stands for one that may not.
-pub(crate) fn urgency(priority: Option<Priority>) -> u32 {
-    priority.map_or(0, |priority| u32::try_from(priority.index() + 1).expect("there are four"))
+/// A priority as a want carries it.
+pub(crate) fn urgency(priority: Priority) -> u32 {
+    u32::try_from(priority.index() + 1).expect("there are four")
 }
 
-/// What [`urgency`] wrote; a word that this version does not know asks for no engine.
-pub(crate) fn priority_of(urgency: u32) -> Option<Priority> {
-    let place = usize::try_from(urgency).ok()?.checked_sub(1)?;
-    Priority::ALL.get(place).copied()
-}
-
-/// The three numbers of a block frame, from its key.
-pub(crate) fn block_header(key: u128) -> Header {
-    let bytes = key.to_be_bytes();
-    let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 of 16 bytes"));
-    let low = u64::from_be_bytes(bytes[8..].try_into().expect("8 of 16 bytes"));
-    Header::new(FrameKind::Block, number(0), number(4), low)
-}
-
-/// The key that [`block_header`] put in.
-pub(crate) fn block_key(header: &Header) -> u128 {
-    (u128::from(header.a) << 96) | (u128::from(header.b) << 64) | u128::from(header.c)
+/// What [`urgency`] wrote; [`Priority::Fetch`] for a number that this version does not know.
+pub(crate) fn priority_of(urgency: u32) -> Priority {
+    let place = usize::try_from(urgency).ok().and_then(|place| place.checked_sub(1));
+    place.and_then(|place| Priority::ALL.get(place).copied()).unwrap_or(Priority::Fetch)
 }
 
 /// One byte of length and so much text, cut where a character ends.
@@ -319,33 +287,26 @@ mod tests {
 
     #[test]
     fn bodies_survive_the_wire() {
-        let ring = RingOffer { name: "baton-kv-1-2".into(), ring_bytes: 4096, nonce: 9 };
-        for ring in [None, Some(ring)] {
-            let hello = Hello { fingerprint: 5, host: "a".into(), ring };
-            assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
-        }
-        for ring_refused in [None, Some("no such file".to_owned())] {
-            let welcome = Welcome { ring_refused };
-            assert_eq!(Welcome::decode(&welcome.encode()), Ok(welcome));
-        }
+        let hello = Hello { fingerprint: 5, host: "a".into() };
+        assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
         let ticket = Ticket { request: 1, attempt: 2, epoch: 3 };
         let plan = Plan { blocks: 4, layers: 5, layer_bytes: 6 };
-        assert_eq!(decode_offer(&encode_offer(ticket, &plan, 9)), Ok((ticket, plan, 9)));
+        assert_eq!(decode_offer(&encode_offer(ticket, &plan)), Ok((ticket, plan)));
+        let slices = [(0, 1), (u32::MAX, 7)].map(|(block, layer)| SliceAt { block, layer });
+        assert_eq!(decode_moved(&encode_moved(77, &slices)), Ok((77, slices.to_vec())));
+        assert_eq!(decode_moved(&encode_moved(u64::MAX, &[])), Ok((u64::MAX, vec![])));
         let keys = vec![1, u128::MAX, 7 << 70];
-        assert_eq!(decode_keys(&encode_keys(&keys)), Ok(keys.clone()));
-        for key in keys {
-            assert_eq!(block_key(&block_header(key)), key);
-        }
+        assert_eq!(decode_keys(&encode_keys(&keys)), Ok(keys));
         let held = [(1 << 100, 0, 9), (u128::MAX - 2, u32::MAX, 1)].map(|(key, bytes, checksum)| HeldBlock {
             key,
             bytes,
             checksum,
         });
         assert_eq!(decode_held(&encode_held(held.into_iter())), Ok(held.to_vec()));
-        for priority in Priority::ALL.map(Some).into_iter().chain([None]) {
+        for priority in Priority::ALL {
             assert_eq!(priority_of(urgency(priority)), priority);
         }
-        assert_eq!(priority_of(u32::MAX), None);
+        assert_eq!([0, 5, u32::MAX].map(priority_of), [Priority::Fetch; 3]);
         let error = TransportError::new(Kind::Corrupt, Stage::Serve, "slice 3");
         let back = decode_failure(&encode_failure(&error), Stage::Send);
         assert_eq!((back.kind, back.stage), (Kind::Corrupt, Stage::Send));
@@ -355,19 +316,18 @@ mod tests {
     #[test]
     fn every_shortened_or_lengthened_body_is_refused() {
         let ticket = Ticket { request: 1, attempt: 2, epoch: 3 };
-        let offer = encode_offer(ticket, &Plan { blocks: 4, layers: 5, layer_bytes: 6 }, 7);
-        let ring = RingOffer { name: "r".into(), ring_bytes: 1, nonce: 2 };
-        let hello = Hello { fingerprint: 5, host: "host".into(), ring: Some(ring) }.encode();
-        let no_ring = hello.len() - 14;
+        let offer = encode_offer(ticket, &Plan { blocks: 4, layers: 5, layer_bytes: 6 });
+        let hello = Hello { fingerprint: 5, host: "host".into() }.encode();
         for cut in 0..offer.len() {
             assert_eq!(decode_offer(&offer[..cut]).unwrap_err().kind, Kind::Bug);
         }
-        for cut in (0..hello.len()).filter(|cut| *cut != no_ring) {
+        for cut in 0..hello.len() {
             assert!(Hello::decode(&hello[..cut]).is_err(), "cut at {cut}");
         }
         assert!(decode_offer(&[offer, vec![0]].concat()).is_err());
         assert!(Hello::decode(&[hello, vec![0]].concat()).is_err());
         assert!(decode_keys(&[0; 17]).is_err() && decode_held(&[0; HELD_BYTES + 1]).is_err());
+        assert!(decode_moved(&[0; 7]).is_err() && decode_moved(&[0; 15]).is_err());
         assert_eq!(decode_failure(&[99, 0], Stage::Send).kind, Kind::Bug);
     }
 
@@ -375,11 +335,11 @@ mod tests {
     fn windows_survive_the_wire_and_cut_ones_are_found() {
         let access = vec![("tcp".to_owned(), vec![]), ("rdma".to_owned(), vec![7; 300])];
         let segment = RemoteSegment { window: WindowId(u64::MAX), bytes: 1 << 40, access };
-        let told = BerthTold { peer: PeerId { address: "[::1]:9".into(), epoch: 3 }, segment };
-        let body = encode_berth(Some(&told));
-        assert_eq!(decode_berth(&body), Ok(Some(told)));
-        assert_eq!((encode_berth(None), decode_berth(&[])), (vec![], Ok(None)));
-        let torn = (1..body.len()).filter(|cut| decode_berth(&body[..*cut]).is_err()).count();
+        let told = LentWindow { peer: PeerId { address: "[::1]:9".into(), epoch: 3 }, segment };
+        let body = encode_window(Some(&told));
+        assert_eq!(decode_window(&body), Ok(Some(told)));
+        assert_eq!((encode_window(None), decode_window(&[])), (vec![], Ok(None)));
+        let torn = (1..body.len()).filter(|cut| decode_window(&body[..*cut]).is_err()).count();
         // Only a cut between two ways of access cannot be told from a window that has fewer of them.
         assert_eq!(torn, body.len() - 3);
     }
@@ -397,7 +357,7 @@ mod tests {
         let mut other = preface();
         other[8] = 9;
         let text = check_preface(&other).unwrap_err().text;
-        assert!(text.contains("version 9") && text.contains("version 3"), "{text}");
+        assert!(text.contains("version 9") && text.contains("version 4"), "{text}");
         assert!(check_preface(b"GET / HTTP/1.1\r\n").unwrap_err().text.contains("port"));
     }
 
@@ -406,9 +366,9 @@ mod tests {
     fn read_as_everything(body: &[u8]) {
         let read = [
             Hello::decode(body).map(|hello| hello.encode().len()).ok(),
-            Welcome::decode(body).map(|welcome| welcome.encode().len()).ok(),
-            decode_offer(body).map(|(ticket, plan, slices)| encode_offer(ticket, &plan, slices).len()).ok(),
-            decode_berth(body).map(|berth| encode_berth(berth.as_ref()).len()).ok(),
+            decode_offer(body).map(|(ticket, plan)| encode_offer(ticket, &plan).len()).ok(),
+            decode_window(body).map(|window| encode_window(window.as_ref()).len()).ok(),
+            decode_moved(body).map(|(sum, slices)| encode_moved(sum, &slices).len()).ok(),
             decode_keys(body).map(|keys| encode_keys(&keys).len()).ok(),
             decode_held(body).map(|held| encode_held(held.into_iter()).len()).ok(),
         ];
@@ -421,20 +381,18 @@ mod tests {
 
     /// One of each kind, as it goes over the wire.
     fn bodies() -> Vec<Vec<u8>> {
-        let ring = RingOffer { name: "baton-kv-1-2".into(), ring_bytes: 4096, nonce: 9 };
         let access = vec![("tcp".to_owned(), vec![1, 2, 3]), ("rdma".to_owned(), vec![9; 60])];
         let peer = PeerId { address: "10.0.0.1:7000".into(), epoch: 3 };
         let segment = RemoteSegment { window: WindowId(7), bytes: 1 << 20, access };
         let held = (0..4).map(|n| HeldBlock { key: n, bytes: 4_096, checksum: 77 });
         vec![
-            Hello { fingerprint: 5, host: "machine".into(), ring: Some(ring) }.encode(),
-            Welcome { ring_refused: Some("no such file".into()) }.encode(),
+            Hello { fingerprint: 5, host: "machine".into() }.encode(),
             encode_offer(
                 Ticket { request: 1, attempt: 2, epoch: 3 },
                 &Plan { blocks: 4, layers: 5, layer_bytes: 6 },
-                8,
             ),
-            encode_berth(Some(&BerthTold { peer, segment })),
+            encode_moved(9, &[SliceAt { block: 1, layer: 2 }]),
+            encode_window(Some(&LentWindow { peer, segment })),
             encode_keys(&[1, 2, u128::MAX]),
             encode_held(held),
             encode_failure(&TransportError::new(Kind::Invalid, Stage::Serve, "why")),

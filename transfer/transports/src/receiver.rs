@@ -6,6 +6,7 @@ use std::pin::Pin;
 use baton_transfer::Priority;
 use bytes::Bytes;
 
+use crate::data_plane::Arrived;
 use crate::error::{Kind, Stage, TransportError};
 use crate::limits::Limits;
 
@@ -37,16 +38,9 @@ impl Plan {
         u64::from(self.blocks.saturating_sub(have_blocks)) * u64::from(self.layers)
     }
 
-    /// Every slice from block `have_blocks` on, layer by layer: the order in which they lie side by side.
-    pub(crate) fn by_layer(&self, have_blocks: u32) -> impl Iterator<Item = SliceAt> + use<> {
-        let blocks = have_blocks..self.blocks;
-        (0..self.layers).flat_map(move |layer| blocks.clone().map(move |block| SliceAt { block, layer }))
-    }
-
-    /// The place of a slice in [`Plan::by_layer`].
-    pub(crate) fn place_by_layer(&self, at: SliceAt, have_blocks: u32) -> u64 {
-        let blocks = u64::from(self.blocks.saturating_sub(have_blocks));
-        u64::from(at.layer) * blocks + u64::from(at.block - have_blocks)
+    /// Bytes of the slices from block `have_blocks` on.
+    pub(crate) fn bytes_after(&self, have_blocks: u32) -> u64 {
+        self.slices_after(have_blocks).saturating_mul(u64::from(self.layer_bytes))
     }
 
     /// Is it a shape that `limits` allow?
@@ -124,8 +118,8 @@ pub struct FetchedBlock {
 pub type Serving<'a> = Pin<Box<dyn Future<Output = Vec<FetchedBlock>> + Send + 'a>>;
 
 /// The node behind an [`crate::Endpoint`]. The calls for one ticket come one after another: an accepted
-/// `offer`, any number of `slice`, then exactly one of `complete` and `abort`. The synchronous calls run on
-/// the runtime's threads and must not block.
+/// `offer`, any number of `land`, then exactly one of `complete` and `abort`. All but `land` run on the runtime's
+/// threads and must not block.
 pub trait Receiver: Send + Sync {
     /// A sender asks to hand over. Decode room must be reserved before (I8); a ticket that is unknown,
     /// of another epoch, outdated or already completed must be refused (I12, I7).
@@ -144,11 +138,13 @@ pub trait Receiver: Send + Sync {
         Err(Refused { retry: false, why })
     }
 
-    /// One slice has arrived and is verified. Each position comes at most once.
+    /// Pieces of slices have arrived: copies them to where they belong, and gives the checksum of the copies, piece
+    /// after piece. Each byte of each position comes at most once. What does not match the sender's checksum ends
+    /// the flight. May take as long as a copy takes; called on a thread that may.
     ///
     /// # Errors
     /// [`Refused`] ends the flight: the request was cancelled, or the ticket is outdated.
-    fn slice(&self, ticket: Ticket, at: SliceAt, bytes: Bytes) -> Result<(), Refused>;
+    fn land(&self, ticket: Ticket, arrived: &Arrived) -> Result<u64, Refused>;
 
     /// Every slice of the plan has come, exactly once: the blocks may be sealed.
     fn complete(&self, ticket: Ticket);
@@ -166,8 +162,6 @@ pub trait Receiver: Send + Sync {
 pub struct PeerAddress {
     /// `address:port` or `name:port` of its endpoint.
     pub kv_address: String,
-    /// The host it runs on: peers of one host use shared memory.
-    pub host: String,
 }
 
 #[cfg(test)]

@@ -6,26 +6,22 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::carrier::Berth;
+use crate::data_plane::{Arrived, ReceiveWindow};
 use crate::endpoint::{Phase, reached};
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header};
 use crate::handshake::{Connection, welcome};
-use crate::landing::{Landing, Landings};
-use crate::message::{decode_offer, encode_berth, encode_failure};
+use crate::landing::{Landing, Landings, land};
+use crate::message::{decode_moved, decode_offer, encode_failure, encode_window};
 use crate::receiver::Refused;
-use crate::stats::Medium;
-use crate::wire::{ReadHalf, Wire, read_body, read_control, read_header, verify, write_control};
+use crate::wire::{Wire, read_body, read_control, read_header, verify, write_control};
 
-/// Landed slices are confirmed four times a window, and at least as often as this.
-const CONFIRM_EVERY_SLICES_MAX: u64 = 64;
-/// And when nothing more has come for so long.
-const CONFIRM_DELAY: Duration = Duration::from_millis(2);
+/// Bytes that are copied where they are: more of them go to a thread that may take its time.
+const COPY_HERE_BYTES: u64 = 128 << 10;
 
 /// Serves one stream until either side ends it. Every failure is counted here.
 pub(crate) async fn serve(landings: Arc<Landings>, wire: Wire, mut seen: watch::Receiver<Phase>) {
@@ -108,24 +104,38 @@ async fn serve_flight(
 ) -> Result<(), TransportError> {
     let pace = landings.party.limits.progress_timeout();
     let body = read_control(&mut connection.reader, offer, pace, Stage::Serve).await?;
-    let (ticket, plan, window_slices) = decode_offer(&body)?;
-    let every = u64::from(window_slices / 4).clamp(1, CONFIRM_EVERY_SLICES_MAX);
+    let (ticket, plan) = decode_offer(&body)?;
+    let limits = &landings.party.limits;
+    if let Err(error) = plan.check(limits, Stage::Offer) {
+        return refuse_flight(landings, connection, Refused { retry: false, why: error.text }).await;
+    }
+    // Room first: who has accepted an offer does not take it back.
+    let bytes = plan.bytes_after(0).min(limits.window_bytes.into());
+    let Some(loan) = landings.party.plane.lend(bytes) else {
+        let why = "no registered memory is free for its window".to_owned();
+        return refuse_flight(landings, connection, Refused { retry: true, why }).await;
+    };
     let landing = match landings.admit(ticket, plan) {
         Ok(landing) => landing,
-        Err(refused) => {
-            crate::stats::add(&landings.party.counters.refused_offers, 1);
-            return refuse(connection, refused, pace).await;
-        }
+        Err(refused) => return refuse_flight(landings, connection, refused).await,
     };
-    let most = landings.party.limits.flight_timeout();
-    let carrier = landings.party.carrier.as_ref();
-    let berth = carrier.and_then(|carrier| carrier.berth(landing.slices(), landing.plan().layer_bytes));
-    let mut taking = Taking { landing, berth, every };
+    let most = limits.flight_timeout();
+    let window = landings.party.plane.open(loan);
+    let mut taking = Taking { landing, window: window? };
     let told = bounded(most, "the flight", receive(landings, connection, &mut taking)).await;
     let told = told.inspect_err(|error| taking.landing.abort(&error.to_string()))?;
     let whole = taking.landing.complete(told)?;
     let done = Header::new(FrameKind::Done, 0, 0, whole);
     write_control(&mut connection.writer, done, &[], pace, Stage::Serve).await
+}
+
+async fn refuse_flight(
+    landings: &Landings,
+    connection: &mut Connection,
+    refused: Refused,
+) -> Result<(), TransportError> {
+    crate::stats::add(&landings.party.counters.refused_offers, 1);
+    refuse(connection, refused, landings.party.limits.progress_timeout()).await
 }
 
 async fn refuse(connection: &mut Connection, refused: Refused, pace: Duration) -> Result<(), TransportError> {
@@ -138,92 +148,69 @@ async fn refuse(connection: &mut Connection, refused: Refused, pace: Duration) -
 /// A flight being taken in.
 struct Taking {
     landing: Landing,
-    /// Room that the sender may fill by the transfer engine.
-    berth: Option<Berth>,
-    /// Slices between two confirmations.
-    every: u64,
+    window: ReceiveWindow,
 }
 
 /// Takes slices until the sender says that it has sent all; returns how many it says.
 async fn receive(
-    landings: &Landings,
+    landings: &Arc<Landings>,
     connection: &mut Connection,
     taking: &mut Taking,
 ) -> Result<u64, TransportError> {
     let (idle, pace) = (landings.party.limits.idle_timeout(), landings.party.limits.progress_timeout());
     let accepted = Header::new(FrameKind::Accepted, taking.landing.have_blocks(), 0, 0);
-    let berth = encode_berth(taking.berth.as_ref().map(Berth::told).as_ref());
-    write_control(&mut connection.writer, accepted, &berth, pace, Stage::Serve).await?;
-    let (mut confirmed, every) = (0, taking.every);
+    let window = (taking.landing.slices() > 0).then(|| taking.window.lent());
+    let body = encode_window(window.as_ref());
+    write_control(&mut connection.writer, accepted, &body, pace, Stage::Serve).await?;
     loop {
-        let landing = &mut taking.landing;
-        let landed = landing.landed_slices();
-        if landed - confirmed >= every || (landed > confirmed && nothing_comes(&mut connection.reader).await)
-        {
-            let ack = Header::new(FrameKind::Ack, 0, 0, landed);
-            write_control(&mut connection.writer, ack, &[], pace, Stage::Serve).await?;
-            confirmed = landed;
-        }
         let header = read_header(&mut connection.reader, idle, pace, Stage::Serve).await?;
         let header = header.ok_or_else(|| {
             let text = "the sender closed the connection in the middle of a flight";
             TransportError::new(Kind::Closed, Stage::Serve, text)
         })?;
+        if header.kind == FrameKind::Note {
+            receive_note(landings, connection, &mut taking.landing, &header).await?;
+            continue;
+        }
+        let body = read_control(&mut connection.reader, &header, pace, Stage::Serve).await?;
         match header.kind {
-            FrameKind::Slice => {
-                // The sender does not use the engine: its room is for others.
-                taking.berth = None;
-                receive_slice(landings, connection, &mut taking.landing, &header).await?;
-            }
-            FrameKind::Note => receive_note(landings, connection, landing, &header).await?,
             FrameKind::Moved => {
-                read_control(&mut connection.reader, &header, pace, Stage::Serve).await?;
+                take_out(landings, taking, (header.c, &body)).await?;
+                let ack = Header::new(FrameKind::Ack, 0, 0, taking.window.taken());
+                write_control(&mut connection.writer, ack, &[], pace, Stage::Serve).await?;
             }
-            FrameKind::Finish => {
-                let body = read_control(&mut connection.reader, &header, pace, Stage::Serve).await?;
-                take_moved(landings, taking, &body, header.c).await?;
-                return Ok(header.c);
-            }
+            FrameKind::Finish => return Ok(header.c),
             other => return Err(unexpected(other)),
         }
     }
 }
 
-/// Takes what the engine has put into the berth, if the sender says so: verified as a whole, then slice by slice.
-async fn take_moved(
-    landings: &Landings,
+/// Takes out of the window what has come, up to byte `upto` of the stream, and puts it where it belongs.
+async fn take_out(
+    landings: &Arc<Landings>,
     taking: &mut Taking,
-    body: &[u8],
-    told: u64,
+    (upto, body): (u64, &[u8]),
 ) -> Result<(), TransportError> {
-    let Some(sum) = body.try_into().ok().map(u64::from_le_bytes) else { return Ok(()) };
-    let (slices, layer_bytes) = (taking.landing.slices(), taking.landing.plan().layer_bytes);
-    let Some(mut berth) = taking.berth.take().filter(|_| told == slices) else { return Ok(()) };
-    // Both wait or compute for longer than a task of the runtime may.
-    let closed = tokio::task::spawn_blocking(move || {
-        berth.close();
-        let found = berth.sum(slices, layer_bytes);
-        let read = |slice| berth.read(slice, layer_bytes);
-        let bytes: Vec<Bytes> = if found == sum { (0..slices).map(read).collect() } else { Vec::new() };
-        (bytes, found)
-    });
-    let (bytes, found) = closed.await.map_err(|error| {
-        TransportError::new(Kind::Bug, Stage::Serve, format!("verifying a flight: {error}"))
-    })?;
-    if found != sum {
-        let text = "the checksum over the slices that the transfer engine moved does not match";
-        return Err(TransportError::new(Kind::Corrupt, Stage::Serve, text));
+    let (sent, begun) = decode_moved(body)?;
+    let Some(stretches) = taking.window.take(upto) else {
+        let text = format!("byte {upto} is said to be there, which the window has no room for");
+        return Err(TransportError::new(Kind::Bug, Stage::Serve, text));
+    };
+    let landed = taking.landing.landed_slices();
+    let pieces = taking.landing.pieces(&stretches, &begun)?;
+    let bytes: u64 = stretches.iter().map(|stretch| stretch.bytes).sum();
+    let arrived = Arrived { memory: taking.window.memory().clone(), pieces };
+    let (receiver, ticket) = (landings.receiver.clone(), taking.landing.ticket());
+    if bytes <= COPY_HERE_BYTES {
+        land(receiver.as_ref(), ticket, &arrived, sent)?;
+    } else {
+        let copy = move || land(receiver.as_ref(), ticket, &arrived, sent);
+        tokio::task::spawn_blocking(copy).await.map_err(|error| {
+            TransportError::new(Kind::Bug, Stage::Serve, format!("copying a flight: {error}"))
+        })??;
     }
-    for (bytes, at) in bytes.into_iter().zip(taking.landing.plan().by_layer(taking.landing.have_blocks())) {
-        landings.party.counters.received(Medium::Engine, u64::from(layer_bytes));
-        taking.landing.land(at, bytes)?;
-    }
+    landings.party.counters.received(taking.landing.landed_slices() - landed, bytes);
     Ok(())
-}
-
-/// Is there nothing to read now, nor a moment later? An error shows at the next read.
-async fn nothing_comes(reader: &mut ReadHalf) -> bool {
-    reader.buffer().is_empty() && timeout(CONFIRM_DELAY, reader.fill_buf()).await.is_err()
 }
 
 async fn receive_note(
@@ -233,7 +220,7 @@ async fn receive_note(
     header: &Header,
 ) -> Result<(), TransportError> {
     let limits = &landings.party.limits;
-    if header.by_ring || header.body_bytes > limits.note_bytes {
+    if header.body_bytes > limits.note_bytes {
         let (bytes, most) = (header.body_bytes, limits.note_bytes);
         let text = format!("a note of {bytes} bytes is over the limit note_bytes {most}");
         return Err(TransportError::new(Kind::Invalid, Stage::Serve, text));
@@ -242,32 +229,6 @@ async fn receive_note(
     let bytes = read_body(&mut connection.reader, header.body_bytes, pace, Stage::Serve).await?;
     verify(header, &bytes, Stage::Serve)?;
     landing.note(bytes)
-}
-
-async fn receive_slice(
-    landings: &Landings,
-    connection: &mut Connection,
-    landing: &mut Landing,
-    header: &Header,
-) -> Result<(), TransportError> {
-    let at = landing.expect(header)?;
-    let (bytes, medium) = if header.by_ring {
-        let Some(ring) = &connection.ring else {
-            let text = "a slice is said to be in a ring, but there is none";
-            return Err(TransportError::new(Kind::Bug, Stage::Serve, text));
-        };
-        let read = ring.read(header.c, landing.plan().layer_bytes);
-        let bytes =
-            read.map_err(|error| TransportError::from_io(&error, Stage::Serve, "reading the ring"))?;
-        (bytes, Medium::SharedMemory)
-    } else {
-        let pace = landings.party.limits.progress_timeout();
-        let bytes = read_body(&mut connection.reader, header.body_bytes, pace, Stage::Serve).await?;
-        (bytes, connection.medium)
-    };
-    verify(header, &bytes, Stage::Serve)?;
-    landings.party.counters.received(medium, u64::from(header.body_bytes));
-    landing.land(at, bytes)
 }
 
 fn unexpected(kind: FrameKind) -> TransportError {

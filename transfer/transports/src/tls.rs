@@ -23,7 +23,7 @@ pub(crate) async fn accept(party: &Party, stream: TcpStream) -> Result<Wire, Tra
     let stream = within(party, "with a peer", accepting).await?;
     let plain = stream.get_ref().0.set_nodelay(true);
     plain.map_err(|e| TransportError::from_io(&e, Stage::Handshake, "accepting a connection"))?;
-    Ok(Wire::tls(stream))
+    Ok(Wire::split(stream))
 }
 
 /// A connection opened here, under TLS where that is set.
@@ -33,7 +33,7 @@ pub(crate) async fn open(party: &Party, stream: TcpStream, address: &str) -> Res
     stream.set_nodelay(true).map_err(failed)?;
     let name = name_of(tls, address)?;
     let opening = TlsConnector::from(Arc::clone(&tls.client)).connect(name, stream);
-    Ok(Wire::tls(within(party, address, opening).await?))
+    Ok(Wire::split(within(party, address, opening).await?))
 }
 
 fn name_of(tls: &TcpTls, address: &str) -> Result<ServerName<'static>, TransportError> {

@@ -10,10 +10,9 @@ use tokio::net::TcpStream;
 
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{CONTROL_BYTES_MAX, HEADER_BYTES, Header};
-use crate::stats::Medium;
 
-/// Enough for many headers at once, so that slices through the ring cost few reads.
-const READ_BUFFER_BYTES: usize = 64 << 10;
+/// Enough for several frames at once.
+const READ_BUFFER_BYTES: usize = 16 << 10;
 
 /// The half of a connection that is read.
 pub(crate) type ReadHalf = BufReader<Box<dyn AsyncRead + Send + Sync + Unpin>>;
@@ -24,34 +23,23 @@ pub(crate) type WriteHalf = Box<dyn AsyncWrite + Send + Sync + Unpin>;
 pub(crate) struct Wire {
     pub(crate) reader: ReadHalf,
     pub(crate) writer: WriteHalf,
-    pub(crate) medium: Medium,
 }
 
 impl Wire {
     pub(crate) fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let (read, write) = stream.into_split();
-        Ok(Self::of(Box::new(read), Box::new(write), Medium::Tcp))
+        Ok(Self::of(Box::new(read), Box::new(write)))
     }
 
-    /// A stream under TLS, whose handshake is over.
-    pub(crate) fn tls(stream: impl AsyncRead + AsyncWrite + Send + Sync + 'static) -> Self {
+    /// A stream whose handshake is over, if it has one.
+    pub(crate) fn split(stream: impl AsyncRead + AsyncWrite + Send + Sync + 'static) -> Self {
         let (read, write) = tokio::io::split(stream);
-        Self::of(Box::new(read), Box::new(write), Medium::Tcp)
+        Self::of(Box::new(read), Box::new(write))
     }
 
-    /// Both ends of a pipe inside this process.
-    pub(crate) fn pipe(buffer_bytes: usize) -> (Self, Self) {
-        let (one, other) = tokio::io::duplex(buffer_bytes);
-        let end = |stream| {
-            let (read, write) = tokio::io::split(stream);
-            Self::of(Box::new(read), Box::new(write), Medium::Memory)
-        };
-        (end(one), end(other))
-    }
-
-    fn of(read: Box<dyn AsyncRead + Send + Sync + Unpin>, writer: WriteHalf, medium: Medium) -> Self {
-        Self { reader: BufReader::with_capacity(READ_BUFFER_BYTES, read), writer, medium }
+    fn of(read: Box<dyn AsyncRead + Send + Sync + Unpin>, writer: WriteHalf) -> Self {
+        Self { reader: BufReader::with_capacity(READ_BUFFER_BYTES, read), writer }
     }
 }
 
@@ -115,7 +103,7 @@ pub(crate) async fn read_control(
     pace: Duration,
     stage: Stage,
 ) -> Result<Bytes, TransportError> {
-    if header.by_ring || header.body_bytes > CONTROL_BYTES_MAX {
+    if header.body_bytes > CONTROL_BYTES_MAX {
         let text = format!("a {:?} frame of {} bytes", header.kind, header.body_bytes);
         return Err(TransportError::new(Kind::Bug, stage, text));
     }
@@ -134,14 +122,15 @@ pub(crate) fn verify(header: &Header, body: &[u8], stage: Stage) -> Result<(), T
     Err(TransportError::new(Kind::Corrupt, stage, text))
 }
 
-/// Writes a frame whose header is sealed. Every byte restarts the clock.
-pub(crate) async fn write_frame(
+/// Writes a frame. Every byte restarts the clock.
+pub(crate) async fn write_control(
     writer: &mut WriteHalf,
-    header: &Header,
+    header: Header,
     body: &[u8],
     pace: Duration,
     stage: Stage,
 ) -> Result<(), TransportError> {
+    let header = header.seal(body);
     let head = header.encode();
     let mut rest = Buf::chain(&head[..], body);
     while rest.has_remaining() {
@@ -159,17 +148,6 @@ async fn write_some(writer: &mut WriteHalf, rest: &mut impl Buf) -> io::Result<u
     writer.write_buf(rest).await
 }
 
-/// Writes a frame without KV.
-pub(crate) async fn write_control(
-    writer: &mut WriteHalf,
-    header: Header,
-    body: &[u8],
-    pace: Duration,
-    stage: Stage,
-) -> Result<(), TransportError> {
-    write_frame(writer, &header.seal(body), body, pace, stage).await
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,9 +155,14 @@ mod tests {
 
     const PACE: Duration = Duration::from_millis(50);
 
+    fn pipe(buffer_bytes: usize) -> (Wire, Wire) {
+        let (one, other) = tokio::io::duplex(buffer_bytes);
+        (Wire::split(one), Wire::split(other))
+    }
+
     #[tokio::test]
     async fn frames_pass_whole_and_an_end_between_frames_is_no_error() {
-        let (mut near, mut far) = Wire::pipe(16);
+        let (mut near, mut far) = pipe(16);
         let body = vec![7; 1000];
         let header = Header::new(FrameKind::Offer, 1, 2, 3);
         let writing = async {
@@ -197,7 +180,7 @@ mod tests {
 
     #[tokio::test]
     async fn silence_names_stage_and_time() {
-        let (_near, mut far) = Wire::pipe(16);
+        let (_near, mut far) = pipe(16);
         let error = read_header(&mut far.reader, PACE, PACE, Stage::Serve).await.unwrap_err();
         assert_eq!((error.kind, error.stage), (Kind::Unavailable, Stage::Serve));
         assert!(error.text.contains("50 ms"));
@@ -207,7 +190,7 @@ mod tests {
     async fn a_cut_header_and_a_cut_body_are_closed() {
         let header = Header::new(FrameKind::Offer, 1, 2, 3).seal(&[1; 8]);
         for sent in [&header.encode()[..20], &[&header.encode()[..], &[1; 3]].concat()] {
-            let (mut near, mut far) = Wire::pipe(256);
+            let (mut near, mut far) = pipe(256);
             near.writer.write_all(sent).await.unwrap();
             drop(near);
             let read = async {

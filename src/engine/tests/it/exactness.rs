@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use baton_engine::{Builtin, Engine, Event, KvSink, KvView, PoolSpec, Sequence, SequenceId};
+use baton_engine::{Builtin, Engine, Event, KvPool, KvSink, PoolSpec, Sequence, SequenceId};
 use baton_types::{Rng, Sampling};
 
 use crate::play::{Blind, Outcome, blocks_of, builtin, carry, note, play, pool, sequence, slots, text, tiny};
@@ -77,11 +77,11 @@ struct Relay<'a> {
 }
 
 impl KvSink for Relay<'_> {
-    fn layer_computed(&mut self, _: SequenceId, layer: u32, tokens: Range<u32>, at: (&[u32], &dyn KvView)) {
+    fn layer_computed(&mut self, _: SequenceId, layer: u32, tokens: Range<u32>, at: (&[u32], &KvPool)) {
         let block_tokens = self.to.shape().block_tokens;
         for n in tokens.start / block_tokens..tokens.end.div_ceil(block_tokens) {
             let (source, target) = (at.0[n as usize], self.blocks[n as usize]);
-            self.to.write_layer(target, layer, at.1.layer(source, layer));
+            self.to.kv_mut().layer_mut(target, layer).copy_from_slice(at.1.layer(source, layer));
         }
         self.seen.push((layer, tokens));
     }
@@ -195,7 +195,7 @@ fn kv_of_an_answer_is_that_of_the_same_text_as_a_prompt() {
     play(&mut prefilled);
     for block in 0..10 {
         for layer in 0..2 {
-            let (a, b) = (decoded.view().layer(block, layer), prefilled.view().layer(19 - block, layer));
+            let (a, b) = (decoded.kv().layer(block, layer), prefilled.kv().layer(19 - block, layer));
             assert_eq!(a, b, "block {block}, layer {layer}");
             assert!(a.iter().any(|byte| *byte != 0));
         }
@@ -212,9 +212,9 @@ fn broken_kv_is_noticed_so_that_the_other_tests_could_fail() {
     let first = sequence(1, tokens, sampling, blocks);
     engine.start(first.clone()).unwrap();
     assert_eq!(play(&mut engine)[&1], want);
-    let mut layer = engine.view().layer(3, 1).to_vec();
+    let mut layer = engine.kv().layer(3, 1).to_vec();
     layer[5] ^= 0x40;
-    engine.write_layer(3, 1, &layer);
+    engine.kv_mut().layer_mut(3, 1).copy_from_slice(&layer);
     engine.start(Sequence { computed_tokens: 36, ..first }).unwrap();
     assert_ne!(play(&mut engine)[&1], want);
 }

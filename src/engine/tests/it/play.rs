@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use baton_engine::{
-    Builtin, Engine, Event, KvSink, KvView, PoolSpec, SeededSpec, Sequence, SequenceId, Timed, TimedSpec,
+    Builtin, Engine, Event, KvPool, KvSink, PoolSpec, SeededSpec, Sequence, SequenceId, Timed, TimedSpec,
 };
 use baton_types::{Finish, Rng, Sampling, TokenLogprob};
 
@@ -16,7 +16,7 @@ pub const BLOCK_TOKENS: u32 = 4;
 pub struct Blind;
 
 impl KvSink for Blind {
-    fn layer_computed(&mut self, _: SequenceId, _: u32, _: Range<u32>, _: (&[u32], &dyn KvView)) {}
+    fn layer_computed(&mut self, _: SequenceId, _: u32, _: Range<u32>, _: (&[u32], &KvPool)) {}
 }
 
 /// A pool with room for a few texts.
@@ -89,7 +89,7 @@ pub fn blocks_of(tokens: usize) -> usize {
 pub fn carry(from: &dyn Engine, to: &mut dyn Engine, pairs: impl Iterator<Item = (u32, u32)>) {
     for (source, target) in pairs {
         for layer in 0..from.shape().layers {
-            to.write_layer(target, layer, from.view().layer(source, layer));
+            to.kv_mut().layer_mut(target, layer).copy_from_slice(from.kv().layer(source, layer));
         }
     }
 }

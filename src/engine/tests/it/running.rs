@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use baton_engine::{Builtin, Engine, Event, KvSink, KvView, Sequence, SequenceId, Timed, TimedSpec};
+use baton_engine::{Builtin, Engine, Event, KvPool, KvSink, Sequence, SequenceId, Timed, TimedSpec};
 use baton_types::{Finish, Sampling};
 
 use crate::play::{Blind, builtin, idle, note, play, pool, sequence, tiny};
@@ -18,7 +18,7 @@ fn long(max_tokens: u32) -> Sampling {
 struct Chunks(Vec<(u64, Range<u32>)>);
 
 impl KvSink for Chunks {
-    fn layer_computed(&mut self, id: SequenceId, layer: u32, tokens: Range<u32>, _: (&[u32], &dyn KvView)) {
+    fn layer_computed(&mut self, id: SequenceId, layer: u32, tokens: Range<u32>, _: (&[u32], &KvPool)) {
         if layer == 0 {
             self.0.push((id.0, tokens));
         }

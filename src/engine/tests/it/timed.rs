@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use baton_engine::{Engine, Event, KvSink, KvView, Sequence, SequenceId, Timed, TimedSpec};
+use baton_engine::{Engine, Event, KvPool, KvSink, Sequence, SequenceId, Timed, TimedSpec};
 use baton_types::{CostProfile, Finish, Rng, Sampling};
 
 use crate::play::{Blind, Outcome, blocks_of, carry, idle, note, play, pool, sequence, slots, text};
@@ -49,7 +49,7 @@ fn passes_take_as_long_as_the_profile_says() {
 struct Watch(Vec<(u32, Range<u32>, Instant)>);
 
 impl KvSink for Watch {
-    fn layer_computed(&mut self, _: SequenceId, layer: u32, tokens: Range<u32>, at: (&[u32], &dyn KvView)) {
+    fn layer_computed(&mut self, _: SequenceId, layer: u32, tokens: Range<u32>, at: (&[u32], &KvPool)) {
         assert_eq!(at.1.layer(at.0[0], layer).len(), 256);
         self.0.push((layer, tokens, Instant::now()));
     }

@@ -13,7 +13,8 @@ use crate::wire::{ReadHalf, read_control, read_header};
 /// What the receiver has told so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Progress {
-    pub(super) confirmed: u64,
+    /// Bytes of the window's stream that it has taken out.
+    pub(super) taken_bytes: u64,
     pub(super) end: Option<Result<u64, TransportError>>,
 }
 
@@ -25,8 +26,8 @@ pub(super) async fn listen(
 ) -> Option<ReadHalf> {
     loop {
         let end = match listen_once(&party, &mut reader).await {
-            Ok(Heard::Confirmed(slices)) => {
-                told.send_modify(|progress| progress.confirmed = slices);
+            Ok(Heard::TakenOut(bytes)) => {
+                told.send_modify(|progress| progress.taken_bytes = bytes);
                 continue;
             }
             Ok(Heard::Done(slices)) => Ok(slices),
@@ -39,7 +40,7 @@ pub(super) async fn listen(
 }
 
 enum Heard {
-    Confirmed(u64),
+    TakenOut(u64),
     Done(u64),
 }
 
@@ -51,7 +52,7 @@ async fn listen_once(party: &Party, reader: &mut ReadHalf) -> Result<Heard, Tran
     })?;
     let body = read_control(reader, &header, pace, stage).await?;
     match header.kind {
-        FrameKind::Ack => Ok(Heard::Confirmed(header.c)),
+        FrameKind::Ack => Ok(Heard::TakenOut(header.c)),
         FrameKind::Done => Ok(Heard::Done(header.c)),
         FrameKind::Failed => Err(decode_failure(&body, stage)),
         other => Err(TransportError::new(Kind::Bug, stage, format!("a {other:?} frame in a flight"))),

@@ -3,18 +3,18 @@
 use tokio::time::{Instant, sleep};
 
 use super::{FIRST_PAUSE, LONGEST_PAUSE};
-use crate::carrier::BerthTold;
+use crate::data_plane::LentWindow;
 use crate::dialer::{Dialer, Leased};
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header};
 use crate::handshake::Connection;
-use crate::message::{decode_berth, decode_failure};
+use crate::message::{decode_failure, decode_window};
 use crate::receiver::PeerAddress;
 use crate::wire::{read_control, read_header, write_control};
 
 /// The receiver's answer to an offer.
 enum Answer {
-    Accepted(u32, Option<BerthTold>),
+    Accepted(u32, Option<LentWindow>),
     Postponed(TransportError),
 }
 
@@ -31,7 +31,7 @@ impl Offers<'_> {
     pub(super) async fn run(
         &mut self,
         deadline: Instant,
-    ) -> Result<(Leased, u32, Option<BerthTold>), TransportError> {
+    ) -> Result<(Leased, u32, Option<LentWindow>), TransportError> {
         let mut leased = self.dialer.lease(self.peer).await?;
         let mut pause = FIRST_PAUSE;
         loop {
@@ -64,7 +64,7 @@ impl Offers<'_> {
         })?;
         let body = read_control(&mut connection.reader, &header, pace, Stage::Offer).await?;
         match header.kind {
-            FrameKind::Accepted => Ok(Answer::Accepted(header.a, decode_berth(&body)?)),
+            FrameKind::Accepted => Ok(Answer::Accepted(header.a, decode_window(&body)?)),
             FrameKind::Refused if header.a == 1 => Ok(Answer::Postponed(decode_failure(&body, Stage::Offer))),
             FrameKind::Refused | FrameKind::Failed => Err(decode_failure(&body, Stage::Offer)),
             other => {

@@ -7,12 +7,15 @@
 
 use std::ffi::c_void;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::frame::Checksum;
 
 /// Where bytes are, for the choice of paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -229,6 +232,60 @@ impl Memory {
         // nowhere else, no length, address or branch depends on them, and a sum over torn bytes is refused.
         crate::checksum(unsafe { std::slice::from_raw_parts(from, bytes) })
     }
+
+    /// Adds a range to a checksum, as [`Memory::checksum`] reads it.
+    ///
+    /// # Panics
+    /// When it is not inside.
+    pub fn add_to(&self, sum: &mut Checksum, at: u64, bytes: u64) {
+        let from = self.address(at, bytes);
+        let bytes = usize::try_from(bytes).expect("checked against a usize");
+        // SAFETY: as in `checksum`.
+        sum.add(unsafe { std::slice::from_raw_parts(from, bytes) });
+    }
+}
+
+/// A memory that this program works in, beside the transports: references to ranges of it.
+#[derive(Debug)]
+pub struct OwnedMemory(Arc<Memory>);
+
+impl OwnedMemory {
+    /// The one view of a memory through which this program reads and writes it by reference.
+    ///
+    /// # Safety
+    /// The caller keeps ranges apart: while a reference is held, nothing writes to its range, and while one to write
+    /// is held, nothing reads it either, be it a transport or another thread. A transport that still reads a range
+    /// for a batch that nobody waits for any more breaks this by the letter: as with [`Memory::checksum`], what it
+    /// reads decides nothing.
+    pub unsafe fn new(memory: Arc<Memory>) -> Self {
+        Self(memory)
+    }
+
+    /// How many bytes there are.
+    pub fn size(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// A range.
+    ///
+    /// # Panics
+    /// When it is not inside.
+    pub fn bytes(&self, range: Range<usize>) -> &[u8] {
+        let from = self.0.address(range.start as u64, range.len() as u64);
+        // SAFETY: inside the mapping (checked), which lives as long as `self`; nothing writes to it, as the caller of
+        // `new` has promised.
+        unsafe { std::slice::from_raw_parts(from, range.len()) }
+    }
+
+    /// A range, to be written.
+    ///
+    /// # Panics
+    /// When it is not inside.
+    pub fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        let from = self.0.address(range.start as u64, range.len() as u64);
+        // SAFETY: as in `bytes`; `self` is borrowed alone, and nothing else touches the range, as promised.
+        unsafe { std::slice::from_raw_parts_mut(from, range.len()) }
+    }
 }
 
 impl Drop for Memory {
@@ -304,6 +361,29 @@ mod tests {
         let mut got = [0; 11];
         ours.read(100, &mut got);
         assert_eq!(&got, b"handed over");
+    }
+
+    #[test]
+    fn an_owner_sees_what_transports_wrote_and_they_what_it_wrote() {
+        let memory = Memory::private(10_000, Location::Anywhere).unwrap();
+        // SAFETY: one thread, and no reference is held while the memory is copied from or to.
+        let mut owned = unsafe { OwnedMemory::new(memory.clone()) };
+        assert_eq!(owned.size(), 10_000);
+        owned.bytes_mut(9_996..10_000).copy_from_slice(b"here");
+        let mut got = [0; 4];
+        memory.read(9_996, &mut got);
+        assert_eq!(&got, b"here");
+        memory.write(0, b"there");
+        assert_eq!(owned.bytes(0..5), b"there");
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes at 9999")]
+    fn an_owner_sees_nothing_outside() {
+        let memory = Memory::private(10_000, Location::Anywhere).unwrap();
+        // SAFETY: nothing else uses it.
+        let owned = unsafe { OwnedMemory::new(memory) };
+        owned.bytes(9_999..10_001);
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub use completions::CompletionQueue;
 pub use damage::Damage;
 pub use driver::{Batch, DriverSnapshot, Finished, Mover, MoverSettings, Op, Outcome, Progress, Refusal};
 pub use exposure::{Exposure, Grant, Permit, WindowId};
-pub use memory::{Location, Memory, Pages};
+pub use memory::{Location, Memory, OwnedMemory, Pages};
 pub use port::{
     Capabilities, Completion, Completions, Direction, Fault, Inbound, NOTICE_BYTES_MAX, Notice, Path,
     PathEnd, PathId, PeerId, Region, RemoteSegment, Slice, Transport,

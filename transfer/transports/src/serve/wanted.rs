@@ -3,19 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_transfer::Priority;
 use tokio::time::{Instant, timeout};
 
 use super::{refuse, unexpected};
+use crate::arena::Loan;
+use crate::data_plane::WindowWriter;
 use crate::error::{Kind, Stage, TransportError};
 use crate::frame::{FrameKind, Header};
 use crate::handshake::Connection;
 use crate::landing::Landings;
 use crate::limits::Limits;
-use crate::message::{HeldBlock, block_header, decode_berth, decode_keys, encode_held, priority_of};
+use crate::message::{HeldBlock, decode_keys, decode_window, encode_held, priority_of};
+use crate::mover::Region;
 use crate::receiver::{FetchedBlock, Refused, Want, answers};
-use crate::stats::{Medium, Place};
-use crate::wire::{read_control, read_header, write_control, write_frame};
+use crate::stats::Place;
+use crate::wire::{read_control, read_header, write_control};
 
 /// Answers one want.
 pub(super) async fn serve(
@@ -38,23 +40,43 @@ pub(super) async fn serve(
     };
     let limit = Duration::from_millis(header.c).min(limits.flight_timeout());
     let deadline = Instant::now() + limit;
-    let by_engine = priority_of(header.b).filter(|_| landings.party.carrier.is_some());
-    let want = Want { keys: keys.clone(), epoch: header.a, priority: by_engine.unwrap_or(Priority::Fetch) };
+    let priority = priority_of(header.b);
+    let want = Want { keys: keys.clone(), epoch: header.a, priority };
     // Past the deadline nobody waits for the answer any more.
     let blocks = timeout(limit, landings.receiver.wanted(want)).await.unwrap_or_default();
     let blocks = fitting(limits, blocks, &keys);
-    let moved = match by_engine {
-        Some(priority) if blocks.iter().any(|block| !block.bytes.is_empty()) => {
-            haul(landings, connection, &blocks, (priority, deadline)).await?
-        }
-        _ => 0,
-    };
-    for block in &blocks[moved..] {
-        stream(landings, connection, block).await?;
+    if !blocks.is_empty() {
+        let told = encode_held(blocks.iter().map(held));
+        let count = u32::try_from(blocks.len()).expect("fetch_keys bounds it");
+        let header = Header::new(FrameKind::Held, count, 0, 0);
+        write_control(&mut connection.writer, header, &told, pace, Stage::Serve).await?;
+    }
+    if blocks.iter().any(|block| !block.bytes.is_empty()) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let lent = hear(connection, pace, FrameKind::Lent).await?.1;
+        let lent = decode_window(&lent)?.ok_or_else(|| unexpected(FrameKind::Lent))?;
+        let window = WindowWriter::new(&landings.party.plane, lent, priority, left)?;
+        Sending::new(landings, window)?.all(connection, &blocks).await?;
+        blocks.iter().for_each(|block| landings.party.counters.sent(1, block.bytes.len() as u64));
     }
     let sent = u64::try_from(blocks.len()).expect("a usize has at most 64 bits");
     write_control(&mut connection.writer, Header::new(FrameKind::End, 0, 0, sent), &[], pace, Stage::Serve)
         .await
+}
+
+/// Reads the asker's next frame, which has to be of this kind.
+async fn hear(
+    connection: &mut Connection,
+    pace: Duration,
+    kind: FrameKind,
+) -> Result<(Header, bytes::Bytes), TransportError> {
+    let header = read_header(&mut connection.reader, pace, pace, Stage::Serve).await?;
+    let header = header.ok_or_else(|| {
+        let text = "the asker closed the connection in the middle of a fetch";
+        TransportError::new(Kind::Closed, Stage::Serve, text)
+    })?;
+    let body = read_control(&mut connection.reader, &header, pace, Stage::Serve).await?;
+    if header.kind == kind { Ok((header, body)) } else { Err(unexpected(header.kind)) }
 }
 
 /// The leading blocks that were wanted and are within the bounds.
@@ -71,69 +93,92 @@ fn fitting(limits: &Limits, mut blocks: Vec<FetchedBlock>, keys: &[u128]) -> Vec
     blocks
 }
 
-/// Writes blocks into windows that the asker lends, as many as it lends them for; says how many. The others go
-/// over the connection.
-async fn haul(
-    landings: &Landings,
-    connection: &mut Connection,
-    blocks: &[FetchedBlock],
-    (priority, deadline): (Priority, Instant),
-) -> Result<usize, TransportError> {
-    let pace = landings.party.limits.progress_timeout();
-    let Some(carrier) = &landings.party.carrier else { return Ok(0) };
-    let told = encode_held(blocks.iter().map(held));
-    let count = u32::try_from(blocks.len()).expect("fetch_keys bounds it");
-    let header = Header::new(FrameKind::Held, count, 0, 0);
-    write_control(&mut connection.writer, header, &told, pace, Stage::Serve).await?;
-    let mut moved = 0;
-    while moved < blocks.len() {
-        let header = read_header(&mut connection.reader, pace, pace, Stage::Serve).await?;
-        let header = header.ok_or_else(|| {
-            let text = "the asker closed the connection in the middle of a fetch";
-            TransportError::new(Kind::Closed, Stage::Serve, text)
-        })?;
-        let body = read_control(&mut connection.reader, &header, pace, Stage::Serve).await?;
-        if header.kind != FrameKind::Lent {
-            return Err(unexpected(header.kind));
-        }
-        let next = blocks[moved..].get(..header.a as usize).unwrap_or_default();
-        let Some(berth) = decode_berth(&body)?.filter(|_| !next.is_empty()) else { break };
-        // Half of what is left, so that the other half is there for the connection.
-        let limit = deadline.saturating_duration_since(Instant::now()) / 2;
-        if let Err(why) = carrier.haul(berth, next, priority, limit).await {
-            landings.party.fall_back(&format!("blocks go over the connection: {why}"));
-            break;
-        }
-        next.iter().for_each(|block| landings.party.counters.sent(Medium::Engine, block.bytes.len() as u64));
-        write_control(
-            &mut connection.writer,
-            Header::new(FrameKind::Moved, header.a, 0, 0),
-            &[],
-            pace,
-            Stage::Serve,
-        )
-        .await?;
-        moved += next.len();
-    }
-    Ok(moved)
-}
-
 fn held(block: &FetchedBlock) -> HeldBlock {
     let bytes = u32::try_from(block.bytes.len()).expect("block_bytes bounds it");
     HeldBlock { key: block.key, bytes, checksum: block.checksum }
 }
 
-/// Sends one block over the connection.
-async fn stream(
-    landings: &Landings,
-    connection: &mut Connection,
-    block: &FetchedBlock,
-) -> Result<(), TransportError> {
-    let mut header = block_header(block.key);
-    header.body_bytes = u32::try_from(block.bytes.len()).expect("block_bytes bounds it");
-    header.checksum = block.checksum;
-    let pace = landings.party.limits.progress_timeout();
-    write_frame(&mut connection.writer, &header, &block.bytes, pace, Stage::Serve).await?;
-    landings.party.counters.sent(connection.medium, u64::from(header.body_bytes));
-    Ok(())
+/// Blocks on their way into the asker's window, one after another. What leaves is a copy in registered memory, in a
+/// ring of its own.
+struct Sending {
+    window: WindowWriter,
+    staging: Arc<Loan>,
+    pace: Duration,
+}
+
+impl Sending {
+    fn new(landings: &Landings, window: WindowWriter) -> Result<Self, TransportError> {
+        let bytes = window.window_bytes().min(landings.party.limits.window_bytes.into());
+        let staging = landings.party.plane.stage(bytes).ok_or_else(|| {
+            TransportError::new(Kind::Retry, Stage::Serve, "no registered memory is free for a copy")
+        })?;
+        let staging = Arc::new(staging);
+        let window = window.reading_from(staging.clone());
+        Ok(Self { window, staging, pace: landings.party.limits.progress_timeout() })
+    }
+
+    /// Sends all blocks; returns when the asker has taken all of it out.
+    async fn all(
+        &mut self,
+        connection: &mut Connection,
+        blocks: &[FetchedBlock],
+    ) -> Result<(), TransportError> {
+        for block in blocks {
+            let mut bytes = &block.bytes[..];
+            while !bytes.is_empty() {
+                let room = usize::try_from(self.room()).unwrap_or(usize::MAX).min(bytes.len());
+                if room == 0 {
+                    self.make_room(connection).await?;
+                    continue;
+                }
+                let at = self.staging.at() + self.window.written() % self.staging.bytes();
+                let local = Region { memory: self.staging.memory().clone(), at };
+                local.memory.write(at, &bytes[..room]);
+                self.window.push(&local, room as u64);
+                bytes = &bytes[room..];
+                if self.window.is_laden() {
+                    self.leave(connection).await?;
+                }
+            }
+        }
+        self.leave(connection).await?;
+        while self.announce(connection).await? {}
+        while self.window.acknowledged() < self.window.written() {
+            self.hear_room(connection).await?;
+        }
+        Ok(())
+    }
+
+    /// Bytes that can be copied and pushed as one piece.
+    fn room(&self) -> u64 {
+        let (size, written) = (self.staging.bytes(), self.window.written());
+        let free = size.saturating_sub(written - self.window.acknowledged());
+        self.window.room().min(free).min(size - written % size)
+    }
+
+    async fn make_room(&mut self, connection: &mut Connection) -> Result<(), TransportError> {
+        self.leave(connection).await?;
+        if self.announce(connection).await? { Ok(()) } else { self.hear_room(connection).await }
+    }
+
+    async fn leave(&mut self, connection: &mut Connection) -> Result<(), TransportError> {
+        while self.window.is_full() {
+            self.announce(connection).await?;
+        }
+        self.window.leave().map(|_| ())
+    }
+
+    /// Waits for what left first, and tells the asker that it is there; false where nothing is under way.
+    async fn announce(&mut self, connection: &mut Connection) -> Result<bool, TransportError> {
+        let Some(upto) = self.window.arrived().await? else { return Ok(false) };
+        let moved = Header::new(FrameKind::Moved, 0, 0, upto);
+        write_control(&mut connection.writer, moved, &[], self.pace, Stage::Serve).await?;
+        Ok(true)
+    }
+
+    /// Waits until the asker has taken bytes out.
+    async fn hear_room(&mut self, connection: &mut Connection) -> Result<(), TransportError> {
+        let (ack, _) = hear(connection, self.pace, FrameKind::Ack).await?;
+        self.window.acknowledge(ack.c)
+    }
 }

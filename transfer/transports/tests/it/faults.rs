@@ -1,4 +1,5 @@
-//! Faulty pipes and senders: whatever happens, `complete` means that every byte is there.
+//! Faulty connections and senders: whatever happens, `complete` means that every byte is there. What happens to KV
+//! itself on its way is the business of `mover_faulty`.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +10,17 @@ use crate::proxy::{Fault, between};
 use crate::scene::*;
 
 /// The scene with a proxy in between.
-async fn through(medium: Medium, there: Fault, back: Fault) -> Scene {
-    let mut scene = Scene::new(medium).await;
+async fn through(way: Way, there: Fault, back: Fault) -> Scene {
+    let mut scene = Scene::new(way).await;
     scene.peer.kv_address = between(scene.endpoint.address(), there, back).await.to_string();
     scene
 }
 
 #[tokio::test]
 async fn a_flipped_byte_anywhere_in_a_flight_is_corrupt() {
-    // Beyond the handshake and the offer: in a header, in the middle of a slice, late.
-    for spot in [200, 2000, 30_001, 60_000] {
-        let scene = through(Medium::Tcp, Fault::Flip(spot), Fault::None).await;
+    // Beyond the handshake and the offer: in the header that announces slices, in its body, in the last frame.
+    for spot in [145, 200, 300, 350] {
+        let scene = through(Way::Tcp, Fault::Flip(spot), Fault::None).await;
         let error = scene.fly(ticket(1), PLAN, &positions(PLAN, 0)).await.unwrap_err();
         assert_eq!(error.kind, Kind::Corrupt, "byte {spot}: {error}");
         scene.node.with(|book| assert_eq!((book.completed.len(), book.aborted.len()), (0, 1)));
@@ -27,8 +28,8 @@ async fn a_flipped_byte_anywhere_in_a_flight_is_corrupt() {
 }
 
 #[tokio::test]
-async fn a_flipped_byte_in_a_fetched_block_is_corrupt() {
-    let scene = through(Medium::Tcp, Fault::None, Fault::Flip(5000)).await;
+async fn a_flipped_byte_in_the_answer_to_a_fetch_is_corrupt() {
+    let scene = through(Way::Tcp, Fault::None, Fault::Flip(100)).await;
     scene.node.with(|book| book.store = [(1, block(1, 10_000))].into());
     let want = Want { keys: vec![1], epoch: EPOCH, priority: Priority::Fetch };
     let error = fetch(&scene.dialer, &scene.peer, want, Duration::from_secs(1)).await.unwrap_err();
@@ -37,8 +38,8 @@ async fn a_flipped_byte_in_a_fetched_block_is_corrupt() {
 
 #[tokio::test]
 async fn a_stall_ends_both_sides_in_bounded_time() {
-    for medium in [Medium::Tcp, Medium::SharedMemory] {
-        let scene = through(medium, Fault::Stall(700), Fault::None).await;
+    for way in [Way::Tcp, Way::Shm] {
+        let scene = through(way, Fault::Stall(200), Fault::None).await;
         let start = Instant::now();
         let error = scene.fly(ticket(1), PLAN, &positions(PLAN, 0)).await.unwrap_err();
         assert!(matches!(error.kind, Kind::Unavailable), "{error}");
@@ -50,7 +51,7 @@ async fn a_stall_ends_both_sides_in_bounded_time() {
 
 #[tokio::test]
 async fn a_stalled_fetch_ends_at_its_deadline() {
-    let scene = through(Medium::Tcp, Fault::None, Fault::Stall(100)).await;
+    let scene = through(Way::Tcp, Fault::None, Fault::Stall(100)).await;
     scene.node.with(|book| book.store = [(1, block(1, 10_000))].into());
     let want = Want { keys: vec![1], epoch: EPOCH, priority: Priority::Fetch };
     let error = fetch(&scene.dialer, &scene.peer, want, Duration::from_millis(120)).await.unwrap_err();
@@ -59,24 +60,23 @@ async fn a_stalled_fetch_ends_at_its_deadline() {
 
 #[tokio::test]
 async fn after_a_send_dropped_midway_nothing_follows() {
-    let limits = Limits { slice_bytes: 1 << 20, window_bytes: 128 << 20, ..quick() };
-    let mut scene = Scene::with(Medium::Tcp, limits).await;
+    let mut scene = Scene::new(Way::Tcp).await;
     scene.peer.kv_address =
-        between(scene.endpoint.address(), Fault::Stall(700), Fault::None).await.to_string();
-    let plan = Plan { blocks: 100, layers: 1, layer_bytes: 1 << 20 };
+        between(scene.endpoint.address(), Fault::Stall(140), Fault::None).await.to_string();
+    let plan = Plan { blocks: 100, layers: 1, layer_bytes: 64 << 10 };
     let mut flight = scene.start(ticket(1), plan).await.unwrap();
-    let bytes = bytes::Bytes::from(vec![1; 1 << 20]);
+    let bytes = scene.placed(&[1; 64 << 10]);
     let mut sends = 0;
     loop {
-        assert!(sends < 100, "a stalled pipe takes everything");
-        let send = flight.send(SliceAt { block: sends, layer: 0 }, bytes.clone());
+        assert!(sends < 100, "a window whose bytes nobody takes out takes everything");
+        let send = flight.send(SliceAt { block: sends, layer: 0 }, &bytes);
         match tokio::time::timeout(Duration::from_millis(100), send).await {
             Ok(sent) => sent.unwrap(),
             Err(_) => break,
         }
         sends += 1;
     }
-    let error = flight.send(SliceAt { block: 99, layer: 0 }, bytes).await.unwrap_err();
+    let error = flight.send(SliceAt { block: 99, layer: 0 }, &bytes).await.unwrap_err();
     assert_eq!((error.kind, error.stage), (Kind::Closed, Stage::Send), "{error}");
     assert_eq!(flight.finish().await.unwrap_err().kind, Kind::Closed);
     scene.node.until("the abort", |book| book.aborted.len() == 1).await;
@@ -84,7 +84,7 @@ async fn after_a_send_dropped_midway_nothing_follows() {
 
 #[tokio::test]
 async fn nobody_there_is_unavailable() {
-    let mut scene = Scene::new(Medium::Tcp).await;
+    let mut scene = Scene::new(Way::Tcp).await;
     scene.endpoint.shutdown(Duration::ZERO).await;
     let error = scene.start(ticket(1), PLAN).await.unwrap_err();
     assert_eq!((error.kind, error.stage), (Kind::Unavailable, Stage::Connect));
@@ -94,7 +94,7 @@ async fn nobody_there_is_unavailable() {
 
 #[tokio::test]
 async fn a_peer_that_restarts_is_found_again() {
-    let scene = Scene::new(Medium::Tcp).await;
+    let scene = Scene::new(Way::Tcp).await;
     scene.fly(ticket(1), PLAN, &positions(PLAN, 0)).await.unwrap();
     let listen = scene.endpoint.address();
     scene.endpoint.shutdown(Duration::ZERO).await;
@@ -104,27 +104,6 @@ async fn a_peer_that_restarts_is_found_again() {
     // The idle connection is dead; the flight must not notice.
     scene.fly(ticket(2), PLAN, &positions(PLAN, 0)).await.unwrap();
     assert!(node.holds_exactly(ticket(2), PLAN, 0));
-}
-
-#[tokio::test]
-async fn without_shared_memory_tcp_is_used_and_counted() {
-    let elsewhere = tempfile::tempdir().unwrap();
-    let scene = Scene::new(Medium::SharedMemory).await;
-    for shm_dir in [None, Some(elsewhere.path().to_owned()), Some("/no/such/place".into())] {
-        let config = DialerConfig { host: "here".into(), shm_dir, fingerprint: FINGERPRINT, limits: quick() };
-        let dialer = Dialer::new(config).unwrap();
-        let mut flight = Flight::start(&dialer, &scene.peer, ticket(1), PLAN).await.unwrap();
-        assert_eq!(flight.medium(), Medium::Tcp);
-        for at in positions(PLAN, 0) {
-            flight.send(at, layer(ticket(1), at, PLAN)).await.unwrap();
-        }
-        assert_eq!(flight.finish().await.unwrap().ring_slices, 0);
-        let stats = dialer.stats();
-        assert_eq!((stats.fallbacks, stats.tcp.sent_slices), (1, 20));
-        assert!(stats.last_fallback.is_some());
-    }
-    assert_eq!(scene.endpoint.stats().fallbacks, 1);
-    assert_eq!(std::fs::read_dir(elsewhere.path()).unwrap().count(), 0);
 }
 
 /// Faults whose place is in thousandths of what passes; [`placed`] turns it into bytes.
@@ -160,7 +139,7 @@ fn senders() -> impl Strategy<Value = Sender> {
 
 #[derive(Clone, Debug)]
 struct Case {
-    medium: Medium,
+    way: Way,
     plan: Plan,
     have_blocks: u32,
     order: Vec<SliceAt>,
@@ -170,14 +149,14 @@ struct Case {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    let medium = prop_oneof![2 => Just(Medium::Tcp), 1 => Just(Medium::SharedMemory)];
+    let way = prop_oneof![Just(Way::Tcp), Just(Way::Shm)];
     let shape = (1_u32..5, 1_u32..4, 1_u32..1500, 0_u32..3);
-    (medium, shape, senders(), faults(), faults()).prop_flat_map(|(medium, shape, sender, there, back)| {
+    (way, shape, senders(), faults(), faults()).prop_flat_map(|(way, shape, sender, there, back)| {
         let (blocks, layers, layer_bytes, have) = shape;
         let plan = Plan { blocks, layers, layer_bytes };
         let have_blocks = have.min(blocks);
         let order = Just(positions(plan, have_blocks)).prop_shuffle();
-        order.prop_map(move |order| Case { medium, plan, have_blocks, order, sender, there, back })
+        order.prop_map(move |order| Case { way, plan, have_blocks, order, sender, there, back })
     })
 }
 
@@ -197,8 +176,7 @@ fn placed(fault: Fault, total: usize) -> Fault {
 /// About how many bytes the sender of this case puts on the stream, and how many the receiver.
 fn stream_bytes(case: &Case) -> (usize, usize) {
     let header = 40;
-    let body = if case.medium == Medium::Tcp { usize::try_from(case.plan.layer_bytes).unwrap() } else { 0 };
-    (200 + case.order.len() * (header + body), 16 + 4 * header)
+    (130 + 2 * header + case.order.len() * 8, 100 + 4 * header)
 }
 
 async fn run(case: &Case, scene: &Scene) -> Result<(), TransportError> {
@@ -212,7 +190,7 @@ async fn run(case: &Case, scene: &Scene) -> Result<(), TransportError> {
         _ => {}
     }
     for at in order {
-        flight.send(at, layer(ticket(1), at, case.plan)).await?;
+        scene.send(&mut flight, at, layer(ticket(1), at, case.plan)).await?;
     }
     if matches!(case.sender, Sender::Stops(_)) {
         return Ok(());
@@ -222,7 +200,7 @@ async fn run(case: &Case, scene: &Scene) -> Result<(), TransportError> {
 
 async fn judge(case: Case) -> Result<(), TestCaseError> {
     let (there, back) = stream_bytes(&case);
-    let scene = through(case.medium, placed(case.there, there), placed(case.back, back)).await;
+    let scene = through(case.way, placed(case.there, there), placed(case.back, back)).await;
     scene.node.with(|book| book.have_blocks = case.have_blocks);
     let start = Instant::now();
     let result = run(&case, &scene).await;
@@ -255,7 +233,7 @@ async fn judge(case: Case) -> Result<(), TestCaseError> {
     }
     scene.endpoint.shutdown(Duration::ZERO).await;
     prop_assert_eq!(scene.endpoint.stats().receiving_flights, 0);
-    prop_assert_eq!(std::fs::read_dir(scene.shm.path()).unwrap().count(), 0);
+    scene.unlent().await;
     Ok(())
 }
 

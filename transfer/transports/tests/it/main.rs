@@ -6,7 +6,6 @@ mod conformance;
 mod faults;
 mod fetches;
 mod guarded;
-mod killed;
 mod loopback;
 mod mover_driver;
 mod mover_faulty;

@@ -1,9 +1,10 @@
-//! A receiving node that writes down all it is told, and a sender that reaches it over a chosen medium.
+//! A receiving node that writes down all it is told, and a sender that reaches it by a chosen way.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use baton_transports::mover::{Location, Memory, Pages, Region};
 use baton_transports::*;
 use bytes::Bytes;
 
@@ -26,6 +27,8 @@ pub struct Book {
     /// Notes are taken, and here are those that came.
     pub notes: Option<Vec<(Ticket, Bytes)>>,
     pub slices: Vec<(Ticket, SliceAt, Bytes)>,
+    /// Slices of which some bytes have come.
+    partial: BTreeMap<(Ticket, SliceAt), Vec<u8>>,
     pub completed: Vec<Ticket>,
     pub aborted: Vec<(Ticket, String)>,
 }
@@ -77,6 +80,7 @@ impl Receiver for Node {
                 book.postpone -= 1;
                 return Err(Refused { retry: true, why: "no order for it yet".into() });
             }
+            book.partial.retain(|(of, _), _| *of != ticket);
             book.offers.push((ticket, *plan));
             Ok(Accepted { have_blocks: book.have_blocks })
         })
@@ -92,13 +96,22 @@ impl Receiver for Node {
         })
     }
 
-    fn slice(&self, ticket: Ticket, at: SliceAt, bytes: Bytes) -> Result<(), Refused> {
+    fn land(&self, ticket: Ticket, arrived: &Arrived) -> Result<u64, Refused> {
         self.with(|book| {
-            if book.refuse_slice_after.is_some_and(|most| book.slices.len() >= most) {
-                return Err(Refused { retry: false, why: "the client has gone".into() });
-            }
-            book.slices.push((ticket, at, bytes));
-            Ok(())
+            let size = book.offers.iter().rfind(|(of, _)| *of == ticket).unwrap().1.layer_bytes as usize;
+            arrived.read(|piece, bytes| {
+                if book.refuse_slice_after.is_some_and(|most| book.slices.len() >= most) {
+                    return Err(Refused { retry: false, why: "the client has gone".into() });
+                }
+                let slice = book.partial.entry((ticket, piece.at)).or_default();
+                assert_eq!((slice.len(), bytes.len()), (piece.offset as usize, piece.bytes as usize));
+                slice.extend(bytes);
+                if slice.len() == size {
+                    let slice = book.partial.remove(&(ticket, piece.at)).unwrap();
+                    book.slices.push((ticket, piece.at, slice.into()));
+                }
+                Ok(())
+            })
         })
     }
 
@@ -126,20 +139,34 @@ impl Receiver for Node {
     }
 }
 
+/// By which way KV goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Shm,
+    Tcp,
+}
+
 pub struct Scene {
     pub node: Arc<Node>,
     pub endpoint: Endpoint,
     pub dialer: Dialer,
     pub peer: PeerAddress,
-    pub shm: tempfile::TempDir,
-    /// The node that sends by the transfer engine.
-    sender: Option<Endpoint>,
+    /// The node that sends, or asks.
+    pub sender: Endpoint,
+    /// What it sends from, and how much of that is used.
+    source: Arc<Memory>,
+    used: Mutex<u64>,
 }
 
-/// A part in the transfer engine: room for a few of the largest flights here, through shared memory or not.
-pub fn carrier(shared_memory: bool) -> CarrierConfig {
-    let (listen, rdma) = ([127, 0, 0, 1].into(), RdmaDevices::None);
-    CarrierConfig { listen, arena_bytes: 16 << 20, shared_memory, rdma }
+/// Over shared memory, or not; room for a few large windows.
+pub fn plane(shared_memory: bool) -> DataPlaneConfig {
+    let rdma = RdmaDevices::None;
+    DataPlaneConfig {
+        arena_bytes: 16 << 20,
+        shared_memory,
+        rdma,
+        ..DataPlaneConfig::new([127, 0, 0, 1].into())
+    }
 }
 
 /// Short enough for tests that wait for a time-out.
@@ -155,65 +182,82 @@ pub fn quick() -> Limits {
     }
 }
 
+pub fn memory(bytes: usize) -> Arc<Memory> {
+    Memory::shared(bytes, Pages::Ordinary, Location::Anywhere).unwrap()
+}
+
 impl Scene {
-    pub async fn new(medium: Medium) -> Self {
-        Self::with(medium, quick()).await
+    pub async fn new(way: Way) -> Self {
+        Self::with(way, quick()).await
     }
 
-    pub async fn with(medium: Medium, limits: Limits) -> Self {
-        Self::equipped(medium, limits, [carrier(true), carrier(true)], Default::default()).await
+    pub async fn with(way: Way, limits: Limits) -> Self {
+        let planes = [plane(way == Way::Shm), plane(true)];
+        Self::equipped(FINGERPRINT, limits, planes, Default::default()).await
     }
 
     /// The same where the sender has the first of the guards, and the receiver the second.
-    pub async fn guarded(medium: Medium, limits: Limits, guards: [Guard; 2]) -> Self {
-        Self::equipped(medium, limits, [carrier(true), carrier(true)], guards).await
+    pub async fn guarded(way: Way, limits: Limits, guards: [Guard; 2]) -> Self {
+        Self::equipped(FINGERPRINT, limits, [plane(way == Way::Shm), plane(true)], guards).await
     }
 
-    /// The same with parts in the transfer engine of their own: the sender's (or asker's), then the receiver's.
-    pub async fn carried(medium: Medium, limits: Limits, carriers: [CarrierConfig; 2]) -> Self {
-        Self::equipped(medium, limits, carriers, Default::default()).await
+    /// The same with these data planes: the sender's (or asker's), then the receiver's.
+    pub async fn carried(limits: Limits, planes: [DataPlaneConfig; 2]) -> Self {
+        Self::equipped(FINGERPRINT, limits, planes, Default::default()).await
+    }
+
+    /// With a sender of another fingerprint.
+    pub async fn unlike(way: Way, fingerprint: u64) -> Self {
+        Self::equipped(fingerprint, quick(), [plane(way == Way::Shm), plane(true)], Default::default()).await
     }
 
     async fn equipped(
-        medium: Medium,
+        fingerprint: u64,
         limits: Limits,
-        [senders, receivers]: [CarrierConfig; 2],
+        [senders, receivers]: [DataPlaneConfig; 2],
         [theirs, ours]: [Guard; 2],
     ) -> Self {
-        let shm = tempfile::tempdir().unwrap();
         let node = Arc::new(Node::default());
-        let shm_dir = Some(shm.path().to_owned());
-        let config = EndpointConfig {
-            listen: "127.0.0.1:0".parse().unwrap(),
-            host: "here".into(),
-            shm_dir: shm_dir.clone(),
-            fingerprint: FINGERPRINT,
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let source = memory(32 << 20);
+        let sender = EndpointConfig {
+            listen,
+            host: if senders.shared_memory { "here" } else { "there" }.into(),
+            fingerprint,
             limits: limits.clone(),
-            carrier: (medium == Medium::Engine).then_some(receivers),
+            data: DataPlaneConfig { sources: vec![source.clone()], ..senders },
+            guard: theirs,
+        };
+        let sender = Endpoint::bind(sender, Arc::new(Node::default())).await.unwrap();
+        let here = EndpointConfig {
+            listen,
+            host: "here".into(),
+            fingerprint: FINGERPRINT,
+            limits,
+            data: receivers,
             guard: ours,
         };
-        let mut sender = None;
-        if medium == Medium::Engine {
-            let config = EndpointConfig {
-                host: if senders.shared_memory { "here" } else { "there" }.into(),
-                carrier: Some(senders),
-                guard: theirs.clone(),
-                ..config.clone()
-            };
-            sender = Some(Endpoint::bind(config, Arc::new(Node::default())).await.unwrap());
+        let endpoint = Endpoint::bind(here, node.clone()).await.unwrap();
+        let dialer = sender.dialer();
+        let peer = PeerAddress { kv_address: endpoint.address().to_string() };
+        Self { node, endpoint, dialer, peer, sender, source, used: Mutex::default() }
+    }
+
+    /// Puts bytes into the memory that the sender sends from.
+    pub fn placed(&self, bytes: &[u8]) -> Region {
+        let mut used = self.used.lock().unwrap();
+        if !self.source.holds(*used, bytes.len() as u64) {
+            *used = 0;
         }
-        let endpoint = Endpoint::bind(config, node.clone()).await.unwrap();
-        let host = if medium == Medium::SharedMemory { "here" } else { "there" };
-        let dialer = match (medium, &sender) {
-            (Medium::Memory, _) => endpoint.loopback(),
-            (_, Some(sender)) => sender.dialer(),
-            _ => {
-                let config = DialerConfig { host: host.into(), shm_dir, fingerprint: FINGERPRINT, limits };
-                Dialer::guarded(config, theirs).unwrap()
-            }
-        };
-        let peer = PeerAddress { kv_address: endpoint.address().to_string(), host: "here".into() };
-        Self { node, endpoint, dialer, peer, shm, sender }
+        let at = *used;
+        self.source.write(at, bytes);
+        *used += bytes.len() as u64;
+        Region { memory: self.source.clone(), at }
+    }
+
+    /// Sends these bytes as one slice.
+    pub async fn send(&self, flight: &mut Flight, at: SliceAt, bytes: Bytes) -> Result<(), TransportError> {
+        flight.send(at, &self.placed(&bytes)).await
     }
 
     pub async fn start(&self, ticket: Ticket, plan: Plan) -> Result<Flight, TransportError> {
@@ -222,14 +266,13 @@ impl Scene {
 
     /// Waits until the sender (or asker) has lent and borrowed nothing.
     pub async fn unlent(&self) {
-        let sender = self.sender.as_ref().expect("it has a part in the transfer engine");
         for _ in 0..500 {
-            if sender.lent_bytes() == 0 {
+            if self.sender.lent_bytes() == 0 {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("{} bytes are still lent after 5 s", sender.lent_bytes());
+        panic!("{} bytes are still lent after 5 s", self.sender.lent_bytes());
     }
 
     /// A whole flight, slices in the order given.
@@ -241,7 +284,7 @@ impl Scene {
     ) -> Result<FlightStats, TransportError> {
         let mut flight = self.start(ticket, plan).await?;
         for at in order {
-            flight.send(*at, layer(ticket, *at, plan)).await?;
+            self.send(&mut flight, *at, layer(ticket, *at, plan)).await?;
         }
         flight.finish().await
     }

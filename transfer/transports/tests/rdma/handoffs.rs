@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use baton_transports::*;
 
-use crate::flights::{EPOCH, PLAN, Scene, block, carrier, positions, ticket};
+use crate::flights::{EPOCH, PLAN, Scene, block, plane, positions, ticket};
 use crate::rails::{Cut, Wound};
 
 /// The node that sends (or asks) is on the rails' `a` ends, its peer on the `b` ends.
 async fn scene() -> Scene {
-    let on = |devices: &str| CarrierConfig { rdma: devices.parse().unwrap(), ..carrier(false) };
-    Scene::carried(Medium::Engine, Limits::default(), [on("rxe_a0,rxe_a1"), on("rxe_b0,rxe_b1")]).await
+    let on = |devices: &str| DataPlaneConfig { rdma: devices.parse().unwrap(), ..plane(false) };
+    Scene::carried(Limits::default(), [on("rxe_a0,rxe_a1"), on("rxe_b0,rxe_b1")]).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -22,10 +22,7 @@ async fn kv_is_handed_off_by_rdma() {
     }
     let (sent, there) = (scene.dialer.stats(), scene.endpoint.stats());
     assert_eq!(sent.sent, SentBytes { rdma: 20 * 60_000, ..SentBytes::default() }, "{sent:?}");
-    assert_eq!(
-        (sent.fallbacks, there.engine.received_bytes, there.sent),
-        (0, 20 * 60_000, SentBytes::default())
-    );
+    assert_eq!((there.kv.received_bytes, there.sent), (20 * 60_000, SentBytes::default()));
     scene.unlent().await;
 }
 

@@ -4,15 +4,15 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::{CarrierConfig, Deaf, RdmaDevices};
+use super::{DataPlaneConfig, NoNotices, RdmaDevices};
 use crate::error::Kind;
 use crate::mover::{
     Exposure, Fault, Inbound, Memory, PeerId, ShmConfig, ShmTransport, TcpConfig, TcpTls, TcpTransport,
     Transport,
 };
 
-/// See the module.
-pub(super) struct Ways {
+/// The transports of one node.
+pub(super) struct Transports {
     /// The preferred first.
     pub(super) transports: Vec<Arc<dyn Transport>>,
     /// Who this node is to its peers, whatever the transport.
@@ -21,34 +21,34 @@ pub(super) struct Ways {
     pub(super) words: Vec<String>,
 }
 
-impl Ways {
+impl Transports {
     /// Starts what there is.
     pub(super) fn find(
-        config: &CarrierConfig,
+        config: &DataPlaneConfig,
         (machine, epoch): (&str, u64),
         tls: Option<TcpTls>,
         exposure: &Arc<Exposure>,
     ) -> Result<Self, (Kind, String)> {
         let unavailable = |why: String| (Kind::Unavailable, why);
-        let inbound: Arc<dyn Inbound> = Arc::new(Deaf);
+        let inbound: Arc<dyn Inbound> = Arc::new(NoNotices);
         let node = Node { epoch, tls, exposure, inbound: &inbound };
         let (tcp, rdma) = tcp_and_rdma(config, &node).map_err(unavailable)?;
-        let mut ways = Self { transports: Vec::new(), me: tcp.peer_id(), words: Vec::new() };
+        let mut found = Self { transports: Vec::new(), me: tcp.peer_id(), words: Vec::new() };
         if config.shared_memory {
             let machine = machine.to_owned();
-            let shm = ShmConfig { machine, ..ShmConfig::new(&ways.me.address, epoch) };
+            let shm = ShmConfig { machine, ..ShmConfig::new(&found.me.address, epoch) };
             let shm = ShmTransport::start(shm, exposure.clone(), inbound.clone());
-            ways.add(shm.map_err(|error| unavailable(format!("shared memory: {error}")))?);
+            found.add(shm.map_err(|error| unavailable(format!("shared memory: {error}")))?);
         }
         match rdma {
-            Ok(rdma) => ways.add(rdma),
+            Ok(rdma) => found.add(rdma),
             Err(why) if matches!(config.rdma, RdmaDevices::Named(_)) => {
                 return Err((Kind::Invalid, format!("its RDMA devices: {why}")));
             }
-            Err(why) => ways.words.push(format!("not rdma ({why})")),
+            Err(why) => found.words.push(format!("not rdma ({why})")),
         }
-        ways.add(tcp);
-        Ok(ways)
+        found.add(tcp);
+        Ok(found)
     }
 
     fn add(&mut self, transport: Arc<dyn Transport>) {
@@ -103,13 +103,13 @@ fn tcp_at(listen: SocketAddr, node: &Node<'_>) -> Result<Arc<TcpTransport>, Stri
 }
 
 #[cfg(not(any(feature = "rdma", feature = "rdma-dlopen")))]
-fn tcp_and_rdma(config: &CarrierConfig, node: &Node<'_>) -> Result<(Arc<TcpTransport>, Rdma), String> {
+fn tcp_and_rdma(config: &DataPlaneConfig, node: &Node<'_>) -> Result<(Arc<TcpTransport>, Rdma), String> {
     let why = "it is not built in; build with --features rdma-dlopen";
     Ok((tcp_at(SocketAddr::new(config.listen, 0), node)?, Err(why.to_owned())))
 }
 
 #[cfg(any(feature = "rdma", feature = "rdma-dlopen"))]
-fn tcp_and_rdma(config: &CarrierConfig, node: &Node<'_>) -> Result<(Arc<TcpTransport>, Rdma), String> {
+fn tcp_and_rdma(config: &DataPlaneConfig, node: &Node<'_>) -> Result<(Arc<TcpTransport>, Rdma), String> {
     use crate::mover::rdma::{RdmaConfig, RdmaNode, RdmaTransport};
 
     /// Pairs of ports tried before RDMA is done without.
@@ -144,40 +144,41 @@ mod tests {
     use super::*;
     use crate::mover::{Location, Pages};
 
-    fn names(ways: &Ways) -> Vec<&'static str> {
-        ways.transports.iter().map(|transport| transport.name()).filter(|name| *name != "rdma").collect()
+    fn names(found: &Transports) -> Vec<&'static str> {
+        found.transports.iter().map(|transport| transport.name()).filter(|name| *name != "rdma").collect()
     }
 
-    fn config(rdma: RdmaDevices) -> CarrierConfig {
-        CarrierConfig { listen: [127, 0, 0, 1].into(), arena_bytes: 1 << 20, shared_memory: true, rdma }
+    fn config(rdma: RdmaDevices) -> DataPlaneConfig {
+        DataPlaneConfig { arena_bytes: 1 << 20, rdma, ..DataPlaneConfig::new([127, 0, 0, 1].into()) }
     }
 
     #[test]
     fn what_cannot_reach_the_memory_is_left_out_and_named() {
         let config = config(RdmaDevices::All);
-        let mut ways = Ways::find(&config, ("here", 1), None, &Exposure::new()).unwrap();
-        assert_eq!(names(&ways), ["shm", "tcp"]);
-        assert!(ways.words.iter().any(|word| word.contains("rdma")), "{:?}", ways.words);
+        let mut found = Transports::find(&config, ("here", 1), None, &Exposure::new()).unwrap();
+        assert_eq!(names(&found), ["shm", "tcp"]);
+        assert!(found.words.iter().any(|word| word.contains("rdma")), "{:?}", found.words);
         let shared = Memory::shared(4_096, Pages::Ordinary, Location::Anywhere).unwrap();
-        ways.keep_reaching(std::slice::from_ref(&shared));
-        assert_eq!(names(&ways), ["shm", "tcp"]);
+        found.keep_reaching(std::slice::from_ref(&shared));
+        assert_eq!(names(&found), ["shm", "tcp"]);
         // Peers cannot map it.
-        ways.keep_reaching(&[Memory::private(4_096, Location::Anywhere).unwrap()]);
-        assert_eq!(names(&ways), ["tcp"]);
-        assert!(ways.words.iter().any(|word| word.starts_with("not shm (")), "{:?}", ways.words);
-        ways.transports.iter().for_each(|transport| transport.shutdown());
+        found.keep_reaching(&[Memory::private(4_096, Location::Anywhere).unwrap()]);
+        assert_eq!(names(&found), ["tcp"]);
+        assert!(found.words.iter().any(|word| word.starts_with("not shm (")), "{:?}", found.words);
+        found.transports.iter().for_each(|transport| transport.shutdown());
     }
 
     #[test]
     fn devices_that_were_named_must_be_there() {
         let named = RdmaDevices::Named(vec!["no_such_device".to_owned()]);
-        let Err((kind, why)) = Ways::find(&config(named), ("here", 1), None, &Exposure::new()) else {
+        let Err((kind, why)) = Transports::find(&config(named), ("here", 1), None, &Exposure::new()) else {
             panic!("taken")
         };
         assert!(kind == Kind::Invalid && why.starts_with("its RDMA devices: "), "{why}");
-        let ways = Ways::find(&config(RdmaDevices::None), ("here", 1), None, &Exposure::new()).unwrap();
-        assert!(ways.words.iter().any(|word| word.starts_with("not rdma (")), "{:?}", ways.words);
-        ways.transports.iter().for_each(|transport| transport.shutdown());
+        let found =
+            Transports::find(&config(RdmaDevices::None), ("here", 1), None, &Exposure::new()).unwrap();
+        assert!(found.words.iter().any(|word| word.starts_with("not rdma (")), "{:?}", found.words);
+        found.transports.iter().for_each(|transport| transport.shutdown());
     }
 
     #[test]
