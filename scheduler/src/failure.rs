@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 use baton_types::{Epoch, InstanceId, RequestId};
 
 use crate::conductor::Conductor;
+use crate::placement::Placement;
 use crate::request::{Entry, Stage};
 use crate::{Effect, FailStage, InstanceState};
 
@@ -148,19 +149,25 @@ impl Conductor {
             self.fail(&entry, FailStage::NoPlacement, effects);
             return;
         }
+        // An admitted request is not refused for being late through our fault.
+        match self.place(&entry.request, entry.deadline_us, false, entry.shunned) {
+            Ok(placement) => self.replace(entry, &placement, effects),
+            Err(_) => {
+                self.explain(effects);
+                self.fail(&entry, FailStage::NoPlacement, effects);
+            }
+        }
+    }
+
+    /// Goes on where it was placed again.
+    pub(crate) fn replace(&mut self, mut entry: Entry, placement: &Placement, effects: &mut Vec<Effect>) {
+        assert!(!entry.foreign, "request {} is another router's to place again", entry.request.id);
         entry.stage = Stage::Unplaced;
         entry.decode = None;
         entry.fetch = None;
-        // An admitted request is not refused for being late through our fault.
-        let placed = self.place(&entry.request, entry.deadline_us, false, entry.shunned);
         self.explain(effects);
-        match placed {
-            Ok(placement) => {
-                self.stats.retried += 1;
-                self.commit(entry, &placement, effects);
-            }
-            Err(_) => self.fail(&entry, FailStage::NoPlacement, effects),
-        }
+        self.stats.retried += 1;
+        self.commit(entry, placement, effects);
     }
 
     fn fail(&mut self, entry: &Entry, stage: FailStage, effects: &mut Vec<Effect>) {

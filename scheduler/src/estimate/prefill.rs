@@ -1,5 +1,6 @@
 //! How long an instance needs to prefill a prompt.
 
+use super::NEVER_US;
 use crate::fleet::{Instance, InstanceSpec};
 use baton_types::Role;
 
@@ -21,7 +22,7 @@ pub(crate) fn prefill_work(instance: &Instance, new: u64, prefix: u64, target_us
     let prior_us = prior_us(spec, beside, (new, prefix), target_us);
     let harms = prior_us.is_none() || stretches_steps(instance, new, prefix, target_us);
     let prior_us = prior_us.unwrap_or_else(|| alone_us(spec, new, prefix));
-    PrefillWork { us: whole_us(prior_us * instance.prefill_residual.ratio()) + 1, harms }
+    PrefillWork { us: whole_us(prior_us * instance.prefill_residual.ratio() + 1.0), harms }
 }
 
 /// A bound below [`prefill_work`] that is quickly worked out, µs.
@@ -108,10 +109,11 @@ const fn as_f64(count: u64) -> f64 {
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "times are positive and far below 2^52"
+    reason = "what is not below 2^52 is made so"
 )]
 const fn whole_us(us: f64) -> u64 {
-    us as u64
+    // A node may announce any costs: what is beyond all time is never, not an overflow.
+    us.min(NEVER_US as f64) as u64
 }
 
 #[cfg(test)]

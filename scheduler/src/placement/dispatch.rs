@@ -169,12 +169,16 @@ impl Conductor {
         // Its own decode comes after it, not beside it.
         self.forget_plan(request, planned);
         self.look_up(&entry.request);
-        let instance = self.fleet.known(id);
-        let plan = self.plan(instance, &entry.request);
-        if plan.harms && self.prefills_elsewhere(id, &entry.request) {
-            self.move_waiting(at, entry, effects);
+        let plan = self.plan(self.fleet.known(id), &entry.request);
+        if plan.harms
+            && let Some(placement) = self.placed_harmlessly(id, &entry)
+        {
+            let waiting = self.fleet.known_mut(id).prefill.take_waiting(at);
+            assert!(waiting.request == request, "request {request} moves, and another leaves the queue");
+            self.replace(entry, &placement, effects);
             return true;
         }
+        let instance = self.fleet.known(id);
         let at_us = self.now_us + plan.work_us + instance.prefill.dispatched_left_us(self.now_us);
         let local = instance.spec.role.decodes();
         let decode = if local { Some(id) } else { self.decode_for(&entry, at_us) };
@@ -214,6 +218,21 @@ impl Conductor {
             other != id && self.fleet.get(other).is_some_and(|i| i.spec.role == Role::Prefill)
         };
         self.candidate_ids(request, None).into_iter().any(only_prefills)
+    }
+
+    /// Where the request goes instead of `id`, which it would harm: to an instance that is there to prefill, if placing
+    /// it again finds one best. To another that it harms it does not go: that one would send it on, for ever.
+    fn placed_harmlessly(&mut self, id: InstanceId, entry: &Entry) -> Option<Placement> {
+        if !self.prefills_elsewhere(id, &entry.request) {
+            return None;
+        }
+        let placed = self.place(&entry.request, entry.deadline_us, false, entry.shunned).ok()?;
+        if self.fleet.known(placed.candidate.instance).spec.role == Role::Prefill {
+            return Some(placed);
+        }
+        // It stays: there was no decision.
+        self.stats.last_decision = None;
+        None
     }
 
     /// Places again what waits on an instance that it cannot be prefilled on.

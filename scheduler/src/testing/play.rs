@@ -3,10 +3,12 @@
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::format;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use baton_types::{
-    BlockHash, CacheChange, CacheEvent, ClassId, Epoch, InstanceId, RequestId, Role, SloClass, TenantId, Tier,
+    BlockHash, CacheChange, CacheEvent, ClassId, CostProfile, Epoch, InstanceId, RequestId, Role, SloClass,
+    TenantId, Tier,
 };
 use proptest::prelude::*;
 
@@ -105,6 +107,8 @@ pub(crate) struct Play {
     roles: Vec<Role>,
     /// Instances are of two kinds, and of the other one in their next life.
     upgrades: bool,
+    /// What instances announce that their work costs, if not the usual.
+    profile: Option<Arc<CostProfile>>,
     next_id: u64,
     foreign: Vec<(RequestId, Phase)>,
 }
@@ -121,6 +125,19 @@ impl Play {
 
     /// The same over instances of two kinds, if they are to be.
     pub(crate) fn of_kinds(config: SchedulerConfig, roles: &[Role], upgrades: bool) -> Self {
+        Self::of(config, roles, (upgrades, None))
+    }
+
+    /// The same over instances that announce this profile.
+    pub(crate) fn at_cost(config: SchedulerConfig, roles: &[Role], profile: CostProfile) -> Self {
+        Self::of(config, roles, (false, Some(Arc::new(profile))))
+    }
+
+    fn of(
+        config: SchedulerConfig,
+        roles: &[Role],
+        (upgrades, profile): (bool, Option<Arc<CostProfile>>),
+    ) -> Self {
         let mut play = Self {
             conductor: Conductor::new(config).expect("a valid test config"),
             oracle: Oracle::default(),
@@ -130,6 +147,7 @@ impl Play {
             epochs: BTreeMap::new(),
             roles: roles.to_vec(),
             upgrades,
+            profile,
             next_id: 0,
             foreign: Vec::new(),
         };
@@ -185,7 +203,9 @@ impl Play {
         let role = self.roles[id as usize];
         // Room for two or three prompts of the longest: decode room runs out all the time.
         let kind = if self.upgrades { (id + *epoch) % 2 } else { 0 };
-        let spec = InstanceSpec { epoch: Epoch(*epoch), capacity_tokens: 40_000, kind, ..spec(id, role) };
+        let plain = spec(id, role);
+        let profile = self.profile.clone().unwrap_or_else(|| plain.profile.clone());
+        let spec = InstanceSpec { epoch: Epoch(*epoch), capacity_tokens: 40_000, kind, profile, ..plain };
         if *epoch > 1 {
             // The books learn of the death first: whatever is on the old life ends in this step.
             self.oracle.dies(InstanceId(id));

@@ -4,11 +4,11 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
 use alloc::vec::Vec;
-use baton_types::{Role, SloClass};
+use baton_types::{CostProfile, Role, SloClass};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
-use crate::testing::{Act, Play, scripts};
+use crate::testing::{Act, Play, profile, scripts};
 use crate::{AdmissionMode, Effect, PolicyName, SchedulerConfig};
 
 /// Two bands, the lower one with room kept free of it.
@@ -138,5 +138,36 @@ fn the_scripts_reach_every_kind_of_order() {
     assert!(seen.contains_key("costly"), "nobody was shed: {seen:?}");
     for kind in expected {
         assert!(seen.get(kind).is_some_and(|plays| *plays >= 10), "{kind} is rare: {seen:?}");
+    }
+}
+
+/// A profile that is valid by its form and says of some work that it takes for ever.
+fn absurd() -> impl Strategy<Value = CostProfile> {
+    let cost = || prop_oneof![Just(0.0), Just(100.0), Just(1e15), Just(1e18), Just(1e30), Just(f64::MAX)];
+    (cost(), cost(), cost(), cost(), cost()).prop_map(|(token, pair, step, context, shared)| {
+        let mut profile = (*profile()).clone();
+        profile.prefill.knots_us = vec![0.0, token];
+        profile.prefill.attention_ps_per_pair = pair;
+        profile.decode.base_us = vec![step.min(1e300), step];
+        profile.decode.context_ps_per_token = vec![context, context];
+        profile.shared_us = shared;
+        profile
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A node may announce any costs: estimates that are beyond all time overflow nowhere, and no step goes round
+    /// for ever.
+    #[test]
+    fn absurd_costs_keep_the_books_too(
+        config in configs(), script in scripts(60), mixed in any::<bool>(), costs in absurd(),
+    ) {
+        prop_assert!(costs.validate().is_ok());
+        let roles: &[Role] = if mixed { &MIXED } else { &PAIR };
+        let mut play = Play::at_cost(config, roles, costs);
+        script.iter().for_each(|act| play.act(*act));
+        play.finish();
     }
 }
