@@ -21,7 +21,6 @@ mod orders;
 mod policy;
 mod session;
 mod status;
-mod strip_prompt_fields;
 mod tenants;
 #[cfg(test)]
 mod tests;

@@ -85,6 +85,7 @@ ROWS = [
     ("128 KiB new, requests/s (direct)", lambda run: per_s(run, "large, new")),
     ("128 KiB new, CPU µs a request", lambda run: cpu(run, "large, new")),
     ("… in its nodes", lambda run: nodes(run, lambda one: beside(one, "large, new"))),
+    ("128 KiB three quarters seen, CPU µs a request", lambda run: cpu(run, "large, three quarters seen")),
     ("128 KiB seen, requests/s (direct)", lambda run: per_s(run, "large, prefix seen")),
     ("128 KiB seen, CPU µs a request", lambda run: cpu(run, "large, prefix seen")),
     ("… in its nodes", lambda run: nodes(run, lambda one: beside(one, "large, prefix seen"))),

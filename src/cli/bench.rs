@@ -64,7 +64,7 @@ struct RouterArgs {
     /// Processes beside the router, such as nodes: their processor time is told apart
     #[arg(long, value_name = "PIDS", value_delimiter = ',')]
     beside: Vec<u32>,
-    /// Loads to measure: small, large-new, large-seen, stream [default: all]
+    /// Loads to measure: small, large-new, large-part, large-seen, stream [default: all]
     #[arg(long, value_name = "LOADS", value_delimiter = ',', value_parser = LOADS.map(|(word, _)| word))]
     loads: Vec<String>,
     /// Key that requests carry
@@ -134,9 +134,10 @@ struct EndArgs {
 }
 
 /// Loads, as the command line and as tables have them.
-const LOADS: [(&str, &str); 4] = [
+const LOADS: [(&str, &str); 5] = [
     ("small", "small"),
     ("large-new", "large, new"),
+    ("large-part", "large, three quarters seen"),
     ("large-seen", "large, prefix seen"),
     ("stream", "stream"),
 ];

@@ -101,7 +101,7 @@ impl Backend for Door {
         let wanted = most.min(submission.sampling.max_tokens as usize + 8);
         let (most, share) = self.unread.share(wanted, event_bytes);
         let (sender, events) = mpsc::channel(most);
-        let message = Message::Submit { request, submission: Box::new(submission), events: sender.clone() };
+        let message = Message::submit(request, submission, sender.clone());
         if self.inbox.offer(message).is_err() {
             // The channel is new and has room.
             let _ = sender.try_send(Event::Refused(Refusal {
@@ -137,6 +137,14 @@ impl Backend for Door {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_left_out_of_bodies_that_an_engine_would_be_told() {
+        for name in baton_router::IN_THE_TOKENS {
+            let rule = baton_remote::rule(name);
+            assert!(matches!(rule, Some(baton_remote::Rule::Ours | baton_remote::Rule::Served)), "{name}");
+        }
+    }
 
     #[test]
     fn clients_share_the_room_for_what_they_have_yet_to_read() {

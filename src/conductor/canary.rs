@@ -77,13 +77,13 @@ impl Driver {
             class: None,
             tenant: None,
             session: None,
-            body: b"{\"prompt\":[65,66,67,68,69,70,71,72],\"max_tokens\":2}"[..].into(),
+            body: b"{\"max_tokens\":2}"[..].into(),
             explain: false,
             timeout_us: Some(u64::try_from(PATIENCE.as_micros()).unwrap_or(u64::MAX)),
             trace: None,
         };
         tokio::spawn(async move {
-            let message = Message::Submit { request, submission: Box::new(submission), events: sender };
+            let message = Message::submit(request, submission, sender);
             if !inbox.send(message).await {
                 return;
             }

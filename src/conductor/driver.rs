@@ -22,7 +22,6 @@ use super::lead::Lead;
 use super::policy::limits;
 use super::session::Session;
 use super::status::{Decisions, chosen, in_words, under_way};
-use super::strip_prompt_fields::strip_prompt_fields;
 use super::tenants::Tenants;
 use crate::audit::Audit;
 use crate::capture::{Capture, CaptureConfig, CaptureOutcome};
@@ -227,7 +226,9 @@ impl Driver {
 
     pub(super) fn take_in(&mut self, message: Message) {
         match message {
-            Message::Submit { request, submission, events } => self.submit(request, *submission, events),
+            Message::Submit { request, submission, sampling_json, events } => {
+                self.submit(request, (*submission, sampling_json), events);
+            }
             Message::Cancel(request) => {
                 self.tell_usage(request);
                 self.cancel(request, "client_left");
@@ -263,7 +264,12 @@ impl Driver {
         }
     }
 
-    fn submit(&mut self, request: RequestId, submission: Submission, events: mpsc::Sender<Event>) {
+    fn submit(
+        &mut self,
+        request: RequestId,
+        (submission, sampling_json): (Submission, String),
+        events: mpsc::Sender<Event>,
+    ) {
         let refuse = |reason: &str, message: String, status| {
             self.metrics.turned_away(reason);
             let reason = reason.into();
@@ -300,7 +306,7 @@ impl Driver {
         // The conductor's own requests are nobody's to trace.
         let canary = self.canary.request == Some(request);
         let trace = if canary { Trace::default() } else { self.spans.open(submission.trace, self.now_us) };
-        let session = self.open(submission, (class, tenant), events);
+        let session = self.open((submission, sampling_json), (class, tenant), events);
         let session = Session { trace, ..session };
         let (patience_us, asked_tokens) = (session.patience_us(), session.submission.sampling.max_tokens);
         self.sessions.insert(request, session);
@@ -326,14 +332,13 @@ impl Driver {
 
     fn open(
         &self,
-        mut submission: Submission,
+        (mut submission, sampling_json): (Submission, String),
         whose: (ClassId, TenantId),
         events: mpsc::Sender<Event>,
     ) -> Session {
-        let sampling_json = serde_json::to_string(&*submission.sampling).unwrap_or_default();
-        // All of it is not kept for as long as the answer takes.
-        let body = std::mem::take(&mut submission.body);
-        let wanted = self.fleet.iter().any(|(_, node)| node.hello.wants_body);
+        if !self.fleet.iter().any(|(_, node)| node.hello.wants_body) {
+            submission.body = Bytes::new();
+        }
         Session {
             class: whose.0,
             tenant: whose.1,
@@ -350,7 +355,6 @@ impl Driver {
             cause: None,
             outcome: CaptureOutcome::Cancelled,
             sampling_json,
-            body: if wanted { strip_prompt_fields(&body) } else { Bytes::new() },
             trace: Trace::default(),
             submission,
         }

@@ -59,6 +59,8 @@ pub enum Message {
         request: RequestId,
         /// What is wanted.
         submission: Box<Submission>,
+        /// How tokens are drawn, as nodes are told: it is not written on the thread that decides.
+        sampling_json: String,
         /// Where its events go.
         events: mpsc::Sender<Event>,
     },
@@ -104,6 +106,14 @@ pub enum Message {
     Canary(super::canary::CanaryOutcome),
     /// An operator asks for something.
     Ask(Question),
+}
+
+impl Message {
+    /// A client's request; its sampling settings are written down here, on the caller's thread.
+    pub fn submit(request: RequestId, submission: Submission, events: mpsc::Sender<Event>) -> Self {
+        let sampling_json = serde_json::to_string(&*submission.sampling).unwrap_or_default();
+        Self::Submit { request, submission: Box::new(submission), sampling_json, events }
+    }
 }
 
 /// What an operator asks; answered in words when it cannot be done.

@@ -5,6 +5,7 @@ use baton_router::{Event, Refusal};
 use baton_scheduler::{Effect as Order, FailStage, FetchPlan, Input, RejectReason, Rejection};
 use baton_types::{InstanceId, RequestId, Role};
 use baton_wire::v1;
+use bytes::Bytes;
 
 use super::core::Trouble;
 use super::driver::Driver;
@@ -107,7 +108,8 @@ impl Driver {
         session.expected = expected.filter(|_| session.answer.is_empty());
         session.moves = self.pairs.get(request).map_or(session.moves, |pair| pair.moves());
         let expected_tokens = session.expected.map(|(_, tokens)| tokens);
-        let work = prefill_work(session, ordered.given_tokens);
+        let named = self.fleet.get(instance).is_some_and(|node| node.hello.wants_body);
+        let work = prefill_work(session, ordered.given_tokens, named);
         let asked = self.fleet.get(decode).is_some_and(|node| node.hello.engine_moves_kv);
         let expect = (!local && !ordered.alone)
             .then(|| if asked { work.clone() } else { decode_work(session, ordered.given_tokens) });
@@ -141,8 +143,11 @@ impl Driver {
         let Some(session) = self.sessions.get(&request) else { return };
         // What was prefilled: the answer's tokens that came since are decoded, not handed off.
         let asked = self.fleet.get(to).is_some_and(|node| node.hello.engine_moves_kv);
-        let work =
-            if asked { prefill_work(session, given_tokens) } else { decode_work(session, given_tokens) };
+        let work = if asked {
+            prefill_work(session, given_tokens, true)
+        } else {
+            decode_work(session, given_tokens)
+        };
         let expect = v1::Expect { work: Some(work), room_tokens };
         self.push(to, request, attempt, v1::order::Order::Expect(expect));
         self.push(from, request, attempt, v1::order::Order::Handoff(v1::Handoff { to: peer }));
@@ -311,12 +316,14 @@ fn outline(session: &Session, given_tokens: u32) -> v1::Work {
     }
 }
 
-/// The prefill leg has the tokens, and finds the keys of their blocks by itself.
-fn prefill_work(session: &Session, given_tokens: u32) -> v1::Work {
+/// The prefill leg has the tokens, and finds the keys of their blocks by itself. One before an engine that is not ours is
+/// told them (`named`): it is most often in this process, where to name them once more costs more than to pass them on.
+fn prefill_work(session: &Session, given_tokens: u32, named: bool) -> v1::Work {
     let submission = &session.submission;
     let whole = (!session.answer.is_empty()).then(|| submission.tokens.and(&session.answer));
     let tokens = baton_wire::pack_tokens(whole.as_ref().unwrap_or(&submission.tokens));
-    v1::Work { tokens, body: session.body.clone(), ..outline(session, given_tokens) }
+    let chain = if named { baton_wire::pack_keys(&session.submission.chain) } else { Bytes::new() };
+    v1::Work { tokens, chain, body: session.submission.body.clone(), ..outline(session, given_tokens) }
 }
 
 /// The decode leg must know the keys before the KV comes; the tokens come with it. One whose engine moves KV

@@ -2,7 +2,6 @@
 
 use baton_router::{Event, Fault, Submission, Usage};
 use baton_types::{ClassId, Finish, InstanceId, TenantId, TokenLogprob};
-use bytes::Bytes;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -36,8 +35,6 @@ pub(super) struct Session {
     /// How it ended, as far as it has.
     pub outcome: CaptureOutcome,
     pub sampling_json: String,
-    /// What engines are told of the client's body, where there are such that want it.
-    pub body: Bytes,
     /// Its place in a trace, and what is written down for it.
     pub trace: Trace,
 }

@@ -292,12 +292,13 @@ pub fn cpu_us_per_event(plain: &Figures, stream: &Figures) -> Option<f64> {
 }
 
 /// The loads that are compared: a small call, a long conversation that is new, the same one with a
-/// new turn, and a stream.
+/// new turn three quarters through and with one at its end, and a stream.
 pub fn loads(model: &str, rates: Rates, body_bytes: usize, stream_tokens: u32) -> Vec<Load> {
     let named =
         |name, rate_per_s, body: Arc<dyn Fn(u64) -> Bytes + Send + Sync>| Load { name, rate_per_s, body };
     let model = serde_json::Value::from(model).to_string();
     let history = Arc::new(conversation(body_bytes));
+    let parts = [conversation(body_bytes / 4 * 3), conversation(body_bytes / 4)];
     let chat = move |head: &str, history: &str, tail: &str, rest: &str| -> Bytes {
         format!(
             r#"{{"model":{model},"messages":[{{"role":"system","content":"{head}"}},{history}{{"role":"user","content":"{tail}"}}],{rest}}}"#
@@ -306,7 +307,7 @@ pub fn loads(model: &str, rates: Rates, body_bytes: usize, stream_tokens: u32) -
     };
     const ONE: &str = r#""max_tokens":1"#;
     let streamed = format!(r#""max_tokens":{stream_tokens},"ignore_eos":true,"stream":true"#);
-    let (small, cold, seen, stream) = (chat.clone(), chat.clone(), chat.clone(), chat);
+    let (small, cold, part, seen, stream) = (chat.clone(), chat.clone(), chat.clone(), chat.clone(), chat);
     let (cold_history, seen_history) = (Arc::clone(&history), history);
     vec![
         named(
@@ -318,6 +319,15 @@ pub fn loads(model: &str, rates: Rates, body_bytes: usize, stream_tokens: u32) -
             "large, new",
             rates.large_per_s,
             Arc::new(move |n| cold(&format!("conversation {n}"), &cold_history, "go on", ONE)),
+        ),
+        named(
+            "large, three quarters seen",
+            rates.large_per_s,
+            Arc::new(move |n| {
+                let [before, after] = &parts;
+                let history = format!(r#"{before}{{"role":"user","content":"turn {n}"}},{after}"#);
+                part("the conversation", &history, "go on", ONE)
+            }),
         ),
         named(
             "large, prefix seen",
@@ -393,6 +403,11 @@ mod tests {
         assert!((128 << 10..(128 << 10) + 400).contains(&size), "{size} bytes");
         assert_ne!(one["messages"][0], other["messages"][0], "new from the first message on");
         let [one, other] = bodies(2);
+        let (one, other) = (one["messages"].as_array().unwrap(), other["messages"].as_array().unwrap());
+        let alike = one.iter().zip(other).take_while(|(one, other)| one == other).map(|(one, _)| one);
+        let share = alike.map(|message| message.to_string().len()).sum::<usize>() * 100 / (128 << 10);
+        assert!((73..=77).contains(&share), "{share} % seen");
+        let [one, other] = bodies(3);
         let turns = one["messages"].as_array().unwrap().len();
         assert_eq!(
             one["messages"].as_array().unwrap()[..turns - 1],

@@ -1,6 +1,6 @@
 //! Clients that leave, read slowly, or ask for what there is not.
 
-use baton_router::Backend as _;
+use baton_router::{Backend as _, Submission};
 use baton_types::Sampling;
 use tokio::sync::{mpsc, oneshot};
 
@@ -62,9 +62,9 @@ async fn a_client_that_does_not_read_is_cut_off() {
     let mut bench = Bench::with(&["p0", "d0"]).await;
     let (events, mut slow) = mpsc::channel(3);
     let sampling = Sampling { max_tokens: 50, ..Sampling::default() };
-    let submission = Box::new(Bench::submission("slow", sampling));
+    let submission = Bench::submission("slow", sampling);
     let request = bench.inbox.name_request();
-    bench.inbox.send(Message::Submit { request, submission, events }).await;
+    bench.inbox.send(Message::submit(request, submission, events)).await;
     bench.pump().await;
     bench.do_prefill("slow").await;
     bench.do_handoff("slow").await;
@@ -177,4 +177,31 @@ async fn an_engine_that_is_faster_than_the_front_door_costs_no_answer() {
         }
     }
     assert_eq!(tokens, 8_000);
+}
+
+/// What a request costs the thread that decides, beside one reading of a body of 1 MiB, which that thread once did.
+#[tokio::test]
+#[ignore = "a benchmark: cargo test --release -p baton --bin baton submit_with_a_large_body -- --ignored --nocapture"]
+async fn submit_with_a_large_body() {
+    const ROUNDS: u32 = 200;
+    let mut bench = Bench::with(&["p0", "d0"]).await;
+    let body = format!(r#"{{"model":"m","vendor":"{}"}}"#, "prose ".repeat(175_000));
+    let (mut read, mut submitted) = (std::time::Duration::ZERO, std::time::Duration::ZERO);
+    for round in 0..ROUNDS {
+        let began = std::time::Instant::now();
+        let fields: std::collections::BTreeMap<String, &serde_json::value::RawValue> =
+            serde_json::from_slice(body.as_bytes()).unwrap();
+        assert_eq!(fields.len(), 2);
+        read += began.elapsed();
+        let (events, _told) = mpsc::channel(64);
+        let plain = Bench::submission(&format!("r{round}"), Sampling::default());
+        let submission = Submission { body: bytes::Bytes::from(body.clone()), ..plain };
+        let request = bench.inbox.name_request();
+        let message = Message::submit(request, submission, events);
+        let began = std::time::Instant::now();
+        bench.driver.take_in(message);
+        submitted += began.elapsed();
+        bench.driver.take_in(Message::Cancel(request));
+    }
+    println!("submit {:?}, one reading of the body {:?}", submitted / ROUNDS, read / ROUNDS);
 }

@@ -122,8 +122,7 @@ impl Played {
         };
         let (sender, events) = mpsc::channel(1 << 10);
         self.clients.push(events);
-        let (request, submission) = (request.id, Box::new(submission));
-        self.bench.driver.take_in(Message::Submit { request, submission, events: sender });
+        self.bench.driver.take_in(Message::submit(request.id, submission, sender));
     }
 
     fn say(&mut self, (request, attempt, instance): (RequestId, u32, InstanceId), fact: v1::fact::Fact) {

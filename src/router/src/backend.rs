@@ -28,7 +28,7 @@ pub struct Submission {
     pub tenant: Option<Arc<str>>,
     /// Names the conversation, hashed: calls with the same one belong together.
     pub session: Option<u64>,
-    /// The body as the client sent it.
+    /// The client's body for engines: without what became tokens.
     pub body: Bytes,
     /// The client wants to know where it went, and why.
     pub explain: bool,

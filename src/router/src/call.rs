@@ -12,6 +12,7 @@ use crate::backend::{Model, Submission};
 use crate::caller::{Caller, fresh_id, namespace};
 use crate::chat::{Chat, ChatError};
 use crate::config::RouterConfig;
+use crate::engine_body::without_prompt;
 use crate::error::ApiError;
 use crate::fields::{Fields, PromptField, UNSERVED};
 use crate::plan::{Plan, PlannedPrompt};
@@ -86,8 +87,7 @@ impl RequestReader<'_> {
         body: Bytes,
         request_id: &Arc<str>,
     ) -> Result<Call, ApiError> {
-        let sent = body.clone();
-        let mut fields = crate::fields::read(&sent)?;
+        let mut fields = crate::fields::read(&body)?;
         self.check(&fields)?;
         let caller = Caller::read(headers, &fields, self.config)?;
         let stops = sampling::stops(&mut fields, self.config.stops_limit)?;
@@ -97,7 +97,7 @@ impl RequestReader<'_> {
             Endpoint::Chat => vec![self.chat_prompt(&fields, lineage).await?],
             Endpoint::Completions => self.completion_prompts(&mut fields, lineage).await?,
         };
-        let body = tools::with_schema(body, &fields)?;
+        let body = tools::with_schema(without_prompt(&body, &fields.entries), &fields)?;
         let n = fields.n.unwrap_or(1) as usize;
         self.check_count(ready.len(), n)?;
         let mut submissions = Vec::with_capacity(ready.len() * n);

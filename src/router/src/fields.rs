@@ -9,6 +9,7 @@ use serde::de::{
 use serde_json::value::RawValue;
 
 use crate::chat::{Message, Text};
+use crate::engine_body::Entry;
 use crate::error::ApiError;
 use crate::json;
 
@@ -59,6 +60,8 @@ macro_rules! fields {
             $(pub(crate) $name: Option<$kind>,)*
             /// A field that is there and is served nowhere.
             pub(crate) unserved: Option<&'static str>,
+            /// All fields, in order.
+            pub(crate) entries: Vec<Entry<'a>>,
         }
 
         /// The fields that are read, for the page of parameters.
@@ -163,8 +166,9 @@ pub(crate) fn read(body: &[u8]) -> Result<Fields<'_>, ApiError> {
     }
     let mut at = None;
     let mut reader = serde_json::Deserializer::from_slice(body);
-    let read =
-        BodySeed { at: &mut at }.deserialize(&mut reader).and_then(|fields| reader.end().map(|()| fields));
+    let read = BodySeed { at: &mut at, body }
+        .deserialize(&mut reader)
+        .and_then(|fields| reader.end().map(|()| fields));
     read.map_err(|error| {
         if error.is_data() {
             let error = in_plain_words(&error.to_string());
@@ -191,8 +195,12 @@ fn in_plain_words(error: &str) -> String {
     })
 }
 
+/// Fields of one body at most: each takes memory.
+const MAX_FIELDS: usize = 1_024;
+
 struct BodySeed<'s> {
     at: &'s mut Option<&'static str>,
+    body: &'s [u8],
 }
 
 impl<'de> DeserializeSeed<'de> for BodySeed<'_> {
@@ -213,6 +221,12 @@ impl<'de> Visitor<'de> for BodySeed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
         let mut fields = Fields::default();
         while let Some(Text(name)) = map.next_key::<Text<'de>>()? {
+            if fields.entries.len() == MAX_FIELDS {
+                return Err(de::Error::custom(format_args!(
+                    "it has more than {MAX_FIELDS} fields; send fewer"
+                )));
+            }
+            fields.entries.push(Entry::new(name.clone(), self.body));
             fields.read(&name, &mut map, self.at)?;
         }
         Ok(fields)

@@ -36,6 +36,7 @@ mod chat;
 mod choices;
 mod config;
 mod convert;
+mod engine_body;
 mod error;
 mod fields;
 #[cfg(test)]
@@ -63,6 +64,7 @@ pub use backend::{Backend, Event, Fault, Model, Readiness, Refusal, Submission, 
 pub use body::{Body, CutOff, Reply};
 pub use caller::{API_TIERS, same_key};
 pub use config::{ApiKey, Extra, Mount, ReplyFuture, RouterConfig, TlsFiles};
+pub use engine_body::IN_THE_TOKENS;
 pub use error::ApiError;
 pub use places::{AcceptFailures, Place, Places};
 pub use reasoning::ReasoningParser;

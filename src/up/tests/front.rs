@@ -41,9 +41,9 @@ async fn a_front_door_that_computes_for_seconds_costs_no_node_and_delays_no_deci
     let mut served = 0;
     while begun.elapsed() < BUSY {
         let (events, mut told) = mpsc::channel(64);
-        let submission = Box::new(submission(&format!("r{served}")));
+        let submission = submission(&format!("r{served}"));
         let request = service.inbox.name_request();
-        assert!(service.inbox.send(Message::Submit { request, submission, events }).await);
+        assert!(service.inbox.send(Message::submit(request, submission, events)).await);
         let last = async {
             loop {
                 if let Some(baton_router::Event::Finished { .. }) = told.recv().await {

@@ -150,11 +150,12 @@ pub(crate) fn with_schema(body: Bytes, fields: &Fields<'_>) -> Result<Bytes, Api
         object.insert("$defs".into(), std::mem::take(&mut shared).into());
     }
     let format = json!({"type": "json_schema", "json_schema": {"name": "tool_calls", "schema": schema, "strict": true}});
-    // The body was read as an object that has tools in it.
+    // The body is an object.
     let end = body.iter().rposition(|byte| *byte == b'}').unwrap_or(body.len());
     let mut made = Vec::with_capacity(body.len() + 256);
     made.extend_from_slice(&body[..end]);
-    made.extend_from_slice(format!(",\"response_format\":{format}}}").as_bytes());
+    let comma = if body[..end].trim_ascii_end().ends_with(b"{") { "" } else { "," };
+    made.extend_from_slice(format!("{comma}\"response_format\":{format}}}").as_bytes());
     Ok(made.into())
 }
 
