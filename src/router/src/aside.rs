@@ -1,28 +1,57 @@
 //! Work on large bodies, aside from the threads that serve everybody.
 
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
-use tokio::sync::Semaphore;
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::error::ApiError;
 
 /// A body with more than this is worked on aside: parsing it takes longer than others should wait.
 pub(crate) const LARGE_BYTES: usize = 64 << 10;
 
+type Work = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    /// Whether this thread is there for large bodies.
+    static ASIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this is done aside already.
+pub(crate) fn is_aside() -> bool {
+    ASIDE.get()
+}
+
 /// As many large bodies at once as half the cores: those with small ones, and whatever else the process does, have the
 /// rest. What waits for its turn is bounded by the room that bodies have.
+///
+/// The threads are its own, and stay: a tokenizer keeps 16 MiB of words for each thread that it has worked on, and takes
+/// milliseconds to begin on another. They end with it.
 #[derive(Debug)]
 pub(crate) struct Aside {
     turns: Arc<Semaphore>,
+    works: Sender<Work>,
 }
 
 impl Aside {
     pub(crate) fn new() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self { turns: Arc::new(Semaphore::new((cores / 2).max(1))) }
+        let threads = (cores / 2).max(1);
+        let (works, taken) = channel();
+        let taken = Arc::new(Mutex::new(taken));
+        for number in 0..threads {
+            let taken = Arc::clone(&taken);
+            let thread = std::thread::Builder::new().name(format!("baton-large-{number}"));
+            // Without the memory for a thread there is none to serve anybody with.
+            thread.spawn(move || run_all(&taken)).expect("a thread can be started");
+        }
+        Self { turns: Arc::new(Semaphore::new(threads)), works }
     }
 
-    /// Runs `work` on a thread of its own. A client that leaves while it waits gives up its turn; work that was begun
+    /// Runs `work` on one of its threads. A client that leaves while it waits gives up its turn; work that was begun
     /// is ended first.
     pub(crate) async fn run<T, W>(&self, work: W) -> Result<T, ApiError>
     where
@@ -30,15 +59,26 @@ impl Aside {
         W: FnOnce() -> Result<T, ApiError> + Send + 'static,
     {
         let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| stopped())?;
-        let worked = tokio::task::spawn_blocking(move || {
-            let done = work();
+        let (reply, answer) = oneshot::channel();
+        let work: Work = Box::new(move || {
+            // Where the work breaks off there is no reply.
+            let _ = reply.send(work());
             drop(turn);
-            done
         });
-        worked.await.map_err(|error| {
-            tracing::error!(%error, "router: work on a large body broke off");
-            stopped()
-        })?
+        self.works.send(work).map_err(|_| stopped())?;
+        answer.await.map_err(|_| stopped())?
+    }
+}
+
+/// Does one work after the other, until nobody can send one.
+fn run_all(works: &Mutex<Receiver<Work>>) {
+    ASIDE.set(true);
+    loop {
+        let work = works.lock().recv();
+        let Ok(work) = work else { return };
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            tracing::error!("router: work on a large body broke off");
+        }
     }
 }
 
@@ -63,7 +103,7 @@ mod tests {
                 let (aside, begun, released) = (Arc::clone(&aside), begun.clone(), Arc::clone(&released));
                 tokio::spawn(async move {
                     let work = move || {
-                        begun.send(std::thread::current().id() != here).unwrap();
+                        begun.send(std::thread::current().id() != here && is_aside()).unwrap();
                         let _ = released.lock().recv();
                         Ok(())
                     };

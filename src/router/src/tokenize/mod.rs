@@ -21,6 +21,7 @@ pub use prompt::{Lineage, Prompt};
 pub(crate) use prompt::{from_tokens, session_number};
 pub use sample::Sample;
 
+use crate::aside::is_aside;
 use crate::chat::{Chat, ChatError, render_plain};
 use crate::tools::ToolFormat;
 use folder::{Folder, Loaded};
@@ -234,7 +235,7 @@ impl Tokenization {
             Vocabulary::Folder(folder) if folder.encoder.is_fast() => FAST_ASIDE_BYTES,
             Vocabulary::Folder(_) => ASIDE_BYTES,
         };
-        if begun.missing_bytes() <= limit {
+        if begun.missing_bytes() <= limit || is_aside() {
             return self.complete(&text, begun, &lineage);
         }
         let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|e| e.to_string())?;
