@@ -36,7 +36,7 @@ impl Offers<'_> {
         let mut pause = FIRST_PAUSE;
         loop {
             match self.once(&mut leased.connection).await {
-                Ok(Answer::Accepted(have_blocks, berth)) => return Ok((leased, have_blocks, berth)),
+                Ok(Answer::Accepted(have_blocks, window)) => return Ok((leased, have_blocks, window)),
                 Ok(Answer::Postponed(why)) if Instant::now() + pause >= deadline => return Err(why),
                 Ok(Answer::Postponed(why)) => {
                     self.postponed += 1;
