@@ -36,7 +36,7 @@ impl World {
     /// The engine decodes, on with what it computed or with what has landed.
     pub(crate) fn decode(&mut self, slot: u32, at: u32, local: bool) {
         let live = &mut self.live[slot as usize];
-        if local && live.streamed_tokens < live.output_tokens {
+        if local {
             // Computed by the prefill, and let out now that the request may stay (ADR 0004).
             live.streamed_tokens += 1;
             self.first_token(slot, self.now_us);
@@ -50,11 +50,6 @@ impl World {
             // Room is asked for when it is known to be short: at the start, not at the overflow.
             let room_blocks = excess.div_ceil(self.setup.scheduler.block_tokens);
             self.step_store(at, StoreInput::GrowRoom { owner: id, room_blocks });
-        }
-        if left_tokens == 0 {
-            self.gaps_us.clear();
-            self.finish_request(at, slot);
-            return;
         }
         let sequence = Sequence { slot, left_tokens, context_tokens, first_token_due: !local };
         self.engine(at, |engine, moment, ended| engine.add_sequence(moment, sequence, ended));
@@ -79,7 +74,7 @@ impl World {
     }
 
     /// The last token left; `gaps_us` holds the gaps of this stay.
-    fn finish_request(&mut self, at: u32, slot: u32) {
+    pub(crate) fn finish_request(&mut self, at: u32, slot: u32) {
         let live = &mut self.live[slot as usize];
         self.gaps_us.append(&mut live.gaps_us);
         let gaps = summarise(&mut self.gaps_us);

@@ -208,7 +208,7 @@ impl World {
                     request: asked.id,
                     class: asked.class,
                     patience_us: u64::MAX,
-                    asked_tokens: u32::MAX,
+                    asked_tokens: asked.max_output_tokens.unwrap_or(u32::MAX),
                 };
                 core.arrived = Some(asked);
                 pairs.arrive(now_us, arrival, &mut core, &mut effects);

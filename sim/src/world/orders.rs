@@ -16,11 +16,15 @@ impl World {
             self.share_order(router, &effect);
         }
         match effect {
-            Effect::Prefill { request, attempt, instance, decode, fetch, room_tokens, order, .. } => {
+            Effect::Prefill {
+                request, attempt, instance, decode, fetch, room_tokens, order, alone, ..
+            } => {
                 let Some(slot) = self.slot_of(request) else { return };
                 self.witness_clean(slot);
                 let live = &mut self.live[slot as usize];
                 live.attempt = attempt;
+                // Alone it draws the whole answer: its KV stays, and no room is needed for more.
+                let (decode, room_tokens) = if alone { (instance, 0) } else { (decode, room_tokens) };
                 (live.prefill, live.decode) = (instance.0, decode.0);
                 (live.fetch, live.room_tokens, live.order) = (fetch, room_tokens, order);
                 self.enter_prefill(slot);

@@ -145,12 +145,21 @@ impl World {
         self.stop_reading(slot);
         let live = &mut self.live[slot as usize];
         live.prefill_streamed = !local && self.setup.scheduler.first_token == FirstToken::Prefill;
-        // An answer whose only token was given before its KV was lost gets no second one.
-        if live.prefill_streamed && live.streamed_tokens < live.output_tokens {
+        let last = (local || live.prefill_streamed) && live.streamed_tokens + 1 == live.output_tokens;
+        if live.prefill_streamed || last {
             live.streamed_tokens += 1;
             self.first_token(slot, self.now_us);
         }
+        if last {
+            // Nothing is left to decode: what has left of its KV is for nobody.
+            self.leave_decode(slot);
+            self.gaps_us.clear();
+            self.finish_request(at, slot);
+        }
         self.report(slot, at, Fact::Prefilled { compute_us, cached_tokens: cached });
+        if last {
+            return;
+        }
         match (local, self.live[slot as usize].landed) {
             (true, _) => {}
             (false, true) => self.handoff_done(slot),

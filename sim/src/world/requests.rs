@@ -79,6 +79,8 @@ impl Live {
             tenant: TenantId(self.tenant),
             prompt_tokens: self.prompt_tokens,
             chain: self.keys.iter().map(|k| k.short()).collect(),
+            // A client that wants one token says so; how long other answers become is not known before.
+            max_output_tokens: (self.output_tokens == 1).then_some(1),
             ..Request::default()
         }
     }

@@ -103,6 +103,23 @@ fn a_handoff_that_failed_lands_on_another_decode_without_a_second_prefill() {
 }
 
 #[test]
+fn an_answer_of_one_token_is_the_prefills_and_moves_no_kv() {
+    for first_token in [FirstToken::Decode, FirstToken::Prefill] {
+        let mut setup = setup(1, 1, PolicyName::Baton);
+        setup.scheduler.first_token = first_token;
+        let (one, without) = play(&setup, &[arrival(0, 40, 0, 1)], &[]);
+        let (two, with) = play(&setup, &[arrival(0, 40, 0, 2)], &[]);
+        let (one, two) = (one[0], two[0]);
+        assert_eq!((one.status, two.status), (Status::Completed, Status::Completed));
+        assert_eq!((one.gaps.count, one.decode), (0, one.prefill));
+        assert_ne!(two.decode, two.prefill);
+        assert!(without.handoff_bytes == 0 && with.handoff_bytes > 0);
+        assert_eq!(one.end_us, one.first_offer_us + one.ttft_us);
+        assert!(one.ttft_us <= two.ttft_us, "its KV needs no time on the way");
+    }
+}
+
+#[test]
 fn a_layerwise_handoff_that_fails_during_the_prefill_starts_over() {
     let (setup, arrivals) = (setup(1, 2, PolicyName::Baton), [arrival(0, 40, 0, 20)]);
     let (quiet, _) = play(&setup, &arrivals, &[]);
@@ -218,7 +235,7 @@ fn a_slow_node_is_slow_at_once_and_only_while_it_lasts() {
 /// Whoever gives the first token, all tokens come; the hand-off is in the first gap or in the TTFT.
 #[test]
 fn the_first_token_of_a_prefill_comes_a_hand_off_and_a_step_sooner() {
-    let arrivals = [arrival(0, 20, 0, 50), arrival(60_000_000, 20, 0, 1)];
+    let arrivals = [arrival(0, 20, 0, 50), arrival(60_000_000, 20, 0, 2)];
     let played = [FirstToken::Decode, FirstToken::Prefill].map(|first_token| {
         let mut setup = setup(1, 1, PolicyName::Baton);
         setup.scheduler.first_token = first_token;

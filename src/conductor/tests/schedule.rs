@@ -113,7 +113,8 @@ impl Played {
     fn submit(&mut self, request: &Request) {
         let class = &self.config.scheduler.classes[request.class.index()];
         let tokens = u32::try_from(request.prompt_tokens).unwrap();
-        let sampling = Sampling { max_tokens: u32::MAX, ..Sampling::default() };
+        let max_tokens = request.max_output_tokens.unwrap_or(u32::MAX);
+        let sampling = Sampling { max_tokens, ..Sampling::default() };
         let submission = Submission {
             tokens: (0..tokens).collect(),
             chain: request.chain.iter().map(|hash| BlockKey(hash.0.into())).collect(),
@@ -131,15 +132,16 @@ impl Played {
         self.bench.driver.take_in(Message::Facts { instance, epoch, facts });
     }
 
-    /// The decode node draws an answer up to so many tokens.
+    /// An answer is drawn up to so many tokens: by the decode node, or by the prefill node if it draws the last.
     fn draw(&mut self, request: RequestId, upto: u32, whole: bool) {
         let Some(pair) = self.bench.driver.pairs.get(request) else { return };
-        let (attempt, [_, decode]) = (pair.attempt(), pair.legs());
+        let (attempt, [prefill, decode]) = (pair.attempt(), pair.legs());
+        let leg = if pair.phase() == Phase::Prefilling { prefill } else { decode };
         let from = self.bench.driver.sessions[&request].answer.len() as u32;
         for index in from..upto {
             let finish = if whole && index + 1 == upto { 2 } else { 0 };
             let token = v1::Token { index, token: 7, finish, logprob: None, cached_tokens: None };
-            self.say((request, attempt, decode.unwrap()), v1::fact::Fact::Token(token));
+            self.say((request, attempt, leg.unwrap()), v1::fact::Fact::Token(token));
         }
     }
 }
@@ -264,6 +266,8 @@ fn scenario(seed: u64, admission: AdmissionMode, tune: impl FnOnce(&mut Setup)) 
         // A front door names full blocks, a trace the last one too.
         record.input_length = record.hash_ids.len() as u64 * u64::from(BLOCK_TOKENS);
     }
+    // Some are to be classified, and no more.
+    trace.records.iter_mut().step_by(7).for_each(|record| record.output_length = 1);
     let trace = Arc::new(trace);
     let steps = World::recorded(setup, Box::new(TraceWorkload::new(trace, 1.0))).unwrap();
     (config, steps)
@@ -301,6 +305,9 @@ fn count(kinds: &mut BTreeMap<String, usize>, effects: &[Effect]) {
         let text = format!("{effect:?}");
         let name = text.split([' ', '(', '{']).next().unwrap_or_default().to_owned();
         *kinds.entry(name).or_default() += 1;
+        if let Effect::Prefill { alone: true, .. } = effect {
+            *kinds.entry("alone".to_owned()).or_default() += 1;
+        }
     }
 }
 
@@ -318,7 +325,7 @@ async fn the_live_driver_orders_what_the_simulated_one_does() {
             count(&mut kinds, &same_orders(seed, admission, |_| {}).await);
         }
     }
-    at_least(&kinds, &[("Prefill", 1_500), ("Ended", 1_500), ("Release", 20)]);
+    at_least(&kinds, &[("Prefill", 1_500), ("Ended", 1_500), ("Release", 20), ("alone", 100)]);
 }
 
 #[tokio::test]
