@@ -21,6 +21,7 @@ pub(super) struct Live<'a> {
     sessions: &'a BTreeMap<RequestId, Session>,
     fleet: &'a Fleet,
     scheduler: &'a SchedulerConfig,
+    naming: (u64, u32),
 }
 
 impl Core for Live<'_> {
@@ -36,13 +37,14 @@ impl Core for Live<'_> {
     fn request(&mut self, request: RequestId, emitted_tokens: u32) -> Option<Request> {
         let session = self.sessions.get(&request)?;
         let submission = &session.submission;
-        self.names.learn(&submission.chain);
+        let chain = session.chain(emitted_tokens, self.naming);
+        self.names.learn(&chain);
         Some(Request {
             id: request,
             class: session.class,
             tenant: session.tenant,
             prompt_tokens: submission.tokens.len() as u64 + u64::from(emitted_tokens),
-            chain: submission.chain.iter().map(|key| key.short()).collect(),
+            chain: chain.iter().map(|key| key.short()).collect(),
             emitted_tokens,
             max_output_tokens: Some(submission.sampling.max_tokens),
             ..Request::default()
@@ -84,6 +86,11 @@ pub(super) struct Trouble {
 }
 
 impl Driver {
+    /// The seed of block keys, and the tokens in a block.
+    pub(super) fn naming(&self) -> (u64, u32) {
+        (*self.config.service.chain_seed.expose(), self.config.scheduler.block_tokens)
+    }
+
     /// Does something to the pairs, and carries out what comes of it.
     pub(super) fn pair<T>(
         &mut self,
@@ -98,6 +105,7 @@ impl Driver {
         trouble: &Trouble,
         act: impl FnOnce(&mut Pairs, u64, &mut Live<'_>, &mut Vec<Effect>) -> T,
     ) -> T {
+        let naming = self.naming();
         let mut effects = std::mem::take(&mut self.effects);
         let mut live = Live {
             conductor: &mut self.core,
@@ -106,6 +114,7 @@ impl Driver {
             sessions: &self.sessions,
             fleet: &self.fleet,
             scheduler: &self.config.scheduler,
+            naming,
         };
         let result = act(&mut self.pairs, self.now_us, &mut live, &mut effects);
         #[cfg(test)]

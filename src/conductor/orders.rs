@@ -5,7 +5,6 @@ use baton_router::{Event, Refusal};
 use baton_scheduler::{Effect as Order, FailStage, FetchPlan, Input, RejectReason, Rejection};
 use baton_types::{InstanceId, RequestId, Role};
 use baton_wire::v1;
-use bytes::Bytes;
 
 use super::core::Trouble;
 use super::driver::Driver;
@@ -97,6 +96,7 @@ impl Driver {
 
     fn start_prefill(&mut self, request: RequestId, ordered: &Prefill) {
         let Prefill { attempt, instance, decode, room_tokens, .. } = *ordered;
+        let naming = self.naming();
         let local = decode == instance;
         let peer = (!local && !ordered.alone).then(|| self.fleet.peer(decode)).flatten();
         let fetch_from = ordered.fetch.and_then(|f| self.fleet.peer(f.from));
@@ -109,10 +109,10 @@ impl Driver {
         session.moves = self.pairs.get(request).map_or(session.moves, |pair| pair.moves());
         let expected_tokens = session.expected.map(|(_, tokens)| tokens);
         let named = self.fleet.get(instance).is_some_and(|node| node.hello.wants_body);
-        let work = prefill_work(session, ordered.given_tokens, named);
+        let work = prefill_work(session, ordered.given_tokens, named.then_some(naming));
         let asked = self.fleet.get(decode).is_some_and(|node| node.hello.engine_moves_kv);
         let expect = (!local && !ordered.alone)
-            .then(|| if asked { work.clone() } else { decode_work(session, ordered.given_tokens) });
+            .then(|| if asked { work.clone() } else { decode_work(session, ordered.given_tokens, naming) });
         if let Some(work) = expect {
             let expect = v1::Expect { work: Some(work), room_tokens };
             self.push(decode, request, attempt, v1::order::Order::Expect(expect));
@@ -139,14 +139,15 @@ impl Driver {
 
     fn hand_off(&mut self, request: RequestId, ordered: &Handoff) {
         let Handoff { attempt, from, to, room_tokens, given_tokens } = *ordered;
+        let naming = self.naming();
         let peer = self.fleet.peer(to);
         let Some(session) = self.sessions.get(&request) else { return };
         // What was prefilled: the answer's tokens that came since are decoded, not handed off.
         let asked = self.fleet.get(to).is_some_and(|node| node.hello.engine_moves_kv);
         let work = if asked {
-            prefill_work(session, given_tokens, true)
+            prefill_work(session, given_tokens, Some(naming))
         } else {
-            decode_work(session, given_tokens)
+            decode_work(session, given_tokens, naming)
         };
         let expect = v1::Expect { work: Some(work), room_tokens };
         self.push(to, request, attempt, v1::order::Order::Expect(expect));
@@ -318,16 +319,18 @@ fn outline(session: &Session, given_tokens: u32) -> v1::Work {
 
 /// The prefill leg has the tokens, and finds the keys of their blocks by itself. One before an engine that is not ours is
 /// told them (`named`): it is most often in this process, where to name them once more costs more than to pass them on.
-fn prefill_work(session: &Session, given_tokens: u32, named: bool) -> v1::Work {
+fn prefill_work(session: &Session, given_tokens: u32, named: Option<(u64, u32)>) -> v1::Work {
     let submission = &session.submission;
     let whole = (!session.answer.is_empty()).then(|| submission.tokens.and(&session.answer));
     let tokens = baton_wire::pack_tokens(whole.as_ref().unwrap_or(&submission.tokens));
-    let chain = if named { baton_wire::pack_keys(&session.submission.chain) } else { Bytes::new() };
+    let keys = |naming| baton_wire::pack_keys(&session.chain(given_tokens, naming));
+    let chain = named.map(keys).unwrap_or_default();
     v1::Work { tokens, chain, body: session.submission.body.clone(), ..outline(session, given_tokens) }
 }
 
 /// The decode leg must know the keys before the KV comes; the tokens come with it. One whose engine moves KV
 /// itself gets what the prefill leg gets.
-fn decode_work(session: &Session, given_tokens: u32) -> v1::Work {
-    v1::Work { chain: baton_wire::pack_keys(&session.submission.chain), ..outline(session, given_tokens) }
+fn decode_work(session: &Session, given_tokens: u32, naming: (u64, u32)) -> v1::Work {
+    let chain = session.chain(given_tokens, naming);
+    v1::Work { chain: baton_wire::pack_keys(&chain), ..outline(session, given_tokens) }
 }

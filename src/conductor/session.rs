@@ -1,7 +1,7 @@
 //! A request under way: its client, and how far its answer has come. Its legs are `baton_legs::pairs`'.
 
 use baton_router::{Event, Fault, Submission, Usage};
-use baton_types::{ClassId, Finish, InstanceId, TenantId, TokenLogprob};
+use baton_types::{BlockKey, ChainHasher, ClassId, Finish, InstanceId, TenantId, TokenLogprob};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -43,6 +43,21 @@ impl Session {
     /// False: the client left, or does not read.
     pub(super) fn tell(&self, event: Event) -> bool {
         self.events.try_send(event).is_ok()
+    }
+
+    /// Keys of the full blocks of the prompt followed by the first `given_tokens` of the answer. `naming` is the seed
+    /// of the keys and the tokens in a block.
+    pub(super) fn chain(&self, given_tokens: u32, naming: (u64, u32)) -> Arc<[BlockKey]> {
+        let Submission { chain: named, tokens, root, .. } = &self.submission;
+        if given_tokens == 0 {
+            return Arc::clone(named);
+        }
+        let (seed, block_tokens) = (naming.0, naming.1 as usize);
+        let mut rest = tokens.after(named.len() * block_tokens);
+        rest.extend(self.answer.iter().take(given_tokens as usize));
+        let mut hasher = ChainHasher::resume(seed, named.last().copied().unwrap_or(*root));
+        let further = rest.chunks_exact(block_tokens).map(|block| hasher.push_tokens(block));
+        named.iter().copied().chain(further).collect()
     }
 
     /// Counts what was in a cache.

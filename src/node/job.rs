@@ -15,7 +15,7 @@ pub(super) struct Job {
     /// How many they are, also before they have come.
     pub token_count: usize,
     pub prompt_tokens: u32,
-    /// Keys of the prompt's full blocks.
+    /// Keys of the full blocks of what is to be prefilled: the prompt, and the answer so far.
     pub chain: Vec<BlockKey>,
     pub root: BlockKey,
     pub sampling: Arc<Sampling>,
@@ -36,7 +36,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// What an order to prefill says; the keys of the prompt's blocks follow from its tokens.
+    /// What an order to prefill says; the keys of its blocks follow from the tokens.
     ///
     /// # Errors
     /// With the reason, when it makes no sense on any node.
@@ -52,10 +52,9 @@ impl Job {
         }
         if job.chain.is_empty() {
             let (seed, block_tokens) = naming;
-            let prompt = &job.tokens[..job.prompt_tokens as usize];
             let mut hasher = ChainHasher::resume(seed, job.root);
-            job.chain =
-                prompt.chunks_exact(block_tokens as usize).map(|block| hasher.push_tokens(block)).collect();
+            let blocks = job.tokens.chunks_exact(block_tokens as usize);
+            job.chain = blocks.map(|block| hasher.push_tokens(block)).collect();
         }
         Ok(job)
     }

@@ -33,12 +33,12 @@ impl World {
     }
 }
 
-/// Names the blocks from the end of `keys` to the end of the prompt. Full ones keep their names
-/// when the prompt grows again; a partial one does not.
+/// Names the full blocks from the end of `keys` to the end of the prompt, as the service does. They keep their names
+/// when the prompt grows again.
 fn extend(keys: &mut Vec<BlockKey>, id: RequestId, prompt_tokens: u64, block_tokens: u64) {
     let mut hasher = ChainHasher::new(OWN_SEED, &id.0.to_le_bytes());
-    for block in keys.len() as u64..prompt_tokens.div_ceil(block_tokens) {
-        keys.push(hasher.push_id(((block + 1) * block_tokens).min(prompt_tokens)));
+    for block in keys.len() as u64..prompt_tokens / block_tokens {
+        keys.push(hasher.push_id(block));
     }
 }
 
@@ -53,11 +53,10 @@ mod tests {
     }
 
     #[test]
-    fn only_full_blocks_keep_their_names_and_nobody_else_has_them() {
+    fn full_blocks_are_named_keep_their_names_and_nobody_else_has_them() {
         let (short, long) = (extended(7, 450), extended(7, 610));
-        assert_eq!((short.len(), long.len()), (5, 7));
-        assert_eq!(short[..4], long[..4]);
-        assert_ne!(short[4], long[4], "the fifth was partial");
+        assert_eq!((short.len(), long.len()), (4, 6), "the last is partial");
+        assert_eq!(short[..], long[..4]);
         let other = extended(8, 450);
         assert!(short[2..].iter().all(|key| !other[2..].contains(key)));
         assert_eq!(extended(7, 200).len(), 2, "nothing to add");

@@ -2,7 +2,7 @@
 
 use baton_router::Submission;
 use baton_scheduler::AdmissionMode;
-use baton_types::Sampling;
+use baton_types::{BlockKey, ChainHasher, Sampling};
 use baton_wire::v1::fact::Fact;
 
 use super::bench::{Bench, PROMPT, fact_token, failure, prefilled, token};
@@ -80,6 +80,28 @@ async fn a_decode_that_fails_goes_on_elsewhere_with_what_the_client_has() {
     assert!(
         matches!(&bench.client("r").last, Some(baton_router::Event::Finished { usage, .. }) if usage.moves == 1)
     );
+    bench.quiet();
+}
+
+#[tokio::test]
+async fn the_blocks_of_an_answer_that_goes_on_are_named_after_those_of_its_prompt() {
+    let mut bench = Bench::with(&["p0", "d0", "d1"]).await;
+    bench.submit("r", 12).await;
+    bench.do_prefill("r").await;
+    bench.do_handoff("r").await;
+    bench.do_decode("r", 8).await;
+    let old = bench.decode("r");
+    bench.tell(&old, vec![failure(false)]).await;
+    let mut tokens: Vec<u32> = (0..PROMPT).map(|at| at + 3).collect();
+    tokens.extend(&bench.client("r").tokens);
+    let (seed, block_tokens) = bench.driver.naming();
+    let mut hasher = ChainHasher::resume(seed, BlockKey::default());
+    let blocks = tokens.chunks_exact(block_tokens as usize);
+    let named: Vec<BlockKey> = blocks.map(|block| hasher.push_tokens(block)).collect();
+    let new = bench.decode("r");
+    assert_eq!((new.given(), named.len()), (8, 3), "two blocks of the prompt, one of both");
+    assert_eq!(baton_wire::unpack_keys(&new.work.chain), named);
+    bench.serve("r").await;
     bench.quiet();
 }
 
