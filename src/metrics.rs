@@ -3,10 +3,12 @@
 
 mod by_node;
 mod edge;
+pub(crate) mod objects;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use baton_http::{Figure, Kind, Page};
 use baton_router::Router;
 use by_node::ByNode;
 pub(crate) use edge::ControlClosed;
@@ -16,146 +18,93 @@ use metrics::{
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
-/// What a number is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Only rises.
-    Counter,
-    /// Rises and falls.
-    Gauge,
-    /// A distribution.
-    Histogram,
-}
-
-/// One exported number.
-#[derive(Clone, Copy, Debug)]
-pub struct Name {
-    /// As Prometheus sees it.
-    pub name: &'static str,
-    /// What it is.
-    pub kind: Kind,
-    /// What it tells, with its labels.
-    pub help: &'static str,
-}
-
-const fn name(name: &'static str, kind: Kind, help: &'static str) -> Name {
-    Name { name, kind, help }
-}
-
 /// Every exported number, in the order of the documentation.
-pub const NAMES: &[Name] = &[
-    name("baton_requests_total", Kind::Counter, "Requests that reached the conductor"),
-    name("baton_requests_admitted_total", Kind::Counter, "Requests let in"),
-    name("baton_requests_refused_total", Kind::Counter, "Requests refused before any work, by `reason`"),
-    name(
+pub const NAMES: &[Figure] = &[
+    Figure::counter("baton_requests_total", "Requests that reached the conductor"),
+    Figure::counter("baton_requests_admitted_total", "Requests let in"),
+    Figure::counter("baton_requests_refused_total", "Requests refused before any work, by `reason`"),
+    Figure::counter(
         "baton_shadow_judged_total",
-        Kind::Counter,
         "Requests that an admission mode of `scheduler.shadow` was asked about, by `mode`",
     ),
-    name("baton_shadow_refused_total", Kind::Counter, "Requests that it would have refused, by `mode`"),
-    name("baton_requests_finished_total", Kind::Counter, "Answers that were completed"),
-    name(
+    Figure::counter("baton_shadow_refused_total", "Requests that it would have refused, by `mode`"),
+    Figure::counter("baton_requests_finished_total", "Answers that were completed"),
+    Figure::counter(
         "baton_requests_failed_total",
-        Kind::Counter,
         "Admitted requests that were not served to their end, by `stage`",
     ),
-    name(
+    Figure::counter(
         "baton_requests_cancelled_total",
-        Kind::Counter,
         "Requests ended early by their client or for it, by `why`",
     ),
-    name("baton_requests_live", Kind::Gauge, "Requests under way"),
-    name("baton_prompt_tokens_total", Kind::Counter, "Prompt tokens of completed answers"),
-    name("baton_cached_tokens_total", Kind::Counter, "Prompt tokens that were not computed again"),
-    name("baton_output_tokens_total", Kind::Counter, "Tokens of completed answers"),
-    name("baton_ttft_seconds", Kind::Histogram, "From a request's arrival to its first token"),
-    name("baton_tbt_seconds", Kind::Histogram, "Between two tokens of an answer"),
-    name("baton_ttft_error_ratio", Kind::Histogram, "Measured over predicted time to first token"),
-    name("baton_nodes", Kind::Gauge, "Nodes attached"),
-    name("baton_nodes_lost_total", Kind::Counter, "Lives of nodes that ended"),
-    name("baton_stage_timeouts_total", Kind::Counter, "Stages that took too long, by `stage`"),
-    name("baton_leg_failures_total", Kind::Counter, "Failures that nodes reported, by `stage`"),
-    name(
-        "baton_fetches_total",
-        Kind::Counter,
-        "Prefixes brought from other nodes before a prefill, by `source`",
-    ),
-    name("baton_copies_total", Kind::Counter, "Prefixes copied ahead of demand, by `target`"),
-    name("baton_stale_messages_total", Kind::Counter, "Messages about an earlier life or attempt, dropped"),
-    name("baton_repeated_tokens_total", Kind::Counter, "Tokens that a client had already, dropped"),
-    name(
+    Figure::gauge("baton_requests_live", "Requests under way"),
+    Figure::counter("baton_prompt_tokens_total", "Prompt tokens of completed answers"),
+    Figure::counter("baton_cached_tokens_total", "Prompt tokens that were not computed again"),
+    Figure::counter("baton_output_tokens_total", "Tokens of completed answers"),
+    Figure::histogram("baton_ttft_seconds", "From a request's arrival to its first token"),
+    Figure::histogram("baton_tbt_seconds", "Between two tokens of an answer"),
+    Figure::histogram("baton_ttft_error_ratio", "Measured over predicted time to first token"),
+    Figure::gauge("baton_nodes", "Nodes attached"),
+    Figure::counter("baton_nodes_lost_total", "Lives of nodes that ended"),
+    Figure::counter("baton_stage_timeouts_total", "Stages that took too long, by `stage`"),
+    Figure::counter("baton_leg_failures_total", "Failures that nodes reported, by `stage`"),
+    Figure::counter("baton_fetches_total", "Prefixes brought from other nodes before a prefill, by `source`"),
+    Figure::counter("baton_copies_total", "Prefixes copied ahead of demand, by `target`"),
+    Figure::counter("baton_stale_messages_total", "Messages about an earlier life or attempt, dropped"),
+    Figure::counter("baton_repeated_tokens_total", "Tokens that a client had already, dropped"),
+    Figure::counter(
         "baton_cache_expected_tokens_total",
-        Kind::Counter,
         "Prompt tokens that were expected in the cache of the instance chosen, by `node`",
     ),
-    name(
+    Figure::counter(
         "baton_cache_found_tokens_total",
-        Kind::Counter,
         "Prompt tokens of the same requests that it found there, by `node`",
     ),
-    name(
+    Figure::counter(
         "baton_cache_resyncs_total",
-        Kind::Counter,
         "Times that what was known of an engine's cache proved wrong and was mended, by `node`",
     ),
-    name(
-        "baton_audit_failures_total",
-        Kind::Counter,
-        "Looks over the conductor's books that found them broken",
-    ),
-    name(
+    Figure::counter("baton_audit_failures_total", "Looks over the conductor's books that found them broken"),
+    Figure::counter(
         "baton_node_audit_failures_total",
-        Kind::Counter,
         "Looks over a node's books that found them broken, by `node`",
     ),
-    name(
+    Figure::gauge(
         "baton_policy_version",
-        Kind::Gauge,
         "Version of the cluster's policy that is in force here; 0 without one",
     ),
-    name(
+    Figure::counter(
         "baton_nodes_refused_total",
-        Kind::Counter,
         "Attachments refused for want of the cluster's key, or for another one",
     ),
-    name(
+    Figure::counter(
         "baton_kv_peers_refused_total",
-        Kind::Counter,
         "Connections that nodes refused for want of the cluster's key, by `node`",
     ),
-    name(
+    Figure::counter(
         "baton_kv_sent_bytes_total",
-        Kind::Counter,
         "Bytes of KV that left for other nodes, by the way that they went, by `node`",
     ),
-    name(
+    Figure::counter(
         "baton_orders_refused_total",
-        Kind::Counter,
         "Orders that nodes refused since their conductor leads no more, by `node`",
     ),
-    name("baton_http_requests_total", Kind::Counter, "Requests that the front door received, of any path"),
-    name(
+    Figure::counter("baton_http_requests_total", "Requests that the front door received, of any path"),
+    Figure::counter(
         "baton_http_errors_total",
-        Kind::Counter,
         "Responses of the front door that were errors, by `status` and `reason`",
     ),
-    name("baton_streams_broken_total", Kind::Counter, "Streams that did not reach their end, by `why`"),
-    name("baton_connections", Kind::Gauge, "Connections of clients that are open"),
-    name(
+    Figure::counter("baton_streams_broken_total", "Streams that did not reach their end, by `why`"),
+    Figure::gauge("baton_connections", "Connections of clients that are open"),
+    Figure::gauge(
         "baton_body_bytes",
-        Kind::Gauge,
         "Bytes that are held of requests under way and of whole answers that are yet to be read",
     ),
-    name(
+    Figure::counter(
         "baton_connections_closed_total",
-        Kind::Counter,
         "Connections that were closed from this side, by `port` and `why`",
     ),
-    name(
-        "baton_accept_failures_total",
-        Kind::Counter,
-        "Times that no connection could be accepted, by `port`",
-    ),
+    Figure::counter("baton_accept_failures_total", "Times that no connection could be accepted, by `port`"),
 ];
 
 /// Upper bounds of the time buckets, seconds.
@@ -163,6 +112,12 @@ pub const TIME_BUCKETS: &[f64] =
     &[0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0];
 /// Upper bounds of the ratio buckets.
 pub const RATIO_BUCKETS: &[f64] = &[0.25, 0.5, 0.75, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0];
+
+/// The exported number with this name.
+fn figure(name: &'static str) -> Figure {
+    let known = NAMES.iter().find(|known| known.name == name).copied();
+    known.unwrap_or(Figure::counter(name, ""))
+}
 
 /// A counter that can also be read.
 struct Count {
@@ -266,10 +221,10 @@ impl Metrics {
     /// The page that Prometheus reads.
     #[must_use]
     pub fn page(&self) -> String {
-        let mut page = self.shared.handle.render();
+        let mut page = Page::after(self.shared.handle.render());
         self.shared.by_node.write(&mut page);
         self.shared.edge.write(&mut page);
-        page
+        page.into_text()
     }
 
     /// Shows what this front door counts, too, as long as it is there.
@@ -467,8 +422,9 @@ mod tests {
     fn documented() -> Vec<Vec<String>> {
         let page = include_str!("../docs/metrics.md");
         let rows = page.lines().filter(|line| line.starts_with("| `baton_"));
-        // Those of the object store have a table, and a test, of their own.
-        let rows = rows.filter(|line| !line.starts_with("| `baton_objects_"));
+        // The object store and the indexer have tables and tests of their own.
+        let others = ["| `baton_objects_", "| `baton_indexer_"];
+        let rows = rows.filter(|line| !others.iter().any(|other| line.starts_with(other)));
         rows.map(|row| row.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect())
             .collect()
     }
@@ -480,8 +436,7 @@ mod tests {
         let known: Vec<&str> = NAMES.iter().map(|n| n.name).collect();
         assert_eq!(told, known, "docs/metrics.md has a row for each of NAMES, in that order");
         for (row, name) in rows.iter().zip(NAMES) {
-            let kind = format!("{:?}", name.kind).to_lowercase();
-            assert_eq!((&row[1], row[4].as_str()), (&kind, name.help), "{}", name.name);
+            assert_eq!((row[1].as_str(), row[4].as_str()), (name.kind.name(), name.help), "{}", name.name);
             let label =
                 name.help.rsplit_once("by `").map_or("–".to_owned(), |(_, label)| format!("`{label}"));
             assert!(row[3].starts_with(&label), "{}: the label is {label}, not {}", name.name, row[3]);

@@ -3,11 +3,11 @@
 //! The exporter that has the other numbers never lets go of a series, and names of nodes never stop coming.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
+use baton_http::{Page, label};
 use parking_lot::Mutex;
 
-use super::{Kind, NAMES};
+use super::figure;
 
 /// See the module. As many nodes as are told of and not forgotten.
 #[derive(Debug, Default)]
@@ -56,23 +56,15 @@ impl ByNode {
     }
 
     /// Adds all of it to a page that Prometheus reads.
-    pub(super) fn write(&self, page: &mut String) {
+    pub(super) fn write(&self, page: &mut Page) {
         for (name, by_node) in &*self.counts.lock() {
-            let help = NAMES.iter().find(|known| known.name == *name && known.kind == Kind::Counter);
-            let _ = writeln!(page, "# HELP {name} {}", help.map_or("", |known| known.help));
-            let _ = writeln!(page, "# TYPE {name} counter");
-            for ((node, labels), series) in by_node {
-                let (node, comma) = (escaped(node), if labels.is_empty() { "" } else { "," });
-                let _ = writeln!(page, "{name}{{node=\"{node}\"{comma}{labels}}} {}", series.count);
-            }
-            page.push('\n');
+            let series = by_node.iter().map(|((node, labels), series)| {
+                let comma = if labels.is_empty() { "" } else { "," };
+                (format!("{}{comma}{labels}", label("node", node)), series.count)
+            });
+            page.family(figure(name), series);
         }
     }
-}
-
-/// A label's value as the text format has it.
-pub(super) fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]
@@ -85,9 +77,13 @@ mod tests {
 
     #[test]
     fn what_is_counted_for_a_node_goes_with_it() {
-        let (counts, mut page) = (ByNode::default(), String::new());
-        counts.write(&mut page);
-        assert_eq!(page, "");
+        let counts = ByNode::default();
+        let written = || {
+            let mut page = Page::default();
+            counts.write(&mut page);
+            page.into_text()
+        };
+        assert_eq!(written(), "");
         counts.add(EXPECTED, "p0", 5);
         counts.add(EXPECTED, "p0", 7);
         counts.add(EXPECTED, "a \"b\"\\c", 1);
@@ -97,7 +93,7 @@ mod tests {
         }
         counts.reported(SENT, ("p0", "way=\"tcp\""), 0);
         counts.reported(SENT, ("p0", "way=\"rdma\""), 7);
-        counts.write(&mut page);
+        let page = written();
         let told = "# HELP baton_cache_expected_tokens_total Prompt tokens that were expected in the cache of the \
                     instance chosen, by `node`\n# TYPE baton_cache_expected_tokens_total counter\n\
                     baton_cache_expected_tokens_total{node=\"a \\\"b\\\"\\\\c\"} 1\n\
@@ -109,8 +105,7 @@ mod tests {
             "{page}"
         );
         counts.forget("p0");
-        page.clear();
-        counts.write(&mut page);
+        let page = written();
         assert!(page.contains("{node=\"a ") && !page.contains("p0") && !page.contains(RESYNCS), "{page}");
         counts.forget("a \"b\"\\c");
         assert!(counts.counts.lock().is_empty());

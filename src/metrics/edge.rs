@@ -1,13 +1,12 @@
 //! What happens at the ports, before and beside the conductor: figures that are read where they are kept.
 
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{OnceLock, Weak};
 
+use baton_http::{Page, label};
 use baton_router::{Closed, Router};
 
-use super::by_node::escaped;
-use super::{Kind, NAMES};
+use super::figure;
 
 /// Why a connection of the control port was closed from this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,13 +56,13 @@ impl Edge {
     }
 
     /// Adds all of it to a page that Prometheus reads.
-    pub(super) fn write(&self, page: &mut String) {
+    pub(super) fn write(&self, page: &mut Page) {
         let mut closed: Vec<Series> = Vec::new();
         let mut failures: Vec<Series> = Vec::new();
         if let Some(door) = self.door.get().and_then(Weak::upgrade) {
             let stats = door.stats();
             let errors = door.errors().into_iter().map(|error| {
-                let labels = format!("status=\"{}\",reason=\"{}\"", error.status, escaped(&error.reason));
+                let labels = format!("status=\"{}\",{}", error.status, label("reason", &error.reason));
                 (labels, error.count)
             });
             let broken = [
@@ -71,43 +70,27 @@ impl Edge {
                 ("client_left", stats.disconnected),
                 ("unread", stats.cut_off),
             ];
-            family(page, "baton_http_requests_total", [(String::new(), stats.requests)]);
-            family(page, "baton_http_errors_total", errors);
+            page.value(figure("baton_http_requests_total"), stats.requests);
+            page.family(figure("baton_http_errors_total"), errors);
             let broken = broken.map(|(why, count)| (format!("why=\"{why}\""), count));
-            family(page, "baton_streams_broken_total", broken.into_iter().filter(|(_, count)| *count > 0));
-            family(page, "baton_connections", [(String::new(), stats.connections)]);
-            family(page, "baton_body_bytes", [(String::new(), stats.body_bytes)]);
-            let label = |why: Closed| format!("port=\"clients\",why=\"{}\"", why.name());
-            closed.extend(Closed::ALL.into_iter().map(|why| (label(why), stats.closed[why as usize])));
+            page.family(
+                figure("baton_streams_broken_total"),
+                broken.into_iter().filter(|(_, count)| *count > 0),
+            );
+            page.value(figure("baton_connections"), stats.connections);
+            page.value(figure("baton_body_bytes"), stats.body_bytes);
+            let labels = |why: Closed| format!("port=\"clients\",why=\"{}\"", why.name());
+            closed.extend(Closed::ALL.into_iter().map(|why| (labels(why), stats.closed[why as usize])));
             failures.push(("port=\"clients\"".to_owned(), stats.accept_failures));
         }
-        let label = |why: ControlClosed| format!("port=\"control\",why=\"{}\"", why.name());
+        let labels = |why: ControlClosed| format!("port=\"control\",why=\"{}\"", why.name());
         let count = |why: ControlClosed| self.closed[why as usize].load(Ordering::Relaxed);
-        closed.extend(ControlClosed::ALL.into_iter().map(|why| (label(why), count(why))));
+        closed.extend(ControlClosed::ALL.into_iter().map(|why| (labels(why), count(why))));
         failures.push(("port=\"control\"".to_owned(), self.accept_failures.load(Ordering::Relaxed)));
         let counted = |series: &Series| series.1 > 0;
-        family(page, "baton_connections_closed_total", closed.into_iter().filter(counted));
-        family(page, "baton_accept_failures_total", failures.into_iter().filter(counted));
+        page.family(figure("baton_connections_closed_total"), closed.into_iter().filter(counted));
+        page.family(figure("baton_accept_failures_total"), failures.into_iter().filter(counted));
     }
-}
-
-/// One number with its series; nothing where there are none.
-fn family(page: &mut String, name: &'static str, series: impl IntoIterator<Item = Series>) {
-    let mut series = series.into_iter().peekable();
-    if series.peek().is_none() {
-        return;
-    }
-    let known = NAMES.iter().find(|known| known.name == name);
-    let kind = if known.is_some_and(|known| known.kind == Kind::Gauge) { "gauge" } else { "counter" };
-    let _ = writeln!(page, "# HELP {name} {}", known.map_or("", |known| known.help));
-    let _ = writeln!(page, "# TYPE {name} {kind}");
-    for (labels, figure) in series {
-        let _ = match labels.as_str() {
-            "" => writeln!(page, "{name} {figure}"),
-            labels => writeln!(page, "{name}{{{labels}}} {figure}"),
-        };
-    }
-    page.push('\n');
 }
 
 #[cfg(test)]
@@ -116,16 +99,20 @@ mod tests {
 
     #[test]
     fn what_was_counted_is_on_the_page_and_nothing_else() {
-        let (edge, mut page) = (Edge::default(), String::new());
-        edge.write(&mut page);
-        assert_eq!(page, "");
+        let edge = Edge::default();
+        let written = || {
+            let mut page = Page::default();
+            edge.write(&mut page);
+            page.into_text()
+        };
+        assert_eq!(written(), "");
         for (at, why) in ControlClosed::ALL.into_iter().enumerate() {
             assert_eq!(why as usize, at, "{}", why.name());
         }
         edge.closed(ControlClosed::NotAttached);
         edge.closed(ControlClosed::NotAttached);
         edge.not_accepted();
-        edge.write(&mut page);
+        let page = written();
         assert!(
             page.contains("\nbaton_connections_closed_total{port=\"control\",why=\"not_attached\"} 2\n"),
             "{page}"

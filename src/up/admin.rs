@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use baton_http::PAGE_TYPE;
 use baton_router::{ApiError, Body, Extra, Mount, Reply, ReplyFuture, same_key};
 use baton_types::Secret;
 use bytes::Bytes;
@@ -241,8 +242,7 @@ impl Extra for Admin {
     fn call<'a>(&'a self, parts: &'a Parts, body: Bytes) -> ReplyFuture<'a> {
         Box::pin(async move {
             if parts.uri.path() == "/metrics" {
-                let kind = "text/plain; version=0.0.4";
-                return Some(reply(StatusCode::OK, kind, self.metrics.page()));
+                return Some(reply(StatusCode::OK, PAGE_TYPE, self.metrics.page()));
             }
             let (status, json) = self.answer(parts, &body).await;
             Some(reply(status, JSON, json.to_string()))

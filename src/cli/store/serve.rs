@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use baton_http::{Bounds, reply};
-use baton_objects::resp::{BUFFERS_MAX_BYTES, Login, RespConfig, Server, ServerStats, Tls};
+use baton_http::{Bounds, PAGE_TYPE, reply};
+use baton_objects::resp::{Login, RespConfig, Server, Tls};
 use baton_objects::{
-    Admit, Clock, ColdBucket, ColdConfig, LowerConfig, LowerStats, ObjectStore, Parts, SsdConfig, StoreConfig,
+    Admit, Clock, ColdBucket, ColdConfig, LowerConfig, ObjectStore, Parts, SsdConfig, StoreConfig,
 };
 use bytes::Bytes;
 use http::StatusCode;
@@ -18,6 +18,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::out;
+use crate::metrics::objects;
 use crate::shutdown;
 
 /// Arguments of `baton store serve`.
@@ -258,186 +259,12 @@ const SCRAPES: Bounds = Bounds {
 /// Answers every HTTP request with the metrics.
 async fn serve_metrics(listener: TcpListener, server: Server, store: ObjectStore) {
     let page = move |_| {
-        let text = Full::<Bytes>::from(metrics(&server, &store));
-        let mut page = reply(StatusCode::OK, "text/plain; version=0.0.4", text);
+        let text = Full::<Bytes>::from(objects::page(&server, &store));
+        let mut page = reply(StatusCode::OK, PAGE_TYPE, text);
         page.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         std::future::ready(page)
     };
     baton_http::serve("store: metrics", listener, SCRAPES, CancellationToken::new(), page).await;
-}
-
-fn metrics(server: &Server, store: &ObjectStore) -> String {
-    let stats = store.stats();
-    let served = server.stats();
-    let rows = [
-        ("baton_objects_keys", "gauge", "Keys that can be read", stats.keys),
-        ("baton_objects_capacity_bytes", "gauge", "Memory for values", stats.capacity_bytes),
-        ("baton_objects_used_bytes", "gauge", "Memory of values in use", stats.used_bytes),
-        ("baton_objects_connections", "gauge", "Open connections", served.connections),
-        ("baton_objects_commands_total", "counter", "Commands served", served.commands),
-        ("baton_objects_hits_total", "counter", "Reads that found a value", stats.hits),
-        ("baton_objects_misses_total", "counter", "Reads that found none", stats.misses),
-        (
-            "baton_objects_incomplete_total",
-            "counter",
-            "Of these, a part of the object missing",
-            stats.incomplete,
-        ),
-        ("baton_objects_puts_total", "counter", "Values sealed", stats.puts),
-        ("baton_objects_unchanged_total", "counter", "Puts of what was there already", stats.unchanged),
-        ("baton_objects_removed_total", "counter", "Values removed by request", stats.removed),
-        ("baton_objects_evicted_total", "counter", "Values evicted for room", stats.evicted),
-        ("baton_objects_expired_total", "counter", "Values at the end of their time", stats.expired),
-        ("baton_objects_abandoned_total", "counter", "Writers that did not come back", stats.abandoned),
-        ("baton_objects_taken_over_total", "counter", "Writers replaced by another", stats.taken_over),
-    ];
-    let lower = store.lower_stats();
-    rows.map(metric).concat() + &server_metrics(&served) + &ssd_metrics(&lower) + &cold_metrics(&lower)
-}
-
-/// What the server has refused and ended.
-fn server_metrics(served: &ServerStats) -> String {
-    let rows = [
-        (
-            "baton_objects_buffers_max_bytes",
-            "gauge",
-            "Bytes for commands and answers on their way",
-            BUFFERS_MAX_BYTES,
-        ),
-        ("baton_objects_buffered_bytes", "gauge", "Of these, in use", served.buffered_bytes),
-        (
-            "baton_objects_refused_total",
-            "counter",
-            "Connections for which there was no place",
-            served.refused,
-        ),
-        (
-            "baton_objects_displaced_total",
-            "counter",
-            "Connections that gave way to a newcomer",
-            served.displaced,
-        ),
-        (
-            "baton_objects_cut_silent_total",
-            "counter",
-            "Connections ended without a login or a word",
-            served.cut_silent,
-        ),
-        (
-            "baton_objects_cut_half_sent_total",
-            "counter",
-            "Connections ended in the middle of a command that did not go on",
-            served.cut_half_sent,
-        ),
-        (
-            "baton_objects_cut_unread_total",
-            "counter",
-            "Connections ended for answers left unread",
-            served.cut_unread,
-        ),
-        (
-            "baton_objects_accept_errors_total",
-            "counter",
-            "Connections that the system did not hand over, mostly for too many open files",
-            served.accept_errors,
-        ),
-        (
-            "baton_objects_handshakes_failed_total",
-            "counter",
-            "Connections that did not come to speak TLS",
-            served.handshakes_failed,
-        ),
-    ];
-    rows.map(metric).concat()
-}
-
-/// One metric as Prometheus reads it: name, kind, what it is, value.
-fn metric((name, kind, what, value): (&str, &str, &str, impl std::fmt::Display)) -> String {
-    format!("# HELP {name} {what}\n# TYPE {name} {kind}\n{name} {value}\n")
-}
-
-/// What the SSD has done.
-fn ssd_metrics(lower: &LowerStats) -> String {
-    let ssd = lower.ssd;
-    let rows = [
-        ("baton_objects_ssd_on", "gauge", "Whether values are copied to the SSD", u64::from(lower.ssd_on)),
-        ("baton_objects_ssd_keys", "gauge", "Values on the SSD", ssd.values),
-        ("baton_objects_ssd_used_bytes", "gauge", "Blocks of the file in use", ssd.used_bytes),
-        ("baton_objects_ssd_written_bytes_total", "counter", "Blocks written to the SSD", ssd.written_bytes),
-        ("baton_objects_ssd_hits_total", "counter", "Reads that the SSD answered", lower.ssd_hits),
-        ("baton_objects_ssd_hit_bytes_total", "counter", "Bytes of those reads", lower.ssd_hit_bytes),
-        ("baton_objects_ssd_evicted_total", "counter", "Values that left the SSD for room", ssd.evicted),
-        ("baton_objects_ssd_corrupt_total", "counter", "Values that were not as stored", ssd.corrupt),
-        ("baton_objects_ssd_errors_total", "counter", "Reads and writes that the SSD refused", ssd.io_errors),
-        (
-            "baton_objects_ssd_passed_over_total",
-            "counter",
-            "Values not copied, too many waited",
-            lower.passed_over,
-        ),
-        (
-            "baton_objects_ssd_unasked_total",
-            "counter",
-            "Reads not made as the SSD did not answer",
-            lower.unasked,
-        ),
-        (
-            "baton_objects_beside_bytes",
-            "gauge",
-            "Values from below that memory has no room for and readers wait for",
-            lower.beside_bytes,
-        ),
-        (
-            "baton_objects_let_go_total",
-            "counter",
-            "Values from below answered as misses, no room for them",
-            lower.let_go,
-        ),
-        (
-            "baton_objects_ssd_unconfirmed_total",
-            "counter",
-            "Removals not confirmed by the SSD",
-            lower.unconfirmed,
-        ),
-    ];
-    let wear = metric((
-        "baton_objects_ssd_written_per_hit_byte",
-        "gauge",
-        "Bytes written to the SSD for each byte that it gave back",
-        format_args!("{:.6}", lower.written_per_hit_byte()),
-    ));
-    rows.map(metric).concat() + &wear
-}
-
-/// What the bucket has done.
-fn cold_metrics(lower: &LowerStats) -> String {
-    let cold = lower.cold;
-    let rows = [
-        ("baton_objects_cold_on", "gauge", "Whether the bucket is asked at the moment", u64::from(cold.on)),
-        ("baton_objects_cold_keys", "gauge", "Values in the bucket", cold.objects),
-        ("baton_objects_cold_used_bytes", "gauge", "Bytes of objects in the bucket", cold.bytes),
-        ("baton_objects_cold_written_total", "counter", "Values written to the bucket", cold.written),
-        ("baton_objects_cold_written_bytes_total", "counter", "Bytes of those objects", cold.written_bytes),
-        ("baton_objects_cold_hits_total", "counter", "Reads that the bucket answered", cold.hits),
-        ("baton_objects_cold_hit_bytes_total", "counter", "Bytes of those reads", cold.hit_bytes),
-        ("baton_objects_cold_evicted_total", "counter", "Values that left the bucket for room", cold.evicted),
-        ("baton_objects_cold_refused_total", "counter", "Objects that were not as written", cold.refused),
-        (
-            "baton_objects_cold_errors_total",
-            "counter",
-            "Requests that failed or took too long",
-            cold.failures,
-        ),
-        ("baton_objects_cold_passed_over_total", "counter", "Values not written", cold.passed_over),
-        ("baton_objects_cold_removing", "gauge", "Removals under way or to be tried again", cold.going),
-        (
-            "baton_objects_cold_unconfirmed_total",
-            "counter",
-            "Removals not confirmed in time by the bucket",
-            lower.cold_unconfirmed,
-        ),
-    ];
-    rows.map(metric).concat()
 }
 
 #[cfg(test)]
@@ -491,39 +318,5 @@ mod tests {
             assert!(why.starts_with(option), "{why}");
         }
         assert_eq!(in_options("something else".into()), "something else");
-    }
-
-    fn small() -> (Server, ObjectStore) {
-        let config =
-            StoreConfig { capacity_bytes: 4 << 20, value_max_bytes: 1 << 20, ..StoreConfig::default() };
-        let store = ObjectStore::new(&config, Clock::machine()).expect("small");
-        let server = Server::new(store.clone(), RespConfig::default()).expect("good settings");
-        (server, store)
-    }
-
-    #[test]
-    fn the_documentation_has_every_metric_and_no_other() {
-        let (server, store) = small();
-        let text = metrics(&server, &store);
-        let after = |mark: &'static str| {
-            text.lines().filter_map(move |line| line.strip_prefix(mark)?.split_once(' '))
-        };
-        let exported = after("# HELP ").zip(after("# TYPE "));
-        let exported: Vec<_> =
-            exported.map(|((name, what), (_, kind))| format!("| `{name}` | {kind} | {what} |")).collect();
-        let page = include_str!("../../../docs/metrics.md");
-        let told: Vec<_> = page.lines().filter(|line| line.starts_with("| `baton_objects_")).collect();
-        assert_eq!(told, exported, "docs/metrics.md has a row for each, in that order");
-    }
-
-    #[test]
-    fn metrics_say_what_is_there() {
-        let (server, store) = small();
-        store.put(baton_objects::Key::anonymous(b"a"), b"x", Default::default()).expect("room");
-        let text = metrics(&server, &store);
-        assert!(text.contains("\nbaton_objects_keys 1\n") && text.contains("\nbaton_objects_puts_total 1\n"));
-        assert!(text.contains("# TYPE baton_objects_hits_total counter"));
-        assert!(text.contains("\nbaton_objects_ssd_on 0\n") && text.contains("\nbaton_objects_cold_on 0\n"));
-        assert!(text.contains("\nbaton_objects_ssd_written_per_hit_byte 0.000000\n"));
     }
 }

@@ -1,12 +1,13 @@
 //! The edge over HTTP: one client and one bounded server, shared by all that ask or answer beside the front door.
 //!
 //! [`Client`] asks, over TLS where the URL says so and [`Trust`] says whom to believe. [`serve`] answers within
-//! [`Bounds`]. Time is the caller's: [`by`] ends whatever takes too long.
+//! [`Bounds`]. Time is the caller's: [`by`] ends whatever takes too long. [`Page`] is the text that Prometheus reads.
 
 mod client;
 mod connect;
 mod error;
 mod listen;
+mod metrics;
 mod server;
 mod stall;
 mod trust;
@@ -16,6 +17,7 @@ pub use client::{Client, Options, bearer};
 pub use error::{Error, causes};
 pub use hyper::body::Incoming;
 pub use listen::accept_each;
+pub use metrics::{Figure, Kind, PAGE_TYPE, Page, label};
 pub use server::{Bounds, receive, reply, serve};
 pub use stall::StallLimited;
 pub use trust::{Trust, TrustError};

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use baton_http::{Bounds, reply};
+use baton_http::{Bounds, PAGE_TYPE, reply};
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
@@ -103,7 +103,7 @@ where
         (&Method::GET, "/global_view") => json_answer(StatusCode::OK, &indexer.global_view()),
         (&Method::GET, "/metrics") => {
             let page = indexer.metrics.page(&indexer.overview());
-            reply(StatusCode::OK, "text/plain; version=0.0.4", Full::from(page).boxed_unsync())
+            reply(StatusCode::OK, PAGE_TYPE, Full::from(page).boxed_unsync())
         }
         (&Method::GET, "/snapshot") => match resume_after(parts.uri.query()) {
             Ok(after) => snapshot_answer(indexer, after),

@@ -1,13 +1,80 @@
 //! What is counted, as a page for Prometheus.
 
-use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+use baton_http::{Figure, Page};
 
 use crate::service::Overview;
 
 /// Upper ends of the latency's buckets, in microseconds.
 const BUCKETS_US: [u64; 10] = [50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 50_000, 250_000];
+
+/// A figure and where it is read.
+type Row = (Figure, fn(&Overview, &Metrics) -> u64);
+
+/// Every exported figure but the latency, in the order of docs/metrics.md.
+const FIGURES: [Row; 15] = [
+    (Figure::gauge("baton_indexer_instances", "Publishers that are followed"), |now, _| now.streams),
+    (Figure::gauge("baton_indexer_connected", "Publishers whose live stream is connected"), |now, _| {
+        now.connected
+    }),
+    (
+        Figure::gauge(
+            "baton_indexer_unconfirmed",
+            "Publishers restored from a snapshot that their live stream has not confirmed yet",
+        ),
+        |now, _| now.warm,
+    ),
+    (Figure::gauge("baton_indexer_contexts", "Contexts in which an instance holds blocks"), |now, _| {
+        now.contexts
+    }),
+    (Figure::gauge("baton_indexer_blocks", "Blocks held; each instance's copy counts once"), |now, _| {
+        now.blocks
+    }),
+    (Figure::gauge("baton_indexer_orphans", "Blocks whose parent has not been announced yet"), |now, _| {
+        now.orphans
+    }),
+    (Figure::counter("baton_indexer_events_total", "KV events applied"), |now, _| now.events),
+    (Figure::counter("baton_indexer_batches_total", "Batches of KV events received"), |now, _| now.batches),
+    (
+        Figure::counter("baton_indexer_gaps_total", "Gaps in the sequence numbers of live streams"),
+        |now, _| now.gaps,
+    ),
+    (
+        Figure::counter(
+            "baton_indexer_lost_batches_total",
+            "Batches in these gaps that the publisher could not replay",
+        ),
+        |now, _| now.lost,
+    ),
+    (Figure::counter("baton_indexer_restarts_total", "Publisher restarts detected"), |now, _| now.restarts),
+    (
+        Figure::counter(
+            "baton_indexer_ignored_blocks_total",
+            "Blocks ignored for another block size, tenant, model or medium",
+        ),
+        |now, _| now.ignored,
+    ),
+    (
+        Figure::counter(
+            "baton_indexer_over_capacity_blocks_total",
+            "Blocks not indexed because a limit was reached",
+        ),
+        |now, _| now.over_capacity,
+    ),
+    (
+        Figure::counter("baton_indexer_refused_requests_total", "HTTP requests answered with an error"),
+        |_, own| own.refused.load(Ordering::Relaxed),
+    ),
+    (Figure::counter("baton_indexer_snapshots_total", "Snapshots sent to peers"), |_, own| {
+        own.snapshots.load(Ordering::Relaxed)
+    }),
+];
+
+/// The latency.
+const QUERY: Figure =
+    Figure::histogram("baton_indexer_query_seconds", "Time of a query, including the wait for the index");
 
 /// Counts of the service itself; those of streams come from the index.
 #[derive(Debug, Default)]
@@ -36,57 +103,53 @@ impl Metrics {
     }
 
     pub(crate) fn page(&self, overview: &Overview) -> String {
-        let mut page = String::new();
-        let mut figure = |name: &str, kind: &str, help: &str, value: u64| {
-            let _ = write!(page, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n");
-        };
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        for (name, help, value) in [
-            ("instances", "Publishers that are followed.", overview.streams),
-            ("connected", "Publishers whose live stream is connected.", overview.connected),
-            (
-                "unconfirmed",
-                "Publishers answered for by a snapshot that they have not confirmed.",
-                overview.warm,
-            ),
-            ("contexts", "Contexts that somebody holds blocks in.", overview.contexts),
-            ("blocks", "Blocks held, each copy on an instance once.", overview.blocks),
-            ("orphans", "Blocks that wait for their parent.", overview.orphans),
-        ] {
-            figure(&format!("baton_indexer_{name}"), "gauge", help, value);
-        }
-        for (name, help, value) in [
-            ("events", "Events taken in.", overview.events),
-            ("batches", "Batches that publishers sent.", overview.batches),
-            ("gaps", "Holes seen in live streams.", overview.gaps),
-            ("lost_batches", "Batches that nobody could repeat.", overview.lost),
-            ("restarts", "Publishers seen to begin anew.", overview.restarts),
-            ("ignored_blocks", "Blocks of another size, tenant, model or medium.", overview.ignored),
-            ("over_capacity_blocks", "Blocks not taken because a bound was reached.", overview.over_capacity),
-            ("refused_requests", "Calls answered with an error.", read(&self.refused)),
-            ("snapshots", "Snapshots given to peers.", read(&self.snapshots)),
-        ] {
-            figure(&format!("baton_indexer_{name}_total"), "counter", help, value);
-        }
-        self.histogram(&mut page);
-        page
-    }
-
-    fn histogram(&self, page: &mut String) {
-        let name = "baton_indexer_query_seconds";
-        let _ = write!(
-            page,
-            "# HELP {name} Time of a query, for the lookup, the wait for its turn included.\n# TYPE {name} histogram\n"
-        );
-        let mut sum = 0;
-        for (count, end) in self.queries.iter().zip(BUCKETS_US.map(Some).into_iter().chain([None])) {
-            sum += count.load(Ordering::Relaxed);
-            #[expect(clippy::cast_precision_loss, reason = "the ends of buckets are small")]
-            let end = end.map_or_else(|| "+Inf".to_owned(), |us| (us as f64 / 1e6).to_string());
-            let _ = writeln!(page, "{name}_bucket{{le=\"{end}\"}} {sum}");
+        let mut page = Page::default();
+        for (figure, read) in FIGURES {
+            page.value(figure, read(overview, self));
         }
         #[expect(clippy::cast_precision_loss, reason = "285 years of microseconds are exact")]
-        let seconds = self.query_time_us.load(Ordering::Relaxed) as f64 / 1e6;
-        let _ = write!(page, "{name}_sum {seconds}\n{name}_count {sum}\n");
+        let seconds = |us: u64| us as f64 / 1e6;
+        let ends = BUCKETS_US.iter().map(|us| Some(seconds(*us))).chain([None]);
+        let buckets = ends.zip(self.queries.iter().map(|count| count.load(Ordering::Relaxed)));
+        page.distribution(QUERY, buckets, seconds(self.query_time_us.load(Ordering::Relaxed)));
+        page.into_text()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documentation_has_every_figure_and_no_other() {
+        let figures = FIGURES.into_iter().map(|(figure, _)| figure).chain([QUERY]);
+        let expected: Vec<_> =
+            figures.map(|f| format!("| `{}` | {} | {} |", f.name, f.kind.name(), f.help)).collect();
+        let page = include_str!("../../../docs/metrics.md");
+        let documented: Vec<_> = page.lines().filter(|line| line.starts_with("| `baton_indexer_")).collect();
+        assert_eq!(documented, expected, "docs/metrics.md has a row for each, in that order");
+        let ends: Vec<_> = BUCKETS_US.iter().map(|us| us.to_string()).collect();
+        assert!(page.contains(&format!("Buckets of the query time, µs: {}.", ends.join(" "))));
+    }
+
+    #[test]
+    fn queries_are_counted_in_the_bucket_that_holds_them() {
+        let metrics = Metrics::default();
+        for us in [50, 51, 300_000] {
+            metrics.queried(Duration::from_micros(us));
+        }
+        metrics.refused();
+        let page = metrics.page(&Overview { streams: 3, ..Overview::default() });
+        for line in [
+            "baton_indexer_instances 3",
+            "baton_indexer_refused_requests_total 1",
+            "baton_indexer_query_seconds_bucket{le=\"0.00005\"} 1",
+            "baton_indexer_query_seconds_bucket{le=\"0.0001\"} 2",
+            "baton_indexer_query_seconds_bucket{le=\"+Inf\"} 3",
+            "baton_indexer_query_seconds_sum 0.300101",
+            "baton_indexer_query_seconds_count 3",
+        ] {
+            assert!(page.lines().any(|one| one == line), "{line}: {page}");
+        }
     }
 }
