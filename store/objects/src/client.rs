@@ -20,7 +20,6 @@ mod drain;
 mod member;
 mod rank;
 
-use std::fmt;
 use std::time::Duration;
 
 pub use drain::{Drained, Draining, Newer};
@@ -77,28 +76,21 @@ impl ClusterConfig {
 }
 
 /// Why something was not done.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Trouble {
     /// What was given cannot be.
+    #[error("{0}")]
     Wrong(String),
     /// The server answered that it will not; its words, which say whether to try again.
+    #[error("{0}")]
     Refused(String),
     /// No server that matters answered; the words of the last.
+    #[error("{0}")]
     Gone(String),
     /// A server answered with something that is no answer to the question.
+    #[error("{0} was answered by something else; is this a store?")]
     Odd(String),
 }
-
-impl fmt::Display for Trouble {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Wrong(words) | Self::Refused(words) | Self::Gone(words) => write!(f, "{words}"),
-            Self::Odd(what) => write!(f, "{what} was answered by something else; is this a store?"),
-        }
-    }
-}
-
-impl std::error::Error for Trouble {}
 
 /// How a value is put.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -55,18 +55,22 @@ impl fmt::Display for Beginning {
 }
 
 /// Why there is no flash tier.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum FlashError {
     /// Another process has the file open.
+    #[error("kv.slab is in use; give each node its own directory")]
     InUse,
     /// The file is not one of ours.
+    #[error("kv.slab is not a slab file of ours; remove it or name another directory")]
     Foreign,
     /// The file was written by a newer release.
+    #[error("kv.slab has format {version}, this release knows {known}; start a newer release or remove it", known = VERSION)]
     Newer {
         /// The version of its format.
         version: u64,
     },
     /// The file is shorter than its header says.
+    #[error("kv.slab has {has_bytes} bytes where its header says {says_bytes}; it was cut short, remove it")]
     Short {
         /// What there is.
         has_bytes: u64,
@@ -74,6 +78,7 @@ pub enum FlashError {
         says_bytes: u64,
     },
     /// The disk has no room for the file.
+    #[error("no room for {file_bytes} bytes ({why}); lower ssd_blocks or free some space")]
     NoRoom {
         /// How much was asked for.
         file_bytes: u64,
@@ -81,33 +86,9 @@ pub enum FlashError {
         why: String,
     },
     /// The operating system refused.
+    #[error("{0}")]
     Io(io::Error),
 }
-
-impl fmt::Display for FlashError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::InUse => write!(f, "kv.slab is in use; give each node its own directory"),
-            Self::Foreign => {
-                write!(f, "kv.slab is not a slab file of ours; remove it or name another directory")
-            }
-            Self::Newer { version } => write!(
-                f,
-                "kv.slab has format {version}, this release knows {VERSION}; start a newer release or remove it"
-            ),
-            Self::Short { has_bytes, says_bytes } => write!(
-                f,
-                "kv.slab has {has_bytes} bytes where its header says {says_bytes}; it was cut short, remove it"
-            ),
-            Self::NoRoom { file_bytes, why } => {
-                write!(f, "no room for {file_bytes} bytes ({why}); lower ssd_blocks or free some space")
-            }
-            Self::Io(error) => write!(f, "{error}"),
-        }
-    }
-}
-
-impl std::error::Error for FlashError {}
 
 impl From<io::Error> for FlashError {
     fn from(error: io::Error) -> Self {

@@ -1,7 +1,6 @@
 //! The port of a tier below HBM.
 
 use baton_types::{BlockHash, BlockKey};
-use std::fmt;
 use std::io;
 
 /// Blocks of one fixed size at rest, by key.
@@ -36,13 +35,16 @@ pub trait Tier {
 }
 
 /// Why a tier cannot do what it was asked.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum TierError {
     /// The block does not rest here.
+    #[error("tier: the block does not rest here; compute it")]
     Absent,
     /// Every place is taken: remove a block first.
+    #[error("tier: every place is taken; remove a block first")]
     Full,
     /// The bytes given or the room for them are not one block.
+    #[error("tier: {given_bytes} bytes given where a block has {block_bytes}")]
     WrongLength {
         /// The size of a block.
         block_bytes: usize,
@@ -50,36 +52,18 @@ pub enum TierError {
         given_bytes: usize,
     },
     /// Another block with the same 64-bit name rests here.
+    #[error("tier: another block with the same 64-bit name rests here; remove it first")]
     SameShortName,
     /// The bytes at rest are not those that were stored.
+    #[error("tier: {what} is not as stored; compute the block again and look at the disk")]
     Corrupt {
         /// What gave it away.
         what: &'static str,
     },
     /// The operating system refused.
+    #[error("tier: {0}; look at the disk and its free space")]
     Io(io::Error),
 }
-
-impl fmt::Display for TierError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Absent => write!(f, "tier: the block does not rest here; compute it"),
-            Self::Full => write!(f, "tier: every place is taken; remove a block first"),
-            Self::WrongLength { block_bytes, given_bytes } => {
-                write!(f, "tier: {given_bytes} bytes given where a block has {block_bytes}")
-            }
-            Self::SameShortName => {
-                write!(f, "tier: another block with the same 64-bit name rests here; remove it first")
-            }
-            Self::Corrupt { what } => {
-                write!(f, "tier: {what} is not as stored; compute the block again and look at the disk")
-            }
-            Self::Io(error) => write!(f, "tier: {error}; look at the disk and its free space"),
-        }
-    }
-}
-
-impl std::error::Error for TierError {}
 
 impl From<io::Error> for TierError {
     fn from(error: io::Error) -> Self {

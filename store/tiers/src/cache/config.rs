@@ -3,7 +3,6 @@
 use crate::file::IoChoice;
 use crate::recover::FlashError;
 use baton_store::{ConfigError, StoreConfig};
-use std::fmt;
 use std::path::PathBuf;
 
 /// One node's cache.
@@ -66,13 +65,16 @@ fn count(blocks: u64) -> u32 {
 }
 
 /// Why there is no cache.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     /// The store's configuration.
+    #[error("cache: {0}")]
     Store(ConfigError),
     /// A block of no bytes.
+    #[error("cache: block_bytes is 0; give the size of one KV block")]
     BlockBytes,
     /// A tier that no machine can address.
+    #[error("cache: {blocks} blocks of {block_bytes} bytes cannot be addressed; take fewer")]
     TooLarge {
         /// Its blocks.
         blocks: u64,
@@ -80,33 +82,15 @@ pub enum CacheError {
         block_bytes: usize,
     },
     /// The machine does not give that much memory.
+    #[error("cache: no {dram_bytes} bytes of host memory to be had; lower dram_blocks")]
     NoMemory {
         /// How much was asked for.
         dram_bytes: usize,
     },
     /// The slab file or its thread.
+    #[error("cache: flash tier: {0}; check ssd_dir, or set ssd_blocks = 0")]
     Flash(FlashError),
 }
-
-impl fmt::Display for CacheError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Store(error) => write!(f, "cache: {error}"),
-            Self::BlockBytes => write!(f, "cache: block_bytes is 0; give the size of one KV block"),
-            Self::TooLarge { blocks, block_bytes } => {
-                write!(f, "cache: {blocks} blocks of {block_bytes} bytes cannot be addressed; take fewer")
-            }
-            Self::NoMemory { dram_bytes } => {
-                write!(f, "cache: no {dram_bytes} bytes of host memory to be had; lower dram_blocks")
-            }
-            Self::Flash(error) => {
-                write!(f, "cache: flash tier: {error}; check ssd_dir, or set ssd_blocks = 0")
-            }
-        }
-    }
-}
-
-impl std::error::Error for CacheError {}
 
 #[cfg(test)]
 mod tests {

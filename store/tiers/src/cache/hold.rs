@@ -3,7 +3,6 @@
 use super::{KvCache, Pool};
 use baton_store::{Effect, Input, Owner};
 use baton_types::BlockKey;
-use std::fmt;
 
 /// What an owner got.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,13 +19,18 @@ pub struct Hold {
 }
 
 /// Why an owner got nothing. Nothing changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// It has a hold already.
+    #[error("cache: this owner has a hold already; close it first")]
     AlreadyOpen,
     /// It has none that could grow.
+    #[error("cache: this owner has no hold to grow; open one first")]
     NotOpen,
     /// The rest of the pool is pinned.
+    #[error(
+        "cache: {needed_blocks} HBM blocks needed, {available_blocks} not in use; wait for a hold to close"
+    )]
     NoRoom {
         /// Slots needed beyond those shared.
         needed_blocks: u64,
@@ -35,59 +39,30 @@ pub enum Refused {
     },
     /// The chain contradicts what is known: its block at `position` appears twice, continues
     /// another block, or has the 64-bit name of another.
+    #[error("cache: block {position} of the chain contradicts known blocks; serve it without the cache")]
     Misfit {
         /// Where.
         position: usize,
     },
 }
 
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AlreadyOpen => write!(f, "cache: this owner has a hold already; close it first"),
-            Self::NotOpen => write!(f, "cache: this owner has no hold to grow; open one first"),
-            Self::NoRoom { needed_blocks, available_blocks } => write!(
-                f,
-                "cache: {needed_blocks} HBM blocks needed, {available_blocks} not in use; wait for a hold to close"
-            ),
-            Self::Misfit { position } => write!(
-                f,
-                "cache: block {position} of the chain contradicts known blocks; serve it without the cache"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for Refused {}
-
 /// What an owner did that it may not. Nothing was sealed or adopted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Misuse {
     /// It has no hold, or one that only reads.
+    #[error("cache: this owner holds nothing to fill; open first")]
     NotOpen,
     /// The block at `position` is not this owner's to vouch for: it is being brought up, or
     /// another owner fills it.
+    #[error("cache: block {position} is not this owner's to vouch for; wait until it is ready")]
     NotYours {
         /// Where.
         position: u32,
     },
     /// The slots named are not those of the hold.
+    #[error("cache: the slots named are not those of this hold")]
     WrongSlots,
 }
-
-impl fmt::Display for Misuse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotOpen => write!(f, "cache: this owner holds nothing to fill; open first"),
-            Self::NotYours { position } => {
-                write!(f, "cache: block {position} is not this owner's to vouch for; wait until it is ready")
-            }
-            Self::WrongSlots => write!(f, "cache: the slots named are not those of this hold"),
-        }
-    }
-}
-
-impl std::error::Error for Misuse {}
 
 /// What the cache remembers of a hold.
 #[derive(Debug)]

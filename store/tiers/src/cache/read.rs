@@ -6,30 +6,20 @@ use crate::checksum::block_checksum;
 use crate::tier::{Tier as _, TierError};
 use baton_store::{CopyState, Effect, Input, Owner};
 use baton_types::{BlockKey, Tier};
-use std::fmt;
 
 /// Why a block could not be read: from no tier, verified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadFailed {
     /// It is readable nowhere here.
+    #[error("cache: the block is readable nowhere here; compute it")]
     Absent,
     /// Its copies are damaged or the disk does not answer.
+    #[error("cache: no copy of the block passed its check; compute it")]
     Unreadable,
     /// The room given is not one block.
+    #[error("cache: the room given is not one block; give block_bytes")]
     WrongLength,
 }
-
-impl fmt::Display for ReadFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Absent => "cache: the block is readable nowhere here; compute it",
-            Self::Unreadable => "cache: no copy of the block passed its check; compute it",
-            Self::WrongLength => "cache: the room given is not one block; give block_bytes",
-        })
-    }
-}
-
-impl std::error::Error for ReadFailed {}
 
 impl KvCache {
     /// Pins the readable prefix of `chain`, in whatever tiers, so that another node can be given
