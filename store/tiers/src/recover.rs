@@ -64,7 +64,7 @@ pub enum FlashError {
     #[error("kv.slab is not a slab file of ours; remove it or name another directory")]
     Foreign,
     /// The file was written by a newer release.
-    #[error("kv.slab has format {version}, this release knows {known}; start a newer release or remove it", known = VERSION)]
+    #[error("kv.slab has format {version}, this release knows {VERSION}; start a newer release or remove it")]
     Newer {
         /// The version of its format.
         version: u64,
@@ -305,6 +305,13 @@ mod tests {
         let header = Header { layout, incarnation: 5, sequence: 4 };
         begin(&disk, header, Beginning::New).unwrap();
         disk
+    }
+
+    #[test]
+    fn a_newer_format_is_named_beside_ours() {
+        let message = FlashError::Newer { version: 9 }.to_string();
+        let expected = "kv.slab has format 9, this release knows 3; start a newer release or remove it";
+        assert_eq!(message, expected);
     }
 
     /// Writes the index as it would be after the entries were written, and reads it.
