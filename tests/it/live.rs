@@ -338,7 +338,7 @@ fn a_router_is_measured_beside_a_plain_proxy() {
     assert!(outcome.stdout.contains("large, prefix seen"), "{}", outcome.stdout);
     let report = place.json("out.json");
     let figures = report["figures"].as_array().unwrap();
-    assert_eq!(figures.len(), 4 * 4, "four loads on four sides");
+    assert_eq!(figures.len(), 5 * 4, "five loads on four sides");
     for f in figures {
         assert_eq!(f["errors"], 0, "{f}");
         let expected = match f["load"].as_str().unwrap() {
@@ -359,7 +359,7 @@ fn a_router_is_measured_beside_a_plain_proxy() {
         };
         assert_eq!(added["first_byte_p50_us"].as_f64().unwrap(), of(&added["side"]) - of(&added["over"]));
     }
-    assert_eq!(report["added"].as_array().unwrap().len(), 8);
+    assert_eq!(report["added"].as_array().unwrap().len(), 10);
 }
 
 #[test]
