@@ -257,9 +257,9 @@ async fn tools_go_into_the_prompt_and_the_body_goes_along() {
     let body = format!(
         "{{ \"x-own\" :1e2,\"tools\":{tools},\"tool_choice\":\"auto\",\"messages\":[{{\"role\":\"user\",\"content\":[{{\"type\":\"text\",\"text\":\"hi\"}}]}}]}}"
     );
-    assert_eq!(door.post_with(PATH, body.clone(), &[]).await.status, 200);
+    assert_eq!(door.post_with(PATH, body, &[]).await.status, 200);
     let submission = door.backend.submissions.lock()[0].clone();
-    assert_eq!(submission.body, body, "byte for byte");
+    assert_eq!(submission.body, r#"{"tool_choice":"auto","x-own" :1e2}"#, "without what became tokens");
     let text: Vec<u8> = submission.tokens.iter().filter_map(|token| u8::try_from(token).ok()).collect();
     assert!(String::from_utf8(text).unwrap().contains(&tools.to_string()));
     for field in [
