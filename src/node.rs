@@ -46,7 +46,7 @@ pub use leader_locator::Leaders;
 use links::{Links, ToWorker};
 use pool::KvMap;
 pub use publish::PublishAt;
-pub use remote::{EventSource, Place, RemoteNode, run as run_remote};
+pub use remote::{EventSource, Place, Prompts, RemoteNode, run as run_remote};
 use worker::{Parts, Worker};
 
 use crate::config::StoreSection;

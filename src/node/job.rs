@@ -7,6 +7,15 @@ use baton_tiers::Hold;
 use baton_types::{BlockKey, ChainHasher, Run, Sampling};
 use baton_wire::v1;
 
+/// Tokens that cannot be unpacked.
+pub(super) const TORN_TOKENS: &str = "tokens that are torn, or of no width";
+
+/// The keys of full blocks. `naming` is the seed of the keys and the tokens in a block.
+pub(super) fn block_keys(tokens: &[u32], root: BlockKey, (seed, block_tokens): (u64, u32)) -> Vec<BlockKey> {
+    let mut hasher = ChainHasher::resume(seed, root);
+    tokens.chunks_exact(block_tokens as usize).map(|block| hasher.push_tokens(block)).collect()
+}
+
 /// What a leg is about; where it is, the node's [`baton_legs::Legs`] know.
 pub(super) struct Job {
     pub attempt: u32,
@@ -51,10 +60,7 @@ impl Job {
             return Err("an order to prefill without its tokens".into());
         }
         if job.chain.is_empty() {
-            let (seed, block_tokens) = naming;
-            let mut hasher = ChainHasher::resume(seed, job.root);
-            let blocks = job.tokens.chunks_exact(block_tokens as usize);
-            job.chain = blocks.map(|block| hasher.push_tokens(block)).collect();
+            job.chain = block_keys(&job.tokens, job.root, naming);
         }
         Ok(job)
     }
@@ -76,7 +82,7 @@ impl Job {
         if count == 0 || work.prompt_tokens == 0 || work.prompt_tokens > work.token_count {
             return Err("an order without tokens".into());
         }
-        let tokens = baton_wire::unpack_tokens(&work.tokens).ok_or("tokens that are torn, or of no width")?;
+        let tokens = baton_wire::unpack_tokens(&work.tokens).ok_or(TORN_TOKENS)?;
         if !tokens.is_empty() && tokens.len() != count {
             return Err(format!("{} tokens where {count} were announced", tokens.len()));
         }

@@ -8,6 +8,7 @@ mod assumed;
 mod drift;
 mod legs;
 mod news;
+mod prompts;
 mod remote_legs;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ use super::within::InProcessSession;
 use crate::conductor::{Inbox, Lead};
 use crate::guard::ClusterGuard;
 pub use news::EventSource;
+pub use prompts::Prompts;
 use remote_legs::RemoteLegs;
 
 /// How often the engine is asked whether it is well, and for its load.
@@ -127,8 +129,8 @@ impl RemoteNode {
 pub enum Place {
     /// Where the node was told, or where whoever leads is.
     Elsewhere(Option<Leaders>),
-    /// In this process, for as long as it leads.
-    Within(Inbox, Lead),
+    /// In this process, for as long as it leads, beside nodes with which it shares prompts.
+    Within(Inbox, Lead, Prompts),
 }
 
 /// Runs a node until it is told to stop.
@@ -137,9 +139,12 @@ pub enum Place {
 /// In words: settings that cannot work, an engine that lacks something that is needed and has no default, or a conductor
 /// that will not have this node.
 pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Result<(), String> {
-    let way = match place {
-        Place::Elsewhere(leaders) => Way::Wire(Arc::new(LeaderLocator::new(node.control.clone(), leaders))),
-        Place::Within(inbox, lead) => Way::Within(inbox, lead),
+    let (way, prompts) = match place {
+        Place::Elsewhere(leaders) => {
+            let leader = LeaderLocator::new(node.control.clone(), leaders);
+            (Way::Wire(Arc::new(leader)), Prompts::default())
+        }
+        Place::Within(inbox, lead, prompts) => (Way::Within(inbox, lead), prompts),
     };
     let named = |error: String| format!("node {}: {error}", node.name);
     let engine = RemoteEngine::new(node.engine.clone()).map_err(|e| named(e.to_string()))?;
@@ -151,8 +156,8 @@ pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Res
         };
         let hello = hello(&node, &found).map_err(named)?;
         let capacity_blocks = hello.capacity_tokens / u64::from(node.block_tokens);
-        let node_legs =
-            RemoteLegs::new(engine.clone(), node.block_tokens, capacity_blocks, node.events.clone());
+        let (events, prompts) = (node.events.clone(), prompts.clone());
+        let node_legs = RemoteLegs::new(engine.clone(), node.block_tokens, capacity_blocks, events, prompts);
         let why = tokio::select! {
             ended = way.keep(hello, &node.guard, node_legs.clone(), &stop) => return ended,
             why = unwell(&engine, &node_legs) => why,

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::conductor::{Inbox, Lead, NodeStatus, Question, Status};
-use crate::node::{Place, RemoteNode};
+use crate::node::{Place, Prompts, RemoteNode};
 
 /// Makes the node of a server of the list, or says in words why there can be none. It may read files.
 pub type Making = Arc<dyn Fn(&Member) -> Result<RemoteNode, String> + Send + Sync>;
@@ -65,6 +65,7 @@ struct Driving {
     making: Making,
     inbox: Inbox,
     lead: Lead,
+    prompts: Prompts,
     /// How long a server that left the list may take for what it was given.
     drain: Duration,
     retry: Duration,
@@ -87,7 +88,8 @@ impl Servers {
     pub fn new(directory: Directory, making: Making, conductor: (Inbox, Lead), drain: Duration) -> Self {
         let (inbox, lead) = conductor;
         let (turn, looked) = (Semaphore::new(MADE_AT_A_TIME), Mutex::default());
-        let driving = Driving { making, inbox, lead, drain, retry: RETRY, turn, looked };
+        let prompts = Prompts::default();
+        let driving = Driving { making, inbox, lead, prompts, drain, retry: RETRY, turn, looked };
         Self { directory, driving: Arc::new(driving), servers: BTreeMap::new() }
     }
 
@@ -283,7 +285,7 @@ impl Driving {
             let _turn = self.turn.acquire().await;
             tokio::task::spawn_blocking(move || making.0(&making.1)).await.map_err(broke)??
         };
-        let place = Place::Within(self.inbox.clone(), self.lead.clone());
+        let place = Place::Within(self.inbox.clone(), self.lead.clone(), self.prompts.clone());
         // On a task of its own, so that what panics in it ends nothing else.
         tokio::spawn(crate::node::run_remote(node, place, stop.clone())).await.map_err(broke)?
     }

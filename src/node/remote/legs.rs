@@ -112,7 +112,7 @@ async fn see_taken(
 
 /// Says that KV is nobody's, so that somebody takes it off the engine.
 async fn abandon((work, until): (&Work, Instant), transfer: Bytes, sender: &FactSender) {
-    let tokens = baton_wire::pack_tokens(&work.request.tokens.as_slice().into());
+    let tokens = baton_wire::pack_tokens(&(&*work.request.tokens).into());
     sender.abandon(v1::Loan { transfer, tokens }, until).await;
 }
 

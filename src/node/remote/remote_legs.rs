@@ -18,6 +18,7 @@ use super::assumed::Assumed;
 use super::drift::Drift;
 use super::legs;
 use super::news::{self, Attachment, EventSource};
+use super::prompts::Prompts;
 use super::work::Work;
 use crate::node::attach::{Gone, NodeRuntime};
 
@@ -44,6 +45,7 @@ struct Inner {
     /// Told when the conductor is there again.
     attached: Notify,
     knowledge: Knowledge,
+    prompts: Prompts,
     /// Times that what was known proved wrong.
     resyncs: AtomicU64,
 }
@@ -118,6 +120,7 @@ impl RemoteLegs {
         block_tokens: u32,
         capacity_blocks: u64,
         events: Option<EventSource>,
+        prompts: Prompts,
     ) -> Self {
         let assumed = || Knowledge::Assumed(Mutex::new(Assumed::new(capacity_blocks)));
         let knowledge = events.map_or_else(assumed, |source| {
@@ -138,6 +141,7 @@ impl RemoteLegs {
             doubt: Notify::new(),
             attached: Notify::new(),
             knowledge,
+            prompts,
             resyncs: AtomicU64::new(0),
         };
         Self { inner: Arc::new(inner) }
@@ -243,7 +247,7 @@ impl RemoteLegs {
         if legs >= LEGS_MOST {
             return Err(format!("{LEGS_MOST} legs are under way on this node"));
         }
-        Work::new(work, (chain_seed, self.inner.block_tokens))
+        Work::new(work, (chain_seed, self.inner.block_tokens), &self.inner.prompts)
     }
 
     fn open<F: Future<Output = ()> + Send + 'static>(

@@ -6,6 +6,7 @@ use baton_types::{BlockKey, Role, Sampling};
 use baton_wire::v1;
 use tokio::sync::mpsc;
 
+use super::prompts::Prompts;
 use super::remote_legs::RemoteLegs;
 use crate::node::attach::NodeRuntime as _;
 
@@ -56,7 +57,7 @@ async fn kv_that_was_lent_before_the_line_broke_is_told_to_the_next_conductor() 
     let spec = VllmSpec::new(FakeRole::Prefill, FakeConnector::Nixl);
     let fake = FakeVllm::start(spec, &Fabric::new()).await.expect("a port is free");
     let engine = RemoteEngine::new(fake.settings()).expect("settings are right");
-    let node_legs = RemoteLegs::new(engine, 32, 341, None);
+    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default());
     let prompt: Vec<u32> = (1..100).collect();
     let mut facts = attach(&node_legs);
     node_legs.ordered(prefill(&prompt, 9, Some(v1::Peer::default()))).expect("the node_legs is there");
@@ -154,7 +155,7 @@ async fn all_at_once(tokens: u32) -> String {
 async fn tokens_that_came_together_are_told_together_and_in_order() {
     let url = all_at_once(200).await;
     let engine = RemoteEngine::new(RemoteSettings::new(Dialect::Vllm, url)).expect("settings are right");
-    let node_legs = RemoteLegs::new(engine, 32, 341, None);
+    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default());
     let mut facts = attach(&node_legs);
     node_legs.ordered(prefill(&[5, 6, 7], 200, None)).expect("the node_legs is there");
     let mut told = next(&mut facts).await;

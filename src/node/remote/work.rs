@@ -10,7 +10,8 @@ use bytes::Bytes;
 use serde_json::value::RawValue;
 
 use super::news::salt_of;
-use crate::node::job::Job;
+use super::prompts::Prompts;
+use crate::node::job::{Job, TORN_TOKENS, block_keys};
 
 /// What a leg is to do.
 #[derive(Clone, Debug)]
@@ -43,18 +44,24 @@ impl Work {
     ///
     /// # Errors
     /// With the reason, when it makes no sense on any node.
-    pub(super) fn new(work: Option<v1::Work>, naming: (u64, u32)) -> Result<Self, String> {
-        let (id, body) = match &work {
-            Some(work) => (Arc::<str>::from(work.request_id.as_str()), work.body.clone()),
-            None => return Err("an order without work".into()),
+    pub(super) fn new(work: Option<v1::Work>, naming: (u64, u32), prompts: &Prompts) -> Result<Self, String> {
+        let mut work = work.ok_or("an order without work")?;
+        let (id, body) = (Arc::<str>::from(work.request_id.as_str()), work.body.clone());
+        let tokens = prompts.of(std::mem::take(&mut work.tokens)).ok_or(TORN_TOKENS)?;
+        let job = Job::expected(0, Some(work), 0, naming.1)?;
+        if tokens.len() != job.token_count {
+            return Err(format!("{} tokens where {} were announced", tokens.len(), job.token_count));
+        }
+        let chain = match job.chain.is_empty() {
+            true => block_keys(&tokens, job.root, naming),
+            false => job.chain,
         };
-        let job = Job::to_prefill(0, work, 0, naming)?;
-        let given = u32::try_from(job.tokens.len() - job.prompt_tokens as usize).unwrap_or(u32::MAX);
+        let given = u32::try_from(tokens.len() - job.prompt_tokens as usize).unwrap_or(u32::MAX);
         let sampling =
             if given == 0 { job.sampling } else { Arc::new(resumed(&job.sampling, given, &body)?) };
         let body = salted(&body, &salt_of(job.root)).unwrap_or(body);
-        let request = Request { id, tokens: job.tokens.into(), sampling, body };
-        Ok(Self { request, given, chain: job.chain, expected_tokens: None })
+        let request = Request { id, tokens, sampling, body };
+        Ok(Self { request, given, chain, expected_tokens: None })
     }
 }
 
@@ -94,6 +101,10 @@ fn resumed(sampling: &Sampling, given: u32, body: &Bytes) -> Result<Sampling, St
 mod tests {
     use super::*;
 
+    fn new(work: impl Into<Option<v1::Work>>) -> Result<Work, String> {
+        Work::new(work.into(), (0, 2), &Prompts::default())
+    }
+
     fn order(prompt: &[u32], answer: &[u32], sampling: &Sampling) -> v1::Work {
         let tokens = baton_wire::pack_tokens(&baton_types::Tokens::from(prompt).and(answer));
         v1::Work {
@@ -110,7 +121,7 @@ mod tests {
     #[test]
     fn what_was_drawn_elsewhere_is_prompt_and_counts() {
         let sampling = Sampling { max_tokens: 10, min_tokens: 4, ..Sampling::default() };
-        let work = Work::new(Some(order(&[1, 2, 3], &[4, 5], &sampling)), (0, 2)).unwrap();
+        let work = new(order(&[1, 2, 3], &[4, 5], &sampling)).unwrap();
         assert_eq!(&work.request.tokens[..], &[1, 2, 3, 4, 5]);
         assert_eq!((work.given, work.chain.len()), (2, 2), "engines keep what they are given");
         assert_eq!((work.request.sampling.max_tokens, work.request.sampling.min_tokens), (8, 2));
@@ -120,7 +131,6 @@ mod tests {
     fn an_answer_that_would_go_on_otherwise_does_not() {
         let plain = Sampling { max_tokens: 10, ..Sampling::default() };
         let penal = Sampling { presence_penalty: 0.5, ..plain.clone() };
-        let new = |work| Work::new(Some(work), (0, 2));
         assert!(new(order(&[1, 2], &[3], &penal)).unwrap_err().contains("penalties"));
         assert!(new(order(&[1, 2], &[], &penal)).is_ok());
         let schema = br#"{"response_format":{"type":"json_object"},"guided_json":null}"#;
@@ -141,7 +151,7 @@ mod tests {
         let body = |root| {
             let root = baton_wire::pack_keys(&[BlockKey(root)]);
             let order = v1::Work { root, ..order(&[1], &[], &Sampling::default()) };
-            Work::new(Some(order), (0, 2)).unwrap().request.body
+            new(order).unwrap().request.body
         };
         assert_eq!(body(1), body(1));
         assert_ne!(body(1), body(2));
@@ -149,8 +159,8 @@ mod tests {
 
     #[test]
     fn senseless_orders_are_refused() {
-        assert!(Work::new(None, (0, 2)).is_err());
+        assert!(new(None).is_err());
         let torn = v1::Work { token_count: 9, ..order(&[1, 2], &[], &Sampling::default()) };
-        assert!(Work::new(Some(torn), (0, 2)).is_err());
+        assert!(new(torn).is_err());
     }
 }

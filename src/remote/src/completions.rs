@@ -1,7 +1,6 @@
 //! Answers of `/v1/completions`: vLLM's, and those of engines like it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use baton_types::TokenLogprob;
 use serde::Deserialize;
@@ -9,8 +8,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::answer::{Progress, finish_of, likeliest, stream_error};
-use crate::digits;
 use crate::error::{RemoteError, Stage};
+use crate::prompt::Prompt;
 use crate::request::{Counts, Token};
 
 /// Before the prompt that an engine was given, where it repeats it.
@@ -91,7 +90,7 @@ struct PromptLogprob {
 /// Reads the events of one answer.
 pub(crate) struct Reader {
     pub(crate) stage: Stage,
-    pub(crate) prompt: Arc<Vec<u32>>,
+    pub(crate) prompt: Prompt,
     /// How many of the likeliest tokens are wanted beside each logprob, when logprobs are.
     pub(crate) logprobs: Option<u8>,
     pub(crate) prompt_logprobs: Option<u8>,
@@ -146,9 +145,7 @@ impl Reader {
         if data[at..].starts_with(b"null") {
             return None;
         }
-        let mut ours = Vec::with_capacity(digits::room_bytes(&self.prompt));
-        digits::list(&mut ours, &self.prompt);
-        let rest = data[at..].strip_prefix(ours.as_slice())?;
+        let rest = data[at..].strip_prefix(&*self.prompt.json())?;
         Some([&data[..at], b"null", rest].concat())
     }
 

@@ -246,7 +246,7 @@ impl RemoteEngine {
         let first_by = Instant::now() + Duration::from_micros(first_us);
         let terms = self.terms(&request, first_by, leased);
         let sampling = &request.sampling;
-        let (prompt, logprobs) = (Arc::clone(&request.tokens), sampling.logprobs);
+        let (prompt, logprobs) = (request.tokens.clone(), sampling.logprobs);
         let (path, headers, reader, abort) = if settings.dialect == Dialect::Sglang {
             let prompt_logprobs = sampling.prompt_logprobs;
             let reader = sglang::Reader { stage, prompt, logprobs, prompt_logprobs, seen: Vec::new() };
@@ -259,7 +259,7 @@ impl RemoteEngine {
         };
         let call = Call { stage, path, elsewhere: None, headers, until: first_by };
         // A call that is given up here drops `abort`, which tells the engine.
-        match self.inner.wire.post(body.bytes()?, call).await {
+        match self.inner.wire.post(body.written()?, call).await {
             Ok(answer) => Ok(Generation::streamed(answer, reader, terms, abort)),
             Err(error) => {
                 if let Some(mut abort) = abort.filter(|_| error.status.is_some()) {
@@ -277,12 +277,12 @@ impl RemoteEngine {
         let until = Instant::now() + Duration::from_micros(self.inner.settings.timeouts.answer_us);
         let headers = self.vllm_headers(&leg)?;
         let call = Call { stage, path: "/v1/completions", elsewhere: None, headers, until };
-        let answer = self.inner.wire.post(body.bytes()?, call).await?;
+        let answer = self.inner.wire.post(body.written()?, call).await?;
         let bytes = self.inner.wire.whole(answer, until, stage).await?;
         let sampling = &request.sampling;
         let reader = completions::Reader {
             stage,
-            prompt: Arc::clone(&request.tokens),
+            prompt: request.tokens.clone(),
             logprobs: sampling.logprobs,
             prompt_logprobs: sampling.prompt_logprobs,
         };

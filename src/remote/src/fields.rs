@@ -2,16 +2,21 @@
 //!
 //! Values that go along are the client's bytes, never parsed and written anew.
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
-use crate::digits;
 use crate::error::{RemoteError, Stage};
+use crate::prompt::Prompt;
 
 /// Fields of a body, at most.
 const MAX_FIELDS: usize = 512;
@@ -138,7 +143,7 @@ pub(crate) struct Body(Fields<Value>);
 enum Value {
     Raw(Box<RawValue>),
     /// Written when the body is.
-    Tokens(Arc<Vec<u32>>),
+    Tokens(Prompt),
 }
 
 /// Names in order, each once.
@@ -203,8 +208,8 @@ impl Body {
     }
 
     /// Sets a field to a list of token ids.
-    pub(crate) fn set_tokens(&mut self, name: &str, ids: &Arc<Vec<u32>>) {
-        self.0.set(name.to_owned(), Value::Tokens(Arc::clone(ids)));
+    pub(crate) fn set_tokens(&mut self, name: &str, ids: &Prompt) {
+        self.0.set(name.to_owned(), Value::Tokens(ids.clone()));
     }
 
     /// Drops every field but those of `names`.
@@ -222,33 +227,60 @@ impl Body {
         }
     }
 
-    /// The bytes to send.
-    pub(crate) fn bytes(&self) -> Result<bytes::Bytes, RemoteError> {
-        let mut out = Vec::with_capacity(self.room_bytes());
-        for (name, value) in &self.0.0 {
-            out.push(if out.is_empty() { b'{' } else { b',' });
+    /// The body to send. Token ids are sent from where they lie, and not copied.
+    pub(crate) fn written(&self) -> Result<Written, RemoteError> {
+        let mut parts = VecDeque::new();
+        let mut out = Vec::new();
+        for (at, (name, value)) in self.0.0.iter().enumerate() {
+            out.push(if at == 0 { b'{' } else { b',' });
             serde_json::to_writer(&mut out, name).map_err(|error| {
                 RemoteError::new(crate::Kind::Bug, crate::Side::Us, Stage::Prepare, error.to_string())
             })?;
             out.push(b':');
             match value {
                 Value::Raw(raw) => out.extend_from_slice(raw.get().as_bytes()),
-                Value::Tokens(ids) => digits::list(&mut out, ids),
+                Value::Tokens(ids) => {
+                    parts.push_back(std::mem::take(&mut out).into());
+                    parts.push_back(ids.json());
+                }
             }
         }
-        if out.is_empty() {
+        if self.0.0.is_empty() {
             out.push(b'{');
         }
         out.push(b'}');
-        Ok(out.into())
+        parts.push_back(out.into());
+        Ok(Written(parts))
+    }
+}
+
+/// A body in the parts that it is sent in.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Written(VecDeque<Bytes>);
+
+impl From<Bytes> for Written {
+    fn from(bytes: Bytes) -> Self {
+        Self(VecDeque::from([bytes]))
+    }
+}
+
+impl http_body::Body for Written {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.pop_front().map(|part| Ok(Frame::data(part))))
     }
 
-    fn room_bytes(&self) -> usize {
-        let of = |value: &Value| match value {
-            Value::Raw(raw) => raw.get().len(),
-            Value::Tokens(ids) => digits::room_bytes(ids),
-        };
-        self.0.0.iter().map(|(name, value)| name.len() + of(value) + 4).sum::<usize>() + 2
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.iter().map(|part| part.len() as u64).sum())
     }
 }
 
@@ -292,7 +324,7 @@ impl Serialize for Value {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Raw(raw) => raw.serialize(serializer),
-            Self::Tokens(ids) => ids.serialize(serializer),
+            Self::Tokens(ids) => ids[..].serialize(serializer),
         }
     }
 }
@@ -334,9 +366,19 @@ mod tests {
 
     use super::*;
 
+    impl Written {
+        /// What an engine reads.
+        pub(crate) fn flat(self) -> Vec<u8> {
+            let exact = http_body::Body::size_hint(&self).exact();
+            let flat = Vec::from(self.0).concat();
+            assert_eq!(exact, Some(flat.len() as u64));
+            flat
+        }
+    }
+
     fn along(body: &str) -> String {
         let client = Body::of_client(body.as_bytes()).unwrap();
-        String::from_utf8(client.along.bytes().unwrap().to_vec()).unwrap()
+        String::from_utf8(client.along.written().unwrap().flat()).unwrap()
     }
 
     #[test]
@@ -441,16 +483,16 @@ mod tests {
         body.set("a", &1).unwrap();
         body.set_tokens("prompt", &vec![7, 80_000].into());
         body.set("z\"", "x").unwrap();
-        assert_eq!(&*body.bytes().unwrap(), br#"{"a":1,"prompt":[7,80000],"z\"":"x"}"#);
-        assert_eq!(serde_json::to_vec(&body).unwrap(), body.bytes().unwrap());
-        assert_eq!(&*Body::default().bytes().unwrap(), b"{}");
+        assert_eq!(&*body.written().unwrap().flat(), br#"{"a":1,"prompt":[7,80000],"z\"":"x"}"#);
+        assert_eq!(serde_json::to_vec(&body).unwrap(), body.written().unwrap().flat());
+        assert_eq!(&*Body::default().written().unwrap().flat(), b"{}");
     }
 
     proptest! {
         #[test]
         fn bytes_of_any_kind_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             if let Ok(client) = Body::of_client(&bytes) {
-                let written = client.along.bytes().unwrap();
+                let written = client.along.written().unwrap().flat();
                 prop_assert!(serde_json::from_slice::<serde_json::Value>(&written).is_ok());
             }
         }

@@ -67,7 +67,7 @@ fn events(input: &[u8], piece: usize) -> (Vec<Vec<u8>>, Option<RemoteError>) {
 
 #[test]
 fn fuzz_engine_streams() {
-    let prompt = || Arc::new(vec![90, 308]);
+    let prompt = || vec![90, 308].into();
     let (stage, logs) = (Stage::Stream, Some(2));
     Fuzz::new("engine_streams").cases(2_000).max_bytes(8 << 10).words(WORDS).memory(256 << 10, 200).run(
         |input| {

@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::answer::Progress;
 use crate::error::{RemoteError, Stage};
 use crate::http::{Answer, Call, Wire};
+use crate::prompt::Prompt;
 use crate::request::{Counts, Piece};
 use crate::sse::Events;
 use crate::{completions, sglang};
@@ -41,6 +42,13 @@ impl Reader {
         match self {
             Self::Completions(reader) => reader.stage = stage,
             Self::Sglang(reader) => reader.stage = stage,
+        }
+    }
+
+    const fn prompt(&self) -> &Prompt {
+        match self {
+            Self::Completions(reader) => &reader.prompt,
+            Self::Sglang(reader) => &reader.prompt,
         }
     }
 }
@@ -246,6 +254,9 @@ impl Generation {
         if self.terms.leased && self.seen == 0 && Instant::now() > self.terms.first_by {
             // The tokens may have waited for us, or for the engine: then it may have read blocks that were not its own.
             return Err(self.too_late());
+        }
+        if self.seen == 0 && !tokens.is_empty() {
+            self.reader.prompt().forget_json();
         }
         self.seen += tokens.len() as u64;
         if self.seen > u64::from(self.terms.max_tokens) {

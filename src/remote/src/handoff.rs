@@ -6,7 +6,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::error::{Kind, RemoteError, Side, Stage};
 use crate::nixl;
-use crate::request::{Request, digest};
+use crate::request::Request;
 
 /// Longest hand-off that is read, bytes.
 const MAX_BYTES: usize = 4 << 20;
@@ -65,7 +65,7 @@ impl Handoff {
     pub(crate) fn new(request: &Request, way: Way, lease: (u64, u64)) -> Self {
         Self {
             prompt_tokens: request.tokens.len() as u64,
-            digest: digest(&request.tokens),
+            digest: request.tokens.digest(),
             made_us: lease.0,
             until_us: lease.1,
             way,
@@ -150,7 +150,7 @@ impl Handoff {
     /// Returns how long the first token may take, µs.
     pub(crate) fn admit(&self, request: &Request, now_us: u64, margin_us: u64) -> Result<u64, RemoteError> {
         self.check()?;
-        if self.prompt_tokens != request.tokens.len() as u64 || self.digest != digest(&request.tokens) {
+        if self.prompt_tokens != request.tokens.len() as u64 || self.digest != request.tokens.digest() {
             let text = format!(
                 "the hand-off is of another prompt ({} tokens) than the request ({} tokens)",
                 self.prompt_tokens,

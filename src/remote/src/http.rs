@@ -7,12 +7,13 @@ use baton_http::{Client, Error, Incoming, Options, Url, bearer, by, whole};
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::Full;
+use http_body::Body as _;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::error::{Kind, RemoteError, Side, Stage};
+use crate::fields::Written;
 use crate::settings::RemoteSettings;
 
 /// A connection that has been idle for longer is not used again: the engines' servers close theirs after five
@@ -40,7 +41,7 @@ pub(crate) struct Answer {
 
 /// The way to one engine.
 pub(crate) struct Wire {
-    client: Client,
+    client: Client<Written>,
     base: String,
     host: String,
     authorization: Option<HeaderValue>,
@@ -87,18 +88,18 @@ impl Wire {
     pub(crate) async fn page(&self, call: Call<'_>) -> Result<(StatusCode, Bytes), RemoteError> {
         let stage = call.stage;
         let until = call.until;
-        let response = self.send(Method::GET, Bytes::new(), call).await?;
+        let response = self.send(Method::GET, Written::default(), call).await?;
         let status = response.status();
         Ok((status, collect(response.into_body(), self.page_bytes, until, stage).await?))
     }
 
     /// Posts without waiting for more than the answer's head; for aborts.
     pub(crate) async fn tell(&self, body: Bytes, call: Call<'_>) -> Result<(), RemoteError> {
-        self.send(Method::POST, body, call).await.map(drop)
+        self.send(Method::POST, body.into(), call).await.map(drop)
     }
 
     /// Posts a request; a status other than 2xx is an error.
-    pub(crate) async fn post(&self, body: Bytes, call: Call<'_>) -> Result<Answer, RemoteError> {
+    pub(crate) async fn post(&self, body: Written, call: Call<'_>) -> Result<Answer, RemoteError> {
         let stage = call.stage;
         let until = call.until;
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
@@ -132,14 +133,14 @@ impl Wire {
     async fn send(
         &self,
         method: Method,
-        body: Bytes,
+        body: Written,
         call: Call<'_>,
     ) -> Result<Response<Incoming>, RemoteError> {
         let stage = call.stage;
         let base = call.elsewhere.map_or(self.base.as_str(), |base| base.trim_end_matches('/'));
         let uri = format!("{base}{}", call.path);
         let mut request = Request::builder().method(method).uri(&uri);
-        if !body.is_empty() {
+        if !body.is_end_stream() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
         if let Some(key) = &self.authorization
@@ -150,7 +151,7 @@ impl Wire {
         for (name, value) in call.headers {
             request = request.header(name, value);
         }
-        let request = request.body(Full::new(body)).map_err(|error| {
+        let request = request.body(body).map_err(|error| {
             RemoteError::ours(stage, format!("{uri} cannot be called: {error}"))
                 .remedy("give a URL like http://host:8000")
         })?;

@@ -1,10 +1,8 @@
 //! The prefill leg: the prompt is computed, and what the decode leg needs comes out, or the answer itself.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use baton_types::{Finish, TokenLogprob};
-use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
 use serde_json::json;
 use tokio::time::Instant;
@@ -13,7 +11,7 @@ use crate::answer::Progress;
 use crate::completions::{self, Whole};
 use crate::engine::RemoteEngine;
 use crate::error::{Kind, RemoteError, Side, Stage};
-use crate::fields::Body;
+use crate::fields::{Body, Written};
 use crate::generation::Abort;
 use crate::handoff::{Handoff, Way, now_us};
 use crate::http::Call;
@@ -57,7 +55,7 @@ pub struct Prefilled {
 pub struct PrefillLeg {
     engine: RemoteEngine,
     request: Request,
-    body: Bytes,
+    body: Written,
     leg: String,
     plan: Plan,
     offer: Option<Handoff>,
@@ -121,7 +119,7 @@ impl PrefillLeg {
     fn read(self, bytes: &[u8]) -> Result<Prefilled, RemoteError> {
         let sampling = &self.request.sampling;
         let (logprobs, prompt_logprobs) = (sampling.logprobs, sampling.prompt_logprobs);
-        let prompt = Arc::clone(&self.request.tokens);
+        let prompt = self.request.tokens.clone();
         let stage = Stage::Prefill;
         let whole = if matches!(self.plan, Plan::Room) {
             let mut reader = sglang::Reader { stage, prompt, logprobs, prompt_logprobs, seen: Vec::new() };
@@ -223,7 +221,7 @@ impl RemoteEngine {
             Plan::Room => offer = Some(self.open_room(&request, &mut body)?),
         }
         self.name_model(&mut body)?;
-        let body = body.bytes()?;
+        let body = body.written()?;
         Ok(PrefillLeg { engine: self.clone(), request, body, leg, plan, offer })
     }
 

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use baton_types::{ChainHasher, Finish, Sampling, TokenLogprob};
+use baton_types::{Finish, Sampling, TokenLogprob};
 use bytes::Bytes;
+
+use crate::prompt::Prompt;
 
 /// One answer wanted. Both legs of a pair are made of one and the same request.
 #[derive(Clone, Debug)]
@@ -11,16 +13,11 @@ pub struct Request {
     /// The request's id as Baton knows it. Engines get it with a suffix, for clients may repeat theirs.
     pub id: Arc<str>,
     /// The prompt.
-    pub tokens: Arc<Vec<u32>>,
+    pub tokens: Prompt,
     /// How tokens are drawn.
     pub sampling: Arc<Sampling>,
     /// The client's body, as it came, or empty. Fields that Baton does not know go to the engine from here.
     pub body: Bytes,
-}
-
-/// The prompt's tokens as a number: two legs with the same one have the same prompt.
-pub(crate) fn digest(tokens: &[u32]) -> u64 {
-    ChainHasher::new(0, b"hand-off").push_tokens(tokens).short().0
 }
 
 /// A drawn token.
@@ -58,18 +55,4 @@ pub enum Piece {
         /// What it took.
         counts: Counts,
     },
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn prompts_differ_by_their_digests() {
-        assert_eq!(digest(&[1, 2, 3]), digest(&[1, 2, 3]));
-        assert_ne!(digest(&[1, 2, 3]), digest(&[1, 3, 2]));
-        assert_ne!(digest(&[1, 2, 3]), digest(&[1, 2, 3, 0]));
-        let long: Vec<u32> = (0..5_000).collect();
-        assert_ne!(digest(&long), digest(&long[..4_999]));
-    }
 }

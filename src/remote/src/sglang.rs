@@ -1,7 +1,5 @@
 //! SGLang's `/generate`: the request's body, and its answers.
 
-use std::sync::Arc;
-
 use baton_types::{Sampling, TokenLogprob};
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,6 +8,7 @@ use serde_json::value::RawValue;
 use crate::answer::{Progress, finish_of, likeliest, stream_error};
 use crate::error::{Kind, RemoteError, Side, Stage};
 use crate::fields::{Body, Client};
+use crate::prompt::Prompt;
 use crate::request::{Counts, Request, Token};
 use crate::vllm::check_sampling;
 
@@ -175,7 +174,7 @@ struct End {
 /// Reads the events of one answer, which repeat the answer so far or only add to it.
 pub(crate) struct Reader {
     pub(crate) stage: Stage,
-    pub(crate) prompt: Arc<Vec<u32>>,
+    pub(crate) prompt: Prompt,
     pub(crate) logprobs: Option<u8>,
     pub(crate) prompt_logprobs: Option<u8>,
     /// Tokens that have been read.
@@ -322,11 +321,11 @@ mod tests {
         let request = Request {
             id: "r".into(),
             tokens: vec![5, 6].into(),
-            sampling: Arc::new(sampling),
+            sampling: std::sync::Arc::new(sampling),
             body: Bytes::copy_from_slice(client.as_bytes()),
         };
         let body = body(&request, Body::of_client(&request.body)?, "leg", true)?;
-        Ok(serde_json::from_slice(&body.bytes()?).unwrap())
+        Ok(serde_json::from_slice(&body.written()?.flat()).unwrap())
     }
 
     fn reader(prompt: usize, logprobs: Option<u8>) -> Reader {

@@ -158,7 +158,8 @@ mod tests {
             body: Bytes::copy_from_slice(client.as_bytes()),
         };
         let client = Body::of_client(&request.body).unwrap();
-        serde_json::from_slice(&body(&request, client, leg, Dialect::Vllm).unwrap().bytes().unwrap()).unwrap()
+        serde_json::from_slice(&body(&request, client, leg, Dialect::Vllm).unwrap().written().unwrap().flat())
+            .unwrap()
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl RemoteEngine {
         let until = Instant::now() + Duration::from_micros(self.settings().timeouts.first_token_us);
         let call = Call { stage: STAGE, path, elsewhere: None, headers: vec![], until };
         let wire = self.wire();
-        let answer = match wire.post(Bytes::from(asked.to_string()), call).await {
+        let answer = match wire.post(Bytes::from(asked.to_string()).into(), call).await {
             Ok(answer) => answer,
             Err(error) => {
                 let status = error.status.and_then(|status| StatusCode::from_u16(status).ok());

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::conductor::{ControlService, Door, Driver, DriverConfig, Inbox, Question, Status};
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::node::{EngineChoice, NodeConfig, Place, RemoteNode};
+use crate::node::{EngineChoice, NodeConfig, Place, Prompts, RemoteNode};
 use crate::spans::{Exporting, Spans};
 use crate::up::Layout;
 
@@ -44,6 +44,7 @@ pub(super) fn small_model(pool: PoolSpec) -> EngineChoice {
 pub(super) struct Cluster {
     pub door: Door,
     pub inbox: Inbox,
+    prompts: Prompts,
     pub config: Config,
     pub metrics: Metrics,
     /// Of every request.
@@ -77,7 +78,9 @@ impl Cluster {
             stop.clone(),
         ));
         let (body, nodes) = (SECRET.into(), BTreeMap::new());
-        let mut cluster = Self { door, inbox, config, metrics, body, exporting, control, stop, nodes };
+        let prompts = Prompts::default();
+        let mut cluster =
+            Self { door, inbox, prompts, config, metrics, body, exporting, control, stop, nodes };
         let nodes = layout.parse::<Layout>().map(|layout| layout.nodes()).unwrap_or_default();
         for (name, role) in nodes {
             cluster.add(&name, role, engine);
@@ -105,7 +108,7 @@ impl Cluster {
         let stop = CancellationToken::new();
         // Every other one hands over what the others send.
         let place = match name.ends_with('1') {
-            true => Place::Within(self.inbox.clone(), crate::conductor::Lead::alone()),
+            true => Place::Within(self.inbox.clone(), crate::conductor::Lead::alone(), self.prompts.clone()),
             false => Place::Elsewhere(None),
         };
         let task = tokio::spawn(crate::node::run_remote(node, place, stop.clone()));
