@@ -236,7 +236,7 @@ impl Conductor {
         (step_us > need.tbt_us as f64).then_some((RejectReason::Tbt, duration_us / 2))
     }
 
-    /// Counts what the shadow modes would have said (D13).
+    /// Counts what the shadow modes would have said.
     fn judge_shadows(&mut self, request: &Request, verdict: &Result<Placement, Refusal>) {
         for at in 0..self.config.shadow.len() {
             let mode = self.config.shadow[at];

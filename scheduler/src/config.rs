@@ -83,7 +83,7 @@ pub struct SchedulerConfig {
     pub balancing_threshold_permille: u32,
     /// Whether prefixes are fetched from other instances (policies that know how).
     pub fetch: bool,
-    /// Whether a decode instance may prefill a request itself (D25): while nobody decodes there, or as long as the steps
+    /// Whether a decode instance may prefill a request itself: while nobody decodes there, or as long as the steps
     /// that its engine would make of it keep the objective.
     pub local_prefill: bool,
     /// A decode instance prefills locally only while less than this share of its KV capacity is
@@ -97,7 +97,7 @@ pub struct SchedulerConfig {
     pub ttft_margin_permille: u32,
     /// How long before an instance runs dry its next prefill is sent to it, µs.
     pub dispatch_ahead_us: u64,
-    /// A waiting request older than this is served before shorter ones, µs (D19).
+    /// A waiting request older than this is served before shorter ones, µs.
     pub ageing_us: u64,
     /// Requests that may wait in the conductor; more are refused (I9).
     pub max_waiting_requests: u32,
@@ -113,7 +113,7 @@ pub struct SchedulerConfig {
     pub first_token: FirstToken,
     /// Times that a request may be placed again after losing an instance.
     pub max_retries: u32,
-    /// One decision in this many is recorded with every candidate's terms; 0 records none (D36).
+    /// One decision in this many is recorded with every candidate's terms; 0 records none.
     pub explain_every: u32,
     /// Seed of every tie-break.
     pub seed: u64,

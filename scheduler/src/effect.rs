@@ -70,11 +70,11 @@ pub enum Effect {
         /// What failed last, for the error's text.
         stage: FailStage,
     },
-    /// The arithmetic of one decision (D36).
+    /// The arithmetic of one decision.
     Explain(Decision),
 }
 
-/// What ended an admitted request (D1, D5).
+/// What ended an admitted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailStage {
@@ -131,7 +131,7 @@ pub struct Rejection {
     pub request: RequestId,
     /// Which predicate failed.
     pub reason: RejectReason,
-    /// When the same request is predicted to be admissible, from now, µs (D14); 0 where coming again is no use.
+    /// When the same request is predicted to be admissible, from now, µs; 0 where coming again is no use.
     pub retry_after_us: u64,
     /// Best TTFT that any placement was predicted to give, µs; none where there is no placement.
     pub predicted_ttft_us: Option<u64>,

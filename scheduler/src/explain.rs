@@ -1,4 +1,4 @@
-//! Decision records: every candidate with its terms, so that "why there?" has an answer (D36).
+//! Decision records: every candidate with its terms, so that "why there?" has an answer.
 
 use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId};

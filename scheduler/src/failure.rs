@@ -1,4 +1,4 @@
-//! What breaks after a request was admitted: it is placed again so often, then failed by name (D1, D5).
+//! What breaks after a request was admitted: it is placed again so often, then failed by name.
 
 use alloc::vec::Vec;
 use baton_types::{Epoch, InstanceId, RequestId};

@@ -3,7 +3,7 @@
 //! Order of service: strict priority bands; inside a band the tenant with the least service so
 //! far; inside a tenant the shortest predicted work, unless serving it first would break a
 //! promise to another (then the earliest deadline) or something has waited past the ageing bound
-//! (then the oldest). So short work does not wait behind long, and nothing starves (D18, D19).
+//! (then the oldest). So short work does not wait behind long, and nothing starves.
 
 use alloc::format;
 use alloc::string::String;

@@ -1,4 +1,4 @@
-//! Shedding (D18): a request of a class that is not sheddable takes the place of sheddable ones
+//! Shedding: a request of a class that is not sheddable takes the place of sheddable ones
 //! that were let in but have cost nobody anything yet.
 
 use alloc::vec::Vec;

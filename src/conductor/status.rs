@@ -1,4 +1,4 @@
-//! How everything stands, for the admin page, `baton top` and "why did it go there?" (D36).
+//! How everything stands, for the admin page, `baton top` and "why did it go there?".
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

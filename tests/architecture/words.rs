@@ -1,4 +1,4 @@
-//! Reminder words: what they remind of is done, or is an issue.
+//! Words that a text may not hold: reminders of work, and references to a list that is not in the repository.
 
 use crate::finding::Finding;
 
@@ -23,6 +23,25 @@ pub fn check_reminders(path: &str, text: &str) -> Vec<Finding> {
     found
 }
 
+/// References by a letter and a number to demands, which are listed nowhere here. Invariants (I1, I2 ...) are, in
+/// ARCHITECTURE.md.
+pub fn check_references(path: &str, text: &str) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (at, line) in text.lines().enumerate().filter(|(_, line)| line.trim_start().starts_with("//")) {
+        let mut words = line.split(|c: char| !c.is_alphanumeric());
+        if let Some(word) = words.find(|word| is_demand(word)) {
+            let rule = format!("{word} refers to a list that is not here");
+            found.push(Finding::new(path, at + 1, rule, "say what is meant"));
+        }
+    }
+    found
+}
+
+fn is_demand(word: &str) -> bool {
+    let digits = word.strip_prefix('D').unwrap_or("");
+    matches!(digits.len(), 1 | 2) && digits.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,6 +54,19 @@ mod tests {
         // The lock file is cargo's, and a checksum is not a word.
         let texts = house::files().iter().filter(|path| *path != "Cargo.lock").filter_map(text);
         assert_clean(texts.flat_map(|(path, text)| check_reminders(&path, &text)).collect());
+    }
+
+    #[test]
+    fn the_house_refers_to_what_is_in_it() {
+        let sources = house::sources().iter();
+        assert_clean(sources.flat_map(|(path, text)| check_references(path, text)).collect());
+    }
+
+    #[test]
+    fn planted_reference_is_caught() {
+        let planted = concat!("fn a() {}\n/// A class (", "D", "18).\n");
+        assert_caught(&check_references("a.rs", planted), 2, "refers to a list that is not here");
+        assert_eq!(check_references("a.rs", "/// 3D, D, D123 and I6\nlet d = D4;\n"), []);
     }
 
     #[test]

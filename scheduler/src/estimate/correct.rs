@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Measured over predicted work, both fading, so that the ratio is of sums: a tiny prefill that
-/// rode along in another's pass weighs as little as it costs (D29).
+/// rode along in another's pass weighs as little as it costs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Residual {
     measured_us: f64,

@@ -1,4 +1,4 @@
-//! When a refused request would be let in (D14): by the predicted ends of what is in its way.
+//! When a refused request would be let in: by the predicted ends of what is in its way.
 
 use core::cell::OnceCell;
 

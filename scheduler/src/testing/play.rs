@@ -183,7 +183,7 @@ impl Play {
         }
     }
 
-    /// D10: accepted = finished + failed + cancelled + rejected + live, on both sides.
+    /// Accepted = finished + failed + cancelled + rejected + live, on both sides.
     fn audit_books(&self) {
         let (oracle, stats) = (&self.oracle, self.conductor.stats());
         let ended = oracle.finished + oracle.failed + oracle.cancelled + oracle.rejected;

@@ -1,5 +1,5 @@
 //! The order of service: strict bands, fair shares between tenants, short work before long within
-//! what was promised, and nothing that waits for ever (D18, D19).
+//! what was promised, and nothing that waits for ever.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -165,7 +165,7 @@ fn timed(arrivals: &[(u64, u64, u32, u16)]) -> Vec<(u64, Request)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// D13: who is let in is on time, if the predictions are true.
+    /// Who is let in is on time, if the predictions are true.
     #[test]
     fn every_promise_is_kept_by_engines_that_keep_to_the_predictions(
         arrivals in arrivals(60, 9_000, 3), prefills in 1u32..4, ahead_us in 0u64..800_000, seconds in 1u64..6,
@@ -185,7 +185,7 @@ proptest! {
         }
     }
 
-    /// D19: once something has waited past the bound, nothing that came later goes before it.
+    /// Once something has waited past the bound, nothing that came later goes before it.
     #[test]
     fn nothing_is_overtaken_past_the_ageing_bound(
         arrivals in arrivals(60, 9_000, 3), ageing_us in 1_000u64..3_000_000,
@@ -220,7 +220,7 @@ proptest! {
         }
     }
 
-    /// D18: while two tenants both wait, their weighted service never differs by more than a job of each.
+    /// While two tenants both wait, their weighted service never differs by more than a job of each.
     #[test]
     fn tenants_share_by_weight(
         works in proptest::collection::vec((100u64..5_000, 0u32..2), 20..60), weights in (1u32..6, 1u32..6),

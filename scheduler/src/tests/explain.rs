@@ -1,4 +1,4 @@
-//! D36: why it went there, why it was refused, in numbers that add up.
+//! Why it went there, why it was refused, in numbers that add up.
 
 use alloc::vec::Vec;
 use baton_types::{InstanceId, Role, Tier};

@@ -1,5 +1,5 @@
 //! What breaks, at every stage: the pair is one object, and whatever happens to one leg ends the
-//! other (D1, I13); a lost request is placed again so often and then failed by name (D5).
+//! other (I13); a lost request is placed again so often and then failed by name.
 
 use alloc::vec::Vec;
 use baton_types::{CacheChange, CacheEvent, Epoch, InstanceId, RequestId, Role, Tier};

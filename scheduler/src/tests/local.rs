@@ -1,4 +1,4 @@
-//! Where a prefill runs: on a decode instance where that is sooner and harms nobody (D25), on a
+//! Where a prefill runs: on a decode instance where that is sooner and harms nobody, on a
 //! pipeline of nodes where the prompt is long (CPP).
 
 use alloc::vec::Vec;
@@ -261,7 +261,7 @@ fn a_short_prompt_loses_nothing_in_a_pipeline_and_does_not_wait_for_one() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// D25: wherever a prefill is mixed into decode steps, a chunk of useful size fits beside the
+    /// Wherever a prefill is mixed into decode steps, a chunk of useful size fits beside the
     /// decodes within the objective.
     #[test]
     fn local_prefills_leave_the_objective_standing(

@@ -1,4 +1,4 @@
-//! Several routers (D33): what others placed counts in the loads, is never acted upon, and
+//! Several routers: what others placed counts in the loads, is never acted upon, and
 //! vanishes when it ends.
 
 use alloc::vec::Vec;

@@ -1,4 +1,4 @@
-//! An answer whose decode dies goes on elsewhere from where its client is (D6).
+//! An answer whose decode dies goes on elsewhere from where its client is.
 
 use alloc::vec::Vec;
 use baton_types::{Epoch, InstanceId, RequestId, Tier};

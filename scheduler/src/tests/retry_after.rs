@@ -1,4 +1,4 @@
-//! D14: a refusal says when the same request would be let in, and that is true: not much later,
+//! A refusal says when the same request would be let in, and that is true: not much later,
 //! and not much earlier.
 
 use alloc::vec::Vec;

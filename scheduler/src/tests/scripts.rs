@@ -1,5 +1,5 @@
 //! Any script of inputs, sensible or not: no panic, the books agree after every step, nothing is
-//! left over at the end (I5, I8, I13, D1, D10), and the same script gives the same effects (I10).
+//! left over at the end (I5, I8, I13), and the same script gives the same effects (I10).
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;

@@ -1,4 +1,4 @@
-//! D18: whoever is not sheddable takes the place of sheddable requests that only wait; nobody
+//! Whoever is not sheddable takes the place of sheddable requests that only wait; nobody
 //! else is touched, and nobody in vain.
 
 use alloc::vec::Vec;

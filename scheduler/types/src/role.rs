@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub enum Role {
     /// Runs prefills and hands their KV to a decode instance.
     Prefill,
-    /// Runs decodes; may prefill locally in chunks when the policy says so (D25).
+    /// Runs decodes; may prefill locally in chunks when the policy says so.
     Decode,
     /// Runs both phases of its own requests (an engine without disaggregation).
     Both,
