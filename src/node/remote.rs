@@ -6,7 +6,9 @@
 
 mod assumed;
 mod drift;
+mod knowledge;
 mod legs;
+mod life;
 mod news;
 mod prompts;
 mod remote_legs;

@@ -290,7 +290,7 @@ impl Worker {
             Effect::Grow { request, blocks } => self.grow(request, blocks),
             Effect::Close { request, held } => self.close(request.0, held),
             Effect::Fail { request, why } => {
-                let (stage, message) = in_words(why, self.engine.shape().blocks);
+                let (stage, message) = in_words(why, u64::from(self.engine.shape().blocks));
                 let attempt = self.jobs.get(&request.0).map_or(0, |job| job.attempt);
                 self.fail(request.0, attempt, stage, message);
             }
@@ -418,7 +418,7 @@ impl Worker {
 }
 
 /// The stage and the words of a failure on a node whose pool has so many blocks.
-fn in_words(why: Why, blocks: u32) -> (&'static str, String) {
+pub(super) fn in_words(why: Why, blocks: u64) -> (&'static str, String) {
     match why {
         Why::TooLarge { needed_blocks } => {
             ("room", format!("its prompt needs {needed_blocks} blocks, the pool has {blocks}"))

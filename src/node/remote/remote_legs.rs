@@ -1,26 +1,27 @@
 //! The legs that are under way on the engine, and the word to and from the conductor about them.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use baton_legs::{Effect, Input, Leg, Why};
 use baton_remote::{Load, RemoteEngine};
-use baton_types::{BlockKey, CacheChange};
+use baton_types::{BlockKey, CacheChange, FetchPlan, InstanceId, RequestId};
 use baton_wire::v1;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::assumed::Assumed;
-use super::drift::Drift;
+use super::knowledge::Knowledge;
 use super::legs;
-use super::news::{self, Attachment, EventSource};
+use super::life::{Job, Life};
+use super::news::{Attachment, EventSource};
 use super::prompts::Prompts;
 use super::work::Work;
 use crate::node::attach::{Gone, NodeRuntime};
+use crate::node::worker::in_words;
 
 /// How long an engine may take to say that it is there, after a connection to it broke.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
@@ -50,52 +51,6 @@ struct Inner {
     resyncs: AtomicU64,
 }
 
-/// How it is known what the engine holds.
-enum Knowledge {
-    /// It announces that, to those that follow.
-    Told {
-        attachments: watch::Sender<Option<Attachment>>,
-        /// Told when what is known proved wrong.
-        drifted: Arc<Notify>,
-        drift: Mutex<Drift>,
-    },
-    /// What it computed last, as far as there is room.
-    Assumed(Mutex<Assumed>),
-}
-
-/// What counts for one attachment to the conductor.
-struct Life {
-    facts: Option<mpsc::Sender<v1::FromNode>>,
-    chain_seed: u64,
-    legs: BTreeMap<u64, Leg>,
-}
-
-/// One leg.
-struct Leg {
-    attempt: u32,
-    /// A decode leg's, until it is told how to take its KV.
-    work: Option<Work>,
-    /// Its task ends: at once, or as soon as nothing would stay behind at the engine.
-    over: CancellationToken,
-    /// The word that it waits for: to decode, or that its offer was passed on.
-    go: Option<oneshot::Sender<()>>,
-    /// What waits for that.
-    gate: Option<oneshot::Receiver<()>>,
-}
-
-impl Leg {
-    fn new(attempt: u32, work: Option<Work>) -> Self {
-        let (go, gate) = oneshot::channel();
-        Self { attempt, work, over: CancellationToken::new(), go: Some(go), gate: Some(gate) }
-    }
-}
-
-impl Drop for Leg {
-    fn drop(&mut self) {
-        self.over.cancel();
-    }
-}
-
 /// What a leg waits for, apart from its engine.
 pub(super) struct LegSignals {
     /// The leg is not wanted any longer.
@@ -109,7 +64,7 @@ pub(super) struct LegSignals {
 pub(super) struct FactSender {
     node_legs: RemoteLegs,
     facts: mpsc::Sender<v1::FromNode>,
-    request: u64,
+    request: RequestId,
     attempt: u32,
 }
 
@@ -122,21 +77,13 @@ impl RemoteLegs {
         events: Option<EventSource>,
         prompts: Prompts,
     ) -> Self {
-        let assumed = || Knowledge::Assumed(Mutex::new(Assumed::new(capacity_blocks)));
-        let knowledge = events.map_or_else(assumed, |source| {
-            let (attachments, seen) = watch::channel(None);
-            // It ends with the last clone, which holds the only sender.
-            let drifted = Arc::new(Notify::new());
-            tokio::spawn(news::follow(source, block_tokens, seen, Arc::clone(&drifted)));
-            Knowledge::Told { attachments, drifted, drift: Mutex::default() }
-        });
-        let life = Life { facts: None, chain_seed: 0, legs: BTreeMap::new() };
+        let knowledge = Knowledge::new(block_tokens, capacity_blocks, events);
         let inner = Inner {
             engine,
             runtime: Handle::current(),
             block_tokens,
             capacity_blocks,
-            life: Mutex::new(life),
+            life: Mutex::new(Life::new(block_tokens)),
             load: Mutex::default(),
             doubt: Notify::new(),
             attached: Notify::new(),
@@ -159,82 +106,158 @@ impl RemoteLegs {
 
     fn order(&self, order: v1::Order) {
         use v1::order::Order;
-        let (request, attempt) = (order.request, order.attempt);
+        let (request, attempt) = (RequestId(order.request), order.attempt);
         match order.order {
             Some(Order::Prefill(prefill)) => self.prefill(request, attempt, prefill),
             Some(Order::Expect(expect)) => self.expect(request, attempt, expect.work),
             Some(Order::Take(take)) => self.take(request, attempt, take.transfer),
-            Some(Order::StartDecode(_) | Order::Taken(_)) => self.start(request, attempt),
+            Some(Order::StartDecode(_)) => self.step_of((request, attempt), Input::StartDecode { request }),
+            Some(Order::Taken(_)) => self.taken(request, attempt),
             Some(Order::Discard(loan)) => self.discard(request, &loan),
-            Some(Order::Release(_)) => _ = self.inner.life.lock().legs.remove(&request),
+            Some(Order::Release(_)) => self.step(&mut self.inner.life.lock(), Input::Release { request }),
             // What was offered once is not offered again: the engine may have given the blocks away.
-            Some(Order::Handoff(_)) => {
-                self.refuse(request, attempt, ("handoff", "its KV is not here any more"))
-            }
+            Some(Order::Handoff(_)) => self.fail(request, attempt, in_words(Why::NothingToSend, 0)),
             Some(Order::Replicate(_)) => {
-                self.say(0, 0, v1::fact::Fact::Replicated(true));
+                self.say(&self.inner.life.lock(), (0, 0), v1::fact::Fact::Replicated(true));
             }
             None => {}
         }
     }
 
-    fn prefill(&self, request: u64, attempt: u32, order: v1::Prefill) {
+    fn prefill(&self, request: RequestId, attempt: u32, order: v1::Prefill) {
         let work = match self.work(order.work) {
             Ok(work) => Work { expected_tokens: order.expected_tokens, ..work },
-            Err(why) => return self.refuse(request, attempt, ("engine", &why)),
+            Err(why) => return self.fail(request, attempt, ("engine", why)),
         };
-        if order.fetch_from.is_some() {
-            // Its engine computes what others hold.
-            self.say(request, attempt, v1::fact::Fact::Fetch(false));
-        }
-        let engine = self.inner.engine.clone();
-        let alone = order.decode.is_none();
-        self.open(request, attempt, |signals, sender| async move {
-            if alone {
-                legs::whole(engine, work, sender, signals).await;
-            } else {
-                legs::prefill(engine, work, sender, signals).await;
-            }
-        });
-    }
-
-    fn expect(&self, request: u64, attempt: u32, work: Option<v1::Work>) {
-        match self.work(work) {
-            Ok(work) => {
-                self.inner.life.lock().legs.insert(request, Leg::new(attempt, Some(work)));
-            }
-            Err(why) => self.refuse(request, attempt, ("engine", &why)),
-        }
-    }
-
-    /// The KV can be taken: its call begins, so that it is there when the word to decode comes.
-    fn take(&self, request: u64, attempt: u32, transfer: Bytes) {
-        let taken = {
-            let mut life = self.inner.life.lock();
-            life.legs.get_mut(&request).filter(|leg| leg.attempt == attempt).and_then(|leg| leg.work.take())
-        };
-        let Some(work) = taken else { return };
-        let engine = self.inner.engine.clone();
-        self.run(request, |signals, sender| legs::decode(engine, (work, transfer), sender, signals));
-    }
-
-    fn start(&self, request: u64, attempt: u32) {
+        let asks = work.asks(order.room_tokens);
+        let fetch = order.fetch_from.map(|_| FetchPlan { from: InstanceId(0), blocks: order.fetch_blocks });
+        let stays = order.decode.is_none();
         let mut life = self.inner.life.lock();
-        let leg = life.legs.get_mut(&request).filter(|leg| leg.attempt == attempt);
-        if let Some(go) = leg.and_then(|leg| leg.go.take()) {
-            // A leg that has failed meanwhile has said so.
-            let _ = go.send(());
+        self.open(&mut life, request, Job::new(attempt, work));
+        let input = Input::Prefill { request, work: asks, stays, fetch, order: order.order };
+        self.step(&mut life, input);
+        self.step(&mut life, Input::OpenNext);
+    }
+
+    fn expect(&self, request: RequestId, attempt: u32, work: Option<v1::Work>) {
+        let work = match self.work(work) {
+            Ok(work) => work,
+            Err(why) => return self.fail(request, attempt, ("engine", why)),
+        };
+        let asks = work.asks(0);
+        let mut life = self.inner.life.lock();
+        self.open(&mut life, request, Job::new(attempt, work));
+        self.step(&mut life, Input::Expect { request, work: asks });
+    }
+
+    /// Makes a leg's job. A leg that the request had here before is over.
+    fn open(&self, life: &mut Life, request: RequestId, job: Job) {
+        self.step(life, Input::Release { request });
+        life.jobs.insert(request, job);
+    }
+
+    /// The KV can be taken: its call begins, so that it is there when the order to decode comes.
+    fn take(&self, request: RequestId, attempt: u32, transfer: Bytes) {
+        let mut life = self.inner.life.lock();
+        let Some(job) = life.jobs.get_mut(&request).filter(|job| job.attempt == attempt) else { return };
+        job.transfer = transfer;
+        self.step(&mut life, Input::Landed { request });
+    }
+
+    /// The offer of a prefill leg was passed on: the KV that its engine lends is the decode engine's to take.
+    fn taken(&self, request: RequestId, attempt: u32) {
+        let mut life = self.inner.life.lock();
+        if let Some(job) = life.jobs.get_mut(&request).filter(|job| job.attempt == attempt) {
+            job.go_on();
+            self.step(&mut life, Input::HandedOff { request, ok: true, now_us: 0 });
         }
+    }
+
+    /// Steps a leg, if it is of this attempt.
+    fn step_of(&self, (request, attempt): (RequestId, u32), input: Input) {
+        let mut life = self.inner.life.lock();
+        if life.jobs.get(&request).is_some_and(|job| job.attempt == attempt) {
+            self.step(&mut life, input);
+        }
+    }
+
+    fn step(&self, life: &mut Life, input: Input) {
+        let mut effects = Vec::new();
+        life.legs.step(input, &mut effects);
+        for effect in effects {
+            self.carry_out(life, effect);
+        }
+    }
+
+    fn carry_out(&self, life: &mut Life, effect: Effect) {
+        match effect {
+            // The engine finds room, and what its cache holds, by itself.
+            Effect::Open { request, .. } => {
+                self.step(life, Input::Opened { request, cached_blocks: 0, waits: false });
+            }
+            // It computes what others hold.
+            Effect::Fetch { request, .. } => {
+                self.step(life, Input::FetchEnded { request, ok: false, cached_blocks: 0 });
+            }
+            Effect::Fetched { request, ok } => self.report(life, request, v1::fact::Fact::Fetch(ok)),
+            Effect::Compute { request, .. } => self.compute(life, request),
+            // Of a prefill leg nothing is kept here.
+            Effect::Seal { request } => {
+                if life.legs.get(request) == Some(&Leg::Landed) {
+                    self.decode(life, request);
+                }
+            }
+            Effect::Decode { request, .. } => {
+                if let Some(job) = life.jobs.get_mut(&request) {
+                    job.go_on();
+                }
+            }
+            Effect::Close { request, .. } => _ = life.jobs.remove(&request),
+            Effect::Fail { request, why } => {
+                let (stage, message) = in_words(why, self.inner.capacity_blocks);
+                self.report(life, request, failure(stage, &message));
+            }
+            // The engine takes KV in, sends it and finds room for longer answers by itself.
+            Effect::Admit { .. } | Effect::Send { .. } | Effect::Grow { .. } => {}
+        }
+    }
+
+    /// Calls the engine for a prompt.
+    fn compute(&self, life: &mut Life, request: RequestId) {
+        let leaves = life.legs.get(request).is_some_and(Leg::leaves);
+        let Some((work, signals, sender)) = self.task(life, request) else { return };
+        let engine = self.inner.engine.clone();
+        match leaves {
+            true => _ = self.inner.runtime.spawn(legs::prefill(engine, work, sender, signals)),
+            false => _ = self.inner.runtime.spawn(legs::whole(engine, work, sender, signals)),
+        }
+    }
+
+    /// Calls the engine for the answer to a prompt whose KV it can take.
+    fn decode(&self, life: &mut Life, request: RequestId) {
+        let transfer = life.jobs.get(&request).map_or_else(Bytes::new, |job| job.transfer.clone());
+        let Some((work, signals, sender)) = self.task(life, request) else { return };
+        let engine = self.inner.engine.clone();
+        self.inner.runtime.spawn(legs::decode(engine, (work, transfer), sender, signals));
+    }
+
+    /// What the task of a leg works with; `None` where it has one, or no conductor.
+    fn task(&self, life: &mut Life, request: RequestId) -> Option<(Work, LegSignals, FactSender)> {
+        let facts = life.facts.clone()?;
+        let job = life.jobs.get_mut(&request)?;
+        let (work, gate) = job.work.take().zip(job.gate.take())?;
+        let sender = FactSender { node_legs: self.clone(), facts, request, attempt: job.attempt };
+        Some((work, LegSignals { over: job.over.clone(), gate }, sender))
     }
 
     /// Takes KV off another engine and throws it away.
-    fn discard(&self, request: u64, loan: &v1::Loan) {
+    fn discard(&self, request: RequestId, loan: &v1::Loan) {
         let engine = self.inner.engine.clone();
         let tokens = baton_wire::unpack_tokens(&loan.tokens).unwrap_or_default();
         let transfer = loan.transfer.clone();
         self.inner.runtime.spawn(async move {
             if let Err(error) = legs::discard(&engine, tokens, &transfer).await {
-                tracing::warn!(request, %error, "KV of a request that is gone waits for the end of its lease");
+                tracing::warn!(%request, %error, "KV of a request that is gone waits for the end of its lease");
             }
         });
     }
@@ -242,7 +265,7 @@ impl RemoteLegs {
     fn work(&self, work: Option<v1::Work>) -> Result<Work, String> {
         let (legs, chain_seed) = {
             let life = self.inner.life.lock();
-            (life.legs.len(), life.chain_seed)
+            (life.jobs.len(), life.chain_seed)
         };
         if legs >= LEGS_MOST {
             return Err(format!("{LEGS_MOST} legs are under way on this node"));
@@ -250,45 +273,19 @@ impl RemoteLegs {
         Work::new(work, (chain_seed, self.inner.block_tokens), &self.inner.prompts)
     }
 
-    fn open<F: Future<Output = ()> + Send + 'static>(
-        &self,
-        request: u64,
-        attempt: u32,
-        task: impl FnOnce(LegSignals, FactSender) -> F,
-    ) {
-        // Whatever was under way for it here is over.
-        self.inner.life.lock().legs.insert(request, Leg::new(attempt, None));
-        self.run(request, task);
+    fn fail(&self, request: RequestId, attempt: u32, (stage, why): (&str, String)) {
+        self.say(&self.inner.life.lock(), (request.0, attempt), failure(stage, &why));
     }
 
-    /// Starts the task of a leg that is open.
-    fn run<F: Future<Output = ()> + Send + 'static>(
-        &self,
-        request: u64,
-        task: impl FnOnce(LegSignals, FactSender) -> F,
-    ) {
-        let mut life = self.inner.life.lock();
-        let Some(facts) = life.facts.clone() else { return };
-        let Some(leg) = life.legs.get_mut(&request) else { return };
-        let Some(gate) = leg.gate.take() else { return };
-        let sender = FactSender { node_legs: self.clone(), facts, request, attempt: leg.attempt };
-        let signals = LegSignals { over: leg.over.clone(), gate };
-        self.inner.runtime.spawn(task(signals, sender));
-    }
-
-    fn refuse(&self, request: u64, attempt: u32, (stage, why): (&str, &str)) {
-        let failure = v1::Failure {
-            stage: stage.into(),
-            message: why.into(),
-            of_request: false,
-            ..v1::Failure::default()
-        };
-        self.say(request, attempt, v1::fact::Fact::Failure(failure));
+    /// Reports one thing about a leg.
+    fn report(&self, life: &Life, request: RequestId, fact: v1::fact::Fact) {
+        let attempt = life.jobs.get(&request).map_or(0, |job| job.attempt);
+        self.say(life, (request.0, attempt), fact);
     }
 
     /// Says one thing outside a leg's task; a line that is full is waited for there.
-    fn say(&self, request: u64, attempt: u32, fact: v1::fact::Fact) {
-        let Some(facts) = self.inner.life.lock().facts.clone() else { return };
+    fn say(&self, life: &Life, (request, attempt): (u64, u32), fact: v1::fact::Fact) {
+        let Some(facts) = life.facts.clone() else { return };
         let told = message(request, attempt, vec![fact]);
         self.inner.runtime.spawn(async move {
             // A line that is gone took its requests with it.
@@ -300,14 +297,14 @@ impl RemoteLegs {
 impl FactSender {
     /// Tells the conductor; false when it is gone.
     pub(super) async fn tell(&self, facts: Vec<v1::fact::Fact>) -> bool {
-        self.facts.send(message(self.request, self.attempt, facts)).await.is_ok()
+        self.facts.send(message(self.request.0, self.attempt, facts)).await.is_ok()
     }
 
     /// Says that KV is nobody's: to the conductor that is there now, or comes before `until`, when the KV is gone by itself.
     /// It may be another than the one that wanted the KV, for a leg outlives its attachment where that broke.
     pub(super) async fn abandon(&self, loan: v1::Loan, until: Instant) {
         let inner = &self.node_legs.inner;
-        let told = message(self.request, self.attempt, vec![v1::fact::Fact::Abandoned(loan)]);
+        let told = message(self.request.0, self.attempt, vec![v1::fact::Fact::Abandoned(loan)]);
         let saying = async {
             loop {
                 let attached = inner.attached.notified();
@@ -323,52 +320,37 @@ impl FactSender {
         let _ = tokio::time::timeout_at(until.into(), saying).await;
     }
 
-    /// The engine has computed this chain; says what the conductor did not know of it.
+    /// The engine has computed the prompt; reports what the conductor did not know of its cache. False when this leg is
+    /// over.
     pub(super) async fn computed(&self, chain: &[BlockKey]) {
-        let Knowledge::Assumed(assumed) = &self.node_legs.inner.knowledge else { return };
-        let news = assumed.lock().computed(chain);
-        let facts: Vec<v1::fact::Fact> = news.iter().map(cache_fact).collect();
-        if !facts.is_empty() {
-            // As in `tell`.
-            let _ = self.facts.send(message(0, 0, facts)).await;
-        }
+        let request = self.request;
+        self.node_legs.step_of((request, self.attempt), Input::Computed { request });
+        let news = self.node_legs.inner.knowledge.computed(chain);
+        self.news(&news).await;
     }
 
     /// When the blocks of a chain that the engine is assumed to hold were last used, before it is asked for them.
     pub(super) fn held(&self, chain: &[BlockKey]) -> Vec<u64> {
-        match &self.node_legs.inner.knowledge {
-            Knowledge::Assumed(assumed) => assumed.lock().held(chain),
-            Knowledge::Told { .. } => Vec::new(),
-        }
+        self.node_legs.inner.knowledge.held(chain)
     }
 
-    /// The engine has told how much of a prompt it found in its cache: what was known of that is mended where it
-    /// was wrong. `held` is what [`Self::held`] said before.
+    /// The engine has reported how much of a prompt it found in its cache: what was known of that is corrected.
+    /// `held` is what [`Self::held`] gave before.
     pub(super) async fn found(&self, work: &Work, held: &[u64], found_tokens: Option<u64>) {
         let Some(found_tokens) = found_tokens else { return };
         let inner = &self.node_legs.inner;
-        match &inner.knowledge {
-            Knowledge::Assumed(assumed) => {
-                // An engine computes one token at least, so that it never finds the last block of a whole prompt.
-                let block_tokens = inner.block_tokens.max(1) as usize;
-                let most = work.request.tokens.len().saturating_sub(1) / block_tokens;
-                let found = usize::try_from(found_tokens).unwrap_or(usize::MAX) / block_tokens;
-                let held = &held[..held.len().min(most)];
-                let news = assumed.lock().found(held, found);
-                if !news.is_empty() {
-                    inner.resyncs.fetch_add(1, Ordering::Relaxed);
-                    // As in `tell`.
-                    let _ = self.facts.send(message(0, 0, news.iter().map(cache_fact).collect())).await;
-                }
-            }
-            Knowledge::Told { drifted, drift, .. } => {
-                let Some(expected_tokens) = work.expected_tokens else { return };
-                if drift.lock().note(expected_tokens, found_tokens, Instant::now()) {
-                    inner.resyncs.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!("the engine's cache is not as it announced: all of it is learnt anew");
-                    drifted.notify_one();
-                }
-            }
+        let (wrong, news) = inner.knowledge.found(work, held, (found_tokens, inner.block_tokens));
+        if wrong {
+            inner.resyncs.fetch_add(1, Ordering::Relaxed);
+        }
+        self.news(&news).await;
+    }
+
+    /// Reports changes of the engine's cache.
+    async fn news(&self, news: &[CacheChange]) {
+        if !news.is_empty() {
+            // As in `tell`.
+            let _ = self.facts.send(message(0, 0, news.iter().map(cache_fact).collect())).await;
         }
     }
 
@@ -386,24 +368,16 @@ impl FactSender {
 
     /// This leg is over here.
     pub(super) fn close(self) {
-        let mut life = self.node_legs.inner.life.lock();
-        if life.legs.get(&self.request).is_some_and(|leg| leg.attempt == self.attempt) {
-            life.legs.remove(&self.request);
-        }
+        let request = self.request;
+        self.node_legs.step_of((request, self.attempt), Input::Ended { request });
     }
 }
 
 impl NodeRuntime for RemoteLegs {
     fn attached(&self, welcome: &v1::Welcome, facts: mpsc::Sender<v1::FromNode>) -> Result<(), Gone> {
         let mut life = self.inner.life.lock();
-        life.legs.clear();
-        match &self.inner.knowledge {
-            Knowledge::Told { attachments, .. } => {
-                let chain_seed = welcome.chain_seed;
-                attachments.send_replace(Some(Attachment { chain_seed, facts: facts.clone() }));
-            }
-            Knowledge::Assumed(assumed) => *assumed.lock() = Assumed::new(self.inner.capacity_blocks),
-        }
+        life.clear();
+        self.inner.knowledge.attached(Attachment { chain_seed: welcome.chain_seed, facts: facts.clone() });
         (life.chain_seed, life.facts) = (welcome.chain_seed, Some(facts));
         drop(life);
         self.inner.attached.notify_waiters();
@@ -412,11 +386,9 @@ impl NodeRuntime for RemoteLegs {
 
     fn detached(&self) -> Result<(), Gone> {
         let mut life = self.inner.life.lock();
-        life.legs.clear();
+        life.clear();
         life.facts = None;
-        if let Knowledge::Told { attachments, .. } = &self.inner.knowledge {
-            attachments.send_replace(None);
-        }
+        self.inner.knowledge.detached();
         Ok(())
     }
 
@@ -426,7 +398,7 @@ impl NodeRuntime for RemoteLegs {
     }
 
     fn load(&self) -> v1::NodeLoad {
-        let legs = u32::try_from(self.inner.life.lock().legs.len()).unwrap_or(u32::MAX);
+        let (legs, audit_failures) = self.inner.life.lock().look_over();
         let load = self.inner.load.lock().unwrap_or_default();
         let whole = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
         let capacity_blocks = self.inner.capacity_blocks;
@@ -450,6 +422,7 @@ impl NodeRuntime for RemoteLegs {
             waiting: whole(load.waiting),
             holds: legs,
             tiers: vec![hbm],
+            audit_failures,
             resyncs: self.inner.resyncs.load(Ordering::Relaxed),
             ..v1::NodeLoad::default()
         }
@@ -459,6 +432,12 @@ impl NodeRuntime for RemoteLegs {
 pub(super) fn message(request: u64, attempt: u32, facts: Vec<v1::fact::Fact>) -> v1::FromNode {
     let facts = facts.into_iter().map(|fact| v1::Fact { request, attempt, fact: Some(fact) }).collect();
     v1::FromNode { message: Some(v1::from_node::Message::Facts(v1::Facts { facts })) }
+}
+
+/// A failure that is not the request's own.
+fn failure(stage: &str, why: &str) -> v1::fact::Fact {
+    let (stage, message) = (stage.into(), why.into());
+    v1::fact::Fact::Failure(v1::Failure { stage, message, of_request: false, ..v1::Failure::default() })
 }
 
 pub(super) fn cache_fact(change: &CacheChange) -> v1::fact::Fact {

@@ -30,10 +30,15 @@ fn attach(node_legs: &RemoteLegs) -> Facts {
 }
 
 fn prefill(prompt: &[u32], max_tokens: u32, decode: Option<v1::Peer>) -> v1::Orders {
+    let order = v1::Prefill { work: Some(work(prompt, max_tokens)), decode, ..v1::Prefill::default() };
+    one(v1::order::Order::Prefill(order))
+}
+
+fn work(prompt: &[u32], max_tokens: u32) -> v1::Work {
     let sampling = Sampling { temperature: 0.0, max_tokens, ignore_eos: true, ..Sampling::default() };
     let tokens = baton_wire::pack_tokens(&prompt.into());
     let count = u32::try_from(prompt.len()).expect("a short prompt");
-    let work = v1::Work {
+    v1::Work {
         tokens,
         token_count: count,
         prompt_tokens: count,
@@ -41,9 +46,7 @@ fn prefill(prompt: &[u32], max_tokens: u32, decode: Option<v1::Peer>) -> v1::Ord
         request_id: "r".into(),
         root: baton_wire::pack_keys(&[BlockKey(5)]),
         ..v1::Work::default()
-    };
-    let order = v1::Prefill { work: Some(work), decode, ..v1::Prefill::default() };
-    one(v1::order::Order::Prefill(order))
+    }
 }
 
 fn one(order: v1::order::Order) -> v1::Orders {
@@ -69,6 +72,61 @@ async fn kv_that_was_lent_before_the_line_broke_is_told_to_the_next_conductor() 
     let [v1::fact::Fact::Abandoned(loan)] = &told[..] else { panic!("no loan but {told:?}") };
     assert_eq!(baton_wire::unpack_tokens(&loan.tokens).expect("tokens"), prompt);
     assert!(fake.held_blocks() > 0 && !loan.transfer.is_empty());
+}
+
+/// Legs before an engine where nothing listens: none of these orders may call it.
+fn without_engine() -> RemoteLegs {
+    let settings = RemoteSettings::new(Dialect::Vllm, "http://127.0.0.1:1").with_handoff(HandoffWay::Nixl);
+    let engine = RemoteEngine::new(settings).expect("settings are right");
+    RemoteLegs::new(engine, 32, 341, None, Prompts::default())
+}
+
+fn failure(told: &[v1::fact::Fact]) -> &v1::Failure {
+    let [v1::fact::Fact::Failure(failure)] = told else { panic!("no failure but {told:?}") };
+    failure
+}
+
+#[tokio::test]
+async fn a_decode_that_is_ordered_before_its_kv_fails_and_is_over() {
+    let node_legs = without_engine();
+    let mut facts = attach(&node_legs);
+    let expect = v1::Expect { work: Some(work(&[1, 2, 3], 9)), room_tokens: 9 };
+    node_legs.ordered(one(v1::order::Order::Expect(expect))).expect("the node_legs is there");
+    assert_eq!(node_legs.load().holds, 1);
+    let start = || one(v1::order::Order::StartDecode(v1::StartDecode::default()));
+    node_legs.ordered(start()).expect("the node_legs is there");
+    assert!(failure(&next(&mut facts).await).message.contains("before its KV"));
+    assert_eq!(node_legs.load().holds, 0);
+    // The leg is gone: neither order finds it.
+    node_legs.ordered(start()).expect("the node_legs is there");
+    let take = v1::Take { transfer: vec![1].into() };
+    node_legs.ordered(one(v1::order::Order::Take(take))).expect("the node_legs is there");
+    assert!(facts.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn kv_that_was_offered_is_not_handed_off_again() {
+    let node_legs = without_engine();
+    let mut facts = attach(&node_legs);
+    let handoff = v1::Handoff { to: Some(v1::Peer::default()) };
+    node_legs.ordered(one(v1::order::Order::Handoff(handoff))).expect("the node_legs is there");
+    let told = next(&mut facts).await;
+    assert_eq!((failure(&told).stage.as_str(), failure(&told).of_request), ("handoff", false));
+}
+
+#[tokio::test]
+async fn an_order_of_another_attempt_changes_nothing() {
+    let node_legs = without_engine();
+    let mut facts = attach(&node_legs);
+    let expect = v1::Expect { work: Some(work(&[1, 2, 3], 9)), room_tokens: 9 };
+    node_legs.ordered(one(v1::order::Order::Expect(expect))).expect("the node_legs is there");
+    let mut late = one(v1::order::Order::StartDecode(v1::StartDecode::default()));
+    late.orders[0].attempt = 0;
+    node_legs.ordered(late).expect("the node_legs is there");
+    tokio::task::yield_now().await;
+    assert!(facts.try_recv().is_err() && node_legs.load().holds == 1);
+    node_legs.ordered(one(v1::order::Order::Release(v1::Release {}))).expect("the node_legs is there");
+    assert_eq!(node_legs.load().holds, 0);
 }
 
 /// A node in front of a vLLM that it says nothing of.

@@ -40,6 +40,15 @@ const BOUND_TO_ANSWER: [&str; 10] = [
 ];
 
 impl Work {
+    /// What it asks of its node.
+    pub(super) fn asks(&self, room_tokens: u32) -> baton_legs::Work {
+        baton_legs::Work {
+            prompt_tokens: self.request.tokens.len() as u64,
+            named_blocks: u32::try_from(self.chain.len()).unwrap_or(u32::MAX),
+            room_tokens,
+        }
+    }
+
     /// What an order says. `naming` is the seed of the block keys and the tokens in a block.
     ///
     /// # Errors
