@@ -5,7 +5,7 @@ CARGO ?= cargo
 N ?= 100
 SEED ?= 1
 SECONDS ?= 60
-FUZZED = events objects remote router traces transports
+FUZZED = events objects remote router transports
 ONE_BY_ONE = --nocapture --test-threads=1
 TARGET_DIR = $(or $(CARGO_TARGET_DIR),target)
 BATON = $(TARGET_DIR)/release/baton
@@ -87,7 +87,8 @@ fuzz: ready ## Try damaged inputs on every parser for SECONDS each, led by the b
 	export BATON_FUZZ_SECONDS="$(SECONDS)" BATON_FUZZ_SEED="$(SEED)"; \
 	$(CARGO) test --locked --package baton-tiers --test it fuzz_ -- --nocapture && \
 	export RUSTC_WORKSPACE_WRAPPER="$(CURDIR)/scripts/fuzz.sh" && \
-	$(CARGO) test --locked $(FUZZED:%=--package baton-%) --features baton-objects/resp --lib --test fuzz fuzz_ -- $(ONE_BY_ONE) && \
+	$(CARGO) test --locked $(FUZZED:%=--package baton-%) --features baton-objects/resp --lib fuzz_ -- $(ONE_BY_ONE) && \
+	$(CARGO) test --locked --package baton-traces --test fuzz fuzz_ -- $(ONE_BY_ONE) && \
 	$(CARGO) test --locked --package baton-indexer --test it fuzz_ -- $(ONE_BY_ONE) && \
 	$(CARGO) test --locked --package baton --bin baton fuzz_ -- $(ONE_BY_ONE)
 
