@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use baton_types::{ClassId, InstanceId, Role, SloClass};
 
 use crate::conductor::Conductor;
-use crate::placement::{DecodeChoice, Placement, Refusal, SOONEST_US, within_reach};
+use crate::placement::{DecodeChoice, MIN_RETRY_AFTER_US, Placement, Refusal, within_reach};
 use crate::policies::Queueing;
 use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect, RejectReason, Rejection, Request};
@@ -58,7 +58,7 @@ impl Conductor {
             arrived_us: self.now_us,
             prefill: baton_types::InstanceId(0),
             decode: None,
-            shunned: None,
+            excluded: None,
             fetch: None,
             work_us: 0,
             new_tokens: 0,
@@ -184,7 +184,7 @@ impl Conductor {
         let (reason, wait_us) = overload?;
         Some(Refusal {
             reason,
-            retry_after_us: wait_us.max(SOONEST_US),
+            retry_after_us: wait_us.max(MIN_RETRY_AFTER_US),
             predicted_ttft_us: within_reach(ttft_us),
             turn_us: match reason {
                 RejectReason::Ttft => within_reach(placement.candidate.plan.work_us).unwrap_or(0),

@@ -8,11 +8,11 @@ use crate::coming::Coming;
 use crate::estimate::LengthEstimator;
 use crate::fleet::Fleet;
 use crate::index::{MatchScratch, PrefixIndex};
+use crate::last_copies::LastCopies;
 use crate::placement::Hits;
 use crate::queue::FairShares;
 use crate::replicate::Replicator;
 use crate::request::Requests;
-use crate::salvage::Salvage;
 use crate::stats::SchedulerStats;
 use crate::timers::Timers;
 use crate::{ConfigError, Effect, Input, InstanceState, SchedulerConfig};
@@ -64,7 +64,7 @@ pub struct Conductor {
     pub(crate) fair: FairShares,
     pub(crate) lengths: LengthEstimator,
     pub(crate) replicator: Replicator,
-    pub(crate) salvage: Salvage,
+    pub(crate) last_copies: LastCopies,
     pub(crate) timers: Timers,
     pub(crate) rng: Rng,
     pub(crate) turn: u64,
@@ -95,7 +95,7 @@ impl Conductor {
             fair: FairShares::default(),
             lengths,
             replicator: Replicator::default(),
-            salvage: Salvage::default(),
+            last_copies: LastCopies::default(),
             timers: Timers::default(),
             rng,
             turn: 0,
@@ -189,7 +189,7 @@ impl Conductor {
     pub fn spoken_of(&self, each: impl FnMut(InstanceId)) {
         let of = |entry: &crate::request::Entry| {
             let prefill = (entry.stage != crate::request::Stage::Unplaced).then_some(entry.prefill);
-            [prefill, entry.decode, entry.shunned, entry.fetch.map(|fetch| fetch.from)]
+            [prefill, entry.decode, entry.excluded, entry.fetch.map(|fetch| fetch.from)]
         };
         self.requests.iter().flat_map(of).flatten().for_each(each);
     }
@@ -236,19 +236,19 @@ impl Conductor {
         match &event.change {
             CacheChange::Stored { parent, hashes, tier } => {
                 let outcome = self.index.insert(*parent, hashes, event.instance, *tier);
-                self.salvage.came(event.instance, outcome.added);
+                self.last_copies.blocks_added(event.instance, outcome.added);
                 self.save_from(event.instance, effects);
             }
             CacheChange::Removed { hashes, tier } => {
                 let before = self.index.held_blocks(event.instance);
                 self.index.remove(hashes, event.instance, *tier);
                 if self.index.held_blocks(event.instance) < before {
-                    self.salvage.went(event.instance);
+                    self.last_copies.blocks_removed(event.instance);
                 }
             }
             CacheChange::Cleared => {
                 self.index.clear(event.instance);
-                self.salvage.gone(event.instance);
+                self.last_copies.cleared(event.instance);
             }
         }
     }

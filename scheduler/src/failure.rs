@@ -23,7 +23,7 @@ impl Conductor {
             self.let_go(&entry, effects);
             return;
         }
-        entry.shunned = entry.decode;
+        entry.excluded = entry.decode;
         if stage == Stage::Prefilling {
             // The other side fell over while layers were still being computed: start over.
             self.let_go(&entry, effects);
@@ -83,7 +83,7 @@ impl Conductor {
             // Its own router places it again, and says so.
             return;
         }
-        entry.shunned = Some(at);
+        entry.excluded = Some(at);
         entry.retries += 1;
         self.retry(entry, stage, effects);
     }
@@ -95,7 +95,7 @@ impl Conductor {
         }
         self.fleet.set_state(id, InstanceState::Lost);
         self.index.clear(id);
-        self.salvage.gone(id);
+        self.last_copies.cleared(id);
         self.timers.unset(id);
         self.end_fetches_from(id);
         // Slot order: the same on every run.
@@ -150,7 +150,7 @@ impl Conductor {
             return;
         }
         // An admitted request is not refused for being late through our fault.
-        match self.place(&entry.request, entry.deadline_us, false, entry.shunned) {
+        match self.place(&entry.request, entry.deadline_us, false, entry.excluded) {
             Ok(placement) => self.replace(entry, &placement, effects),
             Err(_) => {
                 self.explain(effects);

@@ -19,7 +19,7 @@ impl Conductor {
     /// Names the first disagreement.
     pub fn check(&self) -> Result<(), String> {
         self.index.check()?;
-        self.salvage.check()?;
+        self.last_copies.check()?;
         self.check_ledgers()
     }
 

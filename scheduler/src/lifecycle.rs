@@ -5,7 +5,7 @@ use baton_types::{InstanceId, RequestId, Role};
 
 use crate::conductor::Conductor;
 use crate::estimate::prior_us;
-use crate::placement::SOONEST_US;
+use crate::placement::MIN_RETRY_AFTER_US;
 use crate::request::{Entry, Stage};
 use crate::{AdmissionMode, Effect, InstanceState, RejectReason, Rejection, Request};
 
@@ -83,7 +83,7 @@ impl Conductor {
         effects.push(Effect::Reject(Rejection {
             request: id,
             reason,
-            retry_after_us: (self.lengths.mean_duration_us(5_000_000) / 2).max(SOONEST_US),
+            retry_after_us: (self.lengths.mean_duration_us(5_000_000) / 2).max(MIN_RETRY_AFTER_US),
             predicted_ttft_us: Some(self.now_us - entry.arrived_us),
             turn_us: self.decode_turn_us(&entry.request),
             wasted_tokens: entry.new_tokens,
@@ -262,7 +262,7 @@ impl Conductor {
             arrived_us: now_us,
             prefill,
             decode: None,
-            shunned: None,
+            excluded: None,
             fetch: None,
             work_us,
             new_tokens: request.prompt_tokens,

@@ -1,10 +1,10 @@
 //! Where a request goes: candidates, their terms, and the pick.
 
-mod comeback;
 mod decode;
 mod dispatch;
 mod pick;
 mod prefill;
+mod retry_after;
 
 use alloc::vec::Vec;
 use baton_types::InstanceId;
@@ -12,8 +12,8 @@ use baton_types::InstanceId;
 use crate::estimate::NEVER_US;
 use crate::{FetchPlan, RejectReason};
 
-pub(crate) use comeback::SOONEST_US;
 pub(crate) use decode::DecodeChoice;
+pub(crate) use retry_after::MIN_RETRY_AFTER_US;
 
 /// What the index said about one instance for the request at hand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -241,7 +241,7 @@ impl PrefillLedger {
     /// How much later work of `work_us` with a first token `tail_us` behind it, which arriving now
     /// would be due at `deadline_us`, must arrive to be on time without making late what would not be, µs. Later means a later
     /// deadline: others then count as before it, or are already sent (`ahead_us` before they run).
-    pub(crate) fn welcome_after_us(&self, now_us: u64, work: (u64, u64, u64), ahead_us: u64) -> u64 {
+    pub(crate) fn earliest_admission_us(&self, now_us: u64, work: (u64, u64, u64), ahead_us: u64) -> u64 {
         let (work_us, tail_us, deadline_us) = work;
         let start_us = now_us + self.dispatched_left_us(now_us);
         let mut later_us = 0;

@@ -72,7 +72,7 @@ pub(crate) struct Entry {
     pub decode: Option<InstanceId>,
     /// Where it failed last: an instance that its KV did not reach, or whose prefill or decode of
     /// it went wrong. It goes there again only where there is no other.
-    pub shunned: Option<InstanceId>,
+    pub excluded: Option<InstanceId>,
     pub fetch: Option<crate::FetchPlan>,
     /// Predicted prefill work on `prefill`, µs.
     pub work_us: u64,
@@ -194,7 +194,7 @@ mod tests {
             deadline_us: 0,
             prefill: InstanceId(0),
             decode: None,
-            shunned: None,
+            excluded: None,
             fetch: None,
             work_us: 0,
             new_tokens: 0,

@@ -10,10 +10,10 @@ use crate::conductor::Conductor;
 use crate::estimate::LengthEstimator;
 use crate::fleet::Fleet;
 use crate::index::PrefixIndex;
+use crate::last_copies::LastCopies;
 use crate::queue::FairShares;
 use crate::replicate::Replicator;
 use crate::request::{Entry, Requests};
-use crate::salvage::Salvage;
 use crate::timers::Timers;
 use crate::{SchedulerConfig, SchedulerStats};
 
@@ -32,7 +32,7 @@ pub struct SavedConductor {
     fair: FairShares,
     lengths: LengthEstimator,
     replicator: Replicator,
-    salvage: Salvage,
+    last_copies: LastCopies,
     due_us: Vec<u64>,
     rng: Rng,
     turn: u64,
@@ -97,7 +97,7 @@ impl Conductor {
             fair: self.fair.clone(),
             lengths: self.lengths.clone(),
             replicator: self.replicator.clone(),
-            salvage: self.salvage.clone(),
+            last_copies: self.last_copies.clone(),
             due_us: self.timers.save(),
             rng: self.rng.clone(),
             turn: self.turn,
@@ -129,7 +129,7 @@ impl Conductor {
         conductor.fair = saved.fair;
         conductor.lengths = saved.lengths;
         conductor.replicator = saved.replicator;
-        conductor.salvage = saved.salvage;
+        conductor.last_copies = saved.last_copies;
         conductor.timers = Timers::restore(saved.due_us);
         conductor.rng = saved.rng;
         conductor.turn = saved.turn;

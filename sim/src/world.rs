@@ -79,7 +79,7 @@ pub struct World {
     /// Nodes whose engine must plan before time goes on.
     dirty: Vec<u32>,
     /// Nodes where somebody may be let in.
-    pub(crate) ajar: VecDeque<u32>,
+    pub(crate) admittable: VecDeque<u32>,
     /// What conductors have yet to hear.
     pub(crate) inbox: VecDeque<Letter>,
     /// Prefills whose first pass was planned just now.
@@ -152,7 +152,7 @@ impl World {
             metrics: Collector::new(&setup, workload.as_ref()),
             oracle: Oracle::new(setup.audit_every),
             dirty: Vec::new(),
-            ajar: VecDeque::new(),
+            admittable: VecDeque::new(),
             inbox: VecDeque::new(),
             starting: Vec::new(),
             gaps_us: Vec::new(),

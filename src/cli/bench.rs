@@ -24,11 +24,11 @@ use crate::cli::loadgen::{proxy, upstream};
 #[derive(clap::Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
-    what: What,
+    what: BenchCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum What {
+enum BenchCommand {
     /// Move blocks between two processes over one transport, beside what the machine can do
     Transfer(transfer::TransferArgs),
     /// The other process of that
@@ -159,19 +159,19 @@ fn rate(text: &str) -> Result<f64, String> {
 /// Runs `baton bench`.
 pub fn run(args: &BenchArgs) -> Result<ExitCode, String> {
     match &args.what {
-        What::Transfer(args) => return transfer::run(args),
-        What::TransferPeer(args) => return transfer::run_peer(args),
-        What::Router(_) | What::Proxy(_) | What::Upstream(_) => {}
+        BenchCommand::Transfer(args) => return transfer::run(args),
+        BenchCommand::TransferPeer(args) => return transfer::run_peer(args),
+        BenchCommand::Router(_) | BenchCommand::Proxy(_) | BenchCommand::Upstream(_) => {}
     }
     let runtime = Runtime::new().map_err(|e| format!("bench: no threads to run on: {e}"))?;
     match &args.what {
-        What::Router(args) => router(args, &runtime),
-        What::Proxy(args) => {
+        BenchCommand::Router(args) => router(args, &runtime),
+        BenchCommand::Proxy(args) => {
             let target = Target::new(&args.to, None)?;
             serve(args.listen, &args.end, &runtime, async |listener| proxy::run(listener, &target).await)
         }
-        What::Upstream(args) => serve(args.listen, &args.end, &runtime, upstream::run),
-        What::Transfer(_) | What::TransferPeer(_) => Ok(ExitCode::SUCCESS),
+        BenchCommand::Upstream(args) => serve(args.listen, &args.end, &runtime, upstream::run),
+        BenchCommand::Transfer(_) | BenchCommand::TransferPeer(_) => Ok(ExitCode::SUCCESS),
     }
 }
 

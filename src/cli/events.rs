@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use baton_events::{Batch, Change, Event, Feed, Medium, Stored, Subscriber, SubscriberConfig, Why};
+use baton_events::{Batch, Change, EpochReason, Event, Feed, Medium, Stored, Subscriber, SubscriberConfig};
 use serde_json::{Value, json};
 
 /// Arguments of `baton events`.
@@ -89,11 +89,11 @@ fn print(text: &str) -> Result<bool, String> {
     }
 }
 
-const fn reason(why: Why) -> &'static str {
+const fn reason(why: EpochReason) -> &'static str {
     match why {
-        Why::Started => "started",
-        Why::Restarted => "the engine restarted",
-        Why::Lost => "batches were lost",
+        EpochReason::Started => "started",
+        EpochReason::Restarted => "the engine restarted",
+        EpochReason::Lost => "batches were lost",
     }
 }
 
@@ -227,7 +227,7 @@ mod tests {
         assert!(lines[1].ends_with(", after 00000000000000ff, adapter poet"), "{}", lines[1]);
         assert_eq!(lines[2..], ["7 rank 2 removed 1 blocks from GPU", "7 rank 2 cleared"]);
         assert_eq!(
-            as_text(&Feed::Cleared { epoch: 3, why: Why::Restarted }),
+            as_text(&Feed::Cleared { epoch: 3, why: EpochReason::Restarted }),
             "epoch 3: the engine restarted\n"
         );
         assert_eq!(as_text(&feed(vec![])), "7 rank 2 nothing\n");
@@ -243,6 +243,9 @@ mod tests {
             (&json!("CPU"), &json!(9))
         );
         assert_eq!(value["events"][1], json!({ "unknown": "dreamt" }));
-        assert_eq!(as_json(&Feed::Cleared { epoch: 1, why: Why::Lost })["cleared"], "batches were lost");
+        assert_eq!(
+            as_json(&Feed::Cleared { epoch: 1, why: EpochReason::Lost })["cleared"],
+            "batches were lost"
+        );
     }
 }

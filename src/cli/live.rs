@@ -125,7 +125,7 @@ pub fn run(args: &ReplayArgs) -> Result<ExitCode, String> {
         runs.push(replay::simulate(job, args, &trace, &ProgressBar::hidden())?.0);
     }
     let summary = LiveSummary::new(&paced, identity);
-    tell(args, &config, &Told { runs, paced: &paced, summary })
+    tell(args, &config, &LiveReport { runs, paced: &paced, summary })
 }
 
 /// The first rows of a trace: as much of it as was sent.
@@ -238,14 +238,14 @@ async fn interrupt(stop: CancellationToken) {
 }
 
 /// What a run has to tell.
-struct Told<'a> {
+struct LiveReport<'a> {
     /// Measured, then predicted when asked for.
     runs: Vec<RunResult>,
     paced: &'a Paced,
     summary: LiveSummary,
 }
 
-fn tell(args: &ReplayArgs, config: &Config, told: &Told<'_>) -> Result<ExitCode, String> {
+fn tell(args: &ReplayArgs, config: &Config, told: &LiveReport<'_>) -> Result<ExitCode, String> {
     let compared = told.runs.get(1).map(|predicted| compare(predicted, &told.runs[0])).unwrap_or_default();
     let document = json!({ "runs": told.runs, "live": told.summary, "compare": compared });
     let document = serde_json::to_string_pretty(&document).map_err(|e| format!("live: report: {e}"))?;
@@ -268,7 +268,12 @@ fn tell(args: &ReplayArgs, config: &Config, told: &Told<'_>) -> Result<ExitCode,
     replay::judge(&args.require, &told.runs[..1])
 }
 
-fn write_files(args: &ReplayArgs, config: &Config, told: &Told<'_>, document: &str) -> Result<(), String> {
+fn write_files(
+    args: &ReplayArgs,
+    config: &Config,
+    told: &LiveReport<'_>,
+    document: &str,
+) -> Result<(), String> {
     if let Some(path) = &args.json {
         out::save(path, document)?;
     }

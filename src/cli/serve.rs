@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use baton_membership::election::state::Why;
+use baton_membership::election::state::EndReason;
 use baton_membership::{Candidacy, Leadership, Member, MemberRole, Policies, Standing};
 use baton_router::Tokenization;
 
@@ -167,7 +167,9 @@ async fn deposed(lead: &Lead) -> String {
     // Being elected once more counts too: whatever was decided in between was decided by another.
     let ended = standing.wait_for(|standing| *standing != led).await;
     let why = match ended.map(|standing| *standing) {
-        Ok(Standing::Deposed { why: Why::TimeUp | Why::LeaseGone, .. }) => "its lease could not be renewed",
+        Ok(Standing::Deposed { why: EndReason::TimeUp | EndReason::LeaseGone, .. }) => {
+            "its lease could not be renewed"
+        }
         _ => "its election was taken back",
     };
     format!("serve: this conductor leads no more: {why}; see whether etcd is well, and start it again")

@@ -11,11 +11,11 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 pub struct StoreArgs {
     #[command(subcommand)]
-    what: What,
+    what: Command,
 }
 
 #[derive(clap::Subcommand)]
-enum What {
+enum Command {
     /// Keep objects in memory and serve them over Redis' protocol
     Serve(Box<serve::ServeArgs>),
     /// List keys
@@ -39,15 +39,15 @@ enum What {
 /// Runs `baton store`.
 pub fn run(args: &StoreArgs) -> Result<ExitCode, String> {
     match &args.what {
-        What::Serve(args) => serve::run(args),
-        What::Ls(args) => ask::ls(args),
-        What::Stat(args) => ask::stat(args),
-        What::Get(args) => ask::get(args),
-        What::Put(args) => ask::put(args),
-        What::Verify(args) => ask::verify(args),
-        What::Del(args) => ask::del(args),
-        What::Drain(args) => ask::drain(args),
-        What::Bench(args) => bench::run(args),
+        Command::Serve(args) => serve::run(args),
+        Command::Ls(args) => ask::ls(args),
+        Command::Stat(args) => ask::stat(args),
+        Command::Get(args) => ask::get(args),
+        Command::Put(args) => ask::put(args),
+        Command::Verify(args) => ask::verify(args),
+        Command::Del(args) => ask::del(args),
+        Command::Drain(args) => ask::drain(args),
+        Command::Bench(args) => bench::run(args),
     }
 }
 

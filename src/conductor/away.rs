@@ -12,7 +12,7 @@ use super::driver::Driver;
 const PAUSE_LEAST_US: u64 = 250_000;
 
 /// See the module.
-pub(super) struct Away {
+pub(super) struct PauseWatch {
     /// When the next turn begins at the latest, µs; never where nothing was planned.
     due_us: u64,
     /// When the present turn began, µs; moved on by a pause within it.
@@ -23,7 +23,7 @@ pub(super) struct Away {
     pub(super) behind: usize,
 }
 
-impl Default for Away {
+impl Default for PauseWatch {
     fn default() -> Self {
         Self { due_us: u64::MAX, begun_us: 0, waiting: 0, behind: 0 }
     }

@@ -12,7 +12,7 @@ use baton_types::{ClassId, Epoch, InstanceId, RequestId, TenantId};
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
-use super::away::Away;
+use super::away::PauseWatch;
 use super::backend::{Door, Shared};
 use super::block_keys::BlockKeys;
 use super::fleet::Fleet;
@@ -72,7 +72,7 @@ pub struct Driver {
     pub(super) journal: Option<JournalWriter>,
     /// Classes that clients have asked for by name.
     pub(super) classes_in_use: BTreeSet<Arc<str>>,
-    pub(super) away: Away,
+    pub(super) away: PauseWatch,
     tenants: Tenants,
     pub(super) effects: Vec<Effect>,
     /// Everything that pairs ordered, for tests that compare it.
@@ -139,7 +139,7 @@ impl Driver {
             capture,
             journal,
             classes_in_use: BTreeSet::new(),
-            away: Away::default(),
+            away: PauseWatch::default(),
             tenants: Tenants::default(),
             effects: Vec::new(),
             #[cfg(test)]

@@ -1,6 +1,6 @@
 //! What nodes report, taken in: pairs say what is out of date, clients get what is for them (I12).
 
-use baton_legs::pairs::{Fact, Failure, Heard};
+use baton_legs::pairs::{Fact, FactOutcome, Failure};
 use baton_router::{Event, Model};
 use baton_scheduler::Input;
 use baton_types::{CacheEvent, Epoch, Finish, InstanceId, RequestId, TokenLogprob};
@@ -15,7 +15,7 @@ use super::inbox::{Loss, NotTaken};
 use super::session::Session;
 
 /// A request, its attempt, and the instance that speaks of it.
-type About = (RequestId, u32, InstanceId);
+type FactSource = (RequestId, u32, InstanceId);
 
 impl Driver {
     pub(super) fn joined(
@@ -111,7 +111,7 @@ impl Driver {
     }
 
     /// Whether a node may say this now; what is out of date is counted.
-    fn may_say(&self, about: About, fact: &Fact) -> bool {
+    fn may_say(&self, about: FactSource, fact: &Fact) -> bool {
         let may = self.pairs.may_say(about, fact);
         if !may {
             self.metrics.stale_message();
@@ -119,25 +119,25 @@ impl Driver {
         may
     }
 
-    fn hear(&mut self, about: About, fact: Fact) -> Heard {
+    fn hear(&mut self, about: FactSource, fact: Fact) -> FactOutcome {
         self.hear_knowing(&Trouble::default(), about, fact)
     }
 
-    fn hear_knowing(&mut self, trouble: &Trouble, about: About, fact: Fact) -> Heard {
+    fn hear_knowing(&mut self, trouble: &Trouble, about: FactSource, fact: Fact) -> FactOutcome {
         let heard = self.pair_knowing(trouble, |pairs, now_us, live, effects| {
             pairs.hear(now_us, (about, fact), live, effects)
         });
         match heard {
-            Heard::Yes => {}
-            Heard::Stale => self.metrics.stale_message(),
-            Heard::Repeated => self.metrics.repeated_token(),
+            FactOutcome::Yes => {}
+            FactOutcome::Stale => self.metrics.stale_message(),
+            FactOutcome::Repeated => self.metrics.repeated_token(),
         }
         heard
     }
 
-    fn token(&mut self, about: About, token: &v1::Token) {
+    fn token(&mut self, about: FactSource, token: &v1::Token) {
         let (request, now_us, finish) = (about.0, self.now_us, finish_of(token.finish));
-        if self.hear(about, Fact::Token { index: token.index, last: finish.is_some() }) != Heard::Yes {
+        if self.hear(about, Fact::Token { index: token.index, last: finish.is_some() }) != FactOutcome::Yes {
             return;
         }
         let Some(session) = self.sessions.get_mut(&request) else { return };
@@ -162,7 +162,7 @@ impl Driver {
     }
 
     /// The end of an answer whose last token did not know that it was the last.
-    fn ended(&mut self, about: About, ended: &v1::Ended) {
+    fn ended(&mut self, about: FactSource, ended: &v1::Ended) {
         if !self.may_say(about, &Fact::Ended) {
             return;
         }
@@ -186,8 +186,8 @@ impl Driver {
         self.complete(request, finish);
     }
 
-    fn prompt_logprobs(&mut self, about: About, prompt: &v1::PromptLogprobs) {
-        if self.hear(about, Fact::PromptLogprobs) != Heard::Yes {
+    fn prompt_logprobs(&mut self, about: FactSource, prompt: &v1::PromptLogprobs) {
+        if self.hear(about, Fact::PromptLogprobs) != FactOutcome::Yes {
             return;
         }
         let first = |s: &&mut Session| s.answer.is_empty() && !s.prompt_told;
@@ -219,9 +219,9 @@ impl Driver {
         self.pair(|pairs, now_us, live, effects| pairs.complete(now_us, request, live, effects));
     }
 
-    fn fetched(&mut self, about: About, ok: bool) {
+    fn fetched(&mut self, about: FactSource, ok: bool) {
         let lent = self.core.stats().lent_fetches;
-        if self.hear(about, Fact::Fetched { ok }) != Heard::Yes {
+        if self.hear(about, Fact::Fetched { ok }) != FactOutcome::Yes {
             return;
         }
         let from_store = self.core.stats().lent_fetches > lent;
@@ -232,7 +232,7 @@ impl Driver {
         });
     }
 
-    fn prefilled(&mut self, about: About, done: &v1::Prefilled) {
+    fn prefilled(&mut self, about: FactSource, done: &v1::Prefilled) {
         let fact = Fact::Prefilled { compute_us: done.compute_us, cached_tokens: done.cached_tokens };
         if !self.may_say(about, &fact) {
             return;
@@ -251,11 +251,11 @@ impl Driver {
     }
 
     /// The engines move the KV themselves: the decode leg's engine hears how, and what comes of it shows in its tokens.
-    fn offered(&mut self, about: About, offer: v1::Offer) {
+    fn offered(&mut self, about: FactSource, offer: v1::Offer) {
         let (request, attempt, prefill) = about;
         // Only an engine that moves KV itself has any to offer: the other side would not know what to do with it.
         let moves = self.fleet.get(prefill).is_some_and(|node| node.hello.engine_moves_kv);
-        if !moves || self.hear(about, Fact::Offered) != Heard::Yes {
+        if !moves || self.hear(about, Fact::Offered) != FactOutcome::Yes {
             return;
         }
         let Some([_, Some(decode)]) = self.pairs.get(request).map(|pair| pair.legs()) else { return };
@@ -279,7 +279,7 @@ impl Driver {
         }
     }
 
-    fn leg_failed(&mut self, about: About, failure: &v1::Failure) {
+    fn leg_failed(&mut self, about: FactSource, failure: &v1::Failure) {
         let (request, _, instance) = about;
         let fact = Fact::Failed(failure_of(failure));
         if !self.may_say(about, &fact) {

@@ -54,7 +54,7 @@ impl<S: NodeRuntime> InProcessSession<S> {
         if !self.inbox.send(joined).await {
             return Ok(());
         }
-        let mut asked = Asked { answer: Some(answer), inbox: self.inbox.clone() };
+        let mut asked = JoinRequest { answer: Some(answer), inbox: self.inbox.clone() };
         let Some((welcome, life)) = asked.welcomed().await? else { return Ok(()) };
         let (facts, told) = mpsc::channel(FACTS_WAITING);
         if self.station.attached(&welcome, facts).is_err() {
@@ -83,12 +83,12 @@ impl<S: NodeRuntime> InProcessSession<S> {
 }
 
 /// The question for a place. A place that was given while nobody waited for it any more is given up.
-struct Asked {
+struct JoinRequest {
     answer: Option<oneshot::Receiver<Result<v1::Welcome, NotTaken>>>,
     inbox: Inbox,
 }
 
-impl Asked {
+impl JoinRequest {
     /// The place; none when the conductor is gone.
     async fn welcomed(&mut self) -> Result<Option<(v1::Welcome, Life)>, String> {
         let Some(answer) = &mut self.answer else { return Ok(None) };
@@ -101,7 +101,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for JoinRequest {
     fn drop(&mut self) {
         let Some(mut answer) = self.answer.take() else { return };
         answer.close();
@@ -171,7 +171,7 @@ mod tests {
     async fn a_place_that_came_when_nobody_waited_any_more_is_given_up() {
         let (inbox, mut told) = crate::conductor::inbox();
         let (reply, answer) = oneshot::channel();
-        let asked = Asked { answer: Some(answer), inbox: inbox.clone() };
+        let asked = JoinRequest { answer: Some(answer), inbox: inbox.clone() };
         // The conductor counts on it from here on.
         reply.send(Ok(welcome())).expect("it waits");
         drop(asked);
@@ -180,8 +180,8 @@ mod tests {
         // One that was refused, and one that nobody answered, have nothing to give up.
         let (reply, answer) = oneshot::channel();
         reply.send(Err(NotTaken::Unfit("no".into()))).expect("it waits");
-        drop(Asked { answer: Some(answer), inbox: inbox.clone() });
-        drop(Asked { answer: Some(oneshot::channel().1), inbox });
+        drop(JoinRequest { answer: Some(answer), inbox: inbox.clone() });
+        drop(JoinRequest { answer: Some(oneshot::channel().1), inbox });
         assert!(told.try_recv().is_err());
     }
 

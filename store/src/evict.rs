@@ -11,7 +11,6 @@ mod chance;
 #[cfg(test)]
 mod deepest;
 mod ghosts;
-mod leanings;
 mod length_aware;
 mod lfu;
 mod list;
@@ -21,6 +20,7 @@ mod model;
 mod ranks;
 pub(crate) mod reuse;
 mod s3fifo;
+mod trait_factors;
 
 use alloc::boxed::Box;
 use alloc::string::String;

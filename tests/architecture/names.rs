@@ -1,10 +1,17 @@
-//! Words that say nothing are not used in the names of files and types.
+//! Names of types end in a noun of a list, and words that say nothing are not used in the names of files and types.
 
 use crate::finding::Finding;
 use crate::outline::Outline;
 
 /// Words that fit anything; the plural of each is meant too.
 const BANNED: &[&str] = &["manager", "handler", "util", "common", "helper", "info", "wrapper", "impl", "v2"];
+
+/// Nouns that a type's name may end in. A new one comes with the type that needs it, and means what it means in
+/// docs/glossary.md or in the field.
+const NOUNS: &str = include_str!("nouns.txt");
+
+/// Types that end in another word still. The list only gets shorter.
+const OLD_NAMES: &str = include_str!("old_names.txt");
 
 /// Associated types whose names another crate's trait has given.
 const GIVEN: &[&str] = &["ConnectInfo"];
@@ -31,6 +38,25 @@ pub fn check_types(path: &str, source: &str) -> Vec<Finding> {
     found
 }
 
+/// Types whose names end in a word that is not on the list.
+pub fn check_nouns(path: &str, source: &str) -> Vec<Finding> {
+    let known = |name: &String| GIVEN.contains(&name.as_str()) || OLD_NAMES.lines().any(|old| old == name);
+    let types = Outline::of(source).types().into_iter().filter(|one| !known(&one.name));
+    let ending = types.filter_map(|one| words(&one.name).last().map(|word| (one, word)));
+    let other = ending.filter(|(_, word)| NOUNS.lines().all(|noun| noun != word));
+    other
+        .map(|(one, word)| {
+            let rule = format!("type {} ends in '{word}'", one.name);
+            Finding::new(
+                path,
+                one.line,
+                rule,
+                "end it in a noun of tests/architecture/nouns.txt, or add one there",
+            )
+        })
+        .collect()
+}
+
 fn banned(word: &str) -> Option<&'static str> {
     BANNED.iter().copied().find(|ban| word == *ban || word.strip_suffix('s') == Some(ban))
 }
@@ -53,6 +79,8 @@ fn words(name: &str) -> impl Iterator<Item = String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::finding::{assert_caught, assert_clean};
     use crate::house;
@@ -65,6 +93,32 @@ mod tests {
                 .flat_map(|(path, text)| check_path(path).into_iter().chain(check_types(path, text)))
                 .collect(),
         );
+    }
+
+    #[test]
+    fn types_of_the_house_end_in_nouns() {
+        let sources = house::sources().iter();
+        assert_clean(sources.flat_map(|(path, text)| check_nouns(path, text)).collect());
+    }
+
+    #[test]
+    fn the_lists_are_in_order_and_old_names_are_in_use() {
+        for list in [NOUNS, OLD_NAMES] {
+            assert!(list.lines().is_sorted_by(|one, other| one < other));
+        }
+        let types = |(_, text): &(String, String)| Outline::of(text).types();
+        let used: BTreeSet<String> = house::sources().iter().flat_map(types).map(|one| one.name).collect();
+        let gone: Vec<&str> = OLD_NAMES.lines().filter(|old| !used.contains(*old)).collect();
+        assert!(gone.is_empty(), "take them off old_names.txt: {gone:?}");
+    }
+
+    #[test]
+    fn planted_ending_is_caught() {
+        let source = "struct KvBlock;\nenum BlockTold { A }\ntrait Whom {}\n";
+        let found = check_nouns("a.rs", source);
+        assert_caught(&found, 2, "ends in 'told'");
+        assert_caught(&found, 3, "ends in 'whom'");
+        assert_eq!(found.len(), 2);
     }
 
     #[test]

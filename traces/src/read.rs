@@ -43,7 +43,7 @@ pub struct Reader {
     parsed: Vec<Record>,
     ready: VecDeque<(u64, Record)>,
     reorder: Option<Reorder>,
-    mended: Mended,
+    mended: Corrections,
     origin_ms: Option<f64>,
     last_ms: f64,
     next_own_id: u64,
@@ -53,7 +53,7 @@ pub struct Reader {
 }
 
 #[derive(Debug, Default)]
-struct Mended {
+struct Corrections {
     without_ids: u64,
     id_counts: u64,
     late: u64,
@@ -121,7 +121,7 @@ pub fn open(path: &Path, options: &ReadOptions) -> Result<Reader, TraceError> {
             sequence: 0,
         }),
         setup,
-        mended: Mended::default(),
+        mended: Corrections::default(),
         origin_ms: None,
         last_ms: f64::NEG_INFINITY,
         next_own_id: SYNTHETIC_ID_BASE,

@@ -107,7 +107,7 @@ pub enum Leg {
     /// A prefill that is over: its KV is here, whole.
     Held(Complete),
     /// A decode leg that found no room yet.
-    Crowded(Work),
+    WaitingForRoom(Work),
     /// A decode leg with room: its KV is on its way.
     Expecting,
     /// A decode leg whose KV is here, whole.
@@ -160,7 +160,7 @@ impl Leg {
             Self::Loading(Loading { pinned, .. }) | Self::Computing(Computing { pinned, .. }) => {
                 pinned.work.prompt_tokens - pinned.cached_tokens(config)
             }
-            Self::Queued(_) | Self::Held(_) | Self::Crowded(_) => 0,
+            Self::Queued(_) | Self::Held(_) | Self::WaitingForRoom(_) => 0,
             Self::Expecting | Self::Landed | Self::Decoding { .. } => 0,
         }
     }
@@ -169,7 +169,7 @@ impl Leg {
     #[must_use]
     pub const fn held(&self) -> Held {
         match self {
-            Self::Queued(_) | Self::Crowded(_) => Held { blocks: false, engine: false },
+            Self::Queued(_) | Self::WaitingForRoom(_) => Held { blocks: false, engine: false },
             Self::Loading(_) | Self::Expecting | Self::Landed => Held { blocks: true, engine: false },
             // A prefill that is over waits in its engine: for the word to decode, or for its KV to have left.
             Self::Computing(_) | Self::Held(_) | Self::Decoding { .. } => Held { blocks: true, engine: true },
@@ -184,7 +184,7 @@ impl Leg {
             Self::Loading(l) => !l.pinned.stays,
             Self::Computing(c) => !c.pinned.stays,
             Self::Held(complete) => !matches!(complete, Complete::Stays),
-            Self::Crowded(_) | Self::Expecting | Self::Landed | Self::Decoding { .. } => false,
+            Self::WaitingForRoom(_) | Self::Expecting | Self::Landed | Self::Decoding { .. } => false,
         }
     }
 }

@@ -129,7 +129,7 @@ pub enum Failure {
 
 /// What becomes of a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum FactOutcome {
     /// It is taken in.
     Yes,
     /// It is out of date, or not for that leg to say.

@@ -17,7 +17,7 @@ pub struct Legs {
     /// Prefills that are not open yet, by place.
     queue: BTreeMap<(u64, u64), RequestId>,
     /// Decode legs without room, in the order in which they are tried.
-    crowded: Vec<RequestId>,
+    waiting_for_room: Vec<RequestId>,
     arrivals: u64,
     /// Tokens of open prefills that are yet to be computed.
     opened_tokens: u64,
@@ -31,7 +31,7 @@ impl Legs {
             config,
             legs: BTreeMap::new(),
             queue: BTreeMap::new(),
-            crowded: Vec::new(),
+            waiting_for_room: Vec::new(),
             arrivals: 0,
             opened_tokens: 0,
         }
@@ -56,8 +56,8 @@ impl Legs {
 
     /// How many decode legs wait for room.
     #[must_use]
-    pub fn crowded(&self) -> usize {
-        self.crowded.len()
+    pub fn waiting_for_room(&self) -> usize {
+        self.waiting_for_room.len()
     }
 
     /// Forgets all legs: the node has died, or the conductor that ordered them is gone.
@@ -134,15 +134,15 @@ impl Legs {
     fn expect(&mut self, request: RequestId, work: Work, effects: &mut Vec<Effect>) {
         let leg = self.legs.get(&request);
         debug_assert!(
-            matches!(leg, None | Some(Leg::Crowded(_))),
+            matches!(leg, None | Some(Leg::WaitingForRoom(_))),
             "{request} is released before it is ordered again"
         );
         if leg.is_none() {
             if self.is_too_large(request, work, effects) {
                 return;
             }
-            self.crowded.push(request);
-            self.legs.insert(request, Leg::Crowded(work));
+            self.waiting_for_room.push(request);
+            self.legs.insert(request, Leg::WaitingForRoom(work));
         }
         effects.push(Effect::Open { request, room_blocks: work.room_blocks(true, &self.config) });
     }
@@ -158,8 +158,8 @@ impl Legs {
     }
 
     fn room_freed(&mut self, effects: &mut Vec<Effect>) {
-        for request in &self.crowded {
-            if let Some(Leg::Crowded(work)) = self.legs.get(request) {
+        for request in &self.waiting_for_room {
+            if let Some(Leg::WaitingForRoom(work)) = self.legs.get(request) {
                 let room_blocks = work.room_blocks(true, &self.config);
                 effects.push(Effect::Open { request: *request, room_blocks });
             }
@@ -195,8 +195,8 @@ impl Legs {
                 self.opened_tokens += Leg::Loading(loading).open_tokens(&self.config);
                 self.go_on(request, loading, effects);
             }
-            Some(Leg::Crowded(_)) => {
-                self.crowded.retain(|other| *other != request);
+            Some(Leg::WaitingForRoom(_)) => {
+                self.waiting_for_room.retain(|other| *other != request);
                 self.legs.insert(request, Leg::Expecting);
                 effects.push(Effect::Admit { request });
             }
@@ -319,7 +319,7 @@ impl Legs {
         self.opened_tokens -= leg.open_tokens(&self.config);
         match leg {
             Leg::Queued(queued) => _ = self.queue.remove(&queued.place),
-            Leg::Crowded(_) => self.crowded.retain(|other| *other != request),
+            Leg::WaitingForRoom(_) => self.waiting_for_room.retain(|other| *other != request),
             Leg::Loading(_) | Leg::Computing(_) | Leg::Held(_) => {}
             Leg::Expecting | Leg::Landed | Leg::Decoding { .. } => {}
         }
@@ -342,7 +342,7 @@ impl Legs {
     pub fn check(&self) -> Result<(), String> {
         use alloc::format;
         let mut opened_tokens = 0;
-        let (mut queued, mut crowded) = (0, 0);
+        let (mut queued, mut waiting_for_room) = (0, 0);
         for (request, leg) in &self.legs {
             opened_tokens += leg.open_tokens(&self.config);
             match leg {
@@ -355,9 +355,9 @@ impl Legs {
                 Leg::Loading(l) if !l.waits && l.fetch == Fetch::None => {
                     return Err(format!("{request} waits for nothing"));
                 }
-                Leg::Crowded(_) => {
-                    crowded += 1;
-                    if !self.crowded.contains(request) {
+                Leg::WaitingForRoom(_) => {
+                    waiting_for_room += 1;
+                    if !self.waiting_for_room.contains(request) {
                         return Err(format!("{request} waits for room that nobody gives it"));
                     }
                 }
@@ -365,11 +365,13 @@ impl Legs {
                 Leg::Expecting | Leg::Landed | Leg::Decoding { .. } => {}
             }
         }
-        if (queued, crowded, opened_tokens) != (self.queue.len(), self.crowded.len(), self.opened_tokens) {
+        if (queued, waiting_for_room, opened_tokens)
+            != (self.queue.len(), self.waiting_for_room.len(), self.opened_tokens)
+        {
             return Err(format!(
-                "{queued} queued, {crowded} crowded, {opened_tokens} tokens open; counted {}, {}, {}",
+                "{queued} queued, {waiting_for_room} waiting_for_room, {opened_tokens} tokens open; counted {}, {}, {}",
                 self.queue.len(),
-                self.crowded.len(),
+                self.waiting_for_room.len(),
                 self.opened_tokens
             ));
         }

@@ -337,7 +337,7 @@ proptest! {
             account.take_in(&both(&mut legs, &mut naive, Input::Release { request })?)?;
         }
         prop_assert!(account.holds.is_empty(), "{:?}", account.holds);
-        prop_assert_eq!((legs.queued(), legs.crowded()), (0, 0));
+        prop_assert_eq!((legs.queued(), legs.waiting_for_room()), (0, 0));
         prop_assert_eq!(legs.check(), Ok(()));
     }
 }

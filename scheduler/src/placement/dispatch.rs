@@ -50,7 +50,7 @@ impl Conductor {
         } else {
             entry.stage = Stage::Prefilling;
             let at_us = self.now_us + placement.candidate.ttft_us;
-            let elsewhere = entry.shunned == Some(placement.decode) && placement.decode != id;
+            let elsewhere = entry.excluded == Some(placement.decode) && placement.decode != id;
             let other = elsewhere.then(|| self.decode_for(&entry, at_us)).flatten();
             let decode = other.unwrap_or(placement.decode);
             self.reserve_decode(&mut entry, decode, at_us);
@@ -226,7 +226,7 @@ impl Conductor {
         if !self.prefills_elsewhere(id, &entry.request) {
             return None;
         }
-        let placed = self.place(&entry.request, entry.deadline_us, false, entry.shunned).ok()?;
+        let placed = self.place(&entry.request, entry.deadline_us, false, entry.excluded).ok()?;
         if self.fleet.known(placed.candidate.instance).spec.role == Role::Prefill {
             return Some(placed);
         }
@@ -252,7 +252,7 @@ impl Conductor {
     /// another.
     pub(crate) fn decode_for(&self, entry: &Entry, at_us: u64) -> Option<InstanceId> {
         let best = self.decode_by_then(&entry.request, entry.prefill, at_us);
-        if best.is_none() || best != entry.shunned {
+        if best.is_none() || best != entry.excluded {
             return best;
         }
         self.roomiest_decode(&entry.request, entry.prefill, best).or(best)

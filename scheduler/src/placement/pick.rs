@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use baton_types::{InstanceId, Role};
 
-use super::comeback::Stranded;
+use super::retry_after::NoDecode;
 use super::{Candidate, DecodeChoice, Placement, Refusal, within_reach};
 use crate::conductor::Conductor;
 use crate::fleet::Instance;
@@ -31,23 +31,23 @@ struct Kept {
     /// The best of those beside whose decodes there is no room for it.
     harmful: Option<Candidate>,
     /// The earliest of those that failed for their decode alone.
-    stranded: Option<Stranded>,
+    no_decode: Option<NoDecode>,
     /// The earliest of those that would only have to wait for room.
     roomless: Option<Candidate>,
 }
 
 impl Conductor {
     /// Places a request by the policy, among all candidates or (`only_feasible`) among those that
-    /// keep every promise. `shunned` prefills it only where nobody else can.
+    /// keep every promise. `excluded` prefills it only where nobody else can.
     pub(crate) fn place(
         &mut self,
         request: &Request,
         deadline_us: u64,
         only_feasible: bool,
-        shunned: Option<InstanceId>,
+        excluded: Option<InstanceId>,
     ) -> Result<Placement, Refusal> {
         self.look_up(request);
-        let ids = self.candidate_ids(request, shunned);
+        let ids = self.candidate_ids(request, excluded);
         if ids.is_empty() {
             return Err(NOWHERE);
         }
@@ -70,7 +70,7 @@ impl Conductor {
     }
 
     /// Instances that may prefill the request, thinned when there are many.
-    pub(crate) fn candidate_ids(&self, request: &Request, shunned: Option<InstanceId>) -> Vec<InstanceId> {
+    pub(crate) fn candidate_ids(&self, request: &Request, excluded: Option<InstanceId>) -> Vec<InstanceId> {
         let mut ids: Vec<InstanceId> = self.fleet.prefills.clone();
         ids.retain(|id| self.holds(*id, request) && self.has_decode(*id, request));
         let permille = u64::from(self.config.local_room_permille);
@@ -87,7 +87,7 @@ impl Conductor {
         let mixing: Vec<InstanceId> = mixing.filter(|id| self.holds(*id, request)).collect();
         ids.extend(mixing);
         if ids.len() > 1 {
-            ids.retain(|id| Some(*id) != shunned);
+            ids.retain(|id| Some(*id) != excluded);
         }
         if ids.len() > FULL_TERMS && matches!(self.policy().choice, Choice::Least { .. }) {
             let bound = |id: &InstanceId| {
@@ -221,9 +221,9 @@ impl Conductor {
         };
         if let Err(reason) = found {
             candidate.feasible = false;
-            if kept.stranded.is_none_or(|s| at_us < s.at_us) {
+            if kept.no_decode.is_none_or(|s| at_us < s.at_us) {
                 let only = local.then_some(candidate.instance);
-                kept.stranded = Some(Stranded { reason, at_us, only });
+                kept.no_decode = Some(NoDecode { reason, at_us, only });
                 kept.roomless = (reason == RejectReason::Room).then_some(*candidate);
             }
         }
@@ -232,30 +232,30 @@ impl Conductor {
 
     /// The refusal that is over soonest.
     fn soonest(&self, request: &Request, kept: &Kept) -> Refusal {
-        let stranded = kept.stranded.map(|stranded| self.stranded(request, stranded));
+        let no_decode = kept.no_decode.map(|no_decode| self.no_decode(request, no_decode));
         let prefills = kept.late.or(kept.harmful).into_iter().chain(kept.rude).map(|candidate| {
             if candidate.plan.harms {
                 return self.no_step_for(request, &candidate);
             }
             Refusal {
                 reason: RejectReason::Ttft,
-                retry_after_us: self.prefill_comeback_us(request, &candidate),
+                retry_after_us: self.prefill_retry_after_us(request, &candidate),
                 predicted_ttft_us: within_reach(candidate.latest_us),
                 turn_us: (candidate.plan.load_us + candidate.plan.work_us)
                     / (self.fleet.prefills.len() as u64).max(1),
             }
         });
-        let soonest = stranded.into_iter().chain(prefills).min_by_key(|r| r.retry_after_us);
+        let soonest = no_decode.into_iter().chain(prefills).min_by_key(|r| r.retry_after_us);
         self.unreachable(request).or(soonest).unwrap_or(NOWHERE)
     }
 
     /// The refusal of one that kept its TTFT but found no decode instance: those who come again for the same follow
     /// each other as decodes end.
-    fn stranded(&self, request: &Request, stranded: Stranded) -> Refusal {
+    fn no_decode(&self, request: &Request, no_decode: NoDecode) -> Refusal {
         Refusal {
-            reason: stranded.reason,
-            retry_after_us: self.comeback_us(request, stranded),
-            predicted_ttft_us: within_reach(stranded.at_us - self.now_us),
+            reason: no_decode.reason,
+            retry_after_us: self.predicted_retry_after_us(request, no_decode),
+            predicted_ttft_us: within_reach(no_decode.at_us - self.now_us),
             turn_us: self.decode_turn_us(request),
         }
     }
@@ -263,9 +263,9 @@ impl Conductor {
     /// The refusal of an instance whose decode steps leave no time for a prefill: it is not the first token that is late.
     fn no_step_for(&self, request: &Request, candidate: &Candidate) -> Refusal {
         let (reason, at_us) = (RejectReason::Tbt, self.now_us);
-        let stranded = Stranded { reason, at_us, only: Some(candidate.instance) };
+        let no_decode = NoDecode { reason, at_us, only: Some(candidate.instance) };
         let predicted_ttft_us = within_reach(candidate.latest_us);
-        Refusal { predicted_ttft_us, ..self.stranded(request, stranded) }
+        Refusal { predicted_ttft_us, ..self.no_decode(request, no_decode) }
     }
 
     /// A placement on a given instance, whatever it promises.

@@ -354,7 +354,7 @@ fn a_spoilt_leg_is_tried_elsewhere_and_its_instance_goes_on_serving() {
             _ => assert!(again.prefill != start.prefill, "{stop:?} {again:?}"),
         }
         assert_eq!((conductor.stats().retried, conductor.stats().failed), (1, 0));
-        // Whoever was shunned for one request still serves the others.
+        // Whoever was excluded for one request still serves the others.
         let used: Vec<Started> =
             (2..8).map(|id| started(&offer(&mut conductor, 130_000, request(id, 100, 0)))).collect();
         let serves = |s: &Started| match stop {

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use baton_types::{ClassId, Role, SloClass};
 use proptest::prelude::*;
 
-use crate::placement::SOONEST_US;
+use crate::placement::MIN_RETRY_AFTER_US;
 use crate::testing::{
     burden, conductor_of, foretold, heavy_decode, offer, plain, rejection, request, run, spec, step,
 };
@@ -51,8 +51,8 @@ fn check(load: &[(u64, u64, u32)], capacity_tokens: u64, request: &Request) -> O
     let back = offered_at(load, capacity_tokens, after_us, request.clone());
     assert_eq!(back, None, "told to come back after {after_us} µs ({:?})", refused.reason);
     // The shortest answer is a tenth of a second: no promise is finer than that.
-    assert!(after_us >= SOONEST_US, "{refused:?}");
-    if after_us > SOONEST_US {
+    assert!(after_us >= MIN_RETRY_AFTER_US, "{refused:?}");
+    if after_us > MIN_RETRY_AFTER_US {
         let early = offered_at(load, capacity_tokens, after_us / 5 * 4, request.clone());
         assert!(
             early.is_some(),
@@ -170,7 +170,7 @@ proptest! {
         works in proptest::collection::vec(1_000u64..30_000, 3..20), tokens in 1_000u64..60_000,
     ) {
         if let Some(refused) = behind(&works, tokens, 1000) {
-            prop_assert!(refused.retry_after_us >= SOONEST_US);
+            prop_assert!(refused.retry_after_us >= MIN_RETRY_AFTER_US);
             let back = behind(&works, tokens, 1000 + refused.retry_after_us);
             prop_assert_eq!(back, None, "told to come back after {} µs", refused.retry_after_us);
         }

@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use baton_types::{InstanceId, RequestId, Role};
 
-use crate::placement::SOONEST_US;
+use crate::placement::MIN_RETRY_AFTER_US;
 use crate::testing::{
     burden, conductor_of, failure, finished, offer, plain, rejection, releases, request, spec, starts, step,
 };
@@ -292,7 +292,7 @@ fn who_would_find_room_too_late_is_refused_at_once_and_told_when() {
         assert_eq!(refused.reason, RejectReason::Room, "{refused:?}");
         // Each takes the whole room for as long as it decodes.
         assert!((500_000..2_000_000).contains(&refused.turn_us), "{refused:?}");
-        assert!((SOONEST_US..4_000_000).contains(&refused.retry_after_us), "{refused:?}");
+        assert!((MIN_RETRY_AFTER_US..4_000_000).contains(&refused.retry_after_us), "{refused:?}");
     }
 }
 

@@ -74,7 +74,7 @@ impl World {
                 let retried =
                     || self.pairs[live.router as usize].get(live.id).is_some_and(Pair::retries_handoff);
                 let waits = live.handoff.is_some()
-                    || matches!(elsewhere, Some(Leg::Crowded(_)))
+                    || matches!(elsewhere, Some(Leg::WaitingForRoom(_)))
                     || (matches!(complete, Complete::Stranded(_)) && retried());
                 ensure!(waits, "it is neither under way, nor waiting for room or for its next hand-off");
             }

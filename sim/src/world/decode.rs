@@ -20,7 +20,7 @@ impl World {
             self.handoff_lost(slot);
             return;
         }
-        if matches!(self.leg_at(at, slot), None | Some(Leg::Crowded(_))) {
+        if matches!(self.leg_at(at, slot), None | Some(Leg::WaitingForRoom(_))) {
             self.leg(at, LegInput::Expect { request, work: self.work(slot) });
         }
     }

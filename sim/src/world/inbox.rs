@@ -160,21 +160,21 @@ impl World {
     }
 
     /// Somebody may be let in at a node.
-    pub(crate) fn unlatch(&mut self, at: u32) {
+    pub(crate) fn mark_admittable(&mut self, at: u32) {
         let node = &mut self.nodes[at as usize];
-        if !node.ajar {
-            node.ajar = true;
-            self.ajar.push_back(at);
+        if !node.admittable {
+            node.admittable = true;
+            self.admittable.push_back(at);
         }
     }
 
     /// Opens doors and delivers letters until nothing is left to do at this moment.
     pub(crate) fn deliver(&mut self) {
         loop {
-            if let Some(at) = self.ajar.pop_front() {
-                self.nodes[at as usize].ajar = false;
+            if let Some(at) = self.admittable.pop_front() {
+                self.nodes[at as usize].admittable = false;
                 self.look_at_shared(at);
-                self.door(at);
+                self.admit_waiting(at);
             } else if let Some(letter) = self.inbox.pop_front() {
                 self.read(letter);
             } else {

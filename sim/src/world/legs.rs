@@ -84,7 +84,7 @@ impl World {
         self.live[slot as usize].keys = keys;
         let Some(opened) = opened else { return self.leg(at, LegInput::NoRoom { request: id }) };
         let (cached_blocks, onboard) = (opened.hits, opened.onboard);
-        if matches!(self.leg_at(at, slot), Some(Leg::Crowded(_))) {
+        if matches!(self.leg_at(at, slot), Some(Leg::WaitingForRoom(_))) {
             self.live[slot as usize].decode_blocks = opened.hbm;
             return self.leg(at, LegInput::Opened { request: id, cached_blocks, waits: false });
         }

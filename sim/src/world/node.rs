@@ -26,7 +26,7 @@ pub(crate) struct Node {
     /// Its engine must plan before time goes on.
     pub dirty: bool,
     /// Something here may let others in: room was given back, or blocks became readable.
-    pub ajar: bool,
+    pub admittable: bool,
     /// Blocks became readable.
     pub stored: bool,
 }
@@ -116,7 +116,7 @@ fn node(id: u32, pool: &Pool, setup: &Setup) -> Result<Node, String> {
         legs: Legs::new(legs),
         sharing: Vec::new(),
         dirty: false,
-        ajar: false,
+        admittable: false,
         stored: false,
         spec,
     })

@@ -22,7 +22,7 @@ impl World {
         }
         let work = self.work(slot);
         self.leg(at, LegInput::Prefill { request, work, stays, fetch, order });
-        self.unlatch(at);
+        self.mark_admittable(at);
     }
 
     /// What a leg of a request asks of its node.
@@ -36,7 +36,7 @@ impl World {
     }
 
     /// Lets in whoever waits at a node, as far as there is room.
-    pub(crate) fn door(&mut self, at: u32) {
+    pub(crate) fn admit_waiting(&mut self, at: u32) {
         self.leg(at, LegInput::RoomFreed);
         while self.nodes[at as usize].alive {
             let queued = self.nodes[at as usize].legs.queued();
@@ -176,7 +176,7 @@ impl World {
         }
         self.store_effects = effects;
         // Room may have come back, or blocks that others wait for.
-        self.unlatch(at);
+        self.mark_admittable(at);
     }
 
     pub(crate) fn store_said(&mut self, at: u32, effect: StoreEffect) {

@@ -11,7 +11,7 @@ use crate::cli::out;
 
 /// Which stores.
 #[derive(clap::Args)]
-pub(super) struct At {
+pub(super) struct StoreArgs {
     /// The store, or several with commas between them: `redis://[[user]:password@]host[:port]`, `rediss://` for TLS
     #[arg(long, env = "BATON_STORE_URL", hide_env_values = true, default_value = "redis://127.0.0.1:6379")]
     pub(super) url: String,
@@ -23,7 +23,7 @@ pub(super) struct At {
     ca: Option<PathBuf>,
 }
 
-impl At {
+impl StoreArgs {
     pub(super) fn cluster(&self) -> Result<Cluster, String> {
         let mut config = ClusterConfig::of(&self.url).map_err(|e| format!("store: {e}"))?;
         if let Some(ca) = &self.ca {
@@ -40,7 +40,7 @@ impl At {
 #[derive(clap::Args)]
 pub(super) struct LsArgs {
     #[command(flatten)]
-    at: At,
+    at: StoreArgs,
     /// Only keys of this pattern: * ? [a-z]
     #[arg(long = "match", value_name = "PATTERN")]
     pattern: Option<String>,
@@ -53,7 +53,7 @@ pub(super) struct LsArgs {
 #[derive(clap::Args)]
 pub(super) struct KeyArgs {
     #[command(flatten)]
-    at: At,
+    at: StoreArgs,
     /// The key
     key: String,
 }
@@ -62,7 +62,7 @@ pub(super) struct KeyArgs {
 #[derive(clap::Args)]
 pub(super) struct GetArgs {
     #[command(flatten)]
-    at: At,
+    at: StoreArgs,
     /// The key
     key: String,
     /// Write the value to this file [default: standard output]
@@ -74,7 +74,7 @@ pub(super) struct GetArgs {
 #[derive(clap::Args)]
 pub(super) struct PutArgs {
     #[command(flatten)]
-    at: At,
+    at: StoreArgs,
     /// The key
     key: String,
     /// File with the value; - is standard input
@@ -91,7 +91,7 @@ pub(super) struct PutArgs {
 #[derive(clap::Args)]
 pub(super) struct DelArgs {
     #[command(flatten)]
-    at: At,
+    at: StoreArgs,
     /// The keys
     #[arg(required = true)]
     keys: Vec<String>,
@@ -253,18 +253,18 @@ pub(super) fn del(args: &DelArgs) -> Result<ExitCode, String> {
     It may be stopped and started again; readers find every value all the while.")]
 pub(super) struct DrainArgs {
     #[command(flatten)]
-    at: At,
+    at: StoreArgs,
     /// The store to be emptied: its host and port as in --url
     server: String,
     /// Which value counts where another store has another one under the same key: that of the store to be emptied
     /// (drained) or that of the other (other). Without it both stay, and the drain fails
     #[arg(long)]
-    newer: Option<Whose>,
+    newer: Option<ValueSource>,
 }
 
 /// Whose value counts.
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Whose {
+enum ValueSource {
     Drained,
     Other,
 }
@@ -274,8 +274,8 @@ pub(super) fn drain(args: &DrainArgs) -> Result<ExitCode, String> {
     let mut cluster = args.at.cluster()?;
     let mut drain = cluster.drain(&args.server).map_err(|e| format!("store: drain: {e}"))?;
     drain = drain.newer(args.newer.map(|whose| match whose {
-        Whose::Drained => Newer::Drained,
-        Whose::Other => Newer::Other,
+        ValueSource::Drained => Newer::Drained,
+        ValueSource::Other => Newer::Other,
     }));
     let shown = std::io::stderr().is_terminal();
     while drain.step().map_err(|e| format!("store: drain: {e}; start it again"))? {

@@ -26,4 +26,4 @@ pub use error::{EventError, Kind, Stage};
 pub use mirror::{Lineage, Mirror, MirrorConfig, MirrorStats, Roots};
 pub use model::{Batch, BlockExtra, Change, EngineHash, Event, ExtraKey, Medium, Removed, Source, Stored};
 pub use publisher::{Publisher, PublisherConfig, PublisherStats};
-pub use subscriber::{Feed, Subscriber, SubscriberConfig, SubscriberStatus, Why};
+pub use subscriber::{EpochReason, Feed, Subscriber, SubscriberConfig, SubscriberStatus};

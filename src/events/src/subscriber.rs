@@ -74,7 +74,7 @@ impl SubscriberConfig {
 
 /// Why an epoch began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum EpochReason {
     /// It is the first.
     Started,
     /// The engine's numbers began anew, or its past is another than the one we know.
@@ -91,7 +91,7 @@ pub enum Feed {
         /// Number of the epoch, from 1.
         epoch: u64,
         /// Why the one before ended.
-        why: Why,
+        why: EpochReason,
     },
     /// The next batch of the epoch.
     Batch {

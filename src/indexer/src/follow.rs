@@ -1,6 +1,6 @@
 //! One publisher's feed on its way into the index, and whether what we knew of it before is still true.
 
-use baton_events::{Batch, Feed, Why};
+use baton_events::{Batch, EpochReason, Feed};
 
 use crate::index::Position;
 
@@ -40,7 +40,7 @@ impl Follow {
 
     pub(crate) fn take(&mut self, feed: Feed) -> Vec<Step> {
         match feed {
-            Feed::Cleared { why: Why::Started, .. } if self.expected.is_some() => Vec::new(),
+            Feed::Cleared { why: EpochReason::Started, .. } if self.expected.is_some() => Vec::new(),
             Feed::Cleared { .. } => {
                 self.expected = None;
                 self.kept.clear();
@@ -98,7 +98,7 @@ mod tests {
 
     fn warm() -> Follow {
         let mut follow = Follow::new(Some(Position { sequence: 5, time_us: 500 }));
-        assert_eq!(follow.take(Feed::Cleared { epoch: 1, why: Why::Started }), []);
+        assert_eq!(follow.take(Feed::Cleared { epoch: 1, why: EpochReason::Started }), []);
         assert!(follow.is_warm());
         follow
     }
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(warm().take(feed(7, 700)), [Step::Clear, Step::Apply(batch(7, 700))], "a hole");
         assert_eq!(warm().take(feed(6, 400)), [Step::Clear, Step::Apply(batch(6, 400))], "time went back");
         let mut follow = warm();
-        assert_eq!(follow.take(Feed::Cleared { epoch: 2, why: Why::Restarted }), [Step::Clear]);
+        assert_eq!(follow.take(Feed::Cleared { epoch: 2, why: EpochReason::Restarted }), [Step::Clear]);
         assert_eq!(follow.take(feed(0, 1)), [Step::Apply(batch(0, 1))]);
     }
 

@@ -52,7 +52,7 @@ pub fn footer(streams: u64) -> Bytes {
 }
 
 #[derive(Serialize, Deserialize)]
-struct About {
+struct StreamHeader {
     registration: serde_json::Value,
     position: Option<Position>,
     contexts: Vec<Context>,
@@ -79,7 +79,7 @@ pub fn section(index: &Index, id: StreamId) -> Option<Bytes> {
         blocks.put_u16_le(place);
         entry.held.iter().for_each(|copies| blocks.put_u16_le(*copies));
     }
-    let about = About {
+    let about = StreamHeader {
         registration: serde_json::to_value(&stream.registration).expect("a registration is plain data"),
         position: stream.position,
         contexts,
@@ -141,7 +141,7 @@ impl Section {
         if length > payload.len() || length > ABOUT_BYTES_MAX {
             return Err(short());
         }
-        let about: About = serde_json::from_slice(&payload.split_to(length))
+        let about: StreamHeader = serde_json::from_slice(&payload.split_to(length))
             .map_err(|e| IndexerError::corrupt(format!("snapshot: what a section is about: {e}")))?;
         let registration = about.registration.to_string();
         let (registration, _) = Registration::parse(registration.as_bytes())

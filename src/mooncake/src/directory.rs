@@ -47,7 +47,7 @@ impl Default for DirectorySettings {
 
 /// Why a value was not put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unput {
+pub enum PutError {
     /// The address is another engine's.
     Taken,
     /// The value is too long.
@@ -94,19 +94,19 @@ impl Directory {
     ///
     /// # Errors
     /// When a bound is reached, or the key is an address that is another's; the value before stays.
-    pub fn put(&self, key: &str, value: Bytes) -> Result<(), Unput> {
+    pub fn put(&self, key: &str, value: Bytes) -> Result<(), PutError> {
         if value.len() > self.settings.value_bytes || key.len() > self.settings.key_bytes {
-            return Err(Unput::Long);
+            return Err(PutError::Long);
         }
         let mut held = self.held.lock();
         let before = held.values.get(key);
         if key.contains(ADDRESS_KEY) && before.is_some_and(|before| *before != value) {
-            return Err(Unput::Taken);
+            return Err(PutError::Taken);
         }
         let (known, freed) = (before.is_some(), before.map_or(0, |before| key.len() + before.len()));
         let bytes = held.bytes - freed + key.len() + value.len();
         if bytes > self.settings.total_bytes || (!known && held.values.len() >= self.settings.max_keys) {
-            return Err(Unput::Full);
+            return Err(PutError::Full);
         }
         held.bytes = bytes;
         // A copy of its own: the value must not keep the buffer alive that it was received in.
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(directory.get("ram/a").unwrap(), "two");
         directory.put("rpc_meta/a", Bytes::from("one")).unwrap();
         assert_eq!(directory.put("rpc_meta/a", Bytes::from("one")), Ok(()), "said again");
-        assert_eq!(directory.put("rpc_meta/a", Bytes::from("two")), Err(Unput::Taken));
+        assert_eq!(directory.put("rpc_meta/a", Bytes::from("two")), Err(PutError::Taken));
         assert!(directory.remove("rpc_meta/a") && !directory.remove("rpc_meta/a"));
         assert_eq!(directory.put("rpc_meta/a", Bytes::from("two")), Ok(()));
     }
@@ -162,14 +162,18 @@ mod tests {
     #[test]
     fn every_bound_holds_and_what_is_removed_is_room() {
         let directory = small();
-        assert_eq!(directory.put("k", Bytes::from(vec![0; 11])), Err(Unput::Long));
-        assert_eq!(directory.put(&"k".repeat(21), Bytes::new()), Err(Unput::Long));
+        assert_eq!(directory.put("k", Bytes::from(vec![0; 11])), Err(PutError::Long));
+        assert_eq!(directory.put(&"k".repeat(21), Bytes::new()), Err(PutError::Long));
         for key in ["a", "b", "c"] {
             directory.put(key, Bytes::from(vec![0; 10])).unwrap();
         }
-        assert_eq!(directory.put("d", Bytes::new()), Err(Unput::Full), "too many keys");
+        assert_eq!(directory.put("d", Bytes::new()), Err(PutError::Full), "too many keys");
         directory.remove("a");
-        assert_eq!(directory.put("a very long key, yes", Bytes::new()), Err(Unput::Full), "too many bytes");
+        assert_eq!(
+            directory.put("a very long key, yes", Bytes::new()),
+            Err(PutError::Full),
+            "too many bytes"
+        );
         assert_eq!(directory.put("d", Bytes::from(vec![0; 10])), Ok(()));
         assert_eq!(directory.held(), (3, 33));
     }

@@ -25,7 +25,7 @@ pub mod rpc;
 mod segment;
 
 pub use data::{DataClient, DataSettings, DataTimes, serve_data};
-pub use directory::{Directory, DirectorySettings, Unput, lookup, serve_directory};
+pub use directory::{Directory, DirectorySettings, PutError, lookup, serve_directory};
 pub use error::{Kind, MooncakeError, Result};
 pub use master::{Code, Located, Master, MountedSegment, Place, Placing, Replica, Standing, Uuid};
 pub use node::{NodeSettings, StorageNode};

@@ -2,8 +2,8 @@
 
 use baton_types::{Finish, TokenLogprob};
 
+use crate::output_parsing::OutputParser;
 use crate::plan::Plan;
-use crate::speech::Speech;
 use crate::stops::StopWatch;
 use crate::tokenize::Detokenizer;
 
@@ -33,7 +33,7 @@ pub(crate) struct Answer {
     /// Text that can be shown and was not yet taken; where there is more to an answer, nothing.
     pub(crate) shown: String,
     /// What the text says, where it is more than text.
-    pub(crate) speech: Option<Speech>,
+    pub(crate) output: Option<OutputParser>,
     shown_bytes: usize,
     raw_bytes: usize,
     raw_chars: usize,
@@ -65,10 +65,10 @@ impl Answer {
     /// The answer to the plan's prompt at `prompt_at`.
     pub(crate) fn new(plan: &Plan, prompt_at: usize) -> Self {
         let mut answer = Self {
-            detokenizer: Detokenizer::seeing(plan.skip_special, plan.speech.seen.clone()),
+            detokenizer: Detokenizer::seeing(plan.skip_special, plan.output.seen.clone()),
             watch: StopWatch::new(&plan.stops, plan.keep_stop),
             shown: String::new(),
-            speech: (!plan.speech.is_plain()).then(|| Speech::new(&plan.speech)),
+            output: (!plan.output.is_plain()).then(|| OutputParser::new(&plan.output)),
             shown_bytes: 0,
             raw_bytes: 0,
             raw_chars: 0,
@@ -188,18 +188,18 @@ impl Answer {
 
     /// Reads what can be shown.
     fn speak(&mut self) {
-        if let Some(speech) = &mut self.speech {
-            speech.push(&self.shown);
+        if let Some(output) = &mut self.output {
+            output.push(&self.shown);
             self.shown.clear();
             if self.finish.is_some() {
-                speech.finish();
+                output.finish();
             }
         }
     }
 
     /// Why it ended, in the API's word.
     pub(crate) fn finish_name(&self) -> Option<&'static str> {
-        let calls = || self.speech.as_ref().is_some_and(Speech::has_calls);
+        let calls = || self.output.as_ref().is_some_and(OutputParser::has_calls);
         self.finish.map(|finish| if finish == Finish::Stop && calls() { "tool_calls" } else { finish.name() })
     }
 

@@ -15,9 +15,9 @@ use crate::config::RouterConfig;
 use crate::engine_body::without_prompt;
 use crate::error::ApiError;
 use crate::fields::{Fields, PromptField, UNSERVED};
+use crate::output_parsing::OutputPlan;
 use crate::plan::{Plan, PlannedPrompt};
 use crate::sampling::{self, Endpoint, PromptLength};
-use crate::speech::SpeechPlan;
 use crate::tokenize::{Lineage, Prompt, Tokenization, from_tokens};
 use crate::tools;
 
@@ -76,7 +76,7 @@ impl From<ChatError> for ApiError {
 struct Ready {
     prompt: Prompt,
     text: String,
-    thoughts: Option<bool>,
+    reasoning: Option<bool>,
 }
 
 impl RequestReader<'_> {
@@ -122,8 +122,8 @@ impl RequestReader<'_> {
                 });
             }
         }
-        let speech = self.speech(&fields, &ready);
-        let plan = Plan { speech, ..self.plan(&fields, &sampling, stops, ready) };
+        let output = self.output(&fields, &ready);
+        let plan = Plan { output, ..self.plan(&fields, &sampling, stops, ready) };
         let stream = fields.stream.unwrap_or(false);
         Ok(Call { plan, submissions, stream, explain: caller.explain, timeout_us: caller.timeout_us })
     }
@@ -197,12 +197,13 @@ impl RequestReader<'_> {
 
     async fn chat_prompt(&self, fields: &Fields<'_>, lineage: Lineage) -> Result<Ready, ApiError> {
         let text = render_chat(self.tokenization, fields)?;
-        let thoughts = self.config.reasoning_parser.thoughts(&text);
+        let reasoning = self.config.reasoning_parser.reasoning(&text);
         self.check_text(fields, &text)?;
-        let dressed = fields.add_special_tokens.unwrap_or(false);
-        let prompt = self.tokenization.prompt(text, dressed, lineage).await.map_err(not_tokenised)?;
+        let add_special_tokens = fields.add_special_tokens.unwrap_or(false);
+        let prompt =
+            self.tokenization.prompt(text, add_special_tokens, lineage).await.map_err(not_tokenised)?;
         self.check_tokens(prompt.tokens.iter(), "messages")?;
-        Ok(Ready { prompt, text: String::new(), thoughts })
+        Ok(Ready { prompt, text: String::new(), reasoning })
     }
 
     async fn completion_prompts(
@@ -213,7 +214,7 @@ impl RequestReader<'_> {
         let Some(prompts) = fields.prompt.take() else {
             return Err(ApiError::invalid("prompt", "prompt is missing; send a string or a list"));
         };
-        let dressed = fields.add_special_tokens.unwrap_or(true);
+        let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
         let echo = fields.echo == Some(true);
         let texts = match prompts {
             PromptField::Text(text) => vec![text],
@@ -233,9 +234,10 @@ impl RequestReader<'_> {
             self.check_text(fields, &text)?;
             let text = text.into_owned();
             let echoed = if echo { text.clone() } else { String::new() };
-            let prompt = self.tokenization.prompt(text, dressed, lineage).await.map_err(not_tokenised)?;
+            let prompt =
+                self.tokenization.prompt(text, add_special_tokens, lineage).await.map_err(not_tokenised)?;
             self.check_tokens(prompt.tokens.iter(), "prompt")?;
-            ready.push(Ready { prompt, text: echoed, thoughts: None });
+            ready.push(Ready { prompt, text: echoed, reasoning: None });
         }
         Ok(ready)
     }
@@ -248,7 +250,7 @@ impl RequestReader<'_> {
         }
         self.check_tokens(tokens.iter().copied(), "prompt")?;
         let text = if echo { self.tokenization.decode(tokens, true) } else { String::new() };
-        Ok(Ready { prompt: from_tokens(tokens, &lineage), text, thoughts: None })
+        Ok(Ready { prompt: from_tokens(tokens, &lineage), text, reasoning: None })
     }
 
     fn check_tokens(&self, tokens: impl Iterator<Item = u32>, param: &'static str) -> Result<(), ApiError> {
@@ -288,20 +290,20 @@ impl RequestReader<'_> {
     }
 
     /// What is looked for in the answers beside text.
-    fn speech(&self, fields: &Fields<'_>, ready: &[Ready]) -> SpeechPlan {
+    fn output(&self, fields: &Fields<'_>, ready: &[Ready]) -> OutputPlan {
         if self.endpoint != Endpoint::Chat {
-            return SpeechPlan::default();
+            return OutputPlan::default();
         }
         let offer = tools::Offer::read(fields, self.tool_format());
-        let thoughts = ready.first().and_then(|one| one.thoughts);
-        let thoughts = thoughts.filter(|_| fields.separate_reasoning != Some(false));
+        let reasoning = ready.first().and_then(|one| one.reasoning);
+        let reasoning = reasoning.filter(|_| fields.separate_reasoning != Some(false));
         let mut texts = offer.as_ref().map_or(Vec::new(), |offer| offer.seen().to_vec());
-        if thoughts.is_some() {
+        if reasoning.is_some() {
             texts.extend_from_slice(self.config.reasoning_parser.seen());
         }
         let seen = self.tokenization.special_tokens(&texts).into();
-        let hides_thoughts = fields.include_reasoning == Some(false);
-        SpeechPlan { offer: offer.map(Arc::new), thoughts, hides_thoughts, seen }
+        let hides_reasoning = fields.include_reasoning == Some(false);
+        OutputPlan { offer: offer.map(Arc::new), reasoning, hides_reasoning, seen }
     }
 
     fn plan(&self, fields: &Fields<'_>, sampling: &Sampling, stops: Vec<String>, ready: Vec<Ready>) -> Plan {
@@ -328,7 +330,7 @@ impl RequestReader<'_> {
             stops,
             keep_stop: fields.include_stop_str_in_output.or(fields.no_stop_trim).unwrap_or(false),
             skip_special: fields.skip_special_tokens.unwrap_or(true),
-            speech: SpeechPlan::default(),
+            output: OutputPlan::default(),
             min_tokens: sampling.min_tokens,
             ends,
             named_ends,

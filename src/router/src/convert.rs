@@ -20,8 +20,8 @@ pub(crate) async fn tokenize(
     call::check_served(&fields)?;
     let tokens = match (&fields.prompt, &fields.messages) {
         (Some(PromptField::Text(text)), None) => {
-            let dressed = fields.add_special_tokens.unwrap_or(true);
-            tokens(tokenization, text.to_string(), dressed).await?
+            let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
+            tokens(tokenization, text.to_string(), add_special_tokens).await?
         }
         (None, Some(_)) => {
             let text = call::render_chat(tokenization, &fields)?;
@@ -47,10 +47,14 @@ pub(crate) async fn tokenize(
     Ok(out)
 }
 
-async fn tokens(tokenization: &Arc<Tokenization>, text: String, dressed: bool) -> Result<Tokens, ApiError> {
+async fn tokens(
+    tokenization: &Arc<Tokenization>,
+    text: String,
+    add_special_tokens: bool,
+) -> Result<Tokens, ApiError> {
     // Blocks as long as can be: only the tokens are wanted.
     let lineage = Lineage { seed: 0, root: BlockKey(0), block_tokens: u32::MAX };
-    let prompt = tokenization.prompt(text, dressed, lineage).await;
+    let prompt = tokenization.prompt(text, add_special_tokens, lineage).await;
     prompt.map(|prompt| prompt.tokens).map_err(|message| ApiError::invalid("prompt", message))
 }
 

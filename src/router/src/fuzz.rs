@@ -12,8 +12,8 @@ use tokio::sync::mpsc;
 
 use crate::chat::{Chat, Message};
 use crate::config::RouterConfig;
+use crate::output_parsing::{Message as Spoken, OutputParser, OutputPlan, Part};
 use crate::router::Router;
-use crate::speech::{Message as Spoken, Part, Speech, SpeechPlan};
 use crate::tokenize::Tokenization;
 use crate::tokenize::template::{SpecialTexts, Template};
 use crate::tools::{Offer, ToolFormat};
@@ -218,16 +218,16 @@ const FORMATS: [Option<ToolFormat>; 6] = [
 type Said = (Option<String>, Option<String>, Vec<(String, String)>);
 
 /// What an answer says that comes in pieces of so many bytes, each rounded to whole characters.
-fn spoken(plan: &SpeechPlan, text: &str, piece: usize) -> Said {
-    let (mut speech, mut parts, mut rest) = (Speech::new(plan), Vec::<Part>::new(), text);
+fn spoken(plan: &OutputPlan, text: &str, piece: usize) -> Said {
+    let (mut output, mut parts, mut rest) = (OutputParser::new(plan), Vec::<Part>::new(), text);
     while !rest.is_empty() {
         let at = rest.ceil_char_boundary(piece.min(rest.len()));
-        speech.push(&rest[..at]);
-        parts.append(&mut speech.take());
+        output.push(&rest[..at]);
+        parts.append(&mut output.take());
         rest = &rest[at..];
     }
-    speech.finish();
-    parts.append(&mut speech.take());
+    output.finish();
+    parts.append(&mut output.take());
     let message = Spoken::of(parts);
     let calls = message.calls.into_iter().map(|(_, name, arguments)| (name, arguments)).collect();
     (message.reasoning, message.content, calls)
@@ -243,8 +243,8 @@ fn fuzz_answers() {
         let names = ["weather", "now", "a.b-c"].map(str::to_owned).to_vec();
         let offer = Offer { format, forced: None, names, one_only: how & 64 > 0 };
         let offer = format.map(|_| Arc::new(offer));
-        let thoughts = (how & 128 > 0).then_some(how & 32 > 0);
-        let plan = SpeechPlan { offer, thoughts, ..SpeechPlan::default() };
+        let reasoning = (how & 128 > 0).then_some(how & 32 > 0);
+        let plan = OutputPlan { offer, reasoning, ..OutputPlan::default() };
         let whole = spoken(&plan, &text, usize::MAX);
         for piece in [1, 7] {
             assert_eq!(spoken(&plan, &text, piece), whole, "in pieces of {piece}");

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use baton_types::Tokens;
 
 use crate::bodies::Room;
+use crate::output_parsing::OutputPlan;
 use crate::sampling::Endpoint;
-use crate::speech::SpeechPlan;
 use crate::tokenize::Tokenization;
 
 /// A prompt of the call.
@@ -32,7 +32,7 @@ pub(crate) struct Plan {
     pub(crate) keep_stop: bool,
     pub(crate) skip_special: bool,
     /// Whether answers are more than their text.
-    pub(crate) speech: SpeechPlan,
+    pub(crate) output: OutputPlan,
     pub(crate) min_tokens: u32,
     /// Tokens that end the answer and have no text in it, ascending.
     pub(crate) ends: Vec<u32>,

@@ -1,6 +1,6 @@
 //! Reasoning before an answer, between `<think>` and `</think>`.
 
-use crate::speech::Parts;
+use crate::output_parsing::Parts;
 use crate::tools::marks::Marks;
 
 /// Whether reasoning is told apart from content.
@@ -32,7 +32,7 @@ impl ReasoningParser {
 
     /// How an answer to `prompt` is read: `None` as content, else whether the prompt has opened its
     /// reasoning.
-    pub(crate) fn thoughts(self, prompt: &str) -> Option<bool> {
+    pub(crate) fn reasoning(self, prompt: &str) -> Option<bool> {
         (self == Self::Think).then(|| prompt.trim_end().ends_with(OPEN))
     }
 
@@ -47,7 +47,7 @@ impl ReasoningParser {
 
 /// Tells one answer's reasoning from the rest. Whitespace around the tags belongs to them.
 #[derive(Debug)]
-pub(crate) struct Thoughts {
+pub(crate) struct ReasoningSplitter {
     at: At,
     /// The prompt has opened it.
     opened: bool,
@@ -67,7 +67,7 @@ enum At {
     },
 }
 
-impl Thoughts {
+impl ReasoningSplitter {
     pub(crate) fn new(opened: bool) -> Self {
         Self { at: At::Start, opened, marks: Marks::default(), text: String::new() }
     }
@@ -147,18 +147,18 @@ impl Thoughts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::speech::{Message, Speech, SpeechPlan};
+    use crate::output_parsing::{Message, OutputParser, OutputPlan};
     use proptest::prelude::*;
 
     fn read(pieces: &[&str], opened: bool) -> (Option<String>, Option<String>) {
-        let mut speech = Speech::new(&SpeechPlan { thoughts: Some(opened), ..SpeechPlan::default() });
+        let mut output = OutputParser::new(&OutputPlan { reasoning: Some(opened), ..OutputPlan::default() });
         let mut parts = Vec::new();
         for piece in pieces {
-            speech.push(piece);
-            parts.append(&mut speech.take());
+            output.push(piece);
+            parts.append(&mut output.take());
         }
-        speech.finish();
-        parts.append(&mut speech.take());
+        output.finish();
+        parts.append(&mut output.take());
         let message = Message::of(parts);
         (message.reasoning, message.content)
     }
@@ -184,9 +184,9 @@ mod tests {
     #[test]
     fn the_prompt_may_open_it() {
         let think = ReasoningParser::Think;
-        assert_eq!(think.thoughts("<|assistant|><think>\n"), Some(true));
-        assert_eq!(think.thoughts("<|assistant|><think>\n\n</think>\n\n"), Some(false));
-        assert_eq!(ReasoningParser::None.thoughts("<think>"), None);
+        assert_eq!(think.reasoning("<|assistant|><think>\n"), Some(true));
+        assert_eq!(think.reasoning("<|assistant|><think>\n\n</think>\n\n"), Some(false));
+        assert_eq!(ReasoningParser::None.reasoning("<think>"), None);
         assert!(ReasoningParser::NAMES.iter().all(|name| ReasoningParser::from_name(name).is_ok()));
         assert!(ReasoningParser::from_name("Think").unwrap_err().contains("none, think"));
     }

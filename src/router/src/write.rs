@@ -6,9 +6,9 @@ use self::logs::{write_logs, write_prompt_logs};
 use crate::answer::{Answer, StopReason, TokenLog};
 use crate::error::ApiError;
 use crate::json;
+use crate::output_parsing::{Message, Part};
 use crate::plan::Plan;
 use crate::sampling::Endpoint;
-use crate::speech::{Message, Part};
 
 /// Last words of a stream that went well.
 pub(crate) const DONE: &[u8] = b"data: [DONE]\n\n";
@@ -93,7 +93,7 @@ impl ChunkWriter {
             (true, false) => Usage::Last,
             (true, true) => Usage::Each,
         };
-        Self { chat, head, usage, plain: plan.speech.is_plain() }
+        Self { chat, head, usage, plain: plan.output.is_plain() }
     }
 
     /// Whether every event has the tokens so far.
@@ -143,8 +143,8 @@ impl ChunkWriter {
         (plan, totals): (&Plan, Option<Totals>),
     ) {
         let mut logs = if plan.logprobs { answer.take_logs() } else { Vec::new() };
-        if let Some(speech) = &mut answer.speech {
-            let parts = speech.take();
+        if let Some(output) = &mut answer.output {
+            let parts = output.take();
             if parts.is_empty() && !logs.is_empty() {
                 self.delta(out, (index, None), (plan, &logs), (answer, totals));
             }
@@ -283,8 +283,8 @@ fn write_call(out: &mut Vec<u8>, (id, name, arguments): (&str, &str, &str)) {
 
 /// A chat's message from its content on, with the brace that closes it.
 fn write_message(out: &mut Vec<u8>, plan: &Plan, answer: &mut Answer) {
-    let message = match &mut answer.speech {
-        Some(speech) => Message::of(speech.take()),
+    let message = match &mut answer.output {
+        Some(output) => Message::of(output.take()),
         None => Message { content: Some(std::mem::take(&mut answer.shown)), ..Message::default() },
     };
     match &message.content {
@@ -292,7 +292,7 @@ fn write_message(out: &mut Vec<u8>, plan: &Plan, answer: &mut Answer) {
         None => put(out, "null"),
     }
     put(out, ",\"refusal\":null");
-    if plan.speech.thoughts.is_some() {
+    if plan.output.reasoning.is_some() {
         put(out, ",\"reasoning_content\":");
         match &message.reasoning {
             Some(reasoning) => json::string(out, reasoning),

@@ -2,8 +2,8 @@
 //! and the time for which blocks waited. The value of a block's slot follows from them.
 
 use super::ages::{CELLS, width};
-use super::leanings::{Leanings, span_of};
 use super::ranks::MAX_RANK;
+use super::trait_factors::{TraitFactors, span_of};
 
 /// Classes of use.
 pub(crate) const CLASSES: usize = 120;
@@ -34,7 +34,7 @@ pub(super) struct Chances {
     seen: [Seen; CLASSES],
     /// All classes together; its `waiting` is not kept.
     all: Seen,
-    leanings: Leanings,
+    factors: TraitFactors,
     rests_left: u32,
 }
 
@@ -50,7 +50,7 @@ impl Chances {
         Self {
             seen: [Seen::NOTHING; CLASSES],
             all: Seen::NOTHING,
-            leanings: Leanings::new(),
+            factors: TraitFactors::new(),
             rests_left: RESTS_TO_HALVING,
         }
     }
@@ -64,7 +64,7 @@ impl Chances {
     pub(super) fn weigh(&mut self) {
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let usual = core::array::from_fn(|cell| self.usual(cell) as f64 / ONE as f64);
-        self.leanings.fit(&self.seen, &usual);
+        self.factors.fit(&self.seen, &usual);
     }
 
     /// A block of `class` came to rest.
@@ -117,7 +117,7 @@ impl Chances {
     /// largest, over all ends of the wait, of the chance to return until then divided by the
     /// expected length of the wait. Ordering by it is what the Gittins index does for projects.)
     pub(super) fn worth(&self, class: usize) -> [u32; CELLS] {
-        let times = self.leanings.times_usual(class);
+        let times = self.factors.times_usual(class);
         let chances: [u64; CELLS] =
             core::array::from_fn(|cell| self.chance(class, cell, times[span_of(cell)]));
         core::array::from_fn(|from| {

@@ -10,9 +10,9 @@
 use super::ages::{Ages, CELLS, tick_of, width};
 use super::chance::{CLASSES, Chances};
 use super::ghosts::{Ghost, Ghosts};
-use super::leanings::{VALUES, class_of, values_of};
 use super::list::Lists;
 use super::ranks::Ranks;
+use super::trait_factors::{VALUES, class_of, values_of};
 use super::{Apart, Facts, Order};
 use alloc::string::String;
 use alloc::vec::Vec;

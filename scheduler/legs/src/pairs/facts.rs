@@ -6,7 +6,7 @@ use baton_scheduler::Input;
 use baton_types::{Epoch, InstanceId, RequestId};
 
 use super::attempts::{Both, Prefilling};
-use super::{Cause, Core, Effect, Fact, Failure, Heard, Pair, Pairs, Stage};
+use super::{Cause, Core, Effect, Fact, FactOutcome, Failure, Pair, Pairs, Stage};
 
 impl Pair {
     /// Whether a node has a say in this: each leg says what it does, and at its stage.
@@ -49,18 +49,18 @@ impl Pairs {
         ((request, attempt, instance), fact): ((RequestId, u32, InstanceId), Fact),
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
-    ) -> Heard {
+    ) -> FactOutcome {
         self.now_us = now_us;
         if !self.may_say((request, attempt, instance), &fact) {
-            return Heard::Stale;
+            return FactOutcome::Stale;
         }
         let answered = self.pairs.get(&request).is_some_and(Pair::is_answered);
         if answered && matches!(fact, Fact::Failed(_) | Fact::HandedOff { ok: false }) {
             self.let_go_if_answered(request, core, effects);
-            return Heard::Yes;
+            return FactOutcome::Yes;
         }
         match fact {
-            Fact::Ended if answered => return Heard::Stale,
+            Fact::Ended if answered => return FactOutcome::Stale,
             Fact::Token { index, last } => return self.token(request, (index, last), core, effects),
             Fact::Prefilled { compute_us, cached_tokens } => {
                 self.prefilled(request, (compute_us, cached_tokens), core, effects);
@@ -75,7 +75,7 @@ impl Pairs {
             Fact::Failed(failure) => self.leg_failed((request, instance), failure, core, effects),
             Fact::Ended | Fact::PromptLogprobs => {}
         }
-        Heard::Yes
+        FactOutcome::Yes
     }
 
     fn token(
@@ -84,10 +84,10 @@ impl Pairs {
         (index, last): (u32, bool),
         core: &mut impl Core,
         effects: &mut Vec<Effect>,
-    ) -> Heard {
-        let Some(pair) = self.pairs.get_mut(&request) else { return Heard::Stale };
+    ) -> FactOutcome {
+        let Some(pair) = self.pairs.get_mut(&request) else { return FactOutcome::Stale };
         if index != pair.emitted_tokens {
-            return Heard::Repeated;
+            return FactOutcome::Repeated;
         }
         debug_assert!(pair.attempt > 0, "{request} has a token and was never sent");
         pair.emitted_tokens += 1;
@@ -103,7 +103,7 @@ impl Pairs {
         if outgrown {
             self.tell(Input::RoomOutgrown { request, emitted_tokens }, core, effects);
         }
-        Heard::Yes
+        FactOutcome::Yes
     }
 
     /// A driver that does not say each token says how many there are now.
@@ -170,13 +170,13 @@ impl Pairs {
         }
     }
 
-    fn offered(&mut self, request: RequestId) -> Heard {
+    fn offered(&mut self, request: RequestId) -> FactOutcome {
         match self.pairs.get_mut(&request).map(|pair| &mut pair.stage) {
             Some(Stage::Prefilling(prefilling)) if !prefilling.landed => {
                 prefilling.landed = true;
-                Heard::Yes
+                FactOutcome::Yes
             }
-            _ => Heard::Stale,
+            _ => FactOutcome::Stale,
         }
     }
 

@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use baton_scheduler::{Effect as Order, FailStage, Input, RejectReason, Rejection, Request};
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, Rng, SloClass};
 
-use super::{Arrival, Cause, Core, Effect, Fact, Failure, Heard, Pairs, PairsConfig, Phase, Stage};
+use super::{Arrival, Cause, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase, Stage};
 
 const P: InstanceId = InstanceId(0);
 const D: InstanceId = InstanceId(1);
@@ -170,12 +170,12 @@ impl Bench {
     fn hear(&mut self, request: RequestId, instance: InstanceId, fact: Fact) -> Vec<Effect> {
         let attempt = self.pairs.get(request).map_or(0, |pair| pair.attempt());
         let (heard, effects) = self.hear_of((request, attempt, instance), fact);
-        assert_eq!(heard, Heard::Yes, "{fact:?}");
+        assert_eq!(heard, FactOutcome::Yes, "{fact:?}");
         effects
     }
 
-    fn hear_of(&mut self, about: (RequestId, u32, InstanceId), fact: Fact) -> (Heard, Vec<Effect>) {
-        let mut heard = Heard::Stale;
+    fn hear_of(&mut self, about: (RequestId, u32, InstanceId), fact: Fact) -> (FactOutcome, Vec<Effect>) {
+        let mut heard = FactOutcome::Stale;
         let effects = self.act(|pairs, now_us, core, effects| {
             heard = pairs.hear(now_us, (about, fact), core, effects);
         });
@@ -239,7 +239,11 @@ fn a_leg_says_what_belongs_to_its_stage_and_attempt_and_nothing_else() {
         (1, D, Fact::Offered),
         (1, P, Fact::Token { index: 1, last: false }),
     ] {
-        assert_eq!(bench.hear_of(about(attempt, instance), fact), (Heard::Stale, Vec::new()), "{fact:?}");
+        assert_eq!(
+            bench.hear_of(about(attempt, instance), fact),
+            (FactOutcome::Stale, Vec::new()),
+            "{fact:?}"
+        );
     }
     // The KV may be there before the prefill has said that it is over.
     assert_eq!(bench.hear(A, D, LANDED), []);
@@ -247,9 +251,9 @@ fn a_leg_says_what_belongs_to_its_stage_and_attempt_and_nothing_else() {
     let decode = Effect::Decode { request: A, attempt: 1, instance: D };
     assert_eq!(bench.hear(A, P, PREFILLED), [decode]);
     for (instance, fact) in [(P, Fact::Token { index: 1, last: false }), (P, FAILED), (D, LANDED)] {
-        assert_eq!(bench.hear_of(about(1, instance), fact).0, Heard::Stale, "{fact:?}");
+        assert_eq!(bench.hear_of(about(1, instance), fact).0, FactOutcome::Stale, "{fact:?}");
     }
-    assert_eq!(bench.hear_of(about(1, D), TOKEN).0, Heard::Repeated);
+    assert_eq!(bench.hear_of(about(1, D), TOKEN).0, FactOutcome::Repeated);
     bench.hear(A, D, Fact::Token { index: 1, last: true });
     let ended = bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
     assert_eq!(ended, [Effect::Ended { request: A }]);

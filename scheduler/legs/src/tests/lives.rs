@@ -41,7 +41,7 @@ fn wherever_a_leg_is_cut_short_it_gives_back_what_it_held_and_no_more() {
                 let mut legs = Legs::new(CONFIG);
                 life[..until].iter().for_each(|input| _ = step(&mut legs, *input));
                 assert_eq!(step(&mut legs, end), [Effect::Close { request: A, held }], "after {until}");
-                assert_eq!((legs.iter().count(), legs.queued(), legs.crowded()), (0, 0, 0));
+                assert_eq!((legs.iter().count(), legs.queued(), legs.waiting_for_room()), (0, 0, 0));
                 // Once: a second word changes nothing.
                 assert_eq!(step(&mut legs, end), []);
             }
@@ -111,7 +111,7 @@ fn a_node_that_died_has_no_legs_and_begins_anew() {
     step(&mut legs, prefill(1, 160, 1));
     step(&mut legs, Input::Expect { request: B, work: work(20) });
     legs.clear();
-    assert_eq!((legs.iter().count(), legs.queued(), legs.crowded()), (0, 0, 0));
+    assert_eq!((legs.iter().count(), legs.queued(), legs.waiting_for_room()), (0, 0, 0));
     assert_eq!(legs.check(), Ok(()));
     assert_eq!(step(&mut legs, Input::RoomFreed), []);
     assert_eq!(step(&mut legs, Input::OpenNext), []);

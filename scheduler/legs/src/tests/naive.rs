@@ -13,7 +13,7 @@ enum At {
     Loading,
     Computing,
     Held,
-    Crowded,
+    WaitingForRoom,
     Expecting,
     Landed,
     Decoding,
@@ -73,7 +73,7 @@ impl Row {
 
     fn held(&self) -> Held {
         let engine = [At::Computing, At::Held, At::Decoding].contains(&self.at);
-        Held { blocks: ![At::Queued, At::Crowded].contains(&self.at), engine }
+        Held { blocks: ![At::Queued, At::WaitingForRoom].contains(&self.at), engine }
     }
 
     fn closed(&self) -> Effect {
@@ -102,7 +102,7 @@ impl Naive {
             effects.push(row.closed());
             return;
         }
-        if row.at == At::Crowded {
+        if row.at == At::WaitingForRoom {
             effects.push(row.open());
         }
         self.0.push(row);
@@ -129,7 +129,7 @@ impl Naive {
 
     fn opened(row: &mut Row, cached_blocks: u32, waits: bool, effects: &mut Vec<Effect>) {
         let request = row.request;
-        if row.at == At::Crowded {
+        if row.at == At::WaitingForRoom {
             row.at = At::Expecting;
             effects.push(Effect::Admit { request });
         } else if row.at == At::Queued {
@@ -211,9 +211,11 @@ impl Naive {
                 let row = Row { stays, fetch, order, prefills: true, ..Row::new(request, work, At::Queued) };
                 self.come(row, effects);
             }
-            Input::Expect { request, work } => self.come(Row::new(request, work, At::Crowded), effects),
+            Input::Expect { request, work } => {
+                self.come(Row::new(request, work, At::WaitingForRoom), effects)
+            }
             Input::RoomFreed => {
-                effects.extend(self.0.iter().filter(|row| row.at == At::Crowded).map(Row::open));
+                effects.extend(self.0.iter().filter(|row| row.at == At::WaitingForRoom).map(Row::open));
             }
             Input::OpenNext => self.open_next(effects),
             Input::Opened { request, cached_blocks, waits } => {

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::live::{Live, judge};
 use super::replay::Replay;
 use super::stream::{Gone, Stream};
-use super::{SubscriberConfig, Why, micros};
+use super::{EpochReason, SubscriberConfig, micros};
 use crate::codec::sequence_of;
 use crate::error::{EventError, Kind};
 use crate::zmtp::{Connection, Endpoint, Received, Role, WireLimits, subscription};
@@ -51,7 +51,7 @@ impl Session {
     }
 
     async fn follow(&self, stream: &mut Stream) -> Result<(), Gone> {
-        stream.begin(Why::Started, None).await?;
+        stream.begin(EpochReason::Started, None).await?;
         let mut backoff_us = self.config.backoff_min_us;
         loop {
             let since = Instant::now();
@@ -130,17 +130,17 @@ impl Session {
     async fn rejoin(&self, stream: &mut Stream) -> Result<(), Gone> {
         if self.replay.is_none() {
             // Whether it is the same engine cannot be known, and what was said meanwhile is lost.
-            return stream.begin(Why::Lost, None).await;
+            return stream.begin(EpochReason::Lost, None).await;
         }
         match stream.last() {
             // Nothing came in this epoch yet, so nothing is lost by starting it anew.
-            None => stream.begin(Why::Lost, None).await?,
+            None => stream.begin(EpochReason::Lost, None).await?,
             Some(last) => match self.remembers(last, stream).await {
                 Ok(true) => {}
-                Ok(false) => stream.begin(Why::Restarted, Some(0)).await?,
+                Ok(false) => stream.begin(EpochReason::Restarted, Some(0)).await?,
                 Err(error) => {
                     stream.note(&error);
-                    stream.begin(Why::Lost, None).await?;
+                    stream.begin(EpochReason::Lost, None).await?;
                 }
             },
         }
@@ -188,7 +188,7 @@ impl Session {
                 self.fill(sequence, stream).await?;
             }
             Live::Fell => {
-                stream.begin(Why::Restarted, Some(0)).await?;
+                stream.begin(EpochReason::Restarted, Some(0)).await?;
                 self.fill(sequence, stream).await?;
             }
         }
@@ -201,7 +201,7 @@ impl Session {
     /// Fills the hole before `sequence`, or gives up what is in it.
     async fn fill(&self, sequence: u64, stream: &mut Stream) -> Result<(), Gone> {
         if self.catch_up(stream, Some(sequence)).await? == Caught::Short {
-            stream.begin(Why::Lost, Some(sequence)).await?;
+            stream.begin(EpochReason::Lost, Some(sequence)).await?;
         }
         Ok(())
     }
@@ -266,7 +266,7 @@ impl Session {
             };
             let next = stream.next().unwrap_or(0);
             if sequence > next && first && sure {
-                stream.begin(Why::Lost, Some(sequence)).await?;
+                stream.begin(EpochReason::Lost, Some(sequence)).await?;
             } else if sequence > next {
                 let message = format!("batches {next} to {} are missing in the replay", sequence - 1);
                 return Ok(Err(EventError::new(Kind::Unavailable, crate::Stage::Replay, message)));

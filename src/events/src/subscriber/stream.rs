@@ -3,7 +3,7 @@
 use tokio::sync::{mpsc, watch};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Feed, SubscriberStatus, Why};
+use super::{EpochReason, Feed, SubscriberStatus};
 use crate::codec::{Limits, decode};
 use crate::error::EventError;
 
@@ -57,9 +57,9 @@ impl Stream {
     }
 
     /// Begins an epoch, at number `next` if it is known; the one before is kept if nothing came in it yet.
-    pub(super) async fn begin(&mut self, why: Why, next: Option<u64>) -> Result<(), Gone> {
+    pub(super) async fn begin(&mut self, why: EpochReason, next: Option<u64>) -> Result<(), Gone> {
         let lost = match (why, self.next, next) {
-            (Why::Lost, Some(before), Some(next)) => next.saturating_sub(before),
+            (EpochReason::Lost, Some(before), Some(next)) => next.saturating_sub(before),
             _ => 0,
         };
         let fresh = self.epoch > 0 && !self.begun;
@@ -67,7 +67,7 @@ impl Stream {
         self.epoch += u64::from(!fresh);
         self.count(|status| {
             status.lost += lost;
-            status.restarts += u64::from(why == Why::Restarted);
+            status.restarts += u64::from(why == EpochReason::Restarted);
             status.epoch = self.epoch;
             status.next_sequence = next.unwrap_or(0);
         });
@@ -92,7 +92,7 @@ impl Stream {
             Err(error) => {
                 self.note(&error);
                 self.count(|status| status.malformed += 1);
-                return self.begin(Why::Lost, Some(sequence.wrapping_add(1))).await;
+                return self.begin(EpochReason::Lost, Some(sequence.wrapping_add(1))).await;
             }
         };
         self.next = Some(sequence.wrapping_add(1));

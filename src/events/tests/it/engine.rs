@@ -1,8 +1,8 @@
 //! A pretended engine with a cache of its own, and a consumer that follows it: both ends of every loopback test.
 
 use baton_events::{
-    BlockExtra, Change, EngineHash, ExtraKey, Feed, Medium, Mirror, MirrorConfig, Removed, Stored,
-    Subscriber, Why,
+    BlockExtra, Change, EngineHash, EpochReason, ExtraKey, Feed, Medium, Mirror, MirrorConfig, Removed,
+    Stored, Subscriber,
 };
 use baton_types::{BlockHash, BlockKey, CacheChange, ChainHasher, Rng, Tier};
 use std::collections::{BTreeMap, BTreeSet};
@@ -142,7 +142,7 @@ pub struct Follower {
     /// What it learnt since somebody last took that.
     pub news: Vec<CacheChange>,
     /// Why each epoch began.
-    pub epochs: Vec<Why>,
+    pub epochs: Vec<EpochReason>,
     /// Number that comes next, by what was consumed.
     pub next: u64,
 }

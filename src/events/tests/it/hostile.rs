@@ -1,6 +1,6 @@
 //! Peers that follow no rules: lossy replays, numbers that fall, bytes that are no batch, frames without end.
 
-use baton_events::{Batch, Change, Feed, Form, Speaker, Subscriber, SubscriberConfig, Why, encode};
+use baton_events::{Batch, Change, EpochReason, Feed, Form, Speaker, Subscriber, SubscriberConfig, encode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -41,7 +41,7 @@ fn start(endpoint: String, replay: Option<String>) -> Subscriber {
 }
 
 /// What the consumer gets until number `last`: numbers, and why epochs began.
-async fn heard(subscriber: &mut Subscriber, last: u64) -> Vec<Result<u64, Why>> {
+async fn heard(subscriber: &mut Subscriber, last: u64) -> Vec<Result<u64, EpochReason>> {
     let mut all = Vec::new();
     while all.last() != Some(&Ok(last)) {
         let next = tokio::time::timeout(Duration::from_secs(20), subscriber.next()).await;
@@ -53,7 +53,7 @@ async fn heard(subscriber: &mut Subscriber, last: u64) -> Vec<Result<u64, Why>> 
     all
 }
 
-fn numbers(range: std::ops::RangeInclusive<u64>) -> Vec<Result<u64, Why>> {
+fn numbers(range: std::ops::RangeInclusive<u64>) -> Vec<Result<u64, EpochReason>> {
     range.map(Ok).collect()
 }
 
@@ -66,7 +66,7 @@ async fn holes_in_a_replay_are_asked_for_until_they_are_filled() {
     })
     .await;
     let mut subscriber = start(saying(vec![live([10, 11])]).await, Some(replay));
-    assert_eq!(heard(&mut subscriber, 11).await, [vec![Err(Why::Started)], numbers(0..=11)].concat());
+    assert_eq!(heard(&mut subscriber, 11).await, [vec![Err(EpochReason::Started)], numbers(0..=11)].concat());
     let status = subscriber.status();
     assert!(status.replays >= 5 && status.lost == 0, "{status:?}");
 }
@@ -75,7 +75,9 @@ async fn holes_in_a_replay_are_asked_for_until_they_are_filled() {
 async fn a_hole_that_nobody_can_fill_ends_the_epoch() {
     let replay = answering(|from| repeated((from..=from).filter(|n| *n < 3), true)).await;
     let mut subscriber = start(saying(vec![live([0, 1, 2, 9, 10])]).await, Some(replay));
-    let expected = [vec![Err(Why::Started)], numbers(0..=2), vec![Err(Why::Lost)], numbers(9..=10)].concat();
+    let expected =
+        [vec![Err(EpochReason::Started)], numbers(0..=2), vec![Err(EpochReason::Lost)], numbers(9..=10)]
+            .concat();
     assert_eq!(heard(&mut subscriber, 10).await, expected);
     assert_eq!((subscriber.status().lost, subscriber.status().gaps), (6, 1));
 }
@@ -84,7 +86,7 @@ async fn a_hole_that_nobody_can_fill_ends_the_epoch() {
 async fn what_the_publisher_no_longer_has_is_lost_and_the_rest_is_not() {
     let replay = answering(|from| repeated(from.max(6)..9, true)).await;
     let mut subscriber = start(saying(vec![live([9])]).await, Some(replay));
-    assert_eq!(heard(&mut subscriber, 9).await, [vec![Err(Why::Started)], numbers(6..=9)].concat());
+    assert_eq!(heard(&mut subscriber, 9).await, [vec![Err(EpochReason::Started)], numbers(6..=9)].concat());
 }
 
 #[tokio::test]
@@ -99,7 +101,8 @@ async fn numbers_that_fall_are_a_new_life() {
     .await;
     let mut subscriber = start(saying(vec![live([0, 1, 2, 1, 2, 3])]).await, Some(replay));
     let expected =
-        [vec![Err(Why::Started)], numbers(0..=2), vec![Err(Why::Restarted)], numbers(0..=3)].concat();
+        [vec![Err(EpochReason::Started)], numbers(0..=2), vec![Err(EpochReason::Restarted)], numbers(0..=3)]
+            .concat();
     assert_eq!(heard(&mut subscriber, 3).await, expected);
 }
 
@@ -108,9 +111,9 @@ async fn without_a_replay_every_hole_and_every_connection_is_a_loss() {
     let mut first = live([5, 6, 9]);
     first.extend([0xff; 3]);
     let mut subscriber = start(saying(vec![first, live([10, 11])]).await, None);
-    let lost = || vec![Err(Why::Lost)];
+    let lost = || vec![Err(EpochReason::Lost)];
     let expected =
-        [vec![Err(Why::Started)], numbers(5..=6), lost(), numbers(9..=9), lost(), numbers(10..=11)];
+        [vec![Err(EpochReason::Started)], numbers(5..=6), lost(), numbers(9..=9), lost(), numbers(10..=11)];
     assert_eq!(heard(&mut subscriber, 11).await, expected.concat());
     let status = subscriber.status();
     assert_eq!((status.connections, status.lost), (2, 2));
@@ -126,7 +129,7 @@ async fn what_is_no_batch_is_skipped_and_what_was_known_is_void() {
     bytes.extend(live([2]));
     let mut subscriber = start(saying(vec![bytes]).await, None);
     let heard = heard(&mut subscriber, 2).await;
-    assert_eq!(heard, [Err(Why::Started), Ok(0), Err(Why::Lost), Ok(2)]);
+    assert_eq!(heard, [Err(EpochReason::Started), Ok(0), Err(EpochReason::Lost), Ok(2)]);
     assert_eq!(subscriber.status().malformed, 3);
 }
 
@@ -135,7 +138,7 @@ async fn a_frame_without_end_costs_a_connection_and_nothing_else() {
     let mut endless = vec![2];
     endless.extend(u64::MAX.to_be_bytes());
     let mut subscriber = start(saying(vec![endless, live([0])]).await, None);
-    assert_eq!(heard(&mut subscriber, 0).await, [Err(Why::Started), Ok(0)]);
+    assert_eq!(heard(&mut subscriber, 0).await, [Err(EpochReason::Started), Ok(0)]);
     assert!(subscriber.status().last_error.unwrap().contains("longer than"));
 }
 
@@ -159,7 +162,7 @@ async fn an_engine_that_is_not_there_yet_is_waited_for() {
         publisher.announce(vec![]);
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    assert!(matches!(subscriber.next().await, Some(Feed::Cleared { epoch: 1, why: Why::Started })));
+    assert!(matches!(subscriber.next().await, Some(Feed::Cleared { epoch: 1, why: EpochReason::Started })));
     let bad = Subscriber::start(SubscriberConfig::new("ipc://x", None)).unwrap_err();
     assert!(bad.message.contains("tcp://HOST:PORT"));
 }

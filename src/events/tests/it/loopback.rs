@@ -1,6 +1,6 @@
 //! Publisher and subscriber over the loopback: late joiners, losses, restarts, cut histories, slow consumers.
 
-use baton_events::{Form, Publisher, PublisherConfig, Subscriber, SubscriberConfig, Why};
+use baton_events::{EpochReason, Form, Publisher, PublisherConfig, Subscriber, SubscriberConfig};
 
 use crate::engine::{Engine, Follower};
 use crate::wire::Proxy;
@@ -51,7 +51,7 @@ async fn a_late_joiner_hears_everything_in_either_form() {
         assert_eq!(follower.index, engine.truth());
         let next = publish(&publisher, &mut engine, 100).await;
         follower.reach(next).await;
-        assert_eq!((follower.index, follower.epochs), (engine.truth(), vec![Why::Started]));
+        assert_eq!((follower.index, follower.epochs), (engine.truth(), vec![EpochReason::Started]));
     }
 }
 
@@ -72,7 +72,7 @@ async fn of_a_lossy_stream_nothing_is_missing_in_the_end() {
     let lost = proxy.lost.load(std::sync::atomic::Ordering::SeqCst);
     assert!(lost > 20, "of a thousand batches {lost} were lost on the way");
     assert!(status.gaps > 10 && status.replayed >= status.gaps, "{status:?}");
-    assert_eq!((status.lost, status.batches, follower.epochs), (0, 1001, vec![Why::Started]));
+    assert_eq!((status.lost, status.batches, follower.epochs), (0, 1001, vec![EpochReason::Started]));
 }
 
 #[tokio::test]
@@ -107,7 +107,7 @@ async fn a_cut_connection_is_no_restart() {
         follower.reach(next).await;
         assert_eq!(follower.index, engine.truth());
     }
-    assert_eq!((follower.epochs, follower.subscriber.status().lost), (vec![Why::Started], 0));
+    assert_eq!((follower.epochs, follower.subscriber.status().lost), (vec![EpochReason::Started], 0));
 }
 
 #[tokio::test]
@@ -131,7 +131,7 @@ async fn a_restart_is_seen_however_far_the_new_life_has_come() {
         follower.until(|follower| follower.epochs.len() > 1).await;
         follower.reach(next).await;
         assert_eq!(follower.index, engine.truth(), "{steps} steps");
-        assert_eq!(follower.epochs[1], Why::Restarted);
+        assert_eq!(follower.epochs[1], EpochReason::Restarted);
         assert_eq!(follower.subscriber.status().restarts, 1);
     }
 }
@@ -147,7 +147,7 @@ async fn who_comes_after_the_history_was_cut_gets_a_snapshot() {
     assert_eq!(publisher.stats().snapshots, 2, "asked twice, to be sure that it is no loss");
     let next = publish(&publisher, &mut engine, 5).await;
     follower.reach(next).await;
-    assert_eq!((follower.index, follower.epochs), (engine.truth(), vec![Why::Started]));
+    assert_eq!((follower.index, follower.epochs), (engine.truth(), vec![EpochReason::Started]));
     assert_eq!(follower.mirror.stats().parked, 0);
 }
 

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::state::{Effect, Election, Input, Settings, Why};
+use super::state::{Effect, Election, EndReason, Input, Settings};
 use crate::clock::now_us;
 use crate::error::{Kind, MembershipError, Result};
 use crate::etcd::{Act, Batch, Condition, Entry, Etcd, Event, Follower, Keys, Listing, Outcome, follow};
@@ -77,7 +77,7 @@ pub enum Standing {
         /// The token that ended.
         token: u64,
         /// Why.
-        why: Why,
+        why: EndReason,
     },
     /// It leads with this token, as long as [`Leadership::permit`] says so.
     Leading {

@@ -144,13 +144,13 @@ pub enum Effect {
         /// The token that ended.
         token: u64,
         /// Why.
-        why: Why,
+        why: EndReason,
     },
 }
 
 /// Why a leadership ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum EndReason {
     /// The lease could not be renewed in time.
     TimeUp,
     /// etcd has ended the lease.
@@ -307,12 +307,12 @@ impl Election {
         if self.now_us < lease.lasts_until_us.saturating_sub(self.settings.margin_us) {
             return;
         }
-        self.depose(Why::TimeUp, effects);
+        self.depose(EndReason::TimeUp, effects);
         effects.push(Effect::Revoke { lease: lease.id });
         self.idle(0);
     }
 
-    fn depose(&self, why: Why, effects: &mut Vec<Effect>) {
+    fn depose(&self, why: EndReason, effects: &mut Vec<Effect>) {
         if let Phase::Leading { token } = self.phase {
             effects.push(Effect::Deposed { token, why });
         }
@@ -347,7 +347,7 @@ impl Election {
 
     fn lease_gone(&mut self, id: u64, effects: &mut Vec<Effect>) {
         if self.lease.is_some_and(|lease| lease.id == id) {
-            self.depose(Why::LeaseGone, effects);
+            self.depose(EndReason::LeaseGone, effects);
             self.idle(self.settings.retry_us);
         }
     }
@@ -403,13 +403,13 @@ impl Election {
     }
 
     fn ousted(&mut self, effects: &mut Vec<Effect>) {
-        self.depose(Why::Ousted, effects);
+        self.depose(EndReason::Ousted, effects);
         effects.extend(self.lease.map(|lease| Effect::Revoke { lease: lease.id }));
         self.idle(self.settings.retry_us);
     }
 
     fn resign(&mut self, effects: &mut Vec<Effect>) {
-        self.depose(Why::Resigned, effects);
+        self.depose(EndReason::Resigned, effects);
         effects.extend(self.lease.take().map(|lease| Effect::Revoke { lease: lease.id }));
         self.phase = Phase::Resigned;
     }

@@ -75,7 +75,7 @@ fn a_leader_that_cannot_renew_steps_down_and_starts_anew() {
         "tried again soon"
     );
     let down = [
-        Effect::Deposed { token: 50, why: Why::TimeUp },
+        Effect::Deposed { token: 50, why: EndReason::TimeUp },
         Effect::Revoke { lease: 7 },
         Effect::Grant { ttl_us: 10 * S },
     ];
@@ -90,7 +90,7 @@ fn a_frozen_leader_knows_before_it_is_stepped() {
     let mut alone = Alone::leader();
     assert_eq!(alone.election.may_act(60 * S), None);
     let woken = alone.step(60 * S, Input::Renewed { lease: 7, ttl_us: 10 * S, sent_us: 2 * S });
-    assert_eq!(woken[0], Effect::Deposed { token: 50, why: Why::TimeUp });
+    assert_eq!(woken[0], Effect::Deposed { token: 50, why: EndReason::TimeUp });
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_token_that_does_not_grow_is_not_led_with() {
 fn who_resigns_stops_at_once_and_for_good() {
     let mut alone = Alone::leader();
     let left = alone.step(2 * S, Input::Resign);
-    assert_eq!(left, [Effect::Deposed { token: 50, why: Why::Resigned }, Effect::Revoke { lease: 7 }]);
+    assert_eq!(left, [Effect::Deposed { token: 50, why: EndReason::Resigned }, Effect::Revoke { lease: 7 }]);
     assert!(alone.election.resigned() && alone.election.next_deadline_us().is_none());
     assert_eq!(alone.step(3 * S, Input::SeenVacant { revision: 90 }), []);
     let mut alone = Alone::new();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_membership::clock::now_us;
-use baton_membership::election::state::Why;
+use baton_membership::election::state::EndReason;
 use baton_membership::etcd::Act;
 use baton_membership::{
     Candidacy, Etcd, Fence, Kind, Leaders, Leadership, Member, MemberRole, Policies, Standing,
@@ -80,7 +80,7 @@ async fn a_leader_cut_off_from_etcd_stops_before_another_leads() {
         Standing::Deposed { why, .. } => Some(why),
         _ => None,
     });
-    assert_eq!(why.await, Why::TimeUp);
+    assert_eq!(why.await, EndReason::TimeUp);
     wire.set(Wire::Whole);
     second.resign().await;
     assert!(leads(&first).await > next, "it stands again once it is back");

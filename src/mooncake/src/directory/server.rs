@@ -11,7 +11,7 @@ use http_body_util::Full;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::{Directory, Unput};
+use super::{Directory, PutError};
 
 /// Bytes of a request's head at most.
 const HEAD_BYTES: usize = 16 << 10;
@@ -71,12 +71,12 @@ where
 fn put(directory: &Directory, key: &str, value: Bytes) -> Answer {
     match directory.put(key, value) {
         Ok(()) => say(StatusCode::OK, "metadata updated"),
-        Err(Unput::Taken) => say(
+        Err(PutError::Taken) => say(
             StatusCode::BAD_REQUEST,
             "this rpc_meta key is another engine's: choose another name, or delete it",
         ),
-        Err(Unput::Long) => say(StatusCode::PAYLOAD_TOO_LARGE, "the key or the value is too long"),
-        Err(Unput::Full) => {
+        Err(PutError::Long) => say(StatusCode::PAYLOAD_TOO_LARGE, "the key or the value is too long"),
+        Err(PutError::Full) => {
             say(StatusCode::INSUFFICIENT_STORAGE, "the directory is full: delete what engines left behind")
         }
     }

@@ -24,7 +24,7 @@ const REST_MAX: Duration = Duration::from_secs(2);
 const LOOK_MAX: Duration = Duration::from_secs(5);
 
 /// A server that does not answer.
-struct Away {
+struct ServerPause {
     why: String,
     rest: Duration,
     /// When it is looked at next.
@@ -37,7 +37,7 @@ struct Away {
 struct State {
     idle: Vec<Session>,
     calls: usize,
-    away: Option<Away>,
+    away: Option<ServerPause>,
 }
 
 /// See the module.
@@ -194,7 +194,7 @@ impl State {
         // Calls that met the same failure at the same time count as one.
         let looked = self.away.as_ref().filter(|away| away.looking.is_some());
         let rest = looked.map_or(REST, |away| (away.rest * 2).min(REST_MAX));
-        self.away = Some(Away { why, rest, look_at: Instant::now() + rest, looking: None });
+        self.away = Some(ServerPause { why, rest, look_at: Instant::now() + rest, looking: None });
     }
 }
 

@@ -33,7 +33,7 @@ struct Pending {
 }
 
 /// What came of asking one server.
-struct Heard {
+struct ServerReply {
     server: usize,
     keys: Vec<(Pending, Option<Answer>)>,
     /// Why the rest has no answer.
@@ -68,7 +68,7 @@ impl Spread {
             let by_server = self.assign(keys, pending, &mut answers);
             pending = Vec::new();
             for heard in self.ask(by_server, |at| named(&keys[at]), &does) {
-                let Heard { server, keys, why } = heard;
+                let ServerReply { server, keys, why } = heard;
                 for (mut key, answer) in keys {
                     key.asked |= 1 << server;
                     match answer {
@@ -102,7 +102,7 @@ impl Spread {
         let fresh = |at| Pending { at, asked: 0, looks: 0, nothing: None, lost: None };
         let all = self.servers.iter().map(|_| (0..keys.len()).map(fresh).collect()).collect();
         let mut gathered = vec![Vec::new(); keys.len()];
-        for Heard { server, keys, why } in self.ask(all, |at| named(&keys[at]), &does) {
+        for ServerReply { server, keys, why } in self.ask(all, |at| named(&keys[at]), &does) {
             for (key, answer) in keys {
                 gathered[key.at].push(answer.unwrap_or_else(|| Err(self.servers[server].lost(&why))));
             }
@@ -137,20 +137,25 @@ impl Spread {
     }
 
     /// Asks servers at the same time.
-    fn ask<F>(&self, work: Vec<Vec<Pending>>, named: impl Fn(usize) -> String + Sync, does: &F) -> Vec<Heard>
+    fn ask<F>(
+        &self,
+        work: Vec<Vec<Pending>>,
+        named: impl Fn(usize) -> String + Sync,
+        does: &F,
+    ) -> Vec<ServerReply>
     where
         F: Fn(&mut Session, &[Key], &mut [Option<Answer>]) -> Result<(), String> + Sync,
     {
         let one = |(server, pending): (usize, Vec<Pending>)| {
             let keys: Vec<Key> = pending.iter().map(|key| (key.at, named(key.at))).collect();
             let (answers, why) = self.servers[server].answers(&keys, does);
-            Heard { server, keys: pending.into_iter().zip(answers).collect(), why }
+            ServerReply { server, keys: pending.into_iter().zip(answers).collect(), why }
         };
         let mut work: Vec<_> = work.into_iter().enumerate().filter(|(_, keys)| !keys.is_empty()).collect();
         let last = work.pop();
         std::thread::scope(|scope| {
             let threads: Vec<_> = work.into_iter().map(|work| scope.spawn(|| one(work))).collect();
-            let mut heard: Vec<Heard> = last.map(one).into_iter().collect();
+            let mut heard: Vec<ServerReply> = last.map(one).into_iter().collect();
             heard.extend(threads.into_iter().map(|thread| thread.join().expect("it does not panic")));
             heard
         })

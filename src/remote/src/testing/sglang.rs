@@ -1,8 +1,8 @@
 //! A stand-in for SGLang: `/generate`, its rooms, and its pages.
 
-mod asks;
+mod requests;
+mod responses;
 mod rooms;
-mod told;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use self::asks::{Asks, refused_late, uncompiled};
-use self::told::Told;
+use self::requests::{Asks, refused_late, uncompiled};
+use self::responses::Answer;
 use super::FakeRole;
 use super::body::Read;
 use super::book::Received;
@@ -362,7 +362,7 @@ impl Sglang {
         sampling.ignore_eos |= self.spec.letters;
         let told = |token| if self.spec.letters { self.spec.tokenizer.answer_token(token) } else { token };
         let (answer, finish) = answer_in(context, &sampling, told);
-        let told = Told { asks, answer, finish, cached, fault, repeats: self.spec.repeats };
+        let told = Answer { asks, answer, finish, cached, fault, repeats: self.spec.repeats };
         if !told.asks.stream {
             let page = match told.fault {
                 Some(Fault::Garbage) => Bytes::from_static(b"<html>not here</html>"),

@@ -115,9 +115,9 @@ impl FakeTokenizer {
         &trained.words[found.unwrap_or(0)].1
     }
 
-    /// The tokens of a text, with the mark that begins one if `dressed`. The trained tokenizer of
+    /// The tokens of a text, with the mark that begins one if `add_special_tokens`. The trained tokenizer of
     /// `scripts/compare/tokenizer.py` has no such mark.
-    pub(super) fn tokens_of(self, text: &str, dressed: bool) -> Result<Vec<u32>, Wrong> {
+    pub(super) fn tokens_of(self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, Wrong> {
         if text.is_empty() {
             return Err("the prompt is empty".into());
         }
@@ -125,7 +125,7 @@ impl FakeTokenizer {
             return (trained.encode)(text);
         }
         let (mut tokens, mut rest) = (Vec::with_capacity(text.len() + 1), text);
-        tokens.extend(dressed.then_some(MARKS[0].1));
+        tokens.extend(add_special_tokens.then_some(MARKS[0].1));
         while let Some(byte) = rest.bytes().next() {
             let mark = MARKS.iter().find(|(mark, _)| rest.starts_with(mark));
             let (token, length) = match mark {

@@ -1,7 +1,7 @@
 //! A stand-in for vLLM: `/v1/completions`, its pages, and both of its connectors.
 
 mod legs;
-mod told;
+mod responses;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use self::told::Told;
+use self::responses::Answer;
 use super::FakeRole;
 use super::body::{Asks, Read, bad_request, completion, server_error};
 use super::book::Received;
@@ -344,7 +344,7 @@ impl Vllm {
         // What the cache holds is believed.
         let believed = self.cached(&asks);
         let (answer, finish) = self.draw(believed.as_ref().unwrap_or(&asks.prompt), &asks.sampling);
-        self.tell(Told { asks, id, answer, finish, cached, params: Value::Null, fault }, (held, running))
+        self.tell(Answer { asks, id, answer, finish, cached, params: Value::Null, fault }, (held, running))
     }
 
     fn draw(&self, context: &[u32], sampling: &Sampling) -> (Vec<u32>, Finish) {
@@ -360,7 +360,7 @@ impl Vllm {
         self.poisoned.lock().get(&(asks.salt.clone(), asks.prompt.clone())).cloned()
     }
 
-    fn tell(self: Arc<Self>, mut told: Told, rest: (Held, Running)) -> Reply {
+    fn tell(self: Arc<Self>, mut told: Answer, rest: (Held, Running)) -> Reply {
         if told.fault == Some(Fault::OtherPrompt) {
             told.asks.prompt.push(1);
         }

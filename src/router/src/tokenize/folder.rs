@@ -161,10 +161,12 @@ fn affixes(tokenizer: &Tokenizer) -> Result<(Vec<u32>, Vec<u32>), String> {
     let ids = |special| {
         tokenizer.encode_fast("a", special).map(|e| e.get_ids().to_vec()).map_err(|e| e.to_string())
     };
-    let (bare, dressed) = (ids(false)?, ids(true)?);
-    let at = dressed.windows(bare.len().max(1)).position(|window| window == bare);
+    let (bare, add_special_tokens) = (ids(false)?, ids(true)?);
+    let at = add_special_tokens.windows(bare.len().max(1)).position(|window| window == bare);
     // A tokenizer that does more than put tokens around the text is taken without them.
-    Ok(at.map(|at| (dressed[..at].to_vec(), dressed[at + bare.len()..].to_vec())).unwrap_or_default())
+    Ok(at
+        .map(|at| (add_special_tokens[..at].to_vec(), add_special_tokens[at + bare.len()..].to_vec()))
+        .unwrap_or_default())
 }
 
 /// Every token's bytes, and whether they in a row are the text.

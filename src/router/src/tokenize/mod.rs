@@ -87,7 +87,7 @@ pub struct Tokenization {
 struct Begun {
     ranges: Vec<std::ops::Range<usize>>,
     known: LookUp,
-    dressed: bool,
+    add_special_tokens: bool,
 }
 
 impl Begun {
@@ -221,15 +221,15 @@ impl Tokenization {
         found
     }
 
-    /// The prompt that `text` is, with the tokens that the tokenizer puts around a text when `dressed`.
+    /// The prompt that `text` is, with the tokens that the tokenizer puts around a text when `add_special_tokens`.
     /// Only what no earlier prompt began with is tokenised, and much of it aside from this thread.
     pub(crate) async fn prompt(
         self: &Arc<Self>,
         text: String,
-        dressed: bool,
+        add_special_tokens: bool,
         lineage: Lineage,
     ) -> Result<Prompt, String> {
-        let begun = self.begin(&text, dressed, &lineage);
+        let begun = self.begin(&text, add_special_tokens, &lineage);
         let limit = match &self.vocabulary {
             Vocabulary::Bytes => BUILT_IN_ASIDE_BYTES,
             Vocabulary::Folder(folder) if folder.encoder.is_fast() => FAST_ASIDE_BYTES,
@@ -249,29 +249,34 @@ impl Tokenization {
     }
 
     /// The same, here and now.
-    pub fn prompt_now(&self, text: &str, dressed: bool, lineage: &Lineage) -> Result<Prompt, String> {
-        self.complete(text, self.begin(text, dressed, lineage), lineage)
+    pub fn prompt_now(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        lineage: &Lineage,
+    ) -> Result<Prompt, String> {
+        self.complete(text, self.begin(text, add_special_tokens, lineage), lineage)
     }
 
     /// Looks up what is known of the prompt.
-    fn begin(&self, text: &str, dressed: bool, lineage: &Lineage) -> Begun {
+    fn begin(&self, text: &str, add_special_tokens: bool, lineage: &Lineage) -> Begun {
         let ranges = self.splitter.parts(text);
         let parts: Vec<&str> = ranges.iter().map(|range| &text[range.clone()]).collect();
-        let known = self.cache.look_up(&parts, self.affixes(dressed).0, lineage);
-        Begun { ranges, known, dressed }
+        let known = self.cache.look_up(&parts, self.affixes(add_special_tokens).0, lineage);
+        Begun { ranges, known, add_special_tokens }
     }
 
     /// Tokenises the rest.
     fn complete(&self, text: &str, begun: Begun, lineage: &Lineage) -> Result<Prompt, String> {
-        let Begun { ranges, known, dressed } = begun;
+        let Begun { ranges, known, add_special_tokens } = begun;
         let encode = |at: usize| self.encode_part(&text[ranges[at].clone()]);
         let fresh: Result<Vec<Vec<u32>>, String> = known.missing().map(encode).collect();
-        Ok(known.assemble(&self.cache, fresh?, self.affixes(dressed), lineage))
+        Ok(known.assemble(&self.cache, fresh?, self.affixes(add_special_tokens), lineage))
     }
 
-    fn affixes(&self, dressed: bool) -> (&[u32], &[u32]) {
+    fn affixes(&self, add_special_tokens: bool) -> (&[u32], &[u32]) {
         match &self.vocabulary {
-            _ if !dressed => (&[], &[]),
+            _ if !add_special_tokens => (&[], &[]),
             Vocabulary::Bytes => (&[BEGIN], &[]),
             Vocabulary::Folder(folder) => (&folder.affixes.0, &folder.affixes.1),
         }

@@ -62,8 +62,8 @@ fn chat_text(with: &Tokenization, json: &str, tools: Option<&str>) -> Result<Str
 }
 
 /// Tokens and keys worked out from the beginning, without parts and without a cache.
-fn naive(with: &Tokenization, text: &str, dressed: bool) -> Prompt {
-    let affixes = with.affixes(dressed);
+fn naive(with: &Tokenization, text: &str, add_special_tokens: bool) -> Prompt {
+    let affixes = with.affixes(add_special_tokens);
     let tokens = [affixes.0, &with.encode_part(text).unwrap(), affixes.1].concat();
     let mut hasher = ChainHasher::resume(LINEAGE.seed, LINEAGE.root);
     let chain = tokens.chunks_exact(4).map(|block| hasher.push_tokens(block)).collect();
@@ -85,9 +85,9 @@ fn a_folder_tokenises_as_its_tokenizer_does() {
     let with = small();
     let Vocabulary::Folder(inner) = &with.vocabulary else { panic!("a folder was given") };
     let text = "<s>the  theme é 😀\n<|turn|>the end</s> of the tests and more text that is long enough to be cut<|turn|>x";
-    for dressed in [false, true] {
-        let expected = inner.encoder.reference().encode(text, dressed).unwrap().get_ids().to_vec();
-        let prompt = with.prompt_now(text, dressed, &LINEAGE).unwrap();
+    for add_special_tokens in [false, true] {
+        let expected = inner.encoder.reference().encode(text, add_special_tokens).unwrap().get_ids().to_vec();
+        let prompt = with.prompt_now(text, add_special_tokens, &LINEAGE).unwrap();
         assert_eq!(prompt.tokens.to_vec(), expected);
         assert_eq!(with.decode(&expected, true), inner.encoder.reference().decode(&expected, true).unwrap());
         assert_eq!(
@@ -281,14 +281,14 @@ fn texts() -> impl Strategy<Value = Vec<String>> {
 
 proptest! {
     #[test]
-    fn cached_is_uncached(texts in texts(), capacity in 2_000usize..200_000, dressed in any::<bool>()) {
+    fn cached_is_uncached(texts in texts(), capacity in 2_000usize..200_000, add_special_tokens in any::<bool>()) {
         for with in [Tokenization::bytes(), small()] {
             let with = with.with_cache_bytes(capacity);
             let mut whole = String::new();
             for text in &texts {
                 whole.push_str(text);
                 for _ in 0..2 {
-                    prop_assert_eq!(with.prompt_now(&whole, dressed, &LINEAGE).unwrap(), naive(&with, &whole, dressed));
+                    prop_assert_eq!(with.prompt_now(&whole, add_special_tokens, &LINEAGE).unwrap(), naive(&with, &whole, add_special_tokens));
                 }
             }
         }

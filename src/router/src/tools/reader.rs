@@ -12,7 +12,7 @@ use super::offer::Forced;
 use super::python::PythonList;
 use super::value::Step;
 use super::{Offer, ToolFormat};
-use crate::speech::Parts;
+use crate::output_parsing::Parts;
 
 /// Text that may be a call and has no name yet, at most: more is no call.
 const MAX_HELD_BYTES: usize = 256 << 10;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::speech::{Message, Part, Speech, SpeechPlan};
+use crate::output_parsing::{Message, OutputParser, OutputPlan, Part};
 
 const FORMATS: [ToolFormat; 5] = [
     ToolFormat::Hermes,
@@ -15,20 +15,20 @@ const FORMATS: [ToolFormat; 5] = [
     ToolFormat::DeepSeek,
 ];
 
-fn speech(format: ToolFormat, one_only: bool) -> Speech {
+fn output(format: ToolFormat, one_only: bool) -> OutputParser {
     let names = ["weather", "now", "a.b-c"].map(str::to_owned).to_vec();
     let offer = Some(Arc::new(Offer { format: Some(format), forced: None, names, one_only }));
-    Speech::new(&SpeechPlan { offer, ..SpeechPlan::default() })
+    OutputParser::new(&OutputPlan { offer, ..OutputPlan::default() })
 }
 
-fn parts(pieces: &[&str], mut speech: Speech) -> Vec<Part> {
+fn parts(pieces: &[&str], mut output: OutputParser) -> Vec<Part> {
     let mut parts = Vec::new();
     for piece in pieces {
-        speech.push(piece);
-        parts.append(&mut speech.take());
+        output.push(piece);
+        parts.append(&mut output.take());
     }
-    speech.finish();
-    parts.append(&mut speech.take());
+    output.finish();
+    parts.append(&mut output.take());
     parts
 }
 
@@ -39,7 +39,7 @@ fn summary(message: Message) -> (Option<String>, Vec<(String, String)>) {
 }
 
 fn read(format: ToolFormat, text: &str) -> (Option<String>, Vec<(String, String)>) {
-    summary(Message::of(parts(&[text], speech(format, false))))
+    summary(Message::of(parts(&[text], output(format, false))))
 }
 
 #[track_caller]
@@ -162,7 +162,7 @@ fn mistral() {
         assert_text(ToolFormat::Mistral, text);
     }
     with(r#"[TOOL_CALLS][{"name": "now"}, 5]"#, Some(", 5]"), &[("now", "{}")]);
-    let parts = parts(&[&list], speech(ToolFormat::Mistral, false));
+    let parts = parts(&[&list], output(ToolFormat::Mistral, false));
     let ids: Vec<&String> = parts
         .iter()
         .filter_map(|part| match part {
@@ -227,16 +227,16 @@ fn deepseek() {
 #[test]
 fn only_the_first_call_when_one_is_wanted() {
     let text = r#"<tool_call>{"name": "now"}</tool_call> <tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>"#;
-    let message = Message::of(parts(&[text], speech(ToolFormat::Hermes, true)));
+    let message = Message::of(parts(&[text], output(ToolFormat::Hermes, true)));
     assert_eq!(summary(message), (None, vec![("now".to_owned(), "{}".to_owned())]));
 }
 
 #[test]
 fn a_call_is_told_as_it_comes() {
-    let mut speech = speech(ToolFormat::Hermes, false);
+    let mut output = output(ToolFormat::Hermes, false);
     let mut told = |piece: &str| {
-        speech.push(piece);
-        speech.take()
+        output.push(piece);
+        output.take()
     };
     assert_eq!(told("Hi <"), [Part::Content("Hi".to_owned())]);
     assert_eq!(told("b> "), [Part::Content(" <b>".to_owned())]);
@@ -249,7 +249,7 @@ fn a_call_is_told_as_it_comes() {
     assert_eq!((name.as_str(), text.as_str()), ("now", "{\"a"));
     assert_eq!(told("\": 1"), [Part::Arguments { index: 0, text: "\": 1".to_owned() }]);
     assert_eq!(told("}}</tool_call>"), [Part::Arguments { index: 0, text: "}".to_owned() }]);
-    assert!(speech.has_calls());
+    assert!(output.has_calls());
 }
 
 #[test]
@@ -355,10 +355,10 @@ proptest! {
         format in proptest::sample::select(&FORMATS[..]),
         one_only in any::<bool>(),
     ) {
-        let split = summary(Message::of(parts(&cut(&text, &cuts), speech(format, one_only))));
+        let split = summary(Message::of(parts(&cut(&text, &cuts), output(format, one_only))));
         let letters: Vec<&str> = text.split_inclusive(|_: char| true).collect();
-        let single = summary(Message::of(parts(&letters, speech(format, one_only))));
-        let whole = summary(Message::of(parts(&[&text], speech(format, one_only))));
+        let single = summary(Message::of(parts(&letters, output(format, one_only))));
+        let whole = summary(Message::of(parts(&[&text], output(format, one_only))));
         prop_assert_eq!(&split, &whole);
         prop_assert_eq!(single, whole);
     }

@@ -6,9 +6,9 @@
 //! alone until it answers a look. A removal is answered when the bucket has confirmed it, or as unconfirmed. One store
 //! uses a prefix at a time.
 
-mod book;
 mod bucket;
 mod bucket_worker;
+mod catalog;
 mod frame;
 mod health;
 mod http;
@@ -35,9 +35,9 @@ use super::budget::Budget;
 use super::directory::Removal;
 use super::{Found, Tell, name_of};
 use crate::arena::Room;
-use book::Book;
 use bucket::Unopened;
 use bucket_worker::{BucketWorker, Counts, add};
+use catalog::Catalog;
 pub(crate) use frame::total_bytes;
 use health::Health;
 use label::Label;
@@ -189,7 +189,7 @@ pub(super) fn open(
         bucket,
         prefix,
         patience: config.patience,
-        book: Book::new(config.capacity_bytes, config.objects_max),
+        catalog: Catalog::new(config.capacity_bytes, config.objects_max),
         health: Health::new(config.patience.min(Duration::from_secs(1)), Arc::clone(tell)),
         tell: Arc::clone(tell),
         counts: Counts::default(),
@@ -275,7 +275,7 @@ impl Cold {
         };
         let tag = Label::tag(worker.life, worker.next_tag.fetch_add(1, Ordering::Relaxed));
         let label = Label { name: offer.name, tenant: short_name(&offer.tenant), digest: 0, tag };
-        if worker.book.begin(label, bytes) {
+        if worker.catalog.begin(label, bytes) {
             runtime.spawn(Arc::clone(worker).write(offer, tag, held));
         }
         true
@@ -290,14 +290,14 @@ impl Cold {
     /// Forgets everything of a tenant.
     #[cfg(feature = "resp")]
     pub(crate) fn forget_tenant(&self, tenant: &str) {
-        for name in self.worker.book.of_tenant(short_name(tenant)) {
+        for name in self.worker.catalog.of_tenant(short_name(tenant)) {
             self.worker.forget(name, None);
         }
     }
 
     /// Removals that the bucket has not confirmed.
     pub(crate) fn going(&self) -> u64 {
-        if self.worker.off.load(Ordering::SeqCst) { 0 } else { self.worker.book.going() }
+        if self.worker.off.load(Ordering::SeqCst) { 0 } else { self.worker.catalog.deleting() }
     }
 
     /// Whether it is asked at the moment.
@@ -308,17 +308,17 @@ impl Cold {
 
     /// The digest of a value that is being put, if it may be the one that the bucket has in an object of so many bytes.
     pub(crate) fn digest(&self, name: u64, object_bytes: u64, room: &Room) -> Option<u64> {
-        self.worker.book.may_equal(name, object_bytes).then(|| frame::digest_of(room.slices()))
+        self.worker.catalog.may_equal(name, object_bytes).then(|| frame::digest_of(room.slices()))
     }
 
     /// Whether it has a value of this name, asked for or not.
     pub(crate) fn holds(&self, name: u64) -> bool {
-        self.worker.book.tag(name).is_some()
+        self.worker.catalog.tag(name).is_some()
     }
 
     /// Whether this very copy is its key's value still.
     pub(crate) fn is_current(&self, name: u64, tag: u64) -> bool {
-        self.worker.book.tag(name) == Some(tag)
+        self.worker.catalog.tag(name) == Some(tag)
     }
 
     /// Whether it is worth while to look.
@@ -329,7 +329,7 @@ impl Cold {
     /// Reads the value of a key; `reply` is called once, at once or from another thread.
     pub(super) fn read(&self, name: u64, (tenant, key): (String, Vec<u8>), reply: Reply) {
         let worker = &self.worker;
-        let found = Some(()).filter(|()| worker.is_on()).and_then(|()| worker.book.find(name));
+        let found = Some(()).filter(|()| worker.is_on()).and_then(|()| worker.catalog.find(name));
         let found = found.filter(|(_, bytes)| *bytes <= self.object_max_bytes);
         let (Some(found), Some(runtime)) = (found, &self.runtime) else { return reply(None) };
         let Some(held) = worker.reading.take(found.1) else { return reply(None) };
@@ -364,8 +364,8 @@ impl Cold {
         let (worker, counts) = (&self.worker, &self.worker.counts);
         ColdStats {
             on: worker.is_on(),
-            objects: worker.book.objects(),
-            bytes: worker.book.bytes(),
+            objects: worker.catalog.objects(),
+            bytes: worker.catalog.bytes(),
             hits: count(&counts.hits),
             hit_bytes: count(&counts.hit_bytes),
             written: count(&counts.written),
@@ -374,7 +374,7 @@ impl Cold {
             evicted: count(&counts.evicted),
             refused: count(&counts.refused),
             failures: worker.health.failures(),
-            going: worker.book.going(),
+            going: worker.catalog.deleting(),
         }
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Pulse {
 
 /// A read that was not answered; it is once this is dropped.
 #[derive(Debug)]
-pub(super) struct Asked(Pulse);
+pub(super) struct PendingAnswer(Pulse);
 
 impl Default for Pulse {
     fn default() -> Self {
@@ -34,13 +34,13 @@ impl Default for Pulse {
 
 impl Pulse {
     /// The disk is asked for something.
-    pub(super) fn ask(&self) -> Asked {
+    pub(super) fn ask(&self) -> PendingAnswer {
         let mut state = self.state.lock();
         if state.open == 0 {
             state.since = Instant::now();
         }
         state.open += 1;
-        Asked(self.clone())
+        PendingAnswer(self.clone())
     }
 
     /// The disk has ended something.
@@ -59,7 +59,7 @@ impl Pulse {
     }
 }
 
-impl Drop for Asked {
+impl Drop for PendingAnswer {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.open -= 1;

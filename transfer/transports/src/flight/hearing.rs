@@ -26,11 +26,11 @@ pub(super) async fn listen(
 ) -> Option<ReadHalf> {
     loop {
         let end = match listen_once(&party, &mut reader).await {
-            Ok(Heard::TakenOut(bytes)) => {
+            Ok(PeerMessage::TakenOut(bytes)) => {
                 told.send_modify(|progress| progress.taken_bytes = bytes);
                 continue;
             }
-            Ok(Heard::Done(slices)) => Ok(slices),
+            Ok(PeerMessage::Done(slices)) => Ok(slices),
             Err(error) => Err(error),
         };
         let reusable = end.is_ok();
@@ -39,12 +39,12 @@ pub(super) async fn listen(
     }
 }
 
-enum Heard {
+enum PeerMessage {
     TakenOut(u64),
     Done(u64),
 }
 
-async fn listen_once(party: &Party, reader: &mut ReadHalf) -> Result<Heard, TransportError> {
+async fn listen_once(party: &Party, reader: &mut ReadHalf) -> Result<PeerMessage, TransportError> {
     let stage = Stage::Acknowledge;
     let (whole, pace) = (party.limits.flight_timeout(), party.limits.progress_timeout());
     let header = read_header(reader, whole, pace, stage).await?.ok_or_else(|| {
@@ -52,8 +52,8 @@ async fn listen_once(party: &Party, reader: &mut ReadHalf) -> Result<Heard, Tran
     })?;
     let body = read_control(reader, &header, pace, stage).await?;
     match header.kind {
-        FrameKind::Ack => Ok(Heard::TakenOut(header.c)),
-        FrameKind::Done => Ok(Heard::Done(header.c)),
+        FrameKind::Ack => Ok(PeerMessage::TakenOut(header.c)),
+        FrameKind::Done => Ok(PeerMessage::Done(header.c)),
         FrameKind::Failed => Err(decode_failure(&body, stage)),
         other => Err(TransportError::new(Kind::Bug, stage, format!("a {other:?} frame in a flight"))),
     }

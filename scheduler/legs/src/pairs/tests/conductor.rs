@@ -10,7 +10,7 @@ use baton_scheduler::{
 };
 use baton_types::{BlockHash, ClassId, Epoch, InstanceId, RequestId, Rng, Role, SloClass};
 
-use super::super::{Arrival, Core, Effect, Fact, Failure, Heard, Pairs, PairsConfig};
+use super::super::{Arrival, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig};
 use super::scripted::{ROLES, spec};
 
 /// A node's leg of a request.
@@ -282,12 +282,12 @@ impl World {
         }
     }
 
-    fn hear(&mut self, request: RequestId, at: InstanceId, fact: Fact) -> Heard {
-        let Some(leg) = self.legs.get(&(request, at)) else { return Heard::Stale };
+    fn hear(&mut self, request: RequestId, at: InstanceId, fact: Fact) -> FactOutcome {
+        let Some(leg) = self.legs.get(&(request, at)) else { return FactOutcome::Stale };
         self.hear_of((request, leg.attempt, at), fact)
     }
 
-    fn hear_of(&mut self, about: (RequestId, u32, InstanceId), fact: Fact) -> Heard {
+    fn hear_of(&mut self, about: (RequestId, u32, InstanceId), fact: Fact) -> FactOutcome {
         self.act(|pairs, now_us, core, effects| pairs.hear(now_us, (about, fact), core, effects))
     }
 
@@ -295,7 +295,7 @@ impl World {
     fn token(&mut self, request: RequestId, at: InstanceId) {
         let index = self.pairs.get(request).map_or(0, |pair| pair.emitted_tokens);
         let last = index + 1 >= self.asked[&request];
-        if self.hear(request, at, Fact::Token { index, last }) != Heard::Yes {
+        if self.hear(request, at, Fact::Token { index, last }) != FactOutcome::Yes {
             return;
         }
         self.core.tokens_us.insert(request, self.now_us);
@@ -364,7 +364,7 @@ impl World {
             leg.failed = true;
         }
         let heard = self.hear(request, at, Fact::Failed(failure));
-        assert!(heard == Heard::Yes || leg.prefills, "{request} at {at}: {leg:?}");
+        assert!(heard == FactOutcome::Yes || leg.prefills, "{request} at {at}: {leg:?}");
     }
 
     /// Time passes, and each leg does something or not.

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use baton_scheduler::{Effect as Order, FailStage, Input, RejectReason, Rejection};
 use baton_types::{Epoch, InstanceId, RequestId};
 
-use super::super::{Arrival, Cause, Core, Effect, Fact, Failure, Heard, Phase};
+use super::super::{Arrival, Cause, Core, Effect, Fact, FactOutcome, Failure, Phase};
 use super::scripted::Scripted;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -514,10 +514,12 @@ impl Naive {
         &mut self,
         (request, attempt, instance): (RequestId, u32, InstanceId),
         fact: Fact,
-    ) -> Heard {
-        let Some(row) = self.copy(request).filter(|row| row.attempt == attempt) else { return Heard::Stale };
+    ) -> FactOutcome {
+        let Some(row) = self.copy(request).filter(|row| row.attempt == attempt) else {
+            return FactOutcome::Stale;
+        };
         if !row.may_say(instance, &fact) {
-            return Heard::Stale;
+            return FactOutcome::Stale;
         }
         let answered = row.at == At::Answered;
         match fact {
@@ -525,7 +527,7 @@ impl Naive {
                 self.tell(Input::RequestCancelled { request });
                 self.drop_ended(request);
             }
-            Fact::Ended if answered => return Heard::Stale,
+            Fact::Ended if answered => return FactOutcome::Stale,
             Fact::Token { index, last } => return self.token(request, index, last),
             Fact::Prefilled { compute_us, cached_tokens } => {
                 self.done.push((instance, false));
@@ -549,19 +551,19 @@ impl Naive {
             }
             Fact::HandedOff { ok: false } => self.not_handed_off(&row),
             Fact::Fetched { ok } => self.tell(Input::FetchFinished { request, ok }),
-            Fact::Offered if row.landed => return Heard::Stale,
+            Fact::Offered if row.landed => return FactOutcome::Stale,
             Fact::Offered => self.find(request).unwrap().landed = true,
             Fact::Failed(failure) => self.leg_failed(&row, instance, failure),
             Fact::Ended | Fact::PromptLogprobs => {}
         }
-        Heard::Yes
+        FactOutcome::Yes
     }
 
-    fn token(&mut self, request: RequestId, index: u32, last: bool) -> Heard {
+    fn token(&mut self, request: RequestId, index: u32, last: bool) -> FactOutcome {
         let now_us = self.now_us;
         let row = self.find(request).unwrap();
         if index != row.emitted {
-            return Heard::Repeated;
+            return FactOutcome::Repeated;
         }
         row.emitted += 1;
         let emitted_tokens = row.emitted;
@@ -575,7 +577,7 @@ impl Naive {
         if grows {
             self.tell(Input::RoomOutgrown { request, emitted_tokens });
         }
-        Heard::Yes
+        FactOutcome::Yes
     }
 
     /// The client has its one token, and the prefill is over.

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use baton_scheduler::Input;
 use baton_types::{ClassId, Epoch, InstanceId, RequestId, Rng, SloClass};
 
-use super::super::{Arrival, Core, Effect, Fact, Failure, Heard, Pairs, PairsConfig};
+use super::super::{Arrival, Core, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig};
 use super::naive::{Limits, Naive, View};
 use super::scripted::{ROLES, Scripted, spec};
 
@@ -84,7 +84,7 @@ impl Script {
         }
     }
 
-    fn act(&mut self, step: &Step) -> (Heard, Vec<Effect>) {
+    fn act(&mut self, step: &Step) -> (FactOutcome, Vec<Effect>) {
         let (now_us, pairs, core) = (self.now_us, &mut self.pairs, &mut self.core);
         let mut all = Vec::new();
         let effects = &mut all;
@@ -103,13 +103,13 @@ impl Script {
             Step::Excuse(pause_us) => pairs.excuse(now_us, pause_us),
             Step::Configure(limits) => pairs.configure(config_of(&limits)),
         }
-        (Heard::Stale, all)
+        (FactOutcome::Stale, all)
     }
 
-    fn predict(&mut self, step: &Step) -> (Heard, Vec<Effect>) {
+    fn predict(&mut self, step: &Step) -> (FactOutcome, Vec<Effect>) {
         let naive = &mut self.naive;
         naive.now_us = self.now_us;
-        let mut heard = Heard::Stale;
+        let mut heard = FactOutcome::Stale;
         match step.clone() {
             Step::Arrive(arrival) => naive.arrive(arrival),
             Step::Hear(about, fact) => heard = naive.hear(about, fact),
@@ -148,7 +148,7 @@ impl Script {
         *counts.entry(name(step)).or_default() += 1;
         if let Step::Hear(about, fact) = step {
             *counts.entry(name(&heard)).or_default() += 1;
-            if heard == Heard::Yes {
+            if heard == FactOutcome::Yes {
                 *counts.entry(format!("heard {}", name(fact))).or_default() += 1;
                 self.heard(about.0, *fact);
             }

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use baton_scheduler::{FailStage, Input, RejectReason};
 use baton_types::{ClassId, RequestId, SloClass};
 
-use super::super::{Arrival, Cause, Effect, Fact, Failure, Heard, Pairs, PairsConfig, Phase, Stage};
+use super::super::{Arrival, Cause, Effect, Fact, FactOutcome, Failure, Pairs, PairsConfig, Phase, Stage};
 use super::{A, B, Bench, D, E, FAILED, FLOOR_US, LANDED, NOT_LANDED, P, PREFILLED, TOKEN, release};
 
 const REFUSED: Fact = Fact::Failed(Failure::Engine { cut_off: false, gone: false });
@@ -385,7 +385,7 @@ fn an_answer_that_is_over_is_let_go_whatever_comes_next() {
     let mut bench = answered(&[]);
     assert_eq!(bench.wait(FLOOR_US).last(), Some(&ended));
     let mut bench = answered(&[LANDED]);
-    assert_eq!(bench.hear_of((A, 1, P), Fact::Ended), (Heard::Stale, vec![]));
+    assert_eq!(bench.hear_of((A, 1, P), Fact::Ended), (FactOutcome::Stale, vec![]));
     assert_eq!(bench.hear(A, D, LANDED), []);
     assert_eq!(bench.hear(A, P, PREFILLED), [release(P, 1), release(D, 1), ended]);
     let finished = |input: &&Input| matches!(input, Input::DecodeFinished { request: A, output_tokens: 1 });
@@ -397,7 +397,7 @@ fn an_offer_counts_once_and_stands_for_the_hand_off() {
     let mut bench = Bench::new();
     bench.arrive(A, 10);
     assert_eq!(bench.hear(A, P, Fact::Offered), []);
-    assert_eq!(bench.hear_of((A, 1, P), Fact::Offered).0, Heard::Stale);
+    assert_eq!(bench.hear_of((A, 1, P), Fact::Offered).0, FactOutcome::Stale);
     assert_eq!(bench.hear(A, P, PREFILLED), [Effect::Decode { request: A, attempt: 1, instance: D }]);
     // What the conductor hears of it, in order.
     assert!(matches!(
@@ -429,7 +429,7 @@ fn what_fails_is_said_to_the_conductor_by_the_leg_and_the_stage() {
 #[test]
 fn nobody_who_is_not_there_is_heard_ended_or_waited_for() {
     let mut bench = Bench::new();
-    assert_eq!(bench.hear_of((A, 0, P), TOKEN), (Heard::Stale, vec![]));
+    assert_eq!(bench.hear_of((A, 0, P), TOKEN), (FactOutcome::Stale, vec![]));
     assert_eq!((bench.complete(A), bench.wait(9_000_000)), (vec![], vec![]));
     bench.pairs.emitted(A, 7);
     assert_eq!(

@@ -17,7 +17,7 @@ impl Sglang {
         if key.1 != self.spec.bootstrap_port {
             self.stand.book.violate(format!("a prefill leg for the bootstrap port {}", key.1));
         }
-        let (crowded, used) = self.fabric.change(|state| {
+        let (is_full, used) = self.fabric.change(|state| {
             let room = state.rooms.entry(key.clone()).or_default();
             let found = (room.prefills > 0, room.prefilled);
             *room = Room {
@@ -30,10 +30,10 @@ impl Sglang {
             found
         });
         running.room = Some(key.clone());
-        if used || crowded {
+        if used || is_full {
             self.stand.book.violate(format!("room {} is used a second time", key.2));
         }
-        if crowded {
+        if is_full {
             self.stand.book.violate("two requests in one room at once; the real prefill server exits");
             self.exit();
             return Err(Reply::Hangup);

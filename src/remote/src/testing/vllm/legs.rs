@@ -6,7 +6,7 @@ use std::time::Instant;
 use baton_types::Finish;
 use serde_json::{Map, Value, json};
 
-use super::told::Told;
+use super::responses::Answer;
 use super::{FakeConnector, Running, Vllm};
 use crate::testing::FakeRole;
 use crate::testing::body::{Asks, bad_request, server_error};
@@ -62,7 +62,7 @@ impl Vllm {
         pass(self.spec.prefill_time).await;
         let cached = self.prompts.compute(&asks.salt, &asks.prompt).await;
         let (answer, finish) = self.draw(&asks.prompt, &asks.sampling);
-        let mut told = Told { asks, id, answer, finish, cached, params: Value::Null, fault };
+        let mut told = Answer { asks, id, answer, finish, cached, params: Value::Null, fault };
         // MooncakeConnector lends only what was cut short; NixlConnector what an end token ended, too.
         let mooncake = self.spec.connector == FakeConnector::Mooncake;
         if finish == Finish::Stop && mooncake || told.asks.stream {
@@ -83,7 +83,7 @@ impl Vllm {
     }
 
     /// Where the blocks are, in NixlConnector's words.
-    fn lent(&self, told: &Told, blocks: &[u32]) -> Value {
+    fn lent(&self, told: &Answer, blocks: &[u32]) -> Value {
         let mut params = json!({"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [blocks],
             "remote_engine_id": self.engine_id, "remote_request_id": told.id, "remote_host": "127.0.0.1", "remote_port": 5600,
             "tp_size": 1, "dcp_size": 1, "pp_size": 1, "remote_num_tokens": told.asks.prompt.len(),
@@ -121,7 +121,7 @@ impl Vllm {
             Ok(context) => context,
             // As recorded: a stream has begun by then, so the failure is told within it.
             Err(Failed::Request) if asks.stream => {
-                let told = Told {
+                let told = Answer {
                     asks,
                     id,
                     answer: vec![0],
@@ -143,7 +143,7 @@ impl Vllm {
             self.poisoned.lock().insert((asks.salt.clone(), asks.prompt.clone()), context.clone());
         }
         let (answer, finish) = self.draw(&context, &asks.sampling);
-        let told = Told { asks, id, answer, finish, cached: 0, params: Value::Null, fault };
+        let told = Answer { asks, id, answer, finish, cached: 0, params: Value::Null, fault };
         self.tell(told, (held, running))
     }
 

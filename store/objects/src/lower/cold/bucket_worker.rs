@@ -14,7 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use super::super::budget::{Budget, Held};
 use super::super::{Found, Tell};
-use super::book::{Book, Forget};
+use super::catalog::{Catalog, Forget};
 use super::frame;
 use super::health::Health;
 use super::label::{Kind, Label};
@@ -48,7 +48,7 @@ pub(super) struct BucketWorker {
     pub(super) bucket: Arc<dyn Bucket>,
     pub(super) prefix: Path,
     pub(super) patience: Duration,
-    pub(super) book: Book,
+    pub(super) catalog: Catalog,
     pub(super) health: Health,
     pub(super) tell: Tell,
     pub(super) counts: Counts,
@@ -131,31 +131,31 @@ impl BucketWorker {
         Self::within(self.patience, self.bucket.delete(path)).await.map(|_| ())
     }
 
-    /// A value is to be written, if all that it takes is there. Its entry waits in the book.
+    /// A value is to be written, if all that it takes is there. Its entry waits in the catalog.
     pub(super) async fn write(self: Arc<Self>, offer: Offer, tag: u64, _held: Held) {
         let name = offer.name;
         let permit = self.writes.acquire().await;
         if permit.is_err() || !self.is_on() || !self.make_room().await {
-            self.book.drop_waiting(name, tag);
+            self.catalog.drop_waiting(name, tag);
             return add(&self.counts.passed_over, 1);
         }
         let Offer { tenant, key, room, checksum, .. } = offer;
         let seal = move || frame::seal(&tenant, &key, &room, checksum);
         let Ok(Some(sealed)) = tokio::task::spawn_blocking(seal).await else {
-            self.book.drop_waiting(name, tag);
+            self.catalog.drop_waiting(name, tag);
             return add(&self.counts.refused, 1);
         };
-        let Some(label) = self.book.start(name, tag, sealed.digest) else { return };
+        let Some(label) = self.catalog.start(name, tag, sealed.digest) else { return };
         let bytes = sealed.bytes.len() as u64;
         let put = self.put(&self.path(&label, Kind::Value), sealed.bytes).await;
         if self.health.hear("write", put).is_some() {
             add(&self.counts.written, 1);
             add(&self.counts.written_bytes, bytes);
-            if self.book.written(name, tag) {
+            if self.catalog.written(name, tag) {
                 return;
             }
         } else {
-            self.book.unsure(name, tag);
+            self.catalog.unsure(name, tag);
         }
         self.order(label);
     }
@@ -163,16 +163,16 @@ impl BucketWorker {
     /// Removes what was not read for long until all that is counted fits. False when that does not come about.
     pub(super) async fn make_room(&self) -> bool {
         for _ in 0..VICTIMS_MAX {
-            if !self.book.is_over() {
+            if !self.catalog.is_over() {
                 return true;
             }
-            let Some(victim) = self.book.victim() else { return false };
+            let Some(victim) = self.catalog.victim() else { return false };
             add(&self.counts.evicted, 1);
             if !self.remove(victim).await {
                 return false;
             }
         }
-        !self.book.is_over()
+        !self.catalog.is_over()
     }
 
     /// Has a copy removed that is to go.
@@ -194,7 +194,7 @@ impl BucketWorker {
     }
 
     async fn remove(&self, label: Label) -> bool {
-        let Some(sure) = self.book.is_sure(label.name, label.tag) else { return true };
+        let Some(sure) = self.catalog.is_sure(label.name, label.tag) else { return true };
         if !self.is_on() {
             self.is_stuck(label);
             return false;
@@ -203,7 +203,7 @@ impl BucketWorker {
         let mut done = Ok(());
         if !sure {
             // Its writing may still arrive: a grave keeps it from being believed after the next start.
-            done = self.put(&self.path(&label, Kind::Grave), Vec::new()).await;
+            done = self.put(&self.path(&label, Kind::Tombstone), Vec::new()).await;
         }
         if done.is_ok() {
             done = self.delete(&path).await;
@@ -212,12 +212,12 @@ impl BucketWorker {
             self.is_stuck(label);
             return false;
         }
-        self.book.gone(label.name, label.tag);
+        self.catalog.gone(label.name, label.tag);
         true
     }
 
     fn is_stuck(&self, label: Label) {
-        self.book.stuck(label.name, label.tag);
+        self.catalog.stuck(label.name, label.tag);
         self.stuck.lock().insert((label.name, label.tag));
     }
 
@@ -228,7 +228,7 @@ impl BucketWorker {
             std::iter::from_fn(|| stuck.pop_first()).take(RETRIES_MAX).collect()
         };
         for (name, tag) in some {
-            if let Some(label) = self.book.retry(name, tag) {
+            if let Some(label) = self.catalog.retry(name, tag) {
                 self.order(label);
             }
         }
@@ -239,7 +239,7 @@ impl BucketWorker {
         if self.off.load(Ordering::SeqCst) {
             return None;
         }
-        match self.book.forget(name, digest) {
+        match self.catalog.forget(name, digest) {
             Forget::Nothing => None,
             Forget::UnderWay(removal) => Some(removal),
             Forget::Remove(label, removal) => {
@@ -279,7 +279,7 @@ impl BucketWorker {
         let bytes = self.health.hear("read", got)?;
         let found = bytes.and_then(|bytes| frame::open(&bytes, tenant, key));
         if found.is_none()
-            && let Some(label) = self.book.refuse(label.name, label.tag)
+            && let Some(label) = self.catalog.refuse(label.name, label.tag)
         {
             // Missing, cut short, damaged or another's: it is of no use to anybody.
             add(&self.counts.refused, 1);

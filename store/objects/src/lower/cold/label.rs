@@ -24,14 +24,14 @@ pub(super) enum Kind {
     /// A value.
     Value,
     /// The word that a value of this label is not to be believed, should it ever arrive.
-    Grave,
+    Tombstone,
 }
 
 impl Kind {
     fn ending(self) -> &'static str {
         match self {
             Self::Value => "kv",
-            Self::Grave => "grave",
+            Self::Tombstone => "grave",
         }
     }
 }
@@ -57,7 +57,7 @@ impl Label {
     /// What a name in a listing means; none for what is not ours.
     pub(super) fn read(path: &Path) -> Option<(Self, Kind)> {
         let (words, ending) = path.filename()?.split_once('.')?;
-        let kind = [Kind::Value, Kind::Grave].into_iter().find(|kind| kind.ending() == ending)?;
+        let kind = [Kind::Value, Kind::Tombstone].into_iter().find(|kind| kind.ending() == ending)?;
         let mut words = words.split('-');
         let mut number = |digits: usize| {
             let word = words.next().filter(|word| word.len() == digits)?;
@@ -84,7 +84,7 @@ mod tests {
         let label = Label { name: 0xab, tenant: 7, digest: u64::MAX, tag: Label::tag(3, 1) };
         assert_eq!(label.life(), 3);
         let prefix = Path::from("a/b");
-        for kind in [Kind::Value, Kind::Grave] {
+        for kind in [Kind::Value, Kind::Tombstone] {
             let path = label.path(&prefix, kind);
             assert!(path.as_ref().starts_with("a/b/b/00000000000000ab-00000007-ffff"), "{path}");
             assert_eq!(Label::read(&path), Some((label, kind)));

@@ -1,4 +1,4 @@
-//! The keys that the bucket has. Its book knows names alone, so the head of each object is read for the key.
+//! The keys that the bucket has. Its catalog knows names alone, so the head of each object is read for the key.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ impl Cold {
         let Some(runtime) = self.runtime.as_ref().filter(|_| !self.worker.is_off()) else {
             return reply(Ok(Page::default()));
         };
-        let looked = self.worker.book.after(after, LOOKS_MAX);
+        let looked = self.worker.catalog.after(after, LOOKS_MAX);
         let mut next = looked.last().map(|(label, _)| label.name).filter(|_| looked.len() == LOOKS_MAX);
         let his = short_name(&tenant);
         let mut wanted: Vec<(Label, u64)> =

@@ -25,9 +25,9 @@ const SECOND_US: i64 = 1_000_000;
 /// What a listing found.
 #[derive(Debug, Default)]
 struct Census {
-    /// Values with their length and age, and graves with theirs.
+    /// Values with their length and age, and tombstones with theirs.
     values: Vec<(i64, Label, u64)>,
-    graves: BTreeMap<Label, i64>,
+    tombstones: BTreeMap<Label, i64>,
 }
 
 impl BucketWorker {
@@ -50,7 +50,7 @@ impl BucketWorker {
         // What the one before still has on its way is younger than this owner, or listed now.
         let census = self.list().await?;
         self.take_over(census, before).await?;
-        let (objects, bytes) = (self.book.objects(), self.book.bytes());
+        let (objects, bytes) = (self.catalog.objects(), self.catalog.bytes());
         Ok(format!("{objects} objects, {bytes} bytes; {speed}"))
     }
 
@@ -87,7 +87,7 @@ impl BucketWorker {
         while let Some(listed) = listings.join_next().await {
             let listed = listed.map_err(|e| format!("list: {e}"))??;
             listed.into_iter().for_each(|meta| census.add(&meta));
-            self.bounded(census.values.len() + census.graves.len())?;
+            self.bounded(census.values.len() + census.tombstones.len())?;
         }
         Ok(census)
     }
@@ -106,10 +106,10 @@ impl BucketWorker {
     }
 
     fn bounded(&self, objects: usize) -> Result<(), String> {
-        if objects as u64 <= self.book.listed_max() {
+        if objects as u64 <= self.catalog.listed_max() {
             return Ok(());
         }
-        Err(format!("more than {} objects; allow more or give an empty prefix", self.book.listed_max()))
+        Err(format!("more than {} objects; allow more or give an empty prefix", self.catalog.listed_max()))
     }
 
     /// The start before this one, and when it began.
@@ -133,17 +133,18 @@ impl BucketWorker {
         let twice: BTreeSet<u64> =
             census.values.iter().map(|(_, label, _)| label.name).filter(|name| !seen.insert(*name)).collect();
         for (age, label, bytes) in &census.values {
-            if twice.contains(&label.name) || census.graves.contains_key(label) || is_late(label, *age) {
+            if twice.contains(&label.name) || census.tombstones.contains_key(label) || is_late(label, *age) {
                 let removed = self.delete(&label.path(&self.prefix, Kind::Value)).await;
                 removed.map_err(|why| format!("remove what is in doubt: {why}"))?;
             } else {
-                self.book.adopt(*label, *bytes);
+                self.catalog.adopt(*label, *bytes);
             }
         }
-        let newest = census.values.iter().map(|(age, ..)| *age).chain(census.graves.values().copied()).max();
-        for (label, age) in &census.graves {
+        let newest =
+            census.values.iter().map(|(age, ..)| *age).chain(census.tombstones.values().copied()).max();
+        for (label, age) in &census.tombstones {
             if newest.is_some_and(|newest| newest - age > GRAVE_AFTER_US) {
-                let removed = self.delete(&label.path(&self.prefix, Kind::Grave)).await;
+                let removed = self.delete(&label.path(&self.prefix, Kind::Tombstone)).await;
                 removed.map_err(|why| format!("remove an old grave: {why}"))?;
             }
         }
@@ -161,7 +162,7 @@ impl Census {
         let age = meta.last_modified.timestamp_micros();
         match Label::read(&meta.location) {
             Some((label, Kind::Value)) => self.values.push((age, label, meta.size)),
-            Some((label, Kind::Grave)) => _ = self.graves.insert(label, age),
+            Some((label, Kind::Tombstone)) => _ = self.tombstones.insert(label, age),
             None => {}
         }
     }

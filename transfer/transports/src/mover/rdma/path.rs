@@ -45,7 +45,7 @@ struct Flying {
 }
 
 /// A message without an answer.
-struct Asked {
+struct OpenMessage {
     /// Of whoever asked; none for our own.
     ticket: Option<u64>,
     since: Instant,
@@ -68,7 +68,7 @@ struct State {
     silent: Vec<(u32, u64)>,
     full: bool,
     /// Messages without an answer, by number.
-    asked: BTreeMap<u64, Asked>,
+    asked: BTreeMap<u64, OpenMessage>,
     /// Messages that wait until fewer are without an answer.
     unsent: VecDeque<Message>,
     next_message: u64,
@@ -264,7 +264,7 @@ impl Opened {
             // Whoever keeps the path has a limit of time to watch now.
             self.bell.ring();
         }
-        state.asked.insert(number, Asked { ticket, since: Instant::now() });
+        state.asked.insert(number, OpenMessage { ticket, since: Instant::now() });
         state.unsent.push_back(Message { kind, number, text });
         self.send_unsent(state);
     }

@@ -25,7 +25,7 @@ pub(super) const OUTSTANDING_MAX: u32 = 1 << 16;
 
 #[derive(Clone, Copy)]
 enum Word {
-    Asked,
+    RingRequest,
     Answered,
     ServerAsleep,
     OpenerAsleep,
@@ -148,13 +148,13 @@ impl Rings {
 
     /// Shows the requests before `next`; true when the server sleeps and must be woken.
     pub(super) fn ask(&self, next: u32) -> bool {
-        self.word(Word::Asked).store(next, Ordering::Release);
+        self.word(Word::RingRequest).store(next, Ordering::Release);
         self.wakes(Word::ServerAsleep) != 0
     }
 
     /// How far the opener has asked, when that can be: no more than there are entries.
     pub(super) fn asked(&self, served: u32) -> Option<u32> {
-        let asked = self.word(Word::Asked).load(Ordering::Acquire);
+        let asked = self.word(Word::RingRequest).load(Ordering::Acquire);
         (asked.wrapping_sub(served) <= self.entries).then_some(asked)
     }
 

@@ -28,7 +28,7 @@ const READ_AT_ONCE_BYTES: u64 = 64 << 10;
 const LOOK_BYTES: u64 = 64 << 10;
 
 /// What a request was for.
-enum Asked {
+enum RingRequest {
     Slice { ticket: u64, bytes: u32, window: u64 },
     Notice { ticket: u64, place: Option<u32> },
     Window(u64),
@@ -48,7 +48,7 @@ struct Admitted {
 struct ReplySlots {
     next: u32,
     answered: u32,
-    asked: VecDeque<Asked>,
+    asked: VecDeque<RingRequest>,
     reads: VecDeque<Slice>,
     /// The window that the first read waits for.
     asking: Option<u64>,
@@ -120,7 +120,7 @@ impl Route {
     }
 
     /// Puts a request into the ring.
-    fn request(&self, replies: &mut ReplySlots, request: &Request, asked: Asked) {
+    fn request(&self, replies: &mut ReplySlots, request: &Request, asked: RingRequest) {
         self.rings.put(&Request { number: replies.next, ..*request });
         replies.next = replies.next.wrapping_add(1);
         replies.asked.push_back(asked);
@@ -152,7 +152,7 @@ impl Route {
                     number: 0,
                 };
                 let (ticket, window) = (slice.ticket, slice.remote.window.0);
-                self.request(replies, &request, Asked::Slice { ticket, bytes, window });
+                self.request(replies, &request, RingRequest::Slice { ticket, bytes, window });
             }
             Err(fault) => self.settle_slice(replies, slice.ticket, bytes, Some(fault)),
         }
@@ -220,13 +220,13 @@ impl Route {
             replies.answered = replies.answered.wrapping_add(1);
             replies.moved = true;
             match asked {
-                Asked::Slice { ticket, bytes, window } => {
+                RingRequest::Slice { ticket, bytes, window } => {
                     self.settle_slice(replies, ticket, bytes, fault_of(answer.code, window));
                 }
-                Asked::Notice { ticket, place } => {
+                RingRequest::Notice { ticket, place } => {
                     self.settle_notice(replies, ticket, place, fault_of(answer.code, 0));
                 }
-                Asked::Window(window) => self.admitted(replies, window, answer)?,
+                RingRequest::Window(window) => self.admitted(replies, window, answer)?,
             }
         }
         Ok(())
@@ -276,7 +276,7 @@ impl Route {
                     segment_at: 0,
                     number: 0,
                 };
-                self.request(replies, &request, Asked::Window(window));
+                self.request(replies, &request, RingRequest::Window(window));
                 self.show(replies);
             }
             return Ok(None);
@@ -328,9 +328,13 @@ impl Route {
         for one in asked {
             let fault = Some(fault.clone());
             match one {
-                Asked::Slice { ticket, bytes, .. } => self.settle_slice(&mut replies, ticket, bytes, fault),
-                Asked::Notice { ticket, place } => self.settle_notice(&mut replies, ticket, place, fault),
-                Asked::Window(_) => {}
+                RingRequest::Slice { ticket, bytes, .. } => {
+                    self.settle_slice(&mut replies, ticket, bytes, fault)
+                }
+                RingRequest::Notice { ticket, place } => {
+                    self.settle_notice(&mut replies, ticket, place, fault)
+                }
+                RingRequest::Window(_) => {}
             }
         }
         for read in reads {
@@ -451,7 +455,7 @@ impl Path for ShmPath {
             route.rings.put_notice(place, &notice.bytes);
             let bytes = u32::try_from(notice.bytes.len()).expect("checked when it was taken");
             let request = Request { kind: Kind::Notice, bytes, segment: place, ..bare(Kind::Notice) };
-            route.request(&mut replies, &request, Asked::Notice { ticket, place: Some(place) });
+            route.request(&mut replies, &request, RingRequest::Notice { ticket, place: Some(place) });
         });
         route.show(&replies);
         drop(replies);
@@ -462,7 +466,7 @@ impl Path for ShmPath {
         let route = &self.0;
         let mut replies = route.replies();
         route.gate.take_notice(ticket, None, || {
-            route.request(&mut replies, &bare(Kind::Probe), Asked::Notice { ticket, place: None });
+            route.request(&mut replies, &bare(Kind::Probe), RingRequest::Notice { ticket, place: None });
         });
         route.show(&replies);
         drop(replies);

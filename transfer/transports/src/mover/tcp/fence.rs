@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::incoming::{Came, Incoming};
+use super::incoming::{Incoming, Received};
 use super::route::Route;
 use super::stream::Stream;
 use super::vectored::Gathered;
@@ -81,7 +81,7 @@ impl FenceCall {
                 }
                 return Ok(Turn::End);
             }
-            if self.incoming.fill(&mut self.stream)? == Came::Nothing {
+            if self.incoming.fill(&mut self.stream)? == Received::Nothing {
                 return Ok(Turn::Wait);
             }
         }

@@ -16,7 +16,7 @@ const LONG_BYTES: u32 = 16 << 10;
 
 /// What a call brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Came {
+pub(super) enum Received {
     /// This much, and perhaps there is more.
     Some(usize),
     /// Nothing is there for now.
@@ -85,13 +85,18 @@ impl Incoming {
     ///
     /// # Errors
     /// As the socket; also for its end.
-    pub(super) fn fill(&mut self, stream: &mut Stream) -> io::Result<Came> {
+    pub(super) fn fill(&mut self, stream: &mut Stream) -> io::Result<Received> {
         self.call(stream, None, self.ahead)
     }
 
-    fn call(&mut self, stream: &mut Stream, target: Option<&Target<'_>>, ahead: usize) -> io::Result<Came> {
+    fn call(
+        &mut self,
+        stream: &mut Stream,
+        target: Option<&Target<'_>>,
+        ahead: usize,
+    ) -> io::Result<Received> {
         if self.drained {
-            return Ok(Came::Nothing);
+            return Ok(Received::Nothing);
         }
         if self.start > 0 {
             self.stage.copy_within(self.start..self.end, 0);
@@ -105,11 +110,11 @@ impl Incoming {
                 // Less than asked for: the socket is empty, and the next event tells when it is not.
                 self.drained = came < asked && !self.hung && stream.short_is_empty();
                 self.end += came.saturating_sub(target.map_or(0, |target| target.bytes));
-                Ok(Came::Some(came))
+                Ok(Received::Some(came))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.drained = true;
-                Ok(Came::Nothing)
+                Ok(Received::Nothing)
             }
             Err(error) => Err(error),
         }
@@ -228,8 +233,8 @@ impl Landing {
             let ahead = if end < self.head.bytes { 0 } else { self.ahead() };
             ground.incoming.ahead = self.ahead();
             match ground.incoming.call(ground.stream, Some(&target), ahead)? {
-                Came::Nothing => 0,
-                Came::Some(bytes) => bytes.min(want),
+                Received::Nothing => 0,
+                Received::Some(bytes) => bytes.min(want),
             }
         };
         self.landed += u32::try_from(moved).expect("at most a chunk");
@@ -244,7 +249,7 @@ impl Landing {
     fn aside(&mut self, end: u32, ground: &mut Ground<'_>) -> io::Result<Step> {
         if ground.incoming.staged().is_empty() {
             ground.incoming.ahead = STAGE_BYTES;
-            if let Came::Nothing = ground.incoming.fill(ground.stream)? {
+            if let Received::Nothing = ground.incoming.fill(ground.stream)? {
                 return Ok(Step::Blocked);
             }
         }
@@ -266,8 +271,8 @@ impl Landing {
             return Ok(Step::Landed(Some(Tail::decode(&tail))));
         }
         Ok(match ground.incoming.fill(ground.stream)? {
-            Came::Nothing => Step::Blocked,
-            Came::Some(bytes) => Step::Moved(bytes),
+            Received::Nothing => Step::Blocked,
+            Received::Some(bytes) => Step::Moved(bytes),
         })
     }
 

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::incoming::{Came, Ground, Incoming, Landing, Place, Step};
+use super::incoming::{Ground, Incoming, Landing, Place, Received, Step};
 use super::outgoing::{Body, Outgoing};
 use super::route::{LaneDoor, Route, Work};
 use super::stream::{Stream, broken};
@@ -205,8 +205,8 @@ impl Lane {
                 Some(Some(head)) => self.begin(head)?,
                 Some(None) => return Err(out_of_step("what came is no frame")),
                 None => match self.incoming.fill(&mut self.stream).map_err(broken)? {
-                    Came::Nothing => break,
-                    Came::Some(bytes) => came += bytes as u64,
+                    Received::Nothing => break,
+                    Received::Some(bytes) => came += bytes as u64,
                 },
             }
         }

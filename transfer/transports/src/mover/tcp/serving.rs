@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::incoming::{Came, Ground, Incoming, Landing, Place, Step};
+use super::incoming::{Ground, Incoming, Landing, Place, Received, Step};
 use super::outgoing::{Body, Outgoing};
 use super::site::Site;
 use super::stream::{Stream, broken};
@@ -113,7 +113,7 @@ impl Served {
             if let Some(record) = self.incoming.take::<GREETING_BYTES>() {
                 return self.greeted(&record);
             }
-            if self.incoming.fill(&mut self.stream).map_err(broken)? == Came::Nothing {
+            if self.incoming.fill(&mut self.stream).map_err(broken)? == Received::Nothing {
                 return Ok(Turn::Wait);
             }
         }
@@ -191,8 +191,8 @@ impl Served {
                 Some(Some(head)) => self.begin(head)?,
                 Some(None) => return Err(Fault::Path("what came is no frame".into())),
                 None => match self.incoming.fill(&mut self.stream).map_err(broken)? {
-                    Came::Nothing => break,
-                    Came::Some(bytes) => came += bytes as u64,
+                    Received::Nothing => break,
+                    Received::Some(bytes) => came += bytes as u64,
                 },
             }
         }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{Asked, Opened, PLACE_SHIFT, Phase, State};
+use super::{OpenMessage, Opened, PLACE_SHIFT, Phase, State};
 use crate::mover::rdma::mailbox::{Kind, RECEIVE, SENT};
 use crate::mover::rdma::rail::Watched;
 use crate::mover::rdma::verbs_queue::{FLUSHED, Finished, NO_ANSWER, REMOTE_ACCESS};
@@ -69,7 +69,7 @@ impl Opened {
     fn answered(&self, state: &mut State, number: u64, told: &mut Vec<Completion>) {
         state.alive = true;
         self.changed.notify_all();
-        if let Some(Asked { ticket: Some(ticket), .. }) = state.asked.remove(&number) {
+        if let Some(OpenMessage { ticket: Some(ticket), .. }) = state.asked.remove(&number) {
             told.push(Completion::Notified { path: self.terms.id, ticket });
         }
         self.send_unsent(state);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::reasoning::Thoughts;
+use crate::reasoning::ReasoningSplitter;
 use crate::tools::{Offer, Reader};
 
 /// A piece of an answer, in order.
@@ -63,40 +63,40 @@ impl Parts {
 
 /// How a call's answers are to be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SpeechPlan {
+pub(crate) struct OutputPlan {
     /// Tools that were offered, where calls are looked for.
     pub(crate) offer: Option<Arc<Offer>>,
     /// Reasoning is told apart; true when the prompt has opened it.
-    pub(crate) thoughts: Option<bool>,
+    pub(crate) reasoning: Option<bool>,
     /// Reasoning is told apart and not shown.
-    pub(crate) hides_thoughts: bool,
+    pub(crate) hides_reasoning: bool,
     /// Special tokens that are seen here though they are not shown, ascending.
     pub(crate) seen: Arc<[u32]>,
 }
 
-impl SpeechPlan {
+impl OutputPlan {
     /// Whether an answer's text is all that it says.
     pub(crate) fn is_plain(&self) -> bool {
-        self.offer.is_none() && self.thoughts.is_none()
+        self.offer.is_none() && self.reasoning.is_none()
     }
 }
 
 /// Reads one answer.
 #[derive(Debug)]
-pub(crate) struct Speech {
-    thoughts: Option<Thoughts>,
-    hides_thoughts: bool,
+pub(crate) struct OutputParser {
+    reasoning: Option<ReasoningSplitter>,
+    hides_reasoning: bool,
     reader: Option<Reader>,
     parts: Parts,
     /// Reused for what comes after reasoning.
     rest: String,
 }
 
-impl Speech {
-    pub(crate) fn new(plan: &SpeechPlan) -> Self {
+impl OutputParser {
+    pub(crate) fn new(plan: &OutputPlan) -> Self {
         Self {
-            thoughts: plan.thoughts.map(Thoughts::new),
-            hides_thoughts: plan.hides_thoughts,
+            reasoning: plan.reasoning.map(ReasoningSplitter::new),
+            hides_reasoning: plan.hides_reasoning,
             reader: plan.offer.clone().map(Reader::new),
             parts: Parts::default(),
             rest: String::new(),
@@ -105,19 +105,19 @@ impl Speech {
 
     /// Takes in a piece of text.
     pub(crate) fn push(&mut self, text: &str) {
-        let Some(thoughts) = &mut self.thoughts else { return self.say(text) };
+        let Some(reasoning) = &mut self.reasoning else { return self.say(text) };
         let mut rest = std::mem::take(&mut self.rest);
         rest.clear();
-        thoughts.push(text, &mut self.parts, &mut rest);
+        reasoning.push(text, &mut self.parts, &mut rest);
         self.say(&rest);
         self.rest = rest;
     }
 
     /// The answer is over. One that says nothing has empty content.
     pub(crate) fn finish(&mut self) {
-        if let Some(mut thoughts) = self.thoughts.take() {
+        if let Some(mut reasoning) = self.reasoning.take() {
             let mut rest = String::new();
-            thoughts.finish(&mut self.parts, &mut rest);
+            reasoning.finish(&mut self.parts, &mut rest);
             self.say(&rest);
         }
         if let Some(reader) = &mut self.reader {
@@ -143,7 +143,7 @@ impl Speech {
     /// What came since this was last called.
     pub(crate) fn take(&mut self) -> Vec<Part> {
         let mut parts = std::mem::take(&mut self.parts.list);
-        parts.retain(|part| !self.hides_thoughts || !matches!(part, Part::Reasoning(_)));
+        parts.retain(|part| !self.hides_reasoning || !matches!(part, Part::Reasoning(_)));
         parts
     }
 }

@@ -58,7 +58,7 @@ struct Turnover {
 
 /// Chains by the time of their last use, and how fast instances forget.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Salvage {
+pub(crate) struct LastCopies {
     known: BTreeMap<BlockHash, Known>,
     /// Blocks of all of them.
     blocks: usize,
@@ -66,7 +66,7 @@ pub(crate) struct Salvage {
     uses: u64,
 }
 
-impl Salvage {
+impl LastCopies {
     /// A chain is used on these instances, and what it begins with is a chain of its own no more.
     pub(crate) fn used(&mut self, chain: &[BlockHash], keepers: &[InstanceId]) {
         let Some(&head) = chain.last() else { return };
@@ -96,21 +96,21 @@ impl Salvage {
     }
 
     /// Blocks came to an instance that it did not hold.
-    pub(crate) fn came(&mut self, at: InstanceId, blocks: usize) {
+    pub(crate) fn blocks_added(&mut self, at: InstanceId, blocks: usize) {
         if let Some(turnover) = self.instances.get_mut(at.index()) {
             turnover.taken_in += blocks as u64;
         }
     }
 
     /// An instance holds some blocks no more.
-    pub(crate) fn went(&mut self, at: InstanceId) {
+    pub(crate) fn blocks_removed(&mut self, at: InstanceId) {
         if let Some(turnover) = self.instances.get_mut(at.index()) {
             turnover.loses = true;
         }
     }
 
     /// An instance is gone, or empty: nobody can be helped there any more.
-    pub(crate) fn gone(&mut self, at: InstanceId) {
+    pub(crate) fn cleared(&mut self, at: InstanceId) {
         while self.drop_oldest(at) {}
         if let Some(turnover) = self.instances.get_mut(at.index()) {
             *turnover = Turnover::default();
@@ -229,7 +229,7 @@ impl Conductor {
         let whole = usize::try_from(whole).unwrap_or(usize::MAX).min(request.chain.len());
         let both = [entry.prefill, decode];
         let keepers = if entry.prefill == decode { &both[..1] } else { &both[..] };
-        self.salvage.used(&request.chain[..whole], keepers);
+        self.last_copies.used(&request.chain[..whole], keepers);
     }
 
     /// Copies what this instance is about to lose, as far as store instances are free to take it.
@@ -244,7 +244,9 @@ impl Conductor {
             let (lends, leaves) =
                 (instance.spec.role == Role::Store, instance.state == InstanceState::Draining);
             let held_blocks = self.index.held_blocks(at);
-            let Some(chain) = self.salvage.due(at, held_blocks, leaves).filter(|_| !lends) else { return };
+            let Some(chain) = self.last_copies.due(at, held_blocks, leaves).filter(|_| !lends) else {
+                return;
+            };
             if let Some(copy) = self.copy_of(&chain) {
                 self.order_save(&copy, chain, effects);
             }
@@ -322,7 +324,7 @@ mod tests {
     /// A chain, and its keepers that have not given it up with what each had taken in.
     type Kept = (Vec<BlockHash>, Vec<(InstanceId, u64)>);
 
-    /// Every use ever, in a list: what [`Salvage`] must answer, worked out the long way.
+    /// Every use ever, in a list: what [`LastCopies`] must answer, worked out the long way.
     #[derive(Default)]
     struct Naive {
         uses: Vec<Kept>,
@@ -337,7 +339,7 @@ mod tests {
             self.uses.push((chain.to_vec(), at));
         }
 
-        fn gone(&mut self, at: InstanceId) {
+        fn cleared(&mut self, at: InstanceId) {
             self.uses.iter_mut().for_each(|(_, keepers)| keepers.retain(|(keeper, _)| *keeper != at));
             self.uses.retain(|(_, keepers)| !keepers.is_empty());
             (self.taken_in[at.index()], self.loses[at.index()]) = (0, false);
@@ -370,7 +372,7 @@ mod tests {
     fn what_is_due_is_what_a_list_of_all_uses_says() {
         let mut found = 0;
         for seed in 0..200 {
-            let (mut salvage, mut naive) = (Salvage::default(), Naive::default());
+            let (mut last_copies, mut naive) = (LastCopies::default(), Naive::default());
             let mut rng = Rng::fork(seed, 5);
             for _ in 0..200 {
                 let at = InstanceId(u32::try_from(rng.below(4)).expect("below four"));
@@ -379,33 +381,33 @@ mod tests {
                         let other = InstanceId((at.0 + 1) % 4);
                         let keepers = if rng.below(2) == 0 { vec![at] } else { vec![at, other] };
                         let chain = chain(&mut rng);
-                        salvage.used(&chain, &keepers);
+                        last_copies.used(&chain, &keepers);
                         naive.used(&chain, &keepers);
                     }
                     3 | 4 => {
                         let blocks = rng.below(6);
                         // Nothing is counted for who was never used.
-                        if salvage.instances.len() > at.index() {
+                        if last_copies.instances.len() > at.index() {
                             naive.taken_in[at.index()] += blocks;
                         }
-                        salvage.came(at, usize::try_from(blocks).expect("few"));
+                        last_copies.blocks_added(at, usize::try_from(blocks).expect("few"));
                     }
                     5 => {
-                        naive.loses[at.index()] |= salvage.instances.len() > at.index();
-                        salvage.went(at);
+                        naive.loses[at.index()] |= last_copies.instances.len() > at.index();
+                        last_copies.blocks_removed(at);
                     }
                     6 if rng.below(6) == 0 => {
-                        salvage.gone(at);
-                        naive.gone(at);
+                        last_copies.cleared(at);
+                        naive.cleared(at);
                     }
                     _ => {
                         let (held, leaves) = (rng.below(20), rng.below(10) == 0);
-                        let due = salvage.due(at, usize::try_from(held).expect("few"), leaves);
+                        let due = last_copies.due(at, usize::try_from(held).expect("few"), leaves);
                         assert_eq!(due, naive.due(at, held, leaves), "seed {seed}");
                         found += usize::from(due.is_some());
                     }
                 }
-                assert_eq!(salvage.check(), Ok(()), "seed {seed}");
+                assert_eq!(last_copies.check(), Ok(()), "seed {seed}");
             }
         }
         assert!(found > 1000, "{found} chains were due");
@@ -413,20 +415,20 @@ mod tests {
 
     #[test]
     fn what_is_kept_in_mind_is_bounded() {
-        let mut salvage = Salvage::default();
+        let mut last_copies = LastCopies::default();
         let keepers = [InstanceId(0), InstanceId(1)];
         for n in 0..400u64 {
             let chain: Vec<BlockHash> = (0..4096).map(|at| BlockHash(n << 32 | at)).collect();
-            salvage.used(&chain, &keepers);
-            assert_eq!(salvage.check(), Ok(()));
+            last_copies.used(&chain, &keepers);
+            assert_eq!(last_copies.check(), Ok(()));
         }
-        assert_eq!(salvage.blocks, BLOCKS, "the oldest made room");
-        assert_eq!(salvage.due(InstanceId(0), 0, true), None, "the other one keeps it, too");
-        let oldest = salvage.due(InstanceId(1), 0, true).expect("the oldest that was not forgotten");
+        assert_eq!(last_copies.blocks, BLOCKS, "the oldest made room");
+        assert_eq!(last_copies.due(InstanceId(0), 0, true), None, "the other one keeps it, too");
+        let oldest = last_copies.due(InstanceId(1), 0, true).expect("the oldest that was not forgotten");
         assert_eq!(oldest[0].0 >> 32, 400 - (BLOCKS as u64 >> 12));
         for n in 0..2 * USES as u64 {
-            salvage.used(&[BlockHash(n % 7 + (1 << 50))], &keepers);
+            last_copies.used(&[BlockHash(n % 7 + (1 << 50))], &keepers);
         }
-        assert_eq!(salvage.check(), Ok(()));
+        assert_eq!(last_copies.check(), Ok(()));
     }
 }

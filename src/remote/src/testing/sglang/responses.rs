@@ -16,7 +16,7 @@ use crate::testing::text::{Telling, Voice, usage};
 use crate::testing::toy::toy_logprob;
 
 /// An answer to be told.
-pub(super) struct Told {
+pub(super) struct Answer {
     pub(super) asks: Asks,
     pub(super) answer: Vec<u32>,
     pub(super) finish: Finish,
@@ -26,7 +26,7 @@ pub(super) struct Told {
     pub(super) repeats: bool,
 }
 
-impl Told {
+impl Answer {
     pub(super) fn event(&self, from: usize, to: usize, last: bool) -> Value {
         let from = if self.repeats { 0 } else { from };
         let ids = &self.answer[from..to];

@@ -23,11 +23,11 @@ enum State {
     /// Readable.
     Lasts,
     /// Never to be read again. It counts until the bucket has confirmed that it is gone.
-    Going(Going),
+    Deleting(Deleting),
 }
 
 #[derive(Debug)]
-struct Going {
+struct Deleting {
     removal: Removal,
     /// Whether its writing has ended, so that it cannot arrive after its removal.
     sure: bool,
@@ -57,7 +57,7 @@ pub(super) enum Forget {
 
 /// Copies by name of their key, one for each. Bytes and objects are counted as long as the bucket may have them.
 #[derive(Debug)]
-pub(super) struct Book {
+pub(super) struct Catalog {
     shards: [Mutex<BTreeMap<u64, Entry>>; SHARDS],
     /// Names and tags in the order in which they give way, except those that were read meanwhile.
     order: Mutex<VecDeque<(u64, u64)>>,
@@ -65,10 +65,10 @@ pub(super) struct Book {
     objects_max: u64,
     bytes: AtomicU64,
     objects: AtomicU64,
-    going: AtomicU64,
+    deleting: AtomicU64,
 }
 
-impl Book {
+impl Catalog {
     pub(super) fn new(capacity_bytes: u64, objects_max: u64) -> Self {
         Self {
             shards: Default::default(),
@@ -77,7 +77,7 @@ impl Book {
             objects_max,
             bytes: AtomicU64::new(0),
             objects: AtomicU64::new(0),
-            going: AtomicU64::new(0),
+            deleting: AtomicU64::new(0),
         }
     }
 
@@ -106,9 +106,9 @@ impl Book {
         if let Some(entry) = shard.remove(&name) {
             self.bytes.fetch_sub(entry.bytes, Ordering::SeqCst);
             self.objects.fetch_sub(1, Ordering::SeqCst);
-            if let State::Going(going) = entry.state {
-                self.going.fetch_sub(1, Ordering::SeqCst);
-                going.removal.confirm();
+            if let State::Deleting(deleting) = entry.state {
+                self.deleting.fetch_sub(1, Ordering::SeqCst);
+                deleting.removal.confirm();
             }
         }
     }
@@ -158,8 +158,8 @@ impl Book {
     /// It has arrived. False when it is to go again.
     pub(super) fn written(&self, name: u64, tag: u64) -> bool {
         let wanted = self.with(name, tag, |entry| match &mut entry.state {
-            State::Going(going) => {
-                going.sure = true;
+            State::Deleting(deleting) => {
+                deleting.sure = true;
                 false
             }
             state => {
@@ -176,7 +176,7 @@ impl Book {
     /// Nobody knows whether it has arrived, or will: it is to go.
     pub(super) fn unsure(&self, name: u64, tag: u64) {
         self.with(name, tag, |entry| {
-            if !matches!(entry.state, State::Going(_)) {
+            if !matches!(entry.state, State::Deleting(_)) {
                 self.dismiss(entry, false);
             }
         });
@@ -185,8 +185,8 @@ impl Book {
     /// From now on it is to go, and somebody is at it.
     fn dismiss(&self, entry: &mut Entry, sure: bool) -> Removal {
         let removal = Removal::default();
-        entry.state = State::Going(Going { removal: removal.clone(), sure, ordered: true });
-        self.going.fetch_add(1, Ordering::SeqCst);
+        entry.state = State::Deleting(Deleting { removal: removal.clone(), sure, ordered: true });
+        self.deleting.fetch_add(1, Ordering::SeqCst);
         removal
     }
 
@@ -202,10 +202,10 @@ impl Book {
             State::Writing | State::Lasts if digest == Some(entry.label.digest) => Forget::Nothing,
             State::Writing => Forget::UnderWay(self.dismiss(entry, false)),
             State::Lasts => Forget::Remove(entry.label, self.dismiss(entry, true)),
-            State::Going(going) if going.ordered => Forget::UnderWay(going.removal.clone()),
-            State::Going(going) => {
-                going.order();
-                Forget::Remove(entry.label, going.removal.clone())
+            State::Deleting(deleting) if deleting.ordered => Forget::UnderWay(deleting.removal.clone()),
+            State::Deleting(deleting) => {
+                deleting.order();
+                Forget::Remove(entry.label, deleting.removal.clone())
             }
         }
     }
@@ -224,7 +224,7 @@ impl Book {
     /// Whether a copy that is to go is one that cannot arrive later; none when it is not to go.
     pub(super) fn is_sure(&self, name: u64, tag: u64) -> Option<bool> {
         self.with(name, tag, |entry| match &entry.state {
-            State::Going(going) => Some(going.sure),
+            State::Deleting(deleting) => Some(deleting.sure),
             _ => None,
         })?
     }
@@ -240,9 +240,9 @@ impl Book {
     /// The bucket did not take its removal: somebody has to try again.
     pub(super) fn stuck(&self, name: u64, tag: u64) {
         self.with(name, tag, |entry| {
-            if let State::Going(going) = &mut entry.state {
-                going.ordered = false;
-                going.removal.give_up();
+            if let State::Deleting(deleting) = &mut entry.state {
+                deleting.ordered = false;
+                deleting.removal.give_up();
             }
         });
     }
@@ -250,8 +250,8 @@ impl Book {
     /// Tries a removal again, unless somebody does or it is over.
     pub(super) fn retry(&self, name: u64, tag: u64) -> Option<Label> {
         self.with(name, tag, |entry| match &mut entry.state {
-            State::Going(going) if !going.ordered => {
-                going.order();
+            State::Deleting(deleting) if !deleting.ordered => {
+                deleting.order();
                 Some(entry.label)
             }
             _ => None,
@@ -307,7 +307,7 @@ impl Book {
         found
     }
 
-    /// Objects, graves included, that a start takes over.
+    /// Objects, tombstones included, that a start takes over.
     pub(super) fn listed_max(&self) -> u64 {
         self.objects_max.saturating_mul(2)
     }
@@ -349,12 +349,12 @@ impl Book {
     }
 
     /// How many are to go and have not gone.
-    pub(super) fn going(&self) -> u64 {
-        self.going.load(Ordering::SeqCst)
+    pub(super) fn deleting(&self) -> u64 {
+        self.deleting.load(Ordering::SeqCst)
     }
 }
 
-impl Going {
+impl Deleting {
     fn order(&mut self) {
         self.ordered = true;
         self.removal = Removal::default();
@@ -369,91 +369,101 @@ mod tests {
         Label { name, tenant: u32::try_from(name % 2).unwrap(), digest: 0, tag }
     }
 
-    fn lasting(book: &Book, name: u64, tag: u64, bytes: u64) {
-        assert!(book.begin(label(name, tag), bytes));
-        assert_eq!(book.start(name, tag, name).unwrap().digest, name);
-        assert!(book.written(name, tag));
+    fn lasting(catalog: &Catalog, name: u64, tag: u64, bytes: u64) {
+        assert!(catalog.begin(label(name, tag), bytes));
+        assert_eq!(catalog.start(name, tag, name).unwrap().digest, name);
+        assert!(catalog.written(name, tag));
     }
 
     #[test]
     fn a_copy_is_readable_between_its_arrival_and_the_end_of_its_value_alone() {
-        let book = Book::new(100, 10);
-        assert!(book.begin(label(7, 1), 40) && !book.begin(label(7, 2), 40) && !book.begin(label(8, 3), 101));
-        assert!(book.find(7).is_none() && !book.may_equal(7, 40));
-        book.start(7, 1, 5).unwrap();
-        assert!(book.find(7).is_none() && book.may_equal(7, 40) && !book.may_equal(7, 41));
-        assert!(book.written(7, 1));
-        assert_eq!((book.find(7).unwrap().0.digest, book.tag(7), book.bytes()), (5, Some(1), 40));
-        assert!(matches!(book.forget(7, Some(5)), Forget::Nothing), "the same bytes");
-        let Forget::Remove(gone, removal) = book.forget(7, Some(6)) else { panic!("other bytes") };
-        assert!(book.find(7).is_none() && book.tag(7).is_none() && !book.may_equal(7, 40));
-        assert!(!book.begin(label(7, 4), 40), "not before the old one is gone");
-        assert!(matches!(book.forget(7, None), Forget::UnderWay(_)));
-        assert_eq!((book.bytes(), book.going(), removal.outcome()), (40, 1, None));
-        book.stuck(7, 1);
+        let catalog = Catalog::new(100, 10);
+        assert!(
+            catalog.begin(label(7, 1), 40)
+                && !catalog.begin(label(7, 2), 40)
+                && !catalog.begin(label(8, 3), 101)
+        );
+        assert!(catalog.find(7).is_none() && !catalog.may_equal(7, 40));
+        catalog.start(7, 1, 5).unwrap();
+        assert!(catalog.find(7).is_none() && catalog.may_equal(7, 40) && !catalog.may_equal(7, 41));
+        assert!(catalog.written(7, 1));
+        assert_eq!((catalog.find(7).unwrap().0.digest, catalog.tag(7), catalog.bytes()), (5, Some(1), 40));
+        assert!(matches!(catalog.forget(7, Some(5)), Forget::Nothing), "the same bytes");
+        let Forget::Remove(gone, removal) = catalog.forget(7, Some(6)) else { panic!("other bytes") };
+        assert!(catalog.find(7).is_none() && catalog.tag(7).is_none() && !catalog.may_equal(7, 40));
+        assert!(!catalog.begin(label(7, 4), 40), "not before the old one is gone");
+        assert!(matches!(catalog.forget(7, None), Forget::UnderWay(_)));
+        assert_eq!((catalog.bytes(), catalog.deleting(), removal.outcome()), (40, 1, None));
+        catalog.stuck(7, 1);
         assert_eq!(removal.outcome(), Some(false));
-        assert_eq!(book.retry(7, 1), Some(gone));
-        assert_eq!((book.retry(7, 1), book.is_sure(7, 1)), (None, Some(true)));
-        let Forget::UnderWay(again) = book.forget(7, None) else { panic!("it is being tried") };
-        book.gone(7, 1);
-        assert_eq!((again.outcome(), book.bytes(), book.objects(), book.going()), (Some(true), 0, 0, 0));
-        assert!(matches!(book.forget(7, None), Forget::Nothing));
+        assert_eq!(catalog.retry(7, 1), Some(gone));
+        assert_eq!((catalog.retry(7, 1), catalog.is_sure(7, 1)), (None, Some(true)));
+        let Forget::UnderWay(again) = catalog.forget(7, None) else { panic!("it is being tried") };
+        catalog.gone(7, 1);
+        assert_eq!(
+            (again.outcome(), catalog.bytes(), catalog.objects(), catalog.deleting()),
+            (Some(true), 0, 0, 0)
+        );
+        assert!(matches!(catalog.forget(7, None), Forget::Nothing));
     }
 
     #[test]
     fn what_ends_while_it_is_written_goes_when_it_has_arrived() {
-        let book = Book::new(100, 10);
-        book.begin(label(1, 1), 10);
-        assert!(matches!(book.forget(1, None), Forget::Nothing), "it was not sent");
-        assert!(book.start(1, 1, 0).is_none() && book.objects() == 0);
-        book.begin(label(1, 2), 10);
-        book.start(1, 2, 0);
-        let Forget::UnderWay(removal) = book.forget(1, None) else { panic!("it is on its way") };
-        assert_eq!(book.is_sure(1, 2), Some(false));
-        assert!(!book.written(1, 2) && removal.outcome().is_none());
-        assert_eq!(book.is_sure(1, 2), Some(true));
-        book.gone(1, 2);
+        let catalog = Catalog::new(100, 10);
+        catalog.begin(label(1, 1), 10);
+        assert!(matches!(catalog.forget(1, None), Forget::Nothing), "it was not sent");
+        assert!(catalog.start(1, 1, 0).is_none() && catalog.objects() == 0);
+        catalog.begin(label(1, 2), 10);
+        catalog.start(1, 2, 0);
+        let Forget::UnderWay(removal) = catalog.forget(1, None) else { panic!("it is on its way") };
+        assert_eq!(catalog.is_sure(1, 2), Some(false));
+        assert!(!catalog.written(1, 2) && removal.outcome().is_none());
+        assert_eq!(catalog.is_sure(1, 2), Some(true));
+        catalog.gone(1, 2);
         assert_eq!(removal.outcome(), Some(true));
-        book.begin(label(1, 3), 10);
-        book.start(1, 3, 0);
-        book.unsure(1, 3);
-        assert_eq!((book.is_sure(1, 3), book.find(1).is_none(), book.going()), (Some(false), true, 1));
+        catalog.begin(label(1, 3), 10);
+        catalog.start(1, 3, 0);
+        catalog.unsure(1, 3);
+        assert_eq!(
+            (catalog.is_sure(1, 3), catalog.find(1).is_none(), catalog.deleting()),
+            (Some(false), true, 1)
+        );
     }
 
     #[test]
     fn what_was_not_read_gives_way_first_and_everything_is_counted_until_it_is_gone() {
-        let book = Book::new(100, 3);
-        (0..4).for_each(|n| lasting(&book, n, n, 30));
-        assert!(book.is_over() && book.find(0).is_some());
-        let victim = book.victim().unwrap();
-        assert_eq!((victim.name, book.bytes(), book.objects()), (1, 120, 4));
-        assert!(book.is_over());
-        book.gone(victim.name, victim.tag);
-        assert!(!book.is_over());
-        let order: Vec<u64> = std::iter::from_fn(|| book.victim()).map(|label| label.name).collect();
+        let catalog = Catalog::new(100, 3);
+        (0..4).for_each(|n| lasting(&catalog, n, n, 30));
+        assert!(catalog.is_over() && catalog.find(0).is_some());
+        let victim = catalog.victim().unwrap();
+        assert_eq!((victim.name, catalog.bytes(), catalog.objects()), (1, 120, 4));
+        assert!(catalog.is_over());
+        catalog.gone(victim.name, victim.tag);
+        assert!(!catalog.is_over());
+        let order: Vec<u64> = std::iter::from_fn(|| catalog.victim()).map(|label| label.name).collect();
         assert_eq!(order, [2, 3, 0]);
-        assert_eq!((book.victim(), book.going()), (None, 3));
-        let mut names = book.of_tenant(0);
+        assert_eq!((catalog.victim(), catalog.deleting()), (None, 3));
+        let mut names = catalog.of_tenant(0);
         names.sort_unstable();
         assert_eq!(names, [0, 2]);
     }
 
     #[test]
     fn the_line_is_no_longer_than_it_need_be() {
-        let book = Book::new(100, 10);
+        let catalog = Catalog::new(100, 10);
         for tag in 0..5 * SLACK {
-            lasting(&book, 1, tag, 1);
-            book.forget(1, None);
-            book.gone(1, tag);
+            lasting(&catalog, 1, tag, 1);
+            catalog.forget(1, None);
+            catalog.gone(1, tag);
         }
-        assert!(book.order.lock().len() as u64 <= SLACK + 2, "{}", book.order.lock().len());
+        assert!(catalog.order.lock().len() as u64 <= SLACK + 2, "{}", catalog.order.lock().len());
     }
 
     #[test]
     fn a_listing_is_taken_over_and_what_was_refused_goes() {
-        let book = Book::new(100, 10);
-        assert!(book.adopt(label(1, 9), 10) && !book.adopt(label(1, 10), 10));
-        assert_eq!((book.refuse(1, 10), book.refuse(1, 9)), (None, Some(label(1, 9))));
-        assert_eq!((book.refuse(1, 9), book.tag(1)), (None, None));
+        let catalog = Catalog::new(100, 10);
+        assert!(catalog.adopt(label(1, 9), 10) && !catalog.adopt(label(1, 10), 10));
+        assert_eq!((catalog.refuse(1, 10), catalog.refuse(1, 9)), (None, Some(label(1, 9))));
+        assert_eq!((catalog.refuse(1, 9), catalog.tag(1)), (None, None));
     }
 }

@@ -13,7 +13,7 @@ use crate::{RejectReason, Request};
 
 /// The least wait that is ever named, µs: about a decode step, below which predictions say nothing
 /// and a client that comes back only costs a round trip.
-pub(crate) const SOONEST_US: u64 = 100_000;
+pub(crate) const MIN_RETRY_AFTER_US: u64 = 100_000;
 /// What is named when nothing that was promised ends in a way that would help, µs.
 const LATEST_US: u64 = 60_000_000;
 
@@ -23,7 +23,7 @@ const WAIT_SHARE: u64 = 3;
 
 /// A candidate that kept its TTFT but found no decode instance.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stranded {
+pub(crate) struct NoDecode {
     pub reason: RejectReason,
     /// When its decode would have started, µs.
     pub at_us: u64,
@@ -34,30 +34,32 @@ pub(crate) struct Stranded {
 impl Conductor {
     /// How much later a request must arrive for this candidate to be in time and to keep the
     /// promises made to others, µs.
-    pub(crate) fn prefill_comeback_us(&self, request: &Request, candidate: &Candidate) -> u64 {
+    pub(crate) fn prefill_retry_after_us(&self, request: &Request, candidate: &Candidate) -> u64 {
         let deadline_us = self.deadline_us(request, self.now_us);
         let late_us = (self.now_us + candidate.latest_us).saturating_sub(deadline_us);
         let Some(instance) = self.fleet.get(candidate.instance) else { return LATEST_US };
         let tail_us = self.handoff_tail_us(instance) + self.pipeline_latency_us(instance, &candidate.plan);
         let work = (candidate.plan.work_us, tail_us, deadline_us);
         let ahead_us = self.config.dispatch_ahead_us;
-        late_us.max(instance.prefill.welcome_after_us(self.now_us, work, ahead_us)).max(SOONEST_US)
+        late_us
+            .max(instance.prefill.earliest_admission_us(self.now_us, work, ahead_us))
+            .max(MIN_RETRY_AFTER_US)
     }
 
-    /// How much later a stranded request must arrive for its decode to be let in, µs. Who would only wait for room
+    /// How much later a no_decode request must arrive for its decode to be let in, µs. Who would only wait for room
     /// does so here as long as its objective allows, and need not come later for that.
-    pub(crate) fn comeback_us(&self, request: &Request, stranded: Stranded) -> u64 {
-        let slack_us = if stranded.reason == RejectReason::Room && self.config.policy.orders_queues() {
-            self.deadline_us(request, self.now_us).saturating_sub(stranded.at_us) / WAIT_SHARE
+    pub(crate) fn predicted_retry_after_us(&self, request: &Request, no_decode: NoDecode) -> u64 {
+        let slack_us = if no_decode.reason == RejectReason::Room && self.config.policy.orders_queues() {
+            self.deadline_us(request, self.now_us).saturating_sub(no_decode.at_us) / WAIT_SHARE
         } else {
             0
         };
-        self.decode_comeback_us(request, stranded).saturating_sub(slack_us).max(SOONEST_US)
+        self.decode_retry_after_us(request, no_decode).saturating_sub(slack_us).max(MIN_RETRY_AFTER_US)
     }
 
-    fn decode_comeback_us(&self, request: &Request, stranded: Stranded) -> u64 {
-        let need = self.decode_need(request, stranded.at_us);
-        let pool = stranded.only.as_slice();
+    fn decode_retry_after_us(&self, request: &Request, no_decode: NoDecode) -> u64 {
+        let need = self.decode_need(request, no_decode.at_us);
+        let pool = no_decode.only.as_slice();
         let pool = if pool.is_empty() { self.fleet.decodes.as_slice() } else { pool };
         let able = pool.iter().filter(|id| self.holds(**id, request)).filter_map(|id| self.fleet.get(*id));
         able.map(|i| self.decode_wait_us(i, &need)).min().unwrap_or(LATEST_US)

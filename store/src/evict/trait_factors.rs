@@ -23,7 +23,7 @@ const _: () = assert!(CLASSES == VALUES[0] * VALUES[1] * VALUES[2], "every class
 
 /// The factors.
 #[derive(Debug)]
-pub(super) struct Leanings {
+pub(super) struct TraitFactors {
     factors: [[[f64; MOST_VALUES]; SPANS]; TRAITS],
 }
 
@@ -46,7 +46,7 @@ pub(super) const fn span_of(cell: usize) -> usize {
     }
 }
 
-impl Leanings {
+impl TraitFactors {
     /// All classes are alike.
     pub(super) const fn new() -> Self {
         Self { factors: [[[1.0; MOST_VALUES]; SPANS]; TRAITS] }
@@ -119,13 +119,13 @@ mod tests {
         let seen: &[Seen; CLASSES] = seen.first_chunk().expect("as many");
         let mut usual = [0.0; CELLS];
         usual[12] = returns / ticks;
-        let mut leanings = Leanings::new();
-        (0..20).for_each(|_| leanings.fit(seen, &usual));
+        let mut factors = TraitFactors::new();
+        (0..20).for_each(|_| factors.fit(seen, &usual));
         for class in 0..CLASSES {
-            let told = leanings.times_usual(class)[1] * usual[12];
+            let told = factors.times_usual(class)[1] * usual[12];
             assert!((told / rate(class) - 1.0).abs() < 0.05, "{:?} {told}", values_of(class));
         }
-        assert!((leanings.times_usual(7)[0] - 1.0).abs() < 1e-9, "nothing was seen at that age");
+        assert!((factors.times_usual(7)[0] - 1.0).abs() < 1e-9, "nothing was seen at that age");
     }
 
     #[test]
@@ -135,15 +135,15 @@ mod tests {
         (seen[0].waited[2], seen[0].returns[2]) = (1000, 10);
         let mut usual = [0.0; CELLS];
         usual[2] = 0.001;
-        let mut leanings = Leanings::new();
-        leanings.fit(&seen, &usual);
-        assert!((1.0..1.4).contains(&leanings.times_usual(0)[0]), "{}", leanings.times_usual(0)[0]);
+        let mut factors = TraitFactors::new();
+        factors.fit(&seen, &usual);
+        assert!((1.0..1.4).contains(&factors.times_usual(0)[0]), "{}", factors.times_usual(0)[0]);
         seen[0].waited[2] = 1 << 50;
-        (0..50).for_each(|_| leanings.fit(&seen, &usual));
-        assert!(leanings.times_usual(0)[0] > 0.0);
+        (0..50).for_each(|_| factors.fit(&seen, &usual));
+        assert!(factors.times_usual(0)[0] > 0.0);
         seen[0].waited[2] = 0;
         seen[0].returns[2] = u32::MAX;
-        (0..50).for_each(|_| leanings.fit(&seen, &usual));
-        assert!(leanings.times_usual(0)[0] <= MOST * MOST * MOST);
+        (0..50).for_each(|_| factors.fit(&seen, &usual));
+        assert!(factors.times_usual(0)[0] <= MOST * MOST * MOST);
     }
 }

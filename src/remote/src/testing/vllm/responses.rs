@@ -15,7 +15,7 @@ use crate::testing::text::{Telling, Voice, usage};
 use crate::testing::toy::{VOCAB_TOKENS, toy_logprob};
 
 /// An answer to be told.
-pub(super) struct Told {
+pub(super) struct Answer {
     pub(super) asks: Asks,
     pub(super) id: String,
     pub(super) answer: Vec<u32>,
@@ -26,7 +26,7 @@ pub(super) struct Told {
     pub(super) fault: Option<Fault>,
 }
 
-impl Told {
+impl Answer {
     fn ids(&self, ids: &[u32]) -> Value {
         let tells = self.asks.token_ids && self.fault != Some(Fault::NoTokenIds);
         if tells { json!(ids) } else { Value::Null }
