@@ -149,7 +149,7 @@ pub struct ServiceConfig {
     pub heartbeat_us: u64,
     /// A node that was not heard for this long is lost, µs.
     pub lost_after_us: u64,
-    /// A stage may take this many times what its class's objective foresees.
+    /// Stage timeout: the class's objective times this factor.
     pub stage_slack: u32,
     /// No stage is given up before this, µs.
     pub stage_floor_us: u64,
@@ -168,7 +168,7 @@ pub struct ServiceConfig {
     pub capture: String,
     /// Where spans of requests are sent: `http://HOST:PORT` of an OTLP collector (gRPC); nowhere when empty.
     pub otlp_endpoint: String,
-    /// Share of the requests whose caller left it open that are traced, per mille.
+    /// Share of requests that are traced, per mille, where the caller does not say.
     pub trace_permille: u32,
 }
 
@@ -178,7 +178,7 @@ pub struct ServiceConfig {
 pub struct RouterSection {
     /// Tool calls looked for in chats that offer tools: `auto` (what the chat template speaks of), `none`, `hermes`, `llama3_json`, `mistral`, `pythonic`, `deepseek`.
     pub tool_parser: String,
-    /// Reasoning told apart from content, as `reasoning_content`: `none`, or `think` for what stands in `<think>` tags.
+    /// How reasoning is split from content, as `reasoning_content`: `none`, or `think` for text in `<think>` tags.
     pub reasoning_parser: String,
 }
 

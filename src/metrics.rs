@@ -62,12 +62,15 @@ pub const NAMES: &[Figure] = &[
     ),
     Figure::counter(
         "baton_cache_resyncs_total",
-        "Times that what was known of an engine's cache proved wrong and was mended, by `node`",
+        "Corrections of the cache view after an engine reported another hit than expected, by `node`",
     ),
-    Figure::counter("baton_audit_failures_total", "Looks over the conductor's books that found them broken"),
+    Figure::counter(
+        "baton_audit_failures_total",
+        "Audits of the conductor's ledgers that found an inconsistency",
+    ),
     Figure::counter(
         "baton_node_audit_failures_total",
-        "Looks over a node's books that found them broken, by `node`",
+        "Audits of a node's ledgers that found an inconsistency, by `node`",
     ),
     Figure::gauge(
         "baton_policy_version",
@@ -87,7 +90,7 @@ pub const NAMES: &[Figure] = &[
     ),
     Figure::counter(
         "baton_orders_refused_total",
-        "Orders that nodes refused since their conductor leads no more, by `node`",
+        "Orders that nodes refused because the conductor is no longer the leader, by `node`",
     ),
     Figure::counter("baton_http_requests_total", "Requests that the front door received, of any path"),
     Figure::counter(

@@ -301,7 +301,7 @@ fn hello(
     // Rounding to blocks costs each request less than one; the cache's own slack absorbs it.
     let own_blocks = u64::from(shape.blocks.saturating_sub(shape.blocks / 16));
     let lends = config.role == Role::Store;
-    // Who lends says all that it lends: no request has to fit in it.
+    // A lender reports all that it lends: no request has to fit in it.
     let blocks = if lends { config.dram_blocks + config.ssd_blocks } else { own_blocks };
     let capacity_tokens = blocks * u64::from(shape.block_tokens);
     let pass_tokens = if lends { 0 } else { config.engine.pass_tokens() };

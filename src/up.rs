@@ -225,7 +225,7 @@ impl Service {
         let serving = Arc::clone(&router).serve(clients, stop_clients.clone());
         let serving = front.handle().spawn(async move {
             if let Err(error) = serving.await {
-                // Whoever does not listen any more is stopping already.
+                // A receiver that is gone is stopping already.
                 let _ = failed.send(format!("front door: {error}"));
             }
         });

@@ -164,7 +164,7 @@ impl Conductor {
         self.requests.contains(request)
     }
 
-    /// When a request's decode began or is foreseen to begin, µs.
+    /// When a request's decode began or is predicted to begin, µs.
     #[must_use]
     pub fn decodes_at_us(&self, request: RequestId) -> Option<u64> {
         self.requests.get(request).map(|entry| entry.decode_at_us)
@@ -220,7 +220,7 @@ impl Conductor {
         self.wake_waiting();
     }
 
-    /// Whoever waits for an instance to decode on may have one now.
+    /// Retries requests that wait for a decode instance.
     pub(crate) fn wake_waiting(&mut self) {
         self.room_came = true;
         let now_us = self.now_us;

@@ -198,7 +198,7 @@ impl Fleet {
         (self.prefills, self.decodes, self.stores, self.largest_decode_tokens) = self.pools();
     }
 
-    /// Who may prefill, decode and store, and the most tokens that one of those who decode holds.
+    /// Instances that may prefill, decode and store, and the most tokens that one decode instance holds.
     fn pools(&self) -> (Vec<InstanceId>, Vec<InstanceId>, Vec<InstanceId>, u64) {
         let pool = |wanted: fn(Role) -> bool| {
             self.iter().filter(|i| i.serves() && wanted(i.spec.role)).map(|i| i.spec.id).collect()

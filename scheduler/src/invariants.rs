@@ -160,7 +160,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// Whoever decodes or is handed over has a decode instance with room reserved (I8).
+    /// A request that decodes or is handed over has room reserved on a decode instance (I8).
     fn check_starts(&self) -> Result<(), String> {
         for entry in self.requests.iter() {
             check_entry(entry)?;

@@ -95,7 +95,7 @@ impl Conductor {
         let mode = self.config.effective_admission();
         let looks =
             matches!(mode, AdmissionMode::AtDecode | AdmissionMode::Early | AdmissionMode::EarlyPredict);
-        // Who lost an instance was let in before; its client may have half of the answer.
+        // A request that lost its instance was admitted before; its client may have half of the answer.
         if !looks || entry.retries > 0 {
             return None;
         }

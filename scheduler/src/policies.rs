@@ -56,12 +56,12 @@ pub(crate) enum Choice {
     Least {
         /// Every score is finite.
         score: fn(&Conductor, &Candidate, &Instance) -> f64,
-        /// Who goes first among equals.
+        /// The order of equals.
         ties: Ties,
     },
 }
 
-/// Who goes first among candidates of equal score.
+/// The order of candidates of equal score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ties {
     /// The one with the lowest number.
@@ -161,7 +161,7 @@ policies! {
     Random = "random", baselines::random::POLICY;
     /// In turn.
     RoundRobin = "round_robin", baselines::round_robin::POLICY;
-    /// Least predicted backlog; the cache is not looked at.
+    /// Least predicted backlog, whatever the caches hold.
     LeastLoaded = "least_loaded", baselines::least_loaded::POLICY;
     /// Least predicted TTFT counting each instance's own cache; nothing is fetched.
     LocalCache = "local_cache", baselines::local_cache::POLICY;

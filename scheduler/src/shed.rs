@@ -71,7 +71,7 @@ impl Conductor {
     fn may_go(&self, waiting: &Waiting, priority: i32) -> bool {
         waiting.priority <= priority
             && self.requests.get(waiting.request).is_some_and(|e| {
-                // Who lost an instance was promised more, and its client may have half of the answer.
+                // A request that lost its instance was promised more, and its client may have half of the answer.
                 let untouched = e.retries == 0 && e.request.emitted_tokens == 0 && !e.gave_way;
                 self.class(&e.request).sheddable && untouched
             })

@@ -174,7 +174,7 @@ impl Setup {
         }
     }
 
-    /// Who lends room has some, in DRAM, where transfers land.
+    /// A lender of room has some, in DRAM, where transfers land.
     fn validate_lender(&self, pool: &Pool) -> Result<(), String> {
         let blocks = pool.dram_tokens / u64::from(self.scheduler.block_tokens);
         if blocks < 2 || pool.net_bytes_per_s == 0 || pool.pipeline_nodes == 0 {

@@ -61,7 +61,7 @@ struct RouterArgs {
     /// Process of the router, for its processor time
     #[arg(long)]
     pid: Option<u32>,
-    /// Processes beside the router, such as nodes: their processor time is told apart
+    /// Processes beside the router, such as nodes: their processor time is reported separately
     #[arg(long, value_name = "PIDS", value_delimiter = ',')]
     beside: Vec<u32>,
     /// Loads to measure: small, large-new, large-part, large-seen, stream [default: all]

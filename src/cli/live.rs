@@ -47,7 +47,7 @@ pub struct LiveArgs {
     /// Model to ask for [default: the first that the endpoint lists]
     #[arg(long, requires = "live")]
     model: Option<String>,
-    /// Make prompts of token ids below this [default: as the endpoint tells, else 256]
+    /// Make prompts of token ids below this [default: what the endpoint reports, else 256]
     #[arg(long, requires = "live", value_name = "TOKENS")]
     vocab: Option<u32>,
     /// Make prompts of letters, a byte a token, for endpoints that take no token ids
@@ -60,7 +60,7 @@ pub struct LiveArgs {
     /// Requests in flight at most
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     concurrency_cap: u32,
-    /// Come back after a refusal, when told, up to N times
+    /// Retry after a refusal with Retry-After, up to N times
     #[arg(long, value_name = "N", default_value_t = 0)]
     obey_retry_after: u32,
     /// Seconds that an attempt may take, and that a refused client waits at most
@@ -83,7 +83,7 @@ enum Format {
     Json,
 }
 
-/// Who is asked for what.
+/// The endpoint, and the calls to send.
 struct Endpoint {
     target: Target,
     client: Client,

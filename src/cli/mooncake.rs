@@ -33,7 +33,7 @@ enum Command {
     Put(PutArgs),
     /// Print the bytes under a key, or write them into a file
     Get(GetArgs),
-    /// Tell by the exit status whether there is an object under a key: 0 yes, 1 no, 2 nobody knows
+    /// Check whether a key has an object; exit status: 0 yes, 1 no, 2 unknown
     Exists(KeyArgs),
     /// Remove the object under a key
     Remove(RemoveArgs),
@@ -103,7 +103,7 @@ struct GetArgs {
 struct RemoveArgs {
     #[command(flatten)]
     at: KeyArgs,
-    /// Also while somebody reads it
+    /// Also while it is being read
     #[arg(long)]
     force: bool,
 }

@@ -59,7 +59,7 @@ pub struct NodeArgs {
     /// Folder of its SSD tier [default: a temporary one]
     #[arg(long)]
     data: Option<PathBuf>,
-    /// Announce what its cache holds to whoever subscribes here, as KV events in the standard form
+    /// Publish its KV cache events here, in vLLM's format
     #[arg(long, value_name = "tcp://HOST:PORT")]
     publish: Option<String>,
     /// Repeat here what a subscriber missed

@@ -44,7 +44,7 @@ pub struct RemoteArgs {
     /// The model's name at the server [default: the first that it lists]
     #[arg(long, value_name = "NAME")]
     served_model: Option<String>,
-    /// A word for what it serves, where its version does not tell: servers of two words make no pair, as those of two
+    /// A label of what it serves, where its version does not say: servers with different labels make no pair, as those of two
     /// versions do not
     #[arg(long, value_name = "WORD", value_parser = word)]
     revision: Option<String>,

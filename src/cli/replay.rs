@@ -18,7 +18,7 @@ use super::require::Requirement;
 use super::{cluster, cpu, live, out, table};
 use crate::config::{self, Config};
 
-/// Arrivals that a policy which foresees knows ahead, µs.
+/// How far ahead a policy with foresight knows arrivals, µs.
 const FORESIGHT_US: u64 = 60_000_000;
 
 /// Arguments of `baton replay`.
@@ -35,7 +35,7 @@ pub struct ReplayArgs {
     journal: Option<PathBuf>,
     /// Trace to replay [default: the published conversation trace where found, else a seeded look-alike]
     pub(super) file: Option<PathBuf>,
-    /// Dialect of the trace, as in `baton trace` [default: told by the first rows]
+    /// Dialect of the trace, as in `baton trace` [default: detected from the first rows]
     #[arg(long)]
     dialect: Option<Dialect>,
     /// Unit of the trace's times: ns, us, ms or s [default: the dialect's]

@@ -24,7 +24,7 @@ pub(crate) const ORDERS_PER_NODE: usize = 1024;
 /// How long a node may take to say Hello.
 const HELLO_WITHIN: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Who is at the other end of a connection, and whether a node was attached over it.
+/// The other end of a connection, and whether a node was attached over it.
 #[derive(Clone, Debug)]
 pub struct Comer {
     address: SocketAddr,
@@ -55,7 +55,7 @@ impl Comer {
         self.attached.store(true, Ordering::Release);
     }
 
-    /// Who sends a request, where its connection says so.
+    /// The sender of a request, where its connection says so.
     fn of<T>(request: &Request<T>) -> Option<Self> {
         let known = request.extensions();
         let bare = known.get::<Self>();

@@ -24,7 +24,7 @@ impl Driver {
         orders: mpsc::Sender<v1::ToNode>,
     ) -> Result<v1::Welcome, NotTaken> {
         let block_tokens = self.config.scheduler.block_tokens;
-        // Who is turned away does not end the life of whoever has its name.
+        // A node that is refused does not end the life of the one that has its name.
         let checked = self.fleet.check(&hello, block_tokens).map_err(NotTaken::Unfit)?;
         check_tokenizer(&hello, &self.tokenizer).map_err(NotTaken::Unfit)?;
         self.fleet.name_is_free(&hello, self.now_us).map_err(NotTaken::NameTaken)?;

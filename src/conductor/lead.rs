@@ -32,7 +32,7 @@ impl Lead {
 
     /// It stands for election from now on; once is enough.
     pub fn stands(&self, leadership: Leadership) {
-        // Whoever stands already goes on: a second candidacy is dropped, and its lease ends.
+        // A running candidacy goes on: a second one is dropped, and its lease ends.
         let _ = self.standing.set(leadership);
     }
 

@@ -176,7 +176,7 @@ impl NetworkSection {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClientsConfig {
-    /// Times that a refused client comes back, after the wait that it was told.
+    /// Retries of a refused client, each after the Retry-After that it was given.
     pub retries: u32,
     /// Spread of that wait, per mille.
     pub jitter_permille: u32,
@@ -194,7 +194,7 @@ impl Default for ClientsConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FaultsConfig {
-    /// Instances that die and come back empty.
+    /// Instances that die and restart empty.
     pub deaths: u32,
     /// Instances that turn slow for a while.
     pub slow_nodes: u32,

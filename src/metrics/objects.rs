@@ -35,7 +35,7 @@ const FIGURES: [Row; 51] = [
     (Figure::counter("baton_objects_expired_total", "Values at the end of their time"), |now| {
         now.store.expired
     }),
-    (Figure::counter("baton_objects_abandoned_total", "Writers that did not come back"), |now| {
+    (Figure::counter("baton_objects_abandoned_total", "Writes that their client did not finish"), |now| {
         now.store.abandoned
     }),
     (Figure::counter("baton_objects_taken_over_total", "Writers replaced by another"), |now| {

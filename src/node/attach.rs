@@ -109,7 +109,7 @@ impl<S: NodeRuntime> GrpcSession<S> {
                 Err(status) if status.code() == tonic::Code::FailedPrecondition => {
                     return Err(format!("the conductor refused: {}", status.message()));
                 }
-                // One that had taken this node will have its key mended; the first is told where to look.
+                // One that had taken this node will have its key corrected; the first is told where to look.
                 Err(status) if status.code() == tonic::Code::Unauthenticated && !known => {
                     return Err(format!("not let in: {}", status.message()));
                 }

@@ -30,7 +30,7 @@ pub(super) struct Job {
     pub sampling: Arc<Sampling>,
     /// Where the KV goes; `None` for a local decode and for the decode leg.
     pub to: Option<v1::Peer>,
-    /// Who has more of it, and how many leading blocks of it.
+    /// The holder of more of it, and how many leading blocks it has.
     pub fetch: Option<(v1::Peer, u32)>,
     pub room_tokens: u32,
     pub order: u64,

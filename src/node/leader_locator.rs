@@ -8,7 +8,7 @@ use tokio::sync::watch;
 /// Where a conductor that does not lead says who does: metadata of its refusal.
 pub(crate) const LEADER_METADATA: &str = "baton-leader";
 
-/// Who leads, as told from elsewhere.
+/// The leader, as reported from elsewhere.
 pub type Leaders = watch::Receiver<Option<Leader>>;
 
 /// See the module.

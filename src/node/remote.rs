@@ -165,7 +165,7 @@ pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Res
             why = unwell(&engine, &node_legs) => why,
         };
         tracing::warn!(node = node.name, why, "the engine does not answer: this node leaves until it does");
-        // Whoever waits for it is served elsewhere.
+        // Requests that wait for it are served elsewhere.
         let _ = node_legs.detached();
     }
 }
@@ -260,7 +260,7 @@ async fn well(engine: &RemoteEngine, node: &RemoteNode, outside: &Outside<'_>) -
     }
 }
 
-/// What the engine says of itself, and what of its tokens was compared.
+/// The engine's description of itself, and how far its tokens were compared.
 async fn found(
     engine: &RemoteEngine,
     node: &RemoteNode,
@@ -301,7 +301,7 @@ async fn unwell(engine: &RemoteEngine, node_legs: &RemoteLegs) -> String {
     }
 }
 
-/// What the node says of itself.
+/// The node's greeting to its conductor.
 fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
     let lacks = |what: &str, option: &str| format!("the engine does not tell its {what}; give --{option}");
     let capacity_tokens = node

@@ -31,7 +31,7 @@ pub struct Watch {
 /// In words: the first look fails, or the terminal cannot be used.
 pub fn watch(runtime: &Runtime, watch: Watch) -> Result<(), String> {
     let mut screen = Screen::default();
-    // Whoever gave a wrong address reads about it on the usual screen.
+    // A wrong address is reported on the usual screen.
     screen.history.push(runtime.block_on(watch.client.sample())?);
     let base = watch.client.base().to_owned();
     let (sender, looks) = sync_channel(1);

@@ -136,7 +136,7 @@ impl Admin {
 
     /// Makes a policy the cluster's: every conductor follows it, this one as well.
     async fn share(&self, shared: &SharedPolicy, text: &str) -> Result<Vec<String>, NotMade> {
-        // Who does not lead says so first, whatever it was sent.
+        // A conductor that does not lead says so first, whatever it was sent.
         shared.may_write()?;
         let now = self.inbox.ask(Question::Config).await;
         let now = now.ok_or_else(|| NotMade::NotNow(SHUTTING_DOWN.to_owned()))?;

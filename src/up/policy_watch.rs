@@ -1,7 +1,7 @@
 //! The policy follows its file: a change on disk or SIGHUP is read, checked whole, and applied
 //! between two decisions, or not at all.
 //!
-//! Who changes a file may write it in steps. It is read when it has stood still for a while, and refused where it is the
+//! A file may be written in steps. It is read when it has stood still for a while, and refused where it is the
 //! beginning of what it was, or drops what clients use: SIGHUP and `POST /admin/policy` say that it is whole.
 
 use std::path::{Path, PathBuf};

@@ -164,7 +164,7 @@ impl Servers {
         if let Some(server) = self.servers.get(name) {
             server.wanted.send_replace(None);
         }
-        // Who left before and has ended since: nobody but this says that it is wanted again.
+        // It left before and has ended since: only this says that it is wanted again.
         let over = |server: &Server| server.idle.load(Ordering::Acquire) && server.wanted.borrow().is_none();
         self.servers.retain(|_, server| !over(server));
     }

@@ -2,7 +2,7 @@
 
 use baton_types::{BlockKey, RequestId};
 
-/// Who holds blocks. One owner has at most one hold on a store; a request that both fills blocks
+/// A holder of blocks. One owner has at most one hold on a store; a request that both fills blocks
 /// and is read from on the same node uses two ids.
 pub type Owner = RequestId;
 

@@ -137,7 +137,7 @@ pub struct ReadOptions {
     pub context: Option<Context>,
     /// Own names for the main columns.
     pub columns: Columns,
-    /// Refuse rows that break a rule. When false they are mended, and the mending is counted in
+    /// Refuse rows that break a rule. When false they are corrected, and the corrections are counted in
     /// the assumptions.
     pub strict: bool,
     /// Stop after this many rows.

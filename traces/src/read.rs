@@ -17,7 +17,7 @@ use crate::source::{self, CsvRows, Lines, Progress};
 enum Mode {
     /// They are errors.
     Strict,
-    /// They are mended or left out, and counted.
+    /// They are corrected or left out, and counted.
     Lenient,
     /// They are handed out as they are (for lint).
     AsWritten,

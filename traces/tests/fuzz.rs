@@ -1,4 +1,4 @@
-//! Damaged traces of every dialect: read, mended or refused, in bounded time and memory.
+//! Damaged traces of every dialect: read, corrected or refused, in bounded time and memory.
 #![allow(clippy::unwrap_used, reason = "a test may fail by unwrapping")]
 
 use baton_fuzz::{Fuzz, Verdict};

@@ -45,7 +45,7 @@ pub trait Core {
     fn step(&mut self, now_us: u64, input: Input, orders: &mut Vec<Order>);
     /// A request as it is asked for now: with the tokens that its client has as part of its prompt.
     fn request(&mut self, request: RequestId, emitted_tokens: u32) -> Option<Request>;
-    /// When the conductor foresees that a request decodes, µs.
+    /// When the conductor predicts that a request decodes, µs.
     fn decodes_at_us(&self, request: RequestId) -> Option<u64>;
     /// How long the KV of a request takes to its decode instance with both links to itself, µs; 0 where none has to move.
     fn handoff_us(&self, request: RequestId) -> u64;

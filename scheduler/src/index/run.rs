@@ -195,7 +195,7 @@ pub(super) struct Run {
     pub(super) len: u16,
     /// Slots owned, of which the first `len` are in use.
     pub(super) reserved: u16,
-    /// Who holds all of it, where.
+    /// The holders of all of it, and their tiers.
     pub(super) holders: Holders,
 }
 

@@ -72,7 +72,7 @@ impl Conductor {
         let cached = self.tokens_of(request, here_blocks);
         let block = u64::from(self.config.block_tokens);
         let below = |tier: usize| u64::from(hit.by_tier[tier]) * block;
-        // Who computes what comes after them brings them up first.
+        // The prefill of what comes after them brings them up first.
         let local_load = if hit.coming > hit.blocks { 0 } else { load_us(instance, below(1), below(2)) };
         let new_tokens = request.prompt_tokens - cached;
         let planned = |cached_tokens: u64, load_us: u64, fetch: Option<FetchPlan>| {

@@ -15,7 +15,7 @@ pub(crate) struct Run {
     pub started: Vec<(u64, u64, u32)>,
     /// When each prefill ended, µs.
     pub prefilled: BTreeMap<u64, u64>,
-    /// Who was refused.
+    /// Requests that were refused.
     pub rejected: Vec<u64>,
     /// The same, in full.
     pub refusals: Vec<Rejection>,

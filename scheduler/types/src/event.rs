@@ -9,7 +9,7 @@ use crate::{BlockHash, Epoch, InstanceId, Tier};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheEvent {
-    /// Who speaks.
+    /// The publisher.
     pub instance: InstanceId,
     /// Which life of that instance; older epochs are ignored (I12).
     pub epoch: Epoch,

@@ -24,7 +24,7 @@ const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// The kind of an HTTP/2 frame that has settings.
 const SETTINGS: u8 = 4;
 
-/// Who listens at an address.
+/// The listener at an address.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Taken {
     /// Nobody.
@@ -84,7 +84,7 @@ async fn tried(check: &str, address: &str, report: &mut Report) -> Option<String
     None
 }
 
-/// Who listens at an address, to begin with.
+/// The kind of listener at an address.
 async fn taken(address: &str) -> Taken {
     let failed = match TcpListener::bind(address).await {
         Ok(_) => return Taken::Free,

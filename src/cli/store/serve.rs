@@ -88,7 +88,7 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 1 << 20, requires = "cold")]
     cold_objects: u64,
     /// Keys that are parts of one object, found only when all are there and evicted together: `world` for
-    /// LMCache's keys, which tell it, or the counts of tp_rank, pp_rank, pcp, dcp, group in keys of vLLM's store
+    /// LMCache's keys, which contain it, or the counts of tp_rank, pp_rank, pcp, dcp, group in keys of vLLM's store
     /// connectors, such as tp_rank=8,pp_rank=2 [default: each key is an object by itself]
     #[arg(long, value_name = "RULE")]
     parts: Option<Parts>,

@@ -37,14 +37,14 @@ pub(super) enum Action {
     Synth(SynthArgs),
 }
 
-/// How to read a trace. What is not told is found out, and said on standard error.
+/// How to read a trace. Options that are not given are detected and reported on standard error.
 #[derive(clap::Args)]
 pub(super) struct Input {
     /// Trace file: JSON lines or CSV, also gzipped
     pub(super) file: PathBuf,
     /// Dialect: mooncake, mooncake-delta, agentic-mooncake, dynamo, applied-compute-agentic, weka,
     /// otel, bailian, multi-turn, tracelab, sagemaker, azure-csv, burstgpt-csv, splitwise-csv or
-    /// vidur-csv [default: told by the first rows]
+    /// vidur-csv [default: detected from the first rows]
     #[arg(long)]
     pub(super) dialect: Option<Dialect>,
     /// Tokens a block id stands for [default: the dialect's, or what ids and lengths imply]

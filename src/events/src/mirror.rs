@@ -28,7 +28,7 @@ pub struct Lineage<'a> {
     pub lora: Option<&'a str>,
     /// The first block's extra keys besides the adapter: a salt, mostly.
     pub extra: &'a [&'a ExtraKey],
-    /// Who spoke, in the standard form.
+    /// The publisher, in the standard form.
     pub source: Option<&'a Source>,
 }
 

@@ -184,7 +184,7 @@ pub enum Change {
     Unknown(String),
 }
 
-/// Who speaks, in the standard form of RFC 1527; other forms leave it out.
+/// The publisher, in the standard form of RFC 1527; other forms leave it out.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Source {
     /// Order of the event in its stream.
@@ -210,7 +210,7 @@ pub struct Source {
 pub struct Event {
     /// What happened.
     pub change: Change,
-    /// Who said so, in the standard form.
+    /// The publisher, in the standard form.
     pub source: Option<Box<Source>>,
 }
 

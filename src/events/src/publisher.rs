@@ -39,7 +39,7 @@ pub struct PublisherConfig {
     pub topic: String,
     /// The dialect.
     pub form: Form,
-    /// Who speaks, in the standard form.
+    /// The publisher, in the standard form.
     pub speaker: Speaker,
     /// Rank in a data-parallel group.
     pub dp_rank: Option<u32>,

@@ -16,7 +16,7 @@ const BLOCK_TOKENS_MAX: u32 = 1 << 20;
 /// The tenant of those who name none.
 const TENANT: &str = "default";
 
-/// Who announces.
+/// The publisher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Publisher {
     /// A vLLM engine.

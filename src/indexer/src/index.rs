@@ -1,4 +1,4 @@
-//! Who holds which block: a pure state machine from events to answers.
+//! The holders of each block: a pure state machine from events to answers.
 //!
 //! Blocks are named in each context (tenant, model, adapter, block size, salt) by RFC 1527's rolling XXH3 hash of
 //! their tokens, whatever the engine itself calls them; a table gives the holders of a name. Beside it each stream
@@ -210,7 +210,7 @@ impl Index {
         self.tables.context(id)
     }
 
-    /// Who holds how much of a prompt: every rank of every instance of the tenant that serves the model in blocks
+    /// The holders of a prompt, and how much of it each has: every rank of every instance of the tenant that serves the model in blocks
     /// of this size, those that hold nothing included, sorted. Only whole blocks are looked at.
     #[must_use]
     pub fn match_tokens(&self, lookup: &Lookup, tokens: &[u32]) -> BTreeMap<&str, Matched> {

@@ -185,7 +185,7 @@ impl Indexer {
         }
     }
 
-    /// Who holds how much of a prompt.
+    /// The holders of a prompt, and how much of it each has.
     pub(crate) fn query_tokens(&self, lookup: &Lookup, tokens: &[u32]) -> Value {
         let began = Instant::now();
         let answer = matched_json(lookup, self.index.read().match_tokens(lookup, tokens));
@@ -193,7 +193,7 @@ impl Indexer {
         answer
     }
 
-    /// Who holds how many of these blocks.
+    /// The holders of these blocks, and how many each has.
     pub(crate) fn query_hashes(&self, lookup: &Lookup, hashes: &[u64]) -> Value {
         let began = Instant::now();
         let answer = matched_json(lookup, self.index.read().match_hashes(lookup, hashes));

@@ -1,4 +1,4 @@
-//! Who is in the cluster, and which conductor leads.
+//! Members of the cluster, and the conductor that leads.
 //!
 //! A [`Directory`] tells who is there, from a file, DNS, Kubernetes or etcd, and goes on telling what it last knew
 //! when its source fails. A [`Registration`] makes a process one of those who are told. [`Leadership`] sees to it

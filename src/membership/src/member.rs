@@ -78,7 +78,7 @@ impl From<Role> for MemberRole {
     }
 }
 
-/// Who is there. Written as JSON where a source stores it; fields that this version does not know are skipped.
+/// The member. Written as JSON where a source stores it; fields that this version does not know are skipped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// Its name: the same name is the same member in a later life.

@@ -26,7 +26,7 @@ pub struct MooncakeError {
     pub kind: Kind,
     /// What was being done.
     pub stage: &'static str,
-    /// Who was at the other end.
+    /// The other end.
     pub peer: String,
     /// What happened, and what to do.
     pub message: String,

@@ -34,7 +34,7 @@ impl Master {
         Self { caller: Caller::new(address, times), client: Uuid::new() }
     }
 
-    /// Who calls.
+    /// The caller.
     #[must_use]
     pub const fn client(&self) -> Uuid {
         self.client

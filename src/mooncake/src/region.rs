@@ -102,7 +102,7 @@ impl Region {
     }
 }
 
-/// A number that nobody foresees: the standard library's hash keys are drawn by the system.
+/// A number that cannot be predicted: the standard library's hash keys are drawn by the system.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }

@@ -123,7 +123,7 @@ impl Caller {
         Self { address: address.to_owned(), times, line: Mutex::default() }
     }
 
-    /// Who is called.
+    /// The callee.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address

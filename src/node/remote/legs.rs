@@ -110,13 +110,13 @@ async fn see_taken(
     }
 }
 
-/// Says that KV is nobody's, so that somebody takes it off the engine.
+/// Reports orphaned KV, so that another node fetches and discards it.
 async fn abandon((work, until): (&Work, Instant), transfer: Bytes, sender: &FactSender) {
     let tokens = baton_wire::pack_tokens(&(&*work.request.tokens).into());
     sender.abandon(v1::Loan { transfer, tokens }, until).await;
 }
 
-/// Takes KV that nobody wants off its engine.
+/// Fetches orphaned KV from its engine and discards it.
 pub(super) async fn discard(
     engine: &RemoteEngine,
     tokens: Vec<u32>,
@@ -245,7 +245,7 @@ struct Answer<'a> {
     held: Option<(&'a Work, Vec<u64>)>,
 }
 
-/// Tells the tokens and the end.
+/// Reports the tokens and the end.
 async fn forward(
     mut generation: Generation,
     answer: Answer<'_>,
@@ -305,7 +305,7 @@ async fn and_what_came_with_it(
     None
 }
 
-/// Tells a failure, and closes the leg.
+/// Reports a failure, and closes the leg.
 async fn settle(outcome: Result<(), RemoteError>, sender: FactSender) {
     if let Err(error) = outcome {
         if error.kind == Kind::Unavailable || error.cut_off {

@@ -113,7 +113,7 @@ impl Followed<'_> {
                         None => {}
                     }
                 }
-                // Whoever follows next begins with what the engine still repeats, and says that the rest is void.
+                // The next follower begins with what the engine still repeats, and reports the rest as void.
                 () = self.drifted.notified() => return Ok(()),
                 feed = self.subscriber.next() => match feed.ok_or(Over)? {
                     Feed::Cleared { epoch, why } => {

@@ -40,10 +40,10 @@ struct Inner {
     block_tokens: u32,
     capacity_blocks: u64,
     life: Mutex<Life>,
-    /// The last that the engine told.
+    /// The engine's last report.
     load: Mutex<Option<Load>>,
     doubt: Notify,
-    /// Told when the conductor is there again.
+    /// Notified when a conductor has attached.
     attached: Notify,
     knowledge: Knowledge,
     prompts: Prompts,
@@ -94,12 +94,12 @@ impl RemoteLegs {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Keeps what the engine told of its load.
+    /// Keeps the engine's report of its load.
     pub(super) fn looked(&self, load: Option<Load>) {
         *self.inner.load.lock() = load;
     }
 
-    /// Returns when a leg found the engine away.
+    /// Returns when a leg could not reach the engine.
     pub(super) async fn doubted(&self) {
         self.inner.doubt.notified().await;
     }
@@ -250,7 +250,7 @@ impl RemoteLegs {
         Some((work, LegSignals { over: job.over.clone(), gate }, sender))
     }
 
-    /// Takes KV off another engine and throws it away.
+    /// Fetches KV from another engine and discards it.
     fn discard(&self, request: RequestId, loan: &v1::Loan) {
         let engine = self.inner.engine.clone();
         let tokens = baton_wire::unpack_tokens(&loan.tokens).unwrap_or_default();
@@ -295,7 +295,7 @@ impl RemoteLegs {
 }
 
 impl FactSender {
-    /// Tells the conductor; false when it is gone.
+    /// Reports to the conductor; false when it is gone.
     pub(super) async fn tell(&self, facts: Vec<v1::fact::Fact>) -> bool {
         self.facts.send(message(self.request.0, self.attempt, facts)).await.is_ok()
     }
@@ -354,12 +354,12 @@ impl FactSender {
         }
     }
 
-    /// Somebody should look whether the engine is well.
+    /// Schedules a health check of the engine.
     pub(super) fn doubt(&self) {
         self.node_legs.inner.doubt.notify_one();
     }
 
-    /// Whether the engine is there no more: it takes no connections, or says that it is dead, as a server does for a moment
+    /// Whether the engine is gone: it takes no connections, or says that it is dead, as a server does for a moment
     /// whose engine has died behind it. One that takes its time to answer is there.
     pub(super) async fn engine_is_gone(&self) -> bool {
         let asked = tokio::time::timeout(GONE_WITHIN, self.node_legs.inner.engine.health()).await;

@@ -18,7 +18,7 @@ pub enum Kind {
     Bug,
 }
 
-/// Who is charged with an error.
+/// The side that is charged with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// The request as the client sent it.
@@ -84,7 +84,7 @@ impl Stage {
 pub struct RemoteError {
     /// What to do.
     pub kind: Kind,
-    /// Who is charged.
+    /// The side that is charged.
     pub side: Side,
     /// Where.
     pub stage: Stage,

@@ -53,7 +53,7 @@ impl Body {
     pub(crate) fn with(self, under_way: UnderWay, room: Option<Room>) -> Self {
         match (self.kind, room) {
             (Kind::Full(Some(bytes)), Some(mut room)) => {
-                // Whoever sends them later has them without this body.
+                // A later sender has them without this body.
                 room.add(bytes.len());
                 let bytes = Some(room.hold(bytes));
                 Self { kind: Kind::Full(bytes), _under_way: Some(under_way), _room: None }

@@ -1,4 +1,4 @@
-//! Who calls, and what the headers say of the call.
+//! The caller, and what the headers say of the call.
 
 use std::hint::black_box;
 use std::sync::Arc;

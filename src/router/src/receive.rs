@@ -127,6 +127,6 @@ where
             }
         }
     };
-    // Whoever takes longer finds the connection closed.
+    // A slower client finds the connection closed.
     let _ = tokio::time::timeout(DISCARD_TIME, rest).await;
 }

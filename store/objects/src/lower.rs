@@ -105,7 +105,7 @@ pub struct LowerConfig {
     pub ssd: Option<SsdConfig>,
     /// The bucket.
     pub cold: Option<ColdConfig>,
-    /// Who is told of trouble.
+    /// The receiver of errors.
     pub tell: Option<Tell>,
 }
 

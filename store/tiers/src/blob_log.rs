@@ -129,12 +129,12 @@ struct Object {
     hit: bool,
 }
 
-/// What of one name is on its way out.
+/// Deletions of one key that the disk has not confirmed.
 #[derive(Debug, Default)]
 struct PendingDelete {
     /// Heads whose slots are not free for good, and values that were removed while they were written.
     heads: u32,
-    /// Who waits until there is none.
+    /// Those that wait until there is none.
     waiting: Vec<u64>,
 }
 

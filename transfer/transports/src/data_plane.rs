@@ -142,7 +142,7 @@ impl DataPlane {
             let why = format!("arena_bytes {} is below {WINDOW_BYTES_MIN}", config.arena_bytes);
             return Err(of_kind(Kind::Invalid, "memory", why));
         }
-        // Who greets the engine's port learns the epoch, not the windows: their numbers go to those alone who have
+        // A caller of the engine's port learns the epoch, not the windows: their numbers go to those alone who have
         // been let in.
         let exposure = Exposure::new();
         let mut found = Transports::find(config, (machine, epoch), tls, &exposure)

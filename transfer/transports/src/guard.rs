@@ -1,4 +1,4 @@
-//! Who may speak with a node: those that have the key of its cluster, and a certificate where TLS is on.
+//! Which peers may connect to a node: those that have the key of its cluster, and a certificate where TLS is on.
 //!
 //! The key never goes over the wire. Each side draws a number that nobody can foretell, and proves that it has
 //! the key by a code over both numbers ([`ClusterKey::prove`]): what was overheard proves nothing the next time.
@@ -39,9 +39,9 @@ pub struct ClusterKey {
 /// Whose proof it is. One side's is never the other's, so that none can be sent back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prover {
-    /// Who opens a connection for KV.
+    /// The peer that opens a connection for KV.
     KvDialer,
-    /// Who takes it.
+    /// The peer that accepts it.
     KvListener,
     /// A node that attaches.
     Node,

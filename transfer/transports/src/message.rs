@@ -43,7 +43,7 @@ pub(crate) fn check_preface(bytes: &[u8; PREFACE_BYTES]) -> Result<(), Transport
     Ok(())
 }
 
-/// Who dials.
+/// The dialling side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) fingerprint: u64,

@@ -168,7 +168,7 @@ pub struct Pair {
     /// The prefill draws all that is left of the answer: the decode leg was ordered nothing.
     pub(super) alone: bool,
     moves: u32,
-    /// How long its first token was foreseen to take when it was last placed, µs.
+    /// Predicted time to its first token when it was last placed, µs.
     pub(super) foreseen_us: u64,
     /// Hand-offs that failed, and the attempt of the latest.
     pub(super) failed_handoffs: (u32, u32),

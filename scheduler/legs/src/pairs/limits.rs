@@ -56,7 +56,7 @@ impl PairsConfig {
         self.class(class).0.saturating_add(self.floor_us)
     }
 
-    /// From the order to prefill to its end: never less than twice what it is foreseen to take, whatever the
+    /// From the order to prefill to its end: never less than twice what it is predicted to take, whatever the
     /// class may ask for.
     pub(super) fn prefill_stage_us(&self, pair: &Pair) -> u64 {
         let foreseen_us = pair.foreseen_us;

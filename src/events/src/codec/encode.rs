@@ -12,7 +12,7 @@ pub enum Form {
     Standard,
 }
 
-/// Who speaks, for the standard form; the vLLM form says nothing of it.
+/// The publisher, for the standard form; the vLLM form says nothing of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Speaker {
     /// The model served.
@@ -183,7 +183,7 @@ impl Standard<'_> {
         }
     }
 
-    /// Who speaks and about which cache: the same fields before every event, and then `more`.
+    /// The publisher and its cache: the same fields before every event, and then `more`.
     fn envelope(&mut self, kind: &str, medium: Option<&Medium>, of: Option<&Stored>, more: usize) {
         let Self { writer, batch, speaker, id } = self;
         writer.map(11 + more);

@@ -87,7 +87,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Who holds a block.
+    /// Holders of a block.
     pub(super) fn holders(&self, key: u64) -> &[Holder] {
         self.blocks.get(&key).map_or(&[], Holders::all)
     }

@@ -25,7 +25,7 @@ pub(crate) fn leader_key(cluster: &str) -> String {
     format!("/baton/{cluster}/leader")
 }
 
-/// Who wants to lead, and how.
+/// A candidate, and its terms.
 #[derive(Clone, Debug)]
 pub struct Candidacy {
     /// Which cluster.
@@ -88,7 +88,7 @@ pub enum Standing {
     Resigned,
 }
 
-/// Who leads, as etcd last told.
+/// The leader, as etcd last reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leader {
     /// Who; its epoch is the token.
@@ -168,7 +168,7 @@ impl Leadership {
         self.standing.clone()
     }
 
-    /// Who leads, as last told; for pointing others to.
+    /// The leader, as last reported; for redirects.
     #[must_use]
     pub fn leader(&self) -> watch::Receiver<Option<Leader>> {
         self.leader.clone()
@@ -187,7 +187,7 @@ impl Leadership {
     }
 }
 
-/// Who leads, for those who do not stand themselves.
+/// The leader, for processes that are no candidates.
 #[derive(Debug)]
 pub struct Leaders {
     latest: watch::Receiver<Option<Leader>>,
@@ -208,7 +208,7 @@ impl Leaders {
         Ok(Self { latest, _stop: stop.drop_guard() })
     }
 
-    /// Who leads, as last told; it may have changed since.
+    /// The leader, as last reported; it may have changed since.
     #[must_use]
     pub fn latest(&self) -> watch::Receiver<Option<Leader>> {
         self.latest.clone()

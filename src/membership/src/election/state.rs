@@ -366,7 +366,7 @@ impl Election {
     }
 
     fn held(&mut self, id: u64, token: u64) {
-        // Whoever held it then is known to be gone: do not wait for a watch that has told already.
+        // The holder of that time is known to be gone: do not wait for a watch that has fired already.
         let gone = self.vacant_at > token;
         self.campaign_again(id, if gone { 0 } else { self.settings.ttl_us });
     }

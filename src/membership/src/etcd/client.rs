@@ -105,7 +105,7 @@ impl Etcd {
         let mut tries = self.shared.endpoints.len() + 1;
         loop {
             let line = self.line(stage).await?;
-            // Whoever gives up waiting for an answer leaves the line to nobody else.
+            // A caller that gives up waiting does not free the connection for others.
             let mut suspect = Suspect { etcd: self, serial: Some(line.serial) };
             let waited = tokio::time::timeout(self.shared.config.request_timeout(), send(line.clone())).await;
             tries -= 1;

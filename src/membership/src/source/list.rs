@@ -10,7 +10,7 @@ use crate::member::Member;
 /// Members that do not change.
 #[derive(Clone, Debug)]
 pub struct ListSource {
-    /// Who there is.
+    /// The members.
     pub members: Vec<Member>,
 }
 

@@ -3,7 +3,7 @@
 use super::model::{MountedSegment, OBJECT, PLACING, Placing, SEGMENT, UUID, Uuid};
 use crate::pack::{Shape, pack};
 
-/// Who keeps which objects, where nobody is told apart.
+/// The keepers of each object, for callers without an identity.
 const TENANT: &str = "default";
 /// All kinds of replicas.
 const ALL_REPLICAS: i32 = 4;

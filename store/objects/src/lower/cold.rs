@@ -247,7 +247,7 @@ fn short_name(tenant: &str) -> u32 {
 impl Drop for Cold {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // Whoever drops the store may be a thread of this very runtime.
+            // The store may be dropped by a thread of this very runtime.
             runtime.shutdown_background();
         }
     }

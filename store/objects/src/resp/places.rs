@@ -1,4 +1,4 @@
-//! Who may stay when more want in than there are places for.
+//! Which connections stay when there are more than places.
 //!
 //! Nobody can lock others out by holding places: who has not logged in has at most a quarter of them and a few seconds,
 //! who has not said a word gives way to a newcomer, and so does who has been silent for long. Of peers that all have
@@ -76,7 +76,7 @@ impl Places {
         Err(self.victim(now_us).or_else(|| if self.guarded { None } else { self.fairer(peer, now_us) }))
     }
 
-    /// Who gives way to anybody.
+    /// Connections that give way to any other.
     pub(super) fn victim(&self, now_us: u64) -> Option<usize> {
         let longest = |time: &dyn Fn(&Seat) -> u64, least: u64| {
             let times = self.taken.iter().enumerate().map(|(at, place)| (time(&place.seat), at));

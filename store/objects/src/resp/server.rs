@@ -22,7 +22,7 @@ pub const BUFFERS_MAX_BYTES: u64 = 128 << 20;
 /// How long to wait after the system has not handed a connection over.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// Who may come in, and to which tenant's keys.
+/// The users, and the tenant of each.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
     /// User name; `default` is the one that clients mean when they give only a password.

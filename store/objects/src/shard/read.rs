@@ -41,7 +41,7 @@ impl Shard {
             Some(number) => {
                 self.counters.hits += 1;
                 self.entries.at_mut(number).visited = true;
-                // Who reads one part reads the others next.
+                // A reader of one part reads the others next.
                 self.others(number).into_iter().for_each(|other| self.entries.at_mut(other).visited = true);
                 self.touched(number);
             }

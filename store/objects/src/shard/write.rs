@@ -101,7 +101,7 @@ impl Shard {
     /// Whether a writer may come at all: what is there may go, and nobody writes what it would rather find there.
     fn admit(&mut self, request: &Request<'_>) -> Result<(), Refusal> {
         let Request { key, place, now_us, .. } = request;
-        // Who replaces whatever is there waits for nobody: of several such the last seal wins.
+        // A put that replaces any value waits for no other: the last seal wins.
         if request.options.existing != Existing::Replace {
             self.take_over(request)?;
         }

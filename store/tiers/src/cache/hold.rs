@@ -117,7 +117,7 @@ impl KvCache {
         if upto_blocks <= held.sealed {
             return Ok(());
         }
-        // Who waits has not been told yet which blocks are its own.
+        // A waiting owner does not know yet which blocks are its own.
         let position = self.store.readable_blocks(owner);
         if self.waiting.contains_key(&owner) && position < upto_blocks {
             return Err(Misuse::NotYours { position });

@@ -15,7 +15,7 @@ use crate::mover::{
 pub(super) struct Transports {
     /// The preferred first.
     pub(super) transports: Vec<Arc<dyn Transport>>,
-    /// Who this node is to its peers, whatever the transport.
+    /// This node's identity to its peers, whatever the transport.
     pub(super) me: PeerId,
     /// What there is, and what is not used and why.
     pub(super) words: Vec<String>,
@@ -89,7 +89,7 @@ struct Node<'a> {
     tls: Option<TcpTls>,
     /// Its windows.
     exposure: &'a Arc<Exposure>,
-    /// Who is told of notices.
+    /// The receiver of notices.
     inbound: &'a Arc<dyn Inbound>,
 }
 

@@ -18,7 +18,7 @@ fn run(command: &str) {
     assert!(done.success(), "{command}");
 }
 
-/// Cuts a rail; mended when dropped.
+/// Cuts a rail; restored when dropped.
 pub struct Wound {
     rail: u32,
     cut: Cut,

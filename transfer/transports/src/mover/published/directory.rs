@@ -29,7 +29,7 @@ impl Default for DirectoryConfig {
 /// What a process publishes, as it was told.
 #[derive(Debug)]
 pub struct Published {
-    /// Who its transports are.
+    /// Its transports.
     pub peer: PeerId,
     ranges: BTreeMap<u64, Arc<RemoteSegment>>,
     /// Stands as long as this is what it publishes.
@@ -81,7 +81,7 @@ impl Published {
 /// What is known of a name.
 struct Known {
     used: u64,
-    /// Who lived there last.
+    /// Its last owner.
     peer: PeerId,
     published: Option<Arc<Published>>,
 }

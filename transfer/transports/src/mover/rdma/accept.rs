@@ -100,7 +100,7 @@ impl Acceptor {
                     continue;
                 }
             };
-            // Whoever comes when all places are taken is cut, and may try again.
+            // A connection that comes when all places are taken is cut, and may be retried.
             if self.served.fetch_add(1, Ordering::AcqRel) >= self.config.paths_max as usize {
                 self.served.fetch_sub(1, Ordering::AcqRel);
                 continue;

@@ -261,7 +261,7 @@ impl Opened {
         let number = state.next_message;
         state.next_message += 1;
         if state.asked.is_empty() {
-            // Whoever keeps the path has a limit of time to watch now.
+            // The path's keeper has a time limit to watch now.
             self.bell.ring();
         }
         state.asked.insert(number, OpenMessage { ticket, since: Instant::now() });

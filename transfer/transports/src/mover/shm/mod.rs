@@ -151,7 +151,7 @@ impl ShmTransport {
         Ok(Arc::new(Self { site, routes: Mutex::default(), closing: AtomicBool::new(false) }))
     }
 
-    /// Who this node is to its peers.
+    /// This node's identity to its peers.
     pub fn peer_id(&self) -> PeerId {
         PeerId { address: self.site.config.address.clone(), epoch: self.site.config.epoch }
     }

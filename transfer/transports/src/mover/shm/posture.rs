@@ -1,4 +1,4 @@
-//! Who sleeps of those that take a path's answers, so that the server wakes the right one.
+//! Which thread that takes a path's answers sleeps, so that the server wakes the right one.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -67,7 +67,7 @@ pub(super) struct Answer {
     pub(super) at: u64,
 }
 
-/// Who of the opener's process sleeps and must be woken for an answer.
+/// Threads of the opener's process that sleep and must be woken for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sleeper {
     /// Nobody: someone looks by himself.
@@ -188,7 +188,7 @@ impl Rings {
         self.word(Word::Answered).store(answer.number.wrapping_add(1), Ordering::Release);
     }
 
-    /// Who sleeps though there are answers, and must be woken; taken to be awake from here on.
+    /// Threads that sleep though there are answers, and must be woken; taken to be awake from here on.
     pub(super) fn sleeper(&self) -> Sleeper {
         match self.wakes(Word::OpenerAsleep) {
             1 => Sleeper::Thread,
@@ -243,7 +243,7 @@ impl Rings {
         fence(Ordering::SeqCst);
     }
 
-    /// Who is to be woken, as the other end has said; it is told once.
+    /// The threads to wake, as the other end has said; returned once.
     fn wakes(&self, word: Word) -> u32 {
         fence(Ordering::SeqCst);
         let word = self.word(word);

@@ -27,7 +27,7 @@ pub(super) struct Site {
     pub(super) windows: Windows,
     /// Paths that peers have opened.
     pub(super) served: AtomicUsize,
-    /// Who is told of memories.
+    /// The receiver of memories.
     pub(super) channels: Mutex<Vec<Weak<Channel>>>,
 }
 

@@ -151,7 +151,7 @@ impl TcpTransport {
         }))
     }
 
-    /// Who this node is to its peers.
+    /// This node's identity to its peers.
     pub fn peer_id(&self) -> PeerId {
         PeerId { address: self.site.address.clone(), epoch: self.site.config.epoch }
     }
