@@ -162,7 +162,13 @@ pub async fn run(node: RemoteNode, place: Place, stop: CancellationToken) -> Res
         let node_legs = RemoteLegs::new(engine.clone(), node.block_tokens, capacity_blocks, events, prompts);
         let why = tokio::select! {
             ended = way.keep(hello, &node.guard, node_legs.clone(), &stop) => return ended,
-            why = unwell(&engine, &node_legs) => why,
+            why = async {
+                let (why, gone) = unwell(&engine, &node_legs).await;
+                if gone {
+                    node_legs.report_engine_gone(&why).await;
+                }
+                why
+            } => why,
         };
         tracing::warn!(node = node.name, why, "the engine does not answer: this node leaves until it does");
         // Requests that wait for it are served elsewhere.
@@ -274,8 +280,8 @@ async fn found(
     Ok((probe, compared))
 }
 
-/// Looks after the engine until it does not answer any more; returns what it said last.
-async fn unwell(engine: &RemoteEngine, node_legs: &RemoteLegs) -> String {
+/// Checks the engine until it does not answer any longer; returns what it said last, and whether it is certainly gone.
+async fn unwell(engine: &RemoteEngine, node_legs: &RemoteLegs) -> (String, bool) {
     let mut unanswered = 0;
     loop {
         let doubted = tokio::select! {
@@ -294,7 +300,7 @@ async fn unwell(engine: &RemoteEngine, node_legs: &RemoteLegs) -> String {
                 // is not well has been asked twice.
                 let certain = error.stage == Stage::Connect || (doubted && error.status.is_some());
                 if unanswered >= UNANSWERED_MOST || certain {
-                    return error.to_string();
+                    return (error.to_string(), certain);
                 }
             }
         }

@@ -104,6 +104,34 @@ impl RemoteLegs {
         self.inner.doubt.notified().await;
     }
 
+    /// Reports all that was in the engine as cut off with it, and waits until the conductor has let this node go. A node
+    /// that left without a word would take its requests for ones that the engine cannot have died of.
+    pub(super) async fn report_engine_gone(&self, why: &str) {
+        let (facts, told) = {
+            let life = self.inner.life.lock();
+            let Some(facts) = life.facts.clone() else { return };
+            let in_engine = |leg: &Leg| matches!(leg, Leg::Computing(_) | Leg::Decoding { .. });
+            let legs = life.legs.iter().filter(|(_, leg)| in_engine(leg)).map(|(request, _)| request);
+            let jobs = legs.filter_map(|request| Some((request.0, life.jobs.get(&request)?.attempt)));
+            let failure = v1::Failure { cut_off: true, engine_gone: true, ..failure("engine", why) };
+            let fact = || Some(v1::fact::Fact::Failure(failure.clone()));
+            let told: Vec<v1::Fact> =
+                jobs.map(|(request, attempt)| v1::Fact { request, attempt, fact: fact() }).collect();
+            (facts, told)
+        };
+        if told.is_empty() {
+            return;
+        }
+        let told = v1::FromNode { message: Some(v1::from_node::Message::Facts(v1::Facts { facts: told })) };
+        let heard = async {
+            if facts.send(told).await.is_ok() {
+                facts.closed().await;
+            }
+        };
+        // A conductor that does not answer takes this node for lost anyway.
+        let _ = tokio::time::timeout(GONE_WITHIN, heard).await;
+    }
+
     fn order(&self, order: v1::Order) {
         use v1::order::Order;
         let (request, attempt) = (RequestId(order.request), order.attempt);
@@ -215,7 +243,7 @@ impl RemoteLegs {
             Effect::Close { request, .. } => _ = life.jobs.remove(&request),
             Effect::Fail { request, why } => {
                 let (stage, message) = in_words(why, self.inner.capacity_blocks);
-                self.report(life, request, failure(stage, &message));
+                self.report(life, request, v1::fact::Fact::Failure(failure(stage, &message)));
             }
             // The engine takes KV in, sends it and finds room for longer answers by itself.
             Effect::Admit { .. } | Effect::Send { .. } | Effect::Grow { .. } => {}
@@ -274,7 +302,8 @@ impl RemoteLegs {
     }
 
     fn fail(&self, request: RequestId, attempt: u32, (stage, why): (&str, String)) {
-        self.say(&self.inner.life.lock(), (request.0, attempt), failure(stage, &why));
+        let fact = v1::fact::Fact::Failure(failure(stage, &why));
+        self.say(&self.inner.life.lock(), (request.0, attempt), fact);
     }
 
     /// Reports one thing about a leg.
@@ -435,9 +464,8 @@ pub(super) fn message(request: u64, attempt: u32, facts: Vec<v1::fact::Fact>) ->
 }
 
 /// A failure that is not the request's own.
-fn failure(stage: &str, why: &str) -> v1::fact::Fact {
-    let (stage, message) = (stage.into(), why.into());
-    v1::fact::Fact::Failure(v1::Failure { stage, message, of_request: false, ..v1::Failure::default() })
+fn failure(stage: &str, why: &str) -> v1::Failure {
+    v1::Failure { stage: stage.into(), message: why.into(), of_request: false, ..v1::Failure::default() }
 }
 
 pub(super) fn cache_fact(change: &CacheChange) -> v1::fact::Fact {

@@ -104,6 +104,29 @@ async fn a_decode_that_is_ordered_before_its_kv_fails_and_is_over() {
     assert!(facts.try_recv().is_err());
 }
 
+/// A node that left without a word made its requests look as if the engine cannot have died of them.
+#[tokio::test]
+async fn what_was_in_an_engine_that_is_gone_is_reported_before_the_node_leaves() {
+    let spec = VllmSpec {
+        token_time: Duration::from_secs(60),
+        ..VllmSpec::new(FakeRole::Whole, FakeConnector::None)
+    };
+    let fake = FakeVllm::start(spec, &Fabric::new()).await.expect("a port is free");
+    let engine = RemoteEngine::new(fake.settings()).expect("settings are right");
+    let node_legs = RemoteLegs::new(engine, 32, 341, None, Prompts::default());
+    let mut facts = attach(&node_legs);
+    node_legs.report_engine_gone("it was idle").await;
+    node_legs.ordered(prefill(&[1, 2, 3], 9, None)).expect("the node_legs is there");
+    let reporter = node_legs.clone();
+    let report = tokio::spawn(async move { reporter.report_engine_gone("it died").await });
+    let told = next(&mut facts).await;
+    let failure = failure(&told);
+    assert_eq!((failure.message.as_str(), failure.cut_off, failure.engine_gone), ("it died", true, true));
+    assert!(!report.is_finished(), "it waits until the conductor lets it go");
+    drop(facts);
+    report.await.expect("it ends");
+}
+
 #[tokio::test]
 async fn kv_that_was_offered_is_not_handed_off_again() {
     let node_legs = without_engine();
