@@ -9,6 +9,7 @@ use baton_scheduler::SchedulerConfig;
 use baton_store::{Eviction, Offload};
 use baton_tiers::IoChoice;
 use baton_types::Secret;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
@@ -26,7 +27,7 @@ pub use simulated::{
 pub const BLOCK_TOKENS: u32 = 16;
 
 /// The whole file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// How requests are placed and admitted.
@@ -63,23 +64,21 @@ impl Default for Config {
 }
 
 /// How blocks are kept; capacities are in the pools.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreSection {
     /// Which unpinned block goes first when a tier is full.
     pub eviction: Eviction,
-    /// When a block is copied to the next slower tier: `off`, `write_through` (as soon as it is readable), `on_evict`
-    /// (when it is about to go), or `auto`: at once where the SSD's folder outlives the node.
+    /// When a block is copied to the next slower tier.
     pub offload: OffloadChoice,
     /// Whether SSD takes only blocks that were asked for twice.
     pub ssd_second_touch: bool,
-    /// How nodes read and write their SSD: `ring` (io_uring, or not at all), `threads`, or `auto`: io_uring
-    /// if the kernel lets them, else threads.
+    /// How nodes read and write their SSD.
     pub ssd_io: IoChoice,
 }
 
 /// When a block is copied to the next slower tier.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OffloadChoice {
     /// `write_through` where the SSD's folder outlives the node, else `on_evict`.
@@ -119,7 +118,7 @@ impl Default for StoreSection {
 }
 
 /// How the live service runs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServiceConfig {
     /// Where clients are served.
@@ -173,7 +172,7 @@ pub struct ServiceConfig {
 }
 
 /// How the front door reads answers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterSection {
     /// Tool calls looked for in chats that offer tools: `auto` (what the chat template speaks of), `none`, `hermes`, `llama3_json`, `mistral`, `pythonic`, `deepseek`.
@@ -202,7 +201,7 @@ impl RouterSection {
 }
 
 /// A key and whose it is.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ApiKey {
     /// The secret.

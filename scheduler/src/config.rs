@@ -5,13 +5,14 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 use baton_types::SloClass;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::PolicyName;
 use crate::policies::Policy;
 
 /// When a request that cannot meet its objective is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AdmissionMode {
     /// As the policy has it: `slo` for Baton's own, `none` for those it is compared with.
@@ -44,7 +45,7 @@ impl AdmissionMode {
 }
 
 /// Which leg of a pair a client has its first token from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FirstToken {
     /// The decode leg, at the end of its first step: as with engines that answer from there alone (ADR 0004).
@@ -66,12 +67,12 @@ impl core::fmt::Display for ConfigError {
 }
 
 /// Everything that an operator may set about scheduling.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulerConfig {
-    /// Placement policy.
+    /// How requests are placed.
     pub policy: PolicyName,
-    /// Admission mode.
+    /// When a request that cannot meet its objective is refused.
     pub admission: AdmissionMode,
     /// Admission modes that are asked beside the real one and only counted: `baton_shadow_refused_total`, and `counters`
     /// of `/admin/status`.
@@ -109,7 +110,7 @@ pub struct SchedulerConfig {
     pub queue_threshold_permille: u32,
     /// Whether popular prefixes are copied to idle instances ahead of demand.
     pub replicate: bool,
-    /// Which leg the first token comes from: `decode` or `prefill`; TTFT is predicted up to there.
+    /// Which leg the first token comes from; TTFT is predicted up to there.
     pub first_token: FirstToken,
     /// Times that a request may be placed again after losing an instance.
     pub max_retries: u32,

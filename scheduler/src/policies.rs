@@ -18,6 +18,7 @@ mod baselines {
     pub(super) mod round_robin;
 }
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::AdmissionMode;
@@ -100,7 +101,7 @@ pub(crate) enum Queueing {
 macro_rules! policies {
     ($($(#[doc = $about:literal])+ $(#[cfg($when:meta)])? $name:ident = $word:literal, $policy:path;)+) => {
         /// How a request finds its instances.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
         pub enum PolicyName {
             $($(#[doc = $about])+ $(#[cfg($when)])? #[serde(rename = $word)] $name,)+
         }
@@ -115,14 +116,6 @@ macro_rules! policies {
             pub const fn name(self) -> &'static str {
                 match self {
                     $($(#[cfg($when)])? Self::$name => $word,)+
-                }
-            }
-
-            /// What the policy does, in a sentence.
-            #[must_use]
-            pub const fn about(self) -> &'static str {
-                match self {
-                    $($(#[cfg($when)])? Self::$name => concat!($($about),+).trim_ascii(),)+
                 }
             }
 
@@ -205,7 +198,6 @@ mod tests {
         for policy in PolicyName::ALL {
             let word = serde_json::Value::from(policy.name());
             assert_eq!(serde_json::from_value::<PolicyName>(word).ok(), Some(policy));
-            assert!(policy.about().ends_with('.') && !policy.about().starts_with(' '), "{policy:?}");
         }
     }
 }

@@ -1,135 +1,145 @@
-//! The reference of every setting, made from the doc comments beside the settings themselves and
-//! from their defaults, so that it cannot drift. A test compares `docs/config.md` with it.
+//! The reference of every setting, made from the schema of the file, which is derived from the settings and their
+//! comments, so that it cannot drift. A test compares `docs/config.md` with it.
 
 use std::fmt::Write as _;
 
-use baton_scheduler::PolicyName;
-use baton_store::Eviction;
+use serde_json::Value;
 
 use crate::config::Config;
 
-/// A section of the file: its heading, the source that declares it, the struct, where its default is.
-pub struct Section {
-    pub heading: &'static str,
-    pub source: &'static str,
-    pub name: &'static str,
-    pub path: &'static [&'static str],
-}
-
-const OWN: &str = include_str!("../config.rs");
-const SIMULATED_ONLY: &str = include_str!("../config/simulated.rs");
-const SCHEDULER: &str = include_str!("../../scheduler/src/config.rs");
-const CLASSES: &str = include_str!("../../scheduler/types/src/slo.rs");
-
-/// Every section: first those of the service, which the simulator reads too, then the simulator's own; parents before
-/// their children.
-pub const SECTIONS: [Section; 11] = [
-    Section { heading: "[scheduler]", source: SCHEDULER, name: "SchedulerConfig", path: &["scheduler"] },
-    Section {
-        heading: "[[scheduler.classes]]",
-        source: CLASSES,
-        name: "SloClass",
-        path: &["scheduler", "classes"],
-    },
-    Section { heading: "[store]", source: OWN, name: "StoreSection", path: &["store"] },
-    Section { heading: "[service]", source: OWN, name: "ServiceConfig", path: &["service"] },
-    Section { heading: "[[service.api_keys]]", source: OWN, name: "ApiKey", path: &["service", "api_keys"] },
-    Section { heading: "[router]", source: OWN, name: "RouterSection", path: &["router"] },
-    Section { heading: "[cluster]", source: SIMULATED_ONLY, name: "ClusterConfig", path: &["cluster"] },
-    Section {
-        heading: "[[cluster.pools]]",
-        source: SIMULATED_ONLY,
-        name: "PoolConfig",
-        path: &["cluster", "pools"],
-    },
-    Section { heading: "[network]", source: SIMULATED_ONLY, name: "NetworkSection", path: &["network"] },
-    Section { heading: "[clients]", source: SIMULATED_ONLY, name: "ClientsConfig", path: &["clients"] },
-    Section { heading: "[faults]", source: SIMULATED_ONLY, name: "FaultsConfig", path: &["faults"] },
-];
-
 /// Top-level sections that the simulator alone reads.
-pub const SIMULATED: [&str; 4] = ["cluster", "network", "clients", "faults"];
+const SIMULATED: [&str; 4] = ["cluster", "network", "clients", "faults"];
+
+/// A section of the file.
+pub struct Section {
+    /// `[section]`, or `[[section]]` where it is a list.
+    pub heading: String,
+    /// Whether the simulator alone reads it.
+    pub simulated: bool,
+    pub settings: Vec<Setting>,
+}
 
 /// One setting.
-#[derive(Debug, Default, PartialEq)]
 pub struct Setting {
     pub name: String,
+    /// As it stands in the table.
+    default: String,
     /// What its comment says.
     pub meaning: String,
-    /// A list that may be left out, where no default has an entry with it.
-    pub optional: bool,
+    /// The words that it takes, and what each means; none where it takes anything else.
+    pub words: Vec<(String, String)>,
 }
 
-/// The fields of a struct with their comments.
-pub fn fields(source: &str, name: &str) -> Vec<Setting> {
-    let head = format!("pub struct {name} {{");
-    let body = source.split_once(&head).map_or("", |(_, rest)| rest);
-    let body = body.split_once("\n}").map_or(body, |(body, _)| body);
-    let (mut found, mut next) = (Vec::new(), Setting::default());
-    for line in body.lines().map(str::trim) {
-        if let Some(text) = line.strip_prefix("///") {
-            next.meaning.push_str(text);
-        } else if line == "#[serde(default)]" {
-            next.optional = true;
-        } else if let Some((field, _)) = line.strip_prefix("pub ").and_then(|l| l.split_once(':')) {
-            let meaning = next.meaning.trim().to_owned();
-            found.push(Setting { name: field.to_owned(), meaning, ..next });
-            next = Setting::default();
+/// A section of the file of defaults: its heading and the names of its settings.
+type Written<'a> = (&'a str, Vec<&'a str>);
+
+/// The sections as they are written: the schema sorts by name, the file keeps together what belongs together.
+fn written(text: &str) -> Vec<Written<'_>> {
+    let mut found: Vec<Written<'_>> = Vec::new();
+    for line in text.lines() {
+        if line.starts_with('[') {
+            found.push((line, Vec::new()));
+        } else if let (Some((name, _)), Some((_, names))) = (line.split_once(" = "), found.last_mut()) {
+            names.push(name);
         }
     }
+    // Of a list, its first entry.
+    let mut seen = std::collections::HashSet::new();
+    found.retain(|(heading, _)| seen.insert(*heading));
     found
 }
 
-/// The value at a path, through the first entry of any list on the way.
-fn at<'a>(value: &'a toml::Value, path: &[&str]) -> Option<&'a toml::Value> {
-    path.iter().try_fold(value, |value, key| {
-        let next = value.get(key)?;
-        next.as_array().map_or(Some(next), |list| list.first())
-    })
-}
-
-/// The default of a setting.
-pub fn default_of<'a>(defaults: &'a toml::Value, section: &Section, name: &str) -> Option<&'a toml::Value> {
-    at(defaults, section.path)?.get(name)
-}
-
-/// What the words of a setting mean, where a section has one whose words are policies.
-pub fn policies(heading: &str) -> Option<(&'static str, Vec<(&'static str, &'static str)>)> {
-    match heading {
-        "[scheduler]" => Some(("policy", PolicyName::ALL.map(|p| (p.name(), p.about())).to_vec())),
-        "[store]" => Some(("eviction", Eviction::ALL.map(|e| (e.name(), e.about())).to_vec())),
-        _ => None,
+/// Every section, in the order of the file; lists that are empty there come after the section that they are in.
+pub fn sections() -> Result<Vec<Section>, String> {
+    let schema = super::schema::schema()?;
+    let text = toml::to_string(&Config::default()).map_err(|e| e.to_string())?;
+    let written = written(&text);
+    let mut sections = Vec::new();
+    for (heading, names) in &written {
+        let path = heading.trim_matches(['[', ']']);
+        let section = path.split('.').fold(&schema, |at, key| entry(&at["properties"][key]));
+        let lists = properties(section).filter(|(name, of)| !names.contains(name) && of["items"].is_object());
+        let lists: Vec<&str> = lists.map(|(name, _)| name).collect();
+        sections.push(Section::new(heading, section, names.iter().chain(&lists)));
+        for (name, list) in properties(section) {
+            let heading = format!("[[{path}.{name}]]");
+            if list["items"]["properties"].is_object() && written.iter().all(|(known, _)| *known != heading) {
+                let needed = needed(entry(list));
+                let others =
+                    properties(entry(list)).map(|(name, _)| name).filter(|name| !needed.contains(name));
+                let names: Vec<&str> = needed.iter().copied().chain(others).collect();
+                sections.push(Section::new(&heading, entry(list), names.iter()));
+            }
+        }
     }
+    Ok(sections)
+}
+
+/// What a section's settings are declared in: itself, or the entry of a list.
+fn entry(schema: &Value) -> &Value {
+    if schema["items"]["properties"].is_object() { &schema["items"] } else { schema }
+}
+
+fn properties(schema: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    schema["properties"].as_object().into_iter().flatten().map(|(name, of)| (name.as_str(), of))
+}
+
+fn needed(schema: &Value) -> Vec<&str> {
+    schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+}
+
+impl Section {
+    fn new<'a>(heading: &str, schema: &Value, names: impl Iterator<Item = &'a &'a str>) -> Self {
+        let top = heading.trim_matches(['[', ']']).split('.').next().unwrap_or_default();
+        let needed = needed(schema);
+        let settings =
+            names.map(|name| Setting::new(name, &schema["properties"][*name], needed.contains(name)));
+        Self {
+            heading: heading.to_owned(),
+            simulated: SIMULATED.contains(&top),
+            settings: settings.collect(),
+        }
+    }
+}
+
+impl Setting {
+    fn new(name: &str, schema: &Value, needed: bool) -> Self {
+        let words = schema["oneOf"].as_array().into_iter().flatten();
+        Self {
+            name: name.to_owned(),
+            default: match &schema["default"] {
+                _ if needed => "needed".to_owned(),
+                Value::Array(list) if list.iter().any(Value::is_object) => "see below".to_owned(),
+                default => format!("`{default}`"),
+            },
+            meaning: on_one_line(&schema["description"]),
+            words: words
+                .map(|word| (on_one_line(&word["const"]), on_one_line(&word["description"])))
+                .collect(),
+        }
+    }
+}
+
+/// A comment's lines as one.
+fn on_one_line(text: &Value) -> String {
+    text.as_str().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// The page.
 pub fn page() -> Result<String, String> {
-    let defaults = toml::Value::try_from(Config::default()).map_err(|e| e.to_string())?;
     let mut text = String::from(
         "# Settings\n\nMade by `baton config reference > docs/config.md` from the comments beside the settings; a test compares. \
          One TOML file, all of it optional; unknown keys are refused with the nearest known one. `baton config check FILE` \
          says whether a file is valid, `baton config explain FILE` prints every setting in force.\n",
     );
-    for section in &SECTIONS {
-        let simulated = SIMULATED.contains(&section.path[0]);
+    for Section { heading, simulated, settings } in sections()? {
         let note = if simulated { "Read by the simulator alone.\n\n" } else { "" };
-        let _ = write!(
-            text,
-            "\n## `{}`\n\n{note}| setting | default | meaning |\n|---|---|---|\n",
-            section.heading
-        );
-        for Setting { name, meaning, optional } in fields(section.source, section.name) {
-            let default = match default_of(&defaults, section, &name) {
-                Some(toml::Value::Array(list)) if list.is_empty() => "`[]`".to_owned(),
-                Some(toml::Value::Array(_) | toml::Value::Table(_)) => "see below".to_owned(),
-                Some(value) => format!("`{value}`"),
-                None if optional => "`[]`".to_owned(),
-                None => "needed".to_owned(),
-            };
+        let _ = write!(text, "\n## `{heading}`\n\n{note}| setting | default | meaning |\n|---|---|---|\n");
+        for Setting { name, default, meaning, .. } in &settings {
             let _ = writeln!(text, "| `{name}` | {default} | {} |", meaning.replace('|', "\\|"));
         }
-        if let Some((setting, words)) = policies(section.heading) {
-            let _ = write!(text, "\n| `{setting}` | meaning |\n|---|---|\n");
+        for Setting { name, words, .. } in settings.iter().filter(|setting| !setting.words.is_empty()) {
+            let _ = write!(text, "\n| `{name}` | meaning |\n|---|---|\n");
             words.iter().for_each(|(word, about)| text.push_str(&format!("| `{word}` | {about} |\n")));
         }
     }
@@ -144,7 +154,7 @@ mod tests {
     fn every_setting_is_described_with_its_default() {
         let page = page().expect("the defaults are TOML");
         assert!(page.contains("| `tenant` | needed |") && page.contains("| `classes` | `[]` |"));
-        assert!(!page.contains("| – |"), "a setting without a default: {page}");
+        assert!(!page.contains("| `null` |"), "a setting without a default: {page}");
         for setting in [
             "balancing_threshold_permille",
             "pipeline_nodes",
@@ -155,8 +165,8 @@ mod tests {
         ] {
             assert!(page.contains(&format!("| `{setting}` | `")), "{setting} is missing");
         }
-        for section in &SECTIONS {
-            for Setting { name, meaning, .. } in fields(section.source, section.name) {
+        for section in sections().expect("sections") {
+            for Setting { name, meaning, .. } in section.settings {
                 assert!(!meaning.is_empty(), "{} {name} has no comment", section.heading);
             }
         }
@@ -165,10 +175,10 @@ mod tests {
     #[test]
     // Sixty of the service as it was first planned; parsers of answers and durable tiers have brought some more.
     fn a_service_has_at_most_sixty_two_settings() {
-        let simulated = |s: &&Section| SIMULATED.contains(&s.path[0]);
+        let sections = sections().expect("sections");
         let count = |simulator: bool| -> usize {
-            let sections = SECTIONS.iter().filter(|s| simulated(s) == simulator);
-            sections.map(|s| fields(s.source, s.name).len()).sum()
+            let sections = sections.iter().filter(|section| section.simulated == simulator);
+            sections.map(|section| section.settings.len()).sum()
         };
         assert!(count(false) <= 62, "{} settings of the service: the budget is 62", count(false));
         assert!(count(true) <= 38, "{} settings of the simulator alone: the budget is 38", count(true));

@@ -1,125 +1,59 @@
-//! The JSON schema of the configuration file, for editors: types and words come from the settings
-//! themselves, texts from the comments beside them.
+//! The JSON schema of the configuration file, for editors, derived from the settings themselves.
 
-use serde_json::{Map, Value, json};
+use schemars::generate::SchemaSettings;
+use serde_json::Value;
 
-use super::reference::{SECTIONS, Section, Setting, default_of, fields};
 use crate::config::Config;
 
 /// The schema as JSON text.
 pub fn text() -> Result<String, String> {
-    let defaults = toml::Value::try_from(Config::default()).map_err(|e| e.to_string())?;
-    let mut root = object("Baton's configuration file: one TOML file, all of it optional.");
-    root["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
-    for section in &SECTIONS {
-        let table = table(section, &defaults);
-        place(&mut root, section, table)?;
+    serde_json::to_string_pretty(&schema()?).map(|text| text + "\n").map_err(|e| e.to_string())
+}
+
+/// The schema, every section written where it is used.
+pub fn schema() -> Result<Value, String> {
+    let settings = SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    let mut root = settings.into_generator().into_root_schema_for::<Config>().to_value();
+    let defaults = serde_json::to_value(Config::default()).map_err(|e| e.to_string())?;
+    set_defaults(&mut root, &defaults);
+    Ok(root)
+}
+
+/// Gives each setting the default that the file has, which may differ from its section's own: blocks have 512 tokens
+/// in a simulation and 16 in the file.
+fn set_defaults(schema: &mut Value, default: &Value) {
+    let (Some(settings), true) = (default.as_object(), schema["properties"].is_object()) else {
+        schema["default"] = default.clone();
+        return;
+    };
+    if let Some(section) = schema.as_object_mut() {
+        section.remove("default");
     }
-    serde_json::to_string_pretty(&root).map(|text| text + "\n").map_err(|e| e.to_string())
-}
-
-fn object(description: &str) -> Value {
-    json!({ "description": description, "type": "object", "additionalProperties": false, "properties": {} })
-}
-
-/// One section's settings; those that are sections of their own come later.
-fn table(section: &Section, defaults: &toml::Value) -> Value {
-    let (mut table, mut needed) = (object(section.heading), Vec::new());
-    for Setting { name, meaning, optional } in fields(section.source, section.name) {
-        let Some(default) = default_of(defaults, section, &name) else {
-            // Of entries that no default has: what is needed so far are strings, what is not are lists of them.
-            table["properties"][&name] = if optional {
-                json!({ "description": meaning, "type": "array", "items": { "type": "string" } })
-            } else {
-                json!({ "description": meaning, "type": "string" })
-            };
-            needed.extend((!optional).then_some(name));
-            continue;
-        };
-        if nested(default) {
-            continue;
-        }
-        let mut setting = Map::new();
-        setting.insert("description".into(), meaning.into());
-        setting.insert("default".into(), serde_json::to_value(default).unwrap_or_default());
-        kind(section, &name, default, &mut setting);
-        table["properties"][name] = Value::Object(setting);
+    for (name, default) in settings {
+        set_defaults(&mut schema["properties"][name], default);
     }
-    if !needed.is_empty() {
-        table["required"] = json!(needed);
-    }
-    table
-}
-
-fn nested(value: &toml::Value) -> bool {
-    let list = value.as_array().and_then(|list| list.first());
-    value.is_table() || list.is_some_and(toml::Value::is_table)
-}
-
-/// Type and bounds of a setting, found out by offering values to the real parser.
-fn kind(section: &Section, name: &str, default: &toml::Value, setting: &mut Map<String, Value>) {
-    let mut say = |key: &str, value: Value| setting.insert(key.into(), value);
-    match default {
-        toml::Value::Integer(_) => {
-            say("type", json!("integer"));
-            if offer(section, name, "-1").is_err() {
-                say("minimum", json!(0));
-            }
-        }
-        toml::Value::Float(_) => {
-            say("type", json!("number"));
-        }
-        toml::Value::Boolean(_) => {
-            say("type", json!("boolean"));
-        }
-        toml::Value::Array(_) => {
-            say("type", json!("array"));
-            say("items", json!({ "enum": words(section, name, "[\"?\"]") }));
-        }
-        _ => match words(section, name, "\"?\"") {
-            words if words.is_empty() => {
-                say("type", json!("string"));
-            }
-            words => {
-                say("enum", json!(words));
-            }
-        },
-    }
-}
-
-/// Parses a file in which only this setting is given.
-fn offer(section: &Section, name: &str, value: &str) -> Result<Config, toml::de::Error> {
-    toml::from_str(&format!("{}\n{name} = {value}\n", section.heading))
-}
-
-/// The words that a setting takes, from what the parser says to one that it does not know.
-fn words(section: &Section, name: &str, value: &str) -> Vec<String> {
-    let Err(error) = offer(section, name, value) else { return Vec::new() };
-    error.message().split('`').skip(3).step_by(2).map(str::to_owned).collect()
-}
-
-/// Puts a section's table where the file has it.
-fn place(root: &mut Value, section: &Section, table: Value) -> Result<(), String> {
-    let (last, parents) = section.path.split_last().ok_or("a section without a name")?;
-    let parent = parents.iter().fold(root, |at, key| &mut at["properties"][*key]);
-    let list = section.heading.starts_with("[[");
-    parent["properties"][*last] = if list { json!({ "type": "array", "items": table }) } else { table };
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use super::super::reference;
     use super::*;
 
-    fn schema() -> Value {
+    fn parsed() -> Value {
         serde_json::from_str(&text().expect("a schema")).expect("JSON")
+    }
+
+    /// The words that a setting takes.
+    fn words(setting: &Value) -> Vec<&Value> {
+        setting["oneOf"].as_array().into_iter().flatten().map(|word| &word["const"]).collect()
     }
 
     /// Checks a value against the few words of the schema language that are used here.
     fn fits(schema: &Value, value: &Value, path: &str) {
-        if let Some(words) = schema["enum"].as_array() {
-            assert!(words.contains(value), "{path} = {value} is none of {words:?}");
-        }
+        let words = words(schema);
+        assert!(words.is_empty() || words.contains(&value), "{path} = {value} is none of {words:?}");
         match schema["type"].as_str() {
             Some("object") => {
                 for (name, value) in value.as_object().expect(path) {
@@ -144,19 +78,19 @@ mod tests {
             Some("number") => assert!(value.is_number(), "{path} = {value}"),
             Some("boolean") => assert!(value.is_boolean(), "{path} = {value}"),
             Some("string") => assert!(value.is_string(), "{path} = {value}"),
-            other => assert!(other.is_none() && schema["enum"].is_array(), "{path} has no type"),
+            other => assert!(other.is_none() && !words.is_empty(), "{path} has no type"),
         }
     }
 
     #[test]
     fn the_defaults_fit_their_schema() {
         let value = serde_json::to_value(Config::default()).expect("a config is JSON");
-        fits(&schema(), &value, "config");
+        fits(&parsed(), &value, "config");
     }
 
     #[test]
     fn a_client_key_needs_two_of_its_settings() {
-        let keys = &schema()["properties"]["service"]["properties"]["api_keys"];
+        let keys = &parsed()["properties"]["service"]["properties"]["api_keys"];
         assert_eq!(keys["items"]["required"], json!(["key", "tenant"]));
         fits(keys, &json!([{"key": "k", "tenant": "t"}]), "api_keys");
         fits(keys, &json!([{"key": "k", "tenant": "t", "classes": ["default"]}]), "api_keys");
@@ -166,35 +100,36 @@ mod tests {
     }
 
     #[test]
-    fn every_word_of_the_schema_is_taken_by_the_parser() {
-        let schema = schema();
+    fn every_word_of_the_schema_is_taken_by_the_parser_and_described() {
+        let schema = parsed();
         let scheduler = &schema["properties"]["scheduler"]["properties"];
-        let policies = scheduler["policy"]["enum"].as_array().expect("words");
-        assert_eq!(policies.len(), baton_scheduler::PolicyName::ALL.len());
-        for section in &SECTIONS {
-            let Some((setting, described)) = super::super::reference::policies(section.heading) else {
-                continue;
-            };
-            let described: Vec<&str> = described.into_iter().map(|(word, _)| word).collect();
-            assert_eq!(words(section, setting, "\"?\""), described, "{setting}");
-        }
-        assert_eq!(scheduler["shadow"]["items"]["enum"].as_array().map(Vec::len), Some(6));
-        for section in &SECTIONS {
-            let at = section.path.iter().fold(&schema, |at, key| {
-                let next = &at["properties"][*key];
-                if next["items"].is_object() { &next["items"] } else { next }
-            });
-            for (name, setting) in at["properties"].as_object().expect("settings") {
-                for word in setting["enum"].as_array().into_iter().flatten() {
-                    assert!(offer(section, name, &word.to_string()).is_ok(), "{name} = {word}");
+        assert_eq!(words(&scheduler["policy"]).len(), baton_scheduler::PolicyName::ALL.len());
+        assert_eq!(words(&scheduler["shadow"]["items"]).len(), 6);
+        let mut tried = 0;
+        for section in reference::sections().expect("sections") {
+            for setting in section.settings {
+                for (word, meaning) in &setting.words {
+                    let file = format!("{}\n{} = \"{word}\"\n", section.heading, setting.name);
+                    let read: Result<Config, _> = toml::from_str(&file);
+                    assert!(read.is_ok() && meaning.ends_with('.'), "{file}: {meaning}: {read:?}");
+                    tried += 1;
                 }
             }
         }
+        assert!(tried >= 40, "{tried} words");
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_file() {
+        let schema = parsed();
+        let tokens = &schema["properties"]["scheduler"]["properties"]["block_tokens"];
+        assert_eq!((&tokens["default"], &tokens["minimum"]), (&json!(16), &json!(0)));
+        assert!(schema["properties"]["scheduler"]["default"].is_null(), "its settings have theirs");
     }
 
     #[test]
     fn numbers_below_zero_are_excluded_where_the_parser_excludes_them() {
-        let schema = schema();
+        let schema = parsed();
         let classes = &schema["properties"]["scheduler"]["properties"]["classes"]["items"]["properties"];
         assert!(classes["priority"]["minimum"].is_null(), "a band may be below zero");
         assert_eq!(classes["weight"]["minimum"], 0);

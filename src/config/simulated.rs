@@ -1,12 +1,13 @@
 //! Sections that the simulator alone reads.
 
 use baton_types::Role;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::within;
 
 /// The cluster.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterConfig {
     /// Cost profile of every pool that names none: a shipped one's name or a file's path.
@@ -41,7 +42,7 @@ impl Default for ClusterConfig {
 }
 
 /// When KV travels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HandoffMode {
     /// Layer by layer while the prefill runs.
@@ -51,22 +52,22 @@ pub enum HandoffMode {
 }
 
 /// How a decoding instance mixes prefills in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MixMode {
-    /// A fixed number of prompt tokens a step, as engines do.
+    /// In chunks of one length (`mixed_chunk_tokens`), as Baton's own nodes, vLLM and SGLang do.
     Fixed,
-    /// As many prompt tokens a step as the TBT objective leaves room for: a model of an engine that obeys one.
+    /// As many prompt tokens a step as the TBT objective leaves room for, which no engine does today.
     Target,
     /// Whole prefills first; they stall the decodes.
     PrefillFirst,
 }
 
 /// A group of equal instances.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolConfig {
-    /// What they do: prefill, decode, both, or store (lend `dram_tokens` and `ssd_tokens`, compute nothing).
+    /// What they do.
     pub role: Role,
     /// How many.
     pub count: u32,
@@ -82,8 +83,7 @@ pub struct PoolConfig {
     pub pass_tokens: u32,
     /// Nodes that form one instance as a chunked pipeline (CPP).
     pub pipeline_nodes: u32,
-    /// How prefills mix into decode steps: `fixed`, in chunks of one length, as Baton's own nodes, vLLM and SGLang do;
-    /// `target`, as many tokens as the TBT objective leaves room for, which no engine does today; `prefill_first`.
+    /// How prefills mix into decode steps.
     pub mix: MixMode,
     /// Prompt tokens a step for `mix = "fixed"`; 0 fills a whole pass, `pass_tokens`, as the service's nodes do.
     pub mixed_chunk_tokens: u32,
@@ -119,7 +119,7 @@ impl Default for PoolConfig {
 }
 
 /// How simulated transfers share links.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NetworkSection {
     /// Flights in progress at once, 1 to 1,000,000 (I9).
@@ -173,7 +173,7 @@ impl NetworkSection {
 }
 
 /// How simulated clients behave.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClientsConfig {
     /// Retries of a refused client, each after the Retry-After that it was given.
@@ -191,7 +191,7 @@ impl Default for ClientsConfig {
 }
 
 /// Faults that a simulation injects; the times and places follow from its seed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FaultsConfig {
     /// Instances that die and restart empty.

@@ -27,6 +27,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use list::Lists;
 use reuse::Change;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What a policy may know of a block.
@@ -265,7 +266,7 @@ impl Resting {
 macro_rules! policies {
     ($($(#[doc = $about:literal])+ $(#[cfg($when:meta)])? $name:ident = $word:literal, $order:ty;)+) => {
         /// Which unpinned block a full tier gives up first.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
         pub enum Eviction {
             $($(#[doc = $about])+ $(#[cfg($when)])? #[serde(rename = $word)] $name,)+
         }
@@ -280,14 +281,6 @@ macro_rules! policies {
             pub const fn name(self) -> &'static str {
                 match self {
                     $($(#[cfg($when)])? Self::$name => $word,)+
-                }
-            }
-
-            /// What goes first, in a sentence.
-            #[must_use]
-            pub const fn about(self) -> &'static str {
-                match self {
-                    $($(#[cfg($when)])? Self::$name => concat!($($about),+).trim_ascii(),)+
                 }
             }
 

@@ -113,7 +113,7 @@ fn without_offload_the_lower_tiers_stay_empty_whatever_their_size() {
         let mut rig = rig_of([4, 4, 4], policy, Offload::Off);
         for first in [10, 20, 30] {
             let effects = rig.serve(1, &[first, first + 1, first + 2, first + 3]);
-            assert_eq!(tickets(&effects), []);
+            assert_eq!(tickets(&effects), [0; 0]);
         }
         assert_eq!((used(&rig), rig.store.stats().lost_blocks), ([4, 0, 0], 8), "{policy:?}");
     }
@@ -494,7 +494,7 @@ fn snapshots_are_sorted_and_equal_after_equal_histories() {
         assert!(snapshot.offloads_under_way.is_sorted_by(|a, b| a < b));
         assert_eq!(snapshot.blocks.len() as u64, snapshot.stats.blocks);
         let pins: u32 = snapshot.blocks.iter().map(|block| block.pins).sum();
-        assert_eq!(pins, snapshot.owners.iter().map(|owner| owner.pinned_blocks).sum());
+        assert_eq!(pins, snapshot.owners.iter().map(|owner| owner.pinned_blocks).sum::<u32>());
         assert_eq!(busy_history([8, 8, 8], eviction, offload).2, snapshot);
     }
 }

@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn on_evict_copies_the_next_in_line_ahead_and_eviction_is_then_at_once() {
         let mut rig = Rig::new([16, 8, 0], Offload::OnEvict);
-        assert_eq!(tickets(&rig.serve(1, &[1, 2, 3])), []);
+        assert_eq!(tickets(&rig.serve(1, &[1, 2, 3])), [0; 0]);
         let effects = rig.serve(2, &[10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21]);
         assert!(effects.contains(&offload(0, Tier::Hbm, Tier::Dram, 1)), "an eighth, less one free");
         assert_eq!(rig.hits(&[1, 2, 3]), (3, 0, 0), "the copy costs no hit");
@@ -453,7 +453,7 @@ mod tests {
         };
         let mut rig = Rig::with(config);
         rig.serve(1, &[1, 2]);
-        assert_eq!(tickets(&rig.offloaded(0, true)), []);
+        assert_eq!(tickets(&rig.offloaded(0, true)), [0; 0]);
         let effects = rig.serve(2, &[1, 3]);
         assert_eq!(effects.last(), Some(&offload(2, Tier::Dram, Tier::Ssd, 1)), "block 1 alone");
     }

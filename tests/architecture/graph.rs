@@ -28,9 +28,9 @@ pub struct Row {
 }
 
 /// How many outside crates a pure crate may have.
-pub const PURE_OUTSIDE_MAX: usize = 3;
+pub const PURE_OUTSIDE_MAX: usize = 4;
 
-const CORE: Outside = Outside::Only(&["serde", "hashbrown", "libm"]);
+const CORE: Outside = Outside::Only(&["serde", "schemars", "hashbrown", "libm"]);
 
 /// The table. `baton-tiers` and `baton-transports` are rows that need not have a crate yet.
 pub const TABLE: &[Row] = &[
@@ -38,7 +38,7 @@ pub const TABLE: &[Row] = &[
         name: "baton-types",
         dir: "scheduler/types",
         ours: &[],
-        outside: Outside::Only(&["serde", "xxhash-rust"]),
+        outside: Outside::Only(&["serde", "schemars", "xxhash-rust"]),
     },
     Row { name: "baton-scheduler", dir: "scheduler", ours: &["baton-types"], outside: CORE },
     Row {
@@ -316,8 +316,9 @@ mod tests {
     fn planted_outside_crate_in_a_pure_crate_is_caught() {
         assert_caught(&planted("baton-transfer", "transfer", &["rand"]), 0, "imports rand");
         assert_caught(&planted("baton-types", "scheduler/types", &["hashbrown"]), 0, "imports hashbrown");
-        let four = planted("baton-scheduler", "scheduler", &["serde", "hashbrown", "libm", "log"]);
-        assert_caught(&four, 0, "4 outside crates");
+        let five =
+            planted("baton-scheduler", "scheduler", &["serde", "schemars", "hashbrown", "libm", "log"]);
+        assert_caught(&five, 0, "5 outside crates");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! What an instance does.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The part that an instance plays in the pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Runs prefills and hands their KV to a decode instance.
@@ -12,7 +13,7 @@ pub enum Role {
     Decode,
     /// Runs both phases of its own requests (an engine without disaggregation).
     Both,
-    /// Lends DRAM and SSD and computes nothing.
+    /// Lends its DRAM and SSD tiers and computes nothing.
     Store,
 }
 

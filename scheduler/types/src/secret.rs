@@ -5,6 +5,7 @@ use core::convert::Infallible;
 use core::fmt;
 use core::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Shown in place of a secret.
@@ -13,7 +14,7 @@ const HIDDEN: &str = "(hidden)";
 /// A key, password or seed. It has no `Display`; `Debug` and serialising show `(hidden)`, or the default where nothing
 /// was set, so a configuration that holds one can be logged, compared and sent as a whole. An error about a value that
 /// does not fit shows no part of it.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq, JsonSchema)]
 pub struct Secret<T>(T);
 
 impl<T> Secret<T> {

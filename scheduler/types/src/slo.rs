@@ -1,10 +1,11 @@
 //! Service classes: what a request was promised and what it is worth.
 
 use alloc::string::String;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A service class: its objectives and its standing against others.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SloClass {
     /// Name that requests carry.
