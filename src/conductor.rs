@@ -37,4 +37,4 @@ pub(crate) use inbox::{Loss, Message, NotTaken};
 pub use lead::Lead;
 pub use status::{NodeStatus, RequestStatus, Status, under_way};
 
-pub(crate) use fleet::{parse_role, role_word, tokenizer_name};
+pub(crate) use fleet::{parse_role, tokenizer_name};

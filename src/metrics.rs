@@ -310,11 +310,8 @@ impl Metrics {
         self.labelled("baton_stage_timeouts_total", ("stage", stage));
     }
 
-    pub(crate) fn leg_failed(&self, stage: &str) {
-        // Stages come over the wire: only words of ours become labels.
-        let known = ["engine", "store", "fetch", "handoff", "room", "preempted", "deadline"];
-        let word = known.into_iter().find(|k| *k == stage).unwrap_or("other");
-        self.labelled("baton_leg_failures_total", ("stage", word));
+    pub(crate) fn leg_failed(&self, stage: baton_wire::v1::failure::Stage) {
+        self.labelled("baton_leg_failures_total", ("stage", stage.name()));
     }
 
     pub(crate) fn fetched(&self, source: &str) {
@@ -409,7 +406,7 @@ mod tests {
         metrics.refused("ttft");
         metrics.first_token(150_000, 100_000);
         metrics.next_token(4_000);
-        metrics.leg_failed("a word of somebody else's");
+        metrics.leg_failed(baton_wire::v1::failure::Stage::Unknown);
         let page = metrics.page();
         let known: std::collections::BTreeSet<&str> = NAMES.iter().map(|n| n.name).collect();
         for line in page.lines().filter(|l| l.starts_with("# TYPE ")) {

@@ -308,7 +308,7 @@ fn hello(
     v1::Hello {
         protocol_version: baton_wire::PROTOCOL_VERSION,
         name: config.name.clone(),
-        role: crate::conductor::role_word(config.role).into(),
+        role: v1::Role::from(config.role).into(),
         // Of the tokens KV knows nothing, so they are no part of what nodes compare among themselves.
         fingerprint: Some(v1::Fingerprint { tokenizer: config.tokenizer.clone(), ..fingerprint }),
         capacity_tokens,
@@ -321,7 +321,7 @@ fn hello(
         ssd_bytes_per_s: 0,
         kv_address: endpoint.address().to_string(),
         host: config.host.clone(),
-        profile: toml::to_string(&profile).unwrap_or_default(),
+        profile: Some((&profile).into()),
         max_model_tokens: model.max_model_tokens,
         end_tokens: model.end_tokens.clone(),
         wants_body: false,

@@ -132,12 +132,6 @@ impl Spans {
     }
 }
 
-/// A word of ours for a failure that a node reports: what nodes write themselves stays out of spans.
-pub(crate) fn failure_word(stage: &str) -> &'static str {
-    let known = ["engine", "store", "fetch", "handoff", "room", "preempted", "deadline"];
-    known.into_iter().find(|word| *word == stage).unwrap_or("other")
-}
-
 /// Whether a trace without a caller's word is sampled: the same answer on every router.
 fn is_drawn(trace_id: u128, permille: u32) -> bool {
     xxhash_rust::xxh3::xxh3_64(&trace_id.to_be_bytes()) % 1000 < u64::from(permille)

@@ -234,7 +234,7 @@ fn read(
             _ => words.push(word.clone()),
         }
     }
-    words.push(format!("--role={}", crate::conductor::role_word(role)));
+    words.push(format!("--role={}", role.name()));
     for (name, value) in &member.labels {
         match name.as_str() {
             "model" => model = Some(value.clone()),

@@ -226,9 +226,7 @@ impl Driver {
 
     pub(super) fn take_in(&mut self, message: Message) {
         match message {
-            Message::Submit { request, submission, sampling_json, events } => {
-                self.submit(request, (*submission, sampling_json), events);
-            }
+            Message::Submit { request, submission, events } => self.submit(request, *submission, events),
             Message::Cancel(request) => {
                 self.tell_usage(request);
                 self.cancel(request, "client_left");
@@ -264,12 +262,7 @@ impl Driver {
         }
     }
 
-    fn submit(
-        &mut self,
-        request: RequestId,
-        (submission, sampling_json): (Submission, String),
-        events: mpsc::Sender<Event>,
-    ) {
+    fn submit(&mut self, request: RequestId, submission: Submission, events: mpsc::Sender<Event>) {
         let refuse = |reason: &str, message: String, status| {
             self.metrics.turned_away(reason);
             let reason = reason.into();
@@ -306,7 +299,7 @@ impl Driver {
         // The conductor's own requests are nobody's to trace.
         let canary = self.canary.request == Some(request);
         let trace = if canary { Trace::default() } else { self.spans.open(submission.trace, self.now_us) };
-        let session = self.open((submission, sampling_json), (class, tenant), events);
+        let session = self.open(submission, (class, tenant), events);
         let session = Session { trace, ..session };
         let (patience_us, asked_tokens) = (session.patience_us(), session.submission.sampling.max_tokens);
         self.sessions.insert(request, session);
@@ -332,7 +325,7 @@ impl Driver {
 
     fn open(
         &self,
-        (mut submission, sampling_json): (Submission, String),
+        mut submission: Submission,
         whose: (ClassId, TenantId),
         events: mpsc::Sender<Event>,
     ) -> Session {
@@ -354,7 +347,6 @@ impl Driver {
             prompt_told: false,
             cause: None,
             outcome: CaptureOutcome::Cancelled,
-            sampling_json,
             trace: Trace::default(),
             submission,
         }

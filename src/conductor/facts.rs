@@ -5,6 +5,7 @@ use baton_router::{Event, Model};
 use baton_scheduler::Input;
 use baton_types::{CacheEvent, Epoch, Finish, InstanceId, RequestId, TokenLogprob};
 use baton_wire::v1;
+use baton_wire::v1::failure::Stage;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -33,7 +34,7 @@ impl Driver {
             self.gone(instance, epoch, &Loss::Left("it attached again".into()));
         }
         let model = model_of(&hello, block_tokens);
-        let (name, role) = (hello.name.clone(), hello.role.clone());
+        let (name, role) = (hello.name.clone(), checked.0.name());
         self.make_room(&name);
         let spec = self.fleet.admit(hello, orders, checked, self.now_us).map_err(NotTaken::Unfit)?;
         let (instance, epoch) = (spec.id, spec.epoch);
@@ -136,7 +137,7 @@ impl Driver {
     }
 
     fn token(&mut self, about: FactSource, token: &v1::Token) {
-        let (request, now_us, finish) = (about.0, self.now_us, finish_of(token.finish));
+        let (request, now_us, finish) = (about.0, self.now_us, token.finish().read());
         if self.hear(about, Fact::Token { index: token.index, last: finish.is_some() }) != FactOutcome::Yes {
             return;
         }
@@ -175,12 +176,16 @@ impl Driver {
         if let Some(found) = ended.cached_tokens {
             self.weigh(request, found);
         }
-        let Some(finish) = finish_of(ended.finish) else { return };
+        let Some(finish) = ended.finish().read() else { return };
         if empty {
             // Never a success without an answer.
             let message = "it ended its answer before any token".into();
-            let failure =
-                v1::Failure { stage: "engine".into(), message, of_request: false, ..v1::Failure::default() };
+            let failure = v1::Failure {
+                stage: Stage::Engine.into(),
+                message,
+                of_request: false,
+                ..v1::Failure::default()
+            };
             return self.leg_failed(about, &failure);
         }
         self.complete(request, finish);
@@ -288,14 +293,14 @@ impl Driver {
         let answered = self.pairs.get(request).is_some_and(|pair| pair.is_answered());
         let node = self.fleet.get(instance).map_or_else(String::new, |n| n.name.clone());
         let epoch = self.fleet.get(instance).map(|n| n.epoch);
-        let word = crate::spans::failure_word(&failure.stage);
+        let word = failure.stage().name();
         if !answered {
-            self.metrics.leg_failed(&failure.stage);
+            self.metrics.leg_failed(failure.stage());
         }
         if failure.of_request && !answered {
             if let Some(session) = self.sessions.get_mut(&request) {
                 session.outcome = crate::capture::CaptureOutcome::Failed;
-                session.fail(400, &failure.stage, failure.message.clone());
+                session.fail(400, word, failure.message.clone());
                 session.trace.failed(word, self.now_us);
             }
             return self.cancel(request, "invalid");
@@ -303,7 +308,7 @@ impl Driver {
         let trouble = if failure.engine_gone || failure.cut_off {
             Trouble { cause: format!("{node} was lost: {}", failure.message), failure: "node_lost" }
         } else {
-            Trouble { cause: format!("{} on {node}: {}", failure.stage, failure.message), failure: word }
+            Trouble { cause: format!("{word} on {node}: {}", failure.message), failure: word }
         };
         self.hear_knowing(&trouble, about, fact);
         if let Some(epoch) = epoch.filter(|_| failure.engine_gone && !answered) {
@@ -319,17 +324,8 @@ fn failure_of(failure: &v1::Failure) -> Failure {
         v1::Failure { engine_gone, cut_off, .. } if *engine_gone || *cut_off => {
             Failure::Engine { cut_off: *cut_off, gone: *engine_gone }
         }
-        v1::Failure { stage, .. } if stage == "preempted" => Failure::Preempted,
+        failure if failure.stage() == Stage::Preempted => Failure::Preempted,
         _ => Failure::Other,
-    }
-}
-
-/// What the word for an end on the wire stands for; 0 is none.
-const fn finish_of(word: u32) -> Option<Finish> {
-    match word {
-        0 => None,
-        1 => Some(Finish::Stop),
-        _ => Some(Finish::Length),
     }
 }
 

@@ -185,9 +185,10 @@ impl Fleet {
                 differences(&print, &ours)
             ));
         }
-        let role = parse_role(&hello.role)?;
-        let profile: CostProfile =
-            toml::from_str(&hello.profile).map_err(|e| format!("node {}: cost profile: {e}", hello.name))?;
+        let role =
+            hello.role().read().ok_or_else(|| format!("node {} has a role that is none", hello.name))?;
+        let profile = hello.profile.as_ref().and_then(v1::CostProfile::read);
+        let profile = profile.ok_or_else(|| format!("node {}: cost profile: it is not whole", hello.name))?;
         profile.validate().map_err(|e| format!("node {}: cost profile: {e}", hello.name))?;
         if hello.capacity_tokens == 0 || hello.net_bytes_per_s == 0 {
             return Err(format!("node {} has no room or no network", hello.name));
@@ -335,16 +336,6 @@ pub(crate) fn parse_role(word: &str) -> Result<Role, String> {
         "both" => Ok(Role::Both),
         "store" => Ok(Role::Store),
         _ => Err(format!("'{word}' is no role; it is prefill, decode, both or store")),
-    }
-}
-
-/// The word of a role.
-pub(crate) const fn role_word(role: Role) -> &'static str {
-    match role {
-        Role::Prefill => "prefill",
-        Role::Decode => "decode",
-        Role::Both => "both",
-        Role::Store => "store",
     }
 }
 

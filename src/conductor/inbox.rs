@@ -59,8 +59,6 @@ pub enum Message {
         request: RequestId,
         /// What is wanted.
         submission: Box<Submission>,
-        /// How tokens are drawn, as nodes are told: it is not written on the thread that decides.
-        sampling_json: String,
         /// Where its events go.
         events: mpsc::Sender<Event>,
     },
@@ -109,10 +107,9 @@ pub enum Message {
 }
 
 impl Message {
-    /// A client's request; its sampling settings are written down here, on the caller's thread.
+    /// A client's request.
     pub fn submit(request: RequestId, submission: Submission, events: mpsc::Sender<Event>) -> Self {
-        let sampling_json = serde_json::to_string(&*submission.sampling).unwrap_or_default();
-        Self::Submit { request, submission: Box::new(submission), sampling_json, events }
+        Self::Submit { request, submission: Box::new(submission), events }
     }
 }
 

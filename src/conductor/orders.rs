@@ -310,7 +310,7 @@ fn outline(session: &Session, given_tokens: u32) -> v1::Work {
     v1::Work {
         token_count: prompt_tokens.saturating_add(given_tokens),
         prompt_tokens,
-        sampling: session.sampling_json.clone(),
+        sampling: Some((&*submission.sampling).into()),
         request_id: submission.request_id.to_string(),
         root: baton_wire::pack_keys(&[submission.root]),
         ..v1::Work::default()

@@ -34,7 +34,6 @@ pub(super) struct Session {
     pub cause: Option<String>,
     /// How it ended, as far as it has.
     pub outcome: CaptureOutcome,
-    pub sampling_json: String,
     /// Its place in a trace, and what is written down for it.
     pub trace: Trace,
 }

@@ -4,11 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use baton_scheduler::{Decision, Input};
-use baton_types::{InstanceId, RequestId};
+use baton_types::{InstanceId, RequestId, Tier};
 use serde::{Deserialize, Serialize};
 
 use super::driver::Driver;
-use super::fleet::role_word;
 use super::inbox::Question;
 use crate::config::Config;
 
@@ -322,7 +321,7 @@ impl Driver {
                 name: node.name.clone(),
                 instance: id.0,
                 epoch: node.epoch.0,
-                role: role_word(node.role).into(),
+                role: node.role.name().into(),
                 state: match (node.draining, idle) {
                     (false, _) => "serving".into(),
                     (true, false) => "draining".into(),
@@ -344,7 +343,7 @@ impl Driver {
                     .iter()
                     .map(|t| {
                         (
-                            t.tier.clone(),
+                            t.tier().read().map_or("other", Tier::name).to_owned(),
                             t.used_blocks,
                             t.reserved_blocks,
                             t.capacity_blocks,

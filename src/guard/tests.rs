@@ -78,7 +78,7 @@ fn other_versions_are_refused_by_name() {
     let (node, conductor) = (guard(OURS), guard(OURS));
     let mut call = MetadataMap::new();
     let ours = node.challenge(&mut call).expect("a key");
-    for (told, words) in [(None, "an older control protocol"), (Some("7"), "control protocol \"7\"")] {
+    for (told, words) in [(None, "an older control protocol"), (Some("8"), "control protocol \"8\"")] {
         let mut said = call.clone();
         said.remove(VERSION);
         if let Some(told) = told {
@@ -90,7 +90,7 @@ fn other_versions_are_refused_by_name() {
         ] {
             assert_eq!(status.code(), tonic::Code::FailedPrecondition);
             assert!(
-                status.message().starts_with(&format!("{whose} speaks {words}, this side 6")),
+                status.message().starts_with(&format!("{whose} speaks {words}, this side 7")),
                 "{status}"
             );
         }

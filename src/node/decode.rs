@@ -8,6 +8,7 @@ use baton_tiers::{Hold, Refused};
 use baton_transports::Ticket;
 use baton_types::{BlockKey, ChainHasher, RequestId, Sampling};
 use baton_wire::v1;
+use baton_wire::v1::failure::Stage;
 use bytes::Bytes;
 
 use super::job::Job;
@@ -47,7 +48,7 @@ impl Worker {
     pub(super) fn tokens_came(&mut self, ticket: Ticket, note: &Bytes) {
         let Some(job) = self.receiving(ticket) else { return };
         if let Err(why) = job.take_tokens(note) {
-            return self.leg_failed(ticket.request, "handoff", why);
+            return self.leg_failed(ticket.request, Stage::Handoff, why);
         }
         self.learn(ticket.request);
     }
@@ -56,7 +57,11 @@ impl Worker {
     pub(super) fn landed(&mut self, ticket: Ticket) {
         let Some(job) = self.receiving(ticket) else { return };
         if job.tokens.is_empty() {
-            return self.leg_failed(ticket.request, "handoff", "its tokens did not come with the KV".into());
+            return self.leg_failed(
+                ticket.request,
+                Stage::Handoff,
+                "its tokens did not come with the KV".into(),
+            );
         }
         self.leg(Input::Landed { request: RequestId(ticket.request) });
     }
@@ -98,7 +103,7 @@ impl Worker {
             order: 0,
         };
         if let Err(why) = self.engine.start(sequence) {
-            self.leg_failed(request, "engine", why.to_string());
+            self.leg_failed(request, Stage::Engine, why.to_string());
         }
     }
 
@@ -109,7 +114,7 @@ impl Worker {
             Ok(slots) => self.extend(request.0, slots),
             Err(Refused::NoRoom { .. }) => self.leg(Input::NotGrown { request }),
             // Its KV is lost here, not its answer: another instance goes on from the tokens.
-            Err(refused) => self.leg_failed(request.0, "room", refused.to_string()),
+            Err(refused) => self.leg_failed(request.0, Stage::Room, refused.to_string()),
         }
     }
 

@@ -76,8 +76,8 @@ impl Job {
         block_tokens: u32,
     ) -> Result<Self, String> {
         let work = work.ok_or("an order without work")?;
-        let sampling: Sampling =
-            serde_json::from_str(&work.sampling).map_err(|e| format!("sampling settings: {e}"))?;
+        let sampling = work.sampling.as_ref().and_then(v1::Sampling::read);
+        let sampling = sampling.ok_or("an order without sampling settings, or with ones out of range")?;
         let count = work.token_count as usize;
         if count == 0 || work.prompt_tokens == 0 || work.prompt_tokens > work.token_count {
             return Err("an order without tokens".into());

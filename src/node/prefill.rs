@@ -6,6 +6,7 @@ use baton_tiers::Pool as _;
 use baton_transports::FetchedBlock;
 use baton_types::{BlockKey, FetchPlan, InstanceId, RequestId, TokenLogprob};
 use baton_wire::v1;
+use baton_wire::v1::failure::Stage;
 
 use super::job::Job;
 use super::links::{Cargo, Outcome, plan_of};
@@ -35,7 +36,7 @@ impl Worker {
     /// An order that cannot be carried out anywhere.
     pub(super) fn refuse(&mut self, request: u64, attempt: u32, why: &str) {
         let failure = v1::Failure {
-            stage: "engine".into(),
+            stage: Stage::Engine.into(),
             message: why.into(),
             of_request: true,
             ..v1::Failure::default()
@@ -44,14 +45,14 @@ impl Worker {
     }
 
     /// A leg that failed here and may do better elsewhere.
-    pub(super) fn leg_failed(&mut self, request: u64, stage: &str, message: String) {
+    pub(super) fn leg_failed(&mut self, request: u64, stage: Stage, message: String) {
         let attempt = self.jobs.get(&request).map_or(0, |job| job.attempt);
         self.fail(request, attempt, stage, message);
         self.release(request);
     }
 
     /// Tells the conductor that a leg failed, and may do better elsewhere.
-    pub(super) fn fail(&mut self, request: u64, attempt: u32, stage: &str, message: String) {
+    pub(super) fn fail(&mut self, request: u64, attempt: u32, stage: Stage, message: String) {
         let failure =
             v1::Failure { stage: stage.into(), message, of_request: false, ..v1::Failure::default() };
         self.facts.push(v1::Fact { request, attempt, fact: Some(v1::fact::Fact::Failure(failure)) });
@@ -233,7 +234,7 @@ impl Worker {
             self.jobs.get_mut(&request).filter(|_| matches!(self.legs.get(id), Some(Leg::Held(_))))
         else {
             // Not a failed hand-off: the request has to be prefilled again, anywhere.
-            return self.fail(request, attempt, "handoff", "its KV is not here, or not any more".into());
+            return self.fail(request, attempt, Stage::Handoff, "its KV is not here, or not any more".into());
         };
         job.attempt = attempt;
         job.to.clone_from(&to);

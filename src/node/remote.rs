@@ -334,7 +334,7 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
     Ok(v1::Hello {
         protocol_version: baton_wire::PROTOCOL_VERSION,
         name: node.name.clone(),
-        role: crate::conductor::role_word(node.role).into(),
+        role: v1::Role::from(node.role).into(),
         fingerprint: Some(fingerprint),
         capacity_tokens,
         pass_tokens,
@@ -347,7 +347,7 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         ssd_bytes_per_s: 0,
         kv_address: String::new(),
         host: String::new(),
-        profile: toml::to_string(&profile).map_err(|e| format!("cost profile: {e}"))?,
+        profile: Some((&profile).into()),
         max_model_tokens,
         end_tokens: node.end_tokens.clone(),
         wants_body: true,

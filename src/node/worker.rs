@@ -14,6 +14,7 @@ use baton_legs::{Effect, Held, Input, Leg, Legs, LegsConfig, Why};
 use baton_tiers::{KvCache, Notice, Refused};
 use baton_types::{CacheChange, RequestId, Tier};
 use baton_wire::v1;
+use baton_wire::v1::failure::Stage;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -237,7 +238,7 @@ impl Worker {
                     let told = v1::Token {
                         index,
                         token,
-                        finish: finish.map_or(0, |f| if f == baton_types::Finish::Stop { 1 } else { 2 }),
+                        finish: v1::Finish::from(finish).into(),
                         logprob: logprob.as_ref().map(v1::Logprob::from),
                         cached_tokens: None,
                     };
@@ -309,7 +310,7 @@ impl Worker {
                 self.leg(Input::Opened { request, cached_blocks, waits });
             }
             Err(Refused::NoRoom { .. }) => self.leg(Input::NoRoom { request }),
-            Err(refused) => self.leg_failed(request.0, "room", refused.to_string()),
+            Err(refused) => self.leg_failed(request.0, Stage::Room, refused.to_string()),
         }
     }
 
@@ -395,7 +396,7 @@ impl Worker {
         let tiers = Tier::LOCAL.iter().zip(&stats.store.tiers);
         let own = tiers.filter(|(name, _)| !self.lends || **name != Tier::Dram);
         let tiers = own.map(|(name, tier)| v1::TierLoad {
-            tier: self.tier_told(*name).name().into(),
+            tier: v1::Tier::from(self.tier_told(*name)).into(),
             capacity_blocks: tier.capacity_blocks,
             used_blocks: tier.used_blocks,
             reserved_blocks: tier.reserved_blocks,
@@ -418,15 +419,15 @@ impl Worker {
 }
 
 /// The stage and the words of a failure on a node whose pool has so many blocks.
-pub(super) fn in_words(why: Why, blocks: u64) -> (&'static str, String) {
+pub(super) fn in_words(why: Why, blocks: u64) -> (Stage, String) {
     match why {
         Why::TooLarge { needed_blocks } => {
-            ("room", format!("its prompt needs {needed_blocks} blocks, the pool has {blocks}"))
+            (Stage::Room, format!("its prompt needs {needed_blocks} blocks, the pool has {blocks}"))
         }
-        Why::NoRoom => ("room", "KV ran short, and nobody else here holds any".into()),
-        Why::GaveWay => ("preempted", "KV ran short: it gave way to older requests".into()),
-        Why::NotReady => ("engine", "the order to decode came before its KV was here".into()),
-        Why::NothingToSend => ("handoff", "its KV is not here, or not any more".into()),
+        Why::NoRoom => (Stage::Room, "KV ran short, and nobody else here holds any".into()),
+        Why::GaveWay => (Stage::Preempted, "KV ran short: it gave way to older requests".into()),
+        Why::NotReady => (Stage::Engine, "the order to decode came before its KV was here".into()),
+        Why::NothingToSend => (Stage::Handoff, "its KV is not here, or not any more".into()),
     }
 }
 

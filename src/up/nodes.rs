@@ -96,7 +96,7 @@ fn spawn(plan: &Plan, name: &str, role: baton_types::Role, control: &str) -> Res
     let program = std::env::current_exe().map_err(|e| format!("this program's own path: {e}"))?;
     let mut command = Command::new(program);
     command
-        .args(["node", "--name", name, "--role", crate::conductor::role_word(role)])
+        .args(["node", "--name", name, "--role", role.name()])
         .arg(format!("--conductor={control}"))
         .arg(format!("--log={}", plan.log))
         .arg("--until-stdin-ends")

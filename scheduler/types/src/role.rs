@@ -18,6 +18,17 @@ pub enum Role {
 }
 
 impl Role {
+    /// The word used in configs and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Both => "both",
+            Self::Store => "store",
+        }
+    }
+
     /// Whether a request's prefill may be placed here as the first leg of a pair.
     #[must_use]
     pub const fn prefills(self) -> bool {

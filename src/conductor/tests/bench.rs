@@ -66,7 +66,7 @@ pub(super) fn hello(name: &str, role: &str) -> v1::Hello {
     v1::Hello {
         protocol_version: baton_wire::PROTOCOL_VERSION,
         name: name.into(),
-        role: role.into(),
+        role: v1::Role::from(crate::conductor::parse_role(role).unwrap()).into(),
         fingerprint: Some(v1::Fingerprint {
             model: "scripted".into(),
             block_tokens: 16,
@@ -81,7 +81,7 @@ pub(super) fn hello(name: &str, role: &str) -> v1::Hello {
         ssd_bytes_per_s: 0,
         kv_address: format!("127.0.0.1:{}", 9000 + name.len()),
         host: "here".into(),
-        profile: toml::to_string(&profile()).unwrap(),
+        profile: Some((&profile()).into()),
         max_model_tokens: 60_000,
         end_tokens: vec![2],
         wants_body: false,
@@ -449,12 +449,12 @@ pub(super) fn of(life: &v1::Welcome) -> (baton_types::InstanceId, baton_types::E
     (baton_types::InstanceId(life.instance), baton_types::Epoch(life.epoch))
 }
 
-pub(super) fn fact_token(index: u32, token: u32, finish: u32) -> v1::fact::Fact {
+pub(super) fn fact_token(index: u32, token: u32, finish: i32) -> v1::fact::Fact {
     v1::fact::Fact::Token(v1::Token { index, token, finish, logprob: None, cached_tokens: None })
 }
 
 /// The right token of an answer.
-pub(super) fn token(name: &str, index: u32, finish: u32) -> v1::fact::Fact {
+pub(super) fn token(name: &str, index: u32, finish: i32) -> v1::fact::Fact {
     fact_token(index, token_of(name, index), finish)
 }
 
@@ -463,6 +463,6 @@ pub(super) fn prefilled() -> v1::fact::Fact {
 }
 
 pub(super) fn failure(of_request: bool) -> v1::fact::Fact {
-    let (stage, message) = ("engine".into(), "it broke".into());
+    let (stage, message) = (v1::failure::Stage::Engine.into(), "it broke".into());
     v1::fact::Fact::Failure(v1::Failure { stage, message, of_request, ..v1::Failure::default() })
 }

@@ -80,7 +80,7 @@ async fn an_answer_of_one_token_needs_no_offer() {
     bench.quiet();
 }
 
-fn ended(finish: u32, cached_tokens: Option<u64>) -> v1::fact::Fact {
+fn ended(finish: i32, cached_tokens: Option<u64>) -> v1::fact::Fact {
     v1::fact::Fact::Ended(v1::Ended { finish, cached_tokens })
 }
 

@@ -372,7 +372,7 @@ async fn a_policy_that_looks_again_after_the_prefill_refuses_once() {
             .await;
         bench.pump().await;
         let leg = bench.prefill("r");
-        bench.tell(&leg, vec![token("r", 0, u32::from(max_tokens == 1)), prefilled()]).await;
+        bench.tell(&leg, vec![token("r", 0, i32::from(max_tokens == 1)), prefilled()]).await;
         if max_tokens == 1 {
             bench.ended_well("r");
         } else {

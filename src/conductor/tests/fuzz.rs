@@ -98,7 +98,12 @@ fn write_corpus() {
     };
     put("hello", 0, Said::Hello(bench::hello("p1", "prefill")));
     put("hello-decode", 0, Said::Hello(bench::hello("d1", "decode")));
-    let tier = v1::TierLoad { tier: "dram".into(), capacity_blocks: 9, used_blocks: 3, ..Default::default() };
+    let tier = v1::TierLoad {
+        tier: v1::Tier::Dram.into(),
+        capacity_blocks: 9,
+        used_blocks: 3,
+        ..Default::default()
+    };
     let load = v1::NodeLoad { running: 1, waiting: 2, tiers: vec![tier], ..Default::default() };
     put("ok-heartbeat", 1, Said::Heartbeat(v1::Heartbeat { load: Some(load) }));
     let fact = |request, fact| v1::Fact { request, attempt: 1, fact: Some(fact) };

@@ -161,7 +161,7 @@ impl Play {
         let leg = if stale { self.former.pop_front() } else { self.any_leg() };
         let Some(leg) = leg.filter(|leg| !leg.name.starts_with("canary")) else { return };
         let told = self.bench.clients.get(&leg.name).map_or(0, |c| c.tokens.len() as u32);
-        let wrong = |index: u32| vec![fact_token(index, 7, index % 3)];
+        let wrong = |index: u32| vec![fact_token(index, 7, (index % 3).cast_signed())];
         let about = (leg.request, leg.attempt);
         let open = self.bench.books.open.get(&(leg.node.clone(), leg.request));
         let present = open.is_some_and(|open| open.attempt == leg.attempt);
@@ -193,12 +193,10 @@ impl Play {
         let name = |at| key_of(family, at).short().0;
         let parent = [None, Some(name(from.saturating_sub(1))), Some(family)];
         let change = v1::CacheChange {
-            kind: [0, 0, 0, 0, 1, 2, 9][usize::try_from(self.rng.below(7)).unwrap()],
+            kind: [1, 1, 1, 1, 2, 3, 9][usize::try_from(self.rng.below(7)).unwrap()],
             parent: if from == 0 { None } else { parent[usize::try_from(self.rng.below(3)).unwrap()] },
             hashes: (from..from + blocks).map(name).collect(),
-            tier: ["hbm", "hbm", "dram", "ssd", "remote", "tape"]
-                [usize::try_from(self.rng.below(6)).unwrap()]
-            .into(),
+            tier: [1, 1, 2, 3, 0, 9][usize::try_from(self.rng.below(6)).unwrap()],
         };
         self.bench.tell_as(&node, (0, 0), vec![Fact::Cache(change), Fact::Replicated(true)]).await;
     }

@@ -29,12 +29,7 @@ const BLOCK_TOKENS: u32 = 16;
 
 /// What a node says of itself so that the driver sees this instance.
 fn hello_of(spec: &InstanceSpec) -> v1::Hello {
-    let role = match spec.role {
-        Role::Prefill => "prefill",
-        Role::Decode => "decode",
-        Role::Both => "both",
-        Role::Store => "store",
-    };
+    let role = spec.role.name();
     let mut hello = hello(&format!("{role}{}", spec.id), role);
     hello.capacity_tokens = spec.capacity_tokens;
     hello.pass_tokens = spec.pass_tokens;
@@ -42,7 +37,7 @@ fn hello_of(spec: &InstanceSpec) -> v1::Hello {
     hello.net_bytes_per_s = spec.net_bytes_per_s;
     hello.host_bytes_per_s = spec.host_bytes_per_s;
     hello.ssd_bytes_per_s = spec.ssd_bytes_per_s;
-    hello.profile = toml::to_string(&*spec.profile).unwrap();
+    hello.profile = Some((&*spec.profile).into());
     hello.max_model_tokens = 1 << 30;
     hello.kv_address = format!("127.0.0.1:{}", 9000 + spec.id.0);
     hello
@@ -215,7 +210,10 @@ fn worded(fact: &Fact) -> v1::fact::Fact {
         Fact::HandedOff { ok } => v1::fact::Fact::Handoff(ok),
         Fact::Fetched { ok } => v1::fact::Fact::Fetch(ok),
         Fact::Failed(failure) => {
-            let stage = if failure == Failure::Preempted { "preempted" } else { "store" };
+            let stage = match failure {
+                Failure::Preempted => v1::failure::Stage::Preempted,
+                _ => v1::failure::Stage::Store,
+            };
             v1::fact::Fact::Failure(v1::Failure { stage: stage.into(), ..v1::Failure::default() })
         }
         ref other => panic!("no simulated node says {other:?}"),

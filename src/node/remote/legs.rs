@@ -320,7 +320,8 @@ async fn settle(outcome: Result<(), RemoteError>, sender: FactSender) {
         }
         let cut_off = error.cut_off || (broke_within && engine_gone);
         let of_request = error.kind == Kind::Invalid && error.side == Side::Client;
-        let stage = if error.stage == Stage::Handoff { "handoff" } else { "engine" };
+        let at_handoff = error.stage == Stage::Handoff;
+        let stage = if at_handoff { v1::failure::Stage::Handoff } else { v1::failure::Stage::Engine };
         let (stage, message) = (stage.into(), error.to_string());
         let failure = v1::Failure { stage, message, of_request, cut_off, engine_gone };
         sender.tell(vec![Fact::Failure(failure)]).await;
@@ -351,8 +352,7 @@ fn prefilled_fact(compute_us: u64, cached_tokens: Option<u64>) -> Fact {
 }
 
 fn ended(finish: Finish, cached_tokens: Option<u64>) -> Fact {
-    let finish = if finish == Finish::Stop { 1 } else { 2 };
-    Fact::Ended(v1::Ended { finish, cached_tokens })
+    Fact::Ended(v1::Ended { finish: v1::Finish::from(Some(finish)).into(), cached_tokens })
 }
 
 fn prompt_fact(logprobs: &[baton_types::TokenLogprob]) -> Fact {

@@ -8,6 +8,7 @@ use baton_legs::{Effect, Input, Leg, Why};
 use baton_remote::{Load, RemoteEngine};
 use baton_types::{BlockKey, CacheChange, FetchPlan, InstanceId, RequestId};
 use baton_wire::v1;
+use baton_wire::v1::failure::Stage;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -113,7 +114,7 @@ impl RemoteLegs {
             let in_engine = |leg: &Leg| matches!(leg, Leg::Computing(_) | Leg::Decoding { .. });
             let legs = life.legs.iter().filter(|(_, leg)| in_engine(leg)).map(|(request, _)| request);
             let jobs = legs.filter_map(|request| Some((request.0, life.jobs.get(&request)?.attempt)));
-            let failure = v1::Failure { cut_off: true, engine_gone: true, ..failure("engine", why) };
+            let failure = v1::Failure { cut_off: true, engine_gone: true, ..failure(Stage::Engine, why) };
             let fact = || Some(v1::fact::Fact::Failure(failure.clone()));
             let told: Vec<v1::Fact> =
                 jobs.map(|(request, attempt)| v1::Fact { request, attempt, fact: fact() }).collect();
@@ -155,7 +156,7 @@ impl RemoteLegs {
     fn prefill(&self, request: RequestId, attempt: u32, order: v1::Prefill) {
         let work = match self.work(order.work) {
             Ok(work) => Work { expected_tokens: order.expected_tokens, ..work },
-            Err(why) => return self.fail(request, attempt, ("engine", why)),
+            Err(why) => return self.fail(request, attempt, (Stage::Engine, why)),
         };
         let asks = work.asks(order.room_tokens);
         let fetch = order.fetch_from.map(|_| FetchPlan { from: InstanceId(0), blocks: order.fetch_blocks });
@@ -170,7 +171,7 @@ impl RemoteLegs {
     fn expect(&self, request: RequestId, attempt: u32, work: Option<v1::Work>) {
         let work = match self.work(work) {
             Ok(work) => work,
-            Err(why) => return self.fail(request, attempt, ("engine", why)),
+            Err(why) => return self.fail(request, attempt, (Stage::Engine, why)),
         };
         let asks = work.asks(0);
         let mut life = self.inner.life.lock();
@@ -301,7 +302,7 @@ impl RemoteLegs {
         Work::new(work, (chain_seed, self.inner.block_tokens), &self.inner.prompts)
     }
 
-    fn fail(&self, request: RequestId, attempt: u32, (stage, why): (&str, String)) {
+    fn fail(&self, request: RequestId, attempt: u32, (stage, why): (Stage, String)) {
         let fact = v1::fact::Fact::Failure(failure(stage, &why));
         self.say(&self.inner.life.lock(), (request.0, attempt), fact);
     }
@@ -440,7 +441,7 @@ impl NodeRuntime for RemoteLegs {
         let used_blocks = (load.kv_used_share.unwrap_or(0.0) * capacity_blocks as f64) as u64;
         let hit_blocks = load.prefix_hit_tokens.unwrap_or(0) / u64::from(self.inner.block_tokens);
         let hbm = v1::TierLoad {
-            tier: "hbm".into(),
+            tier: v1::Tier::Hbm.into(),
             capacity_blocks,
             used_blocks,
             hit_blocks,
@@ -464,7 +465,7 @@ pub(super) fn message(request: u64, attempt: u32, facts: Vec<v1::fact::Fact>) ->
 }
 
 /// A failure that is not the request's own.
-fn failure(stage: &str, why: &str) -> v1::Failure {
+fn failure(stage: Stage, why: &str) -> v1::Failure {
     v1::Failure { stage: stage.into(), message: why.into(), of_request: false, ..v1::Failure::default() }
 }
 

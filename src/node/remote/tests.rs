@@ -42,7 +42,7 @@ fn work(prompt: &[u32], max_tokens: u32) -> v1::Work {
         tokens,
         token_count: count,
         prompt_tokens: count,
-        sampling: serde_json::to_string(&sampling).expect("settings are JSON"),
+        sampling: Some((&sampling).into()),
         request_id: "r".into(),
         root: baton_wire::pack_keys(&[BlockKey(5)]),
         ..v1::Work::default()
@@ -134,7 +134,7 @@ async fn kv_that_was_offered_is_not_handed_off_again() {
     let handoff = v1::Handoff { to: Some(v1::Peer::default()) };
     node_legs.ordered(one(v1::order::Order::Handoff(handoff))).expect("the node_legs is there");
     let told = next(&mut facts).await;
-    assert_eq!((failure(&told).stage.as_str(), failure(&told).of_request), ("handoff", false));
+    assert_eq!((failure(&told).stage(), failure(&told).of_request), (v1::failure::Stage::Handoff, false));
 }
 
 #[tokio::test]

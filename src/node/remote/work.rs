@@ -120,7 +120,7 @@ mod tests {
             tokens,
             token_count: (prompt.len() + answer.len()) as u32,
             prompt_tokens: prompt.len() as u32,
-            sampling: serde_json::to_string(sampling).unwrap(),
+            sampling: Some(sampling.into()),
             request_id: "r".into(),
             root: baton_wire::pack_keys(&[BlockKey(5)]),
             ..v1::Work::default()

@@ -214,7 +214,9 @@ impl Line {
     /// Names of the blocks that the node says it stores, as far as it has said.
     pub(super) fn stored(&self) -> Vec<u64> {
         let changes = self.heard.iter().filter_map(|fact| match &fact.fact {
-            Some(Fact::Cache(change)) if change.kind == 0 => Some(change.hashes.clone()),
+            Some(Fact::Cache(change)) if change.kind() == v1::cache_change::Kind::Stored => {
+                Some(change.hashes.clone())
+            }
             _ => None,
         });
         changes.flatten().collect()
@@ -268,7 +270,7 @@ pub(super) fn work(tokens: u32) -> v1::Work {
         token_count: count,
         tokens,
         chain: baton_wire::pack_keys(&chain),
-        sampling: serde_json::to_string(&sampling).unwrap(),
+        sampling: Some((&sampling).into()),
         body: Default::default(),
         request_id: "test".into(),
         root: baton_wire::pack_keys(&[root.parent()]),

@@ -17,7 +17,7 @@ fn names(work: &v1::Work) -> Vec<u64> {
 async fn a_broken_line_frees_everything_and_the_next_epoch_begins_with_the_inventory() {
     let mut stage = Stage::start().await;
     let mut line = stage.attach().await;
-    assert_eq!((line.hello.name.as_str(), line.hello.role.as_str()), ("n0", "both"));
+    assert_eq!((line.hello.name.as_str(), line.hello.role()), ("n0", v1::Role::Both));
     let kept = work(50);
     let answer = line.serve(1, kept.clone()).await;
     assert_eq!(answer.len(), 4);

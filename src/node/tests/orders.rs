@@ -16,7 +16,7 @@ fn spoilt(spoil: impl FnOnce(&mut v1::Work)) -> v1::Work {
 fn sampled(change: impl FnOnce(&mut Sampling)) -> v1::Work {
     let mut sampling = Sampling { max_tokens: 4, ..Sampling::default() };
     change(&mut sampling);
-    spoilt(|w| w.sampling = serde_json::to_string(&sampling).unwrap())
+    spoilt(|w| w.sampling = Some((&sampling).into()))
 }
 
 /// It still serves, as it did at first, and holds nothing.
@@ -40,9 +40,9 @@ async fn work_that_makes_no_sense_is_the_requests_fault() {
         spoilt(|w| w.prompt_tokens = 41),
         spoilt(|w| w.prompt_tokens = u32::MAX),
         spoilt(|w| w.chain = super::conductor::work(60).chain),
-        spoilt(|w| w.sampling = "{".into()),
-        spoilt(|w| w.sampling = String::new()),
-        spoilt(|w| w.sampling = r#"{"temperature": "hot"}"#.into()),
+        spoilt(|w| w.sampling = None),
+        spoilt(|w| w.sampling.as_mut().unwrap().logprobs = Some(256)),
+        spoilt(|w| w.sampling.as_mut().unwrap().temperature = f32::NAN),
     ];
     let mut request = 10;
     for work in nonsense {
@@ -90,9 +90,9 @@ async fn what_the_pool_can_never_hold_fails_at_once_beside_what_it_can() {
     while !matches!(line.fact(2).await, (1, Fact::Prefilled(_))) {}
     line.order(40, 1, expect(work(3000))).await;
     let failure = line.failure(40).await;
-    assert_eq!((failure.stage.as_str(), failure.of_request), ("room", false));
+    assert_eq!((failure.stage(), failure.of_request), (v1::failure::Stage::Room, false));
     line.order(41, 1, prefill(work(3000))).await;
-    assert_eq!(line.failure(41).await.stage, "room");
+    assert_eq!(line.failure(41).await.stage(), v1::failure::Stage::Room);
     line.release(2).await;
     // Room for an answer is promised as far as the pool has it: prompts that fit are served one by one.
     for (at, room_tokens) in [500, 100_000, u32::MAX].into_iter().enumerate() {
@@ -118,7 +118,7 @@ async fn orders_out_of_turn_are_answered_or_ignored() {
     line.release(2).await;
     line.order(2, 3, handoff(Some(nobody()))).await;
     let failure = line.failure(2).await;
-    assert_eq!((failure.stage.as_str(), failure.of_request), ("handoff", false));
+    assert_eq!((failure.stage(), failure.of_request), (v1::failure::Stage::Handoff, false));
     // Before its KV is here.
     line.order(3, 1, expect(work(40))).await;
     line.order(3, 1, decode()).await;
@@ -127,7 +127,7 @@ async fn orders_out_of_turn_are_answered_or_ignored() {
     line.order(4, 2, expect(work(40))).await;
     line.order(4, 1, decode()).await;
     line.order(4, 2, handoff(None)).await;
-    assert_eq!(line.failure(4).await.stage, "handoff");
+    assert_eq!(line.failure(4).await.stage(), v1::failure::Stage::Handoff);
     line.release(4).await;
     line.release(4).await;
     // A new attempt takes the place of the old one.

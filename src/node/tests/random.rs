@@ -17,7 +17,7 @@ fn any_work(rng: &mut Rng) -> v1::Work {
         }
         2 => work.chain = super::conductor::work(400).chain,
         3 => work.chain = work.chain.slice(..work.chain.len() / 2),
-        4 => work.sampling.truncate(5),
+        4 => work.sampling = None,
         5 => work = retold(work, |tokens| tokens.push(7)),
         6 => work.tokens[0].width = u32::try_from(rng.below(6)).unwrap(),
         7 => work.chain = Default::default(),

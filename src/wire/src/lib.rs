@@ -8,9 +8,12 @@ pub mod v1 {
 }
 
 /// The version that both sides must speak.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
-use baton_types::{BlockHash, BlockKey, CacheChange, Run, Tier, TokenLogprob, Tokens};
+mod costs;
+mod sampling;
+
+use baton_types::{BlockHash, BlockKey, CacheChange, Finish, Role, Run, Tier, TokenLogprob, Tokens};
 use bytes::Bytes;
 
 /// Block keys as the wire carries them: 16 bytes each, little endian.
@@ -55,26 +58,108 @@ impl AsRef<[u8]> for Shared {
     }
 }
 
-/// A tier by its word.
-#[must_use]
-pub fn tier(word: &str) -> Option<Tier> {
-    Tier::LOCAL.into_iter().find(|tier| tier.name() == word)
+impl From<Tier> for v1::Tier {
+    fn from(tier: Tier) -> Self {
+        match tier {
+            Tier::Hbm => Self::Hbm,
+            Tier::Dram => Self::Dram,
+            Tier::Ssd => Self::Ssd,
+        }
+    }
+}
+
+impl v1::Tier {
+    /// The tier; `None` for one of another version.
+    #[must_use]
+    pub const fn read(self) -> Option<Tier> {
+        match self {
+            Self::Unknown => None,
+            Self::Hbm => Some(Tier::Hbm),
+            Self::Dram => Some(Tier::Dram),
+            Self::Ssd => Some(Tier::Ssd),
+        }
+    }
+}
+
+impl From<Role> for v1::Role {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Prefill => Self::Prefill,
+            Role::Decode => Self::Decode,
+            Role::Both => Self::Both,
+            Role::Store => Self::Store,
+        }
+    }
+}
+
+impl v1::Role {
+    /// The role; `None` for one of another version.
+    #[must_use]
+    pub const fn read(self) -> Option<Role> {
+        match self {
+            Self::Unknown => None,
+            Self::Prefill => Some(Role::Prefill),
+            Self::Decode => Some(Role::Decode),
+            Self::Both => Some(Role::Both),
+            Self::Store => Some(Role::Store),
+        }
+    }
+}
+
+impl From<Option<Finish>> for v1::Finish {
+    fn from(finish: Option<Finish>) -> Self {
+        match finish {
+            None => Self::None,
+            Some(Finish::Stop) => Self::Stop,
+            Some(Finish::Length) => Self::Length,
+        }
+    }
+}
+
+impl v1::Finish {
+    /// How the answer ends, if it does.
+    #[must_use]
+    pub const fn read(self) -> Option<Finish> {
+        match self {
+            Self::None => None,
+            Self::Stop => Some(Finish::Stop),
+            Self::Length => Some(Finish::Length),
+        }
+    }
+}
+
+impl v1::failure::Stage {
+    /// The word used in errors and metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "other",
+            Self::Engine => "engine",
+            Self::Store => "store",
+            Self::Room => "room",
+            Self::Preempted => "preempted",
+            Self::Handoff => "handoff",
+        }
+    }
 }
 
 impl From<&CacheChange> for v1::CacheChange {
     fn from(change: &CacheChange) -> Self {
-        let numbers = |hashes: &[BlockHash]| hashes.iter().map(|hash| hash.0).collect();
-        match change {
-            CacheChange::Stored { parent, hashes, tier } => Self {
-                kind: 0,
-                parent: parent.map(|hash| hash.0),
-                hashes: numbers(hashes),
-                tier: tier.name().into(),
-            },
-            CacheChange::Removed { hashes, tier } => {
-                Self { kind: 1, parent: None, hashes: numbers(hashes), tier: tier.name().into() }
+        use v1::cache_change::Kind;
+        let (kind, parent, hashes, tier) = match change {
+            CacheChange::Stored { parent, hashes, tier } => {
+                (Kind::Stored, *parent, &hashes[..], v1::Tier::from(*tier))
             }
-            CacheChange::Cleared => Self { kind: 2, ..Self::default() },
+            CacheChange::Removed { hashes, tier } => {
+                (Kind::Removed, None, &hashes[..], v1::Tier::from(*tier))
+            }
+            CacheChange::Cleared => (Kind::Cleared, None, &[][..], v1::Tier::Unknown),
+        };
+        Self {
+            kind: kind.into(),
+            parent: parent.map(|hash| hash.0),
+            hashes: hashes.iter().map(|hash| hash.0).collect(),
+            tier: tier.into(),
         }
     }
 }
@@ -83,16 +168,16 @@ impl v1::CacheChange {
     /// The change that it tells; `None` if it makes no sense.
     #[must_use]
     pub fn read(&self) -> Option<CacheChange> {
+        use v1::cache_change::Kind;
         let hashes = || self.hashes.iter().map(|hash| BlockHash(*hash)).collect();
-        match self.kind {
-            0 => Some(CacheChange::Stored {
-                parent: self.parent.map(BlockHash),
-                hashes: hashes(),
-                tier: tier(&self.tier)?,
-            }),
-            1 => Some(CacheChange::Removed { hashes: hashes(), tier: tier(&self.tier)? }),
-            2 => Some(CacheChange::Cleared),
-            _ => None,
+        match self.kind() {
+            Kind::Stored => {
+                let parent = self.parent.map(BlockHash);
+                Some(CacheChange::Stored { parent, hashes: hashes(), tier: self.tier().read()? })
+            }
+            Kind::Removed => Some(CacheChange::Removed { hashes: hashes(), tier: self.tier().read()? }),
+            Kind::Cleared => Some(CacheChange::Cleared),
+            Kind::Unknown => None,
         }
     }
 }
@@ -151,7 +236,22 @@ mod tests {
             assert_eq!(v1::CacheChange::from(&change).read(), Some(change));
         }
         assert_eq!(v1::CacheChange { kind: 9, ..Default::default() }.read(), None);
-        assert_eq!(v1::CacheChange { tier: "tape".into(), ..Default::default() }.read(), None);
+        assert_eq!(v1::CacheChange { kind: 1, tier: 4, ..Default::default() }.read(), None);
+    }
+
+    #[test]
+    fn words_survive_the_wire() {
+        for tier in Tier::LOCAL {
+            assert_eq!(v1::Tier::from(tier).read(), Some(tier));
+        }
+        for role in [Role::Prefill, Role::Decode, Role::Both, Role::Store] {
+            assert_eq!(v1::Role::from(role).read(), Some(role));
+        }
+        for finish in [None, Some(Finish::Stop), Some(Finish::Length)] {
+            assert_eq!(v1::Finish::from(finish).read(), finish);
+        }
+        let newer = v1::Hello { role: 9, ..Default::default() };
+        assert_eq!(newer.role().read(), None);
     }
 
     #[test]
