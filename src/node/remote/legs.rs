@@ -123,7 +123,8 @@ pub(super) async fn discard(
     transfer: &[u8],
 ) -> Result<(), RemoteError> {
     let sampling = Arc::new(Sampling { temperature: 0.0, max_tokens: 1, ..Sampling::default() });
-    let request = Request { id: "abandoned".into(), tokens: tokens.into(), sampling, body: Bytes::new() };
+    let request =
+        Request { id: "abandoned".into(), tokens: tokens.into(), sampling, body: Bytes::new(), salt: None };
     engine.decode(request, Handoff::from_bytes(transfer)?).await?.all().await.map(drop)
 }
 

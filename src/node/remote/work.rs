@@ -1,13 +1,11 @@
 //! An order's work as a request to an engine.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use baton_remote::Request;
 use baton_types::{BlockKey, Sampling};
 use baton_wire::v1;
 use bytes::Bytes;
-use serde_json::value::RawValue;
 
 use super::news::salt_of;
 use super::prompts::Prompts;
@@ -68,19 +66,9 @@ impl Work {
         let given = u32::try_from(tokens.len() - job.prompt_tokens as usize).unwrap_or(u32::MAX);
         let sampling =
             if given == 0 { job.sampling } else { Arc::new(resumed(&job.sampling, given, &body)?) };
-        let body = salted(&body, &salt_of(job.root)).unwrap_or(body);
-        let request = Request { id, tokens, sampling, body };
+        let request = Request { id, tokens, sampling, body, salt: Some(salt_of(job.root).into()) };
         Ok(Self { request, given, chain, expected_tokens: None })
     }
-}
-
-/// The client's body with the salt of its chain's root, which commits to the client's own salt and its tenant; nothing
-/// where the body is no JSON object, which the engine's side refuses.
-fn salted(body: &Bytes, salt: &str) -> Option<Bytes> {
-    let body: &[u8] = if body.is_empty() { b"{}" } else { body };
-    let mut fields: BTreeMap<String, Box<RawValue>> = serde_json::from_slice(body).ok()?;
-    fields.insert("cache_salt".into(), serde_json::value::to_raw_value(salt).ok()?);
-    serde_json::to_vec(&fields).ok().map(Bytes::from)
 }
 
 /// The settings of an answer that goes on after `given` tokens.
@@ -153,17 +141,14 @@ mod tests {
     }
 
     #[test]
-    fn the_engine_keeps_apart_what_has_different_roots_and_other_fields_stay_as_they_are() {
-        let given = br#"{"prompt":"x","cache_salt":"mine","big":1e400,"n":1.10}"#;
-        let salted = salted(&given.to_vec().into(), "ab").unwrap();
-        assert_eq!(&salted[..], br#"{"big":1e400,"cache_salt":"ab","n":1.10,"prompt":"x"}"#);
-        let body = |root| {
+    fn the_engine_keeps_apart_what_has_different_roots() {
+        let salt = |root| {
             let root = baton_wire::pack_keys(&[BlockKey(root)]);
             let order = v1::Work { root, ..order(&[1], &[], &Sampling::default()) };
-            new(order).unwrap().request.body
+            new(order).unwrap().request.salt.unwrap()
         };
-        assert_eq!(body(1), body(1));
-        assert_ne!(body(1), body(2));
+        assert_eq!(salt(1), salt(1));
+        assert_ne!(salt(1), salt(2));
     }
 
     #[test]

@@ -97,5 +97,6 @@ fn request() -> Request {
         tokens: (1..=100).collect::<Vec<u32>>().into(),
         sampling: Arc::new(sampling),
         body: Bytes::new(),
+        salt: None,
     }
 }

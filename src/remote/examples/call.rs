@@ -16,7 +16,7 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 fn request(prompt_tokens: u32, max_tokens: u32) -> Request {
     let sampling = Sampling { temperature: 0.0, max_tokens, ignore_eos: true, ..Sampling::default() };
     let tokens = (0..prompt_tokens).map(|at| 1 + at % 2_000).collect::<Vec<u32>>().into();
-    Request { id: "pace".into(), tokens, sampling: Arc::new(sampling), body: Bytes::new() }
+    Request { id: "pace".into(), tokens, sampling: Arc::new(sampling), body: Bytes::new(), salt: None }
 }
 
 async fn start(

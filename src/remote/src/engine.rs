@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::completions;
 use crate::error::{Kind, RemoteError, Side, Stage};
-use crate::fields::Body;
+use crate::fields::{Body, Client};
 use crate::generation::{Abort, Generation, Reader, Terms};
 use crate::handoff::{Handoff, Way, now_us};
 use crate::http::{Call, Wire};
@@ -147,7 +147,7 @@ impl RemoteEngine {
     /// An SGLang that is one of a pair serves no whole requests.
     pub async fn generate(&self, request: Request) -> Result<Generation, RemoteError> {
         self.check_whole()?;
-        let client = Body::of_client(&request.body)?;
+        let client = Client::of(&request)?;
         let leg = leg_id(&request.id);
         let first = self.inner.settings.timeouts.first_token_us;
         if self.inner.settings.dialect == Dialect::Sglang {
@@ -170,7 +170,7 @@ impl RemoteEngine {
     pub async fn decode(&self, mut request: Request, handoff: Handoff) -> Result<Generation, RemoteError> {
         self.check_role(EngineRole::Decode)?;
         let settings = &self.inner.settings;
-        let client = Body::of_client(&request.body)?;
+        let client = Client::of(&request)?;
         let leg = leg_id(&request.id);
         let left = self.admit(&request, &handoff)?;
         if request.sampling.prompt_logprobs.is_some() {

@@ -17,6 +17,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use crate::error::{RemoteError, Stage};
 use crate::prompt::Prompt;
+use crate::request::Request;
 
 /// Fields of a body, at most.
 const MAX_FIELDS: usize = 512;
@@ -293,6 +294,17 @@ pub(crate) struct Client {
     pub(crate) seeded: bool,
 }
 
+impl Client {
+    /// What a request has for its engine.
+    pub(crate) fn of(request: &Request) -> Result<Self, RemoteError> {
+        let mut client = Body::of_client(&request.body)?;
+        if let Some(salt) = &request.salt {
+            client.along.set("cache_salt", &**salt)?;
+        }
+        Ok(client)
+    }
+}
+
 /// An object of fields without those in which clients have no say; anything else is the engine's to refuse.
 fn without_private(value: &RawValue) -> Result<Box<RawValue>, RemoteError> {
     let Ok(mut fields) = serde_json::from_str::<Fields<&RawValue>>(value.get()) else {
@@ -379,6 +391,25 @@ mod tests {
     fn along(body: &str) -> String {
         let client = Body::of_client(body.as_bytes()).unwrap();
         String::from_utf8(client.along.written().unwrap().flat()).unwrap()
+    }
+
+    #[test]
+    fn a_salt_takes_the_place_of_the_clients_and_other_fields_stay_as_they_are() {
+        let asked = |body: &'static str, salt: Option<&str>| Request {
+            id: "r".into(),
+            tokens: vec![1].into(),
+            sampling: std::sync::Arc::default(),
+            body: Bytes::from_static(body.as_bytes()),
+            salt: salt.map(std::sync::Arc::from),
+        };
+        let along = |body, salt| {
+            let client = Client::of(&asked(body, salt)).unwrap();
+            String::from_utf8(client.along.written().unwrap().flat()).unwrap()
+        };
+        let body = r#"{"prompt":"x","cache_salt":"mine","big":1e400,"vendor":1.10}"#;
+        assert_eq!(along(body, Some("ab")), r#"{"cache_salt":"ab","big":1e400,"vendor":1.10}"#);
+        assert_eq!(along(body, None), r#"{"cache_salt":"mine","big":1e400,"vendor":1.10}"#);
+        assert_eq!(along("", Some("ab")), r#"{"cache_salt":"ab"}"#);
     }
 
     #[test]

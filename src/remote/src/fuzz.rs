@@ -150,6 +150,7 @@ fn write_corpus() {
         tokens: vec![1, 2, 3].into(),
         sampling: Arc::default(),
         body: Bytes::new(),
+        salt: None,
     };
     let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/handoffs");
     std::fs::create_dir_all(&dir).unwrap();

@@ -208,6 +208,7 @@ mod tests {
             tokens: tokens.to_vec().into(),
             sampling: Arc::default(),
             body: bytes::Bytes::new(),
+            salt: None,
         }
     }
 

@@ -11,7 +11,7 @@ use crate::answer::Progress;
 use crate::completions::{self, Whole};
 use crate::engine::RemoteEngine;
 use crate::error::{Kind, RemoteError, Side, Stage};
-use crate::fields::{Body, Written};
+use crate::fields::{Body, Client, Written};
 use crate::generation::Abort;
 use crate::handoff::{Handoff, Way, now_us};
 use crate::http::Call;
@@ -185,7 +185,7 @@ impl RemoteEngine {
     /// When the request cannot be served, this engine has no way of handing over, or the bootstrap server does not answer.
     pub async fn prefill(&self, request: Request) -> Result<PrefillLeg, RemoteError> {
         self.check_role(EngineRole::Prefill)?;
-        let client = Body::of_client(&request.body)?;
+        let client = Client::of(&request)?;
         let leg = leg_id(&request.id);
         let one = request.sampling.max_tokens == 1;
         let settings = self.settings();

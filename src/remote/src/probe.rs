@@ -83,6 +83,7 @@ impl RemoteEngine {
             tokens: vec![1, 2, 3].into(),
             sampling: Arc::new(sampling),
             body: Bytes::new(),
+            salt: None,
         };
         let answer = self.generate(request).await.map_err(|error| error.at(Stage::Canary))?;
         let all = answer.all().await.map_err(|error| error.at(Stage::Canary))?;

@@ -18,6 +18,8 @@ pub struct Request {
     pub sampling: Arc<Sampling>,
     /// The client's body, as it came, or empty. Fields that Baton does not know go to the engine from here.
     pub body: Bytes,
+    /// KV of requests with different salts is kept apart: sent as `cache_salt`, in place of what the body may have.
+    pub salt: Option<Arc<str>>,
 }
 
 /// A drawn token.

@@ -323,6 +323,7 @@ mod tests {
             tokens: vec![5, 6].into(),
             sampling: std::sync::Arc::new(sampling),
             body: Bytes::copy_from_slice(client.as_bytes()),
+            salt: None,
         };
         let body = body(&request, Body::of_client(&request.body)?, "leg", true)?;
         Ok(serde_json::from_slice(&body.written()?.flat()).unwrap())

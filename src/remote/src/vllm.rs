@@ -156,6 +156,7 @@ mod tests {
             tokens: vec![5, 6].into(),
             sampling: Arc::new(sampling),
             body: Bytes::copy_from_slice(client.as_bytes()),
+            salt: None,
         };
         let client = Body::of_client(&request.body).unwrap();
         serde_json::from_slice(&body(&request, client, leg, Dialect::Vllm).unwrap().written().unwrap().flat())
@@ -246,6 +247,7 @@ mod tests {
             tokens: tokens.into(),
             sampling: Arc::new(sampling),
             body: Bytes::new(),
+            salt: None,
         };
         let plain = Sampling::default;
         for (sampling, tokens) in [

@@ -35,6 +35,7 @@ pub fn request(tokens: &[u32], sampling: Sampling) -> Request {
         tokens: tokens.to_vec().into(),
         sampling: Arc::new(sampling),
         body: Bytes::new(),
+        salt: None,
     }
 }
 
