@@ -36,16 +36,9 @@ pub enum PrefillShape {
 }
 
 /// Why no profile could be fitted, with the remedy.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("profile fit: {0}")]
 pub struct FitError(pub String);
-
-impl std::fmt::Display for FitError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "profile fit: {}", self.0)
-    }
-}
-
-impl std::error::Error for FitError {}
 
 /// Fits both formulas and reports how well they do over all of `measured`.
 ///

@@ -1,6 +1,5 @@
 //! The one error of this crate: where, what, and what to do about it.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Which stage refused.
@@ -39,7 +38,8 @@ impl Stage {
 /// A trace could not be read, changed or written.
 ///
 /// Displays as one line: `trace STAGE: PATH row N: what is wrong; remedy: what to do`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("trace {}: {}{}: {problem}; remedy: {remedy}", .stage.name(), .path.display(), at_row(*.row))]
 pub struct TraceError {
     /// The file.
     pub path: PathBuf,
@@ -55,17 +55,9 @@ pub struct TraceError {
     pub remedy: String,
 }
 
-impl fmt::Display for TraceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "trace {}: {}", self.stage.name(), self.path.display())?;
-        if let Some(row) = self.row {
-            write!(f, " row {row}")?;
-        }
-        write!(f, ": {}; remedy: {}", self.problem, self.remedy)
-    }
+fn at_row(row: Option<u64>) -> String {
+    row.map_or_else(String::new, |row| format!(" row {row}"))
 }
-
-impl std::error::Error for TraceError {}
 
 /// What is wrong with a row, before it is known which row of which file it is.
 #[derive(Debug, Clone, PartialEq, Eq)]

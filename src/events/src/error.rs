@@ -1,7 +1,5 @@
 //! What can go wrong with another engine's events: one struct, whose kind is the remedy and whose stage is the place.
 
-use std::fmt;
-
 /// What to do about an error. There is one kind per remedy, not one per cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -54,7 +52,8 @@ impl Stage {
 }
 
 /// An error of this crate.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("kv events, {}: {message}", .stage.name())]
 pub struct EventError {
     /// The remedy.
     pub kind: Kind,
@@ -86,14 +85,6 @@ impl EventError {
         Self::new(kind, stage, error.to_string())
     }
 }
-
-impl fmt::Display for EventError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "kv events, {}: {}", self.stage.name(), self.message)
-    }
-}
-
-impl std::error::Error for EventError {}
 
 #[cfg(test)]
 mod tests {

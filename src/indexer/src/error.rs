@@ -1,7 +1,5 @@
 //! What can go wrong, by remedy.
 
-use std::fmt;
-
 /// The remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -18,7 +16,8 @@ pub enum Kind {
 }
 
 /// An error of this crate: one line for a person, with the stage and the remedy in it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
 pub struct IndexerError {
     /// The remedy.
     pub kind: Kind,
@@ -49,11 +48,3 @@ impl IndexerError {
         }
     }
 }
-
-impl fmt::Display for IndexerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for IndexerError {}

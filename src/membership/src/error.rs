@@ -72,7 +72,8 @@ impl fmt::Display for Stage {
 }
 
 /// A failed look at, or change of, the cluster's membership.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("membership, {stage}: {text}")]
 pub struct MembershipError {
     /// The remedy.
     pub kind: Kind,
@@ -91,14 +92,6 @@ impl MembershipError {
         Self::new(Kind::Invalid, Stage::Configure, text)
     }
 }
-
-impl fmt::Display for MembershipError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "membership, {}: {}", self.stage, self.text)
-    }
-}
-
-impl std::error::Error for MembershipError {}
 
 /// What most calls of this crate return.
 pub type Result<T> = std::result::Result<T, MembershipError>;

@@ -1,7 +1,5 @@
 //! What can go wrong, by remedy.
 
-use std::fmt;
-
 /// The remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -20,7 +18,8 @@ pub enum Kind {
 }
 
 /// An error of this crate: where it happened, with whom, what, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("mooncake: {stage}{}: {message}", of_peer(.peer))]
 pub struct MooncakeError {
     /// The remedy.
     pub kind: Kind,
@@ -54,16 +53,10 @@ impl MooncakeError {
     }
 }
 
-impl fmt::Display for MooncakeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.peer.as_str() {
-            "" => write!(f, "mooncake: {}: {}", self.stage, self.message),
-            peer => write!(f, "mooncake: {} ({peer}): {}", self.stage, self.message),
-        }
-    }
+/// The other end, where it is known.
+fn of_peer(peer: &str) -> String {
+    if peer.is_empty() { String::new() } else { format!(" ({peer})") }
 }
-
-impl std::error::Error for MooncakeError {}
 
 /// What this crate gives back.
 pub type Result<T> = std::result::Result<T, MooncakeError>;

@@ -1,9 +1,8 @@
 //! Why a call failed: what the caller gets as a number, and what the log gets in words.
 
-use std::fmt;
-
 /// A failure. Codes are those that Mooncake's own package gives for the same.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text} (code {code})")]
 pub struct Failure {
     /// Below 0.
     pub code: i32,
@@ -41,11 +40,3 @@ impl Failure {
         Self { code, text: text.into() }
     }
 }
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (code {})", self.text, self.code)
-    }
-}
-
-impl std::error::Error for Failure {}

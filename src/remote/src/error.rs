@@ -1,7 +1,6 @@
 //! What can go wrong with a remote engine: the kind is the remedy, the side is who is charged, the stage is the place.
 
 use std::borrow::Cow;
-use std::fmt;
 
 /// What to do about an error. One kind per remedy, not one per cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,7 +79,8 @@ impl Stage {
 }
 
 /// A failed call: the remedy by kind and in words, the side, the place, and what happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {text}{}", .stage.name(), clause(.remedy))]
 pub struct RemoteError {
     /// What to do.
     pub kind: Kind,
@@ -152,6 +152,11 @@ impl RemoteError {
     }
 }
 
+/// A remedy as it follows the text.
+fn clause(remedy: &str) -> String {
+    if remedy.is_empty() { String::new() } else { format!("; {remedy}") }
+}
+
 /// What a person does about an error of whom nothing more is known. A request that failed is tried elsewhere without
 /// anybody's doing, and the text says what is wrong with one that cannot be served.
 const fn remedy_of(kind: Kind, stage: Stage) -> &'static str {
@@ -166,15 +171,6 @@ const fn remedy_of(kind: Kind, stage: Stage) -> &'static str {
         (Kind::Bug, _) => "report it with the engine's version",
     }
 }
-
-impl fmt::Display for RemoteError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.stage.name(), self.text)?;
-        if self.remedy.is_empty() { Ok(()) } else { write!(f, "; {}", self.remedy) }
-    }
-}
-
-impl std::error::Error for RemoteError {}
 
 #[cfg(test)]
 mod tests {

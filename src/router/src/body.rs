@@ -28,16 +28,9 @@ enum Kind {
 }
 
 /// Why a stream was broken off instead of ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("stream: the client did not read for too long; read faster, or ask for less")]
 pub struct CutOff;
-
-impl std::fmt::Display for CutOff {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("stream: the client did not read for too long; read faster, or ask for less")
-    }
-}
-
-impl std::error::Error for CutOff {}
 
 impl Body {
     /// A body that is there already.

@@ -45,7 +45,8 @@ const SPARE_PATIENCE: Duration = Duration::from_secs(2);
 const IDLE_PATIENCE: Duration = Duration::from_secs(300);
 
 /// Why the front door cannot open.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("router: {0}")]
 pub struct ServeError(String);
 
 impl ServeError {
@@ -53,14 +54,6 @@ impl ServeError {
         Self(message)
     }
 }
-
-impl std::fmt::Display for ServeError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "router: {}", self.0)
-    }
-}
-
-impl std::error::Error for ServeError {}
 
 /// What is left for connections to close when the time to drain is over.
 const LAST_MOMENT: Duration = Duration::from_millis(200);

@@ -25,6 +25,17 @@ impl Kind {
     pub const ALL: [Self; 6] =
         [Self::Retry, Self::Invalid, Self::Unavailable, Self::Corrupt, Self::Closed, Self::Bug];
 
+    const fn remedy(self) -> &'static str {
+        match self {
+            Self::Retry => "try again shortly",
+            Self::Invalid => "mend the call or the configuration",
+            Self::Unavailable => "try another peer",
+            Self::Corrupt => "discard the flight and start anew",
+            Self::Closed => "start anew if still wanted",
+            Self::Bug => "report it",
+        }
+    }
+
     pub(crate) fn number(self) -> u8 {
         match self {
             Self::Retry => 0,
@@ -87,7 +98,8 @@ impl fmt::Display for Stage {
 }
 
 /// A failed transfer: the remedy, the place, and what happened in words.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{stage}: {text} ({})", .kind.remedy())]
 pub struct TransportError {
     /// The remedy.
     pub kind: Kind,
@@ -124,22 +136,6 @@ impl TransportError {
         self
     }
 }
-
-impl fmt::Display for TransportError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let remedy = match self.kind {
-            Kind::Retry => "try again shortly",
-            Kind::Invalid => "mend the call or the configuration",
-            Kind::Unavailable => "try another peer",
-            Kind::Corrupt => "discard the flight and start anew",
-            Kind::Closed => "start anew if still wanted",
-            Kind::Bug => "report it",
-        };
-        write!(f, "{}: {} ({remedy})", self.stage, self.text)
-    }
-}
-
-impl std::error::Error for TransportError {}
 
 #[cfg(test)]
 mod tests {

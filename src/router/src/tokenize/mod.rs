@@ -45,7 +45,8 @@ const FAST_ASIDE_BYTES: usize = 64 << 10;
 const BUILT_IN_ASIDE_BYTES: usize = 256 << 10;
 
 /// Why a model folder cannot be used.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {message}; give the folder of a model with tokenizer.json, or none for the built-in bytes", .file.display())]
 pub struct LoadError {
     file: PathBuf,
     message: String,
@@ -56,19 +57,6 @@ impl LoadError {
         Self { file: file.to_owned(), message: message.into() }
     }
 }
-
-impl std::fmt::Display for LoadError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{}: {}; give the folder of a model with tokenizer.json, or none for the built-in bytes",
-            self.file.display(),
-            self.message
-        )
-    }
-}
-
-impl std::error::Error for LoadError {}
 
 /// A vocabulary with its chat template and a cache of tokenised prefixes.
 pub struct Tokenization {

@@ -1,6 +1,5 @@
 //! What callers ask for, and what they are told.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,24 +82,15 @@ pub enum Progress {
 }
 
 /// Why a batch was not taken: nothing of it was or will be done.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// A bound is met, or the peer has restarted.
+    #[error("transfer refused: {0}")]
     Core(CoreRefusal),
     /// The call is wrong.
+    #[error("transfer refused: {0}")]
     Invalid(String),
     /// This side is going down.
+    #[error("transfer refused: this node is shutting down")]
     ShutDown,
 }
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Core(refusal) => write!(f, "transfer refused: {refusal}"),
-            Self::Invalid(what) => write!(f, "transfer refused: {what}"),
-            Self::ShutDown => f.write_str("transfer refused: this node is shutting down"),
-        }
-    }
-}
-
-impl std::error::Error for Refusal {}
