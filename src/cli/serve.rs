@@ -261,11 +261,12 @@ mod tests {
         let whole = crate::config::parse(&whole.join("\n")).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!((whole.service.api_keys.len(), whole.service.tls_cert.is_empty()), (1, false));
         let drain_us = crate::config::ServiceConfig::default().drain_us;
-        let patience = include_str!("../../deploy/baton.service").lines();
-        let patience = patience.filter_map(|l| l.strip_prefix("TimeoutStopSec=")?.parse::<u64>().ok()).next();
+        let time_limit = include_str!("../../deploy/baton.service").lines();
+        let time_limit =
+            time_limit.filter_map(|l| l.strip_prefix("TimeoutStopSec=")?.parse::<u64>().ok()).next();
         assert!(
-            patience.is_some_and(|s| s * 1_000_000 > drain_us),
-            "systemd waits for the drain: {patience:?} s"
+            time_limit.is_some_and(|s| s * 1_000_000 > drain_us),
+            "systemd waits for the drain: {time_limit:?} s"
         );
     }
 }

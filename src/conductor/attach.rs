@@ -86,7 +86,7 @@ impl ControlService {
         Self { guard, metrics: Some(metrics), ..self }
     }
 
-    /// The same with another patience for the first message.
+    /// The same with another time limit for the first message.
     #[cfg(test)]
     pub(super) fn hello_within(inbox: Inbox, hello_within: std::time::Duration) -> Self {
         Self { hello_within, ..Self::new(inbox, Lead::alone()) }

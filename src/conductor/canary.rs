@@ -11,7 +11,7 @@ use super::driver::Driver;
 use super::inbox::Message;
 
 /// How long a canary may take, and how long the next one waits after a failure.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// What is known from canaries.
@@ -79,7 +79,7 @@ impl Driver {
             session: None,
             body: b"{\"max_tokens\":2}"[..].into(),
             explain: false,
-            timeout_us: Some(u64::try_from(PATIENCE.as_micros()).unwrap_or(u64::MAX)),
+            timeout_us: Some(u64::try_from(TIME_LIMIT.as_micros()).unwrap_or(u64::MAX)),
             trace: None,
         };
         tokio::spawn(async move {
@@ -111,13 +111,13 @@ impl Driver {
 }
 
 async fn watch(mut events: mpsc::Receiver<Event>) -> Option<String> {
-    let patience = tokio::time::sleep(PATIENCE);
-    tokio::pin!(patience);
+    let time_limit = tokio::time::sleep(TIME_LIMIT);
+    tokio::pin!(time_limit);
     let mut tokens = 0;
     loop {
         let event = tokio::select! {
             event = events.recv() => event,
-            () = &mut patience => return Some("no answer in time".into()),
+            () = &mut time_limit => return Some("no answer in time".into()),
         };
         match event {
             Some(Event::Token { .. }) => tokens += 1,

@@ -301,10 +301,10 @@ impl Driver {
         let trace = if canary { Trace::default() } else { self.spans.open(submission.trace, self.now_us) };
         let session = self.open(submission, (class, tenant), events);
         let session = Session { trace, ..session };
-        let (patience_us, asked_tokens) = (session.patience_us(), session.submission.sampling.max_tokens);
+        let (time_limit_us, asked_tokens) = (session.time_limit_us(), session.submission.sampling.max_tokens);
         self.sessions.insert(request, session);
         self.metrics.arrived();
-        let arrival = Arrival { request, class, patience_us, asked_tokens };
+        let arrival = Arrival { request, class, time_limit_us, asked_tokens };
         self.pair(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
         self.tell_shadow();
     }

@@ -104,8 +104,8 @@ impl Session {
         }
     }
 
-    /// When its client's patience ends, µs.
-    pub(super) fn patience_us(&self) -> u64 {
+    /// When its client's time limit ends, µs.
+    pub(super) fn time_limit_us(&self) -> u64 {
         self.submission.timeout_us.map_or(u64::MAX, |t| self.arrived_us.saturating_add(t))
     }
 

@@ -14,7 +14,7 @@ use super::{Objectives, Sample};
 use crate::conductor::Status;
 
 /// A look that takes longer has failed.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIME_LIMIT: Duration = Duration::from_secs(5);
 /// Longest answer that is read, bytes: that of 4,096 nodes has room in it.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
@@ -47,7 +47,7 @@ impl Client {
             }
             (false, _) => Trust::nobody(),
         };
-        let options = Options { idle_connections: 1, trust, ..Options::new(PATIENCE) };
+        let options = Options { idle_connections: 1, trust, ..Options::new(TIME_LIMIT) };
         Ok(Self { base: parsed.base(), key, http: baton_http::Client::new(options) })
     }
 
@@ -94,11 +94,11 @@ impl Client {
     }
 
     async fn within<T>(&self, asked: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-        tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| {
+        tokio::time::timeout(TIME_LIMIT, asked).await.unwrap_or_else(|_| {
             Err(format!(
                 "top: {}: no answer within {} s; see whether it is overloaded or a firewall is between",
                 self.base,
-                PATIENCE.as_secs()
+                TIME_LIMIT.as_secs()
             ))
         })
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Longer than any command here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 /// How a run of the program ended.
 #[derive(Debug)]
@@ -120,10 +120,10 @@ fn wait(mut command: Command) -> Option<i32> {
         if let Some(status) = child.try_wait().unwrap() {
             return status.code();
         }
-        if started.elapsed() > PATIENCE {
+        if started.elapsed() > TIME_LIMIT {
             child.kill().unwrap();
             child.wait().unwrap();
-            panic!("still running after {PATIENCE:?}: {command:?}");
+            panic!("still running after {TIME_LIMIT:?}: {command:?}");
         }
         std::thread::sleep(Duration::from_millis(5));
     }

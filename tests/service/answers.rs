@@ -167,9 +167,9 @@ fn mistakes_are_answered_in_words() {
     assert!(service.get("/metrics").ok().text.contains("baton_"), "metrics are there");
 }
 
-/// A stream that has nothing to say yet says that it lives; a client's patience ends its request.
+/// A stream that has nothing to say yet says that it lives; a client's time limit ends its request.
 #[test]
-fn a_silent_stream_is_kept_alive_and_patience_ends_it() {
+fn a_silent_stream_is_kept_alive_and_time_limit_ends_it() {
     let config = "[scheduler]\nblock_tokens = 16\n[service]\nkeep_alive_us = 50_000\n";
     let service = Service::configured(config, &["--engine", "timed", "--nodes", "1p1d"]);
     let long = completion(&"word ".repeat(1_500), 3);

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::http::{self, Headers, Open, Reply};
 
 /// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// A running service.
 pub struct Service {
@@ -45,9 +45,9 @@ pub fn run(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
     let mut command = baton(folder);
     command.args(args).stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
     let mut child = command.spawn().unwrap();
-    let status = ended(&mut child, PATIENCE).unwrap_or_else(|| {
+    let status = ended(&mut child, TIME_LIMIT).unwrap_or_else(|| {
         child.kill().unwrap();
-        panic!("still running after {PATIENCE:?}: baton {args:?}: {}", text(&err))
+        panic!("still running after {TIME_LIMIT:?}: baton {args:?}: {}", text(&err))
     });
     (status.code(), text(&out), text(&err))
 }
@@ -127,7 +127,7 @@ impl Service {
     /// Reads from the greeting where it is.
     #[track_caller]
     fn greeted(&mut self) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIME_LIMIT;
         loop {
             let said = text(&self.path("out"));
             let word = |after: &str| {
@@ -229,7 +229,7 @@ impl Service {
     #[track_caller]
     pub fn stop(&mut self) -> Option<i32> {
         signal(self.pid(), Signal::INT);
-        self.wait(PATIENCE)
+        self.wait(TIME_LIMIT)
     }
 
     /// Waits for its end; the exit code.

@@ -240,7 +240,7 @@ mod tests {
             let ops = 1 + rng.below(12);
             let mut batch = Batch::new(request(&mut rng, ops, 40_000), 0, &config, 0);
             let (mut posted, mut tries) = (Posted::new(), BTreeMap::new());
-            let mut patience = 200;
+            let mut time_limit = 200;
             while batch.unposted_bytes > 0 {
                 let expected = batch.next_piece();
                 let piece = batch.take_piece().unwrap();
@@ -249,8 +249,8 @@ mod tests {
                 *tried += 1;
                 assert_eq!(piece.tries, *tried);
                 assert_eq!(posted.insert((piece.op, piece.at), piece), None);
-                if patience > 0 && rng.chance_permille(500) {
-                    patience -= 1;
+                if time_limit > 0 && rng.chance_permille(500) {
+                    time_limit -= 1;
                     let nth = rng.below(posted.len() as u64) as usize;
                     let back = *posted.iter().nth(nth).unwrap().0;
                     batch.put_back(posted.remove(&back).unwrap());

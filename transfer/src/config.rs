@@ -92,7 +92,7 @@ pub struct MoverConfig {
     /// How long it rests at most, but for that quarter.
     pub backoff_max_us: u64,
     /// How long a path may take to open before others are tried as well.
-    pub open_patience_us: u64,
+    pub open_time_limit_us: u64,
     /// A path with slices outstanding and no completion for so long is probed.
     pub silent_us: u64,
     /// A probe is answered in this time, or the path is broken.
@@ -137,7 +137,7 @@ impl Default for MoverConfig {
             route_tries: 6,
             backoff_min_us: 20_000,
             backoff_max_us: 5_000_000,
-            open_patience_us: 200_000,
+            open_time_limit_us: 200_000,
             silent_us: 500_000,
             probe_us: 500_000,
             stuck_us: 5_000_000,
@@ -205,7 +205,7 @@ impl MoverConfig {
     fn times(&self) -> [(u64, &'static str); 7] {
         [
             (self.backoff_min_us, "backoff_min_us"),
-            (self.open_patience_us, "open_patience_us"),
+            (self.open_time_limit_us, "open_time_limit_us"),
             (self.silent_us, "silent_us"),
             (self.probe_us, "probe_us"),
             (self.grace_us, "grace_us"),
@@ -310,7 +310,7 @@ mod tests {
             route_tries: 1, U32;
             backoff_min_us: 1, 5_000_000;
             backoff_max_us: 20_000, ANY;
-            open_patience_us: 1, ANY;
+            open_time_limit_us: 1, ANY;
             silent_us: 1, 5_000_000;
             probe_us: 1, ANY;
             stuck_us: 500_000, ANY;

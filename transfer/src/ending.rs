@@ -201,10 +201,11 @@ mod tests {
 
     /// A batch that is at each of its stages when its time is over.
     fn at_stage(stage: &str) -> Bench {
-        // Such patience that only the batch's own time matters.
+        // Time limits so long that only the batch's own matters.
         let far_us = 1 << 50;
-        let patience = MoverConfig { silent_us: far_us, stuck_us: far_us, batch_limit_us: 5_000, ..rails(2) };
-        let mut bench = Bench::new(patience, 1, &[0, 0]);
+        let time_limit =
+            MoverConfig { silent_us: far_us, stuck_us: far_us, batch_limit_us: 5_000, ..rails(2) };
+        let mut bench = Bench::new(time_limit, 1, &[0, 0]);
         let notice = stage.contains("notice");
         let path = opens(&bench.submit(BatchRequest { notice, ..write(1, 0, 100_000) }))[0];
         if stage == "no path" {
@@ -282,7 +283,7 @@ mod tests {
             (("deadline", |bench| bench.pass(60_000_000 - 1_000)), "failed"),
             (("peer ended", |bench| bench.tell(Input::PeerEnded { peer: PeerNumber(0) })), "failed"),
         ];
-        let patience = MoverConfig {
+        let time_limit = MoverConfig {
             silent_us: 1 << 50,
             stuck_us: 1 << 50,
             grace_us: 10_000,
@@ -291,7 +292,7 @@ mod tests {
         };
         for ((what, happens), how) in first {
             for (next, follows) in first.map(|(happening, _)| happening) {
-                let (mut bench, post) = Bench::moving(patience.clone());
+                let (mut bench, post) = Bench::moving(time_limit.clone());
                 let mut effects = happens(&mut bench);
                 effects.extend(follows(&mut bench));
                 for path in closes(&effects) {

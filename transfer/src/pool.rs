@@ -45,7 +45,7 @@ impl MoverCore {
 
     /// Until when a path that is being opened is counted on.
     fn soon_us(&self, path: &Path) -> Option<u64> {
-        let until_us = path.opened_us.saturating_add(self.config.open_patience_us);
+        let until_us = path.opened_us.saturating_add(self.config.open_time_limit_us);
         let opening = matches!(path.state, PathState::Opening | PathState::Trial);
         (opening && until_us > self.now_us).then_some(until_us)
     }
@@ -481,7 +481,7 @@ mod tests {
 
     #[test]
     fn another_tier_is_tried_when_the_better_one_takes_too_long_to_open() {
-        let config = MoverConfig { open_patience_us: 300, ..rails(2) };
+        let config = MoverConfig { open_time_limit_us: 300, ..rails(2) };
         let mut bench = Bench::new(config, 1, &[0, 1]);
         assert_eq!(opens_to(&bench.submit(write(1, 0, 1_000))), [(0, 0)]);
         assert_eq!(bench.pass(299), []);

@@ -66,8 +66,8 @@ pub struct Arrival {
     pub request: RequestId,
     /// Its class.
     pub class: ClassId,
-    /// When its client's patience ends, µs.
-    pub patience_us: u64,
+    /// When its client's time limit ends, µs.
+    pub time_limit_us: u64,
     /// The most tokens that it asks for.
     pub asked_tokens: u32,
 }

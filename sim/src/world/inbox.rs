@@ -207,7 +207,7 @@ impl World {
                 let arrival = Arrival {
                     request: asked.id,
                     class: asked.class,
-                    patience_us: u64::MAX,
+                    time_limit_us: u64::MAX,
                     asked_tokens: asked.max_output_tokens.unwrap_or(u32::MAX),
                 };
                 core.arrived = Some(asked);

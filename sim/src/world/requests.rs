@@ -155,8 +155,8 @@ impl World {
     /// Some clients leave: as their trace says, or at random.
     fn plan_departure(&mut self, slot: u32, told_us: Option<u64>) {
         let random = self.rng.chance_permille(self.setup.clients.leave_permille);
-        let patience_us = self.setup.scheduler.classes[0].ttft_us;
-        let after_us = told_us.or_else(|| random.then(|| self.rng.below(patience_us)));
+        let time_limit_us = self.setup.scheduler.classes[0].ttft_us;
+        let after_us = told_us.or_else(|| random.then(|| self.rng.below(time_limit_us)));
         if let Some(after_us) = after_us {
             let generation = generation(self.live[slot as usize].id);
             self.events.push(self.now_us + after_us, Event::Cancel(slot, generation));

@@ -56,9 +56,9 @@ impl World {
             self.foreseen.iter().map(|a| self.expected_work_us(a.prompt_tokens)).collect();
         works.sort_unstable();
         let backlog_us: u64 = self.conductors[0].snapshot().instances.iter().map(|i| i.backlog_us).sum();
-        let patience_us = self.setup.scheduler.classes[0].ttft_us;
+        let time_limit_us = self.setup.scheduler.classes[0].ttft_us;
         let workers = self.foresight_workers_permille();
-        let room_us = ((horizon_us + patience_us) * workers / 1000).saturating_sub(backlog_us);
+        let room_us = ((horizon_us + time_limit_us) * workers / 1000).saturating_sub(backlog_us);
         let mut spent_us = 0;
         for work_us in works {
             spent_us += work_us;

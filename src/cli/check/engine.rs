@@ -19,7 +19,7 @@ use crate::node::RemoteNode;
 /// How long an engine may take over its answer here, µs; a node waits longer.
 const ANSWER_US: u64 = 30_000_000;
 /// How long a connection to what announces may take.
-const EVENTS_PATIENCE: Duration = Duration::from_secs(3);
+const EVENTS_TIME_LIMIT: Duration = Duration::from_secs(3);
 /// Between two looks whether it is there.
 const EVENTS_LOOK: Duration = Duration::from_millis(20);
 
@@ -287,7 +287,7 @@ impl Target {
             }
         };
         let endpoint = &source.subscriber.endpoint;
-        if tokio::time::timeout(EVENTS_PATIENCE, connected).await.is_ok() {
+        if tokio::time::timeout(EVENTS_TIME_LIMIT, connected).await.is_ok() {
             report.good_at(&check, format!("{endpoint} can be followed"));
         } else {
             let why = subscriber.status().last_error.unwrap_or_else(|| "no answer".into());

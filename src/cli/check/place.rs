@@ -18,7 +18,7 @@ use crate::config::{Config, ServiceConfig};
 use crate::guard::{ClusterGuard, open_port};
 
 /// Longest wait for a connection, or for an answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIME_LIMIT: Duration = Duration::from_secs(2);
 /// What an HTTP/2 client says first: its preface, and settings without any.
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// The kind of an HTTP/2 frame that has settings.
@@ -113,9 +113,9 @@ fn reachable(address: &str) -> String {
 /// # Errors
 /// In words.
 pub async fn connect(address: &str) -> Result<TcpStream, String> {
-    match tokio::time::timeout(PATIENCE, TcpStream::connect(address)).await {
+    match tokio::time::timeout(TIME_LIMIT, TcpStream::connect(address)).await {
         Ok(connected) => connected.map_err(|e| format!("cannot connect to {address}: {e}")),
-        Err(_) => Err(format!("cannot connect to {address} within {} s", PATIENCE.as_secs())),
+        Err(_) => Err(format!("cannot connect to {address} within {} s", TIME_LIMIT.as_secs())),
     }
 }
 
@@ -135,7 +135,7 @@ async fn ask(address: &str, words: &[u8], enough: usize) -> Vec<u8> {
         }
     };
     // What came until then is what there is.
-    let _ = tokio::time::timeout(PATIENCE, talk).await;
+    let _ = tokio::time::timeout(TIME_LIMIT, talk).await;
     answer
 }
 

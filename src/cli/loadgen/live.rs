@@ -79,10 +79,10 @@ impl Sender {
     /// its end.
     pub async fn send(self: Arc<Self>, planned: Planned) -> Sent {
         let mut sent = self.offered(&planned);
-        let patience = planned.arrival.cancel_after_us.map(Duration::from_micros);
+        let time_limit = planned.arrival.cancel_after_us.map(Duration::from_micros);
         let served = self.attempts(planned, &mut sent);
-        let ended = match patience {
-            Some(patience) => tokio::time::timeout(patience, served).await.is_ok(),
+        let ended = match time_limit {
+            Some(time_limit) => tokio::time::timeout(time_limit, served).await.is_ok(),
             None => {
                 served.await;
                 true

@@ -1,4 +1,4 @@
-//! What breaks: a leg, a node, a hand-off, or somebody's patience.
+//! What breaks: a leg, a node, a hand-off, or a client's time limit.
 
 use baton_router::Submission;
 use baton_scheduler::AdmissionMode;
@@ -275,7 +275,7 @@ async fn tokens_that_keep_coming_keep_a_decode_alive() {
 }
 
 #[tokio::test]
-async fn a_clients_patience_ends_what_has_no_token_flowing() {
+async fn a_clients_time_limit_ends_what_has_no_token_flowing() {
     let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
     let mut submission = Bench::submission("r", Sampling::default());
     submission.timeout_us = Some(300_000);

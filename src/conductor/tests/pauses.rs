@@ -58,7 +58,7 @@ async fn after_a_pause_time_counts_again() {
 
 /// A client's own limit is of its own time.
 #[tokio::test]
-async fn a_clients_patience_does_not_stop_with_the_conductor() {
+async fn a_clients_time_limit_does_not_stop_with_the_conductor() {
     let mut bench = Bench::with(&["p0", "d0"]).await;
     let mut hurried = Bench::submission("r", Sampling { max_tokens: 4, ..Sampling::default() });
     hurried.timeout_us = Some(2_000_000);

@@ -17,7 +17,7 @@ const ATTEMPTS: u32 = 5;
 /// Wait between two of them.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Silence after which a peer is asked anew.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// Takes over what a peer knows, and follows its publishers; gives streams and blocks.
 ///
@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// after several attempts, `Corrupt` where what it sends is. What came before is kept.
 pub async fn join(indexer: &Arc<Indexer>, url: &str) -> Result<(u64, u64), IndexerError> {
     let base = base_of(url)?;
-    let client = Client::new(Options::new(PATIENCE));
+    let client = Client::new(Options::new(TIME_LIMIT));
     let mut joined = Joined::default();
     let mut failures = 0;
     loop {
@@ -70,7 +70,7 @@ fn unavailable(what: &str, e: &dyn std::fmt::Display) -> IndexerError {
 
 /// What a peer gives within the time for a part of an answer.
 async fn part<T>(what: &str, work: impl Future<Output = Result<T, Error>>) -> Result<T, IndexerError> {
-    by(Instant::now() + PATIENCE, work).await.map_err(|e| match e {
+    by(Instant::now() + TIME_LIMIT, work).await.map_err(|e| match e {
         Error::Late => unavailable(what, &"nothing came for too long"),
         Error::Connect(_) => unavailable("connect", &e),
         e => unavailable(what, &e),

@@ -29,7 +29,7 @@ pub(super) const BLOCKS: u32 = 32;
 /// Tokens in the vocabulary.
 pub(super) const VOCABULARY: u32 = 512;
 const SEED: u64 = 5;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 type Outgoing = mpsc::Sender<Result<v1::ToNode, Status>>;
 
@@ -110,7 +110,7 @@ impl Stage {
 
     /// The node's next line, before it is welcome.
     pub(super) async fn line(&mut self) -> Line {
-        tokio::time::timeout(PATIENCE, self.lines.recv()).await.expect("the node attaches").unwrap()
+        tokio::time::timeout(TIME_LIMIT, self.lines.recv()).await.expect("the node attaches").unwrap()
     }
 
     /// The node's next line, in a new epoch.
@@ -138,7 +138,7 @@ impl Stage {
     /// The node stops when it is told to, its thread has not panicked.
     pub(super) async fn end(self) {
         self.stop.cancel();
-        let ended = tokio::time::timeout(PATIENCE, self.node).await.expect("it stops");
+        let ended = tokio::time::timeout(TIME_LIMIT, self.node).await.expect("it stops");
         assert_eq!(ended.unwrap(), Ok(()));
     }
 }
@@ -164,7 +164,7 @@ impl Line {
 
     /// The next thing that the node says; load reports are noted.
     pub(super) async fn hear(&mut self) {
-        let next = tokio::time::timeout(PATIENCE, self.facts.message()).await;
+        let next = tokio::time::timeout(TIME_LIMIT, self.facts.message()).await;
         match next.expect("the node says something").unwrap().expect("the line is up").message {
             Some(v1::from_node::Message::Facts(facts)) => self.heard.extend(facts.facts),
             Some(v1::from_node::Message::Heartbeat(beat)) => self.load = beat.load.unwrap(),
@@ -179,7 +179,7 @@ impl Line {
 
     /// The next fact about a request.
     pub(super) async fn fact(&mut self, request: u64) -> (u32, Fact) {
-        let until = tokio::time::Instant::now() + PATIENCE;
+        let until = tokio::time::Instant::now() + TIME_LIMIT;
         loop {
             if let Some(at) = self.heard.iter().position(|fact| fact.request == request) {
                 let fact = self.heard.remove(at).unwrap();
@@ -200,7 +200,7 @@ impl Line {
 
     /// Waits until the node reports that it holds nothing.
     pub(super) async fn idle(&mut self) {
-        let until = tokio::time::Instant::now() + PATIENCE;
+        let until = tokio::time::Instant::now() + TIME_LIMIT;
         // What was measured before the last order counts for nothing: two reports' time passes first.
         let fresh = tokio::time::Instant::now() + Duration::from_millis(250);
         while tokio::time::Instant::now() < fresh || self.load.holds > 0 || self.load.running > 0 {

@@ -110,7 +110,7 @@ fn encoder(json: Value) -> Outcome<fastokens::Tokenizer> {
 /// Room for everything that runs at a time: what is compared is routers.
 const POOL_TOKENS: u32 = 1 << 23;
 /// Longer than any load lasts that is meant.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Any stand-in.
 enum Engine {
@@ -150,7 +150,7 @@ impl Engine {
             Some("sglang") => {
                 let spec = SglangSpec {
                     bootstrap_port,
-                    wait: PATIENCE,
+                    wait: TIME_LIMIT,
                     repeats: false,
                     pool_tokens: POOL_TOKENS,
                     page_tokens: block_tokens,

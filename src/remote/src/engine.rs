@@ -178,9 +178,9 @@ impl RemoteEngine {
             request.sampling = Arc::new(Sampling { prompt_logprobs: None, ..(*request.sampling).clone() });
         }
         // A room is opened before its prefill has run, and nothing is read from it too late.
-        let patience = settings.timeouts.first_token_us;
-        let left = if matches!(handoff.way, Way::Room { .. }) { patience } else { left };
-        let (first_us, leased) = (patience.min(left), left < patience);
+        let time_limit = settings.timeouts.first_token_us;
+        let left = if matches!(handoff.way, Way::Room { .. }) { time_limit } else { left };
+        let (first_us, leased) = (time_limit.min(left), left < time_limit);
         let body = match handoff.way {
             Way::Room { host, port, room, rank } => {
                 let mut body = sglang::body(&request, client, &leg, true)?;

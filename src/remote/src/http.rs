@@ -22,7 +22,7 @@ const IDLE_TIME: Duration = Duration::from_secs(2);
 /// Most of an engine's words that an error repeats.
 const QUOTED_CHARS: usize = 400;
 
-/// A call's name, patience and extra headers.
+/// A call's name, time limit and extra headers.
 pub(crate) struct Call<'a> {
     pub(crate) stage: Stage,
     pub(crate) path: &'a str,

@@ -99,7 +99,7 @@ pub struct LeaseTerms {
     pub margin_us: u64,
 }
 
-/// An engine: where it is, what it speaks, and the limits of patience with it.
+/// An engine: where it is, what it speaks, and its time limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteSettings {
     /// `http://host:port`; plain http, for engines have no TLS of their own.
@@ -117,7 +117,7 @@ pub struct RemoteSettings {
     pub model: Option<String>,
     /// Which data-parallel rank of the engine is meant, when it has several.
     pub dp_rank: Option<u32>,
-    /// Patience.
+    /// How long each step may take.
     pub timeouts: Timeouts,
     /// Sizes and counts.
     pub bounds: Bounds,

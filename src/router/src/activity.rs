@@ -28,7 +28,7 @@ pub(crate) struct UnderWay(Arc<Activity>);
 
 /// How long a connection may be open without use.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct TimeLimits {
     /// Until the head of the first request.
     pub(crate) first: Duration,
     /// Between an answer's end and the next request.
@@ -55,11 +55,11 @@ impl Activity {
     }
 
     /// Resolves when the connection has been of no use for too long.
-    pub(crate) async fn outlasts(&self, patience: Patience) -> Closed {
+    pub(crate) async fn outlasts(&self, time_limit: TimeLimits) -> Closed {
         loop {
             let due = {
                 let state = self.state.lock();
-                let limit = if state.asked { patience.idle } else { patience.first };
+                let limit = if state.asked { time_limit.idle } else { time_limit.first };
                 let now = Instant::now();
                 let from = if state.under_way > 0 { now } else { state.quiet_since };
                 match from + limit {
@@ -85,31 +85,32 @@ impl Drop for UnderWay {
 mod tests {
     use super::*;
 
-    const PATIENCE: Patience = Patience { first: Duration::from_millis(20), idle: Duration::from_millis(40) };
+    const TIME_LIMIT: TimeLimits =
+        TimeLimits { first: Duration::from_millis(20), idle: Duration::from_millis(40) };
 
     async fn open_for(activity: &Activity) -> (Closed, Duration) {
         let begun = Instant::now();
-        (activity.outlasts(PATIENCE).await, begun.elapsed())
+        (activity.outlasts(TIME_LIMIT).await, begun.elapsed())
     }
 
     #[tokio::test]
     async fn a_connection_is_open_until_its_first_request_is_overdue() {
         let activity = Activity::new();
         let opened = Instant::now();
-        assert_eq!(activity.outlasts(PATIENCE).await, Closed::NoRequest);
-        assert!(opened.elapsed() >= PATIENCE.first / 2, "{:?}", opened.elapsed());
+        assert_eq!(activity.outlasts(TIME_LIMIT).await, Closed::NoRequest);
+        assert!(opened.elapsed() >= TIME_LIMIT.first / 2, "{:?}", opened.elapsed());
     }
 
     #[tokio::test]
     async fn an_answer_may_take_as_long_as_it_does() {
         let activity = Activity::new();
         let answer = activity.begin();
-        let waits = tokio::time::timeout(PATIENCE.idle * 3, activity.outlasts(PATIENCE)).await;
+        let waits = tokio::time::timeout(TIME_LIMIT.idle * 3, activity.outlasts(TIME_LIMIT)).await;
         assert!(waits.is_err() && activity.is_under_way());
         drop(answer);
         let (why, after) = open_for(&activity).await;
         assert!(
-            why == Closed::Idle && after >= PATIENCE.idle - Duration::from_millis(5),
+            why == Closed::Idle && after >= TIME_LIMIT.idle - Duration::from_millis(5),
             "{why:?} {after:?}"
         );
     }

@@ -57,7 +57,7 @@ pub(crate) struct RequestReader<'r> {
     pub(crate) endpoint: Endpoint,
 }
 
-/// What a client is told whose patience has ended.
+/// The error of a client whose time limit is over.
 pub(crate) fn timed_out() -> ApiError {
     ApiError::new(
         504,

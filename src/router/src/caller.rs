@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_is_read_in_the_clients_unit() {
+    fn time_limit_is_read_in_the_clients_unit() {
         assert_eq!(read(&[("x-request-timeout-ms", "1500")], "{}").timeout_us, Some(1_500_000));
         assert_eq!(read(&[("x-stainless-timeout", "2.5")], "{}").timeout_us, Some(2_500_000));
         assert_eq!(read(&[("x-stainless-read-timeout", "600.0")], "{}").timeout_us, Some(600_000_000));

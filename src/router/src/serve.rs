@@ -23,7 +23,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::activity::{Activity, Patience};
+use crate::activity::{Activity, TimeLimits};
 use crate::line::{Line, Lookout};
 use crate::places::{AcceptFailures, Place, Places};
 use crate::router::{Router, is_operators};
@@ -40,9 +40,9 @@ const MAX_UNSENT_BYTES: usize = 32 << 10;
 /// Connections beyond those that have a place: operators get in, all others are told why they do not.
 const SPARE_PLACES: usize = 64;
 /// How long such a connection may be silent.
-const SPARE_PATIENCE: Duration = Duration::from_secs(2);
+const SPARE_TIME_LIMIT: Duration = Duration::from_secs(2);
 /// How long a connection may be open after an answer. Over HTTP/1 the time for the next request's head ends sooner.
-const IDLE_PATIENCE: Duration = Duration::from_secs(300);
+const IDLE_TIME_LIMIT: Duration = Duration::from_secs(300);
 
 /// Why the front door cannot open.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +65,7 @@ struct Connector {
     builder: Builder<TokioExecutor>,
     tls: Option<TlsAcceptor>,
     stall_limit: Duration,
-    patience: Patience,
+    time_limit: TimeLimits,
     /// Ends what is still under way at the end of the drain.
     drained: CancellationToken,
 }
@@ -98,7 +98,7 @@ impl Router {
             tls: config.tls.as_ref().map(tls::acceptor).transpose()?,
             builder: builder(first),
             stall_limit: Duration::from_millis(config.stall_limit_ms.max(1)),
-            patience: Patience { first, idle: IDLE_PATIENCE },
+            time_limit: TimeLimits { first, idle: IDLE_TIME_LIMIT },
             drained: CancellationToken::new(),
             router: Arc::clone(&self),
         };
@@ -179,13 +179,13 @@ impl Connector {
         let counters = Arc::clone(&self.router.counters);
         let _open = counters.opened();
         if spare {
-            self.patience = Patience { first: SPARE_PATIENCE, idle: SPARE_PATIENCE };
+            self.time_limit = TimeLimits { first: SPARE_TIME_LIMIT, idle: SPARE_TIME_LIMIT };
         }
-        let (activity, patience, drained) = (Activity::new(), self.patience, self.drained.clone());
+        let (activity, time_limit, drained) = (Activity::new(), self.time_limit, self.drained.clone());
         tokio::select! {
             biased;
             () = self.greet(stream, (Arc::clone(&activity), spare), watcher) => {}
-            why = activity.outlasts(patience) => counters.closed(why),
+            why = activity.outlasts(time_limit) => counters.closed(why),
             () = drained.cancelled() => counters.closed(Closed::Drained),
         }
         drop(place);

@@ -205,7 +205,7 @@ impl Flow {
         self.hand_on()
     }
 
-    /// Nothing was said: waits for the end of the silence that clients bear, or of their patience.
+    /// Nothing was said: waits for the end of the silence that clients bear, or of their time limit.
     fn poll_alarm(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         while self.alarm.as_mut().poll(cx).is_ready() {
             let now = Instant::now();

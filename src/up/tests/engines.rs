@@ -175,8 +175,8 @@ async fn clients_that_leave_at_any_moment_leave_nothing_held() {
         for at in 0..60u64 {
             let tokens = prompt(&mut rng, at % 4);
             let ticket = cluster.submit(&tokens, sampling(30));
-            let patience = Duration::from_micros(rng.below(60_000));
-            let _ = tokio::time::timeout(patience, listen(ticket)).await;
+            let time_limit = Duration::from_micros(rng.below(60_000));
+            let _ = tokio::time::timeout(time_limit, listen(ticket)).await;
         }
         cluster.quiet().await;
         pair.let_go().await;

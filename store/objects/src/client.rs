@@ -37,7 +37,7 @@ pub struct ClusterConfig {
     /// How long a server may be silent: half of it before it is asked whether it lives, half of it to answer that.
     pub silence: Duration,
     /// How long a server that lives may take over one command.
-    pub patience: Duration,
+    pub time_limit: Duration,
     /// How long a server that did not answer rests before it is looked at again, in the background; each time twice as
     /// long, up to 5 s.
     pub exclude: Duration,
@@ -51,8 +51,8 @@ impl ClusterConfig {
     pub fn of(list: &str) -> Result<Self, Trouble> {
         let servers = list.split(',').map(|url| url.trim().parse::<Url>().map_err(Trouble::Wrong));
         let servers = servers.collect::<Result<Vec<_>, _>>()?;
-        let (silence, patience) = (Duration::from_millis(500), Duration::from_secs(30));
-        Ok(Self { servers, replicas: 1, silence, patience, exclude: Duration::from_secs(1) })
+        let (silence, time_limit) = (Duration::from_millis(500), Duration::from_secs(30));
+        Ok(Self { servers, replicas: 1, silence, time_limit, exclude: Duration::from_secs(1) })
     }
 
     fn check(&self) -> Result<(), Trouble> {
@@ -67,10 +67,10 @@ impl ClusterConfig {
             )));
         }
         let sensible = Duration::from_millis(10)..=Duration::from_secs(600);
-        if [self.silence, self.patience, self.exclude].iter().all(|time| sensible.contains(time)) {
+        if [self.silence, self.time_limit, self.exclude].iter().all(|time| sensible.contains(time)) {
             Ok(())
         } else {
-            Err(Trouble::Wrong("silence, patience, exclude: give from 10 ms to 600 s".into()))
+            Err(Trouble::Wrong("silence, time_limit, exclude: give from 10 ms to 600 s".into()))
         }
     }
 }

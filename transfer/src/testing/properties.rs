@@ -7,7 +7,7 @@ use crate::{MoverConfig, RailSpec};
 
 extern crate std;
 
-/// Small slices, and patience that suits a world of microseconds.
+/// Small slices, and time limits that suit a world of microseconds.
 pub(super) fn config() -> MoverConfig {
     let rail = RailSpec {
         path_slices: 16,

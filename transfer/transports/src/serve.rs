@@ -40,7 +40,7 @@ pub(crate) async fn serve(landings: Arc<Landings>, wire: Wire, mut seen: watch::
     }
 }
 
-/// Is there another frame to read? Not at the end of the stream, of patience, or of the endpoint.
+/// Is there another frame to read? Not at the end of the stream, of the time limit, or of the endpoint.
 async fn await_work(connection: &mut Connection, idle: Duration, seen: &mut watch::Receiver<Phase>) -> bool {
     tokio::select! {
         biased;

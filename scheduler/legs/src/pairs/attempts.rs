@@ -156,7 +156,7 @@ pub(super) struct Sent {
 #[derive(Clone, Debug)]
 pub struct Pair {
     pub(super) class: ClassId,
-    pub(super) patience_us: u64,
+    pub(super) time_limit_us: u64,
     pub(super) asked_tokens: u32,
     /// Tokens that the client has.
     pub(super) emitted_tokens: u32,
@@ -187,7 +187,7 @@ impl Pair {
     pub(super) const fn new(arrival: &Arrival) -> Self {
         Self {
             class: arrival.class,
-            patience_us: arrival.patience_us,
+            time_limit_us: arrival.time_limit_us,
             asked_tokens: arrival.asked_tokens,
             emitted_tokens: 0,
             attempt: 0,

@@ -133,7 +133,7 @@ pub enum Effect {
         request: RequestId,
         /// The stage that it was in.
         phase: Phase,
-        /// Whether the client's patience ended.
+        /// Whether the client's time limit ended.
         impatient: bool,
     },
     /// The request is over; its client has all that it gets.

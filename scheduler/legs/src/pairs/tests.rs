@@ -162,7 +162,7 @@ impl Bench {
     }
 
     fn arrive(&mut self, request: RequestId, asked_tokens: u32) -> Vec<Effect> {
-        let arrival = Arrival { request, class: ClassId(0), patience_us: u64::MAX, asked_tokens };
+        let arrival = Arrival { request, class: ClassId(0), time_limit_us: u64::MAX, asked_tokens };
         self.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects))
     }
 
@@ -414,9 +414,9 @@ fn a_stage_is_not_late_while_its_instance_gets_on_with_others_before_it() {
 }
 
 #[test]
-fn a_clients_patience_ends_any_stage() {
+fn a_clients_time_limit_ends_any_stage() {
     let mut bench = Bench::new();
-    let arrival = Arrival { request: A, class: ClassId(0), patience_us: 400_000, asked_tokens: 10 };
+    let arrival = Arrival { request: A, class: ClassId(0), time_limit_us: 400_000, asked_tokens: 10 };
     bench.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
     let effects = bench.wait(400_000);
     let give_up = Effect::GiveUp { request: A, phase: Phase::Prefilling, impatient: true };

@@ -129,12 +129,12 @@ impl Pairs {
         [stage_us, again_us, tried_us].into_iter().flatten().min()
     }
 
-    /// Gives the present stage of a request until `at_us`, or until its client's patience ends.
+    /// Gives the present stage of a request until `at_us`, or until its client's time limit ends.
     pub(super) fn set_deadline(&mut self, request: RequestId, at_us: u64) {
         let Some(pair) = self.pairs.get_mut(&request) else { return };
         let had = self.deadlines.remove(&(pair.deadline_us, request));
         debug_assert!(had || pair.deadline_us == 0, "{request} had no time");
-        pair.deadline_us = at_us.min(pair.patience_us);
+        pair.deadline_us = at_us.min(pair.time_limit_us);
         self.deadlines.insert((pair.deadline_us, request));
     }
 
@@ -146,7 +146,7 @@ impl Pairs {
         self.again = again.into_iter().map(|(at_us, r, attempt)| (at_us + pause_us, r, attempt)).collect();
         let mut deadlines = BTreeSet::new();
         for (request, pair) in &mut self.pairs {
-            let later_us = pair.deadline_us.saturating_add(pause_us).min(pair.patience_us);
+            let later_us = pair.deadline_us.saturating_add(pause_us).min(pair.time_limit_us);
             pair.deadline_us = pair.deadline_us.max(later_us);
             deadlines.insert((pair.deadline_us, *request));
         }
@@ -174,7 +174,7 @@ impl Pairs {
         let now_us = self.now_us;
         let Some(pair) = self.pairs.get(&request) else { return };
         let (phase, emitted_tokens, impatient) =
-            (pair.phase(), pair.emitted_tokens, pair.patience_us <= now_us);
+            (pair.phase(), pair.emitted_tokens, pair.time_limit_us <= now_us);
         effects.push(Effect::Late { request, attempt: pair.attempt, phase });
         let lacks_pair = !pair.admitted || (!impatient && !core.can_serve());
         let input = match phase {
@@ -207,14 +207,14 @@ impl Pairs {
         if pair.is_answered() {
             return None;
         }
-        let (patience_us, legs) = (pair.patience_us, pair.both());
+        let (time_limit_us, legs) = (pair.time_limit_us, pair.both());
         if let Stage::Decoding(decoding) = &pair.stage {
             // Tokens since then have moved the deadline without touching the queue.
             let since_us = core.last_token_us(request).max(decoding.since_us).max(back_us);
             let due_us = since_us + self.config.token_stage_us(pair.class);
-            return (due_us.min(patience_us) > now_us).then_some(due_us);
+            return (due_us.min(time_limit_us) > now_us).then_some(due_us);
         }
-        if patience_us <= now_us {
+        if time_limit_us <= now_us {
             return None;
         }
         if let Stage::HandingOff(HandingOff { since_us, .. }) = pair.stage {

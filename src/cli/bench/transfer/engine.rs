@@ -7,7 +7,7 @@ use baton_transfer::Priority;
 use baton_transports::mover::{Batch, Mover, MoverSettings, Op, Outcome, Region};
 
 use super::ends::{Near, Peer};
-use super::load::{Clock, Figures, Load, PATIENCE, nanos};
+use super::load::{Clock, Figures, Load, TIME_LIMIT, nanos};
 
 /// Batches on their way at a time.
 const RUNNING: usize = 2;
@@ -43,7 +43,7 @@ impl Engine {
         };
         let ops = (0..load.batch).map(op).collect();
         let (peer, priority) = (peer.id.clone(), Priority::Fetch);
-        Batch { peer, priority, limit: Some(PATIENCE), verify: load.verify, notice: None, ops }
+        Batch { peer, priority, limit: Some(TIME_LIMIT), verify: load.verify, notice: None, ops }
     }
 
     /// Goes over all memory once.
@@ -72,7 +72,7 @@ impl Engine {
                 running.push_back((began, id));
             }
             let Some((began, id)) = running.pop_front() else { return Ok(latency_ns) };
-            match self.mover.wait(id, 2 * PATIENCE) {
+            match self.mover.wait(id, 2 * TIME_LIMIT) {
                 Some(Outcome::Done { .. }) => latency_ns.push(nanos(began.elapsed())),
                 other => return Err(failed(&format!("a batch ended as {other:?}"))),
             }

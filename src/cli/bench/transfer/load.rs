@@ -11,7 +11,7 @@ use super::ends::{Near, Peer};
 use crate::cli::loadgen::process::CpuTime;
 
 /// Longer than any block takes unless something hangs.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// What is asked of each path.
 #[derive(Clone, Debug)]
@@ -163,7 +163,7 @@ impl Ways {
     pub fn close(self) -> Result<(), String> {
         for way in self.ways {
             way.path.close();
-            let limit = Instant::now() + PATIENCE;
+            let limit = Instant::now() + TIME_LIMIT;
             let mut taken = Vec::new();
             while !taken.iter().any(|completion| matches!(completion, Completion::Closed { .. })) {
                 way.queue.wait(&mut taken, Duration::from_millis(100));
@@ -229,11 +229,11 @@ impl OneWay {
 
     fn wait(&self, load: &Load, came: &mut Vec<Completion>) -> Result<(), String> {
         if !load.poll {
-            self.queue.wait(came, PATIENCE);
+            self.queue.wait(came, TIME_LIMIT);
         }
         let began = Instant::now();
         while came.is_empty() {
-            if !load.poll || began.elapsed() > PATIENCE {
+            if !load.poll || began.elapsed() > TIME_LIMIT {
                 return Err("bench: a block took longer than 10 s".into());
             }
             self.path.poll();

@@ -63,7 +63,7 @@ fn add(count: &AtomicU64, more: u64) {
     count.fetch_add(more, Ordering::Relaxed);
 }
 
-fn patience(shared: &Shared) -> Duration {
+fn time_limit(shared: &Shared) -> Duration {
     Duration::from_micros(shared.config.peer_timeout_us)
 }
 
@@ -73,11 +73,11 @@ fn late() -> EventError {
 
 async fn shake(stream: TcpStream, role: Role, shared: &Shared) -> Result<Connection, EventError> {
     let shaking = Connection::shake(stream, role, WireLimits::for_requests());
-    timeout(patience(shared), shaking).await.map_err(|_| late())?
+    timeout(time_limit(shared), shaking).await.map_err(|_| late())?
 }
 
 async fn send(outgoing: &mut Outgoing, frames: &[&[u8]], shared: &Shared) -> Result<(), EventError> {
-    timeout(patience(shared), outgoing.send(frames)).await.map_err(|_| late())?
+    timeout(time_limit(shared), outgoing.send(frames)).await.map_err(|_| late())?
 }
 
 /// Sends every batch from now on, once the peer has subscribed.

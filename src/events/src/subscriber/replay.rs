@@ -16,7 +16,7 @@ const END: u64 = u64::MAX;
 #[derive(Debug)]
 pub(super) struct Replay {
     connection: Connection,
-    patience: Duration,
+    time_limit: Duration,
 }
 
 impl Replay {
@@ -25,23 +25,23 @@ impl Replay {
         endpoint: &Endpoint,
         from: u64,
         batch_bytes: usize,
-        (connect_within, patience): (Duration, Duration),
+        (connect_within, time_limit): (Duration, Duration),
     ) -> Result<Self, EventError> {
         let limits = WireLimits::for_batches(batch_bytes);
         let mut connection = Connection::open(endpoint, Role::Dealer, limits, connect_within).await?;
         // Without the empty frame before it a request is not answered.
         connection.outgoing.send(&[b"", &from.to_be_bytes()]).await?;
-        Ok(Self { connection, patience })
+        Ok(Self { connection, time_limit })
     }
 
     /// The next repeated message, or `None` at the end.
     pub(super) async fn next(&mut self) -> Result<Option<(u64, Bytes)>, EventError> {
         loop {
             let late = |_| {
-                let message = format!("nothing came for {} ms", self.patience.as_millis());
+                let message = format!("nothing came for {} ms", self.time_limit.as_millis());
                 EventError::new(Kind::Unavailable, Stage::Replay, message)
             };
-            match timeout(self.patience, self.connection.incoming.next()).await.map_err(late)?? {
+            match timeout(self.time_limit, self.connection.incoming.next()).await.map_err(late)?? {
                 Received::Ping(context) => self.connection.outgoing.pong(&context).await?,
                 Received::Subscribe(..) => {}
                 Received::Message(frames) => {

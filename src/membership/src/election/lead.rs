@@ -139,7 +139,7 @@ impl Leadership {
             etcd: etcd.clone(),
             key,
             value: candidacy.member.to_json().into(),
-            patience: Duration::from_micros(candidacy.settings.renew_every_us),
+            time_limit: Duration::from_micros(candidacy.settings.renew_every_us),
             facts: facts.clone(),
             seat: seat.clone(),
             standings,
@@ -266,7 +266,7 @@ struct Candidate {
     key: String,
     value: bytes::Bytes,
     /// A call that takes longer has failed.
-    patience: Duration,
+    time_limit: Duration,
     facts: mpsc::Sender<Input>,
     seat: Arc<Mutex<Seat>>,
     standings: watch::Sender<Standing>,
@@ -335,9 +335,9 @@ impl Candidate {
 
     /// Makes a call beside the loop; of each kind at most one is under way, but for leases being given back.
     fn aside(&self, call: impl Future<Output = Option<Input>> + Send + 'static, late: Option<Input>) {
-        let (facts, patience) = (self.facts.clone(), self.patience);
+        let (facts, time_limit) = (self.facts.clone(), self.time_limit);
         tokio::spawn(async move {
-            let fact = tokio::time::timeout(patience, call).await.unwrap_or(late);
+            let fact = tokio::time::timeout(time_limit, call).await.unwrap_or(late);
             if let Some(fact) = fact {
                 // The loop may have ended; then nobody wants to know.
                 let _ = facts.send(fact).await;

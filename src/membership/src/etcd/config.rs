@@ -33,7 +33,7 @@ pub struct EtcdConfig {
 }
 
 impl EtcdConfig {
-    /// The usual patience with `endpoints`, no login, nothing to trust.
+    /// The usual time limits for `endpoints`, no login, nothing to trust.
     #[must_use]
     pub fn new(endpoints: Vec<String>) -> Self {
         Self {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_files_and_empty_patience_are_told() {
+    fn missing_files_and_empty_time_limits_are_refused() {
         let mut config = EtcdConfig::new(vec!["https://a:1".into()]);
         config.ca = Some("/nowhere/ca.pem".into());
         assert!(config.lines().is_err_and(|e| e.text.contains("/nowhere/ca.pem")));

@@ -100,8 +100,8 @@ impl Watching {
     pub async fn next(&mut self) -> Result<Batch> {
         let half = Duration::from_micros(self.etcd.config().silence_us / 2);
         loop {
-            let patience = if self.asked { half * 2 } else { half };
-            match tokio::time::timeout_at(self.heard + patience, self.answers.message()).await {
+            let time_limit = if self.asked { half * 2 } else { half };
+            match tokio::time::timeout_at(self.heard + time_limit, self.answers.message()).await {
                 Ok(Ok(Some(answer))) => {
                     self.heard = Instant::now();
                     self.asked = false;

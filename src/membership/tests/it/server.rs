@@ -96,18 +96,18 @@ impl Server {
         self.folder.path()
     }
 
-    /// A client with a short patience.
+    /// A client with a short time limit.
     pub fn client(&self) -> Etcd {
         client(vec![self.address()])
     }
 }
 
-/// A client of `endpoints` with a short patience.
+/// A client of `endpoints` with a short time limit.
 pub fn client(endpoints: Vec<String>) -> Etcd {
     Etcd::new(config(endpoints)).expect("a client")
 }
 
-/// Settings with a short patience.
+/// Settings with a short time limit.
 pub fn config(endpoints: Vec<String>) -> EtcdConfig {
     EtcdConfig { request_timeout_us: 400_000, silence_us: 1_000_000, ..EtcdConfig::new(endpoints) }
 }

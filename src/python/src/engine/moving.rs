@@ -10,7 +10,7 @@ use crate::Failure;
 use crate::ranges::Use;
 
 /// Longer than any batch lives: the mover ends each within its own limit.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 /// How far it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl Moving {
 
     pub(super) fn wait_batches(&mut self) -> Result<(), Failure> {
         while let Some(batch) = self.batches.first().copied() {
-            let outcome = self.mover.wait(batch, PATIENCE);
+            let outcome = self.mover.wait(batch, TIME_LIMIT);
             // It stays in the list until it has ended, so that dropping waits for it.
             self.batches.remove(0);
             self.judge(outcome)?;
@@ -104,7 +104,7 @@ impl Drop for Moving {
         }
         for batch in &self.batches {
             // The mover ends what is cancelled within its own limits; whatever it says, it is over.
-            self.mover.wait(*batch, PATIENCE);
+            self.mover.wait(*batch, TIME_LIMIT);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use baton_objects::resp::client::{Client, Reply, Url};
 
 use super::session::{Broken, Session};
-use super::watched::{ANSWER, PATIENCE};
+use super::watched::{ANSWER, TIME_LIMIT};
 use super::{Answer, Key};
 use crate::Failure;
 
@@ -137,7 +137,7 @@ impl Server {
         }
         let mut client = Client::connect(&self.url, ANSWER)?;
         let url = self.url.clone();
-        client.watch(PATIENCE, move || {
+        client.watch(TIME_LIMIT, move || {
             Client::connect(&url, ANSWER).and_then(|mut client| client.call(&[b"PING"])).is_ok()
         });
         match pattern {

@@ -13,7 +13,7 @@ const SILENCE: Duration = Duration::from_millis(200);
 /// How long it has to be reached, and to answer that.
 pub(super) const ANSWER: Duration = Duration::from_millis(300);
 /// How long one that answers may move nothing while something is outstanding.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub(super) struct Watched {
@@ -43,7 +43,7 @@ impl Watched {
             if !done.as_ref().is_err_and(is_silence) {
                 return done;
             }
-            if start.elapsed() >= PATIENCE || !lives(self.address) {
+            if start.elapsed() >= TIME_LIMIT || !lives(self.address) {
                 self.silent = true;
                 let text = "the server moves nothing; is it stopped or overloaded?";
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));

@@ -9,7 +9,7 @@ use baton_python::store::{Put, Store};
 
 use crate::scene::Served;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 const ADDRESS: &str = "BATON_TEST_PYTHON_STORE";
 /// A frozen store costs half a second; no call that goes past it takes as long.
 const COST: Duration = Duration::from_millis(500);
@@ -100,7 +100,7 @@ fn found(store: &Store, keys: &[String]) -> usize {
 
 /// Waits until both answer, as a program does that asks for their health.
 fn until_both(store: &Store) {
-    let limit = Instant::now() + PATIENCE;
+    let limit = Instant::now() + TIME_LIMIT;
     while store.reachable() != (2, 2) {
         assert!(Instant::now() < limit, "a store that is back is used");
     }
@@ -168,7 +168,7 @@ fn a_server_that_is_back_is_found_without_being_asked_for_its_health() {
     dies.kill();
     assert_eq!((put(&store, &keys(0)), found(&store, &keys(0))), (0, 0));
     let _back = Process::start(&dies.address);
-    let limit = Instant::now() + PATIENCE;
+    let limit = Instant::now() + TIME_LIMIT;
     while put(&store, &keys(0)) < 64 {
         assert!(Instant::now() < limit, "a look in the background finds it");
         std::thread::sleep(Duration::from_millis(20));

@@ -10,7 +10,7 @@ use baton_transports::mover::Direction;
 
 use crate::scene::{Held, engine, register, register_all, target};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 const PEER: &str = "BATON_TEST_PYTHON_PEER";
 const PEER_BYTES: usize = 1 << 20;
 
@@ -74,7 +74,7 @@ fn memory_taken_off_is_reached_by_nobody_any_more() {
     assert!(go().is_err());
     // Registered again it is another window under the same address, which whoever asks is told of.
     register(&there, to, 64).unwrap();
-    let limit = Instant::now() + PATIENCE;
+    let limit = Instant::now() + TIME_LIMIT;
     while go().is_err() {
         assert!(Instant::now() < limit, "a range that is back is found");
     }
@@ -95,7 +95,7 @@ fn what_is_begun_can_be_asked_about_and_notices_come_after_the_bytes() {
     assert!(here.fill(from + bytes - 4, b"last!").is_err());
     let all = [piece(from, to, bytes)];
     let mut moving = here.start_moving(&target(&there), Direction::Write, &all, None).unwrap();
-    let limit = Instant::now() + PATIENCE;
+    let limit = Instant::now() + TIME_LIMIT;
     while moving.state() == State::Running {
         assert!(Instant::now() < limit);
         std::thread::sleep(Duration::from_millis(1));
@@ -196,7 +196,7 @@ fn a_killed_peer_is_a_failure_and_its_next_life_is_another() {
     let began = Instant::now();
     let failure = go(&peer).unwrap_err();
     assert!(failure.code == Failure::FAILED && failure.text.contains(&peer.target), "{failure}");
-    assert!(began.elapsed() < PATIENCE, "nobody waits for the dead");
+    assert!(began.elapsed() < TIME_LIMIT, "nobody waits for the dead");
     let again = Peer::start(&peer.target);
     assert_eq!(again.target, peer.target);
     go(&again).unwrap();

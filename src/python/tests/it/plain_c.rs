@@ -10,7 +10,7 @@ use baton_python::c::*;
 
 use crate::scene::Held;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 const DONE: i32 = 4;
 const FAILED: i32 = 6;
 
@@ -49,7 +49,7 @@ impl End {
 
     /// Waits for the end of one request.
     fn status(&self, batch: u64, task: usize) -> TransferStatus {
-        let limit = Instant::now() + PATIENCE;
+        let limit = Instant::now() + TIME_LIMIT;
         loop {
             let mut status = TransferStatus::default();
             // SAFETY: it can be written.

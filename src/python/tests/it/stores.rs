@@ -11,7 +11,7 @@ use baton_python::store::{Answer, Put, Store, Taking};
 
 use crate::scene::{Held, Served, offer};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 
 fn store(addresses: &str) -> Store {
     Store::open(addresses, "default").unwrap()
@@ -98,7 +98,7 @@ fn a_value_that_is_not_what_was_stored_is_refused_and_makes_room() {
     let served = Served::start("127.0.0.1:0");
     let store = store(&served.address);
     let url = format!("redis://{}", served.address).parse().unwrap();
-    let mut client = baton_objects::resp::client::Client::connect(&url, PATIENCE).unwrap();
+    let mut client = baton_objects::resp::client::Client::connect(&url, TIME_LIMIT).unwrap();
     let key = vec!["k".to_owned()];
     assert_eq!(codes(&store.put(&key, &[Put::Bytes(b"whole")])), [0]);
     let baton_objects::resp::client::Reply::Bulk(mut kept) = client.call(&[b"GET", b"k"]).unwrap() else {
@@ -195,7 +195,7 @@ fn as_stored(value: &[u8]) -> Vec<u8> {
     let served = Served::start("127.0.0.1:0");
     assert_eq!(codes(&store(&served.address).put(&["k".to_owned()], &[Put::Bytes(value)])), [0]);
     let url = format!("redis://{}", served.address).parse().unwrap();
-    let mut client = baton_objects::resp::client::Client::connect(&url, PATIENCE).unwrap();
+    let mut client = baton_objects::resp::client::Client::connect(&url, TIME_LIMIT).unwrap();
     match client.call(&[b"GET", b"k"]).unwrap() {
         baton_objects::resp::client::Reply::Bulk(stored) => stored,
         other => panic!("it was stored: {other:?}"),
@@ -216,11 +216,11 @@ fn unregistering_waits_for_a_get_and_memory_is_left_alone_after_it() {
             let into = vec![vec![buffers.span(address, BYTES as u64).unwrap()]];
             codes(&store.get_into(&["k".to_owned()], &into, Taking::Exact))
         });
-        slow.half_sent.recv_timeout(PATIENCE).unwrap();
+        slow.half_sent.recv_timeout(TIME_LIMIT).unwrap();
         let code = |limit| buffers.unregister(address, limit).map_err(|failure| failure.code);
         assert_eq!(code(Duration::from_millis(1)), Err(Failure::IN_USE));
         assert_eq!(code(Duration::from_millis(1)), Err(Failure::IN_USE), "and still is");
-        let leaving = scope.spawn(|| buffers.unregister(address, PATIENCE));
+        let leaving = scope.spawn(|| buffers.unregister(address, TIME_LIMIT));
         slow.go.send(()).unwrap();
         assert_eq!(leaving.join().unwrap(), Ok(()));
         assert_eq!(room.bytes(), vec![b'A'; BYTES], "the get had ended");

@@ -26,7 +26,7 @@ from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 BYTES = 1 << 20
-PATIENCE = 60
+TIME_LIMIT = 60
 logging.getLogger("mooncake").addHandler(logging.NullHandler())
 
 
@@ -60,7 +60,7 @@ class Memory:
 
 
 def eventually(test, what, holds):
-    limit = time.monotonic() + PATIENCE
+    limit = time.monotonic() + TIME_LIMIT
     while not holds():
         test.assertLess(time.monotonic(), limit, what)
         time.sleep(0.05)

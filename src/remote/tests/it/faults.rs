@@ -92,7 +92,7 @@ async fn what_breaks_after_the_finish_takes_nothing_away() {
 }
 
 #[tokio::test]
-async fn a_delay_within_patience_is_no_fault() {
+async fn a_delay_within_the_time_limit_is_no_fault() {
     let vllm =
         FakeVllm::start(VllmSpec::new(FakeRole::Whole, FakeConnector::None), &Fabric::new()).await.unwrap();
     vllm.fault(Fault::Delay(Duration::from_millis(50)), 1);

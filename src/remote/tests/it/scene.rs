@@ -53,7 +53,7 @@ pub async fn ids(generation: Result<Generation, RemoteError>) -> Result<(Vec<u32
     Ok((all.tokens.iter().map(|token| token.id).collect(), all.finish.unwrap()))
 }
 
-/// An engine with short patience, so that tests of it are short too.
+/// An engine with short time limits, so that their tests are short too.
 pub fn engine(settings: RemoteSettings) -> RemoteEngine {
     engine_with(settings, |_| {})
 }

@@ -11,7 +11,7 @@ use tokio::io::AsyncReadExt;
 
 use crate::scripted::{open, open_saying, request, saying};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 #[tokio::test]
 async fn tls_serves_both_versions() {
@@ -71,8 +71,8 @@ async fn tls_files_that_cannot_be_used_are_named() {
 /// Waits for the other side to close, and gives what it said before.
 async fn closed(connection: &mut tokio::net::TcpStream) -> Vec<u8> {
     let mut rest = Vec::new();
-    let ended = tokio::time::timeout(PATIENCE, connection.read_to_end(&mut rest)).await;
-    assert!(ended.is_ok(), "open after {PATIENCE:?}");
+    let ended = tokio::time::timeout(TIME_LIMIT, connection.read_to_end(&mut rest)).await;
+    assert!(ended.is_ok(), "open after {TIME_LIMIT:?}");
     rest
 }
 
@@ -118,7 +118,7 @@ async fn operators_get_in_when_all_places_are_taken() {
     for connection in &mut beyond {
         assert!(closed(connection).await.is_empty());
     }
-    assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < TIME_LIMIT / 2, "{:?}", begun.elapsed());
     assert!(door.router.stats().closed[Closed::NoPlace as usize] >= 8, "{:?}", door.router.stats());
     assert_eq!(door.get("/health").await.status, 200);
     drop(silent);
@@ -193,7 +193,7 @@ async fn requests_and_unread_answers_share_the_bound_of_bodies() {
     drop((asked, sender, _ended));
     let begun = Instant::now();
     while door.router.stats().body_bytes > 0 {
-        assert!(begun.elapsed() < PATIENCE, "{:?}", door.router.stats());
+        assert!(begun.elapsed() < TIME_LIMIT, "{:?}", door.router.stats());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(door.get("/v1/models").await.status, 200);

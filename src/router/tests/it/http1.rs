@@ -10,14 +10,14 @@ use crate::scripted::{Step, admitted, http1, open, saying, token};
 
 const PATH: &str = "/v1/completions";
 const STREAM: &str = r#"{"prompt":"a","stream":true}"#;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// All that the other side sends until it closes.
 async fn heard(connection: &mut tokio::net::TcpStream) -> String {
     let mut all = Vec::new();
-    let read = tokio::time::timeout(PATIENCE, connection.read_to_end(&mut all)).await;
+    let read = tokio::time::timeout(TIME_LIMIT, connection.read_to_end(&mut all)).await;
     // A connection that is reset has still said what it said.
-    let _ = read.unwrap_or_else(|_| panic!("open after {PATIENCE:?}, with {} bytes read", all.len()));
+    let _ = read.unwrap_or_else(|_| panic!("open after {TIME_LIMIT:?}, with {} bytes read", all.len()));
     String::from_utf8(all).unwrap()
 }
 
@@ -32,7 +32,7 @@ async fn heard_up_to(connection: &mut tokio::net::TcpStream, mark: &str) -> Stri
             }
         }
     };
-    let read = tokio::time::timeout(PATIENCE, reading).await;
+    let read = tokio::time::timeout(TIME_LIMIT, reading).await;
     let all = String::from_utf8(all).unwrap();
     assert!(read.is_ok() && all.contains(mark), "no {mark:?} in {all:?}");
     all
@@ -130,7 +130,7 @@ async fn what_is_no_request_is_told_so() {
             writing
         });
         let mut first = [0; 12];
-        let read = tokio::time::timeout(PATIENCE, reading.read_exact(&mut first)).await;
+        let read = tokio::time::timeout(TIME_LIMIT, reading.read_exact(&mut first)).await;
         let told = read.map(|read| read.is_ok());
         let (start, said) = (&head[..head.len().min(80)], String::from_utf8_lossy(&first));
         assert!(told == Ok(true) && said == format!("HTTP/1.1 {status}"), "{start:?}: {told:?} {said:?}");

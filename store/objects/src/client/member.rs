@@ -121,7 +121,7 @@ impl Member {
         let silence = config.silence;
         let mut client = connect(&self.url, silence)?;
         let url = self.url.clone();
-        client.watch(config.patience, move || answers(&url, silence));
+        client.watch(config.time_limit, move || answers(&url, silence));
         Ok(client)
     }
 }

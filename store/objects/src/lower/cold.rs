@@ -73,15 +73,15 @@ pub struct ColdConfig {
     /// Objects that it keeps at most.
     pub objects_max: u64,
     /// How long it may take over one answer.
-    pub patience: Duration,
+    pub time_limit: Duration,
 }
 
 impl ColdConfig {
     /// Sensible settings of this bucket.
     #[must_use]
     pub fn new(bucket: ColdBucket) -> Self {
-        let patience = Duration::from_secs(5);
-        Self { bucket, endpoint: None, capacity_bytes: 1 << 40, objects_max: 1 << 20, patience }
+        let time_limit = Duration::from_secs(5);
+        Self { bucket, endpoint: None, capacity_bytes: 1 << 40, objects_max: 1 << 20, time_limit }
     }
 
     fn check(&self) -> Result<(), String> {
@@ -91,8 +91,8 @@ impl ColdConfig {
         if !(1..=1 << 26).contains(&self.objects_max) {
             return Err("cold: objects_max: give from 1 to 67108864".into());
         }
-        if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(&self.patience) {
-            return Err("cold: patience: give from 1 ms to 60 s".into());
+        if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(&self.time_limit) {
+            return Err("cold: time_limit: give from 1 ms to 60 s".into());
         }
         Ok(())
     }
@@ -188,9 +188,9 @@ pub(super) fn open(
     let worker = Arc::new(BucketWorker {
         bucket,
         prefix,
-        patience: config.patience,
+        time_limit: config.time_limit,
         catalog: Catalog::new(config.capacity_bytes, config.objects_max),
-        health: Health::new(config.patience.min(Duration::from_secs(1)), Arc::clone(tell)),
+        health: Health::new(config.time_limit.min(Duration::from_secs(1)), Arc::clone(tell)),
         tell: Arc::clone(tell),
         counts: Counts::default(),
         life: fresh_life(),

@@ -11,7 +11,7 @@ use crate::{Clock, ObjectStore, StoreConfig};
 
 const BATCH: usize = 128;
 const NAMES: usize = 1024;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// A server that ends with this.
 struct Served {
@@ -53,7 +53,7 @@ impl Served {
     }
 
     fn client(&self) -> Result<Client, String> {
-        Client::connect(&format!("redis://{}", self.address).parse::<Url>()?, PATIENCE)
+        Client::connect(&format!("redis://{}", self.address).parse::<Url>()?, TIME_LIMIT)
     }
 
     /// Processor time of the server so far, µs.

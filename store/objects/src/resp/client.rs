@@ -156,14 +156,14 @@ impl Client {
     ///
     /// # Errors
     /// What the network or the server says.
-    pub fn connect(url: &Url, patience: Duration) -> Result<Self, String> {
+    pub fn connect(url: &Url, time_limit: Duration) -> Result<Self, String> {
         let session = url.tls.as_ref().map(|trust| trust.session(url)).transpose()?;
         let failed = |e: io::Error| format!("connect to {}: {e}; is the store running there?", url.address);
         let address = url.address.to_socket_addrs().map_err(failed)?.next();
         let address = address.ok_or_else(|| format!("connect to {}: no such host", url.address))?;
-        let stream = TcpStream::connect_timeout(&address, patience).map_err(failed)?;
-        let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(patience)));
-        set.and_then(|()| stream.set_write_timeout(Some(patience))).map_err(failed)?;
+        let stream = TcpStream::connect_timeout(&address, time_limit).map_err(failed)?;
+        let set = stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(time_limit)));
+        set.and_then(|()| stream.set_write_timeout(Some(time_limit))).map_err(failed)?;
         let stream = match session {
             None => Way::Plain(stream),
             Some(session) => secure(session, stream, url)?,
@@ -209,7 +209,7 @@ impl Client {
         sent.and_then(|()| self.stream.get_mut().flush())
     }
 
-    /// From now on a silence as long as the patience that it connected with is no error while `lives` says so, nor
+    /// From now on a silence as long as the time limit that it connected with is no error while `lives` says so, nor
     /// before `at_most` is over.
     pub fn watch(&mut self, at_most: Duration, lives: impl Fn() -> bool + Send + 'static) {
         self.stream.get_mut().watch = Some((at_most, Box::new(lives)));

@@ -29,9 +29,9 @@ const RETRY_MAX: Duration = Duration::from_millis(10);
 const RENEW_EVERY: Duration = Duration::from_millis(250);
 /// How long a value, or a command without one, may be on its way, and an answer be unread though the client goes on
 /// sending.
-const WHOLE_PATIENCE: Duration = Duration::from_secs(60);
+const WHOLE_TIME_LIMIT: Duration = Duration::from_secs(60);
 /// How long a client may say nothing at all after it has come.
-const FIRST_PATIENCE: Duration = Duration::from_secs(60);
+const FIRST_TIME_LIMIT: Duration = Duration::from_secs(60);
 /// How long the end of a connection may take.
 const GOODBYE: Duration = Duration::from_secs(1);
 /// How long to wait before another look whether there is room for more of a command.
@@ -71,7 +71,7 @@ struct Times {
     renewed: Instant,
 }
 
-/// Serves a client until it leaves, breaks the protocol or is out of patience.
+/// Serves a client until it leaves, breaks the protocol or exceeds its time limit.
 pub(super) async fn run(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     shared: &Shared,
@@ -296,21 +296,21 @@ impl Connection<'_> {
 
     /// Until when something has to move, and what it is called when it does not.
     fn deadline(&mut self, reads: bool) -> Option<(Instant, Cut)> {
-        let patience = Duration::from_micros(self.shared.config.patience_us);
+        let time_limit = Duration::from_micros(self.shared.config.time_limit_us);
         let (waits, amid) = (!self.out.is_empty(), self.incoming.is_amid());
         let times = &mut self.times;
         if !waits && !amid {
             times.began = Instant::now();
         }
-        let unread = (times.moved + patience).min(times.sent + WHOLE_PATIENCE);
-        let half = (times.moved.max(times.began) + patience).min(times.began + WHOLE_PATIENCE);
+        let unread = (times.moved + time_limit).min(times.sent + WHOLE_TIME_LIMIT);
+        let half = (times.moved.max(times.began) + time_limit).min(times.began + WHOLE_TIME_LIMIT);
         let half_cut = if reads { Cut::HalfSent } else { Cut::NoRoom };
         let mute = !self.seat.spoke.load(Ordering::Relaxed);
         let deadlines = [
             waits.then_some((unread, Cut::Unread)),
             (amid && (reads || !waits)).then_some((half, half_cut)),
-            self.tenant.is_none().then_some((times.stranger + patience, Cut::Stranger)),
-            (mute && self.tenant.is_some()).then_some((times.stranger + FIRST_PATIENCE, Cut::Mute)),
+            self.tenant.is_none().then_some((times.stranger + time_limit, Cut::Stranger)),
+            (mute && self.tenant.is_some()).then_some((times.stranger + FIRST_TIME_LIMIT, Cut::Mute)),
         ];
         deadlines.into_iter().flatten().min_by_key(|(deadline, _)| *deadline)
     }
@@ -341,12 +341,12 @@ pub(super) async fn reserve(
             Ok(ticket) => return Ok(ticket),
             Err(refusal) => refusal,
         };
-        let patience_us = match refusal {
-            Refusal::Busy { .. } => shared.config.patience_us,
+        let time_limit_us = match refusal {
+            Refusal::Busy { .. } => shared.config.time_limit_us,
             Refusal::Full { .. } | Refusal::OverQuota { .. } => shared.store.room_wait_us(),
             other => return Err(other),
         };
-        if start.elapsed() >= Duration::from_micros(patience_us) {
+        if start.elapsed() >= Duration::from_micros(time_limit_us) {
             return Err(refusal);
         }
         tokio::time::sleep(pause).await;

@@ -53,7 +53,7 @@ pub struct RespConfig {
     /// Connections at a time.
     pub connections_max: usize,
     /// How long a client may leave a reply unread or a command half sent, and take to log in, µs.
-    pub patience_us: u64,
+    pub time_limit_us: u64,
     /// Speak TLS with this certificate.
     pub tls: Option<Tls>,
     /// Whether `FLUSHDB` removes all keys of its tenant.
@@ -67,7 +67,7 @@ impl Default for RespConfig {
         Self {
             logins: Vec::new(),
             connections_max: 1024,
-            patience_us: 10_000_000,
+            time_limit_us: 10_000_000,
             tls: None,
             allow_flush: false,
             checksums: true,
@@ -102,8 +102,8 @@ impl Server {
     /// # Errors
     /// A setting that cannot be, and what it may be.
     pub fn new(store: ObjectStore, config: RespConfig) -> Result<Self, String> {
-        if config.connections_max == 0 || !(1_000..=600_000_000).contains(&config.patience_us) {
-            return Err("connections_max: at least 1; patience_us: from 1000 to 600000000".into());
+        if config.connections_max == 0 || !(1_000..=600_000_000).contains(&config.time_limit_us) {
+            return Err("connections_max: at least 1; time_limit_us: from 1000 to 600000000".into());
         }
         let open = |login: &Login| {
             if login.user.is_empty() || login.password.is_empty() || login.tenant.is_empty() {
@@ -208,8 +208,8 @@ impl Server {
 async fn converse(stream: TcpStream, shared: &Shared, seat: &Seat) {
     let id = shared.next_id.fetch_add(1, Ordering::Relaxed);
     let Some(tls) = &shared.config.tls else { return connection::run(stream, shared, seat, id).await };
-    let patience = Duration::from_micros(shared.config.patience_us);
-    match tokio::time::timeout(patience, tls.0.accept(stream)).await {
+    let time_limit = Duration::from_micros(shared.config.time_limit_us);
+    match tokio::time::timeout(time_limit, tls.0.accept(stream)).await {
         Ok(Ok(stream)) => connection::run(stream, shared, seat, id).await,
         _ => counts::add(&shared.counts.handshakes_failed),
     }

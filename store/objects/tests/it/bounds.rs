@@ -78,7 +78,7 @@ fn clients_may_speak_tls_and_whoever_does_not_is_sent_away() {
     let said = Tls::of_files(&certificate, &dir.path().join("none.pem")).unwrap_err();
     assert!(said.contains("none.pem") && said.contains("give PEM files"), "{said}");
     let tls = Some(Tls::of_files(&certificate, &private).unwrap());
-    let resp = RespConfig { tls, patience_us: 2_000_000, ..RespConfig::default() };
+    let resp = RespConfig { tls, time_limit_us: 2_000_000, ..RespConfig::default() };
     let served = served(&config(64), resp);
     let mut roots = rustls::RootCertStore::empty();
     roots.add(made.cert.der().clone()).unwrap();
@@ -105,8 +105,8 @@ fn clients_may_speak_tls_and_whoever_does_not_is_sent_away() {
     let url = |host: &str, ca: &std::path::Path| {
         format!("rediss://{host}:{port}?ssl_ca_certs={}", ca.display()).parse::<Url>().unwrap()
     };
-    let patience = Duration::from_secs(20);
-    let mut client = Client::connect(&url("localhost", &ca), patience).unwrap();
+    let time_limit = Duration::from_secs(20);
+    let mut client = Client::connect(&url("localhost", &ca), time_limit).unwrap();
     for _ in 0..3 {
         client.queue(&[b"SET", b"t", &value]);
         client.queue(&[b"GET", b"t"]);
@@ -126,7 +126,7 @@ fn clients_may_speak_tls_and_whoever_does_not_is_sent_away() {
         (url("localhost", &stranger), "other.pem"),
         (url("localhost", &dir.path().join("none.pem")), "none.pem"),
     ] {
-        let said = Client::connect(&url, patience).unwrap_err();
+        let said = Client::connect(&url, time_limit).unwrap_err();
         assert!(said.starts_with("tls") && said.contains(words), "{said}");
     }
     until("both are counted", || served.server.stats().handshakes_failed == 2);
@@ -176,7 +176,7 @@ fn values_from_the_ssd_that_slow_readers_wait_for_have_a_bound() {
     let lower = LowerConfig { ssd: Some(ssd), ..LowerConfig::default() };
     let config = StoreConfig { value_max_bytes: 16 << 20, shards: 1, ..config(64) };
     let store = ObjectStore::with_lower(&config, Clock::machine(), &lower).unwrap();
-    let served = serve(store, RespConfig { patience_us: 60_000_000, ..RespConfig::default() });
+    let served = serve(store, RespConfig { time_limit_us: 60_000_000, ..RespConfig::default() });
     let values: Vec<Vec<u8>> = (0..14).map(|n| content(n, 12 << 20)).collect();
     for (n, value) in values.iter().enumerate() {
         served.store.put(key(&n.to_string()), value, Default::default()).unwrap();
@@ -214,14 +214,14 @@ fn values_from_the_ssd_that_slow_readers_wait_for_have_a_bound() {
     assert!(whole >= 4, "{whole}");
 }
 
-fn guarded(connections_max: usize, patience_us: u64) -> Served {
+fn guarded(connections_max: usize, time_limit_us: u64) -> Served {
     let login = Login {
         user: "default".into(),
         password: "secret".into(),
         tenant: "one".into(),
         quota_bytes: 8 << 20,
     };
-    let resp = RespConfig { logins: vec![login], connections_max, patience_us, ..RespConfig::default() };
+    let resp = RespConfig { logins: vec![login], connections_max, time_limit_us, ..RespConfig::default() };
     served(&config(16), resp)
 }
 
@@ -281,7 +281,7 @@ fn places_that_silent_strangers_hold_are_given_to_who_logs_in() {
 
 #[test]
 fn half_a_command_is_not_waited_for_without_end() {
-    let resp = RespConfig { patience_us: 200_000, ..RespConfig::default() };
+    let resp = RespConfig { time_limit_us: 200_000, ..RespConfig::default() };
     let served = served(&config(16), resp);
     let mut stream = served.raw();
     stream.write_all(b"*2\r\n$3\r\nGET\r\n$1").unwrap();

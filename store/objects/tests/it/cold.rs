@@ -16,7 +16,7 @@ use baton_objects::{
 use baton_types::Rng;
 
 /// Longer than anything takes here, but for those who wait in vain.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 const SHORT: Duration = Duration::from_millis(200);
 
 fn started(cold: ColdConfig, ssd: Option<SsdConfig>) -> (ObjectStore, Said) {
@@ -25,11 +25,11 @@ fn started(cold: ColdConfig, ssd: Option<SsdConfig>) -> (ObjectStore, Said) {
 
 fn with_folder(folder: &Path) -> ObjectStore {
     let url = ColdBucket::Url(format!("file://{}", folder.display()));
-    started(ColdConfig { patience: PATIENCE, ..ColdConfig::new(url) }, None).0
+    started(ColdConfig { time_limit: TIME_LIMIT, ..ColdConfig::new(url) }, None).0
 }
 
-fn with_bucket(bucket: &Arc<Faulty>, patience: Duration) -> (ObjectStore, Said) {
-    started(ColdConfig { patience, ..ColdConfig::new(ColdBucket::Given(Arc::clone(bucket) as _)) }, None)
+fn with_bucket(bucket: &Arc<Faulty>, time_limit: Duration) -> (ObjectStore, Said) {
+    started(ColdConfig { time_limit, ..ColdConfig::new(ColdBucket::Given(Arc::clone(bucket) as _)) }, None)
 }
 
 fn cold(store: &ObjectStore) -> ColdStats {
@@ -73,7 +73,7 @@ fn crowd_out(store: &ObjectStore, name: &str) {
 #[test]
 fn what_was_asked_for_twice_outlives_eviction_and_the_process() {
     let bucket = Faulty::new();
-    let (store, said) = with_bucket(&bucket, PATIENCE);
+    let (store, said) = with_bucket(&bucket, TIME_LIMIT);
     store.put(key("once"), &content(7, 50_000), PutOptions::REPLACE).unwrap();
     assert!(store.get(key("once")).is_some());
     let ends = PutOptions { ttl_us: Some(1_000_000_000), ..PutOptions::REPLACE };
@@ -93,7 +93,7 @@ fn what_was_asked_for_twice_outlives_eviction_and_the_process() {
     assert_eq!(listed.iter().map(|(_, bytes)| bytes).sum::<u64>(), stats.bytes);
     store.check();
     drop(store);
-    let (store, said) = with_bucket(&bucket, PATIENCE);
+    let (store, said) = with_bucket(&bucket, TIME_LIMIT);
     assert!(said.lock().unwrap()[0].contains("60 objects"), "{said:?}");
     let asked = bucket.asked();
     assert!(!store.is_below(key("once")) && read(&store, "once").is_none() && read(&store, "none").is_none());
@@ -200,7 +200,7 @@ fn what_is_not_as_it_was_written_is_never_served_and_goes() {
 #[test]
 fn what_is_removed_replaced_or_ends_some_day_never_comes_back() {
     let bucket = Faulty::new();
-    let (store, _) = with_bucket(&bucket, PATIENCE);
+    let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     for name in ["removed", "replaced", "ending", "same", "kept"] {
         ask_twice(&store, name, &content(1, 40_000));
     }
@@ -215,7 +215,7 @@ fn what_is_removed_replaced_or_ends_some_day_never_comes_back() {
     store.put(key("same"), &content(1, 40_000), PutOptions::REPLACE).unwrap();
     assert_eq!((bucket.values().len(), cold(&store).going), (2, 0));
     drop(store);
-    let (store, _) = with_bucket(&bucket, PATIENCE);
+    let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     for name in ["removed", "replaced", "ending"] {
         assert_eq!(read(&store, name), None, "{name}");
     }
@@ -224,7 +224,7 @@ fn what_is_removed_replaced_or_ends_some_day_never_comes_back() {
     }
     // What is there alone can be removed, too.
     drop(store);
-    let (store, _) = with_bucket(&bucket, PATIENCE);
+    let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     assert!(!store.exists(key("kept")) && store.is_below(key("kept")));
     store.remove(key("kept")).unwrap();
     assert_eq!(store.remove(key("kept")), Err(Refusal::Absent));
@@ -262,7 +262,7 @@ fn a_bucket_that_fails_is_left_alone_and_what_was_removed_meanwhile_goes_when_it
     assert_eq!(read(&store, &away[2]), Some(content(away[2].parse().unwrap(), 90_000)));
     assert!(said.lock().unwrap().iter().any(|words| words.contains("answers again")), "{said:?}");
     drop(store);
-    let (store, _) = with_bucket(&bucket, PATIENCE);
+    let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     assert!(read(&store, &away[0]).is_none() && read(&store, &away[1]).is_none());
     assert_eq!(cold(&store).objects, 58);
     assert!(failures >= 3);
@@ -298,7 +298,7 @@ fn a_bucket_that_hangs_costs_a_bounded_time_and_memory_goes_on() {
     settle(&store);
     assert_eq!(read(&store, &away[2]), Some(content(away[2].parse().unwrap(), 90_000)));
     drop(store);
-    let (store, _) = with_bucket(&bucket, PATIENCE);
+    let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     assert!(read(&store, &away[0]).is_none() && read(&store, &away[1]).is_none());
 }
 
@@ -316,26 +316,26 @@ fn a_write_that_arrives_after_its_removal_is_not_believed() {
     assert_eq!((bucket.arrive(), bucket.values().len()), (1, 1), "now it is there");
     assert_eq!(read(&store, "late"), None);
     drop(store);
-    let (store, _) = with_bucket(&bucket, PATIENCE);
+    let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     assert!(read(&store, "late").is_none() && bucket.values().is_empty(), "{:?}", bucket.values());
 }
 
 #[test]
 fn what_a_killed_store_had_on_its_way_is_not_believed_after_another_start() {
     let bucket = Faulty::new();
-    let (store, _) = with_bucket(&bucket, PATIENCE);
+    let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     bucket.be(Mood::Late);
     ask_twice(&store, "k", &content(1, 50_000));
     until("it is on its way", || bucket.late() == 1);
     drop(store);
     bucket.be(Mood::Good);
-    let (store, _) = with_bucket(&bucket, PATIENCE);
+    let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     assert_eq!(bucket.arrive(), 1);
     assert_eq!(read(&store, "k"), None, "the listing was over");
     store.put(key("k"), &content(2, 50_000), PutOptions::REPLACE).unwrap();
     store.remove(key("k")).unwrap();
     drop(store);
-    let (store, _) = with_bucket(&bucket, PATIENCE);
+    let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     assert!(read(&store, "k").is_none() && bucket.values().is_empty());
 }
 
@@ -343,13 +343,13 @@ fn what_a_killed_store_had_on_its_way_is_not_believed_after_another_start() {
 fn what_was_written_in_the_second_of_a_start_is_there_after_the_next() {
     let bucket = Faulty::new();
     bucket.tell_seconds();
-    let patience = Duration::from_secs(2);
-    let (store, _) = with_bucket(&bucket, patience);
+    let time_limit = Duration::from_secs(2);
+    let (store, _) = with_bucket(&bucket, time_limit);
     fill(&store, 20);
     drop(store);
     // Each start is in the second in which the one before wrote, and the last one looks at what the first had written.
     for _ in 0..2 {
-        let (store, _) = with_bucket(&bucket, patience);
+        let (store, _) = with_bucket(&bucket, time_limit);
         assert_eq!(cold(&store).objects, 20);
     }
 }
@@ -410,7 +410,7 @@ fn settings_that_cannot_be_are_refused_at_the_start() {
     assert!(refused(ColdConfig::new(ColdBucket::Url("ftp://bucket".into()))).contains("s3://bucket/prefix"));
     assert!(refused(ColdConfig { capacity_bytes: 1, ..memory() }).contains("capacity_bytes"));
     assert!(refused(ColdConfig { objects_max: 0, ..memory() }).contains("objects_max"));
-    assert!(refused(ColdConfig { patience: Duration::ZERO, ..memory() }).contains("patience"));
+    assert!(refused(ColdConfig { time_limit: Duration::ZERO, ..memory() }).contains("time_limit"));
 }
 
 #[test]
@@ -433,11 +433,11 @@ fn a_prefix_belongs_to_the_store_that_began_to_use_it_last() {
 #[test]
 fn many_who_miss_at_once_are_one_read() {
     let bucket = Faulty::new();
-    let (store, _) = with_bucket(&bucket, PATIENCE);
+    let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     ask_twice(&store, "hot", &content(1, 500_000));
     settle(&store);
     drop(store);
-    let (store, _) = with_bucket(&bucket, PATIENCE);
+    let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     std::thread::scope(|threads| {
         for _ in 0..8 {
             threads.spawn(|| assert_eq!(read(&store, "hot"), Some(content(1, 500_000))));
@@ -455,7 +455,7 @@ fn random_histories_agree_with_a_naive_model() {
         let (bucket, mut rng) = (Faulty::new(), Rng::fork(seed, 9));
         let config = || ColdConfig {
             capacity_bytes: 4 << 20,
-            patience: PATIENCE,
+            time_limit: TIME_LIMIT,
             ..ColdConfig::new(ColdBucket::Given(Arc::clone(&bucket) as _))
         };
         let mut store = started(config(), None).0;

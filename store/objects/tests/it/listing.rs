@@ -16,7 +16,7 @@ use baton_objects::{ColdBucket, ColdConfig, LowerConfig, SsdConfig};
 
 fn over_bucket(bucket: &Arc<Faulty>, ssd: Option<&Path>, resp: RespConfig) -> Served {
     let cold = ColdConfig {
-        patience: Duration::from_millis(500),
+        time_limit: Duration::from_millis(500),
         ..ColdConfig::new(ColdBucket::Given(Arc::clone(bucket) as _))
     };
     let ssd = ssd.map(|dir| SsdConfig::new(dir.to_owned(), 16 << 20));

@@ -432,7 +432,7 @@ fn writers_of_a_key_do_not_wait_for_each_other_and_the_last_that_ends_wins() {
 fn a_client_that_does_not_read_is_cut_off_and_others_are_counted() {
     let config =
         StoreConfig { capacity_bytes: 64 << 20, value_max_bytes: 16 << 20, ..StoreConfig::default() };
-    let resp = RespConfig { connections_max: 2, patience_us: 300_000, ..RespConfig::default() };
+    let resp = RespConfig { connections_max: 2, time_limit_us: 300_000, ..RespConfig::default() };
     let served = served(&config, resp);
     let mut stream = served.raw();
     stream.write_all(b"PING\r\n").unwrap();

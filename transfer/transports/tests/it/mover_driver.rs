@@ -62,7 +62,7 @@ impl Node {
     }
 }
 
-/// Short patience, so that tests of silence are quick; nothing depends on it being met.
+/// Short time limits, so that tests of silence are quick; nothing depends on their being met.
 fn settings() -> MoverSettings {
     let mut settings = MoverSettings::default();
     let core = &mut settings.core;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use baton_transports::mover::published::*;
 use baton_transports::mover::*;
 
-use crate::rigs::PATIENCE;
+use crate::rigs::TIME_LIMIT;
 
 fn publisher(config: impl FnOnce(&mut PublisherConfig), epoch: u64, port: u16) -> Publisher {
     let mut settings = PublisherConfig::new(SocketAddr::from(([127, 0, 0, 1], port)));
@@ -25,7 +25,7 @@ fn name(publisher: &Publisher) -> String {
 
 /// Asks until the answer is as expected: changes are told by another thread.
 fn until(directory: &Directory, name: &str, good: impl Fn(&Found) -> bool) -> Found {
-    let limit = Instant::now() + PATIENCE;
+    let limit = Instant::now() + TIME_LIMIT;
     loop {
         let found = directory.look(name).unwrap();
         if good(&found) {
@@ -80,7 +80,7 @@ fn another_life_at_the_same_name_ends_the_one_before() {
     let directory = Directory::new(DirectoryConfig::default());
     let life = directory.look(&name).unwrap().published.peer.clone();
     drop(first);
-    let limit = Instant::now() + PATIENCE;
+    let limit = Instant::now() + TIME_LIMIT;
     while directory.look(&name).is_ok() {
         assert!(Instant::now() < limit, "a publisher that has gone is not believed");
     }
@@ -97,7 +97,7 @@ fn strangers_are_cut_off_and_one_too_many_is_told_so() {
     let publisher = publisher(
         |config| {
             config.watchers_max = 2;
-            config.patience = Duration::from_millis(200);
+            config.time_limit = Duration::from_millis(200);
         },
         9,
         0,
@@ -105,7 +105,7 @@ fn strangers_are_cut_off_and_one_too_many_is_told_so() {
     let address = name(&publisher);
     let ends = |said: &[u8]| {
         let mut socket = TcpStream::connect(&address).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIME_LIMIT)).unwrap();
         let _ = socket.write_all(said);
         let mut answer = Vec::new();
         let _ = socket.read_to_end(&mut answer);
@@ -121,7 +121,7 @@ fn strangers_are_cut_off_and_one_too_many_is_told_so() {
     let refused = format!("{:?}", directory().look(&address).unwrap_err());
     assert!(refused.contains("watchers_max"), "{refused}");
     drop(one);
-    let limit = Instant::now() + PATIENCE;
+    let limit = Instant::now() + TIME_LIMIT;
     while directory().look(&address).is_err() {
         assert!(Instant::now() < limit, "a place that is free again is given again");
         std::thread::sleep(Duration::from_millis(5));
@@ -130,7 +130,7 @@ fn strangers_are_cut_off_and_one_too_many_is_told_so() {
 
 #[test]
 fn what_is_no_publisher_is_named() {
-    let directory = Directory::new(DirectoryConfig { patience: Duration::from_millis(300), names_max: 1 });
+    let directory = Directory::new(DirectoryConfig { time_limit: Duration::from_millis(300), names_max: 1 });
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let name = silent.local_addr().unwrap().to_string();
     assert!(matches!(directory.look(&name), Err(Fault::Silent(_))));

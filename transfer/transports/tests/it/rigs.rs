@@ -16,7 +16,7 @@ use rustls::server::WebPkiClientVerifier;
 use crate::loopback::{Loopback, LoopbackNet};
 
 /// Nothing here takes longer unless it hangs.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIME_LIMIT: Duration = Duration::from_secs(30);
 const RIG: &str = "BATON_TEST_RIG";
 const ADDRESS: &str = "BATON_TEST_RIG_ADDRESS";
 const EPOCH: &str = "BATON_TEST_RIG_EPOCH";
@@ -119,7 +119,7 @@ pub struct Way {
 
 impl Way {
     pub fn wait(&mut self, what: &str, until: impl Fn(&Ends) -> bool) {
-        let limit = Instant::now() + PATIENCE;
+        let limit = Instant::now() + TIME_LIMIT;
         while !until(&self.ends) {
             assert!(Instant::now() < limit, "{what} never came");
             let mut taken = Vec::new();
@@ -236,7 +236,7 @@ impl Peer {
     /// Returns when every thread of it has stopped: the signal is taken by one of them, when it is its turn.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
-        let limit = Instant::now() + PATIENCE;
+        let limit = Instant::now() + TIME_LIMIT;
         let stopped = |stat: &str| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"));
         let tasks = format!("/proc/{}/task", self.child.id());
         let frozen = || {

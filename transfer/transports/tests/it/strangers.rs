@@ -40,7 +40,7 @@ fn head(kind: u8, bytes: u32, window: u64) -> Vec<u8> {
 /// Says it and returns all that is answered until the connection ends.
 fn say(address: &str, said: &[u8]) -> Vec<u8> {
     let mut socket = TcpStream::connect(address).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIME_LIMIT)).unwrap();
     // It may be closed before all is said.
     let _ = socket.write_all(said);
     let mut answer = Vec::new();
@@ -94,7 +94,7 @@ fn a_peer_out_of_its_mind_harms_nobody() {
     for (number, (what, frame)) in (0..).zip(mad) {
         let said = [hello.clone(), frame].concat();
         let mut socket = TcpStream::connect(&there.peer.address).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIME_LIMIT)).unwrap();
         socket.write_all(&said).unwrap();
         if what == "half a frame" {
             drop(socket);
@@ -118,7 +118,7 @@ fn a_fence_cuts_its_session_and_no_other() {
     let node = Tcp::start(22, None);
     let greet = |purpose: u8, session: u8| {
         let mut socket = TcpStream::connect(&node.peer.address).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIME_LIMIT)).unwrap();
         let record = greeting(22, |record| {
             record[6] = purpose;
             record[24] = session;
@@ -148,7 +148,7 @@ fn a_fence_cuts_its_session_and_no_other() {
 fn one_that_says_nothing_is_cut_off_in_time() {
     let node = Tcp::start(22, None);
     let mut silent = TcpStream::connect(&node.peer.address).unwrap();
-    silent.set_read_timeout(Some(PATIENCE)).unwrap();
+    silent.set_read_timeout(Some(TIME_LIMIT)).unwrap();
     silent.write_all(&greeting(22, |_| {})[..100]).unwrap();
     assert_eq!(silent.read(&mut [0; 10]).unwrap(), 0);
     node.transport.shutdown();
@@ -171,7 +171,7 @@ fn more_connections_than_allowed_are_refused_and_those_there_go_on() {
     assert!(matches!(open(2).err(), Some(Fault::Path(text)) if text.contains("connections_max")));
     path.probe(9);
     let mut came = Vec::new();
-    queue.wait(&mut came, PATIENCE);
+    queue.wait(&mut came, TIME_LIMIT);
     assert_eq!(came, [Completion::Notified { path: PathId(1), ticket: 9 }]);
 }
 

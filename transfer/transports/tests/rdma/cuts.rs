@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use baton_transports::mover::{Completion, Direction, Grant, PathEnd, RemoteSegment, Slice};
 
 use crate::rails::{Cut, Wound, set_mtu};
-use crate::scene::{Node, PATIENCE, Way, pattern, slice, ticket};
+use crate::scene::{Node, TIME_LIMIT, Way, pattern, slice, ticket};
 
 const BYTES: usize = 8 << 20;
 const PIECE: u64 = 64 << 10;
@@ -30,7 +30,7 @@ fn outcome(way: &Way) -> (BTreeMap<u64, u32>, Vec<u64>) {
 fn write_until_broken(way: &mut Way, slices: &[Slice]) -> u64 {
     let mut posted = 0;
     let closed = |way: &Way| way.seen.iter().any(|one| matches!(one, Completion::Closed { .. }));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIME_LIMIT;
     while !closed(way) {
         assert!(Instant::now() < until, "it does not break");
         let next = Slice { ticket: posted, ..slices[posted as usize % slices.len()].clone() };

@@ -10,7 +10,7 @@ use baton_transports::mover::{
 };
 
 use crate::rails::{Cut, Wound};
-use crate::scene::{Node, PATIENCE, pattern};
+use crate::scene::{Node, TIME_LIMIT, pattern};
 
 const BYTES: usize = 4 << 20;
 
@@ -35,13 +35,13 @@ fn write_batches(mover: &Mover, here: &Node, there: &Node, stop: &AtomicBool) ->
             let batch = Batch {
                 peer: there.id.clone(),
                 priority: baton_transfer::Priority::Fetch,
-                limit: Some(PATIENCE),
+                limit: Some(TIME_LIMIT),
                 verify: false,
                 notice: None,
                 ops: vec![op(0, direction), op(half, direction)],
             };
             let batch = mover.submit(batch).unwrap();
-            let outcome = mover.wait(batch, PATIENCE).expect("it ends in time");
+            let outcome = mover.wait(batch, TIME_LIMIT).expect("it ends in time");
             assert!(matches!(outcome, Outcome::Done { .. }), "batch {count}: {outcome:?}");
             longest = longest.max(started.elapsed());
             if direction == Direction::Write {

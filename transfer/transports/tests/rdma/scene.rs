@@ -11,7 +11,7 @@ use baton_transports::mover::{
 };
 
 /// Far more than anything here takes on a machine that is busy.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// Keeps the notices that come.
 #[derive(Default)]
@@ -126,7 +126,7 @@ impl Way {
     /// Posts all, waiting for room as often as it takes.
     pub fn post_all(&mut self, slices: &[Slice]) {
         let mut rest = slices;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIME_LIMIT;
         while !rest.is_empty() {
             assert!(Instant::now() < until, "no room");
             assert!(!matches!(self.seen.last(), Some(Completion::Closed { .. })), "the path has ended");
@@ -147,7 +147,7 @@ impl Way {
 
     /// Waits until what has been seen is enough.
     pub fn wait(&mut self, enough: impl Fn(&[Completion]) -> bool) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIME_LIMIT;
         while !enough(&self.seen) {
             assert!(Instant::now() < until, "waited in vain; seen so far: {:?}", self.seen);
             self.queue.wait(&mut self.seen, Duration::from_millis(200));

@@ -268,10 +268,10 @@ impl World {
     fn arrive(&mut self) {
         let request = RequestId(self.asked.len() as u64 + 1);
         let asked_tokens = 1 + u32::try_from(self.rng.below(6)).unwrap();
-        let patience_us = if self.rng.chance_permille(900) { 1 << 60 } else { self.now_us + 700_000 };
+        let time_limit_us = if self.rng.chance_permille(900) { 1 << 60 } else { self.now_us + 700_000 };
         self.asked.insert(request, asked_tokens);
         self.core.prompts.insert(request, 1 + self.rng.below(6000));
-        let arrival = Arrival { request, class: ClassId(0), patience_us, asked_tokens };
+        let arrival = Arrival { request, class: ClassId(0), time_limit_us, asked_tokens };
         self.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
     }
 

@@ -222,7 +222,7 @@ impl Naive {
     fn give(&mut self, request: RequestId, us: u64) {
         let at_us = self.now_us + us;
         let row = self.find(request).unwrap();
-        row.deadline_us = if at_us < row.arrival.patience_us { at_us } else { row.arrival.patience_us };
+        row.deadline_us = if at_us < row.arrival.time_limit_us { at_us } else { row.arrival.time_limit_us };
     }
 
     fn enter(&mut self, request: RequestId) {
@@ -705,7 +705,7 @@ impl Naive {
         }
         self.again.iter_mut().for_each(|again| again.0 += pause_us);
         for row in &mut self.rows {
-            let limit_us = row.arrival.patience_us;
+            let limit_us = row.arrival.time_limit_us;
             row.deadline_us =
                 if row.deadline_us + pause_us < limit_us { row.deadline_us + pause_us } else { limit_us };
         }
@@ -752,7 +752,7 @@ impl Naive {
     /// How much more time a stage gets whose time is over, µs.
     fn more_us(&mut self, row: &Row) -> Option<u64> {
         let (request, live, impatient) =
-            (row.arrival.request, self.rows.len() as u64, row.arrival.patience_us <= self.now_us);
+            (row.arrival.request, self.rows.len() as u64, row.arrival.time_limit_us <= self.now_us);
         let done = self.count(row, row.at == At::HandingOff);
         let stage_us = match row.at {
             _ if impatient => return None,
@@ -816,7 +816,7 @@ impl Naive {
             return self.drop_ended(request);
         }
         self.effects.push(Effect::Late { request, attempt: row.attempt, phase });
-        let impatient = row.arrival.patience_us <= self.now_us;
+        let impatient = row.arrival.time_limit_us <= self.now_us;
         let input = match phase {
             Phase::Waiting if !row.admitted => return self.refuse_unserved(request),
             Phase::Waiting if !impatient && !self.core.can_serve() => {

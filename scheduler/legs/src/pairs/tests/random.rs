@@ -185,11 +185,11 @@ impl Script {
     fn arrival(&mut self) -> Step {
         self.arrived += 1;
         let patient = self.rng.chance_permille(800);
-        let patience_us = if patient { 1 << 60 } else { self.now_us + self.rng.below(6_000_000) };
+        let time_limit_us = if patient { 1 << 60 } else { self.now_us + self.rng.below(6_000_000) };
         Step::Arrive(Arrival {
             request: RequestId(self.arrived),
             class: ClassId(u16::try_from(self.rng.below(4)).unwrap()),
-            patience_us,
+            time_limit_us,
             asked_tokens: 1 + u32::try_from(self.rng.below(12)).unwrap(),
         })
     }

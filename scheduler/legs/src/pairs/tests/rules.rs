@@ -26,8 +26,8 @@ impl Bench {
         self.act(|pairs, now_us, core, effects| pairs.cancel(now_us, request, core, effects))
     }
 
-    fn arrive_until(&mut self, request: RequestId, patience_us: u64) -> Vec<Effect> {
-        let arrival = Arrival { request, class: ClassId(0), patience_us, asked_tokens: 10 };
+    fn arrive_until(&mut self, request: RequestId, time_limit_us: u64) -> Vec<Effect> {
+        let arrival = Arrival { request, class: ClassId(0), time_limit_us, asked_tokens: 10 };
         self.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects))
     }
 
@@ -219,7 +219,7 @@ fn an_engine_that_is_gone_is_judged_with_its_instance() {
 }
 
 #[test]
-fn patience_ends_each_stage_and_is_never_stretched() {
+fn time_limit_ends_each_stage_and_is_never_stretched() {
     let give_up = |phase, impatient| Effect::GiveUp { request: A, phase, impatient };
     for phase in [Phase::Prefilling, Phase::HandingOff, Phase::Decoding] {
         let mut bench = Bench::new();
@@ -304,7 +304,7 @@ fn limits_follow_from_the_class_and_from_what_is_foreseen() {
         (4_000_000, 7, [8_000_000, 2_000_000, 1_000_000]),
     ] {
         bench.core.foreseen_us = Some(bench.now_us + foreseen_us);
-        let arrival = Arrival { request: A, class: ClassId(class), patience_us: u64::MAX, asked_tokens: 9 };
+        let arrival = Arrival { request: A, class: ClassId(class), time_limit_us: u64::MAX, asked_tokens: 9 };
         bench.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects));
         let mut seen_us = vec![bench.pairs.next_deadline().unwrap() - bench.now_us];
         for (instance, fact) in [(P, PREFILLED), (D, LANDED)] {

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::error::{Kind, MembershipError, Result, Stage};
 
 /// How long an answer's beginning, with the connection for it, and a listed page may take, each.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Longest page that is read, bytes.
 const PAGE_BYTES_MAX: usize = 32 << 20;
 /// Longest line of a watch: one slice, which holds at most a thousand endpoints.
@@ -50,14 +50,14 @@ impl Api {
                 MembershipError::invalid(text)
             })?,
         };
-        let client = Client::new(Options { trust, ..Options::new(PATIENCE) });
+        let client = Client::new(Options { trust, ..Options::new(TIME_LIMIT) });
         Ok(Self { server: server.to_owned(), base: url.base(), token, client })
     }
 
     /// The whole answer to one question.
     pub(super) async fn get(&self, path: &str) -> Result<Bytes> {
         let answer = self.ask(path, Stage::Read).await?;
-        by(Instant::now() + PATIENCE, whole(answer, PAGE_BYTES_MAX)).await.map_err(|e| match e {
+        by(Instant::now() + TIME_LIMIT, whole(answer, PAGE_BYTES_MAX)).await.map_err(|e| match e {
             Error::Late => self.late(Stage::Read),
             e => self.failed(Kind::Unavailable, Stage::Read, &e.to_string()),
         })
@@ -72,13 +72,14 @@ impl Api {
     /// Asks; the answer's body once the server has said yes.
     async fn ask(&self, path: &str, stage: Stage) -> Result<Incoming> {
         let request = self.request(path).await?;
-        let answer = by(Instant::now() + PATIENCE, self.client.send(request)).await.map_err(|e| match e {
-            Error::Late => self.late(stage),
-            e => {
-                let why = format!("{e}; see whether it can be reached from here");
-                self.failed(Kind::Unavailable, Stage::Connect, &why)
-            }
-        })?;
+        let answer =
+            by(Instant::now() + TIME_LIMIT, self.client.send(request)).await.map_err(|e| match e {
+                Error::Late => self.late(stage),
+                e => {
+                    let why = format!("{e}; see whether it can be reached from here");
+                    self.failed(Kind::Unavailable, Stage::Connect, &why)
+                }
+            })?;
         if answer.status() == StatusCode::OK {
             return Ok(answer.into_body());
         }
@@ -106,7 +107,7 @@ impl Api {
 
     async fn refused(&self, stage: Stage, answer: Response<Incoming>) -> MembershipError {
         let status = answer.status();
-        let body = by(Instant::now() + PATIENCE, whole(answer.into_body(), PAGE_BYTES_MAX)).await;
+        let body = by(Instant::now() + TIME_LIMIT, whole(answer.into_body(), PAGE_BYTES_MAX)).await;
         let refusal: Refusal =
             body.ok().and_then(|body| serde_json::from_slice(&body).ok()).unwrap_or_default();
         let (kind, remedy) = match status {

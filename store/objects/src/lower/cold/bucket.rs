@@ -90,7 +90,7 @@ fn s3(
 ) -> object_store::Result<Arc<dyn Bucket>> {
     let retry = RetryConfig {
         max_retries: 1,
-        retry_timeout: config.patience.max(Duration::from_millis(1)),
+        retry_timeout: config.time_limit.max(Duration::from_millis(1)),
         ..RetryConfig::default()
     };
     let builder = variables

@@ -27,7 +27,7 @@ const REMOVALS_MAX: usize = 16;
 /// Values that are removed at most to make room for one.
 const VICTIMS_MAX: usize = 64;
 /// Bytes of a write for each of which it may take as long as any answer.
-const PATIENCE_BYTES: usize = 8 << 20;
+const TIME_LIMIT_BYTES: usize = 8 << 20;
 /// Removals that are tried again at a time.
 const RETRIES_MAX: usize = 256;
 
@@ -47,7 +47,7 @@ pub(super) struct Counts {
 pub(super) struct BucketWorker {
     pub(super) bucket: Arc<dyn Bucket>,
     pub(super) prefix: Path,
-    pub(super) patience: Duration,
+    pub(super) time_limit: Duration,
     pub(super) catalog: Catalog,
     pub(super) health: Health,
     pub(super) tell: Tell,
@@ -96,22 +96,22 @@ impl BucketWorker {
 
     /// An answer of the bucket, none for what it has not; or why there is none in time.
     pub(super) async fn within<T>(
-        patience: Duration,
+        time_limit: Duration,
         asked: impl Future<Output = object_store::Result<T>>,
     ) -> Result<Option<T>, String> {
-        match tokio::time::timeout(patience, asked).await {
+        match tokio::time::timeout(time_limit, asked).await {
             Ok(Ok(answer)) => Ok(Some(answer)),
             Ok(Err(object_store::Error::NotFound { .. })) => Ok(None),
             Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(format!("no answer within {patience:?}")),
+            Err(_) => Err(format!("no answer within {time_limit:?}")),
         }
     }
 
     /// Writes an object. Nobody waits for a large one, which may take longer.
     pub(super) async fn put(&self, path: &Path, bytes: Vec<u8>) -> Result<(), String> {
-        let times = u32::try_from(bytes.len() / PATIENCE_BYTES).unwrap_or(u32::MAX).saturating_add(1);
-        let patience = self.patience.saturating_mul(times);
-        let put = Self::within(patience, self.bucket.put(path, PutPayload::from(bytes))).await;
+        let times = u32::try_from(bytes.len() / TIME_LIMIT_BYTES).unwrap_or(u32::MAX).saturating_add(1);
+        let time_limit = self.time_limit.saturating_mul(times);
+        let put = Self::within(time_limit, self.bucket.put(path, PutPayload::from(bytes))).await;
         put?.map(|_| ()).ok_or_else(|| "no such bucket".into())
     }
 
@@ -124,11 +124,11 @@ impl BucketWorker {
             }
             got.bytes().await
         };
-        Self::within(self.patience, read).await
+        Self::within(self.time_limit, read).await
     }
 
     pub(super) async fn delete(&self, path: &Path) -> Result<(), String> {
-        Self::within(self.patience, self.bucket.delete(path)).await.map(|_| ())
+        Self::within(self.time_limit, self.bucket.delete(path)).await.map(|_| ())
     }
 
     /// A value is to be written, if all that it takes is there. Its entry waits in the catalog.

@@ -107,6 +107,6 @@ impl BucketWorker {
             }
             got.bytes().await
         };
-        Self::within(self.patience, read).await
+        Self::within(self.time_limit, read).await
     }
 }

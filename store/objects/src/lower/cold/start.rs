@@ -68,7 +68,7 @@ impl BucketWorker {
         if read.is_none_or(|read| read != proof) {
             return Err("read back: other bytes than were written".into());
         }
-        let known = Self::within(self.patience, self.bucket.head(&path)).await;
+        let known = Self::within(self.time_limit, self.bucket.head(&path)).await;
         let known = known.map_err(|why| format!("ask for its age: {why}"))?;
         let age = known.ok_or("it is gone before it was removed")?.last_modified.timestamp_micros();
         self.delete(&path).await.map_err(|why| format!("remove: {why}"))?;
@@ -95,8 +95,8 @@ impl BucketWorker {
     async fn list_folder(&self, place: &Path) -> Result<Vec<ObjectMeta>, String> {
         let (mut found, mut listing) = (Vec::new(), self.bucket.list(Some(place)));
         loop {
-            let next = tokio::time::timeout(self.patience, listing.next()).await;
-            match next.map_err(|_| format!("list: no answer within {:?}", self.patience))? {
+            let next = tokio::time::timeout(self.time_limit, listing.next()).await;
+            match next.map_err(|_| format!("list: no answer within {:?}", self.time_limit))? {
                 Some(Ok(meta)) => found.push(meta),
                 Some(Err(error)) => return Err(format!("list: {error}")),
                 None => return Ok(found),
@@ -115,7 +115,7 @@ impl BucketWorker {
     /// The start before this one, and when it began.
     async fn owner_before(&self) -> Result<Option<(u32, i64)>, String> {
         let path = self.owner();
-        let known = Self::within(self.patience, self.bucket.head(&path)).await?;
+        let known = Self::within(self.time_limit, self.bucket.head(&path)).await?;
         let Some(known) = known else { return Ok(None) };
         let life = self.get(&path, Some(known.size)).await?;
         let life = life.and_then(|life| std::str::from_utf8(&life).ok()?.parse().ok());

@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use super::bucket_worker::BucketWorker;
 
-/// Between two looks at the owner, in times of its patience.
+/// Between two looks at the owner, in multiples of its time limit.
 const OWNER_EVERY: u32 = 2;
 
 impl BucketWorker {
     /// Goes on until the bucket is left alone for good.
     pub(super) async fn watch(self: Arc<Self>) {
-        let pause = (self.patience / 2).clamp(Duration::from_millis(5), Duration::from_secs(1));
+        let pause = (self.time_limit / 2).clamp(Duration::from_millis(5), Duration::from_secs(1));
         let mut looked = Instant::now();
         while !self.off.load(Ordering::SeqCst) {
             tokio::time::sleep(pause).await;
             let is_open = self.health.is_open();
-            if self.health.is_due() || (is_open && looked.elapsed() > OWNER_EVERY * self.patience) {
+            if self.health.is_due() || (is_open && looked.elapsed() > OWNER_EVERY * self.time_limit) {
                 self.look().await;
                 looked = Instant::now();
             }

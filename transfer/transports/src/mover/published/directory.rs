@@ -17,12 +17,12 @@ pub struct DirectoryConfig {
     /// Names remembered at once; those used longest ago go first.
     pub names_max: usize,
     /// Limit for one question, its answer included.
-    pub patience: Duration,
+    pub time_limit: Duration,
 }
 
 impl Default for DirectoryConfig {
     fn default() -> Self {
-        Self { names_max: 1_024, patience: Duration::from_secs(3) }
+        Self { names_max: 1_024, time_limit: Duration::from_secs(3) }
     }
 }
 
@@ -113,7 +113,7 @@ impl Directory {
         if let Some(published) = self.remembered(name) {
             return Ok(Found { published, ended: None });
         }
-        let published = Arc::new(ask(name, self.config.patience)?);
+        let published = Arc::new(ask(name, self.config.time_limit)?);
         let mut state = self.state();
         state.uses += 1;
         let peer = published.peer.clone();
@@ -151,8 +151,8 @@ impl Directory {
     }
 }
 
-fn ask(name: &str, patience: Duration) -> Result<Published, Fault> {
-    let until = Instant::now() + patience;
+fn ask(name: &str, time_limit: Duration) -> Result<Published, Fault> {
+    let until = Instant::now() + time_limit;
     let failed = |what: &str, error: &io::Error| trouble(what, name, error);
     let connected = name.to_socket_addrs().and_then(|found| connect(found, until));
     let connected = connected.and_then(|(socket, _)| socket.set_nodelay(true).map(|()| socket));
@@ -169,7 +169,7 @@ fn ask(name: &str, patience: Duration) -> Result<Published, Fault> {
     };
     let mut record = [0; GREETING_BYTES];
     let answered = connection
-        .set_write_timeout(Some(patience))
+        .set_write_timeout(Some(time_limit))
         .and_then(|()| connection.write_all(&question.encode()))
         .and_then(|()| fill(&mut &connection, &connection, &mut record, until));
     answered.map_err(|error| failed("ask", &error))?;

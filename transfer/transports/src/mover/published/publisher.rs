@@ -21,13 +21,13 @@ pub struct PublisherConfig {
     /// Connections at once; each peer that has asked keeps one.
     pub watchers_max: usize,
     /// How long a peer may take to ask, and to take its answer.
-    pub patience: Duration,
+    pub time_limit: Duration,
 }
 
 impl PublisherConfig {
     /// The usual ones.
     pub fn new(listen: SocketAddr) -> Self {
-        Self { listen, watchers_max: 1_024, patience: Duration::from_secs(2) }
+        Self { listen, watchers_max: 1_024, time_limit: Duration::from_secs(2) }
     }
 }
 

@@ -30,7 +30,7 @@ impl Watcher {
     /// Takes a socket; one too many is told so.
     pub(super) fn new(shared: Arc<Shared>, socket: TcpStream, seat: Seat, busy: bool) -> io::Result<Self> {
         never_waiting(&socket)?;
-        let until = Instant::now() + shared.config.patience;
+        let until = Instant::now() + shared.config.time_limit;
         let stage = if busy {
             let text = "as many peers ask here as may; raise watchers_max".to_owned();
             Stage::Telling { answer: shared.greeting(Purpose::Busy, 0, text), told: 0, then_ends: true }

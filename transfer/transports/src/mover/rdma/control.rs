@@ -58,7 +58,7 @@ pub(super) fn ask(stream: &TcpStream, record: &Record, until: Instant) -> io::Re
 /// Lives as long as a path: waits for its end, then ends it at both sides and says how far that went.
 pub(super) fn keep(path: &Opened, config: &RdmaConfig, stream: &TcpStream, (peer, session): (&PeerId, u128)) {
     while path.ending().is_none() {
-        let limit = path.patience(config.answer_timeout());
+        let limit = path.time_limit(config.answer_timeout());
         let [told, _] = ready([stream.as_fd(), path.bell().as_fd()], limit);
         path.bell().heard();
         if told {

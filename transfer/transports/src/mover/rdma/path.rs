@@ -176,7 +176,7 @@ impl Opened {
 
     /// How long the oldest message may still be without an answer; none when there is none. When it has been
     /// for too long, the path breaks.
-    pub(super) fn patience(&self, limit: Duration) -> Option<Duration> {
+    pub(super) fn time_limit(&self, limit: Duration) -> Option<Duration> {
         let mut state = self.state();
         let since = state.asked.values().next()?.since;
         let left = limit.saturating_sub(since.elapsed());
