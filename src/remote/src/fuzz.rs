@@ -58,7 +58,7 @@ fn events(input: &[u8], piece: usize) -> (Vec<Vec<u8>>, Option<RemoteError>) {
     let (mut events, mut found) = (Events::new(Pieces(pieces), 4_000), Vec::new());
     loop {
         match events.next().now_or_never().expect("all of the body is there") {
-            Ok(Some(event)) => found.push(event),
+            Ok(Some(event)) => found.push(event.to_vec()),
             Ok(None) => return (found, None),
             Err(error) => return (found, Some(error)),
         }

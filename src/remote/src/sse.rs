@@ -1,6 +1,6 @@
 //! Server-sent events out of an answer's body, each within a bound.
 
-use bytes::{Buf as _, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use http_body::Body;
 use http_body_util::BodyExt as _;
 
@@ -12,9 +12,8 @@ pub(crate) struct Events<B> {
     buffer: BytesMut,
     /// No line end is before this place of the buffer.
     searched: usize,
-    /// The data of the event that is being read.
-    data: Vec<u8>,
-    has_data: bool,
+    /// The data of the event that is being read, once there is any.
+    data: Option<BytesMut>,
     ended: bool,
     event_bytes: usize,
 }
@@ -28,24 +27,23 @@ where
             body,
             buffer: BytesMut::new(),
             searched: 0,
-            data: Vec::new(),
-            has_data: false,
+            data: None,
             ended: false,
             event_bytes,
         }
     }
 
     /// The data of the next event, or `None` at the end of the body. What was read stays when the future is dropped.
-    pub(crate) async fn next(&mut self) -> Result<Option<Vec<u8>>, RemoteError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RemoteError> {
         loop {
             while let Some(line) = self.line()? {
-                if let Some(event) = self.take(&line)? {
+                if let Some(event) = self.take(line)? {
                     return Ok(Some(event));
                 }
             }
             if self.ended {
                 // An event that its empty line does not end is incomplete.
-                return if self.has_data || !self.buffer.is_empty() {
+                return if self.data.is_some() || !self.buffer.is_empty() {
                     Err(broken("within an event"))
                 } else {
                     Ok(None)
@@ -63,37 +61,42 @@ where
         }
     }
 
-    /// The next whole line, without its end.
-    fn line(&mut self) -> Result<Option<Vec<u8>>, RemoteError> {
-        let Some(at) = self.buffer[self.searched..].iter().position(|&byte| byte == b'\n') else {
+    /// The next whole line, without its end, where it lies: vLLM's first event repeats the prompt, hundreds of kilobytes.
+    fn line(&mut self) -> Result<Option<BytesMut>, RemoteError> {
+        let Some(at) = memchr::memchr(b'\n', &self.buffer[self.searched..]) else {
             self.searched = self.buffer.len();
             return self.within(self.buffer.len()).map(|()| None);
         };
         let end = self.searched + at;
         self.within(end)?;
-        let mut line = self.buffer.split_to(end).to_vec();
+        let mut line = self.buffer.split_to(end);
         self.buffer.advance(1);
         self.searched = 0;
         if line.last() == Some(&b'\r') {
-            line.pop();
+            line.truncate(line.len() - 1);
         }
         Ok(Some(line))
     }
 
     /// Takes a line in; an empty one completes the event.
-    fn take(&mut self, line: &[u8]) -> Result<Option<Vec<u8>>, RemoteError> {
+    fn take(&mut self, mut line: BytesMut) -> Result<Option<Bytes>, RemoteError> {
         if line.is_empty() {
-            let complete = std::mem::take(&mut self.has_data);
-            return Ok(complete.then(|| std::mem::take(&mut self.data)));
+            return Ok(self.data.take().map(BytesMut::freeze));
         }
         // Comments keep the connection alive; the other fields of events mean nothing here.
-        if let Some(data) = line.strip_prefix(b"data:") {
-            if self.has_data {
-                self.data.push(b'\n');
-            }
-            self.data.extend_from_slice(data.strip_prefix(b" ").unwrap_or(data));
-            self.has_data = true;
-            self.within(self.data.len())?;
+        if line.starts_with(b"data:") {
+            line.advance(if line.starts_with(b"data: ") { 6 } else { 5 });
+            let data = match self.data.take() {
+                None => line,
+                Some(mut data) => {
+                    data.extend_from_slice(b"\n");
+                    data.extend_from_slice(&line);
+                    data
+                }
+            };
+            let bytes = data.len();
+            self.data = Some(data);
+            self.within(bytes)?;
         }
         Ok(None)
     }
@@ -128,7 +131,7 @@ mod tests {
         runtime.block_on(async {
             loop {
                 match events.next().await {
-                    Ok(Some(event)) => found.push(String::from_utf8(event).unwrap()),
+                    Ok(Some(event)) => found.push(String::from_utf8(event.into()).unwrap()),
                     Ok(None) => return (found, None),
                     Err(error) => return (found, Some(error)),
                 }
