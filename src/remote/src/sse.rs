@@ -23,14 +23,7 @@ where
     B::Error: std::fmt::Display,
 {
     pub(crate) fn new(body: B, event_bytes: usize) -> Self {
-        Self {
-            body,
-            buffer: BytesMut::new(),
-            searched: 0,
-            data: None,
-            ended: false,
-            event_bytes,
-        }
+        Self { body, buffer: BytesMut::new(), searched: 0, data: None, ended: false, event_bytes }
     }
 
     /// The data of the next event, or `None` at the end of the body. What was read stays when the future is dropped.
