@@ -74,25 +74,26 @@ pub struct ControlService {
 }
 
 impl ControlService {
-    /// A server that tells `inbox` what nodes say, and takes them as long as `lead` lets it.
+    /// A server that passes the nodes' messages on to `inbox`. It accepts nodes as long as `lead` permits.
     #[must_use]
     pub fn new(inbox: Inbox, lead: Lead) -> Self {
         Self { inbox, hello_within: HELLO_WITHIN, lead, guard: ClusterGuard::default(), metrics: None }
     }
 
-    /// The same for nodes that have what `guard` asks for; those that have it not are counted.
+    /// A server like that of `new` that admits only nodes that `guard` accepts. It counts the rejected ones in
+    /// `metrics`.
     #[must_use]
     pub fn guarded(self, guard: ClusterGuard, metrics: Metrics) -> Self {
         Self { guard, metrics: Some(metrics), ..self }
     }
 
-    /// The same with another time limit for the first message.
+    /// A server like that of `new` with another time limit for the first message.
     #[cfg(test)]
     pub(super) fn hello_within(inbox: Inbox, hello_within: std::time::Duration) -> Self {
         Self { hello_within, ..Self::new(inbox, Lead::alone()) }
     }
 
-    /// Counts and tells of who was not let in.
+    /// Counts and logs a node that was rejected.
     fn refused(&self, status: Status, from: Option<&Comer>) -> Status {
         if let Some(metrics) = &self.metrics {
             metrics.node_refused();

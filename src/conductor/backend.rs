@@ -13,19 +13,19 @@ use super::inbox::{Inbox, Message};
 
 /// Events that may wait for a client that reads slowly; a client further behind is cut off.
 const EVENTS_PER_CLIENT: usize = 32_768;
-/// The same where each event has the logprobs of its token, which take much more room.
+/// `EVENTS_PER_CLIENT` for a client that asked for logprobs: such an event takes much more memory.
 const LARGE_EVENTS_PER_CLIENT: usize = 4096;
-/// The same for each client where there is no room left for more: seconds of an engine's work.
+/// Events that each client may leave unread even where the shared memory is used up: seconds of an engine's work.
 const EVENTS_AT_LEAST: usize = 256;
-/// What an event takes at most, bytes.
+/// Upper bound of an event's size, bytes.
 const EVENT_BYTES: usize = 96;
-/// The same with logprobs: 20 tokens and theirs, and what the allocator puts around them.
+/// Upper bound of the size of an event with logprobs, bytes: 20 tokens, their logprobs and the allocator's overhead.
 const LARGE_EVENT_BYTES: usize = 384;
 
-/// Servers whose reason to be outside is told at once, at most.
+/// Maximum number of servers whose reason for being detached is listed in one message.
 const SHOWN: usize = 4;
 
-/// What the router sees of the conductor.
+/// The conductor as a backend of the router.
 pub struct Door {
     inbox: Inbox,
     shared: Arc<Shared>,
@@ -62,7 +62,7 @@ impl Drop for Share {
     }
 }
 
-/// What the driver tells the router without being asked.
+/// State that the driver publishes to the router.
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) model: ArcSwapOption<Model>,
@@ -77,7 +77,7 @@ impl Door {
     }
 }
 
-/// Cancels its request when the client is gone. A request that has ended already is not known any more.
+/// Cancels its request when the client disconnects. The conductor ignores it for a request that has ended.
 struct Guard {
     inbox: Inbox,
     request: RequestId,

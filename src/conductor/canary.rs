@@ -14,7 +14,7 @@ use super::inbox::Message;
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// What is known from canaries.
+/// The state of the canary requests.
 #[derive(Default)]
 pub(super) struct Canary {
     passed: bool,
@@ -36,7 +36,7 @@ impl Canary {
     }
 }
 
-/// What became of a canary.
+/// The result of a canary.
 pub struct CanaryOutcome {
     /// `None` when it passed.
     pub failure: Option<String>,

@@ -13,7 +13,7 @@ use super::inbox::Loss;
 use super::journal::JournalWriter;
 use super::session::Session;
 
-/// What pairs ask of the service.
+/// The parts of the conductor that `Pairs` calls back into.
 pub(super) struct Live<'a> {
     conductor: &'a mut Conductor,
     journal: &'a mut Option<JournalWriter>,
@@ -76,7 +76,7 @@ impl Core for Live<'_> {
     }
 }
 
-/// What is known of a failure, for the errors of the requests that it concerns.
+/// The description of a failure, for the errors of the requests that it affects.
 #[derive(Default)]
 pub(super) struct Trouble {
     /// In words.
@@ -99,7 +99,7 @@ impl Driver {
         self.pair_knowing(&Trouble::default(), act)
     }
 
-    /// The same where something is known of a failure.
+    /// Like `pair`, where a description of a failure is available.
     pub(super) fn pair_knowing<T>(
         &mut self,
         trouble: &Trouble,

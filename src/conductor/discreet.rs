@@ -1,8 +1,8 @@
-//! What clients are told of a failure: what happened, and not where. Addresses are for the log.
+//! Error texts for clients: they describe the failure without addresses. Addresses appear only in the log.
 
 use std::borrow::Cow;
 
-/// What stands for an address.
+/// The replacement for an address.
 const SOMEWHERE: &str = "an engine";
 
 /// The text without addresses of the inside: URLs, and hosts with a port.

@@ -34,7 +34,7 @@ const BATCH_MESSAGES: usize = 256;
 /// Requests under way at most; more are refused (I9).
 const MAX_SESSIONS: usize = 100_000;
 
-/// What a conductor is started with.
+/// The settings and parts that a conductor starts with.
 pub struct DriverConfig {
     /// The whole configuration.
     pub config: Config,
@@ -44,7 +44,7 @@ pub struct DriverConfig {
     pub spans: Spans,
 }
 
-/// Tells the time since the start, µs.
+/// Returns the time since the start, µs.
 type Clock = Box<dyn Fn() -> u64 + Send>;
 
 /// The conductor's state; see [`Driver::run`].
@@ -87,8 +87,8 @@ pub struct Driver {
     pub(super) receiver: Option<mpsc::Receiver<Message>>,
 }
 
-/// What a live service does whatever its file says: every decision can be asked for, and the first token comes
-/// from the prefill, as Baton's own engines give it.
+/// Applies the settings that a live service always has, whatever its file says. The conductor records every decision
+/// for an explanation, and the prefill returns the first token, as Baton's own engines do.
 pub(crate) fn as_served(scheduler: &mut SchedulerConfig) {
     scheduler.explain_every = scheduler.explain_every.max(1);
     scheduler.first_token = FirstToken::Prefill;
@@ -153,7 +153,8 @@ impl Driver {
         Ok((driver, inbox, door))
     }
 
-    /// The same, giving orders only as long as `lead` lets it, to nodes of the front door's tokenizer ([`super::tokenizer_name`]).
+    /// The driver that sends orders only as long as `lead` permits. It accepts only nodes with the front door's
+    /// `tokenizer` ([`super::tokenizer_name`]).
     #[must_use]
     pub fn led_by(self, lead: Lead, tokenizer: String) -> Self {
         Self { lead, tokenizer, ..self }
@@ -190,7 +191,7 @@ impl Driver {
             self.take_in(message);
         }
         self.notice_a_pause();
-        // What was said while this conductor was away is heard before anybody is taken for silent.
+        // The driver reads the messages that arrived during its pause before it treats any node as silent.
         if self.away.behind == 0 {
             self.expire();
         }
@@ -352,7 +353,7 @@ impl Driver {
         }
     }
 
-    /// Tells the client that it will be served.
+    /// Reports to the client that its request is admitted.
     pub(super) fn admitted(&mut self, request: RequestId) {
         let names = |id: InstanceId| self.fleet.get(id).map_or_else(|| id.to_string(), |n| n.name.clone());
         let Some(session) = self.sessions.get_mut(&request) else { return };
@@ -401,7 +402,7 @@ impl Driver {
         }
     }
 
-    /// Tells the router whether calls can be served.
+    /// Publishes to the router whether the conductor can serve requests.
     pub(super) fn publish_readiness(&self) {
         let pair = self.fleet.has_pair();
         let nodes = self.fleet.iter().count();

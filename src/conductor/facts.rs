@@ -1,4 +1,5 @@
-//! What nodes report, taken in: pairs say what is out of date, clients get what is for them (I12).
+//! Handles the reports of the nodes. The pairs detect outdated ones, and clients get the events of their requests
+//! (I12).
 
 use baton_legs::pairs::{Fact, FactOutcome, Failure};
 use baton_router::{Event, Model};
@@ -203,7 +204,7 @@ impl Driver {
         }
     }
 
-    /// What was expected in an instance's cache, and what it found there.
+    /// Compares the cached tokens that the conductor expected at an instance with those that the instance found.
     fn weigh(&mut self, request: RequestId, found_tokens: u64) {
         let Some(session) = self.sessions.get_mut(&request) else { return };
         let Some((instance, expected_tokens)) = session.expected.take() else { return };
@@ -243,7 +244,7 @@ impl Driver {
             return;
         }
         let (request, instance) = (about.0, about.2);
-        // A server that prefills and decodes tells its count with the end of the answer.
+        // An engine that prefills and decodes reports its count with the end of the answer.
         let decodes = self.pairs.get(request).is_some_and(|pair| pair.legs()[1] == Some(instance));
         let moves_kv = self.fleet.get(instance).is_some_and(|node| node.hello.engine_moves_kv);
         if !(decodes && moves_kv) {
@@ -269,8 +270,8 @@ impl Driver {
         self.push(prefill, request, attempt, v1::order::Order::Taken(v1::Taken {}));
     }
 
-    /// KV that its request does not want any more waits at an engine: any engine of its kind that decodes lets it go by
-    /// taking it.
+    /// Releases KV that its request no longer needs and that an engine still holds. Any decode engine of the same kind
+    /// releases it by fetching it.
     fn abandoned(&mut self, request: RequestId, at: InstanceId, loan: v1::Loan) {
         let kind = self.fleet.get(at).map(|node| node.kind);
         let lets_go = |node: &Node| {

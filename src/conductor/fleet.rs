@@ -199,7 +199,7 @@ impl Fleet {
         Ok((role, profile))
     }
 
-    /// Whether no other process is attached under a node's name. One that is not heard any more is lost soon.
+    /// Checks that no other process is attached under the node's name. A node that has gone silent is dropped soon.
     ///
     /// # Errors
     /// In words, with the remedy: who has the name.
@@ -245,7 +245,7 @@ impl Fleet {
         self.iter().filter(|(_, n)| n.heard_us < since_us).map(|(id, n)| (id, n.epoch)).collect()
     }
 
-    /// Drops what has gathered: nobody may order it any more.
+    /// Drops the orders that were collected for the nodes: the conductor may not send them any longer.
     pub(super) fn withhold(&mut self) {
         self.nodes.iter_mut().flatten().for_each(|node| node.outbox.clear());
     }
@@ -268,7 +268,7 @@ impl Fleet {
 /// Whether two nodes may serve side by side: alike, or two versions of one model and engine that move KV by a protocol
 /// of their own, and then in pairs of their own. Nodes that move KV themselves are all of one kind.
 fn may_stand_beside(one: &v1::Hello, other: &v1::Hello) -> bool {
-    // What kind of engine and how it hands over stand before its version.
+    // The engine's kind and its hand-off protocol come before its version.
     let but_version = |hello: &v1::Hello| {
         let print = hello.fingerprint.clone().unwrap_or_default();
         let engine: Vec<&str> = print.engine.split(' ').take(2).collect();

@@ -7,7 +7,7 @@ use baton_types::InstanceId;
 use super::driver::Driver;
 
 impl Driver {
-    /// Forgets who left long ago, as far as nothing speaks of it any more.
+    /// Forgets the nodes that left long ago, unless some state still refers to them.
     pub(super) fn forget_names(&mut self) {
         if !self.fleet.overdue(self.now_us) {
             return;

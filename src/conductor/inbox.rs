@@ -1,4 +1,4 @@
-//! What reaches the conductor: one bounded queue, in order of arrival.
+//! The conductor's input: one bounded queue, in order of arrival.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub enum Message {
     Submit {
         /// Its name inside.
         request: RequestId,
-        /// What is wanted.
+        /// The request's content.
         submission: Box<Submission>,
         /// Where its events go.
         events: mpsc::Sender<Event>,
@@ -66,7 +66,7 @@ pub enum Message {
     Cancel(RequestId),
     /// A node said Hello.
     Joined {
-        /// What it said.
+        /// The node's Hello message.
         hello: Box<v1::Hello>,
         /// Where its orders go.
         orders: mpsc::Sender<v1::ToNode>,
@@ -79,7 +79,7 @@ pub enum Message {
         instance: InstanceId,
         /// Which life of it.
         epoch: Epoch,
-        /// What happened.
+        /// The reported facts.
         facts: Vec<v1::Fact>,
     },
     /// A node lives.
@@ -113,7 +113,7 @@ impl Message {
     }
 }
 
-/// What an operator asks; answered in words when it cannot be done.
+/// An operator's request. Where the conductor cannot fulfil it, the reply is an error text.
 pub enum Question {
     /// How everything stands.
     Status(oneshot::Sender<Box<Status>>),
@@ -123,9 +123,10 @@ pub enum Question {
     Config(oneshot::Sender<Box<Config>>),
     /// The policy before the last change shall be in force again.
     Rollback(oneshot::Sender<Result<Vec<String>, String>>),
-    /// A policy to follow from now on; the answer tells what changed.
+    /// Sets the policy from now on. The reply lists the changes.
     Policy(Box<Config>, oneshot::Sender<Result<Vec<String>, String>>),
-    /// The same from a file that changed, which may be half-written: it is refused where it drops classes in use.
+    /// Sets the policy from a file that changed. The file may be half-written, so the conductor rejects one that drops
+    /// classes in use.
     PolicyFile(Box<Config>, oneshot::Sender<Result<Vec<String>, String>>),
     /// A node, by name, shall take no new work, or take it again.
     Drain {
@@ -191,13 +192,13 @@ pub fn inbox() -> (Inbox, mpsc::Receiver<Message>) {
 }
 
 impl Inbox {
-    /// The same without keeping the conductor running.
+    /// A handle like this one that does not keep the conductor running.
     pub(super) fn downgrade(&self) -> WeakInbox {
         let (next_request, outside) = (Arc::clone(&self.next_request), Arc::clone(&self.outside));
         WeakInbox { sender: self.sender.downgrade(), next_request, outside }
     }
 
-    /// Notes why what is driven from here is not attached; `None` when nothing keeps it out any more.
+    /// Records why a server that this process drives is not attached. `None` clears the reason.
     pub fn kept_out(&self, name: &str, why: Option<String>) {
         let mut outside = self.outside.lock();
         match why {
@@ -206,7 +207,7 @@ impl Inbox {
         }
     }
 
-    /// What is driven from here and not attached, with the reasons.
+    /// The servers that this process drives and that are not attached, with the reasons.
     #[must_use]
     pub fn outside(&self) -> BTreeMap<String, String> {
         self.outside.lock().clone()

@@ -1,7 +1,7 @@
 //! Which instance has which number: a name that left for good is forgotten in the end, and its number used again.
 //!
-//! A number goes to another name only when nothing speaks of it any more, and with an epoch above that of every life
-//! before: whatever still comes late is of a life that is over, and told from the present one by its epoch (I12).
+//! A number goes to another name only once no state refers to it. The new owner's epoch is above those of all earlier
+//! lives. A late message therefore belongs to a life that has ended, and its epoch identifies it (I12).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,11 +17,11 @@ const LOOK_EVERY_US: u64 = 1_000_000;
 /// One number.
 #[derive(Debug)]
 struct Seat {
-    /// Whose it is, or was until it left; `None` once that is forgotten.
+    /// The name that has the number, or had it until it left. `None` once the name is forgotten.
     owner: Option<String>,
     /// The owner's life; the last one where it left.
     epoch: Epoch,
-    /// What was said of the number before then, µs, was of another name.
+    /// Messages about the number from before this time, µs, concern another name.
     since_us: u64,
     /// When its owner left, µs; `None` while it is here.
     left_us: Option<u64>,
@@ -63,7 +63,7 @@ impl InstanceIds {
         let owner = Some(name.to_owned());
         let id = if let Some(id) = self.free.pop_first() {
             let seat = &mut self.seats[id.index()];
-            // What was said at this very moment may have been of who had it before.
+            // A message of this same microsecond may concern the previous owner.
             (seat.owner, seat.since_us) = (owner, now_us.saturating_add(1));
             id
         } else if self.seats.len() < MAX_INSTANCES {
@@ -129,7 +129,7 @@ impl InstanceIds {
         self.by_name.get(name).copied()
     }
 
-    /// Whose number it was at a time, µs, as far as that is known.
+    /// The name that had the number at a time, µs, if it is still known.
     pub(super) fn owner(&self, id: InstanceId, at_us: u64) -> Option<&str> {
         let seat = self.seats.get(id.index()).filter(|seat| seat.since_us <= at_us)?;
         seat.owner.as_deref()
@@ -169,7 +169,7 @@ mod tests {
         let later_us = 2 * REMEMBERED_US;
         assert!(seats.overdue(later_us) && seats.of("a") == Some(a) && seats.of("b").is_none());
         assert_eq!(seats.forget(later_us, &NOBODY), ["a"]);
-        // Above every life of both, whoever has the number.
+        // The epoch is above every life of both names, whichever has the number.
         assert_eq!(seats.take("b", later_us), Some((a, Epoch(4))));
         assert_eq!(seats.take("c", later_us), Some((b, Epoch(4))));
         assert_eq!((seats.owner(a, later_us), seats.owner(a, later_us + 1)), (None, Some("b")));

@@ -84,7 +84,7 @@ fn hex(value: u64) -> String {
     text
 }
 
-/// What a line's checksum is wrapped in.
+/// The JSON before a line's checksum.
 const SUM: &str = ",\"sum\":\"";
 /// Bytes that follow a line's own text: wrapping, 16 digits, closing quote and brace.
 const SUM_BYTES: usize = SUM.len() + 18;

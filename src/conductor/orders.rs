@@ -142,7 +142,7 @@ impl Driver {
         let naming = self.naming();
         let peer = self.fleet.peer(to);
         let Some(session) = self.sessions.get(&request) else { return };
-        // What was prefilled: the answer's tokens that came since are decoded, not handed off.
+        // The hand-off covers the tokens that were prefilled. The decode node decodes the answer's later tokens itself.
         let asked = self.fleet.get(to).is_some_and(|node| node.hello.engine_moves_kv);
         let work = if asked {
             prefill_work(session, given_tokens, Some(naming))
@@ -303,7 +303,7 @@ fn refusal_words(rejection: &Rejection, session: &Session) -> (u16, String) {
     }
 }
 
-/// What both legs get: how much there is to compute, from what root, and how to draw.
+/// The part of the work that both legs get: how much to compute, from which root, and how to sample.
 fn outline(session: &Session, given_tokens: u32) -> v1::Work {
     let submission = &session.submission;
     let prompt_tokens = u32::try_from(submission.tokens.len()).unwrap_or(u32::MAX);
@@ -317,8 +317,9 @@ fn outline(session: &Session, given_tokens: u32) -> v1::Work {
     }
 }
 
-/// The prefill leg has the tokens, and finds the keys of their blocks by itself. One before an engine that is not ours is
-/// told them (`named`): it is most often in this process, where to name them once more costs more than to pass them on.
+/// The work of a prefill leg. It has the tokens, and the node computes the keys of their blocks itself. A node with a
+/// third-party engine gets the keys (`named`): it usually runs in this process, where computing them again costs more
+/// than passing them.
 fn prefill_work(session: &Session, given_tokens: u32, named: Option<(u64, u32)>) -> v1::Work {
     let submission = &session.submission;
     let whole = (!session.answer.is_empty()).then(|| submission.tokens.and(&session.answer));

@@ -1,4 +1,4 @@
-//! What follows from the configuration: a class by its name, and how long each stage may take.
+//! Values derived from the configuration: the class of a name, and the time limits of the stages.
 
 use baton_legs::pairs::PairsConfig;
 use baton_types::ClassId;

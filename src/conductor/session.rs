@@ -20,7 +20,7 @@ pub(super) struct Session {
     /// Tokens that the client has.
     pub answer: Vec<u32>,
     pub cached_tokens: u64,
-    /// Prompt tokens that were expected in the cache of the instance that was chosen, until it has told.
+    /// Prompt tokens that the conductor expects in the cache of the chosen instance, until the instance has reported.
     pub expected: Option<(InstanceId, u64)>,
     pub predicted_ttft_us: u64,
     pub arrived_us: u64,
@@ -30,7 +30,7 @@ pub(super) struct Session {
     pub moves: u32,
     /// The client has the prompt's logprobs.
     pub prompt_told: bool,
-    /// What went wrong last, for the error if nothing helps.
+    /// The latest failure, for the error if no retry succeeds.
     pub cause: Option<String>,
     /// How it ended, as far as it has.
     pub outcome: CaptureOutcome,
@@ -89,7 +89,7 @@ impl Session {
         self.trace.failed(failure, now_us);
     }
 
-    /// What its trace tells of it as a whole, without a word of what was said.
+    /// The request's summary in its trace, without any text of the conversation.
     pub(super) fn summary(&self, config: &Config) -> Summary {
         let class = config.scheduler.classes.get(self.class.index());
         Summary {
@@ -109,7 +109,7 @@ impl Session {
         self.submission.timeout_us.map_or(u64::MAX, |t| self.arrived_us.saturating_add(t))
     }
 
-    /// What is written down of it, without a word of what was said.
+    /// The request's row in the capture file, without any text of the conversation.
     pub(super) fn captured(&self, config: &Config) -> CaptureRow {
         let drawn = self.answer.len() as u64;
         let served = self.outcome == CaptureOutcome::Completed;

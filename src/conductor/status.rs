@@ -37,7 +37,7 @@ pub struct Status {
     pub outside: BTreeMap<String, String>,
     /// Every attached node.
     pub nodes: Vec<NodeStatus>,
-    /// Requests under way, oldest first, no more than a hundred.
+    /// Open requests, oldest first, at most a hundred.
     pub requests: Vec<RequestStatus>,
     /// How many are under way.
     pub live_requests: u64,
@@ -60,7 +60,8 @@ pub struct NodeStatus {
     pub role: String,
     /// `serving` or `draining`; `drained` when nothing is left on it.
     pub state: String,
-    /// What its KV is of: the engine with its version, and the revision where one is told. Pairs form among equals.
+    /// The build that the node's KV belongs to: the engine with its version, and the revision if the node reports one.
+    /// Pairs form only among equal builds.
     #[serde(default)]
     pub build: String,
     /// When it was last heard, µs ago.
@@ -146,7 +147,8 @@ impl Decisions {
         if named.is_empty() { id.parse().map(RequestId).into_iter().collect() } else { named }
     }
 
-    /// What is known of the decisions about a request, by either of its ids; `name` tells whose a number was at a time.
+    /// The recorded decisions about a request, by either of its ids. `name` returns the name that had a number at a
+    /// time.
     fn table(&self, id: &str, name: &dyn Fn(InstanceId, u64) -> String) -> Option<String> {
         let called = self.called(id);
         let decisions: Vec<_> = self.latest.iter().filter(|known| called.contains(&known.0)).collect();
@@ -172,13 +174,13 @@ impl Decisions {
     }
 }
 
-/// What tells one version of a node's engine and model from another.
+/// The text that distinguishes the versions of a node's engine and model.
 fn build_of(hello: &baton_wire::v1::Hello) -> String {
     let print = hello.fingerprint.clone().unwrap_or_default();
     format!("{} {}", print.engine.trim(), print.revision).trim().to_owned()
 }
 
-/// What was predicted for the instance that a decision chose.
+/// The prediction for the instance that a decision chose.
 pub(super) fn chosen(decision: &Decision) -> Option<&baton_scheduler::CandidateTerms> {
     let chosen = decision.chosen?;
     decision.candidates.iter().find(|c| c.instance == chosen)
@@ -240,7 +242,7 @@ impl Driver {
         }
     }
 
-    /// Whose number it was then; the bare number where that is forgotten.
+    /// The name that had the number at that time. It is the bare number where the name is forgotten.
     fn name_of(&self, instance: InstanceId, at_us: u64) -> String {
         self.fleet.name_at(instance, at_us).map_or_else(|| format!("#{instance}"), str::to_owned)
     }
@@ -294,7 +296,7 @@ impl Driver {
 
     /// Follows another policy from the next decision on, or none of it.
     fn change_policy(&mut self, mut config: Config) -> Result<Vec<String>, String> {
-        // What the command line said still holds.
+        // The values from the command line still apply.
         config.service.listen.clone_from(&self.config.service.listen);
         config.service.control.clone_from(&self.config.service.control);
         config.service.cluster_key.clone_from(&self.config.service.cluster_key);

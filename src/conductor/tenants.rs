@@ -1,4 +1,4 @@
-//! Tenants by name. The core has an account for each number; names that nobody uses any more give theirs back.
+//! Tenants by name. The core keeps one account per number. Names that no request uses any longer return their number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -53,8 +53,8 @@ impl Tenants {
         u32::try_from(next).ok().filter(|_| next <= TENANTS).map(TenantId)
     }
 
-    /// Forgets the older half of those that have nothing under way: whoever sends a new name with each request makes this
-    /// happen seldom.
+    /// Forgets the older half of the tenants without open requests. Forgetting half at once keeps it rare even where a
+    /// client sends a new name with each request.
     fn forget(&mut self, in_use: &BTreeSet<TenantId>) {
         let idle = self.known.iter().filter(|(_, known)| !in_use.contains(&known.id));
         let mut idle: Vec<(u64, Arc<str>)> =

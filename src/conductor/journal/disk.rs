@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Mutex, PoisonError};
 
-/// What the writing thread is asked to do.
+/// An order to the writing thread.
 pub(super) enum Order {
     Begin(String),
     Line(String),
 }
 
-/// What both threads see.
+/// State that both threads share.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     pub(super) pending_bytes: AtomicU64,
@@ -72,7 +72,7 @@ pub(super) fn write_all(orders: &Receiver<Order>, mut files: Files, shared: &Sha
         let order = match orders.try_recv() {
             Ok(order) => Ok(order),
             Err(TryRecvError::Empty) => {
-                // Nothing waits: let whoever reads along see all of it.
+                // The queue is empty: flush, so that a process that follows the file sees all of it.
                 give_up_on(file.as_mut().map_or(Ok(()), BufWriter::flush), &mut file, shared);
                 orders.recv().map_err(|_| ())
             }

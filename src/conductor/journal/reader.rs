@@ -11,7 +11,7 @@ use super::{Chain, End, Header, Line, VERSION, digest};
 /// A line longer than this is damage, not data.
 const LINE_BYTES: u64 = 1 << 30;
 
-/// What a replay has found.
+/// The result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Replayed {
     /// Steps whose effects were the same as recorded.
@@ -24,11 +24,11 @@ pub struct Replayed {
     pub torn: bool,
     /// Time covered, µs.
     pub span_us: u64,
-    /// What happened in it.
+    /// A summary of the file's events.
     pub summary: Summary,
 }
 
-/// What happened in the steps that were replayed.
+/// A summary of the steps that were replayed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
     /// Requests that arrived.

@@ -16,7 +16,7 @@ struct Driver {
     rng: Rng,
     now_us: u64,
     next_id: u64,
-    /// What runs: the request and the input that would come next for it.
+    /// The requests that are open: each with the input that would come next for it.
     open: Vec<Input>,
 }
 

@@ -238,7 +238,7 @@ impl JournalWriter {
         self.chain = Chain::default();
         let line = json(&Line::Header(Box::new(header))).map(|line| self.chain.seal(line));
         let begun = line.is_some_and(|line| self.hand_over(line, Order::Begin));
-        // What counts is the steps: a header may be larger than they are.
+        // Only the steps count: a header may be larger than they are.
         self.file_bytes = 0;
         self.state = if begun { State::Recording } else { State::Off };
         self.status.files += u64::from(begun);

@@ -61,7 +61,7 @@ pub(super) fn profile() -> CostProfile {
     }
 }
 
-/// What a scripted node says of itself.
+/// The Hello message of a scripted node.
 pub(super) fn hello(name: &str, role: &str) -> v1::Hello {
     v1::Hello {
         protocol_version: baton_wire::PROTOCOL_VERSION,
@@ -190,7 +190,7 @@ impl Bench {
         Ok(life)
     }
 
-    /// A node says Hello, in a part that its first letter tells.
+    /// Attaches a node. The first letter of its name determines its role.
     pub(super) async fn join(&mut self, name: &str) -> v1::Welcome {
         let role = match name.as_bytes()[0] {
             b'p' => "prefill",
@@ -241,7 +241,7 @@ impl Bench {
         self.pump().await;
     }
 
-    /// The same while a node reports.
+    /// Stops the conductor for so long while a node reports.
     pub(super) async fn say_in_a_pause(&mut self, leg: &Leg, facts: Vec<v1::fact::Fact>, us: u64) {
         self.driver.rest();
         self.clock_us.fetch_add(us, Ordering::Relaxed);

@@ -18,13 +18,13 @@ pub(super) struct Leg {
     /// Where its KV shall go; `None` for a decode leg and for a local decode.
     pub to: Option<v1::Peer>,
     pub prefills: bool,
-    /// It was told to decode, with this answer so far.
+    /// The answer so far with which the conductor ordered this leg to decode.
     pub answer: Option<Vec<u32>>,
-    /// What its engine was told of the KV that it can take.
+    /// The transfer parameters of the KV that its engine may fetch.
     pub taken: Option<Vec<u8>>,
-    /// It was told to hand off again.
+    /// How often the conductor ordered another hand-off.
     pub handoffs: u32,
-    /// It drew its last token before it was told to decode here: it ends by itself once it is prefilled.
+    /// The leg drew its last token before the conductor ordered it to decode here. It ends by itself after its prefill.
     pub over: bool,
 }
 
@@ -137,13 +137,13 @@ impl Books {
         self.log.push(format!("{node}: {what} {request}.{attempt}"));
     }
 
-    /// A life of a node ended: it holds nothing any more.
+    /// Records that a life of a node ended: it holds no legs any longer.
     pub(super) fn lost(&mut self, node: &str) {
         self.log.push(format!("{node} is lost"));
         self.open.retain(|at, _| at.0 != node);
     }
 
-    /// A client has all of its answer: a leg that decoded it ends by itself, others are told.
+    /// Records that a client has its whole answer. A leg that decoded it ends by itself, and other legs get a release.
     pub(super) fn finished(&mut self, name: &str) {
         self.open.retain(|_, leg| leg.name != name || leg.answer.is_none());
         let local = |leg: &&mut Leg| leg.name == name && leg.prefills && leg.to.is_none();
@@ -151,13 +151,13 @@ impl Books {
     }
 }
 
-/// What a client is to be told: token `index` of the answer of request `name`.
+/// The token that a client must receive: token `index` of the answer of request `name`.
 pub(super) fn token_of(name: &str, index: u32) -> u32 {
     let salt: u32 = name.bytes().map(u32::from).sum();
     1000 + salt % 50 * 100 + index
 }
 
-/// A client and what it was told; every event is checked as it comes.
+/// A client and the events it received. Every event is checked as it arrives.
 pub(super) struct Client {
     pub name: String,
     pub ticket: Option<Ticket>,

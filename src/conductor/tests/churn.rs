@@ -36,7 +36,7 @@ impl Bench {
         answer.try_recv().unwrap().unwrap()
     }
 
-    /// Nodes for which it is told that they beat.
+    /// Number of nodes that the metrics page lists.
     fn counted(&self) -> usize {
         let page = self.driver.metrics.page();
         page.lines().filter(|line| line.starts_with("baton_cache_resyncs_total{node=")).count()
@@ -86,7 +86,7 @@ async fn twenty_thousand_names_pass_through_one_conductor_and_its_journal_replay
     }
     assert!(most > 1_000 && most <= MAX_INSTANCES, "{most} numbers");
     assert!(bench.driver.core.snapshot().instances.len() <= MAX_INSTANCES);
-    // What comes late from the very first is nothing of whoever has its number by now.
+    // A late message from the very first node must not affect the node that has its number now.
     let first = first.unwrap();
     assert!(lives[&first.instance] > first.epoch, "its number was used again");
     let stale =

@@ -31,7 +31,7 @@ async fn a_client_that_leaves_frees_each_leg_once_at_any_stage() {
             bench.leave("r").await;
             assert_eq!(bench.books.releases, held, "{names:?} at stage {stage}");
             bench.quiet();
-            // What they go on to say is about nothing.
+            // The nodes' later reports concern no open request.
             for leg in &legs {
                 bench.tell(leg, vec![token("r", 0, 0), prefilled(), token("r", 1, 2)]).await;
             }
@@ -91,7 +91,7 @@ async fn what_cannot_be_served_is_refused_with_a_reason() {
     assert_eq!((status, reason.as_str()), (400, "unknown_class"));
     assert!(message.contains("'gold'") && message.contains("default"), "{message}");
 
-    // What the API calls its tiers, clients send to whoever serves it.
+    // Clients send the API's tier names to every server, so these are accepted as classes.
     let mut tier = Bench::submission("tier", Sampling { max_tokens: 2, ..Sampling::default() });
     tier.class = Some("flex".into());
     bench.send(tier).await;
@@ -179,7 +179,7 @@ async fn an_engine_that_is_faster_than_the_front_door_costs_no_answer() {
     assert_eq!(tokens, 8_000);
 }
 
-/// What a request costs the thread that decides, beside one reading of a body of 1 MiB, which that thread once did.
+/// Measures a request's cost on the deciding thread, next to one parse of a 1 MiB body, which that thread once did.
 #[tokio::test]
 #[ignore = "a benchmark: cargo test --release -p baton --bin baton submit_with_a_large_body -- --ignored --nocapture"]
 async fn submit_with_a_large_body() {

@@ -42,7 +42,7 @@ async fn an_offer_may_come_before_the_prefill_has_ended_and_is_taken_once() {
     bench.quiet();
 }
 
-/// What was offered counts for its own attempt; the next one waits for its own offer.
+/// An offer is valid for its own attempt. The next attempt waits for its own offer.
 #[tokio::test]
 async fn an_offer_ends_with_its_attempt() {
     let mut bench = Bench::with(&["p1x", "p2x", "dx"]).await;
@@ -52,7 +52,7 @@ async fn an_offer_ends_with_its_attempt() {
     let second = bench.prefill("r");
     assert_ne!(first.node, second.node);
     assert_eq!(bench.decode("r").taken, None);
-    // The one that failed is not heard any more.
+    // The conductor ignores the node whose attempt failed.
     bench.tell(&first, vec![offer("one again")]).await;
     assert_eq!(bench.decode("r").taken, None);
     bench.tell(&second, vec![offer("two"), prefilled()]).await;
@@ -129,7 +129,7 @@ async fn a_prefill_may_end_the_answer() {
     bench.quiet();
 }
 
-/// What waits at an engine for nobody is taken by whoever can, and thrown away there.
+/// Orphaned KV at an engine is fetched and discarded by any engine that can.
 #[tokio::test]
 async fn kv_that_nobody_wants_any_more_is_let_go() {
     let mut bench = Bench::with(&["px", "dx"]).await;

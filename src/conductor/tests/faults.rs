@@ -1,4 +1,4 @@
-//! What breaks: a leg, a node, a hand-off, or a client's time limit.
+//! Failures: of a leg, of a node, of a hand-off, and of a client's time limit.
 
 use baton_router::Submission;
 use baton_scheduler::AdmissionMode;
@@ -23,7 +23,7 @@ async fn a_hand_off_that_fails_goes_to_another_decode_instance() {
         let again = bench.prefill("r");
         assert_eq!((again.handoffs, again.attempt), (1, new.attempt));
         assert_eq!(again.to.unwrap().instance, bench.lines[&new.node].life.instance);
-        // The instance that was let go is not believed any more.
+        // The conductor ignores the instance that it released.
         bench.tell(&old, vec![Fact::Handoff(true)]).await;
         bench.tell_as(&old.node, (new.request, new.attempt), vec![Fact::Handoff(true)]).await;
         assert_eq!(bench.decode("r").answer, None);
@@ -338,7 +338,7 @@ async fn a_node_that_does_not_take_its_orders_is_lost() {
     let mut bench = Bench::with(&["p0", "p1", "d0"]).await;
     bench.submit("a", 2).await;
     let stuck = bench.prefill("a").node;
-    // Nobody reads its orders any more.
+    // No node reads the orders any longer.
     let line = bench.lines.remove(&stuck).unwrap();
     bench.books.lost(&stuck);
     drop(line);

@@ -10,7 +10,7 @@ use super::bench::{self, Bench};
 use super::books::Client;
 use crate::conductor::inbox::Message;
 
-/// Inputs that one conductor is told.
+/// Inputs that one conductor receives.
 const INPUTS_PER_BENCH: u32 = 40;
 
 /// A conductor with two requests under way, one of which is in its decode.
@@ -21,12 +21,12 @@ async fn bench() -> (Bench, Vec<Client>) {
     }
     bench.do_prefill("decoding").await;
     bench.do_handoff("decoding").await;
-    // Their nodes say what they like from now on: what clients are told is nobody's promise any more.
+    // The nodes send anything from now on, so the events of their clients are no longer checked.
     let clients = std::mem::take(&mut bench.clients);
     (bench, clients.into_values().collect())
 }
 
-/// What is said of request 1 or 2 is said of one that there is.
+/// Redirects a fact about request 1 or 2 to an open request.
 fn aim(bench: &Bench, fact: &mut v1::Fact) {
     let place = usize::try_from(fact.request).ok().and_then(|number| number.checked_sub(1));
     if let Some(leg) = place.and_then(|at| bench.books.open.values().nth(at)) {
@@ -37,7 +37,7 @@ fn aim(bench: &Bench, fact: &mut v1::Fact) {
     }
 }
 
-/// Tells a conductor what a node said; whether it was a message.
+/// Sends a conductor a node's message. It fails if the input is no message.
 async fn tell(bench: &mut Bench, input: &[u8]) -> Result<(), String> {
     let (&who, said) = input.split_first().ok_or("empty")?;
     let told = v1::FromNode::decode(said).map_err(|e| e.to_string())?;
@@ -64,7 +64,7 @@ async fn tell(bench: &mut Bench, input: &[u8]) -> Result<(), String> {
         }
     }
     bench.pump().await;
-    // Whoever asks how things are is answered.
+    // The conductor still answers a status request.
     bench.status();
     Ok(())
 }

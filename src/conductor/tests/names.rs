@@ -16,7 +16,7 @@ async fn a_second_process_of_a_name_is_refused_while_the_first_is_heard() {
         assert!(why.contains("another process is attached as node p0") && why.contains("--name"), "{why}");
     }
     assert_eq!(bench.status().nodes[0].epoch, 1, "the first one's life goes on");
-    // The same process comes back at once, whatever became of its former line.
+    // A process attaches again at once under its own name, whatever happened to its former connection.
     assert_eq!(bench.say_hello(of("p0", 1)).await.unwrap().epoch, 2);
     assert!(bench.say_hello(of("p0", 2)).await.is_err());
 }

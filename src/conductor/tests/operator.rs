@@ -1,4 +1,4 @@
-//! What operators ask: the state, a reason, another policy, another part for a node; and the canary.
+//! Operator requests: the status, an explanation, a policy change, and a node's new role. Also the canary.
 
 use std::time::{Duration, Instant};
 
@@ -179,7 +179,7 @@ async fn two_versions_serve_side_by_side_in_pairs_of_their_own() {
         let refused = bench.say_hello(of("p1x", "prefill", engine)).await;
         assert!(refused.is_err_and(|why| why.contains("cannot share KV")), "{engine}");
     }
-    // Whose KV goes through Baton is of one kind with all.
+    // A node whose KV goes through Baton must be of one kind with all others.
     let refused = bench.say_hello(of("p1", "prefill", "vllm nixl 3")).await;
     assert!(refused.is_err_and(|why| why.contains("cannot share KV")));
     bench.say_hello(of("d1x", "decode", "vllm nixl 1 a")).await.unwrap();

@@ -1,4 +1,4 @@
-//! A pair that does as it should, and one that tells things twice, late, or that are not its to tell.
+//! A pair that reports correctly, and one that reports facts twice, late, or for the other leg.
 
 use baton_wire::v1::fact::Fact;
 
@@ -74,7 +74,7 @@ async fn a_prefill_that_draws_the_last_token_has_no_decode_leg() {
     bench.books.finished("r");
     bench.quiet();
     assert_eq!(bench.books.releases, 0, "nobody had to be told");
-    // One that fails is tried elsewhere; a client that leaves is told to the node that was told of it.
+    // The conductor retries a failed one elsewhere. If the client leaves, it releases the node that has the request.
     bench.submit("s", 1).await;
     let first = bench.prefill("s");
     bench.tell(&first, vec![super::bench::failure(false)]).await;

@@ -80,7 +80,7 @@ async fn when_the_last_pair_is_gone_all_wait_for_it_alike_and_not_for_long() {
     }
 }
 
-/// What an operator drains does not come back by itself.
+/// A drained node does not return by itself, so no request waits for it.
 #[tokio::test]
 async fn nobody_waits_for_a_pair_that_was_drained() {
     let mut bench = Bench::with(&["p0", "d0"]).await;
@@ -94,7 +94,7 @@ async fn nobody_waits_for_a_pair_that_was_drained() {
     bench.quiet();
 }
 
-/// It was told that it will be served, and has cost nobody anything: it waits like the others.
+/// A request that was admitted and held back has cost no node anything: it waits like the others.
 #[tokio::test]
 async fn whoever_was_held_back_when_the_pair_was_lost_waits_too() {
     let mut bench = Bench::with(&["p0", "d0"]).await;

@@ -19,7 +19,7 @@ async fn a_pause_of_the_conductor_loses_no_node_and_no_request() {
         bench.pause_us(pause_us).await;
         let lives: Vec<_> = bench.status().nodes.iter().map(|n| (n.name.clone(), n.epoch)).collect();
         assert_eq!(lives, [("p0".to_owned(), 1), ("d0".to_owned(), 1)], "after {pause_us} µs");
-        // What is left of each stage's time is left of it still.
+        // The remaining time of each stage is unchanged by the pause.
         bench.wait_alive_us(400_000, &[]).await;
         for name in ["decodes", "hands off", "prefills"] {
             assert_eq!(bench.client(name).last, None, "{name} after {pause_us} µs");
@@ -40,7 +40,7 @@ async fn a_turn_that_takes_seconds_loses_nobody() {
     bench.quiet();
 }
 
-/// Who is silent after the pause is lost as ever, and a stage that makes no progress ends.
+/// A node that is silent after the pause is dropped as usual, and a stage that makes no progress ends.
 #[tokio::test]
 async fn after_a_pause_time_counts_again() {
     let mut bench = Bench::with(&["p0", "d0", "d1"]).await;
@@ -69,7 +69,7 @@ async fn a_clients_time_limit_does_not_stop_with_the_conductor() {
     bench.quiet();
 }
 
-/// What nodes said meanwhile is heard before anybody is taken for silent.
+/// The conductor reads the messages of the pause before it treats any node as silent.
 #[tokio::test]
 async fn what_was_said_in_a_pause_is_heard_first() {
     let mut bench = Bench::with(&["p0", "d0"]).await;

@@ -20,7 +20,7 @@ const STEPS: u32 = 2000;
 /// Requests under way at most.
 const MOST: usize = 12;
 
-/// What a leg's node has done of it.
+/// The progress of a node on a leg.
 #[derive(Clone, Copy, Default)]
 struct Progress {
     prefilled: bool,
@@ -132,7 +132,7 @@ impl Play {
         let most = self.bench.clients.get(&leg.name).map_or(2, |c| c.max_tokens);
         let last = |index: u32| if index + 1 == most { 2 } else { 0 };
         if let Some(answer) = &leg.answer {
-            // It goes on from what it was told, and a client that is here has no less.
+            // The leg continues from the answer it got, and a connected client has at least as much.
             let told = self.bench.clients.get(&leg.name).map_or(answer.len(), |c| c.tokens.len());
             let index = u32::try_from(told.max(answer.len())).unwrap();
             self.bench.tell(leg, vec![token(&leg.name, index, last(index))]).await;
@@ -176,7 +176,7 @@ impl Play {
             4 if told > 0 => (about, wrong(told - 1)),
             // Whatever, from a leg that has been let go.
             _ if !present => (about, vec![fact_token(told, 7, 2), Fact::Handoff(false), failure(true)]),
-            // What is the other leg's to tell.
+            // A fact that only the other leg may report.
             _ if !leg.prefills && leg.answer.is_none() => (about, vec![fact_token(told, 7, 2), prefilled()]),
             _ if leg.prefills && leg.to.is_some() => (about, vec![Fact::Handoff(true)]),
             _ => return,
@@ -186,7 +186,7 @@ impl Play {
         }
     }
 
-    /// What a node's cache holds, or what it makes up.
+    /// Reports the content of a node's cache, or a made-up one.
     async fn news(&mut self) {
         let Some(node) = self.any_node() else { return };
         let (family, from, blocks) = (self.rng.below(3), self.rng.below(4), self.rng.below(100));

@@ -1,8 +1,8 @@
-//! What is simulated is what serves: a simulated conductor's schedule, played to the live driver, gives the same orders.
+//! Checks that the live driver gives the same orders as a simulated conductor for the same schedule.
 //!
-//! The simulator writes down each thing that its conductor heard, with the time, and what its pairs ordered. The driver
-//! hears the same from scripted nodes and clients, as protobuf and submissions. What its pairs order must be the same,
-//! byte for byte, and each order must leave on the line of the node that it is for.
+//! The simulator records each input of its conductor with the time, and the orders of its pairs. The driver gets the
+//! same inputs from scripted nodes and clients, as protobuf and submissions. The orders of its pairs must be equal byte
+//! for byte, and each order must leave on the connection of its node.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::config::Config;
 
 const BLOCK_TOKENS: u32 = 16;
 
-/// What a node says of itself so that the driver sees this instance.
+/// The Hello message with which the driver sees this instance.
 fn hello_of(spec: &InstanceSpec) -> v1::Hello {
     let role = spec.role.name();
     let mut hello = hello(&format!("{role}{}", spec.id), role);
@@ -145,11 +145,11 @@ impl Played {
 type Sent = BTreeMap<u32, Vec<(&'static str, u64, u32)>>;
 
 impl Played {
-    /// What has to leave for nodes, by node.
+    /// The orders that must leave, by node.
     fn meant(&self, effects: &[Effect]) -> Sent {
         let mut meant = Sent::new();
         let mut add = |at: InstanceId, kind, request: RequestId, attempt| {
-            // A node that died is told nothing.
+            // A dead node gets no orders.
             if self.bench.driver.fleet.get(at).is_some() {
                 meant.entry(at.0).or_default().push((kind, request.0, attempt));
             }
@@ -175,7 +175,7 @@ impl Played {
         meant
     }
 
-    /// What has left.
+    /// The orders that have left.
     fn sent(&mut self) -> Sent {
         self.bench.driver.send_orders();
         let mut sent = Sent::new();
@@ -201,7 +201,7 @@ impl Played {
     }
 }
 
-/// What a node says of a leg.
+/// A node's report about a leg, as protobuf.
 fn worded(fact: &Fact) -> v1::fact::Fact {
     match *fact {
         Fact::Prefilled { compute_us, cached_tokens } => {
@@ -264,7 +264,7 @@ fn scenario(seed: u64, admission: AdmissionMode, tune: impl FnOnce(&mut Setup)) 
         // A front door names full blocks, a trace the last one too.
         record.input_length = record.hash_ids.len() as u64 * u64::from(BLOCK_TOKENS);
     }
-    // Some are to be classified, and no more.
+    // Some requests are classifications with one answer token.
     trace.records.iter_mut().step_by(7).for_each(|record| record.output_length = 1);
     let trace = Arc::new(trace);
     let steps = World::recorded(setup, Box::new(TraceWorkload::new(trace, 1.0))).unwrap();
