@@ -55,7 +55,7 @@ use crate::guard::{ClusterGuard, open_port};
 /// How long peers may take to finish what they send or fetch when this node stops.
 const DRAIN: std::time::Duration = std::time::Duration::from_millis(500);
 
-/// What a node is started with.
+/// The settings a node starts with.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
     /// Its name: the same name is the same instance after a restart.
@@ -70,7 +70,7 @@ pub struct NodeConfig {
     pub rdma: RdmaDevices,
     /// Names the machine: peers on the same one share memory.
     pub host: String,
-    /// What computes.
+    /// The engine that computes.
     pub engine: EngineChoice,
     /// Names its model's tokens, for the conductor to compare with the front door's; empty where the model has none.
     pub tokenizer: String,
@@ -82,7 +82,7 @@ pub struct NodeConfig {
     pub ssd_dir: Option<PathBuf>,
     /// How blocks are kept.
     pub store: StoreSection,
-    /// What its conductor and its peers have to show, and it to them.
+    /// The cluster's credentials, which the node checks on its conductor and peers and presents to them.
     pub guard: ClusterGuard,
     /// Where it announces what its cache holds, if anywhere.
     pub publish: Option<PublishAt>,
@@ -156,7 +156,7 @@ impl NodeRuntime for LocalNode {
     }
 }
 
-/// Runs a node until it is told to stop.
+/// Runs a node until `stop` is cancelled.
 ///
 /// # Errors
 /// In words: the engine cannot be built, the port is taken, the disk has no room, or the conductor
@@ -165,8 +165,8 @@ pub async fn run(config: NodeConfig, stop: CancellationToken) -> Result<(), Stri
     run_led(config, None, Handle::current(), stop).await
 }
 
-/// The same, attached to whoever leads by `leaders`, if given, instead of to `config.control`. KV is moved by the
-/// threads of `movers`: where they are not this runtime's own, copies of megabytes delay no order.
+/// Like [`run`], but attached to the leader that `leaders` reports, if given, instead of to `config.control`. The
+/// threads of `movers` move KV. Where these are not this runtime's own threads, copies of megabytes delay no order.
 ///
 /// # Errors
 /// As [`run`].

@@ -18,7 +18,7 @@ use crate::guard::{ClusterGuard, Opening};
 
 /// Messages to the conductor that may wait; the engine waits when they are full.
 pub(super) const FACTS_WAITING: usize = 1024;
-/// What the conductor may send ahead, and at once.
+/// Bytes that the conductor may send ahead, and the size of one frame.
 const WINDOW_BYTES: u32 = 16 << 20;
 const FRAME_BYTES: u32 = 1 << 20;
 /// Between two tries to attach.
@@ -28,26 +28,26 @@ const RETRY_MOST: Duration = Duration::from_secs(2);
 pub(super) const WELCOME_WITHIN: Duration = Duration::from_secs(10);
 /// How long a conductor may be silent on a line that it does not close: its process may have been stopped for a while.
 const SILENCE_MOST: Duration = Duration::from_secs(30);
-/// A heartbeat that goes out later than this after its time tells of a pause of this node's own.
+/// The smallest delay of a heartbeat that counts as a pause of this node itself.
 const PAUSE_LEAST: Duration = Duration::from_secs(1);
 
-/// A number that this process drew at random: two processes of one name are told apart by it.
+/// A number that this process drew at random. It distinguishes two processes of one name.
 pub(super) fn process_mark() -> u64 {
     static MARK: OnceLock<u64> = OnceLock::new();
     // Keys of the standard library's hashers are random.
     *MARK.get_or_init(|| RandomState::new().hash_one(std::process::id()).max(1))
 }
 
-/// What does the node's work, as the line sees it.
+/// The part of a node that does its work, as the session uses it.
 pub(super) trait NodeRuntime: Send + Sync {
     /// A new life begins; facts of it go to `facts`.
     ///
     /// # Errors
-    /// [`Gone`]: nobody does the work any more; so for the others.
+    /// [`Gone`]: the worker has ended. The other functions return it as well.
     fn attached(&self, welcome: &v1::Welcome, facts: mpsc::Sender<v1::FromNode>) -> Result<(), Gone>;
-    /// The conductor is gone: nothing of this life counts any more.
+    /// Handles the loss of the conductor: nothing of this life is valid afterwards.
     fn detached(&self) -> Result<(), Gone>;
-    /// What the conductor wants.
+    /// Handles the conductor's orders.
     fn ordered(&self, orders: v1::Orders) -> Result<(), Gone>;
     /// How it fares.
     fn load(&self) -> v1::NodeLoad;
@@ -57,7 +57,7 @@ pub(super) trait NodeRuntime: Send + Sync {
     }
 }
 
-/// Nobody does the node's work any more.
+/// The node's worker has ended.
 #[derive(Debug)]
 pub(super) struct Gone;
 
@@ -83,7 +83,7 @@ pub(super) struct GrpcSession<S> {
 }
 
 impl<S: NodeRuntime> GrpcSession<S> {
-    /// Keeps the line up until told to stop.
+    /// Keeps the session with the conductor up until `stop` is cancelled.
     ///
     /// # Errors
     /// When the conductor will not have this node; trying again would not help.
@@ -109,7 +109,8 @@ impl<S: NodeRuntime> GrpcSession<S> {
                 Err(status) if status.code() == tonic::Code::FailedPrecondition => {
                     return Err(format!("the conductor refused: {}", status.message()));
                 }
-                // One that had taken this node will have its key corrected; the first is told where to look.
+                // A conductor that had accepted this node is expected to get the right key, so the node retries. One
+                // that never did ends the node with an error.
                 Err(status) if status.code() == tonic::Code::Unauthenticated && !known => {
                     return Err(format!("not let in: {}", status.message()));
                 }
@@ -232,7 +233,7 @@ impl<S: NodeRuntime> GrpcSession<S> {
         Ok(())
     }
 
-    /// Takes nothing from a conductor that leads no more.
+    /// Rejects orders of a conductor that is no longer the leader.
     fn check_fencing_token(&self, leader: u64) -> Result<(), tonic::Status> {
         self.leader.check_fencing_token(leader).map_err(|newer| {
             let node = &self.hello.name;

@@ -53,7 +53,7 @@ impl Worker {
         self.learn(ticket.request);
     }
 
-    /// Every byte is there and verified; the conductor has been told.
+    /// Handles KV that has arrived and is verified. The conductor has its report already.
     pub(super) fn landed(&mut self, ticket: Ticket) {
         let Some(job) = self.receiving(ticket) else { return };
         if job.tokens.is_empty() {
@@ -71,7 +71,7 @@ impl Worker {
         let Some(job) = self.jobs.get(&request) else { return };
         let blocks = u32::try_from(job.chain.len()).unwrap_or(u32::MAX);
         let mut pool = EnginePool(self.engine.as_mut());
-        // What another request brings at the same time is that one's to seal.
+        // Blocks that another request brings at the same time are sealed by that request.
         let _ = self.cache.seal(RequestId(request), blocks, &mut pool);
     }
 
@@ -146,7 +146,7 @@ impl Worker {
     }
 }
 
-/// The settings of a leg whose prompt was computed elsewhere: there its logprobs were told.
+/// The settings of a leg whose prompt was computed elsewhere: the prefill leg has reported the prompt's logprobs.
 fn without_prompt_logprobs(sampling: &Arc<Sampling>) -> Arc<Sampling> {
     match sampling.prompt_logprobs {
         Some(_) => Arc::new(Sampling { prompt_logprobs: None, ..(**sampling).clone() }),

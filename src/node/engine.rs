@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 /// Profiles that this process has measured, by model and pool.
 static MEASURED: Mutex<Vec<(String, PoolSpec, CostProfile)>> = Mutex::new(Vec::new());
 
-/// What computes.
+/// The engine that computes.
 #[derive(Clone, Debug)]
 pub enum EngineChoice {
     /// The built-in transformer with weights from a seed.
@@ -34,7 +34,7 @@ pub enum EngineChoice {
     },
     /// Keeps time by a profile and computes nothing.
     Timed {
-        /// What it pretends to be.
+        /// The cost profile and model that it simulates.
         spec: Box<TimedSpec>,
         /// Its KV pool.
         pool: PoolSpec,
@@ -104,7 +104,7 @@ pub(super) fn build_and_calibrate(choice: &EngineChoice) -> Result<(Box<dyn Engi
     Ok((engine, profile))
 }
 
-/// What moving and keeping the KV of `engine` costs, where nothing is computed.
+/// The costs of moving and keeping KV of `engine` on a node that computes nothing.
 pub(super) fn keeping_profile(engine: &dyn Engine) -> CostProfile {
     let shape = engine.shape();
     CostProfile {
@@ -215,7 +215,7 @@ fn time_prefill(engine: &mut dyn Engine, tokens: u32) -> Result<f64, String> {
     Ok(run_out(engine))
 }
 
-/// What a (query, key) pair costs, ps: what the longest prompt took beyond twice its half.
+/// The cost of a (query, key) pair, ps: the time of the longest prompt beyond twice the time of its half.
 fn attention_ps(knots: &[(u32, f64)]) -> f64 {
     let [.., half, long] = knots else { return 0.0 };
     if long.0 != 2 * half.0 {
@@ -247,7 +247,7 @@ fn decode_costs(engine: &mut dyn Engine, most: u32) -> Result<(Vec<u32>, Vec<f64
     Ok((batches, base_us))
 }
 
-/// What must be equal for two nodes to share KV.
+/// The properties that must be equal for two nodes to share KV.
 pub(super) fn fingerprint(engine: &dyn Engine) -> v1::Fingerprint {
     let (shape, model) = (engine.shape(), engine.model());
     v1::Fingerprint {

@@ -16,10 +16,10 @@ pub(super) fn block_keys(tokens: &[u32], root: BlockKey, (seed, block_tokens): (
     tokens.chunks_exact(block_tokens as usize).map(|block| hasher.push_tokens(block)).collect()
 }
 
-/// What a leg is about; where it is, the node's [`baton_legs::Legs`] know.
+/// The content of a leg. The node's [`baton_legs::Legs`] hold its state.
 pub(super) struct Job {
     pub attempt: u32,
-    /// What the engine was, or will be, started with; a decode leg's come with its KV.
+    /// The tokens that the engine was, or will be, started with. Those of a decode leg arrive with its KV.
     pub tokens: Vec<u32>,
     /// How many they are, also before they have come.
     pub token_count: usize,
@@ -45,7 +45,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// What an order to prefill says; the keys of its blocks follow from the tokens.
+    /// The job of an order to prefill. The keys of its blocks follow from the tokens.
     ///
     /// # Errors
     /// With the reason, when it makes no sense on any node.
@@ -65,7 +65,7 @@ impl Job {
         Ok(job)
     }
 
-    /// What an order says to expect KV.
+    /// The job of an order to expect KV.
     ///
     /// # Errors
     /// With the reason, when it makes no sense on any node.
@@ -121,7 +121,7 @@ impl Job {
         note
     }
 
-    /// Takes what [`Job::packed_tokens`] of the prefill leg told.
+    /// Takes the tokens that [`Job::packed_tokens`] of the prefill leg sent.
     ///
     /// # Errors
     /// With the reason, when they are not as many as were announced.
@@ -142,7 +142,7 @@ impl Job {
         self.hold.as_ref().map_or(&[], |hold| &hold.slots)
     }
 
-    /// What it asks of its node.
+    /// The memory and blocks that the job needs on its node.
     pub(super) fn work(&self) -> Work {
         Work {
             prompt_tokens: self.token_count as u64,

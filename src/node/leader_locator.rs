@@ -30,7 +30,7 @@ pub(super) struct Chosen {
 }
 
 impl LeaderLocator {
-    /// The conductor at `told`, or whoever leads by `leaders`.
+    /// A locator of the conductor at `told`, or of the leader that `leaders` reports.
     pub(super) fn new(told: String, leaders: Option<Leaders>) -> Self {
         Self {
             told,
@@ -50,7 +50,7 @@ impl LeaderLocator {
         let known =
             |leader: &Option<Leader>| leader.as_ref().is_some_and(|one| self.fence.pass(one.token).is_ok());
         let told = leaders.wait_for(known).await.ok().and_then(|leader| leader.clone());
-        // Nobody tells any more: the process is ending.
+        // The sender of leaders is gone: the process is ending.
         let Some(leader) = told else { return std::future::pending().await };
         Chosen { address: leader.member.addresses[0].clone(), token: leader.token }
     }
@@ -67,7 +67,7 @@ impl LeaderLocator {
     /// Lets the orders of the leadership `token` pass, and from then on none of an older one.
     ///
     /// # Errors
-    /// The newer one that is known of: whoever gave the order leads no more.
+    /// The newer token that this node has seen: the sender of the order is no longer the leader.
     pub(super) fn check_fencing_token(&self, token: u64) -> Result<(), u64> {
         let told = self.leaders.as_ref().map(|leaders| leaders.borrow().as_ref().map_or(0, |one| one.token));
         // A conductor that nobody elects has none; who follows an election knows better.

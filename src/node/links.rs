@@ -36,13 +36,13 @@ pub(super) type Outcome = Result<u64, String>;
 /// Where blocks for a peer go.
 pub(super) type Reply = oneshot::Sender<Vec<FetchedBlock>>;
 
-/// What reaches the worker.
+/// A message to the worker.
 pub(super) enum ToWorker {
     /// A conductor said Welcome: a new life begins.
     Attached { chain_seed: u64, facts: mpsc::Sender<v1::FromNode> },
-    /// The conductor is gone: nothing of this life counts any more.
+    /// The conductor is gone: nothing of this life is valid afterwards.
     Detached,
-    /// What the conductor wants.
+    /// The conductor's orders.
     Orders(v1::Orders),
     /// The tokens of KV that is on its way here.
     Tokens { ticket: Ticket, note: Bytes },
@@ -60,7 +60,7 @@ pub(super) enum ToWorker {
     Stop,
 }
 
-/// What a hand-off carries: so many slices, and the tokens that they are for.
+/// The content of a hand-off: a number of slices, and the tokens that they are for.
 pub(super) struct Cargo {
     pub plan: Plan,
     pub note: Vec<u8>,
@@ -76,7 +76,7 @@ pub(super) fn plan_of(blocks: u32, shape: &KvShape) -> Plan {
 pub(super) struct Expected {
     attempt: u32,
     have_blocks: u32,
-    /// What has to come: another shape is another request's, or a foreign sender's.
+    /// The shape that must arrive. KV of another shape belongs to another request or comes from a foreign sender.
     plan: Plan,
     /// The slots of its blocks, until they are taken away. Locked over each copy into them.
     slots: Mutex<Option<Vec<u32>>>,
@@ -249,8 +249,9 @@ impl Links {
             .ok_or_else(|| Refused { retry: false, why: "the request is not expected any more".into() })
     }
 
-    /// Tells the conductor that all KV of a request is here. The worker hears of it first, and may be in the middle
-    /// of a pass: by its end the conductor's word to decode is there too, and no pass is lost between the two.
+    /// Reports to the conductor that all KV of a request is here. The worker gets the message first and may be in the
+    /// middle of a pass. The conductor's order to decode has usually arrived by the end of that pass, so no pass is
+    /// lost between the two.
     fn tell_landed(&self, ticket: Ticket) {
         let fact = v1::Fact {
             request: ticket.request,
@@ -269,8 +270,8 @@ impl Links {
         }
     }
 
-    /// Tells the worker. Its inbox has no bound of its own; what is sent has: orders by the requests
-    /// that the conductor admits, fetches by the prefills that wait for them.
+    /// Sends the worker a message. Its inbox has no bound of its own, but its content is bounded: orders by the
+    /// requests that the conductor admits, fetches by the prefills that wait for them.
     fn tell(&self, message: ToWorker) -> Result<(), Refused> {
         let stopping = |_| Refused { retry: false, why: "the node is stopping".into() };
         self.worker.send(message).map_err(stopping)
@@ -439,7 +440,7 @@ mod tests {
             links.expect(request, Expected::new(2, 0, plan, Vec::new()));
         }
         links.forget(4);
-        // Of a life that is over, of a request that is, and one told twice.
+        // One of a life that has ended, one of a request that has ended, and one reported twice.
         for (request, epoch) in [(1, 2), (4, 3), (1, 3), (1, 3), (2, 3), (3, 3)] {
             links.complete(ticket(request, epoch));
         }

@@ -51,9 +51,9 @@ impl KvMap {
         let memory = Memory::shared(bytes, Pages::Ordinary, Location::Anywhere)
             .map_err(|error| format!("{bytes} bytes of memory for the engine's KV: {error}"))?;
         // SAFETY: the engine's thread has the only view. A block's slot belongs to one request at a time. Transports
-        // read it from when the engine says that a layer is computed, after which the engine writes to it no more
-        // until the slot is another request's; they write to it before that thread hears that all has landed. Who
-        // takes a slot away waits for a copy into it (`Links::forget`).
+        // read it once the engine reports a layer as computed. From then on the engine does not write to it until the
+        // slot belongs to another request. Transports write to it before that thread learns that all KV has landed. The
+        // thread that takes a slot away waits for a copy into it (`Links::forget`).
         let owned = unsafe { OwnedMemory::new(Arc::clone(&memory)) };
         engine.kv_mut().place(Box::new(Registered(owned)));
         Ok(Self { memory, layer_bytes, block_bytes })

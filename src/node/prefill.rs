@@ -51,7 +51,7 @@ impl Worker {
         self.release(request);
     }
 
-    /// Tells the conductor that a leg failed, and may do better elsewhere.
+    /// Reports to the conductor that a leg failed and that a retry elsewhere may succeed.
     pub(super) fn fail(&mut self, request: u64, attempt: u32, stage: Stage, message: String) {
         let failure =
             v1::Failure { stage: stage.into(), message, of_request: false, ..v1::Failure::default() };
@@ -69,7 +69,8 @@ impl Worker {
         }
     }
 
-    /// Brings the blocks that the conductor saw elsewhere. What the cache brings by itself is waited for first.
+    /// Fetches the blocks that the conductor saw elsewhere. The node first waits for the blocks that its own cache
+    /// brings up.
     pub(super) fn fetch_asked(&mut self, request: u64) {
         let Some(job) = self.jobs.get(&request) else { return };
         let upto = job.fetch.as_ref().map_or(0, |(_, blocks)| *blocks);
@@ -198,7 +199,7 @@ impl Worker {
         }
         self.tell(request, v1::fact::Fact::Token(token));
         if first {
-            // After the token: whoever decodes on needs it.
+            // The report follows the token, because the decode node needs the token.
             self.tell(request, v1::fact::Fact::Prefilled(done));
             if finished && local {
                 self.decode_ended(request);

@@ -1,4 +1,4 @@
-//! What this node's cache holds, announced in the standard form to whoever subscribes.
+//! Announces the content of this node's cache to subscribers, in the standard form.
 //!
 //! Blocks go by their standard names, which follow from their tokens alone, so a block is announced once its
 //! tokens have been seen here: those of every prompt and answer are; those of copies that came by name, and of
@@ -11,7 +11,7 @@ use baton_events::hash::Rolling;
 use baton_events::{Change, EngineHash, Form, Medium, Publisher, PublisherConfig, Removed, Speaker, Stored};
 use baton_types::{BlockHash, BlockKey, CacheChange, Tier};
 
-/// Seed of the standard names, as `baton indexer` has it unless told otherwise.
+/// Seed of the standard names, equal to the default of `baton indexer`.
 const NAME_SEED: u64 = 0;
 /// Blocks whose tokens are known and that have not come to rest yet.
 const AWAITED_BLOCKS: usize = 1 << 16;
@@ -30,7 +30,7 @@ pub struct PublishAt {
 struct Named {
     name: u64,
     parent: Option<u64>,
-    /// Until they were told.
+    /// The block's tokens, until they are announced.
     tokens: Vec<u32>,
     /// Whether it rests in each local tier.
     tiers: [bool; 3],
@@ -45,7 +45,7 @@ pub(super) struct Names {
     copies: BTreeMap<(u64, usize), u32>,
 }
 
-/// A publisher and what it needs to know to name what it tells.
+/// A publisher and the state with which it names the blocks.
 #[derive(Debug)]
 pub(super) struct Announcer {
     publisher: Publisher,

@@ -43,13 +43,14 @@ const UNANSWERED_MOST: u32 = 2;
 /// Between two tries while it does not answer.
 const AWAIT: Duration = Duration::from_millis(500);
 
-/// The same where it serves another model than the front door knows: it has to be started anew.
+/// Time between two checks of an engine that serves another model than the front door. Such an engine must be
+/// restarted.
 const AWAIT_OTHER: Duration = Duration::from_secs(5);
 
 /// Prompt tokens of a pass of an engine that does not tell: vLLM's default for a server on a large GPU.
 const PASS_TOKENS: u32 = 8_192;
 
-/// What such a node is started with.
+/// The settings such a node starts with.
 #[derive(Clone, Debug)]
 pub struct RemoteNode {
     /// Its name: the same name is the same instance after a restart.
@@ -76,19 +77,19 @@ pub struct RemoteNode {
     pub end_tokens: Vec<u32>,
     /// Texts with the tokens that it has to make of them; it is believed without.
     pub sample: Option<Arc<Sample>>,
-    /// What it serves, where its version does not tell.
+    /// The revision that it serves, where its version does not include it.
     pub revision: Option<String>,
     /// Where it announces what happens in its cache; nothing is assumed of that then.
     pub events: Option<EventSource>,
-    /// What its passes are expected to cost; measured times correct it.
+    /// The expected costs of its passes. Measured times correct them.
     pub profile: CostProfile,
-    /// What its conductor has to show, and it to its conductor.
+    /// The credentials that the node checks on its conductor and presents to it.
     pub guard: ClusterGuard,
 }
 
 impl RemoteNode {
-    /// Whether a node of `other` would be as this one: the same server, spoken to in the same way. What it has to show
-    /// is of its process, not of its server.
+    /// Whether a node of `other` would be equal to this one: the same server, called in the same way. The credentials
+    /// are those of the process, not of the server, and do not count.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         // Taken apart, so that a field that comes to them is not forgotten.
@@ -129,13 +130,13 @@ impl RemoteNode {
 
 /// Where the conductor is.
 pub enum Place {
-    /// Where the node was told, or where whoever leads is.
+    /// At the address in the node's settings, or at the leader that the receiver reports.
     Elsewhere(Option<Leaders>),
     /// In this process, for as long as it leads, beside nodes with which it shares prompts.
     Within(Inbox, Lead, Prompts),
 }
 
-/// Runs a node until it is told to stop.
+/// Runs a node until `stop` is cancelled.
 ///
 /// # Errors
 /// In words: settings that cannot work, an engine that lacks something that is needed and has no default, or a conductor
@@ -342,7 +343,7 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
         // its decodes, and knows of no objective.
         mixed_chunk_tokens: Some(if node.role == Role::Decode { 0 } else { pass_tokens }),
         net_bytes_per_s: node.net_bytes_per_s,
-        // What its own cache brings up, it brings up by itself.
+        // The engine brings up blocks of its own cache tiers itself.
         host_bytes_per_s: 1_000_000_000,
         ssd_bytes_per_s: 0,
         kv_address: String::new(),
@@ -357,8 +358,9 @@ fn hello(node: &RemoteNode, found: &Probe) -> Result<v1::Hello, String> {
     })
 }
 
-/// What makes no pair with another: two ways of moving KV, two versions of an engine, two revisions of what it serves.
-/// Kind and way are the first two words. Who serves whole requests has no pair to make, whatever its version.
+/// The text that must be equal in a pair: the way of moving KV, the engine's version, and the revision that it serves.
+/// Kind and way are the first two words. An engine that serves whole requests forms no pair, so its version is left
+/// out.
 fn build(node: &RemoteNode, version: Option<&str>) -> String {
     let version = version.filter(|_| node.engine.handoff != HandoffWay::None).unwrap_or("");
     let words = [node.engine.dialect.name(), way(&node.engine), version];

@@ -13,14 +13,14 @@ use super::worker::Worker;
 /// Copies under way at a time; a conductor orders one and waits for its end.
 const UNDER_WAY: usize = 8;
 
-/// What a node knows of copies that have not ended.
+/// The node's state of copies that have not ended.
 #[derive(Default)]
 pub(super) struct Replicas {
     /// Leading blocks that were here when a copy was asked for, by the first block that was not.
     heads: BTreeMap<BlockHash, Vec<BlockKey>>,
     /// Bytes that wait for their chain's beginning to come up from slower tiers.
     waiting: BTreeMap<RequestId, Waiting>,
-    /// Those that wait no more, and from which block on their bytes are wanted.
+    /// Copies that wait no longer, and the first block from which on their bytes are wanted.
     pub(super) ready: Vec<(RequestId, u32)>,
 }
 
@@ -33,7 +33,7 @@ struct Waiting {
 impl Worker {
     pub(super) fn replicate_ordered(&mut self, order: v1::Replicate) {
         let chain = baton_wire::unpack_keys(&order.chain);
-        // What is here already need not come again.
+        // The node does not fetch the blocks it already has.
         let mut head = self.cache.full_keys(&chain);
         head.truncate(self.cache.lookup(&head).total as usize);
         let rest = chain[head.len()..].to_vec();

@@ -12,7 +12,8 @@ pub(super) type Ready = (SliceAt, u32);
 
 /// Where a sequence's KV leaves.
 pub(super) struct Outlet {
-    /// To the flight's task. What waits there are positions, not bytes: as many as the request's blocks have layers.
+    /// Sends to the flight's task. Positions wait there, not bytes: at most one per layer of each of the request's
+    /// blocks.
     pub slices: mpsc::UnboundedSender<Ready>,
     /// Tokens that the peer needs.
     pub tokens: u32,
@@ -31,7 +32,7 @@ impl Outlet {
     fn layer_ready(&self, layer: u32, blocks: Range<u32>, slots: &[u32]) {
         for block in blocks {
             if let Some(slot) = slots.get(block as usize) {
-                // A flight that is over does not take any more; its end is told separately.
+                // A flight that is over ignores it. The report of its end is separate.
                 let _ = self.slices.send((SliceAt { block, layer }, *slot));
             }
         }

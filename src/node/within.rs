@@ -22,7 +22,7 @@ pub(super) struct InProcessSession<S> {
 }
 
 impl<S: NodeRuntime> InProcessSession<S> {
-    /// Keeps the line up until told to stop.
+    /// Keeps the session up until `stop` is cancelled.
     ///
     /// # Errors
     /// When the conductor will not have this node; trying again would not help.
@@ -82,7 +82,8 @@ impl<S: NodeRuntime> InProcessSession<S> {
     }
 }
 
-/// The question for a place. A place that was given while nobody waited for it any more is given up.
+/// A pending attach request. If its future is dropped before the conductor's reply is read, an attachment that was
+/// granted is given up.
 struct JoinRequest {
     answer: Option<oneshot::Receiver<Result<v1::Welcome, NotTaken>>>,
     inbox: Inbox,

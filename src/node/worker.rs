@@ -55,7 +55,7 @@ pub(super) struct Worker {
     pub(super) handoff_bytes: u64,
     /// Whether it has no engine: its fastest tier is memory.
     pub(super) lends: bool,
-    /// Tells the world what the cache holds.
+    /// Announces the content of the cache to subscribers.
     pub(super) announcer: Option<Announcer>,
     /// Copies ahead of demand that are under way.
     pub(super) replicas: Replicas,
@@ -65,7 +65,7 @@ pub(super) struct Worker {
     turns: Arc<AtomicU64>,
 }
 
-/// What a worker is made of.
+/// The parts of a worker.
 pub(super) struct Parts {
     pub(super) engine: Box<dyn Engine>,
     pub(super) cache: KvCache,
@@ -105,7 +105,7 @@ impl Worker {
         }
     }
 
-    /// Runs until told to stop or until nobody can tell it anything any more.
+    /// Runs until it is stopped or all senders of its inbox are gone.
     pub(super) fn run(mut self, inbox: &Receiver<ToWorker>) {
         let mut events = Vec::new();
         let mut busy = false;
@@ -115,7 +115,7 @@ impl Worker {
                 return;
             }
             self.settle();
-            // A pass may take long: what is known before it is told before it.
+            // A pass may take long, so the reports of before go out first.
             self.flush();
             busy = self.pass(&mut events);
             self.flush();
@@ -191,7 +191,7 @@ impl Worker {
         }
     }
 
-    /// What the cache has to say, and who can go on because of it.
+    /// Handles the cache's notices: changes to report, and requests that can go on.
     fn settle(&mut self) {
         let mut pool = super::pool::EnginePool(self.engine.as_mut());
         let (mut changes, mut ready) = (Vec::new(), Vec::new());
@@ -357,7 +357,7 @@ impl Worker {
         }
     }
 
-    /// What a tier is called outside: where there is no engine, the fastest one is memory.
+    /// The name of a tier in reports: on a node without an engine the fastest tier is memory.
     const fn tier_told(&self, tier: Tier) -> Tier {
         match tier {
             Tier::Hbm if self.lends => Tier::Dram,

@@ -1,4 +1,4 @@
-//! What an engine that tells nothing of its cache is assumed to hold: what it computed last, as far as there is room.
+//! The assumed cache content of an engine that announces nothing: the chains it computed last, as far as there is room.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use baton_types::{BlockHash, BlockKey, CacheChange, Tier};
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
-/// Uses that mean nothing any more and may stay, whatever is held.
+/// Outdated uses that the queue may contain, whatever is held.
 const SPARE_USES: usize = 1_024;
 
 /// See the module. It may be wrong either way, which costs time and nothing else (I6).
@@ -56,8 +56,8 @@ impl Assumed {
         chain.iter().map_while(|key| self.used.get(&key.short()).copied()).collect()
     }
 
-    /// The engine found `found` blocks of a chain that was [held](Self::held) so: what it has evicted it has not
-    /// kept what went unused for longer. What is news of that.
+    /// Records that the engine found `found` blocks of a chain that was [held](Self::held) so. It has evicted the next
+    /// block, and therefore every block unused for longer. Returns the resulting changes.
     pub(super) fn found(&mut self, held: &[u64], found: usize) -> Vec<CacheChange> {
         let Some(evicted) = held.get(found) else { return Vec::new() };
         let gone = self.forget(|_, time| time <= *evicted);
@@ -115,7 +115,7 @@ mod tests {
         (0..blocks).map(|at| BlockKey((family << 32) + at + 1)).collect()
     }
 
-    /// What an index makes of the news.
+    /// Applies the changes as an index does.
     fn apply(held: &mut BTreeSet<u64>, news: &[CacheChange]) {
         for change in news {
             match change {

@@ -1,7 +1,8 @@
 //! How far what was predicted of an engine's cache is from what the engine found in it.
 //!
-//! An index that follows announcements may drift from the truth without a sign: a block that went unannounced is
-//! expected for ever, one whose announcement was lost is never found. What the engine counts tells.
+//! An index that follows announcements may drift from the truth without a sign. A block that went unannounced stays
+//! expected for ever. A block whose announcement was lost is never found. The engine's count of cached tokens reveals
+//! it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What is known of an engine's cache: what it announces, or what it is assumed to hold.
+//! The known content of an engine's cache: announced by the engine, or assumed.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What a leg does: calls the engine, and tells what comes of it.
+//! The task of a leg: it calls the engine and reports the result.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,11 +16,12 @@ use super::remote_legs::{FactSender, LegSignals};
 use super::work::Work;
 use v1::fact::Fact;
 
-/// How long a leg that nobody wants any more goes on, so that nothing stays behind at the engine. One that ends at once
-/// may leave KV that was computed an instant before, for which nobody will ask; one that goes on computes for nobody. On a
-/// busy machine vLLM hears of an end after its pass is over: of 17 prefills that were ended after half a second, 9 left their KV.
+/// Time for which a leg goes on after its request has ended, so that no KV stays behind at the engine. A leg that ended
+/// at once may leave KV that was computed an instant before, and no request will fetch it. A leg that goes on computes
+/// for nothing. A busy vLLM learns of an end only after its pass: of 17 prefills that were ended after half a second, 9
+/// left their KV.
 const GRACE: Duration = Duration::from_secs(2);
-/// The same of a decode leg in a room, whose KV goes with its prefill leg: nothing waits for anybody there.
+/// Grace time of a decode leg in a room. Its KV goes with its prefill leg, so none waits for a fetch.
 const GRACE_IN_ROOM: Duration = Duration::from_millis(500);
 /// Tokens that go on together at most: so many fill a packet.
 const TOKENS_TOGETHER: usize = 64;
@@ -85,7 +86,7 @@ async fn prefilled(
     Ok(())
 }
 
-/// Whether KV waits for whoever has its name; in a room it goes with its leg.
+/// Whether KV waits to be fetched under its name. In a room it goes with its leg.
 fn lends(engine: &RemoteEngine) -> bool {
     matches!(engine.settings().handoff, HandoffWay::Nixl | HandoffWay::Mooncake { .. })
 }
@@ -128,7 +129,7 @@ pub(super) async fn discard(
     engine.decode(request, Handoff::from_bytes(transfer)?).await?.all().await.map(drop)
 }
 
-/// What comes of `call`, unless nobody wants it any more for longer than `grace`.
+/// The result of `call`, or `None` once the leg has been over for longer than `grace`.
 async fn until_over<T>(call: impl Future<Output = T>, signals: &LegSignals, grace: Duration) -> Option<T> {
     let given_up = async {
         signals.over.cancelled().await;
@@ -237,12 +238,12 @@ async fn alone(
 
 /// An answer that has begun.
 struct Answer<'a> {
-    /// What came of it first.
+    /// The first piece of the answer.
     piece: Piece,
     /// The position of its first token.
     next: u32,
-    /// What was computed here, and when what is assumed of it was last used. Of a prompt that was computed elsewhere
-    /// the decode engine calls cached what it was handed.
+    /// The work that was computed here, with the times at which its assumed blocks were last used. It is `None` for a
+    /// prompt that was computed elsewhere: the decode engine counts the KV it received as cached.
     held: Option<(&'a Work, Vec<u64>)>,
 }
 
@@ -256,7 +257,7 @@ async fn forward(
     let Answer { mut piece, mut next, held } = answer;
     loop {
         match piece {
-            // The prefill leg told them.
+            // The prefill leg has reported them.
             Piece::PromptLogprobs(_) => {}
             Piece::Tokens(mut tokens) => {
                 let after = and_what_came_with_it(&mut generation, &mut tokens).await;
@@ -330,7 +331,7 @@ async fn settle(outcome: Result<(), RemoteError>, sender: FactSender) {
     sender.close();
 }
 
-/// The next piece of an answer that has not told its end.
+/// The next piece of an answer that has not ended yet.
 async fn next_piece(generation: &mut Generation) -> Result<Piece, RemoteError> {
     let cut_short = || RemoteError {
         kind: Kind::Retry,

@@ -13,12 +13,12 @@ use tokio_util::sync::CancellationToken;
 use super::work::Work;
 use crate::audit::Audit;
 
-/// What counts for one attachment to the conductor.
+/// The state of one attachment to the conductor.
 pub(super) struct Life {
     pub(super) facts: Option<mpsc::Sender<v1::FromNode>>,
     pub(super) chain_seed: u64,
     pub(super) legs: Legs,
-    /// What the driver keeps of each leg.
+    /// The driver's state of each leg.
     pub(super) jobs: BTreeMap<RequestId, Job>,
     audit: Audit,
 }
@@ -53,10 +53,10 @@ impl Life {
     }
 }
 
-/// What a leg is about, and the ends of what its task waits for; where it is, [`Legs`] knows.
+/// The content of a leg, and the senders of the signals that its task waits for. [`Legs`] holds its state.
 pub(super) struct Job {
     pub(super) attempt: u32,
-    /// What its call is about, until it begins.
+    /// The work of its call, until the call begins.
     pub(super) work: Option<Work>,
     /// How a decode leg takes its KV.
     pub(super) transfer: Bytes,
@@ -64,7 +64,7 @@ pub(super) struct Job {
     pub(super) over: CancellationToken,
     /// The word that it waits for: to decode, or that its offer was passed on.
     pub(super) go: Option<oneshot::Sender<()>>,
-    /// What waits for that.
+    /// The receiving end of `go`, for the leg's task.
     pub(super) gate: Option<oneshot::Receiver<()>>,
 }
 

@@ -1,4 +1,4 @@
-//! What an engine announces of its cache, in the conductor's names.
+//! An engine's announcements of its cache, translated into the conductor's names.
 //!
 //! Every request goes to the engine under a salt that is the root of its chain in words. The engine's own hashes commit
 //! to it, so that tenants share nothing there either, and its announcements tell it: that is how their blocks are named.
@@ -21,12 +21,12 @@ pub(super) struct Attachment {
     pub(super) facts: mpsc::Sender<v1::FromNode>,
 }
 
-/// What is followed.
+/// The source of announcements that a node follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventSource {
     /// Where the engine announces, and repeats, what happens in its cache.
     pub subscriber: SubscriberConfig,
-    /// Whose announcements count, of several data-parallel ranks.
+    /// The data-parallel rank whose announcements count, where there are several.
     pub dp_rank: Option<u32>,
 }
 
@@ -55,7 +55,7 @@ fn root_in(lineage: &Lineage<'_>) -> Option<BlockKey> {
     lineage.extra.iter().find_map(|key| find(key)).filter(|_| alone)
 }
 
-/// Follows the engine for as long as somebody may attach, and tells whoever is attached.
+/// Follows the engine as long as the node may attach, and reports to the conductor that it is attached to.
 pub(super) async fn follow(
     source: EventSource,
     block_tokens: u32,
@@ -89,11 +89,11 @@ struct Followed<'a> {
     mirror: Mirror,
     dp_rank: Option<u32>,
     told: Option<Attachment>,
-    /// What is known proved wrong.
+    /// Notifies that the known content proved wrong.
     drifted: &'a Notify,
 }
 
-/// Nobody attaches any more.
+/// The node will not attach again.
 struct Over;
 
 impl Followed<'_> {
@@ -139,7 +139,7 @@ impl Followed<'_> {
     async fn tell(&self, changes: &[CacheChange]) {
         let Some(told) = &self.told else { return };
         for part in changes.chunks(MESSAGE_CHANGES) {
-            // A conductor that is gone is told again, from the beginning, when it is back.
+            // A conductor that is gone gets all changes again, from the beginning, once it is back.
             let _ = told.facts.send(message(0, 0, part.iter().map(cache_fact).collect())).await;
         }
     }

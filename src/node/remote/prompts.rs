@@ -26,7 +26,7 @@ impl Prompts {
     pub(super) fn of(&self, runs: Vec<TokenRun>) -> Option<Prompt> {
         let known = {
             let mut recent = self.0.lock();
-            // What nobody uses keeps its packed tokens no longer.
+            // Drops the packed tokens of prompts that no request uses.
             recent.retain(|recent| recent.prompt.is_used());
             recent.iter().find(|recent| lie_together(&recent.runs, &runs)).and_then(|r| r.prompt.upgrade())
         };

@@ -52,7 +52,7 @@ struct Inner {
     resyncs: AtomicU64,
 }
 
-/// What a leg waits for, apart from its engine.
+/// The signals that a leg waits for, apart from its engine.
 pub(super) struct LegSignals {
     /// The leg is not wanted any longer.
     pub(super) over: CancellationToken,
@@ -144,7 +144,7 @@ impl RemoteLegs {
             Some(Order::Taken(_)) => self.taken(request, attempt),
             Some(Order::Discard(loan)) => self.discard(request, &loan),
             Some(Order::Release(_)) => self.step(&mut self.inner.life.lock(), Input::Release { request }),
-            // What was offered once is not offered again: the engine may have given the blocks away.
+            // An offer is made only once: the engine may have released the blocks.
             Some(Order::Handoff(_)) => self.fail(request, attempt, in_words(Why::NothingToSend, 0)),
             Some(Order::Replicate(_)) => {
                 self.say(&self.inner.life.lock(), (0, 0), v1::fact::Fact::Replicated(true));
@@ -270,7 +270,7 @@ impl RemoteLegs {
         self.inner.runtime.spawn(legs::decode(engine, (work, transfer), sender, signals));
     }
 
-    /// What the task of a leg works with; `None` where it has one, or no conductor.
+    /// The parts that a leg's task works with. `None` where the leg has a task already, or there is no conductor.
     fn task(&self, life: &mut Life, request: RequestId) -> Option<(Work, LegSignals, FactSender)> {
         let facts = life.facts.clone()?;
         let job = life.jobs.get_mut(&request)?;

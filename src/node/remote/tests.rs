@@ -54,7 +54,7 @@ fn one(order: v1::order::Order) -> v1::Orders {
     v1::Orders { orders: vec![v1::Order { request: 1, attempt: 1, order }], ..v1::Orders::default() }
 }
 
-/// The node stood still, say, and was given up: whoever it attaches to next hears of the KV that nobody will ask for.
+/// A node that lost its conductor, for example after a pause, reports its orphaned KV to the next conductor.
 #[tokio::test]
 async fn kv_that_was_lent_before_the_line_broke_is_told_to_the_next_conductor() {
     let spec = VllmSpec::new(FakeRole::Prefill, FakeConnector::Nixl);

@@ -11,7 +11,7 @@ use super::news::salt_of;
 use super::prompts::Prompts;
 use crate::node::job::{Job, TORN_TOKENS, block_keys};
 
-/// What a leg is to do.
+/// The work of a leg.
 #[derive(Clone, Debug)]
 pub(super) struct Work {
     pub(super) request: Request,
@@ -38,7 +38,7 @@ const BOUND_TO_ANSWER: [&str; 10] = [
 ];
 
 impl Work {
-    /// What it asks of its node.
+    /// The memory and blocks that it needs on its node.
     pub(super) fn asks(&self, room_tokens: u32) -> baton_legs::Work {
         baton_legs::Work {
             prompt_tokens: self.request.tokens.len() as u64,
@@ -47,7 +47,7 @@ impl Work {
         }
     }
 
-    /// What an order says. `naming` is the seed of the block keys and the tokens in a block.
+    /// The work of an order. `naming` is the seed of the block keys and the tokens in a block.
     ///
     /// # Errors
     /// With the reason, when it makes no sense on any node.

@@ -41,7 +41,7 @@ pub(super) struct Line {
     heard: VecDeque<v1::Fact>,
     /// The latest report.
     pub load: v1::NodeLoad,
-    /// As whom it gives orders.
+    /// The leadership under which it gives orders.
     pub leader: u64,
 }
 
@@ -118,7 +118,7 @@ impl Stage {
         self.attach_led(0).await
     }
 
-    /// The same to a conductor that leads as `leader`.
+    /// Attaches the node to a conductor that leads as `leader`.
     pub(super) async fn attach_led(&mut self, leader: u64) -> Line {
         let line = Line { leader, ..self.line().await };
         self.epoch += 1;
@@ -135,7 +135,7 @@ impl Stage {
         line
     }
 
-    /// The node stops when it is told to, its thread has not panicked.
+    /// Stops the node, and checks that its thread has not panicked.
     pub(super) async fn end(self) {
         self.stop.cancel();
         let ended = tokio::time::timeout(TIME_LIMIT, self.node).await.expect("it stops");
@@ -201,7 +201,7 @@ impl Line {
     /// Waits until the node reports that it holds nothing.
     pub(super) async fn idle(&mut self) {
         let until = tokio::time::Instant::now() + TIME_LIMIT;
-        // What was measured before the last order counts for nothing: two reports' time passes first.
+        // Load reports from before the last order do not count, so it waits for the time of two reports first.
         let fresh = tokio::time::Instant::now() + Duration::from_millis(250);
         while tokio::time::Instant::now() < fresh || self.load.holds > 0 || self.load.running > 0 {
             assert!(tokio::time::Instant::now() < until, "it still holds something: {:?}", self.load);
@@ -277,7 +277,7 @@ pub(super) fn work(tokens: u32) -> v1::Work {
     }
 }
 
-/// The same work with its tokens changed.
+/// The given work with its tokens changed.
 pub(super) fn retold(mut work: v1::Work, change: impl FnOnce(&mut Vec<u32>)) -> v1::Work {
     let mut tokens = baton_wire::unpack_tokens(&work.tokens).unwrap();
     change(&mut tokens);

@@ -6,13 +6,13 @@ use baton_wire::v1::order::Order;
 
 use super::conductor::{BLOCK, Line, Stage, work};
 
-/// The node at the other end, as peers are told of it.
+/// The node at the other end, as orders name it to its peers.
 fn peer_of(line: &Line) -> v1::Peer {
     let v1::Hello { kv_address, host, .. } = line.hello.clone();
     v1::Peer { instance: 1, epoch: 1, kv_address, host }
 }
 
-/// Waits until the node has told that so many bytes came by the transfer engine.
+/// Waits until the node has reported that so many bytes came by the transfer engine.
 async fn until_moved(line: &mut Line, bytes: u64) {
     while line.load.received_bytes != bytes {
         assert!(
@@ -52,7 +52,7 @@ async fn a_fetch_and_a_replica_go_by_the_transfer_engine() {
     until_moved(&mut asker, 2 * block_bytes).await;
     asker.release(1).await;
 
-    // What the asker holds already does not come again.
+    // Blocks that the asking node already has are not sent again.
     let chain = baton_wire::unpack_keys(&long.chain);
     let held = baton_wire::unpack_keys(&short.chain).len();
     let order = v1::Replicate { from, chain: baton_wire::pack_keys(&chain) };

@@ -40,7 +40,7 @@ impl NodeRuntime for Idle {
     }
 }
 
-/// What a line to `address` comes to.
+/// The result of a session with `address`.
 async fn tried(address: String) -> String {
     let line = GrpcSession {
         leader: Arc::new(LeaderLocator::new(address, None)),
@@ -73,7 +73,7 @@ async fn a_node_at_the_front_door_is_told_where_nodes_attach() {
     service.stop().await;
 }
 
-/// The line goes on trying, and ends when it is told to.
+/// The session goes on trying, and ends when it is stopped.
 #[tokio::test]
 async fn a_line_that_gets_no_answer_still_stops() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();

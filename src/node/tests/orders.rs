@@ -170,7 +170,7 @@ async fn a_decode_that_is_ordered_twice_runs_once() {
         }
     }
     assert_eq!(tokens, answer);
-    // An answer of one token that is told to go on has nothing to go on with.
+    // An answer of one token that is ordered to decode has no token left to decode.
     let one = sampled(|s| s.max_tokens = 1);
     line.order(3, 1, prefill(one)).await;
     while !matches!(line.fact(3).await, (1, Fact::Prefilled(_))) {}
