@@ -40,7 +40,7 @@ impl Echo {
         })
     }
 
-    /// What is said: the last line that somebody else than the assistant said.
+    /// The tokens to answer with: the last line of the conversation that is not the assistant's.
     fn script(&self, text: &str) -> Vec<u32> {
         let said = text.trim_end_matches("assistant\n").trim_end();
         let line = said.rsplit("user\n").next().unwrap_or(said);

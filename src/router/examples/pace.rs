@@ -1,4 +1,4 @@
-//! What the front door costs: from a body to tokens and chain, and from an event to bytes.
+//! Measures the cost of the front door: from a body to tokens and chain, and from an event to bytes.
 //!
 //! `cargo run --release -p baton-router --example pace [model folder]` prints medians of wall time on
 //! one thread, in µs, through `Router::call` alone: no sockets.

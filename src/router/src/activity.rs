@@ -1,4 +1,4 @@
-//! What a connection is used for: requests since it opened, answers under way, and since when there are none.
+//! The use of a connection: requests since it opened, answers in progress, and the time since the last one ended.
 
 use std::sync::Arc;
 use std::time::Duration;

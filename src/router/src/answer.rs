@@ -18,7 +18,7 @@ pub(crate) struct TokenLog {
     pub(crate) start_chars: usize,
 }
 
-/// What the client had named as an end, and what ended the answer.
+/// The client's stop string or stop token that ended the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StopReason {
     Text(Box<str>),
@@ -32,7 +32,7 @@ pub(crate) struct Answer {
     watch: StopWatch,
     /// Text that can be shown and was not yet taken; where there is more to an answer, nothing.
     pub(crate) shown: String,
-    /// What the text says, where it is more than text.
+    /// The parser of the answer's text, where it may contain reasoning or calls.
     pub(crate) output: Option<OutputParser>,
     shown_bytes: usize,
     raw_bytes: usize,

@@ -25,8 +25,8 @@ pub(crate) fn is_aside() -> bool {
     ASIDE.get()
 }
 
-/// As many large bodies at once as half the cores: those with small ones, and whatever else the process does, have the
-/// rest. What waits for its turn is bounded by the room that bodies have.
+/// Threads for large bodies, half as many as there are cores. Small bodies and the rest of the process use the other
+/// cores. The memory limit of bodies bounds the queue.
 ///
 /// The threads are its own, and stay: a tokenizer keeps 16 MiB of words for each thread that it has worked on, and takes
 /// milliseconds to begin on another. They end with it.

@@ -16,7 +16,7 @@ pub struct Submission {
     pub request_id: Arc<str>,
     /// The prompt.
     pub tokens: Tokens,
-    /// What the chain grows from: the namespace's root key (`ChainHasher::parent` before any block).
+    /// The root key of the namespace, from which the chain starts (`ChainHasher::parent` before any block).
     pub root: BlockKey,
     /// Keys of the prompt's full blocks, from the root.
     pub chain: Arc<[BlockKey]>,
@@ -24,7 +24,7 @@ pub struct Submission {
     pub sampling: Arc<Sampling>,
     /// Service class asked for, by name; the first one when `None`.
     pub class: Option<Arc<str>>,
-    /// Whose it is, by name; the anonymous tenant when `None`.
+    /// The tenant's name; the anonymous tenant when `None`.
     pub tenant: Option<Arc<str>>,
     /// Names the conversation, hashed: calls with the same one belong together.
     pub session: Option<u64>,
@@ -38,8 +38,8 @@ pub struct Submission {
     pub trace: Option<TraceParent>,
 }
 
-/// What became of a submission. The first event is `Admitted`, `Refused` or `Failed`; the last is
-/// `Refused`, `Finished` or `Failed`, exactly once, unless the ticket was dropped before.
+/// An event of a submission. The first event is `Admitted`, `Refused` or `Failed`. The last is `Refused`, `Finished` or
+/// `Failed`, exactly once, unless the ticket was dropped before.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// It will be served.
@@ -60,7 +60,7 @@ pub enum Event {
     Finished {
         /// Why.
         finish: Finish,
-        /// What it took.
+        /// The usage of the request.
         usage: Usage,
     },
     /// It is not served, before any work was done.
@@ -106,10 +106,10 @@ pub struct Fault {
 
 /// A submission under way. Dropping it cancels the request on every leg.
 ///
-/// Who drops only the guard, after a stop string, may still hear of what it took: [`Event::Finished`] with
-/// the usage so far if the prompt was computed, else the channel's end.
+/// A receiver that drops only the guard, after a stop string, may still get the usage. If the prompt was computed,
+/// [`Event::Finished`] arrives with the usage so far; otherwise the channel ends.
 pub struct Ticket {
-    /// What becomes of it.
+    /// The events of the submission.
     pub events: mpsc::Receiver<Event>,
     /// Cancels when dropped.
     pub guard: Box<dyn Any + Send + Sync>,
@@ -145,7 +145,7 @@ pub struct Readiness {
     pub detail: String,
 }
 
-/// What serves tokens.
+/// The service behind the router that answers requests with tokens.
 pub trait Backend: Send + Sync + 'static {
     /// Takes in a submission; never blocks, and answers through the ticket even when it refuses.
     fn submit(&self, submission: Submission) -> Ticket;

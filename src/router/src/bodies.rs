@@ -11,13 +11,13 @@ use crate::error::ApiError;
 /// A body up to this size is small: the last eighth of the room is kept for such.
 const SMALL_BYTES: usize = 256 << 10;
 const LARGE_PART: usize = 8;
-/// What a request counts beside its headers and its body: its task, what is made of it, and a frame of its answer.
+/// Bytes that a request counts beyond its headers and body: its task, its parsed form, and a frame of its answer.
 const REQUEST_BYTES: usize = 16 << 10;
-/// What a header counts beside its name and its value.
+/// Bytes that a header counts beyond its name and value.
 const HEADER_BYTES: usize = 64;
 /// The last part of the room is for operators and those that watch for them.
 const OPERATORS_PART: usize = 32;
-/// What a client is told to wait, µs: bodies are read, and most are let go of, within a second.
+/// The retry delay for a rejected client, µs: the router reads and releases most bodies within a second.
 const RETRY_US: u64 = 1_000_000;
 
 /// Room for requests and answers. For a body it is taken as it arrives, not as they are announced: who announces much and sends nothing takes
@@ -28,14 +28,14 @@ pub(crate) struct Bodies {
     taken_bytes: AtomicUsize,
 }
 
-/// What one request, body or answer takes, until this is dropped.
+/// The memory that one request, body or answer occupies until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Room {
     bodies: Arc<Bodies>,
     bytes: usize,
 }
 
-/// A body with its room: free again when nobody has a part of it any more.
+/// A body with its memory share, which is released once no part of the body is in use.
 struct Held {
     bytes: Bytes,
     _room: Room,

@@ -1,4 +1,4 @@
-//! What the router answers with: bytes that are there already, or a stream of events.
+//! The body of a response: bytes that are complete, or a stream of events.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -18,7 +18,7 @@ pub struct Body {
     kind: Kind,
     /// Its connection is in use as long as this is there.
     _under_way: Option<UnderWay>,
-    /// What its request takes, unless the bytes have it.
+    /// The memory share of its request, unless the bytes hold it.
     _room: Option<Room>,
 }
 
@@ -42,7 +42,7 @@ impl Body {
         Self { kind: Kind::Events(Box::new(stream)), _under_way: None, _room: None }
     }
 
-    /// The same, by which its connection is seen to be in use, and with the room of its request.
+    /// This body, marked as use of its connection and holding the memory share of its request.
     pub(crate) fn with(self, under_way: UnderWay, room: Option<Room>) -> Self {
         match (self.kind, room) {
             (Kind::Full(Some(bytes)), Some(mut room)) => {

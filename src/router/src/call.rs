@@ -21,13 +21,13 @@ use crate::sampling::{self, Endpoint, PromptLength};
 use crate::tokenize::{Lineage, Prompt, Tokenization, from_tokens};
 use crate::tools;
 
-/// What completions get that do not say how long: the API's own figure.
+/// The default `max_tokens` of completions: the API's own figure.
 const COMPLETION_TOKENS: u32 = 16;
 
 /// Messages of a chat at most: each costs a template more than its own tokens.
 const MAX_MESSAGES: usize = 65_536;
 
-/// What the name of a block takes, long and short.
+/// Bytes of a block's name, long and short.
 const BLOCK_BYTES: usize = 24;
 
 /// A call that can be submitted.
@@ -49,7 +49,7 @@ impl Call {
     }
 }
 
-/// What calls are read with.
+/// Reads calls: the settings and parts it needs.
 pub(crate) struct RequestReader<'r> {
     pub(crate) config: &'r RouterConfig,
     pub(crate) tokenization: &'r Arc<Tokenization>,
@@ -128,7 +128,7 @@ impl RequestReader<'_> {
         Ok(Call { plan, submissions, stream, explain: caller.explain, timeout_us: caller.timeout_us })
     }
 
-    /// What does not depend on the prompt.
+    /// Checks the fields that do not depend on the prompt.
     fn check(&self, fields: &Fields<'_>) -> Result<(), ApiError> {
         check_model(fields.model.as_ref().map(|text| text.0.as_ref()), self.model)?;
         check_served(fields)?;
@@ -289,7 +289,7 @@ impl RequestReader<'_> {
         self.config.tool_parser.format(self.tokenization.tool_format())
     }
 
-    /// What is looked for in the answers beside text.
+    /// The plan for parsing reasoning and calls out of the answers' text.
     fn output(&self, fields: &Fields<'_>, ready: &[Ready]) -> OutputPlan {
         if self.endpoint != Endpoint::Chat {
             return OutputPlan::default();

@@ -20,7 +20,7 @@ const OPEN_TIERS: [&str; 2] = ["auto", "default"];
 /// The API's own service tiers, which clients send without knowing the classes here.
 pub const API_TIERS: [&str; 3] = ["flex", "priority", "scale"];
 
-/// What the headers say of a call.
+/// The properties of a call that its headers set.
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) tenant: Option<Arc<str>>,
@@ -76,7 +76,7 @@ pub(crate) fn fresh_id(prefix: &str) -> String {
     format!("{prefix}{:032x}", rand::random::<u128>())
 }
 
-/// Whose a call is, and what of its class is known before its body.
+/// The tenant of a call, and its class as far as the headers determine it.
 #[derive(Debug)]
 pub(crate) struct Admitted<'k> {
     pub(crate) tenant: Option<Arc<str>>,
@@ -86,8 +86,8 @@ pub(crate) struct Admitted<'k> {
     class: Option<Arc<str>>,
 }
 
-/// Who is let in. With keys only who has one; a key's own tenant goes before the header, and the class in the header is
-/// one that the key may use.
+/// Admits a call. Where keys are configured, the call needs one of them. A key's own tenant takes precedence over the
+/// header. The class in the header must be one that the key may use.
 pub(crate) fn admit<'k>(headers: &HeaderMap, keys: &'k [ApiKey]) -> Result<Admitted<'k>, ApiError> {
     let key = if keys.is_empty() { None } else { Some(shown(headers, keys)?) };
     let tenant = match key.and_then(|key| key.tenant.as_deref()) {
@@ -148,7 +148,7 @@ fn known<'k>(given: &[u8], keys: &'k [ApiKey]) -> Option<&'k ApiKey> {
     found
 }
 
-/// Whether `given` is `key`, in a time that tells nothing of where they differ. Nothing is an empty key.
+/// Whether `given` is `key`. The time it takes does not depend on where they differ. An empty key matches nothing.
 #[must_use]
 pub fn same_key(given: &[u8], key: &[u8]) -> bool {
     let mut differs = u8::from(given.len() != key.len() || key.is_empty());
@@ -178,7 +178,7 @@ fn timeout_us(headers: &HeaderMap, streams: bool) -> Result<Option<u64>, ApiErro
             None => Err(ApiError::new(400, format!("header {} is {value:?}; it is a number above 0", own.0))),
         };
     }
-    // What SDKs add unasked is no reason to refuse a call.
+    // SDKs add these headers by default, so an unusable value is no reason to reject a call.
     let usable = if streams { &of_sdks[..1] } else { &of_sdks[..] };
     Ok(usable.iter().find_map(|(name, unit)| micros(text(headers, name)?, *unit)))
 }

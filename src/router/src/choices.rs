@@ -20,7 +20,7 @@ const EVENTS_A_TURN: usize = 32;
 /// How long an answer that a stop string ended waits to hear what it took.
 const LAST_WORD_LIMIT: Duration = Duration::from_millis(250);
 
-/// What an answer comes from.
+/// The source of an answer.
 enum Source {
     Open(Ticket),
     /// A stop string has ended the answer and its work; what it took is yet to be heard.
@@ -48,7 +48,7 @@ impl Choices {
         Self { plan, sources: tickets.into_iter().map(Source::Open).collect(), answers, open }
     }
 
-    /// Waits until each answer is admitted, and tells what was decided; fails with the first refusal.
+    /// Waits until each answer is admitted, and returns the decisions. It fails with the first refusal.
     pub(crate) async fn admitted(&mut self) -> Result<Vec<Arc<str>>, ApiError> {
         let mut decisions = Vec::new();
         for source in &mut self.sources {

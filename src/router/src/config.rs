@@ -1,4 +1,4 @@
-//! What the front door is told at its start.
+//! The settings of the front door.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -24,15 +24,15 @@ pub struct RouterConfig {
     pub hash_seed: Secret<u64>,
     /// Largest body, bytes.
     pub body_limit_bytes: usize,
-    /// All requests under way together, and whole answers that are yet to be read, bytes. A body counts from its arrival
-    /// until nobody has a part of it any more.
+    /// Limit for all open requests together, and for whole answers that clients have yet to read, bytes. A body counts
+    /// from its arrival until no part of it is in use.
     pub bodies_limit_bytes: usize,
     /// Answers of one call at most: prompts times `n`.
     pub choices_limit: usize,
     /// Stop strings of one call at most.
     pub stops_limit: usize,
-    /// Connections at once at most, half of them of one peer; beyond that a few more are told so, and get the paths of
-    /// operators.
+    /// Maximum number of connections, half of them of one peer. A few more are accepted: the router rejects their
+    /// calls, except for the operators' paths.
     pub connections_limit: usize,
     /// Silence after which a stream gets a comment that keeps it alive, ms.
     pub keep_alive_ms: u64,
@@ -44,7 +44,7 @@ pub struct RouterConfig {
     pub drain_limit_ms: u64,
     /// Which tool calls are looked for in chats that offer tools.
     pub tool_parser: ToolParser,
-    /// Whether a chat's reasoning is told apart from its content.
+    /// Whether a chat's reasoning is separated from its content.
     pub reasoning_parser: ReasoningParser,
     /// Headers that name a conversation, first one there counts.
     pub session_headers: Vec<String>,
@@ -86,9 +86,9 @@ impl Default for RouterConfig {
 /// A key that is let in.
 #[derive(Clone, Debug)]
 pub struct ApiKey {
-    /// What the client sends after `Bearer`.
+    /// The text that the client sends after `Bearer`.
     pub key: Secret<String>,
-    /// Whose it is; `None` lets the header `x-tenant-id` say.
+    /// The tenant of the key. With `None`, the header `x-tenant-id` names it.
     pub tenant: Option<String>,
     /// Service classes that its requests may have, the first one by default; all where there are none.
     pub classes: Vec<Arc<str>>,
@@ -106,7 +106,7 @@ pub struct TlsFiles {
 /// An answer on its way.
 pub type ReplyFuture<'a> = Pin<Box<dyn Future<Output = Option<Reply>> + Send + 'a>>;
 
-/// What [`Extra`] has for a request.
+/// The way in which [`Extra`] serves a request.
 pub enum Mount {
     /// No such path.
     Unknown,
@@ -123,7 +123,7 @@ pub enum Mount {
 /// It is asked before the router says that a path is unknown, without a look at API keys: who may call is its own to
 /// say.
 pub trait Extra: Send + Sync + 'static {
-    /// What there is for a request, by all that is known before its body.
+    /// The way to serve a request, determined before its body is read.
     fn mount(&self, parts: &Parts) -> Mount;
 
     /// The answer, or `None` when the path is unknown here, too. The body is empty but for [`Mount::Body`].

@@ -10,7 +10,7 @@ use crate::fields::{self, Fields, PromptField};
 use crate::json;
 use crate::tokenize::{Lineage, Tokenization};
 
-/// What `/tokenize` answers.
+/// The response of `/tokenize`.
 pub(crate) async fn tokenize(
     tokenization: &Arc<Tokenization>,
     max_model_tokens: Option<u32>,
@@ -58,7 +58,7 @@ async fn tokens(
     prompt.map(|prompt| prompt.tokens).map_err(|message| ApiError::invalid("prompt", message))
 }
 
-/// What `/detokenize` answers.
+/// The response of `/detokenize`.
 pub(crate) fn detokenize(tokenization: &Tokenization, body: &[u8]) -> Result<Vec<u8>, ApiError> {
     let fields = fields::read(body)?;
     let Fields { tokens: Some(tokens), .. } = &fields else {

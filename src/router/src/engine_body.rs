@@ -59,7 +59,7 @@ pub(crate) fn without_prompt(body: &[u8], entries: &[Entry<'_>]) -> Bytes {
     out.into()
 }
 
-/// The same of a body in which some field's place is not known.
+/// Strips the fields of a body in which some field's position is unknown.
 fn read_again(body: &[u8]) -> Bytes {
     let mut fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).unwrap_or_default();
     fields.retain(|name, _| !IN_THE_TOKENS.contains(&name.as_str()));

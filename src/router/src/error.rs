@@ -8,8 +8,8 @@ use crate::backend::{Fault, Refusal};
 use crate::body::{Body, Reply};
 use crate::json;
 
-/// What a client is told when its call is not answered: status, OpenAI's error object and the
-/// headers that say whether and when to come again.
+/// The error of a rejected or failed call: its status, OpenAI's error object, and the headers that say whether and when
+/// to retry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     /// HTTP status.
@@ -49,14 +49,14 @@ impl ApiError {
         error
     }
 
-    /// The same with `error.code`.
+    /// The error with `error.code` set.
     #[must_use]
     pub fn code(mut self, code: impl Into<Cow<'static, str>>) -> Self {
         self.code = Some(code.into());
         self
     }
 
-    /// The same with a time to come again.
+    /// The error with a delay after which to retry.
     #[must_use]
     pub fn retry_after_us(mut self, wait_us: u64) -> Self {
         self.retry_after_us = Some(wait_us);
@@ -115,7 +115,7 @@ impl ApiError {
             headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static(retry));
         }
         if let Some(wait_us) = self.retry_after_us {
-            // Rounded up: who comes when told is not sent away again for being early.
+            // Rounded up: a client that retries after this delay must not be rejected as too early.
             headers.insert(header::RETRY_AFTER, wait_us.div_ceil(1_000_000).max(1).into());
             headers.insert(HeaderName::from_static("retry-after-ms"), wait_us.div_ceil(1_000).max(1).into());
         }

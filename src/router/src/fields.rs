@@ -54,7 +54,7 @@ fn says_nothing(value: &RawValue) -> bool {
 
 macro_rules! fields {
     ($($name:ident: $kind:ty,)*) => {
-        /// What a body says; `null` counts as not said.
+        /// The fields of a body; `null` counts as absent.
         #[derive(Debug, Default)]
         pub(crate) struct Fields<'a> {
             $(pub(crate) $name: Option<$kind>,)*
@@ -69,7 +69,7 @@ macro_rules! fields {
         pub(crate) const READ: &[&str] = &[$(stringify!($name),)*];
 
         impl<'a> Fields<'a> {
-            /// Reads the value of `name`, and tells the field's name as long as it could not be read.
+            /// Reads the value of `name`. If it cannot be read, `at` keeps the field's name.
             fn read<A: MapAccess<'a>>(
                 &mut self,
                 name: &str,
@@ -157,7 +157,7 @@ pub(crate) struct StreamOptions {
     pub(crate) continuous_usage_stats: Option<bool>,
 }
 
-/// Reads a body's fields; what cannot be read is told with its place.
+/// Reads a body's fields. The error for an unreadable field names its position.
 pub(crate) fn read(body: &[u8]) -> Result<Fields<'_>, ApiError> {
     if json::too_deep(body) {
         let message =
@@ -187,7 +187,7 @@ pub(crate) fn read(body: &[u8]) -> Result<Fields<'_>, ApiError> {
     })
 }
 
-/// What was expected, in the words of JSON and not in those of this program.
+/// Translates the expected type in an error from Rust's words into JSON's.
 fn in_plain_words(error: &str) -> String {
     let words = [("u32", "a whole number, not below 0"), ("i64", "a whole number"), ("f32", "a number")];
     words.into_iter().fold(error.to_owned(), |text, (name, plain)| {

@@ -1,4 +1,4 @@
-//! Hostile clients, templates and models: what they send costs no more than it may, and is answered in order.
+//! Hostile clients, templates and models: their input costs no more than its limit, and every response is well-formed.
 
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ async fn call(router: &Router, input: &[u8]) -> (u16, Bytes) {
 
 /// Asserts that an answer is JSON, or a stream of it that comes to its end.
 fn assert_answer(status: u16, body: &[u8]) {
-    // What no engine behind Baton does is answered so, by name.
+    // 501 names a feature that no engine behind Baton supports.
     assert!(status < 500 || status == 501, "{status}: {}", body.escape_ascii());
     if status >= 400 {
         let value: Value = serde_json::from_slice(body).expect("an error is JSON");
@@ -217,7 +217,7 @@ const FORMATS: [Option<ToolFormat>; 6] = [
 /// Reasoning, content, and the calls' names and arguments.
 type Said = (Option<String>, Option<String>, Vec<(String, String)>);
 
-/// What an answer says that comes in pieces of so many bytes, each rounded to whole characters.
+/// The parsed parts of an answer that arrives in pieces of so many bytes, each rounded to whole characters.
 fn spoken(plan: &OutputPlan, text: &str, piece: usize) -> Said {
     let (mut output, mut parts, mut rest) = (OutputParser::new(plan), Vec::<Part>::new(), text);
     while !rest.is_empty() {

@@ -12,8 +12,8 @@ use tokio::net::TcpStream;
 /// Passes reads and writes on.
 pub(crate) struct Line(Arc<Mutex<TcpStream>>);
 
-/// The same socket, to see whether its other end was closed. The protocol stops reading while it has bytes of a next
-/// request; who closes then would not be missed before the answer is written.
+/// A second handle of the socket, to detect that the client closed it. The protocol stops reading while it has bytes of
+/// a next request. Without this handle the router would notice a closed connection only when it writes the answer.
 pub(crate) struct Lookout(Arc<Mutex<TcpStream>>);
 
 impl Line {
@@ -30,7 +30,7 @@ impl Lookout {
         let mut byte = [0];
         match self.0.lock().poll_peek(cx, &mut ReadBuf::new(&mut byte)) {
             Poll::Ready(Ok(0) | Err(_)) => Poll::Ready(()),
-            // What waits to be read hides what comes after it.
+            // Unread bytes hide a close that comes after them.
             Poll::Ready(Ok(_)) | Poll::Pending => Poll::Pending,
         }
     }

@@ -1,4 +1,4 @@
-//! What an answer's text says: reasoning, content and calls, told apart as they come.
+//! Parses an answer's text as it arrives into reasoning, content and calls.
 
 use std::sync::Arc;
 
@@ -66,9 +66,9 @@ impl Parts {
 pub(crate) struct OutputPlan {
     /// Tools that were offered, where calls are looked for.
     pub(crate) offer: Option<Arc<Offer>>,
-    /// Reasoning is told apart; true when the prompt has opened it.
+    /// Reasoning is separated from content; true when the prompt has opened it.
     pub(crate) reasoning: Option<bool>,
-    /// Reasoning is told apart and not shown.
+    /// Reasoning is separated and not shown.
     pub(crate) hides_reasoning: bool,
     /// Special tokens that are seen here though they are not shown, ascending.
     pub(crate) seen: Arc<[u32]>,
@@ -140,7 +140,7 @@ impl OutputParser {
         self.reader.as_ref().is_some_and(|reader| reader.calls() > 0)
     }
 
-    /// What came since this was last called.
+    /// The parts since the last call.
     pub(crate) fn take(&mut self) -> Vec<Part> {
         let mut parts = std::mem::take(&mut self.parts.list);
         parts.retain(|part| !self.hides_reasoning || !matches!(part, Part::Reasoning(_)));

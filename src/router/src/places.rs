@@ -1,4 +1,4 @@
-//! Places for connections: so many in all, and no more than half of them for one peer.
+//! Limits the number of connections: in total, and to half of that for one peer.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -82,7 +82,7 @@ impl Drop for Place {
     }
 }
 
-/// What counts as one peer: an address of IPv4, and of IPv6 the 64 bits that one subscriber is given.
+/// The network that counts as one peer: an address of IPv4, or the 64 bits of an IPv6 address that one subscriber gets.
 fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
@@ -90,7 +90,7 @@ fn network(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// What becomes of connections that could not be accepted: a pause, and a word in the log now and then.
+/// Handles connections that could not be accepted: it pauses, and logs now and then.
 #[derive(Debug)]
 pub struct AcceptFailures {
     logged: Option<Instant>,

@@ -1,4 +1,4 @@
-//! What all answers of one call have in common.
+//! The properties that all answers of one call share.
 
 use std::sync::Arc;
 
@@ -50,10 +50,10 @@ pub(crate) struct Plan {
     /// The prompt's logprobs are a field of their own.
     pub(crate) shows_prompt_logs: bool,
     pub(crate) include_usage: bool,
-    /// The client is told what the call took.
+    /// The client gets the usage of the call.
     pub(crate) tells_usage: bool,
     pub(crate) continuous_usage: bool,
-    /// What the prompts take.
+    /// The memory share of the prompts.
     pub(crate) _room: Option<Room>,
 }
 

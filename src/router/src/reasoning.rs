@@ -3,14 +3,14 @@
 use crate::output_parsing::Parts;
 use crate::tools::marks::Marks;
 
-/// Whether reasoning is told apart from content.
+/// Whether reasoning is separated from content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReasoningParser {
     /// It is not.
     #[default]
     None,
-    /// What stands between `<think>` and `</think>` at the answer's beginning is its reasoning; the
-    /// first of them may also be the prompt's end.
+    /// Text between `<think>` and `</think>` at the answer's beginning is its reasoning. The opening tag may also be
+    /// the prompt's end.
     Think,
 }
 
@@ -18,7 +18,7 @@ const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
 
 impl ReasoningParser {
-    /// What it is called in a configuration.
+    /// The names of the values in a configuration.
     pub const NAMES: [&str; 2] = ["none", "think"];
 
     /// The one of that name; the error says which there are.
@@ -45,7 +45,7 @@ impl ReasoningParser {
     }
 }
 
-/// Tells one answer's reasoning from the rest. Whitespace around the tags belongs to them.
+/// Separates one answer's reasoning from the rest. Whitespace around the tags belongs to them.
 #[derive(Debug)]
 pub(crate) struct ReasoningSplitter {
     at: At,

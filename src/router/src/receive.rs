@@ -11,11 +11,11 @@ use http_body::Body;
 use crate::bodies::Bodies;
 use crate::error::ApiError;
 
-/// What is read of a body that is too large, so that its sender gets to read why.
+/// Bytes that the router reads of a body that is too large, so that its sender gets to read the error.
 const DISCARD_BYTES: usize = 64 << 20;
 const DISCARD_TIME: Duration = Duration::from_secs(2);
-/// Room that is made at once for a body whose length was announced: most fit, and whose announcement is untrue costs no
-/// more.
+/// Memory that the router reserves at once for a body with an announced length. Most bodies fit, and a false
+/// announcement costs at most this much.
 const RESERVED_BYTES: usize = 256 << 10;
 
 /// Within what a body is received.

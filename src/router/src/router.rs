@@ -28,10 +28,10 @@ use crate::stream::{EventStream, StreamTimes};
 use crate::tokenize::Tokenization;
 use crate::write;
 
-/// What is behind the router may take this much longer than the client gives to say so.
+/// Time that the backend gets beyond the client's time limit to report the timeout itself.
 const TIMEOUT_GRACE: Duration = Duration::from_millis(250);
 
-/// What a client is told to wait when nothing predicts it, µs.
+/// The retry delay for clients where no prediction exists, µs.
 const NOT_READY_RETRY_US: u64 = 2_000_000;
 
 /// OpenAI's API in front of a [`Backend`].
@@ -107,7 +107,7 @@ impl Router {
         }
     }
 
-    /// What was done since the start.
+    /// The counters since the start.
     #[must_use]
     pub fn stats(&self) -> RouterStats {
         self.counters.read(self.tokenization.cache_counts(), self.bodies.taken_bytes())
@@ -149,7 +149,7 @@ impl Router {
         reply
     }
 
-    /// What is answered on a connection beyond those that have a place, to all but operators.
+    /// The response on a connection beyond the limit, to all but operators.
     pub(crate) fn turn_away(&self) -> Reply {
         let message =
             "as many connections are open as may be, here or from this address; close some, or try again";
@@ -337,7 +337,8 @@ impl Router {
         let mut prompts = self.bodies.room();
         prompts.grow(call.held_bytes())?;
         let call = Call { plan: Plan { _room: Some(prompts), ..call.plan }, ..call };
-        // What is behind knows the time, too, and names the stage that it ran out in: it goes first.
+        // The backend knows the time limit, too, and names the stage in which it ran out. Its error therefore goes
+        // first.
         let deadline =
             call.timeout_us.map(|timeout_us| received + Duration::from_micros(timeout_us) + TIMEOUT_GRACE);
         let work = self.carry_out(call, deadline);
@@ -394,7 +395,7 @@ fn stream_reply(body: Body) -> Reply {
     let headers = reply.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // What stands in between is asked not to gather the events up.
+    // Asks proxies not to buffer the events.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     reply
 }

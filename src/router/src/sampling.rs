@@ -161,7 +161,7 @@ pub(crate) fn stops(fields: &mut Fields<'_>, limit: usize) -> Result<Vec<String>
     wrong.map_or(Ok(stops), |message| Err(ApiError::invalid("stop", message)))
 }
 
-/// What is known of a prompt's length.
+/// The known length of a prompt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PromptLength {
     /// It has so many tokens.

@@ -37,7 +37,7 @@ const MAX_HEADER_BYTES: usize = 64 << 10;
 const MAX_STREAMS: u32 = 1_024;
 /// Bytes of one stream's answer that wait to be sent over HTTP/2, beside the frame that is being made.
 const MAX_UNSENT_BYTES: usize = 32 << 10;
-/// Connections beyond those that have a place: operators get in, all others are told why they do not.
+/// Connections beyond the limit. Operators are served on them, and all other clients get an error.
 const SPARE_PLACES: usize = 64;
 /// How long such a connection may be silent.
 const SPARE_TIME_LIMIT: Duration = Duration::from_secs(2);
@@ -55,7 +55,7 @@ impl ServeError {
     }
 }
 
-/// What is left for connections to close when the time to drain is over.
+/// Time for connections to close once the drain time is over.
 const LAST_MOMENT: Duration = Duration::from_millis(200);
 
 /// How a connection is served.

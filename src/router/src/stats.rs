@@ -1,4 +1,4 @@
-//! What the front door has done, as plain integers.
+//! The front door's statistics, as plain integers.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::error::ApiError;
 
-/// Kinds of errors that are told apart at most: codes come from what is behind the router, too.
+/// Maximum number of error kinds that are counted separately: the backend supplies codes, too.
 const ERROR_KINDS: usize = 96;
 
 /// Why the front door closed a connection by itself.
@@ -82,7 +82,7 @@ pub struct RouterStats {
 pub struct ErrorCount {
     /// HTTP status.
     pub status: u16,
-    /// `error.code`; `invalid` where it had none, `other` beyond what is told apart.
+    /// `error.code`; `invalid` where it had none, `other` beyond the maximum number of kinds.
     pub reason: Arc<str>,
     /// How many.
     pub count: u64,
@@ -132,7 +132,7 @@ impl Counters {
         });
     }
 
-    /// The same as [`Counters::replied`] says of a status, by what was wrong.
+    /// Counts an error by its status and code, in addition to the count of [`Counters::replied`].
     pub(crate) fn erred(&self, error: &ApiError) {
         let mut errors = self.errors.lock();
         let reason: Cow<'_, str> = error.code.as_deref().unwrap_or("invalid").into();

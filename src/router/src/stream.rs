@@ -27,8 +27,8 @@ pub(crate) struct StreamTimes {
     pub(crate) deadline: Option<Instant>,
 }
 
-/// A response's body that is written as the answers come. Polled by the connection: whoever does not
-/// read holds up his own engines only, for a while. Dropping it cancels what is under way.
+/// A response's body that is written as the answers arrive. The connection polls it, so a client that does not read
+/// delays only its own engines, for a while. Dropping it cancels the open requests.
 pub(crate) struct EventStream {
     shared: Arc<Mutex<Option<Flow>>>,
     watch: tokio::task::AbortHandle,

@@ -1,8 +1,8 @@
-//! The trace that a call belongs to, as W3C Trace Context tells it in the header `traceparent`.
+//! The trace that a call belongs to, from W3C Trace Context's header `traceparent`.
 
 use http::HeaderMap;
 
-/// Whose child a call's span is.
+/// The parent of a call's span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceParent {
     /// The whole trace; never 0.

@@ -64,7 +64,7 @@ impl Totals {
     }
 }
 
-/// Writes a stream's events. What all have in common is written once and copied.
+/// Writes a stream's events. The part that all of them share is written once and copied.
 #[derive(Debug)]
 pub(crate) struct ChunkWriter {
     chat: bool,
@@ -353,7 +353,7 @@ pub(crate) fn whole(plan: &Plan, answers: &mut [Answer]) -> Vec<u8> {
     out
 }
 
-/// What is told of a prompt beside its answer, where the client wants it.
+/// Writes the prompt's logprobs and token ids, where the client asked for them.
 fn write_prompt(out: &mut Vec<u8>, plan: &Plan, answer: &Answer) {
     if plan.shows_prompt_logs {
         put(out, ",\"prompt_logprobs\":");

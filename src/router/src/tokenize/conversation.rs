@@ -6,10 +6,10 @@ use serde_json::value::RawValue;
 
 use crate::chat::{Chat, ChatError, Message, Pairs};
 
-/// What stands at the end of a message that an answer goes on from, to find the place in the text again.
+/// A marker at the end of a message that the answer continues, to find its position in the rendered text.
 pub(super) const GOES_ON: &str = "BATON_GOES_ON_FROM_HERE ";
 
-/// What a template is written for.
+/// The features of the API that a template supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Habits {
     /// It goes through a message's content part by part.
@@ -30,7 +30,7 @@ fn goes_through_content(source: &str) -> bool {
     let tags =
         || source.split("{%").skip(1).filter_map(|rest| rest.split_once("%}")).map(|(tag, _)| trimmed(tag));
     let loops = || tags().filter_map(|tag| tag.strip_prefix("for ")?.split_once(" in "));
-    // What a loop goes through is its first word: filters, slices and conditions follow.
+    // The name of a loop's list is its first word: filters, slices and conditions follow.
     let bare = |text: &str| text.trim().split(['|', ' ', ':']).next().unwrap_or_default().to_owned();
     let plain = |text: &str| {
         let text = bare(text);
@@ -117,7 +117,7 @@ fn content(message: &Message<'_>, habits: Habits, goes_on: bool) -> Value {
     message.parts.iter().enumerate().map(part).collect::<Vec<_>>().into()
 }
 
-/// What else a template gets of a message: calls, the id of the call that a tool answers, reasoning, and names.
+/// Further fields of a message for the template: calls, the id of the call that a tool answers, reasoning, and names.
 fn more(
     message: &Message<'_>,
     turned: bool,
@@ -161,8 +161,8 @@ fn parsed(raw: &RawValue) -> Result<Value, ChatError> {
     serde_json::from_str(raw.get()).map_err(|error| ChatError::messages(error.to_string()))
 }
 
-/// Calls of a message, each with its arguments as an object: they come as text, and templates want the object. What is no
-/// object has been in the conversation for a while, and counts as none.
+/// Calls of a message, each with its arguments as an object: they arrive as text, and templates need the object.
+/// Arguments that are no object have been in the conversation for a while, so they count as none.
 fn tool_calls(raw: &RawValue) -> Result<Vec<Value>, ChatError> {
     let calls: Vec<serde_json::Map<String, serde_json::Value>> = serde_json::from_str(raw.get())
         .map_err(|_| ChatError::messages("tool_calls is a list of calls, which are objects"))?;

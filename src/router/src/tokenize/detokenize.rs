@@ -31,7 +31,7 @@ impl Detokenizer {
         Self::seeing(skip_special, Arc::default())
     }
 
-    /// The same, but the special tokens in `seen`, which ascends, are written.
+    /// A detokenizer that writes the special tokens in `seen`, which ascends.
     pub(crate) fn seeing(skip_special: bool, seen: Arc<[u32]>) -> Self {
         let (pending, window) = (Vec::new(), Vec::new());
         Self { skip_special, seen, pending, window, shown_tokens: 0, shown_bytes: 0 }
@@ -80,7 +80,7 @@ impl Detokenizer {
 
     fn decode(&self, with: &Tokenization) -> String {
         let Vocabulary::Folder(folder) = &with.vocabulary else { return String::new() };
-        // What is left out did not get here where some special tokens are written.
+        // Where some special tokens are written, the other ones were filtered out before this point.
         let skips = self.skip_special && self.seen.is_empty();
         // A decoder that fails on a token has no text for it.
         folder.encoder.reference().decode(&self.window, skips).unwrap_or_default()

@@ -130,7 +130,7 @@ fn texts(reference: &Tokenizer) -> Vec<String> {
         texts.push(format!("before{special}after {special} {special}{special}\n{special}"));
     }
     texts.push(added.iter().take(SPECIALS_MAX).cloned().collect());
-    // What the vocabulary knows, in any order: merges across tokens that no other text brings together.
+    // Tokens of the vocabulary in random order: this tests merges across tokens that no other text brings together.
     let ids = reference.get_vocab_size(true) as u64;
     let mut rng = Rng::new(0x746f_6b65);
     for _ in 0..DRAWN_TEXTS {

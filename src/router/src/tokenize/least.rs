@@ -36,7 +36,7 @@ fn shortens(normalizer: Option<&NormalizerWrapper>) -> Option<usize> {
         None => Some(1),
         Some(NormalizerWrapper::NFC(_)) => Some(NFC_SHORTENS),
         Some(NormalizerWrapper::Sequence(all)) => {
-            // Twice is no more than once.
+            // Normalising twice shortens a text no further than normalising it once.
             let each: Option<Vec<usize>> = all.as_ref().iter().map(|one| shortens(Some(one))).collect();
             Some(each?.into_iter().max().unwrap_or(1))
         }

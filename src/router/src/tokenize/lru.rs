@@ -63,8 +63,8 @@ impl<V: Clone + Default> Lru<V> {
         Some(self.slots[at as usize].value.clone())
     }
 
-    /// Puts a value in as the newest, in place of one with the same key, and drops the oldest until
-    /// all fit. What alone takes more than an eighth of the capacity is not kept.
+    /// Inserts a value as the newest, in place of one with the same key, and evicts the oldest until all fit. A value
+    /// of more than an eighth of the capacity is not kept.
     pub(crate) fn put(&mut self, key: u128, value: V, weight_bytes: usize) {
         if let Some(&at) = self.at.get(&key) {
             self.remove(at);

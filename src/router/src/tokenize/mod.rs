@@ -35,13 +35,13 @@ const BUILT_IN_MARKS: [&str; 4] = ["<|begin|>", "<|end|>", "<|im_start|>", "<|im
 const BEGIN: u32 = 256;
 /// Tokens of the built-in vocabulary: bytes, marks, and room that has no text.
 const BUILT_IN_TOKENS: u32 = 512;
-/// What the cache of prefixes takes at most, unless told otherwise.
+/// Default for the maximum size of the prefix cache.
 const CACHE_BYTES: usize = 64 << 20;
 /// A prompt with more than this to be tokenised does not hold up other calls of the same thread.
 const ASIDE_BYTES: usize = 16 << 10;
-/// The same where the fast encoder is in use.
+/// `ASIDE_BYTES` where the fast encoder is in use.
 const FAST_ASIDE_BYTES: usize = 64 << 10;
-/// The same for the built-in vocabulary, which takes as long for this much.
+/// `ASIDE_BYTES` for the built-in vocabulary, which takes as long for this much.
 const BUILT_IN_ASIDE_BYTES: usize = 256 << 10;
 
 /// Why a model folder cannot be used.
@@ -134,7 +134,7 @@ impl Tokenization {
         })
     }
 
-    /// The same with a cache of prefixes of at most `capacity_bytes`.
+    /// This tokenization with a prefix cache of at most `capacity_bytes`.
     #[cfg(test)]
     fn with_cache_bytes(mut self, capacity_bytes: usize) -> Self {
         self.cache = PrefixCache::new(capacity_bytes);
@@ -192,7 +192,7 @@ impl Tokenization {
         }
     }
 
-    /// How the model writes tool calls, as far as its chat template tells.
+    /// The format in which the model writes tool calls, as far as its chat template shows it.
     pub(crate) fn tool_format(&self) -> Option<ToolFormat> {
         match &self.vocabulary {
             Vocabulary::Bytes => Some(ToolFormat::Hermes),
@@ -236,7 +236,7 @@ impl Tokenization {
         aside.await.map_err(|e| format!("tokenising stopped: {e}"))?
     }
 
-    /// The same, here and now.
+    /// Like `prompt`, but on this thread and without waiting.
     pub fn prompt_now(
         &self,
         text: &str,

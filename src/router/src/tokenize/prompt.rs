@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use super::lru::Lru;
 
-/// What block keys grow from.
+/// The inputs that block keys are derived from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lineage {
     /// The deployment's secret.
@@ -65,7 +65,7 @@ impl PrefixCache {
         (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed))
     }
 
-    /// What is known of the parts of a prompt whose first tokens are `prefix`.
+    /// Looks up the cached parts of a prompt whose first tokens are `prefix`.
     pub(crate) fn look_up(&self, parts: &[&str], prefix: &[u32], lineage: &Lineage) -> LookUp {
         let names = self.names(parts, prefix, lineage);
         let mut cache = self.parts.lock();

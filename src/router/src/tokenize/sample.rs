@@ -25,7 +25,7 @@ pub struct Sample {
 }
 
 impl Tokenization {
-    /// What tells this tokenizer, and its chat template, from another.
+    /// A sample that distinguishes this tokenizer, and its chat template, from another.
     ///
     /// # Errors
     /// When it cannot tokenise its own sample.

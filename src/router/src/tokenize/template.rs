@@ -25,7 +25,7 @@ pub(crate) struct Template {
     has_tools: bool,
     /// Of the template for chats without tools, and of the other one.
     habits: [Habits; 2],
-    /// How the model writes calls, as far as this tells.
+    /// The format in which the model writes calls, as far as this template shows it.
     pub(crate) tool_format: Option<ToolFormat>,
     /// Whether it can write the time into a chat.
     pub(crate) tells_time: bool,
@@ -100,7 +100,7 @@ impl Template {
         let name = if with_tools { "tools" } else { "chat" };
         let template = self.environment.get_template(name).map_err(|e| ChatError::template(&e))?;
         let render = || template.render(Value::from(Serde(Pairs(context))));
-        // What the renderer does not foresee (it panics over nothing in reverse, say) is not this process' end.
+        // The renderer panics on some inputs, for example on a `reverse` of nothing. That must not end this process.
         let text = std::panic::catch_unwind(std::panic::AssertUnwindSafe(render))
             .map_err(|_| ChatError::messages("the chat template cannot be used on these messages"))?
             .map_err(|e| ChatError::template(&e))?;

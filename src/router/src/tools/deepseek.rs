@@ -1,5 +1,5 @@
-//! What follows DeepSeek's mark: calls between marks of their own, as V3 and R1 write them
-//! (`function`, mark, name, arguments in a code fence) or as V3.1 does (name, mark, arguments).
+//! Reads the text after DeepSeek's mark: calls between marks of their own. V3 and R1 write them as `function`, mark,
+//! name, and arguments in a code fence; V3.1 as name, mark, arguments.
 
 use super::draft::Draft;
 use super::fixed::Fixed;
@@ -15,7 +15,7 @@ pub(super) const CALL_BEGIN: &str = "<｜tool▁call▁begin｜>";
 pub(super) const CALL_END: &str = "<｜tool▁call▁end｜>";
 /// Between its kind and its name, or its name and its arguments.
 pub(super) const SEPARATOR: &str = "<｜tool▁sep｜>";
-/// What V3 puts around the arguments.
+/// The fence that V3 puts around the arguments.
 const FENCE: &str = "```json";
 const FENCE_END: &str = "```";
 /// Longest name with the mark after it.

@@ -1,4 +1,4 @@
-//! What a reader has found of a call and not yet handed on.
+//! The parts of a call that a reader has found and not yet handed on.
 
 /// News of the call that is being read: its name once, then its arguments in pieces, then its end.
 #[derive(Debug, Default)]

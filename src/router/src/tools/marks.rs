@@ -49,7 +49,7 @@ impl Marks {
         self.held.is_empty()
     }
 
-    /// What is held back; nothing is afterwards.
+    /// Takes the text that is held back.
     pub(crate) fn take(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What is shown before the first mark, and which mark it is.
+    /// The text before the first mark, the mark's number, and the text that is held back.
     fn run(text: &str, marks: &[&str]) -> (String, Option<usize>, String) {
         let (mut watch, mut out) = (Marks::default(), String::new());
         for c in text.chars() {

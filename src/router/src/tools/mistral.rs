@@ -1,5 +1,5 @@
-//! What follows Mistral's mark: a list of objects, or since tokenizer version 11 a name, perhaps an
-//! id, and arguments.
+//! Reads the text after Mistral's mark: a list of objects, or since tokenizer version 11 a name, an optional id, and
+//! arguments.
 
 use super::draft::Draft;
 use super::object::Object;

@@ -1,8 +1,8 @@
 //! Tool calls in an answer's text, found again as the model writes them.
 //!
-//! A reader goes through the text character by character, so that how it is cut into pieces makes no
-//! difference. What could be a call is held back until its name is known; from then on its arguments
-//! are handed on as they come. What turns out to be no call is given back as text.
+//! A reader goes through the text character by character, so the way it is cut into pieces makes no difference. The
+//! reader holds back possible calls until their name is known. From then on it hands on their arguments as they arrive.
+//! It returns text that turns out to be no call as content.
 
 mod deepseek;
 mod draft;
@@ -54,7 +54,7 @@ pub enum ToolFormat {
 }
 
 impl ToolParser {
-    /// What it is called in a configuration.
+    /// The names of the values in a configuration.
     pub const NAMES: [&str; 7] = ["auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "deepseek"];
 
     /// The one of that name; the error says which there are.

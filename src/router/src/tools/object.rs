@@ -9,7 +9,7 @@ pub(super) struct Object {
     /// Whether keys that no call has make it something else.
     strict: bool,
     at: At,
-    /// The key or value that is being read, as JSON, as far as it was not told.
+    /// The key or value that is being read, as JSON, without the part that was handed on.
     raw: String,
     name: Option<String>,
     /// Whole arguments that wait for the name.

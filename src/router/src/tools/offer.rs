@@ -1,4 +1,4 @@
-//! What a request says of tools.
+//! The fields of a request that concern tools.
 
 use bytes::Bytes;
 use serde_json::value::RawValue;
@@ -42,7 +42,7 @@ struct Function {
     name: String,
 }
 
-/// What an answer is that its engine is held to.
+/// The form of answer that the engine is constrained to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Forced {
     /// A list of calls, each an object with `name` and `parameters`.
@@ -51,7 +51,7 @@ pub(crate) enum Forced {
     Arguments(String),
 }
 
-/// `tool_choice`, as far as it can be told here.
+/// The value of `tool_choice`, as far as the router can read it.
 #[derive(Debug, PartialEq, Eq)]
 enum Choice {
     Auto,
@@ -71,7 +71,7 @@ impl Choice {
     }
 }
 
-/// The tools that the model is told of: none when the client wants no calls.
+/// The tools that the router lists to the model: none when the client wants no calls.
 pub(crate) fn offered<'a>(fields: &Fields<'a>) -> Option<&'a RawValue> {
     let refused = fields.tool_choice.is_some_and(|choice| choice.get() == "\"none\"");
     fields.tools.filter(|tools| !refused && !is_empty_list(tools))
@@ -89,7 +89,7 @@ fn names(tools: &RawValue) -> Vec<String> {
 }
 
 impl Offer {
-    /// `None` when no tool is offered, or nothing tells what a call looks like.
+    /// Reads the offer of a request. `None` when it offers no tool, or the format of a call is unknown.
     pub(crate) fn read(fields: &Fields<'_>, format: Option<ToolFormat>) -> Option<Self> {
         let names = names(offered(fields)?);
         let forced = forced(fields);
@@ -127,7 +127,7 @@ impl Offer {
     }
 }
 
-/// What the answer is held to by the tool choice.
+/// The form of answer that the tool choice requires.
 fn forced(fields: &Fields<'_>) -> Option<Forced> {
     match Choice::read(fields)? {
         Choice::Required => Some(Forced::List),

@@ -13,7 +13,7 @@ pub(super) struct PythonList {
     /// The name that is being read.
     word: String,
     function: String,
-    /// Arguments as JSON, as far as they were not told.
+    /// Arguments as JSON, without the part that was handed on.
     raw: String,
     told: bool,
 }

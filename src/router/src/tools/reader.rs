@@ -1,4 +1,4 @@
-//! Goes through an answer's text, and tells calls from text.
+//! Goes through an answer's text, and separates calls from text.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(crate) struct Reader {
     bare: bool,
     body: Option<Body>,
     draft: Draft,
-    /// What stands in the text since a call may have begun, as long as that is not sure.
+    /// The text since a call may have begun, until that is certain.
     held: String,
     /// A call is under way whose name was handed on.
     committed: bool,
@@ -41,7 +41,7 @@ pub(crate) struct Reader {
     text: String,
 }
 
-/// What is read after a mark, or from an opening bracket on.
+/// The body of a call: after a mark, or from an opening bracket on.
 #[derive(Debug)]
 enum Body {
     Tagged { object: Object, end: Option<Fixed> },
@@ -114,7 +114,7 @@ impl Reader {
         }
     }
 
-    /// Calls told so far.
+    /// Number of calls that were handed on so far.
     pub(crate) fn calls(&self) -> usize {
         self.calls
     }
@@ -196,7 +196,7 @@ impl Reader {
                 self.held.clear();
                 self.bare = self.offer.opener().is_some();
             }
-            // Whatever it is, it is no call, or no more of one.
+            // The text is no call, or no longer part of one.
             _ => {
                 self.tell_arguments(parts);
                 self.committed = false;

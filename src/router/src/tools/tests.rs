@@ -369,7 +369,7 @@ proptest! {
         if calls.is_empty() {
             prop_assert_eq!(content.as_deref(), Some(text.as_str()));
         } else {
-            // What is given back stands in the text, in this order.
+            // The content consists of characters of the text, in their order.
             let mut rest = text.chars();
             prop_assert!(content.unwrap_or_default().chars().all(|c| rest.any(|other| other == c)));
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// What a reader says of a character.
+/// The result of reading one character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Taken in; more is to come.
@@ -28,7 +28,7 @@ pub(crate) enum Dialect {
 #[derive(Debug)]
 pub(crate) struct Value {
     dialect: Dialect,
-    /// What closes each list and object that is open.
+    /// The closing bracket of each list and object that is open.
     open: Vec<char>,
     at: At,
 }
@@ -117,7 +117,7 @@ impl Value {
             _ => {}
         }
         if matches!(c, ' ' | '\t' | '\n' | '\r') {
-            // What is not begun has no space in it.
+            // A value that has not begun contains no space.
             if !self.open.is_empty() {
                 out.push(c);
             }

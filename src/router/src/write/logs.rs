@@ -1,4 +1,4 @@
-//! What is said of tokens: logprobs, in the shapes of both calls and of vLLM.
+//! Writes logprobs, in the formats of both endpoints and of vLLM.
 
 use super::{list, put};
 use crate::answer::TokenLog;
@@ -26,7 +26,7 @@ impl Names<'_> {
     }
 }
 
-/// What is said of tokens, in the shape of the call.
+/// Writes the logprobs of tokens, in the format of the call.
 pub(super) fn write_logs(out: &mut Vec<u8>, plan: &Plan, logs: &[TokenLog]) {
     let names = Names { tokenization: &plan.tokenization, by_id: plan.names_by_id };
     if !plan.logprobs {

@@ -1,4 +1,4 @@
-//! What headers say, and who is let in.
+//! Headers of calls, and their admission.
 
 use std::sync::Arc;
 use std::time::Duration;

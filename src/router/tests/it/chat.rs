@@ -143,7 +143,7 @@ async fn stop_strings_end_the_answer_and_the_work() {
     door.backend.submissions.lock().clear();
     drop(door);
 
-    // What the work took until then is told all the same, where the backend says it.
+    // The response still contains the usage until then, where the backend reports it.
     let door = open(RouterConfig::default(), |_| {
         let mut steps = saying("one, two, three, four");
         steps.pop();

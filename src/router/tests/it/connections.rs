@@ -145,7 +145,7 @@ async fn bodies_under_way_share_one_bound() {
     assert_eq!((heard.header("retry-after"), heard.header("x-should-retry")), (Some("1"), Some("true")));
     assert_eq!(door.post_with("/v1/completions", r#"{"prompt":"a"}"#, &[]).await.status, 200, "a small one");
     drop(first);
-    // What was submitted has its body.
+    // The submission still holds its body.
     door.backend.submissions.lock().clear();
     while door.router.stats().body_bytes > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -169,7 +169,7 @@ async fn closed_window(
     (sender, ended)
 }
 
-/// What strangers can ask for at a time has one bound, whatever they send with it and whether they read or not.
+/// The memory that unknown clients can occupy has one bound, whatever they send and whether they read or not.
 #[tokio::test]
 async fn requests_and_unread_answers_share_the_bound_of_bodies() {
     const LIMIT: usize = 4 << 20;

@@ -65,7 +65,7 @@ async fn too_long_prompts_are_refused_before_anything_is_done() {
     let long = json!({"messages": [{"role": "user", "content": "a".repeat(2_000)}], "stream": true});
     let heard = door.post(CHAT, &long).await;
     assert_eq!((heard.status, heard.error().1.as_deref()), (400, Some("context_length_exceeded")));
-    // What is too long by its bytes alone is not even tokenised: 2,000 tokens of 12 bytes.
+    // The router does not even tokenise a text that is too long by its bytes: 2,000 tokens of 12 bytes.
     let before = door.router.stats().fresh_parts;
     for (path, body) in [
         (CHAT, json!({"messages": [{"role": "user", "content": "a".repeat(24_001)}]})),

@@ -21,7 +21,7 @@ async fn heard(connection: &mut tokio::net::TcpStream) -> String {
     String::from_utf8(all).unwrap()
 }
 
-/// What the other side sends up to `mark`.
+/// The bytes that the other side sends up to `mark`.
 async fn heard_up_to(connection: &mut tokio::net::TcpStream, mark: &str) -> String {
     let (mut all, mut some) = (Vec::new(), [0; 4096]);
     let reading = async {
@@ -90,8 +90,8 @@ async fn a_client_that_leaves_is_noticed_whatever_it_sent_besides() {
     }
 }
 
-/// Nothing tells a client that closes its side for sending alone from one that is gone, before it is written to. It has
-/// left, as for the servers behind: engines do not work for those who are gone.
+/// A client that closes only its sending side looks like one that is gone, until the router writes to it. The router
+/// treats it as gone, as the servers behind it do: engines must not work for clients that have left.
 #[tokio::test]
 async fn who_closes_its_side_has_left() {
     for (number, body) in [STREAM, r#"{"prompt":"a"}"#].into_iter().enumerate() {

@@ -20,7 +20,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
-/// What a submission is met with, one after the other.
+/// One step of the script that answers a submission.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Says it.
@@ -185,7 +185,7 @@ pub async fn open(
     open_reading(Tokenization::bytes(), config, script).await
 }
 
-/// The same with another vocabulary.
+/// Opens a front door like that of `open` with another vocabulary.
 pub async fn open_reading(
     tokenization: Tokenization,
     config: RouterConfig,
@@ -208,7 +208,7 @@ pub async fn open_reading(
     Door { address, backend, router, stop, served }
 }
 
-/// The same, saying `text` to everything.
+/// Opens a front door whose backend answers everything with `text`.
 pub async fn open_saying(text: &'static str) -> Door {
     open(RouterConfig::default(), move |_| saying(text)).await
 }
@@ -285,7 +285,7 @@ impl Door {
     /// Sends bytes on a connection of their own.
     pub async fn raw(&self, bytes: &[u8]) -> tokio::net::TcpStream {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        // What the kernel takes in for a client that does not read shall be little.
+        // The kernel should buffer little for a client that does not read.
         socket.set_recv_buffer_size(8 << 10).unwrap();
         let mut stream = socket.connect(self.address).await.unwrap();
         stream.write_all(bytes).await.unwrap();

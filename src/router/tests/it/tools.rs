@@ -26,7 +26,7 @@ fn ask(more: Value) -> Value {
     body
 }
 
-/// What a client makes of a stream's deltas: texts joined, calls by index.
+/// The message that a client assembles from a stream's deltas: texts joined, calls by index.
 fn joined(events: &[Value]) -> Value {
     let mut message = json!({"role": null, "content": null, "refusal": null});
     let mut finish = Value::Null;

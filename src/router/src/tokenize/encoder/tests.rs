@@ -54,7 +54,7 @@ fn split(words: &str) -> Value {
     json!({"type": "Sequence", "pretokenizers": [split, byte_level(false)]})
 }
 
-/// The same vocabulary as models of several families use theirs.
+/// One vocabulary in the forms in which models of several families use theirs.
 fn kinds() -> Vec<(&'static str, Value)> {
     let learnt = learnt();
     let with = |normalizer: Value, pre: Value, ignore_merges: bool| {
@@ -156,7 +156,7 @@ fn text(rng: &mut Rng) -> String {
             _ => text.extend((0..rng.below(4)).filter_map(|_| char::from_u32(rng.below(0x11_0000) as u32))),
         }
     }
-    // Most texts are short: cut down to what tells two encoders apart.
+    // Most texts are short, and concentrate on the pieces on which two encoders may differ.
     text
 }
 
@@ -184,7 +184,7 @@ fn a_vocabulary_that_the_fast_encoder_reads_otherwise_is_left_to_the_reference()
     let bytes = json.to_string().into_bytes();
     let reference = Tokenizer::from_bytes(&bytes).unwrap();
     assert_eq!(agrees(&reference, &fast(&bytes).unwrap()), Ok(()));
-    // The same vocabulary without one of its last merges: few texts show it.
+    // The vocabulary without its last merges: few texts show the difference.
     let mut other = json;
     let merges = other["model"]["merges"].as_array_mut().unwrap();
     merges.truncate(merges.len() - 50);
