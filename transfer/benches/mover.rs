@@ -1,4 +1,4 @@
-//! What the mover's core costs for one slice, from the batch to its end.
+//! Cost of one slice in the mover's core, from the batch's submission to the slice's end.
 //!
 //! Slices end in the order in which they were posted, each as its own input, one microsecond after the one
 //! before; a new batch is submitted whenever one ends. One iteration is one slice: its post and its end.

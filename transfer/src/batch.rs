@@ -26,7 +26,7 @@ pub(crate) enum End {
     Cancelled,
 }
 
-/// What a batch is at.
+/// The phase of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Moving,

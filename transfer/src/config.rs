@@ -22,14 +22,15 @@ pub struct RailSpec {
     pub path_bytes: u64,
     /// Bytes outstanding on one path that are allowed however slow it is; at most `path_bytes`.
     pub path_bytes_min: u64,
-    /// Between the two, no more than the path carries in this time and two latencies: what is more urgent
-    /// waits no longer behind what is on its way.
+    /// Target time that bytes wait on a path. The core keeps at most the bytes outstanding that the path carries in
+    /// this time plus two latencies, within the two bounds above. An urgent slice then does not wait long behind
+    /// those already posted.
     pub queue_us: u64,
     /// Bytes outstanding on all paths of the rail; one slice always goes.
     pub rail_bytes: u64,
-    /// What is believed of its speed until it has been measured.
+    /// Assumed speed of the rail until the core has measured it.
     pub bytes_per_s: u64,
-    /// What is believed of its latency until it has been measured.
+    /// Assumed latency of the rail until the core has measured it.
     pub latency_us: u64,
 }
 
@@ -55,7 +56,7 @@ pub struct MoverConfig {
     pub slice_bytes: u32,
     /// The largest slice, at least `slice_bytes`; at most what every transport takes.
     pub slice_bytes_max: u32,
-    /// Slices are made larger until a batch has no more of them than this, at least 1.
+    /// Slices that a batch should have at most; at least 1. The core makes slices larger to stay below it.
     pub slices_per_batch: u32,
     /// Slices of the largest size that a batch may have.
     pub slices_per_batch_max: u32,
@@ -183,7 +184,7 @@ impl MoverConfig {
         }
     }
 
-    /// What may not be 0, but for times.
+    /// Settings that must be at least 1, without the times.
     fn counts(&self) -> [(u64, &'static str); 11] {
         let counts = [
             (self.slices_per_batch, "slices_per_batch"),
@@ -264,7 +265,7 @@ mod tests {
 
     type Change = fn(&mut MoverConfig, u64);
 
-    /// What becomes of the default with one setting changed.
+    /// Validates the default config with one setting changed.
     fn with(change: Change, value: u64) -> Result<(), String> {
         let mut config = MoverConfig::default();
         change(&mut config, value);

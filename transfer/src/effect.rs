@@ -54,7 +54,7 @@ pub enum Effect {
         /// The batch that is complete.
         batch: BatchId,
     },
-    /// A batch ended: every byte is in place, its notice delivered, and nothing of it can land any more.
+    /// A batch ended: every byte is in place, its notice is delivered, and no byte of it can land later.
     Done {
         /// As in [`BatchRequest`](crate::BatchRequest).
         batch: BatchId,
@@ -183,7 +183,7 @@ impl fmt::Display for Bound {
 pub enum Refusal {
     /// A limit is reached. A retry succeeds once a batch has ended.
     Full {
-        /// What the limit counts.
+        /// The quantity that the limit counts.
         bound: Bound,
         /// The configured limit.
         limit: u64,

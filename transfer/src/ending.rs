@@ -1,4 +1,4 @@
-//! How batches end: exactly once, and not before nothing of them can land any more.
+//! Ends of batches. Each batch ends exactly once, and only when no byte of it can land later.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -22,7 +22,7 @@ impl MoverCore {
         }
     }
 
-    /// Ends a batch if nothing holds it any more, or lets its notice go.
+    /// Ends a batch if nothing holds it, or posts its notice.
     pub(super) fn settle(&mut self, slot: u32, effects: &mut Vec<Effect>) {
         let batch = &mut self.batches[slot];
         if batch.outstanding > 0 || !batch.doubts.is_empty() {

@@ -97,8 +97,8 @@ impl MoverCore {
 
     /// Takes one fact in at `now_us` and appends what follows from it to `effects`.
     ///
-    /// What is due by `now_us` happens first. Total: an input that names nothing known is counted and changes
-    /// nothing, and time that goes back is taken as standing still (I11).
+    /// The core first handles the timers that are due by `now_us`. The call is total (I11): the core counts an input
+    /// that names nothing known and changes nothing, and it treats a clock that goes back as one that stands still.
     pub fn step(&mut self, now_us: u64, input: Input, effects: &mut Vec<Effect>) {
         if now_us < self.now_us {
             self.stats.clock_regressions += 1;
@@ -113,7 +113,7 @@ impl MoverCore {
         self.assert_bounds();
     }
 
-    /// What holds after each step and costs nothing to look at; [`MoverCore::check`] audits the rest.
+    /// Asserts the invariants that are cheap to check after each step. [`MoverCore::check`] audits the rest.
     fn assert_bounds(&self) {
         let most_bytes = self.config.max_bytes.saturating_add(u64::from(self.config.slice_bytes_max));
         assert!(self.outstanding_bytes <= most_bytes, "I9: at most one slice goes beyond max_bytes");
@@ -441,7 +441,7 @@ mod tests {
         assert!(all.iter().all(|&count| count > 100), "the noise reached too little: {sum:?}");
     }
 
-    /// What it is, its name, its peer, its ops, and why it is refused.
+    /// A description, the batch's number, its peer, the sizes of its ops, and the expected refusal.
     type Request = (&'static str, u64, u32, &'static [u64], Option<Refusal>);
 
     #[test]

@@ -147,7 +147,7 @@ impl MoverCore {
         let Some(slot) = self.find(path, ticket) else { return false };
         let (path, cargo) = (self.slices.get(slot).path, self.slices.get(slot).cargo);
         match (cargo, fault) {
-            // Refused: nothing of it lands any more, and nothing is wrong with the path.
+            // The peer refused the slice: no byte of it can land, and the path itself is sound.
             (Cargo::Data { batch, .. }, Fault::Stale | Fault::Invalid) => {
                 self.refused((slot, batch), Stage::Move, fault, effects);
             }

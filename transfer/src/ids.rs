@@ -18,8 +18,8 @@ pub struct RailNumber(pub u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PathNumber(pub u32);
 
-/// One slice, probe or notice posted on a path. What has ended is not found under its ticket any more, so a
-/// completion that comes twice or late changes nothing.
+/// One slice, probe or notice posted on a path. The core forgets a ticket when it ends, so a completion that comes
+/// twice or late changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ticket(pub u64);
 

@@ -41,7 +41,7 @@ pub struct BatchRequest {
     pub deadline_us: Option<u64>,
     /// Whether a notice goes to the peer's program when all bytes are in place.
     pub notice: bool,
-    /// What to move. May be empty where there is a notice.
+    /// The ranges to move. May be empty where there is a notice.
     pub ops: Vec<Op>,
 }
 
@@ -74,7 +74,7 @@ pub enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PathEnd {
-    /// Nothing of it can land any more, at either side.
+    /// No byte of the path can land later, on either side.
     Fenced,
     /// Nothing of it can land here; the peer could not be asked.
     PeerUnknown,

@@ -16,7 +16,7 @@ pub(crate) enum PathState {
     /// Open after a failure: must answer a probe before it is given slices.
     Trial,
     Open,
-    /// Told to close, or broken. What was on its way may still land until it has closed.
+    /// Closing on request, or broken. Bytes in flight may still land until the transport has closed the path.
     Closing,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Path {
     pub(crate) rail: RailNumber,
     pub(crate) tier: u8,
     pub(crate) state: PathState,
-    /// Takes no more slices, and closes when it is empty: another peer waits for its place.
+    /// The path takes no new slices and closes when it is empty, because another peer waits for its slot.
     pub(crate) draining: bool,
     /// Refused a slice, and has not said that it takes some again.
     pub(crate) full: bool,
@@ -109,8 +109,9 @@ impl Path {
             .saturating_add(late_ns)
     }
 
-    /// Learns from a slice that ended well. Time counts from the end of the slice before, for a path with
-    /// more than one on it is never idle between them; a slice that was alone tells the latency instead.
+    /// Updates the estimates from a slice that ended well. For speed, time counts from the end of the previous slice,
+    /// because a path with several slices on it is never idle between them. A slice that was alone on the path gives
+    /// the latency instead.
     pub(crate) fn measure(&mut self, bytes: u64, posted_us: u64, now_us: u64, spec: &RailSpec) {
         let since_us = posted_us.max(self.moved_us);
         assert!(since_us <= now_us, "I11: a slice ends after it was posted and after the one before");
@@ -132,7 +133,7 @@ impl Path {
     }
 }
 
-/// What a path carries in the time that the rail's settings allow it to hold up others.
+/// Bytes that a path carries in the time for which the rail's settings let it delay other slices.
 fn credit_bytes(spec: &RailSpec, ns_per_mib: u64, latency_us: u64) -> u64 {
     let ns = spec.queue_us.saturating_add(latency_us.saturating_mul(2)).saturating_mul(1_000);
     let bytes = (u128::from(ns) << 20) / u128::from(ns_per_mib.max(1));

@@ -287,7 +287,7 @@ mod tests {
     use alloc::vec;
     use baton_types::Rng;
 
-    /// SIEVE as a plain list with an index for its hand. What is taken in was used at once.
+    /// SIEVE as a plain list with an index for its hand. A new entry counts as used once.
     struct NaiveSieve {
         kept: Vec<(u32, bool)>,
         hand: usize,
@@ -465,7 +465,7 @@ mod tests {
             let config = MoverConfig { spread_bytes: 10_000, max_paths_per_peer: limit, ..rails(5) };
             let mut bench = Bench::new(config, 1, &[0, 0, 0, 0, 1]);
             let mut count = opens(&bench.submit(write(1, 0, bytes))).len();
-            // Asked anew until nothing is opened any more, while nothing is posted: no path stands yet.
+            // Nothing is posted meanwhile, so no path stands yet. The loop asks until the core opens no further path.
             loop {
                 let mut effects = Vec::new();
                 bench.core.consider(0, &mut effects);

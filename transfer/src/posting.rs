@@ -292,7 +292,7 @@ mod tests {
     use alloc::vec;
     use baton_types::Rng;
 
-    /// What a plain division by weights gives each class that has work, in bytes of `total`.
+    /// The bytes of `total` that a plain division by weights gives each class that has work.
     fn naive_shares(config: &MoverConfig, present: &[usize], total: f64) -> [f64; CLASSES] {
         let mut weights = config.weights.map(f64::from);
         let above: f64 = weights[..CLASSES - 1].iter().sum();

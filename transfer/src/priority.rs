@@ -1,8 +1,8 @@
-//! What a transfer is for.
+//! Priorities of transfers, by purpose.
 
 use serde::{Deserialize, Serialize};
 
-/// What a transfer is for; earlier is more urgent.
+/// The purpose of a transfer; an earlier one is more urgent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {

@@ -22,7 +22,7 @@ pub(crate) struct Rail {
     pub(crate) moved_bytes: u64,
     /// Paths on it, those being opened and closed included.
     pub(crate) paths: u32,
-    /// What its paths have shown: nanoseconds for one MiB.
+    /// Measured speed of its paths: nanoseconds for one MiB.
     pub(crate) ns_per_mib: u64,
     pub(crate) latency_us: u64,
     /// Peers with work that may find a path on this rail, by priority.
@@ -64,7 +64,7 @@ impl Rail {
         self.ready[class].push_back(peer);
     }
 
-    /// Whose turn it is: the priority and the peer, which leaves the queue.
+    /// Takes the next turn out of the queue: the priority and the peer.
     pub(crate) fn pop(&mut self) -> Option<(usize, u32)> {
         let class = self.least()?;
         self.ready[class].pop_front().map(|peer| (class, peer))

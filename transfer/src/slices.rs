@@ -1,10 +1,10 @@
-//! What is on its way, by ticket.
+//! Slices, probes and notices in flight, by ticket.
 
 use crate::Ticket;
 use crate::batch::Piece;
 use crate::slab::Slab;
 
-/// What was posted.
+/// The content of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cargo {
     /// A piece of the batch in this slot.

@@ -263,7 +263,7 @@ mod tests {
         }
     }
 
-    /// What is told of paths, rails, batches and peers adds up.
+    /// Asserts that the sums over paths, rails, batches and peers agree.
     fn sums_agree(snapshot: &MoverSnapshot) {
         let paths = &snapshot.paths;
         for rail in &snapshot.rails {

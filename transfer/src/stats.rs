@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the core has done since it was made. `submitted = done + failed + cancelled + live_batches`.
+/// Counters of the core since its creation. `submitted = done + failed + cancelled + live_batches`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MoverStats {
     /// Batches that live.

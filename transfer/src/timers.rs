@@ -2,7 +2,7 @@
 
 use alloc::collections::BTreeSet;
 
-/// Whose time has come.
+/// The object whose timer is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     /// The batch in this slot: its deadline, or the end of its grace.
@@ -85,7 +85,7 @@ mod tests {
             assert_eq!(*kept, at_us, "the note says when");
         }
 
-        /// What is due first, by looking at every note.
+        /// The earliest timer, found by a linear scan.
         fn first(&self) -> Option<(u64, Timer)> {
             self.notes.iter().filter_map(|&(timer, at_us)| Some((at_us?, timer))).min()
         }

@@ -1,4 +1,4 @@
-//! A core on the bench: told one fact at a time, audited after each, and asked what it wants done.
+//! A test bench for a core: takes one input at a time, audits the core after each, and returns its effects.
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -69,7 +69,7 @@ impl Bench {
         effects
     }
 
-    /// Tells a fact that must be ignored: it is counted, and changes nothing.
+    /// Passes an input that the core must ignore: the core counts it and changes nothing else.
     pub(crate) fn ignores(&mut self, input: Input) {
         let mut before = self.core.snapshot();
         let what = alloc::format!("{input:?}");

@@ -91,7 +91,8 @@ fn counters_are_what_the_orders_and_the_ends_say_whatever_breaks() {
         assert_eq!((stats.probes, stats.notices), (tally.probes, tally.notices), "seed {seed}");
         assert_eq!(stats.paths_opened + stats.opens_failed, tally.opens, "each is answered: {stats:?}");
         assert_eq!(stats.paths, stats.paths_opened - tally.closes, "what was opened is open or closed");
-        // What has moved was posted; what was posted again had been repeated or refused, or was dropped.
+        // A moved slice was posted once. A slice was posted again because the core repeated it, a peer refused it, or
+        // a path dropped it.
         assert!(stats.moved_slices <= tally.posts && stats.moved_bytes <= tally.posted_bytes);
         assert!(tally.again > 0 && tally.again <= stats.repeated_slices + stats.refused_slices, "{stats:?}");
         assert!(stats.moved_bytes >= tally.done_bytes && tally.done_bytes > 0);

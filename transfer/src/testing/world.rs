@@ -1,9 +1,8 @@
 //! A naive world for the core: peers with memory, and links that do everything a transport may do wrong.
 //!
-//! Every range of a batch is filled so that each of its bytes can be told from those of any other batch.
-//! When the end of a batch is told, its ranges are overwritten at once, as a program would that uses its
-//! memory again; whatever lands later in one that was promised to be quiet is found when the range is looked
-//! at again.
+//! The world fills every range of a batch so that each byte differs from those of any other batch. When the core
+//! reports a batch's end, the world overwrites its ranges at once, as a program would that reuses its memory. A byte
+//! that lands after the core has promised silence shows up when the world checks the range.
 
 use alloc::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use alloc::vec;
@@ -25,11 +24,11 @@ pub(crate) const PLACE_BYTES: usize = 64 << 10;
 pub(crate) struct Chances {
     /// A slice breaks its path.
     pub(crate) reset: u32,
-    /// A slice freezes its path: nothing of it comes any more, until it closes.
+    /// A slice freezes its path: the path delivers nothing until it closes.
     pub(crate) freeze: u32,
     /// A slice comes very late.
     pub(crate) delay: u32,
-    /// An end is told twice.
+    /// The transport reports an end twice.
     pub(crate) duplicate: u32,
     /// A slice comes damaged.
     pub(crate) damage: u32,
@@ -75,7 +74,7 @@ enum Happening {
     Submits,
 }
 
-/// What is told of a slice.
+/// The outcome that the transport reports for a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Told {
     Done,
@@ -113,9 +112,9 @@ struct Link {
     free_us: u64,
     frozen: bool,
     closing: bool,
-    /// Nothing of it lands here any more.
+    /// No byte of it can land on this side.
     closed: bool,
-    /// Nothing of it lands there any more.
+    /// No byte of it can land on the peer's side.
     fenced: bool,
     full: bool,
     /// Slices of which something may land.

@@ -62,7 +62,7 @@ fn cpu_s() -> f64 {
     [fields[11], fields[12]].iter().map(|ticks| ticks.parse::<f64>().expect("a number") / 100.0).sum()
 }
 
-/// What moving bytes cost: processor time and time.
+/// The cost of moving bytes: processor time and wall time.
 struct Cost {
     cpu_s_per_gb: f64,
     gb_per_s: f64,

@@ -3,9 +3,9 @@
 //! connection how far it is. The window is a ring: the receiver takes bytes out and acknowledges them, so that a
 //! window of any size carries a hand-off of any size.
 //!
-//! Nothing lands in KV itself. The receiver copies bytes out of the window after the sender's batch has ended, and
-//! the window is revoked (which is the fence) before its memory is lent again: whatever a slow or frozen sender does
-//! later finds a window that is no more.
+//! Nothing lands in KV itself. The receiver copies bytes out of the window after the sender's batch has ended, and it
+//! revokes the window (which is the fence) before it lends the memory again. A late write of a slow or frozen sender
+//! then finds no window.
 
 mod receive;
 mod transports;
@@ -31,7 +31,7 @@ const WINDOW_BYTES_MIN: u64 = 64 << 10;
 /// One window takes this part of what is free at most.
 const FREE_SHARE: u64 = 32;
 
-/// What a node's data plane needs.
+/// Settings of a node's data plane.
 #[derive(Clone, Debug)]
 pub struct DataPlaneConfig {
     /// Where its TCP listens; the port is any that is free.
@@ -216,7 +216,7 @@ impl DataPlane {
             }
             drop(loan);
         };
-        // Without a runtime the process is at its end, and nothing is lent any more.
+        // Without a runtime the process is about to end and lends no further window.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(wait);
         }
@@ -235,7 +235,7 @@ fn lend_from(arena: &Arc<Arena>, bytes: u64) -> Option<Loan> {
         if bytes <= WINDOW_BYTES_MIN {
             return None;
         }
-        // What is free may lie in pieces.
+        // The free memory may be fragmented.
         bytes = (bytes / 2).max(WINDOW_BYTES_MIN);
     }
 }

@@ -52,7 +52,7 @@ impl Dialer {
         self.party().plane.transports()
     }
 
-    /// What this dialer, and the endpoint it came from, have done.
+    /// Counters of this dialer and of the endpoint that it came from.
     pub fn stats(&self) -> TransportStats {
         self.party().stats()
     }

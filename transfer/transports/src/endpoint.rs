@@ -30,9 +30,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) enum Phase {
     /// Not at all.
     Serving,
-    /// What is in progress may end.
+    /// Work in progress may end.
     Draining,
-    /// What is in progress is aborted.
+    /// The endpoint aborts work in progress.
     Cutting,
 }
 
@@ -42,20 +42,20 @@ pub(crate) async fn reached(phase: Phase, phases: &mut watch::Receiver<Phase>) {
     let _ = phases.wait_for(|now| *now >= phase).await;
 }
 
-/// What an endpoint needs.
+/// Settings of an endpoint.
 #[derive(Clone, Debug)]
 pub struct EndpointConfig {
     /// Where to listen; port 0 takes any that is free.
     pub listen: SocketAddr,
     /// The name of the machine that this node runs on: peers that give the same share memory.
     pub host: String,
-    /// What peers must have in common: model, layout, block size.
+    /// Fingerprint of model, layout and block size. Peers must have the same.
     pub fingerprint: u64,
     /// The bounds.
     pub limits: Limits,
     /// How KV moves.
     pub data: DataPlaneConfig,
-    /// What peers have to show; by default nothing.
+    /// Credentials that peers must show; by default none.
     pub guard: Guard,
 }
 
@@ -119,7 +119,7 @@ impl Endpoint {
         self.dialer.clone()
     }
 
-    /// What it has done since it was bound.
+    /// Counters of the endpoint since it was bound.
     pub fn stats(&self) -> TransportStats {
         self.party.stats()
     }

@@ -1,9 +1,9 @@
-//! What can go wrong on the wire: one struct, whose kind is the remedy and whose stage is the place.
+//! Errors of the wire: one struct, whose kind names the remedy and whose stage names the place.
 
 use std::fmt;
 use std::io;
 
-/// What to do about an error. There is one kind per remedy, not one per cause.
+/// The remedy for an error. There is one kind per remedy, not one per cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Full or not ready for the moment: the same call may succeed a little later.
@@ -105,7 +105,7 @@ pub struct TransportError {
     pub kind: Kind,
     /// The place.
     pub stage: Stage,
-    /// What happened, with the values involved.
+    /// The event, with the values involved.
     pub text: String,
 }
 

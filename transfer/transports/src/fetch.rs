@@ -102,7 +102,7 @@ fn wrong(text: String) -> TransportError {
     TransportError::new(Kind::Bug, Stage::Fetch, text)
 }
 
-/// What is said to the holder in return.
+/// The frame to send to the holder in return.
 type Reply = Option<(Header, Vec<u8>)>;
 
 /// The part of the answer that has come.
@@ -121,7 +121,7 @@ struct Answer<'a> {
 struct Filling(Vec<u8>);
 
 impl Answer<'_> {
-    /// The holder tells what it has, before any of it.
+    /// Handles the holder's list of blocks, which comes before any byte of them.
     fn held(&mut self, body: &[u8]) -> Result<Reply, TransportError> {
         let told = decode_held(body)?;
         let wanted = told.len() <= self.want.keys.len()

@@ -29,7 +29,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 /// How long the receiver's own words are waited for when a write has failed.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// What a finished flight moved.
+/// The amounts that a finished flight moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlightStats {
     /// Slices sent, all confirmed.
@@ -59,9 +59,9 @@ pub struct Flight {
     connection: WriteHalf,
     /// None where nothing is to be sent.
     window: Option<WindowWriter>,
-    /// What has not left yet.
+    /// Slices that have not left yet.
     gathering: Portion,
-    /// What has left and is not announced, in order.
+    /// Portions that have left but are not announced, in order.
     leaving: VecDeque<Portion>,
     reading: JoinHandle<Option<ReadHalf>>,
     progress: watch::Receiver<Progress>,
@@ -165,8 +165,8 @@ impl Flight {
         sent.inspect_err(|error| self.dialer.party().counters.failed(error))
     }
 
-    /// Lets slices go that wait to leave together, and waits until they are there: for a sender that has no more for
-    /// the moment.
+    /// Sends the slices that wait to leave together, and waits until they have arrived. For a sender that has no
+    /// further slice for the moment.
     ///
     /// # Errors
     /// As for [`Flight::send`].
@@ -175,7 +175,7 @@ impl Flight {
         flushed.inspect_err(|error| self.dialer.party().counters.failed(error))
     }
 
-    /// Tells the receiver's program something besides the KV: once at most, before the first slice.
+    /// Sends the receiver's program a note besides the KV: at most once, before the first slice.
     ///
     /// # Errors
     /// [`Kind::Invalid`] for a note over the limit `note_bytes`; any other error ends the flight.
@@ -282,7 +282,8 @@ impl Flight {
         Ok(())
     }
 
-    /// Waits for what left first, and tells the receiver that it is there; false where nothing is under way.
+    /// Waits for the first portion that left, and reports its arrival to the receiver. False where nothing is in
+    /// flight.
     async fn announce(&mut self) -> Result<bool, TransportError> {
         let Some(window) = &mut self.window else { return Ok(false) };
         let upto = match window.arrived().await {
@@ -397,7 +398,7 @@ impl Flight {
     }
 
     async fn give_back(mut self) {
-        // The listening task has ended, for it has told the end; this is the moment until it has returned.
+        // The listening task has reported the end and is about to return. This waits for that moment.
         if let Ok(Ok(Some(reader))) = timeout(LAST_WORDS, &mut self.reading).await {
             let writer = std::mem::replace(&mut self.connection, Box::new(tokio::io::sink()));
             self.dialer.give_back(&self.peer, Connection { reader, writer });

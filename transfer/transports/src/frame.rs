@@ -49,7 +49,7 @@ impl Checksum {
     }
 }
 
-/// What a frame says. In brackets its three numbers, `a`, `b` and `c`, where they mean something.
+/// The meaning of a frame. Brackets list its three numbers `a`, `b` and `c` where the kind uses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameKind {
     /// The dialer's greeting. Body: see `message`.
@@ -72,9 +72,9 @@ pub(crate) enum FrameKind {
     Failed = 10,
     /// Give me these blocks. [epoch, priority, milliseconds to the deadline]
     Want = 11,
-    /// No more of them. [-, -, blocks]
+    /// The holder has sent all its blocks. [-, -, blocks]
     End = 13,
-    /// What the receiver's program should know besides the KV: at most once in a hand-off, before its slices.
+    /// A note for the receiver's program besides the KV: at most once in a hand-off, before its slices.
     Note = 14,
     /// More bytes are in the window. [-, -, bytes of the stream so far] Body, in a hand-off: their checksum, and the
     /// positions of the slices that begin among them; in a fetch none.

@@ -22,12 +22,12 @@ const KEY_BYTES_MIN: usize = 32;
 const FILE_BYTES_MAX: u64 = 4096;
 /// Keys in a file: the one in use, and those that it follows or that follow it.
 const KEYS_MAX: usize = 4;
-/// What SHA-256 takes at a time.
+/// Block size of SHA-256.
 const HASH_BLOCK_BYTES: usize = 64;
 
 /// A number drawn once, for one connection.
 pub type Challenge = [u8; PROOF_BYTES];
-/// What only who has the key can say about two challenges.
+/// Proof over two challenges that only a holder of the key can compute.
 pub type Proof = [u8; PROOF_BYTES];
 
 /// The secret that all processes of one cluster have. Clones share it; it does not show in logs.
@@ -36,7 +36,7 @@ pub struct ClusterKey {
     keys: Arc<[Vec<u8>]>,
 }
 
-/// Whose proof it is. One side's is never the other's, so that none can be sent back.
+/// The role of the side that proves itself. Proofs of different roles differ, so a peer cannot send one back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prover {
     /// The peer that opens a connection for KV.
@@ -76,7 +76,7 @@ impl ClusterKey {
         Self::parse(&text).map_err(wrong)
     }
 
-    /// The same from the file's text.
+    /// Parses the key from the text of its file.
     ///
     /// # Errors
     /// In words, and never with the key in them.
@@ -103,8 +103,8 @@ impl ClusterKey {
         code(&self.keys[0], &[as_whom.label(), ours, theirs])
     }
 
-    /// Whether `shown` proves that `whom`, who drew `theirs`, has one of our keys. Takes the same time whichever
-    /// byte is wrong.
+    /// Whether `shown` proves that `whom`, who drew `theirs`, has one of our keys. Takes the same time whichever byte
+    /// is wrong.
     #[must_use]
     pub fn is_proof(&self, whom: Prover, theirs: &Challenge, ours: &Challenge, shown: &[u8]) -> bool {
         self.keys
@@ -119,7 +119,7 @@ impl fmt::Debug for ClusterKey {
     }
 }
 
-/// What a node asks of its peers. By default nothing: whoever reaches it is served.
+/// Credentials that a node requires of its peers. By default none: the node serves any peer that reaches it.
 #[derive(Clone, Debug, Default)]
 pub struct Guard {
     /// The key that both sides have.

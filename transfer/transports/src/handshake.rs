@@ -17,7 +17,7 @@ use crate::proof;
 use crate::stats::{Counters, TransportStats};
 use crate::wire::{ReadHalf, Wire, WriteHalf, read_control, read_header, within, write_control};
 
-/// What one node is to all its peers.
+/// The identity and state that one node shows to all its peers.
 #[derive(Debug)]
 pub(crate) struct Party {
     pub(crate) host: String,
@@ -26,12 +26,12 @@ pub(crate) struct Party {
     pub(crate) counters: Arc<Counters>,
     /// Its part in the transfer engine.
     pub(crate) plane: Arc<DataPlane>,
-    /// What peers have to show.
+    /// Credentials that peers must show.
     pub(crate) guard: Guard,
 }
 
 impl Party {
-    /// What it has done.
+    /// Counters of this node.
     pub(crate) fn stats(&self) -> TransportStats {
         self.counters.snapshot(&self.plane.moved_bytes())
     }

@@ -69,7 +69,7 @@ pub(crate) struct Landing {
     partial_bytes: u32,
     landed_slices: u64,
     noted: bool,
-    /// The receiver has accepted and has not been told the end.
+    /// The receiver has accepted the flight and has not learnt of its end.
     open: bool,
     _place: Place,
 }
@@ -200,7 +200,8 @@ impl Landing {
         (usize::try_from(index / 64).expect("flight_slices bounds it"), 1 << (index % 64))
     }
 
-    /// The sender says that all is sent: `told` slices. Completes the flight where that is so.
+    /// Completes the flight when the sender reports its end and slice count. Fails unless exactly so many slices have
+    /// landed, which must be all slices of the plan.
     pub(crate) fn complete(mut self, told: u64) -> Result<u64, TransportError> {
         let whole = self.plan.slices_after(self.have_blocks);
         if told != self.landed_slices || self.landed_slices != whole {

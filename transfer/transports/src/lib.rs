@@ -5,16 +5,17 @@
 //! Offers, wants and their answers go over one port; KV goes by the transfer engine ([`mover`]) into a window that
 //! the receiving side lends, over shared memory, RDMA or TCP, straight from the memory that it lies in.
 //!
-//! **What is promised.** [`Flight::finish`] returns `Ok`, and [`Receiver::complete`] is called, only when
-//! every slice of the plan has landed exactly once and equal to what was sent (I7): the sender tells position and
-//! checksum of all that it writes, and the receiver keeps a bitmap and sums up what has come to lie in its place.
-//! Every accepted flight ends at the receiver by exactly one of `complete` and `abort`, whatever becomes of the
-//! sender (I13).
+//! **Guarantees.** [`Flight::finish`] returns `Ok`, and [`Receiver::complete`] is called, only when every slice of
+//! the plan has landed exactly once and equal to what was sent (I7). The sender reports position and checksum of each
+//! slice that it writes. The receiver keeps a bitmap and computes the checksum of the bytes where they have landed.
+//! Every accepted flight ends at the receiver by exactly one of `complete` and `abort`, even if the sender dies
+//! (I13).
 //!
-//! **What is bounded.** Connections, flights, slices, sizes, unconfirmed bytes, and every wait: see
-//! [`Limits`]. What is full refuses with [`Kind::Retry`].
+//! **Bounds.** [`Limits`] bounds connections, flights, slices, sizes, unconfirmed bytes and every wait. A full
+//! endpoint refuses with [`Kind::Retry`].
 //!
-//! **Who is let in.** By default everybody; with a [`Guard`] who has the cluster's key, and a certificate.
+//! **Access.** By default the endpoint serves every peer. With a [`Guard`] it serves only peers that hold the
+//! cluster's key and a certificate.
 
 mod arena;
 mod data_plane;

@@ -9,7 +9,7 @@ use crate::message::HELD_BYTES;
 /// The longest a connect may be allowed to take.
 const CONNECT_TIMEOUT_MAX_MS: u64 = 30_000;
 
-/// What one endpoint or dialer lets grow, and how long it waits. Both sides check with their own.
+/// Bounds of one endpoint or dialer, in size and time. Each side checks with its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections accepted at a time, and (counted apart) connections in use outward.
@@ -67,7 +67,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Nothing is zero, and what is told in one frame fits it.
+    /// Checks that no limit is zero, and that the content of one frame fits the frame.
     ///
     /// # Errors
     /// [`Kind::Invalid`] at [`Stage::Bind`], naming the field.

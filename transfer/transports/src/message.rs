@@ -18,7 +18,7 @@ const TEXT_BYTES_MAX: usize = 255;
 /// Longest name of a host.
 pub(crate) const NAME_BYTES_MAX: usize = 255;
 
-/// What either side sends first: the magic, the version, four zeros.
+/// The first bytes that either side sends: the magic, the version, four zeros.
 pub(crate) fn preface() -> [u8; PREFACE_BYTES] {
     let mut bytes = [0; PREFACE_BYTES];
     bytes[..8].copy_from_slice(MAGIC);
@@ -72,7 +72,7 @@ pub(crate) fn encode_failure(error: &TransportError) -> Vec<u8> {
     out
 }
 
-/// What [`encode_failure`] wrote, as an error of this side at `stage`.
+/// Decodes [`encode_failure`] to an error of this side at `stage`.
 pub(crate) fn decode_failure(body: &[u8], stage: Stage) -> TransportError {
     let mut parts = Parts::new(body, stage);
     let read = |parts: &mut Parts<'_>| {
@@ -96,7 +96,7 @@ pub(crate) fn encode_offer(ticket: Ticket, plan: &Plan) -> Vec<u8> {
     out
 }
 
-/// What [`encode_offer`] wrote.
+/// Decodes [`encode_offer`].
 pub(crate) fn decode_offer(body: &[u8]) -> Result<(Ticket, Plan), TransportError> {
     let mut parts = Parts::new(body, Stage::Serve);
     let ticket = Ticket { request: parts.u64()?, attempt: parts.u32()?, epoch: parts.u32()? };
@@ -123,7 +123,7 @@ pub(crate) fn encode_window(window: Option<&LentWindow>) -> Vec<u8> {
     out
 }
 
-/// What [`encode_window`] wrote.
+/// Decodes [`encode_window`].
 pub(crate) fn decode_window(body: &[u8]) -> Result<Option<LentWindow>, TransportError> {
     let mut parts = Parts::new(body, Stage::Offer);
     if parts.is_empty() {
@@ -153,7 +153,7 @@ pub(crate) fn encode_moved(sum: u64, slices: &[SliceAt]) -> Vec<u8> {
     out
 }
 
-/// What [`encode_moved`] wrote.
+/// Decodes [`encode_moved`].
 pub(crate) fn decode_moved(body: &[u8]) -> Result<(u64, Vec<SliceAt>), TransportError> {
     let broken = || Parts::new(body, Stage::Serve).broken();
     let (sum, slices) = body.split_first_chunk::<8>().ok_or_else(broken)?;
@@ -170,7 +170,7 @@ pub(crate) fn encode_keys(keys: &[u128]) -> Vec<u8> {
     keys.iter().flat_map(|key| key.to_le_bytes()).collect()
 }
 
-/// What [`encode_keys`] wrote.
+/// Decodes [`encode_keys`].
 pub(crate) fn decode_keys(body: &[u8]) -> Result<Vec<u128>, TransportError> {
     let (keys, rest) = body.as_chunks::<16>();
     if !rest.is_empty() {
@@ -179,7 +179,7 @@ pub(crate) fn decode_keys(body: &[u8]) -> Result<Vec<u128>, TransportError> {
     Ok(keys.iter().map(|key| u128::from_le_bytes(*key)).collect())
 }
 
-/// A block of which the holder tells before it is moved.
+/// A block that the holder lists before it moves the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeldBlock {
     pub(crate) key: u128,
@@ -190,7 +190,7 @@ pub(crate) struct HeldBlock {
 /// Size of one [`HeldBlock`] in a body.
 pub(crate) const HELD_BYTES: usize = 28;
 
-/// The body that tells of the blocks held.
+/// Encodes the list of blocks held.
 pub(crate) fn encode_held(blocks: impl Iterator<Item = HeldBlock>) -> Vec<u8> {
     let mut out = Vec::new();
     for block in blocks {
@@ -201,7 +201,7 @@ pub(crate) fn encode_held(blocks: impl Iterator<Item = HeldBlock>) -> Vec<u8> {
     out
 }
 
-/// What [`encode_held`] wrote.
+/// Decodes [`encode_held`].
 pub(crate) fn decode_held(body: &[u8]) -> Result<Vec<HeldBlock>, TransportError> {
     let (blocks, rest) = body.as_chunks::<HELD_BYTES>();
     if !rest.is_empty() {
@@ -220,7 +220,7 @@ pub(crate) fn urgency(priority: Priority) -> u32 {
     u32::try_from(priority.index() + 1).expect("there are four")
 }
 
-/// What [`urgency`] wrote; [`Priority::Fetch`] for a number that this version does not know.
+/// Decodes [`urgency`]; [`Priority::Fetch`] for a number that this version does not know.
 pub(crate) fn priority_of(urgency: u32) -> Priority {
     let place = usize::try_from(urgency).ok().and_then(|place| place.checked_sub(1));
     place.and_then(|place| Priority::ALL.get(place).copied()).unwrap_or(Priority::Fetch)
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(decode_window(&body), Ok(Some(told)));
         assert_eq!((encode_window(None), decode_window(&[])), (vec![], Ok(None)));
         let torn = (1..body.len()).filter(|cut| decode_window(&body[..*cut]).is_err()).count();
-        // Only a cut between two ways of access cannot be told from a window that has fewer of them.
+        // A cut between two ways of access cannot be distinguished from a window that has fewer of them.
         assert_eq!(torn, body.len() - 3);
     }
 

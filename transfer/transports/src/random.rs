@@ -6,7 +6,7 @@ pub(crate) fn random() -> u64 {
     drawn
 }
 
-/// The same, twice as long.
+/// A random number of 128 bits.
 pub(crate) fn random_128() -> u128 {
     let [high, low] = halves();
     u128::from(high) << 64 | u128::from(low)

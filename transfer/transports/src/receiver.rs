@@ -1,4 +1,4 @@
-//! What the two ends of a transfer say to each other, and what the receiving node must provide.
+//! The messages between the two ends of a transfer, and the trait that a receiving node implements.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -93,7 +93,7 @@ pub struct Want {
     pub keys: Vec<u128>,
     /// The holder's epoch, as the asker knows it.
     pub epoch: u32,
-    /// What the blocks are for: how urgent they are beside other transfers.
+    /// Priority of the blocks among other transfers.
     pub priority: Priority,
 }
 
@@ -128,8 +128,8 @@ pub trait Receiver: Send + Sync {
     /// [`Refused`], with `retry` where the order to expect the ticket may still be on its way.
     fn offer(&self, ticket: Ticket, plan: &Plan) -> Result<Accepted, Refused>;
 
-    /// What the sender's program has to say besides the KV: once at most, verified, before the first slice. A
-    /// receiver that has no use for it refuses it.
+    /// Takes the note of the sender's program, which comes besides the KV: at most once, verified, before the first
+    /// slice. A receiver that has no use for a note refuses it.
     ///
     /// # Errors
     /// [`Refused`] ends the flight.
@@ -138,9 +138,9 @@ pub trait Receiver: Send + Sync {
         Err(Refused { retry: false, why })
     }
 
-    /// Pieces of slices have arrived: copies them to where they belong, and gives the checksum of the copies, piece
-    /// after piece. Each byte of each position comes at most once. What does not match the sender's checksum ends
-    /// the flight. May take as long as a copy takes; called on a thread that may.
+    /// Copies arrived pieces of slices to where they belong, and returns the checksum of the copies, piece after
+    /// piece. Each byte of each position comes at most once. A mismatch with the sender's checksum ends the flight.
+    /// The caller runs this on a thread that may block for as long as a copy takes.
     ///
     /// # Errors
     /// [`Refused`] ends the flight: the request was cancelled, or the ticket is outdated.

@@ -81,8 +81,8 @@ async fn serve_once(landings: &Arc<Landings>, connection: &mut Connection) -> Re
     }
 }
 
-/// Tells the peer why, and reads what it has still on its way: closing on unread bytes would reset the
-/// connection and lose the reason.
+/// Sends the peer the reason, then reads the bytes that it has still in flight. Closing on unread bytes would reset
+/// the connection and lose the reason.
 async fn close(mut connection: Connection, error: &TransportError, limit: Duration) {
     let header = Header::new(FrameKind::Failed, 0, 0, 0);
     let body = encode_failure(error);
@@ -93,7 +93,7 @@ async fn close(mut connection: Connection, error: &TransportError, limit: Durati
         while connection.reader.read(&mut sink).await.ok()? > 0 {}
         Some(())
     };
-    // Whether it could be told or not, this is the connection's end.
+    // The connection ends here, with the reason sent or not.
     let _ = timeout(limit, told).await;
 }
 

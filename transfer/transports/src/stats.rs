@@ -45,12 +45,12 @@ pub struct FailureStats {
     pub bug: u64,
 }
 
-/// What an endpoint and its dialer have done since they were made.
+/// Counters of an endpoint and its dialer since their creation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TransportStats {
-    /// What was moved, whatever the way.
+    /// KV moved, over all transports.
     pub kv: KvStats,
-    /// What left, by the way that it went.
+    /// Bytes sent, by transport.
     pub sent: SentBytes,
     /// Flights, fetches, connections and handshakes that failed, on either side.
     pub failures: FailureStats,

@@ -1,4 +1,4 @@
-//! What programs do in the world, and what they find in their memory.
+//! The programs of the world: their actions, and the checks of their memory.
 
 use super::*;
 
@@ -18,7 +18,7 @@ impl World {
         self.happens(in_us, Happening::Submits);
     }
 
-    /// What programs and machines do out of the blue.
+    /// Random actions of programs and machines: cancellations, revocations, restarts.
     fn upset(&mut self) {
         if self.rng.chance_permille(self.chances.cancel)
             && let Some(batch) = self.any_job()

@@ -17,7 +17,7 @@ pub(super) struct Transports {
     pub(super) transports: Vec<Arc<dyn Transport>>,
     /// This node's identity to its peers, whatever the transport.
     pub(super) me: PeerId,
-    /// What there is, and what is not used and why.
+    /// Log lines: the transports found, and those not used with the reason.
     pub(super) words: Vec<String>,
 }
 
@@ -81,7 +81,7 @@ fn text_of(fault: &Fault) -> &str {
     }
 }
 
-/// What every transport of a node is told.
+/// The facts about a node that every transport needs.
 struct Node<'a> {
     /// Its life.
     epoch: u64,

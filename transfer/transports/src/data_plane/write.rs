@@ -62,7 +62,7 @@ impl WindowWriter {
         })
     }
 
-    /// What it writes lies in this loan, which is kept for as long as the engine may read it.
+    /// Sets the loan that holds the bytes to write. The writer keeps it for as long as the engine may read it.
     pub(crate) fn reading_from(mut self, loan: Arc<Loan>) -> Self {
         self.loan = Some(loan);
         self

@@ -1,4 +1,4 @@
-//! What the receiver says in the course of a flight.
+//! Reads the receiver's messages during a flight.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::handshake::Party;
 use crate::message::decode_failure;
 use crate::wire::{ReadHalf, read_control, read_header};
 
-/// What the receiver has told so far.
+/// The receiver's progress as reported so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Progress {
     /// Bytes of the window's stream that it has taken out.

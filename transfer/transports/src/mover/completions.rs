@@ -12,18 +12,18 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::port::Completion;
 use super::reactor::{quiet, ring};
 
-/// Sources that whoever waits looks at by itself; with more, their I/O threads look.
+/// Sources that a waiting thread polls itself. With more, their I/O threads poll.
 const SOURCES_MAX: usize = 8;
 
-/// Something that has completions for whoever looks, and can wake a sleeper by the queue's door itself, so that no
-/// thread needs to run in between.
+/// A source of completions for a polling thread. It can wake a sleeper through the queue's eventfd itself, so that no
+/// other thread has to run in between.
 pub(super) trait Source: Send + Sync {
     /// Puts into the queue what can be put without waiting.
     fn look(self: Arc<Self>);
     /// A waiter is about to sleep by the door. False when there is something to look at first. [`Source::wakes`]
     /// follows in any case.
     fn sleeps(&self) -> bool;
-    /// The waiter sleeps no more.
+    /// The waiter has woken up.
     fn wakes(&self);
 }
 
@@ -42,7 +42,7 @@ pub struct CompletionQueue {
     /// How many wait, so that a poller need not take the lock to see that there is none.
     count: AtomicUsize,
     came: Condvar,
-    /// Someone wants whoever waits to look again.
+    /// Asks the waiting thread to look again.
     nudged: AtomicBool,
     /// Made when the first source asks for it.
     door: OnceLock<Door>,
@@ -66,7 +66,7 @@ impl CompletionQueue {
         }
     }
 
-    /// What wakes those who sleep by the door.
+    /// The eventfd that wakes threads sleeping at the door.
     pub(super) fn bell(&self) -> io::Result<BorrowedFd<'_>> {
         if self.door.get().is_none() {
             let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -178,7 +178,7 @@ impl Door {
     fn sleep(&self, limit: Duration) {
         let limit = Timespec::try_from(limit).ok();
         let mut bell = [PollFd::new(&self.bell, PollFlags::IN)];
-        // A signal interrupts; whoever sleeps looks again.
+        // A signal interrupts the sleep. The caller then looks again.
         if poll(&mut bell, limit.as_ref()).is_ok_and(|rang| rang > 0) {
             quiet(&self.bell);
         }
@@ -270,7 +270,7 @@ mod tests {
         until_asleep();
         queue.push([done(2)]);
         assert_eq!(waiting.join().unwrap(), [done(2)]);
-        // What is there before anybody sleeps needs no bell.
+        // A completion that exists before a thread sleeps needs no bell.
         peer.answers.lock().unwrap().push(done(3));
         assert_eq!(wait().join().unwrap(), [done(3)]);
         let waiting = std::thread::spawn({

@@ -1,10 +1,9 @@
-//! What of this node's memory peers may reach: windows, each revocable.
+//! The parts of this node's memory that peers may reach: windows, each revocable.
 //!
-//! A window opens a range of a segment to peers. Its number is its right: each is drawn at random, so a peer that
-//! has one can guess no other, and a write for a window that has been closed, or of a former life of this process,
-//! finds nothing. [`Exposure::revoke`] returns only when no
-//! byte can land through the window any more, whatever its peers still do: then its memory may be reused.
-//! This is the fence of the receiving side; it needs nobody's cooperation.
+//! A window opens a range of a segment to peers. Its number is its right: the node draws each at random, so a peer
+//! that has one cannot guess another. A write for a closed window, or for one of a former life of this process, finds
+//! nothing. [`Exposure::revoke`] returns only when no byte can land through the window, even from a misbehaving peer.
+//! The memory may be reused from then on. This is the fence of the receiving side; it needs nobody's cooperation.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +16,7 @@ use crate::random::random;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WindowId(pub u64);
 
-/// What peers may do through a window.
+/// The access that a window grants to peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
     /// Read.
@@ -118,14 +117,14 @@ impl Exposure {
         Ok(Permit { exposure: self.clone(), window, memory, at })
     }
 
-    /// What a window grants; none for one that is closed, being closed, or was never here. For transports whose
-    /// devices check the right themselves, to be told when the window is made known to them.
+    /// The access that a window grants; none for one that is closed, being closed, or was never here. Transports
+    /// whose devices check the right themselves ask for it when they register the window with the device.
     pub fn grant(&self, window: WindowId) -> Option<Grant> {
         self.state().windows.get(&window.0).filter(|open| !open.closing).map(|open| open.grant)
     }
 
-    /// Closes a window. When it returns, nothing can land through it any more: copies under way have ended,
-    /// and each of `transports` has cut what it cannot stop otherwise. Closing twice is closing.
+    /// Closes a window. When it returns, nothing can land through the window: copies under way have ended, and each
+    /// of `transports` has cut those that it cannot stop otherwise. Closing twice has no further effect.
     pub fn revoke(&self, window: WindowId, transports: &[Arc<dyn Transport>]) {
         let mut state = self.state();
         match state.windows.get_mut(&window.0) {

@@ -31,7 +31,7 @@ struct State {
     phase: Phase,
 }
 
-/// What has ended, gathered over a turn of an I/O thread.
+/// Completions gathered in one turn of an I/O thread, and the room that they free.
 #[derive(Default)]
 pub(super) struct Settled {
     pub(super) completions: Vec<Completion>,
@@ -111,7 +111,7 @@ impl Gate {
         self.completions.push([self.failed(ticket, fault)]);
     }
 
-    /// Books what has ended, and tells.
+    /// Books the ended entries and reports their completions.
     pub(super) fn settle(&self, settled: &mut Settled) {
         if settled.completions.is_empty() {
             return;
@@ -141,7 +141,7 @@ impl Gate {
         Completion::Notified { path: self.id, ticket }
     }
 
-    /// Begins the end: by itself (`Broken` is told) or as asked. False when it had begun.
+    /// Begins the end of the path: by itself, which reports `Broken`, or on request. False when it had begun before.
     pub(super) fn end(&self, fault: Fault, by_itself: bool) -> bool {
         let mut state = self.state();
         if !matches!(state.phase, Phase::Open) {
@@ -162,7 +162,7 @@ impl Gate {
         }
     }
 
-    /// The end: tells `Closed`, once.
+    /// Ends the path and reports `Closed`, once.
     pub(super) fn ended(&self, end: PathEnd) {
         let mut state = self.state();
         if !matches!(state.phase, Phase::Ended) {

@@ -1,14 +1,14 @@
 //! The first record either way on every connection: of one size, so that nothing has to be believed to read
 //! it.
 //!
-//! | at | bytes | what |
+//! | at | bytes | field |
 //! |---|---|---|
 //! | 0 | 4 | `BTNM` |
 //! | 4 | 2 | version of the protocol |
 //! | 6 | 1 | what it asks for, or the answer |
 //! | 7 | 1 | bytes of the text |
 //! | 8 | 8, 8 | epoch of the peer that is meant, epoch of the sender |
-//! | 24 | 16 | session: drawn by whoever opens the path |
+//! | 24 | 16 | session: drawn at random by the opener of the path |
 //! | 40 | 4, 4, 8 | largest slice, slices outstanding, bytes outstanding |
 //! | 56 | 256 | text: the sender's address, or why not |
 //! | 312 | 8 | checksum of all before |
@@ -21,7 +21,7 @@ const MAGIC: [u8; 4] = *b"BTNM";
 const VERSION: u16 = 1;
 const TEXT_BYTES_MAX: usize = 255;
 
-/// What a greeting asks for, or answers.
+/// The request or the answer of a greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// To carry slices of a path.
@@ -36,7 +36,7 @@ pub(super) enum Purpose {
     Invalid = 5,
     /// Too many connections.
     Busy = 6,
-    /// To be told what memory is published; whatever life answers.
+    /// Asks for the published memory. The epoch of the peer does not matter.
     Look = 7,
 }
 
@@ -117,7 +117,7 @@ impl Greeting {
         })
     }
 
-    /// What the answer means to whoever asked for a lane.
+    /// The answer as the opener of a lane understands it.
     ///
     /// # Errors
     /// The fault that it names.

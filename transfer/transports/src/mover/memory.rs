@@ -1,8 +1,8 @@
 //! Memory that transports reach: mapped pages with a fixed place, shared by reference count.
 //!
-//! Devices, peers and I/O threads write into it while others hold it, so there are never Rust references
-//! into it: bytes go in and out by copies through raw pointers. Who may touch which range when is the
-//! business of windows ([`super::Exposure`]) and of batches, which own their ranges until they have ended.
+//! Devices, peers and I/O threads write into it while others hold it, so Rust never has references into it. Bytes go
+//! in and out by copies through raw pointers. Two owners decide which thread may touch a range: windows
+//! ([`super::Exposure`]), and batches, which own their ranges until they have ended.
 #![allow(unsafe_code, reason = "maps memory and copies through raw pointers; each block is argued")]
 
 use std::ffi::c_void;
@@ -52,8 +52,8 @@ pub struct Memory {
     lent: bool,
 }
 
-// SAFETY: `base` points to a mapping that this struct owns and unmaps only when dropped, or that whoever lent
-// it keeps until then; it has no affinity to a thread.
+// SAFETY: `base` points to a mapping that this struct owns and unmaps only when dropped, or that its lender keeps
+// until then. The mapping has no affinity to a thread.
 unsafe impl Send for Memory {}
 // SAFETY: shared use is by copies through raw pointers only. Ranges are handed from one user to the next by
 // windows and batches, which order the accesses (locks and channels); a range written while it is read gives
@@ -123,7 +123,8 @@ impl Memory {
         if !seals.contains(SealFlags::SHRINK) || held < bytes as u64 {
             return Err(io::Error::other("the peer's segment is not sealed at the size that it told"));
         }
-        // The mapping needs the file no more: a node may map a thousand memories of each peer.
+        // The mapping outlives the file descriptor. A node may map a thousand memories of each peer, so the file is
+        // closed.
         let mut memory = Self::map(file, bytes, location, false)?;
         if let Some(only) = Arc::get_mut(&mut memory) {
             only.file = None;
@@ -253,10 +254,9 @@ impl OwnedMemory {
     /// The one view of a memory through which this program reads and writes it by reference.
     ///
     /// # Safety
-    /// The caller keeps ranges apart: while a reference is held, nothing writes to its range, and while one to write
-    /// is held, nothing reads it either, be it a transport or another thread. A transport that still reads a range
-    /// for a batch that nobody waits for any more breaks this by the letter: as with [`Memory::checksum`], what it
-    /// reads decides nothing.
+    /// The caller keeps ranges apart. While a reference is held, nothing writes to its range. While a mutable one is
+    /// held, neither a transport nor another thread reads its range. A transport that still reads a range for an
+    /// abandoned batch breaks this by the letter. As with [`Memory::checksum`], its bytes decide nothing.
     pub unsafe fn new(memory: Arc<Memory>) -> Self {
         Self(memory)
     }
@@ -293,11 +293,11 @@ impl Drop for Memory {
         if self.lent {
             return;
         }
-        // SAFETY: the mapping is ours, and nobody holds this struct any more. It fails only for a range
-        // that is not a mapping.
+        // SAFETY: the mapping is ours, and no reference to this struct is left. The call fails only for a range that
+        // is not a mapping.
         #[cfg(not(miri))]
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
-        // SAFETY: it came from `anonymous`, for as many bytes, and nobody holds this struct any more.
+        // SAFETY: it came from `anonymous`, for as many bytes, and no reference to this struct is left.
         #[cfg(miri)]
         unsafe {
             std::alloc::dealloc(self.base.as_ptr(), under_miri(self.bytes).expect("checked when made"));

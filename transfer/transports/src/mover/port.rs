@@ -22,11 +22,11 @@ use super::memory::Memory;
 pub struct PeerId {
     /// Where its endpoint listens, `host:port`.
     pub address: String,
-    /// Drawn at random when it started. What was meant for another life is refused as [`Fault::Stale`].
+    /// Drawn at random when the peer started. A peer refuses a request for another life as [`Fault::Stale`].
     pub epoch: u64,
 }
 
-/// A path's name, given by whoever opens it and not used twice.
+/// A path's name. The opener chooses it and does not use it twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathId(pub u32);
 
@@ -80,7 +80,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// What is wrong with it whoever moves it: its size, or a range that is not inside.
+    /// The fault of the slice for every transport: its size, or a range that is not inside.
     pub fn fault(&self, bytes_max: u32) -> Option<Fault> {
         let bytes = u64::from(self.bytes);
         let text = if self.bytes == 0 || self.bytes > bytes_max {
@@ -96,7 +96,7 @@ impl Slice {
     }
 }
 
-/// What a transport can do.
+/// The capabilities of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// The largest slice.
@@ -116,10 +116,10 @@ pub enum Fault {
     Path(String),
     /// The peer did not show life within the limit: another path to it may do.
     Silent(String),
-    /// The window is closed or the epoch is not the peer's: no path will do. Of a slice that fails so,
-    /// nothing lands any more: it was refused where the bytes would have gone, and its path goes on.
+    /// The window is closed or the epoch is not the peer's: a retry over another path cannot succeed. No byte of such
+    /// a slice lands, because the peer refused it at its destination. The path goes on.
     Stale(String),
-    /// The range or the right is wrong: no path will do. Nothing lands any more, as for `Stale`.
+    /// The range or the right is wrong: a retry over another path cannot succeed. No byte lands, as for `Stale`.
     Invalid(String),
     /// Bytes differ from what was sent: worth one more try.
     Corrupt(String),
@@ -128,14 +128,14 @@ pub enum Fault {
 /// How far a path has come to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathEnd {
-    /// Nothing of it can land any more, at either side.
+    /// No byte of it can land, on either side.
     Fenced,
-    /// Nothing can land here; the peer could not be asked. What it may still do to its own windows is for
-    /// its owner to stop by [`super::Exposure::revoke`]: the batch that was writing must fail, not repeat.
+    /// No byte can land here; the peer did not answer. Late bytes may land in its windows until their owner calls
+    /// [`super::Exposure::revoke`]. A batch that was writing must fail, not repeat.
     PeerUnknown,
 }
 
-/// What has become of something.
+/// The outcome of a slice, notice or probe, or a change of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Completion {
     /// A slice is where it belongs.
@@ -196,7 +196,7 @@ pub struct Notice {
     pub bytes: Vec<u8>,
 }
 
-/// What a transport tells the program behind it of peers' doings.
+/// Receives peers' messages for the program behind the transport.
 pub trait Inbound: Send + Sync {
     /// A peer has sent a notice. Called on an I/O thread: must not block.
     fn notice(&self, from: &PeerId, notice: Notice);
@@ -227,7 +227,7 @@ pub trait Transport: Send + Sync {
     /// `shm`, `tcp`, `rdma`.
     fn name(&self) -> &'static str;
 
-    /// What it can do.
+    /// The capabilities of the transport.
     fn capabilities(&self) -> Capabilities;
 
     /// Makes a memory known to the devices, for local ranges and for windows. Twice is once.
@@ -236,8 +236,8 @@ pub trait Transport: Send + Sync {
     /// [`Fault::Invalid`] with the remedy: a limit to raise, a kind of memory that it cannot reach.
     fn register(&self, memory: &Arc<Memory>) -> Result<(), Fault>;
 
-    /// What a peer needs, besides its number, to reach a window over this transport: `bytes` of a registered
-    /// `memory` from `at` on.
+    /// The bytes that a peer needs, besides the window's number, to reach a window over this transport: `bytes` of a
+    /// registered `memory` from `at` on.
     ///
     /// # Errors
     /// [`Fault::Invalid`] for memory that is not registered.

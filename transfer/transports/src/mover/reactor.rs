@@ -22,7 +22,7 @@ const FILES_MAX: u64 = 4;
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 64;
 
-/// What a connection wants after a turn.
+/// The next step that a connection wants after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// Another turn, when others have had theirs.
@@ -60,7 +60,7 @@ pub(super) trait Connection: Send {
     fn serves(&self, _session: u128) -> bool {
         false
     }
-    /// It has been taken off its thread and gets no further turn. What it was doing ends with it.
+    /// Ends the connection and its work. The thread has let go of it and gives it no further turn.
     fn cut(self: Box<Self>);
 }
 
@@ -71,11 +71,11 @@ pub(super) trait Accepts: Send {
     /// Takes the next one that waits, and gives it a thread or turns it away.
     ///
     /// # Errors
-    /// Those of accepting: one that waits no more, nobody waiting, or no room in the system.
+    /// The errors of accepting: an aborted connection, no waiting peer, or no file descriptor left.
     fn accept(&mut self) -> io::Result<()>;
 }
 
-/// Takes whoever connects.
+/// Accepts connecting peers.
 pub(super) struct Listener<A> {
     socket: A,
     /// The system had no room for one that waits.
@@ -101,7 +101,7 @@ impl<A: Accepts> Connection for Listener<A> {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    // Where the system has no more files, those that wait are tried again later.
+                    // Where the system is out of files, `tick` retries the waiting peers later.
                     self.starved = error.kind() != io::ErrorKind::WouldBlock;
                     return Turn::Wait;
                 }
@@ -135,7 +135,7 @@ enum Command {
     Stop,
 }
 
-/// Tells a connection when all threads have done something.
+/// Wakes a connection when every thread has done its part.
 struct Countdown {
     left: AtomicUsize,
     done: Arc<AtomicBool>,
@@ -181,9 +181,9 @@ impl Door {
     }
 }
 
-/// Wakes whoever waits for an eventfd.
+/// Wakes the thread that waits for an eventfd.
 pub(super) fn ring(wake: impl AsFd) {
-    // It fails only when the count is at its end, and then whoever waits is awake.
+    // The write fails only at the maximal count, and then the waiting thread is awake.
     let _ = rustix::io::write(wake, &1_u64.to_ne_bytes());
 }
 
@@ -266,7 +266,7 @@ impl Pool {
             // One that panicked has ended too.
             let _ = thread.join();
         }
-        // What came too late for them is cut here.
+        // Cuts connections that arrived after their thread had stopped.
         for command in self.doors.iter().flat_map(Door::take) {
             match command {
                 Command::Adopt(_, connection) => connection.cut(),

@@ -1,4 +1,4 @@
-//! Memories that a transport has been told of.
+//! Registry of the memories that a transport knows.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use super::memory::Memory;
 use super::port::Fault;
 
-/// What adding came to.
+/// The result of adding a memory.
 pub(super) struct Added {
     /// The memory's number.
     pub(super) number: u32,
     /// It was not known before.
     pub(super) new: bool,
-    /// Numbers of memories that nobody has any more.
+    /// Numbers of memories that this process has dropped.
     pub(super) gone: Vec<u32>,
 }
 

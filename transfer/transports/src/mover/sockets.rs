@@ -1,4 +1,4 @@
-//! What a connected socket is given, whatever is spoken on it.
+//! Options set on every connected socket, for every protocol.
 
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -29,7 +29,7 @@ pub(super) fn connect(
     Err(last)
 }
 
-/// What went wrong with a peer: silence, or a way that is broken.
+/// The fault for an error at a peer: silence, or a broken path.
 pub(super) fn trouble(what: &str, peer: &str, error: &io::Error) -> Fault {
     let text = format!("{what} {peer}: {error}");
     match error.kind() {

@@ -23,7 +23,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Of this machine, as its sysfs (`/sys`; another place in tests) tells.
+    /// Reads the topology of this machine from its sysfs (`/sys`; another place in tests).
     pub fn discover(sysfs: &Path) -> Self {
         Self::of(&Machine::scan(sysfs))
     }

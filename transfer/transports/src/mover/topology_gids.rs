@@ -4,7 +4,7 @@ use std::fs;
 use std::net::Ipv6Addr;
 use std::path::Path;
 
-/// What kind of network a GID belongs to; the order is the order of preference.
+/// The kind of network that a GID belongs to; the order is the order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GidKind {
     /// RoCE v2 over IPv4: routed, and what operators configure.

@@ -1,4 +1,4 @@
-//! What sysfs tells of a machine: its RDMA devices, NUMA nodes and accelerators, and how far apart they are.
+//! Scans a machine's sysfs for RDMA devices, NUMA nodes and accelerators, and for the distances between them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use super::topology_gids::{Gid, line, ranked_gids};
 
 /// NVIDIA's number as a maker of PCI devices.
 const NVIDIA: &str = "0x10de";
-/// What is added to the distance of devices that share no PCI root.
+/// Added to the distance of devices that share no PCI root.
 const ACROSS_ROOTS: u32 = 100;
 /// The distance of a NUMA node to itself, as the kernel counts.
 const NUMA_LOCAL: u32 = 10;
@@ -61,7 +61,7 @@ pub struct Accelerator {
     pub pci: Vec<String>,
 }
 
-/// What there is.
+/// The hardware of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// By name.
@@ -73,7 +73,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Reads a sysfs (`/sys`; another place in tests). What cannot be read is not there.
+    /// Reads a sysfs (`/sys`; another place in tests). The scan skips entries that it cannot read.
     pub fn scan(sysfs: &Path) -> Self {
         let nics = entries(&sysfs.join("class/infiniband")).into_iter();
         let nics = nics.map(|name| nic(sysfs, name)).collect();

@@ -42,7 +42,7 @@ pub(super) async fn serve(
     let deadline = Instant::now() + limit;
     let priority = priority_of(header.b);
     let want = Want { keys: keys.clone(), epoch: header.a, priority };
-    // Past the deadline nobody waits for the answer any more.
+    // Past the deadline the asker has given up on the answer.
     let blocks = timeout(limit, landings.receiver.wanted(want)).await.unwrap_or_default();
     let blocks = fitting(limits, blocks, &keys);
     if !blocks.is_empty() {
@@ -98,8 +98,8 @@ fn held(block: &FetchedBlock) -> HeldBlock {
     HeldBlock { key: block.key, bytes, checksum: block.checksum }
 }
 
-/// Blocks on their way into the asker's window, one after another. What leaves is a copy in registered memory, in a
-/// ring of its own.
+/// Blocks on their way into the asker's window, one after another. They are sent from a copy in registered memory, in
+/// a ring of its own.
 struct Sending {
     window: WindowWriter,
     staging: Arc<Loan>,
@@ -168,7 +168,7 @@ impl Sending {
         self.window.leave().map(|_| ())
     }
 
-    /// Waits for what left first, and tells the asker that it is there; false where nothing is under way.
+    /// Waits for the first portion that left, and reports its arrival to the asker. False where nothing is in flight.
     async fn announce(&mut self, connection: &mut Connection) -> Result<bool, TransportError> {
         let Some(upto) = self.window.arrived().await? else { return Ok(false) };
         let moved = Header::new(FrameKind::Moved, 0, 0, upto);

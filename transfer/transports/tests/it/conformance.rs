@@ -1,4 +1,4 @@
-//! What every way must do.
+//! Behaviour that every transport must have.
 
 use std::time::Duration;
 
@@ -169,7 +169,7 @@ async fn a_doubled_slice_ends_the_flight(way: Way) {
     assert_eq!(error.kind, Kind::Corrupt, "{error}");
     assert!(error.text.contains("came twice"), "{error}");
     scene.node.until("the abort", |book| book.aborted.len() == 1).await;
-    // Both sides count it: the receiver, who found it, and the sender, who was told.
+    // Both sides count it: the receiver, which found the mismatch, and the sender, which got the report.
     scene.node.with(|book| assert_eq!(book.completed.len(), 0));
     assert_eq!(scene.endpoint.stats().failures.corrupt, 1);
 }
@@ -183,7 +183,7 @@ async fn a_missing_slice_is_not_completed(way: Way) {
     assert!(error.text.contains("19 of 20"), "{error}");
     scene.node.until("the abort", |book| book.aborted.len() == 1).await;
     scene.node.with(|book| assert_eq!(book.completed.len(), 0));
-    // The same request may be tried again.
+    // A second attempt of the request may succeed.
     let again = Ticket { attempt: 2, ..ticket(1) };
     scene.fly(again, PLAN, &positions(PLAN, 0)).await.unwrap();
     assert!(scene.node.holds_exactly(again, PLAN, 0));

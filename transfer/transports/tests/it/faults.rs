@@ -1,5 +1,5 @@
-//! Faulty connections and senders: whatever happens, `complete` means that every byte is there. What happens to KV
-//! itself on its way is the business of `mover_faulty`.
+//! Faulty connections and senders: in every case, `complete` means that every byte is there. Damage to KV itself on
+//! its way is tested in `mover_faulty`.
 
 use std::time::{Duration, Instant};
 
@@ -119,7 +119,7 @@ fn faults() -> impl Strategy<Value = Fault> {
     ]
 }
 
-/// What a sender does with its list of slices.
+/// The way in which a sender treats its list of slices.
 #[derive(Clone, Copy, Debug)]
 enum Sender {
     Right,

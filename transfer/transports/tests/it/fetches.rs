@@ -135,7 +135,7 @@ async fn blocks_without_bytes_are_blocks() {
     assert_eq!(ask(&scene, wanted(1..=5)).await.unwrap(), empty);
 }
 
-/// A holder that says what it is told to say, whatever it is asked.
+/// A holder that sends the given frames for any request.
 async fn liar(said: Vec<Vec<u8>>) -> Scene {
     let mut scene = Scene::new(Way::Shm).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -178,7 +178,7 @@ async fn what_a_holder_cannot_mean_ends_the_fetch() {
         (vec![held(&[(1, 10)]), moved(1 << 40)], Kind::Bug, "no room for"),
         (vec![held(&[(1, 10)]), moved(11)], Kind::Corrupt, "does not match its checksum"),
         (vec![held(&[(1, 0), (2, 0)]), moved(1)], Kind::Corrupt, "does not match its checksum"),
-        // Nothing was written: the window's bytes are not those that were told.
+        // The holder wrote nothing, so the window's bytes do not match the checksum that it reported.
         (vec![held(&[(1, 10)]), moved(10)], Kind::Corrupt, "does not match its checksum"),
         (vec![held(&[(1, 10)]), moved(9), told(END, 0, 1, &[])], Kind::Bug, "0 of 1 blocks came"),
         (vec![held(&[(1, 10)]), told(END, 0, 0, &[])], Kind::Bug, "0 of 1 blocks came"),
@@ -192,7 +192,7 @@ async fn what_a_holder_cannot_mean_ends_the_fetch() {
     }
 }
 
-/// An asker that wants a block, and says what it is told to say when it hears of it.
+/// An asker that wants a block, and sends the given bytes when the holder lists it.
 async fn asker(scene: &Scene, answer: Option<Vec<u8>>) -> Vec<u8> {
     let mut stream = TcpStream::connect(scene.endpoint.address()).await.unwrap();
     let key = 1_u128.to_le_bytes();

@@ -1,4 +1,4 @@
-//! Who is let in where there is a key, and where there is TLS: those that have both, and nobody else.
+//! Access control with a key and with TLS: an endpoint admits peers that have both, and only those.
 
 use baton_transports::mover::{TcpTls, TlsPem};
 use baton_transports::*;
@@ -19,7 +19,7 @@ fn ours() -> Guard {
     keyed("the key of this cluster, of 32 bytes")
 }
 
-/// Who signs certificates.
+/// A certificate authority.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -29,7 +29,7 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    /// What a node has that trusts us, with a certificate for `name`.
+    /// The TLS settings of a node that trusts this authority, with a certificate for `name`.
     fn tls(&self, name: &str, expects: Option<&str>) -> TcpTls {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec![name.to_owned()]).unwrap();

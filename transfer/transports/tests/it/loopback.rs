@@ -18,7 +18,7 @@ struct Member {
     inbound: Arc<dyn Inbound>,
 }
 
-/// Who can be reached inside the process.
+/// The members that can be reached inside the process.
 #[derive(Default)]
 pub struct LoopbackNet {
     members: Mutex<BTreeMap<String, Arc<Member>>>,
@@ -54,7 +54,7 @@ pub struct Loopback {
     routes: Mutex<Vec<Weak<Route>>>,
 }
 
-/// Set by a shutdown: nothing of this node goes any more.
+/// Set by a shutdown: this node sends nothing from then on.
 #[derive(Default)]
 struct Closed(bool);
 
@@ -195,7 +195,7 @@ impl Route {
         Ok(())
     }
 
-    /// Does something with the peer and tells its end; of a closed path nothing is told any more.
+    /// Acts on the peer and reports the outcome. A closed path reports nothing.
     fn tell(&self, ticket: u64, say: impl FnOnce(&Member) -> Result<(), Fault>) {
         let path = self.id;
         let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,7 +219,7 @@ impl Route {
 impl Path for LoopbackPath {
     fn post(&self, slices: &[Slice]) -> usize {
         let path = self.0.id;
-        // Held over the copies, so that none is under way when `Closed` is told.
+        // Held over the copies, so that none is under way when the path reports `Closed`.
         let closed = self.0.closed.lock().unwrap_or_else(PoisonError::into_inner);
         if closed.0 {
             return 0;

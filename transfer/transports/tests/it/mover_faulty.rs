@@ -7,7 +7,7 @@ use baton_transports::mover::*;
 
 use crate::loopback::Loopback;
 
-/// What is wrong with a transport now.
+/// The faults that a transport has at the moment.
 #[derive(Clone, Debug, Default)]
 pub struct Trouble {
     /// Slices are taken and not moved.

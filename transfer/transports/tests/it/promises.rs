@@ -119,7 +119,8 @@ pub fn verification_finds_damage<R: Rig>() {
     pair.end();
 }
 
-/// What was meant for another life, a closed window, a wrong range or right is refused by its name.
+/// A transport refuses another life of the peer, a closed window, a wrong range and a wrong right, each with its own
+/// fault.
 pub fn what_is_not_allowed_is_refused_by_name<R: Rig>() {
     let mut pair = pair::<R>(1 << 16, Grant::ReadWrite);
     let queue = Arc::new(CompletionQueue::default());
@@ -161,7 +162,7 @@ pub fn what_is_not_allowed_is_refused_by_name<R: Rig>() {
     pair.end();
 }
 
-/// Keeps a path busy with slices of one direction until told to stop; says which ended well.
+/// Keeps a path busy with slices of one direction until `stop` is set; returns how many it posted.
 fn fire(mut way: Way, one: Slice, stop: Arc<AtomicBool>) -> (Way, u64) {
     let mut next = 0;
     while !stop.load(Ordering::Acquire) {
@@ -174,7 +175,7 @@ fn fire(mut way: Way, one: Slice, stop: Arc<AtomicBool>) -> (Way, u64) {
     (way, next)
 }
 
-/// What is copied at a time: the smaller it is, the likelier a close falls into the middle of one.
+/// Bytes of one copy: the smaller it is, the likelier a close falls into the middle of one.
 const PIECE: u32 = 256 << 10;
 /// Windows closed in such a test.
 const CLOSES: u8 = 40;
@@ -306,7 +307,7 @@ pub fn notices_come_after_the_data<R: Rig>() {
     pair.end();
 }
 
-/// A peer that is killed: what is outstanding fails, the path ends, and its next life is told from it.
+/// A killed peer: outstanding slices fail, the path ends, and the peer's next life differs from it.
 pub fn a_killed_peer_fails_what_was_outstanding<R: Rig>() {
     let here = R::start(11, None);
     let mut peer = Peer::start::<R>(22, None);

@@ -1,4 +1,4 @@
-//! Memory published by address: who asks is told, who was told learns of every change, and nobody can harm it.
+//! Memory published by address: a directory gets an answer, learns of every change, and cannot harm the publisher.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -23,7 +23,7 @@ fn name(publisher: &Publisher) -> String {
     format!("127.0.0.1:{}", publisher.port())
 }
 
-/// Asks until the answer is as expected: changes are told by another thread.
+/// Asks until the answer is as expected: another thread publishes the changes.
 fn until(directory: &Directory, name: &str, good: impl Fn(&Found) -> bool) -> Found {
     let limit = Instant::now() + TIME_LIMIT;
     loop {

@@ -18,7 +18,7 @@ fn preface(version: u32) -> Vec<u8> {
     [&b"BATON-KV"[..], &version.to_le_bytes(), &[0; 4]].concat()
 }
 
-/// What this version says first.
+/// The first bytes that this version sends.
 pub fn preface_now() -> Vec<u8> {
     preface(PROTOCOL_VERSION)
 }

@@ -1,5 +1,5 @@
-//! What the promises of the mover's port are tried on: two endpoints of one kind, here or in a process of its
-//! own that can be killed and frozen.
+//! Rigs for the tests of the mover's port: two endpoints of one kind, in this process or in one of its own that a
+//! test can kill and freeze.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -79,7 +79,7 @@ impl Node {
     }
 }
 
-/// What has ended, and how.
+/// The outcomes so far.
 #[derive(Default)]
 pub struct Ends {
     pub slices: BTreeMap<u64, Result<(), Fault>>,
@@ -89,7 +89,7 @@ pub struct Ends {
     pub room: usize,
 }
 
-/// Tickets of notices and probes start here, so that their failures can be told from those of slices.
+/// Tickets of notices and probes start here, so that their failures differ from those of slices.
 pub const NOTICES: u64 = 1 << 40;
 
 impl Ends {
@@ -287,7 +287,7 @@ fn serve<R: Rig>(epoch: u64, address: Option<&str>) {
     let window = node.expose(&memory, Grant::ReadWrite);
     let access: String = window.access[0].1.iter().map(|byte| format!("{byte:02x}")).collect();
     println!("\nPEER {} {} x{access}", node.peer.address, window.window.0);
-    // Lives as long as whoever started it.
+    // Lives as long as its parent process.
     let _ = std::io::stdin().read(&mut [0]);
     node.transport.shutdown();
 }
@@ -299,7 +299,7 @@ pub struct Tcp;
 
 impl Rig for Tcp {
     const NAME: &'static str = "tcp";
-    // Nobody answers any more, which proves nothing.
+    // The peer is dead and does not answer, so it confirms nothing.
     const KILLED: PathEnd = PathEnd::PeerUnknown;
 
     fn start(epoch: u64, address: Option<&str>) -> Node {
@@ -322,7 +322,7 @@ fn start_tcp(epoch: u64, address: Option<&str>, tls: Option<TcpTls>) -> Node {
 /// TCP under TLS, each side with a certificate that the other asks for.
 pub struct Tls;
 
-/// One certificate for all processes of a test: whoever starts others passes it on.
+/// One certificate for all processes of a test: the parent process passes it on.
 fn tls() -> TcpTls {
     let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("baton-test-tls");
     let (certificate, key) = made_once(&dir);
@@ -348,7 +348,7 @@ fn tls() -> TcpTls {
     TcpTls { server: Arc::new(server), client: Arc::new(client), server_name: Some("baton.test".into()) }
 }
 
-/// The certificate and key in a folder; whoever comes first makes them.
+/// The certificate and key in a folder; the first process makes them.
 fn made_once(dir: &std::path::Path) -> (Vec<u8>, Vec<u8>) {
     let read = || Some((std::fs::read(dir.join("cert")).ok()?, std::fs::read(dir.join("key")).ok()?));
     if let Some(made) = read() {
@@ -372,7 +372,7 @@ impl Rig for Tls {
     }
 }
 
-/// Both ends in one process, one copy by whoever posts.
+/// Both ends in one process; the posting thread makes the only copy.
 pub struct Loop;
 
 impl Rig for Loop {

@@ -1,4 +1,4 @@
-//! A receiving node that writes down all it is told, and a sender that reaches it by a chosen way.
+//! A receiving node that records every call, and a sender that reaches it by a chosen transport.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use bytes::Bytes;
 pub const EPOCH: u32 = 7;
 pub const FINGERPRINT: u64 = 0xfeed;
 
-/// What the node was told, and how it shall answer.
+/// The calls that the node received, and its prepared answers.
 #[derive(Default)]
 pub struct Book {
     pub have_blocks: u32,
@@ -153,7 +153,7 @@ pub struct Scene {
     pub peer: PeerAddress,
     /// The node that sends, or asks.
     pub sender: Endpoint,
-    /// What it sends from, and how much of that is used.
+    /// The memory that it sends from, and how much of that is used.
     source: Arc<Memory>,
     used: Mutex<u64>,
 }
@@ -196,12 +196,12 @@ impl Scene {
         Self::equipped(FINGERPRINT, limits, planes, Default::default()).await
     }
 
-    /// The same where the sender has the first of the guards, and the receiver the second.
+    /// A scene in which the sender has the first of the guards, and the receiver the second.
     pub async fn guarded(way: Way, limits: Limits, guards: [Guard; 2]) -> Self {
         Self::equipped(FINGERPRINT, limits, [plane(way == Way::Shm), plane(true)], guards).await
     }
 
-    /// The same with these data planes: the sender's (or asker's), then the receiver's.
+    /// A scene with these data planes: the sender's (or asker's), then the receiver's.
     pub async fn carried(limits: Limits, planes: [DataPlaneConfig; 2]) -> Self {
         Self::equipped(FINGERPRINT, limits, planes, Default::default()).await
     }

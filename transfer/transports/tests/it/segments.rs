@@ -131,7 +131,7 @@ fn a_thousand(shared_memory: bool) {
     assert_eq!(there.mover.snapshot().windows, 0);
     for node in [&mut here, &mut there] {
         node.memories.clear();
-        // Registering one more is when peers are told what is gone.
+        // Peers learn which memories are gone when the mover registers one more.
         let last = Memory::shared(BYTES, Pages::Ordinary, Location::Anywhere).unwrap();
         node.mover.register(&last).unwrap();
         node.memories.push(last);

@@ -1,5 +1,5 @@
-//! Whoever speaks to the mover's endpoints without being a peer, or as one that has lost its mind: the
-//! connection ends, and nobody else is harmed.
+//! Connections to the mover's endpoints from programs that are not peers, or from peers that misbehave: the
+//! connection ends, and no other peer is harmed.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

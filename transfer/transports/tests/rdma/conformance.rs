@@ -1,5 +1,5 @@
-//! The promises of the mover's port that are the same on every medium. What RDMA keeps in its own way is in
-//! the modules beside this one: a refused window breaks a connection (`windows`), a frozen process still has a
+//! The promises of the mover's port that are equal on every medium. The modules beside this one test the promises
+//! that RDMA keeps in its own way: a refused window breaks a connection (`windows`), a frozen process still has a
 //! device that serves (`killed`), and checksums are the devices' own.
 
 use std::net::TcpListener;

@@ -65,7 +65,7 @@ fn cut_in_the_middle(cut: Cut) {
     assert!((done.len() as u64) < posted, "{cut:?}: it was cut in the middle");
     assert!(here.open(2, &there.id, "rxe_a0").is_err(), "{cut:?}: the rail is cut");
 
-    // What has never been done, or has failed since, goes over the other rail.
+    // Slices that were never done, or have failed since, go over the other rail.
     let count = slices.len() as u64;
     let failed = ended.into_keys().filter(|ticket| !done.contains(ticket)).map(|ticket| ticket % count);
     let mut rest: Vec<u64> = failed.collect();

@@ -1,4 +1,4 @@
-//! How paths end: as asked, with everything told once; and how much they take.
+//! Ends of paths: each ends as requested and reports everything once. Also their cost in resources.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,5 +1,4 @@
-//! The whole mover over two rails: batches go on while a rail is cut and mended, and their owner sees nothing
-//! of it.
+//! The whole mover over two rails: batches go on while a rail is cut and restored, and their owner does not notice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +13,8 @@ use crate::scene::{Node, TIME_LIMIT, pattern};
 
 const BYTES: usize = 4 << 20;
 
-/// Batches one after the other until told to stop, each checked byte for byte; the longest that one took.
+/// Writes batches one after the other until `stop` is set, and checks each byte for byte. Returns their count and the
+/// longest time that one took.
 fn write_batches(mover: &Mover, here: &Node, there: &Node, stop: &AtomicBool) -> (u32, Duration) {
     let (_, window) = there.window(0, BYTES as u64, Grant::ReadWrite);
     let (mut count, mut longest) = (0, Duration::ZERO);

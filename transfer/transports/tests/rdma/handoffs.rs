@@ -39,8 +39,8 @@ async fn blocks_are_fetched_by_rdma() {
     assert_eq!(sent, SentBytes { rdma: 3_000_000, ..SentBytes::default() });
 }
 
-/// One rail lost is nothing to a flight. With both lost, TCP has what is left; the flight under way may fail,
-/// and is then tried again by whoever ordered it.
+/// The loss of one rail does not affect a flight. With both lost, TCP carries the rest. The flight in progress may
+/// fail, and its caller then retries it.
 #[tokio::test(flavor = "multi_thread")]
 async fn kv_arrives_whichever_rails_are_cut() {
     let scene = scene().await;

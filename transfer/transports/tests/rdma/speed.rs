@@ -14,7 +14,7 @@ fn mib_per_s(direction: Direction, piece: u64, total: u64) -> f64 {
     let (here, there) = (Node::here(BYTES), Node::there(BYTES));
     let (_, window) = there.window(0, BYTES as u64, Grant::ReadWrite);
     let mut way = here.open(1, &there.id, "rxe_a0").unwrap();
-    // The same bytes again and again, as perftest does.
+    // Moves one range repeatedly, as perftest does.
     let one = |ticket| slice(ticket, direction, (&here.memory, 0), (&window, 0), piece as u32);
     let slices: Vec<Slice> = (0..total / piece).map(one).collect();
     let started = Instant::now();

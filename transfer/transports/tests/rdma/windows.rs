@@ -1,4 +1,4 @@
-//! What peers may reach: windows and nothing else, and nothing after they are closed.
+//! The memory that peers may reach: open windows only, and nothing after their close.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ fn nothing_lands_after_a_window_is_closed_and_others_live_on() {
     assert_eq!(there.transport.open_to_peers().0, 1);
 }
 
-/// The same window, with an access that claims every right.
+/// A copy of the window with an access that claims every right.
 fn boastful(window: &Arc<RemoteSegment>) -> Arc<RemoteSegment> {
     let mut access = window.access.clone();
     access[0].1[1] = 3;
@@ -82,7 +82,7 @@ fn a_window_grants_no_more_than_it_says() {
     assert!(matches!(try_one(&here, &mut way, Direction::Write, &readable), Some(Fault::Invalid(_))));
     assert!(matches!(try_one(&here, &mut way, Direction::Read, &writable), Some(Fault::Invalid(_))));
     assert_eq!(try_one(&here, &mut way, Direction::Read, &readable), None, "the path goes on");
-    // Who lies to itself is stopped by the peer's device.
+    // The peer's device stops an opener that ignores the rights of its own access.
     assert!(try_one(&here, &mut way, Direction::Write, &boastful(&readable)).is_some());
     way.wait_closed();
     let mut way = here.open(2, &there.id, "rxe_a0").unwrap();

@@ -1,4 +1,4 @@
-//! What callers ask for, and what they are told.
+//! Requests of callers, and their outcomes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub struct Op {
 /// Ranges to move, with one peer, that end together. Ranges of one batch must not overlap.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// With whom.
+    /// The peer to write to or read from.
     pub peer: PeerId,
     /// How urgent.
     pub priority: Priority,
@@ -36,14 +36,14 @@ pub struct Batch {
     pub verify: bool,
     /// Goes to the peer's program when every byte is in place.
     pub notice: Option<Notice>,
-    /// What to move. May be empty where there is a notice.
+    /// The ranges to move. May be empty where there is a notice.
     pub ops: Vec<Op>,
 }
 
-/// What has become of a batch that was taken. Nothing of it lands here any more.
+/// The outcome of an accepted batch. No byte of the batch lands on this side afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every byte is in place and the notice delivered; nothing lands at the peer any more, either.
+    /// Every byte is in place and the notice delivered. No byte lands at the peer afterwards, either.
     Done {
         /// How many bytes.
         bytes: u64,
@@ -54,10 +54,10 @@ pub enum Outcome {
     Failed {
         /// At what, and why, with the remedy.
         failure: Failure,
-        /// What the transport last said of this peer.
+        /// The last fault that the transport reported for this peer.
         cause: String,
-        /// Whether nothing of it lands at the peer any more, either. If not, the window's owner must revoke
-        /// it before its memory is used for something else.
+        /// Whether the peer is fenced too, so that no byte of the batch can land there. If not, the window's owner
+        /// must revoke the window before it reuses the memory.
         remote_fenced: bool,
     },
     /// Somebody cancelled it.

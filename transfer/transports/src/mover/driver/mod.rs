@@ -156,7 +156,7 @@ impl Mover {
         Ok(RemoteSegment { window, bytes, access })
     }
 
-    /// Closes a window. When it returns, nothing can land through it any more. Waits for copies under way.
+    /// Closes a window. When it returns, nothing can land through the window. Waits for copies under way.
     pub fn revoke(&self, window: WindowId) {
         self.shared.exposure.revoke(window, &self.shared.transports);
     }
@@ -194,8 +194,8 @@ impl Mover {
         Finished { shared: self.shared.clone(), batch }
     }
 
-    /// Nobody wants the batch any more. It ends as cancelled, soon, or as it would have, if it has just done
-    /// so. Until then its memory is still its own.
+    /// Cancels a batch. The batch soon ends as cancelled, or with its real outcome if it has just ended. Until then
+    /// it owns its memory.
     pub fn cancel(&self, batch: BatchId) {
         self.shared.tell(Input::Cancel { batch });
     }
@@ -239,8 +239,8 @@ impl Mover {
         self.shared.state().core.check()
     }
 
-    /// Takes no more batches, cancels those that live and waits for their ends, within the configured limit;
-    /// then ends every path and thread. Twice is once.
+    /// Refuses new batches, cancels live ones and waits for their ends within the configured limit. Then ends every
+    /// path and thread. A second call does nothing.
     pub fn shutdown(&self) {
         if self.shared.stopping.load(Ordering::Acquire) {
             return;
@@ -322,7 +322,7 @@ impl Shared {
             let sleep = state.sleep(IDLE_SLEEP);
             let until_us =
                 state.now_us().saturating_add(u64::try_from(sleep.as_micros()).unwrap_or(u64::MAX));
-            // Told under the lock: whoever sets an earlier time after this sees it.
+            // Stored under the lock, so that a thread that sets an earlier time after this sees it.
             self.asleep_until_us.store(until_us, Ordering::Release);
             drop(state);
             self.completions.wait_any(sleep);

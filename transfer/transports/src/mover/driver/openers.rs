@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use crate::mover::{Completions, Fault, Path, PathId, PeerId, Transport};
 
-/// What became of an opening.
+/// The result of opening a path.
 pub(super) type Opened = (PathId, Result<Box<dyn Path>, Fault>);
 
 /// A path to open.
@@ -45,12 +45,12 @@ impl Openers {
         jobs.as_ref().ok_or(path)?.try_send(job).map_err(|_| path)
     }
 
-    /// What has been opened since the last call.
+    /// Takes the paths opened since the last call.
     pub(super) fn take(&self) -> Vec<Opened> {
         std::mem::take(&mut *self.opened.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes no more jobs, and waits for those in the making.
+    /// Refuses new jobs, and waits for those in progress.
     pub(super) fn stop(&self) {
         drop(self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take());
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));

@@ -100,7 +100,7 @@ impl MoverSettings {
             core.ranks.push(places.iter().map(rank).collect());
         }
         if !locations.is_empty() {
-            // What is not listed gets a row that says nothing.
+            // A device that is not listed gets an empty row.
             core.ranks.push(Vec::new());
         }
         core.validate().map_err(|error| error.to_string())?;

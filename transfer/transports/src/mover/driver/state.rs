@@ -1,4 +1,4 @@
-//! What is behind the driver's lock: the core, and what its names stand for.
+//! State behind the driver's lock: the core, and the objects that its numbers stand for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
@@ -29,7 +29,7 @@ struct Running {
 /// One life of a peer, as reached by some transports.
 struct KnownPeer {
     id: PeerId,
-    /// What was last said of it.
+    /// The last fault reported for the peer.
     cause: String,
 }
 
@@ -37,7 +37,7 @@ struct KnownPeer {
 struct OpenPath {
     peer: PeerNumber,
     path: Option<Box<dyn Path>>,
-    /// Completions that came before the opening was told.
+    /// Completions that came before the driver had reported the opening to the core.
     early: Vec<Completion>,
 }
 

@@ -17,7 +17,7 @@ pub(super) fn path_of(completion: &Completion) -> PathId {
     }
 }
 
-/// What a completion is to the core, and what the transport said with it.
+/// Translates a completion to the core's input, with the text of the transport's fault.
 pub(super) fn translate(completion: Completion) -> (Input, Option<String>) {
     let number = |path: PathId| PathNumber(path.0);
     match completion {
@@ -46,7 +46,7 @@ pub(super) fn translate(completion: Completion) -> (Input, Option<String>) {
     }
 }
 
-/// What a fault means to the core, and its text.
+/// Translates a fault to the core's fault and its text.
 pub(super) fn meaning(fault: Fault) -> (core::Fault, String) {
     match fault {
         Fault::Path(text) => (core::Fault::Path, text),

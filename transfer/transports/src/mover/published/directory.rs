@@ -26,7 +26,7 @@ impl Default for DirectoryConfig {
     }
 }
 
-/// What a process publishes, as it was told.
+/// The ranges that a process publishes, as it reported them.
 #[derive(Debug)]
 pub struct Published {
     /// Its transports.
@@ -50,7 +50,7 @@ pub struct Place {
 /// An answer.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// What is published now.
+    /// The ranges published now.
     pub published: Arc<Published>,
     /// The life of the peer that is over, when the one that answered is another.
     pub ended: Option<PeerId>,
@@ -78,7 +78,7 @@ impl Published {
     }
 }
 
-/// What is known of a name.
+/// The state of a name.
 struct Known {
     used: u64,
     /// Its last owner.
@@ -104,7 +104,7 @@ impl Directory {
         Self { config, state: Mutex::default() }
     }
 
-    /// What is published at `name`. Waits for the answer where none is known that still stands.
+    /// Looks up the ranges published at `name`. Asks the publisher and waits where no valid answer is cached.
     ///
     /// # Errors
     /// [`Fault::Path`] or [`Fault::Silent`] where nobody answers in time, [`Fault::Invalid`] where it is no
@@ -129,7 +129,7 @@ impl Directory {
         Ok(Found { published, ended })
     }
 
-    /// What was remembered of `name` is asked for anew next time.
+    /// Drops the cached answer for `name`, so that the next lookup asks the publisher.
     pub fn forget(&self, name: &str) {
         if let Some(known) = self.state().known.get_mut(name) {
             known.published = None;
@@ -185,7 +185,7 @@ fn ask(name: &str, time_limit: Duration) -> Result<Published, Fault> {
     Ok(Published { peer, ranges, connection })
 }
 
-/// From now on it only tells that it ends.
+/// Keeps the connection for one purpose from now on: to notice its end.
 fn watch(connection: &TcpStream) -> io::Result<()> {
     keep_vigil(connection, Vigil { idle: Duration::from_secs(10), step: Duration::from_secs(5), count: 3 })?;
     connection.set_nonblocking(true)

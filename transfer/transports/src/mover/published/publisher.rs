@@ -1,4 +1,4 @@
-//! The side that tells.
+//! The publishing side.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -31,7 +31,7 @@ impl PublisherConfig {
     }
 }
 
-/// What is published, and who was told.
+/// The published ranges, and the connections that have received them.
 #[derive(Default)]
 struct State {
     records: Records,
@@ -48,7 +48,7 @@ pub(super) struct Shared {
     state: Mutex<State>,
 }
 
-/// Tells peers which ranges of this process they may reach.
+/// Publishes which ranges of this process peers may reach.
 pub struct Publisher {
     shared: Arc<Shared>,
     port: u16,
@@ -76,7 +76,7 @@ impl Publisher {
         self.port
     }
 
-    /// Tells of a window over memory that is at `address` in this process. Whoever was told before asks anew.
+    /// Publishes a window over memory that is at `address` in this process. Connected peers ask anew.
     ///
     /// # Errors
     /// [`Fault::Invalid`] when the range overlaps one that is published, or there are too many.
@@ -103,8 +103,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// Takes back what was told of the range that starts at `address`; the window itself is for its owner to
-    /// revoke.
+    /// Withdraws the range that starts at `address`. The owner of the window itself must revoke it.
     pub fn withdraw(&self, address: u64) -> Option<RemoteSegment> {
         let mut state = self.shared.state();
         let withdrawn = state.records.remove(&address)?;
@@ -134,7 +133,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Cuts everybody off who was told what is no longer so.
+    /// Cuts every connection whose answer is out of date.
     fn changed(&self, mut state: MutexGuard<'_, State>) {
         state.body = None;
         for seat in state.watchers.drain(..) {
@@ -142,7 +141,7 @@ impl Shared {
         }
     }
 
-    /// The whole answer; whoever sits at `seat` is cut off when it is out of date.
+    /// The whole answer. When it is out of date, the publisher cuts the connection at `seat`.
     pub(super) fn answer(&self, seat: Seat) -> Vec<u8> {
         let mut state = self.state();
         let body = state.body.take().unwrap_or_else(|| Arc::new(records::encode(&state.records)));

@@ -1,4 +1,4 @@
-//! What is told, as bytes: a count, then for each range its address, length, window and ways in, then a checksum.
+//! Wire format of the answer: a count, then for each range its address, length, window and ways in, then a checksum.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ const SUM_BYTES: usize = 8;
 /// By first address.
 pub(super) type Records = BTreeMap<u64, RemoteSegment>;
 
-/// Whether a range can be told: its ways in are few and short.
+/// Whether the format can express a range: its ways in are few and short.
 pub(super) fn tellable(segment: &RemoteSegment) -> bool {
     let short = |(name, key): &(String, Vec<u8>)| name.len() <= 32 && key.len() <= 200;
     segment.access.len() <= WAYS_MAX && segment.access.iter().all(short)

@@ -27,7 +27,7 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Takes a socket; one too many is told so.
+    /// Takes a socket. Where `busy`, the answer says that there are too many.
     pub(super) fn new(shared: Arc<Shared>, socket: TcpStream, seat: Seat, busy: bool) -> io::Result<Self> {
         never_waiting(&socket)?;
         let until = Instant::now() + shared.config.time_limit;

@@ -66,14 +66,14 @@ impl Acceptor {
         self.open().len()
     }
 
-    /// Takes no more handshakes and ends every path.
+    /// Refuses new handshakes and ends every path.
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.bell.ring();
         self.ask_all("the peer is stopping");
     }
 
-    /// Ends every path, and waits until their queue pairs are no more.
+    /// Ends every path, and waits until their queue pairs are destroyed.
     pub(super) fn end_all(&self, why: &str) {
         self.ask_all(why);
         let waited = self.left.wait_while(self.open(), |open| !open.is_empty());
@@ -202,7 +202,7 @@ impl Acceptor {
         }
     }
 
-    /// The queue pairs are no more, then so is the session.
+    /// Forgets a session after its queue pairs are destroyed.
     fn forget(&self, id: u128, session: &Arc<Session>) {
         session.cut();
         let mut open = self.open();

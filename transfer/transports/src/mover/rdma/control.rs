@@ -1,8 +1,8 @@
 //! The TCP side of paths: the handshake, and the fence at their end.
 //!
-//! A path's connection lives as long as the path; that it breaks off tells each end that the other is gone.
-//! To end a path, its opener destroys its own queue pairs, then has the peer destroy the other ends and say
-//! so: over the path's connection, or over a new one where that is broken.
+//! A path's connection lives as long as the path; when it breaks off, each end knows that the other is gone. To end a
+//! path, its opener destroys its own queue pairs and asks the peer to destroy the other ends and confirm it. The
+//! request goes over the path's connection, or over a new one where that is broken.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};

@@ -48,7 +48,7 @@ impl Link {
         self.token
     }
 
-    /// What the other end needs to know.
+    /// The description that the other end needs to connect.
     pub(super) fn end(&self, config: &RdmaConfig) -> io::Result<End> {
         let port = self.rail.port()?;
         let numbers = self.queue_pairs.iter().map(Qp::number);

@@ -23,12 +23,12 @@ const SLOT_BYTES: usize = 4_160;
 pub(super) const RECEIVE: u64 = 1 << 63;
 pub(super) const SENT: u64 = 1 << 62;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// For the program at the other end.
     Notice,
-    /// Asks for an answer and no more.
+    /// Asks for an answer only.
     Probe,
     /// Answers the message of the same number.
     Answer,

@@ -227,7 +227,7 @@ impl Transport for RdmaTransport {
 
     fn revoke(&self, window: WindowId) {
         if let Err(error) = self.regions.revoke(window) {
-            // The device has not confirmed it: whoever could use the key is cut off.
+            // The device has not confirmed it, so every peer that could use the key is cut off.
             self.acceptor.end_all(&format!("a window could not be closed: {error}"));
         }
     }

@@ -1,5 +1,4 @@
-//! The end of a path at whoever opened it: takes slices, makes requests of them, and books what the device
-//! says of those.
+//! The opener's end of a path: takes slices, turns them into work requests, and books the device's completions.
 
 mod settle;
 
@@ -18,14 +17,14 @@ use crate::mover::{Completion, Completions, Fault, Memory, Notice, Path, PathEnd
 
 /// Notices and probes that a path takes before it refuses them.
 const NOTICES_MAX: usize = 64;
-/// A completion is asked for at least this often, in slices and in bytes, so that a long batch comes home in
-/// parts; and no more often, for each wakes a thread.
+/// A completion is requested at least this often, in slices and in bytes, so that a long batch reports its progress
+/// in parts. It is not requested more often, because each completion wakes a thread.
 const SIGNAL_SLICES: u32 = 16;
 const SIGNAL_BYTES: u64 = 2 << 20;
 /// Where in a request's number the place of its queue pair is.
 const PLACE_SHIFT: u32 = 48;
 
-/// What a path needs to know of itself.
+/// The parameters of a path.
 pub(super) struct Terms {
     pub id: PathId,
     pub queue_pairs: usize,
@@ -46,7 +45,7 @@ struct Flying {
 
 /// A message without an answer.
 struct OpenMessage {
-    /// Of whoever asked; none for our own.
+    /// The caller's ticket; none for our own message.
     ticket: Option<u64>,
     since: Instant,
 }
@@ -193,7 +192,7 @@ impl Opened {
         drop(self.changed.wait_timeout_while(self.state(), limit, open));
     }
 
-    /// Destroys the queue pairs: nothing lands here any more, and nothing goes out.
+    /// Destroys the queue pairs. After that nothing lands here and nothing goes out.
     pub(super) fn cut(&self) {
         let link = self.state().link.take();
         if let Some(link) = link {
@@ -210,7 +209,7 @@ impl Opened {
         }
     }
 
-    /// It was never given to anybody: nothing of it is told.
+    /// Ends a path that no caller has received, without any report.
     pub(super) fn discard(&self) {
         self.state().phase = Phase::Ended;
         self.cut();
@@ -379,7 +378,7 @@ impl Opened {
     }
 }
 
-/// What the owner of a path holds.
+/// The handle of a path's owner.
 pub(super) struct RdmaPath(pub(super) Arc<Opened>);
 
 impl Path for RdmaPath {

@@ -100,13 +100,13 @@ impl Rail {
         self.bell.ring();
     }
 
-    /// Tells every end of this device that it has failed.
+    /// Reports the device's failure to every end on it.
     pub(super) fn trouble(&self, why: &str) {
         let all: Vec<_> = self.watched().values().filter_map(Weak::upgrade).collect();
         all.iter().for_each(|one| one.trouble(why));
     }
 
-    /// What the device's thread does.
+    /// The main loop of the device's thread.
     pub(super) fn run(&self) {
         let context = self.domain.context().clone();
         let files: [BorrowedFd<'_>; 3] = [self.channel.file(), context.events(), self.bell.as_fd()];

@@ -24,7 +24,7 @@ const ACCESS_HEAD_BYTES: usize = 24;
 /// Registrations by device, each a row of pieces of equal size (the last may be shorter).
 type Pieces = Vec<Vec<Mr>>;
 
-/// What a window grants, as its access says it; the devices hold peers to it.
+/// Rights of a window, as its access encodes them; the devices enforce them against peers.
 const READ: u8 = 1;
 const WRITE: u8 = 2;
 
@@ -57,7 +57,7 @@ impl Regions {
         Self { domains, piece_bytes, exposure, arenas, windows }
     }
 
-    /// Makes a memory known to every device. Registrations of memories that are no more are ended.
+    /// Registers a memory with every device. Drops the registrations of memories that have gone.
     pub(super) fn register(&self, memory: &Arc<Memory>) -> Result<(), Fault> {
         let name = Arc::as_ptr(memory) as usize;
         if self.known(memory) {
@@ -113,8 +113,8 @@ impl Regions {
         if let Some(known) = windows.get(&window) {
             return Ok(self.encode(address, known, remote));
         }
-        // Whoever revokes marks the window first and comes here then: either it is seen now, or the
-        // registrations are found by it.
+        // A revoking thread marks the window first and then comes here. Either this check sees the mark, or that
+        // thread finds the registrations.
         if self.exposure.grant(window).is_none() {
             return Err(closed());
         }
@@ -248,7 +248,7 @@ fn too_large() -> Fault {
     Fault::Invalid("the memory is too large for this machine".into())
 }
 
-/// What to do about a registration that the kernel refuses.
+/// The fault, with a remedy, for a registration that the kernel refuses.
 pub(super) fn refused(error: &io::Error, bytes: u64) -> Fault {
     let remedy = match error.kind() {
         io::ErrorKind::OutOfMemory | io::ErrorKind::PermissionDenied => {

@@ -7,7 +7,7 @@ use super::regions::{Regions, grants, remote};
 use super::verbs_queue::{Verb, Work};
 use crate::mover::{Direction, Fault, Slice};
 
-/// What a path's slices are judged and translated by.
+/// The data to check a path's slices and to translate them to work requests.
 pub(super) struct Requests {
     pub regions: Arc<Regions>,
     /// The device here, among those that memory is registered with.

@@ -1,5 +1,5 @@
-//! The end of a path at whoever it was opened to: serves no data itself (the device does that), takes
-//! messages and answers them, and ends when the other end is gone.
+//! The accepting end of a path. It moves no data itself (the device does that). It takes messages, answers them, and
+//! ends when the other end is gone.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -66,7 +66,7 @@ impl Session {
         self.state().ending.clone()
     }
 
-    /// Destroys the queue pairs: nothing of this path lands here any more.
+    /// Destroys the queue pairs. After that nothing of this path lands here.
     pub(super) fn cut(&self) {
         let link = self.state().link.take();
         if let Some(link) = link {

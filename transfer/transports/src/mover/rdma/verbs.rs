@@ -1,10 +1,10 @@
 //! The thin layer over libibverbs: devices, protection domains, memory regions. The queues are in
 //! [`super::verbs_queue`].
 //!
-//! Each object owns its raw counterpart, keeps alive what that depends on, and destroys it when dropped. What
-//! a device is told to read or write is checked by the device against the regions registered with it; a
-//! region pins its pages by itself. So wrong numbers give a failed request, never a stray access to memory of
-//! ours that is not registered, and registered memory ([`Memory`]) is never under a Rust reference.
+//! Each object owns its raw counterpart, keeps alive the objects that depend on it, and destroys it when dropped. The
+//! device checks every read and write against the regions registered with it, and a region pins its pages by itself.
+//! So wrong numbers give a failed request, never a stray access to unregistered memory of ours, and registered memory
+//! ([`Memory`]) is never under a Rust reference.
 #![allow(unsafe_code, reason = "calls libibverbs; each block is argued")]
 
 use std::ffi::{CStr, c_int};
@@ -80,7 +80,7 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// What a device can do at most.
+/// The limits of a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub region_bytes: u64,
@@ -101,7 +101,7 @@ pub(super) struct Port {
     pub gids: u32,
 }
 
-/// What a device says without being asked.
+/// An asynchronous event of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     /// A queue pair or completion queue with this token is broken.
@@ -174,7 +174,7 @@ impl Context {
         Ok(unsafe { gid.raw })
     }
 
-    /// What becomes readable when [`Context::next_event`] has one.
+    /// The descriptor that becomes readable when [`Context::next_event`] has an event.
     pub(super) fn events(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor belongs to the context and stays open as long as it, which `self` borrows.
         unsafe { BorrowedFd::borrow_raw((*self.raw()).async_fd) }
@@ -249,7 +249,7 @@ impl Drop for Domain {
     }
 }
 
-/// What peers may do with a region.
+/// The access that peers have to a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Remote {
     pub read: bool,

@@ -29,7 +29,7 @@ impl Channel {
         Ok(Arc::new(Self { raw, context: context.clone() }))
     }
 
-    /// What becomes readable when a queue has said so.
+    /// The descriptor that becomes readable when a queue has a completion.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor belongs to the channel and stays open as long as it, which `self` borrows.
         unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).fd) }
@@ -55,7 +55,7 @@ impl Drop for Channel {
     }
 }
 
-/// What a completion says.
+/// A completion of a work request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Finished {
     /// The number that the request had.
@@ -127,7 +127,7 @@ impl Drop for Cq {
     }
 }
 
-/// What a request does.
+/// The operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
     Write,
@@ -183,7 +183,7 @@ unsafe impl Sync for Qp {}
 type Mask = ffi::ibv_qp_attr_mask;
 
 impl Qp {
-    /// A queue pair in the state INIT, whose troubles are told under `token`.
+    /// Makes a queue pair in the state INIT. The device reports its errors under `token`.
     pub(super) fn new(
         domain: &Arc<Domain>,
         cq: &Arc<Cq>,
@@ -280,8 +280,8 @@ impl Qp {
         self.modify("stopping a queue pair", attr, &[Mask::IBV_QP_STATE])
     }
 
-    /// Gives requests to the device, in order, in one call. After an error nobody knows which it took: the
-    /// queue pair is of no more use.
+    /// Posts work requests to the device, in order, in one call. After an error it is unknown which the device took,
+    /// so the queue pair is unusable.
     pub(super) fn post(&self, works: &[Work]) -> io::Result<()> {
         let mut ranges: Vec<ffi::ibv_sge> = works
             .iter()
@@ -301,8 +301,8 @@ impl Qp {
             return Ok(());
         }
         let mut refused = ptr::null_mut();
-        // SAFETY: the queue pair is open; the chain is well formed and the device copies it before the call
-        // returns. What it names is checked by the device against registered regions.
+        // SAFETY: the queue pair is open; the chain is well formed and the device copies it before the call returns.
+        // The device checks the ranges in it against registered regions.
         returned("posting requests", unsafe { ffi::ibv_post_send(self.raw.as_ptr(), first, &mut refused) })
     }
 

@@ -1,4 +1,4 @@
-//! What libibverbs says of this machine's devices, for `baton rdma doctor`.
+//! The devices of this machine as libibverbs reports them, for `baton rdma doctor`.
 
 use super::verbs::{Context, device_names};
 
@@ -7,11 +7,11 @@ use super::verbs::{Context, device_names};
 pub struct DeviceView {
     /// Its name.
     pub name: String,
-    /// What it says, or the error of opening it.
+    /// The opened device, or the error of opening it.
     pub opened: Result<OpenedView, String>,
 }
 
-/// What an opened device says.
+/// The properties of an opened device.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenedView {
     /// Whether port 1 is active.

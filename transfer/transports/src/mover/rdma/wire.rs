@@ -1,4 +1,4 @@
-//! What the two ends of a path tell each other over TCP before, beside and after the data.
+//! Records that the two ends of a path exchange over TCP before, beside and after the data.
 //!
 //! A record is its length (4 bytes), a kind (1) and fields; texts and lists are preceded by their length (2).
 //! Numbers are little-endian. Nothing is believed: a record has at most [`RECORD_BYTES_MAX`] bytes, and one
@@ -42,7 +42,7 @@ pub(super) enum Record {
     Refused { invalid: bool, text: String },
     /// Asks to end this connection's path.
     Close,
-    /// The path has ended: its queue pairs are no more.
+    /// The path has ended: its queue pairs are destroyed.
     Closed,
     /// The path has failed at the other end.
     Broken { text: String },

@@ -1,5 +1,5 @@
-//! The local socket of a path: greetings, and the files of segments. Each message is one packet. When either
-//! end closes it, or dies, the other sees the end: a process whose sockets are closed runs no more.
+//! The local socket of a path: greetings, and the files of segments. Each message is one packet. When either end
+//! closes it, or dies, the other sees the end. A process whose sockets are closed has stopped running.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -26,11 +26,11 @@ const SEGMENT_BYTES: usize = 16;
 pub(super) enum Packet {
     /// A memory of the sender, which the file maps.
     Segment { number: u32, bytes: u64, file: OwnedFd },
-    /// A memory that the sender has no more.
+    /// The sender has dropped a memory.
     Forget { number: u32 },
 }
 
-/// What the other end is told of a memory.
+/// News of a memory for the other end.
 #[derive(Debug)]
 pub(super) enum News {
     Shared(u32, Arc<Memory>),
@@ -75,7 +75,7 @@ pub(super) fn listen(machine: &str, address: &str) -> io::Result<OwnedFd> {
 }
 
 impl Channel {
-    /// Connects to whoever listens, within `limit`.
+    /// Connects to the listener at `address`, within `limit`.
     pub(super) fn connect(machine: &str, address: &str, limit: Duration) -> io::Result<Self> {
         let socket = socket(SocketFlags::empty())?;
         sockopt::set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
@@ -145,7 +145,7 @@ impl Channel {
         }
     }
 
-    /// Tells the other end. What it has no room for now goes with a [`Channel::flush`] later.
+    /// Sends news to the other end. News that the socket has no room for wait for a later [`Channel::flush`].
     pub(super) fn tell(&self, news: News) -> io::Result<()> {
         let mut waiting = self.waiting();
         if waiting.len() >= NEWS_MAX {
@@ -155,12 +155,12 @@ impl Channel {
         self.send_waiting(&mut waiting)
     }
 
-    /// Sends news that wait, as far as there is room. The system tells when there is more.
+    /// Sends waiting news, as far as there is room. The system signals when there is room again.
     pub(super) fn flush(&self) -> io::Result<()> {
         self.send_waiting(&mut self.waiting())
     }
 
-    /// Whether nothing that was to be told of this memory waits.
+    /// Whether no news of this memory waits.
     pub(super) fn has_told(&self, number: u32) -> bool {
         !self.waiting().iter().any(|news| matches!(news, News::Shared(waits, _) if *waits == number))
     }
@@ -212,7 +212,7 @@ impl Channel {
         }
     }
 
-    /// Tells the other end that nothing more comes.
+    /// Shuts down our half of the socket: no further packet comes from here.
     pub(super) fn end(&self) {
         // It fails when the other end has gone, which is as good.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);

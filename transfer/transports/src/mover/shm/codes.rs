@@ -1,4 +1,4 @@
-//! What an answer says went wrong, as a byte.
+//! Error codes of answers, one byte each.
 
 use crate::mover::Fault;
 
@@ -7,7 +7,7 @@ pub(super) const INVALID: u8 = 2;
 pub(super) const CORRUPT: u8 = 3;
 pub(super) const UNKNOWN: u8 = 4;
 
-/// What a code means; none for 0.
+/// The fault of a code; none for 0.
 pub(super) fn fault_of(code: u8, window: u64) -> Option<Fault> {
     match code {
         0 => None,

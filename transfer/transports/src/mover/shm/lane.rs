@@ -59,7 +59,7 @@ impl Connection for Lane {
     }
 
     fn event(&mut self, file: usize, _hung: bool) {
-        // The bell has no more to say than that it rang, so its count is left alone.
+        // The bell carries only the wake-up itself, so its count stays unread.
         self.spoken |= file == 0;
     }
 
@@ -116,7 +116,7 @@ impl Connection for Lane {
     }
 }
 
-/// Waits for the peer to close its end, which it does when it copies for this path no more.
+/// Waits for the peer to close its end, which it does once it has stopped copying for this path.
 pub(super) struct Farewell {
     route: Arc<Route>,
     until: Instant,
@@ -140,7 +140,7 @@ impl Connection for Farewell {
     fn turn(&mut self) -> Turn {
         loop {
             match self.route.channel.receive(&mut [0; 16], false) {
-                // What it still told of its memories means nothing now.
+                // News of memories have no effect at this point.
                 Ok((1.., _)) => {}
                 Ok((0, _)) => {
                     self.end = PathEnd::Fenced;

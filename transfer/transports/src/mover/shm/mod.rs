@@ -1,13 +1,14 @@
 //! Shared memory, for peers of one host: each maps the memory of the other, and bytes are copied once.
 //!
-//! The owner of memory is the only one to write into it. A write is a request in a shared ring, which the
-//! peer's I/O thread carries out by copying from our memory into its own, with a permit for each chunk. A
-//! read is copied by its opener, after the peer has admitted the window; the peer keeps a page that says
-//! which windows are open, and what was copied counts only when it was open before and after. So closing a
-//! window needs nobody's help. Small reads are copied by whoever posts them, at once. Threads sleep on the path's local
-//! socket and an eventfd, callers on that of their queue; whoever has something for a sleeper wakes it, so a write costs
-//! two wake-ups: the server's, which copies, and the caller's. The socket also tells of the peer's end, for the kernel closes it when the peer
-//! dies, and is how a path is fenced: we end our half, and the peer closes its own when it copies no more.
+//! Only the owner of memory writes into it. A write is a request in a shared ring: the peer's I/O thread copies from
+//! our memory into its own, with a permit for each chunk. A read is copied by its opener, after the peer has admitted
+//! the window. The peer keeps a page that lists its open windows, and a copy counts only when the window was open
+//! before and after it. So closing a window needs nobody's help. The posting thread copies small reads at once.
+//!
+//! Threads sleep on the path's local socket and an eventfd, callers on the eventfd of their queue; each side wakes
+//! the other's sleeper. A write thus costs two wake-ups: the server's, which copies, and the caller's. The socket
+//! also reveals the peer's end, because the kernel closes it when the peer dies. To fence a path, we end our half,
+//! and the peer closes its own once it has stopped copying.
 
 mod bells;
 mod channel;
@@ -52,7 +53,7 @@ pub struct ShmConfig {
     /// The address that this node has among its peers, `host:port`, as for the other transports. Peers of this
     /// host and network namespace find it by that.
     pub address: String,
-    /// What the machine is called: peers that call it something else do not find each other.
+    /// The machine's name. Peers with another name do not find each other.
     pub machine: String,
     /// The number of this life.
     pub epoch: u64,
@@ -179,7 +180,7 @@ impl ShmTransport {
     }
 }
 
-/// What dialling brought.
+/// The result of dialling.
 struct Dialled {
     answer: Result<Greeting, Fault>,
     table: Option<Table>,
@@ -282,7 +283,7 @@ impl Transport for ShmTransport {
             route.gate.wait_ended(until.saturating_duration_since(Instant::now()));
         }
         self.site.pool.stop();
-        // What the threads could not carry to its end any more has none but this.
+        // No thread is left to end the remaining paths, so they end here.
         for route in &routes {
             route.gate.ended(PathEnd::PeerUnknown);
         }

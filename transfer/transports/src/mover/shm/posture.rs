@@ -28,7 +28,7 @@ impl Posture {
         self.change(rings, |state| if asleep { state.callers += 1 } else { state.callers -= 1 });
     }
 
-    /// Told under the lock, so that what was decided last is told last.
+    /// Publishes the new state under the lock, so that the last decision is also the last one published.
     fn change(&self, rings: &Rings, change: impl FnOnce(&mut State)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state);

@@ -16,7 +16,7 @@ const ANSWER_BYTES: u64 = 32;
 /// Words lie apart, so that each process has its lines for itself.
 const WORD_APART: u64 = 256;
 const RINGS_AT: u64 = 4_096;
-/// Places for notices; a path takes no more of them at a time.
+/// Slots for notices: a path has at most this many of them in flight.
 pub(super) const NOTICES: u32 = 64;
 /// Entries beyond the slices: notices, probes and one admission.
 const SPARE: u32 = 2 * NOTICES;
@@ -31,7 +31,7 @@ enum Word {
     OpenerAsleep,
 }
 
-/// What is asked for.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Copy from the segment into the window.
@@ -133,7 +133,8 @@ impl Rings {
         notices + u64::from(place % NOTICES) * NOTICE_BYTES_MAX as u64
     }
 
-    /// Puts a request; [`Rings::ask`] shows it. There is room: no more are outstanding than entries.
+    /// Puts a request into the ring; [`Rings::ask`] shows it. There is always room: the opener has at most as many
+    /// requests outstanding as there are entries.
     pub(super) fn put(&self, request: &Request) {
         let mut entry = [0; REQUEST_BYTES as usize];
         entry[0] = request.kind as u8;
@@ -152,7 +153,8 @@ impl Rings {
         self.wakes(Word::ServerAsleep) != 0
     }
 
-    /// How far the opener has asked, when that can be: no more than there are entries.
+    /// The number up to which the opener has asked. None when it exceeds the number of entries, which is impossible
+    /// for an honest opener.
     pub(super) fn asked(&self, served: u32) -> Option<u32> {
         let asked = self.word(Word::RingRequest).load(Ordering::Acquire);
         (asked.wrapping_sub(served) <= self.entries).then_some(asked)
@@ -176,7 +178,7 @@ impl Rings {
         })
     }
 
-    /// Gives the next answer. Whoever sleeps has to be woken: see [`Rings::sleeper`].
+    /// Puts the next answer into the ring. The caller then wakes the sleeper: see [`Rings::sleeper`].
     pub(super) fn answer(&self, answer: &Answer) {
         let mut entry = [0; ANSWER_BYTES as usize];
         entry[..4].copy_from_slice(&answer.number.to_le_bytes());

@@ -1,5 +1,5 @@
-//! One path as its opener sees it. Requests are put into the ring by whoever posts; answers are taken by the
-//! I/O thread, or by a caller that polls. Reads are copied here, from the peer's memory into ours.
+//! The opener's side of a path. The posting thread puts requests into the ring; the I/O thread, or a polling caller,
+//! takes the answers. Reads are copied here, from the peer's memory into ours.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -22,12 +22,12 @@ use crate::mover::{Direction, Fault, Memory, Notice, Path, PeerId, Slice};
 /// Windows whose admission is remembered; the oldest number goes first.
 const WINDOWS_MAX: usize = 4_096;
 
-/// Reads of one call that are copied by whoever posts them, at most: a few microseconds.
+/// Bytes of reads in one call that the posting thread copies itself, at most: a few microseconds.
 const READ_AT_ONCE_BYTES: u64 = 64 << 10;
 /// Bytes that a waiting caller copies before it looks around again, at most about.
 const LOOK_BYTES: u64 = 64 << 10;
 
-/// What a request was for.
+/// The purpose of a request.
 enum RingRequest {
     Slice { ticket: u64, bytes: u32, window: u64 },
     Notice { ticket: u64, place: Option<u32> },
@@ -43,7 +43,7 @@ struct Admitted {
     slot: u32,
 }
 
-/// What posting, polling and the I/O thread share.
+/// State shared by posting, polling and the I/O thread.
 #[derive(Default)]
 struct ReplySlots {
     next: u32,
@@ -87,7 +87,7 @@ pub(super) struct Route {
     replies: Mutex<ReplySlots>,
 }
 
-/// What a path is made of.
+/// The parts that make up a path.
 pub(super) struct Parts {
     pub(super) channel: Arc<Channel>,
     pub(super) rings: Rings,
@@ -246,7 +246,7 @@ impl Route {
                     let Answer { segment, slot, at, .. } = answer;
                     replies.windows.insert(window, Admitted { segment, memory, at, slot });
                 }
-                // It tells before it answers.
+                // The peer announces memory before it answers.
                 Segment::Awaited | Segment::Unknown => {
                     fault = Some(Fault::Invalid("the window is in memory that was not shared".into()));
                 }
@@ -285,7 +285,7 @@ impl Route {
         Ok(Some(Job { slice, source }))
     }
 
-    /// Copies a read. What it says holds for the moment after the last byte was copied.
+    /// Copies a read. The result holds for the moment after the last byte was copied.
     fn copy(&self, job: &Job) -> Option<Fault> {
         let Job { slice, source } = job;
         let window = slice.remote.window.0;
@@ -352,18 +352,18 @@ impl Route {
         self.site.pool.adopt(self.site.pool.seat(), Box::new(Farewell::new(self.clone())));
     }
 
-    /// Takes what the peer tells of its memories, and tells of ours what it had no room for.
+    /// Takes the peer's news of its memories, and sends waiting news of ours.
     pub(super) fn listen(&self) -> io::Result<()> {
         self.channel.flush()?;
         let mut replies = self.replies();
         let ReplySlots { segments, windows, .. } = &mut *replies;
         segments.take(&self.channel)?;
-        // What it has no more is not kept for the sake of windows into it.
+        // Windows into memory that the peer has dropped are forgotten too.
         windows.retain(|_, window| segments.holds(window.segment));
         Ok(())
     }
 
-    /// Whether answers or reads wait for somebody to take them; none does any more where the path is cut.
+    /// Whether answers or reads wait for a thread to take them. A cut path has none.
     pub(super) fn busy(&self) -> bool {
         let replies = self.replies();
         let reads = replies.reads.front().is_some() && replies.asking.is_none();
@@ -419,7 +419,7 @@ impl Source for Route {
     }
 }
 
-/// What the opener of a path holds.
+/// The handle of a path's owner.
 pub(super) struct ShmPath(pub(super) Arc<Route>);
 
 impl Path for ShmPath {

@@ -20,7 +20,7 @@ const TURN_BYTES: u64 = 4 << 20;
 /// Bytes that are copied before a sleeping opener hears of them, at most about: waking it takes as long as copying
 /// a tenth of that.
 const UNHEARD_BYTES: u64 = 2 << 20;
-/// What a request without bytes counts for.
+/// Budget charged for a request without bytes.
 const REQUEST_COST: u64 = 4 << 10;
 
 /// The socket that openers of paths connect to.
@@ -54,7 +54,7 @@ impl Accepts for Door {
     }
 }
 
-/// What there is after the greeting.
+/// The state of a path after the greeting.
 struct Lane {
     from: PeerId,
     rings: Rings,
@@ -247,8 +247,8 @@ fn admit(request: &Request, site: &Site) -> Result<Answer, u8> {
     let segment = site.registry.check(permit.memory(), permit.at(), request.at).map_err(|_| INVALID)?;
     let at = permit.at();
     let slot = site.windows.show(window).map_err(|fault| code_of(&fault))?;
-    // Closed before it was shown: whoever closed it found nothing to shut. The permit keeps them waiting until
-    // it is shut again, for nobody may see a window open that is closed.
+    // The window was closed before it was shown, so the revoking thread found nothing to shut. The permit keeps that
+    // thread waiting until the window is shut again here, because no peer may see a closed window open.
     if let Err(code) = allowed() {
         site.windows.shut(window);
         return Err(code);
@@ -268,7 +268,7 @@ impl Connection for Served {
     }
 
     fn event(&mut self, file: usize, _hung: bool) {
-        // The bell has no more to say than that it rang, so its count is left alone.
+        // The bell carries only the wake-up itself, so its count stays unread.
         self.spoken |= file == 0;
     }
 

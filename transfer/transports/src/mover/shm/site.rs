@@ -1,4 +1,4 @@
-//! What all paths of one transport share, and the memories of one peer.
+//! State shared by all paths of one transport, and the memories of one peer.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -50,7 +50,7 @@ impl Site {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells a new peer of every memory, and of those to come.
+    /// Sends a new peer every memory, and adds it to the receivers of later ones.
     pub(super) fn introduce(&self, channel: &Arc<Channel>) -> io::Result<()> {
         // Held over both, so that none is missed in between; twice is once.
         let mut channels = self.channels();
@@ -60,7 +60,7 @@ impl Site {
         all.map(|(number, memory)| News::Shared(number, memory)).try_for_each(|news| channel.tell(news))
     }
 
-    /// Takes a memory, and tells all peers.
+    /// Takes a memory, and announces it to all peers.
     pub(super) fn register(&self, memory: &Arc<Memory>) -> Result<(), Fault> {
         if memory.file().is_none() {
             let text = "peers cannot map private memory; make it with Memory::shared";
@@ -74,7 +74,7 @@ impl Site {
                 told = told.and_then(|()| channel.tell(News::Shared(added.number, memory.clone())));
             }
             if told.is_err() {
-                // A peer that cannot be told would refuse slices for no reason: its path breaks instead.
+                // A peer that misses the news would refuse slices for no reason, so its path is broken instead.
                 channel.give_up();
             }
         }
@@ -82,11 +82,11 @@ impl Site {
     }
 }
 
-/// The memories of a peer, as far as it has told of them.
+/// The memories of a peer, as far as it has announced them.
 #[derive(Default)]
 pub(super) struct Segments {
     mapped: BTreeMap<u32, Arc<Memory>>,
-    /// The highest number of which it has told; numbers rise.
+    /// The highest number announced; numbers rise.
     told: u32,
 }
 
@@ -120,7 +120,7 @@ impl Segments {
         self.mapped.contains_key(&number)
     }
 
-    /// Takes what the peer has told.
+    /// Takes the peer's news.
     ///
     /// # Errors
     /// As the channel; and when a file cannot be mapped or there are too many.

@@ -14,7 +14,7 @@ const STAGE_BYTES: usize = 64 << 10;
 /// Bodies at least this long are received without reading far ahead: what is staged has to be copied again.
 const LONG_BYTES: u32 = 16 << 10;
 
-/// What a call brought.
+/// The result of one receive call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
     /// This much, and perhaps there is more.
@@ -107,7 +107,7 @@ impl Incoming {
         match stream.receive(target, &mut self.stage[self.end..self.end + room]) {
             Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the peer has closed the connection")),
             Ok(came) => {
-                // Less than asked for: the socket is empty, and the next event tells when it is not.
+                // Fewer bytes than requested: the socket is empty, and the next event signals new bytes.
                 self.drained = came < asked && !self.hung && stream.short_is_empty();
                 self.end += came.saturating_sub(target.map_or(0, |target| target.bytes));
                 Ok(Received::Some(came))
@@ -140,11 +140,11 @@ pub(super) struct Landing {
     tailed: bool,
     landed: u32,
     sum: u64,
-    /// What went wrong here: code and text.
+    /// The fault on this side: code and text.
     pub(super) fault: Option<crate::mover::Fault>,
 }
 
-/// What a step of a landing came to.
+/// The result of a step of a landing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// So many bytes came.
@@ -155,7 +155,7 @@ pub(super) enum Step {
     Landed(Option<Tail>),
 }
 
-/// What landings need of their connection.
+/// The parts of a connection that landings use.
 pub(super) struct Ground<'a> {
     pub(super) stream: &'a mut Stream,
     pub(super) incoming: &'a mut Incoming,

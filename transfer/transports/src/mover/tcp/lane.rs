@@ -30,7 +30,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// What is no slice.
+    /// A request that is not a slice.
     fn word(number: u32, ticket: u64) -> Self {
         Self { number, tickets: vec![ticket], bytes: 0, into: None }
     }
@@ -114,7 +114,7 @@ impl Lane {
         let most = self.route.gate.slice_bytes_max().min(STRIDE_BYTES);
         let mut run: Option<Run> = None;
         for work in self.door().take() {
-            // What was idle has only now begun to wait.
+            // A lane that was idle starts to wait only now.
             self.moved |= !self.waits() && run.is_none();
             match work {
                 Work::Slice(slice) if run.as_mut().is_some_and(|run| run.takes(&slice, most)) => {}

@@ -283,7 +283,7 @@ impl Transport for TcpTransport {
             route.gate.wait_ended(until.saturating_duration_since(Instant::now()));
         }
         self.site.pool.stop();
-        // What the threads could not carry to its end any more has none but this.
+        // No thread is left to end the remaining paths, so they end here.
         for route in &routes {
             route.gate.ended(super::PathEnd::PeerUnknown);
         }

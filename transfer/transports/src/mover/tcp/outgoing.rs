@@ -12,7 +12,7 @@ use crate::mover::{Direction, Exposure, Fault, Memory, Permit, WindowId};
 
 /// Pieces handed to one call.
 const PIECES_MAX: usize = 192;
-/// What is sent where a window has been closed in the middle of a frame.
+/// Filler sent where a window closes in the middle of a frame.
 static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
 /// Where the body of a frame is.
@@ -53,7 +53,7 @@ impl Frame {
     }
 }
 
-/// What one call has done.
+/// The result of one send call.
 pub(super) struct Sent {
     /// Bytes that the stream has taken.
     pub(super) bytes: u64,
@@ -79,7 +79,7 @@ enum Source {
     Tail(usize),
 }
 
-/// What is decided for one call.
+/// The content of one send call.
 #[derive(Default)]
 struct Batch {
     spans: Vec<Span>,

@@ -11,7 +11,7 @@ use crate::mover::gate::Gate;
 use crate::mover::reactor::Seat;
 use crate::mover::{Fault, Notice, Path, PathEnd, PeerId, Slice};
 
-/// What a lane is to send.
+/// A piece of work for a lane.
 pub(super) enum Work {
     Slice(Slice),
     Notice(u64, Notice),
@@ -36,7 +36,7 @@ impl LaneDoor {
         self.seat
     }
 
-    /// What has been put since; called on the lane's thread.
+    /// Takes the work added since the last call; called on the lane's thread.
     pub(super) fn take(&self) -> VecDeque<Work> {
         if !self.nudged.swap(false, Ordering::AcqRel) {
             return VecDeque::new();
@@ -104,7 +104,7 @@ impl Route {
     }
 }
 
-/// What the opener of a path holds.
+/// The handle of a path's owner.
 pub(super) struct TcpPath(pub(super) Arc<Route>);
 
 impl Path for TcpPath {

@@ -1,4 +1,4 @@
-//! What all connections of one transport share.
+//! State shared by all connections of one transport.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;

@@ -11,7 +11,7 @@ use super::wire::{CHUNK_BYTES, STRIDE_BYTES};
 use crate::mover::Fault;
 use crate::mover::sockets::never_waiting;
 
-/// What TLS may hold that the socket has not taken.
+/// Bytes that TLS may buffer before the socket takes them.
 const TLS_BYTES_MAX: usize = 512 << 10;
 /// One record of TLS.
 const RECORD_BYTES: usize = 16 << 10;
@@ -56,8 +56,8 @@ impl Stream {
         }
     }
 
-    /// Bytes offered to one [`Stream::send`], at most about. TLS takes all of them at once, or its buffer would be
-    /// full where the socket is not, of which nobody tells.
+    /// Bytes offered to one [`Stream::send`], at most about. TLS takes all of them at once. With more, its buffer
+    /// could be full while the socket is not, and no event would signal that.
     pub(super) fn stride_bytes(&self) -> u32 {
         if self.tls.is_some() { CHUNK_BYTES } else { STRIDE_BYTES }
     }
@@ -118,8 +118,7 @@ fn decrypted(tls: &mut Connection, socket: &mut TcpStream, into: &mut [u8]) -> i
         }
         let came = tls.read_tls(socket)?;
         let processed = tls.process_new_packets();
-        // Answers of the handshake, or the alert that says what was wrong. What does not go now goes with
-        // the next call that sends.
+        // Sends handshake answers, or the alert with the error. The next sending call flushes the rest.
         match flush(tls, socket) {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             _ => {}
@@ -131,7 +130,7 @@ fn decrypted(tls: &mut Connection, socket: &mut TcpStream, into: &mut [u8]) -> i
     }
 }
 
-/// What a failed call on it means for the path.
+/// The fault of the path after a failed call on the connection.
 pub(super) fn broken(error: io::Error) -> Fault {
     Fault::Path(format!("the connection broke: {error}"))
 }

@@ -19,7 +19,7 @@ pub struct TcpTls {
     pub server_name: Option<String>,
 }
 
-/// What a process shows and trusts, as PEM.
+/// The certificate and key that a process shows, and the authority that it trusts, as PEM.
 #[derive(Clone, Copy, Debug)]
 pub struct TlsPem<'a> {
     /// Its certificate, and those that vouch for it after it.
@@ -71,7 +71,7 @@ impl TcpTls {
         ClientConnection::new(self.client.clone(), self.peer_name(address)?).map_err(io::Error::other)
     }
 
-    /// What the certificate of who is at `address` must be for.
+    /// The name that the certificate of the peer at `address` must carry.
     pub(crate) fn peer_name(&self, address: &str) -> io::Result<ServerName<'static>> {
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
         let name = self.server_name.as_deref().unwrap_or(host.trim_matches(['[', ']']));

@@ -20,7 +20,7 @@ impl<'a> Gathered<'a> {
         self.pieces.push(IoSlice::new(bytes));
     }
 
-    /// Adds a range of memory, which whoever calls owns or holds a permit for until the bytes are sent.
+    /// Adds a range of memory. The caller owns the range, or holds a permit for it, until the bytes are sent.
     pub(super) fn memory(&mut self, memory: &'a Memory, at: u64, bytes: usize) {
         let from = memory.address(at, bytes as u64);
         // SAFETY: inside the mapping (`address` checks), which lives as long as `memory` is borrowed. Only
@@ -57,8 +57,8 @@ pub(super) fn receive(socket: impl AsFd, target: Option<&Target<'_>>, stage: &mu
         return Ok(rustix::net::recvmsg(socket, &mut pieces, &mut nothing, flags)?.bytes);
     };
     let into = target.memory.address(target.at, target.bytes as u64);
-    // SAFETY: inside the mapping (`address` checks), which `target` keeps alive. Only the kernel writes
-    // through this slice, and only during the call; whoever calls owns the range or holds a permit for it.
+    // SAFETY: inside the mapping (`address` checks), which `target` keeps alive. Only the kernel writes through this
+    // slice, and only during the call. The caller owns the range or holds a permit for it.
     let direct = unsafe { std::slice::from_raw_parts_mut(into, target.bytes) };
     let mut pieces = [IoSliceMut::new(direct), IoSliceMut::new(stage)];
     Ok(rustix::net::recvmsg(socket, &mut pieces, &mut nothing, flags)?.bytes)

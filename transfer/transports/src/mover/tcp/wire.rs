@@ -31,7 +31,7 @@ pub(super) fn step_bytes(verify: bool, stride: u32) -> u32 {
     if verify { CHUNK_BYTES } else { stride }
 }
 
-/// What a frame says.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The body belongs into the window. With a tail when it is to be verified.
@@ -46,7 +46,7 @@ pub(super) enum Kind {
     Acked = 16,
     /// This one failed: code and text.
     Refused = 17,
-    /// What was asked for. Always with a tail.
+    /// The bytes requested. Always with a tail.
     Data = 18,
     /// The connection ends because of this: code and text.
     Bye = 19,

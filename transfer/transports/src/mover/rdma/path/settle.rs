@@ -1,4 +1,4 @@
-//! What the device says of a path's requests and messages, and what that means to its owner.
+//! Handles the device's completions of a path's requests and messages, and reports them to the owner.
 
 use std::io;
 
@@ -20,7 +20,7 @@ impl Opened {
                 break;
             }
             if one.status != 0 {
-                // What was done before stays so: told first, in order.
+                // Slices done before the failure stay done. They are reported first, in order.
                 self.completions.push(told.drain(..));
                 self.refused(state, one);
                 break;
@@ -89,7 +89,7 @@ impl Opened {
         let data = one.id & (RECEIVE | SENT) == 0;
         let queue = state.flying.get(place).filter(|_| data && one.status == REMOTE_ACCESS);
         let ticket = queue.and_then(|queue| queue.iter().find(|one| one.id == id)).map(|one| one.ticket);
-        // Ranges were checked before: so the window is no more.
+        // The ranges were checked before posting, so the peer must have closed the window.
         let stale = || Fault::Stale("the peer has closed the window".into());
         self.broken(state, fault, ticket.map(|ticket| (ticket, stale())));
     }
