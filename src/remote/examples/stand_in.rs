@@ -28,7 +28,7 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 const USAGE: &str = "stand_in --engine vllm|sglang [--whole PORTS] [--prefill PORTS --decode PORTS] [--bootstrap PORTS] \
     [--tokenizer FOLDER] [--block-tokens 64] [--cache-blocks 0] [--prompt-token-us 0] [--token-us 0] [--max-model-tokens 262144]; PORTS like 9000,9001";
 
-/// What the command line says.
+/// The arguments of the command line.
 struct Args(BTreeMap<String, String>);
 
 impl Args {

@@ -1,4 +1,4 @@
-//! What the engines' answers have in common: ends, errors within a stream, and logprobs.
+//! The common parts of the engines' answers: ends, errors within a stream, and logprobs.
 
 use baton_types::{Finish, TokenLogprob};
 use http::StatusCode;
@@ -8,7 +8,7 @@ use crate::error::{Kind, RemoteError, Side, Stage};
 use crate::http::{message_of, refused};
 use crate::request::{Counts, Token};
 
-/// What one event of a stream, or an answer in one piece, adds.
+/// The content that one event of a stream, or an answer in one piece, adds.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Progress {
     pub(crate) prompt_logprobs: Option<Vec<TokenLogprob>>,

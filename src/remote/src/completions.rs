@@ -103,12 +103,12 @@ pub(crate) struct Whole {
 }
 
 impl Reader {
-    /// What an event adds. Anything but the answer to this very prompt is an error.
+    /// Reads the content of an event. Anything but the answer to this very prompt is an error.
     pub(crate) fn event(&self, data: &[u8]) -> Result<Progress, RemoteError> {
         Ok(self.whole(data)?.progress)
     }
 
-    /// What an answer in one piece says.
+    /// Reads an answer in one piece.
     pub(crate) fn whole(&self, data: &[u8]) -> Result<Whole, RemoteError> {
         let without = self.without_echo(data);
         let data = without.as_deref().unwrap_or(data);
@@ -133,8 +133,9 @@ impl Reader {
         Ok(Whole { progress, kv_transfer_params })
     }
 
-    /// The answer with nothing where it repeats our prompt as we write it: reading that number by number takes longer than
-    /// all else. Within a text the quotes of the name would be escaped, so it is found as a name only.
+    /// The answer without the engine's copy of our prompt, which it repeats as we write it. Parsing that copy number by
+    /// number takes longer than all the rest. Within a text the quotes around the name would be escaped, so only the
+    /// field itself matches.
     fn without_echo(&self, data: &[u8]) -> Option<Vec<u8>> {
         // A digit and what follows it for each id: most events of a stream have no room for that.
         if data.len() < ECHO.len() + 2 * self.prompt.len() {

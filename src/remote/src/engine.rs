@@ -64,7 +64,7 @@ impl RemoteEngine {
         &self.inner.settings
     }
 
-    /// What the last [`Self::probe`] found.
+    /// The result of the last [`Self::probe`].
     #[must_use]
     pub fn probed(&self) -> Option<Arc<Probe>> {
         self.inner.probe.lock().clone()
@@ -104,7 +104,7 @@ impl RemoteEngine {
         }
     }
 
-    /// Says which rank of an SGLang is meant; vLLM is told in a header.
+    /// Sets the data-parallel rank in a request to SGLang. For vLLM a header names it.
     pub(crate) fn name_rank(&self, body: &mut Body) -> Result<(), RemoteError> {
         match self.inner.settings.dp_rank {
             Some(rank) => body.set("routed_dp_rank", &rank),
@@ -174,7 +174,7 @@ impl RemoteEngine {
         let leg = leg_id(&request.id);
         let left = self.admit(&request, &handoff)?;
         if request.sampling.prompt_logprobs.is_some() {
-            // The prefill leg has told them, and engines that decode were seen to fail over them.
+            // The prefill leg has reported them, and some decode engines fail on the field.
             request.sampling = Arc::new(Sampling { prompt_logprobs: None, ..(*request.sampling).clone() });
         }
         // A room is opened before its prefill has run, and nothing is read from it too late.
@@ -258,7 +258,7 @@ impl RemoteEngine {
             ("/v1/completions", self.vllm_headers(&leg)?, Reader::Completions(reader), None)
         };
         let call = Call { stage, path, elsewhere: None, headers, until: first_by };
-        // A call that is given up here drops `abort`, which tells the engine.
+        // A call that is dropped here drops `abort`, which aborts the request at the engine.
         match self.inner.wire.post(body.written()?, call).await {
             Ok(answer) => Ok(Generation::streamed(answer, reader, terms, abort)),
             Err(error) => {

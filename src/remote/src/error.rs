@@ -1,8 +1,8 @@
-//! What can go wrong with a remote engine: the kind is the remedy, the side is who is charged, the stage is the place.
+//! Errors of a remote engine. The kind determines the remedy, the side is the one at fault, and the stage is the place.
 
 use std::borrow::Cow;
 
-/// What to do about an error. One kind per remedy, not one per cause.
+/// The remedy for an error. There is one kind per remedy, not one per cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// This attempt failed: the same request may succeed anew, on this engine later or on another one now.
@@ -82,7 +82,7 @@ impl Stage {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {text}{}", .stage.name(), clause(.remedy))]
 pub struct RemoteError {
-    /// What to do.
+    /// The remedy.
     pub kind: Kind,
     /// The side that is charged.
     pub side: Side,
@@ -90,9 +90,9 @@ pub struct RemoteError {
     pub stage: Stage,
     /// The engine's HTTP status, where it gave one.
     pub status: Option<u16>,
-    /// What happened, with the values involved.
+    /// A description of the failure, with the values involved.
     pub text: String,
-    /// What a person does about it; empty when there is nothing to do.
+    /// The operator's action; empty when none is needed.
     pub remedy: Cow<'static, str>,
     /// The engine had the request when the connection to it broke.
     pub cut_off: bool,
@@ -140,7 +140,7 @@ impl RemoteError {
         self
     }
 
-    /// The same at another stage. That an engine cannot be reached stays so wherever it was wanted.
+    /// This error at another stage. An unreachable engine keeps its stage wherever the call came from.
     pub(crate) fn at(mut self, stage: Stage) -> Self {
         if self.stage != Stage::Connect {
             if self.remedy == remedy_of(self.kind, self.stage) {
@@ -157,8 +157,8 @@ fn clause(remedy: &str) -> String {
     if remedy.is_empty() { String::new() } else { format!("; {remedy}") }
 }
 
-/// What a person does about an error of whom nothing more is known. A request that failed is tried elsewhere without
-/// anybody's doing, and the text says what is wrong with one that cannot be served.
+/// The operator's action for an error without further details. A request that failed is retried elsewhere without an
+/// operator, and the text says why a request cannot be served.
 const fn remedy_of(kind: Kind, stage: Stage) -> &'static str {
     match (kind, stage) {
         (

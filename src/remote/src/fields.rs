@@ -25,7 +25,7 @@ const MAX_FIELDS: usize = 512;
 /// vLLM's field of further fields: it takes those that name KV from there as well.
 const MORE: &str = "vllm_xargs";
 
-/// What becomes of a field of the client's body.
+/// The treatment of a field in the client's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Baton writes it itself, on every leg, from what it has read and checked.
@@ -285,7 +285,7 @@ impl http_body::Body for Written {
     }
 }
 
-/// What a client's body has for the engine.
+/// The part of a client's body that goes to the engine.
 #[derive(Debug, Default)]
 pub(crate) struct Client {
     /// Fields that go along.
@@ -295,7 +295,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// What a request has for its engine.
+    /// The part of a request that goes to its engine.
     pub(crate) fn of(request: &Request) -> Result<Self, RemoteError> {
         let mut client = Body::of_client(&request.body)?;
         if let Some(salt) = &request.salt {
@@ -379,7 +379,7 @@ mod tests {
     use super::*;
 
     impl Written {
-        /// What an engine reads.
+        /// The bytes that an engine reads.
         pub(crate) fn flat(self) -> Vec<u8> {
             let exact = http_body::Body::size_hint(&self).exact();
             let flat = Vec::from(self.0).concat();

@@ -64,7 +64,7 @@ pub(crate) struct Terms {
     pub(crate) event_bytes: usize,
 }
 
-/// Tells SGLang to stop a request, for it may not notice that the connection has closed.
+/// Aborts a request at SGLang, which may not notice that the connection has closed.
 pub(crate) struct Abort {
     wire: Arc<Wire>,
     leg: String,
@@ -84,7 +84,7 @@ impl Abort {
 
 impl Drop for Abort {
     fn drop(&mut self) {
-        // Outside a runtime nothing can be sent any more; the closed connection has to do.
+        // Outside a runtime no request can be sent, so the closed connection has to suffice.
         if let (true, Ok(runtime)) = (self.armed, tokio::runtime::Handle::try_current()) {
             let wire = Arc::clone(&self.wire);
             let body = serde_json::json!({"rid": self.leg}).to_string().into();
@@ -98,7 +98,8 @@ impl Drop for Abort {
                     headers: vec![],
                     until,
                 };
-                // An engine that cannot be told is not running the request either, or will notice the closed connection.
+                // An engine that does not receive it is not running the request either, or it will notice the closed
+                // connection.
                 drop(wire.tell(body, call).await);
             });
         }
@@ -330,6 +331,6 @@ pub struct Collected {
     pub tokens: Vec<crate::Token>,
     /// How it ended; always there in what [`Generation::all`] returns.
     pub finish: Option<Finish>,
-    /// What it took.
+    /// The usage of the request.
     pub counts: Counts,
 }

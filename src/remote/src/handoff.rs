@@ -1,4 +1,4 @@
-//! What the prefill leg hands to the decode leg: checked when it is made, checked again when it arrives, used once.
+//! The hand-off from the prefill leg to the decode leg: checked when it is created and when it arrives, and used once.
 
 use baton_types::ChainHasher;
 use serde::{Deserialize, Serialize};

@@ -199,7 +199,7 @@ async fn collect(body: Incoming, most: usize, until: Instant, stage: Stage) -> R
     })
 }
 
-/// What a status other than 2xx means.
+/// The error for a status other than 2xx.
 pub(crate) fn refused(status: StatusCode, body: &[u8], stage: Stage) -> RemoteError {
     let words = quoted(body);
     let text = format!("the engine answered {}: {words}", status.as_u16());

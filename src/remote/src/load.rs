@@ -17,7 +17,7 @@ impl Sample {
     }
 }
 
-/// What an engine has to do, by its own figures; what it does not tell is `None`, which is not zero.
+/// An engine's load, by its own figures. A figure that it does not report is `None`, which is not zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
     /// Requests that it works on.

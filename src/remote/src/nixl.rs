@@ -1,5 +1,5 @@
-//! What vLLM's NixlConnector says after a prefill: passed on as it is, and only when nothing is missing. A decode server
-//! that is sent less answers 500, answers wrongly, or exits as a whole.
+//! The parameters of vLLM's NixlConnector after a prefill. They are passed on unchanged, and only when complete. A
+//! decode server that gets fewer answers 500, answers wrongly, or exits as a whole.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 /// Longest parameters, bytes.
 const MAX_BYTES: usize = 2 << 20;
 
-/// What is wrong with the parameters.
+/// A description of the defect in the parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Flaw(String);
 
@@ -19,7 +19,7 @@ impl fmt::Display for Flaw {
     }
 }
 
-/// What they say of the lease.
+/// The lease terms in the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Terms {
     /// When the blocks are released, by a clock of the engine's choice, s.

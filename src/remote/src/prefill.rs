@@ -22,7 +22,7 @@ use crate::settings::{EngineRole, HandoffWay};
 use crate::sglang;
 use crate::vllm::{self, Leg};
 
-/// What is next for a request whose prompt is computed.
+/// The next step for a request whose prompt is computed.
 #[derive(Debug)]
 pub enum Next {
     /// Decode it from here.
@@ -36,14 +36,14 @@ pub enum Next {
 /// A finished prefill leg.
 #[derive(Debug)]
 pub struct Prefilled {
-    /// The token that was drawn. It is part of the answer only with [`Next::Answer`]: a decode leg tells its first token
-    /// itself.
+    /// The token that was drawn. It is part of the answer only with [`Next::Answer`]: a decode leg reports its first
+    /// token itself.
     pub tokens: Vec<Token>,
     /// Logprobs of the prompt's tokens but the first, when asked for. The decode leg does not tell them.
     pub prompt_logprobs: Option<Vec<TokenLogprob>>,
-    /// What it took; `cached_tokens` is the prefill engine's prefix hit, when told.
+    /// The usage. `cached_tokens` is the prefill engine's prefix hit, if it reports one.
     pub counts: Counts,
-    /// What is next.
+    /// The next step.
     pub next: Next,
     /// With [`Next::Answer`]: KV that the engine lends although nobody needs it. A decode leg that takes it and is thrown away
     /// frees it; otherwise it stays for its lease.
@@ -61,7 +61,7 @@ pub struct PrefillLeg {
     offer: Option<Handoff>,
 }
 
-/// What to make of the answer.
+/// The way to interpret the answer.
 enum Plan {
     /// One token is all that is wanted: no KV is kept for anybody.
     Answer,
@@ -138,8 +138,8 @@ impl PrefillLeg {
             Plan::Room => Next::Offered,
             Plan::Answer => Next::Answer(finish),
             Plan::Nixl if answers => {
-                // vLLM's NixlConnector lends the KV of a prompt whose first token ends the answer, too. What is told of it and
-                // cannot be used is no fault of the answer.
+                // vLLM's NixlConnector lends the KV even of a prompt whose first token ends the answer. Unusable
+                // parameters of it do not make the answer invalid.
                 left = kv_transfer_params
                     .and_then(|params| nixl_handoff(&self.engine, &self.request, Some(params)).ok());
                 Next::Answer(finish)

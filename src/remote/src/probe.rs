@@ -1,4 +1,4 @@
-//! What an engine is, whether it is well, and whether it works.
+//! Probes an engine: its properties, its health, and whether it works.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant as Clock};
@@ -16,33 +16,33 @@ use crate::load::{self, Load, Sample};
 use crate::request::Request;
 use crate::settings::{Dialect, EngineRole};
 
-/// What an engine says of itself.
+/// The properties that an engine reports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Probe {
     /// The model's name in requests.
     pub model: String,
-    /// Where the model was loaded from, when told.
+    /// The path that the model was loaded from, if reported.
     pub model_path: Option<String>,
-    /// Longest prompt and answer together, when told.
+    /// Longest prompt and answer together, if reported.
     pub max_model_tokens: Option<u32>,
-    /// Tokens in a KV block, when told.
+    /// Tokens in a KV block, if reported.
     pub block_tokens: Option<u32>,
-    /// Tokens that its KV pool holds, when told.
+    /// Tokens that its KV pool holds, if reported.
     pub capacity_tokens: Option<u64>,
-    /// Prompt tokens that it computes in one pass at most, when told.
+    /// Maximum number of prompt tokens that it computes in one pass, if reported.
     pub pass_tokens: Option<u32>,
-    /// Its version, when told.
+    /// Its version, if reported.
     pub version: Option<String>,
-    /// How it moves KV between instances, when told: `nixl` or `mooncake`.
+    /// The connector that moves KV between instances, if reported: `nixl` or `mooncake`.
     pub connector: Option<String>,
-    /// Which leg it is for, when told.
+    /// The leg that it serves, if reported.
     pub role: Option<EngineRole>,
     /// The bootstrap server's port (SGLang).
     pub bootstrap_port: Option<u16>,
-    /// Data-parallel ranks, when told.
+    /// Data-parallel ranks, if reported.
     pub dp_ranks: Option<u32>,
-    /// Whether each event of a stream repeats the answer so far, when told: with long answers that is a lot to send and
-    /// read, and `--incremental-streaming-output` ends it (SGLang).
+    /// Whether each event of a stream repeats the answer so far, if reported (SGLang). With long answers that is a lot
+    /// to send and read, and `--incremental-streaming-output` turns it off.
     pub repeats_answer: Option<bool>,
 }
 
@@ -93,8 +93,8 @@ impl RemoteEngine {
         }
     }
 
-    /// Asks the engine what it is, and lets it draw a token. What it found names the model in later requests, and checks
-    /// their hand-offs; probe again after the engine has restarted.
+    /// Reads the engine's properties, and has it draw a token. The result sets the model's name in later requests, and
+    /// is the reference for checking their hand-offs. Probe again after the engine has restarted.
     ///
     /// # Errors
     /// [`Kind::Unavailable`] when it cannot be reached, [`Kind::Invalid`] when it is another engine than the settings say or
@@ -109,7 +109,7 @@ impl RemoteEngine {
         Ok(probe)
     }
 
-    /// What the engine has to do, by its own figures.
+    /// Reads the engine's load, by its own figures.
     ///
     /// # Errors
     /// When `/metrics` cannot be read, or does not have an engine's figures.
@@ -242,7 +242,7 @@ impl RemoteEngine {
     }
 }
 
-/// What vLLM's metrics say of its KV pool and connector.
+/// Reads the properties of vLLM's KV pool and connector from its metrics.
 fn cache_of(samples: &[Sample], probe: &mut Probe) {
     if let Some(config) = samples.iter().find(|sample| sample.name == "vllm:cache_config_info") {
         probe.block_tokens = config.label("block_size").and_then(|size| size.parse().ok());

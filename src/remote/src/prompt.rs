@@ -40,7 +40,7 @@ impl WeakPrompt {
 }
 
 impl Prompt {
-    /// The same prompt for as long as others keep it.
+    /// A reference to this prompt that does not keep it in memory.
     #[must_use]
     pub fn downgrade(&self) -> WeakPrompt {
         WeakPrompt(Arc::downgrade(&self.0))

@@ -1,4 +1,4 @@
-//! What is asked of an engine: token ids, how to draw, and what else the client said.
+//! A request to an engine: token ids, sampling, and the client's further fields.
 
 use std::sync::Arc;
 
@@ -27,18 +27,18 @@ pub struct Request {
 pub struct Token {
     /// Its id.
     pub id: u32,
-    /// When asked for and told. After a hand-off SGLang may not tell it of the first token.
+    /// Present when asked for and reported. After a hand-off SGLang may not report it for the first token.
     pub logprob: Option<TokenLogprob>,
 }
 
-/// What an answer took, as the engine counted.
+/// The usage of an answer, as the engine counted it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Tokens of the prompt.
     pub prompt_tokens: Option<u64>,
     /// Tokens of the answer.
     pub answer_tokens: Option<u64>,
-    /// Prompt tokens that were not computed again. Not told by every engine: vLLM needs
+    /// Prompt tokens that were not computed again. Not every engine reports it: vLLM needs
     /// `--enable-prompt-tokens-details`.
     pub cached_tokens: Option<u64>,
 }
@@ -54,7 +54,7 @@ pub enum Piece {
     Finished {
         /// Why.
         finish: Finish,
-        /// What it took.
+        /// The usage of the request.
         counts: Counts,
     },
 }

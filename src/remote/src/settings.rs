@@ -11,8 +11,8 @@ pub enum Dialect {
     Vllm,
     /// SGLang's own `/generate`.
     Sglang,
-    /// Anything else with `/v1/completions` that takes token ids as a prompt and tells the ids of what it drew.
-    /// Whole requests only: it has no hand-off.
+    /// Any other server with `/v1/completions` that takes token ids as a prompt and returns the ids of the tokens it
+    /// drew. It serves whole requests only, as it has no hand-off.
     Plain,
 }
 
@@ -78,7 +78,8 @@ pub struct Timeouts {
 /// How much is taken of an engine, and how much is given to it at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// One event of a stream, beside the prompt's tokens. SGLang repeats the answer so far in each unless told `--incremental-streaming-output`.
+    /// One event of a stream, beside the prompt's tokens. SGLang repeats the answer so far in each, except with
+    /// `--incremental-streaming-output`.
     pub event_bytes: usize,
     /// An answer that comes in one piece.
     pub answer_bytes: usize,
@@ -104,7 +105,7 @@ pub struct LeaseTerms {
 pub struct RemoteSettings {
     /// `http://host:port`; plain http, for engines have no TLS of their own.
     pub url: String,
-    /// What it speaks.
+    /// The dialect of its API.
     pub dialect: Dialect,
     /// How it hands KV over.
     pub handoff: HandoffWay,
@@ -156,7 +157,7 @@ impl RemoteSettings {
         }
     }
 
-    /// The same with a way of handing KV over, and the lease that goes with it.
+    /// These settings with a way of handing KV over, and the lease that goes with it.
     #[must_use]
     pub fn with_handoff(mut self, handoff: HandoffWay) -> Self {
         if matches!(handoff, HandoffWay::Mooncake { .. }) {

@@ -125,8 +125,8 @@ fn constrain(params: &mut Body, format: &RawValue) -> Result<(), RemoteError> {
     }
 }
 
-/// A client's salt and extra key make one salt, which SGLang tells in its announcements as it does no extra key. Versions
-/// without salts know it as the extra key.
+/// Joins a client's salt and extra key into one salt: SGLang announces the salt but no extra key. Versions without
+/// salts accept it as the extra key.
 fn salt(along: &mut Body) -> Result<(), RemoteError> {
     let Some(salt) = along.take("cache_salt") else { return Ok(()) };
     let text = |raw: &RawValue, name: &str| {
@@ -182,7 +182,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// What an event adds.
+    /// Reads the content of an event.
     pub(crate) fn event(&mut self, data: &[u8]) -> Result<Progress, RemoteError> {
         let chunk: Chunk = serde_json::from_slice(data)
             .map_err(|error| self.bug(format!("the engine's answer cannot be read: {error}")))?;

@@ -26,7 +26,8 @@ where
         Self { body, buffer: BytesMut::new(), searched: 0, data: None, ended: false, event_bytes }
     }
 
-    /// The data of the next event, or `None` at the end of the body. What was read stays when the future is dropped.
+    /// The data of the next event, or `None` at the end of the body. Bytes that were read are kept when the future is
+    /// dropped.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RemoteError> {
         loop {
             while let Some(line) = self.line()? {

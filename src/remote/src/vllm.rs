@@ -62,8 +62,8 @@ pub(crate) fn body(
     Ok(body)
 }
 
-/// Whether a leg's answer is streamed. A streamed prefill would not say where its blocks are, and vLLM tells the
-/// prompt's logprobs only in one piece.
+/// Whether a leg's answer is streamed. A streamed prefill would not report where its blocks are. vLLM also reports the
+/// prompt's logprobs only in an answer in one piece.
 pub(crate) fn streams(leg: Leg, sampling: &Sampling) -> bool {
     match leg {
         Leg::Whole => sampling.prompt_logprobs.is_none(),
@@ -113,7 +113,7 @@ pub(crate) fn biases(sampling: &Sampling) -> BTreeMap<String, f32> {
     sampling.logit_bias.iter().map(|(token, bias)| (token.to_string(), *bias)).collect()
 }
 
-/// What no engine can make sense of: JSON has no infinity, and an answer has a token.
+/// Rejects settings that no engine accepts: JSON has no infinity, and an answer has a token.
 pub(crate) fn check_sampling(request: &Request) -> Result<(), RemoteError> {
     let s = &*request.sampling;
     let wrong = |text: String| Err(RemoteError::invalid(Stage::Prepare, text));

@@ -30,7 +30,7 @@ pub struct Sample {
     pub chat_tokens: Option<Vec<u32>>,
 }
 
-/// What was compared, and is the same.
+/// The part that was compared and is equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compared {
     /// The ids of the text and of the chat.

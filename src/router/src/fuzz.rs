@@ -1,4 +1,4 @@
-//! Hostile clients, templates and models: their input costs no more than its limit, and every response is well-formed.
+//! Hostile clients, templates and models: their input costs at most its limit, and every response is well-formed.
 
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::server::Reply;
 use super::text::{FakeTokenizer, Voice};
 
-/// What a request to `/v1/completions` asks for.
+/// The content of a request to `/v1/completions`.
 #[derive(Debug)]
 pub(super) struct Asks {
     pub(super) voice: Voice,
@@ -43,7 +43,7 @@ pub(super) fn server_error() -> Reply {
     )
 }
 
-/// A request's fields, and its prompt: long ones are read once, and into no more than they need.
+/// A request's fields, and its prompt. A long prompt is parsed once, without intermediate values.
 #[derive(Debug, Default)]
 pub(super) struct Read {
     pub(super) fields: Value,
@@ -88,7 +88,7 @@ impl Read {
         }
     }
 
-    /// What keeps the prompt's cached blocks apart from others'.
+    /// The salt that separates the prompt's cached blocks from others'.
     pub(super) fn salt(&self) -> String {
         let of = |name: &str| self.fields[name].as_str().unwrap_or_default();
         [of("cache_salt"), of("extra_key")].concat()

@@ -1,4 +1,4 @@
-//! What a stand-in was sent, and what it should not have been sent.
+//! Records the requests that a stand-in received, and the violations among them.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! What prompts cost an engine: one is computed after the other, as far as it is not there already.
+//! Simulates an engine's prefill time: prompts are computed one after the other, without their cached prefix.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

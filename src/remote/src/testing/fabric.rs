@@ -86,7 +86,7 @@ impl Fabric {
         }
     }
 
-    /// Changes the state, and tells those who wait.
+    /// Changes the state, and notifies the waiting tasks.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let done = change(&mut self.0.state.lock());
         self.0.changed.notify_waiters();

@@ -1,4 +1,4 @@
-//! What goes wrong, on demand.
+//! Faults that a test injects.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ pub enum Fault {
     Hangup,
     /// The connection breaks after so many tokens.
     DieAfter(usize),
-    /// After so many tokens no more come, and the connection stays open.
+    /// The tokens stop after so many, and the connection stays open.
     FallSilentAfter(usize),
     /// The stream fails with an error object after so many tokens, then `[DONE]`.
     ErrorAfter(usize),
@@ -57,14 +57,14 @@ impl Faults {
         self.next.lock().extend(std::iter::repeat_n(fault, times));
     }
 
-    /// The engine behind the server dies, as vLLM's does: this request and those that come after it are told so.
+    /// Kills the engine behind the server, as happens to vLLM: this request and later ones get an error.
     pub(super) fn engine_dies(&self) -> Reply {
         self.dead.store(true, Ordering::SeqCst);
         let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
         Reply::json(500, &json!({"error": {"message": message, "type": "InternalServerError", "code": 500}}))
     }
 
-    /// What the server says of its engine's health.
+    /// The server's response on its engine's health.
     pub(super) fn health(&self) -> Reply {
         let status = if self.is_dead() { 503 } else { 200 };
         Reply::Page(status, "text/plain", Bytes::new())
@@ -104,7 +104,7 @@ impl Faults {
     }
 }
 
-/// What a fault has made of a request.
+/// The effect of a fault on a request.
 pub(super) enum Met {
     /// That was the answer.
     Ended(Reply),

@@ -1,9 +1,10 @@
 //! Strict stand-ins for real engines, for tests: HTTP on loopback, a toy model whose answers anyone can work out, and KV
 //! that is really lent.
 //!
-//! They do what the real ones were seen to do, the bad parts included: wrong tokens with status 200, a whole server that
-//! exits over a missing field. Whatever a router must not do is written down as a violation, so that a test can ask for
-//! there to be none. What is held is told, so that a test can ask for nothing to be held after a cancel.
+//! They behave as the real engines were seen to, the bad parts included: wrong tokens with status 200, a whole server
+//! that exits over a missing field. They record every forbidden use by a router as a violation, so that a test can
+//! assert that there is none. They report the KV that they hold, so that a test can assert that none is held after a
+//! cancel.
 
 mod body;
 mod book;

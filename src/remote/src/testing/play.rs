@@ -18,7 +18,7 @@ pub(super) struct Play<'a> {
     pub(super) fault: Option<&'a Fault>,
     pub(super) tokens: usize,
     pub(super) token_time: Duration,
-    /// What a stream that fails says.
+    /// The error object of a stream that fails.
     pub(super) error: Value,
 }
 

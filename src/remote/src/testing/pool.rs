@@ -68,13 +68,13 @@ impl Pool {
         state.free(blocks);
     }
 
-    /// Lends used blocks to whoever names `request`.
+    /// Lends used blocks under the name `request`.
     pub(super) fn lend(&self, request: &str, blocks: Vec<u32>, term: Duration) {
         let lease = Lease { blocks, until: Instant::now() + term };
         self.swept().leases.insert(request.to_owned(), lease);
     }
 
-    /// What the blocks hold, and the end of their lease; `None` when there is no such block.
+    /// The tokens of the blocks, and the end of their lease; `None` when there is no such block.
     pub(super) fn read(&self, request: &str, blocks: &[u64]) -> Option<(Vec<u32>, Standing)> {
         let mut state = self.swept();
         let mut tokens = Vec::new();

@@ -1,4 +1,4 @@
-//! What an engine keeps of the prompts that it has computed: blocks of a prefix, the least recently used ones given up.
+//! An engine's prefix cache: blocks of computed prompts, with the least recently used ones evicted.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,7 +9,7 @@ pub(super) struct PrefixCache {
     capacity: usize,
     /// When a block was last used.
     used: HashMap<u64, u64>,
-    /// Uses in order; those that are not a block's last mean nothing any more.
+    /// Uses in order. Those that are not a block's last are outdated.
     order: VecDeque<(u64, u64)>,
     uses: u64,
 }
@@ -61,7 +61,7 @@ impl PrefixCache {
                 self.used.remove(&name);
             }
         }
-        // Uses that mean nothing any more are dropped before they outnumber the others.
+        // Drops outdated uses before they outnumber the others.
         if self.order.len() > 2 * self.capacity + 1_024 {
             let used = &self.used;
             self.order.retain(|(use_, name)| used.get(name) == Some(use_));
@@ -80,7 +80,7 @@ const fn mixed(hash: u64, with: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The same, without cleverness: prefixes in order of their last use.
+    /// A naive version of the cache: prefixes in order of their last use.
     struct Naive {
         capacity: usize,
         blocks: Vec<Vec<u32>>,

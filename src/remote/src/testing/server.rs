@@ -47,7 +47,7 @@ impl Reply {
     }
 }
 
-/// What answers requests.
+/// The handler of requests.
 pub(super) trait Site: Send + Sync + 'static {
     fn answer(self: Arc<Self>, asked: Asked) -> impl Future<Output = Reply> + Send;
 }

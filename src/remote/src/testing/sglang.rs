@@ -32,7 +32,7 @@ use super::text::FakeTokenizer;
 use super::toy::answer_in;
 use crate::{Dialect, HandoffWay, RemoteSettings};
 
-/// What a stand-in for SGLang is like.
+/// The properties of a stand-in for SGLang.
 #[derive(Clone, Debug)]
 pub struct SglangSpec {
     /// Which leg it is for.
@@ -41,7 +41,7 @@ pub struct SglangSpec {
     pub bootstrap_port: u16,
     /// How long a leg waits for the other one.
     pub wait: Duration,
-    /// Each event repeats the answer so far, as SGLang does unless told otherwise.
+    /// Each event repeats the answer so far, as is SGLang's default.
     pub repeats: bool,
     /// Tokens of the KV pool.
     pub pool_tokens: u32,
@@ -57,7 +57,7 @@ pub struct SglangSpec {
     pub prefill_time: Duration,
     /// Time of a token.
     pub token_time: Duration,
-    /// What prompts cost, and what is kept of them.
+    /// The cost of prompts, and the size of the cache for them.
     pub cost: Cost,
     /// Where it listens; 0 takes a free port.
     pub port: u16,

@@ -1,4 +1,4 @@
-//! What stand-ins of every engine have in common: an account of what they were sent, faults, and an end.
+//! The common parts of all stand-ins: the record of requests, faults, and the shutdown.
 
 use super::book::{Book, Received};
 use super::fault::{Fault, Faults};
@@ -16,7 +16,7 @@ impl Stand {
         Self { book: Book::default(), faults: Faults::default(), life }
     }
 
-    /// What it was sent and should not have been.
+    /// The violations among the requests it received.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
         self.book.violations()
@@ -33,7 +33,7 @@ impl Stand {
         self.faults.push(fault, times);
     }
 
-    /// No more faults.
+    /// Clears the pending faults.
     pub fn heal(&self) {
         self.faults.clear();
     }

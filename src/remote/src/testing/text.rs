@@ -159,7 +159,7 @@ impl FakeTokenizer {
         self.tokens_of(&text, false)
     }
 
-    /// What `/tokenize` answers.
+    /// The response of `/tokenize`.
     pub(super) fn tokenize(self, body: &Value, max_model_tokens: u32) -> Result<Value, Wrong> {
         let flag = |name: &str, otherwise: bool| body[name].as_bool().unwrap_or(otherwise);
         let tokens = match body["prompt"].as_str() {
@@ -172,7 +172,7 @@ impl FakeTokenizer {
     }
 }
 
-/// An answer in text, about to be told.
+/// An answer in text, about to be sent.
 pub(super) struct Telling<'a> {
     pub(super) voice: Voice,
     pub(super) tokenizer: FakeTokenizer,
@@ -223,7 +223,7 @@ impl Telling<'_> {
         .into()
     }
 
-    /// The event that tells the counts.
+    /// The event with the counts.
     pub(super) fn counts(&self) -> Value {
         json!({"id": self.id, "object": self.kind(true), "created": 1_795_230_029, "model": "tiny", "choices": [],
             "usage": self.usage})

@@ -30,14 +30,14 @@ pub fn toy_logprob(token: u32, at: usize) -> f32 {
     -f32::from(step + 1) / 64.0
 }
 
-/// What follows `context`, drawn as `sampling` says: lengths, ends and stop tokens; the rest of it changes nothing here.
+/// The answer to `context` under `sampling`: lengths, ends and stop tokens. The other settings change nothing here.
 #[must_use]
 pub fn toy_answer(context: &[u32], sampling: &Sampling) -> (Vec<u32>, Finish) {
     answer_in(context, sampling, |token| token)
 }
 
-/// The same where each token that is drawn is told as another, and what follows is drawn behind what was told: an
-/// answer that is gone on with elsewhere goes on as it would have here.
+/// Like `toy_answer`, but each drawn token is reported as another one, and the next is drawn after the reported ones.
+/// An answer that continues elsewhere therefore goes on as it would have here.
 pub(super) fn answer_in(
     context: &[u32],
     sampling: &Sampling,

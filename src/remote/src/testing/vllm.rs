@@ -42,7 +42,7 @@ pub enum FakeConnector {
     Mooncake,
 }
 
-/// What a stand-in for vLLM is like.
+/// The properties of a stand-in for vLLM.
 #[derive(Clone, Debug)]
 pub struct VllmSpec {
     /// Which leg it is for.
@@ -63,7 +63,7 @@ pub struct VllmSpec {
     pub prefill_time: Duration,
     /// Time of a token.
     pub token_time: Duration,
-    /// What prompts cost, and what is kept of them.
+    /// The cost of prompts, and the size of the cache for them.
     pub cost: Cost,
     /// Where it listens; 0 takes a free port.
     pub port: u16,
@@ -341,7 +341,7 @@ impl Vllm {
         let held = Held { pool: Arc::clone(&self.pool), blocks };
         pass(self.spec.prefill_time).await;
         let cached = self.prompts.compute(&asks.salt, &asks.prompt).await;
-        // What the cache holds is believed.
+        // The cached tokens replace those of the prompt, as in a real engine.
         let believed = self.cached(&asks);
         let (answer, finish) = self.draw(believed.as_ref().unwrap_or(&asks.prompt), &asks.sampling);
         self.tell(Answer { asks, id, answer, finish, cached, params: Value::Null, fault }, (held, running))

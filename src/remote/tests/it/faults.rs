@@ -86,7 +86,7 @@ async fn what_breaks_after_the_finish_takes_nothing_away() {
     for fault in [Fault::DieAfter(8), Fault::FallSilentAfter(8), Fault::ErrorAfter(8)] {
         vllm.fault(fault.clone(), 1);
         let outcome = outcome(&engine).await;
-        // An error that the engine tells is an error all the same.
+        // An error within the engine's stream is still an error.
         assert_eq!(outcome.is_ok(), !matches!(fault, Fault::ErrorAfter(_)), "{fault:?}: {outcome:?}");
     }
 }

@@ -289,7 +289,7 @@ async fn a_grammar_that_cannot_be_compiled_is_the_clients_whichever_leg_tells_it
     };
     let mut leg = pair.prefill.prefill(asked.clone()).await.unwrap();
     let handoff = leg.offer().unwrap();
-    // The real one's stream begins with 200, and tells a prompt of one token.
+    // The real engine's stream begins with 200, and reports a prompt of one token.
     clients(pair.decode.decode(asked, handoff).await.unwrap().all().await.unwrap_err());
     clients(leg.run().await.unwrap_err());
 }

@@ -1,4 +1,4 @@
-//! What engines say of themselves.
+//! The pages on which engines report their properties.
 
 use baton_remote::testing::{
     Fabric, FakeConnector, FakeRole, FakeSglang, FakeVllm, Fault, SglangSpec, VllmSpec,

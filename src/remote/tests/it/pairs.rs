@@ -261,7 +261,7 @@ async fn a_lease_that_is_nearly_over_is_not_used() {
     }
 }
 
-/// What the engine says of the lease counts where it is sooner than what the settings say.
+/// The lease's end as the engine reports it applies where it is sooner than that of the settings.
 #[tokio::test]
 async fn the_engines_own_expiry_is_kept() {
     let pair = VllmPair::new(FakeConnector::Nixl).await;
@@ -294,7 +294,7 @@ async fn a_decode_that_would_outlast_the_lease_is_left() {
     assert_eq!(error.kind, Kind::Retry, "{error}");
     becomes("the decode engine is left", || pair.d.running() == 0).await;
     becomes("the lease is over", || pair.p.expired_leases() == 1).await;
-    // What the decode engine has cached is still right.
+    // The decode engine's cache is still correct.
     pair.assert_no_violation();
     pair.p.heal();
     assert_eq!(pair.serve(&asked).await, Ok(truth(&asked)));
@@ -321,7 +321,7 @@ async fn a_leg_for_the_other_role_is_not_sent() {
     assert_eq!((pair.p.received().len(), pair.d.received().len(), rooms.d.received().len()), (1, 0, 0));
 }
 
-/// Whether the tokens came in time cannot be told when nobody looked; then they are not used.
+/// A first token that is read after the lease is not used, because nothing shows whether it came in time.
 #[tokio::test]
 async fn a_first_token_that_is_looked_at_after_the_lease_is_not_used() {
     let pair = VllmPair::with(

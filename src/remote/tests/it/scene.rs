@@ -1,4 +1,4 @@
-//! What the tests share: requests, pairs, and waiting for something to become true.
+//! Helpers that the tests share: requests, pairs, and waiting for a condition.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

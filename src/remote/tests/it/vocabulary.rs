@@ -21,7 +21,7 @@ fn sample() -> Sample {
     Sample { text: "Ulm, <|im_end|> é".into(), tokens, messages: CHAT.into(), chat_tokens: Some(chat) }
 }
 
-/// What a smaller vocabulary has for it: two bytes of one token.
+/// The sample as a smaller vocabulary encodes it: two bytes of one token.
 fn shorter() -> Sample {
     let mut sample = sample();
     sample.tokens.pop();

@@ -1,4 +1,4 @@
-//! What a request to the stand-in for SGLang asks for, and why it is refused.
+//! Reads requests to the stand-in for SGLang, and rejects invalid ones with a reason.
 
 use baton_types::Sampling;
 use bytes::Bytes;
@@ -58,7 +58,7 @@ const KNOWN_FIELDS: &[&str] = &[
     "routing_key",
 ];
 
-/// What a request asks for.
+/// The content of a request.
 pub(super) struct Asks {
     pub(super) voice: Voice,
     pub(super) tokenizer: FakeTokenizer,

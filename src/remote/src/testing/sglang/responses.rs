@@ -15,7 +15,7 @@ use crate::testing::server::event;
 use crate::testing::text::{Telling, Voice, usage};
 use crate::testing::toy::toy_logprob;
 
-/// An answer to be told.
+/// An answer to send.
 pub(super) struct Answer {
     pub(super) asks: Asks,
     pub(super) answer: Vec<u32>,

@@ -68,7 +68,7 @@ impl Sglang {
         let ready = |state: &mut State| {
             let room = state.rooms.get_mut(key).filter(|room| room.prefills > 0 && !room.moved)?;
             room.moved = true;
-            // What was taken is kept no longer: rooms are never used again, and there are many.
+            // Removes the content: rooms are never used again, and there are many.
             room.prefill.take()
         };
         let mut abort = running.abort.clone();

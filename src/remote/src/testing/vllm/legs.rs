@@ -119,7 +119,7 @@ impl Vllm {
         };
         let context = match read {
             Ok(context) => context,
-            // As recorded: a stream has begun by then, so the failure is told within it.
+            // As recorded: a stream has begun by then, so the error is an event in it.
             Err(Failed::Request) if asks.stream => {
                 let told = Answer {
                     asks,

@@ -14,7 +14,7 @@ use crate::testing::play::Play;
 use crate::testing::text::{Telling, Voice, usage};
 use crate::testing::toy::{VOCAB_TOKENS, toy_logprob};
 
-/// An answer to be told.
+/// An answer to send.
 pub(super) struct Answer {
     pub(super) asks: Asks,
     pub(super) id: String,
@@ -76,7 +76,8 @@ impl Answer {
             "prompt_token_ids": null, "token_ids": self.ids(ids)})
     }
 
-    /// As text, with the prompt's ids where they are told: long prompts make no value for each of them.
+    /// The frame as text, with the prompt's ids where they are requested. The ids of long prompts do not become a JSON
+    /// value each.
     fn worded(&self, frame: &Value, first: bool) -> String {
         const NONE: &str = r#""prompt_token_ids":null"#;
         let text = frame.to_string();
