@@ -1,6 +1,6 @@
-//! What following an engine costs: one core, per block, batches of 64 events as a busy engine sends them.
+//! Measures the cost of following an engine: one core, per block, batches of 64 events as a busy engine sends them.
 //!
-//! Time is what this thread spent on a core, where the kernel tells it: the machine may be busy with other work.
+//! Time is the CPU time of this thread, where the kernel reports it: the machine may be busy with other work.
 
 use baton_events::{
     Batch, Change, EngineHash, Event, Form, Limits, Medium, Mirror, MirrorConfig, Removed, Speaker, Stored,

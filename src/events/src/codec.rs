@@ -10,7 +10,7 @@ mod tests;
 pub use decode::{decode, sequence_of};
 pub use encode::{Form, Speaker, encode};
 
-/// What a batch may cost before it is refused.
+/// The limits of a batch; one beyond them is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of a batch.

@@ -1,6 +1,6 @@
-//! What can go wrong with another engine's events: one struct, whose kind is the remedy and whose stage is the place.
+//! Errors with another engine's events: one struct, whose kind is the remedy and whose stage is the place.
 
-/// What to do about an error. There is one kind per remedy, not one per cause.
+/// The remedy for an error. There is one kind per remedy, not one per cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The call or the configuration is wrong: repeating it cannot help.
@@ -59,7 +59,7 @@ pub struct EventError {
     pub kind: Kind,
     /// The place.
     pub stage: Stage,
-    /// What happened, in words for a person.
+    /// A description of the failure, for a person.
     pub message: String,
 }
 

@@ -1,4 +1,4 @@
-//! What engines and strangers send, damaged: neither message nor frame may cost more than its bytes.
+//! Damaged messages of engines and unknown peers: neither a message nor a frame may cost more than its bytes.
 
 use baton_fuzz::{Fuzz, Verdict};
 use baton_types::{BlockKey, ChainHasher};
@@ -49,8 +49,8 @@ fn fuzz_kv_events() {
             changes.clear();
             mirror.apply(batch, &mut changes);
             assert_eq!(mirror.check(), Ok(()));
-            // What our own writer makes of it is read back, and says the same when it is written again. Later than the
-            // year 2041 it may not: seconds as a fraction are too coarse then.
+            // The output of our own writer must be readable, and must be equal when it is written again. After the year
+            // 2041 it may differ: seconds as a fraction are too coarse then.
             for form in [Form::Vllm, Form::Standard].into_iter().filter(|_| batch.time_us < 1 << 51) {
                 let written = encode(batch, form, &speaker);
                 let read = decode(3, &written, &limits).expect("what we write can be read");

@@ -4,8 +4,8 @@
 //! turns their batches into [`CacheChange`](baton_types::CacheChange)s for the conductor's index:
 //! [`Feed::Batch`] goes to [`Mirror::apply`], [`Feed::Cleared`] to [`Mirror::forget`].
 //!
-//! To be followed, a [`Publisher`] announces [`Change`]s in either [`Form`], repeats what was missed, and gives
-//! a snapshot to whoever comes too late for that.
+//! To be followed, a [`Publisher`] announces [`Change`]s in either [`Form`] and repeats missed batches. It sends a
+//! snapshot to a subscriber that comes too late for that.
 //!
 //! [`decode`] and [`encode`] are the formats alone, [`hash`] the standard's names for blocks.
 

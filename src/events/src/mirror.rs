@@ -5,8 +5,8 @@
 //! often each medium holds it. An engine may keep the same block twice and removes it twice; it is gone when the
 //! last copy is.
 //!
-//! A child that comes before its parent is parked, within bounds, and joins as soon as the parent is known.
-//! What cannot be named by tokens alone (pictures, unknown adapters) is followed but not reported.
+//! A child that comes before its parent is parked, within bounds, and joins as soon as the parent is known. Blocks that
+//! tokens alone do not identify (pictures, unknown adapters) are followed but not reported.
 
 mod chain;
 mod entry;
@@ -21,7 +21,7 @@ use chain::Run;
 use entry::Entries;
 use parked::Parked;
 
-/// What the root of a chain depends on, besides the tokens.
+/// The inputs of a chain's root, besides the tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Lineage<'a> {
     /// Name of the adapter, if one is used.
@@ -64,7 +64,7 @@ impl Default for MirrorConfig {
     }
 }
 
-/// What a [`Mirror`] has seen: plain counts of blocks, unless they say otherwise.
+/// The counters of a [`Mirror`], in blocks unless they say otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MirrorStats {
     /// Followed now, whether reported or not.
@@ -152,7 +152,7 @@ impl Mirror {
         }
     }
 
-    /// Forgets everything, because the engine's cache is gone or not known any more.
+    /// Forgets everything, because the engine's cache is gone or no longer known.
     pub fn forget(&mut self, changes: &mut Vec<CacheChange>) {
         self.entries = Entries::default();
         self.parked.clear();

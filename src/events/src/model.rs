@@ -1,4 +1,4 @@
-//! An engine's announcements as plain data, whoever spoke and in whichever of its dialects.
+//! An engine's announcements as plain data, from any publisher and in any of its dialects.
 
 use baton_types::Tier;
 use std::fmt;
@@ -140,23 +140,23 @@ pub struct BlockExtra {
 pub struct Stored {
     /// The blocks, each the parent of the next.
     pub hashes: Vec<EngineHash>,
-    /// The block before the first; `None` at the root of a chain, or where it was not told.
+    /// The block before the first; `None` at the root of a chain, or where it was not given.
     pub parent: Option<EngineHash>,
-    /// Position of the first block in its chain, where it was told.
+    /// Position of the first block in its chain, if given.
     pub base_block: Option<u64>,
-    /// The tokens of all blocks, one block after another; empty where they were not told.
+    /// The tokens of all blocks, one block after another; empty where they were not given.
     pub tokens: Vec<u32>,
     /// Tokens of one block.
     pub block_tokens: u32,
     /// Name of the adapter, or its number where it has no name.
     pub lora: Option<String>,
-    /// Where they rest; `None` where it was not told.
+    /// The medium that holds them; `None` where it was not given.
     pub medium: Option<Medium>,
-    /// What else their hashes commit to: only blocks that have such keys.
+    /// The further inputs of their hashes, for blocks that have such keys.
     pub extra: Vec<BlockExtra>,
     /// Cache group, of an engine whose layers differ.
     pub group: Option<u32>,
-    /// What the group's layers look at, such as `full_attention`.
+    /// The attention type of the group's layers, such as `full_attention`.
     pub attention: Option<String>,
 }
 
@@ -165,13 +165,13 @@ pub struct Stored {
 pub struct Removed {
     /// The blocks, in any order.
     pub hashes: Vec<EngineHash>,
-    /// What they left; `None` where it was not told.
+    /// The medium that they left; `None` where it was not given.
     pub medium: Option<Medium>,
     /// Cache group, of an engine whose layers differ.
     pub group: Option<u32>,
 }
 
-/// What happened to an engine's cache.
+/// A change in an engine's cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Blocks became readable.
@@ -193,9 +193,9 @@ pub struct Source {
     pub time_ms: Option<u64>,
     /// The model served.
     pub model: Option<String>,
-    /// What else separates caches.
+    /// The salt that further separates caches.
     pub salt: Option<String>,
-    /// Whose cache it is.
+    /// The cache's tenant.
     pub tenant: Option<String>,
     /// The cache's owner.
     pub backend: Option<String>,
@@ -208,7 +208,7 @@ pub struct Source {
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What happened.
+    /// The change.
     pub change: Change,
     /// The publisher, in the standard form.
     pub source: Option<Box<Source>>,
@@ -227,7 +227,7 @@ pub struct Batch {
     pub sequence: u64,
     /// When, in microseconds since 1970.
     pub time_us: u64,
-    /// Rank in a data-parallel group, where it was told.
+    /// Rank in a data-parallel group, if given.
     pub dp_rank: Option<u32>,
     /// The events, in order.
     pub events: Vec<Event>,

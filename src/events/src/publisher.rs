@@ -1,12 +1,12 @@
-//! Announcing a cache of our own to whoever understands vLLM's events or the standard ones.
+//! Announces a cache of our own to subscribers, as vLLM's events or as the standard ones.
 //!
 //! Two listeners: one sends every batch to every subscriber as it is published, numbered from 0; the other
 //! repeats what a subscriber missed, as vLLM's does: to `["", number]` it answers `["", topic, number, batch]`
 //! for each batch kept from that number on, and then the number −1.
 //!
-//! Only so many batches are kept. Who asks for an older one gets a *snapshot* instead: one batch under the
-//! newest number, which clears and then stores all that is held now. A subscriber that knows nothing of
-//! snapshots sees a hole, which it must take for a loss anyway, and is right after it.
+//! The publisher keeps a limited number of batches. A subscriber that asks for an older one gets a *snapshot* instead:
+//! one batch under the newest number, which clears and then stores all blocks that are held now. A subscriber that
+//! knows nothing of snapshots sees a hole. It must treat that as a loss anyway, and its state is right after it.
 
 mod history;
 mod ledger;
@@ -119,7 +119,7 @@ struct Counts {
     refused: AtomicU64,
 }
 
-/// What listeners and publisher share.
+/// The state that listeners and publisher share.
 #[derive(Debug)]
 struct Shared {
     config: PublisherConfig,

@@ -1,8 +1,8 @@
 //! Following one engine: its live stream, and its replay socket where the live stream has holes.
 //!
-//! What reaches the consumer is a row of *epochs*. Each begins with [`Feed::Cleared`] (whatever was known of the
-//! engine's cache is void) and goes on with batches whose numbers rise without a hole, so the consumer need not
-//! look at them. An epoch ends when the engine restarted, or when batches are lost that nobody can repeat.
+//! The consumer gets a row of *epochs*. Each begins with [`Feed::Cleared`]: the consumer discards its state of the
+//! engine's cache. Then come batches whose numbers rise without a hole, so the consumer need not check them. An epoch
+//! ends when the engine restarted, or when batches are lost that the engine cannot repeat.
 //!
 //! Messages are never dropped here: a slow consumer makes us read slower, the publisher then drops by its own
 //! bound, and the hole is filled by replay.
@@ -30,7 +30,7 @@ pub struct SubscriberConfig {
     pub replay_endpoint: Option<String>,
     /// Only batches whose topic starts so; empty for all.
     pub topic: String,
-    /// What a batch may cost.
+    /// The limits of a batch.
     pub limits: Limits,
     /// Batches that wait for the consumer at most.
     pub queue_batches: usize,
@@ -83,7 +83,7 @@ pub enum EpochReason {
     Lost,
 }
 
-/// What the consumer gets.
+/// An item that the consumer gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Feed {
     /// A new epoch: forget what you know of this engine's cache.

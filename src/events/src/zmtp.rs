@@ -13,7 +13,7 @@ pub(crate) use connection::take_all;
 pub(crate) use connection::{Connection, Outgoing, Received};
 pub(crate) use handshake::{Endpoint, Role, subscription};
 
-/// What a peer may send.
+/// The limits of a peer's messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WireLimits {
     /// Bytes of all frames of one message.

@@ -11,10 +11,10 @@ use crate::member::Member;
 use crate::source::Source;
 use crate::view::{Change, Listed, MEMBERS_MAX, Revision, Snapshot, Stale, changes};
 
-/// What is known of the cluster. Reading it never waits; the source is followed until this is dropped.
+/// The known members of the cluster. Reading it never waits. The source is followed until this is dropped.
 ///
-/// A subscriber that falls behind is told the difference between what it knew and what is so: nobody keeps a queue
-/// for it, and somebody who came and went meanwhile is not mentioned.
+/// A subscriber that falls behind gets the difference between its last state and the current one. The directory keeps
+/// no queue for it, so it does not report a member that came and went meanwhile.
 #[derive(Debug)]
 pub struct Directory {
     latest: watch::Receiver<Arc<Snapshot>>,
@@ -34,7 +34,7 @@ impl Directory {
         Ok(Self { latest, _stop: stop.drop_guard() })
     }
 
-    /// What is known now.
+    /// The current state.
     #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.latest.borrow().clone()

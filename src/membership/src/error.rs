@@ -1,8 +1,8 @@
-//! What can go wrong: one struct, whose kind is the remedy and whose stage is the place.
+//! Errors of this crate: one struct, whose kind is the remedy and whose stage is the place.
 
 use std::fmt;
 
-/// What to do about an error. There is one kind per remedy, not one per cause.
+/// The remedy for an error. There is one kind per remedy, not one per cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The source cannot be reached or has no quorum: try again later, or another endpoint. A write that failed so
@@ -20,7 +20,7 @@ pub enum Kind {
     LeaseLost,
     /// Somebody else was there first: read what is there and decide anew.
     Conflict,
-    /// What came back cannot be read: see who wrote it.
+    /// The response cannot be read: check which program wrote it.
     Corrupt,
 }
 
@@ -79,7 +79,7 @@ pub struct MembershipError {
     pub kind: Kind,
     /// The place.
     pub stage: Stage,
-    /// What happened, with the values involved.
+    /// A description of the failure, with the values involved.
     pub text: String,
 }
 
@@ -93,5 +93,5 @@ impl MembershipError {
     }
 }
 
-/// What most calls of this crate return.
+/// The result of most calls of this crate.
 pub type Result<T> = std::result::Result<T, MembershipError>;

@@ -1,8 +1,8 @@
 //! Members of the cluster, and the conductor that leads.
 //!
-//! A [`Directory`] tells who is there, from a file, DNS, Kubernetes or etcd, and goes on telling what it last knew
-//! when its source fails. A [`Registration`] makes a process one of those who are told. [`Leadership`] sees to it
-//! that at most one conductor acts at a time. [`Policies`] hands the policy in force to all of them.
+//! A [`Directory`] reports the members from a file, DNS, Kubernetes or etcd, and goes on reporting the last known ones
+//! when its source fails. A [`Registration`] makes a process one of these members. [`Leadership`] ensures that at most
+//! one conductor acts at a time. [`Policies`] hands the policy in force to all of them.
 
 #[expect(clippy::all, reason = "generated from proto/etcd.proto")]
 mod proto {

@@ -18,7 +18,7 @@ pub const LABELS_MAX: usize = 32;
 /// Longest key or value of a label, bytes.
 pub const LABEL_BYTES_MAX: usize = 256;
 
-/// What a member does in the cluster.
+/// The role of a member in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemberRole {
@@ -83,7 +83,7 @@ impl From<Role> for MemberRole {
 pub struct Member {
     /// Its name: the same name is the same member in a later life.
     pub name: String,
-    /// What it does.
+    /// Its role.
     pub role: MemberRole,
     /// Where it is reached, the main one first: for a conductor where nodes attach, for a node where peers reach
     /// its KV.
@@ -157,7 +157,7 @@ impl Member {
     }
 }
 
-/// What is wrong with an address: host and port, perhaps after a scheme.
+/// A description of what is wrong with an address: host and port, perhaps after a scheme.
 fn address_fault(address: &str) -> Option<&'static str> {
     let rest = address.split_once("://").map_or(address, |(_, rest)| rest);
     let Some((host, port)) = rest.rsplit_once(':') else {

@@ -15,7 +15,7 @@ pub const POLICY_BYTES_MAX: usize = 256 << 10;
 /// A policy and its version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// TOML; whoever uses it checks it.
+    /// TOML; the program that applies it checks it.
     pub text: String,
     /// Grows with every change; the revision of etcd at which it was written.
     pub version: u64,
@@ -135,7 +135,7 @@ pub struct Following {
 }
 
 impl Following {
-    /// The last that was told.
+    /// The latest policy.
     #[must_use]
     pub fn latest(&self) -> watch::Receiver<Option<Policy>> {
         self.latest.clone()

@@ -26,7 +26,7 @@ const TTL_US_MIN: u64 = 1_000_000;
 pub enum Registered {
     /// Not, for this reason; it is being tried again.
     No {
-        /// What failed last.
+        /// The latest failure.
         why: String,
     },
     /// Yes, in this life.
@@ -98,7 +98,7 @@ impl Registration {
         self.standing.clone()
     }
 
-    /// Tells other addresses or labels of the same life, soon; name, role and epoch stay.
+    /// Publishes other addresses or labels of the same life soon; name, role and epoch stay.
     ///
     /// # Errors
     /// When they are wrong; then nothing changes.
@@ -144,7 +144,7 @@ enum Ended {
     Failed(MembershipError),
     /// Another has the name.
     Superseded(u64),
-    /// We were told to leave.
+    /// The owner has stopped it.
     Stopped,
 }
 
@@ -176,7 +176,7 @@ impl Keeper {
                 Ended::Stopped => Registered::Left,
             };
             if lease != 0 {
-                // What cannot be given back ends by itself.
+                // If it cannot be revoked, the lease expires by itself.
                 let _ = tokio::time::timeout(LEAVE_WITHIN, self.etcd.revoke(lease)).await;
             }
             self.standings.send_replace(last);
@@ -280,7 +280,7 @@ impl Keeper {
         Err(MembershipError::new(Kind::Conflict, Stage::Write, text).into())
     }
 
-    /// What has to be written, given what is there; nothing if it is as it should be.
+    /// The value that has to be written, given the present one. `None` if the present one is right.
     ///
     /// The epoch of a life is the store's revision when it looked and then was the first to write: every later life
     /// looks after that, so its number is greater.

@@ -1,4 +1,5 @@
-//! What is known of the cluster at one moment, and how two moments differ. Nothing here waits or reads a clock.
+//! The known state of the cluster at one moment, and the difference between two moments. Nothing here waits or reads a
+//! clock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ pub type Revision = Arc<str>;
 /// A member as a source lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Who.
+    /// The member.
     pub member: Arc<Member>,
     /// When the source last changed it.
     pub revision: Revision,
@@ -26,7 +27,7 @@ pub struct Listed {
 pub struct Stale {
     /// Since when, by [`crate::clock::now_us`].
     pub since_us: u64,
-    /// What the source says, with the remedy.
+    /// The source's error, with the remedy.
     pub why: String,
 }
 
@@ -54,21 +55,21 @@ pub enum Change {
     Joined(Listed),
     /// Is there in another form: other addresses, another life, other labels.
     Changed {
-        /// As last told.
+        /// As last reported.
         before: Listed,
         /// As it is.
         now: Listed,
     },
-    /// Is not there any more.
+    /// It is no longer there.
     Left {
-        /// As last told.
+        /// As last reported.
         was: Listed,
         /// The source's revision without it.
         revision: Revision,
     },
-    /// The source cannot be read; what was told stands until more is known.
+    /// The source cannot be read. The last reported state stays valid until more is known.
     Stale(Stale),
-    /// The source can be read again, and everything told is as it says.
+    /// The source can be read again, and the reported state matches it.
     Fresh,
 }
 
@@ -101,7 +102,7 @@ mod tests {
     use crate::member::MemberRole;
     use proptest::prelude::*;
 
-    /// What a subscriber that only hears changes knows.
+    /// The state of a subscriber that only gets changes.
     fn applied(before: &Snapshot, steps: &[Change]) -> (BTreeMap<String, Arc<Member>>, bool) {
         let mut members: BTreeMap<String, Arc<Member>> =
             before.members.iter().map(|(name, listed)| (name.clone(), listed.member.clone())).collect();

@@ -13,7 +13,7 @@ const EXTRA_DEPTH: usize = 4;
 /// Values in the extra keys of one event.
 const EXTRA_VALUES: usize = 1 << 16;
 
-/// What the batch may still cost.
+/// The remaining limits of a batch.
 #[derive(Debug)]
 pub(super) struct Room {
     blocks: usize,
@@ -55,7 +55,7 @@ pub(super) struct Draft {
     word: String,
     hashes: Option<Vec<EngineHash>>,
     stored: Stored,
-    /// The salt of the whole chain, which SGLang tells with each of its parts.
+    /// The salt of the whole chain, which SGLang repeats in each of its parts.
     salt: Option<String>,
     source: Option<Box<Source>>,
 }

@@ -1,4 +1,4 @@
-//! Writing a batch, for whoever listens to us.
+//! Writes a batch for subscribers.
 
 use crate::model::{Batch, Change, EngineHash, ExtraKey, Medium, Stored};
 use crate::msgpack::Writer;
@@ -19,9 +19,9 @@ pub struct Speaker {
     pub model: String,
     /// Tokens of a block, where an event does not say it.
     pub block_tokens: u32,
-    /// What else separates caches; empty for nothing.
+    /// The salt that further separates caches; empty for none.
     pub salt: String,
-    /// Whose cache it is; empty means `default`.
+    /// The cache's tenant; empty means `default`.
     pub tenant: String,
     /// Name of the cache's owner.
     pub backend: String,

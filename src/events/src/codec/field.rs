@@ -1,6 +1,6 @@
 //! The fields of an event, by name in the map forms and by place in the array forms.
 
-/// What an event says in one of its fields.
+/// A field of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Field {
     Kind,

@@ -18,7 +18,7 @@ pub(super) fn besides_lora(stored: &Stored, block: usize) -> Vec<&ExtraKey> {
     at.map_or_else(|_| Vec::new(), |at| stored.extra[at].keys.iter().filter(adapter).collect())
 }
 
-/// New blocks in a row: one change tells them all.
+/// New blocks in a row, reported in one change.
 #[derive(Debug)]
 pub(super) struct Run {
     tier: Tier,

@@ -68,7 +68,7 @@ impl Entries {
         }
     }
 
-    /// The same for a block of which nothing but the name was told.
+    /// Counts another copy of a block that is known by its name. `None` if there is no such block.
     pub(super) fn hold_known(&mut self, name: u128, tier: Tier) -> Option<(Start, bool)> {
         let entry = self.by_name.get_mut(&name)?;
         let new = entry.hold(tier);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::model::Stored;
 
-/// What is known of a parked block by its name.
+/// The state of a parked block, by its name.
 #[derive(Clone, Copy, Debug, Default)]
 struct Shadow {
     /// Parked copies by tier.
@@ -81,7 +81,7 @@ impl Parked {
         stored.hashes.len() as u64
     }
 
-    /// The events that were waiting for a block, oldest last; they are parked no more.
+    /// Takes the events that waited for a block, oldest last. They are no longer parked.
     ///
     /// Their blocks are still [owed](Self::owes) what was removed meanwhile.
     pub(super) fn waiting_for(&mut self, name: u128) -> Vec<(Stored, Tier)> {

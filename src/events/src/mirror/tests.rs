@@ -33,7 +33,7 @@ fn salt_word(salt: u8) -> String {
     if salt == 0 { String::new() } else { format!("salt {salt}") }
 }
 
-/// What the engine calls a block: anything that depends on all before it will do.
+/// The engine's name of a block: any value that depends on all tokens before it will do.
 fn name_of((salt, blocks): &Prefix) -> EngineHash {
     let bytes: Vec<u8> = [*salt].into_iter().chain(blocks.iter().copied()).collect();
     EngineHash::Word(xxhash_rust::xxh3::xxh3_64(&bytes))
@@ -43,7 +43,7 @@ fn tokens_of(symbol: u8) -> [u32; 2] {
     [u32::from(symbol), 100]
 }
 
-/// What we call it: our own chain, from scratch.
+/// Our name of the block: our own chain, from scratch.
 fn ours((salt, blocks): &Prefix) -> BlockHash {
     let mut hasher = ChainHasher::resume(SEED, root_of(&salt_word(*salt)));
     blocks.iter().map(|symbol| hasher.push_tokens(&tokens_of(*symbol)).short()).last().unwrap()
@@ -70,7 +70,7 @@ fn removed(hashes: Vec<EngineHash>, tier: Tier) -> Change {
     Change::Removed(Removed { hashes, medium: Some(Medium::at(tier)), group: None })
 }
 
-/// What is to happen in the engine.
+/// An action in the simulated engine.
 #[derive(Clone, Debug)]
 enum Act {
     /// A prompt is computed: blocks that are there are announced again only if `again`.
@@ -156,7 +156,7 @@ impl Engine {
     }
 }
 
-/// The index, naively; nothing is told twice and nothing is taken back that was not told.
+/// A naive index. It asserts that no block is reported twice, and none is removed that was not reported.
 #[derive(Default)]
 struct Index {
     held: BTreeSet<(BlockHash, Tier)>,

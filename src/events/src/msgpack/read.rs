@@ -1,10 +1,10 @@
-//! Reading: a cursor that never goes past the end and never allocates by a length that it was only told.
+//! A reader: a cursor that never goes past the end and never allocates by an announced length alone.
 
 use crate::error::EventError;
 
 type Read<T> = Result<T, EventError>;
 
-/// What comes next, by its first byte.
+/// The type of the next value, by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Nil,

@@ -18,7 +18,7 @@ pub(super) struct History {
     ledger: Ledger,
 }
 
-/// What is sent to who asks for a number.
+/// The reply to a subscriber that asks for a number.
 #[derive(Debug)]
 pub(super) enum Answer {
     /// These, all that there are from that number on.

@@ -1,4 +1,4 @@
-//! What was announced and not taken back: the content of a snapshot.
+//! The blocks that were announced and not removed: the content of a snapshot.
 
 use hashbrown::HashMap;
 use std::collections::BTreeMap;
@@ -16,12 +16,12 @@ struct Held {
     block_tokens: u32,
     lora: Option<String>,
     extra: Vec<ExtraKey>,
-    /// Where it rests; never empty. A second copy in a medium is not told apart from the first.
+    /// The media that hold it; never empty. A second copy in a medium is not counted.
     media: Vec<Medium>,
 }
 
 impl Held {
-    /// Whether it can be told in one event with the block before it.
+    /// Whether one event can contain it together with the block before it.
     fn continues(&self, before: &Self) -> bool {
         self.parent == Some(before.hash)
             && self.media == before.media

@@ -21,7 +21,7 @@ const END: u64 = u64::MAX;
 /// Subscriptions of one subscriber.
 const MAX_TOPICS: usize = 64;
 
-/// What a listener is for.
+/// The service that a listener provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Service {
     Live,

@@ -1,6 +1,6 @@
 //! The numbers of the live stream, judged one by one.
 
-/// What a live message is, by its number.
+/// The kind of a live message, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Live {
     /// The one that comes next, or the first at all.

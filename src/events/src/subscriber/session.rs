@@ -177,7 +177,7 @@ impl Session {
         let found = judge(sequence, stream.next(), *last);
         *last = Some(sequence);
         match found {
-            // What came before it may still be told.
+            // The replay socket may still have the batches before it.
             Live::Next if stream.next().is_none() && sequence > 0 && self.replay.is_some() => {
                 self.fill(sequence, stream).await?;
             }

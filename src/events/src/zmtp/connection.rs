@@ -33,7 +33,7 @@ pub(crate) struct Incoming {
     arrived: Arrived,
 }
 
-/// What has arrived and was not handed on yet.
+/// The bytes and frames that have arrived and were not handed on yet.
 #[derive(Debug)]
 struct Arrived {
     buffer: BytesMut,
@@ -172,7 +172,7 @@ impl Arrived {
     }
 }
 
-/// What a connection of `role` makes of bytes that arrive in such pieces, up to the first error.
+/// The messages that a connection of `role` reads from bytes in such pieces, up to the first error.
 #[cfg(test)]
 pub(crate) fn take_all<const PIECES: usize>(
     role: Role,

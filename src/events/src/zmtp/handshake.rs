@@ -45,7 +45,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// What our end of a connection is.
+/// The socket type of our end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Sub,

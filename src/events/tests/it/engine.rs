@@ -32,7 +32,7 @@ fn ours((salted, blocks): &Prefix) -> BlockHash {
     blocks.iter().map(|symbol| chain.push_tokens(&tokens(*symbol)).short()).last().unwrap()
 }
 
-/// What a request begins with.
+/// The prefix of a request.
 #[derive(Clone)]
 pub struct Prompt(Prefix);
 
@@ -71,7 +71,7 @@ impl Engine {
         Self { held: BTreeMap::new(), rng: Rng::new(seed) }
     }
 
-    /// What happens in one step, as it is announced.
+    /// Simulates one step, and returns its announcements.
     pub fn step(&mut self) -> Vec<Change> {
         let salted = self.rng.below(4) == 0;
         let length = 1 + self.rng.below(6) as usize;
@@ -84,7 +84,7 @@ impl Engine {
         told
     }
 
-    /// What a request does to its cache, as it is announced.
+    /// Serves a request, and returns the announcements of its cache changes.
     pub fn serve(&mut self, prompt: &Prompt) -> Vec<Change> {
         let mut told = vec![self.compute(prompt)];
         while self.held.len() > 60 {
@@ -139,7 +139,7 @@ pub struct Follower {
     pub subscriber: Subscriber,
     pub mirror: Mirror,
     pub index: BTreeSet<BlockHash>,
-    /// What it learnt since somebody last took that.
+    /// The changes since the last time they were taken.
     pub news: Vec<CacheChange>,
     /// Why each epoch began.
     pub epochs: Vec<EpochReason>,

@@ -9,7 +9,7 @@ use crate::wire::{answering, saying, written};
 
 const END: u64 = u64::MAX;
 
-/// A batch that clears, whose time tells lives apart.
+/// A batch that clears. Its time distinguishes the engine's lives.
 fn batch(sequence: u64, time_us: u64) -> Vec<u8> {
     let events = vec![Change::Cleared(None).into()];
     encode(&Batch { sequence, time_us, dp_rank: None, events }, Form::Vllm, &Speaker::default())
@@ -40,7 +40,7 @@ fn start(endpoint: String, replay: Option<String>) -> Subscriber {
     Subscriber::start(config).unwrap()
 }
 
-/// What the consumer gets until number `last`: numbers, and why epochs began.
+/// The consumer's items until number `last`: numbers, and the reasons of epochs.
 async fn heard(subscriber: &mut Subscriber, last: u64) -> Vec<Result<u64, EpochReason>> {
     let mut all = Vec::new();
     while all.last() != Some(&Ok(last)) {

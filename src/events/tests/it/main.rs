@@ -1,4 +1,4 @@
-//! What other engines really sent, and the two ends talking to each other.
+//! Recordings of other engines, and the two ends of this crate against each other.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -24,8 +24,8 @@ fn mirror() -> Mirror {
     )
 }
 
-/// What the engine held in the end: copies of blocks under its own names, each with our name computed from all
-/// tokens of its chain.
+/// The blocks that the engine held in the end: copies of blocks under its own names, each with our name computed from
+/// all tokens of its chain.
 fn truth(name: &str) -> BTreeSet<BlockHash> {
     let mut chains: BTreeMap<EngineHash, BlockKey> = BTreeMap::new();
     let mut copies: BTreeMap<EngineHash, i32> = BTreeMap::new();

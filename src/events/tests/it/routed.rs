@@ -1,5 +1,5 @@
-//! What lost announcements cost the requests that the scheduler routes by them: two clusters are sent the same
-//! requests and restart at the same times, one whose lines lose one batch in twenty and one whose lines lose none.
+//! Measures how lost announcements affect the requests that the scheduler routes by them. Two clusters get the same
+//! requests and restart at the same times. One loses one batch in twenty, and the other loses none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -86,9 +86,9 @@ struct Cluster {
     places: Vec<Place>,
     core: Conductor,
     now_us: u64,
-    /// What is sent and has not ended: when it will, and what it found.
+    /// Requests that are running: when each will end, and how many tokens it found cached.
     running: BTreeSet<(u64, RequestId, u64)>,
-    /// What the scheduler holds back.
+    /// Requests that the scheduler holds back.
     waiting: BTreeMap<RequestId, Prompt>,
     /// When each engine is done with what it has.
     busy_until_us: Vec<u64>,
@@ -158,7 +158,7 @@ impl Cluster {
         self.running.insert((self.busy_until_us[at], request, hit));
     }
 
-    /// What ends by then ends, and the scheduler is woken when it wants to be.
+    /// Ends the requests that are due by then, and wakes the scheduler at its deadlines.
     async fn end_until(&mut self, now_us: u64) {
         loop {
             let wake_us = self.core.next_deadline().unwrap_or(u64::MAX);
@@ -231,7 +231,7 @@ async fn the_scheduler_routes_by_what_it_hears_nearly_as_well_as_if_nothing_were
             place.follower.reach(place.next).await;
         }
         cluster.hear();
-        // What the scheduler believes is what the engines hold.
+        // The scheduler's index must match the engines' caches.
         for (place, at) in cluster.places.iter().zip(0..) {
             let (held, truth) = (cluster.core.index().held_blocks(InstanceId(at)), place.engine.truth());
             assert_eq!(held, truth.len(), "engine {at}");

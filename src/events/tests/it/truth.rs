@@ -1,5 +1,5 @@
-//! What an index is worth when announcements are lost, engines restart and the router restarts: requests sent by it
-//! find nearly what they would find if the truth were known, and in the end it is the truth.
+//! Measures the quality of an index when announcements are lost, engines restart and the router restarts. Requests
+//! routed by it must find nearly as much as with the true cache content, and in the end the two must be equal.
 
 use baton_events::{Publisher, PublisherConfig, Subscriber};
 use baton_types::Rng;
@@ -50,7 +50,7 @@ impl Place {
         self.nearly().await;
     }
 
-    /// Waits until what is known is no more than a little behind.
+    /// Waits until the follower is at most a few batches behind.
     async fn nearly(&mut self) {
         let next = self.next;
         self.follower.until(|f| f.next != u64::MAX && f.next + BEHIND >= next).await;

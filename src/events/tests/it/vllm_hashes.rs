@@ -19,7 +19,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// What a chain starts from, by the engine's `PYTHONHASHSEED`.
+    /// The root hash of a chain, by the engine's `PYTHONHASHSEED`.
     pub fn root(self, python_hash_seed: &str) -> EngineHash {
         digest(match self {
             Self::Cbor => {

@@ -50,7 +50,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Loses one message in `one_in` while it is told to; none if that is 0.
+    /// Loses one message in `one_in` while losing is switched on; none if that is 0.
     pub async fn before(upstream: &str, one_in: u64) -> Self {
         let upstream = upstream.trim_start_matches("tcp://").to_owned();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

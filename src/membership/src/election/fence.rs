@@ -1,4 +1,4 @@
-//! What takes orders from leaders lets no older one speak after a newer.
+//! A fence for the recipients of leaders' orders: after a newer leader it rejects every older one.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +18,7 @@ impl Fence {
     /// Lets the leader with `token` pass, and from then on none with a lower one.
     ///
     /// # Errors
-    /// The higher token that has passed already: whoever shows `token` leads no more.
+    /// The higher token that has passed already: the holder of `token` is no longer the leader.
     pub fn pass(&self, token: u64) -> Result<(), u64> {
         let before = self.highest.fetch_max(token, Ordering::AcqRel);
         if token >= before { Ok(()) } else { Err(before) }

@@ -1,4 +1,4 @@
-//! The election in a process: carries out what [`super::state`] decides, and tells who leads.
+//! The election in a process: carries out the decisions of [`super::state`], and reports the leader.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::etcd::{Act, Batch, Condition, Entry, Etcd, Event, Follower, Keys, Lis
 use crate::member::Member;
 use crate::source::check_cluster;
 
-/// Facts that may wait: one of each call under way, and what the watch tells.
+/// Facts that may wait: one for each open call, and those of the watch.
 const FACTS: usize = 64;
 /// How long giving back a lease may take when the process ends.
 const RESIGN_WITHIN: Duration = Duration::from_secs(2);
@@ -30,7 +30,7 @@ pub(crate) fn leader_key(cluster: &str) -> String {
 pub struct Candidacy {
     /// Which cluster.
     pub cluster: String,
-    /// What the others are told about the leader: its name, and first of its addresses where nodes attach.
+    /// The leader's entry for the others: its name, and as first address the one where nodes attach.
     pub member: Member,
     /// The lease.
     pub settings: Settings,
@@ -49,15 +49,15 @@ impl Candidacy {
 pub struct Permit {
     /// The fencing token: shown with every order, for [`super::Fence`].
     pub token: u64,
-    /// What is done under it must be begun before this, by [`crate::clock::now_us`].
+    /// Actions under it must begin before this time, by [`crate::clock::now_us`].
     pub until_us: u64,
 }
 
-/// What the one who asks for a permit looks at.
+/// The state from which permits are given.
 #[derive(Debug, Default)]
 struct Seat {
     permit: Option<Permit>,
-    /// It was given up: no permit is given any more.
+    /// Leadership was given up: no further permit is given.
     left: bool,
 }
 
@@ -91,7 +91,7 @@ pub enum Standing {
 /// The leader, as etcd last reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leader {
-    /// Who; its epoch is the token.
+    /// The leading member; its epoch is the token.
     pub member: Member,
     /// The fencing token.
     pub token: u64,
@@ -162,7 +162,8 @@ impl Leadership {
         self.seat.lock().permit_at(now_us)
     }
 
-    /// How we stand; changes are told, the passing of time is not: [`Leadership::permit`] knows first.
+    /// Our standing. The channel reports changes but not the passing of time: [`Leadership::permit`] detects an expiry
+    /// first.
     #[must_use]
     pub fn standing(&self) -> watch::Receiver<Standing> {
         self.standing.clone()
@@ -174,7 +175,7 @@ impl Leadership {
         self.leader.clone()
     }
 
-    /// Stops acting at once, and lets another lead as soon as etcd is told. Gives up telling it after two seconds.
+    /// Stops acting at once, and lets another lead as soon as etcd has the resignation. Gives up after two seconds.
     pub async fn resign(&self) {
         self.seat.lock().left = true;
         let task = self.task.lock().take();
@@ -215,7 +216,7 @@ impl Leaders {
     }
 }
 
-/// Tells who leads, and the candidate what it sees.
+/// Reports the leader, and passes the events of the watch to the candidate.
 struct Observer {
     leaders: watch::Sender<Option<Leader>>,
     facts: Option<mpsc::Sender<Input>>,

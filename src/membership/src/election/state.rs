@@ -25,7 +25,7 @@ impl Settings {
         Self { ttl_us, margin_us: ttl_us / 5, renew_every_us: ttl_us / 4, retry_us: ttl_us / 20 }
     }
 
-    /// What is wrong with them, if anything.
+    /// A description of what is wrong with the settings, if anything.
     #[must_use]
     pub fn fault(&self) -> Option<&'static str> {
         if self.ttl_us < 1_000_000 {
@@ -41,7 +41,7 @@ impl Settings {
     }
 }
 
-/// What has happened. A fact about a lease that is no longer ours changes nothing.
+/// An input of the election. A fact about a lease that is no longer ours changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
     /// etcd gave the lease that was asked for at `sent_us`.
@@ -69,7 +69,7 @@ pub enum Input {
         /// Which.
         lease: u64,
     },
-    /// etcd knows no such lease any more.
+    /// etcd no longer knows the lease.
     LeaseGone {
         /// Which.
         lease: u64,
@@ -111,7 +111,7 @@ pub enum Input {
     Resign,
 }
 
-/// What to do.
+/// An action to carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Ask for a lease.
@@ -134,12 +134,12 @@ pub enum Effect {
         /// Which.
         lease: u64,
     },
-    /// We lead, until told otherwise or until [`Election::acts_until_us`].
+    /// We lead, until the next such effect or until [`Election::acts_until_us`].
     Elected {
         /// Our token.
         token: u64,
     },
-    /// We lead no more.
+    /// We are no longer the leader.
     Deposed {
         /// The token that ended.
         token: u64,
@@ -181,7 +181,7 @@ enum Phase {
     Candidate { campaign_at_us: u64, campaigning: bool },
     /// Has the key.
     Leading { token: u64 },
-    /// Wants nothing any more.
+    /// The candidate has resigned for good.
     Resigned,
 }
 
@@ -206,7 +206,8 @@ impl Election {
         Self { settings, phase, lease: None, now_us: 0, vacant_at: 0, last_token: 0 }
     }
 
-    /// Our token, if we lead and may act at `now_us`. Asks nobody, so it is right however late everything else is.
+    /// Our token, if we lead and may act at `now_us`. It depends on no other process, so it is right however late
+    /// everything else is.
     #[cfg(test)]
     pub fn may_act(&self, now_us: u64) -> Option<u64> {
         let until_us = self.acts_until_us()?;

@@ -80,7 +80,7 @@ fn a_leader_that_cannot_renew_steps_down_and_starts_anew() {
         Effect::Grant { ttl_us: 10 * S },
     ];
     assert_eq!(alone.step(8 * S, Input::TimerFired), down);
-    // What comes too late changes nothing.
+    // A late renewal changes nothing.
     assert_eq!(alone.step(8 * S, Input::Renewed { lease: 7, ttl_us: 10 * S, sent_us: 7 * S }), []);
     assert_eq!(alone.election.may_act(8 * S), None);
 }
@@ -190,7 +190,7 @@ mod world {
 
     const TTL: u64 = 2 * S;
 
-    /// What travels.
+    /// A message in transit.
     enum Letter {
         /// To etcd.
         Request { from: usize, sent_us: u64, effect: Effect },
@@ -264,7 +264,7 @@ mod world {
             }
             self.count += 1;
             let letter = match letter {
-                // What is lost is told as a failure, some time later: a call that timed out.
+                // A lost message is reported as a failure some time later, as for a call that timed out.
                 Letter::Request { from, effect, .. } if lost => match failure(effect) {
                     Some(input) => Letter::Answer { to: from, input },
                     None => return,
@@ -328,7 +328,7 @@ mod world {
             }
         }
 
-        /// What a watch tells; now and then it does not.
+        /// Reports an event of the watch. Now and then it gets lost.
         fn tell(&mut self, input: Input) {
             for to in 0..self.candidates.len() {
                 self.post(Letter::Answer { to, input });

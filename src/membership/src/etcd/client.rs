@@ -166,7 +166,7 @@ impl Etcd {
         Err(failed)
     }
 
-    /// The endpoint to dial. The one after it is next, even if whoever dials this one stops waiting.
+    /// The endpoint to dial. The one after it is next, even if the caller stops waiting.
     fn next_endpoint(&self) -> usize {
         let mut state = self.shared.state.lock();
         let at = state.at;

@@ -91,7 +91,7 @@ impl EtcdConfig {
         Ok(())
     }
 
-    /// What tonic needs to reach each endpoint.
+    /// The tonic endpoints of all addresses.
     pub(super) fn lines(&self) -> Result<Vec<Endpoint>> {
         self.check()?;
         let tls = self.tls()?;

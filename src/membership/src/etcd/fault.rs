@@ -1,4 +1,4 @@
-//! What etcd's refusals mean: its status code tells little, its message tells which.
+//! Classifies etcd's errors: the status code is ambiguous, so the message decides.
 
 use tonic::{Code, Status};
 

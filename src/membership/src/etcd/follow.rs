@@ -20,14 +20,14 @@ pub(crate) trait Follower: Send {
     fn listed(&mut self, listing: Listing);
     /// And then this happened.
     fn happened(&mut self, batch: Batch);
-    /// What was told is up to date again.
+    /// The reported state is up to date again.
     fn current(&mut self) {}
-    /// Nothing more is heard for now; what was told may be out of date.
+    /// No events arrive for now, so the reported state may be out of date.
     fn broke(&mut self, error: &MembershipError);
 }
 
-/// Tells `follower` about `keys`, at most `most` of them, until told to stop; tries again, ever slower, when etcd
-/// cannot be read.
+/// Reports changes of `keys`, at most `most` of them, to `follower` until `stop` is cancelled. It retries with growing
+/// pauses when etcd cannot be read.
 pub(crate) async fn follow(
     etcd: Etcd,
     keys: Keys,
@@ -36,7 +36,7 @@ pub(crate) async fn follow(
     stop: CancellationToken,
 ) {
     let mut backoff = Backoff::new("follow");
-    // The revision after the last that was told; none: everything is to be listed.
+    // The revision after the last one reported. With none, everything has to be listed.
     let mut from = None;
     loop {
         let ended = tokio::select! {

@@ -51,7 +51,7 @@ impl Keys {
 pub struct Entry {
     /// Its name.
     pub key: String,
-    /// What it holds.
+    /// Its value.
     pub value: Bytes,
     /// The store's revision when it came into being.
     pub create_revision: u64,
@@ -84,7 +84,7 @@ pub struct Listing {
     pub more: bool,
 }
 
-/// What must hold for a write to be carried out.
+/// A condition for a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// The key came into being at this revision; 0: it is not there.
@@ -132,12 +132,12 @@ impl Condition {
     }
 }
 
-/// What is to be done to a key.
+/// An operation on a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Act {
     /// Write it.
     Put {
-        /// What it shall hold.
+        /// The new value.
         value: Bytes,
         /// The lease that it shall end with; 0: none.
         lease: u64,
@@ -146,7 +146,7 @@ pub enum Act {
     Delete,
 }
 
-/// What became of a write under conditions.
+/// The outcome of a write under conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The conditions held and it was carried out, at this revision of the store.
@@ -217,7 +217,7 @@ impl Etcd {
         self.act_on_all(conditions, vec![(key, act)]).await
     }
 
-    /// The same for several keys, all of them or none; the first is the one that a refusal tells of.
+    /// Like [`Etcd::act`] for several keys, all of them or none. A refusal returns the first key.
     ///
     /// # Errors
     /// As [`Etcd::act`].

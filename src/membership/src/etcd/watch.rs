@@ -19,7 +19,7 @@ use crate::proto::{WatchCreateRequest, WatchProgressRequest, WatchRequest, Watch
 /// Questions that may wait for the connection.
 const QUESTIONS: usize = 4;
 
-/// What happened to a key.
+/// A change of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// It was written.
@@ -131,8 +131,8 @@ impl Watching {
         MembershipError::new(Kind::Unavailable, Stage::Watch, text)
     }
 
-    /// The events in an answer, if it has any. What it says of its own progress is not believed: older servers
-    /// may say so before they have sent what came earlier.
+    /// The events in an answer, if it has any. Its progress notices are ignored: older servers may send them before the
+    /// earlier events.
     fn read(&self, answer: WatchResponse) -> Result<Option<Batch>> {
         if answer.canceled {
             return Err(self.canceled(&answer));

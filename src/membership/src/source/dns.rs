@@ -48,7 +48,7 @@ pub struct DnsSource {
     pub name: String,
     /// The port of every member.
     pub port: u16,
-    /// What every member does.
+    /// The role of every member.
     pub role: MemberRole,
     /// How often it is looked up.
     pub every_us: u64,
@@ -95,7 +95,7 @@ impl DnsSource {
                     let left_out = known.take(addresses, self.absences);
                     self.write(&board, &known, readings, left_out);
                 }
-                // Nobody tells an empty service from a resolver that lost its zone: what is known stays.
+                // An empty service looks like a resolver that lost its zone, so the known members stay.
                 Ok(Ok(_)) => board.stale(&self.fault("it has no addresses")),
                 Ok(Err(e)) => board.stale(&self.fault(&e.to_string())),
                 Err(_) => board.stale(&self.fault("no answer in time")),

@@ -14,7 +14,7 @@ use crate::view::{Listed, MEMBERS_MAX, Revision};
 /// The members of the cluster that calls itself `cluster`, as [`crate::Registration`] writes them.
 #[derive(Clone, Debug)]
 pub struct EtcdSource {
-    /// Whom to ask.
+    /// The etcd client.
     pub etcd: Etcd,
     /// The cluster's name.
     pub cluster: String,
@@ -45,7 +45,7 @@ impl EtcdSource {
     }
 }
 
-/// What is known of the keys, and the board that tells it.
+/// The state of the keys, and the board that reports it.
 struct Roster {
     board: Board,
     entries: BTreeMap<String, Option<Listed>>,

@@ -27,7 +27,7 @@ pub struct FileSource {
     pub path: PathBuf,
     /// How often it is read.
     pub every_us: u64,
-    /// The part of those of whom the file says none.
+    /// The role of members for which the file gives none.
     pub role: MemberRole,
 }
 

@@ -1,4 +1,4 @@
-//! Members that are told once, on a command line.
+//! A fixed list of members, from a command line.
 
 use tokio_util::sync::CancellationToken;
 

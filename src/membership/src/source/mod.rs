@@ -33,7 +33,7 @@ pub enum Source {
     Dns(DnsSource),
     /// The endpoints of a Kubernetes service.
     Kubernetes(KubernetesSource),
-    /// What registered itself in etcd.
+    /// Members that registered themselves in etcd.
     Etcd(EtcdSource),
 }
 
@@ -53,7 +53,7 @@ fn all_listed(members: Vec<Member>, revision: &Revision) -> Result<Vec<Listed>> 
 pub(crate) type Following = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Source {
-    /// What follows the source and writes on `board` until told to stop.
+    /// A future that follows the source and writes to `board` until `stop` is cancelled.
     pub(crate) fn following(self, board: Board, stop: CancellationToken) -> Result<Following> {
         match self {
             Self::List(source) => source.following(board, stop),

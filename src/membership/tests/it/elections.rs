@@ -154,7 +154,7 @@ async fn a_policy_is_changed_by_who_knows_the_last_one_and_all_follow() {
     leader.resign().await;
     let late = policies.put_as_leader("a = 4", third, permit).await.expect_err("it leads no more");
     assert!(late.kind == Kind::Conflict && late.text.contains("leads no more"), "{late}");
-    // The last one stays while etcd is down, and what was written meanwhile is told afterwards.
+    // The last policy stays while etcd is down, and a later write is reported afterwards.
     server.kill();
     server.go();
     server.answers().await;
@@ -180,7 +180,7 @@ async fn the_policy_before_comes_back_by_one_call_and_goes_by_another() {
     assert_eq!(alone.rollback(None).await, Ok(None));
     assert_eq!(alone.get().await, Ok(None));
     assert!(alone.rollback(None).await.is_ok_and(|policy| policy.is_some_and(|p| p.text == "b = 1")));
-    // Who leads no more takes nothing back.
+    // A former leader cannot roll back.
     let leader = stand(&server.client(), "leader");
     let permit = eventually("it leads", || leader.permit()).await;
     assert!(policies.rollback(Some(permit)).await.is_ok());

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 pub enum Wire {
     /// Whole.
     Whole,
-    /// Nothing arrives, nobody is told.
+    /// No byte arrives, and neither side gets an error.
     Silent,
     /// Connections break, new ones too.
     Broken,

@@ -23,14 +23,14 @@ use crate::eventually;
 
 type Body = BoxBody<Bytes, Infallible>;
 
-/// What the server will say, and what it was asked.
+/// The server's scripted responses, and the requests it received.
 #[derive(Default)]
 struct Script {
     pages: Vec<(StatusCode, Value)>,
     watches: Vec<mpsc::Sender<Bytes>>,
     asked: Vec<String>,
     tokens: Vec<String>,
-    /// What a watch is refused with, once.
+    /// The status that rejects a watch, once.
     refuse_watch: Option<StatusCode>,
 }
 

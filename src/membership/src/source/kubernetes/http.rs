@@ -30,7 +30,7 @@ pub(super) struct Api {
     client: Client,
 }
 
-/// What the server says when it refuses.
+/// The server's response when it rejects a request.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Refusal {

@@ -35,7 +35,7 @@ pub struct KubernetesSource {
     pub service: String,
     /// Which of its ports, by name; none: the first.
     pub port: Option<String>,
-    /// What members do where the service has no such label.
+    /// The role of members where the service has no such label.
     pub role: MemberRole,
     /// File with the token to show; read for every request, since it is renewed there.
     pub token: Option<PathBuf>,

@@ -1,4 +1,4 @@
-//! What EndpointSlices say, put together: no network here.
+//! Merges the content of EndpointSlices. No network access here.
 
 use std::collections::BTreeMap;
 
@@ -90,7 +90,7 @@ struct Refusal {
     message: String,
 }
 
-/// What a line of a watch was about.
+/// The effect of a line of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Happened {
     /// Members may have changed.
@@ -198,7 +198,7 @@ impl Slices {
         Ok(Happened::Change)
     }
 
-    /// Tells `board` what the slices say together.
+    /// Writes the merged content of the slices to `board`.
     pub(super) fn write(&self, board: &Board) {
         let (members, wrong) = self.members();
         let revision: Revision = self.revision.as_deref().unwrap_or_default().into();
