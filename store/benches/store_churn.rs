@@ -65,7 +65,7 @@ fn resident_bytes() -> u64 {
     pages.unwrap_or(0) * 4096
 }
 
-/// Time that this process has spent on a processor, ns; wall time where that is not told.
+/// Processor time that this process has used, ns; wall time where the kernel does not report it.
 fn spent_ns(start: Instant) -> u64 {
     let told = std::fs::read_to_string("/proc/self/schedstat").unwrap_or_default();
     let told = told.split(' ').next().and_then(|ns| ns.parse().ok());

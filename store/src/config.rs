@@ -1,4 +1,4 @@
-//! What an operator chooses about one node's store.
+//! Settings of one node's store, for an operator to choose.
 
 use alloc::format;
 use alloc::string::String;

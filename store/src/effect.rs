@@ -36,19 +36,19 @@ pub enum Effect {
     },
     /// The owner has a hold already; nothing changed.
     AlreadyOpen {
-        /// Whose.
+        /// The owner of the hold.
         owner: Owner,
     },
     /// The owner's private room grew.
     Grown {
-        /// Whose.
+        /// The owner of the hold.
         owner: Owner,
         /// All of its room now.
         room_blocks: u32,
     },
     /// The private room cannot grow; nothing changed.
     GrowRefused {
-        /// Whose.
+        /// The owner of the hold.
         owner: Owner,
         /// Slots asked for.
         needed_blocks: u64,

@@ -30,7 +30,7 @@ use reuse::Change;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What a policy may know of a block.
+/// The facts about a block that a policy may use.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Facts {
     /// Times asked for, halved now and then.
@@ -43,7 +43,7 @@ pub(crate) struct Facts {
     pub list: usize,
 }
 
-/// What makes a policy: the order in which the blocks of one tier go.
+/// An eviction policy: the order in which the blocks of one tier are evicted.
 ///
 /// A parent is to go after its children: it comes to rest after them, and of blocks that are alike
 /// the one that has rested longest goes first. An order that may have it otherwise asks `is_leaf`.
@@ -59,7 +59,7 @@ trait Order: core::fmt::Debug + Send + Sync {
     /// `block`, which is in no list, comes to rest as the newest of one.
     fn rest(&mut self, lists: &mut Lists, block: u32, facts: Facts);
 
-    /// The next to go, left at rest. `is_leaf` tells whether no child would be left in front of it.
+    /// The next block to evict, left at rest. `is_leaf` says whether the block has no child left in the tier.
     fn next(&mut self, lists: &mut Lists, _is_leaf: &dyn Fn(u32) -> bool) -> Option<u32> {
         lists.oldest_of_lowest(self.lists())
     }
@@ -88,7 +88,7 @@ trait Order: core::fmt::Debug + Send + Sync {
         false
     }
 
-    /// What is known of reuse changed.
+    /// Updates the order after a change in the statistics of reuse.
     fn change(&mut self, _lists: &mut Lists, _change: &Change) {}
 
     /// Audits what it keeps beside the lists.
@@ -215,13 +215,14 @@ impl Resting {
         self.order.forget(block, hash);
     }
 
-    /// The block to evict now, still at rest; condemned ones first, in the order of their
-    /// condemnation. `is_leaf` tells whether no child would be left in front of it.
+    /// The block to evict now, still at rest; condemned ones first, in the order of their condemnation. `is_leaf`
+    /// says whether the block has no child left in the tier.
     pub(crate) fn victim(&mut self, is_leaf: impl Fn(u32) -> bool) -> Option<u32> {
         self.lists.oldest(self.condemned.list).or_else(|| self.order.next(&mut self.lists, &is_leaf))
     }
 
-    /// Condemns the next block in line, if any is left that is not. `is_leaf` is told who is.
+    /// Condemns the next block in line that is not condemned yet, if there is one. `is_leaf` gets the set of
+    /// condemned blocks.
     pub(crate) fn condemn(&mut self, is_leaf: impl Fn(&Apart, u32) -> bool) -> Option<u32> {
         let condemned = &self.condemned;
         let block = self.order.next(&mut self.lists, &|block| is_leaf(condemned, block))?;
@@ -244,7 +245,7 @@ impl Resting {
         }
     }
 
-    /// What is known of reuse changed.
+    /// Updates the order after a change in the statistics of reuse.
     pub(crate) fn change(&mut self, change: &Change) {
         self.order.change(&mut self.lists, change);
     }

@@ -29,7 +29,7 @@ pub(crate) enum Slot {
     Ready,
 }
 
-/// What is known of a block. One cache line.
+/// The state of a block. One cache line.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
     /// Its name.
@@ -60,8 +60,8 @@ pub(crate) struct Block {
     pub twice: bool,
     /// Whether the copy in each tier has been read since it was made.
     pub read: [bool; TIERS],
-    /// Whether it has a reserved HBM slot that no owner is filling any more: only readers are
-    /// left, and the next owner that opens it takes the slot over.
+    /// Whether it has a reserved HBM slot without an owner to fill it: only readers hold the block, and the next
+    /// owner that opens it takes the slot over.
     pub unclaimed: bool,
 }
 

@@ -17,7 +17,7 @@ use hashbrown::HashTable;
 pub(crate) struct Hold {
     /// Whether this is a hold; emptied places are not.
     pub is_open: bool,
-    /// Whose.
+    /// The owner of the hold.
     pub owner: Owner,
     /// Holds opened earlier have lower numbers.
     pub sequence: u64,
@@ -129,7 +129,7 @@ impl Holds {
     }
 }
 
-/// What of a chain exists, found before anything is changed.
+/// The part of a chain that exists, counted before anything changes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Census {
     /// By the tier to read from; blocks that another owner is bringing up excluded.
@@ -273,7 +273,7 @@ impl Store {
         self.holds.iter().map(|hold| hold.blocks.len() as u64).sum()
     }
 
-    /// What the eviction policy may know of a block.
+    /// The facts about a block that the eviction policy may use.
     pub(crate) fn facts(&self, block: u32) -> Facts {
         let known = &self.table[block];
         Facts {

@@ -27,7 +27,7 @@ pub struct StoreSnapshot {
 /// One open hold.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct OwnerSnapshot {
-    /// Whose.
+    /// The owner of the hold.
     pub owner: Owner,
     /// Blocks that it pins, from the root.
     pub pinned_blocks: u32,

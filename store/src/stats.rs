@@ -1,4 +1,4 @@
-//! What is counted, as plain integers.
+//! Counters of the store, as plain integers.
 
 use serde::Serialize;
 
@@ -50,7 +50,7 @@ pub struct StoreStats {
     pub onboard_failed_blocks: u64,
     /// Blocks that an operator wanted gone while they were pinned.
     pub evict_refused_blocks: u64,
-    /// Inputs about an owner or a ticket that is not there any more.
+    /// Inputs about an owner or a ticket that has ended.
     pub stale_inputs: u64,
     /// Holds asked for by an owner that has one.
     pub double_opens: u64,

@@ -37,7 +37,7 @@ pub(crate) struct TierState {
     pub outgoing: Vec<(u32, u32)>,
 }
 
-/// What one node holds, and who needs it.
+/// The blocks of one node, and the owners that hold them.
 ///
 /// Contract: [`Store::step`] is total and never blocks. Effects follow from the configuration and
 /// the inputs alone. Every grant is bounded by the capacities, so no queue here grows without end.
@@ -51,7 +51,7 @@ pub struct Store {
     pub(crate) next_ticket: u64,
     pub(crate) counts: StoreStats,
     pub(crate) age: u16,
-    /// What was seen of returns, where the policy goes by it.
+    /// Statistics of reuse, where the policy uses them.
     pub(crate) reuse: Option<Reuse>,
     touches_left: u64,
     now_us: u64,
@@ -109,7 +109,7 @@ impl Store {
         self.assert_settled();
     }
 
-    /// What holds after each step and costs nothing to look at; [`Store::check`] audits the rest.
+    /// Asserts the invariants that are cheap to check after each step. [`Store::check`] audits the rest.
     fn assert_settled(&self) {
         assert!(self.scratch.is_empty(), "the scratch is empty between steps");
         for tier in &self.tiers {

@@ -1,4 +1,4 @@
-//! What a driver that owns the bytes asks before it moves any: questions that change nothing.
+//! Queries of the driver that owns the bytes, for use before it moves any. They change nothing.
 
 use crate::input::Owner;
 use crate::lifecycle::{HBM, NONE, Slot};

@@ -348,7 +348,7 @@ impl Model {
         self.settle(&run);
     }
 
-    /// What is pinned stays; what is not goes with all that continues it.
+    /// Evicts the unpinned blocks of a chain, each with all blocks that continue it.
     fn evict(&mut self, chain: &[Key]) {
         for &key in chain {
             if self.nodes.get(&key).is_some_and(|n| n.pins == 0) {

@@ -1,6 +1,5 @@
-//! Random histories: every invariant after every step, under all policies; the events told to the
-//! index describe exactly what is readable; equal inputs give equal effects; at rest nothing is
-//! pinned or reserved.
+//! Random histories under all policies. The tests check every invariant after every step. The events for the index
+//! describe exactly the readable blocks. Equal inputs give equal effects. At rest nothing is pinned or reserved.
 
 mod history;
 
@@ -191,7 +190,7 @@ proptest! {
         }
     }
 
-    /// What an answer says is what a look a moment earlier said, and what is promised is enough.
+    /// The answer of an open equals a look-up a moment earlier, and the promised slots suffice.
     #[test]
     fn an_open_counts_every_block_of_its_chain_once(
         config in config(), ops in ops(40), path in proptest::collection::vec(0u64..3, 1..9), room in 0u32..4,
@@ -257,7 +256,7 @@ fn random_histories_visit_every_corner() {
     assert!(seen.values().all(|&count| count > 20), "{seen:?}");
 }
 
-/// The same accounting for the plain enumerations, so that no pair is left to chance.
+/// A fixed churn over every pair of policies, so that no pair depends on chance.
 #[test]
 fn every_pair_of_policies_survives_a_fixed_churn() {
     for eviction in Eviction::ALL {

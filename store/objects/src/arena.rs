@@ -30,7 +30,7 @@ pub(crate) struct Arena {
     map: Mapping,
     free: Mutex<Vec<u32>>,
     pages: u32,
-    /// What touches pages before they are used, if anything does.
+    /// The thread that touches pages before their first use, if there is one.
     ahead: OnceLock<Ahead>,
     /// Bytes of slots in use.
     used_bytes: AtomicU64,
@@ -112,7 +112,7 @@ impl Arena {
     pub(crate) fn wait_for_room(&self, at_most: Duration) {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let mut turn = self.freed.0.lock();
-        // What is freed between the caller's look and this wait is not told: so waits are short.
+        // A wake-up between the caller's check and this wait is lost, so waits are short.
         self.freed.1.wait_for(&mut turn, at_most);
         drop(turn);
         self.waiting.fetch_sub(1, Ordering::SeqCst);

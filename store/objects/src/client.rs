@@ -10,11 +10,11 @@
 //! # Ok::<(), baton_objects::client::Trouble>(())
 //! ```
 //!
-//! Nothing is asked to know who has what: every client ranks the servers for a key by a hash of both, so all agree
-//! without a word between them, and a server that comes or goes moves only the keys that rank it first. A put goes to
-//! the first `replicas` servers that answer, a get asks them in the same order. A server that does not answer is left
-//! out until it does; one that is only slow is waited for, for a `PING` on another connection tells the two apart. One
-//! thread uses a `Cluster`; make one for each.
+//! The client needs no directory. It ranks the servers for a key by a hash of both, so all clients agree without
+//! talking to each other. A server that joins or leaves moves only the keys that rank it first. A put goes to the
+//! first `replicas` servers that answer, and a get asks them in the same order. The client skips a server that does
+//! not answer, until it answers again. It waits for a server that is only slow: a `PING` on another connection
+//! distinguishes slow from dead. One thread uses a `Cluster`; make one for each.
 
 mod drain;
 mod member;
@@ -78,7 +78,7 @@ impl ClusterConfig {
 /// Why something was not done.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Trouble {
-    /// What was given cannot be.
+    /// An invalid argument.
     #[error("{0}")]
     Wrong(String),
     /// The server answered that it will not; its words, which say whether to try again.
@@ -101,7 +101,7 @@ pub struct PutWords {
     pub keep: bool,
 }
 
-/// What a put has done.
+/// The result of a put.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Put {
     /// So many servers have it now. Fewer than were asked for: the words of one that has not.
@@ -174,7 +174,7 @@ impl Cluster {
         }
     }
 
-    /// The same, on any server but one.
+    /// Puts a value on any server but one.
     fn put_on(&mut self, key: &[u8], value: &[u8], words: &PutWords, but: Option<usize>) -> Copies {
         let ttl = words.ttl_ms.map(|ms| ms.to_string());
         let mut command: Vec<&[u8]> = vec![b"SET", key, value];
@@ -238,7 +238,7 @@ impl Cluster {
         })
     }
 
-    /// What a server that has the key knows of it: names and values, in its order.
+    /// The facts that a server holding the key reports about it: names and values, in its order.
     ///
     /// # Errors
     /// No server answered.

@@ -1,4 +1,4 @@
-//! What time it is, in microseconds since the store was made: the machine's clock, or a test's.
+//! Clock of the store: microseconds since its creation, from the machine or from a test.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

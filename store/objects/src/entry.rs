@@ -1,4 +1,4 @@
-//! What is known of a key, and the table of it: grown by pieces, so that growing copies nothing.
+//! Entries of keys, and their table. It grows by pieces, so that growth copies nothing.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ const PIECE: usize = 256;
 /// A room that its writer shares with the store, which takes it away when the writer's lease has run out.
 pub(crate) type Pending = Arc<Mutex<Option<Room>>>;
 
-/// What an entry is, with its bytes.
+/// The state of an entry, with its bytes.
 #[derive(Debug)]
 pub(crate) enum State {
     /// Free; `next` is the next free one.
@@ -107,7 +107,7 @@ impl Entry {
         self.readers > 0 && self.lease_us > now_us
     }
 
-    /// Whether its time to live is over. What is pinned hard lives on.
+    /// Whether its time to live is over. A hard pin keeps it alive.
     pub(crate) fn is_expired(&self, now_us: u64) -> bool {
         self.expires_us <= now_us && self.hard_pins == 0
     }

@@ -13,7 +13,7 @@ pub const KEY_MAX_BYTES: usize = 1024;
 /// A key of one tenant. Equal keys of two tenants are two keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key<'a> {
-    /// Whose it is.
+    /// The tenant that owns the key.
     pub tenant: TenantId,
     /// From 1 to [`KEY_MAX_BYTES`] bytes, any of them.
     pub bytes: &'a [u8],

@@ -1,9 +1,9 @@
-//! What lies below the memory: a file on an SSD, and a bucket below that.
+//! The tiers below memory: a file on an SSD, and a bucket below that.
 //!
-//! An object is copied down when it is touched for the first or the second time, by a thread of its own, while it is
-//! still in memory; so eviction costs nothing, and whoever puts waits for no disk. A read that memory misses brings the
-//! object up again, once for all who ask at the same time. A copy below is one of the value that was sealed last: it is
-//! given up in the same step in which another value is sealed or the key is removed.
+//! A thread of its own copies an object down on the first or second touch, while the object is still in memory. So
+//! eviction costs nothing, and a put waits for no disk. A read that misses in memory brings the object up again, once
+//! for all concurrent readers. A copy below always holds the value that was sealed last: sealing another value or
+//! removing the key drops it in the same step.
 
 mod below;
 mod brought;
@@ -60,7 +60,7 @@ pub struct SsdConfig {
     /// The unit in which it is given out, bytes; a multiple of 4096. None: as the file of an earlier start has it, and
     /// [`SsdConfig::BLOCK_BYTES`] for a new one.
     pub block_bytes: Option<usize>,
-    /// What is copied there.
+    /// The objects to copy to the SSD.
     pub admit: Admit,
 }
 
@@ -116,7 +116,7 @@ impl fmt::Debug for LowerConfig {
     }
 }
 
-/// What the tiers below have done since the start.
+/// Counters of the tiers below since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LowerStats {
     /// The file.
@@ -154,7 +154,7 @@ impl LowerStats {
     }
 }
 
-/// The SSD or the bucket does not answer: what it has cannot be told.
+/// The SSD or the bucket does not answer, so its content is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Silent;
 
@@ -180,7 +180,7 @@ impl fmt::Debug for Lower {
     }
 }
 
-/// What shards are to know before they are made, and the file as it was opened.
+/// The tiers below, which the shards need at creation, and the opened file.
 pub(crate) struct Opened {
     pub(crate) below: Arc<Below>,
     shelf: Option<baton_tiers::BlobLog>,
@@ -196,7 +196,7 @@ const IN_HAND_MAX_BYTES: u64 = 64 << 20;
 const READING_PART: u64 = 8;
 const READING_BYTES: std::ops::RangeInclusive<u64> = 16 << 20..=256 << 20;
 
-/// Opens what there is. A file or a bucket that cannot be used is told of, and the store goes on without.
+/// Opens the configured tiers. Where a file or a bucket is unusable, this reports it and the store runs without it.
 pub(crate) fn open(
     config: &LowerConfig,
     capacity_bytes: u64,
@@ -247,8 +247,8 @@ impl Opened {
 }
 
 impl Lower {
-    /// Asks the tiers for a value; `waiter` is called once, with what was found, from whatever thread. What is found
-    /// is in memory then, if there is room.
+    /// Asks the tiers for a value; `waiter` is called once with the result, from any thread. A found value is in
+    /// memory by then, if there is room.
     pub(crate) fn bring(&self, store: &ObjectStore, key: Key<'_>, waiter: Waiter) {
         let Some(name) = store.name_of(key).filter(|name| self.may_hold(*name)) else {
             return waiter(None);
@@ -373,7 +373,7 @@ impl Flight {
         Key { tenant: self.tenant, bytes: &self.key }
     }
 
-    /// What is the key's goes up.
+    /// Places the found value in memory, if it is still the key's value.
     fn place(&self, found: Found, origin: Origin) -> Option<Arc<Brought>> {
         self.store.place_found(self.key(), found, origin)
     }

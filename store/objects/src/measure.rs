@@ -1,5 +1,5 @@
-//! What the store does in a second, beside what the machine can do in the same run. Behind `baton store bench` and
-//! the crate's benchmark.
+//! Benchmarks of the store, beside the machine's own speed in the same run. `baton store bench` and the crate's
+//! benchmark run them.
 
 mod copies;
 mod metadata;
@@ -25,9 +25,9 @@ pub struct Effort {
 /// One figure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
-    /// What was done.
+    /// The operation measured.
     pub what: String,
-    /// What was counted: the unit last.
+    /// The quantity counted: the unit last.
     pub unit: &'static str,
     /// How much.
     pub value: f64,

@@ -21,7 +21,7 @@ const FIELDS: [(&str, &[u8]); 5] = [
     ("group", b"group:"),
 ];
 
-/// What keys say about the object that they are parts of, and of how many.
+/// The rule by which keys are parts of one object, and how many parts there are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parts {
     /// LMCache's keys, which tell their world: as many parts as it has ranks.

@@ -28,7 +28,7 @@ impl Reading {
         Self { store, shard, number: opened.number, room: opened.room, stat: opened.stat }
     }
 
-    /// What was known of the value when it was opened.
+    /// The facts about the value at the moment of opening.
     #[must_use]
     pub fn stat(&self) -> &ObjectStat {
         &self.stat

@@ -41,7 +41,7 @@ pub(crate) struct Shard {
     sealed: HashTable<u32>,
     pending: HashTable<u32>,
     queues: [Queue; CLASSES.len()],
-    /// The same entries by tenant: a tenant at its quota makes room among its own.
+    /// True while soft pins give way, because no other entry can be evicted.
     by_tenant: Vec<Queue>,
     /// Pins that can give way do: nothing else is left that could.
     pressing: bool,
@@ -165,7 +165,7 @@ impl Shard {
         Some(number)
     }
 
-    /// Takes a sealed entry away: out of sight at once, freed when nobody reads it any more.
+    /// Removes a sealed entry: out of sight at once, freed when its last reader is done.
     fn retire(&mut self, number: u32, now_us: u64) {
         let entry = self.entries.at_mut(number);
         let (place, generation) = (entry.place, entry.generation);

@@ -1,6 +1,6 @@
 //! Plain integers about the store.
 
-/// What one shard has counted.
+/// Counters of one shard.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) hits: u64,

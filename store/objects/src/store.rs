@@ -65,7 +65,7 @@ impl ObjectStore {
         Self::with_lower(config, clock, &LowerConfig::default())
     }
 
-    /// The same with tiers below the memory. One that cannot be used is told of, and the store goes on without it.
+    /// A store with tiers below memory. Where a tier is unusable, this reports it and the store runs without it.
     ///
     /// # Errors
     /// The setting that is wrong, or what the system says about memory and threads.
@@ -124,7 +124,7 @@ impl ObjectStore {
         self.inner.config.set.value_max_bytes
     }
 
-    /// What makes keys parts of one object, if anything does.
+    /// The rule by which keys are parts of one object, if there is one.
     #[cfg(feature = "resp")]
     pub(crate) fn parts(&self) -> Option<&Parts> {
         self.inner.config.set.parts.as_ref()
@@ -151,7 +151,7 @@ impl ObjectStore {
         (shard, Place { key, place: hashed.place, now_us: self.now_us() })
     }
 
-    /// Reserves memory for a value, without waiting. What is readable stays so until the seal.
+    /// Reserves memory for a value, without waiting. The readable value stays until the seal.
     ///
     /// # Errors
     /// Why not; [`Refusal::retry_after_us`] says whether trying again may help.
@@ -247,7 +247,7 @@ impl ObjectStore {
         }
     }
 
-    /// What is known of a key. Renews nothing.
+    /// The facts about a key. Renews no lease.
     #[must_use]
     pub fn stat(&self, key: Key<'_>) -> Option<ObjectStat> {
         let (shard, at) = self.place(key);
@@ -280,7 +280,7 @@ impl ObjectStore {
         self.confirm(&self.remove_unconfirmed(key)?)
     }
 
-    /// The same, with what there is to wait for until it cannot come back.
+    /// Removes a key, and returns the pending removals to wait for.
     pub(crate) fn remove_unconfirmed(&self, key: Key<'_>) -> Result<Forgotten, Refusal> {
         let (shard, at) = self.place(key);
         let name = self.name_of(key);
@@ -322,7 +322,7 @@ impl ObjectStore {
         self.confirm(&self.set_ttl_unconfirmed(key, ttl_us)?)
     }
 
-    /// The same, with what there is to wait for until a copy below, which has no end, cannot come back.
+    /// Sets the time to live, and returns the pending removals of copies below, which have no end.
     pub(crate) fn set_ttl_unconfirmed(
         &self,
         key: Key<'_>,
@@ -333,8 +333,8 @@ impl ObjectStore {
         self.shard(shard).set_ttl(&at, ttl_us, name)
     }
 
-    /// Keys of all tenants from a cursor on (0 is the start), looking at no more than `entries` entries, and the
-    /// cursor to go on from (0 is the end). A key that is there all the while is listed at least once.
+    /// Lists keys of all tenants from a cursor on (0 is the start), over at most `entries` entries. Also returns the
+    /// cursor to go on from (0 is the end). A key that exists during the whole scan is listed at least once.
     #[must_use]
     pub fn list(&self, cursor: u64, entries: u32) -> (Vec<Listed>, u64) {
         let mut number = u32::try_from(cursor & u64::from(u32::MAX)).expect("masked to 32 bits");

@@ -12,10 +12,9 @@ const GAPS_MAX: usize = 1024;
 
 /// A reserved value that its writer fills; sealed it can be read, dropped it is gone.
 ///
-/// The reservation has a lease: when it has run out, a writer that waits for this one takes over, or some leases
-/// later the memory goes to whoever needs it. Writing and sealing then fail with [`Refusal::TakenOver`]. Writers
-/// that replace what is there ([`Existing::Replace`](crate::Existing)) wait for nobody: any number may be at a key,
-/// and the last seal wins.
+/// The reservation has a lease. After its expiry, a writer that waits for this one takes over; some leases later any
+/// put may take the memory. Writing and sealing then fail with [`Refusal::TakenOver`]. Writers that replace a value
+/// ([`Existing::Replace`](crate::Existing)) do not wait: any number may write one key, and the last seal wins.
 #[derive(Debug)]
 pub struct PutTicket {
     store: ObjectStore,
@@ -29,7 +28,7 @@ pub struct PutTicket {
     sealed: bool,
     /// Where the value comes from.
     origin: Origin,
-    /// What it would be in the bucket, bytes.
+    /// The size that the value would have in the bucket, bytes.
     object_bytes: Option<u64>,
 }
 
@@ -95,9 +94,9 @@ impl PutTicket {
         self.note(offset, end)
     }
 
-    /// Lets `fill` write the bytes that come next, some or all of them; it returns how many it wrote, from the
-    /// start of what it was given. It must not wait. Not called when nothing is left. What it says it wrote is
-    /// believed: bytes that it did not write would be those of an earlier value.
+    /// Lets `fill` write the next bytes, some or all of them. It returns how many it wrote, from the start of its
+    /// slice. It must not wait. It is not called when nothing is left. The ticket trusts the returned count: bytes
+    /// that `fill` did not write would be those of an earlier value.
     ///
     /// # Errors
     /// [`Refusal::TakenOver`]; inside, what `fill` says.
@@ -174,8 +173,8 @@ impl PutTicket {
         self.finish_waiting(Some(expected))
     }
 
-    /// Makes the value readable, with a checksum of what was written if `computed`. What was there before may come
-    /// back after a crash until what is returned is confirmed.
+    /// Makes the value readable, with a checksum of the written bytes if `computed`. The previous value may reappear
+    /// after a crash until the returned removals are confirmed.
     #[cfg(feature = "resp")]
     pub(crate) fn seal_unconfirmed(self, computed: bool) -> Result<(Stored, Forgotten), Refusal> {
         let sum = if computed { Some(self.with_room(|room| room_checksum(room))?) } else { None };
@@ -185,7 +184,7 @@ impl PutTicket {
     fn finish_waiting(self, checksum: Option<u32>) -> Result<Stored, Refusal> {
         let store = self.store.clone();
         let (stored, forgotten) = self.finish(checksum)?;
-        // Counted and told; a bucket never fails a put.
+        // The result is counted and reported. A bucket never fails a put.
         let _ = store.confirm(&forgotten);
         store.put_confirmed(&forgotten).map(|()| stored)
     }
@@ -220,8 +219,8 @@ impl Drop for PutTicket {
     }
 }
 
-/// Which bytes were written: those before `start`, and ranges after it in order, apart from each other. Who writes
-/// from the start on, as nearly everybody does, needs no list.
+/// The ranges of bytes written: those before `start`, and later ranges in order, apart from each other. A writer that
+/// goes from start to end, as nearly all do, needs no list.
 #[derive(Debug, Default)]
 struct Ranges {
     start: u32,

@@ -83,8 +83,8 @@ impl Ages {
         }
     }
 
-    /// Goes on to `tick`, not back; `moved` is told `(from, to)` of every group that changes
-    /// cells, oldest groups first.
+    /// Advances to `tick`, never back. `moved` gets `(from, to)` of every group that changes cells, oldest groups
+    /// first.
     pub(super) fn advance(&mut self, tick: u32, mut moved: impl FnMut(usize, usize)) {
         self.tick = tick.max(self.tick);
         for from in (0..CELLS).rev() {

@@ -28,7 +28,7 @@ pub(super) struct Seen {
     pub waited: [u64; CELLS],
 }
 
-/// What was seen of all classes.
+/// Reuse statistics of all classes.
 #[derive(Debug)]
 pub(super) struct Chances {
     seen: [Seen; CLASSES],
@@ -88,7 +88,7 @@ impl Chances {
         self.all.returns[cell] += 1;
     }
 
-    /// A block of `class` in `cell` will not be recognised any more.
+    /// The store gives up recognising a block of `class` in `cell`.
     pub(super) const fn given_up(&mut self, class: usize, cell: usize) {
         let waiting = &mut self.seen[class].waiting[cell];
         // Release builds go on: this is a statistic, and not worth a node.
@@ -112,10 +112,10 @@ impl Chances {
         }
     }
 
-    /// What a slot with a block of `class` is worth at each age: the returns to be had for each
-    /// tick that the slot is kept, in units of 2⁻³², if it is kept as long as pays best. (The
-    /// largest, over all ends of the wait, of the chance to return until then divided by the
-    /// expected length of the wait. Ordering by it is what the Gittins index does for projects.)
+    /// The value of a slot with a block of `class` at each age: the expected returns for each tick that the slot is
+    /// kept, in units of 2⁻³², if it is kept for the best time. (This is the largest, over all ends of the wait, of
+    /// the chance to return until then divided by the expected length of the wait. The Gittins index orders projects
+    /// in the same way.)
     pub(super) fn worth(&self, class: usize) -> [u32; CELLS] {
         let times = self.factors.times_usual(class);
         let chances: [u64; CELLS] =

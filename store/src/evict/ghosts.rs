@@ -59,7 +59,7 @@ const fn spread(name: u64) -> u64 {
     product ^ (product >> 32)
 }
 
-/// What is compared: 31 bits that do not choose the place, never 0.
+/// The bits to compare: 31 bits that do not choose the place, never 0.
 const fn mark_of(name: u64) -> u32 {
     (spread(name) >> 32) as u32 | 1
 }

@@ -4,7 +4,7 @@
 use super::list::Lists;
 use super::{Facts, Order};
 
-/// Frequencies that are told apart.
+/// Distinct frequencies.
 const RANKS: usize = 60;
 
 /// Every block is in the list of its frequency.

@@ -80,7 +80,7 @@ fn rank(policy: Eviction, facts: Facts) -> Option<usize> {
     }
 }
 
-/// What becomes of a rank when counts are halved.
+/// The rank after the counts are halved.
 fn halved(policy: Eviction, rank: usize) -> usize {
     match policy {
         Eviction::Lfu => rank / 2,

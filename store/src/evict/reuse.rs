@@ -17,7 +17,7 @@ use super::{Apart, Facts, Order};
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// Uses that are told apart: once, twice, three times, more.
+/// Distinct numbers of uses: once, twice, three times, more.
 const USES: usize = VALUES[0];
 /// How much of a chain was new: nothing, 1–2 blocks, 3–6, 7–14, more. Before these: it ended the chain.
 const NEWS: usize = VALUES[1] - 1;
@@ -28,7 +28,7 @@ const REUSE_LISTS: usize = CLASSES * CELLS;
 /// A class is valued anew after this many blocks were asked for, one class after the other.
 const ASKED_BETWEEN_VALUES: usize = 24;
 
-/// What is known of one block's use.
+/// The reuse state of one block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
     /// When it last came to rest.
@@ -38,7 +38,7 @@ struct Mark {
     waits: bool,
 }
 
-/// What changes in the order of a tier.
+/// A change in the order of a tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// All lists of one cell join those of another.
@@ -47,7 +47,7 @@ pub(crate) enum Change {
     Valued { class: usize, worth: [u32; CELLS] },
 }
 
-/// What the store saw of its requests; shared by its tiers.
+/// Reuse statistics of the store's requests; shared by its tiers.
 #[derive(Debug)]
 pub(crate) struct Reuse {
     ages: Ages,

@@ -19,7 +19,7 @@ const MAX_TURNS: u32 = 64;
 /// Uses that count at most.
 const MAX_USES: u8 = 3;
 
-/// What is known of a block's copy in the tier.
+/// The state of a block's copy in the tier.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
     known: bool,

@@ -1,5 +1,5 @@
-//! What the node's cache costs beside the engine: checksums, copies to host memory and back,
-//! flash and back, and the bookkeeping of a hold. `cargo bench -p baton-tiers`.
+//! Costs of the node's cache beside the engine: checksums, copies to host memory and back, flash and back, and the
+//! bookkeeping of a hold. `cargo bench -p baton-tiers`.
 //!
 //! Each figure is the best of a few rounds, since the machine may be shared.
 

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const BLOCK_BYTES: usize = 196_608;
 const BLOCKS: usize = 2_048;
 const ROUNDS: usize = 4;
-/// What a tier has under way at most, reading or writing.
+/// Reads and writes that a tier has in flight at most.
 const DEPTH: usize = 64;
 
 fn keys(blocks: usize) -> Vec<(BlockKey, Option<BlockKey>)> {
@@ -44,7 +44,7 @@ fn shuffled<T: Clone>(items: &[T]) -> Vec<T> {
     items
 }
 
-/// What no disk packs, and a mark of the key: as cheap as a copy out of the engine's memory.
+/// Fills a block with incompressible bytes and a mark of the key, as cheaply as a copy out of the engine's memory.
 fn fill(key: BlockKey, bytes: &mut [u8]) {
     static NOISE: OnceLock<Vec<u8>> = OnceLock::new();
     let noise = NOISE.get_or_init(|| {
@@ -103,14 +103,14 @@ impl Raw {
     }
 }
 
-/// What one round took: by the clock, and of processors.
+/// Time of one round: wall clock and processor.
 #[derive(Clone, Copy, Debug)]
 struct Took {
     clock: Duration,
     processor: Duration,
 }
 
-/// What all threads of the process have had of processors until now, to 10 ms.
+/// Processor time of all threads of the process so far, to 10 ms.
 fn processor() -> Duration {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();

@@ -36,7 +36,7 @@ const LARGEST_PART: usize = 4;
 const PUTS_MAX: usize = 64;
 const GETS_MAX: usize = 64;
 
-/// What the shelf asks of the file below it. [`FileTier`] is the one; the crash tests have another.
+/// The log's interface to the file below it. [`FileTier`] implements it; the crash tests have another implementation.
 pub(crate) trait Slab: fmt::Debug {
     /// The size of a block.
     fn block_bytes(&self) -> usize;
@@ -44,8 +44,8 @@ pub(crate) trait Slab: fmt::Debug {
     fn capacity_blocks(&self) -> usize;
     /// Blocks that rest there and places reserved.
     fn used_blocks(&self) -> usize;
-    /// What an earlier life left, and entries that are on their way out because another of the same name is newer;
-    /// once, before anything else.
+    /// The entries of an earlier life, and the outdated entries being removed because another of the same name is
+    /// newer. Called once, before any other method.
     fn recovered(&mut self) -> (Vec<Entry>, Vec<Entry>);
     /// Where a block rests.
     fn place(&self, key: BlockKey) -> Option<Place>;
@@ -78,13 +78,13 @@ pub(crate) trait Slab: fmt::Debug {
     fn discard(&mut self, place: Place);
     /// Gives up a listed block.
     fn remove(&mut self, key: BlockKey) -> bool;
-    /// Whether no job will ever end any more.
+    /// Whether the file's thread is gone, so that no job ends.
     fn is_lost(&self) -> bool;
-    /// Whether nothing is written any more.
+    /// Whether writing has stopped for good.
     fn is_off(&self) -> bool;
 }
 
-/// What a [`BlobLog`] is opened with.
+/// Options for opening a [`BlobLog`].
 #[derive(Clone, Debug)]
 pub struct ShelfOptions<'a> {
     /// The folder of the file.
@@ -160,7 +160,7 @@ pub(crate) struct BlobLogCore<S> {
     owed_blocks: usize,
     /// Heads on their way out: name by slot.
     leaving: BTreeMap<u32, u64>,
-    /// The same by name, and who waits until none of that name can come back.
+    /// Pending deletions by name, with the removals that wait for them.
     fading: BTreeMap<u64, PendingDelete>,
     done: VecDeque<ShelfDone>,
     stats: ShelfStats,
@@ -188,7 +188,7 @@ impl<S: Slab> BlobLogCore<S> {
             ended: 0,
         };
         keeper.recover();
-        // What became free while the disk was tried out belongs to nobody who comes later.
+        // Handles the slots freed by the disk's trial, so that no later caller gets them as its own.
         keeper.pump();
         keeper
     }
@@ -237,7 +237,7 @@ impl<S: Slab> BlobLogCore<S> {
         self.done.pop_front()
     }
 
-    /// Takes a value away. [`ShelfDone::Removed`] tells when it cannot come back.
+    /// Removes a value. [`ShelfDone::Removed`] reports when it cannot reappear.
     pub(crate) fn remove(&mut self, name: u64, token: u64) {
         self.take_down(name);
         if let Some((id, put)) = self.puts.iter_mut().find(|(_, put)| put.name() == name && !put.cancelled) {
@@ -247,7 +247,7 @@ impl<S: Slab> BlobLogCore<S> {
             self.fading.entry(name).or_default().heads += 1;
             self.try_finish(id);
         }
-        // Tells once no head of that name is on its way out any more.
+        // Reports the removal once no head of that name is left to be freed.
         match self.fading.get_mut(&name) {
             Some(fading) => fading.waiting.push(token),
             None => self.done.push_back(ShelfDone::Removed(token)),
@@ -309,8 +309,8 @@ impl<S: Slab> BlobLogCore<S> {
 
 /// Values of any length in one preallocated file that outlives the process. See the module.
 ///
-/// One thread uses it: it asks, calls [`BlobLog::wait`] and takes what [`BlobLog::next_done`] tells. What was told as kept
-/// is there after a kill or a power cut until it is removed, evicted or damaged.
+/// One thread uses it: it asks, calls [`BlobLog::wait`] and takes the results from [`BlobLog::next_done`]. A value
+/// reported as kept survives a kill or a power cut, until it is removed, evicted or damaged.
 #[derive(Debug)]
 pub struct BlobLog {
     keeper: BlobLogCore<FileTier>,
@@ -351,8 +351,7 @@ impl BlobLog {
         pass_by(dir)
     }
 
-    /// Takes the file's name away, so that no later start finds what is in it. What rests there can still be read by
-    /// this one.
+    /// Unlinks the file, so that no later start finds its content. This process can still read it.
     ///
     /// # Errors
     /// The file may be there after a power cut.
@@ -366,7 +365,7 @@ impl BlobLog {
         (self.keeper.slab.beginning(), self.keeper.slab.device())
     }
 
-    /// Whether the disk failed so often that nothing is written any more.
+    /// Whether the disk failed so often that the log has stopped writing.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.keeper.slab.is_off() || self.keeper.slab.is_lost()
@@ -453,7 +452,7 @@ impl BlobLog {
         self.keeper.pump();
     }
 
-    /// What happened, if anything has since the last time.
+    /// The next result, if there is one.
     pub fn next_done(&mut self) -> Option<ShelfDone> {
         self.keeper.next_done()
     }

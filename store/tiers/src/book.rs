@@ -91,7 +91,7 @@ impl Book {
         self.draining += 1;
     }
 
-    /// What was written to a reserved place is not wanted: its slot drains once this is ordered.
+    /// Discards the write to a reserved place: its slot drains once this is ordered.
     pub(crate) fn discard(&mut self, place: Place) -> Order {
         self.draining += 1;
         Order::Remove(place)

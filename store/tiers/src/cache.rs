@@ -42,13 +42,13 @@ pub trait Pool {
     fn write(&mut self, slot: u32, bytes: &[u8]);
 }
 
-/// What a cache tells of its own accord.
+/// A report that the cache makes without a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A hold that was `waiting` waits for nothing any more: its owner computes the blocks from
-    /// `readable_blocks` on, and seals them.
+    /// A `waiting` hold has all its awaited blocks. Its owner computes the blocks from `readable_blocks` on, and
+    /// seals them.
     Ready {
-        /// Whose.
+        /// The owner of the hold.
         owner: Owner,
         /// Leading blocks of its chain that are readable in HBM.
         readable_blocks: u32,
@@ -57,7 +57,7 @@ pub enum Notice {
     Changed(CacheChange),
 }
 
-/// What a cache counts, beside the store's own counters.
+/// Counters of the cache, beside the store's own counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
     /// The store's counters and gauges; what [`KvCache::adopt`] does behind the scenes is not
@@ -75,8 +75,8 @@ pub struct CacheStats {
     pub io_jobs: u64,
     /// Orders to copy blocks down that are not carried out yet.
     pub queued_copies: u64,
-    /// Bytes of blocks written to flash. What each byte read costs the flash in wear is this
-    /// divided by `ssd_read_bytes`.
+    /// Bytes of blocks written to flash. Divided by `ssd_read_bytes`, this gives the wear of the flash for each byte
+    /// read.
     pub ssd_written_bytes: u64,
     /// Bytes of blocks that came from flash and were of use.
     pub ssd_read_bytes: u64,
@@ -84,14 +84,14 @@ pub struct CacheStats {
     pub ssd_is_off: bool,
 }
 
-/// What an operator is told of the flash tier.
+/// The state of the flash tier, for an operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Flash {
     /// In a sentence: how it is used and what was found, or why it is off. Empty: not asked for.
     pub words: String,
     /// Whether it failed its trial and is not used.
     pub is_off: bool,
-    /// What it was seen to do at the start.
+    /// Measured speed at the start.
     pub speed: Option<Speed>,
     /// Blocks of an earlier life that are readable again.
     pub recovered_blocks: u64,
@@ -106,7 +106,7 @@ struct Address {
     slot: u32,
 }
 
-/// What a transfer is for.
+/// The purpose of a transfer.
 #[derive(Clone, Copy, Debug)]
 enum Purpose {
     /// One block of a copy to flash.
@@ -117,11 +117,10 @@ enum Purpose {
 
 /// The KV blocks of one node: who holds which, in which slot, and their bytes below HBM.
 ///
-/// Contract: used by one thread. The bytes of HBM slots belong to the engine; it writes a slot
-/// only while it holds it in a [`Hold`], and only from the position on that the cache named.
-/// [`KvCache::poll`] is to be called whenever the thread has a moment: copies and loads progress
-/// there and in [`KvCache::seal`], nowhere else. What happens in between is queued, no more than
-/// the store's capacities allow.
+/// Contract: used by one thread. The bytes of HBM slots belong to the engine; it writes a slot only while it holds it
+/// in a [`Hold`], and only from the position on that the cache named. The thread calls [`KvCache::poll`] whenever it
+/// has a moment: copies and loads progress there and in [`KvCache::seal`], nowhere else. Work that arrives in between
+/// is queued, at most as much as the store's capacities allow.
 #[derive(Debug)]
 pub struct KvCache {
     config: CacheConfig,
@@ -133,7 +132,7 @@ pub struct KvCache {
     /// How the flash tier began, for the operator.
     flash: Flash,
     held: BTreeMap<Owner, Held>,
-    /// Owners to be told when they are ready, and the position that each was last seen to await.
+    /// Owners waiting for a `Ready`, and the position that each was last seen to await.
     waiting: BTreeMap<Owner, u32>,
     news: Vec<Notice>,
     copies: VecDeque<CopyDown>,
@@ -141,13 +140,13 @@ pub struct KvCache {
     next_load: u64,
     purposes: BTreeMap<u64, Purpose>,
     counts: CacheStats,
-    /// What adoptions added to the store's counters.
+    /// Counts that adoptions added to the store's counters.
     adopted: Adopted,
-    /// Whether the store was told anything since the last poll.
+    /// Whether the store has had an input since the last poll.
     is_stirred: bool,
 }
 
-/// What adoptions added to the store's counters.
+/// Counts that adoptions added to the store's counters.
 #[derive(Clone, Copy, Debug, Default)]
 struct Adopted {
     opened: u64,
@@ -156,8 +155,8 @@ struct Adopted {
 }
 
 impl KvCache {
-    /// A cache. If there is a flash tier in a folder given, what it kept from an earlier life of
-    /// this node is readable again, and the first [`KvCache::poll`] tells of it.
+    /// Makes a cache. With a flash tier in a given folder, the blocks kept from an earlier life of this node are
+    /// readable again, and the first [`KvCache::poll`] reports them.
     ///
     /// A flash tier that fails its trial at the start is not used; [`KvCache::flash`] says so.
     ///
@@ -215,7 +214,7 @@ impl KvCache {
         })
     }
 
-    /// Carries out what is due and tells what happened since the last call. Never waits.
+    /// Carries out due work and returns the reports since the last call. Never waits.
     pub fn poll(&mut self, pool: &mut dyn Pool) -> Vec<Notice> {
         self.take_transfers(pool);
         self.run_loads(pool);
@@ -238,7 +237,7 @@ impl KvCache {
         self.store.lookup(chain)
     }
 
-    /// What became of the flash tier at the start.
+    /// The state of the flash tier after the start.
     #[must_use]
     pub const fn flash(&self) -> &Flash {
         &self.flash
@@ -280,7 +279,7 @@ impl KvCache {
         }
     }
 
-    /// Tells the owners that wait for nothing any more.
+    /// Reports `Ready` to the owners that have all awaited blocks.
     fn tell_ready(&mut self) {
         let (store, news) = (&self.store, &mut self.news);
         self.waiting.retain(|&owner, position| {

@@ -1,4 +1,4 @@
-//! What vouches for a block's bytes at rest and on the wire.
+//! Checksum of a block's bytes at rest and on the wire.
 
 use baton_types::BlockKey;
 use crc_fast::{CrcAlgorithm, Digest};

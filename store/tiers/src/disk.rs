@@ -1,4 +1,4 @@
-//! What the tier asks of a disk.
+//! The tier's interface to a disk.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -43,13 +43,13 @@ pub(crate) mod testing {
     use super::*;
     use std::sync::{Mutex, MutexGuard};
 
-    /// A disk in memory that fails or lies when told to.
+    /// A disk in memory that fails or lies on request.
     #[derive(Debug, Default)]
     pub(crate) struct Sick {
         pub(crate) state: Mutex<SickState>,
     }
 
-    /// What is wrong with it.
+    /// The faults of the disk.
     #[derive(Debug, Default)]
     pub(crate) struct SickState {
         pub(crate) bytes: Vec<u8>,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::disk::Disk;
 
-/// What becomes of one kind of operation.
+/// The outcome of one kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mood {
     /// It is carried out.
@@ -22,7 +22,7 @@ pub enum Mood {
     Hangs,
 }
 
-/// What becomes of reads, writes and flushes.
+/// The outcomes of reads, writes and flushes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moods {
     /// Of reads.
@@ -52,7 +52,7 @@ pub fn plan(dir: &Path) -> Arc<Faults> {
     Arc::clone(locked(&PLANNED).entry(dir.to_owned()).or_default())
 }
 
-/// What was planned for a folder.
+/// The faults planned for a folder.
 pub(crate) fn planned(dir: &Path) -> Option<Arc<Faults>> {
     locked(&PLANNED).get(dir).cloned()
 }

@@ -47,7 +47,7 @@ pub struct FileTier {
     is_off: bool,
     /// Slots that became free, for the shelf; nobody else asks, so they are remembered only up to their number.
     freed: VecDeque<u32>,
-    /// What was on its way out at the start.
+    /// Entries that were being removed at the start.
     stale: Vec<Entry>,
     buffer: Aligned,
 }
@@ -98,7 +98,7 @@ impl FileTier {
         &self.device
     }
 
-    /// Whether the disk failed so often that nothing is written any more.
+    /// Whether the disk failed so often that the tier has stopped writing.
     #[must_use]
     pub const fn is_off(&self) -> bool {
         self.is_off
@@ -227,7 +227,7 @@ impl FileTier {
 
     fn order_removal(&mut self, order: Order) {
         self.is_stalled = false;
-        // A thread that is gone frees nothing, and nothing is written any more either.
+        // A dead thread frees no slot, and it writes nothing either.
         let _ = self.io.send(order);
     }
 

@@ -87,7 +87,7 @@ struct Written {
     tried: u64,
 }
 
-/// What a sector of a side is.
+/// The state of a sector of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sector {
     /// Of this life, in this version.
@@ -98,7 +98,7 @@ enum Sector {
     Rotten,
 }
 
-/// What a side of a page is.
+/// The state of a side of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     /// Of this life, in this version.
@@ -137,16 +137,16 @@ impl Side {
     }
 }
 
-/// What came of a page.
+/// The result of recovering a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Adopted {
-    /// Whether blocks are lost: what the page said last is not to be known.
+    /// Whether blocks are lost: the last content of the page is unknown.
     pub is_lost: bool,
-    /// Sides that are sound and not the last word, of a page that is lost: to be wiped before the torn ones, or the
-    /// next start would believe them.
+    /// Sides that are sound but outdated, of a page that is lost. They are wiped before the torn ones, or the next
+    /// start would believe them.
     pub is_outdated: [bool; 2],
-    /// Sides to be wiped before anything else is written: a later write that is cut short could
-    /// make of its own sectors and of theirs a page that once was to be, and is not true any more.
+    /// Sides to be wiped before anything else is written. Otherwise a later write that is cut short could combine its
+    /// own sectors and theirs into an outdated page.
     pub is_torn: [bool; 2],
 }
 
@@ -265,13 +265,13 @@ impl Index {
         self.layout.page_offset(page, written.tried)
     }
 
-    /// What was composed of this page is on the disk for good.
+    /// Marks the composed version of this page as durable.
     pub(crate) fn lasts(&mut self, page: u32) {
         let written = &mut self.pages[page as usize];
         written.lasting = written.tried;
     }
 
-    /// What was composed of this page may be on the disk or not.
+    /// Marks the composed version of this page as written or not: unknown.
     pub(crate) fn missed(&mut self, page: u32) {
         self.dirty.insert(page);
     }

@@ -139,7 +139,7 @@ impl IoThread {
         number & 1 == 1
     }
 
-    /// What the sequencer told, if there is more. Never waits.
+    /// The sequencer's next answer, if there is one. Never waits.
     pub(crate) fn next_answer(&mut self) -> Option<Answer> {
         match self.answers.try_recv() {
             Ok(answer) => Some(self.count(answer)),
@@ -148,7 +148,7 @@ impl IoThread {
         }
     }
 
-    /// Waits for what the sequencer tells next. `None`: the thread is gone.
+    /// Waits for the sequencer's next answer. `None`: the thread is gone.
     pub(crate) fn wait_answer(&mut self) -> Option<Answer> {
         match self.answers.recv() {
             Ok(answer) => Some(self.count(answer)),
@@ -192,7 +192,7 @@ impl Drop for IoThread {
         self.orders = None;
         self.bell.ring();
         if let Some(thread) = self.thread.take() {
-            // What is queued is carried out first: a bounded number of transfers.
+            // The thread first carries out the queued orders: a bounded number of transfers.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! What is to be written to and read from the slab file, in which order: a pure state machine.
+//! Order of writes to and reads from the slab file: a pure state machine.
 //!
 //! It takes [`Order`]s and the ends of disk operations, and gives operations and [`Answer`]s; who
 //! carries the operations out, and how many at a time, is not its business. Its rules:
@@ -25,10 +25,10 @@ use commit::Cycle;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 
-/// Commits that may fail one after the other before nothing is written any more.
+/// Commits that may fail one after the other before the sequencer stops writing.
 const MAX_FAILURES: u32 = 8;
 
-/// What the sequencer is told to do.
+/// An order to the sequencer.
 #[derive(Debug)]
 pub(crate) enum Order {
     /// Read a block, verify it, answer.
@@ -60,10 +60,9 @@ pub(crate) enum Order {
         /// The block, then anything up to [`Layout::stride_bytes`].
         buffer: Aligned,
     },
-    /// A written block is not wanted any more: answer `Freed` when its slot may be used again.
+    /// Drop a written block: answer `Freed` when its slot may be used again.
     Remove(Place),
-    /// Nothing is wanted any more, and the file begins a new life of this number. What is ordered
-    /// later may use every slot.
+    /// Drop all blocks, and begin a new life of the file with this number. Later orders may use every slot.
     Clear(u64),
 }
 
@@ -78,7 +77,7 @@ pub(crate) struct Done {
     pub buffer: Aligned,
 }
 
-/// What the sequencer tells.
+/// An answer of the sequencer.
 #[derive(Debug)]
 pub(crate) enum Answer {
     /// A job ended.
@@ -94,11 +93,11 @@ pub(crate) enum Answer {
     },
     /// Slots stay taken until something new is ordered: the disk did not take their removal.
     Stalled,
-    /// The disk failed too often: nothing is written any more.
+    /// The disk failed too often: the sequencer has stopped writing.
     Off,
 }
 
-/// What the disk is to do.
+/// An operation for the disk.
 #[derive(Debug)]
 pub(crate) struct Op {
     /// To be named when it ends.
@@ -141,7 +140,7 @@ struct Landing {
     epoch: u32,
 }
 
-/// What an operation is for.
+/// The purpose of an operation.
 #[derive(Debug)]
 enum Flight {
     Slot(Job),
@@ -252,13 +251,13 @@ impl IoSequencer {
         }
     }
 
-    /// What is to be done now.
+    /// The operations to start now.
     pub(crate) fn next_ops(&mut self) -> Vec<Op> {
         self.turn();
         std::mem::take(&mut self.ops)
     }
 
-    /// What there is to tell.
+    /// The answers so far.
     pub(crate) fn next_answers(&mut self) -> Vec<Answer> {
         std::mem::take(&mut self.answers)
     }

@@ -1,8 +1,8 @@
-//! Where what lies in the file, and what its header says of it.
+//! Layout of the file, and the content of its header.
 //!
-//! All numbers are little-endian. The first two pages are the header's two sides; then come the
-//! two sides of each index page, next to each other; then the slots, each a block rounded up to
-//! whole pages. What has two sides is never overwritten where its last lasting state is.
+//! All numbers are little-endian. The first two pages are the header's two sides; then come the two sides of each
+//! index page, next to each other; then the slots, each a block rounded up to whole pages. Of two sides, the one with
+//! the last durable state is never overwritten.
 
 use crate::aligned::PAGE_BYTES;
 use crc_fast::{CrcAlgorithm, checksum};
@@ -13,7 +13,7 @@ pub(crate) const FILE_MAGIC: [u8; 8] = *b"BATONKV\n";
 ///
 /// 3: each sector of an index page vouches for itself, and so does each header of a value.
 pub(crate) const VERSION: u64 = 3;
-/// What a disk writes at once or not at all.
+/// Bytes that a disk writes at once or not at all.
 pub(crate) const SECTOR_BYTES: usize = 512;
 /// Entries in a sector of an index page, each 64 bytes; the sector's own header takes as much.
 pub(crate) const SECTOR_ENTRIES: usize = 7;
@@ -24,7 +24,7 @@ const MAX_SPARE_SLOTS: u32 = 32;
 /// The words of a header before its checksum.
 const WORDS: usize = 8;
 
-/// What the file is made for.
+/// The parameters that a file is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// The size of a block.
@@ -79,18 +79,18 @@ impl Layout {
     }
 }
 
-/// What the header says.
+/// The content of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// What the file is made for.
+    /// The parameters that the file is made for.
     pub layout: Layout,
-    /// Tells the index pages of this life of the file from those of earlier ones.
+    /// Distinguishes the index pages of this life of the file from those of earlier ones.
     pub incarnation: u64,
     /// Counts the headers written; its parity is the side.
     pub sequence: u64,
 }
 
-/// What a page at the head of the file is.
+/// The state of a page at the head of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sighted {
     /// Zeros: nothing was written here yet.

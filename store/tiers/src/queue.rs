@@ -43,7 +43,7 @@ pub(crate) trait Queue: Debug + Send {
     fn bell(&self) -> Arc<dyn Bell>;
 }
 
-/// What the threads share.
+/// State shared by the threads.
 #[derive(Debug, Default)]
 struct State {
     todo: VecDeque<Op>,

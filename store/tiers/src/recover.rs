@@ -1,4 +1,4 @@
-//! What an earlier life left in the file, without reading a single block.
+//! Recovers the entries of an earlier life from the file, without reading a single block.
 
 use crate::aligned::{Aligned, PAGE_BYTES};
 use crate::book::Places;
@@ -18,7 +18,7 @@ pub enum Beginning {
     New,
     /// The file keeps nothing, because no folder was given for it.
     Temporary,
-    /// What an earlier life reported lasting is back.
+    /// The blocks that an earlier life reported as durable are back.
     Recovered {
         /// Blocks.
         blocks: u64,
@@ -72,9 +72,9 @@ pub enum FlashError {
     /// The file is shorter than its header says.
     #[error("kv.slab has {has_bytes} bytes where its header says {says_bytes}; it was cut short, remove it")]
     Short {
-        /// What there is.
+        /// Actual size.
         has_bytes: u64,
-        /// What there should be.
+        /// Expected size.
         says_bytes: u64,
     },
     /// The disk has no room for the file.
@@ -82,7 +82,7 @@ pub enum FlashError {
     NoRoom {
         /// How much was asked for.
         file_bytes: u64,
-        /// What the system said.
+        /// The system's error.
         why: String,
     },
     /// The operating system refused.
@@ -105,7 +105,7 @@ pub(crate) struct Opened {
     pub index: Index,
     /// The blocks, no two with one short name.
     pub entries: Vec<Entry>,
-    /// The same by short name.
+    /// The places of the blocks by short name.
     pub places: Places,
     /// Entries that do not count: another of the same name is newer.
     pub stale: Vec<Entry>,
@@ -113,7 +113,7 @@ pub(crate) struct Opened {
     pub beginning: Beginning,
 }
 
-/// What is at the head of a file.
+/// The state of the head of a file.
 pub(crate) enum Found {
     /// Nothing of use; the next header's sequence, and why if there was something.
     Unusable(u64, Option<String>),
@@ -121,7 +121,7 @@ pub(crate) enum Found {
     Usable(Header),
 }
 
-/// What a file is made for, if it has a header of ours; nothing is changed.
+/// The parameters that a file is made for, if it has a header of ours. Changes nothing.
 pub(crate) fn made_for(disk: &dyn Disk) -> Option<Layout> {
     let is_whole = disk.len_bytes().is_ok_and(|bytes| bytes >= 2 * PAGE_BYTES as u64);
     let seen = Some(disk).filter(|_| is_whole).and_then(|disk| sides(disk).ok())?;
@@ -143,7 +143,7 @@ fn newest_header(seen: &[Sighted; 2]) -> Option<Header> {
 /// Looks at the head of a file.
 ///
 /// # Errors
-/// What is there is not to be overwritten.
+/// The present content must not be overwritten.
 pub(crate) fn look(disk: &dyn Disk, layout: &Layout) -> Result<Found, FlashError> {
     let has_bytes = disk.len_bytes()?;
     if has_bytes == 0 {
@@ -220,8 +220,8 @@ pub(crate) fn begin(disk: &dyn Disk, header: Header, beginning: Beginning) -> Re
 
 /// Takes up the life of a file where it ended.
 pub(crate) fn recover(disk: &dyn Disk, header: Header) -> Result<Opened, FlashError> {
-    // What a killed process wrote may be readable and not lasting: the next write of a page would
-    // then destroy the only side that is.
+    // Writes of a killed process may be readable and not durable. The next write of a page would then destroy the
+    // only durable side.
     disk.flush()?;
     let layout = header.layout;
     let mut index = Index::new(layout, header.incarnation);

@@ -45,7 +45,7 @@ pub(crate) struct Ring {
     file: Arc<File>,
     bell: Arc<EventBell>,
     is_armed: bool,
-    /// What the kernel was given, or is about to be: their buffers stay untouched meanwhile.
+    /// Operations given to the kernel, or about to be: their buffers stay untouched meanwhile.
     flights: BTreeMap<u64, Flight>,
     line: VecDeque<Op>,
 }

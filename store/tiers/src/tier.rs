@@ -23,8 +23,7 @@ pub trait Tier {
     /// `Full`, `WrongLength`, `SameShortName` or `Io`.
     fn put(&mut self, key: BlockKey, bytes: &[u8]) -> Result<(), TierError>;
 
-    /// Reads a block into `out` and gives its checksum. What `out` holds after an error is not to
-    /// be used.
+    /// Reads a block into `out` and returns its checksum. After an error the bytes in `out` are undefined.
     ///
     /// # Errors
     /// `Absent`, `WrongLength`, `Corrupt` or `Io`.
@@ -48,7 +47,7 @@ pub enum TierError {
     WrongLength {
         /// The size of a block.
         block_bytes: usize,
-        /// What was given.
+        /// The length given.
         given_bytes: usize,
     },
     /// Another block with the same 64-bit name rests here.
@@ -57,7 +56,7 @@ pub enum TierError {
     /// The bytes at rest are not those that were stored.
     #[error("tier: {what} is not as stored; compute the block again and look at the disk")]
     Corrupt {
-        /// What gave it away.
+        /// The evidence of the damage.
         what: &'static str,
     },
     /// The operating system refused.

@@ -118,7 +118,7 @@ mod tests {
         // The thread sleeps while half of what it is to have is there.
         until("what comes next is there, though nobody wrote yet", || is_there(&arena, 107));
         assert!(!is_there(&arena, 140));
-        // What came back is used again first: nothing more is taken from the machine.
+        // Freed pages are used again first, so no further page comes from the system.
         for round in 0..300 {
             rooms.pop();
             rooms.push(Room::take(&slabs, 1 << 20, round).unwrap());

@@ -1,7 +1,7 @@
 //! Mapped memory, and the rooms in it that values live in.
 //!
-//! A [`Room`] owns its slots: nothing else reads or writes them while it lives. Whoever has it alone may write
-//! (`&mut`), and those who share it (`&`) only read: the borrow checker keeps readers and writers apart.
+//! A [`Room`] owns its slots: nothing else reads or writes them while it lives. An exclusive holder may write
+//! (`&mut`), shared holders (`&`) only read. The borrow checker keeps readers and writers apart.
 #![allow(unsafe_code, reason = "maps memory and lends slices of it; each block is argued")]
 
 use std::io;

@@ -7,7 +7,7 @@ use crate::resp::client::Reply;
 /// Times that the whole server is gone through: what was put meanwhile is moved too.
 const ROUNDS_MAX: u32 = 4;
 
-/// What a drain has moved so far.
+/// The progress of a drain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drained {
     /// Values that other servers have now and this one has not.
@@ -39,7 +39,7 @@ pub struct Draining<'a> {
     cursor: Option<String>,
     rounds: u32,
     newer: Option<Newer>,
-    /// What the server counts as parts of one object.
+    /// The server's rule for parts of one object.
     parts: Option<Parts>,
     /// Values that this round met.
     met: u64,
@@ -48,14 +48,14 @@ pub struct Draining<'a> {
     trouble: Option<Trouble>,
 }
 
-/// What a server knows of a value.
+/// The facts about a value on a server.
 struct Stat {
     sum: Sum,
     generation: u64,
     ttl_ms: Option<u64>,
 }
 
-/// What tells one value from another under the same key.
+/// The fields that distinguish values of one key.
 #[derive(Clone, PartialEq, Eq)]
 struct Sum {
     bytes: u64,
@@ -78,7 +78,7 @@ struct Copied<'k> {
     took: Vec<usize>,
 }
 
-/// What a server makes of a value that it is offered.
+/// A server's answer to an offered value.
 enum Offered {
     Took,
     Had,
@@ -111,7 +111,7 @@ impl Draining<'_> {
         self
     }
 
-    /// What was moved so far.
+    /// The progress so far.
     #[must_use]
     pub fn so_far(&self) -> Drained {
         self.so_far
@@ -152,7 +152,7 @@ impl Draining<'_> {
         Ok(again)
     }
 
-    /// What the server counts as parts of one object; one that does not know of parts has none.
+    /// The server's rule for parts of one object; none for a server that does not know parts.
     fn rule(&mut self) -> Result<Option<Parts>, Trouble> {
         let Reply::List(words) = self.cluster.ask(self.from, &[b"CONFIG", b"GET", b"parts"])? else {
             return Err(Trouble::Odd("CONFIG GET".into()));
@@ -255,7 +255,7 @@ impl Draining<'_> {
         Ok(None)
     }
 
-    /// What a server knows of a value.
+    /// Asks a server for the facts about a value.
     fn stat(&mut self, at: usize, key: &[u8]) -> Result<Option<Stat>, Trouble> {
         let parts = match self.cluster.ask(at, &[b"BATON.STAT", key])? {
             Reply::List(parts) => parts,

@@ -130,7 +130,7 @@ impl Member {
 /// they are what a frozen one costs.
 fn connect(url: &Url, silence: Duration) -> Result<Client, Lost> {
     Client::connect(url, silence / 2).map_err(|words| {
-        // What it says about a password is an answer.
+        // An answer about a password shows that the server is alive.
         if words.starts_with("connect") || words.starts_with("call") {
             Lost::Closed(words)
         } else {

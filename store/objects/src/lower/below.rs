@@ -1,4 +1,4 @@
-//! What the shards know of the tiers below: whom to tell, and which copies there are.
+//! The shards' view of the tiers below: the channel to their worker, and the directory of copies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -53,7 +53,7 @@ pub(crate) struct Below {
     /// The bucket.
     pub(crate) cold: Option<Cold>,
     orders: Mutex<Sender<Order>>,
-    /// The clerk sleeps: whoever has something for it wakes it.
+    /// The worker sleeps. A sender of work wakes it.
     pub(super) asleep: AtomicBool,
     /// Objects that shards have to offer.
     pub(super) offered: AtomicUsize,
@@ -130,7 +130,7 @@ impl Below {
     }
 
     pub(super) fn send(&self, order: Order) {
-        // A clerk that is gone has dropped what it knew of, and the directory with it.
+        // A worker that has ended has dropped its pending work, and the directory with it.
         let _ = self.orders.lock().send(order);
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Budget {
     used: AtomicU64,
     most: u64,
-    /// What the smallest takes, so that there are not too many either.
+    /// Smallest charge per part, which also bounds the number of parts.
     least: u64,
 }
 

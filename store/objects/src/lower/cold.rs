@@ -1,10 +1,10 @@
 //! A bucket below memory and SSD, for values that are asked for over weeks.
 //!
-//! What was asked for twice is written there behind everybody's back, within bounds; what nothing nearer has is read
-//! from there, verified, and is in memory then. The bucket is listed at the start, so a key that it has not costs
-//! nothing, and what it keeps has a bound. One that is slow or gone costs a few misses and then nothing: it is left
-//! alone until it answers a look. A removal is answered when the bucket has confirmed it, or as unconfirmed. One store
-//! uses a prefix at a time.
+//! The store writes an object there in the background, within bounds, once it has been read twice. It reads from
+//! there the objects that no nearer tier has; it verifies each and places it in memory. The store lists the bucket at
+//! the start, so a key that is not in the bucket costs nothing, and the bucket's content is bounded. A slow or dead
+//! bucket costs a few misses and then nothing: the store leaves it alone until it answers a probe. The store answers
+//! a removal when the bucket has confirmed it, or as unconfirmed. One store uses a prefix at a time.
 
 mod bucket;
 mod bucket_worker;
@@ -98,7 +98,7 @@ impl ColdConfig {
     }
 }
 
-/// What the bucket has done since the start.
+/// Counters of the bucket since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ColdStats {
     /// Whether there is one, and it is asked at the moment.
@@ -153,8 +153,9 @@ impl fmt::Debug for Cold {
     }
 }
 
-/// Opens the bucket, if it proves itself; else that is told, and there is none. `in_hand_max_bytes` of memory may wait
-/// for their write, `reading_max_bytes` are read at a time; no value is larger than `value_max_bytes`.
+/// Opens the bucket, if it passes its test. Otherwise reports the failure and returns none. `in_hand_max_bytes` of
+/// memory may wait for their write, `reading_max_bytes` are read at a time; no value is larger than
+/// `value_max_bytes`.
 pub(super) fn open(
     config: &ColdConfig,
     (in_hand_max_bytes, reading_max_bytes): (u64, u64),
@@ -208,7 +209,7 @@ pub(super) fn open(
     let (send, begun) = std::sync::mpsc::channel();
     let beginning = Arc::clone(&worker);
     runtime.spawn(async move { _ = send.send(beginning.begin().await) });
-    // Not by `block_on`: whoever opens the store may be a task of another runtime.
+    // Not by `block_on`: the caller may be a task of another runtime.
     let begun = begun.recv().unwrap_or_else(|_| Err("its start ended early".into()));
     match begun {
         Ok(words) => tell(&format!("cold: {address}: {words}")),
@@ -223,7 +224,7 @@ pub(super) fn open(
     Ok(Some(Cold { worker, object_max_bytes, runtime: Some(runtime) }))
 }
 
-/// Tells that the store has no bucket, and why.
+/// Reports that the store has no bucket, and why.
 fn tell_without(address: &str, why: &str, tell: &Tell) {
     tell(&format!(
         "cold: {address}: {why}; see to the bucket, its address and its keys, and start again. The store \

@@ -28,7 +28,7 @@ pub(crate) struct Removal {
 }
 
 impl Removal {
-    /// What was removed cannot come back.
+    /// Confirms that the removed copy cannot reappear.
     pub(super) fn confirm(&self) {
         self.state.store(1, Ordering::Release);
     }
@@ -47,7 +47,7 @@ impl Removal {
     }
 }
 
-/// What a key had below: what there is to wait for until it cannot come back.
+/// The pending removals of a key's copies below.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Forgotten {
     /// On the SSD.
@@ -62,7 +62,7 @@ impl Forgotten {
         self.ssd.is_none() && self.cold.is_none()
     }
 
-    /// Whether nobody has to be waited for any more.
+    /// Whether every removal has its answer.
     pub(crate) fn is_answered(&self) -> bool {
         let answered = |removal: &Option<Removal>| removal.as_ref().is_none_or(|one| one.outcome().is_some());
         answered(&self.ssd) && answered(&self.cold)
@@ -109,8 +109,8 @@ impl Directory {
         self.copies.get(&name).filter(|copy| copy.lasts).map(|copy| copy.tag)
     }
 
-    /// Forgets a copy; `order` tells the clerk, under the lock, so that it hears of it before any later copy. Without a
-    /// copy: the removal of an earlier one that is not confirmed yet.
+    /// Forgets a copy. `order` sends the worker its removal, under the lock, so that the worker gets it before any
+    /// later copy. Without a copy: returns the earlier removal that is not confirmed yet.
     pub(super) fn forget(&self, name: u64, order: impl FnOnce(Removal)) -> Option<Removal> {
         let Entry::Occupied(copy) = self.copies.entry(name) else { return self.going(name) };
         let removal = Removal::default();
@@ -131,7 +131,7 @@ impl Directory {
         self.going.remove_if(&name, |_, one| Arc::ptr_eq(&one.state, &removal.state));
     }
 
-    /// Forgets everything: nothing below can be read any more.
+    /// Forgets every copy, so that nothing below is readable.
     pub(super) fn clear(&self) {
         self.copies.clear();
     }

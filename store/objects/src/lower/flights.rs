@@ -29,7 +29,7 @@ impl Flights {
         (key.tenant, key.bytes.into())
     }
 
-    /// Joins the flight for a key. Gives the waiter back when there is none; one too many is told of a miss.
+    /// Joins the flight for a key. Gives the waiter back when there is none; a waiter beyond the limit gets a miss.
     pub(super) fn join(&self, key: Key<'_>, waiter: Waiter) -> Option<Waiter> {
         let mut flights = self.waiting.lock();
         let full = flights.len() >= FLIGHTS_MAX;

@@ -1,4 +1,4 @@
-//! What stands before a value on the SSD, so that it can be told whose it is.
+//! The header before a value on the SSD. It names the value's key.
 
 use super::Found;
 

@@ -18,7 +18,7 @@ use crate::shard::Picked;
 
 /// Stands for the meaning of names and headers.
 const FINGERPRINT: u64 = 0x0001_7363_656A_626F;
-/// A sleeping clerk looks around so often, though nobody woke it.
+/// A sleeping worker looks for work this often, even without a wake-up.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Header and value, or nothing.
@@ -28,7 +28,7 @@ pub(crate) type Names = (Vec<(String, Vec<u8>)>, Option<u64>);
 /// Some names, all of them in order; or the disk did not give one.
 pub(crate) type ListReply = Box<dyn FnOnce(Result<Names, Silent>) + Send>;
 
-/// What the clerk is told.
+/// Orders to the SSD's worker.
 pub(crate) enum Order {
     /// There is something to do.
     Wake,
@@ -85,8 +85,8 @@ pub(super) fn open(
     }
 }
 
-/// Marks a file that this start could not use, so that the next start that can use it empties it: it would bring back
-/// values that are removed or replaced meanwhile. What is to be said about it.
+/// Marks a file that this start could not use, so that the next start that can use it empties it. Otherwise it would
+/// bring back values that are removed or replaced meanwhile. Returns the text for the log.
 pub(super) fn pass_by(dir: &Path) -> String {
     match BlobLog::pass_by(dir) {
         Ok(true) => "; the file is marked: the next start that can use it empties it".into(),
@@ -162,7 +162,7 @@ struct Listed {
     reply: ListReply,
 }
 
-/// What became of a file whose disk failed too often.
+/// The state of giving up a file whose disk failed too often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GivenUp {
     /// It is in use.

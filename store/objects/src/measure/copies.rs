@@ -28,7 +28,7 @@ struct Bench {
 /// Bytes a second of processor time, one beside the other by rounds, and their ratio.
 ///
 /// # Errors
-/// What the system says about the memory.
+/// The system's error about the memory.
 pub fn copies(effort: Effort, tell: &mut dyn FnMut(&str)) -> Result<Vec<Figure>, String> {
     let mut figures = Vec::new();
     for bytes in SIZES {

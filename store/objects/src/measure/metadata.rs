@@ -13,7 +13,7 @@ const VALUE_BYTES: usize = 1024;
 /// Puts, looks, pins and gets in turn, with every put evicting; a second of the rates is one of processor time.
 ///
 /// # Errors
-/// What the system says about the memory.
+/// The system's error about the memory.
 #[expect(clippy::cast_precision_loss, reason = "figures for a report")]
 pub fn metadata(effort: Effort, tell: &mut dyn FnMut(&str)) -> Result<Vec<Figure>, String> {
     tell("metadata: filling");

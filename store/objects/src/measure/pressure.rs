@@ -1,4 +1,4 @@
-//! What eviction costs: writes at the mark beside writes into free space, look-ups beside a writer that evicts.
+//! Cost of eviction: writes at the mark beside writes into free space, look-ups beside a writer that evicts.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -13,7 +13,7 @@ const VALUE_BYTES: usize = 64 << 10;
 /// Both.
 ///
 /// # Errors
-/// What the system says about the memory.
+/// The system's error about the memory.
 pub fn pressure(effort: Effort, tell: &mut dyn FnMut(&str)) -> Result<Vec<Figure>, String> {
     let config = StoreConfig {
         capacity_bytes: effort.memory_bytes,

@@ -1,4 +1,4 @@
-//! The same over a socket: a server on a thread of its own, one client, one value or a batch at a time.
+//! Puts and gets over a socket: a server on a thread of its own, one client, one value or a batch at a time.
 
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -16,7 +16,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(20);
 /// A server that ends with this.
 struct Served {
     address: String,
-    /// Where its thread's processor time is told.
+    /// The kernel's file with its thread's processor time.
     times: PathBuf,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -78,7 +78,7 @@ impl Drop for Served {
 /// Single values of 4 and 64 KiB, then batches of 128 values of 4 KiB.
 ///
 /// # Errors
-/// What the network or the server says.
+/// The error of the network or the server.
 pub fn socket(effort: Effort, tell: &mut dyn FnMut(&str)) -> Result<Vec<Figure>, String> {
     let served = Served::start(effort)?;
     let mut client = served.client()?;

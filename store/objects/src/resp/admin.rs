@@ -160,7 +160,7 @@ pub(super) fn client(on: &mut Connection<'_>) {
             on.name = name[..name.len().min(NAME_MAX_BYTES)].to_vec();
             on.out.simple("OK");
         }
-        // What clients say about themselves changes nothing.
+        // Client information has no effect here.
         () if on.is(1, "SETINFO") || on.is(1, "NO-EVICT") || on.is(1, "NO-TOUCH") => on.out.simple("OK"),
         () => on.out.error("ERR unknown subcommand of CLIENT"),
     }
@@ -241,7 +241,7 @@ pub(super) fn report(on: &mut Connection<'_>) {
     on.out.bulk(text.as_bytes());
 }
 
-/// What `SCAN` asks for.
+/// The arguments of `SCAN`.
 pub(super) struct Scan {
     pub(super) cursor: u64,
     pub(super) pattern: Option<Vec<u8>>,

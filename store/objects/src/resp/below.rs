@@ -16,7 +16,7 @@ use crate::store::{CONFIRM_WITHIN, ObjectStore};
 const BRING_WITHIN: Duration = Duration::from_secs(10);
 /// How long `FLUSHDB` waits for the bucket, which may have very much.
 const FLUSH_WITHIN: Duration = Duration::from_secs(60);
-/// What the answer to one key of an `MGET` may take beside the values in memory: a small value is copied.
+/// Bytes that the answer to one key of an `MGET` may take beside the values in memory: a small value is copied.
 const ANSWER_BYTES: usize = 1_400;
 /// Too many answers wait for clients to read them.
 const CROWDED: &str =
@@ -30,7 +30,7 @@ const IN_BUCKET: u64 = 3 << 62;
 /// The bucket is silent, so a list of keys would be short without saying so.
 const SILENT: &str =
     "ERR the bucket below does not answer: keys that are only there cannot be listed; ask again later";
-/// The same for the SSD.
+/// Error of a scan while the SSD is silent.
 const SSD_SILENT: &str = "ERR the SSD below does not answer: keys that are only there cannot be listed; ask again later, look at the disk";
 
 /// A value on its way up.
@@ -46,7 +46,7 @@ pub(super) fn start(store: &ObjectStore, key: Key<'_>) -> Option<Coming> {
     Some(receive)
 }
 
-/// What came before a command's time was over.
+/// The value, if it came within the command's time.
 async fn arrived(coming: Coming, end: Instant) -> Option<Arc<Brought>> {
     tokio::time::timeout_at(end.into(), coming).await.ok()?.ok()?
 }
@@ -61,7 +61,7 @@ pub(super) async fn confirm(store: &ObjectStore, forgotten: &Forgotten) -> Resul
     confirm_all(store, std::slice::from_ref(forgotten)).await
 }
 
-/// The same for several that are under way at once: one flush of the disk may do for all.
+/// Confirms several removals that are in progress at once: one flush of the disk may cover all of them.
 pub(super) async fn confirm_all(store: &ObjectStore, going: &[Forgotten]) -> Result<(), Refusal> {
     let end = Instant::now() + CONFIRM_WITHIN;
     let mut result = Ok(());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What each connection may have beside the budget: its buffers while it does nothing large.
+/// Bytes of each connection outside the budget: its buffers while it does nothing large.
 pub(super) const FREE_BYTES: usize = 128 * 1024;
 
 /// See the module.
@@ -29,7 +29,7 @@ impl Budget {
     }
 }
 
-/// What one connection has of the budget; given back when it ends.
+/// The share of one connection in the budget; given back when it ends.
 #[derive(Debug)]
 pub(super) struct Part {
     budget: Arc<Budget>,

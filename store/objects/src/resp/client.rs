@@ -18,7 +18,7 @@ const DEPTH_MAX: u32 = 8;
 pub enum Reply {
     /// `+OK` and its like.
     Simple(String),
-    /// What was refused, and why.
+    /// The server's error.
     Error(String),
     /// A number.
     Integer(i64),
@@ -31,7 +31,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// The same, with errors as errors.
+    /// The reply, with the server's error as `Err`.
     ///
     /// # Errors
     /// The server's, as it says it.
@@ -48,7 +48,7 @@ pub struct Url {
     pub address: String,
     /// User and password.
     pub login: Option<(String, String)>,
-    /// Whom to believe that it is this server; plain text where there is nobody.
+    /// The authority that vouches for the server; plain text where there is none.
     pub tls: Option<Trust>,
 }
 
@@ -155,7 +155,7 @@ impl Client {
     /// Connects and logs in.
     ///
     /// # Errors
-    /// What the network or the server says.
+    /// The error of the network or the server.
     pub fn connect(url: &Url, time_limit: Duration) -> Result<Self, String> {
         let session = url.tls.as_ref().map(|trust| trust.session(url)).transpose()?;
         let failed = |e: io::Error| format!("connect to {}: {e}; is the store running there?", url.address);
@@ -181,7 +181,7 @@ impl Client {
     /// Sends a command and waits for its reply.
     ///
     /// # Errors
-    /// What the network says, or the server's refusal.
+    /// The error of the network, or the server's refusal.
     pub fn call(&mut self, arguments: &[&[u8]]) -> Result<Reply, String> {
         self.queue(arguments);
         self.flush().and_then(|()| self.receive()).map_err(|e| format!("call: {e}"))?.done()
@@ -201,7 +201,7 @@ impl Client {
     /// Sends what is queued.
     ///
     /// # Errors
-    /// What the network says.
+    /// The error of the network.
     pub fn flush(&mut self) -> io::Result<()> {
         let sent = self.stream.get_mut().write_all(&self.out);
         self.out.clear();
@@ -218,7 +218,7 @@ impl Client {
     /// Waits for the next reply.
     ///
     /// # Errors
-    /// What the network says, or a reply that is none.
+    /// The error of the network, or an invalid reply.
     pub fn receive(&mut self) -> io::Result<Reply> {
         read(&mut self.stream, 0)
     }

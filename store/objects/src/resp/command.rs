@@ -17,18 +17,18 @@ struct Command {
     does: Does,
 }
 
-/// What serves a command.
+/// The handler of a command.
 #[derive(Clone, Copy)]
 enum Does {
     /// Something that is done at once.
     Now(fn(&mut Connection<'_>)),
-    /// The same, before a login too.
+    /// As `Now`, but allowed before a login too.
     Open(fn(&mut Connection<'_>)),
     /// A put, which may wait for room.
     Put(strings::Put),
     /// Something about the value of the first argument, brought up first.
     Value(fn(&mut Connection<'_>)),
-    /// What waits for the tiers below.
+    /// A command that waits for the tiers below.
     Below(Below),
     /// Removes everything of the tenant.
     Flush,
@@ -99,7 +99,7 @@ const COMMANDS: &[Command] = &[
     of("QUIT", 1, MANY, Does::Open(admin::quit)),
 ];
 
-/// What is served after a `MULTI` that was refused: it ends what belongs to it.
+/// Commands that end a refused `MULTI`.
 const REFUSED_ENDS: [&str; 4] = ["EXEC", "DISCARD", "RESET", "QUIT"];
 
 /// How many commands there are.
@@ -133,7 +133,7 @@ pub(super) async fn execute(on: &mut Connection<'_>) {
         Does::Put(put) => strings::put(on, put).await,
         Does::Flush => admin::flush(on).await,
         Does::Value(serve) => {
-            // What is found is in memory then; where there is no room the answer is that of a miss.
+            // A found value is in memory by now. Where there is no room, the answer is a miss.
             let _ = below::bring(on, 1).await;
             serve(on);
         }

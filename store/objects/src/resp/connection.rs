@@ -37,12 +37,12 @@ const GOODBYE: Duration = Duration::from_secs(1);
 /// How long to wait before another look whether there is room for more of a command.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
 
-/// What a connection is and has.
+/// The state of a connection.
 #[derive(Debug)]
 pub(super) struct Connection<'a> {
     pub(super) shared: &'a Shared,
     pub(super) id: u64,
-    /// Whose keys it sees; none before it has logged in.
+    /// The tenant whose keys the connection sees; none before its login.
     pub(super) tenant: Option<TenantId>,
     pub(super) name: Vec<u8>,
     pub(super) incoming: Incoming,
@@ -107,7 +107,7 @@ async fn part(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<
     Ok(())
 }
 
-/// What a call has done at once.
+/// The result of a call that must not wait.
 fn at_once<T>(polled: Poll<io::Result<T>>) -> io::Result<T> {
     match polled {
         Poll::Ready(done) => done,
@@ -115,7 +115,7 @@ fn at_once<T>(polled: Poll<io::Result<T>>) -> io::Result<T> {
     }
 }
 
-/// What an exchange has done.
+/// The result of an exchange.
 #[derive(Clone, Copy, Debug)]
 struct Moved {
     sent: usize,
@@ -143,7 +143,7 @@ impl Connection<'_> {
                 self.exchange(stream, false).await?;
             }
             let moved = self.exchange(stream, wants).await?;
-            // What a client that ends its side is still owed goes out first.
+            // A client may end its side of the stream while replies are pending. They go out first.
             self.over = moved.got == Some(0);
         }
     }
@@ -277,7 +277,8 @@ impl Connection<'_> {
             self.times.sent = now;
         }
         if !wants {
-            // What does not come in because the client does not read is no command half sent.
+            // The server has paused reading, because the client does not read. The client is not late with a command
+            // then.
             self.times.began = now;
         }
         if moved.sent > 0 {
@@ -289,7 +290,7 @@ impl Connection<'_> {
             && now - self.times.renewed > RENEW_EVERY
         {
             self.times.renewed = now;
-            // One that was taken over tells so at its seal.
+            // A ticket that was taken over fails at its seal.
             let _ = ticket.renew();
         }
     }

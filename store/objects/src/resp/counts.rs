@@ -1,4 +1,4 @@
-//! What the server has refused and ended, and why.
+//! Counters of refused and ended connections, by cause.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,7 +31,7 @@ pub(super) struct Counts {
     pub(super) handshakes_failed: AtomicU64,
 }
 
-/// What a [`super::Server`] has and has done.
+/// Gauges and counters of a [`super::Server`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerStats {
     /// Connections open now.
@@ -61,7 +61,7 @@ impl Counts {
         add(&self.cut[why as usize]);
     }
 
-    /// What was counted here; the rest is zero.
+    /// The counters kept here; the other fields are zero.
     pub(super) fn stats(&self) -> ServerStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let cut = |why: Cut| read(&self.cut[why as usize]);

@@ -46,7 +46,7 @@ fn server(logins: Vec<Login>) -> Server {
     Server::new(store, config).unwrap()
 }
 
-/// What a server answers to bytes that come in two pieces.
+/// The server's answer to bytes that arrive in two pieces.
 async fn answer(server: &Server, input: &[u8]) -> Vec<u8> {
     let (ours, theirs) = tokio::io::duplex(8 << 10);
     let (mut read, mut write) = tokio::io::split(ours);

@@ -40,7 +40,7 @@ fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     }
 }
 
-/// The same for a set, after its bracket; one that does not end takes in what is there.
+/// Matches a set, after its bracket. A set without an end takes in the rest.
 fn set(rest: &[u8], byte: u8) -> Option<usize> {
     let negated = rest.first() == Some(&b'^');
     let (mut at, mut found) = (usize::from(negated), false);

@@ -36,7 +36,7 @@ enum Argument {
     Large(Box<Result<PutTicket, Refusal>>),
 }
 
-/// What to do next.
+/// The next step of the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Read more.
@@ -287,7 +287,7 @@ impl Incoming {
         }
     }
 
-    /// Opens the large value that [`Step::Large`] told of; what has come of it goes into its place now.
+    /// Opens the large value that [`Step::Large`] announced, and moves its first bytes to its place.
     pub(super) fn begin_large(&mut self, mut ticket: Result<PutTicket, Refusal>) {
         let bytes = self.expected.expect("a large value was told of");
         let here = bytes.min(self.end - self.at);
@@ -297,7 +297,7 @@ impl Incoming {
         {
             ticket = Err(refusal);
         }
-        // What was copied is cut out, so that the rest of the command follows its earlier arguments.
+        // The copied bytes are cut out, so that the rest of the command follows its earlier arguments.
         self.buffer.copy_within(self.at + here..self.end, self.at);
         self.end -= here;
         (self.large_left, self.large_open) = (bytes - here, true);

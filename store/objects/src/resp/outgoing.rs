@@ -34,7 +34,7 @@ enum Piece {
     Found { found: Arc<Brought>, from: usize, to: usize },
 }
 
-/// What keeps a value while a call sends of it.
+/// The owner of a value's bytes while a call sends them.
 enum Held<'a> {
     Room(Arc<Room>),
     Bytes(&'a [u8]),
@@ -142,7 +142,7 @@ impl Outgoing {
 
     /// A value from below that memory had no room for. It is sent from where it is.
     pub(super) fn found(&mut self, found: Arc<Brought>) {
-        // One that had room there, and is not there any more, was removed or replaced.
+        // A value that had room in memory and has left it was removed or replaced.
         let Some(value) = found.own() else { return self.nothing() };
         let bytes = value.len();
         if bytes <= COPIED_MAX_BYTES {

@@ -17,7 +17,7 @@ const SILENT_US: u64 = 10_000_000;
 /// Of so many places strangers may have one.
 const STRANGERS_PART: usize = 4;
 
-/// What the server sees of a connection while it lives.
+/// The server's view of a connection while it lives.
 #[derive(Debug, Default)]
 pub(super) struct Seat {
     /// When it came, or began its last command; µs since the server's start.

@@ -31,7 +31,7 @@ pub struct Login {
     pub password: String,
     /// Name of the tenant.
     pub tenant: String,
-    /// What the tenant may have, bytes of slots.
+    /// Quota of the tenant, bytes of slots.
     pub quota_bytes: u64,
 }
 
@@ -48,7 +48,7 @@ impl std::fmt::Debug for Login {
 /// Settings of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct RespConfig {
-    /// Who may come in; nobody listed means that everybody may, as the anonymous tenant.
+    /// The logins. With none, every client may connect, as the anonymous tenant.
     pub logins: Vec<Login>,
     /// Connections at a time.
     pub connections_max: usize,
@@ -75,7 +75,7 @@ impl Default for RespConfig {
     }
 }
 
-/// What the connections of a server share.
+/// State shared by the connections of a server.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) store: ObjectStore,
@@ -120,7 +120,7 @@ impl Server {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// What the server has and has done.
+    /// The gauges and counters of the server.
     #[must_use]
     pub fn stats(&self) -> ServerStats {
         ServerStats {
@@ -176,7 +176,7 @@ impl Server {
             Err(victim @ Some(_)) => self.displace(victim, places),
             Err(None) => {
                 counts::add(&self.shared.counts.refused);
-                // It fits the socket's buffer, or the client is not there any more. Of TLS it would be noise.
+                // The error fits the socket's buffer, or the client has gone. Over TLS it would be noise.
                 if self.shared.config.tls.is_none()
                     && let Ok(mut stream) = stream.into_std()
                 {

@@ -28,7 +28,7 @@ pub(super) enum Put {
     Several,
 }
 
-/// What `SET` says after the value.
+/// The options of `SET` after the value.
 #[derive(Default)]
 struct SetWords {
     options: PutOptions,
@@ -207,7 +207,7 @@ async fn set(on: &mut Connection<'_>) {
         Err(error) => return on.out.error(error),
     };
     if words.options.existing == Existing::Keep || words.options.only_if_present || words.answer_old {
-        // What is there decides: it has to be here.
+        // The result depends on the present value, so that must be in memory.
         let _ = below::bring(on, 1).await;
     }
     if words.keep_ttl {
@@ -275,7 +275,7 @@ async fn several(on: &mut Connection<'_>) {
         }
     }
     let store = &on.shared.store;
-    // Counted and told; a bucket never fails a put.
+    // The result is counted and reported. A bucket never fails a put.
     let _ = below::confirm_all(store, &going).await;
     match going.iter().try_for_each(|forgotten| store.put_confirmed(forgotten)) {
         Ok(()) => on.out.simple("OK"),
@@ -291,12 +291,12 @@ async fn store(
     options: PutOptions,
 ) -> Result<Stored, Refusal> {
     let (stored, forgotten) = store_unconfirmed(on, key, value, options).await?;
-    // Counted and told; a bucket never fails a put.
+    // The result is counted and reported. A bucket never fails a put.
     let _ = below::confirm(&on.shared.store, &forgotten).await;
     on.shared.store.put_confirmed(&forgotten).map(|()| stored)
 }
 
-/// The same, with what there is to wait for until the older value cannot come back.
+/// Stores a value, and returns the pending removals of the older one.
 async fn store_unconfirmed(
     on: &mut Connection<'_>,
     key: usize,

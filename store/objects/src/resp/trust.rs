@@ -12,7 +12,7 @@ use super::client::Url;
 /// The authorities that the system trusts, as most distributions have them.
 const OF_THE_SYSTEM: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Whose word counts for who a server is.
+/// The authorities that vouch for a server's identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trust {
     /// PEM file of the authorities, or of the server's own certificate.

@@ -1,4 +1,4 @@
-//! What must be true of a shard at any time, and what its tables weigh.
+//! Invariants of a shard, and the size of its tables.
 
 use super::{Shard, slot_bytes};
 use crate::entry::{Entry, State};

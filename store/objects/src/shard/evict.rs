@@ -7,8 +7,8 @@ use crate::arena::CLASSES;
 use crate::entry::{Entry, State};
 use crate::tenant::Share;
 
-/// A writer whose lease is over has so many leases more before its memory is taken for nobody's: it may have stood still,
-/// and whoever wants its key takes over at once.
+/// Leases that a writer gets after its own has expired, before the shard takes its memory. The writer may only have
+/// been paused, and a put of the same key takes over at once anyway.
 const GIVEN_UP_LEASES: u64 = 5;
 /// Entries that a put looks at for what has run out.
 const SWEEP_ENTRIES: u32 = 2;
@@ -125,7 +125,7 @@ impl Shard {
         true
     }
 
-    /// What the hand of a class points at, of an object that nobody holds.
+    /// The next victim of a class, of an object that is not held.
     fn victim(&mut self, class: usize, now_us: u64) -> Option<u32> {
         let pressing = self.pressing;
         for _ in 0..PASSED_OVER_MAX {
@@ -142,7 +142,7 @@ impl Shard {
     /// Whether eviction must leave a value alone, or another part of its object.
     fn is_held(&self, number: u32, now_us: u64) -> bool {
         let entry = self.entries.at(number);
-        // What has expired is no part of a whole any more.
+        // An expired entry does not count as part of an object.
         let held = |number: u32| self.entries.at(number).is_held(now_us, self.pressing);
         held(number) || !entry.is_expired(now_us) && self.others(number).into_iter().any(held)
     }

@@ -1,4 +1,4 @@
-//! What is to be copied to the tiers below, and when.
+//! Objects to be copied to the tiers below, and when.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::Shard;
 use crate::arena::Room;
 use crate::lower::{Below, Offer, name_of};
 
-/// Objects that wait for the clerk; those beyond are passed over until they are touched again.
+/// Objects that may wait for the worker; further ones are skipped until they are touched again.
 const OFFERS_MAX: usize = 1024;
 /// Most marks of evicted keys.
 const GHOSTS_MAX: usize = 1 << 16;
@@ -91,7 +91,7 @@ impl Shard {
         }
     }
 
-    /// The clerk is to copy an entry down, when it comes to it. What has an end is not worth a write.
+    /// Offers an entry to the worker, which copies it down later. An entry with a time to live is not worth a write.
     fn offer(&mut self, below: &Below, number: u32) {
         let entry = self.entries.at_mut(number);
         if entry.expires_us != u64::MAX {

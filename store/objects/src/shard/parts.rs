@@ -1,4 +1,4 @@
-//! What keys of one object have to do with each other; all of them are in one shard.
+//! Keys that are parts of one object; all of them are in one shard.
 
 use baton_types::TenantId;
 

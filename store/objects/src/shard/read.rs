@@ -103,7 +103,7 @@ impl Shard {
         }
     }
 
-    /// What is known of a key. Changes nothing: neither its mark nor its lease.
+    /// The facts about a key. Changes neither its mark nor its lease.
     pub(crate) fn stat(&self, at: &Place<'_>) -> Option<ObjectStat> {
         let entry = self.entries.at(self.find(&at.key, at.place)?);
         (!entry.is_expired(at.now_us) && self.is_whole(at)).then(|| stat_of(entry, at.now_us))
@@ -119,7 +119,7 @@ impl Shard {
         if forgotten.is_nothing() { removed.map(|()| forgotten) } else { Ok(forgotten) }
     }
 
-    /// The same, if the value in memory is the one of this generation.
+    /// Removes a key if the value in memory is of this generation.
     #[cfg(feature = "resp")]
     pub(crate) fn remove_generation(
         &mut self,

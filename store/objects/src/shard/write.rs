@@ -13,7 +13,7 @@ use crate::lower::{Forgotten, Origin};
 use crate::refusal::Refusal;
 use crate::store::{Existing, PutOptions, Stored};
 
-/// What a reservation asks for.
+/// The arguments of a reservation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) key: Key<'a>,
@@ -33,7 +33,7 @@ pub(crate) struct Begun {
     pub(crate) room: Pending,
 }
 
-/// What a seal is to know.
+/// The arguments of a seal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sealing {
     pub(crate) options: PutOptions,
@@ -60,7 +60,7 @@ fn insert(table: &mut HashTable<u32>, entries: &Entries, number: u32) {
 }
 
 impl Shard {
-    /// Reserves memory for a value. What is readable stays so until the seal.
+    /// Reserves memory for a value. The readable value stays until the seal.
     pub(crate) fn begin(&mut self, request: &Request<'_>) -> Result<Begun, Stop> {
         self.sweep(request.now_us);
         self.admit(request).map_err(Stop::Refused)?;
@@ -209,7 +209,7 @@ impl Shard {
             let generation = verdict?.expect("only none goes on");
             let forgotten = match (origin.writer(), options.ttl_us) {
                 (name, Some(_)) => self.forget(name, None),
-                // The same bytes keep their copies, but an older value may be on its way out still.
+                // Equal bytes keep their copies, but the removal of an older value may still be in progress.
                 (name, None) => self.going(name),
             };
             return Ok((Stored::Unchanged { generation }, forgotten));
@@ -250,7 +250,8 @@ impl Shard {
         }
     }
 
-    /// What becomes of the value that is there: kept (its generation), out of the way (none), or in the way.
+    /// Decides about the present value. Equal bytes stay, and their generation is returned. None means that the key
+    /// is free. An error means that the value is in the way.
     fn settle(
         &mut self,
         number: u32,

@@ -28,7 +28,7 @@ impl ObjectStore {
         self.lower.as_ref()?.below.cold.as_ref()
     }
 
-    /// What the tiers below have done; zeros without any.
+    /// The counters of the tiers below; zeros without any.
     #[must_use]
     pub fn lower_stats(&self) -> LowerStats {
         self.lower.as_ref().map(|lower| lower.stats()).unwrap_or_default()
@@ -92,7 +92,7 @@ impl ObjectStore {
         receive.recv().ok().flatten()
     }
 
-    /// The same without waiting: `waiter` is called once.
+    /// Brings a value up without waiting: `waiter` is called once.
     pub(crate) fn bring_with(&self, key: Key<'_>, waiter: Waiter) {
         match &self.lower {
             Some(lower) if self.is_whole(key) => lower.bring(self, key, waiter),
@@ -100,8 +100,8 @@ impl ObjectStore {
         }
     }
 
-    /// Puts what came from below into memory, and holds it there for those who wait. None when it is not the key's value
-    /// any more, or there is no room for it at all.
+    /// Places a value from below in memory, and holds it there for the waiting readers. None when the key has another
+    /// value by now, or there is no room at all.
     pub(crate) fn place_found(&self, key: Key<'_>, found: Found, origin: Origin) -> Option<Arc<Brought>> {
         let options = PutOptions { existing: Existing::Keep, ..PutOptions::default() };
         let placed = self.try_reserve(key, found.value.len() as u64, options).and_then(|mut ticket| {
@@ -132,7 +132,7 @@ impl ObjectStore {
         }
     }
 
-    /// What memory has of a key, under a lease; neither a hit nor a touch.
+    /// The value of a key in memory, under a lease; neither a hit nor a touch.
     fn hold(&self, key: Key<'_>) -> Option<Reading> {
         let (shard, at) = self.place(key);
         let opened = self.shard(shard).hold(&at)?;
@@ -150,7 +150,7 @@ impl ObjectStore {
         self.shard(shard).remove_generation(&at, name, generation)
     }
 
-    /// Waits until what was forgotten cannot come back, within a bound; silence is counted and told.
+    /// Waits, within a bound, until the removals are confirmed. A tier's silence is counted and reported.
     ///
     /// # Errors
     /// As [`ObjectStore::confirmed`].
@@ -184,8 +184,8 @@ impl ObjectStore {
         if ssd || cold { Err(Refusal::Unconfirmed) } else { Ok(()) }
     }
 
-    /// What a put has to answer, once its removals were waited for: a bucket never fails one, what it has not confirmed
-    /// was counted and told.
+    /// The result of a put after the wait for its removals. A bucket never fails a put: an unconfirmed removal there
+    /// was counted and reported.
     ///
     /// # Errors
     /// [`Refusal::Unconfirmed`]: the value is there, but after a crash the SSD might give the older one.

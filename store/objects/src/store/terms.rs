@@ -1,8 +1,8 @@
-//! What callers say of a put, and hear of a value.
+//! Arguments of a put, and facts about a value.
 
 use baton_types::TenantId;
 
-/// What a put does to a value that is there, and about another writer of the key.
+/// The effect of a put on a present value, and its relation to another writer of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Existing {
     /// Equal bytes are fine, others are refused. Waits for a writer that came before: it may bring the same.
@@ -17,7 +17,7 @@ pub enum Existing {
 /// How a value is put.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PutOptions {
-    /// What to do about a value that is there.
+    /// The treatment of a present value.
     pub existing: Existing,
     /// Refuse when there is none.
     pub only_if_present: bool,
@@ -33,7 +33,7 @@ impl PutOptions {
         Self { existing: Existing::Replace, only_if_present: false, ttl_us: None, checksum: None };
 }
 
-/// What a put has done.
+/// The result of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     /// The value can be read.
@@ -41,14 +41,14 @@ pub enum Stored {
         /// Its generation.
         generation: u64,
     },
-    /// The same bytes were there already.
+    /// Equal bytes were present already.
     Unchanged {
         /// Their generation.
         generation: u64,
     },
 }
 
-/// What is known of a value.
+/// The facts about a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObjectStat {
     /// Its length.
@@ -57,7 +57,7 @@ pub struct ObjectStat {
     pub generation: u64,
     /// Its CRC-32C, if known.
     pub checksum: Option<u32>,
-    /// What is left of its time to live, µs.
+    /// The rest of its time to live, µs.
     pub ttl_us: Option<u64>,
     /// How often it is pinned hard.
     pub hard_pins: u32,
@@ -72,10 +72,10 @@ pub struct ObjectStat {
 /// One key of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Whose it is.
+    /// The tenant that owns it.
     pub tenant: TenantId,
     /// The key.
     pub key: Vec<u8>,
-    /// What is known of its value.
+    /// The facts about its value.
     pub stat: ObjectStat,
 }

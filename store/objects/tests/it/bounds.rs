@@ -1,4 +1,4 @@
-//! What clients may ask of the server at once: pipelines, buffers, places, time.
+//! Bounds of a client's demands on the server: pipelines, buffers, places, time.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

@@ -190,7 +190,7 @@ fn what_is_not_as_it_was_written_is_never_served_and_goes() {
     assert!(store.is_below(key(&name)) && read(&store, &name).is_none());
     settle(&store);
     assert_eq!(cold(&store).objects, 0);
-    // What was refused can be written anew.
+    // A refused value can be written anew.
     ask_twice(&store, "0", &content(0, 90_000));
     settle(&store);
     drop(store);
@@ -222,7 +222,7 @@ fn what_is_removed_replaced_or_ends_some_day_never_comes_back() {
     for name in ["same", "kept"] {
         assert_eq!(read(&store, name), Some(content(1, 40_000)), "{name}");
     }
-    // What is there alone can be removed, too.
+    // A value that is only below can be removed, too.
     drop(store);
     let (store, _) = with_bucket(&bucket, TIME_LIMIT);
     assert!(!store.exists(key("kept")) && store.is_below(key("kept")));
@@ -459,13 +459,13 @@ fn random_histories_agree_with_a_naive_model() {
             ..ColdConfig::new(ColdBucket::Given(Arc::clone(&bucket) as _))
         };
         let mut store = started(config(), None).0;
-        // What each key holds, by the seed and length of its content.
+        // The content of each key, by seed and length.
         let mut model: BTreeMap<String, (u64, usize)> = BTreeMap::new();
         for step in 0..1_500u64 {
             let name = format!("key {}", rng.below(25));
             match rng.below(100) {
                 0..25 => {
-                    // The same bytes again and again, and others.
+                    // Equal bytes repeatedly, and others.
                     let value = (rng.below(3), 1 + usize::try_from(rng.below(4)).unwrap() * 120_000);
                     store.put(key(&name), &content(value.0, value.1), PutOptions::REPLACE).unwrap();
                     model.insert(name, value);
@@ -501,7 +501,7 @@ fn random_histories_agree_with_a_naive_model() {
     assert!(restarts > 100 && hits > 200, "{restarts} {hits}");
 }
 
-/// What a history says of a key.
+/// The state of a key after a history.
 #[derive(Clone, Debug, Default)]
 struct Believed {
     /// Its value, by seed and length of its content.
@@ -567,7 +567,7 @@ impl Trial {
         assert!(value == content(seed, bytes), "{name} is not {known:?}");
     }
 
-    /// Kills the store in the middle of everything. What was in doubt is whatever is found then.
+    /// Kills the store in the middle of everything. The value found then is the value of a doubtful key.
     fn restart(&mut self) {
         self.hits += cold(&self.store).hits;
         self.restarts += 1;

@@ -1,4 +1,4 @@
-//! A bucket in memory that fails, hangs or lets writes arrive late when it is told to.
+//! A bucket in memory that fails, hangs or delays writes on request.
 
 use std::fmt;
 use std::future::{Future, pending};
@@ -16,7 +16,7 @@ use object_store::{
     ObjectStoreExt as _, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
-/// What it does.
+/// The behaviour of the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mood {
     Good,
@@ -35,7 +35,7 @@ pub struct Faulty {
     mood: Mutex<Mood>,
     late: Mutex<Vec<(Path, PutPayload)>>,
     asked: AtomicU64,
-    /// Ages are told in whole seconds, as services do.
+    /// The bucket reports ages in whole seconds, as services do.
     in_seconds: AtomicBool,
 }
 
@@ -62,7 +62,7 @@ impl Faulty {
         Arc::new(Self { inner: Arc::new(InMemory::new()), mood, late, asked, in_seconds })
     }
 
-    /// From now on ages are told in whole seconds.
+    /// Reports ages in whole seconds from now on.
     pub fn tell_seconds(&self) {
         self.in_seconds.store(true, Ordering::SeqCst);
     }
@@ -91,7 +91,7 @@ impl Faulty {
         named.filter(|(path, _)| path.ends_with(".kv")).collect()
     }
 
-    /// What was late arrives now. Gives how much it was.
+    /// Lets the late writes arrive. Returns their number.
     pub fn arrive(&self) -> usize {
         let late = std::mem::take(&mut *self.late.lock().unwrap());
         let count = late.len();

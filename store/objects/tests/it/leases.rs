@@ -76,7 +76,7 @@ fn of_several_writers_that_replace_the_last_seal_wins() {
     store.remove(key("a")).unwrap();
     let late = begin(b"later");
     pass(&hand, 2_000_000);
-    // Who would rather find a value than write one takes the place of all whose lease is over.
+    // A put that prefers a present value takes over from all writers whose lease has expired.
     assert!(store.put(key("a"), b"mine!", PutOptions::default()).is_ok());
     assert_eq!(store.stats().taken_over, 2);
     assert_eq!([gone, late].map(|ticket| ticket.seal()), [Err(Refusal::TakenOver); 2]);
@@ -176,7 +176,7 @@ fn who_reads_goes_on_when_the_value_is_removed_or_replaced() {
     assert_eq!(part[..50], value[4_999_950..]);
     drop(reading);
     assert_eq!(store.stats().used_bytes, 0, "the last reader frees it");
-    // With a lease that ran out, the memory goes when it is needed, and the reader is told.
+    // After the lease has expired, the memory goes when it is needed, and the reader gets an error.
     store.put(key("b"), &value, PutOptions::REPLACE).unwrap();
     let reading = store.get(key("b")).unwrap();
     store.remove(key("b")).unwrap();

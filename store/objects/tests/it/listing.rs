@@ -1,4 +1,4 @@
-//! `SCAN` and drain over a bucket: what is only there is listed and moved too, and a silent bucket is told of.
+//! `SCAN` and drain over a bucket: both cover keys that are only there, and both report a silent bucket.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -42,7 +42,7 @@ fn fill(served: &Served, client: &mut Client, count: u64) {
     }
 }
 
-/// How often a whole scan tells each key, at most `count` entries a step; or the error that ends it.
+/// How often a whole scan lists each key, at most `count` entries a step; or the error that ends it.
 fn scan(client: &mut Client, count: u32) -> Result<BTreeMap<String, u32>, String> {
     let (mut found, mut cursor) = (BTreeMap::new(), "0".to_owned());
     for _ in 0..10_000 {
@@ -285,7 +285,7 @@ fn a_drain_never_removes_what_was_put_while_it_copied() {
         let newest = found.iter().any(|found| *found == bulk(&last.to_string()));
         assert!(newest, "k{n}: {found:?}, the last was {last}; {trouble:?}");
     }
-    // What differs is named: the value there was moved between two writes, and is the older one.
+    // The error names values that differ: the value there was moved between two writes, and is the older one.
     if trouble.is_some() {
         let (so_far, trouble) = drained_by(&mut cluster, &server, Some(Newer::Drained)).unwrap();
         assert_eq!((so_far.left, trouble), (0, None));

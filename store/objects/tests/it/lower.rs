@@ -142,7 +142,7 @@ fn what_is_replaced_removed_or_ends_some_day_leaves_nothing_below() {
         assert_eq!(read(&store, name), None, "{name}");
     }
     assert_eq!(read(&store, "kept").unwrap(), content(1, 40_000));
-    // What is below alone can be removed too.
+    // A value that is only below can be removed, too.
     drop(store);
     let (store, _) = open(dir.path(), Admit::First, 64 << 20);
     assert!(!store.exists(key("kept")) && store.is_below(key("kept")));
@@ -250,7 +250,7 @@ fn random_histories_agree_with_a_naive_model() {
         let mut rng = Rng::fork(seed, 5);
         let admit = if seed % 2 == 0 { Admit::First } else { Admit::Second };
         let (mut store, _) = open(dir.path(), admit, 8 << 20);
-        // What each key holds, by the seed and length of its content.
+        // The content of each key, by seed and length.
         let mut model: BTreeMap<String, (u64, usize)> = BTreeMap::new();
         for step in 0..600u64 {
             let name = format!("key {}", rng.below(60));

@@ -6,7 +6,7 @@ use super::{content, key, pass, small};
 use baton_objects::{Existing, ObjectStore, PutOptions, PutTicket, Reading, Refusal, Stored, checksum};
 use baton_types::Rng;
 
-/// What the model knows of a key: the value that was sealed last and when it ends. Memory may evict it.
+/// The model's state of a key: the value that was sealed last and when it ends. Memory may evict it.
 #[derive(Clone, Debug)]
 struct Known {
     seed: u64,

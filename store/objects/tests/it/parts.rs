@@ -105,8 +105,8 @@ fn what_is_left_after_evictions_is_whole() {
     let stats = store.stats();
     assert!(stats.evicted > 1_000, "{stats:?}");
     let whole = (0..600).filter(|block| (0..4).all(|at| is_found(&store, &rank(at, *block)))).count();
-    // Of what is put while an earlier part goes, the rest is of no use until it goes too.
-    // So it is 60 and more of the 129 that would fit.
+    // A part put while an earlier part is being evicted is useless until it is evicted too. The test thus finds 60 or
+    // more whole objects of the 129 that would fit.
     assert!(whole > 60 && whole as u64 * 4 + 8 >= stats.keys, "{whole} objects in {} keys", stats.keys);
     store.check();
 }

@@ -299,7 +299,7 @@ fn what_is_broken_is_told_and_closed() {
     names.iter().for_each(|name| mset.extend([name.as_bytes(), &value[..]]));
     assert_eq!(served.client().call(&mset), Ok(ok()));
     assert_eq!(words(&mut served.client(), "STRLEN 2999"), Reply::Integer(9_000));
-    // A refusal in the middle of a value is told after it, and the connection lives.
+    // A refusal in the middle of a value is sent after it, and the connection lives.
     let c = &mut served.client();
     let large = vec![1; 17 << 20];
     assert!(c.call(&[b"SET", b"large", &large]).unwrap_err().starts_with("ERR value of 17825792 bytes"));
@@ -399,7 +399,7 @@ fn a_writer_that_falls_silent_is_taken_over_by_who_does_not_replace_and_told_so(
     assert_eq!(words(c, "SET half whole NX"), ok(), "it waits for the end of the lease, and is served");
     assert_eq!(served.store.stats().taken_over, 1);
     assert_eq!(words(c, "GET half"), bulk("whole"));
-    // Whoever was taken over never hears of a success that stored nothing.
+    // A writer that was taken over never gets a success for a value that was not stored.
     silent.write_all(&[1; 999_500]).unwrap();
     silent.write_all(b"\r\n").unwrap();
     let mut told = [0; 9];

@@ -1,5 +1,5 @@
-//! A disk in trouble below the memory: nothing that was answered is undone, nothing is left out in silence, and whoever
-//! asks is not kept waiting.
+//! A failing disk below the memory: the store undoes no answered operation, drops nothing in silence, and keeps no
+//! client waiting.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ fn change(store: &ObjectStore) -> [Result<(), Refusal>; 3] {
     [store.remove(key("gone")), put(store, "replaced", 2), ended]
 }
 
-/// What an earlier life left of the values that were changed since.
+/// The keys whose value is still that of an earlier life, though it was changed since.
 fn older(store: &ObjectStore) -> Vec<&'static str> {
     let is_old = |name: &&str| read(store, name).is_some_and(|value| value == content(1, 20_000));
     NAMES.iter().copied().filter(is_old).collect()

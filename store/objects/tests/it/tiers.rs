@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::key;
 use baton_objects::{Clock, LowerConfig, ObjectStore, Parts, StoreConfig, Tell};
 
-/// What a store has told whoever started it.
+/// The messages that a store has reported to its caller.
 pub type Said = Arc<Mutex<Vec<String>>>;
 
 /// Four MiB of memory over these tiers, and what is said about them.
@@ -14,7 +14,7 @@ pub fn over(lower: LowerConfig) -> (ObjectStore, Said) {
     over_parts(lower, None)
 }
 
-/// The same for objects of several parts.
+/// A store for objects of several parts, with these tiers below.
 pub fn over_parts(lower: LowerConfig, parts: Option<Parts>) -> (ObjectStore, Said) {
     let config = StoreConfig {
         capacity_bytes: 4 << 20,

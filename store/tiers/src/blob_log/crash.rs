@@ -1,6 +1,6 @@
-//! Random histories of values on a disk that loses, tears and reorders what was not flushed, with a crash after every
-//! step: every value that was told as kept comes back whole, no value that was told as removed ever does, nothing comes
-//! back in part or with another's bytes, and no block is lost.
+//! Random histories of values on a disk that loses, tears and reorders unflushed writes, with a crash after every
+//! step. Every value that was reported as kept comes back whole. No value that was reported as removed ever does.
+//! Nothing comes back in part or with another's bytes, and no block is lost.
 
 use super::{BlobLogCore, Listing, Record, ShelfDone, Slab, Source};
 use crate::aligned::{Aligned, PAGE_BYTES};
@@ -76,7 +76,7 @@ impl Stepped {
         }
     }
 
-    /// What the disk image holds, as a start of the real tier finds it.
+    /// Starts the log on a disk image as the real tier finds it.
     fn start(image: &Sick, layout: Layout, life: u64, garbles_from: u64) -> Self {
         let opened = open(image, layout, life);
         let bytes = std::mem::take(&mut image.state.lock().expect("no test panics here").bytes);
@@ -219,10 +219,10 @@ impl Slab for Stepped {
     }
 }
 
-/// What is known of a name.
+/// The state of a name.
 #[derive(Clone, Debug, Default)]
 struct Known {
-    /// The value that was told as kept and not as anything else since.
+    /// The last value reported as kept, without any later report about it.
     must: Option<u64>,
     /// Values that may come back.
     may: BTreeSet<u64>,
@@ -236,7 +236,7 @@ struct World {
     lengths: BTreeMap<u64, usize>,
     /// Values being written: name by tag.
     putting: BTreeMap<u64, u64>,
-    /// What each removal takes away.
+    /// The values that each removal takes away.
     removing: BTreeMap<u64, (u64, Vec<u64>)>,
     /// Reads under way: the name, and what it might be when it was asked for.
     reading: BTreeMap<u64, (u64, BTreeSet<u64>)>,
@@ -429,7 +429,7 @@ impl World {
         self.putting.clear();
         self.removing.clear();
         self.reading.clear();
-        // What is on its way out may come back until somebody is told that it may not.
+        // A value being removed may reappear until its removal is reported.
         let slab = &self.keeper.slab;
         for slot in self.keeper.leaving.keys() {
             let at = slab.layout.slot_offset(*slot) as usize;

@@ -12,7 +12,8 @@ pub(super) struct Getting {
     token: u64,
     head: BlockKey,
     tag: u64,
-    /// The header alone is wanted, which vouches for itself: of the head no more than the first page is read.
+    /// Only the header is wanted, which has a checksum of its own: the read covers at most the first page of the
+    /// head.
     is_peek: bool,
     /// Blocks wanted.
     parts: u32,

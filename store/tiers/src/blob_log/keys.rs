@@ -1,14 +1,14 @@
-//! What the keys of a value's blocks say.
+//! Content of the keys of a value's blocks.
 //!
-//! A head: the value's name, its length, the length of its header, and a number that tells this writing of it from
-//! others. The other blocks: a mixture of name, number and position, so that no two blocks have one name.
+//! A head: the value's name, its length, the length of its header, and a number that distinguishes this writing of it
+//! from others. The other blocks: a mixture of name, number and position, so that no two blocks have one name.
 
 use super::Listing;
 use baton_types::BlockKey;
 
 /// A header is padded to a multiple of this.
 const UNIT_BYTES: usize = 16;
-/// What stands before a header: its checksum.
+/// Bytes before a header: its checksum.
 const SEAL_BYTES: usize = 8;
 /// Longest header.
 pub const HEADER_MAX_BYTES: usize = 255 * UNIT_BYTES - SEAL_BYTES;

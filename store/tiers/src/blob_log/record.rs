@@ -1,4 +1,4 @@
-//! What the shelf is given to keep, and what it tells of it.
+//! Records that the log takes, and the results that it reports.
 
 use crate::tier::TierError;
 use std::fmt;
@@ -13,9 +13,10 @@ pub trait Source: Send {
 pub struct Record {
     /// Its name; two values of one name are not kept at once.
     pub name: u64,
-    /// The caller's number for this very value; told again when something becomes of it.
+    /// The caller's number for this very value; every result about the value carries it.
     pub tag: u64,
-    /// What is to be known when it is read again, at most [`HEADER_MAX_BYTES`](super::HEADER_MAX_BYTES); it comes back padded with zeros.
+    /// Data for the next reader, at most [`HEADER_MAX_BYTES`](super::HEADER_MAX_BYTES); it comes back padded with
+    /// zeros.
     pub header: Vec<u8>,
     /// Length of the value.
     pub bytes: u32,
@@ -58,7 +59,7 @@ pub enum PutError {
 /// Why a read found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
-    /// There is no value of that name any more.
+    /// No value has that name.
     Absent,
     /// It is not as it was written, and is given up.
     Damaged,
@@ -66,16 +67,16 @@ pub enum Unread {
     Failed,
 }
 
-/// What the shelf tells.
+/// A result of the log.
 #[derive(Debug)]
 pub enum ShelfDone {
     /// The value lasts from now on.
     Kept(Listing),
     /// The value is not there, and why.
     NotKept(Listing, PutError),
-    /// What a read found: header and value, or why not.
+    /// The result of a read: header and value, or the reason.
     Got(u64, Result<(Vec<u8>, Vec<u8>), Unread>),
-    /// What was removed under this number cannot come back.
+    /// The values removed under this number cannot reappear.
     Removed(u64),
     /// A value went, for room or because it is damaged.
     Dropped(Listing),

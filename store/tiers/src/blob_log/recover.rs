@@ -1,4 +1,4 @@
-//! What an earlier life left: whole values stay, the blocks of others go.
+//! Recovers the values of an earlier life: whole values stay, and the blocks of others go.
 
 use super::{BlobLogCore, Object, Slab, keys};
 use crate::index::Entry;

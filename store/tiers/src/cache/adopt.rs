@@ -8,10 +8,10 @@ use baton_types::{BlockKey, Tier};
 use std::collections::BTreeSet;
 
 impl KvCache {
-    /// Ends a hold and keeps what was generated: `chain` is the whole chain of full blocks, that
-    /// of the hold and its continuation, and `slots` has the slot of each; those beyond the
-    /// hold's chain are among its private room and filled. Gives how many blocks beyond the
-    /// hold's chain are now readable in HBM under their keys, whoever filled them.
+    /// Ends a hold and keeps the generated blocks. `chain` is the whole chain of full blocks, that of the hold and
+    /// its continuation, and `slots` has the slot of each. Slots beyond the hold's chain belong to its private room
+    /// and are filled. Returns how many blocks beyond the hold's chain are now readable in HBM under their keys,
+    /// including those that another owner filled.
     ///
     /// # Errors
     /// `NotOpen`, `NotYours` if the hold's own chain is not sealed throughout, or `WrongSlots`.

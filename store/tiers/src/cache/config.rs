@@ -1,4 +1,4 @@
-//! What a cache is made of.
+//! Settings of a cache.
 
 use crate::file::IoChoice;
 use crate::recover::FlashError;

@@ -53,7 +53,7 @@ impl KvCache {
             let Some(mut copy) = self.copies.pop_front() else { return };
             self.advance(&mut copy, pool);
             if copy.is_over() {
-                // What follows from it, such as a copy further down, joins the queue.
+                // Follow-up work, such as a copy further down, joins the queue.
                 let before = self.copies.len();
                 self.end_copy(copy);
                 unseen += self.copies.len() - before;

@@ -4,7 +4,7 @@ use super::{KvCache, Pool};
 use baton_store::{Effect, Input, Owner};
 use baton_types::BlockKey;
 
-/// What an owner got.
+/// The answer to an owner's open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// The HBM slots of its chain, from the root, then those of its private room. Blocks that
@@ -46,7 +46,7 @@ pub enum Refused {
     },
 }
 
-/// What an owner did that it may not. Nothing was sealed or adopted.
+/// An owner's violation of the contract. Nothing was sealed or adopted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Misuse {
     /// It has no hold, or one that only reads.
@@ -64,7 +64,7 @@ pub enum Misuse {
     WrongSlots,
 }
 
-/// What the cache remembers of a hold.
+/// The cache's record of a hold.
 #[derive(Debug)]
 pub(crate) struct Held {
     /// The blocks pinned, from the root.
@@ -78,8 +78,8 @@ pub(crate) struct Held {
 }
 
 impl KvCache {
-    /// Pins what exists of `chain` and reserves slots for the rest of it and for `room_blocks`
-    /// private ones. What rests below HBM is brought up.
+    /// Pins the existing blocks of `chain` and reserves slots for the rest of it and for `room_blocks` private ones.
+    /// Blocks below HBM are brought up.
     ///
     /// A chain names full blocks, or blocks that nobody will write to once they are sealed: two
     /// owners of one block share its slot. The tokens after it belong in the private room.
@@ -160,7 +160,7 @@ impl KvCache {
         self.step(Input::Evict { keys });
     }
 
-    /// Forgets everything, holds included. No owner may use a slot any more.
+    /// Forgets everything, holds included. After this no owner may use a slot.
     pub fn clear(&mut self) {
         self.step(Input::Clear);
     }

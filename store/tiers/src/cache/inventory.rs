@@ -1,4 +1,4 @@
-//! What a cache holds, told anew: to a conductor that has just met this node, or met it again.
+//! The inventory of a cache, for a conductor that has just met this node, or met it again.
 
 use super::KvCache;
 use baton_types::{BlockKey, CacheChange};

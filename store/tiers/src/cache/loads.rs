@@ -26,8 +26,8 @@ struct Load {
     todo: VecDeque<(BlockKey, u32)>,
     /// Reads under way.
     reads: u32,
-    /// The first block that could not be had; what comes before it is waited for, what comes
-    /// after it is not wanted any more.
+    /// The first block that could not be read. The owner still waits for the blocks before it, and drops those after
+    /// it.
     failed: Option<u32>,
 }
 
@@ -110,9 +110,9 @@ impl KvCache {
         answered
     }
 
-    /// How a load ended, if it has. What precedes it in its chain must be readable first, so that
-    /// an owner that has to compute never meets readable blocks further on, which it would
-    /// overwrite: if it has to compute what precedes, it computes these blocks too.
+    /// The outcome of a load, if it has ended. The blocks before it in its chain must be readable first. Otherwise an
+    /// owner that has to compute could meet readable blocks further on and overwrite them: an owner that computes the
+    /// earlier blocks computes these too.
     fn verdict(&self, owner: Owner, load: &Load) -> Option<Verdict> {
         if load.reads > 0 || !load.todo.is_empty() {
             return None;

@@ -30,7 +30,7 @@ enum Op {
     Clear,
 }
 
-/// What an owner knows.
+/// The model's view of an owner.
 #[derive(Debug)]
 struct Known {
     path: Vec<u64>,
@@ -321,7 +321,7 @@ impl World {
         }
     }
 
-    /// What an owner was given stays where it is.
+    /// Asserts that the slots given to an owner stay where they are.
     fn audit_owners(&self) {
         for known in self.owners.values().filter(|known| !known.reads_only) {
             for (&key, &slot) in known.chain.iter().zip(&known.slots).take(known.filled as usize) {

@@ -59,7 +59,7 @@ fn evicted_blocks_come_back_from_host_memory() {
     assert_eq!(slots, hold.slots);
 }
 
-/// Names go over the wire short; whoever holds a block in any tier knows the whole one, and what it continues.
+/// Names go over the wire short. A cache that holds a block knows its whole name and its parent.
 #[test]
 fn blocks_below_the_pool_are_known_by_short_names() {
     let mut bench = Bench::new([8, 16, 0], Offload::WriteThrough);

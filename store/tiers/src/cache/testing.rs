@@ -1,5 +1,5 @@
-//! A bench for tests inside the crate: a pool of plain memory, blocks whose bytes follow from
-//! their keys, a disk that fails when told to.
+//! A bench for tests inside the crate: a pool of plain memory, blocks whose bytes follow from their keys, a disk that
+//! fails on request.
 
 use super::{CacheConfig, Hold, KvCache, Notice, Pool};
 use crate::disk::testing::Sick;
@@ -26,7 +26,7 @@ impl Pool for Memory {
     }
 }
 
-/// What a block must hold.
+/// The expected bytes of a block.
 pub(crate) fn content(key: BlockKey) -> [u8; BLOCK_BYTES] {
     let mut rng = Rng::new(key.short().0);
     std::array::from_fn(|_| rng.below(256) as u8)
@@ -86,7 +86,7 @@ impl Bench {
     pub(crate) fn restart(&mut self) {
         let store = self.cache.config.store.clone();
         let none = StoreConfig { ssd_blocks: 0, ..store.clone() };
-        // The old one first carries out what it was told.
+        // The old cache first carries out its pending orders.
         self.cache = Self::with(none).cache;
         *self = Self::over(store, Arc::clone(&self.disk));
         self.audit();

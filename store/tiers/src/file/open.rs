@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const FILE_NAME: &str = "kv.slab";
-/// Beside a file whose owner went on without it: what the file holds is not to be believed any more.
+/// Name of a mark beside a file whose owner went on without it: the next start must not trust the file's content.
 const PASSED_BY: &str = "kv.slab.passed-by";
 /// How often, and how far apart, the file is asked for.
 const LOCK_TRIES: u32 = 20;
@@ -38,7 +38,7 @@ pub enum IoChoice {
     Threads,
 }
 
-/// What a [`FileTier`] is opened with.
+/// Options for opening a [`FileTier`].
 #[derive(Clone, Debug)]
 pub struct FileOptions<'a> {
     /// The file's folder; blocks in it outlive the process. `None`: a file of its own under the
@@ -55,11 +55,10 @@ pub struct FileOptions<'a> {
 }
 
 impl FileTier {
-    /// Opens the file, or makes it in its full length. Only this user can read what is made here:
-    /// prompts could be told from KV.
+    /// Opens the file, or makes it in its full length. Only this user can read a file made here: KV reveals prompts.
     ///
-    /// What an earlier life left is recovered if it is of the same block size, capacity and
-    /// fingerprint, and else given up; [`FileTier::beginning`] tells.
+    /// The content of an earlier life is recovered if it is of the same block size, capacity and fingerprint, and
+    /// else dropped; [`FileTier::beginning`] says which.
     ///
     /// # Errors
     /// [`FlashError`] says what stands against it. Then the file is as it was.
@@ -110,7 +109,7 @@ pub(crate) fn unlink(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// What the file in a folder is made for, if there is one of ours. It is not locked, and nothing is changed.
+/// The layout of the file in a folder, if there is one of ours. It is not locked, and nothing changes.
 pub(crate) fn layout_in(dir: &Path) -> Option<Layout> {
     made_for(&File::open(dir.join(FILE_NAME)).ok()?)
 }

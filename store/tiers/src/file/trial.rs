@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const TRIAL_BLOCKS: usize = 32;
 const TRIAL_BYTES: usize = 16 << 20;
 
-/// What a disk was seen to do.
+/// Measured speed of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Speed {
     /// Reading.
@@ -67,7 +67,7 @@ impl FileTier {
     }
 }
 
-/// What a trial block holds: no two alike, and not to be compressed away.
+/// Fills a trial block: no two alike, and not compressible.
 fn fill(key: BlockKey, bytes: &mut [u8]) {
     let mut rng = baton_types::Rng::new(key.short().0);
     for chunk in bytes.chunks_mut(8) {

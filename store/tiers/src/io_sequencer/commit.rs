@@ -13,7 +13,7 @@ use std::io;
 /// Pages that one cycle writes for removals at most.
 const MAX_PAGES: usize = 32;
 
-/// What a cycle has in hand.
+/// The work of one commit cycle.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     /// Blocks whose entries are being written.
@@ -195,8 +195,8 @@ impl IoSequencer {
         }
     }
 
-    /// If the new life could not begin, the old entries still vouch for their slots: nothing may
-    /// be written there any more.
+    /// Ends the clear. If the new life could not begin, the old entries still describe their slots, so the sequencer
+    /// stops writing.
     fn header_lasts(&mut self, header: Header, result: io::Result<()>) {
         self.clearing = None;
         if result.is_ok() {

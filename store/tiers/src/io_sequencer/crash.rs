@@ -26,13 +26,13 @@ fn key(number: u64) -> BlockKey {
     BlockKey(u128::from(number) << 64 | u128::from(number + 1))
 }
 
-/// What the `version`th put of a key holds.
+/// The content of the `version`th put of a key.
 fn content(key: BlockKey, version: u64) -> Vec<u8> {
     let mut rng = Rng::new(key.short().0 ^ version << 8);
     (0..BLOCK_BYTES).map(|_| rng.below(256) as u8).collect()
 }
 
-/// What is known of a key.
+/// The state of a key.
 #[derive(Clone, Debug, Default)]
 struct Known {
     /// The version that was reported lasting and was not removed since.
@@ -57,7 +57,7 @@ struct World {
     sequencer: IoSequencer,
     book: Book,
     known: BTreeMap<BlockKey, Known>,
-    /// Versions by slot and generation, for what is told of slots.
+    /// Versions by slot and generation, for answers about slots.
     versions: BTreeMap<(u32, u64), (BlockKey, u64)>,
     /// Blocks whose slots drain.
     leaving: BTreeMap<u32, (BlockKey, u64)>,
@@ -99,7 +99,7 @@ fn versions_of(opened: &Opened, device: &Device, known: &BTreeMap<BlockKey, Know
     found
 }
 
-/// Where headers end: a sector of theirs is old or new, never neither.
+/// End of the headers: a sector of a header is old or new, never neither.
 const HEADERS_END: u64 = 8192;
 
 /// Whether all that must be there is, and nothing else. An index page with a sector that is neither old nor new is given
@@ -348,7 +348,7 @@ impl World {
     /// Everything is removed: every slot is free, and stays so over a restart.
     fn end(mut self) -> BTreeMap<&'static str, u64> {
         self.come_to_rest();
-        // What is stalled goes on with the next order.
+        // A stalled sequencer goes on with the next order.
         while self.writing.is_empty() && self.book.committed() == 0 {
             self.put();
         }

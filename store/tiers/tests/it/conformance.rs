@@ -1,4 +1,4 @@
-//! What every tier must do, run on each.
+//! Behaviour that every tier must have, tested on each.
 
 use baton_tiers::{Dram, FileOptions, FileTier, IoChoice, Tier, TierError, block_checksum};
 use baton_types::BlockKey;

@@ -41,7 +41,7 @@ fn open(dir: &Path) -> Result<BlobLog, String> {
     BlobLog::open(&options).map(|(shelf, _)| shelf).map_err(|error| error.to_string())
 }
 
-/// What the shelf tells until it has nothing more to do.
+/// The results of the log until it is idle.
 fn settle(shelf: &mut BlobLog) -> Vec<ShelfDone> {
     let mut told = Vec::new();
     loop {

@@ -28,8 +28,8 @@ impl From<String> for Unopened {
     }
 }
 
-/// The bucket, and the prefix of every name in it. Nothing is asked of it yet. Over HTTP it may say no more at a time
-/// than `answer_max_bytes`.
+/// The bucket, and the prefix of every name in it. Sends no request yet. An HTTP answer is at most `answer_max_bytes`
+/// long.
 pub(super) fn open(
     config: &ColdConfig,
     answer_max_bytes: usize,

@@ -31,7 +31,7 @@ const TIME_LIMIT_BYTES: usize = 8 << 20;
 /// Removals that are tried again at a time.
 const RETRIES_MAX: usize = 256;
 
-/// What was done since the start.
+/// Counters since the start.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) hits: AtomicU64,
@@ -262,13 +262,13 @@ impl BucketWorker {
         reply: Reply,
     ) {
         let got = self.get(&self.path(&label, Kind::Value), Some(bytes)).await;
-        // What follows looks at each byte and copies it: not on the threads that serve the bucket.
+        // Verification and copy touch each byte, so they do not run on the threads that serve the bucket.
         let answered = move || reply(self.judge(label, got, &tenant, &key).map(|found| (found, label.tag)));
         // A reply that panicked has said so.
         let _ = tokio::task::spawn_blocking(answered).await;
     }
 
-    /// What came, if it is what was written.
+    /// The value, if the bytes read are those that were written.
     fn judge(
         &self,
         label: Label,

@@ -44,7 +44,7 @@ struct Entry {
     visited: bool,
 }
 
-/// What there is to do about a value that is not its key's any more.
+/// The next step for an outdated value of a key.
 #[derive(Debug)]
 pub(super) enum Forget {
     /// The bucket has none.
@@ -146,7 +146,7 @@ impl Catalog {
         }
     }
 
-    /// It is being sent from now on, with this digest. None when nobody wants it any more.
+    /// Marks the value as being sent, with this digest. None when the value is outdated.
     pub(super) fn start(&self, name: u64, tag: u64, digest: u64) -> Option<Label> {
         self.with(name, tag, |entry| {
             entry.label.digest = digest;
@@ -210,7 +210,7 @@ impl Catalog {
         }
     }
 
-    /// What was read is not what was written: it is to go. None when that is known.
+    /// Drops a copy whose bytes differ from those written. None when that has been done already.
     pub(super) fn refuse(&self, name: u64, tag: u64) -> Option<Label> {
         self.with(name, tag, |entry| {
             let lasts = matches!(entry.state, State::Lasts);
@@ -229,7 +229,7 @@ impl Catalog {
         })?
     }
 
-    /// The bucket has it no more.
+    /// The bucket has confirmed that the copy is gone.
     pub(super) fn gone(&self, name: u64, tag: u64) {
         let mut shard = self.shard(name);
         if shard.get(&name).is_some_and(|entry| entry.label.tag == tag) {

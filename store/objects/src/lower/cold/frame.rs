@@ -46,7 +46,7 @@ pub(super) fn seal(tenant: &str, key: &[u8], room: &Room, checksum: Option<u32>)
     Some(Sealed { bytes, digest })
 }
 
-/// The value of a key, if these are the bytes that were written for it, all of them and no more.
+/// The value of a key, if `bytes` is exactly the frame that was written for it.
 pub(super) fn open(bytes: &[u8], tenant: &str, key: &[u8]) -> Option<Found> {
     let (fixed, rest) = bytes.split_first_chunk::<FIXED_BYTES>()?;
     let number = |at: usize| u32::from_le_bytes(fixed[at..at + 4].try_into().expect("four bytes"));

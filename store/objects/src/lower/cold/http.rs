@@ -19,7 +19,7 @@ const IDLE_TIME: Duration = Duration::from_secs(30);
 /// Time for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Makes the client of a bucket. How long it may take is not its concern: whoever asks gives up.
+/// Makes the client of a bucket. The client has no time limit of its own: the caller gives up.
 #[derive(Debug)]
 pub(super) struct Connector {
     /// Longest answer.

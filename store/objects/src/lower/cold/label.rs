@@ -1,4 +1,4 @@
-//! What an object in the bucket is called: so that a listing alone says what there is.
+//! Names of objects in the bucket: a listing alone describes the content.
 
 use object_store::path::{Path, PathPart};
 
@@ -18,7 +18,7 @@ pub(super) struct Label {
     pub(super) tag: u64,
 }
 
-/// What an object is.
+/// The kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A value.
@@ -54,7 +54,7 @@ impl Label {
         folder(prefix, name % FOLDERS).join(PathPart::from(file))
     }
 
-    /// What a name in a listing means; none for what is not ours.
+    /// Parses a name from a listing; none for an object that is not ours.
     pub(super) fn read(path: &Path) -> Option<(Self, Kind)> {
         let (words, ending) = path.filename()?.split_once('.')?;
         let kind = [Kind::Value, Kind::Tombstone].into_iter().find(|kind| kind.ending() == ending)?;

@@ -22,7 +22,7 @@ const GRAVE_AFTER_US: i64 = 24 * 3_600 * 1_000_000;
 /// Services tell ages in whole seconds, or in something finer.
 const SECOND_US: i64 = 1_000_000;
 
-/// What a listing found.
+/// The result of a listing.
 #[derive(Debug, Default)]
 struct Census {
     /// Values with their length and age, and tombstones with theirs.
@@ -40,14 +40,14 @@ impl BucketWorker {
     async fn begin_at_leisure(self: &Arc<Self>) -> Result<String, String> {
         let (speed, age) = self.prove().await?;
         if age % SECOND_US == 0 {
-            // What the one before wrote in the second of this start could not be told from what it still has on its way,
-            // and the start after this one would give it up.
+            // The next start could not distinguish values that this store writes in its first second from late writes
+            // of the previous store, and would drop them.
             tokio::time::sleep(Duration::from_micros(SECOND_US.unsigned_abs())).await;
         }
         let before = self.owner_before().await.map_err(|why| format!("read its owner: {why}"))?;
         let owned = self.put(&self.owner(), self.life.to_string().into_bytes()).await;
         owned.map_err(|why| format!("write its owner: {why}"))?;
-        // What the one before still has on its way is younger than this owner, or listed now.
+        // A late write of the previous store is younger than this owner's mark, or in this listing.
         let census = self.list().await?;
         self.take_over(census, before).await?;
         let (objects, bytes) = (self.catalog.objects(), self.catalog.bytes());

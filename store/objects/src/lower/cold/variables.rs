@@ -1,4 +1,4 @@
-//! What the environment says of a bucket's service: checked as a whole before anything is asked of it.
+//! Environment variables of a bucket's service. They are checked as a whole before the first request.
 //!
 //! The client that speaks to the bucket puts these values into addresses and headers as they are, and ends the thread
 //! that it runs on where they do not fit.
@@ -37,12 +37,12 @@ impl Variables {
         Ok(Self { known })
     }
 
-    /// What a variable says.
+    /// The value of a variable.
     pub(super) fn get(&self, name: &str) -> Option<String> {
         self.known.get(name).cloned()
     }
 
-    /// What each of them sets, in the order of their names.
+    /// The setting and value of each variable, in the order of their names.
     pub(super) fn settings(&self) -> impl Iterator<Item = (Setting, &str)> {
         self.known.iter().filter_map(|(name, value)| Some((setting(name)?, value.as_str())))
     }

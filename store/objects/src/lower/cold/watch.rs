@@ -1,5 +1,5 @@
-//! What goes on beside reads and writes: looks at a bucket that was left alone, removals that are due, and whether
-//! another store has taken the prefix over.
+//! Background work beside reads and writes: probes of a bucket that was left alone, due removals, and the check
+//! whether another store has taken over the prefix.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -7,7 +7,7 @@ use crate::queue::Completion;
 use baton_types::Rng;
 use std::io;
 
-/// What a disk writes at once or not at all.
+/// Bytes that a disk writes at once or not at all.
 const SECTOR_BYTES: usize = 512;
 
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl Device {
         Some(Completion { token, result, buffer })
     }
 
-    /// What is left when the power goes now.
+    /// The content of the disk after a power cut at this moment.
     pub(crate) fn after_power_cut(&self, rng: &mut Rng) -> Self {
         let mut lasting = self.lasting.clone();
         let flying = self.flying.iter().filter(|flying| flying.op.kind == OpKind::Write);
