@@ -21,7 +21,7 @@ const BINARY_LOOK_BYTES: usize = 8192;
 /// Rows with times that the unit test needs.
 const FEWEST_TIMED_ROWS: usize = 16;
 
-/// What was settled, and what was assumed to settle it.
+/// The setup that was settled, and the assumptions behind it.
 #[derive(Debug)]
 pub(crate) struct Settled {
     pub(crate) setup: Setup,

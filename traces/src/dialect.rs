@@ -9,7 +9,7 @@ pub enum Dialect {
     /// JSONL `timestamp, input_length, output_length, hash_ids` (ms, 512-token blocks) and its
     /// relatives: SGLang, vLLM timed traces, AIPerf, Dynamo, GuideLLM. Rows are full context.
     Mooncake,
-    /// The same rows, but later turns of a session carry only what is new.
+    /// Mooncake rows in which later turns of a session carry only the new tokens.
     MooncakeDelta,
     /// Mooncake rows that form a graph by `request_id` and `wait_for`.
     AgenticMooncake,

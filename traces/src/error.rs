@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 pub enum Stage {
     /// The file could not be opened or read.
     Open,
-    /// The dialect could not be told from the first rows.
+    /// The first rows do not reveal the dialect.
     Detect,
     /// A row is not in the dialect's form.
     Parse,
@@ -49,9 +49,9 @@ pub struct TraceError {
     pub stage: Stage,
     /// The lint rule that the row breaks, for example `time-order`; `parse` where none fits better.
     pub rule: &'static str,
-    /// What is wrong.
+    /// The problem with the row.
     pub problem: String,
-    /// What the user can do.
+    /// The remedy for the user.
     pub remedy: String,
 }
 
@@ -59,7 +59,7 @@ fn at_row(row: Option<u64>) -> String {
     row.map_or_else(String::new, |row| format!(" row {row}"))
 }
 
-/// What is wrong with a row, before it is known which row of which file it is.
+/// The fault of a row, before its file and number are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RowFault {
     pub(crate) stage: Stage,

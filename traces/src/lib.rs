@@ -1,9 +1,8 @@
 //! Traces of LLM serving: read in every dialect that is lines or CSV, checked, summarised,
 //! changed, made up and written.
 //!
-//! - [`load`] reads a file whole, [`open`] streams it; both find out the dialect and say what they
-//!   assumed.
-//! - [`lint`] names every row that breaks a rule; [`summary`] tells rates, lengths and hit ratios.
+//! - [`load`] reads a file whole, [`open`] streams it; both detect the dialect and report their assumptions.
+//! - [`lint`] names every row that breaks a rule; [`summary`] reports rates, lengths and hit ratios.
 //! - [`scale`] speeds up, cuts, repeats and multiplies; [`synth`] makes seeded workloads.
 //! - [`mod@write`] writes the canonical rows and a few other dialects.
 

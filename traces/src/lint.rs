@@ -42,11 +42,11 @@ pub struct Finding {
     pub row: Option<u64>,
     /// The rule, one of [`RULES`] (or a dialect's own, such as `context`).
     pub rule: String,
-    /// What is wrong.
+    /// The problem with the row.
     pub problem: String,
 }
 
-/// What lint found.
+/// The findings of lint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LintReport {
     /// Records looked at.
@@ -55,7 +55,7 @@ pub struct LintReport {
     pub findings: Vec<Finding>,
     /// Findings in all, by rule.
     pub counts: BTreeMap<String, u64>,
-    /// What was assumed about the file.
+    /// The reader's assumptions about the file.
     pub assumptions: Vec<String>,
 }
 

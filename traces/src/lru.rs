@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The same cache as a list, newest first.
+    /// The cache as a list, newest first.
     fn naive(list: &mut Vec<u64>, capacity: usize, ids: &[u64]) -> u64 {
         let matched = ids.iter().take_while(|id| list.contains(id)).count() as u64;
         for id in ids.iter().rev() {

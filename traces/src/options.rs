@@ -1,4 +1,4 @@
-//! What a caller may tell a reader instead of letting it find out.
+//! Settings that a caller may give a reader, which else detects them.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What a dialect's parser is given and what it must do.
+//! The contract of a dialect's parser: its input and its duty.
 
 use std::collections::HashMap;
 
@@ -48,7 +48,7 @@ pub(crate) trait Parse: Send {
     /// Appends the records of one row, times as absolute as the row has them.
     fn parse(&mut self, row: &Row<'_>, out: &mut Vec<Record>) -> Result<(), RowFault>;
 
-    /// What was skipped or assumed on the way, for the assumptions at the end.
+    /// Notes about skipped rows and about assumptions, for the assumptions at the end.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }

@@ -93,8 +93,8 @@ struct Reorder {
     sequence: u64,
 }
 
-/// Opens a trace for streaming. Fails at once where the dialect, the unit or the context cannot be
-/// told; see [`ReadOptions`].
+/// Opens a trace for streaming. Fails at once where the reader cannot detect the dialect, the unit or the context;
+/// see [`ReadOptions`].
 pub fn open(path: &Path, options: &ReadOptions) -> Result<Reader, TraceError> {
     let opened = source::open(path, options.limits.row_bytes)?;
     let at_start = |fault: RowFault| fault.at(path, None);
@@ -165,7 +165,7 @@ impl Reader {
         self.setup.block_tokens
     }
 
-    /// What was taken for granted so far; complete once the last row was read.
+    /// The assumptions so far; complete once the last row was read.
     #[must_use]
     pub fn assumptions(&self) -> Vec<String> {
         let mut all = self.assumptions.clone();

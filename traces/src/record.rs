@@ -24,7 +24,7 @@ pub struct Record {
     pub output_length: u64,
     /// One id per block of the prompt; equal leading ids mean an equal prefix.
     pub hash_ids: Vec<u64>,
-    /// What else the row said; boxed because most traces say nothing more.
+    /// The row's further fields; boxed because most traces have none.
     pub extra: Option<Box<Extra>>,
 }
 
@@ -86,7 +86,7 @@ pub struct Trace {
     pub block_tokens: u32,
     /// The rows, by arrival.
     pub records: Vec<Record>,
-    /// What the reader took for granted, one sentence each; print them.
+    /// The reader's assumptions, one sentence each; print them.
     pub assumptions: Vec<String>,
     /// The dialect the rows were read from.
     pub dialect: Dialect,

@@ -13,7 +13,7 @@ const DENSE_IDS: u64 = 1 << 40;
 /// Copies and rounds whose ids are kept apart.
 const MOST_COPIES: u64 = 4_000;
 
-/// What to change, in the order in which it is done. The default changes nothing.
+/// The changes, in the order in which they are applied. The default changes nothing.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scale {
     /// Keep rows that arrive in this window (`from <= t < to`); its start becomes 0.
@@ -163,7 +163,7 @@ impl Scaler {
         true
     }
 
-    /// Rows outside the window can be waited for no more.
+    /// Drops dependencies on rows outside the window.
     fn cut_dependencies(&mut self, record: &mut Record) {
         let Some(extra) = record.extra.as_mut() else {
             return;

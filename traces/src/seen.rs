@@ -93,7 +93,7 @@ impl<V: Copy> RecentIds<V> {
         Self { young: IdMap::default(), old: IdMap::default(), most: most.max(1), forgotten: false }
     }
 
-    /// What is known of `id`; makes it recent.
+    /// The value of `id`; makes it recent.
     pub(crate) fn get(&mut self, id: u64) -> Option<V> {
         if let Some(value) = self.young.get(&id) {
             return Some(*value);

@@ -1,4 +1,4 @@
-//! What a trace is like: rows, span, rate, lengths, hit ratios, top prefixes, sessions.
+//! Summary of a trace: rows, span, rate, lengths, hit ratios, top prefixes, sessions.
 
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ const MOST_SESSIONS: usize = 2_000_000;
 /// Windows without an arrival are counted up to this many at a stretch.
 const MOST_EMPTY_WINDOWS: f64 = 1e7;
 
-/// What to work out.
+/// Options of a summary.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SummaryOptions {
     /// Sizes of the cache to try, in tokens.
@@ -49,7 +49,7 @@ pub struct CapacityHitRatio {
     pub hit: HitRatio,
 }
 
-/// What the rows say about sessions.
+/// Summary of the sessions in the rows.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Default)]
 pub struct SessionSummary {
     /// Distinct sessions named (counting stops at two million).

@@ -14,7 +14,7 @@ use crate::error::{RowFault, Stage, TraceError};
 use crate::record::{Extra, Record};
 use crate::seen::IdMap;
 
-/// What can be written.
+/// Output formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
     /// JSON lines with everything the record knows; also what agentic readers take.
@@ -28,7 +28,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// What of a record cannot be written, where anything.
+    /// The fields of a record that the format cannot express, if any.
     #[must_use]
     pub fn loses(self) -> Option<&'static str> {
         match self {

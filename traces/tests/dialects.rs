@@ -287,7 +287,7 @@ fn sagemaker_captures_take_lengths_from_the_usage() {
     };
     let plain =
         row("\"{\\\"messages\\\":[{\\\"role\\\":\\\"user\\\",\\\"content\\\":\\\"Hi\\\"}]}\"", "JSON");
-    // The same body in base64.
+    // The body again, in base64.
     let encoded = row("\"eyJtZXNzYWdlcyI6W3sicm9sZSI6InVzZXIiLCJjb250ZW50IjoiSGkifV19\"", "BASE64");
     let trace = read(&(plain + &encoded));
     assert_eq!((inputs(&trace), trace.records[0].output_length), (vec![600, 600], 30));

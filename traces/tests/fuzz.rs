@@ -48,7 +48,7 @@ fn fuzz_traces() {
                     assert!(record.timestamp_ms.is_finite() && record.input_length <= limits.tokens);
                 }
                 assert!(trace.records.is_sorted_by(|a, b| a.timestamp_ms <= b.timestamp_ms));
-                // What was read can be written.
+                // A record that was read can be written.
                 let mut writer = Writer::new(Vec::new(), Output::Mooncake, true);
                 trace.records.iter().for_each(|record| writer.write(record).unwrap());
                 writer.finish().unwrap();

@@ -1,4 +1,4 @@
-//! What is written is read back; what is damaged is refused and never panics.
+//! Written rows are read back; damaged rows are refused and never panic.
 #![allow(clippy::unwrap_used, reason = "a test may fail by unwrapping")]
 
 use std::path::Path;

@@ -9,7 +9,7 @@ use crate::parser::{Parse, Row, Sessions, Setup, length, required, session_key};
 use crate::prompt::{Prompt, mix};
 use crate::record::{Extra, Record};
 
-/// What is remembered of a session between its turns.
+/// The state of a session between its turns.
 #[derive(Debug, Default)]
 struct Session {
     turns: u64,

@@ -115,7 +115,7 @@ pub fn published(kind: Like) -> Published {
     }
 }
 
-/// What rows of a look-alike are drawn from.
+/// Parameters for the rows of a look-alike.
 struct Shape {
     /// Arrivals fall on multiples of this; 0 for none.
     stamp_ms: f64,

@@ -10,7 +10,7 @@ use crate::prompt::{Prompt, mix};
 use crate::record::{Extra, Record, Trace};
 use crate::synth::sample::{exponential, log_normal, tokens};
 
-/// What the sessions of a workload are.
+/// Kinds of sessions in a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// People chatting: a common system prompt, turns that grow, minutes between them.
@@ -37,7 +37,7 @@ impl FromStr for Kind {
 /// The statistics a workload is made to.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Workload {
-    /// What its sessions are.
+    /// The kind of its sessions.
     pub kind: Kind,
     /// Seed: equal seeds give equal traces.
     pub seed: u64,
@@ -204,8 +204,8 @@ fn record(spec: &Workload, turn: &Turn, prompt: &Prompt) -> Record {
 
 /// Sessions, their turns and when each happens.
 ///
-/// Sessions begin at any time of the trace alike. What of one would come after the trace's end comes at its beginning
-/// instead, as a session of its own that was under way by then: so as many turns are due at any time as at any other.
+/// Sessions begin uniformly over the trace. Turns of a session after the trace's end move to its beginning, as a
+/// session of its own that was in progress by then. So the rate of turns is uniform over the trace.
 #[expect(clippy::cast_precision_loss, reason = "row counts are below 2^53")]
 fn plan(spec: &Workload) -> Vec<Turn> {
     let mut rng = Rng::fork(spec.seed, 0x776f_726b);
