@@ -1,4 +1,4 @@
-//! What a source declares, item by item, with the names that each item mentions.
+//! The declarations of a source, item by item, with the names that each item mentions.
 
 use crate::lex::{Kind, Token};
 use crate::outline::{Outline, attribute, end_of_item};
@@ -25,7 +25,7 @@ pub struct Item<'a> {
     pub public: bool,
     /// Whether it is a type or a trait.
     pub is_type: bool,
-    /// What it mentions.
+    /// The names that it mentions.
     pub mentions: Names<'a>,
 }
 
@@ -34,7 +34,7 @@ pub struct Item<'a> {
 pub struct OfTrait<'a> {
     /// The words of the type, and of the trait.
     pub of: Vec<&'a str>,
-    /// What it mentions.
+    /// The names that it mentions.
     pub mentions: Names<'a>,
 }
 
@@ -45,7 +45,8 @@ pub struct Declared<'a> {
     pub items: Vec<Item<'a>>,
     /// Implementations of traits.
     pub of_traits: Vec<OfTrait<'a>>,
-    /// What is mentioned whatever is reached: by `main`, by what is called from outside, by macros between items.
+    /// Names mentioned outside any searched item: by `main`, by functions called from outside, by macros between
+    /// items.
     pub roots: Names<'a>,
 }
 
@@ -58,7 +59,7 @@ impl<'a> Declared<'a> {
     }
 }
 
-/// What stood before an item.
+/// The tokens before an item.
 #[derive(Default)]
 struct Before<'a> {
     names: Names<'a>,
@@ -107,7 +108,7 @@ impl<'a> Walk<'_, 'a> {
         }
     }
 
-    /// What begins at `at`; returns its last token.
+    /// Reads the item that begins at `at`; returns its last token.
     fn item(&mut self, at: usize, before: Before<'a>) -> usize {
         let end = end_of_item(&self.outline.tokens, at);
         if self.is(at, "use") {
@@ -183,7 +184,7 @@ impl<'a> Walk<'_, 'a> {
             match token.kind {
                 _ if self.outline.is_test(at) => {}
                 Kind::Word => _ = names.insert(token.text.trim_start_matches("r#")),
-                // What an attribute names, as serde's do, and what a format takes in.
+                // Names in attributes, such as serde's, and in format strings.
                 Kind::Literal if self.is(at.wrapping_sub(1), "=") => names.extend(words_of(token.text)),
                 Kind::Literal => names.extend(token.text.split('{').skip(1).filter_map(first_word)),
                 Kind::Lifetime | Kind::Mark => {}

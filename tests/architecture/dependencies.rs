@@ -7,7 +7,7 @@ use crate::outline::Outline;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What generated code names: a crate that includes some may have these without a word of its own.
+/// Crates that generated code names: a crate that includes such code may depend on them without naming them itself.
 const GENERATED: &[&str] = &["prost", "tonic_prost"];
 
 /// The words of a crate's sources.
@@ -20,7 +20,7 @@ struct Words<'a> {
 
 /// A dependency as a manifest declares it.
 struct Dependency {
-    /// What sources call it.
+    /// Its name in sources.
     name: String,
     kind: Option<String>,
     optional: bool,
@@ -65,7 +65,7 @@ fn packages(document: &Value) -> Vec<(String, &Value)> {
     ours.map(|package| (dir(package), package)).collect()
 }
 
-/// What sources call a package that does not go by its own name.
+/// The names by which sources call the packages: those of the library targets.
 fn names(document: &Value) -> BTreeMap<String, String> {
     let library = |package: &Value| {
         let is_library = |target: &&Value| {
@@ -101,7 +101,7 @@ fn judge(dir: &str, one: &Dependency, words: &Words<'_>) -> Option<Finding> {
     let name = one.name.as_str();
     let generated = GENERATED.contains(&name) && words.production.contains("include_proto");
     let (used, place) = match one.kind.as_deref() {
-        // What a feature turns on may be for tests of other crates.
+        // A feature may turn on a dependency for tests of other crates.
         None if one.optional => (words.all.contains(name), "source"),
         None => (generated || words.production.contains(name), "production code"),
         Some("build") => (words.build.contains(name), "build script"),

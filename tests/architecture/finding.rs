@@ -1,4 +1,4 @@
-//! What a rule says when it is broken, and how a test reports it.
+//! A broken rule, and its report by a test.
 
 use std::fmt;
 
@@ -9,9 +9,9 @@ pub struct Finding {
     pub file: String,
     /// Counted from 1; 0 where the whole file is meant.
     pub line: usize,
-    /// What is wrong.
+    /// The rule that is broken.
     pub rule: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: &'static str,
 }
 

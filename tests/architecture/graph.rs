@@ -5,9 +5,9 @@ use crate::house::{Crate, list, text};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a crate may take from outside the workspace.
+/// Crates from outside the workspace that a crate may use.
 pub enum Outside {
-    /// These and no others, and no more than [`PURE_OUTSIDE_MAX`] of them: a pure crate.
+    /// These and no others, at most [`PURE_OUTSIDE_MAX`] of them: a pure crate.
     Only(&'static [&'static str]),
     /// Anything but these, however far down the graph.
     Without(&'static [&'static str]),
@@ -23,7 +23,7 @@ pub struct Row {
     pub dir: &'static str,
     /// The packages of ours that it may import.
     pub ours: &'static [&'static str],
-    /// What it may import from outside.
+    /// Crates from outside that it may import.
     pub outside: Outside,
 }
 
@@ -217,7 +217,7 @@ fn check_row(one: &Crate, row: &Row, ours: &BTreeSet<&str>) -> Vec<(String, &'st
     found
 }
 
-/// What the crates with [`Outside::Without`] reach through normal dependencies at any depth.
+/// Checks the crates that those with [`Outside::Without`] reach through normal dependencies at any depth.
 pub fn check_reach(resolved: &Value) -> Vec<Finding> {
     let graph = Graph::of(resolved);
     let mut found = Vec::new();

@@ -3,7 +3,7 @@
 //! It yields tokens with their lines and never fails: an unclosed string or comment runs to the end of the
 //! file, which the brace-balance test over the whole workspace would show.
 
-/// What a token is; comments and blanks are not tokens.
+/// The kind of a token; comments and blanks are not tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Identifier or keyword; a raw identifier keeps its `r#`.
@@ -135,7 +135,7 @@ fn escaped(rest: &str, end: u8) -> usize {
     rest.len()
 }
 
-/// A char literal or a lifetime, told apart by whether the character after the tick is closed at once.
+/// A char literal or a lifetime. They differ in whether the character after the tick is closed at once.
 fn tick(rest: &str) -> (usize, Option<Kind>) {
     let mut after = rest[1..].chars();
     let (first, second) = (after.next(), after.next());

@@ -1,4 +1,4 @@
-//! Every package that the build takes in is under a licence that asks for no more than attribution.
+//! Every package in the build has a licence that requires attribution at most.
 
 use crate::finding::Finding;
 use crate::house::{list, text};

@@ -1,4 +1,4 @@
-//! What a Rust source declares: functions, types, modules, and which lines are test code.
+//! Outline of a Rust source: functions, types, modules, and which lines are test code.
 
 use crate::lex::{Kind, Token, tokens};
 use std::ops::RangeInclusive;

@@ -1,4 +1,4 @@
-//! What production code, and the pure crates above all, must not say.
+//! Words that production code, and the pure crates above all, must not contain.
 
 use crate::finding::Finding;
 use crate::outline::Outline;

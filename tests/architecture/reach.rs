@@ -5,7 +5,7 @@ use crate::house::{self, Crate};
 use crate::outline::{Module, Outline};
 use std::collections::BTreeMap;
 
-/// What a compiled source is for. Test code of a production source is told by its outline, not here.
+/// The purpose of a compiled source. The outline of a production source marks its test code, not this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
     /// Library, binary or build script.

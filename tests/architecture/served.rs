@@ -1,5 +1,5 @@
-//! What is simulated is what serves: each core is stepped by the simulator and by the service, and each setting of the
-//! service has a reader there.
+//! The simulator and the service run the same cores: both step each of them. Each setting of the service has a reader
+//! in production code.
 
 use crate::finding::Finding;
 use crate::lex::Kind;
@@ -46,7 +46,7 @@ const SETTINGS: &[(&str, &str)] = &[
     ("src/config.rs", "RouterSection"),
 ];
 
-/// Who reads each of them: the struct, the reader, and what it reads.
+/// The reader of each setting: the struct, the source that reads it, and the fields.
 const READERS: &[(&str, &str, &[&str])] = &[
     ("SchedulerConfig", "scheduler/src/policies.rs", &["policy"]),
     ("SchedulerConfig", "scheduler/src/config.rs", &["admission"]),

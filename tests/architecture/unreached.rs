@@ -1,9 +1,9 @@
 //! Nothing unreached: what production code declares `pub` is named by code that a binary or a shipped library comes to.
 //!
-//! The search starts at `main`, at what Python and C call, and at macros between items. From there every name that is
-//! mentioned reaches all items of that name in its own crate and in those that it depends on. Names are not resolved:
-//! two functions of one name are reached together. So nothing is found that is used, and not everything that is unused.
-//! What is not `pub` is the compiler's to find.
+//! The search starts at `main`, at functions called by Python and C, and at macros between items. From there every
+//! mentioned name reaches all items of that name in its own crate and in those that it depends on. Names are not
+//! resolved: two functions of one name are reached together. So the search never reports a used item, and it misses
+//! some unused ones. The compiler finds unused items that are not `pub`.
 
 use crate::declared::{Declared, Names};
 use crate::finding::Finding;
@@ -14,7 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A place of the workspace, a name there, and why it may stay although nothing comes to it.
 type Allowed = (&'static str, &'static str, &'static str);
 
-/// What only tests, benchmarks and examples reach, and cannot be given to them alone: they are crates of their own.
+/// Items that only tests, benchmarks and examples reach, and that cannot be declared for them alone, because those
+/// are crates of their own.
 const ALLOWED: &[Allowed] = &[
     ("sim/src/world.rs", "inject", "tests put single faults at chosen times"),
     ("sim/src/world.rs", "orders_digest", "tests compare whole runs by it (I10)"),
@@ -63,7 +64,7 @@ fn reach(crates: &[Crate], from: usize) -> BTreeSet<usize> {
     seen
 }
 
-/// What a name leads to: the crate that declares it, its place in the crate's source, what it mentions.
+/// The target of a name: the crate that declares it, its place in the crate's source, the names that it mentions.
 struct Lead<'h, 'a> {
     owner: usize,
     item: Option<(&'a str, usize)>,

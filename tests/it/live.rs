@@ -1,4 +1,4 @@
-//! `baton replay --live`: against a small server that answers as it is told.
+//! `baton replay --live` against a small scripted server.
 
 use std::collections::HashMap;
 use std::io::BufRead as _;
@@ -395,7 +395,7 @@ mod server {
     use tokio::sync::mpsc;
     use tokio_stream::wrappers::ReceiverStream;
 
-    /// What to do with a call.
+    /// The server's reaction to a call.
     #[derive(Clone, Copy, Debug)]
     pub enum Act {
         /// Answer as many tokens as asked for.

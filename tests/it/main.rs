@@ -1,4 +1,4 @@
-//! What the `baton` binary promises, tried on the binary itself.
+//! The promises of the `baton` binary, tested on the binary itself.
 //!
 //! One test binary with a module per topic: each further one would link the whole program again.
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::program::Place;
 
-/// What a scripted service answers to a path and a key.
+/// The scripted service's answer to a path and a key.
 type Script = fn(&str, Option<&str>) -> (u16, String);
 
 /// Serves on connections that are kept open, until the test ends.
@@ -117,7 +117,7 @@ impl Running {
         Self(command.spawn().unwrap())
     }
 
-    /// Tells it to stop and gives its exit code.
+    /// Sends it SIGTERM and returns its exit code.
     fn stop(mut self) -> Option<i32> {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();

@@ -75,7 +75,7 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// Starts it again if it ended by itself, as whoever runs a service does.
+    /// Restarts it if it ended by itself, as a supervisor does.
     fn kept_up(&mut self) -> bool {
         let ended = self.child.try_wait().unwrap().is_some();
         if ended {
@@ -85,7 +85,7 @@ impl<'a> Actor<'a> {
         ended
     }
 
-    /// What it said last.
+    /// The last lines of its log.
     pub(super) fn said(&self) -> String {
         let text = std::fs::read_to_string(self.place.join(format!("{}.err", self.name)));
         let text = text.unwrap_or_default();
@@ -111,14 +111,14 @@ impl Drop for Actor<'_> {
     }
 }
 
-/// What befalls a process.
+/// The trouble of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
     Kill,
     Stop,
 }
 
-/// What befalls which process, for how long, and the time to the next trouble.
+/// One trouble: its process, its kind, its length, and the time to the next trouble.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trouble {
     pub(super) who: usize,

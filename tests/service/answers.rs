@@ -1,4 +1,4 @@
-//! What clients get: chats, completions, streams, usage, and errors that can be read.
+//! Answers to clients: chats, completions, streams, usage, and errors that can be read.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use super::service::{Service, chat, completion};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// What a stream came to.
+/// The content of a stream.
 #[derive(Debug, Default, PartialEq)]
 struct Streamed {
     text: String,
@@ -44,7 +44,7 @@ fn read(mut open: Open) -> Streamed {
     told
 }
 
-/// The same request as a stream that tells its usage.
+/// The request as a stream that reports its usage.
 fn streaming(body: &Value) -> Value {
     let mut body = body.clone();
     body["stream"] = json!(true);
@@ -56,7 +56,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// What a stop string ends is cancelled, and the client still learns what was reused.
+/// A stop string cancels the request in the engine, and the client still learns how much was reused.
 #[test]
 fn a_stop_string_leaves_the_usage_whole() {
     let service = Service::up(&["--nodes", "1p1d"]);
@@ -74,7 +74,7 @@ fn a_stop_string_leaves_the_usage_whole() {
     service.quiet(std::time::Duration::from_secs(10));
 }
 
-/// The same text, tokens and end, whether it streams or not, alone or beside others.
+/// Text, tokens and end are equal whether the request streams or not, alone or beside others.
 #[test]
 fn a_stream_is_the_whole_answer_alone_and_beside_others() {
     let service = Service::up(&["--nodes", "1p1d"]);
@@ -107,7 +107,7 @@ fn a_stream_is_the_whole_answer_alone_and_beside_others() {
     service.quiet(std::time::Duration::from_secs(10));
 }
 
-/// What the first turn left in the cache the second one is not computed again for.
+/// The second turn is not computed again for the blocks that the first one left in the cache.
 #[test]
 fn the_second_turn_of_a_talk_finds_the_first_one_cached() {
     let service = Service::up(&["--nodes", "1p1d"]);

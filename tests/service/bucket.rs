@@ -39,7 +39,7 @@ struct Answer {
     status: u16,
     second: u32,
     body: Vec<u8>,
-    /// Whether the body is left out, though its length is told.
+    /// Whether the answer omits the body, though it states its length.
     is_bare: bool,
 }
 
@@ -92,7 +92,7 @@ impl Bucket {
         self.broken.store(broken, Ordering::SeqCst);
     }
 
-    /// What was asked that should not have been.
+    /// Requests that should not have come.
     pub fn wrong(&self) -> Vec<String> {
         self.wrong.lock().unwrap().clone()
     }
@@ -212,7 +212,7 @@ fn time(second: u32) -> String {
     format!("{:02}:{:02}:{:02}", second / 3_600 % 24, second / 60 % 60, second % 60)
 }
 
-/// None when the connection is of no use any more.
+/// None when the connection is broken.
 fn reply(mut stream: &TcpStream, answer: Answer) -> Option<()> {
     let Answer { status, second, body, is_bare } = answer;
     let head = format!(

@@ -16,7 +16,7 @@ use super::schedule::Nodes;
 use super::service::{Service, run, until};
 
 const PATH: &str = "/v1/completions";
-/// Requests that are told apart; each is asked many times.
+/// Distinct requests; each is sent many times.
 const KINDS: u64 = 24;
 /// Clients at a time.
 const CLIENTS: usize = 8;
@@ -29,7 +29,7 @@ const ENGINES: [[&str; 6]; 2] = [
 const CONFIG: &str = "[scheduler]\nblock_tokens = 16\n\
     [[scheduler.classes]]\nname = \"default\"\nttft_us = 60_000_000\ntbt_us = 2_000_000\n\
     [service]\nheartbeat_us = 100_000\nlost_after_us = 800_000\njournal = \"journal\"\n";
-/// What may be told a client that could not be served: `error.code` names the stage or the reason.
+/// Codes in the error for a client that could not be served: `error.code` names the stage or the reason.
 pub(super) const CODES: [&str; 17] = [
     "engine_died",
     "ttft",
@@ -153,7 +153,7 @@ fn stream(service: &Service, body: &Value, leave_after: Option<u64>) -> Result<E
     Ok(Ending::Left)
 }
 
-/// What came of all the requests.
+/// The outcomes of all requests.
 #[derive(Debug, Default)]
 struct Tally {
     right: usize,
@@ -164,7 +164,7 @@ struct Tally {
     slowest: Duration,
 }
 
-/// One request, asked again as long as it is told to, within the deadline.
+/// Sends one request, and retries as long as the service allows it, within the deadline.
 fn request(service: &Service, body: &Value, expected: &Answer, mut rng: Rng, tally: &Mutex<Tally>) {
     let begun = Instant::now();
     let streams = rng.below(2) == 1;
@@ -196,7 +196,7 @@ fn request(service: &Service, body: &Value, expected: &Answer, mut rng: Rng, tal
     }
 }
 
-/// What an untroubled service answers, whole and streamed.
+/// The answers of an untroubled service, whole and streamed.
 fn reference(bodies: &[Value]) -> Vec<Answer> {
     let service = Service::configured(CONFIG, &[&ENGINES[0][..], &["--nodes", "1b"]].concat());
     let answer = |body: &Value| {
@@ -268,7 +268,7 @@ fn no_answer_is_wrong_whatever_happens_to_nodes() {
         .lines()
         .filter(|line| labelled.iter().any(|name| line.starts_with(name)))
         .for_each(|l| println!("{l}"));
-    // What came last may have cut all of them off a moment ago.
+    // The last trouble may have cut off all nodes a moment ago.
     until(Duration::from_secs(20), "every node is back", || {
         let status = service.status();
         let serving = |node: &&Value| node["state"] == "serving";
@@ -293,7 +293,7 @@ fn serves_as_before(service: &Service, bodies: &[Value], expected: &[Answer], se
     }
 }
 
-/// What the conductor went through steps again to the same effects.
+/// Replays the conductor's journal and expects the same effects.
 fn steps_again(mut service: Service) {
     assert_eq!(service.stop(), Some(0), "{}", service.errors());
     let mut files: Vec<_> =

@@ -22,7 +22,7 @@ pub(super) const CROWD: usize = 500;
 /// No call may take longer, and no request with all its tries: it hangs. Far beyond what any of them needs.
 const BOUND: Duration = Duration::from_secs(150);
 const PATH: &str = "/v1/completions";
-/// What a client may read besides where doors, conductors and servers fail as well.
+/// Further codes that a client may get where front doors, conductors and servers fail as well.
 const MORE_CODES: [&str; 4] = ["no_model", "engine_lost", "no_engine", "too_many_connections"];
 
 /// One crowd at a time: two would only take the machine from each other.
@@ -168,13 +168,13 @@ fn told(error: &Value, come_again: bool, wait_ms: u64) -> Ending {
     Ending::Told { code, come_again, wait: Duration::from_millis(wait_ms.clamp(50, 1_000)) }
 }
 
-/// What came of all the requests.
+/// The outcomes of all requests.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) right: usize,
     /// Tries that broke with a front door, after so many tokens or none.
     broken: usize,
-    /// Requests that were not to be sent again, by what they were told.
+    /// Requests that must not be retried, by the error code.
     failed: BTreeMap<String, usize>,
     codes: BTreeMap<String, usize>,
     wrong: Vec<String>,
@@ -182,7 +182,7 @@ pub(super) struct Tally {
     most_at_once: usize,
 }
 
-/// Tells the clients that it is over, also when a test fails.
+/// Sets the flag that stops the clients, also when a test fails.
 pub(super) struct Ends<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -242,7 +242,7 @@ impl<'a> Crowd<'a> {
         }
     }
 
-    /// One request, asked again as long as it is told to, here and there.
+    /// Sends one request, and retries it as long as the service allows it, at any front door.
     fn request(&self, kind: usize, rng: &mut Rng) {
         let (begun, streams) = (Instant::now(), rng.below(4) > 0);
         let mut door = rng.below(self.doors.len() as u64) as usize;
@@ -286,7 +286,7 @@ impl<'a> Crowd<'a> {
         self.at_once.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// What is wrong with how a try ended, if anything is.
+    /// The problem with the end of a try, if there is one.
     fn wrong(&self, kind: usize, answer: &Answer, ending: &Ending) -> Option<String> {
         let (body, right) = (&self.bodies[kind], &self.expected[kind]);
         match ending {
@@ -314,7 +314,7 @@ impl Tally {
     }
 }
 
-/// What a service at rest answers, whole and streamed.
+/// The answers of a service at rest, whole and streamed.
 #[track_caller]
 pub(super) fn answers(at: SocketAddr, bodies: &[Value]) -> Vec<Answer> {
     let answer = |body: &Value| {

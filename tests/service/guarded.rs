@@ -1,4 +1,5 @@
-//! Strangers at the control port and the KV ports: processes with the cluster's key serve, others are told why not.
+//! Strangers at the control port and the KV ports: processes with the cluster's key serve, others get an error with
+//! the reason.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -101,7 +102,7 @@ fn who_has_the_key_attaches_and_others_are_told_why_they_do_not() {
     assert!(!logs.contains("the key of"), "no key in a log: {logs}");
 }
 
-/// Who signs certificates for 127.0.0.1.
+/// Makes a certificate authority and a certificate for 127.0.0.1.
 fn certificates(place: &Path, folder: &str) {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -34,7 +34,7 @@ impl Reply {
         self.headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str())
     }
 
-    /// The same, once it is known that the call went well.
+    /// Asserts that the call succeeded, and returns the reply.
     #[track_caller]
     pub fn ok(self) -> Self {
         assert_eq!(self.status, 200, "{self:?}");
@@ -61,7 +61,7 @@ pub struct Open {
     line: Vec<u8>,
 }
 
-/// What is left of a body.
+/// The rest of a body.
 enum Left {
     Chunks,
     Bytes(usize),
@@ -85,7 +85,7 @@ impl Open {
         Self::within(DEADLINE, at, what, headers, body)
     }
 
-    /// The same for an answer that may take so long.
+    /// Calls and reads the answer's head, with this limit of time.
     ///
     /// # Errors
     /// In words, as for [`call`].

@@ -26,7 +26,7 @@ fn runs(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// What is left in a folder for temporary files.
+/// The files left in a folder for temporary files.
 fn leftovers(service: &Service) -> Vec<String> {
     let entries = std::fs::read_dir(service.path("tmp")).unwrap();
     entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
@@ -37,7 +37,7 @@ fn shared_memory() -> Vec<String> {
     entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Whoever reads what it writes may end, as a collector of logs does when it is restarted.
+/// The reader of its output may end, as a log collector does on a restart.
 #[test]
 fn it_serves_on_when_nobody_reads_its_output() {
     let folder = tempfile::TempDir::new().unwrap();
@@ -74,7 +74,7 @@ fn a_client_that_leaves_holds_nothing() {
         drop(open);
         service.quiet(Duration::from_secs(5));
     }
-    // Whoever waits for the whole answer can leave, too.
+    // A client that waits for the whole answer can leave, too.
     let address = service.clients;
     let waiting = std::net::TcpStream::connect(address).unwrap();
     let body = completion(&long, 2_000).to_string();
@@ -94,7 +94,7 @@ fn a_client_that_leaves_holds_nothing() {
     assert_eq!(counters["cancelled"], 4, "{counters}");
 }
 
-/// Ctrl-C: nobody new is let in, whoever is in gets the whole answer, and nothing stays behind.
+/// Ctrl-C: the service refuses new clients, connected clients get the whole answer, and nothing stays behind.
 #[test]
 fn ctrl_c_drains_and_leaves_nothing_behind() {
     let mut service = Service::up(&[&TIMED[..], &["--nodes", "1p1d", "--processes"]].concat());
@@ -191,7 +191,7 @@ fn a_killed_service_ends_no_stream_as_if_it_were_whole() {
     assert!(ending.is_some(), "the stream ended as if it were whole");
 }
 
-/// What a node's disk holds outlives the node, power cut or not: a prompt is not computed again.
+/// The content of a node's disk outlives the node, power cut or not: a prompt is not computed again.
 #[test]
 fn a_killed_node_comes_back_with_what_its_disk_holds() {
     let data = tempfile::TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! What a hostile crowd can make the service take in memory: no more than its settings say.
+//! The memory that a hostile crowd can make the service allocate: at most as much as its settings allow.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};

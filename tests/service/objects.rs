@@ -27,7 +27,7 @@ impl Store {
         Self::start_with(folder, args, &[])
     }
 
-    /// The same, with some variables.
+    /// Starts a store with these environment variables.
     pub fn start_with(folder: TempDir, args: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = baton(folder.path());
         command.envs(variables.iter().copied());
@@ -165,7 +165,7 @@ fn logged_in(address: &str) -> TcpStream {
     stream
 }
 
-/// Sends and reads nothing, until the server takes no more for a second.
+/// Sends data and reads nothing, until the server has taken none for a second.
 fn pour(mut stream: TcpStream, data: &[u8]) -> TcpStream {
     stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
     // That it is not taken is what is tried here.

@@ -1,4 +1,4 @@
-//! What operators do to nodes while clients are served: drain, resume, another part, why did it go there.
+//! Actions of operators on nodes while clients are served: drain, resume, change of role, explanation of a placement.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn a_drained_node_ends_its_work_and_takes_no_more() {
     let post = |path: &str| service.post(path, &[], "");
     let mut body = chat("Hello", 40);
     body["stream"] = json!(true);
-    // Both decode instances have a stream when they are told.
+    // Both decode instances have a stream before the drain.
     let mut streams: Vec<_> = (0..4).map(|_| service.open(CHAT, &body)).collect();
     streams.iter_mut().for_each(|open| drop(open.event().unwrap().expect("the stream begins")));
     post("/admin/nodes/d0/drain").ok();
@@ -109,7 +109,7 @@ fn why_a_request_went_where_it_went_can_be_asked() {
     assert_eq!(reply.header("x-request-id"), Some("why-me"));
     let told = service.get("/admin/explain/why-me").ok().json();
     let candidates = told["decisions"][0]["candidates"].as_array().unwrap().clone();
-    // A decode instance may prefill what it decodes, so it is weighed, too.
+    // A decode instance may prefill for its own decode, so the conductor weighs it, too.
     assert_eq!(candidates.len(), 3, "{told}");
     assert_eq!(candidates.iter().filter(|c| c["chosen"] == true).count(), 1, "{told}");
     assert_eq!(service.get("/admin/explain/nobody").status, 404);

@@ -202,13 +202,13 @@ fn a_stand_in_serves_until_it_is_killed() {
     });
 }
 
-/// What is kept under a key, and nothing else ever is.
+/// The value of a key; a key never has another.
 fn value(key: usize) -> Vec<u8> {
     let mut rng = baton_types::Rng::new(key as u64);
     (0..128).flat_map(|_| rng.next_u64().to_le_bytes()).collect()
 }
 
-/// What five hundred clients of object stores saw.
+/// The outcomes at five hundred clients of object stores.
 #[derive(Debug, Default)]
 struct Seen {
     stored: AtomicUsize,
@@ -218,7 +218,7 @@ struct Seen {
     slowest_ms: AtomicUsize,
 }
 
-/// Puts and gets until it is over: a value is the right one or none, and trouble is told in words.
+/// Puts and gets until it is over. A value is the right one or none, and every failure has an error text.
 fn keeps(client: usize, config: ClusterConfig, seen: &Seen, over: &AtomicBool) {
     let mut cluster = Cluster::new(config).unwrap();
     let mut rng = baton_types::Rng::fork(setting("BATON_SEED", 1), 5_000 + client as u64);

@@ -1,4 +1,4 @@
-//! Overload: who cannot be served in time is told at once, and told the truth about when to come again.
+//! Overload: the service rejects at once each request that it cannot serve in time, with a true time for the retry.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -56,8 +56,8 @@ fn client(service: &Service, number: usize) -> Story {
     story
 }
 
-/// Clients that come when they were told to are served, most of them at the first return; refusals are
-/// quick; and whoever is let in gets the first token in time.
+/// Clients that retry at the given time are served, most of them at the first retry. Refusals are quick. An admitted
+/// client gets the first token in time.
 #[test]
 fn refusals_are_quick_and_tell_the_truth() {
     let service = Service::configured(CONFIG, &["--engine", "timed", "--nodes", "1p1d"]);
@@ -90,8 +90,8 @@ fn refusals_are_quick_and_tell_the_truth() {
     service.quiet(Duration::from_secs(10));
 }
 
-/// A single client that is refused and comes back when told is served then, and not much later than
-/// it could have been.
+/// A single refused client that retries at the given time is served then. The given time is not much later than
+/// necessary.
 #[test]
 fn the_time_to_come_again_is_true() {
     let service = Service::configured(CONFIG, &["--engine", "timed", "--nodes", "1p1d"]);
@@ -112,8 +112,8 @@ fn the_time_to_come_again_is_true() {
     });
 }
 
-/// Far more long answers than there is room for: whoever is refused and comes when told is let in then, and whoever
-/// was let in is served to the end, with the tries that every configuration has.
+/// Far more long answers than there is room for. A refused client that retries at the given time is admitted then. An
+/// admitted client is served to the end, within the tries that every configuration has.
 #[test]
 fn who_is_refused_for_room_is_let_in_when_told() {
     let config = "[scheduler]\nblock_tokens = 16\n\n[[scheduler.classes]]\nname = \"default\"\n\
@@ -155,13 +155,13 @@ fn who_is_refused_for_room_is_let_in_when_told() {
     let at_once = tries.iter().filter(|tries| **tries == 2).count();
     println!("{refused} of {} were refused, {at_once} of them let in when they came back first", tries.len());
     assert!(refused >= 10, "there is room for all: {tries:?}");
-    // How exactly a wait fits is up to the machine: 84 % were let in on a busy one, 50 % beside all other
-    // tests. What this guards against, waits that have nothing to do with room, let in 1 of 104.
+    // The accuracy of a wait depends on the machine: 84 % were admitted on a busy one, 50 % beside all other tests.
+    // With waits unrelated to room, which this test guards against, 1 of 104 was admitted.
     assert!(at_once * 100 >= refused * 35, "{at_once} of {refused}: {tries:?}");
     service.quiet(Duration::from_secs(10));
 }
 
-/// What this cluster could not serve in time even if it had nothing else to do is not told to come again.
+/// A request that this cluster could not serve in time even when idle gets no time for a retry.
 #[test]
 fn what_can_never_be_in_time_is_not_told_to_come_again() {
     let config = CONFIG.replace("ttft_us = 2_000_000", "ttft_us = 100_000");

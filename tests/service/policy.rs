@@ -168,7 +168,7 @@ fn a_half_written_file_is_never_in_force() {
     assert_eq!(batch(), 400);
 }
 
-/// What only a restart can change is named, and nothing else of that file is taken.
+/// The service names a setting that only a restart can change, and applies nothing else of that file.
 #[test]
 fn a_change_that_takes_a_restart_is_said() {
     let service = start();

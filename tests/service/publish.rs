@@ -1,4 +1,4 @@
-//! A node announces what its cache holds; whoever follows it knows the same, evictions included.
+//! A node announces its cache's content; each subscriber has the same view, evictions included.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -70,7 +70,7 @@ fn tokens(at: u32, count: u32) -> Vec<u32> {
     (0..count).map(|n| 1 + (n * 7 + at * 31) % 200).collect()
 }
 
-/// What the indexer says of a prompt on the node: tokens in all, and those of its GPU tier.
+/// The indexer's answer for a prompt on the node: tokens in all, and those of its GPU tier.
 fn held(indexer: SocketAddr, model: &str, tokens: &[u32]) -> (u64, u64) {
     let query = json!({ "model": model, "block_size": 16, "token_ids": tokens });
     let json = [("content-type", "application/json")];
@@ -110,7 +110,7 @@ fn an_indexer_that_follows_a_node_knows_what_it_holds() {
     seen.unwrap();
 }
 
-/// `baton events watch` tells it to people and scripts.
+/// `baton events watch` prints the events for people and scripts.
 fn watched(service: &Service, live: &str, replay: &str) {
     let watch = ["events", "watch", live, "--replay", replay, "--json", "--batches", "2"];
     let (code, said, wrong) = run(service.folder(), &watch);

@@ -1,4 +1,4 @@
-//! What a service writes down: a journal that steps again to the same effects, a trace that replays.
+//! Records of a service: a journal that replays to the same effects, a trace that replays.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -76,7 +76,7 @@ fn journal_and_capture_can_be_replayed() {
     assert_eq!(code, Some(1), "{out}{err}");
 }
 
-/// What a crash leaves is read up to its last whole line.
+/// The journal of a crashed service is readable up to its last whole line.
 #[test]
 fn a_killed_service_leaves_a_journal_that_replays() {
     let mut service = Service::configured(CONFIG, &["--engine", "zero", "--nodes", "2p2d"]);

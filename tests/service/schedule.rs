@@ -1,4 +1,4 @@
-//! What happens to nodes while clients are served: drawn from a seed, carried out by signals and cut lines.
+//! Troubles of nodes while clients are served: drawn from a seed, carried out by signals and cut lines.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -64,13 +64,13 @@ fn carry(mut from: TcpStream, mut to: TcpStream) {
 /// Nodes that are away or still at the same time.
 const MOST_TROUBLED: usize = 3;
 
-/// What ends a trouble.
+/// The end of a trouble.
 enum Mend {
     Start,
     Continue,
 }
 
-/// The nodes, as whoever troubles them sees them.
+/// The nodes, as the source of trouble sees them.
 pub struct Nodes<'a> {
     service: &'a Service,
     wire: Wire,
@@ -122,14 +122,14 @@ impl<'a> Nodes<'a> {
         self.started.push(child);
     }
 
-    /// Troubles nodes until told to stop, then mends them all; says what it did.
+    /// Troubles nodes until `stop` is set, then repairs them all; returns a list of its actions.
     pub fn trouble(&mut self, seed: u64, stop: &AtomicBool, happened: &AtomicUsize) -> Vec<String> {
         let mut rng = Rng::fork(seed, 2);
         let (mut done, mut troubled) = (Vec::new(), BTreeMap::new());
         while !stop.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(20 + rng.below(400)));
             self.mend(&mut troubled, Instant::now());
-            // What is drawn depends on the seed alone, not on how quickly nodes come back.
+            // The draw depends on the seed alone, not on how quickly nodes come back.
             let (at, kind, still_ms) =
                 (rng.below(self.pids.len() as u64), rng.below(8), 50 + rng.below(1_800));
             let name = self.pids.keys().nth(at as usize).expect("it was drawn among them").clone();

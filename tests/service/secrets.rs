@@ -37,7 +37,7 @@ fn keys_let_in_and_are_not_shown() {
         "{shown}"
     );
     assert!(!service.errors().contains("key-of-acme"), "no key is logged");
-    // Whoever looks whether it is alive needs none.
+    // A liveness probe needs no key.
     assert_eq!(service.get("/health").status, 200);
 }
 
@@ -159,7 +159,7 @@ fn tls_serves_who_trusts_its_certificate() {
     }
     let distrust = output(Command::new("curl").args(["-sS", "--noproxy", "*", &url]));
     assert!(!distrust.status.success(), "{distrust:?}");
-    // Who speaks no TLS gets no answer, and does no harm.
+    // A client without TLS gets no answer, and does no harm.
     assert!(super::http::call(service.clients, "GET /health", &[], "").is_err());
     let again = output(Command::new("curl").args(["-sSk", "--noproxy", "*", &url]));
     assert!(again.status.success(), "{again:?}");

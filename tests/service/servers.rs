@@ -173,7 +173,7 @@ fn listed_servers_answer_are_shown_and_come_back() {
     let at = format!("http://{}", serve.clients);
     let (code, said, wrong) = run(serve.folder.path(), &["top", "--once", "--url", &at]);
     assert!(code == Some(0) && said.contains(name), "{said}{wrong}");
-    // The only server dies; who asks meanwhile is told, and it is used again as soon as it is back.
+    // The only server dies. A client gets an error meanwhile, and the server is used again as soon as it is back.
     let port = name.rsplit_once(':').unwrap().1.parse().unwrap();
     one.kill();
     drop(one);
@@ -291,7 +291,7 @@ fn later_turns_find_their_prefix_on_whole_engines_whatever_the_objective() {
         serve.ready();
         let missed = conversations(&serve);
         assert_eq!(missed, [""; 0], "of 36 later turns, with tbt_us = {tbt_us}");
-        // What goes back to its prefix says nothing if all of it is in one place.
+        // Hits on a prefix prove nothing if one engine served all turns.
         let used = engines.iter().filter(|engine| engine.received().iter().any(|call| is_turn(&call.body)));
         assert_eq!(used.count(), 2, "with tbt_us = {tbt_us}");
         assert_eq!(serve.stop(), Some(0));
@@ -339,7 +339,8 @@ impl Conversation {
         let usage = serve.chat(&self.said, 2).ok().json()["usage"].clone();
         let [prompt, cached] = [&usage["prompt_tokens"], &usage["prompt_tokens_details"]["cached_tokens"]]
             .map(|count| count.as_u64().unwrap());
-        // What stands between the text and the answer: the next turn's text goes on before it.
+        // Template tokens between the text and the answer. The next turn's text goes on before them, so they are not
+        // reused.
         let close = 1 + "\n".len() + 1 + "assistant\n".len();
         let there = self.tokens.saturating_sub(close as u64) / 32 * 32;
         (self.turns, self.tokens) = (self.turns + 1, prompt);

@@ -94,7 +94,7 @@ impl Service {
         Self::configured("", args)
     }
 
-    /// The same with a configuration file `baton.toml`, to which its ports are added.
+    /// Starts the service with a configuration file `baton.toml`, to which its ports are added.
     #[track_caller]
     pub fn configured(config: &str, args: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
@@ -104,7 +104,7 @@ impl Service {
         Self::start(folder, args)
     }
 
-    /// The same in a folder that is prepared; `baton.toml` in it is the configuration.
+    /// Starts the service in a prepared folder; `baton.toml` in it is the configuration.
     #[track_caller]
     pub fn start(folder: TempDir, args: &[&str]) -> Self {
         let at = folder.path();
@@ -196,7 +196,7 @@ impl Service {
         self.post(path, &[("content-type", "application/json")], &body.to_string())
     }
 
-    /// The same with the answer left open.
+    /// Sends a request and leaves the answer open.
     #[track_caller]
     pub fn open(&self, path: &str, body: &Value) -> Open {
         Open::new(self.clients, &format!("POST {path}"), &[], &body.to_string()).unwrap()

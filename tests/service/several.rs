@@ -121,7 +121,7 @@ fn when_the_leading_conductor_is_killed_the_nodes_go_to_the_next() {
     assert!(log("second").contains("leads no more: its lease could not be renewed"), "{}", log("second"));
 }
 
-/// The text of a stream so far, and whether it was told to be whole; it ends with this.
+/// The text of a stream so far, whether the stream said that it is whole, and the error at its end.
 fn rest_of(mut stream: http::Open, mut text: String) -> (String, bool, String) {
     loop {
         match stream.event() {
@@ -185,8 +185,8 @@ fn a_leader_that_slept_past_its_lease_orders_nothing_when_it_wakes() {
         let answer = answer.join().unwrap();
         assert!(answer.as_ref().is_ok_and(|a| a.status >= 500) || answer.is_err(), "{answer:?}");
     }
-    // What was under way is a part of the answer, no token twice, and is not told to be the whole of it, unless it
-    // was whole before the first was stopped.
+    // The text of the open stream is a prefix of the answer, with no token twice. The stream does not end as whole,
+    // unless it was whole before the first conductor was stopped.
     let (told, done, why) = rest_of(begun, said);
     assert!(whole.starts_with(&told) && (!done || told == whole), "{why}: {told:?} {whole:?}");
     until(LONG, "the first stops", || first.0.try_wait().unwrap().is_none().then(|| log("first")));
@@ -195,7 +195,7 @@ fn a_leader_that_slept_past_its_lease_orders_nothing_when_it_wakes() {
     http::call(at_second, "POST /v1/completions", &json, &asked).unwrap().ok();
 }
 
-/// What is in force at a conductor.
+/// The TTFT objective in force at a conductor.
 fn ttft_us(at: std::net::SocketAddr) -> Option<u64> {
     let config = http::call(at, "GET /admin/config", &[], "").ok()?.ok().json();
     config["scheduler"]["classes"][0]["ttft_us"].as_u64()
@@ -254,7 +254,7 @@ fn one_policy_reaches_every_conductor_and_a_bad_one_none() {
     let (code, said, why) = config(&["rollback"]);
     assert!(code == Some(0) && said.contains("9000000"), "{said}{why}");
     in_force(9_000_000);
-    // What somebody else writes is checked by each as a whole: none of it is in force.
+    // Each conductor checks a foreign write as a whole: none of it is in force.
     for (text, word) in [("[scheduler]\npolicy = \"moncake\"", "moncake"), ("[service]\n", "[service]")] {
         let put = Command::new("etcdctl")
             .args(["--endpoints", &endpoint, "put", "/baton/several/policy", text])
@@ -270,7 +270,7 @@ fn one_policy_reaches_every_conductor_and_a_bad_one_none() {
     let (code, said, why) = config(&["rollback"]);
     assert_eq!(code, Some(0), "{said}{why}");
     in_force(8_000_000);
-    // What is wrong with a policy is its author's; an etcd that is gone is not.
+    // An invalid policy is the client's error (400); a dead etcd is not (503).
     let leads = answers.iter().position(|answer| answer.status == 200).unwrap();
     let at = conductors[leads].1;
     let refused = post(at, "/admin/policy", &policy(1));

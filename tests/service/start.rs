@@ -1,4 +1,4 @@
-//! What cannot be started says why, and what to do, in a line.
+//! A process that cannot start prints the reason and the remedy, in one line.
 
 use tempfile::TempDir;
 

@@ -9,7 +9,7 @@ thread_local! {
     static LIVE: Cell<isize> = const { Cell::new(0) };
     /// The most that `LIVE` has been.
     static PEAK: Cell<isize> = const { Cell::new(0) };
-    /// What `LIVE` may be at most; beyond it the process ends. 0 while nothing is measured.
+    /// The maximum of `LIVE`; beyond it the process ends. 0 while nothing is measured.
     static LIMIT: Cell<isize> = const { Cell::new(0) };
 }
 
@@ -17,7 +17,7 @@ thread_local! {
 pub struct Counting<A>(pub A);
 
 fn add(bytes: isize) {
-    // A thread that is ending has no counters any more.
+    // A thread that is ending has lost its counters.
     let _ = LIVE.try_with(|live| {
         live.set(live.get() + bytes);
         PEAK.with(|peak| peak.set(peak.get().max(live.get())));
@@ -57,8 +57,8 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Counting<A> {
     }
 }
 
-/// What `work` returns, and the most bytes that it had allocated at once on this thread. Where that would exceed
-/// `limit` the process ends before the memory is asked for.
+/// Runs `work`, and returns its result and the most bytes that it had allocated at once on this thread. Where that
+/// would exceed `limit`, the process ends before the allocation.
 pub(crate) fn measured<T>(limit: usize, work: impl FnOnce() -> T) -> (T, usize) {
     LIVE.set(0);
     PEAK.set(0);

@@ -16,7 +16,7 @@ pub unsafe extern "C" fn __sanitizer_cov_8bit_counters_init(first: *mut u8, end:
     END.store(end as usize, Ordering::Relaxed);
 }
 
-/// What has been taken so far: per counter a bit for each order of magnitude.
+/// The branches taken so far: per counter a bit for each order of magnitude.
 pub(crate) struct Coverage(Vec<u8>);
 
 impl Coverage {

@@ -22,7 +22,7 @@ const HANG: Duration = Duration::from_secs(60);
 /// Allocated at once, this ends the process before it harms the machine.
 const MEMORY_MAX: usize = 2 << 30;
 
-/// What a parser made of an input.
+/// A parser's verdict on an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It was read.
@@ -106,7 +106,7 @@ impl Fuzz {
 
     /// Allows a parser to have `base` bytes allocated at once, and `per_byte` for each byte of its input.
     ///
-    /// What is allocated on the thread of the run counts; [`crate::Counting`] must be the global allocator.
+    /// Allocations on the thread of the run count; [`crate::Counting`] must be the global allocator.
     #[must_use]
     pub fn memory(self, base: usize, per_byte: usize) -> Self {
         Self { memory: Some((base, per_byte)), ..self }
@@ -179,7 +179,7 @@ struct Trial<F> {
     coverage: Coverage,
     /// Holds the input that is tried, whatever happens to the process.
     last: (PathBuf, File),
-    /// What the watch looks at: a number that changes with every input.
+    /// The number that the watch looks at; it changes with every input.
     beat: Arc<AtomicU64>,
 }
 
