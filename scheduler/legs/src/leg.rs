@@ -4,7 +4,7 @@ use baton_types::{FetchPlan, blocks_for};
 
 use crate::{Held, LegsConfig};
 
-/// What a leg asks of its node.
+/// The work that a leg requires of its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
     /// Tokens whose KV there must be before decoding.
@@ -165,7 +165,7 @@ impl Leg {
         }
     }
 
-    /// What it holds at its node.
+    /// The resources that it holds at its node.
     #[must_use]
     pub const fn held(&self) -> Held {
         match self {

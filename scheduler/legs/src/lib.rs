@@ -1,4 +1,4 @@
-//! What a node does for its requests: a pure core, stepped by live nodes and by the simulator.
+//! The work of a node for its requests: a pure core, stepped by live nodes and by the simulator.
 //!
 //! A *leg* is one node's share of a request: it computes the prompt (a prefill leg), takes KV from a
 //! prefill and decodes (a decode leg), or does both (a prefill leg that stays). [`Legs`] holds all legs
@@ -44,7 +44,7 @@ const PASSES_AHEAD: u64 = 2;
 /// Blocks asked for when an answer outgrows its room.
 const GROW_BLOCKS: u32 = 4;
 
-/// What a node can do, as far as its legs are concerned.
+/// The capacity of a node, as far as its legs are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LegsConfig {
     /// Tokens of a KV block.
@@ -63,14 +63,14 @@ impl LegsConfig {
     }
 }
 
-/// What has happened at a node.
+/// An event at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
     /// The conductor orders a prefill. Whatever the request had here has been released before.
     Prefill {
         /// The request that the leg serves.
         request: RequestId,
-        /// What it asks of the node.
+        /// The work that it requires of the node.
         work: Work,
         /// Whether it is decoded here, too.
         stays: bool,
@@ -84,7 +84,7 @@ pub enum Input {
     Expect {
         /// The request that the leg serves.
         request: RequestId,
-        /// What it asks of the node.
+        /// The work that it requires of the node.
         work: Work,
     },
     /// Room may have come back: decode legs that wait for some are tried again.
@@ -116,7 +116,7 @@ pub enum Input {
     FetchEnded {
         /// The request that the leg serves.
         request: RequestId,
-        /// Whether it brought what it was for, or nothing was missing any more.
+        /// Whether the fetch brought its blocks, or none was missing by then.
         ok: bool,
         /// Leading blocks that need no computing now.
         cached_blocks: u32,
@@ -186,7 +186,7 @@ pub enum Input {
     },
 }
 
-/// What a driver has to do, in order.
+/// A task for the driver; tasks are to be done in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Pin the blocks of the prompt that are here, and reserve the others with room for an answer.
@@ -204,7 +204,7 @@ pub enum Effect {
         request: RequestId,
         /// Leading blocks that are here.
         have_blocks: u32,
-        /// What is elsewhere.
+        /// The blocks held elsewhere.
         plan: FetchPlan,
     },
     /// Tell the conductor that a fetch is over.
@@ -255,7 +255,7 @@ pub enum Effect {
     Close {
         /// The request that the leg serves.
         request: RequestId,
-        /// What it held.
+        /// The resources that it held.
         held: Held,
     },
     /// An order could not be carried out; the conductor has to know. The leg is closed next, if there is one
@@ -268,7 +268,7 @@ pub enum Effect {
     },
 }
 
-/// What a leg that is over held.
+/// The resources of a leg that is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Whether blocks are pinned or reserved for it.
@@ -291,6 +291,6 @@ pub enum Why {
     GaveWay,
     /// The order to decode came before its KV.
     NotReady,
-    /// Its KV is not here, or not any more.
+    /// Its KV is not here, or has left.
     NothingToSend,
 }

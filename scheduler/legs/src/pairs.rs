@@ -39,7 +39,7 @@ pub use limits::{PairsConfig, STAGE_FLOOR_US, STAGE_SLACK};
 use attempts::{Pace, Sent};
 use pacing::Pacing;
 
-/// What a driver answers at once.
+/// The interface to the conductor's core and to the driver's knowledge. The driver answers each call at once.
 pub trait Core {
     /// Steps the conductor.
     fn step(&mut self, now_us: u64, input: Input, orders: &mut Vec<Order>);
@@ -72,7 +72,7 @@ pub struct Arrival {
     pub asked_tokens: u32,
 }
 
-/// What a node says of a leg.
+/// A node's report about a leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fact {
     /// The answer's next token.
@@ -127,7 +127,7 @@ pub enum Failure {
     Other,
 }
 
-/// What becomes of a fact.
+/// The outcome of a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FactOutcome {
     /// It is taken in.
@@ -156,7 +156,7 @@ pub struct Pairs {
     unserved_since_us: Option<u64>,
     /// Requests that were in an engine when it died and that are tried once more now.
     on_trial: BTreeSet<RequestId>,
-    /// What instances got done.
+    /// Progress of the instances.
     paces: BTreeMap<InstanceId, Pace>,
     pacing: Pacing,
     /// When the driver's latest pause ended, µs.
@@ -246,7 +246,7 @@ impl Pairs {
         effects: &mut Vec<Effect>,
     ) {
         self.now_us = now_us;
-        // Its releases carry the attempt, so it is known while it is let go.
+        // The releases of the request carry the attempt, so the pair stays known until they are sent.
         self.tell(Input::RequestCancelled { request }, core, effects);
         self.end(request);
     }

@@ -65,8 +65,8 @@ impl Legs {
         *self = Self { arrivals: self.arrivals, ..Self::new(self.config) };
     }
 
-    /// Takes one thing in that has happened. What is said of a request that has no leg here, or none
-    /// that it fits, changes nothing.
+    /// Takes one event in. An event for a request without a leg here, or with a leg that it does not fit, changes
+    /// nothing.
     pub fn step(&mut self, input: Input, effects: &mut Vec<Effect>) {
         match input {
             Input::Prefill { request, work, stays, fetch, order } => {
@@ -182,7 +182,7 @@ impl Legs {
                 self.queue.remove(&queued.place);
                 let mut loading = queued.opened(cached_blocks, waits);
                 match queued.fetch {
-                    // What it names came here meanwhile.
+                    // The blocks in the plan have come here meanwhile.
                     Some(plan) if plan.blocks <= cached_blocks => {
                         effects.push(Effect::Fetched { request, ok: true });
                     }

@@ -71,7 +71,7 @@ fn where_nobody_else_holds_anything_no_room_is_a_failure() {
         [Effect::Fail { request: A, why: Why::NoRoom }, NOTHING_HELD]
     );
     assert_eq!(legs.get(A), None);
-    // What can never fit is said at once, whatever it is for.
+    // A request that can never fit fails at once, for either purpose.
     let too_large = Effect::Fail { request: A, why: Why::TooLarge { needed_blocks: 101 } };
     assert_eq!(step(&mut legs, prefill(1, 1601, 1)), [too_large, NOTHING_HELD]);
     assert_eq!(step(&mut legs, Input::Expect { request: A, work: work(1601) }), [too_large, NOTHING_HELD]);

@@ -98,7 +98,7 @@ pub struct Decoding {
     pub(super) since_us: u64,
 }
 
-/// What an instance has got done: a stage that waits behind others is not late while this grows.
+/// The progress of an instance. A stage that waits behind others is not late while this grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pace {
     /// Prefills that it ended.
@@ -112,7 +112,7 @@ pub(super) struct Pace {
 /// A request's place among those that are in the same stage on the same instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
-    /// What its instances had got done when the stage began, and when its time was last over.
+    /// Progress of its instances when the stage began, and when its time was last over.
     begun: u64,
     seen: u64,
     /// Requests that may have been ahead of it; 0: not yet counted.
@@ -417,7 +417,7 @@ impl Pairs {
         effects.push(Effect::Entered { request, phase, attempt, legs: pair.legs() });
     }
 
-    /// What both legs' instances have got done.
+    /// The summed progress of both legs' instances.
     fn done_by(&self, legs: Both, count: fn(&Pace) -> u64) -> u64 {
         [legs.prefill, legs.decode].iter().flatten().filter_map(|leg| self.paces.get(leg)).map(count).sum()
     }

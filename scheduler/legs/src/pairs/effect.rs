@@ -1,4 +1,4 @@
-//! What a driver of pairs has to do.
+//! Tasks for a driver of pairs.
 
 use baton_scheduler::{Effect as Order, FailStage, Rejection};
 use baton_types::{FetchPlan, InstanceId, RequestId};
@@ -20,7 +20,7 @@ pub enum Cause {
     Late(Phase),
 }
 
-/// What a driver has to do, in order.
+/// A task for the driver; tasks are to be done in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Something that concerns no pair: the driver's own.
@@ -95,7 +95,7 @@ pub enum Effect {
         /// Which request.
         request: RequestId,
     },
-    /// An attempt does not go on. What follows from it comes next.
+    /// An attempt has ended early. Its consequences come next.
     Blame {
         /// Which request.
         request: RequestId,
@@ -117,7 +117,7 @@ pub enum Effect {
     Fail {
         /// Which request.
         request: RequestId,
-        /// What failed last.
+        /// The stage that failed last.
         stage: FailStage,
         /// Attempts so far.
         attempts: u32,

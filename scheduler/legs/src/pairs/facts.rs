@@ -1,4 +1,4 @@
-//! What nodes say of their legs. Each fact is about one attempt; one that is out of date is dropped (I12).
+//! Nodes' reports about their legs. Each fact is about one attempt; the core drops an outdated one (I12).
 
 use alloc::vec::Vec;
 
@@ -201,7 +201,7 @@ impl Pairs {
             (Failure::Preempted, _) => Input::Preempted { request, emitted_tokens },
             (Failure::Other, Stage::Decoding(_)) => Input::DecodeFailed { request, emitted_tokens },
             (Failure::Other, _) if on_decode => Input::HandoffFailed { request },
-            // The KV is not there, or not there any more.
+            // The KV is not there, or has left.
             (Failure::Other, _) => Input::PrefillFailed { request },
         };
         effects.push(Effect::Blame { request, cause: Cause::Leg });

@@ -8,12 +8,12 @@ use super::attempts::Pair;
 
 /// How many times what its objective allows a stage may take, unless configured.
 pub const STAGE_SLACK: u32 = 4;
-/// What any stage may take, unless configured, µs.
+/// Lower bound on the limit of any stage, unless configured, µs.
 pub const STAGE_FLOOR_US: u64 = 5_000_000;
 /// Objectives of a class that is not there.
 const NO_CLASS: (u64, u64) = (30_000_000, 100_000);
 
-/// What the limits of all stages follow from.
+/// Parameters of the limits of all stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PairsConfig {
     /// TTFT and TBT of each class, µs.
@@ -36,7 +36,7 @@ impl PairsConfig {
         }
     }
 
-    /// What may take so long before it is late.
+    /// The limit for a stage that is expected to take this long.
     pub(super) const fn slack(&self, foreseen_us: u64) -> u64 {
         foreseen_us.saturating_mul(self.slack)
     }

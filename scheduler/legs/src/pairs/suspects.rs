@@ -1,9 +1,10 @@
 //! Requests that were in an engine when it died: each of them may be what it died of.
 //!
-//! Such a request is tried once more: no more of them at a time than there are instances, so that one that is poison has
-//! an instance without others of its kind as far as there is a choice. Its trial is over with its next token. In a second
-//! engine that dies it is failed by name. What dies with a request on trial in it has died of that one: others there are
-//! spared, once each, so that a poisonous one that draws tokens first is found all the same.
+//! The core retries such a request on trial. At most as many requests are on trial as there are instances, so that a
+//! poisonous one has an instance without others on trial, as far as there is a choice. The trial is over with the
+//! request's next token. If a second engine dies with the request in it, the core fails the request by name. When an
+//! engine dies with a request on trial in it, that request is blamed. The others there are spared, once each; so the
+//! core finds a poisonous request even if it draws tokens first.
 
 use alloc::vec::Vec;
 
@@ -17,7 +18,8 @@ use super::{Cause, Core, Effect, Pair, Pairs, Phase};
 const DEATHS_MOST: u32 = 2;
 
 impl Pairs {
-    /// An instance died in the middle of its work. What is spared is served elsewhere as after any loss.
+    /// Handles the death of an instance in the middle of its work. A spared request is served elsewhere, as after any
+    /// loss.
     pub(super) fn suspect_all(
         &mut self,
         instance: InstanceId,

@@ -24,7 +24,7 @@ const B: RequestId = RequestId(2);
 /// A class of 2 s and 100 ms, stages of 1 s at least.
 const FLOOR_US: u64 = 1_000_000;
 
-/// Sends every request from `P` to `D`, and refuses if it is told to.
+/// Sends every request from `P` to `D`, and refuses where a test sets so.
 struct Simple {
     inputs: Vec<Input>,
     known: BTreeSet<RequestId>,
@@ -166,7 +166,7 @@ impl Bench {
         self.act(|pairs, now_us, core, effects| pairs.arrive(now_us, arrival, core, effects))
     }
 
-    /// What an instance says of the present attempt.
+    /// Passes a report of an instance about the present attempt.
     fn hear(&mut self, request: RequestId, instance: InstanceId, fact: Fact) -> Vec<Effect> {
         let attempt = self.pairs.get(request).map_or(0, |pair| pair.attempt());
         let (heard, effects) = self.hear_of((request, attempt, instance), fact);
@@ -342,7 +342,7 @@ fn a_hand_off_that_waits_for_room_is_not_late_while_answers_are_drawn_there() {
         bench.core.last_token_us = bench.now_us + 1_000_000;
         assert_eq!(bench.wait(1_000_000), [], "B draws its tokens");
     }
-    // It draws none any more.
+    // B draws none now.
     let effects = bench.wait(3_000_000);
     let late = |e: &Effect| matches!(e, Effect::Late { request: A, phase: Phase::HandingOff, .. });
     assert!(effects.iter().any(late), "{effects:?}");
@@ -375,7 +375,7 @@ fn each_stage_has_its_time_and_what_follows_from_its_end() {
     assert_eq!(bench.wait(FLOOR_US - 1), []);
     assert_eq!(bench.wait(1)[..2], late(1, Phase::Prefilling));
     assert!(matches!(bench.inputs()[..], [_, Input::PrefillFailed { request: A }]));
-    // What is foreseen to take long has twice as long.
+    // A stage that is expected to take long gets twice as long.
     bench.core.foreseen_us = Some(bench.now_us + 5_000_000);
     bench.hear(A, P, FAILED);
     assert_eq!(bench.wait(9_999_999), []);

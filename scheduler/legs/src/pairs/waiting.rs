@@ -1,5 +1,5 @@
-//! What waits, and for how long: each stage of a request has a time at which it is given up, and a request
-//! that was admitted but fits nowhere right now is tried again.
+//! Waiting requests and their limits: each stage of a request has a time at which the core gives it up. The core
+//! retries an admitted request that fits nowhere right now.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;

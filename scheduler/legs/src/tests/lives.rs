@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use super::{A, B, CONFIG, opened, prefill, step, work};
 use crate::{Complete, Effect, Held, Input, Leg, Legs, Why};
 
-/// What brings a prefill leg from one state to the next.
+/// The inputs that bring a prefill leg from one state to the next.
 fn prefill_life(stays: bool) -> Vec<Input> {
     let order = Input::Prefill { request: A, work: work(160), stays, fetch: None, order: 1 };
     let waiting = Input::Opened { request: A, cached_blocks: 2, waits: true };
@@ -18,7 +18,7 @@ fn prefill_life(stays: bool) -> Vec<Input> {
     life
 }
 
-/// What brings a decode leg from one state to the next.
+/// The inputs that bring a decode leg from one state to the next.
 fn decode_life() -> Vec<Input> {
     let order = Input::Expect { request: A, work: work(160) };
     vec![order, opened(1), Input::Landed { request: A }, Input::StartDecode { request: A }]
@@ -71,7 +71,7 @@ fn one_that_was_to_stay_may_be_sent_elsewhere_and_then_leaves() {
     prefill_life(true)[..4].iter().for_each(|input| _ = step(&mut legs, *input));
     assert_eq!(legs.get(A), Some(&Leg::Held(Complete::Stays)));
     assert_eq!(step(&mut legs, Input::HandOff { request: A }), [Effect::Send { request: A }]);
-    // It cannot decode here any more.
+    // After the hand-off it cannot decode here.
     let effects = step(&mut legs, Input::StartDecode { request: A });
     assert_eq!(effects[0], Effect::Fail { request: A, why: Why::NotReady });
     assert_eq!(legs.get(A), None);

@@ -1,4 +1,4 @@
-//! The same rules over one flat list that is looked through for every question: slow, and plain to see.
+//! The rules of legs over one flat list, searched for every question: slow, and plain to see.
 
 use alloc::vec::Vec;
 
@@ -108,7 +108,7 @@ impl Naive {
         self.0.push(row);
     }
 
-    /// What waits for nothing computes.
+    /// Computes a prefill that waits for nothing.
     fn settle(row: &mut Row, effects: &mut Vec<Effect>) {
         if row.at == At::Loading && !row.waits && !row.fetches {
             row.at = At::Computing;
@@ -167,7 +167,7 @@ impl Naive {
     }
 
     fn not_grown(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
-        // What leaves gives nothing; what is older than the one that is short is left alone.
+        // A leg that is leaving gives nothing. A leg older than the starved one is spared.
         let gives = |row: &&Row| row.held().blocks && (row.stays || !row.prefills);
         let youngest = self.0.iter().filter(gives).map(|row| row.request).max().unwrap_or(request);
         let victim = if youngest > request { youngest } else { request };

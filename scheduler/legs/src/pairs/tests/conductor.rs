@@ -20,7 +20,7 @@ struct Leg {
     prefills: bool,
     /// Where its KV goes; itself: it stays.
     to: Option<InstanceId>,
-    /// The hand-off was told of.
+    /// The hand-off was reported.
     told: bool,
     computed: bool,
     decodes: bool,
@@ -91,7 +91,7 @@ struct World {
     legs: BTreeMap<(RequestId, InstanceId), Leg>,
     asked: BTreeMap<RequestId, u32>,
     ended: BTreeSet<RequestId>,
-    /// A leg whose end is being told.
+    /// A leg whose end is being reported.
     over: Option<(RequestId, InstanceId)>,
     /// Ordered, released, over by themselves, dead.
     counts: [u32; 4],
@@ -359,7 +359,7 @@ impl World {
             3 => return,
             _ => Failure::Other,
         };
-        // A leg that failed is kept until it is let go, and does no more.
+        // A failed leg is kept until it is released, and does nothing further.
         if let Some(leg) = self.legs.get_mut(&(request, at)) {
             leg.failed = true;
         }

@@ -1,5 +1,5 @@
-//! The same rules over flat lists that are looked through for every question: slow, and plain to see. Nothing is kept
-//! that can be counted.
+//! The rules of pairs over flat lists, searched for every question: slow, and plain to see. State that can be counted
+//! from the lists is not kept.
 
 use alloc::vec::Vec;
 
@@ -84,7 +84,7 @@ impl Row {
     }
 }
 
-/// What the limits follow from, as numbers.
+/// Parameters of the limits, as numbers.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
     /// TTFT and TBT of each class, µs.
@@ -122,7 +122,7 @@ impl Limits {
     }
 }
 
-/// What can be seen of a request: phase, attempt, legs, moves, answered, hand-off tried again later, deadline.
+/// The visible state of a request: phase, attempt, legs, moves, answered, hand-off tried again later, deadline.
 pub(super) type View = (RequestId, Phase, u32, [Option<InstanceId>; 2], u32, bool, bool);
 
 /// All requests, in order of arrival.
@@ -133,14 +133,14 @@ pub(super) struct Naive {
     again: Vec<(u64, RequestId, u32)>,
     /// Turns of refused clients: when, and what each costs.
     turns: Vec<(u64, u64)>,
-    /// Who got a prefill (false), or a hand-off or an answer (true) done.
+    /// Instances that completed a prefill (false), or a hand-off or an answer (true).
     done: Vec<(InstanceId, bool)>,
     try_at_us: u64,
     unserved_us: Option<u64>,
     back_us: u64,
     pub now_us: u64,
     pub core: Scripted,
-    /// Requests that the conductor is told to forget next.
+    /// Requests that the conductor forgets next.
     forget: Vec<RequestId>,
     pub effects: Vec<Effect>,
 }
@@ -433,7 +433,7 @@ impl Naive {
     }
 }
 
-/// What it is told.
+/// The inputs.
 impl Naive {
     pub(super) fn configure(&mut self, limits: Limits) {
         self.limits = limits;
@@ -781,7 +781,7 @@ impl Naive {
         let now = self.find(request).unwrap();
         let ahead = if row.ahead == 0 { live } else { row.ahead };
         (now.ahead, now.seen) = (ahead, done);
-        // What a lost instance had done is not counted any more.
+        // The progress of a lost instance does not count.
         ((done > row.seen || others) && done <= row.begun + 4 * ahead).then_some(stage_us)
     }
 

@@ -1,5 +1,5 @@
-//! Pairs and the naive reference under any script: after each step both have told their conductors the same, done the
-//! same and stand alike.
+//! Pairs and the naive reference under any script. After each step both have given their conductors the same inputs,
+//! have done the same and have the same state.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -161,7 +161,7 @@ impl Script {
         counts.entry("again".into()).and_modify(|n| *n += u32::from(views.iter().any(|v| v.6))).or_default();
     }
 
-    /// What the driver knows of tokens.
+    /// Records the driver's knowledge of tokens.
     fn heard(&mut self, request: RequestId, fact: Fact) {
         if matches!(fact, Fact::Token { .. }) {
             self.core.tokens_us.insert(request, self.now_us);
@@ -194,7 +194,7 @@ impl Script {
         })
     }
 
-    /// What a leg says: mostly what fits, of the present attempt.
+    /// A leg's report: mostly a fitting one, of the present attempt.
     fn saying(&mut self) -> Step {
         let request = self.someone();
         let pair = self.pairs.get(request);
@@ -289,7 +289,7 @@ impl Script {
         self.step(&step, counts);
         if let Step::Hear(about, fact) = &step {
             self.said.push(step.clone());
-            // A client whose answer is over gets no more of it.
+            // A client whose answer is over gets nothing further of it.
             let had = self.pairs.get(about.0).map(|pair| pair.emitted_tokens);
             if let Fact::Token { index, last: true } = fact
                 && had == Some(index + 1)
@@ -336,7 +336,7 @@ fn count(effect: &Effect, counts: &mut Counts) {
     *counts.entry(what).or_default() += 1;
 }
 
-/// What has to have come up, so often at least.
+/// Events that must have come up, at least so often.
 const WANTED: &[(u32, &[&str])] = &[
     (
         900,

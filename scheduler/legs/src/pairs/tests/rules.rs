@@ -295,7 +295,8 @@ fn limits_follow_from_the_class_and_from_what_is_foreseen() {
     let config = PairsConfig::new(&[class(2_000_000, 20_000), class(9_000_000, 300_000)], 3, 1_000_000, 0);
     let mut bench = Bench::new();
     bench.pairs.configure(config);
-    // What is foreseen, class, and what the prefill, the hand-off and a token may take: an unknown class is the first.
+    // Expected time and class, and the limits of the prefill, the hand-off and a token. An unknown class counts as
+    // the first.
     for (foreseen_us, class, limits_us) in [
         (0, 0, [1_000_000, 1_000_000, 1_000_000]),
         (1_500_000, 0, [4_500_000, 1_500_000, 1_000_000]),
@@ -332,7 +333,7 @@ fn an_answer_that_outgrows_its_room_says_so_and_then_less_and_less_often() {
     // Its room is of 100 tokens, and a quarter and one more each time.
     let outgrown = |emitted_tokens| Input::RoomOutgrown { request: A, emitted_tokens };
     assert_eq!(told, [100, 126, 158, 198, 248, 311, 389].map(outgrown));
-    // The last token needs no more room.
+    // The last token needs no further room.
     let mut bench = Bench::new();
     bench.decoding(A);
     (1..99).for_each(|index| assert_eq!(bench.hear(A, D, token(index)), []));
@@ -399,7 +400,7 @@ fn an_offer_counts_once_and_stands_for_the_hand_off() {
     assert_eq!(bench.hear(A, P, Fact::Offered), []);
     assert_eq!(bench.hear_of((A, 1, P), Fact::Offered).0, FactOutcome::Stale);
     assert_eq!(bench.hear(A, P, PREFILLED), [Effect::Decode { request: A, attempt: 1, instance: D }]);
-    // What the conductor hears of it, in order.
+    // The conductor's inputs about it, in order.
     assert!(matches!(
         bench.inputs()[..],
         [_, Input::PrefillFinished { .. }, Input::HandoffFinished { request: A }]

@@ -75,7 +75,7 @@ struct Entry {
 impl Entry {
     const HELD: Self = Self { at: At::Held, prefill: InstanceId(0), decode: InstanceId(0) };
 
-    /// What it holds, to be released.
+    /// The instances that it holds, to be released.
     fn legs(&self) -> Vec<InstanceId> {
         match self.at {
             At::Held => vec![],
@@ -223,7 +223,7 @@ impl Scripted {
         touched.into_iter().for_each(|request| self.start_over(request, rng, orders));
     }
 
-    /// What it does unasked: sends those on that it held back, or refuses them; moves one; copies and explains.
+    /// Spontaneous actions: places or rejects held requests, moves one, copies and explains.
     fn whims(&mut self, rng: &mut Rng, orders: &mut Vec<Order>) {
         let all: Vec<(RequestId, At)> =
             self.known.iter().map(|(request, entry)| (*request, entry.at)).collect();
