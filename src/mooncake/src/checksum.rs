@@ -12,7 +12,8 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
 mod tests {
     use super::checksum;
 
-    /// What a real client of 0.3.13.post1 said of the same bytes (MOONCAKE_STORE_CHECKSUM=1), recorded from its PutEnd.
+    /// Checksums that a real client of 0.3.13.post1 sent for these bytes (MOONCAKE_STORE_CHECKSUM=1), recorded from its
+    /// PutEnd.
     #[test]
     fn it_is_the_one_of_real_clients() {
         assert_eq!(checksum(b"123456789"), 0x6c40_df5f_0b49_7347);

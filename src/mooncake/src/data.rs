@@ -1,5 +1,5 @@
-//! The data protocol of segments over TCP, second version: a request names a range of addresses, and a status tells
-//! what became of it. The first version has no statuses, so that what it loses is lost in silence: it is refused.
+//! The data protocol of segments over TCP, second version: a request names a range of addresses, and a status reports
+//! the result. The first version has no statuses, so lost data would go unnoticed. Baton therefore rejects it.
 
 mod client;
 mod server;
@@ -15,12 +15,12 @@ pub const HEAD_BYTES: usize = 24;
 pub const STATUS_BYTES: usize = 8;
 /// In an opcode: the second version.
 const VERSION_TWO: u8 = 0x80;
-/// What stands in the upper half of a status.
+/// The upper half of a status.
 const STATUS_MAGIC: u64 = 0x4d43_5456 << 32;
 /// Bytes that are read or written at once.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// What is done with a range.
+/// The operation on a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Its bytes are sent to the caller.
@@ -32,7 +32,7 @@ pub enum Action {
 /// One request: what is done with which range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What is done.
+    /// The operation.
     pub action: Action,
     /// First address.
     pub address: u64,
@@ -71,7 +71,7 @@ impl Request {
     }
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// It is done, or its bytes follow.

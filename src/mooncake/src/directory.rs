@@ -68,7 +68,7 @@ struct Held {
     bytes: usize,
 }
 
-/// What a key of an engine's address says.
+/// The part of a key that marks an engine's address.
 const ADDRESS_KEY: &str = "rpc_meta";
 
 impl Directory {
@@ -114,7 +114,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Takes a key away; tells whether it was there.
+    /// Removes a key. Returns whether it was there.
     pub fn remove(&self, key: &str) -> bool {
         let mut held = self.held.lock();
         let Some(value) = held.values.remove(key) else { return false };

@@ -1,9 +1,9 @@
-//! What can go wrong, by remedy.
+//! Errors of this crate, by remedy.
 
 /// The remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// What was asked cannot be meant: ask differently.
+    /// The request makes no sense: change it.
     Invalid,
     /// The peer speaks the format of another release: run the pinned one.
     Release,
@@ -17,17 +17,17 @@ pub enum Kind {
     Absent,
 }
 
-/// An error of this crate: where it happened, with whom, what, and what to do about it.
+/// An error of this crate: the stage, the peer, the failure and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("mooncake: {stage}{}: {message}", of_peer(.peer))]
 pub struct MooncakeError {
     /// The remedy.
     pub kind: Kind,
-    /// What was being done.
+    /// The stage in which it failed.
     pub stage: &'static str,
     /// The other end.
     pub peer: String,
-    /// What happened, and what to do.
+    /// The failure and the remedy.
     pub message: String,
 }
 
@@ -44,7 +44,7 @@ impl MooncakeError {
         Self::new(Kind::Corrupt, stage, "", message)
     }
 
-    /// The same with the peer's name, where a codec could not know it.
+    /// The error with the peer's name, where a codec could not know it.
     pub(crate) fn named(mut self, peer: &str) -> Self {
         if self.peer.is_empty() {
             peer.clone_into(&mut self.peer);
@@ -58,5 +58,5 @@ fn of_peer(peer: &str) -> String {
     if peer.is_empty() { String::new() } else { format!(" ({peer})") }
 }
 
-/// What this crate gives back.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, MooncakeError>;

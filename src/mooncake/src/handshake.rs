@@ -19,15 +19,15 @@ const MESSAGE_BYTES: u64 = 1 << 20;
 const TIME: Duration = Duration::from_secs(10);
 /// Handshakes at once; further ones wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 256;
-/// What is being done, in errors.
+/// The stage in error texts.
 const STAGE: &str = "handshake";
 
-/// What a handshake is about.
+/// The subject of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topic {
     /// A connection between network cards.
     Connection,
-    /// What the other side's segment is.
+    /// The metadata of the other side's segment.
     Metadata,
     /// A note.
     Note,
@@ -100,7 +100,7 @@ pub async fn receive(from: &mut (impl AsyncRead + Unpin)) -> Result<(Topic, Valu
     Ok((topic, json))
 }
 
-/// Asks the engine at `peer`, HOST:PORT, what its segment is; tells it nothing of ours.
+/// Asks the engine at `peer`, HOST:PORT, for its segment's metadata. It sends none of our own.
 ///
 /// # Errors
 /// When it is not there in time, or does not say.

@@ -95,8 +95,8 @@ impl StorageNode {
         &self.segment
     }
 
-    /// Tells the master every so often that the node lives, mounts the segment again where the master forgot it, until
-    /// `stop`; then takes the segment back.
+    /// Pings the master at intervals until `stop`, and mounts the segment again where the master forgot it. In the end
+    /// it unmounts the segment.
     ///
     /// # Errors
     /// When the master is replaced by one of another release.
@@ -152,7 +152,7 @@ impl StorageNode {
     }
 }
 
-/// What a data port of any number is bound next to the host's name.
+/// Binds a data port of any number next to the host's name.
 async fn bind(host: &str, port: u16) -> Result<(TcpListener, u16)> {
     let wrong = |e: std::io::Error| {
         let message = format!("listen on {host}:{port}: {e}; name a host of this machine with --listen");

@@ -30,7 +30,7 @@ pub struct ObjectsSettings {
     pub calls: CallTimes,
     /// Times of segments.
     pub data: DataTimes,
-    /// Bytes of an object at most: no more is believed of what a master says.
+    /// Maximum size of an object, bytes. The client rejects a larger size in a master's reply.
     pub object_bytes: u64,
 }
 
@@ -66,7 +66,7 @@ impl Objects {
         Ok(Self { master, settings, open: Mutex::default() })
     }
 
-    /// Puts `bytes` under `key`; once this returns they can be got. What fails leaves nothing under the key.
+    /// Puts `bytes` under `key`. Once this returns, a get finds them. A failed put leaves no object under the key.
     ///
     /// # Errors
     /// When there is such an object, no room, or a segment does not take its bytes.
@@ -95,7 +95,7 @@ impl Objects {
         }
     }
 
-    /// Gives the room of a put back that failed; gives what is to be told of it.
+    /// Revokes a put that failed, and returns the error to report.
     async fn revoked(&self, key: &str, mut failed: MooncakeError) -> MooncakeError {
         if let Err(e) = self.master.put_revoke(key).await {
             failed.message += &format!(" (and the key is taken until the master gives it up by itself: {e})");

@@ -20,7 +20,7 @@ pub enum Way {
     Metadata {
         /// Where it is: `http://HOST:PORT/metadata`.
         url: String,
-        /// What stands between `mooncake/` and the kind in its keys: nothing, or a cluster's name and a slash.
+        /// The part between `mooncake/` and the kind in its keys: empty, or a cluster's name and a slash.
         cluster: String,
     },
 }
@@ -46,7 +46,7 @@ impl OpenSegment {
         Ok(Self { meta, data })
     }
 
-    /// What its engine says of it.
+    /// The metadata that its engine sent.
     #[must_use]
     pub const fn meta(&self) -> &SegmentMeta {
         &self.meta

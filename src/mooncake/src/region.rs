@@ -37,7 +37,7 @@ impl Region {
         Self::at(base, bytes)
     }
 
-    /// The same at a first address that is given.
+    /// A region that begins at a given address.
     ///
     /// # Errors
     /// As [`Region::new`].

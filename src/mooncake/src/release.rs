@@ -9,7 +9,7 @@ pub const RELEASE: &str = "0.3.13.post1";
 /// The package on PyPI whose files were tried.
 pub const PACKAGE: &str = "mooncake-transfer-engine-non-cuda";
 
-/// What the master of that release answers when it is asked for its version.
+/// The version that the master of that release reports.
 pub(crate) const STORE_VERSION: &str = "2.0.0";
 
 /// The refusal of a peer of another release.

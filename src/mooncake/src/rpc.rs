@@ -14,7 +14,7 @@ use crate::error::{Kind, MooncakeError, Result};
 use crate::pack::{Reader, Shape, first_word};
 use crate::release::other_release;
 
-/// What opens every request and answer.
+/// The first byte of every request and answer.
 const MAGIC: u8 = 0x15;
 /// Bytes before the body of a request.
 pub const REQUEST_HEAD_BYTES: usize = 20;
@@ -36,7 +36,7 @@ pub fn function_id(name: &str) -> u32 {
     first_word(format!("{SERVICE}{name}").as_bytes())
 }
 
-/// What stands before the body of a request.
+/// The head of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHead {
     /// Which request this is; the answer says it again.
@@ -60,7 +60,7 @@ impl RequestHead {
     }
 }
 
-/// What stands before the body of an answer.
+/// The head of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnswerHead {
     /// Nothing, or what was wrong with the request.
@@ -222,7 +222,7 @@ async fn exchange(
     Ok((head, body))
 }
 
-/// What a peer said, as far as a person can read it.
+/// The readable part of a peer's error text.
 fn told(body: &[u8]) -> String {
     let text = Reader::open(&Shape::Text, body, "error").and_then(|mut from| from.text());
     let text = text.unwrap_or_else(|_| String::from_utf8_lossy(body).into_owned());
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What a real master of 0.3.13.post1 said to a Ping of another type, and to a call that there is not.
+    /// The errors of a real master of 0.3.13.post1 for a Ping of another type, and for an unknown call.
     #[test]
     fn a_real_masters_refusals_are_read() {
         let arguments = b"w\xfa\xcf\x9d\x04\x80\x0c\x00\x0finvalid rpc arg";

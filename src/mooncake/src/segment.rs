@@ -1,4 +1,4 @@
-//! What an engine says of its segment: where its bytes are served, and which ranges of addresses are its own.
+//! The metadata of an engine's segment: where its bytes are served, and which ranges of addresses it owns.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::error::{MooncakeError, Result};
 
 /// The version of the data protocol that is spoken here.
 pub const PROTOCOL_VERSION: u64 = 2;
-/// What is being done, in errors.
+/// The stage in error texts.
 const STAGE: &str = "segment metadata";
 
 /// One range of addresses.
@@ -71,7 +71,7 @@ impl SegmentMeta {
         })
     }
 
-    /// What an engine would say.
+    /// The metadata as an engine would send it.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let buffers: Vec<Value> = self
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What a real engine of 0.3.13.post1 answered to a handshake on 21 November 2026.
+    /// The response of a real engine of 0.3.13.post1 to a handshake on 21 November 2026.
     #[test]
     fn a_real_engines_segment_is_read() {
         let said: Value = serde_json::from_str(include_str!("../testdata/engine.json")).unwrap();

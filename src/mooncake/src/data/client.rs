@@ -24,7 +24,7 @@ impl Default for DataTimes {
     }
 }
 
-/// One connection to a data listener. After an error it is of no more use, and refuses to be used.
+/// One connection to a data listener. After an error it is unusable, and its calls fail.
 pub struct DataClient {
     peer: String,
     quiet: Duration,

@@ -108,7 +108,7 @@ async fn take(
     tell(stream, request, Status::Done, quiet).await
 }
 
-/// Tells what became of a request, where that is wanted.
+/// Sends the result of a request, if the client expects one.
 async fn tell(
     stream: &mut TcpStream,
     request: Request,

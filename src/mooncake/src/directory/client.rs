@@ -12,7 +12,7 @@ use crate::error::{Kind, MooncakeError, Result};
 
 /// Bytes of a value at most.
 const VALUE_BYTES: usize = 1 << 20;
-/// What is being done, in errors.
+/// The stage in error texts.
 const STAGE: &str = "metadata lookup";
 
 /// The value of `key` at the metadata server `url`, `http://HOST:PORT/metadata`.

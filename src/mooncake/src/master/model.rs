@@ -1,4 +1,4 @@
-//! What is said to and by the master: structs, their shapes, how they are written and read.
+//! The master's messages: structs, their shapes, and how to write and read them.
 
 use std::fmt;
 
@@ -243,7 +243,7 @@ impl Placing {
     }
 }
 
-/// What the master thinks of a client.
+/// The state of a client at the master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// It lives, and its segments are known.

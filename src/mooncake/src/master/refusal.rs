@@ -1,4 +1,4 @@
-//! What a master's error codes mean, and what to do about them.
+//! The meanings of a master's error codes, with remedies.
 
 use crate::error::{Kind, MooncakeError};
 
@@ -10,7 +10,7 @@ impl Code {
     /// There is no such object.
     pub const NO_OBJECT: Self = Self(-704);
 
-    /// What it means, and what to do.
+    /// The meaning and the remedy.
     const fn meaning(self) -> &'static str {
         match self {
             Self(-10 | -200) => "no segment has room; mount more, or remove objects",

@@ -33,7 +33,7 @@ impl<'a> Reader<'a> {
         if hash & 1 == 1 {
             let meta = reader.u8()?;
             reader.width = Width::of_meta(meta);
-            // The length of the whole is not needed: the transport told it.
+            // The total length is not needed: it is known from the transport.
             reader.take(match meta & TOTAL_MASK {
                 0 => 0,
                 width => 1 << width,
@@ -124,7 +124,8 @@ impl<'a> Reader<'a> {
         Ok(i64::from_le_bytes(self.array()?))
     }
 
-    /// The length of a container whose values take `least` bytes each, so that no more can be claimed than can be there.
+    /// The length of a container whose values take `least` bytes each. It cannot claim more values than the remaining
+    /// bytes allow.
     ///
     /// # Errors
     /// When more is claimed than is left.

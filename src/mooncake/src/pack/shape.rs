@@ -24,21 +24,21 @@ pub enum Shape {
     Text,
     /// A length and so many values.
     List(&'static Shape),
-    /// A byte that tells whether the value follows.
+    /// A byte that indicates whether the value follows.
     Optional(&'static Shape),
-    /// A byte that tells which one follows.
+    /// A byte that indicates which alternative follows.
     Variant(&'static [Shape]),
-    /// A byte that tells whether the value follows or an error code.
+    /// A byte that indicates whether the value or an error code follows.
     Expected(&'static Shape),
     /// Fields in order.
     Struct(&'static [Shape]),
-    /// Numbers in order whose struct is as aligned in memory as said: their literal tells it.
+    /// Numbers in order, of a struct with this alignment in memory. Its literal contains the alignment.
     Plain(&'static [Shape], u8),
 }
 
 /// How the size of an alignment is spelt: this and the size.
 const SIZE_BASE: u8 = 129;
-/// What ends the fields of a struct or the alternatives of a variant.
+/// The end mark of a struct's fields or a variant's alternatives.
 const END: u8 = 255;
 
 impl Shape {
@@ -50,7 +50,7 @@ impl Shape {
         literal
     }
 
-    /// What opens a message of this shape; its lowest bit is free.
+    /// The first word of a message of this shape; its lowest bit is free.
     #[must_use]
     pub fn hash(&self) -> u32 {
         first_word(&self.literal()) & !1

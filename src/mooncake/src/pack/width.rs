@@ -31,7 +31,7 @@ impl Width {
         }
     }
 
-    /// The meta byte that tells this width and nothing else.
+    /// The meta byte that contains this width alone.
     pub(super) const fn meta(self) -> u8 {
         (self as u8) << SHIFT
     }

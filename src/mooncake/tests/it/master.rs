@@ -108,7 +108,7 @@ async fn a_put_that_fails_is_revoked() {
     let there = objects.put("key", b"bytes", &Placing::default()).await.unwrap_err();
     assert_eq!(there.kind, Kind::Refused(-705), "{there}");
     assert_eq!(scripted.asked("PutRevoke"), revoked + 1, "there was nothing to revoke");
-    // Nobody knows whether the master gave room; and what cannot be revoked is told.
+    // It is unknown whether the master reserved space. The error reports a put that could not be revoked.
     scripted.on("PutStart", Reply::Close);
     scripted.on("PutRevoke", Reply::Body(refused(&Shape::Expected(&Shape::Nothing), -704)));
     let lost = objects.put("key", b"bytes", &Placing::default()).await.unwrap_err();

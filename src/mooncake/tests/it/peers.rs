@@ -1,4 +1,4 @@
-//! Peers that do as they are told: a master with a script, a segment's owner, sockets that lie.
+//! Scripted peers: a master with a script, a segment's owner, and sockets that send wrong bytes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-/// What a scripted master does with a call.
+/// The response of a scripted master to a call.
 #[derive(Clone)]
 pub enum Reply {
     /// This body.
@@ -56,7 +56,7 @@ impl ScriptedMaster {
         master
     }
 
-    /// What it says to `call` from now on.
+    /// Sets its response to `call` from now on.
     pub fn on(&self, call: &str, reply: Reply) {
         self.script.lock().unwrap().insert(function_id(call), reply);
     }
@@ -236,7 +236,7 @@ impl Owner {
     }
 }
 
-/// A listener that sends `bytes` to whoever connects, reads what comes, and closes or keeps quiet.
+/// A listener that sends `bytes` on every connection, reads what arrives, and closes or stays silent.
 pub async fn says(bytes: Vec<u8>, close: bool) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
