@@ -63,9 +63,9 @@ pub struct TransferStatus {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct NotifyMsg {
-    /// Whose.
+    /// The sender.
     pub name: *mut c_char,
-    /// What it says.
+    /// The content.
     pub msg: *mut c_char,
 }
 
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn createTransferEngine(
 /// Ends an engine. Transfers under way are given up.
 ///
 /// # Safety
-/// The handle is null or of [`createTransferEngine`], and used by nobody any more.
+/// The handle is null or of [`createTransferEngine`], and no longer in use.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn destroyTransferEngine(engine: *mut c_void) {
     if !engine.is_null() {
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn registerLocalMemory(
     code(of(engine).ok_or_else(missing).and_then(register))
 }
 
-/// Takes it off; after 0 nobody touches it any more.
+/// Unregisters memory; after 0 no transfer uses it.
 #[unsafe(no_mangle)]
 pub extern "C" fn unregisterLocalMemory(engine: *mut c_void, address: *mut c_void) -> c_int {
     let address = address.expose_provenance() as u64;
@@ -246,7 +246,7 @@ pub unsafe extern "C" fn submitTransfer(
     code(of(engine).ok_or_else(missing).and_then(|engine| engine.submit(batch, requests, None)))
 }
 
-/// The same, and leaves the peer of the last request a notice after its bytes.
+/// Like [`submitTransfer`], and leaves the peer of the last request a notice after its bytes.
 ///
 /// # Safety
 /// As [`submitTransfer`]; the notice's strings are null or end with a zero byte.
@@ -309,7 +309,7 @@ pub unsafe extern "C" fn getNotifsFromEngine(engine: *mut c_void, size: *mut c_i
 /// Frees what [`getNotifsFromEngine`] gave.
 ///
 /// # Safety
-/// It is that, with its size, and used by nobody any more.
+/// `list` is a list from that call, with its size, and no longer in use.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn freeNotifsMsgBuf(list: *mut NotifyMsg, size: c_int) -> c_int {
     // SAFETY: the caller's promise.
@@ -332,7 +332,7 @@ pub unsafe extern "C" fn genNotifyInEngine(engine: *mut c_void, target: u64, not
     code(named.ok_or_else(missing).and_then(told))
 }
 
-/// What is known of segments is always looked up anew when it has changed.
+/// Does nothing: the engine always looks up segments anew when they have changed.
 #[unsafe(no_mangle)]
 pub extern "C" fn syncSegmentCache(engine: *mut c_void) -> c_int {
     if of(engine).is_some() { 0 } else { Failure::FAILED }

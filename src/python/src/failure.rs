@@ -6,7 +6,7 @@
 pub struct Failure {
     /// Below 0.
     pub code: i32,
-    /// What failed, and the remedy.
+    /// The failure and the remedy.
     pub text: String,
 }
 

@@ -77,7 +77,7 @@ enum Stage<T> {
     Claimed,
     /// Calls find it.
     Open(Arc<Range<T>>),
-    /// Nothing finds it any more, but something may still use it.
+    /// New calls no longer find it, but a running one may still use it.
     Retired(Arc<Range<T>>),
 }
 

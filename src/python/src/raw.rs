@@ -50,7 +50,7 @@ pub struct Span {
 }
 
 impl Buffers {
-    /// Registers a range. The same one twice is once.
+    /// Registers a range. Registering the same range twice counts once.
     ///
     /// # Errors
     /// When it is not memory of this process, overlaps another range, or there are too many.
@@ -72,7 +72,7 @@ impl Buffers {
         Ok(())
     }
 
-    /// Takes off the range that starts there. When it returns `Ok`, no call uses the range any more.
+    /// Unregisters the range that starts there. When it returns `Ok`, no call uses the range.
     ///
     /// # Errors
     /// When nothing is registered there, or a call still uses it after `limit`: no new call finds it then, but its

@@ -1,5 +1,5 @@
-//! What Python sees: the module `mooncake._baton`. Everything here unpacks arguments, lets the interpreter's lock go,
-//! calls [`crate::engine`] or [`crate::store`], logs what failed under its name, and returns Mooncake's number for it.
+//! The module `mooncake._baton` of Python. Each function here unpacks arguments, releases the interpreter's lock and
+//! calls [`crate::engine`] or [`crate::store`]. It logs a failure under its name, and returns Mooncake's number for it.
 
 mod notices;
 mod store;

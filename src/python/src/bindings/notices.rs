@@ -8,10 +8,10 @@ use crate::engine::Note;
 #[pyclass(module = "mooncake.engine", skip_from_py_object)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TransferNotify {
-    /// Whose or what for.
+    /// The sender or the purpose.
     #[pyo3(get, set)]
     name: String,
-    /// What it says.
+    /// The content.
     #[pyo3(get, set)]
     msg: String,
 }

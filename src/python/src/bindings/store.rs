@@ -45,8 +45,8 @@ impl Store {
         self.store.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(none)
     }
 
-    /// Does something with the store without the interpreter's lock; failures that are no mere misses are logged,
-    /// the first of each call, and no more than a line a second of each kind.
+    /// Runs a call of the store without the interpreter's lock. It logs failures that are not mere misses: the first of
+    /// each call, and at most a line a second of each kind.
     fn run(
         &self,
         py: Python<'_>,
@@ -153,8 +153,8 @@ impl Store {
         }
     }
 
-    /// Takes it off: after 0 no call touches it any more. Waits for the calls that use it, without the interpreter's
-    /// lock, so that they can end.
+    /// Unregisters a buffer. After 0 no call uses it. Waits for the calls that use it, without the interpreter's lock,
+    /// so that they can end.
     fn unregister_buffer(&self, py: Python<'_>, buffer_ptr: u64) -> i32 {
         match py.detach(|| self.buffers.unregister(buffer_ptr, USE_LIMIT)) {
             Ok(()) => 0,
@@ -193,7 +193,7 @@ impl Store {
         })
     }
 
-    /// The same, into pieces that may be longer than their value.
+    /// Gets values into pieces that may be longer than their value.
     fn get_into_larger(&self, py: Python<'_>, keys: Vec<String>, buffers: Nested, sizes: Nested) -> Vec<i64> {
         self.run(py, ("get", keys.len()), |store| {
             let spans = self.spans(keys.len(), &buffers, &sizes)?;

@@ -116,14 +116,14 @@ impl TransferEngine {
                 return Err(Failure::new(Failure::FAILED, text));
             }
             let ranges: Vec<(u64, u64)> = addresses.into_iter().zip(lengths).collect();
-            // SAFETY: docs/python.md asks it of the engine: memory stays mapped until it has been unregistered. What
-            // is Python's, or a tensor's, is no reference of Rust's.
+            // SAFETY: docs/python.md requires of the engine that memory stays mapped until it has been unregistered.
+            // Memory of Python, or of a tensor, is no reference of Rust's.
             unsafe { engine.register_all(&ranges) }
         })
     }
 
-    /// Takes memory off; after 0 nobody touches it any more. The first failure is returned, and the other ranges are
-    /// taken off all the same.
+    /// Unregisters memory. After 0 no transfer uses it. The first failure is returned, and the other ranges are
+    /// unregistered all the same.
     fn unregister(&self, py: Python<'_>, addresses: Vec<u64>) -> i32 {
         self.code(py, |engine| {
             let ends: Vec<_> = addresses.into_iter().map(|address| engine.unregister(address)).collect();
@@ -136,7 +136,7 @@ impl TransferEngine {
         self.code(py, |engine| engine.run(target, way(writes), &pieces(&lists)?))
     }
 
-    /// The same, and leaves the peer a notice after the bytes.
+    /// Moves pieces, and leaves the peer a notice after the bytes.
     fn move_and_tell(
         &self,
         py: Python<'_>,

@@ -73,7 +73,7 @@ pub(super) fn give(notes: Vec<Note>) -> (*mut NotifyMsg, c_int) {
 /// Takes back what [`give`] gave.
 ///
 /// # Safety
-/// It is that, with its count, and used by nobody any more.
+/// `list` is a list from [`give`], with its count, and no longer in use.
 pub(super) unsafe fn take_back(list: *mut NotifyMsg, count: c_int) {
     let Some(count) = usize::try_from(count).ok().filter(|count| *count > 0 && !list.is_null()) else {
         return;

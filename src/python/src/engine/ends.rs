@@ -1,4 +1,4 @@
-//! What an engine is made of: its transports, the mover over them, and the publisher in front.
+//! The parts of an engine: its transports, the mover over them, and the publisher in front.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -90,8 +90,8 @@ fn unspecified(like: IpAddr) -> IpAddr {
     if like.is_ipv4() { IpAddr::from([0; 4]) } else { IpAddr::from([0_u16; 8]) }
 }
 
-/// Listens at the address; where it is not one of this machine (translated on the way, say), at all of them on a
-/// port that is then told under the host's name.
+/// Listens at the address. Where the address does not belong to this machine (after a translation on the way, for
+/// example), it listens at all addresses. It then advertises the port under the host's name.
 fn listen<T>(
     host: &str,
     address: IpAddr,

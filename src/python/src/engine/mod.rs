@@ -24,10 +24,10 @@ use crate::{Failure, raw};
 
 /// Ops of one batch; more are several batches.
 const BATCH_OPS: usize = 32_768;
-/// How long a range that is being unregistered may be in use before the caller is told so.
+/// Time for which a range that is being unregistered may be in use before the caller gets an error.
 const USE_LIMIT: Duration = Duration::from_secs(65);
 
-/// What the engine keeps about a registered range.
+/// The engine's state of a registered range.
 #[derive(Debug)]
 struct Registered {
     memory: Arc<Memory>,
@@ -130,7 +130,7 @@ impl Engine {
         }
     }
 
-    /// Takes a range off. When it returns `Ok`, nothing reads or writes it any more, peers included.
+    /// Unregisters a range. When it returns `Ok`, no transfer reads or writes it, those of peers included.
     ///
     /// Peers reach it through its window, which is closed first: [`Mover::revoke`] waits for the copy under way.
     /// Transfers from here hold a `Use` of it until their batches have ended.
@@ -142,7 +142,7 @@ impl Engine {
         self.unregister_within(address, USE_LIMIT)
     }
 
-    /// The same, with a limit on how long it waits for transfers from here.
+    /// Like [`Engine::unregister`], with a limit on how long it waits for transfers from here.
     ///
     /// # Errors
     /// As [`Engine::unregister`].
@@ -215,12 +215,12 @@ impl Engine {
     /// Moves pieces and waits for their end.
     ///
     /// # Errors
-    /// When not all of it is in place. What is in the ranges written is then not to be relied on.
+    /// When not all of it is in place. The content of the written ranges is then undefined.
     pub fn run(&self, target: &str, way: Direction, pieces: &[Piece]) -> Result<(), Failure> {
         self.start_moving(target, way, pieces, None)?.wait()
     }
 
-    /// The same, and leaves the peer a notice when all is in place.
+    /// Like [`Engine::run`], and leaves the peer a notice once all bytes are in place.
     ///
     /// # Errors
     /// As [`Engine::run`].

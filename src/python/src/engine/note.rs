@@ -3,9 +3,9 @@
 /// A notice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Note {
-    /// Whose or what for.
+    /// The sender or the purpose.
     pub name: String,
-    /// What it says.
+    /// The content.
     pub msg: String,
 }
 

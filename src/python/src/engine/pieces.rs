@@ -60,7 +60,7 @@ pub(super) fn plan(
     Ok((ops, used))
 }
 
-/// The same with pieces that follow one another on both sides made one; empty ones are left out.
+/// The pieces with neighbours on both sides joined into one. Empty ones are left out.
 fn joined(pieces: &[Piece]) -> Vec<Piece> {
     let mut joined: Vec<Piece> = Vec::with_capacity(pieces.len());
     for piece in pieces.iter().filter(|piece| piece.bytes > 0) {

@@ -38,7 +38,7 @@ pub struct Store {
 /// A key with its prefix, and its place among the keys of the call.
 type Key = (usize, String);
 
-/// What became of one key: a number from 0 on, or why not.
+/// The result for one key: a number from 0 on, or a failure.
 pub type Answer = Result<u64, Failure>;
 
 impl Store {

@@ -1,4 +1,4 @@
-//! What calls are made of.
+//! The arguments of calls.
 
 use crate::raw::Span;
 

@@ -30,7 +30,7 @@ pub(super) struct Broken {
     pub(super) heard: bool,
 }
 
-/// What a reply begins with.
+/// The first line of a reply.
 enum Reply {
     Simple,
     Error(String),
@@ -284,7 +284,7 @@ impl Session {
         send_all(self.stream.get_mut(), &mut slices)
     }
 
-    /// What became of the put of a key.
+    /// The result of the put of a key.
     fn stored(&mut self, key: &str) -> io::Result<Answer> {
         if !allowed(key) {
             return Ok(Err(wrong_key(key)));

@@ -26,13 +26,13 @@ struct Pending {
     /// One bit for each server that was asked.
     asked: u64,
     looks: u32,
-    /// What a server said that has nothing.
+    /// The answer of a server that does not have the key.
     nothing: Option<Answer>,
     /// Why a server that may have it was not heard.
     lost: Option<Failure>,
 }
 
-/// What came of asking one server.
+/// The result of asking one server.
 struct ServerReply {
     server: usize,
     keys: Vec<(Pending, Option<Answer>)>,

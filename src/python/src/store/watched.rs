@@ -1,4 +1,4 @@
-//! A connection that tells a server that is slow from one that is frozen.
+//! A connection that distinguishes a slow server from a frozen one.
 //!
 //! A server that moves nothing for a while may be busy with a large value, or stopped. After [`SILENCE`] it is asked
 //! on another connection, with a `PING`, whether it answers anything at all, and has [`ANSWER`] for that. One that

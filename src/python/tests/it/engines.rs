@@ -72,7 +72,7 @@ fn memory_taken_off_is_reached_by_nobody_any_more() {
     go().unwrap();
     there.unregister(to).unwrap();
     assert!(go().is_err());
-    // Registered again it is another window under the same address, which whoever asks is told of.
+    // Registered again, it is another window under the same address. A peer that asks gets the new one.
     register(&there, to, 64).unwrap();
     let limit = Instant::now() + TIME_LIMIT;
     while go().is_err() {

@@ -65,7 +65,7 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // SAFETY: ours, and not used any more.
+        // SAFETY: ours, and no longer in use.
         unsafe { destroyTransferEngine(self.0) };
     }
 }

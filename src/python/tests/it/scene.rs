@@ -42,14 +42,14 @@ pub fn register(engine: &Engine, address: u64, bytes: u64) -> Result<(), Failure
     unsafe { engine.register(address, bytes) }
 }
 
-/// The same, several.
+/// Registers several ranges.
 #[allow(unsafe_code, reason = "what engines of other languages do")]
 pub fn register_all(engine: &Engine, ranges: &[(u64, u64)]) -> Result<(), Failure> {
     // SAFETY: as in `register`.
     unsafe { engine.register_all(ranges) }
 }
 
-/// The same, for the store.
+/// Registers a range with the store.
 #[allow(unsafe_code, reason = "what engines of other languages do")]
 pub fn offer(buffers: &Buffers, held: &mut Held) {
     // SAFETY: as in `register`.
