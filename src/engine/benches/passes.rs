@@ -138,7 +138,7 @@ fn ceilings(c: &mut Criterion) {
     group.finish();
 }
 
-/// What an engine without work costs: one token each for 256 sequences.
+/// Measures the overhead of an engine without work: one token each for 256 sequences.
 fn idle(c: &mut Criterion) {
     let pool = PoolSpec { blocks: 256 * 128, max_running: 256, ..PoolSpec::default() };
     let mut engine = Timed::new(TimedSpec::zero_work(), pool).expect("a sound spec");

@@ -46,7 +46,7 @@ impl Past<'_> {
     }
 }
 
-/// What `queries` (all heads of one row) draw from the past, into `out` of the same shape.
+/// Computes the attention of `queries` (all heads of one row) over the past, into `out` of the same shape.
 pub(crate) fn attend(queries: &[f32], heads: Heads, past: Past<'_>, out: &mut [f32]) {
     let group = heads.queries / heads.kv;
     let stride = past.pool.layout.kv_dim;

@@ -32,7 +32,7 @@ pub struct Builtin {
     logits: Vec<f32>,
 }
 
-/// What the logits of a row are for.
+/// The purpose of a row's logits.
 #[derive(Clone, Copy)]
 enum Want {
     /// The logprob of the prompt's next token, which is at this position.

@@ -10,14 +10,14 @@ use crate::BuildError;
 use crate::config::ModelConfig;
 use crate::weights::{Source, Weights};
 
-/// What a folder holds.
+/// The content of a model's folder.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     /// The folder's own name.
     pub(crate) name: String,
     /// The model.
     pub(crate) weights: Weights,
-    /// What ends an answer.
+    /// The tokens that end an answer.
     pub(crate) end_tokens: Vec<u32>,
 }
 

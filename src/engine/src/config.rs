@@ -1,4 +1,4 @@
-//! What a Llama-architecture model is shaped like, and how that is read from `config.json`.
+//! The shape of a Llama-architecture model, read from `config.json`.
 
 use serde_json::Value;
 

@@ -20,7 +20,7 @@ pub(crate) struct Row<'a> {
     pub(crate) blocks: &'a [u32],
 }
 
-/// What computes passes: the model, its threads, and room for intermediate numbers.
+/// The forward pass: the model, its threads, and memory for intermediate numbers.
 #[derive(Debug)]
 pub(crate) struct Forward {
     /// The model.
@@ -54,8 +54,8 @@ impl Forward {
         }
     }
 
-    /// Computes all rows. A row sees what the pool holds before its position, and the rows of its
-    /// sequence in this pass. `on_layer` is told when all KV of a layer is in the pool.
+    /// Computes all rows. A row sees the pool's KV before its position, and the rows of its sequence in this pass.
+    /// `on_layer` is called when all KV of a layer is in the pool.
     pub(crate) fn pass(&mut self, rows: &[Row<'_>], pool: &mut Pool, on_layer: &mut dyn FnMut(u32, &Pool)) {
         let weights = &self.weights;
         let dim = weights.config.dim;

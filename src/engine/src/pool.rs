@@ -90,8 +90,8 @@ impl Layout {
     }
 }
 
-/// The memory that a pool lies in. A range that is asked for is used by nobody else meanwhile, whoever else may reach
-/// the memory: transfers read blocks that are computed, and write to blocks that nothing here reads yet.
+/// The memory of a pool. While a caller uses a range, no other reads or writes it. Transfers also access the memory:
+/// they read computed blocks, and write to blocks that the engine does not read yet.
 pub trait KvMemory: Send + Sync + std::fmt::Debug {
     /// How many bytes there are.
     fn size(&self) -> usize;
@@ -142,8 +142,8 @@ impl KvPool {
         Self { memory, layers: shape.layers as usize, layer_bytes: shape.layer_bytes }
     }
 
-    /// Lies in this memory from now on, block after block and layer after layer. What it held is not copied: for an
-    /// engine on which nothing has started.
+    /// Places the pool in this memory, block after block and layer after layer. Its content is not copied, so this is
+    /// for an engine on which no sequence has started.
     ///
     /// # Panics
     /// Where the memory is too small.

@@ -38,7 +38,7 @@ impl KvShape {
     }
 }
 
-/// What a model says of itself.
+/// The properties of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelCard {
     /// Its name, as clients ask for it.
@@ -85,7 +85,7 @@ pub struct Sequence {
 #[error("{0}")]
 pub struct StartError(pub String);
 
-/// What happened to a sequence.
+/// An event of a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The KV of all the tokens that it started with is there. Precedes its first token.

@@ -1,5 +1,5 @@
-//! The sequences of an engine: which may start, what the next pass computes for whom, and what
-//! becomes of the tokens that it drew. Both engines keep their sequences here.
+//! The sequences of an engine. The roster decides which may start and what the next pass computes of each, and handles
+//! the tokens that it drew. Both engines keep their sequences here.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use baton_types::{Finish, Sampling, TokenLogprob};
 
 use crate::{Event, ModelCard, PoolSpec, Sequence, SequenceId, StartError};
 
-/// What a sequence does.
+/// The state of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Waits for its first pass, or for its turn after a hold or a lack of slots.
@@ -27,7 +27,7 @@ enum State {
 pub(crate) struct Entry<X> {
     /// As it was started, with the tokens drawn since.
     pub(crate) sequence: Sequence,
-    /// What its engine keeps.
+    /// The engine's own data of the sequence.
     pub(crate) extra: X,
     /// Logprobs of prompt tokens so far.
     pub(crate) prompt_logprobs: Vec<TokenLogprob>,
@@ -41,10 +41,10 @@ pub(crate) struct Entry<X> {
     spent: Duration,
 }
 
-/// What one pass computes of one sequence.
+/// The part of one sequence that a pass computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
-    /// Whose.
+    /// The sequence.
     pub(crate) id: SequenceId,
     /// Positions.
     pub(crate) tokens: Range<u32>,
@@ -178,9 +178,8 @@ impl<X> Roster<X> {
         (narrow(count(State::Running)), narrow(count(State::Waiting)))
     }
 
-    /// What the next pass computes: one token for each sequence that runs and has one left, then
-    /// longer rests up to the pass's bound: those that have begun, then the others in ascending order, then
-    /// arrival.
+    /// Plans the next pass. First comes one token for each sequence that runs and has one left. Longer rests follow up
+    /// to the pass's bound: those that have begun, then the others in ascending order, then by arrival.
     pub(crate) fn plan(&mut self, events: &mut Vec<Event>) -> Vec<Chunk> {
         self.starve(events);
         let mut turns: Vec<(bool, bool, u64, u64, SequenceId)> = self
@@ -224,7 +223,7 @@ impl<X> Roster<X> {
         chunks
     }
 
-    /// Notes that a chunk has been computed. Tells when all that the sequence started with is there.
+    /// Records that a chunk has been computed. Reports when all tokens that the sequence started with are computed.
     pub(crate) fn computed(&mut self, chunk: &Chunk, events: &mut Vec<Event>) {
         let id = chunk.id;
         // A pass that several prompts share costs each its share.

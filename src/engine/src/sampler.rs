@@ -9,7 +9,7 @@ use std::cmp::Ordering;
 
 use baton_types::{Rng, Sampling, TokenLogprob};
 
-/// What a token is drawn for.
+/// The inputs of one draw.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Draw<'a> {
     /// How.
@@ -18,7 +18,7 @@ pub(crate) struct Draw<'a> {
     pub(crate) tokens: &'a [u32],
     /// How many of them are the prompt's.
     pub(crate) prompt_tokens: usize,
-    /// What ends an answer of the model.
+    /// The tokens that end an answer of the model.
     pub(crate) end_tokens: &'a [u32],
 }
 
@@ -190,7 +190,7 @@ pub(crate) fn logprob(logits: &[f32], token: u32, top: u8) -> TokenLogprob {
 mod tests {
     use super::*;
 
-    /// The same rules, word by word, over a table of all tokens in double precision.
+    /// A naive version of the rules, over a table of all tokens in double precision.
     fn naive(logits: &[f32], draw: &Draw<'_>) -> u32 {
         let s = draw.sampling;
         let answer = &draw.tokens[draw.prompt_tokens..];

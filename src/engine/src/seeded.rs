@@ -19,7 +19,7 @@ const MOST_WEIGHTS: u128 = 1 << 31;
 pub struct SeededSpec {
     /// Its name.
     pub name: String,
-    /// What its weights follow from.
+    /// The seed of its weights.
     pub seed: u64,
     /// Layers.
     pub layers: u32,
@@ -91,7 +91,7 @@ impl SeededSpec {
         Ok(config)
     }
 
-    /// What ends an answer.
+    /// The tokens that end an answer.
     pub(crate) fn end_tokens(&self) -> Vec<u32> {
         if self.vocab_tokens > END_TOKEN { vec![END_TOKEN] } else { Vec::new() }
     }
@@ -100,7 +100,7 @@ impl SeededSpec {
 /// The first number of the residual stream is the same for every token, and no layer writes to it,
 /// so that the output matrix can make some tokens rare: answers are printable text, then an end.
 const CONSTANT: f32 = 4.0;
-/// What the output matrix makes of it for the other tokens.
+/// The logit that the output matrix makes of it for the other tokens.
 const RARE: f32 = -6.0;
 
 /// Draws tensors from a seed; a tensor depends on the seed, its name and its shape alone.

@@ -16,7 +16,7 @@ use crate::{
 pub struct TimedSpec {
     /// Its model's name.
     pub name: String,
-    /// What passes cost, and how many layers there are.
+    /// The cost of passes, and the number of layers.
     pub profile: CostProfile,
     /// Passes take this many times what the profile says: 0 for no time at all, 1 for real time.
     pub time_scale: f64,
@@ -35,8 +35,8 @@ pub struct TimedSpec {
     pub verify: bool,
 }
 
-/// Layers in which KV is shown, at most. What is handed off is a pattern: moving eighty small pieces of each block
-/// would take the threads of a small machine longer than the steps that they keep the time of.
+/// Maximum number of layers whose KV exists. The hand-off moves a pattern: moving eighty small pieces of each block
+/// would take the threads of a small machine longer than the simulated steps.
 const KV_LAYERS_MAX: u32 = 8;
 
 impl TimedSpec {
@@ -368,7 +368,8 @@ struct Pace {
 }
 
 impl Pace {
-    /// What is made up for at most: a machine that was asleep need not hurry through all it missed.
+    /// Maximum delay that later passes make up for: after a pause the engine need not hurry through all passes it
+    /// missed.
     const MOST: Duration = Duration::from_millis(20);
     const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
 

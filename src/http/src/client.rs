@@ -25,7 +25,7 @@ pub struct Options {
     pub idle_connections: usize,
     /// How long one waits at most. One that the server closes meanwhile may cost a request.
     pub idle_time: Duration,
-    /// Whose word counts for who a server is.
+    /// The authority on the identity of servers.
     pub trust: Trust,
 }
 
@@ -70,7 +70,7 @@ where
         Self(client.build(connector))
     }
 
-    /// Sends a request to the server that its URL names. The answer's body comes as it is read; whoever drops it
+    /// Sends a request to the server that its URL names. The caller reads the answer's body piece by piece; dropping it
     /// early closes the connection.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ where
     }
 }
 
-/// What shows `key` in the header `Authorization`. No log prints it.
+/// The value of the header `Authorization` for `key`. No log prints it.
 ///
 /// # Errors
 /// When it holds characters that no header may.

@@ -85,7 +85,7 @@ pub(crate) enum Stream {
     Secured(Box<TokioIo<TlsStream<TcpStream>>>),
 }
 
-/// The same call of whichever stream it is.
+/// Makes a call on either variant of the stream.
 macro_rules! either {
     ($stream:expr, $inner:ident => $call:expr) => {
         match $stream.get_mut() {

@@ -1,7 +1,8 @@
 //! The edge over HTTP: one client and one bounded server, shared by all that ask or answer beside the front door.
 //!
-//! [`Client`] asks, over TLS where the URL says so and [`Trust`] says whom to believe. [`serve`] answers within
-//! [`Bounds`]. Time is the caller's: [`by`] ends whatever takes too long. [`Page`] is the text that Prometheus reads.
+//! [`Client`] sends requests, over TLS where the URL says so, with the certificates of [`Trust`]. [`serve`] answers
+//! within [`Bounds`]. The caller sets time limits: [`by`] ends a call that takes too long. [`Page`] is the text that
+//! Prometheus reads.
 
 mod client;
 mod connect;
@@ -30,7 +31,7 @@ use http_body::Body;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use tokio::time::{Instant, timeout_at};
 
-/// What `work` gives, or [`Error::Late`] when it has not ended by `until`.
+/// The result of `work`, or [`Error::Late`] when it has not ended by `until`.
 ///
 /// # Errors
 /// Those of `work` too.

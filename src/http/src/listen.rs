@@ -1,4 +1,4 @@
-//! Accepts connections, so many at once and no more.
+//! Accepts connections up to a maximum number.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -36,7 +36,7 @@ pub async fn accept_each<F, W>(
         };
         match accepted {
             (Ok((stream, peer)), place) => {
-                // What is sent is small, and each piece is waited for.
+                // Messages are small, and the other side waits for each.
                 if let Err(e) = stream.set_nodelay(true) {
                     tracing::debug!("{name}: nodelay: {e}");
                 }

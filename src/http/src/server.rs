@@ -26,7 +26,7 @@ use crate::{by, whole};
 /// Headers of a request at most.
 const MAX_HEADERS: usize = 64;
 
-/// What clients may take of a server.
+/// The limits of a server for its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Connections at once; further ones wait in the kernel's queue.

@@ -19,7 +19,7 @@ pub struct StallLimited<T, F> {
 }
 
 impl<T, F: FnMut()> StallLimited<T, F> {
-    /// `inner`; `on_cut` is told of each write that fails.
+    /// Wraps `inner`; `on_cut` is called for each write that fails.
     pub fn new(inner: T, limit: Duration, on_cut: F) -> Self {
         Self { inner, limit, alarm: Box::pin(tokio::time::sleep(limit)), stalled: false, on_cut }
     }

@@ -1,4 +1,4 @@
-//! Whose word counts for who a server is.
+//! The certificates that vouch for the identity of servers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub enum TrustError {
     /// The library cannot speak TLS.
     #[error("{0}")]
     Library(#[from] rustls::Error),
-    /// What was said when this was made.
+    /// No certificate is trusted: the reason given when this was made.
     #[error("{0}")]
     Nobody(Arc<str>),
 }

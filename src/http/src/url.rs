@@ -7,7 +7,7 @@ use http::uri::{InvalidUri, Scheme};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url(Uri);
 
-/// What is wrong with an address.
+/// The defect of an address.
 #[derive(Debug, thiserror::Error)]
 pub enum UrlError {
     /// It cannot be read.
@@ -62,7 +62,7 @@ impl Url {
         format!("{}{path}", self.base())
     }
 
-    /// The same with `port` where this URL names none.
+    /// The base URL, with `port` where this URL names none.
     #[must_use]
     pub fn base_at(&self, port: u16) -> String {
         match self.0.port() {

@@ -165,7 +165,7 @@ impl From<&CacheChange> for v1::CacheChange {
 }
 
 impl v1::CacheChange {
-    /// The change that it tells; `None` if it makes no sense.
+    /// The change that it describes; `None` if it makes no sense.
     #[must_use]
     pub fn read(&self) -> Option<CacheChange> {
         use v1::cache_change::Kind;

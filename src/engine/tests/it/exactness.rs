@@ -31,7 +31,7 @@ fn sampling(rng: &mut Rng) -> Sampling {
     }
 }
 
-/// What one engine answers by itself, in as few passes as can be.
+/// The answer of one engine by itself, in as few passes as possible.
 fn alone(tokens: &[u32], sampling: &Sampling) -> Outcome {
     let mut engine = builtin(512);
     let blocks = (0..u32::try_from(blocks_of(tokens.len() + 32)).unwrap()).collect();

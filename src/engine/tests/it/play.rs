@@ -1,4 +1,4 @@
-//! What the tests share: small engines, sequences, and a player that steps an engine and collects.
+//! Helpers that the tests share: small engines, sequences, and a player that steps an engine and collects events.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -94,14 +94,14 @@ pub fn carry(from: &dyn Engine, to: &mut dyn Engine, pairs: impl Iterator<Item =
     }
 }
 
-/// What came of a sequence.
+/// The result of a sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Token by token, with the bits of logprobs.
     pub answer: Vec<(u32, u32, Vec<u32>)>,
     /// Bits of the prompt's logprobs.
     pub prompt: Vec<Vec<u32>>,
-    /// Times that it was told to be computed.
+    /// Number of times that the engine reported it as computed.
     pub computed: u32,
     /// Times that it starved.
     pub starved: u32,

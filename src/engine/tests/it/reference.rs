@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// What the reference needs to know of a model.
+/// The properties of a model that the reference needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Layers.

@@ -1,4 +1,4 @@
-//! Who computes when: holds, starvation, orders and bounds; and how answers end.
+//! The order of computation: holds, starvation, orders and bounds. Also the ends of answers.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -48,7 +48,7 @@ fn decodes_come_first_then_prompts_in_order_up_to_the_pass() {
     assert_eq!(engine.load(), (1, 3));
     assert_eq!(pass(&mut engine), [(1, 4..5), (4, 0..1), (3, 0..8), (2, 0..2)]);
     engine.start(prompt(5, 3, 1)).unwrap();
-    // What has begun is not overtaken, whatever its order.
+    // A sequence that has begun is not overtaken, whatever its order.
     assert_eq!(pass(&mut engine), [(1, 5..6), (4, 1..2), (3, 8..9), (2, 2..12)]);
     assert_eq!(engine.load(), (4, 1));
     engine.start(prompt(6, 3, 0)).unwrap();

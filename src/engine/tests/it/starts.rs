@@ -1,4 +1,4 @@
-//! What an engine refuses to start, and that it says why.
+//! Sequences that an engine refuses to start, and its reasons.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What one client may take of a server, and how a server ends.
+//! A server's limits for one client, and its shutdown.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
