@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use crate::contract::Registration;
 use crate::error::IndexerError;
 
-/// What a `conductor_config.json` says.
+/// The content of a `conductor_config.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fixed {
     /// The port to serve on, where the file names one.

@@ -1,4 +1,4 @@
-//! What callers send, read field by field: an error names the field, and fields that are not known are noted.
+//! Reads the callers' requests field by field. An error names the field, and unknown fields are noted.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ pub struct Registration {
     pub endpoint: String,
     /// Where it repeats what it published.
     pub replay_endpoint: Option<String>,
-    /// Who it is.
+    /// The kind of publisher.
     #[serde(rename = "type")]
     pub publisher: Publisher,
     /// The model.
@@ -52,7 +52,7 @@ pub struct Registration {
     /// The adapter of blocks that name none; empty for the base model.
     #[serde(rename = "lora_name")]
     pub lora: String,
-    /// Whose cache it is.
+    /// The cache's tenant.
     #[serde(rename = "tenant_id")]
     pub tenant: String,
     /// Where routers send requests that should find these blocks.
@@ -63,7 +63,7 @@ pub struct Registration {
     pub block_tokens: u32,
     /// Rank in a data-parallel group.
     pub dp_rank: u32,
-    /// What else separates its blocks from others'.
+    /// The salt that further separates its blocks from others'.
     #[serde(rename = "additionalsalt")]
     pub salt: String,
 }
@@ -83,7 +83,7 @@ impl Registration {
         Self::parse_named(json, None)
     }
 
-    /// The same, for an object that may leave the instance's name to whoever holds it.
+    /// Like `parse`, for an object that may lack the instance's name; `instance` is the name then.
     pub(crate) fn parse_named(
         json: &[u8],
         instance: Option<&str>,
@@ -128,10 +128,10 @@ pub(crate) fn parse_leaving(json: &[u8]) -> Result<(String, Vec<String>), Indexe
     Ok((key(&instance, &tenant, dp_rank), fields.unknown()))
 }
 
-/// What is asked: who holds blocks of this context.
+/// A query: which instances hold blocks of this context.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lookup {
-    /// Whose blocks of what.
+    /// The context of the blocks.
     pub context: Context,
     /// Only of this instance.
     pub instance: Option<String>,
@@ -143,7 +143,7 @@ impl Lookup {
             tenant: fields.part("tenant_id")?.unwrap_or_else(|| TENANT.into()),
             model: match fields.name("model")? {
                 Some(model) => model,
-                // What registrations call it; some routers use the one word for both.
+                // Registrations use this name for the field, and some routers use it everywhere.
                 None => fields.name("modelname")?.ok_or_else(|| missing("model"))?,
             },
             lora: fields.lora()?,

@@ -1,4 +1,4 @@
-//! What can go wrong, by remedy.
+//! Errors of this crate, by remedy.
 
 /// The remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub enum Kind {
 pub struct IndexerError {
     /// The remedy.
     pub kind: Kind,
-    /// What happened, and what to do.
+    /// The failure and the remedy.
     pub message: String,
 }
 

@@ -7,7 +7,7 @@ use crate::index::Position;
 /// Batches that are kept at most until it is known whether the engine is the one that was followed.
 const KEPT_BATCHES_MAX: usize = 16_384;
 
-/// What to do to the index.
+/// A step to apply to the index.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Forget what the publisher held.
@@ -56,7 +56,7 @@ impl Follow {
     fn compare(&mut self, expected: Position, batch: Batch) -> Vec<Step> {
         let sequence = batch.sequence;
         if sequence == expected.sequence && batch.time_us == expected.time_us {
-            // What was kept is in the snapshot already.
+            // The kept batches are in the snapshot already.
             *self = Self::new(None);
             return Vec::new();
         }

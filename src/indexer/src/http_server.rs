@@ -47,9 +47,9 @@ impl Default for ServerSettings {
 const HEAD_BYTES: usize = 64 << 10;
 /// How long a peer may read nothing of a snapshot, or anybody else of an answer.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Fields that nobody knows are told in this header.
+/// The header that lists the unknown fields of a request.
 const IGNORED: &str = "x-baton-ignored-fields";
-/// What there is to call.
+/// The available paths.
 const PATHS: &str = "POST /register, /unregister, /query, /query_by_hash; GET /health, /services, /global_view, \
     /metrics, /snapshot";
 
@@ -156,7 +156,7 @@ fn refuse(indexer: &Indexer, status: StatusCode, why: &str) -> Answer {
     json_answer(status, &json!({ "error": why }))
 }
 
-/// Tells the caller which of its fields were not looked at.
+/// Adds the caller's unknown fields to the answer.
 fn noting(mut answer: Answer, path: &str, unknown: &[String]) -> Answer {
     if unknown.is_empty() {
         return answer;
@@ -185,7 +185,7 @@ fn resume_after(query: Option<&str>) -> Result<Option<String>, IndexerError> {
     })
 }
 
-/// What is left to send of a snapshot.
+/// The part of a snapshot that is still to be sent.
 enum Left {
     Header,
     Streams(Option<String>, u64),

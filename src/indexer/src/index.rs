@@ -27,10 +27,10 @@ pub(crate) use stream::{Entry, Place};
 pub(crate) use table::ContextId;
 use table::Tables;
 
-/// What separates blocks with the same tokens.
+/// The properties that separate blocks with the same tokens.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Context {
-    /// Whose cache it is.
+    /// The cache's tenant.
     #[serde(rename = "tenant_id")]
     pub tenant: String,
     /// The model.
@@ -105,7 +105,7 @@ pub struct Position {
     pub time_us: u64,
 }
 
-/// What every followed publisher holds.
+/// The blocks of every followed publisher.
 #[derive(Debug)]
 pub struct Index {
     limits: IndexLimits,
@@ -155,7 +155,7 @@ impl Index {
         self.tables.drop_empty();
     }
 
-    /// Forgets what a publisher holds, because its cache is gone or not known any more.
+    /// Forgets a publisher's blocks, because its cache is gone or no longer known.
     pub fn clear(&mut self, id: StreamId) {
         if let (Some(stream), tables) = self.stream(id) {
             stream.clear(tables);
@@ -236,7 +236,7 @@ impl Index {
         summary(&cursors, lookup.context.block_tokens)
     }
 
-    /// The same by names of blocks: the engines' own, or the standard ones.
+    /// Matches by names of blocks: the engines' own, or the standard ones.
     #[must_use]
     pub fn match_hashes(&self, lookup: &Lookup, hashes: &[u64]) -> BTreeMap<&str, Matched> {
         let table = self.tables.find(&lookup.context);

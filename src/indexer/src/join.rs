@@ -24,8 +24,8 @@ const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// A connection that breaks off costs the stream that was under way: the next one goes on after the last whole one.
 ///
 /// # Errors
-/// `Invalid` for a URL that is none or a snapshot that is not for us, `Unavailable` where the peer cannot be reached
-/// after several attempts, `Corrupt` where what it sends is. What came before is kept.
+/// `Invalid` for a malformed URL or a snapshot that is not for us. `Unavailable` where the peer cannot be reached after
+/// several attempts. `Corrupt` where the peer's data is. The streams before the error are kept.
 pub async fn join(indexer: &Arc<Indexer>, url: &str) -> Result<(u64, u64), IndexerError> {
     let base = base_of(url)?;
     let client = Client::new(Options::new(TIME_LIMIT));
@@ -68,7 +68,7 @@ fn unavailable(what: &str, e: &dyn std::fmt::Display) -> IndexerError {
     IndexerError::new(Kind::Unavailable, format!("{what}: {e}"))
 }
 
-/// What a peer gives within the time for a part of an answer.
+/// Waits for a part of a peer's answer, within the time limit.
 async fn part<T>(what: &str, work: impl Future<Output = Result<T, Error>>) -> Result<T, IndexerError> {
     by(Instant::now() + TIME_LIMIT, work).await.map_err(|e| match e {
         Error::Late => unavailable(what, &"nothing came for too long"),

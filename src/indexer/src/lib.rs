@@ -4,9 +4,9 @@
 //! tenant and rank, and answers over HTTP how many leading tokens of a prompt each instance holds, by medium and by
 //! rank. The calls are those of Mooncake's conductor ([`serve`]), so routers written for it can ask this one.
 //!
-//! [`Index`] is the pure part: events in, answers out, with no clock, socket or thread. What it knows can be
-//! written down as a [`snapshot`], per stream, checksummed, and read by a peer that joins or by the next
-//! life of the same process; following goes on from there where the engine is still the one that was followed.
+//! [`Index`] is the pure part: events in, answers out, with no clock, socket or thread. Its content can be written as a
+//! [`snapshot`], per stream and with checksums. A peer that joins, or the next life of the process, reads it. Following
+//! continues from there where the engine is still the one that was followed.
 
 mod config;
 mod contract;

@@ -1,4 +1,4 @@
-//! What is counted, as a page for Prometheus.
+//! The counters, as a page for Prometheus.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -46,7 +46,7 @@ pub enum Registered {
 /// A follower as others see it.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Cleared before the stream leaves the index: whoever still has a batch in hand must not take it in.
+    /// Cleared before the stream leaves the index: a task that still has a batch must not apply it.
     alive: AtomicBool,
     warm: AtomicBool,
     status: Mutex<SubscriberStatus>,

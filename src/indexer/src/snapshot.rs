@@ -59,7 +59,7 @@ struct StreamHeader {
     blocks: usize,
 }
 
-/// Writes one stream as a section; `None` if it is not there any more.
+/// Writes one stream as a section; `None` if it is no longer there.
 #[must_use]
 pub fn section(index: &Index, id: StreamId) -> Option<Bytes> {
     let stream = index.peek(id)?;
@@ -207,7 +207,7 @@ impl Reader {
         }
         let whole = FRAME_BYTES + usize::try_from(length).expect("it is below the bound of a section");
         if self.waiting.len() < whole {
-            // A length is only told: memory grows with the bytes that come.
+            // The length is only announced, so memory grows with the bytes that arrive.
             self.waiting.reserve((whole - self.waiting.len()).min(RESERVED_BYTES));
             return Ok(None);
         }

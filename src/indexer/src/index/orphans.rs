@@ -62,7 +62,7 @@ impl Orphans {
         given_up
     }
 
-    /// Those that waited for a block; they wait no more.
+    /// Takes the blocks that waited for a parent. They are no longer orphans.
     pub(super) fn take(&mut self, parent: u64) -> Vec<Orphan> {
         if self.by_parent.is_empty() {
             return Vec::new();

@@ -7,7 +7,7 @@ use baton_types::Tier;
 /// Media that an instance owns: device, host, disk.
 pub(crate) const MEDIA: usize = Tier::LOCAL.len();
 
-/// What one instance holds of a prompt, in tokens from its beginning.
+/// The part of a prompt that one instance holds, in tokens from its beginning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Matched {
     /// The longest prefix that one of its ranks holds, over all media.

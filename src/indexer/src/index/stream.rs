@@ -108,7 +108,7 @@ impl Stream {
 
     /// The media that hold a block of this name, if it may be one of the context.
     ///
-    /// A block whose context nobody told counts in the one that the publisher was registered with.
+    /// A block without a known context counts in the context that the publisher was registered with.
     pub(super) fn held(
         &self,
         name: u64,
@@ -173,7 +173,7 @@ impl Stream {
         }
     }
 
-    /// Whether an event tells about another tenant's or model's cache.
+    /// Whether an event concerns another tenant's or model's cache.
     fn is_anothers(&self, source: &Source) -> bool {
         let other = |told: &Option<String>, ours: &str| told.as_ref().is_some_and(|told| told != ours);
         other(&source.tenant, &self.registration.tenant) || other(&source.model, &self.registration.model)
@@ -324,7 +324,7 @@ impl Stream {
         }
     }
 
-    /// Tells the tables where a block lies that had no place; one that has keeps it.
+    /// Publishes the place of a block that had none to the tables. A block with a place keeps it.
     fn give_place(&mut self, name: u64, place: Option<(Place, u64)>, tables: &mut Tables) {
         let Some(entry) = self.names.get_mut(&name) else { return };
         let Some((place, key)) = place.filter(|_| entry.place == Place::UNKNOWN) else { return };
@@ -414,7 +414,7 @@ impl Stream {
         self.orphans.check().map_err(|e| format!("{key}: {e}"))
     }
 
-    /// Tells tables everything, as the audit wants it.
+    /// Publishes all blocks to the tables, as the audit needs.
     pub(super) fn publish_all(&self, tables: &mut Tables) {
         for entry in self.names.values() {
             let held = (0..MEDIA).filter(|medium| entry.held[*medium] > 0);
@@ -425,13 +425,13 @@ impl Stream {
     }
 }
 
-/// Where a map looks for a name first: an order that follows its memory, and no more than that.
+/// The bucket in which a map looks for a name first. It only serves to sort names in the order of memory.
 pub(super) fn bucket<T>(map: &HashMap<u64, T>, name: u64) -> u64 {
     let buckets = (map.capacity() as u64 * 8 / 7).next_power_of_two();
     map.hasher().hash_one(name) & (buckets - 1)
 }
 
-/// What a block's hash commits to besides tokens and adapter: each a salt, or `None` for what is no salt.
+/// The further inputs of a block's hash besides tokens and adapter: each is a salt, or `None` for any other key.
 fn salts(stored: &Stored, block: usize) -> impl Iterator<Item = Option<&str>> {
     let extra = stored.extra.iter().filter(move |extra| extra.block == block);
     let lora = stored.lora.as_deref();

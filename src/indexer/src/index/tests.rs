@@ -26,7 +26,7 @@ fn tokens(prefix: &[u32]) -> Vec<u32> {
     prefix.iter().flat_map(|symbol| [*symbol, 77]).collect()
 }
 
-/// What the engine calls a prefix: nothing that a standard hash could be taken for.
+/// The engine's name of a prefix, which differs from any standard hash.
 fn name(prefix: &[u32]) -> EngineHash {
     let mut chain = Rolling::new(999);
     EngineHash::Word(prefix.iter().map(|symbol| chain.push(&[*symbol])).last().unwrap())
@@ -186,7 +186,7 @@ fn acts() -> impl Strategy<Value = (usize, Act)> {
     (0usize..3, act)
 }
 
-/// What the cursor finds, told the slow way.
+/// The expected result of the cursor, computed the slow way.
 fn expected(model: &BTreeMap<Vec<u32>, [u32; MEDIA]>, prompt: &[u32]) -> (u64, [u64; MEDIA]) {
     let (mut medium, mut blocks, mut reached) = (0, 0, [0; MEDIA]);
     for length in 1..=prompt.len() {

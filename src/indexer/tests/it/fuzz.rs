@@ -35,7 +35,7 @@ fn restore(bytes: &[u8], piece: usize) -> Result<Index, IndexerError> {
     Ok(index)
 }
 
-/// What an index says of its streams: positions and numbers of blocks, and the blocks of each context.
+/// The content of an index: positions and numbers of blocks of its streams, and the blocks of each context.
 fn meaning(index: &Index) -> (Vec<String>, Vec<String>) {
     let stream = |id| format!("{:?} {:?}", index.position(id), index.counts(id).blocks);
     let contexts = index.contexts().into_iter().map(|(context, blocks)| format!("{context:?} {blocks}"));
@@ -67,7 +67,7 @@ fn fuzz_indexer_snapshots() {
         let whole = restore(input, usize::MAX);
         if let Ok(index) = &whole {
             assert_eq!(index.check(), Ok(()));
-            // What was taken in can be given on, and says the same.
+            // A snapshot that was read can be written again, with the same content.
             let again = restore(&snapshot(index), 1_000).expect("what we write can be read");
             assert_eq!(meaning(&again), meaning(index));
         }
