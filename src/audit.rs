@@ -1,6 +1,6 @@
 //! The books of cores are looked over while they serve: a ledger that is broken is said so, and counted.
 //!
-//! Such a look costs a pass over everything that is under way. So it is seldom: every ten seconds, and at most a
+//! Such an audit costs a pass over all open requests. It therefore runs seldom: every ten seconds, and for at most a
 //! thousandth of the time.
 
 use std::time::{Duration, Instant};

@@ -116,7 +116,7 @@ pub struct CaptureRow {
     pub outcome: CaptureOutcome,
 }
 
-/// What became of the rows so far.
+/// Counters of the rows so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CaptureStats {
     /// Rows in a file.
@@ -173,7 +173,7 @@ impl Capture {
         }
     }
 
-    /// What became of the rows so far.
+    /// Returns the counters of the rows so far.
     pub fn stats(&self) -> CaptureStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let c = &self.counters;
@@ -185,7 +185,7 @@ impl Capture {
         }
     }
 
-    /// Writes what waits, completes the file under way and tells what became of all rows.
+    /// Writes the waiting rows, completes the current file and returns the counters of all rows.
     #[cfg(test)]
     pub fn close(mut self) -> CaptureStats {
         self.end();

@@ -1,7 +1,8 @@
 //! The configuration file: one strict TOML that the simulator and the service both read.
 //!
-//! Each core owns its settings; this file nests them. What the simulator alone reads has sections of its own. Unknown keys are refused with the nearest
-//! known one, impossible values with their bound, and nothing starts before all of it is checked.
+//! Each core owns its settings, and this file nests them. The simulator's own settings have separate sections. Unknown
+//! keys are rejected with the nearest known one, and impossible values with their bound. No part of Baton starts before
+//! the whole file is checked.
 
 use baton_legs::pairs::{STAGE_FLOOR_US, STAGE_SLACK};
 use baton_router::{ReasoningParser, ToolParser};
@@ -38,7 +39,7 @@ pub struct Config {
     pub service: ServiceConfig,
     /// How its front door reads answers.
     pub router: RouterSection,
-    /// What instances a simulation has.
+    /// The instances of a simulation.
     pub cluster: ClusterConfig,
     /// How simulated transfers share links.
     pub network: NetworkSection,
@@ -93,8 +94,8 @@ pub enum OffloadChoice {
 }
 
 impl OffloadChoice {
-    /// What it stands for. A chain comes back after a restart only from its first block on, and the first block of a
-    /// chain is the last to be evicted: where blocks are to outlive the node, they are copied at once.
+    /// The policy that it stands for. After a restart, a chain can be used only from its first block on, and a chain's
+    /// first block is the last to be evicted. Where blocks are to outlive the node, they are therefore copied at once.
     #[must_use]
     pub const fn of(self, lasts: bool) -> Offload {
         match self {

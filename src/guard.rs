@@ -1,5 +1,5 @@
-//! Who may attach to a conductor or reach a node's KV: those that have the cluster's key, and a certificate where
-//! TLS is on. Control and KV ports ask for the same two things.
+//! Admission to a conductor or a node's KV port: a peer needs the cluster's key, and a certificate where TLS is on.
+//! Control and KV ports require the same two things.
 //!
 //! On the control port the key is proven in the call itself: the node's challenge goes with its call, the
 //! conductor's comes with the answer, the node's proof in its Hello and the conductor's in its Welcome. The node comes
@@ -34,7 +34,7 @@ pub struct ClusterGuard {
     tls: Option<Arc<ClusterTls>>,
 }
 
-/// What TLS shows and trusts.
+/// The TLS certificates to present and to trust.
 struct ClusterTls {
     certificate: Vec<u8>,
     key: Vec<u8>,
@@ -86,7 +86,7 @@ impl ClusterGuard {
         if self.tls.is_some() { "https" } else { "http" }
     }
 
-    /// What a node's KV port asks for.
+    /// The requirements of a node's KV port.
     #[must_use]
     pub fn links(&self) -> Guard {
         Guard { key: self.key.clone(), tls: self.tls.as_ref().map(|tls| tls.links.clone()) }
@@ -155,7 +155,7 @@ impl ClusterGuard {
         self.check((Prover::Conductor, "the conductor"), opening, shown).map(|_| ())
     }
 
-    /// What a conductor makes of a call's beginning; none where nobody needs a key.
+    /// Opens a call on the conductor's side; `None` where no key is needed.
     ///
     /// # Errors
     /// [`tonic::Code::Unauthenticated`]: one side has a key and the other has none.
@@ -244,7 +244,7 @@ fn read_tls(service: &ServiceConfig, name: Option<String>) -> Result<ClusterTls,
     Ok(ClusterTls { certificate, key, ca, name, links })
 }
 
-/// What a node's command line says to attach at `control`.
+/// The options of a node's command line to attach at `control`.
 #[must_use]
 pub fn to_attach(service: &ServiceConfig, control: std::net::SocketAddr) -> String {
     let scheme = if service.cluster_tls_cert.is_empty() { "http" } else { "https" };
@@ -259,7 +259,7 @@ pub fn to_attach(service: &ServiceConfig, control: std::net::SocketAddr) -> Stri
     format!("--conductor {scheme}://{control}{options}")
 }
 
-/// What to say of a port without a key that others than this machine can reach; none where all is well.
+/// The warning for a port without a key that other machines can reach; `None` where all is well.
 #[must_use]
 pub fn open_port(what: &str, address: std::net::SocketAddr, guard: &ClusterGuard) -> Option<String> {
     let open = !guard.has_key() && !address.ip().is_loopback();

@@ -5,12 +5,12 @@ use std::io::IsTerminal as _;
 
 use tracing_subscriber::EnvFilter;
 
-/// Writes a line to standard error. Whoever reads it may leave: who serves goes on, where `eprintln!` would panic.
+/// Writes a line to standard error. It goes on where the reader has closed the pipe, while `eprintln!` would panic.
 macro_rules! note {
     ($($words:tt)*) => { $crate::log::line_of(&mut std::io::stderr().lock(), format_args!($($words)*)) };
 }
 
-/// The same to standard output.
+/// Writes a line to standard output, in the same way.
 macro_rules! announce {
     ($($words:tt)*) => { $crate::log::line_of(&mut std::io::stdout().lock(), format_args!($($words)*)) };
 }
@@ -28,7 +28,7 @@ pub(crate) fn line_of(out: &mut dyn std::io::Write, words: Arguments<'_>) {
 pub fn start(filter: &str) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|e| format!("log filter '{filter}': {e}; try info"))?;
     let plain = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // A log that cannot be written is told of with `eprintln!`, which panics in turn.
+    // By default the subscriber reports a failed write with `eprintln!`, which panics in turn.
     let plain = plain.log_internal_errors(false);
     let started = if std::io::stderr().is_terminal() {
         plain.with_target(false).try_init()

@@ -283,7 +283,7 @@ impl Metrics {
         self.labelled("baton_requests_refused_total", ("reason", reason));
     }
 
-    /// What a shadow mode would have refused so far, of how many.
+    /// Sets the number of requests that a shadow mode would have rejected so far, and the number it judged.
     pub(crate) fn shadow(&self, mode: &'static str, (refused, judged): (u64, u64)) {
         for (name, total) in [("baton_shadow_refused_total", refused), ("baton_shadow_judged_total", judged)]
         {
@@ -348,7 +348,7 @@ impl Metrics {
         self.shared.nodes_lost.add(1);
     }
 
-    /// What was expected in a node's cache for a request, and what was found.
+    /// Counts the tokens that were expected in a node's cache for a request, and those that were found.
     pub(crate) fn cache_found(&self, node: &str, expected_tokens: u64, found_tokens: u64) {
         self.shared.by_node.add("baton_cache_expected_tokens_total", node, expected_tokens);
         self.shared.by_node.add("baton_cache_found_tokens_total", node, found_tokens);
@@ -362,7 +362,7 @@ impl Metrics {
         self.shared.nodes_refused.add(1);
     }
 
-    /// What a node counts by itself.
+    /// Takes over the counters that a node reports.
     pub(crate) fn heard(&self, node: &str, load: &baton_wire::v1::NodeLoad) {
         let told = |name, total| self.shared.by_node.reported(name, (node, ""), total);
         let sent = load.sent.unwrap_or_default();
@@ -377,7 +377,7 @@ impl Metrics {
         told("baton_node_audit_failures_total", load.audit_failures);
     }
 
-    /// A node left for good: what was counted under its name is exported no more.
+    /// Drops the series of a node that left for good.
     pub(crate) fn forget_node(&self, node: &str) {
         self.shared.by_node.forget(node);
     }

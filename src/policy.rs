@@ -1,4 +1,4 @@
-//! What a changed configuration file changes, and whether that can be done while serving.
+//! The differences between two configuration files, and whether the change is possible while serving.
 //!
 //! Only `[scheduler]` may change then: its settings are handed to the conductor between two
 //! decisions, and the conductor has the last word about what live requests rely on. Every other
@@ -20,7 +20,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// Whether it can be made while serving, as far as the file alone tells.
+    /// Whether the change can be made while serving, as far as the file alone shows.
     pub fn is_live(&self) -> bool {
         self.key.starts_with("scheduler.")
     }
@@ -118,7 +118,7 @@ pub fn can_reload(old: &Config, new: &Config) -> Result<(), String> {
     old.scheduler.can_become(&new.scheduler).map_err(|e| e.to_string())
 }
 
-/// What a configuration file says of the policy, as a cluster shares it: its `[scheduler]` and nothing else.
+/// The policy of a configuration file, as a cluster shares it: its `[scheduler]` and nothing else.
 ///
 /// # Errors
 /// What is wrong with the file, and where; or that it says nothing of the policy.

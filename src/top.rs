@@ -37,7 +37,7 @@ struct Sample {
     objectives: Option<Objectives>,
 }
 
-/// What first tokens and gaps are promised to keep to, where every class has the same promise.
+/// The objectives for first tokens and gaps, where all classes share them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Objectives {
     ttft_s: f64,

@@ -103,7 +103,7 @@ impl Layout {
     }
 }
 
-/// What is started.
+/// The parts to start.
 pub struct Plan {
     /// The configuration in force.
     pub config: Config,
@@ -113,7 +113,7 @@ pub struct Plan {
     pub layout: Layout,
     /// Whether each is a process of its own.
     pub processes: bool,
-    /// What they compute with.
+    /// The engines of the nodes.
     pub engines: Engines,
     /// Folder of their SSD tiers.
     pub data: Option<PathBuf>,
@@ -140,7 +140,7 @@ pub struct Service {
     pub control: SocketAddr,
     /// The way to the conductor.
     pub inbox: Inbox,
-    /// What nodes have to show.
+    /// The credentials that nodes have to present.
     pub guard: ClusterGuard,
     tasks: TaskTracker,
     front: FrontThreads,
@@ -254,7 +254,7 @@ impl Service {
         let failure = self.failure.take();
         async move {
             match failure {
-                // A front door that was told to stop does not say why.
+                // A front door that was stopped on purpose gives no reason.
                 Some(failure) => match failure.await {
                     Ok(why) => why,
                     Err(_) => std::future::pending().await,
@@ -271,13 +271,13 @@ impl Service {
         }
     }
 
-    /// Lets nobody in and waits for the answers under way. Who is still reading then has what is left of the drain's
-    /// time.
+    /// Rejects new requests and waits for the open answers. Clients that are still reading then have the rest of the
+    /// drain's time.
     pub async fn drain(&self) {
         self.stopping.0.close_by(Instant::now() + self.drain);
         let quiet = async {
             let mut quiet = pin!(self.inbox.ask(Question::Quiesce));
-            // Nobody is let in any more when this is said.
+            // The front door rejects new requests by the time this is logged.
             let left = tokio::select! {
                 biased;
                 _ = &mut quiet => return,

@@ -17,7 +17,7 @@ pub fn load(path: &Path) -> Result<Config, String> {
     read(path).map(|(_, config)| config)
 }
 
-/// The same, with the text that it was read from.
+/// The configuration of a file, with the text that it was read from.
 pub fn read(path: &Path) -> Result<(String, Config), String> {
     let named = |why: String| format!("config {}: {why}", path.display());
     let unreadable = |why: String| named(format!("{why}; give the path of a TOML file"));

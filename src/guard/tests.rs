@@ -33,7 +33,7 @@ fn both_sides_must_have_the_same_key_or_none() {
     }
 }
 
-/// Who dials says first what the key is for: a stranger learns nothing to try keys against.
+/// The dialling side proves its key first: an unknown peer gets nothing to test keys against.
 #[test]
 fn a_stranger_gets_no_proof_over_a_number_of_its_own() {
     let conductor = guard(OURS);
@@ -60,7 +60,7 @@ fn what_was_overheard_opens_nothing() {
     let (owed, proof) = node.answered(&ours, &answer).expect("the same version");
     let told = conductor.proven(&first, &proof).expect("proven");
     node.welcomed(&owed, &told).expect("proven");
-    // The same call again is asked another question.
+    // A repetition of the call gets another challenge.
     let second = conductor.asked(&call).expect("a challenge").expect("a key");
     assert!(conductor.proven(&second, &proof).is_err());
     // Nor does a proof of the other side, sent back.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::figure;
 
-/// See the module. As many nodes as are told of and not forgotten.
+/// See the module. It has a series for each node that was reported and is not forgotten.
 #[derive(Debug, Default)]
 pub(super) struct ByNode {
     counts: Mutex<BTreeMap<&'static str, BTreeMap<Labels, Series>>>,
@@ -21,7 +21,7 @@ type Labels = (String, &'static str);
 #[derive(Debug, Default)]
 struct Series {
     count: u64,
-    /// What the node has reported last.
+    /// The latest count that the node has reported.
     reported: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What happens at the ports, before and beside the conductor: figures that are read where they are kept.
+//! Figures of the ports, before and beside the conductor, read where they are kept.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{OnceLock, Weak};

@@ -49,7 +49,7 @@ impl Collector {
         Self { kept, address }
     }
 
-    /// What `service.otlp_endpoint` is set to.
+    /// The value of `service.otlp_endpoint`.
     pub(crate) fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }

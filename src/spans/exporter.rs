@@ -24,12 +24,12 @@ const BATCH_WAIT: Duration = Duration::from_millis(500);
 const SEND_LIMIT: Duration = Duration::from_secs(5);
 /// How long one attempt to reach the collector may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-/// How often at most the log tells of a queue that was full.
+/// Minimum time between two log lines about a full queue.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 /// How long a shutdown waits for what is still to be sent.
 const STOP_LIMIT: Duration = Duration::from_millis(1500);
 
-/// The running task; to be stopped last, when no request is under way any more.
+/// The running task. It is stopped last, when no request is open.
 pub(crate) struct Exporting {
     task: JoinHandle<()>,
     stop: CancellationToken,
@@ -93,9 +93,9 @@ struct Sender {
     stop: CancellationToken,
     /// The last batch did not get through.
     absent: bool,
-    /// Dropped spans that the log tells of.
+    /// Dropped spans that the log has reported.
     told_dropped: u64,
-    /// Before this, no more is told of them.
+    /// Before this time, the log does not report dropped spans again.
     quiet_until: Instant,
 }
 
@@ -146,7 +146,7 @@ impl Sender {
         true
     }
 
-    /// A collector that is there and too slow for what is sampled: told once a minute at most.
+    /// Logs that the collector is reachable but too slow for the sampled spans, at most once a minute.
     fn tell_dropped(&mut self) {
         let (sent, dropped) = self.counts.read();
         if dropped > self.told_dropped && Instant::now() >= self.quiet_until {

@@ -9,7 +9,7 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use super::story::{HANDOFF, QUEUE, Stage, Story};
 
-/// What distinguishes one span of a story.
+/// The properties that distinguish one span of a story.
 struct Part {
     id: u64,
     parent: Option<u64>,

@@ -1,4 +1,4 @@
-//! What is written down of a request while it is under way: plain numbers, made into spans later.
+//! The record of a request while it is open: plain numbers, made into spans later.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 pub(super) const QUEUE: &str = "queue";
 /// The stage in which KV is on its way.
 pub(super) const HANDOFF: &str = "handoff";
-/// Stages of one request that are told at most; later ones are counted (I9).
+/// Maximum number of stages recorded per request; later ones are only counted (I9).
 const MAX_STAGES: usize = 64;
 
 /// Where a request is.
@@ -29,20 +29,20 @@ pub(super) struct Stage {
     pub place: Place,
     pub start_us: u64,
     pub end_us: u64,
-    /// What failed in it, and when.
+    /// The failure in it, and its time.
     pub failure: Option<(&'static str, u64)>,
     /// The failure ended it.
     pub broken: bool,
 }
 
-/// What a request came to; names and numbers only.
+/// The summary of a request; names and numbers only.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Summary {
     /// The client's name for it.
     pub request_id: Arc<str>,
     /// Its service class.
     pub class: String,
-    /// Whose it was.
+    /// Its tenant.
     pub tenant: Option<Arc<str>>,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
@@ -150,7 +150,7 @@ impl Story {
         self.reason.get_or_insert(reason);
     }
 
-    /// The request ended: nothing is added any more.
+    /// Records the end of the request: later calls add nothing.
     pub(super) fn end(&mut self, now_us: u64, summary: Summary) {
         self.leave(summary.outcome != "completed", now_us);
         self.ended_us = now_us;

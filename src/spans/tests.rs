@@ -147,7 +147,7 @@ async fn the_callers_word_goes_before_the_configured_share() {
     assert_eq!(off.open(Some(named), 0).id(), Some(format!("{:032x}", 5)));
 }
 
-/// One request from its arrival to its end, as the conductor tells of it.
+/// Records one request from its arrival to its end, as the conductor does.
 fn pass(spans: &mut Spans, parent: Option<TraceParent>) {
     let mut trace = spans.open(parent, 0);
     for (at_us, stage) in [(10, "prefill"), (20, "handoff"), (30, "decode")] {

@@ -57,7 +57,7 @@ impl Client {
         &self.base
     }
 
-    /// What `/admin/status` answers, as it is.
+    /// The response of `/admin/status`, unchanged.
     ///
     /// # Errors
     /// In words: nothing answers, or it refuses.

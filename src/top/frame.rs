@@ -62,7 +62,7 @@ impl<'a> Page<'a> {
         Self { base, history, show: None, lists }
     }
 
-    /// The same for a person at a terminal.
+    /// The frame as shown to a person at a terminal.
     pub(super) fn shown(mut self, show: &'a Show) -> Self {
         self.show = Some(show);
         self
@@ -95,7 +95,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// What each list gets of `height`: what it needs if that fits, else a fair part of it.
+    /// The rows that each list gets of `height`: as many as it needs if they fit, else a fair share.
     fn heights(&self, height: u16) -> [u16; LISTS] {
         let mut given = [0; LISTS];
         let mut left = height;

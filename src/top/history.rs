@@ -19,7 +19,7 @@ pub(super) struct History {
     samples: VecDeque<Sample>,
 }
 
-/// What happens each second.
+/// Rates of events, per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Rates {
     pub(super) requests: f64,

@@ -20,7 +20,7 @@ pub(super) const NODES: &[(&str, u16)] = &[
     ("tiers: blocks used/capacity, hits", 0),
 ];
 
-/// The same for requests.
+/// The columns of the list of requests.
 pub(super) const REQUESTS: &[(&str, u16)] = &[
     ("request", 40),
     ("stage", 8),

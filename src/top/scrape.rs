@@ -76,7 +76,7 @@ impl Buckets {
         self.counts.last().map_or(0.0, |(_, count)| *count)
     }
 
-    /// What came on top of `before`; all of it if the two do not fit together.
+    /// The increase since `before`; the whole count if the two do not fit together.
     pub(super) fn since(&self, before: &Self) -> Self {
         let fits = self.counts.len() == before.counts.len()
             && self.counts.iter().zip(&before.counts).all(|(now, was)| now.0 == was.0 && now.1 >= was.1);

@@ -17,7 +17,7 @@ const GLANCE: Duration = Duration::from_millis(50);
 /// Rows of a page up or down.
 const LEAP: usize = 10;
 
-/// What is watched.
+/// The service to watch.
 pub struct Watch {
     /// The service.
     pub client: Client,
@@ -53,7 +53,7 @@ async fn look(watch: Watch, sender: SyncSender<Result<Sample, String>>) {
     }
 }
 
-/// What a key asks for.
+/// The action that a key triggers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     /// Nothing more.

@@ -13,7 +13,7 @@ pub(super) fn seconds(value: Option<f64>) -> String {
     }
 }
 
-/// The same of microseconds.
+/// A time given in microseconds, in words.
 pub(super) fn micros(us: u64) -> String {
     seconds(Some(us as f64 / 1e6))
 }

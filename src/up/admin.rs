@@ -26,7 +26,7 @@ pub(super) struct Admin {
     config_path: Option<PathBuf>,
     /// Where several conductors follow one policy.
     shared: Option<SharedPolicy>,
-    /// What an operator shows as `Authorization: Bearer KEY`; `None` lets everybody in.
+    /// The key that an operator sends as `Authorization: Bearer KEY`; with `None`, all callers are admitted.
     key: Option<Secret<String>>,
 }
 
@@ -121,7 +121,7 @@ impl Admin {
         let (text, path) = (text.into_owned(), self.config_path.clone());
         // A long one takes its time, and others are served meanwhile.
         let config = tokio::task::spawn_blocking(move || match (text.trim().is_empty(), &path) {
-            // What the text leaves out stays as it is: operators send a policy, not their keys.
+            // Settings that the text leaves out stay as they are: operators send a policy, not their keys.
             (false, _) => crate::policy::over(&own, &text),
             (true, Some(path)) => crate::config::load(path),
             (true, None) => {
@@ -187,7 +187,7 @@ fn gone() -> Answer {
     wrong(StatusCode::SERVICE_UNAVAILABLE, SHUTTING_DOWN)
 }
 
-/// What became of a policy for all.
+/// The answer for a policy of the whole cluster.
 fn made(answer: Result<Vec<String>, NotMade>) -> Answer {
     match answer {
         Ok(changes) => told(Some(Ok(changes))),

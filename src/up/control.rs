@@ -21,7 +21,7 @@ use crate::metrics::{ControlClosed, Metrics};
 
 /// How long a connection may take to have a node attached: TLS, the proof of the cluster's key and its Hello together.
 const ATTACH_WITHIN: Duration = Duration::from_secs(10);
-/// What a connection may send before it has a node attached. A Hello with its cost profile is a few KiB.
+/// Bytes that a connection may send before it has a node attached. A Hello with its cost profile is a few KiB.
 const UNATTACHED_BYTES: u64 = 1 << 20;
 /// Calls of one connection at once. A node has one.
 const CALLS_PER_CONNECTION: u32 = 8;
@@ -48,7 +48,7 @@ pub(super) async fn serve(
         .initial_connection_window_size(16 << 20)
         .max_concurrent_streams(CALLS_PER_CONNECTION)
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
-        // Silence is told by heartbeats; a line is not cut because this process was stopped for a while.
+        // Heartbeats detect a silent node, so a connection is not cut because this process was stopped for a while.
         .http2_keepalive_timeout(Some(Duration::from_secs(30)))
         .add_service(service)
         .serve_with_incoming_shutdown(incoming(listener, places, metrics), stop.cancelled_owned())

@@ -54,7 +54,7 @@ fn raise() -> usize {
     current.map_or(usize::MAX, |files| usize::try_from(files).unwrap_or(usize::MAX))
 }
 
-/// What to say of a front door without keys that others than this machine can reach; none where all is well.
+/// The warning for a front door without keys that other machines can reach; `None` where all is well.
 pub(super) fn open_door(service: &ServiceConfig, address: SocketAddr) -> Option<String> {
     if address.ip().is_loopback() || !service.api_keys.is_empty() {
         return None;

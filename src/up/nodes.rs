@@ -59,8 +59,8 @@ impl Nodes {
         Ok(nodes)
     }
 
-    /// Waits until a node of this process cannot go on. Processes may come and go: whoever kills one
-    /// wants to see what happens.
+    /// Waits until a node of this process cannot go on. Node processes may come and go: an operator who kills one wants
+    /// to see the effect.
     pub(super) async fn first_failure(&mut self) -> String {
         while let Some(ended) = self.tasks.join_next().await {
             match ended {
@@ -101,7 +101,7 @@ fn spawn(plan: &Plan, name: &str, role: baton_types::Role, control: &str) -> Res
         .arg(format!("--log={}", plan.log))
         .arg("--until-stdin-ends")
         .args(plan.engines.arguments())
-        // Its end tells the node that this process is gone, even if that was killed.
+        // The end of the pipe signals to the node that this process is gone, even if it was killed.
         .stdin(Stdio::piped())
         .kill_on_drop(true);
     if let Some(path) = &plan.config_path {

@@ -22,7 +22,7 @@ const STILL: Duration = Duration::from_secs(2);
 /// Between two looks at whether it changes.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What of the file is in force.
+/// The state of the file: the version that was last read, and the one in force.
 struct Followed {
     path: PathBuf,
     /// As it was when it was last looked into, whatever came of that.
@@ -31,7 +31,7 @@ struct Followed {
     applied: Option<(String, Config)>,
 }
 
-/// Watches until told to stop. While the cluster has a policy of its own, the file's waits.
+/// Watches until `stop` is cancelled. While the cluster has a policy of its own, the file's waits.
 pub(super) async fn watch(
     path: PathBuf,
     inbox: Inbox,
@@ -93,13 +93,13 @@ async fn settled(path: &Path, hangup: &mut Signal) -> bool {
     false
 }
 
-/// What changes when a file is written.
+/// The properties that change when a file is written.
 fn mark(path: &Path) -> Option<(u64, Option<SystemTime>)> {
     let told = std::fs::metadata(path).ok()?;
     Some((told.len(), told.modified().ok()))
 }
 
-/// As much as tells one state of a file from another; nothing where it cannot be read.
+/// The bytes that distinguish one state of a file from another; empty where it cannot be read.
 fn bytes_of(path: &Path) -> Vec<u8> {
     crate::config::bytes(path).unwrap_or_default()
 }

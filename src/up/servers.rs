@@ -1,8 +1,7 @@
 //! Servers that a service drives by itself: a node within this process for each that is listed, for as long as it is.
 //!
-//! Each name has one task and one word of what is wanted of it: however often a list changes, nothing piles up, and who
-//! comes back while it drains goes on where it was. Who is listed in other words of which the same node would be made
-//! goes on too.
+//! Each name has one task and one wanted state, so changes of the list do not pile up. A server that is listed again
+//! while it drains continues. A server also continues if its entry changes without changing its node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,13 +30,13 @@ const RETRY_MOST: Duration = Duration::from_secs(60);
 /// Nodes that are made at a time: each may read files.
 const MADE_AT_A_TIME: usize = 16;
 
-/// What a list that cannot be read is called among what is outside; no server has such a name.
+/// The name of an unreadable list among the detached servers; no server has such a name.
 const LIST: &str = "list of servers";
 
 /// Between two looks at whether the list can be read.
 const LOOK_AT_LIST: Duration = Duration::from_millis(500);
 
-/// What is wanted of a server: this, or nothing.
+/// The wanted state of a server: this member, or none.
 type Wanted = Option<Arc<Member>>;
 /// The states of all nodes by name, and when they were asked for.
 type Look = (Instant, Arc<BTreeMap<String, State>>);
@@ -60,7 +59,7 @@ pub struct Servers {
     servers: BTreeMap<String, Server>,
 }
 
-/// What all servers have in common.
+/// The state that all servers share.
 struct Driving {
     making: Making,
     inbox: Inbox,
@@ -93,7 +92,7 @@ impl Servers {
         Self { directory, driving: Arc::new(driving), servers: BTreeMap::new() }
     }
 
-    /// The same with another pause before what failed is tried anew.
+    /// The servers with another pause before a failed one is retried.
     #[cfg(test)]
     #[must_use]
     pub fn retrying(mut self, retry: Duration) -> Self {
@@ -101,7 +100,7 @@ impl Servers {
         self
     }
 
-    /// Follows the list until told to stop.
+    /// Follows the list until `stop` is cancelled.
     pub async fn follow(mut self, stop: CancellationToken) {
         let mut changes: Changes = self.directory.changes();
         loop {
@@ -124,7 +123,7 @@ impl Servers {
             };
             self.heed(change);
         }
-        // Whose word is dropped stops at once.
+        // Dropping the senders stops the tasks at once.
         let tasks: Vec<_> = self.servers.into_values().map(|server| server.task).collect();
         for task in tasks {
             // One that panicked has said so.
@@ -171,7 +170,7 @@ impl Servers {
 }
 
 impl Driving {
-    /// Does what is wanted of one name until nobody can want anything any more.
+    /// Runs the server of one name as wanted, until the sender of wanted states is gone.
     async fn tend(self: Arc<Self>, mut wanted: watch::Receiver<Wanted>, idle: Arc<AtomicBool>) {
         loop {
             let now = wanted.borrow_and_update().clone();
@@ -202,7 +201,7 @@ impl Driving {
             }
             tracing::info!(server = name, "the list does not have it any more as it was: it drains");
             tokio::select! {
-                // What is not done by then is done elsewhere.
+                // Requests that are not finished by then are finished elsewhere.
                 _ = tokio::time::timeout(self.drain, self.drained(name)) => break true,
                 back = self.again(&mut listed, wanted) => if back.is_none() {
                     break false;
@@ -219,8 +218,8 @@ impl Driving {
         goes_on
     }
 
-    /// Waits until another node is wanted than `listed` makes, or none; takes in other words for the same. `None`:
-    /// nobody can want anything any more.
+    /// Waits until a node other than that of `listed` is wanted, or none. It adopts an entry that makes the same node.
+    /// `None`: the sender of wanted states is gone.
     async fn other(&self, listed: &mut Arc<Member>, wanted: &mut watch::Receiver<Wanted>) -> Option<()> {
         loop {
             let now = wanted.wait_for(|now| now.as_ref() != Some(listed)).await.ok()?.clone();
@@ -233,7 +232,7 @@ impl Driving {
         }
     }
 
-    /// Waits until the node is wanted that `listed` makes. `None`: nobody can want anything any more.
+    /// Waits until the node of `listed` is wanted again. `None`: the sender of wanted states is gone.
     async fn again(&self, listed: &mut Arc<Member>, wanted: &mut watch::Receiver<Wanted>) -> Option<()> {
         loop {
             let now = wanted.borrow_and_update().clone();
@@ -256,7 +255,7 @@ impl Driving {
         matches!(made.await, Ok([Ok(one), Ok(other)]) if one.is_like(&other))
     }
 
-    /// Runs a node until told to stop; once more when it could not work.
+    /// Runs a node until `stop` is cancelled, and retries when it could not work.
     async fn keep(self: Arc<Self>, member: Arc<Member>, stop: CancellationToken) {
         let (mut pause, mut said) = (self.retry, String::new());
         loop {
@@ -329,7 +328,8 @@ impl Driving {
     }
 }
 
-/// What a node says of itself is as old as its last heartbeat: what the conductor has given it since counts too.
+/// The states of the nodes. A node's report is as old as its last heartbeat, so work that the conductor has sent it
+/// since counts too.
 fn states(status: &Status) -> BTreeMap<String, State> {
     let legs: BTreeSet<u32> =
         status.requests.iter().flat_map(|one| [one.prefill, one.decode]).flatten().collect();

@@ -55,7 +55,7 @@ impl SharedPolicy {
         Self { policies, lead, following }
     }
 
-    /// The version that was last told, if there is one.
+    /// The latest version, if there is one.
     pub(super) fn version(&self) -> Option<u64> {
         self.following.latest().borrow().as_ref().map(|policy| policy.version)
     }
@@ -96,8 +96,8 @@ impl SharedPolicy {
         }])
     }
 
-    /// Puts whatever is told into force, until told to stop. `own` is what the conductor was started with, and the
-    /// file of that.
+    /// Puts each new policy into force until `stop` is cancelled. `own` is the configuration that the conductor was
+    /// started with, and its file.
     pub(super) async fn follow(
         self,
         own: (Config, Option<PathBuf>),

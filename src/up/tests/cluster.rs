@@ -24,7 +24,7 @@ use crate::up::Layout;
 /// Stands in every body; it is to be found nowhere else.
 pub(super) const SECRET: &str = "what nobody else may read";
 
-/// What an answer came to.
+/// The content of an answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Answer {
     pub tokens: Vec<u32>,
@@ -96,7 +96,7 @@ impl Cluster {
         self.add_announced(name, role, engine, None);
     }
 
-    /// The same over one that announces what its cache holds.
+    /// Starts a node over a server that announces its cache content.
     pub(super) fn add_announced(
         &mut self,
         name: &str,
@@ -205,7 +205,7 @@ impl Cluster {
         self.submit_as("test", tokens, sampling, None)
     }
 
-    /// The same with a name and a caller's trace.
+    /// Submits a request with a name and a caller's trace.
     pub(super) fn submit_as(
         &self,
         request_id: &str,
@@ -278,7 +278,7 @@ impl KvSink for Blind {
     fn layer_computed(&mut self, _: SequenceId, _: u32, _: std::ops::Range<u32>, _: (&[u32], &KvPool)) {}
 }
 
-/// What one engine alone answers.
+/// The answer of one engine alone.
 pub(super) fn alone(engine: &mut dyn Engine, tokens: &[u32], sampling: &Sampling) -> Answer {
     let blocks = (tokens.len() as u32 + sampling.max_tokens).div_ceil(engine.shape().block_tokens);
     let sequence = Sequence {

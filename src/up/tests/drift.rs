@@ -1,4 +1,4 @@
-//! An engine whose announcements are not the truth: what it counts shows that, and what was known of it is mended.
+//! An engine whose announcements are wrong: its counts of cached tokens reveal that, and the index is corrected.
 
 use std::time::Duration;
 

@@ -139,7 +139,7 @@ async fn lent_memory_never_changes_an_answer() {
     cluster.stop().await;
 }
 
-/// The only decode instance dies and comes back: whoever it served waits and goes on.
+/// The only decode instance dies and comes back: its requests wait and then continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_wait_for_the_only_instance_to_come_back() {
     let engine = small_model(pool(256));

@@ -1,4 +1,4 @@
-//! KV runs short in the middle of answers: whoever gives way waits and goes on, and nobody is lost.
+//! KV runs short in the middle of answers: a request that gives way waits and continues, and none is lost.
 
 use baton_engine::PoolSpec;
 use baton_types::Sampling;

@@ -251,7 +251,7 @@ async fn servers_come_and_go_with_the_list() {
     scene.list(&[("v1", &b.url()), ("v0", &b.url())]);
     attached(cluster, &["v0", "v1"]).await;
     answers(cluster, 3).await;
-    // What cannot be read changes nothing.
+    // An unreadable list changes nothing.
     std::fs::write(&scene.path, "member = 3").unwrap();
     outside(cluster, "list of servers").await;
     attached(cluster, &["v0", "v1"]).await;
@@ -289,7 +289,7 @@ fn asked(server: &FakeVllm) -> usize {
     server.received().iter().filter(|call| call.path.contains("completions")).count()
 }
 
-/// Its last heartbeat told of no work: what it was given since counts all the same.
+/// Its last heartbeat reported no work, but the work it got since counts all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_has_just_got_its_first_request_finishes_it() {
     let only = fake(50).await;
@@ -312,7 +312,8 @@ async fn one_that_has_just_got_its_first_request_finishes_it() {
     scene.end().await;
 }
 
-/// Who comes back while it drains goes on at once, however often that happens; the end waits for no drain.
+/// A server that is listed again while it drains continues at once, however often that happens. The end waits for no
+/// drain.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_that_flaps_takes_nobody_out_of_service() {
     let only = fake(100).await;

@@ -154,7 +154,7 @@ impl std::io::Write for Log {
     }
 }
 
-/// One thread runs it all, so that one thread's log tells it all.
+/// One thread runs everything, so that one thread's log contains everything.
 #[tokio::test]
 async fn a_failure_is_found_in_the_log_by_its_trace() {
     let log = Log::default();
