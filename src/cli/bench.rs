@@ -52,7 +52,7 @@ struct RouterArgs {
     /// The router, in front of nodes that answer at once
     #[arg(long)]
     url: String,
-    /// What the router stands in front of, when that can be called itself
+    /// URL of the server behind the router, if it can be called directly
     #[arg(long)]
     direct_url: Option<String>,
     /// Measure a plain proxy in front of a server without a model too, in processes of their own
@@ -299,7 +299,7 @@ fn sides(args: &RouterArgs, router: Target, started: &[Started]) -> Result<Vec<S
     Ok(sides)
 }
 
-/// What a side adds to what it stands in front of, µs.
+/// The latency that a side adds to the server behind it, µs.
 #[derive(serde::Serialize)]
 struct Added {
     load: &'static str,

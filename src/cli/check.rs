@@ -46,7 +46,7 @@ pub struct CheckArgs {
 /// Runs `baton check`.
 ///
 /// # Errors
-/// When there is nobody to print to. What is wrong with the places is no error: it is printed, and in the exit status.
+/// When standard output is closed. A fault that a check finds is no error: it is printed, and sets the exit status.
 pub fn run(args: &CheckArgs) -> Result<ExitCode, String> {
     let report = super::runtime(Some(1))?.block_on(examine(args));
     out::say(&if args.json { report.json() } else { report.table() })?;

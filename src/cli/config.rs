@@ -122,7 +122,7 @@ fn rollback(etcd: &EtcdArgs) -> Result<String, String> {
     })
 }
 
-/// What a file itself says, checked already.
+/// The settings in a file, which is checked already.
 fn keys_of(file: &Path) -> Result<toml::Table, String> {
     let failed = |e: &dyn std::fmt::Display| format!("config {}: {e}", file.display());
     let text = std::fs::read_to_string(file).map_err(|e| failed(&e))?;
@@ -175,7 +175,7 @@ fn given(own: &toml::Value, at: &[Step], key: &str) -> bool {
     section.is_some_and(|section| section.get(key).is_some())
 }
 
-/// What changes; exit code 1 when a running service could not take it on.
+/// Prints the changes. The exit code is 1 when a running service could not apply them.
 fn diff(old: &Config, new: &Config) -> Result<ExitCode, String> {
     let lines = policy::changes(old, new);
     let text: String = lines.iter().map(|change| format!("{change}\n")).collect();

@@ -16,7 +16,7 @@ const PASS_TOKENS: u32 = 512;
 /// In place of a folder: a token for each byte, as stand-ins of servers have it.
 const BYTES: &str = "bytes";
 
-/// What a model's folder says of its tokens.
+/// The properties of the tokens, from a model's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vocabulary {
     /// How many there are.
@@ -38,7 +38,7 @@ pub fn tokenization_in(folder: &Path) -> Result<Tokenization, String> {
     Tokenization::folder(folder).map_err(|e| format!("tokenizer: {e}"))
 }
 
-/// What nodes are told of the tokens.
+/// The properties of the tokens that nodes need.
 ///
 /// # Errors
 /// When a text cannot be tokenised.
@@ -49,7 +49,7 @@ pub fn vocabulary_of(read: &Tokenization) -> Result<Vocabulary, String> {
     Ok(Vocabulary { tokens: read.vocab_tokens(), ends: read.end_tokens(), sample })
 }
 
-/// What is said where a server has no tokenizer: its answers would be those to other prompts.
+/// The error for a server without a tokenizer: its answers would be those to other prompts.
 pub fn needs_model(dialect: Dialect) -> String {
     format!(
         "--engine {} needs --model: the Hugging Face folder of the model that the server serves, with tokenizer.json and \
@@ -58,7 +58,7 @@ pub fn needs_model(dialect: Dialect) -> String {
     )
 }
 
-/// What nodes compute with.
+/// The engines of nodes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Engines {
     /// builtin: a real transformer on the CPU; timed: keeps the time of a cost profile; zero: takes no time;
@@ -166,7 +166,7 @@ impl Engines {
         baton_sim::profiles::find(&self.profile).map_err(|e| e.to_string())
     }
 
-    /// What the model's folder says of the tokens of a server of this kind.
+    /// The properties of the tokens of a server of this kind, from the model's folder.
     ///
     /// # Errors
     /// Says that there is none, or names the file of the folder that cannot be read.
@@ -213,7 +213,7 @@ impl Engines {
         }
     }
 
-    /// The same words again, for a process that is started.
+    /// These options again, for a process that is started.
     #[must_use]
     pub fn arguments(&self) -> Vec<String> {
         let mut words = Vec::new();

@@ -60,7 +60,7 @@ async fn watch(args: &WatchArgs) -> Result<(), String> {
     let mut subscriber = Subscriber::start(config).map_err(|error| error.to_string())?;
     let (mut told, mut left) = (None, args.batches.unwrap_or(u64::MAX));
     while left > 0 {
-        // Silence may have a reason: it is told once.
+        // Silence may have a reason, which is reported once.
         let Ok(feed) = tokio::time::timeout(Duration::from_secs(1), subscriber.next()).await else {
             let error = subscriber.status().last_error;
             if let Some(error) = error.as_ref().filter(|_| error != told) {
@@ -79,7 +79,7 @@ async fn watch(args: &WatchArgs) -> Result<(), String> {
     Ok(())
 }
 
-/// Prints; `false` when nobody reads any more.
+/// Prints; `false` when the reader has closed the pipe.
 fn print(text: &str) -> Result<bool, String> {
     let mut output = std::io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::config::ServiceConfig;
 
-/// What keeps strangers from control and KV ports.
+/// The protection of control and KV ports.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct GuardArgs {
     /// The cluster's key, which all its processes have: one a line, the first is shown, any is taken

@@ -41,7 +41,7 @@ fn table(found: &Replayed) -> String {
     text
 }
 
-/// What is known of what came after the last step.
+/// A description of how the file ends, after the last step.
 fn ending(found: &Replayed) -> String {
     match (found.end, found.lost_steps, found.torn) {
         (Some(End::Closed), ..) => "the service stopped after the last step\n".into(),

@@ -69,12 +69,12 @@ pub struct LiveArgs {
     /// Simulate the same load on the cluster that --config describes, and show predicted beside measured
     #[arg(long, requires = "live")]
     compare: bool,
-    /// What standard output gets
+    /// Format of standard output
     #[arg(long, requires = "live", value_enum, default_value_t = Format::Table)]
     format: Format,
 }
 
-/// What standard output gets.
+/// The format of standard output.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Format {
     /// Tables for people.
@@ -237,7 +237,7 @@ async fn interrupt(stop: CancellationToken) {
     }
 }
 
-/// What a run has to tell.
+/// The results of a run.
 struct LiveReport<'a> {
     /// Measured, then predicted when asked for.
     runs: Vec<RunResult>,
@@ -310,7 +310,7 @@ mod tests {
     use crate::capture::{Capture, CaptureConfig, CaptureOutcome, CaptureRow};
     use crate::cli::{Cli, run};
 
-    /// What the service captures is a trace for every command, as it is.
+    /// A capture of the service is a trace for every command, unchanged.
     #[test]
     fn a_capture_lints_clean_and_replays_unchanged() {
         let place = tempfile::tempdir().unwrap();

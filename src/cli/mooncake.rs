@@ -111,7 +111,7 @@ struct RemoveArgs {
 /// Runs `baton mooncake`.
 ///
 /// # Errors
-/// With one line for the user: what failed, with whom, and the remedy.
+/// With one line for the user: the failure, the peer, and the remedy.
 pub fn run(args: MooncakeArgs) -> Result<ExitCode, String> {
     let runtime = super::runtime(None)?;
     let ended = runtime.block_on(async {

@@ -41,7 +41,7 @@ pub struct NodeArgs {
     /// How it finds the conductor that leads, where there are several
     #[command(flatten)]
     etcd: EtcdArgs,
-    /// What keeps strangers from it, and tells that it is none
+    /// Protection of its ports, and its own credentials
     #[command(flatten)]
     guard: GuardArgs,
     /// Name that the certificates of conductors and peers are for [default: the host of their address]
@@ -65,7 +65,7 @@ pub struct NodeArgs {
     /// Repeat here what a subscriber missed
     #[arg(long, value_name = "tcp://HOST:PORT", requires = "publish")]
     publish_replay: Option<String>,
-    /// What it computes with; whose KV it keeps, where its role is store
+    /// Engine of the node; for a node of role store, the engine whose KV it keeps
     #[command(flatten)]
     pub(super) engines: Engines,
     /// A server that computes
@@ -135,7 +135,7 @@ pub fn run(args: NodeArgs) -> Result<ExitCode, String> {
     ended
 }
 
-/// What a node's process follows: whoever leads, and the end of what started it.
+/// The conditions of a node's process: the leader to follow, and the parent whose end stops it.
 struct Led {
     etcd: Option<Etcd>,
     cluster: String,
@@ -143,7 +143,7 @@ struct Led {
 }
 
 impl Led {
-    /// Runs a node until it is told to stop, on one thread: what its conductor says wakes no other.
+    /// Runs a node until it is stopped. It uses one thread, so that a message of its conductor wakes no other.
     fn keep<F: Future<Output = Result<(), String>>>(
         self,
         node: impl FnOnce(Option<crate::node::Leaders>, CancellationToken) -> F,
@@ -169,7 +169,7 @@ impl Led {
 /// however the process at its other end came to its end.
 fn follow_stdin(stop: tokio_util::sync::CancellationToken) -> Result<(), String> {
     let follow = move || {
-        // What is said does not matter; an input that cannot be read has ended.
+        // The input's content does not matter, and an input that cannot be read has ended.
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
         stop.cancel();
     };

@@ -18,7 +18,7 @@ pub fn redraw(text: &str) {
     let _ = write!(std::io::stderr(), "\r{text}");
 }
 
-/// Whether a file can be made at a path, as far as its folder tells: asked before long work, not after it.
+/// Checks that a path's folder exists, so that a long run does not fail at the end when it writes its file.
 ///
 /// # Errors
 /// The path, when there is no such folder.

@@ -24,7 +24,7 @@ pub struct Setting {
     pub name: String,
     /// As it stands in the table.
     default: String,
-    /// What its comment says.
+    /// The text of its comment.
     pub meaning: String,
     /// The words that it takes, and what each means; none where it takes anything else.
     pub words: Vec<(String, String)>,
@@ -75,7 +75,7 @@ pub fn sections() -> Result<Vec<Section>, String> {
     Ok(sections)
 }
 
-/// What a section's settings are declared in: itself, or the entry of a list.
+/// The schema that declares a section's settings: its own, or that of a list's entry.
 fn entry(schema: &Value) -> &Value {
     if schema["items"]["properties"].is_object() { &schema["items"] } else { schema }
 }

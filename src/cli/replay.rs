@@ -120,7 +120,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "give a whole number from 1".into())
 }
 
-/// A stretch of a trace, told in seconds, in milliseconds.
+/// A stretch of a trace: given in seconds, returned in milliseconds.
 fn window(text: &str) -> Result<(f64, f64), String> {
     let (from, to) = text.split_once("..").ok_or("give two times in seconds, like 600..1200")?;
     match (from.parse::<f64>(), to.parse::<f64>()) {
@@ -340,7 +340,7 @@ fn write_files(
     Ok(())
 }
 
-/// What ran, for the head of a report.
+/// The settings of the run, for the head of a report.
 pub(super) fn facts(args: &ReplayArgs, config: &Config) -> Vec<(String, String)> {
     let file =
         args.file.as_ref().map_or_else(|| "conversation (default)".into(), |f| f.display().to_string());

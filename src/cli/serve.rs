@@ -50,7 +50,7 @@ pub struct ServeArgs {
     /// How conductors elect the one that leads, where there are several
     #[command(flatten)]
     etcd: EtcdArgs,
-    /// What keeps strangers from the control port
+    /// Protection of the control port
     #[command(flatten)]
     guard: GuardArgs,
     /// Threads that serve clients, and as many that decide and listen to nodes; 1 spends the least processor time a
@@ -145,7 +145,7 @@ async fn serve(config: Config, tokenization: Tokenization, args: ServeArgs) -> R
     outcome
 }
 
-/// What the others are told about this conductor.
+/// This conductor's entry for the other members.
 fn conductor(service: &Service, args: &ServeArgs) -> Result<Member, String> {
     let control = service.control;
     if args.advertise.is_none() && control.ip().is_unspecified() {
@@ -156,7 +156,7 @@ fn conductor(service: &Service, args: &ServeArgs) -> Result<Member, String> {
     Ok(Member::new(name, MemberRole::Conductor, vec![address]))
 }
 
-/// Resolves when this conductor led and leads no more: with what to do. Never where nobody elects.
+/// Resolves when this conductor loses its leadership, with the remedy. It never resolves without an election.
 async fn deposed(lead: &Lead) -> String {
     let Some(leadership) = lead.standing() else { return std::future::pending().await };
     let mut standing = leadership.standing();

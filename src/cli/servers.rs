@@ -59,7 +59,7 @@ pub struct ServersArgs {
     each: String,
 }
 
-/// What servers have where nothing else is said.
+/// The defaults for servers.
 pub struct Defaults {
     /// Folder of the tokenizer.
     model: Option<String>,
@@ -136,7 +136,7 @@ impl ServersArgs {
     }
 }
 
-/// What servers do that a source does not tell the role of.
+/// The role of servers whose source gives none.
 fn role_of(each: &[String]) -> Result<MemberRole, String> {
     let mut words = each.iter();
     let mut role = MemberRole::Both;
@@ -208,7 +208,7 @@ fn listed(text: &str, role: MemberRole) -> Result<Member, String> {
     member.validate().map(|()| member).map_err(|e| e.to_string())
 }
 
-/// What a member, those of all and the defaults say together: as `baton node` reads it, and the model's folder.
+/// Combines a member's options, the common ones and the defaults: as `baton node` reads them, and the model's folder.
 fn read(
     member: &Member,
     each: &[String],
@@ -217,7 +217,7 @@ fn read(
     let role = member.role.instance().ok_or("a conductor is no server")?;
     let address = &member.addresses[0];
     let url = if address.contains("://") { address.clone() } else { format!("http://{address}") };
-    // What comes later counts.
+    // Later options override earlier ones.
     let mut words = vec![
         format!("--name={}", member.name),
         "--conductor=http://within.this.process:0".to_owned(),
@@ -242,7 +242,7 @@ fn read(
             _ => tracing::debug!(server = member.name, label = name, "this label is no option of a node"),
         }
     }
-    // An etcd that this process was told of by its environment is not where its own nodes find it.
+    // The etcd that this process's environment names is not where its own nodes look for a conductor.
     let command = <Words as clap::CommandFactory>::command().mut_arg("etcd", |arg| arg.env(None::<&str>));
     let words = command.try_get_matches_from(&words);
     let words = words.and_then(|words| <Words as clap::FromArgMatches>::from_arg_matches(&words));
@@ -250,7 +250,7 @@ fn read(
     Ok((words.node, role, model))
 }
 
-/// What is wrong with the words, and what would be right, without how the command is used.
+/// The fault of the options and the right form, without the usage text.
 fn in_a_line(error: &str) -> String {
     let lines = error.lines().map(str::trim);
     let lines = lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"));

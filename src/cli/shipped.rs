@@ -1,4 +1,4 @@
-//! What is shipped in `deploy/` and told in `docs/engines.md` is what this program takes: every configuration, every command line.
+//! Checks that this program accepts every configuration in `deploy/` and every command line in `docs/engines.md`.
 
 mod manifests;
 
@@ -69,7 +69,7 @@ pub(super) fn parsed(words: &[String]) -> Command {
     Cli::try_parse_from(&words).unwrap_or_else(|e| panic!("{words:?}: {e}")).command
 }
 
-/// What the command says of a node's blocks and of the server it drives, if it is a node.
+/// Checks a node's command, and returns its block size. `None` where the command is not a node's.
 #[track_caller]
 pub(super) fn node_blocks(command: &Command) -> Option<u32> {
     let Command::Node(args) = command else { return None };

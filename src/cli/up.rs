@@ -22,7 +22,7 @@ pub struct UpArgs {
     /// Start every node as a process of its own
     #[arg(long)]
     processes: bool,
-    /// What the nodes compute with
+    /// Engines of the nodes
     #[command(flatten)]
     engines: Engines,
     /// Threads that serve clients, and as many that decide and listen to nodes; 1 spends the least processor time a

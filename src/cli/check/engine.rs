@@ -120,7 +120,7 @@ impl Target {
         let check = self.check("probe");
         let probe = match engine.probe().await {
             Ok(probe) => probe,
-            // It said what it is: only its token is missing, which the canary tells.
+            // The engine reported its properties. Only the token is missing, and the canary reports that.
             Err(error) if error.stage == Stage::Canary && engine.probed().is_some() => engine.probed()?,
             Err(error) => {
                 tell(&check, &error, report);
@@ -148,7 +148,7 @@ impl Target {
         Some(probe)
     }
 
-    /// Its role and its way of handing KV over, as it tells them and as they are set.
+    /// Checks its role and its way of handing KV over: as it reports them, and as they are set.
     fn part(&self, probe: &Probe, report: &mut Report) {
         let check = self.check("part");
         let settings = &self.node.engine;
@@ -328,7 +328,7 @@ fn host_port(url: &str) -> Option<String> {
     Some(format!("{}:{}", uri.host()?, uri.port_u16().unwrap_or(80)))
 }
 
-/// What was wrong with an option, without the usage that follows.
+/// The fault of an option, without the usage that follows.
 fn first_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     line.strip_prefix("error: ").unwrap_or(line).to_owned()

@@ -8,7 +8,7 @@ use baton_types::Role;
 use super::engine::Found;
 use super::report::Report;
 
-/// What has to be equal, by its name, of each engine.
+/// A property that must be equal: its name, and its value for an engine.
 type Property = (&'static str, fn(&Found) -> Option<String>);
 
 const EQUAL: [Property; 6] = [

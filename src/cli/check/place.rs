@@ -1,4 +1,4 @@
-//! What the configuration names on this machine: ports, keys, folders.
+//! Checks the ports, keys and folders that the configuration names on this machine.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::guard::{ClusterGuard, open_port};
 
 /// Longest wait for a connection, or for an answer.
 const TIME_LIMIT: Duration = Duration::from_secs(2);
-/// What an HTTP/2 client says first: its preface, and settings without any.
+/// The first bytes of an HTTP/2 client: its preface, and a settings frame without any settings.
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// The kind of an HTTP/2 frame that has settings.
 const SETTINGS: u8 = 4;
@@ -51,7 +51,7 @@ pub async fn ports(config: &Config, report: &mut Report) {
             report.wrong(&check, "taken by something else", "stop that, or give another port");
         }
     }
-    // What `baton serve` takes when the file leaves it open: nodes have to know it.
+    // The address that `baton serve` uses when the file leaves it open: nodes have to know it.
     let told = &config.service.control;
     let control = if told.ends_with(":0") { CONTROL } else { told };
     let check = format!("service.control {control}");
@@ -134,7 +134,7 @@ async fn ask(address: &str, words: &[u8], enough: usize) -> Vec<u8> {
             }
         }
     };
-    // What came until then is what there is.
+    // After a timeout, the bytes so far are the answer.
     let _ = tokio::time::timeout(TIME_LIMIT, talk).await;
     answer
 }
@@ -165,7 +165,7 @@ pub fn tls(service: &ServiceConfig, report: &mut Report) {
     }
 }
 
-/// What keeps strangers from the control port: the files can be read, and there is a key where others reach it.
+/// Checks the protection of the control port: the files can be read, and a key is set where other machines reach it.
 pub fn strangers(service: &ServiceConfig, report: &mut Report) {
     let check = "service.cluster_key, cluster_tls_*";
     let guard = match ClusterGuard::read(service, None) {
@@ -234,7 +234,7 @@ fn folder(setting: &str, folder: &Path, needed_bytes: u64, report: &mut Report) 
         Ok(told) => told.f_bavail.saturating_mul(told.f_frsize),
         Err(error) => return report.doubtful(&check, format!("its room is not told: {error}"), remedy),
     };
-    // What is there already is counted as room: files of earlier runs are taken into the bound.
+    // Existing files count as available space: files of earlier runs are part of the bound.
     let found = format!("writable; {} MiB free, at most {} MiB needed", free_bytes >> 20, needed_bytes >> 20);
     if free_bytes < needed_bytes {
         report.doubtful(&check, found, "free some room, or give a larger disk");

@@ -1,4 +1,4 @@
-//! What was found, one line a check.
+//! The findings, one line a check.
 
 use comfy_table::ContentArrangement;
 use serde::Serialize;
@@ -31,13 +31,13 @@ impl State {
 /// A check and how it came out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Line {
-    /// What was looked at.
+    /// The subject of the check.
     pub check: String,
     /// How it is.
     pub state: State,
-    /// What was seen.
+    /// The finding.
     pub found: String,
-    /// What to do; empty when there is nothing.
+    /// The remedy; empty when none is needed.
     pub remedy: String,
 }
 

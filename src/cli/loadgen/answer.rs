@@ -1,4 +1,4 @@
-//! What a client saw of one answer, event by event.
+//! One answer as its client saw it, event by event.
 
 use baton_sim::engine::GapSummary;
 use serde::Deserialize;

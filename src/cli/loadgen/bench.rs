@@ -1,4 +1,4 @@
-//! What a router adds to a call: time, and processor time by call and by event.
+//! Measures the cost that a router adds to a call: time, and processor time by call and by event.
 //!
 //! Every load is offered at a fixed rate, whatever the answers, or by callers who each wait for theirs, to
 //! each side in turn and in several rounds, so that a machine that slows down slows all sides.
@@ -32,7 +32,7 @@ pub struct Side {
     pub target: Target,
     /// The process whose time counts.
     pub pid: Option<u32>,
-    /// Processes that work beside it, such as nodes; their time is told apart.
+    /// Processes that work beside it, such as nodes; their time is reported separately.
     pub beside: Vec<u32>,
 }
 
@@ -47,7 +47,7 @@ pub struct Load {
     pub body: Arc<dyn Fn(u64) -> Bytes + Send + Sync>,
 }
 
-/// What one side made of one load.
+/// The figures of one side under one load.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figures {
     /// The load.
@@ -93,7 +93,7 @@ struct Sums {
     lasted: Duration,
 }
 
-/// What one call gave: µs to the first byte, µs in all, events.
+/// The times of one call: µs to the first byte, µs in all, events.
 type CallTimes = (u64, u64, u64);
 
 /// A comparison to be run.

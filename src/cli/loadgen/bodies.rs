@@ -30,7 +30,7 @@ pub struct Planned {
     pub body: Bytes,
 }
 
-/// What bodies are made from.
+/// The inputs for request bodies.
 pub struct BodyPlan {
     /// The trace.
     pub trace: Arc<Trace>,
@@ -38,15 +38,15 @@ pub struct BodyPlan {
     pub workload: TraceWorkload,
     /// Rows in one round of the workload.
     pub rows_a_round: usize,
-    /// What prompts are made of.
+    /// The vocabulary of the prompts.
     pub vocabulary: Vocabulary,
     /// Model that is asked for.
     pub model: String,
 }
 
 impl BodyPlan {
-    /// Builds requests on a thread of its own, in order, never more than a few dozen ahead of
-    /// whoever receives them; the thread ends when the receiver is dropped.
+    /// Builds requests on a thread of its own, in order, at most a few dozen ahead of the receiver. The thread ends
+    /// when the receiver is dropped.
     pub fn start(self) -> Result<Receiver<Planned>, String> {
         let (send, receive) = sync_channel(AHEAD);
         std::thread::Builder::new()

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Tells µs since a moment that all parts of a run share.
+/// Returns µs since a moment that all parts of a run share.
 #[derive(Clone, Copy, Debug)]
 pub struct RunClock {
     zero: Instant,

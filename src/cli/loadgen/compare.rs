@@ -1,4 +1,4 @@
-//! What the simulator predicted beside what a live cluster did.
+//! Compares the simulator's prediction with the measurements of a live cluster.
 
 use baton_sim::RunResult;
 use baton_sim::metrics::LatencySummary;

@@ -1,7 +1,7 @@
 //! A live run's figures as the simulator's report: the same structure, the same definitions.
 //!
-//! What only the inside of a cluster knows (loads, tiers, bytes moved) stays zero or empty. That the
-//! definitions are the simulator's is a test: outcomes of a simulated run give its very figures.
+//! Figures that only a cluster's inside knows (loads, tiers, bytes moved) stay zero or empty. A test checks that the
+//! definitions are the simulator's: outcomes of a simulated run give its very figures.
 
 use baton_scheduler::RejectReason;
 use baton_sim::RunResult;
@@ -10,7 +10,7 @@ use baton_types::SloClass;
 
 use super::live::Sent;
 
-/// What a run was called.
+/// The names of a run's settings.
 #[derive(Clone, Copy, Debug)]
 pub struct RunName<'a> {
     /// In the place of the placement policy.

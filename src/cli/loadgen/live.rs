@@ -24,7 +24,7 @@ pub struct Sender {
     pub client: Client,
     /// When it is.
     pub clock: RunClock,
-    /// Times that a refused request comes back, if it was told when.
+    /// Number of times that a refused request is retried, if the refusal gave a time.
     pub retries: u32,
     /// How long one attempt may take, and how long a refused client waits at most.
     pub timeout: Duration,
@@ -39,7 +39,7 @@ pub struct SeenRefusal {
     pub at_us: u64,
     /// The reason's name.
     pub reason: String,
-    /// What the client was told to wait, µs.
+    /// The delay that the refusal gave, µs.
     pub retry_after_us: Option<u64>,
     /// Whether the client came back.
     pub returned: bool,
@@ -48,8 +48,8 @@ pub struct SeenRefusal {
 /// One request of a live run, ended.
 #[derive(Clone, Debug)]
 pub struct Sent {
-    /// Its story, as the simulator tells it. TTFT counts from the moment at which the request was
-    /// due, so a late send counts as the waiting that a client would have seen.
+    /// Its outcome, in the simulator's terms. TTFT counts from the moment at which the request was due, so a late send
+    /// counts as waiting time of the client.
     pub outcome: Outcome,
     /// How much later than due the first attempt went out, µs.
     pub lag_us: u64,
@@ -75,8 +75,7 @@ enum Attempt {
 }
 
 impl Sender {
-    /// Sends a request that is due now, comes back after refusals as told, and reads the answer to
-    /// its end.
+    /// Sends a request that is due now, retries after refusals at the times they gave, and reads the answer to its end.
     pub async fn send(self: Arc<Self>, planned: Planned) -> Sent {
         let mut sent = self.offered(&planned);
         let time_limit = planned.arrival.cancel_after_us.map(Duration::from_micros);
@@ -95,7 +94,7 @@ impl Sender {
         sent
     }
 
-    /// What is left of a request that is cut off by the end of the run.
+    /// The record of a request that is cut off by the end of the run.
     pub fn cut_off(&self, planned: &Planned) -> Sent {
         let mut sent = self.offered(planned);
         sent.outcome.status = Status::Cancelled;
@@ -265,7 +264,7 @@ fn failed(sent: &mut Sent, why: String) {
     sent.error = Some(why);
 }
 
-/// What a refused client was told: `retry-after-ms` when there, else `retry-after` in seconds.
+/// The delay that a refusal gave: `retry-after-ms` when there, else `retry-after` in seconds.
 fn retry_after_us(headers: &HeaderMap) -> Option<u64> {
     let number = |name: &str| headers.get(name)?.to_str().ok()?.trim().parse::<f64>().ok();
     let us = match number("retry-after-ms") {

@@ -30,7 +30,7 @@ pub struct Pace {
     pub each: Box<dyn Fn() + Send + Sync>,
 }
 
-/// What a paced run gives.
+/// The result of a paced run.
 pub struct Paced {
     /// Requests in order of their ends.
     pub sent: Vec<Sent>,
@@ -79,7 +79,7 @@ impl Pace {
                 drop(permit);
             });
         }
-        // All permits are back exactly when nothing is in flight any more.
+        // All permits are back exactly when no request is in flight.
         runtime.block_on(async { permits.acquire_many(cap).await.map(drop) }).ok();
         Paced {
             sent: std::mem::take(&mut shared.sent.lock()),

@@ -30,7 +30,7 @@ impl CpuTime {
     pub fn since_us(self, earlier: Self) -> u64 {
         let ticks_us = self.ticks_us.saturating_sub(earlier.ticks_us);
         let threads_us = self.threads_us.saturating_sub(earlier.threads_us);
-        // What the ticks show and the threads do not was spent by threads that are gone.
+        // Time in the ticks but not in the threads' sum was spent by threads that have ended.
         if threads_us + 2 * TICK_US >= ticks_us { threads_us } else { ticks_us }
     }
 }

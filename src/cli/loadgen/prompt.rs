@@ -137,7 +137,7 @@ impl Vocabulary {
     }
 }
 
-/// Tells a row's own blocks from those that the trace names.
+/// Separates a row's own blocks from those that the trace names.
 const OWN: u64 = 0x5EED_0F0B_10C5_0000;
 
 /// Spreads a number over 64 bits, one to one: each step can be undone.

@@ -1,4 +1,4 @@
-//! What a live run tells beyond the simulator's figures: punctuality, statuses, errors, promises.
+//! The results of a live run beyond the simulator's figures: punctuality, statuses, errors, and kept promises.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::pace::Paced;
 
 /// Lag at the 99th percentile beyond which the load was not what the trace asks for, ms.
 const LATE_MS: f64 = 5.0;
-/// Distinct errors that are told apart.
+/// Maximum number of distinct errors that are counted separately.
 const MOST_ERRORS: usize = 64;
 
 /// A live run from the client's side.
@@ -37,7 +37,7 @@ pub struct LiveSummary {
     pub statuses: BTreeMap<u16, u64>,
     /// Failures by stage and name.
     pub errors: BTreeMap<String, u64>,
-    /// What became of what refused clients were told.
+    /// Whether the retry times in refusals were kept.
     pub promises: Promises,
     /// The server's own counts.
     pub usage: UsageSums,

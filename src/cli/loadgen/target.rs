@@ -33,14 +33,14 @@ pub struct Target {
     authorization: Option<HeaderValue>,
 }
 
-/// What an endpoint says about a model that it serves.
+/// An endpoint's description of a model that it serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelCard {
     /// Its name.
     pub name: String,
-    /// Tokens in its vocabulary, when told.
+    /// Tokens in its vocabulary, if given.
     pub vocab_tokens: Option<u32>,
-    /// Longest prompt and answer together, when told.
+    /// Longest prompt and answer together, if given.
     pub max_model_tokens: Option<u64>,
 }
 

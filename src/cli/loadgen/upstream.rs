@@ -1,5 +1,5 @@
-//! A server with the completion API's shapes and no model: it answers at once with as many tokens as
-//! asked for. What it costs is only HTTP and finding three fields in the body.
+//! A server with the completion API's shapes and no model: it answers at once with as many tokens as asked for. Its
+//! only cost is HTTP and finding three fields in the body.
 
 use std::convert::Infallible;
 
@@ -18,7 +18,7 @@ const MAX_REQUEST_BYTES: usize = 64 << 20;
 /// Most tokens in an answer.
 const MAX_TOKENS: u32 = 1 << 20;
 
-/// What it needs of a request.
+/// The fields of a request that it needs.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Wanted {

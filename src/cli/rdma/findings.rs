@@ -1,4 +1,4 @@
-//! What sysfs, the devices' files and this process's limits say about RDMA, each with a remedy.
+//! Findings on RDMA from sysfs, the devices' files and this process's limits, each with a remedy.
 
 use std::path::PathBuf;
 

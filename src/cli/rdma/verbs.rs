@@ -1,16 +1,16 @@
-//! What libibverbs says, where this program can ask it.
+//! Findings of libibverbs, where this program is built with it.
 
 use baton_transports::mover::topology::Machine;
 
 use super::findings::{Finding, Level};
 
-/// What to do where this program cannot ask.
+/// The remedy where this program is built without it.
 pub(super) const WITHOUT: &str = "this program is built without RDMA; build it with --features rdma-dlopen";
 
 /// A device by name, and what libibverbs says of it or why it cannot be opened.
 pub(super) type View = (String, Result<String, String>);
 
-/// What libibverbs says of each device; none where this program is built without it.
+/// The view of each device in libibverbs; `None` where this program is built without it.
 #[cfg(any(feature = "rdma", feature = "rdma-dlopen"))]
 pub(super) fn views() -> Option<Vec<View>> {
     use baton_transports::mover::rdma::device_views;
@@ -26,7 +26,7 @@ pub(super) fn views() -> Option<Vec<View>> {
     Some(device_views().into_iter().map(|view| (view.name, view.opened.map(text))).collect())
 }
 
-/// What libibverbs says of each device; none where this program is built without it.
+/// The view of each device in libibverbs; `None` where this program is built without it.
 #[cfg(not(any(feature = "rdma", feature = "rdma-dlopen")))]
 pub(super) fn views() -> Option<Vec<View>> {
     None

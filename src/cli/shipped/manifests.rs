@@ -55,7 +55,7 @@ fn list<'a>(value: &'a Value, at: &str) -> &'a [Value] {
     value.pointer(at).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// What is wrong with a set of objects: names that lead nowhere, ports that do not exist, labels that nobody has.
+/// The faults of a set of objects: names that lead nowhere, ports that do not exist, labels that no object has.
 fn faults(objects: &[Value]) -> Vec<String> {
     let mut wrong = Vec::new();
     let named = |kind: &str, name: &str| {
@@ -204,7 +204,7 @@ fn a_front_door_that_finds_its_servers_may_and_they_are_there() {
     let args = list(pod, "/containers/0/args").iter().filter_map(Value::as_str).map(str::to_owned);
     let words: Vec<String> = std::iter::once("baton".to_owned()).chain(args).collect();
     assert!(matches!(parsed(&words), Command::Serve(_)));
-    // What it asks for is there, under the names that it uses, and its account may look.
+    // The service that it looks for exists under that name, and its account may read it.
     let source = words.iter().find_map(|word| word.strip_prefix("--servers=kubernetes:")).expect("a service");
     let (name, port) = source.split_once(':').expect("a port");
     let service = find(&objects, "Service", name);

@@ -159,7 +159,7 @@ fn list(
     }
 }
 
-/// What the stores know of a key: names and values, in their order.
+/// The stores' entries of a key: names and values, in their order.
 fn known(cluster: &mut Cluster, key: &str) -> Result<Vec<(String, String)>, String> {
     let known = cluster.stat(key.as_bytes()).map_err(|e| format!("store: stat: {e}"))?;
     known.ok_or_else(|| format!("store: no such key: {key}"))
@@ -262,7 +262,7 @@ pub(super) struct DrainArgs {
     newer: Option<ValueSource>,
 }
 
-/// Whose value counts.
+/// The store whose value applies.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum ValueSource {
     Drained,

@@ -15,7 +15,7 @@ use crate::cli::out;
     after_help = "Examples:\n  baton store bench\n  baton store bench socket --seconds 5 --json out.json"
 )]
 pub(super) struct BenchArgs {
-    /// What to measure [default: everything]
+    /// Parts to measure [default: everything]
     #[arg(value_enum)]
     what: Vec<Group>,
     /// Seconds for each figure
@@ -47,7 +47,7 @@ enum Group {
     Copies,
     /// Small operations in a full store
     Metadata,
-    /// What eviction costs
+    /// Cost of eviction
     Pressure,
     /// Over a socket
     Socket,

@@ -10,7 +10,7 @@ const KEYS: u64 = 256;
 /// Sizes of a value: room for a number that makes each another, and what a connection takes in a moment.
 const VALUE_BYTES: std::ops::RangeInclusive<u64> = 8..=256 << 20;
 
-/// What is measured.
+/// The load to measure.
 pub(super) struct Load<'a> {
     pub(super) url: &'a str,
     pub(super) replicas: usize,
@@ -83,7 +83,7 @@ impl Load<'_> {
         Ok((puts, gets))
     }
 
-    /// What each call tells, one call after the other until the time is over.
+    /// The duration of each call, one call after the other until the time is over.
     fn time(&self, mut call: impl FnMut(u64) -> Result<Duration, Trouble>) -> Result<Vec<Duration>, Trouble> {
         let (start, mut times) = (Instant::now(), Vec::new());
         while start.elapsed() < self.each {

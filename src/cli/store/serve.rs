@@ -81,7 +81,7 @@ pub(super) struct ServeArgs {
     /// Address of the S3 service, if it is not Amazon's [default: what AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL says]
     #[arg(long, value_name = "URL", requires = "cold")]
     cold_endpoint: Option<String>,
-    /// What the bucket keeps at most; what was not read for long gives way
+    /// Size of the bucket at most; objects that were not read for long are evicted
     #[arg(long, value_name = "SIZE", default_value = "1TiB", requires = "cold", value_parser = super::size)]
     cold_size: u64,
     /// Objects that the bucket keeps at most; each takes some 150 bytes of memory here
@@ -128,7 +128,7 @@ impl ServeArgs {
     }
 }
 
-/// What is wrong with a setting, by the name that it has on the command line.
+/// The fault of a setting, under the name of its command line option.
 fn in_options(why: String) -> String {
     let options = [
         ("cold: capacity_bytes:", "--cold-size:"),
@@ -247,7 +247,7 @@ fn logins(path: &Path) -> Result<Vec<Login>, String> {
     }
 }
 
-/// What scrapers may take: they are few, and each asks for one page.
+/// The limits for scrapers: they are few, and each asks for one page.
 const SCRAPES: Bounds = Bounds {
     connections: 16,
     head_bytes: 16 << 10,

@@ -60,7 +60,7 @@ pub(super) struct Input {
     /// are timestamp, input_length, output_length and hash_ids
     #[arg(long, value_name = "COLUMN=NAME", value_parser = column)]
     pub(super) column: Vec<(String, String)>,
-    /// Mend or leave out faulty rows, and say how many, instead of refusing the file
+    /// Fix or leave out faulty rows, and report how many, instead of rejecting the file
     #[arg(long)]
     pub(super) lenient: bool,
 }
@@ -98,7 +98,7 @@ pub(super) struct Target {
     /// File to write (gzipped if it ends in .gz), or - for standard output
     #[arg(short, long)]
     pub(super) output: PathBuf,
-    /// What to write: mooncake, vidur-csv, splitwise-csv or burstgpt-csv
+    /// Format to write: mooncake, vidur-csv, splitwise-csv or burstgpt-csv
     #[arg(long, default_value = "mooncake")]
     pub(super) to: Output,
     /// Number block ids 0, 1, 2, ... (for readers that hold them in 32 bits)
@@ -249,7 +249,7 @@ impl ScaleArgs {
 }
 
 impl SynthArgs {
-    /// The usual statistics of a kind, with what was told in their place.
+    /// The usual statistics of a kind, overridden by the given options.
     pub(super) fn workload(&self, kind: Kind) -> Workload {
         let usual = Workload::new(kind, self.seed);
         Workload {

@@ -6,7 +6,7 @@ use baton_traces::summary::Summary;
 
 use crate::cli::table::with_header;
 
-/// What lint found, as tables.
+/// The findings of lint, as tables.
 pub(super) fn lint_text(report: &LintReport) -> String {
     if report.is_clean() {
         return format!("{}, no rule broken", rows(report.records));
@@ -29,7 +29,7 @@ pub(super) fn rows(count: u64) -> String {
     if count == 1 { "1 row".to_owned() } else { format!("{count} rows") }
 }
 
-/// What a trace is like, as tables.
+/// The summary of a trace, as tables.
 pub(super) fn summary_text(summary: &Summary) -> String {
     let mut about = with_header(&["", "mean", "min", "p10", "p50", "p90", "p95", "p99", "max"], 1..);
     for (name, spread) in [

@@ -1,5 +1,5 @@
-//! What the machine can do: one copy between two memories, and a plain socket that does no more than send
-//! blocks and acknowledge them.
+//! The machine's limits: one copy between two memories, and a plain socket that only sends blocks and acknowledges
+//! them.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -98,7 +98,7 @@ pub fn serve(memory_bytes: u64) -> io::Result<u16> {
     let bytes = usize::try_from(memory_bytes).map_err(io::Error::other)?;
     std::thread::spawn(move || {
         for socket in listener.incoming().flatten() {
-            // One that fails is told of by its other end.
+            // If one fails, its other end reports it.
             std::thread::spawn(move || receive(socket, bytes));
         }
     });

@@ -1,4 +1,4 @@
-//! The same load over the whole engine, in batches.
+//! Measures this load over the whole engine, in batches.
 
 use std::collections::VecDeque;
 use std::time::Instant;

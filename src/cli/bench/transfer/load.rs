@@ -13,7 +13,7 @@ use crate::cli::loadgen::process::CpuTime;
 /// Longer than any block takes unless something hangs.
 pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// What is asked of each path.
+/// The load on each path.
 #[derive(Clone, Debug)]
 pub struct Load {
     pub direction: Direction,
@@ -34,7 +34,7 @@ impl Load {
     }
 }
 
-/// What was measured.
+/// The measured figures.
 #[derive(Clone, Debug)]
 pub struct Figures {
     pub bytes: u64,

@@ -24,7 +24,7 @@ use self::report::Row;
     baton bench transfer --transport shm --block 1MiB --direction read --verify --json out.json\n  \
     baton bench transfer --transport shm --latency")]
 pub struct TransferArgs {
-    /// What to measure
+    /// Transport to measure
     #[arg(long, value_enum, default_value = "tcp")]
     transport: Kind,
     /// Sizes of a block, with KiB or MiB
@@ -185,7 +185,7 @@ fn latency(args: &TransferArgs) -> Result<Vec<Row>, String> {
             rows.push(Row::new(name, &figures, &load, &figures));
         }
         if !*poll {
-            // Who sleeps is woken, on either side: what that costs here stands in this row.
+            // A sleeping thread is woken on either side: this row shows the cost of that.
             let duration = Duration::from_secs(args.seconds.into());
             let direction = Direction::Write;
             let load = Load { direction, block_bytes: 4_096, batch: 1, verify: false, poll: false, duration };

@@ -27,7 +27,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// What was measured, beside its ceiling.
+    /// A measurement, beside its ceiling.
     pub fn new(what: &str, figures: &Figures, load: &Load, ceiling: &Figures) -> Self {
         #[expect(clippy::cast_precision_loss, reason = "figures for a report")]
         let blocks_per_s = figures.blocks as f64 / figures.took.as_secs_f64();
