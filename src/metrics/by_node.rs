@@ -26,7 +26,7 @@ struct Series {
 }
 
 impl ByNode {
-    /// Counts so many more.
+    /// Adds `more` to a node's counter.
     pub(super) fn add(&self, name: &'static str, node: &str, more: u64) {
         let mut counts = self.counts.lock();
         let series = counts.entry(name).or_default().entry((node.to_owned(), "")).or_default();

@@ -1,8 +1,8 @@
 //! Announces the content of this node's cache to subscribers, in the standard form.
 //!
-//! Blocks go by their standard names, which follow from their tokens alone, so a block is announced once its
-//! tokens have been seen here: those of every prompt and answer are; those of copies that came by name, and of
-//! blocks that an earlier life left on flash, are not, and such blocks stay untold.
+//! Blocks go by their standard names, which follow from their tokens alone. A block is therefore announced once its
+//! tokens have been seen here, as those of every prompt and answer are. The tokens of copies that came by name, and of
+//! blocks that an earlier life left on flash, are unknown, and such blocks are never announced.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};

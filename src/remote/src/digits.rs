@@ -51,7 +51,7 @@ pub(crate) fn list(out: &mut Vec<u8>, ids: &[u32]) {
     out.push(b']');
 }
 
-/// At least as many bytes as [`list`] writes, and not many more: the room is new to the process as often as not.
+/// An upper bound of the bytes that [`list`] writes. It is tight, because the memory is often new to the process.
 pub(crate) fn room_bytes(ids: &[u32]) -> usize {
     let most = ids.iter().fold(0, |most, id| most | *id);
     // Of the highest that has these bits.

@@ -206,8 +206,8 @@ impl Election {
         Self { settings, phase, lease: None, now_us: 0, vacant_at: 0, last_token: 0 }
     }
 
-    /// Our token, if we lead and may act at `now_us`. It depends on no other process, and is therefore right however late
-    /// everything else is.
+    /// Our token, if we lead and may act at `now_us`. It depends on no other process, so a delay elsewhere cannot make
+    /// it wrong.
     #[cfg(test)]
     pub fn may_act(&self, now_us: u64) -> Option<u64> {
         let until_us = self.acts_until_us()?;
