@@ -1,10 +1,9 @@
 //! The pool of paths: who gets one, and whose is taken.
 //!
-//! There may be many more peers than paths. A peer with work and no path stands in line. Room is made by
-//! closing a path that nobody uses, found as SIEVE does (a hand goes from old to new, and spares once what was
-//! used since it last passed); where all are in use, one that its peer has held for a turn is drained, and
-//! its peer, if it has more to send, goes to the end of the line. So each in line is served after a bounded
-//! number of turns.
+//! There may be far more peers than paths. A peer with work and no path waits in a queue. The pool makes room by
+//! closing an unused path, found as SIEVE does (a hand goes from old to new, and spares once each path used since it
+//! last passed). Where all paths are in use, the pool drains one that its peer has held for a turn. That peer goes to
+//! the end of the queue if it has more to send. So each waiting peer is served after a bounded number of turns.
 
 use alloc::vec::Vec;
 
@@ -144,7 +143,7 @@ impl MoverCore {
         }
     }
 
-    /// Closes one path that nobody uses, unless there is none.
+    /// Closes one unused path, if there is one.
     fn evict_idle(&mut self, effects: &mut Vec<Effect>) -> bool {
         for _ in 0..2 {
             let after = self.path_slots.range(self.hand..).chain(self.path_slots.range(..self.hand));

@@ -114,7 +114,7 @@ mod tests {
     }
 
     proptest! {
-        /// Loans never overlap, whatever comes and goes, and all of it comes back.
+        /// Loans never overlap under any sequence of loans and returns, and all of the memory comes back.
         #[test]
         fn loans_do_not_overlap(steps in prop::collection::vec((0u64..30_000, 0usize..8), 1..200)) {
             let arena = arena(64);

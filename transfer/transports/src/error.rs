@@ -12,9 +12,9 @@ pub enum Kind {
     Invalid,
     /// The peer cannot be reached, or has stopped answering: try another peer.
     Unavailable,
-    /// Bytes are not what was sent: nothing of this flight may be used; start anew.
+    /// The bytes differ from those sent: nothing of this flight may be used; start again.
     Corrupt,
-    /// The connection or the flight is over: start anew where the work is still wanted.
+    /// The connection or the flight is over: start again where the work is still wanted.
     Closed,
     /// One side broke the protocol or its own promise: report it.
     Bug,

@@ -1,8 +1,8 @@
 //! Which peers may connect to a node: those that have the key of its cluster, and a certificate where TLS is on.
 //!
-//! The key never goes over the wire. Each side draws a number that nobody can foretell, and proves that it has
-//! the key by a code over both numbers ([`ClusterKey::prove`]): what was overheard proves nothing the next time.
-//! That keeps strangers out. Against those who read or change what passes, there is TLS.
+//! The key never goes over the wire. Each side draws an unpredictable number, and proves that it has the key by a
+//! code over both numbers ([`ClusterKey::prove`]). An overheard proof is useless the next time. That keeps strangers
+//! out. TLS prevents eavesdropping and tampering.
 
 use std::fmt;
 use std::hint::black_box;
@@ -128,7 +128,7 @@ pub struct Guard {
     pub tls: Option<TcpTls>,
 }
 
-/// A number that nobody can foretell.
+/// An unpredictable number.
 ///
 /// # Panics
 /// Where the system has no randomness to give: nothing is safe there.

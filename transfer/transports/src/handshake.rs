@@ -1,4 +1,4 @@
-//! Two sides agree on version and fingerprint before anything else is said.
+//! Handshake: two sides agree on version and fingerprint before any other frame.
 
 use std::sync::Arc;
 use std::time::Duration;

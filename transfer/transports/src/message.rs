@@ -361,8 +361,8 @@ mod tests {
         assert!(check_preface(b"GET / HTTP/1.1\r\n").unwrap_err().text.contains("port"));
     }
 
-    /// Reads a body as each kind of frame. Whatever it holds, nothing panics, and what is made of it is paid for by
-    /// its own bytes.
+    /// Reads a body as each kind of frame. No body causes a panic, and the size of the result is bounded by the
+    /// body's own bytes.
     fn read_as_everything(body: &[u8]) {
         let read = [
             Hello::decode(body).map(|hello| hello.encode().len()).ok(),

@@ -1,4 +1,4 @@
-//! Numbers that nobody can foretell, for names that no other process may have and for rights that none may guess.
+//! Unpredictable numbers, for names that no other process may have and for rights that none may guess.
 
 /// Such a number, from the system's randomness.
 pub(crate) fn random() -> u64 {

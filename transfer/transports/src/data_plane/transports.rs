@@ -15,7 +15,7 @@ use crate::mover::{
 pub(super) struct Transports {
     /// The preferred first.
     pub(super) transports: Vec<Arc<dyn Transport>>,
-    /// This node's identity to its peers, whatever the transport.
+    /// This node's identity to its peers, the same on every transport.
     pub(super) me: PeerId,
     /// Log lines: the transports found, and those not used with the reason.
     pub(super) words: Vec<String>,

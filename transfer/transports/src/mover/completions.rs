@@ -140,7 +140,7 @@ impl CompletionQueue {
         self.count.store(0, Ordering::SeqCst);
     }
 
-    /// Waits until some wait or somebody nudges, no longer than `limit`, and takes none.
+    /// Waits until completions are there or another thread nudges, no longer than `limit`, and takes none.
     pub fn wait_any(&self, limit: Duration) {
         if let Some(sources) = self.sources() {
             self.sleep_by(sources, limit, |queue| !queue.is_empty() || queue.nudged.load(Ordering::SeqCst));

@@ -48,7 +48,7 @@ pub struct Memory {
     file: Option<OwnedFd>,
     location: Location,
     huge: bool,
-    /// Whether the mapping is somebody else's, who ends it.
+    /// Whether the mapping belongs to a lender, who unmaps it.
     lent: bool,
 }
 

@@ -230,7 +230,7 @@ pub trait Transport: Send + Sync {
     /// The capabilities of the transport.
     fn capabilities(&self) -> Capabilities;
 
-    /// Makes a memory known to the devices, for local ranges and for windows. Twice is once.
+    /// Registers a memory with the devices, for local ranges and for windows. A second call does nothing.
     ///
     /// # Errors
     /// [`Fault::Invalid`] with the remedy: a limit to raise, a kind of memory that it cannot reach.

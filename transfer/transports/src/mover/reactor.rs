@@ -66,7 +66,7 @@ pub(super) trait Connection: Send {
 
 /// A socket that others connect to.
 pub(super) trait Accepts: Send {
-    /// It, ready when somebody waits.
+    /// The socket, ready when a peer waits.
     fn file(&self) -> BorrowedFd<'_>;
     /// Takes the next one that waits, and gives it a thread or turns it away.
     ///

@@ -30,7 +30,7 @@ struct State {
 }
 
 impl Registry {
-    /// Adds a memory; twice is once.
+    /// Adds a memory; a second call changes nothing.
     pub(super) fn add(&self, memory: &Arc<Memory>) -> Added {
         let mut state = self.state();
         let gone = state.known.extract_if(.., |_, (_, known)| known.strong_count() == 0);

@@ -1,4 +1,4 @@
-//! Fetches: through windows that are smaller than what is fetched, and what becomes of them when somebody lies.
+//! Fetches through windows smaller than the blocks, and fetches with a lying holder or asker.
 
 use std::time::Duration;
 
@@ -214,7 +214,7 @@ async fn asker(scene: &Scene, answer: Option<Vec<u8>>) -> Vec<u8> {
 #[tokio::test]
 async fn an_asker_that_lends_nothing_sound_gets_the_reason() {
     let scene = holding(Scene::new(Way::Shm).await, &[block(1, 5_000)]).await;
-    // A window at an address where nobody listens, and one of no bytes.
+    // A window at an address without a listener, and one of no bytes.
     let window = |bytes: u64| {
         let address = b"127.0.0.1:1";
         let mut body = vec![u8::try_from(address.len()).unwrap()];

@@ -124,7 +124,7 @@ async fn what_was_overheard_opens_nothing() {
     assert!(!said.windows(8).any(|part| part == b"the key "), "the key is not in it");
     let landed = scene.endpoint.stats().received_flights;
     let mut stream = TcpStream::connect(listens).await.unwrap();
-    // It may hang up before all is said.
+    // The endpoint may hang up before all is written.
     let _ = stream.write_all(&said).await;
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer).await;

@@ -171,7 +171,7 @@ impl Route {
         if self.here.lock().unwrap_or_else(PoisonError::into_inner).0 {
             return Err(Fault::Path("this node is shutting down".into()));
         }
-        // A peer that is gone is a broken path; that it lives again is found by opening anew.
+        // A peer that is gone is a broken path; a new opening finds its next life.
         self.net.find(&self.peer).map_err(|fault| Fault::Path(format!("{fault:?}")))
     }
 

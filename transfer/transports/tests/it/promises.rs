@@ -180,7 +180,7 @@ const PIECE: u32 = 256 << 10;
 /// Windows closed in such a test.
 const CLOSES: u8 = 40;
 
-/// After a window has been closed nothing lands through it, whatever its peer still sends.
+/// After a window has been closed nothing lands through it, whatever the peer still sends.
 pub fn nothing_lands_in_a_closed_window<R: Rig>() {
     let pair = pair::<R>(PIECE as usize, Grant::ReadWrite);
     let Pair { here, there, local, theirs, mut way, mut window } = pair;

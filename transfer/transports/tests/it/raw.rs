@@ -77,7 +77,7 @@ fn moved(upto: u64, sum: u64, begun: &[SliceAt]) -> Vec<u8> {
     control(MOVED, upto, &body)
 }
 
-/// The checksum of so many bytes of a window to which nobody has written.
+/// The checksum of so many bytes of an unwritten window.
 fn zeros(bytes: usize) -> u64 {
     checksum(&vec![0; bytes])
 }

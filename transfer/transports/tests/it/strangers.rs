@@ -41,7 +41,7 @@ fn head(kind: u8, bytes: u32, window: u64) -> Vec<u8> {
 fn say(address: &str, said: &[u8]) -> Vec<u8> {
     let mut socket = TcpStream::connect(address).unwrap();
     socket.set_read_timeout(Some(TIME_LIMIT)).unwrap();
-    // It may be closed before all is said.
+    // The endpoint may close the connection before all is written.
     let _ = socket.write_all(said);
     let mut answer = Vec::new();
     match socket.read_to_end(&mut answer) {

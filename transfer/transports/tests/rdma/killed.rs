@@ -83,7 +83,7 @@ fn a_killed_peer_fails_everything_and_its_next_life_is_another() {
     drop(peer);
     let closed = way.wait_closed();
     let Completion::Closed { end, .. } = closed else { panic!("{closed:?}") };
-    // Nobody is there to say so, but for one who has taken over the port.
+    // No process is left to confirm it, unless another has taken over the port.
     assert_eq!(end, PathEnd::PeerUnknown);
     assert_eq!(way.seen.iter().filter_map(ticket).count(), 64);
     assert!(matches!(here.open(2, &former, "rxe_a0").err(), Some(Fault::Silent(_))));

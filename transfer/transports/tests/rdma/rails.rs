@@ -1,4 +1,4 @@
-//! The network under the rails: cuts it and mends it.
+//! The network under the rails: cuts it and restores it.
 
 use std::process::Command;
 

@@ -60,7 +60,7 @@ pub enum Outcome {
         /// must revoke the window before it reuses the memory.
         remote_fenced: bool,
     },
-    /// Somebody cancelled it.
+    /// A caller cancelled it.
     Cancelled {
         /// As in `Failed`.
         remote_fenced: bool,

@@ -111,7 +111,8 @@ impl Mover {
         Ok(Self { shared, background: Mutex::new(background) })
     }
 
-    /// Makes a memory known to the transports: those of its devices that can reach it. Twice is once.
+    /// Registers a memory with the transports: with those of their devices that can reach it. A second call does
+    /// nothing.
     ///
     /// # Errors
     /// The last transport's, when none can reach it.

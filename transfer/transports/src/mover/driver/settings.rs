@@ -13,7 +13,7 @@ use crate::mover::{Location, Transport};
 pub struct MoverSettings {
     /// The core's; its rails and ranks are filled in from the transports.
     pub core: MoverConfig,
-    /// Steps the core in a thread of its own. Without it somebody must poll or wait.
+    /// Steps the core in a thread of its own. Without it a caller must poll or wait.
     pub background: bool,
     /// Threads that open paths, at least 1.
     pub openers: usize,

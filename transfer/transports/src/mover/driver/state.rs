@@ -247,7 +247,7 @@ impl State {
         }
     }
 
-    /// The numbers of the peers that are meant, with whatever reach.
+    /// The numbers of the peers that `is_meant` selects.
     pub(super) fn numbers(&self, is_meant: impl Fn(&PeerId) -> bool) -> Vec<PeerNumber> {
         self.peers.iter().filter(|(_, known)| is_meant(&known.id)).map(|(&number, _)| number).collect()
     }

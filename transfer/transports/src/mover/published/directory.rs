@@ -99,7 +99,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// One that knows nobody.
+    /// A directory without names.
     pub fn new(config: DirectoryConfig) -> Self {
         Self { config, state: Mutex::default() }
     }
@@ -107,8 +107,8 @@ impl Directory {
     /// Looks up the ranges published at `name`. Asks the publisher and waits where no valid answer is cached.
     ///
     /// # Errors
-    /// [`Fault::Path`] or [`Fault::Silent`] where nobody answers in time, [`Fault::Invalid`] where it is no
-    /// publisher, or not of this release.
+    /// [`Fault::Path`] or [`Fault::Silent`] where no answer comes in time, [`Fault::Invalid`] where the answer is not
+    /// a publisher's, or not of this release.
     pub fn look(&self, name: &str) -> Result<Found, Fault> {
         if let Some(published) = self.remembered(name) {
             return Ok(Found { published, ended: None });

@@ -116,7 +116,7 @@ impl Publisher {
         self.shared.state().records.len()
     }
 
-    /// Ends every connection and the thread. Twice is once.
+    /// Ends every connection and the thread. A second call does nothing.
     pub fn shutdown(&self) {
         self.shared.pool.stop();
     }

@@ -62,7 +62,7 @@ impl Watcher {
                         self.stage = Stage::Told;
                     }
                 }
-                // Nothing more is to be said on this connection, by anybody.
+                // Neither side sends anything further on this connection.
                 Stage::Told => {
                     some(self.socket.read(&mut [0; 1]))?;
                     return Ok(Turn::End);

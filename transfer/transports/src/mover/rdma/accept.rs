@@ -107,7 +107,7 @@ impl Acceptor {
             }
             let serving = self.clone();
             let started = self.crew.spawn("rdma-peer", move || {
-                // Whatever goes wrong here, the peer sees its connection end.
+                // After any error here, the peer sees its connection end.
                 let _ = serving.serve(stream);
                 serving.served.fetch_sub(1, Ordering::AcqRel);
             });

@@ -103,7 +103,7 @@ impl Mailbox {
         u64::from(slot) * SLOT_BYTES as u64
     }
 
-    /// Takes what has come under this number and posts the receive anew; none for what is not a message.
+    /// Takes the bytes received under this number and posts the receive again; none if they are not a message.
     pub(super) fn take(&self, queue_pair: &Qp, id: u64, bytes: u32) -> io::Result<Option<Message>> {
         let slot = u32::try_from(id & !RECEIVE).map_err(io::Error::other)?;
         let mut text = vec![0; (bytes as usize).min(SLOT_BYTES)];

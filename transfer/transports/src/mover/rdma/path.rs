@@ -248,7 +248,7 @@ impl Opened {
         let mut told = vec![Completion::Broken { path: self.terms.id, fault: fault.clone() }];
         told.extend(self.fail_all(state, &fault, special));
         state.phase = Phase::Ending(fault);
-        // Before the greeting is answered nobody knows the path.
+        // Before the answer to the greeting no caller knows the path.
         if state.alive {
             self.completions.push(told);
         }

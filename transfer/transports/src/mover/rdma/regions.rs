@@ -65,7 +65,7 @@ impl Regions {
         }
         let pieces = self.pieces(memory, 0, memory.bytes() as u64, Remote::default())?;
         let mut arenas = self.arenas.write().unwrap_or_else(PoisonError::into_inner);
-        // A weak count keeps the address from being used again, so a dead entry is nobody else's.
+        // A weak count keeps the address from being used again, so a dead entry belongs to no other memory.
         let dead = arenas.extract_if(.., |_, arena| arena.memory.strong_count() == 0);
         let dead: Vec<Arena> = dead.map(|(_, arena)| arena).collect();
         arenas.entry(name).or_insert_with(|| Arena { memory: Arc::downgrade(memory), pieces });
@@ -130,7 +130,7 @@ impl Regions {
     pub(super) fn revoke(&self, window: WindowId) -> io::Result<()> {
         let Some(pieces) = self.windows().remove(&window) else { return Ok(()) };
         let mut outcome = Ok(());
-        // All are tried, whatever becomes of the first.
+        // All are released, even after an error.
         for region in pieces.into_iter().flatten() {
             outcome = outcome.and(region.release());
         }

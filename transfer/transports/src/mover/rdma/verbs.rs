@@ -291,8 +291,8 @@ impl Mr {
     ) -> io::Result<Self> {
         let address = memory.address(at, bytes).cast();
         let length = usize::try_from(bytes).expect("inside a mapping");
-        // SAFETY: the range is mapped (checked by `address`). The device pins the pages: should the mapping go
-        // first, what it writes lands in pages that nobody else has.
+        // SAFETY: the range is mapped (checked by `address`). The device pins the pages: should the mapping go first,
+        // the device writes to pages that no other mapping has.
         let raw = unsafe { ffi::ibv_reg_mr(domain.raw(), address, length, remote.flags()) };
         Self::made(domain, raw, "registering memory")
     }

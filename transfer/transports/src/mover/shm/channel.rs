@@ -81,7 +81,7 @@ impl Channel {
         sockopt::set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
         sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(limit))?;
         rustix::net::connect(&socket, &name_of(machine, address)?)?;
-        // Names are anybody's to take: what is greeted is given our memory, so it must be our own user's.
+        // Any process may take a name. The listener gets our memory, so it must run as our own user.
         if !is_ours(&socket)? {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,

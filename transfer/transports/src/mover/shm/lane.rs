@@ -110,7 +110,7 @@ impl Connection for Lane {
     }
 
     fn cut(self: Box<Self>) {
-        // When the thread stops, nobody has begun the end yet.
+        // When the thread stops, no other code has begun the end yet.
         self.route.end(Fault::Path("the transport is shutting down".into()), false);
         self.route.cut();
     }

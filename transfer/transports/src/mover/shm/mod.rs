@@ -246,7 +246,7 @@ impl Transport for ShmTransport {
         let allowed = answer?;
         let table = table.ok_or_else(|| failed(io::Error::other("its answer lacks the table of windows")))?;
         let room = Room {
-            // The ring is as long as we asked for, whatever the peer would take.
+            // The ring has the length that we asked for, so a larger limit of the peer has no use.
             slices: site.config.outstanding_max.min(allowed.outstanding_max),
             bytes: site.config.credit_bytes.min(allowed.credit_bytes),
             slice_bytes: site.config.slice_bytes_max.min(allowed.slice_bytes_max),

@@ -70,7 +70,7 @@ pub(super) struct Answer {
 /// Threads of the opener's process that sleep and must be woken for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sleeper {
-    /// Nobody: someone looks by himself.
+    /// No sleeper: a thread is polling.
     Nobody = 0,
     /// The I/O thread, by the path's bell.
     Thread = 1,

@@ -52,7 +52,7 @@ impl Site {
 
     /// Sends a new peer every memory, and adds it to the receivers of later ones.
     pub(super) fn introduce(&self, channel: &Arc<Channel>) -> io::Result<()> {
-        // Held over both, so that none is missed in between; twice is once.
+        // Held over both, so that none is missed in between; a memory announced twice does no harm.
         let mut channels = self.channels();
         channels.retain(|known| known.strong_count() > 0);
         channels.push(Arc::downgrade(channel));

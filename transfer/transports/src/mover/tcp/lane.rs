@@ -348,7 +348,7 @@ impl Connection for Lane {
     }
 
     fn cut(mut self: Box<Self>) {
-        // When the thread stops, nobody has begun the end yet.
+        // When the thread stops, no other code has begun the end yet.
         self.route.end(Fault::Path("the transport is shutting down".into()), false);
         let fault = self.route.gate.fault();
         let waiting: Vec<Waiting> = self.acks.drain(..).chain(self.reads.drain(..)).collect();

@@ -23,9 +23,9 @@ impl<'a> Gathered<'a> {
     /// Adds a range of memory. The caller owns the range, or holds a permit for it, until the bytes are sent.
     pub(super) fn memory(&mut self, memory: &'a Memory, at: u64, bytes: usize) {
         let from = memory.address(at, bytes as u64);
-        // SAFETY: inside the mapping (`address` checks), which lives as long as `memory` is borrowed. Only
-        // the kernel and the checksum read through this slice; if somebody breaks the ownership and writes
-        // meanwhile, the bytes sent are torn, and the checksum finds that where it is asked to.
+        // SAFETY: inside the mapping (`address` checks), which lives as long as `memory` is borrowed. Only the kernel
+        // and the checksum read through this slice. If another thread breaks the ownership and writes meanwhile, the
+        // bytes sent are torn, and the checksum finds that where a slice asks for one.
         self.pieces.push(IoSlice::new(unsafe { std::slice::from_raw_parts(from, bytes) }));
     }
 
