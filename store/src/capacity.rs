@@ -29,7 +29,7 @@ impl Capacity {
         self.reserved
     }
 
-    /// Slots that nobody has.
+    /// Free slots.
     pub(crate) const fn free(self) -> u64 {
         self.capacity - self.used - self.reserved
     }

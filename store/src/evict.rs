@@ -48,7 +48,7 @@ pub(crate) struct Facts {
 /// A parent is to go after its children: it comes to rest after them, and of blocks that are alike
 /// the one that has rested longest goes first. An order that may have it otherwise asks `is_leaf`.
 trait Order: core::fmt::Debug + Send + Sync {
-    /// For a tier of `capacity` slots, in which nobody rests yet.
+    /// Makes the order for a tier of `capacity` slots without resting blocks.
     fn new(capacity: u64) -> Self
     where
         Self: Sized;
@@ -159,7 +159,7 @@ pub(crate) struct Resting {
 }
 
 impl Resting {
-    /// Nobody rests yet in a tier of `capacity` slots.
+    /// A tier of `capacity` slots without resting blocks.
     pub(crate) fn new(policy: Eviction, capacity: u64) -> Self {
         let order = policy.order(capacity);
         let own = order.lists();

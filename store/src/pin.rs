@@ -29,7 +29,7 @@ pub(crate) struct Hold {
     pub sealed: u32,
     /// Whether it only reads: then it has no part in filling.
     pub reads_only: bool,
-    /// Blocks that nobody else fills or brings up.
+    /// Blocks that no other owner fills or brings up.
     pub duties: Vec<Duty>,
 }
 

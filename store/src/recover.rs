@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(rig.store.offload_keys(9), keys(&[]));
     }
 
-    /// Whatever orders them, recovered chains rest, are served and go from their ends.
+    /// Under every policy, recovered chains rest, are served and go from their ends.
     #[test]
     fn chains_come_back_under_every_eviction_policy() {
         for eviction in crate::Eviction::ALL {

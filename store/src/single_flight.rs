@@ -11,7 +11,7 @@ use crate::store::Store;
 use crate::tiering::send_stored;
 use alloc::vec::Vec;
 
-/// A run of an owner's chain that nobody else fills or brings up.
+/// A run of an owner's chain that no other owner fills or brings up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Duty {
     /// First position in the chain.

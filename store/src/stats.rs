@@ -32,7 +32,7 @@ pub struct TierStats {
 pub struct StoreStats {
     /// By tier, fastest first.
     pub tiers: [TierStats; 3],
-    /// Different blocks known now, in whatever tier.
+    /// Different blocks known now, in any tier.
     pub blocks: u64,
     /// Holds open now.
     pub owners: u64,

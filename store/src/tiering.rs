@@ -57,8 +57,8 @@ impl Store {
         true
     }
 
-    /// Takes a block's copy out of `tier`, and before it whatever could not stay without it:
-    /// descendants sink to where what is left to their parent allows, or go.
+    /// Takes a block's copy out of `tier`. Before it go all copies that could not stay without it: descendants sink
+    /// to a tier that their parent's remaining copies allow, or go.
     pub(crate) fn drop_copy(&mut self, tier: usize, block: u32) {
         if self.table[block].fastest() != tier {
             return self.drop_slot(tier, block);

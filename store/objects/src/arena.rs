@@ -24,7 +24,7 @@ pub(crate) use slabs::Slabs;
 /// Bytes of a page: the largest extent of a value.
 pub(crate) const PAGE_BYTES: usize = 1 << 20;
 
-/// All pages, and those that nobody has.
+/// All pages, and the free ones.
 #[derive(Debug)]
 pub(crate) struct Arena {
     map: Mapping,

@@ -102,7 +102,7 @@ impl Entry {
         self.links.iter().any(|link| link.linked)
     }
 
-    /// Whether somebody reads it under a lease that runs.
+    /// Whether a reader holds an unexpired lease on it.
     pub(crate) fn is_leased(&self, now_us: u64) -> bool {
         self.readers > 0 && self.lease_us > now_us
     }

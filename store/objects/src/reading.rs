@@ -40,12 +40,12 @@ impl Reading {
         self.stat.bytes as usize
     }
 
-    /// The memory, kept while the answer lives: for one step, that does not wait for anybody.
+    /// The memory, kept while the answer lives: for one step that does not wait.
     pub(crate) fn hold(&self) -> Result<Arc<Room>, Refusal> {
         self.room.upgrade().ok_or(Refusal::Revoked)
     }
 
-    /// Starts the lease anew, for a reader that goes on reading.
+    /// Renews the lease, for a reader that goes on reading.
     #[cfg(feature = "resp")]
     pub(crate) fn renew(&self, now_us: u64) {
         self.store.shard(self.shard).renew_reader((self.number, self.stat.generation), now_us);

@@ -47,10 +47,10 @@ pub enum Refusal {
     /// The value is pinned hard.
     #[error("the value is pinned; unpin it first")]
     Pinned,
-    /// The reservation's lease ended and its memory went to somebody else.
+    /// The reservation's lease ended and another writer took its memory.
     #[error("seal: the reservation ran out and was taken over; put again")]
     TakenOver,
-    /// The read's lease ended and the memory went to somebody else.
+    /// The read's lease ended and another value took its memory.
     #[error("read: the lease ran out and the memory was reused; read again")]
     Revoked,
     /// The bytes are not those that the checksum vouches for.

@@ -129,7 +129,7 @@ impl PutTicket {
         self.options = options;
     }
 
-    /// Starts the lease anew, for a writer that goes on writing.
+    /// Renews the lease, for a writer that goes on writing.
     ///
     /// # Errors
     /// [`Refusal::TakenOver`].

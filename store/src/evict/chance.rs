@@ -20,7 +20,7 @@ const RESTS_TO_HALVING: u32 = 1 << 18;
 pub(super) struct Seen {
     /// Whether a block of it ever came to rest.
     pub rested: bool,
-    /// Blocks at rest or gone, of which nobody knows yet whether they come back, by cell.
+    /// Blocks at rest or gone that may still come back, by cell.
     waiting: [u32; CELLS],
     /// Blocks that came back from each cell.
     pub returns: [u32; CELLS],
@@ -60,7 +60,7 @@ impl Chances {
         self.seen[class].rested
     }
 
-    /// Weighs anew what each trait of a class says.
+    /// Recomputes the weight of each trait of a class.
     pub(super) fn weigh(&mut self) {
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let usual = core::array::from_fn(|cell| self.usual(cell) as f64 / ONE as f64);

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 /// Names for each slot of the store.
 const NAMES_PER_SLOT: u64 = 8;
-/// The most names, whatever the size of the store: 24 MiB.
+/// The most names, for a store of any size: 24 MiB.
 const MAX_NAMES: u64 = 1 << 21;
 
 /// A block that left.
@@ -19,7 +19,7 @@ pub(super) struct Ghost {
 /// A table with one place for each name; a newer name takes the place of an older.
 #[derive(Debug)]
 pub(super) struct Ghosts {
-    /// The upper half of the name, 0 for nobody, and the ghost.
+    /// The upper half of the name, 0 for none, and the ghost.
     places: Vec<(u32, Ghost)>,
 }
 

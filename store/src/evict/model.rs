@@ -1,4 +1,4 @@
-//! Orders by rank and age against a slow reference that sorts; what holds for every order, whatever it goes by.
+//! Orders by rank and age against a slow reference that sorts; and properties that hold for every order.
 
 use super::{Eviction, Facts, Resting};
 use crate::lifecycle::MAX_DEPTH_CLASS;

@@ -25,7 +25,7 @@ const NEWS: usize = VALUES[1] - 1;
 const LENGTHS: usize = VALUES[2];
 /// Lists that are ranked: one for each class and cell of age.
 const REUSE_LISTS: usize = CLASSES * CELLS;
-/// A class is valued anew after this many blocks were asked for, one class after the other.
+/// The store recomputes one class's values after this many blocks were asked for, one class after the other.
 const ASKED_BETWEEN_VALUES: usize = 24;
 
 /// The reuse state of one block.

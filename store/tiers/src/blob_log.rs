@@ -144,7 +144,7 @@ enum Job {
     Get { id: u64, part: u32 },
 }
 
-/// The logic of the shelf over whatever file.
+/// The logic of the log over any file.
 #[derive(Debug)]
 pub(crate) struct BlobLogCore<S> {
     slab: S,
@@ -334,8 +334,8 @@ impl BlobLog {
         Ok((Self { keeper: BlobLogCore::new(tier), dir: options.dir.to_owned() }, speed))
     }
 
-    /// Size and number of the blocks of the file in a folder, if a shelf with this fingerprint left one there. Nothing
-    /// is changed.
+    /// Size and number of the blocks of the file in a folder, if a log with this fingerprint left one there. Changes
+    /// nothing.
     #[must_use]
     pub fn blocks_in(dir: &Path, fingerprint: u64) -> Option<(usize, u32)> {
         let layout = layout_in(dir).filter(|layout| layout.fingerprint == fingerprint)?;

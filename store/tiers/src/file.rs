@@ -36,7 +36,7 @@ pub struct FileTier {
     layout: Layout,
     book: Book,
     io: IoThread,
-    /// Ended jobs that nobody asked for yet.
+    /// Ended jobs that no caller has taken yet.
     ended: VecDeque<Done>,
     /// Jobs of lower numbers were ordered before the last `clear`.
     first_number: u64,
@@ -45,7 +45,8 @@ pub struct FileTier {
     device: String,
     is_stalled: bool,
     is_off: bool,
-    /// Slots that became free, for the shelf; nobody else asks, so they are remembered only up to their number.
+    /// Slots that became free, for the blob log. No other caller takes them, so at most as many are kept as there are
+    /// slots.
     freed: VecDeque<u32>,
     /// Entries that were being removed at the start.
     stale: Vec<Entry>,

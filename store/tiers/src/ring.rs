@@ -26,7 +26,7 @@ struct EventBell(OwnedFd);
 
 impl Bell for EventBell {
     fn ring(&self) {
-        // It fails only when it was rung 2^64 times and nobody came.
+        // It fails only after 2^64 rings without a reader.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }

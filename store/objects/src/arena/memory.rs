@@ -45,7 +45,7 @@ impl Mapping {
         Ok(Self { base: base.ok_or(io::ErrorKind::OutOfMemory)?, bytes })
     }
 
-    /// Has the kernel find memory for a range of it, whatever is written there at the same time.
+    /// Has the kernel find memory for a range of it. Concurrent writes to the range are allowed.
     #[cfg(not(miri))]
     pub(super) fn populate(&self, start: usize, bytes: usize) -> io::Result<()> {
         let from = self.at(start, bytes).cast();

@@ -11,7 +11,7 @@ use super::{Arena, PAGE_BYTES};
 /// No entry: a free slot.
 pub(super) const NOBODY: u32 = u32::MAX;
 
-/// A slot that somebody owns. It is neither copied nor made elsewhere: two live ones never overlap.
+/// An owned slot. It is neither copied nor made elsewhere: two live ones never overlap.
 #[derive(Debug)]
 pub(super) struct Extent {
     /// Page of the arena.

@@ -86,7 +86,7 @@ impl Member {
             None if Instant::now() >= excluded.look_at => {
                 let (url, silence, (say, hear)) = (self.url.clone(), config.silence, channel());
                 let look = move || {
-                    // Nobody hears it when the client is gone.
+                    // The send fails when the client is gone.
                     let _ = say.send(answers(&url, silence));
                 };
                 // Where no thread can be had the other end is dropped, which counts as no answer.
@@ -139,7 +139,7 @@ fn connect(url: &Url, silence: Duration) -> Result<Client, Lost> {
     })
 }
 
-/// Whether it says anything, be it that it lets nobody in.
+/// Whether the server answers anything, even a refusal of the login.
 fn answers(url: &Url, silence: Duration) -> bool {
     match connect(url, silence) {
         Ok(mut client) => {

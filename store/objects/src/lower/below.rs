@@ -240,7 +240,8 @@ impl Below {
     }
 }
 
-/// The name of a key below: the same in every life of the store, and nobody finds another key of the same name.
+/// The name of a key below. It is the same in every life of the store, and an attacker cannot find another key of the
+/// same name.
 pub(crate) fn name_of(tenant: &str, key: &[u8]) -> u64 {
     let mut hash = Sha256::new();
     hash.update((tenant.len() as u64).to_le_bytes());

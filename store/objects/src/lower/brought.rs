@@ -1,4 +1,4 @@
-//! A value that came up from below, as long as somebody wants it.
+//! A value that came up from below, as long as a reader wants it.
 
 use super::budget::Held;
 use crate::reading::Reading;

@@ -33,7 +33,7 @@ impl Removal {
         self.state.store(1, Ordering::Release);
     }
 
-    /// Nobody will say.
+    /// Ends the removal without an answer.
     pub(super) fn give_up(&self) {
         self.state.store(2, Ordering::Release);
     }

@@ -46,7 +46,7 @@ impl Flights {
         None
     }
 
-    /// Whether somebody waits for a key already.
+    /// Whether a reader waits for the key already.
     pub(super) fn is_under_way(&self, key: Key<'_>) -> bool {
         self.waiting.lock().contains_key(&Self::place(key))
     }

@@ -236,7 +236,7 @@ impl SsdWorker {
         self.below.asleep.store(false, Ordering::SeqCst);
     }
 
-    /// Nobody is left waiting.
+    /// Ends the worker and answers every waiter.
     fn end(&mut self) {
         self.below.directory.clear();
         self.removing.values().for_each(|(_, removal)| removal.give_up());

@@ -167,7 +167,7 @@ impl Connection<'_> {
         std::str::from_utf8(self.incoming.text(argument)).ok()?.parse().ok()
     }
 
-    /// Whether an argument is this word, in whatever case.
+    /// Whether an argument is this word, in upper or lower case.
     pub(super) fn is(&self, argument: usize, word: &str) -> bool {
         self.incoming.text(argument).eq_ignore_ascii_case(word.as_bytes())
     }

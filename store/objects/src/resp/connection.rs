@@ -93,7 +93,7 @@ pub(super) async fn run(
         seat,
         times: Times { stranger: now, began: now, moved: now, sent: now, renewed: now },
     };
-    // The client sees that the connection has ended; there is nobody else to tell.
+    // The client sees the connection end; there is no other party to report to.
     if connection.serve(&mut stream).await.is_ok() {
         let _ = tokio::time::timeout(GOODBYE, part(&mut stream)).await;
     }

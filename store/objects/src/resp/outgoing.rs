@@ -168,8 +168,8 @@ impl Outgoing {
         self.text.len() > TEXT_MAX_BYTES || self.pieces.len() > PIECES_MAX
     }
 
-    /// Starts the leases of the values that wait anew, if the client has read on: one that reads, however slowly, gets
-    /// what it was promised.
+    /// Renews the leases of the waiting values, if the client has read on. A client that reads, however slowly, gets
+    /// its promised values.
     pub(super) fn renew(&mut self, now_us: u64, lease_us: u64) {
         if self.sent_unrenewed < RENEW_BYTES || now_us < self.renewed_us + lease_us / RENEW_PART {
             return;

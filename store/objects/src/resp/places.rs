@@ -1,8 +1,9 @@
 //! Which connections stay when there are more than places.
 //!
-//! Nobody can lock others out by holding places: who has not logged in has at most a quarter of them and a few seconds,
-//! who has not said a word gives way to a newcomer, and so does who has been silent for long. Of peers that all have
-//! something to say the one with the most places gives one to a peer that has fewer.
+//! No client can lock others out by holding places. Connections without a login have at most a quarter of them, and a
+//! few seconds. A connection that has never sent a command gives way to a newcomer, and so does one that has been
+//! silent for long. Among peers whose connections are all active, the one with the most places gives one to a peer
+//! that has fewer.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ pub(super) struct Seat {
     pub(super) active_us: AtomicU64,
     /// It has had a command served.
     pub(super) spoke: AtomicBool,
-    /// It has logged in, or nobody has to.
+    /// It has logged in, or the server has no logins.
     pub(super) known: AtomicBool,
 }
 
@@ -66,7 +67,7 @@ impl Places {
         Self { taken: Vec::new(), most, guarded }
     }
 
-    /// Whether there is a place for a newcomer; else what it takes to have one: somebody who is to give way, if anybody.
+    /// Whether there is a place for a newcomer. Else the error names the place that must give way, if there is one.
     pub(super) fn find(&self, peer: IpAddr, now_us: u64) -> Result<(), Option<usize>> {
         let strangers = || self.taken.iter().filter(|place| !place.seat.is_known());
         let crowd = self.guarded && strangers().count() >= (self.most / STRANGERS_PART).max(1);

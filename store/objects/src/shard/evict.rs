@@ -47,7 +47,7 @@ impl Shard {
         rich.into_iter().any(|class| self.queues[class].len() > 0 && self.evict_page(class, now_us))
     }
 
-    /// Evicts one entry of whatever class.
+    /// Evicts one entry of any class.
     pub(super) fn evict_any(&mut self, now_us: u64) -> bool {
         if self.free_left(now_us) {
             return true;
@@ -203,7 +203,7 @@ impl Shard {
         false
     }
 
-    /// Looks at the next few entries for what has run out: so that it goes though nobody asks for it.
+    /// Looks at the next few entries for expired ones, so that they go even without a request for them.
     pub(super) fn sweep(&mut self, now_us: u64) {
         if self.expiring == 0 && self.pending.is_empty() && self.leaving.is_empty() {
             return;

@@ -66,7 +66,7 @@ impl Shard {
         Some(self.lease(number, at.now_us))
     }
 
-    /// Starts the lease of a value's readers anew; does nothing when the memory has gone to somebody else.
+    /// Renews the lease of a value's readers; does nothing when another value has taken the memory.
     #[cfg(feature = "resp")]
     pub(crate) fn renew_reader(&mut self, (number, generation): (u32, u64), now_us: u64) {
         let lease_us = now_us.saturating_add(self.config.set.read_lease_us);
@@ -91,7 +91,7 @@ impl Shard {
         Opened { number, room, stat: stat_of(entry, now_us) }
     }
 
-    /// Ends one reader's lease; does nothing when the memory has gone to somebody else.
+    /// Ends one reader's lease; does nothing when another value has taken the memory.
     pub(crate) fn close(&mut self, number: u32, generation: u64) {
         let entry = self.entries.at_mut(number);
         if entry.generation != generation {

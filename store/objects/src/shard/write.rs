@@ -295,7 +295,7 @@ impl Shard {
         one.bytes() == other.bytes() && one.slices().eq(other.slices())
     }
 
-    /// Starts the lease of a reservation anew.
+    /// Renews the lease of a reservation.
     pub(crate) fn renew(&mut self, begun: &Begun, now_us: u64) -> Result<(), Refusal> {
         let lease_us = now_us.saturating_add(self.config.set.write_lease_us);
         let entry = self.entries.at_mut(begun.number);

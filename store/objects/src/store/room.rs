@@ -40,7 +40,7 @@ impl ObjectStore {
         }
     }
 
-    /// Evicts what a tenant has in whatever shard, and last what it has pinned softly. Whether anything went.
+    /// Evicts a tenant's entries in any shard, soft pins last. Returns whether anything went.
     fn make_way_in_quota(&self, shard: usize, request: &Request<'_>, cost: u64) -> bool {
         let others = self.inner.shards.len();
         let evict = |n: usize, pressing: bool| {

@@ -10,7 +10,8 @@ pub enum Existing {
     Same,
     /// Any value is left as it is and the put refused. Waits for a writer that came before.
     Keep,
-    /// Equal bytes stay, others are replaced under a new generation. Waits for nobody; the last seal wins.
+    /// Equal bytes stay, others are replaced under a new generation. Does not wait for other writers; the last seal
+    /// wins.
     Replace,
 }
 

@@ -150,7 +150,8 @@ fn who_reads_on_gets_the_whole_value_however_long_it_takes() {
     stream.write_all(b"GET long\r\n").unwrap();
     let expected = answer_of(&value);
     let mut got = Vec::new();
-    // Removed it is kept by its lease alone. Leases of time pass, and what others put takes whatever is not held.
+    // After its removal only the lease keeps it. Leases of time pass, and other puts take any memory that is not
+    // held.
     until("it is being read", || served.store.stat(key("long")).is_some_and(|stat| stat.readers == 1));
     served.store.remove(key("long")).unwrap();
     for round in 0..4u64 {

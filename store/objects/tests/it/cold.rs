@@ -1,5 +1,5 @@
-//! The bucket below: what is asked for again outlives eviction and the process; what was removed or replaced never
-//! comes back; what is not as it was written is never served; and a bucket in trouble is felt by nobody.
+//! The bucket below: an object read repeatedly outlives eviction and the process; a removed or replaced one never
+//! comes back; a damaged one is never served; and a bucket in trouble does not affect clients.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -59,7 +59,7 @@ fn fill(store: &ObjectStore, count: u64) {
     assert_eq!((cold(store).written, cold(store).passed_over), (count, 0), "{:?}", cold(store));
 }
 
-/// Makes memory evict a key, by values that nobody asks for.
+/// Makes memory evict a key, by values that no test reads.
 #[track_caller]
 fn crowd_out(store: &ObjectStore, name: &str) {
     let mut crowd = 0..2_000u64;
@@ -183,14 +183,14 @@ fn what_is_not_as_it_was_written_is_never_served_and_goes() {
     let mut left = [paths[7].clone(), thesis];
     left.sort();
     assert_eq!(files(folder.path()), left, "what is not ours is left alone");
-    // One that somebody takes away under our hands is a miss, too.
+    // An object deleted behind the store's back is a miss, too.
     std::fs::remove_file(&paths[7]).unwrap();
     let name = found[0].to_string();
     crowd_out(&store, &name);
     assert!(store.is_below(key(&name)) && read(&store, &name).is_none());
     settle(&store);
     assert_eq!(cold(&store).objects, 0);
-    // A refused value can be written anew.
+    // A refused value can be written again.
     ask_twice(&store, "0", &content(0, 90_000));
     settle(&store);
     drop(store);
@@ -510,7 +510,7 @@ struct Believed {
     doubtful: bool,
 }
 
-/// A bucket in changing moods under a store that is started anew again and again, and what is known of its keys.
+/// A bucket in changing moods under a store that restarts repeatedly, with the expected state of its keys.
 struct Trial {
     bucket: Arc<Faulty>,
     store: ObjectStore,
@@ -584,8 +584,8 @@ impl Trial {
     }
 }
 
-/// Whatever the bucket does: a key never has a value that it was not given last, and what was confirmed to be gone
-/// stays so over restarts, writes that arrive late included.
+/// With any behaviour of the bucket: a key only has the value that it was given last. A confirmed removal holds over
+/// restarts, late writes included.
 #[test]
 fn in_whatever_mood_the_bucket_is_no_key_has_a_value_that_is_not_its_own() {
     let (mut restarts, mut hits, mut confirmed) = (0, 0, 0);

@@ -69,7 +69,7 @@ fn of_several_writers_that_replace_the_last_seal_wins() {
     first.seal().unwrap();
     assert_eq!(store.get(key("a")).unwrap().to_vec().unwrap(), b"first");
     store.check();
-    // Nobody waited for it, so nobody took its place either.
+    // No writer waited for it, so none took its place either.
     pass(&hand, 2_000_000);
     third.seal().unwrap();
     assert_eq!(store.get(key("a")).unwrap().to_vec().unwrap(), b"third");
@@ -106,7 +106,7 @@ fn a_reservation_that_nobody_asks_for_again_ends_too() {
         .collect();
     let others =
         || (0..300).for_each(|n| assert!(store.put(key(&format!("{n}")), b"x", PutOptions::REPLACE).is_ok()));
-    // Its lease is over, but nobody wants its key: it may have stood still.
+    // Its lease is over, but no other writer wants its key: it may have been paused.
     pass(&hand, 11_999_999);
     others();
     assert_eq!(store.stats().abandoned, 0);

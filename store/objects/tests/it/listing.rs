@@ -253,7 +253,7 @@ fn a_drain_removes_nothing_where_another_has_another_value_unless_it_is_told_whi
     }
 }
 
-/// Somebody goes on writing: the last value that was acknowledged is never the one that is removed.
+/// A client goes on writing: the drain never removes the last acknowledged value.
 #[test]
 fn a_drain_never_removes_what_was_put_while_it_copied() {
     let (from, to) = (in_memory(), in_memory());

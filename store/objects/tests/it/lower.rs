@@ -91,7 +91,7 @@ fn a_file_of_another_block_size_is_read_as_it_was_unless_a_size_is_asked_for() {
     assert!(said.lock().unwrap()[0].contains("2 blocks recovered"), "{said:?}");
     assert_eq!(read(&store, "a"), Some(content(1, 65_536)));
     drop(store);
-    // Another size of the file begins anew anyway, and then with blocks that hold more.
+    // Another size of the file starts empty anyway, and then with blocks that hold more.
     let (store, said) = open(None, 8 << 20);
     assert!(said.lock().unwrap()[0].contains("started empty"), "{said:?}");
     store.put(key("a"), &content(1, 65_536), PutOptions::REPLACE).unwrap();

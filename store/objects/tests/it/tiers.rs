@@ -9,7 +9,7 @@ use baton_objects::{Clock, LowerConfig, ObjectStore, Parts, StoreConfig, Tell};
 /// The messages that a store has reported to its caller.
 pub type Said = Arc<Mutex<Vec<String>>>;
 
-/// Four MiB of memory over these tiers, and what is said about them.
+/// Four MiB of memory over these tiers, and the messages about them.
 pub fn over(lower: LowerConfig) -> (ObjectStore, Said) {
     over_parts(lower, None)
 }

@@ -30,7 +30,7 @@ impl fmt::Debug for Record {
     }
 }
 
-/// A value that rests on the shelf.
+/// A value that rests in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listing {
     /// Its name.

@@ -1,6 +1,5 @@
-//! Random histories against a naive memory of what every block must hold: whatever is evicted,
-//! damaged or refused by the disk, no wrong byte is ever readable, nobody waits for ever, and at
-//! rest nothing is left over.
+//! Random histories against a naive memory of what every block must hold. Under every eviction, damage and refusal by
+//! the disk, no wrong byte is readable, no owner waits for ever, and at rest nothing is left over.
 
 use super::testing::{BLOCK_BYTES, Bench, chain, content, owner};
 use super::{Misuse, Notice, ReadFailed, Refused};
@@ -330,7 +329,7 @@ impl World {
         }
     }
 
-    /// With a healthy disk, everybody comes to the end: nobody waits for one who waits.
+    /// With a healthy disk, every owner comes to its end, without a cycle of waiting owners.
     fn finish(&mut self) {
         self.run(&Op::SickDisk { fail_reads: 0, fail_writes: 0, lose_writes: 0, flip_reads: 0 });
         for _ in 0..self.owners.len() + 1 {

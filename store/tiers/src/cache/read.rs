@@ -22,8 +22,8 @@ pub enum ReadFailed {
 }
 
 impl KvCache {
-    /// Pins the readable prefix of `chain`, in whatever tiers, so that another node can be given
-    /// it block by block; takes no HBM slot. Gives its length. End it with [`KvCache::close`].
+    /// Pins the readable prefix of `chain`, in any tier, so that another node can be given it block by block; takes
+    /// no HBM slot. Returns its length. End it with [`KvCache::close`].
     ///
     /// # Errors
     /// `AlreadyOpen`; then nothing changed.

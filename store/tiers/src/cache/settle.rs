@@ -99,7 +99,7 @@ impl KvCache {
         self.addresses.get(&key.short()).filter(|address| address.key == key).map(|address| address.slot)
     }
 
-    /// Ends an owner's hold in the store, and frees the slots of blocks that nobody filled.
+    /// Ends an owner's hold in the store, and frees the slots of unfilled blocks.
     pub(super) fn close_in_store(&mut self, owner: Owner, chain: &[BlockKey]) {
         self.waiting.remove(&owner);
         self.loads.remove(&owner);

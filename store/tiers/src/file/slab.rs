@@ -1,4 +1,4 @@
-//! The slab file as a [`Slab`]: what the shelf asks of it.
+//! The slab file as a [`Slab`], for the blob log.
 
 use super::FileTier;
 use crate::aligned::Aligned;

@@ -148,8 +148,8 @@ impl IoSequencer {
         self.flushed = group.covered;
     }
 
-    /// Nobody knows what of it is on the disk: no block counts, and no slot is free, until a later
-    /// cycle has written the pages without them.
+    /// Ends a failed group. The disk's content is unknown: no block counts, and no slot is free, until a later cycle
+    /// has written the pages without them.
     fn fail(&mut self, group: Group, error: &io::Error) {
         group.pages.iter().for_each(|&page| self.index.missed(page));
         let again = || TierError::Io(io::Error::new(error.kind(), error.to_string()));

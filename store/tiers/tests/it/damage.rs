@@ -1,6 +1,6 @@
-//! Files that were damaged at random: whatever happened to them, a start goes on or says why not, and what is read is
-//! what was written, or nothing. Seeded; `BATON_FUZZ_SECONDS` makes it go on for so long, each case with a seed of its own, and
-//! `BATON_FUZZ_SEED` begins with other seeds.
+//! Randomly damaged files: a start either goes on or reports why not, and a read gives the written bytes or nothing.
+//! Seeded; `BATON_FUZZ_SECONDS` makes it go on for so long, each case with a seed of its own, and `BATON_FUZZ_SEED`
+//! begins with other seeds.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -107,7 +107,7 @@ impl BucketWorker {
         }
     }
 
-    /// Writes an object. Nobody waits for a large one, which may take longer.
+    /// Writes an object. A large one may take longer, because no client waits for it.
     pub(super) async fn put(&self, path: &Path, bytes: Vec<u8>) -> Result<(), String> {
         let times = u32::try_from(bytes.len() / TIME_LIMIT_BYTES).unwrap_or(u32::MAX).saturating_add(1);
         let time_limit = self.time_limit.saturating_mul(times);
@@ -115,7 +115,7 @@ impl BucketWorker {
         put?.map(|_| ()).ok_or_else(|| "no such bucket".into())
     }
 
-    /// Bytes of an object, if they are as many as it is said to have.
+    /// Reads an object of the expected length.
     pub(super) async fn get(&self, path: &Path, bytes: Option<u64>) -> Result<Option<Bytes>, String> {
         let read = async {
             let got = self.bucket.get(path).await?;
@@ -177,7 +177,7 @@ impl BucketWorker {
 
     /// Has a copy removed that is to go.
     fn order(&self, label: Label) {
-        // At the end nobody hears it, and nobody waits.
+        // At the end of the store the receiver is gone, and no caller waits.
         let _ = self.orders.send(label);
     }
 
@@ -243,7 +243,7 @@ impl BucketWorker {
             Forget::Nothing => None,
             Forget::UnderWay(removal) => Some(removal),
             Forget::Remove(label, removal) => {
-                // Nobody waits for a bucket that is left alone.
+                // No caller waits for a bucket that is left alone.
                 if self.is_on() {
                     self.order(label)
                 } else {
@@ -281,7 +281,7 @@ impl BucketWorker {
         if found.is_none()
             && let Some(label) = self.catalog.refuse(label.name, label.tag)
         {
-            // Missing, cut short, damaged or another's: it is of no use to anybody.
+            // Missing, cut short, damaged or another key's: the object is useless.
             add(&self.counts.refused, 1);
             self.order(label);
         }

@@ -31,7 +31,7 @@ struct Deleting {
     removal: Removal,
     /// Whether its writing has ended, so that it cannot arrive after its removal.
     sure: bool,
-    /// Whether somebody is at it.
+    /// Whether a worker has the removal in progress.
     ordered: bool,
 }
 
@@ -49,7 +49,7 @@ struct Entry {
 pub(super) enum Forget {
     /// The bucket has none.
     Nothing,
-    /// Somebody is at it; the word of its end.
+    /// A removal is in progress; its outcome.
     UnderWay(Removal),
     /// Remove this one; the word of its end.
     Remove(Label, Removal),
@@ -173,7 +173,7 @@ impl Catalog {
         wanted == Some(true)
     }
 
-    /// Nobody knows whether it has arrived, or will: it is to go.
+    /// Marks a value whose arrival is unknown: it is to be removed.
     pub(super) fn unsure(&self, name: u64, tag: u64) {
         self.with(name, tag, |entry| {
             if !matches!(entry.state, State::Deleting(_)) {
@@ -182,7 +182,7 @@ impl Catalog {
         });
     }
 
-    /// From now on it is to go, and somebody is at it.
+    /// Marks a copy as being removed.
     fn dismiss(&self, entry: &mut Entry, sure: bool) -> Removal {
         let removal = Removal::default();
         entry.state = State::Deleting(Deleting { removal: removal.clone(), sure, ordered: true });
@@ -237,7 +237,7 @@ impl Catalog {
         }
     }
 
-    /// The bucket did not take its removal: somebody has to try again.
+    /// The bucket did not take the removal, so a later retry must.
     pub(super) fn stuck(&self, name: u64, tag: u64) {
         self.with(name, tag, |entry| {
             if let State::Deleting(deleting) = &mut entry.state {
@@ -247,7 +247,7 @@ impl Catalog {
         });
     }
 
-    /// Tries a removal again, unless somebody does or it is over.
+    /// Retries a removal, unless a retry is in progress or the removal is over.
     pub(super) fn retry(&self, name: u64, tag: u64) -> Option<Label> {
         self.with(name, tag, |entry| match &mut entry.state {
             State::Deleting(deleting) if !deleting.ordered => {
@@ -279,7 +279,7 @@ impl Catalog {
         shard.get(&name).filter(stays).is_some_and(|entry| entry.bytes == bytes)
     }
 
-    /// Names of a tenant's values, in whatever state.
+    /// Names of a tenant's values, in any state.
     #[cfg(any(test, feature = "resp"))]
     pub(super) fn of_tenant(&self, tenant: u32) -> Vec<u64> {
         let mut names = Vec::new();

@@ -33,7 +33,7 @@ impl Health {
         Self { state: Mutex::default(), rest_min, failures: AtomicU64::new(0), tell }
     }
 
-    /// Whether it may be asked on somebody's behalf.
+    /// Whether requests may use the bucket.
     pub(super) fn is_open(&self) -> bool {
         self.state.lock().closed_until.is_none()
     }

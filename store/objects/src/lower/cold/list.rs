@@ -93,7 +93,7 @@ impl BucketWorker {
         Ok((whose == tenant && !key.is_empty()).then_some(key))
     }
 
-    /// The first bytes of an object, if it is as long as it is said to be.
+    /// The first bytes of an object, if it has the expected length.
     async fn head(&self, label: Label, bytes: u64) -> Result<Option<Bytes>, String> {
         let end = bytes.min(frame::HEAD_MAX_BYTES as u64);
         if end == 0 {

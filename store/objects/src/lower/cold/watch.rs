@@ -44,7 +44,7 @@ impl BucketWorker {
                 );
             }
             Some(_) => {}
-            // Somebody has emptied the bucket; what was in it is found to be missing when it is read.
+            // The bucket has been emptied. A later read finds each lost object missing.
             None => {
                 let put = self.put(&self.owner(), mine.into_bytes()).await;
                 self.health.hear("write its owner", put);
