@@ -89,7 +89,7 @@ impl Place {
         Outcome { code, stdout: text(&out), stderr: text(&err) }
     }
 
-    /// Runs `baton` here with nobody reading its standard output.
+    /// Runs `baton` here without a reader of its standard output.
     #[track_caller]
     pub fn baton_into_closed_pipe(&self, args: &[&str]) -> Outcome {
         let err = self.path(".err");

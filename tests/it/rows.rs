@@ -63,7 +63,7 @@ pub fn tree(count: u64) -> Vec<Row> {
         let mut blocks = Vec::new();
         if !rows.is_empty() && draw(4) > 0 {
             let earlier: &Row = &rows[draw(i) as usize];
-            // A last block may be partial, so nobody continues behind it.
+            // A last block may be partial, so no chain continues behind it.
             let shared = draw(earlier.blocks.len() as u64) as usize;
             blocks.extend_from_slice(&earlier.blocks[..shared]);
         }

@@ -125,13 +125,13 @@ fn the_second_turn_of_a_talk_finds_the_first_one_cached() {
     let found = cached(&second);
     // Whole blocks of 16 tokens are found; the end of the first prompt opens the answer.
     assert!(found + 32 >= prompt && found % 16 == 0, "{found} of {prompt} tokens were found: {second}");
-    // Somebody else's talk begins elsewhere.
+    // A conversation with another salt shares no cached block.
     let mut other = turn.clone();
     other["cache_salt"] = json!("somebody else");
     assert_eq!(cached(&service.ask(CHAT, &other).ok().json()), 0);
 }
 
-/// Whatever a client does wrong, it reads an error object that says what.
+/// Every client mistake is answered with an error object that names it.
 #[test]
 fn mistakes_are_answered_in_words() {
     let service = Service::up(&["--engine", "zero", "--nodes", "1p1d"]);

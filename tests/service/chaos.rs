@@ -108,7 +108,7 @@ fn told(error: &Value, reply: Option<&Reply>) -> Ending {
     let code = error["code"].as_str().unwrap_or_default().to_owned();
     assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()), "no words: {error} {reply:?}");
     let come_again = reply.is_none_or(|r| r.header("x-should-retry") == Some("true"));
-    // These clients are impatient: when nodes come back is not foreseen.
+    // These clients are impatient: the service does not predict when nodes come back.
     let wait_ms = reply.and_then(|r| r.header("retry-after-ms")?.parse().ok()).unwrap_or(200).min(2_000);
     Ending::Told { code, come_again, wait: Duration::from_millis(wait_ms) }
 }

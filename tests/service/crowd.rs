@@ -1,7 +1,7 @@
 //! Five hundred requests in flight at once while processes of every kind are killed and stopped: the clients.
 //!
-//! An answer is the right one, token for token, or a beginning of it with an error that has a name. Connections break
-//! only at a front door that is in trouble itself, and nobody waits beyond [`BOUND`].
+//! An answer is the right one, token for token, or a beginning of it with a named error. Connections break only at a
+//! front door that is in trouble itself, and no client waits beyond [`BOUND`].
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -164,7 +164,7 @@ fn tried(at: SocketAddr, body: &Value, streams: bool, answer: &mut Answer) -> Re
 
 fn told(error: &Value, come_again: bool, wait_ms: u64) -> Ending {
     let code = error["code"].as_str().unwrap_or_default().to_owned();
-    // These clients are impatient: when processes come back is not foreseen.
+    // These clients are impatient: the service does not predict when processes come back.
     Ending::Told { code, come_again, wait: Duration::from_millis(wait_ms.clamp(50, 1_000)) }
 }
 
@@ -208,7 +208,7 @@ impl<'a> Crowd<'a> {
         Self { seed, doors, bodies, expected, at_once, tally }
     }
 
-    /// Everybody asks, and asks again, while `trouble` goes on; what came of it.
+    /// All clients ask repeatedly while `trouble` goes on. Returns the outcomes.
     pub(super) fn while_in(self, trouble: impl FnOnce()) -> Tally {
         let (over, start) = (AtomicBool::new(false), Barrier::new(CROWD + 1));
         std::thread::scope(|scope| {
@@ -237,7 +237,7 @@ impl<'a> Crowd<'a> {
             if over.load(Ordering::SeqCst) {
                 return;
             }
-            // Nobody asks again in the same moment.
+            // No client retries in the same moment.
             std::thread::sleep(Duration::from_millis(rng.below(100)));
         }
     }
@@ -330,7 +330,8 @@ pub(super) fn answers(at: SocketAddr, bodies: &[Value]) -> Vec<Answer> {
     })
 }
 
-/// One of the doors serves so many nodes, gives the right answers again, and nothing is held for anybody.
+/// Asserts that one of the doors serves so many nodes and gives the right answers again, and that no request holds
+/// anything.
 #[track_caller]
 pub(super) fn serves_again(doors: &[Door], nodes: usize, bodies: &[Value], expected: &[Answer]) {
     let mut serving = None;

@@ -71,7 +71,7 @@ enum Left {
 /// Calls and reads the whole answer.
 ///
 /// # Errors
-/// In words: nobody listens, the connection broke, or the deadline passed.
+/// In words: there is no listener, the connection broke, or the deadline passed.
 pub fn call(at: SocketAddr, what: &str, headers: Headers<'_>, body: &str) -> Result<Reply, String> {
     Open::new(at, what, headers, body)?.whole()
 }

@@ -66,7 +66,7 @@ fn a_hostile_crowd_takes_no_more_memory_than_the_settings_say() {
     let half = format!("GET /health HTTP/1.1\r\nhost: x\r\nx-long: {}", "y".repeat(60_000));
     let heads: Vec<_> = (0..HALF_HEADS).map(|_| said(at, half.as_bytes())).collect();
 
-    // Much work for few bytes: fields that nobody reads, ids, and the smallest messages.
+    // Much work for few bytes: unused fields, ids, and the smallest messages.
     let fields = format!("{{\"messages\":[{{\"role\":\"user\"{}}}]}}", ",\"a\":1".repeat(600_000));
     let messages =
         format!("{{\"messages\":[{}{{}}]}}", "{\"role\":\"user\",\"content\":\"\"},".repeat(120_000));

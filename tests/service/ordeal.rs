@@ -181,7 +181,7 @@ fn a_stand_in_serves_until_it_is_killed() {
     let Ok(words) = std::env::var("STAND_IN") else { return };
     let (engine, port) = words.split_once(' ').unwrap();
     let port = port.parse().unwrap();
-    // It ends with the one that started it, whatever ends that.
+    // The child dies with its parent, however the parent ends.
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let on = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     on.block_on(async {

@@ -113,7 +113,8 @@ fn classes(with_batch: bool, retries: u32) -> String {
     )
 }
 
-/// Truncated, written in two steps with a pause, emptied: what clients use stays, and what is wrong is said.
+/// Truncated, written in two steps with a pause, emptied: the settings in force stay, and the service reports the
+/// error.
 #[test]
 fn a_half_written_file_is_never_in_force() {
     let service =

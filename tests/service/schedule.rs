@@ -159,7 +159,7 @@ impl<'a> Nodes<'a> {
         done
     }
 
-    /// Mends whatever is due by `now`.
+    /// Ends every trouble that is due by `now`.
     fn mend(&mut self, troubled: &mut BTreeMap<String, (Instant, Mend)>, now: Instant) {
         let due: Vec<String> =
             troubled.iter().filter(|(_, (until, _))| *until <= now).map(|(name, _)| name.clone()).collect();

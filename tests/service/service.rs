@@ -32,7 +32,7 @@ pub fn baton(folder: &Path) -> Command {
         command.env_remove(name);
     }
     command.current_dir(folder).stdin(Stdio::null()).env("NO_COLOR", "1");
-    // Whatever a process forgets is found here.
+    // Temporary files that a process leaves behind are found here.
     std::fs::create_dir_all(folder.join("tmp")).unwrap();
     command.env("TMPDIR", folder.join("tmp"));
     command
@@ -255,7 +255,7 @@ impl Drop for Service {
 
 /// A greedy chat of one message.
 pub fn chat(text: &str, max_tokens: u32) -> Value {
-    // The engines that only keep time draw from the seed, whatever the temperature.
+    // The engines that only keep time draw from the seed, at any temperature.
     json!({"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "temperature": 0, "seed": 7, "ignore_eos": true})
 }
 

@@ -236,7 +236,7 @@ fn one_policy_reaches_every_conductor_and_a_bad_one_none() {
     assert!(code == Some(1) && why.contains("ttft_us"), "{why}");
     // The one that leads takes it from operators; another says who does.
     let post = |at, path: &str, body: &str| http::call(at, &format!("POST {path}"), &[], body).unwrap();
-    // Nobody leads at first.
+    // At first no conductor leads.
     let mut answers = Vec::new();
     until(LONG, "one of them leads", || {
         answers = conductors.iter().map(|(_, at)| post(*at, "/admin/policy", &policy(8_000_000))).collect();

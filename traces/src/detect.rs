@@ -328,8 +328,8 @@ fn rate_text(numbers: &[f64], unit: TimeUnit) -> String {
     rate_per_s(numbers, unit).map_or_else(|| "unknown".into(), |rate| format!("{rate:.3}"))
 }
 
-/// The other unit (ms for s, s for ms) where the usual one gives a rate that nobody would believe
-/// and the other one that anybody would.
+/// The other unit (ms for s, s for ms), where the usual one gives an implausible rate and the other one a plausible
+/// rate.
 pub(crate) fn doubtful_unit(usual: TimeUnit, numbers: &[f64]) -> Option<TimeUnit> {
     let other = match usual {
         TimeUnit::Seconds => TimeUnit::Milliseconds,

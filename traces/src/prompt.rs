@@ -103,7 +103,7 @@ impl Prompt {
             self.open_id = Some(id);
             self.seal_if_full();
         }
-        // Tokens beyond the ids belong to nobody else: name them after what precedes them.
+        // Tokens beyond the ids are shared with no other row: their name follows from the tokens before them.
         self.push(mix(self.chain, 2), left);
     }
 

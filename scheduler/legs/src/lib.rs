@@ -66,7 +66,7 @@ impl LegsConfig {
 /// An event at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// The conductor orders a prefill. Whatever the request had here has been released before.
+    /// The conductor orders a prefill. Any earlier leg of the request here has been released before.
     Prefill {
         /// The request that the leg serves.
         request: RequestId,
@@ -79,8 +79,8 @@ pub enum Input {
         /// Its place: the lowest is opened first, among equals the first to come.
         order: u64,
     },
-    /// The conductor orders room for KV that a prefill elsewhere will send. It is asked for at once, and
-    /// again each time that this is said.
+    /// The conductor orders room for KV that a prefill elsewhere will send. The core asks for the room at once, and
+    /// again on each repetition of this input.
     Expect {
         /// The request that the leg serves.
         request: RequestId,

@@ -177,7 +177,7 @@ struct Trial<F> {
     /// The longest that an input took, and the most memory.
     most: (Duration, usize),
     coverage: Coverage,
-    /// Holds the input that is tried, whatever happens to the process.
+    /// File with the input under test, which survives the process.
     last: (PathBuf, File),
     /// The number that the watch looks at; it changes with every input.
     beat: Arc<AtomicU64>,

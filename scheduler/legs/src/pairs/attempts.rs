@@ -301,7 +301,7 @@ impl Pairs {
         pair.moves += u32::from(pair.attempt > 1 && pair.emitted_tokens > 0);
         pair.foreseen_us = foreseen_us.unwrap_or(pair.foreseen_us);
         (pair.given_tokens, pair.room_tokens) = (pair.emitted_tokens, sent.room_tokens);
-        // It draws the last token of the answer: nobody decodes on, and no KV has to move.
+        // It draws the last token of the answer: no instance decodes on, and no KV has to move.
         let left_tokens = pair.asked_tokens.saturating_sub(pair.given_tokens);
         pair.alone = left_tokens <= 1 && sent.decode != sent.instance && !core.moves_kv(sent.decode);
         pair.stage = Stage::Prefilling(Prefilling { legs, turn, landed: false });

@@ -127,7 +127,7 @@ impl Pairs {
         if let Some(prefill) = legs.prefill {
             self.paces.entry(prefill).or_default().prefilled += 1;
         }
-        // An answered one stays what it is: nothing is decoded, and a refusal now is for nobody to hear.
+        // An answered pair stays answered: no instance decodes it, and no client would see a refusal now.
         if !answered {
             self.prefill_is_over(request, legs, effects);
         }
@@ -208,8 +208,8 @@ impl Pairs {
         self.tell(input, core, effects);
     }
 
-    /// A life of an instance is over: whatever it held moves elsewhere. `died` if that was in the middle of its
-    /// work.
+    /// A life of an instance is over: all requests that it held move elsewhere. `died` if that was in the middle of
+    /// its work.
     pub fn lost(
         &mut self,
         now_us: u64,

@@ -56,8 +56,7 @@ impl PairsConfig {
         self.class(class).0.saturating_add(self.floor_us)
     }
 
-    /// From the order to prefill to its end: never less than twice what it is predicted to take, whatever the
-    /// class may ask for.
+    /// From the order to prefill to its end: at least twice the predicted time, for every class.
     pub(super) fn prefill_stage_us(&self, pair: &Pair) -> u64 {
         let foreseen_us = pair.foreseen_us;
         let allowed_us = foreseen_us.min(self.class(pair.class).0).saturating_mul(self.slack);

@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(waits, [500, 600, 700, 800]);
         // Two of them have come: two are still before the one that is refused now.
         assert_eq!(turns.give(1_650, 500, 100), 700);
-        // After all of their turns nobody is before it.
+        // After all of their turns nothing is before it.
         assert_eq!(turns.give(10_000, 50, 100), 50);
     }
 

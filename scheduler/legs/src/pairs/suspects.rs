@@ -60,8 +60,8 @@ impl Pairs {
         self.try_at_once(request, effects);
     }
 
-    /// A leg's engine broke off, or is dead: then nobody is left there to be asked. The driver says next that the
-    /// instance is lost.
+    /// Handles a leg whose engine broke off or is dead, so that it cannot be asked. The driver reports the loss of
+    /// the instance next.
     pub(super) fn engine_broke(
         &mut self,
         (request, instance): (RequestId, InstanceId),

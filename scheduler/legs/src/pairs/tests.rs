@@ -442,7 +442,7 @@ fn an_answer_that_ends_with_the_first_token_lets_both_legs_go() {
     bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
     let effects = bench.hear(A, P, PREFILLED);
     assert!(!effects.iter().any(|effect| matches!(effect, Effect::Release { .. })), "{effects:?}");
-    // Whatever ends an answered one, its client hears nothing more.
+    // After any end of an answered request, its client gets nothing more.
     bench.arrive(A, 10);
     bench.hear(A, P, Fact::Token { index: 0, last: true });
     bench.act(|pairs, now_us, core, effects| pairs.complete(now_us, A, core, effects));
@@ -513,7 +513,7 @@ fn a_pause_of_the_driver_is_nobodys_fault() {
     assert_eq!(bench.wait(100_000).iter().filter(late).count(), 2, "both are late now");
 }
 
-/// Whatever happens in whatever order: the books agree after each step (`Bench::act`), every request ends once, and
+/// Under any sequence of events the state is consistent after each step (`Bench::act`), every request ends once, and
 /// nothing is left.
 #[test]
 fn under_any_script_each_request_ends_once() {

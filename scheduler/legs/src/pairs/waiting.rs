@@ -11,9 +11,8 @@ use super::{Both, Cause, Core, Decoding, Effect, HandingOff, Pair, Pairs, Phase,
 
 /// How often requests that nothing could take are tried again, µs.
 pub(super) const TRY_EVERY_US: u64 = 50_000;
-/// How long requests wait for a pair of instances to come back after the last one was lost, µs: those under way and
-/// new ones alike. A node that is started anew, or whose line broke, is back within this; a server that loads a model
-/// is not.
+/// How long requests, both those in progress and new ones, wait for a pair of instances after the last one was lost,
+/// µs. A restarted node, or one whose connection broke, is back within this; a server that loads a model is not.
 const PAIR_BACK_WITHIN_US: u64 = 5_000_000;
 /// Placements and hand-offs of one request at most (I9).
 pub(super) const MAX_ATTEMPTS: u32 = 32;
@@ -120,7 +119,7 @@ impl Pairs {
         debug_assert!(self.parked.iter().all(parked), "what waits is sent nowhere: {:?}", self.parked);
     }
 
-    /// When there is something to do at the latest, µs, unless something is said before.
+    /// When there is something to do at the latest, µs, unless an input comes before.
     #[must_use]
     pub fn next_deadline(&self) -> Option<u64> {
         let stage_us = self.deadlines.first().map(|(at_us, _)| *at_us);
@@ -193,7 +192,7 @@ impl Pairs {
         };
         effects.push(Effect::Blame { request, cause: Cause::Late(phase) });
         self.tell(input, core, effects);
-        // Whatever the conductor made of it, no request is left without a time at which something happens.
+        // After any decision of the conductor, each request has a time at which something happens.
         if self.pairs.get(&request).is_some_and(|pair| pair.deadline_us <= now_us) {
             self.give_up(request, false, core, effects);
         }

@@ -423,7 +423,7 @@ impl World {
         }
     }
 
-    /// Nobody new comes and nothing goes wrong: all come to their end.
+    /// No request arrives and nothing fails: all requests come to their end.
     fn come_to_rest(&mut self) {
         for _ in 0..4000 {
             if self.pairs.is_empty() {

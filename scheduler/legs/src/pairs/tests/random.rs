@@ -299,7 +299,7 @@ impl Script {
         }
     }
 
-    /// Nobody new comes, and time passes: all come to an end, and leave nothing.
+    /// No request arrives, and time passes: all requests come to an end, and leave nothing.
     fn finish(&mut self, counts: &mut Counts) {
         for _ in 0..400 {
             self.now_us += 3_000_000;

@@ -57,7 +57,7 @@ fn turns_of_refused_clients_pass_with_time_and_only_where_coming_again_helps() {
     let mut bench = Bench::new();
     bench.core.refuses = Some(RejectReason::Room);
     assert_eq!([bench.refused(1), bench.refused(2), bench.refused(3)], [500_000, 600_000, 700_000]);
-    // Nobody waits for a turn at what is not there, and nobody else waits for it.
+    // No request waits for a turn at an absent instance, and none waits behind it.
     bench.core.refuses = Some(RejectReason::NoInstance);
     assert_eq!(bench.refused(4), 500_000);
     bench.core.refuses = Some(RejectReason::Costly);
@@ -162,7 +162,7 @@ fn a_request_in_two_engines_that_die_is_over_and_others_there_are_spared_once() 
         [B, c].map(|request| bench.pairs.get(request).map(|pair| (pair.deaths, pair.spared))),
         [Some((0, true)), Some((0, true))]
     );
-    // Nobody is on trial: both may have been it now.
+    // No request is on trial: either may have been the cause now.
     bench.wait(50_000);
     bench.lose(P);
     assert_eq!([B, c].map(|request| bench.pairs.get(request).map(|pair| pair.deaths)), [Some(1); 2]);
@@ -190,7 +190,7 @@ fn an_instance_that_leaves_is_held_against_nobody() {
     let blamed = [A, B].map(|request| Effect::Blame { request, cause: Cause::Lost });
     assert_eq!(effects[..2], blamed);
     assert!(bench.inputs().contains(&Input::TokensEmitted { request: A, emitted_tokens: 1 }));
-    // The conductor of these tests gives everybody up.
+    // The conductor of these tests gives every request up.
     assert!(bench.pairs.is_empty());
     bench.decoding(A);
     let effects = bench.act(|pairs, now_us, core, effects| {
@@ -382,7 +382,7 @@ fn an_answer_that_is_over_is_let_go_whatever_comes_next() {
         assert_eq!(bench.hear(A, P, fact), [release(P, 1), release(D, 1), release(E, 1), ended.clone()]);
         assert_eq!(bench.inputs(), [Input::RequestCancelled { request: A }]);
     }
-    // Its time is over: nobody is late, for nobody waits.
+    // Its time is over: no client waits, so nothing is late.
     let mut bench = answered(&[]);
     assert_eq!(bench.wait(FLOOR_US).last(), Some(&ended));
     let mut bench = answered(&[LANDED]);
@@ -449,7 +449,7 @@ fn nobody_who_is_not_there_is_heard_ended_or_waited_for() {
 fn a_stage_whose_turn_must_have_come_is_late_however_much_its_instance_gets_done() {
     let mut bench = Bench::new();
     bench.arrive(A, 10);
-    // Nobody is ahead of it but itself, and four are let pass.
+    // Only the request itself is ahead of it, and four are let pass.
     for other in 2..7 {
         bench.arrive(RequestId(other), 10);
         bench.hear(RequestId(other), P, PREFILLED);

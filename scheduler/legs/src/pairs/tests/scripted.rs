@@ -121,7 +121,7 @@ impl Scripted {
         (0..5).filter(serves).map(InstanceId).collect()
     }
 
-    /// Sends a request somewhere, or keeps it where there is nobody.
+    /// Sends a request to an instance, or keeps it where there is none.
     fn place(&mut self, request: RequestId, rng: &mut Rng, orders: &mut Vec<Order>) {
         let (prefills, decodes) = (self.serving(Role::prefills), self.serving(Role::decodes));
         let Some((instance, decode)) = drawn(&prefills, rng).zip(drawn(&decodes, rng)) else {
@@ -154,7 +154,7 @@ impl Scripted {
         orders.extend(legs.into_iter().map(|instance| Order::Release { request, instance }));
     }
 
-    /// Lets it go, and places it anew, keeps it, or gives it up.
+    /// Releases it, and places it again, keeps it, or gives it up.
     fn start_over(&mut self, request: RequestId, rng: &mut Rng, orders: &mut Vec<Order>) {
         self.release(request, orders);
         let stage = FailStage::ALL[usize::try_from(rng.below(6)).unwrap()];
