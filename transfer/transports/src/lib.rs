@@ -14,8 +14,8 @@
 //! **Bounds.** [`Limits`] bounds connections, flights, slices, sizes, unconfirmed bytes and every wait. A full
 //! endpoint refuses with [`Kind::Retry`].
 //!
-//! **Access.** By default the endpoint serves every peer. With a [`Guard`] it serves only peers that hold the
-//! cluster's key and a certificate.
+//! **Access.** By default the endpoint serves every peer. With a [`Guard`] it serves only peers that show the
+//! required credentials: the cluster's key, a certificate, or both.
 
 mod arena;
 mod data_plane;
