@@ -75,29 +75,29 @@ pub enum Message {
     },
     /// A node reports.
     Facts {
-        /// Which.
+        /// The node's instance.
         instance: InstanceId,
-        /// Which life of it.
+        /// The node's life.
         epoch: Epoch,
         /// The reported facts.
         facts: Vec<v1::Fact>,
     },
     /// A node lives.
     Beat {
-        /// Which.
+        /// The node's instance.
         instance: InstanceId,
-        /// Which life of it.
+        /// The node's life.
         epoch: Epoch,
         /// How it is.
         load: Box<v1::NodeLoad>,
     },
     /// A node's stream ended.
     Gone {
-        /// Which.
+        /// The node's instance.
         instance: InstanceId,
-        /// Which life of it.
+        /// The node's life.
         epoch: Epoch,
-        /// How.
+        /// The reason of the loss.
         loss: Loss,
     },
     /// A canary came through, or did not.
@@ -130,7 +130,7 @@ pub enum Question {
     PolicyFile(Box<Config>, oneshot::Sender<Result<Vec<String>, String>>),
     /// A node, by name, shall take no new work, or take it again.
     Drain {
-        /// Which.
+        /// The node's name.
         node: String,
         /// Whether to drain or to resume.
         drain: bool,
@@ -139,7 +139,7 @@ pub enum Question {
     },
     /// A node, by name, shall play another part.
     Role {
-        /// Which.
+        /// The node's name.
         node: String,
         /// Its new part.
         role: baton_types::Role,

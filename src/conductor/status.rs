@@ -54,7 +54,7 @@ pub struct NodeStatus {
     pub name: String,
     /// Its number.
     pub instance: u32,
-    /// Which life of it.
+    /// The node's life.
     pub epoch: u32,
     /// Its part.
     pub role: String,

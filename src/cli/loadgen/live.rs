@@ -18,7 +18,7 @@ use super::target::{MAX_BODY_BYTES, Target};
 
 /// How requests are sent.
 pub struct Sender {
-    /// Where to.
+    /// The service that gets the requests.
     pub target: Target,
     /// Over what.
     pub client: Client,

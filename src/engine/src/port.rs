@@ -90,21 +90,21 @@ pub struct StartError(pub String);
 pub enum Event {
     /// The KV of all the tokens that it started with is there. Precedes its first token.
     Computed {
-        /// Which.
+        /// The sequence.
         id: SequenceId,
         /// Engine time from its first pass to its last, µs.
         compute_us: u64,
     },
     /// A logprob for each prompt token but the first; only when asked for. Precedes `Computed`.
     PromptLogprobs {
-        /// Which.
+        /// The sequence.
         id: SequenceId,
         /// In order.
         logprobs: Vec<TokenLogprob>,
     },
     /// A token was drawn.
     Token {
-        /// Which.
+        /// The sequence.
         id: SequenceId,
         /// Position in the answer, from 0 over the whole answer, wherever it began.
         index: u32,
@@ -117,7 +117,7 @@ pub enum Event {
     },
     /// The next token has no slot; it waits for [`Engine::extend`].
     Starved {
-        /// Which.
+        /// The sequence.
         id: SequenceId,
     },
 }

@@ -12,7 +12,7 @@ use baton_types::{Rng, Sampling, TokenLogprob};
 /// The inputs of one draw.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Draw<'a> {
-    /// How.
+    /// The sampling settings.
     pub(crate) sampling: &'a Sampling,
     /// Prompt and answer so far.
     pub(crate) tokens: &'a [u32],

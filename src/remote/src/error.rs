@@ -86,7 +86,7 @@ pub struct RemoteError {
     pub kind: Kind,
     /// The side that is charged.
     pub side: Side,
-    /// Where.
+    /// The stage in which it failed.
     pub stage: Stage,
     /// The engine's HTTP status, where it gave one.
     pub status: Option<u16>,

@@ -52,7 +52,7 @@ pub enum Piece {
     Tokens(Vec<Token>),
     /// The answer is complete.
     Finished {
-        /// Why.
+        /// The way in which it ended.
         finish: Finish,
         /// The usage of the request.
         counts: Counts,

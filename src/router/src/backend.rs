@@ -58,7 +58,7 @@ pub enum Event {
     },
     /// The answer is complete.
     Finished {
-        /// Why.
+        /// The way in which it ended.
         finish: Finish,
         /// The usage of the request.
         usage: Usage,

@@ -84,7 +84,7 @@ pub struct ErrorCount {
     pub status: u16,
     /// `error.code`; `invalid` where it had none, `other` beyond the maximum number of kinds.
     pub reason: Arc<str>,
-    /// How many.
+    /// Number of errors of this kind.
     pub count: u64,
 }
 

@@ -76,7 +76,7 @@ pub enum Standing {
     Deposed {
         /// The token that ended.
         token: u64,
-        /// Why.
+        /// The reason.
         why: EndReason,
     },
     /// It leads with this token, as long as [`Leadership::permit`] says so.

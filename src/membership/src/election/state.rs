@@ -57,7 +57,7 @@ pub enum Input {
     GrantFailed,
     /// etcd renewed the lease, asked at `sent_us`.
     Renewed {
-        /// Which.
+        /// The lease.
         lease: u64,
         /// How long it lasts from when etcd handled the request.
         ttl_us: u64,
@@ -66,17 +66,17 @@ pub enum Input {
     },
     /// It did not, or nobody knows.
     RenewFailed {
-        /// Which.
+        /// The lease.
         lease: u64,
     },
     /// etcd no longer knows the lease.
     LeaseGone {
-        /// Which.
+        /// The lease.
         lease: u64,
     },
     /// The key stands under our lease.
     Won {
-        /// Which lease.
+        /// The lease.
         lease: u64,
         /// The revision at which the key came into being.
         token: u64,
@@ -116,22 +116,22 @@ pub enum Input {
 pub enum Effect {
     /// Ask for a lease.
     Grant {
-        /// For how long.
+        /// Its duration, µs.
         ttl_us: u64,
     },
     /// Renew it.
     Renew {
-        /// Which.
+        /// The lease.
         lease: u64,
     },
     /// Create the key under the lease unless there is one.
     Campaign {
-        /// Which lease.
+        /// The lease.
         lease: u64,
     },
     /// Give the lease back, and with it the key.
     Revoke {
-        /// Which.
+        /// The lease.
         lease: u64,
     },
     /// We lead, until the next such effect or until [`Election::acts_until_us`].
@@ -143,7 +143,7 @@ pub enum Effect {
     Deposed {
         /// The token that ended.
         token: u64,
-        /// Why.
+        /// The reason.
         why: EndReason,
     },
 }

@@ -89,23 +89,23 @@ pub struct Listing {
 pub enum Condition {
     /// The key came into being at this revision; 0: it is not there.
     Created {
-        /// Of which key.
+        /// The key.
         key: String,
-        /// At which revision.
+        /// The revision.
         revision: u64,
     },
     /// The key was last written at this revision; 0: it is not there.
     Modified {
-        /// Of which key.
+        /// The key.
         key: String,
-        /// At which revision.
+        /// The revision.
         revision: u64,
     },
     /// The key ends with this lease.
     Leased {
-        /// Of which key.
+        /// The key.
         key: String,
-        /// Which lease.
+        /// The lease.
         lease: u64,
     },
 }

@@ -17,7 +17,7 @@ pub struct Piece {
     pub local: u64,
     /// Where there.
     pub remote: u64,
-    /// How many.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
